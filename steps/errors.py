@@ -1,0 +1,43 @@
+"""The errors a user can meet. A message says what is wrong (the value), the rule, and the way out.
+
+Raised deep, printed once at the edge: `exit_code` is what the process ends with. Codes follow sysexits.h where
+a retry cannot cure the cause (78 EX_CONFIG, 65 EX_DATAERR), so that a retry strategy can tell them apart.
+"""
+
+from difflib import get_close_matches
+
+
+class RekindleError(Exception):
+    """Anything a user can act on; everything else is a bug and keeps its traceback."""
+
+    exit_code = 1
+
+
+class ConfigError(RekindleError):
+    """A setting, a flag or a manifest is wrong: running again cannot help."""
+
+    exit_code = 78
+
+
+class DataError(RekindleError):
+    """The input data breaks its contract: running again cannot help."""
+
+    exit_code = 65
+
+
+class StorageError(RekindleError):
+    """The object store is away, refuses, or holds something else than expected."""
+
+
+class TrackingError(RekindleError):
+    """MLflow is away or refuses."""
+
+
+class Conflict(StorageError):
+    """A conditional write lost: somebody else wrote first."""
+
+
+def did_you_mean(word: str, known: list[str] | set[str]) -> str:
+    """' Did you mean "x"?' for the nearest of `known`, else ''."""
+    near = get_close_matches(word, sorted(known), n=1, cutoff=0.5)
+    return f' Did you mean "{near[0]}"?' if near else ""

@@ -1,0 +1,115 @@
+"""A workload: everything Rekindle must know about one model and its data, in one module.
+
+`steps.fraud` is the reference. Another is any importable module with these names; importing it must be cheap
+(no torch at its top), since the pipelines read its `Data` and `Model` sections to check a config.
+"""
+
+from collections.abc import Sized
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from steps.errors import ConfigError
+
+if TYPE_CHECKING:
+    import torch
+
+
+class Section(BaseModel):
+    """One part of a config file. Unknown keys are errors; every field carries its own documentation."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+
+
+class DataConfig(Section):
+    """What every workload's `data:` section has; a workload adds its own fields."""
+
+    source: str = Field(description="where the raw data is: a file, a folder, an s3:// URI, or simulate://SEED")
+    tolerated_rejects: float = Field(0.001, ge=0, le=1, description="share of bad rows above which the run stops")
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What `prepare` made: counts, the dataset's identity, and facts worth showing on the run."""
+
+    digest: str
+    rows: int
+    rejected: int
+    facts: dict[str, Any] = field(default_factory=dict)
+
+
+class Dataset(Sized, Protocol):
+    """Random access by sample index: `batch` is a pure function of its indices."""
+
+    facts: dict[str, Any]
+
+    def batch(self, indices: "torch.Tensor") -> tuple["torch.Tensor", ...]:
+        """The samples at `indices` (int64 [B]), each tensor with leading dimension B."""
+        ...
+
+
+class Scorer(Protocol):
+    """A loaded model that answers requests; keeps nothing between them."""
+
+    sha256: str
+
+    def warm_up(self) -> None: ...
+
+    def score(self, request: Any) -> list[dict[str, Any]]:
+        """One result a record of the request, in its order. Raises DataError for a request it cannot score."""
+        ...
+
+
+class Workload(Protocol):
+    """The names a workload module must define."""
+
+    Data: type[DataConfig]
+    Model: type[Section]
+
+    def prepare(self, data: Any, out: Path) -> Prepared:
+        """Raw data → a dataset directory at `out`. Raises DataError."""
+        ...
+
+    def dataset(self, path: Path, split: str) -> Dataset:
+        """The samples of `split` ("train") of a dataset directory."""
+        ...
+
+    def model(self, section: Any, facts: dict[str, Any]) -> "torch.nn.Module":
+        """A freshly initialised model (the caller has seeded torch)."""
+        ...
+
+    def loss(self, model: "torch.nn.Module", batch: tuple["torch.Tensor", ...]) -> "torch.Tensor":
+        """Scalar mean loss of one micro-batch."""
+        ...
+
+    def evaluate(self, model: Path, dataset: Path) -> Any:
+        """Score a trained model on the dataset's test rows; see steps/evaluate.py."""
+        ...
+
+    def scorer(self, release: Path) -> Scorer:
+        """The server's half of the model, from a release directory."""
+        ...
+
+
+REQUIRED = ("Data", "Model", "prepare", "dataset", "model", "loss", "evaluate", "scorer")
+
+
+def load(name: str) -> Workload:
+    """The workload module called `name`. Raises ConfigError if it cannot be imported or lacks a name."""
+    try:
+        module = import_module(name)
+    except ImportError as error:
+        raise ConfigError(
+            f'workload "{name}" cannot be imported ({error}): it must be the dotted name of a module on '
+            "PYTHONPATH, such as steps.fraud."
+        ) from error
+    missing = [n for n in REQUIRED if not hasattr(module, n)]
+    if missing:
+        raise ConfigError(
+            f'workload "{name}" lacks {", ".join(missing)}: a workload module must define {", ".join(REQUIRED)} '
+            "(see steps/workload.py)."
+        )
+    return cast(Workload, module)
