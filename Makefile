@@ -1,0 +1,31 @@
+# make run: from nothing to a served model. make test: the tests. Both install what is missing, once.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+export PIP_DISABLE_PIP_VERSION_CHECK = 1
+
+.PHONY: install run test check chaos clean
+
+install: $(VENV)/.installed
+
+$(VENV)/.installed: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Rekindle needs Python 3.11 or newer: make PYTHON=python3.11 ...")'
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "installing into $(VENV) (PyTorch is large: a few minutes the first time)"
+	@$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+run: install
+	@$(BIN)/rekindle run configs/demo.yaml
+
+test: install
+	@$(BIN)/python -m pytest -n 2
+
+check: install
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/pyright
+
+clean:
+	@test ! -x $(BIN)/rekindle || $(BIN)/rekindle down
+	@rm -rf $(VENV)

@@ -1,0 +1,164 @@
+"""A config file, checked: default < file < environment < --set, and for every value where it came from.
+
+    name: fraud
+    train: {workers: 3}            # REKINDLE_TRAIN__WORKERS=4 beats the file, --set train.workers=5 beats both
+
+Each section's model lives beside what it configures; `data` and `model` belong to the workload.
+"""
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, Field, ValidationError, create_model
+
+from pipelines.blocks.cluster import ClusterConfig
+from pipelines.retraining import ScheduleConfig
+from steps.errors import ConfigError, did_you_mean
+from steps.gate import GateConfig
+from steps.serve import ServeConfig
+from steps.training.config import TrainConfig
+from steps.workload import DataConfig, Section, load
+
+ENVIRONMENT = "REKINDLE_"  # REKINDLE_TRAIN__WORKERS=3 sets train.workers
+DEFAULT_WORKLOAD = "steps.fraud"
+
+
+class Config(Section):
+    """Everything a user decides about one pipeline."""
+
+    name: str = Field(
+        pattern=r"^[a-z]([-a-z0-9]{0,28}[a-z0-9])?$",
+        description="of the pipeline, its models and its deployment: a DNS label of at most 30 characters",
+    )
+    workload: str = Field(DEFAULT_WORKLOAD, description="module that defines the data, the model and its metrics")
+    data: DataConfig
+    model: Section
+    train: TrainConfig = Field(default_factory=TrainConfig)
+    gate: GateConfig = Field(default_factory=GateConfig)
+    serve: ServeConfig = Field(default_factory=ServeConfig)
+    schedule: ScheduleConfig = Field(default_factory=ScheduleConfig)
+    cluster: ClusterConfig = Field(default_factory=ClusterConfig)
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A config and, by dotted path, where each value that is not a default came from."""
+
+    config: Config
+    origins: dict[str, str] = field(default_factory=dict)
+
+    def rows(self) -> Iterator[tuple[str, Any, str]]:
+        """(dotted path, value, origin) of every value, in the order of the sections."""
+        for path, value in _leaves(self.config.model_dump(mode="json")):
+            yield path, value, self._origin(path)
+
+    def _origin(self, path: str) -> str:
+        while path:
+            if path in self.origins:
+                return self.origins[path]
+            path = path.rpartition(".")[0]
+        return "default"
+
+
+def load_config(file: Path, sets: Iterable[str] = (), environment: Mapping[str, str] | None = None) -> Loaded:
+    """The config of `file` with its overrides. Raises ConfigError that names each wrong key or value."""
+    values: dict[str, Any] = {}
+    origins: dict[str, str] = {}
+    for path, value, origin in _settings(file, sets, os.environ if environment is None else environment):
+        _assign(values, path, value, origin)
+        origins = {p: o for p, o in origins.items() if not p.startswith(path + ".")} | {path: origin}
+    workload = load(str(values.get("workload", DEFAULT_WORKLOAD)))
+    model = create_model("Config", __base__=Config, data=(workload.Data, ...), model=(workload.Model, workload.Model()))
+    try:
+        return Loaded(model.model_validate(values), origins)
+    except ValidationError as error:
+        loaded = Loaded(model.model_construct(), origins)
+        lines = dict.fromkeys(_sentence(model, e, loaded._origin, str(file)) for e in error.errors())
+        raise ConfigError("\n".join(lines)) from error
+
+
+def _settings(file: Path, sets: Iterable[str], environment: Mapping[str, str]) -> Iterator[tuple[str, Any, str]]:
+    for path, value in _leaves(_read(file)):
+        yield path, value, str(file)
+    for name, text in sorted(environment.items()):
+        path = name.removeprefix(ENVIRONMENT).lower().replace("__", ".")
+        # other REKINDLE_ variables exist; settings are those that name a section, or a top-level key
+        if name.startswith(ENVIRONMENT) and path.split(".")[0] in Config.model_fields:
+            yield path, _parsed(text), name
+    for item in sets:
+        path, equals, text = item.partition("=")
+        if not equals or not path.strip():
+            raise ConfigError(f'--set {item}: it must be KEY=VALUE, such as --set train.workers=3.')
+        yield path.strip(), _parsed(text), f"--set {item}"
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        values = yaml.safe_load(file.read_text())
+    except FileNotFoundError as error:
+        known = {str(p) for p in [*file.parent.glob("*.yaml"), *Path("configs").glob("*.yaml")]}
+        raise ConfigError(f"{file} does not exist: give a config file.{did_you_mean(str(file), known)}") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{file} cannot be read ({error}): give a YAML file.") from error
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{file} is not YAML: {error}") from error
+    if not isinstance(values, dict):
+        raise ConfigError(f"{file} holds {type(values).__name__}: a config must be a mapping, see configs/demo.yaml.")
+    if "apiVersion" in values:
+        raise ConfigError(f"{file} is a manifest, not a config: use --manifest {file}.")
+    return values
+
+
+def _parsed(text: str) -> Any:
+    """Text stays text (its field's type reads it); only lists, mappings and null are YAML."""
+    if text.strip()[:1] in ("[", "{") or text.strip() in ("null", "~"):
+        try:
+            return yaml.safe_load(text)
+        except yaml.YAMLError as error:
+            raise ConfigError(f"{text!r} is not YAML: {error}") from error
+    return text
+
+
+def _leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in values.items():
+        if isinstance(value, Mapping) and value:
+            yield from _leaves(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def _assign(values: dict[str, Any], path: str, value: Any, origin: str) -> None:
+    *parents, last = path.split(".")
+    for depth, part in enumerate(parents):
+        inner = values.setdefault(part, {})
+        if inner is None:  # `train:` with nothing below it
+            inner = values[part] = {}
+        if not isinstance(inner, dict):
+            raise ConfigError(f"{origin}: {'.'.join(parents[: depth + 1])} is {inner!r}: it has no keys below it.")
+        values = inner
+    values[last] = value
+
+
+def _sentence(model: type[BaseModel], error: Any, origin: Any, file: str) -> str:
+    path = ".".join(str(part) for part in error["loc"])
+    source = origin(path)
+    where = file if source == "default" else source
+    if error["type"] == "extra_forbidden":
+        parent, _, key = path.rpartition(".")
+        near = did_you_mean(key, _keys(model, parent))
+        return f"{where}: {path} is not a known key.{near or f' Known: {", ".join(sorted(_keys(model, parent)))}.'}"
+    if error["type"] == "missing":
+        return f"{where}: {path} is missing: it is required."
+    if error["type"] in ("model_type", "dict_type") and error["input"] is None:
+        return f"{where}: {path} is empty: give it keys, or leave it out."
+    return f"{where}: {path or 'the config'} is {error['input']!r}: {error['msg'].removeprefix('Value error, ')}."
+
+
+def _keys(model: type[BaseModel], path: str) -> set[str]:
+    for part in filter(None, path.split(".")):
+        model = model.model_fields[part].annotation  # type: ignore[assignment]
+    return set(model.model_fields)

@@ -1,0 +1,180 @@
+"""The object store: one bucket of an S3 endpoint, with conditional writes.
+
+Settings come from the environment, as a pod gets them from its ConfigMap and Secret: `S3_BUCKET`, `S3_ENDPOINT_URL`
+(unset: AWS), and whatever boto3's own credential chain finds (`AWS_ACCESS_KEY_ID`, an IAM role, ...).
+"""
+
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import boto3
+from botocore.config import Config
+from botocore.exceptions import BotoCoreError, ClientError
+
+from steps.errors import Conflict, StorageError
+
+THREADS = 8  # parallel transfers; more gains nothing against one endpoint
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One object in a listing."""
+
+    key: str
+    size: int
+    etag: str
+    modified: float  # seconds since the epoch
+
+
+class NotFound(StorageError):
+    """There is no such object."""
+
+
+class Store:
+    """Objects of one bucket by key. Thread-safe. Every failure is a StorageError that names the object."""
+
+    def __init__(self, bucket: str, endpoint: str | None = None, **credentials: str | None) -> None:
+        self.bucket = bucket
+        self.endpoint = endpoint
+        config = Config(
+            retries={"max_attempts": 8, "mode": "adaptive"},
+            connect_timeout=5,
+            read_timeout=60,
+            max_pool_connections=2 * THREADS,
+            # the default trailing checksums cost more CPU than the transfer, and older S3 servers refuse them
+            request_checksum_calculation="when_required",
+            response_checksum_validation="when_required",
+            s3={"addressing_style": "path"} if endpoint else {},
+        )
+        region = credentials.pop("region_name", None) or os.environ.get("AWS_REGION") or "us-east-1"
+        self.client: Any = boto3.session.Session().client(
+            "s3", endpoint_url=endpoint, region_name=region, config=config, **credentials
+        )
+
+    @classmethod
+    def from_env(cls) -> "Store":
+        """The store that S3_BUCKET and S3_ENDPOINT_URL name. Raises StorageError if S3_BUCKET is not set."""
+        bucket = os.environ.get("S3_BUCKET")
+        if not bucket:
+            raise StorageError(
+                "S3_BUCKET is not set: steps keep their artifacts in that bucket. Set it (and S3_ENDPOINT_URL for "
+                'anything but AWS), in a cluster through the ConfigMap "rekindle".'
+            )
+        return cls(bucket, os.environ.get("S3_ENDPOINT_URL") or None)
+
+    def get(self, key: str) -> bytes:
+        """The bytes of an object. Raises NotFound."""
+        return self.get_with_etag(key)[0]
+
+    def get_with_etag(self, key: str) -> tuple[bytes, str]:
+        """The bytes of an object and the etag for a later `put(if_match=...)`. Raises NotFound."""
+
+        def call() -> tuple[bytes, str]:
+            answer = self.client.get_object(Bucket=self.bucket, Key=key)
+            return answer["Body"].read(), answer["ETag"]
+
+        return self._named(key, call)
+
+    def put(
+        self, key: str, data: bytes | bytearray | memoryview, *, if_absent: bool = False, if_match: str | None = None
+    ) -> str:
+        """Write an object and give its etag. Raises Conflict if a condition does not hold."""
+        condition = {"IfNoneMatch": "*"} if if_absent else {"IfMatch": if_match} if if_match else {}
+        body = data if isinstance(data, bytes) else bytes(data)
+        return self._named(
+            key, lambda: self.client.put_object(Bucket=self.bucket, Key=key, Body=body, **condition)["ETag"]
+        )
+
+    def head(self, key: str) -> Entry | None:
+        """The object's entry, or None if there is none."""
+        try:
+            found = self._named(key, lambda: self.client.head_object(Bucket=self.bucket, Key=key))
+        except NotFound:
+            return None
+        return Entry(key, found["ContentLength"], found["ETag"], found["LastModified"].timestamp())
+
+    def list(self, prefix: str) -> Iterator[Entry]:
+        """Every object whose key starts with `prefix`, in key order."""
+        pages = self.client.get_paginator("list_objects_v2").paginate(Bucket=self.bucket, Prefix=prefix)
+        iterator = iter(pages)
+        while True:
+            page = self._named(prefix, lambda: next(iterator, None))
+            if page is None:
+                return
+            for item in page.get("Contents", []):
+                yield Entry(item["Key"], item["Size"], item["ETag"], item["LastModified"].timestamp())
+
+    def delete(self, keys: list[str]) -> None:
+        """Remove objects; absent ones are no error."""
+        for at in range(0, len(keys), 1000):
+            batch = [{"Key": key} for key in keys[at : at + 1000]]
+            self._named(
+                keys[at],
+                lambda batch=batch: self.client.delete_objects(
+                    Bucket=self.bucket, Delete={"Objects": batch, "Quiet": True}
+                ),
+            )
+
+    def copy(self, source: str, target: str) -> None:
+        """Copy one object within the bucket."""
+        origin = {"Bucket": self.bucket, "Key": source}
+        self._named(source, lambda: self.client.copy_object(Bucket=self.bucket, Key=target, CopySource=origin))
+
+    def upload(self, path: Path, key: str) -> None:
+        """A file to `key`, or every file of a directory below the prefix `key`."""
+        if path.is_file():
+            self._named(key, lambda: self.client.upload_file(str(path), self.bucket, key))
+            return
+        files = [file for file in sorted(path.rglob("*")) if file.is_file()]
+        with ThreadPoolExecutor(THREADS) as pool:
+            list(pool.map(lambda file: self.upload(file, f"{key.rstrip('/')}/{file.relative_to(path)}"), files))
+
+    def download(self, key: str, path: Path) -> None:
+        """The object `key` to a file, or everything below the prefix `key` to a directory. Raises NotFound."""
+        if not key.endswith("/") and self.head(key):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._named(key, lambda: self.client.download_file(self.bucket, key, str(path)))
+            return
+        prefix = key.rstrip("/") + "/"
+        entries = list(self.list(prefix))
+        if not entries:
+            raise NotFound(f"{self.uri(key)} does not exist: neither an object nor a prefix of that name is there.")
+        root = path.resolve()
+        for entry in entries:
+            if not (root / entry.key[len(prefix) :]).resolve().is_relative_to(root):
+                raise StorageError(f"{self.uri(entry.key)} would be written outside {path}: its key is not a safe path.")
+
+        def fetch(entry: Entry) -> None:
+            file = path / entry.key[len(prefix) :]
+            file.parent.mkdir(parents=True, exist_ok=True)
+            if not entry.key.endswith("/"):
+                self._named(entry.key, lambda: self.client.download_file(self.bucket, entry.key, str(file)))
+
+        with ThreadPoolExecutor(THREADS) as pool:
+            list(pool.map(fetch, entries))
+
+    def uri(self, key: str) -> str:
+        """How a person writes the object: s3://bucket/key."""
+        return f"s3://{self.bucket}/{key}"
+
+    def _named(self, key: str, call: Callable[[], T]) -> T:
+        try:
+            return call()
+        except ClientError as error:
+            code = error.response.get("Error", {}).get("Code", "")
+            if code in ("404", "NoSuchKey", "NotFound"):
+                raise NotFound(f"{self.uri(key)} does not exist.") from error
+            if code in ("412", "PreconditionFailed", "409", "ConditionalRequestConflict"):
+                raise Conflict(f"{self.uri(key)} was written by somebody else in the meantime.") from error
+            raise StorageError(f"{self.uri(key)}: the object store answered {code} ({error}).") from error
+        except BotoCoreError as error:
+            where = self.endpoint or "AWS"
+            raise StorageError(
+                f"{self.uri(key)}: the object store at {where} cannot be used ({error}). Check S3_ENDPOINT_URL and the "
+                "AWS_* credentials."
+            ) from error
