@@ -1,0 +1,191 @@
+"""Shows a run while it runs: a live tree on a terminal, timestamped lines anywhere else.
+
+    with display.show(name, run_directory, manifest, sys.stdout) as shown:
+        execute(manifest, ..., on_change=shown)
+
+Both read only the workflow's status (plain data) and the last progress line of the training pods' logs. rich is
+imported by the tree alone: a piped run does not pay for it.
+"""
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol, TextIO
+
+from pipelines.summary import FINISHED, PROGRESS, Status, Step, duration, planned, steps
+
+MARKS = {
+    "Succeeded": ("✔", "green"),
+    "Failed": ("✘", "red"),
+    "Error": ("✘", "red"),
+    "Running": ("▶", "cyan"),
+    "Pending": ("·", "dim"),
+    "Waiting": ("·", "dim"),
+    "Skipped": ("–", "dim"),
+    "Omitted": ("–", "dim"),
+}
+
+
+class Shown(Protocol):
+    """Takes every new status; `tick` runs a few times a second in between; `say` prints a line of its own."""
+
+    def __call__(self, status: Status) -> None: ...
+
+    def tick(self) -> None: ...
+
+    def say(self, line: str) -> None: ...
+
+
+@contextmanager
+def show(name: str, run: Path, manifest: Mapping[str, Any], out: TextIO) -> Iterator[Shown]:
+    """The display that fits `out`. `run` is the run's directory; its `logs/` are read for training progress."""
+    shown: Shown = Tree(name, run, manifest, out) if is_terminal(out) else Lines(name, run, manifest, out)
+    stop = threading.Event()
+
+    def ticking() -> None:
+        while not stop.wait(0.25):
+            shown.tick()
+
+    ticker = threading.Thread(target=ticking, name="display", daemon=True)
+    ticker.start()
+    try:
+        if isinstance(shown, Tree):
+            with shown.live:
+                yield shown
+        else:
+            yield shown
+    finally:
+        stop.set()
+        ticker.join()
+
+
+def is_terminal(out: TextIO) -> bool:
+    """Whether `out` can show a live tree."""
+    return out.isatty() and os.environ.get("TERM") != "dumb"
+
+
+class Lines:
+    """One line for each change of a step, and one every five seconds of training."""
+
+    def __init__(self, name: str, run: Path, manifest: Mapping[str, Any], out: TextIO) -> None:
+        self.name, self.progress, self.out = name, Progress(name, run), out
+        self.seen: dict[str, str] = {}
+        self.status: Status = {}
+        self.said = ("", 0.0)
+        self.lock = threading.Lock()  # the ticker and the runner both print
+
+    def __call__(self, status: Status) -> None:
+        self.status = status
+        for row in steps(self.name, status):
+            if row.phase != self.seen.get(row.name) and row.phase != "Pending":
+                self.seen[row.name] = row.phase
+                took = f" in {duration(row.seconds)}" if row.phase in FINISHED and row.seconds else ""
+                cause = f": {' '.join(row.message.split())[:200]}" if row.message and row.phase != "Running" else ""
+                self.say(f"{row.name} {row.phase.lower()}{took}{cause}")
+
+    def tick(self) -> None:
+        text, at = self.said
+        if time.monotonic() - at < 5:
+            return
+        for row in running(steps(self.name, self.status)):
+            now = self.progress.of(row)
+            if now and now != text:
+                self.said = (now, time.monotonic())
+                self.say(f"{row.name} {now}")
+
+    def say(self, line: str) -> None:
+        with self.lock:
+            self.out.write(f"{time.strftime('%H:%M:%S')} {line}\n")
+            self.out.flush()
+
+
+class Tree:
+    """The steps as a tree that redraws itself in place."""
+
+    def __init__(self, name: str, run: Path, manifest: Mapping[str, Any], out: TextIO) -> None:
+        from rich.console import Console
+        from rich.live import Live
+
+        self.name, self.progress, self.plan = name, Progress(name, run), planned(manifest)
+        self.status: Status = {}
+        self.began = time.time()
+        self.console = Console(file=out, highlight=False)
+        self.live = Live(get_renderable=self.drawn, console=self.console, refresh_per_second=4)
+
+    def __call__(self, status: Status) -> None:
+        self.status = status
+
+    def tick(self) -> None:
+        """Live redraws by itself."""
+
+    def say(self, line: str) -> None:
+        self.console.print(line, markup=False)
+
+    def drawn(self) -> Any:
+        """The tree now. Columns: mark and step, duration, training progress or message."""
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table.grid(padding=(0, 2))
+        took = duration(time.time() - self.began)
+        table.add_row(Text(self.name, "bold"), Text(took, "dim"), Text(self.status.get("phase") or "Pending", "dim"))
+        for row in steps(self.name, self.status, self.plan):
+            mark, style = MARKS[row.phase]
+            note = (self.progress.of(row) if row.phase == "Running" else "") or " ".join(row.message.split())[:100]
+            step = Text(f"{'  ' * (row.depth + 1)}{mark} {row.label}", style)
+            table.add_row(step, Text(duration(row.seconds), "dim"), Text(note, "dim" if row.phase == "Omitted" else ""))
+        return table
+
+
+class Progress:
+    """The newest progress line among the logs of a step's pods (`WORKFLOW-STEP*.log`)."""
+
+    def __init__(self, name: str, run: Path) -> None:
+        self.name, self.logs = name, run / "logs"
+
+    def of(self, row: Step) -> str:
+        """`step 120/600  loss 0.0213  10 234 samples/s  12 s left`, or nothing."""
+        found = PROGRESS.findall(self._newest(row.label))
+        if not found:
+            return ""
+        step, total, loss, rate, eta = found[-1]
+        left = duration(float(eta)).replace(".0 s", " s")
+        return f"step {step}/{total}  loss {loss}  {float(rate):,.0f} samples/s  {left} left".replace(",", " ")
+
+    def _newest(self, step: str) -> str:
+        logs = sorted(self.logs.glob(f"{self.name}-{step}-worker*.log"), key=lambda path: path.stat().st_mtime)
+        for path in reversed(logs):
+            with path.open("rb") as file:
+                file.seek(max(0, path.stat().st_size - 4096))
+                text = file.read().decode(errors="replace")
+            if "progress step=" in text:
+                return text
+        return ""
+
+
+def running(rows: list[Step]) -> list[Step]:
+    return [row for row in rows if row.phase == "Running"]
+
+
+def follow(logs: Path, stem: str, finished: Any, out: TextIO = sys.stdout) -> None:
+    """Copy the logs `*STEM*.log` to `out`, each line with its pod's name, until `finished()` and all is said."""
+    places: dict[Path, int] = {}
+    while True:
+        over = finished()
+        for path in sorted(logs.glob(f"*{stem}*.log")):
+            with path.open("rb") as file:
+                file.seek(places.get(path, 0))
+                # a line that is still being written waits for its end, unless nobody writes any more
+                for line in file:
+                    if not line.endswith(b"\n") and not over:
+                        break
+                    places[path] = places.get(path, 0) + len(line)
+                    out.write(f"{path.stem} | {line.decode(errors='replace').rstrip()}\n")
+        out.flush()
+        if over:
+            return
+        time.sleep(0.2)

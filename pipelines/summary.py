@@ -1,0 +1,187 @@
+"""What a run was, in words and in one JSON object. Everything here is read from Argo's WorkflowStatus as plain data.
+
+Node names are Argo's: a DAG task is `PARENT.TASK`, a member of a steps template `PARENT[GROUP].STEP`, an attempt of a
+retried node `NAME(N)`; so the tree is in the names.
+"""
+
+import re
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+Status = Mapping[str, Any]
+
+FAILED = ("Failed", "Error")
+FINISHED = ("Succeeded", "Failed", "Error", "Skipped", "Omitted")
+GROUPS = ("DAG", "Steps", "StepGroup", "TaskGroup")
+PROGRESS = re.compile(r"progress step=(\d+)/(\d+) loss=(\S+) samples_per_s=(\S+) eta_s=(\S+)")
+
+
+@dataclass(frozen=True)
+class Step:
+    """One node of a run, as people call it: `ship.release` instead of `demo-4k2xp.ship.release`."""
+
+    name: str
+    label: str
+    depth: int
+    kind: str
+    phase: str
+    started: str | None = None
+    finished: str | None = None
+    message: str = ""
+    node: Mapping[str, Any] | None = None
+
+    @property
+    def seconds(self) -> float | None:
+        """How long it took, or has been running."""
+        if not self.started:
+            return None
+        return round((timestamp(self.finished) if self.finished else time.time()) - timestamp(self.started), 3)
+
+
+def timestamp(text: str) -> float:
+    """RFC 3339 → unix seconds."""
+    return datetime.fromisoformat(text).timestamp()
+
+
+def duration(seconds: float | None) -> str:
+    """`2.3 s`, `1 min 05 s`, `2 h 10 min`."""
+    if seconds is None:
+        return ""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def planned(manifest: Mapping[str, Any]) -> list[str]:
+    """The tasks of the entrypoint, in the manifest's order, so that a tree can show what is still to come."""
+    spec = manifest.get("spec", {})
+    for template in spec.get("templates", []):
+        if template.get("name") == spec.get("entrypoint"):
+            groups = [template.get("dag", {}).get("tasks", []), *template.get("steps", [])]
+            return [task["name"] for group in groups for task in group]
+    return []
+
+
+def steps(name: str, status: Status, plan: Iterable[str] = ()) -> list[Step]:
+    """The nodes of run `name`, each below its parent, then the tasks of `plan` that have not begun."""
+    nodes = {n["name"]: n for n in (status.get("nodes") or {}).values()}
+    children: dict[str, list[str]] = {}
+    for each in nodes:
+        if each != name:
+            children.setdefault(_parent(each, nodes) or name, []).append(each)
+    rows: list[Step] = []
+
+    def add(parent: str, depth: int) -> None:
+        for child in children.get(parent, []):
+            node = nodes[child]
+            hidden = node.get("type") == "StepGroup" or (_attempt(child, nodes) and len(children[parent]) == 1)
+            if not hidden:
+                rows.append(_step(name, parent, node, depth))
+            add(child, depth + (not hidden))
+
+    add(name, 0)
+    if not rows and name in nodes:
+        rows.append(_step(name, "", nodes[name], 0))
+    begun = {row.name for row in rows if row.depth == 0}
+    waiting = [Step(task, task, 0, "", "Waiting") for task in plan if task not in begun]
+    exits = [row for row in rows if row.name.startswith("onExit")]
+    return [row for row in rows if row not in exits] + waiting + exits
+
+
+def leaves(rows: Iterable[Step]) -> list[Step]:
+    """The steps that did the work: neither groups nor single attempts."""
+    return [row for row in rows if row.kind not in GROUPS and not row.label.startswith("(") and row.phase != "Waiting"]
+
+
+def culprit(rows: list[Step]) -> Step | None:
+    """The step that failed first; an attempt that a retry made good is none."""
+    whole = [row for row in rows if not row.label.startswith("(") and row.phase in FAILED]
+    failed = leaves(whole) or whole
+    return min(failed, key=lambda row: (row.name.startswith("onExit"), row.finished or "~"), default=None)
+
+
+def as_json(name: str, status: Status, **facts: Any) -> dict[str, Any]:
+    """The object that `-o json` prints. `facts` adds or overrides keys (manifest_sha256, endpoint, status, ...)."""
+    outputs = parameters(status)
+    result: dict[str, Any] = {"workflow": name, "phase": status.get("phase")}
+    if status.get("message"):
+        result["message"] = status["message"]
+    result |= {"manifest_sha256": None, "model_sha256": outputs.get("model_sha256"), "verdict": outputs.get("verdict")}
+    result["metrics"] = {key: float(outputs[key]) if outputs.get(key) else None for key in ("ap", "auc", "cp100")}
+    result |= {"endpoint": None, "run_id": outputs.get("run_id")}
+    result["steps"] = [
+        {
+            "name": row.name,
+            "phase": row.phase,
+            "started": row.started,
+            "finished": row.finished,
+            "seconds": row.seconds,
+            "message": row.message,
+        }
+        for row in leaves(steps(name, status))
+    ]
+    return result | facts
+
+
+def parameters(status: Status) -> dict[str, str]:
+    """The workflow's own outputs (globalName), by name."""
+    return {p["name"]: p.get("value", "") for p in (status.get("outputs") or {}).get("parameters") or []}
+
+
+def log_tail(path: Path | None, lines: int) -> list[str]:
+    """What a process said last; an error that it prints itself (`error: ...`) comes alone."""
+    if path is None or not path.exists():
+        return []
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - 8192))
+        text = [line.rstrip() for line in file.read().decode(errors="replace").splitlines() if line.strip()]
+    last = max((i for i, line in enumerate(text) if line.startswith("error: ")), default=None)
+    return text[-lines:] if last is None else text[last : last + lines]
+
+
+def failure(name: str, status: Status, log: Path | None, resume: str) -> str:
+    """At most 15 lines: the step, the cause, where its log is, and the command that goes on from there."""
+    row = culprit(steps(name, status))
+    lines = [f"{name}: {status.get('phase') or 'stopped'}" + (f" in step {row.name}" if row else "")]
+    lines += [f"  {line}" for line in log_tail(log, 7)]
+    message = (row and row.message) or status.get("message") or ""
+    lines += [
+        f"step    {row.name if row else 'none: ' + str(status.get('message') or '')}",
+        f"cause   {' '.join(str(message).split())[:300]}",
+        f"log     {log}" if log else "",
+        f"resume  {resume}",
+    ]
+    return "\n".join(line for line in lines if line)
+
+
+def _parent(name: str, nodes: Mapping[str, Any]) -> str | None:
+    """The longest other node name that `name` continues with `.`, `[` or `(`."""
+    cuts = [i for i, c in enumerate(name) if c in ".[("]
+    return next((name[:i] for i in reversed(cuts) if name[:i] in nodes), None)
+
+
+def _attempt(name: str, nodes: Mapping[str, Any]) -> bool:
+    parent = _parent(name, nodes)
+    return parent is not None and nodes[parent].get("type") == "Retry" and name[len(parent)] == "("
+
+
+def _step(workflow: str, parent: str, node: Mapping[str, Any], depth: int) -> Step:
+    name = node["name"]
+    path = re.sub(r"^\[\d+\]|(?<=[^.])\[\d+\](?=\.)", "", name.removeprefix(workflow)).lstrip(".") or workflow
+    label = re.sub(r"^\[\d+\]", "", name.removeprefix(parent)).lstrip(".") or path
+    return Step(
+        name=path,
+        label=label,
+        depth=depth,
+        kind=node.get("type", ""),
+        phase=node.get("phase") or "Pending",
+        started=node.get("startedAt"),
+        finished=node.get("finishedAt"),
+        message=node.get("message") or "",
+        node=node,
+    )
