@@ -1,0 +1,51 @@
+"""Which samples a virtual worker sees: a pure function of (seed, step, leaf), so one integer says where a run is.
+
+Positions 0, 1, 2, … run through one permutation of the samples after another without a gap: each epoch visits each
+sample exactly once, and a micro-batch may straddle two epochs. Leaf l of step s reads the `batch_size` positions from
+(s·V + l)·batch_size on.
+"""
+
+from functools import lru_cache
+
+import torch
+
+MASK = (1 << 64) - 1
+
+
+def mix(*numbers: int) -> int:
+    """A 63-bit seed from integers: far apart for neighbouring inputs (the finaliser of splitmix64 on each)."""
+    state = 0
+    for number in numbers:
+        state = (state + number + 0x9E3779B97F4A7C15) & MASK
+        state = ((state ^ state >> 30) * 0xBF58476D1CE4E5B9) & MASK
+        state = ((state ^ state >> 27) * 0x94D049BB133111EB) & MASK
+        state ^= state >> 31
+    return state >> 1
+
+
+class Sampler:
+    """Random access into an endless shuffled stream over `samples` samples."""
+
+    def __init__(self, samples: int, batch_size: int, virtual_workers: int, seed: int) -> None:
+        self.samples, self.batch_size, self.virtual_workers, self.seed = samples, batch_size, virtual_workers, seed
+        self._order = lru_cache(maxsize=2)(self._permutation)  # a step touches two epochs at most while N >= batch
+
+    def _permutation(self, epoch: int) -> torch.Tensor:
+        generator = torch.Generator().manual_seed(mix(self.seed, epoch, 1))
+        return torch.randperm(self.samples, generator=generator, dtype=torch.int64)
+
+    def indices(self, step: int, leaf: int) -> torch.Tensor:
+        """The samples of one micro-batch, int64 [batch_size]."""
+        start = (step * self.virtual_workers + leaf) * self.batch_size
+        epoch, offset = divmod(start, self.samples)
+        parts = [self._order(epoch)[offset : offset + self.batch_size]]
+        missing = self.batch_size - len(parts[0])
+        while missing:
+            epoch += 1
+            parts.append(self._order(epoch)[:missing])
+            missing -= len(parts[-1])
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def randomness(self, step: int, leaf: int) -> int:
+        """The seed of everything random in one micro-batch (dropout, augmentation)."""
+        return mix(self.seed, step, leaf + 2)

@@ -1,0 +1,64 @@
+"""The order in which gradients are added: one fixed balanced binary tree over the virtual workers 0…V-1.
+
+Floating-point sums depend on their order, so the order is part of the result's definition and never of the number of
+processes: a node over [lo, hi) is the sum of its two children, which meet at lo + the largest power of two below hi-lo.
+A process that holds a contiguous run of leaves can finish the whole subtrees inside it, and nothing else.
+"""
+
+from collections.abc import Callable
+from functools import cache
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+Block = tuple[int, int]  # the leaves [lo, hi) that a partial sum holds: always one whole subtree
+
+
+@cache
+def joints(leaves: int) -> frozenset[tuple[int, int, int]]:
+    """Every inner node of the tree over `leaves` leaves as (lo, middle, hi): [lo, middle) + [middle, hi)."""
+    found, todo = set(), [(0, leaves)]
+    while todo:
+        lo, hi = todo.pop()
+        if hi - lo > 1:
+            middle = lo + (1 << (hi - lo - 1).bit_length() - 1)
+            found.add((lo, middle, hi))
+            todo += [(lo, middle), (middle, hi)]
+    return frozenset(found)
+
+
+def share(leaves: int, size: int, rank: int) -> range:
+    """The contiguous run of leaves that process `rank` of `size` works on."""
+    return range(rank * leaves // size, (rank + 1) * leaves // size)
+
+
+class Sum(Generic[T]):
+    """Adds up values that arrive in leaf order, each pair as soon as it is whole: a binary counter.
+
+    `add(a, b)` returns a+b and may reuse either. Holds at most 2·log2(n)+1 values for n leaves of any run.
+    """
+
+    def __init__(self, leaves: int, add: Callable[[T, T], T]) -> None:
+        self._joints = joints(leaves)
+        self._add = add
+        self.parts: list[tuple[Block, T]] = []
+
+    def push(self, block: Block, value: T) -> None:
+        """Take the next value: it must begin where the one before ended."""
+        while self.parts and (self.parts[-1][0][0], block[0], block[1]) in self._joints:
+            (lo, _), left = self.parts.pop()
+            value, block = self._add(left, value), (lo, block[1])
+        self.parts.append((block, value))
+
+    def take(self) -> list[tuple[Block, T]]:
+        """The partial sums so far, in leaf order; the sum is empty afterwards."""
+        parts, self.parts = self.parts, []
+        return parts
+
+
+@cache
+def blocks(leaves: int, size: int, rank: int) -> tuple[Block, ...]:
+    """The largest whole subtrees in the run of process `rank`: what it sends, in leaf order."""
+    total = Sum[None](leaves, lambda left, right: None)
+    for leaf in share(leaves, size, rank):
+        total.push((leaf, leaf + 1), None)
+    return tuple(block for block, _ in total.take())
