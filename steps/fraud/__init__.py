@@ -1,0 +1,58 @@
+"""The reference workload: a transformer that finds card fraud. What a workload must define: steps/workload.py.
+
+Importing this is cheap; every part is imported when it is used. No submodule may be called like a function below:
+importing it would replace the function.
+"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from steps.fraud.config import Data, Model
+from steps.workload import Dataset, Prepared, Scorer
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["Data", "Model", "dataset", "evaluate", "loss", "model", "prepare", "scorer"]
+
+
+def prepare(data: Data, out: Path) -> Prepared:
+    """Raw transactions → a dataset directory at `out`. Raises DataError."""
+    from steps.fraud.shards import write_dataset
+
+    return write_dataset(data, out)
+
+
+def dataset(path: Path, split: str) -> Dataset:
+    """The samples of `split` of a dataset directory."""
+    from steps.fraud.sequences import open_dataset
+
+    return open_dataset(path, split)
+
+
+def model(section: Model, facts: dict[str, Any]) -> "torch.nn.Module":
+    """A freshly initialised transformer."""
+    from steps.fraud.transformer import build
+
+    return build(section, facts)
+
+
+def loss(model: "torch.nn.Module", batch: tuple["torch.Tensor", ...]) -> "torch.Tensor":
+    """Mean loss over the positions of one micro-batch."""
+    from steps.fraud.transformer import loss
+
+    return loss(model, batch)
+
+
+def evaluate(model: Path, dataset: Path) -> Any:
+    """Scores and metrics of a trained model on the test weeks."""
+    from steps.fraud.protocol import evaluate
+
+    return evaluate(model, dataset)
+
+
+def scorer(release: Path) -> Scorer:
+    """The server's half of the model."""
+    from steps.fraud.scoring import FraudScorer
+
+    return FraudScorer(release)

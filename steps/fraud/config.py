@@ -1,0 +1,40 @@
+"""The reference workload's sections of a config file: `data:` and `model:`. Light: the pipelines import it."""
+
+from datetime import date
+
+from pydantic import Field
+
+from steps.workload import DataConfig, Section
+
+
+class Columns(Section):
+    """What the source calls its columns; the defaults are the names of the published data set."""
+
+    id: str = Field(default="TRANSACTION_ID", description="identity of a transaction: a number or text, unique")
+    time: str = Field(default="TX_DATETIME", description="when it happened: a timestamp, or text in ISO 8601 (UTC)")
+    card: str = Field(default="CUSTOMER_ID", description="the card: a number or text")
+    terminal: str = Field(default="TERMINAL_ID", description="the terminal or merchant: a number or text")
+    amount: str = Field(default="TX_AMOUNT", description="the amount, not negative")
+    fraud: str = Field(default="TX_FRAUD", description="the label: 1 fraud, 0 genuine")
+    scenario: str = Field(default="TX_FRAUD_SCENARIO", description="kind of fraud, for reports only; may be absent")
+
+
+class Data(DataConfig):
+    """Where the transactions come from and how they become a dataset."""
+
+    source: str = Field(
+        "simulate://7",
+        description="parquet or CSV file, folder or s3:// URI; simulate://SEED makes a world "
+        "(simulate://7?cards=700&terminals=1400&days=91&start=2024-01-01)",
+    )
+    columns: Columns = Field(default_factory=Columns, description="what the source calls its columns")
+    first_day: date | None = Field(None, description="leave out what is older (a day, UTC)")
+    last_day: date | None = Field(None, description="leave out what is newer than this day (UTC)")
+    label_delay_days: int = Field(7, ge=0, le=90, description="a fraud becomes known this many days later")
+    test_weeks: int = Field(4, ge=1, description="the newest weeks, kept for the evaluation")
+    amount_limit: float = Field(220, gt=0, description="amounts above this are marked by a feature of their own")
+    shard_rows: int = Field(250_000, ge=1, le=2_000_000, description="transactions in a shard, about")
+
+
+class Model(Section):
+    """The transformer's shape."""

@@ -1,0 +1,183 @@
+"""The inputs of the model, each from what was known at the time of the transaction.
+
+A feature at time t may look at the card's transactions in (t - 30 days, t] and its last 50, and at the terminal's
+in (t - delay - 30 days, t - delay], where labels are known by then: so a server can compute it from a bounded past,
+with this very code. Ties: transactions of one card (or terminal) at the same instant all count, whatever their order.
+
+Windows are differences of running sums over integers (cents, counts), so a value does not depend on chunks or threads.
+The 15 of HANDBOOK follow the Fraud Detection Handbook, chapter 3 (Le Borgne et al.); the others are ours.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from steps.fraud.schema import DAY, Ints, Rows
+
+WINDOWS = (1, 7, 30)  # days
+RECENT = 50  # transactions of the card that count as its habit
+CONTEXT = 63  # transactions of a card before the current one that a model may look at
+
+RAW = ("log_amount", "over_limit", "log_ratio_to_mean", "log_gap", "sin_time", "cos_time")
+HANDBOOK = (
+    "amount",
+    "weekend",
+    "night",
+    *(f"card_{what}_{days}d" for days in WINDOWS for what in ("count", "mean")),
+    *(f"terminal_{what}_{days}d" for days in WINDOWS for what in ("count", "risk")),
+)
+EXTRA = (
+    "log_ratio_to_median",
+    "log_max5_to_median",
+    "log_max20_to_median",
+    "days_since_first_fraud",
+    "days_since_last_fraud",
+    "fraud_run",
+)
+NAMES = RAW + HANDBOOK + EXTRA
+OF_TERMINAL = tuple(n for n in NAMES if n.startswith("terminal_")) + EXTRA[3:]
+OF_CARD = tuple(n for n in NAMES if n not in OF_TERMINAL)
+
+Floats = NDArray[np.float32]
+Column = NDArray[Any]
+
+
+def lookback_days(delay_days: int) -> int:
+    """How far back in time a feature looks, in days."""
+    return delay_days + max(WINDOWS)
+
+
+def card_features(rows: Rows, limit: float) -> dict[str, Column]:
+    """OF_CARD for rows sorted by (card, time, id) that hold whole cards; each column of length n."""
+    index, first, line = _timeline(rows.card, rows.time, max(WINDOWS) * DAY)
+    total = _running_sum(rows.cents)
+    amount = rows.cents / 100
+    result: dict[str, Column] = {"amount": amount, "log_amount": np.log1p(amount), "over_limit": amount > limit}
+
+    end = np.searchsorted(line, line, side="right")
+    for days in WINDOWS:
+        start = np.searchsorted(line, line - days * DAY, side="right")
+        result[f"card_count_{days}d"] = count = end - start
+        result[f"card_mean_{days}d"] = (total[end] - total[start]) / (100 * count)
+
+    start = np.maximum(first, index - RECENT)
+    mean = (total[index] - total[start]) / (100 * np.maximum(index - start, 1))
+    result["log_ratio_to_mean"] = np.where(index > first, _log_ratio(amount, mean), 0)
+    gap = np.diff(rows.time, prepend=rows.time[:1]) / 1e6
+    longest = max(WINDOWS) * DAY / 1e6
+    result["log_gap"] = np.log1p(np.where(index > first, np.minimum(gap, longest), longest))
+
+    seconds = rows.time % DAY / 1e6
+    result["sin_time"], result["cos_time"] = (f(seconds * (2 * np.pi / 86_400)) for f in (np.sin, np.cos))
+    result["night"] = seconds < 7 * 3600
+    result["weekend"] = (rows.time // DAY + 3) % 7 >= 5  # day 0 was a Thursday
+    return result | _habits(rows.card, amount)
+
+
+def _habits(card: Ints, amount: NDArray[np.float64]) -> dict[str, Column]:
+    """How the amount and the latest highest amounts compare with the card's median."""
+    column = pl.col("amount")
+    table = pl.DataFrame({"card": card, "amount": amount}).select(
+        column.rolling_median(RECENT, min_samples=1).over("card").alias("median"),
+        *(column.rolling_max(n, min_samples=1).over("card").alias(f"max{n}") for n in (5, 20)),
+    )
+    median = table["median"].to_numpy()
+    return {
+        "log_ratio_to_median": _log_ratio(amount, median),
+        "log_max5_to_median": _log_ratio(table["max5"].to_numpy(), median),
+        "log_max20_to_median": _log_ratio(table["max20"].to_numpy(), median),
+    }
+
+
+def terminal_features(rows: Rows, delay_days: int) -> dict[str, Column]:
+    """OF_TERMINAL for rows sorted by (terminal, time, id) that hold whole terminals; each column of length n."""
+    index, _, line = _timeline(rows.terminal, rows.time, lookback_days(delay_days) * DAY)
+    frauds = _running_sum(rows.fraud)
+    result: dict[str, Column] = {}
+
+    known = np.searchsorted(line, line - delay_days * DAY, side="right")  # rows before this one have a known label
+    start = known
+    for days in WINDOWS:
+        start = np.searchsorted(line, line - (delay_days + days) * DAY, side="right")
+        result[f"terminal_count_{days}d"] = count = known - start
+        result[f"terminal_risk_{days}d"] = (frauds[known] - frauds[start]) / np.maximum(count, 1)
+
+    n = len(rows)
+    is_fraud = rows.fraud.astype(bool)
+    last_fraud = np.maximum.accumulate(np.where(is_fraud, index, -1))[known - 1]
+    last_genuine = np.maximum.accumulate(np.where(is_fraud, -1, index))[known - 1]
+    first_fraud = np.minimum.accumulate(np.append(np.where(is_fraud, index, n), n)[::-1])[::-1][start]
+    has_fraud = frauds[known] > frauds[start]
+    for name, row in (("first", first_fraud), ("last", last_fraud)):
+        days = (line - line[np.where(has_fraud, row, 0)]) / DAY
+        result[f"days_since_{name}_fraud"] = np.where(has_fraud, days, lookback_days(delay_days))
+    result["fraud_run"] = np.where(has_fraud, known - np.maximum(last_genuine + 1, start), 0)
+    return result
+
+
+def matrix(columns: dict[str, Column], names: tuple[str, ...]) -> Floats:
+    """The columns `names` side by side: float32 [n, len(names)]."""
+    result = np.empty((len(columns[names[0]]), len(names)), np.float32)
+    for at in range(0, len(result), 1 << 14):  # in blocks that stay in the cache
+        block = slice(at, at + (1 << 14))
+        for place, name in enumerate(names):
+            result[block, place] = columns[name][block]
+    return result
+
+
+def tables(rows: Rows, delay_days: int, limit: float, chunk: int = 250_000) -> Iterator[tuple[Ints, Floats]]:
+    """All features in pieces of whole cards: (positions in `rows`, float32 [m, len(NAMES)]), sorted by (card, time).
+
+    `rows` are sorted by (time, id). Memory stays near that of `rows` plus one piece.
+    """
+    by_terminal = np.argsort(rows.terminal, kind="stable")
+    terminal = np.empty((len(rows), len(OF_TERMINAL)), np.float32)
+    for part in chunks(rows.terminal[by_terminal], chunk):
+        place = by_terminal[part]
+        terminal[place] = matrix(terminal_features(rows[place], delay_days), OF_TERMINAL)
+    by_card = np.argsort(rows.card, kind="stable")
+    for part in chunks(rows.card[by_card], chunk):
+        place = by_card[part]
+        columns = card_features(rows[place], limit)
+        columns |= zip(OF_TERMINAL, terminal[place].T, strict=True)
+        yield place, matrix(columns, NAMES)
+
+
+def chunks(groups: Ints, size: int) -> Iterator[slice]:
+    """Slices of about `size` over sorted `groups` that never cut one."""
+    at = 0
+    while at < len(groups):
+        last = groups[min(at + size, len(groups)) - 1]
+        end = int(np.searchsorted(groups, last, side="right"))
+        yield slice(at, end)
+        at = end
+
+
+def _timeline(group: Ints, time: Ints, reach: int) -> tuple[Ints, Ints, Ints]:
+    """(index, first row of the group, time line) of rows sorted by (group, time).
+
+    The time line runs through all groups: gaps longer than `reach` and group changes are cut to just over `reach`,
+    so one binary search over it finds a window's start in every group, and no number of groups overflows it.
+    """
+    index = np.arange(len(time))
+    new = np.ones(len(time), bool)
+    new[1:] = group[1:] != group[:-1]
+    first = np.maximum.accumulate(np.where(new, index, 0))
+    gap = np.diff(time, prepend=time[:1])
+    line = np.cumsum(np.where(new, reach + 1, np.minimum(gap, reach + 1)))
+    return index, first, line
+
+
+def _running_sum(values: NDArray[np.integer]) -> Ints:
+    """Sums of the first 0, 1, ... n values."""
+    result = np.zeros(len(values) + 1, np.int64)
+    np.cumsum(values, out=result[1:])
+    return result
+
+
+def _log_ratio(a: Column, b: Column) -> NDArray[np.float64]:
+    """log of a/b for amounts that may be 0: one unit is added to both."""
+    return np.log((a + 1) / (b + 1))

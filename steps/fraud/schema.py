@@ -1,0 +1,83 @@
+"""Transactions in memory: one numpy array a column, so that the same code serves a data set and a single request.
+
+On disk (`transactions.parquet`, `rejects.parquet`) the columns are called `id`, `time` (timestamp, UTC), `card`,
+`terminal`, `amount`, `fraud`, `scenario`. Identities that are text become numbers by `identity`, without a table.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    import polars as pl
+
+DAY = 86_400_000_000  # µs
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Transactions as columns of equal length. Sums of cents are exact, so no feature depends on who adds them up."""
+
+    id: Ints
+    time: Ints  # µs since the epoch, UTC
+    card: Ints
+    terminal: Ints
+    cents: Ints  # the amount, rounded to 2 decimals
+    fraud: NDArray[np.uint8]  # 0 where it is not known (yet)
+    scenario: NDArray[np.uint8]  # 0: genuine or not known
+
+    def __len__(self) -> int:
+        return len(self.time)
+
+    def __getitem__(self, index: Any) -> "Rows":
+        return Rows(**{name: getattr(self, name)[index] for name in NAMES})
+
+    @classmethod
+    def concat(cls, parts: Sequence["Rows"]) -> "Rows":
+        """All rows of `parts` (at least one), one after the other."""
+        return cls(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in NAMES})
+
+    @classmethod
+    def of(cls, id: Any, time: Any, card: Any, terminal: Any, amount: Any, fraud: Any = 0, scenario: Any = 0) -> "Rows":
+        """Rows from sequences; `amount` in currency units, `time` in µs; scalars are repeated."""
+        n = len(time)
+        return cls(
+            *(np.asarray(column, np.int64) for column in (id, time, card, terminal)),
+            cents=np.rint(np.asarray(amount, np.float64) * 100).astype(np.int64),
+            fraud=np.broadcast_to(np.asarray(fraud, np.uint8), n),
+            scenario=np.broadcast_to(np.asarray(scenario, np.uint8), n),
+        )
+
+    @classmethod
+    def from_frame(cls, frame: "pl.DataFrame") -> "Rows":
+        """Rows of a checked frame (the columns of `transactions.parquet`)."""
+        columns = {name: frame[name].to_numpy() for name in ("id", "card", "terminal", "amount", "fraud", "scenario")}
+        return cls.of(time=frame["time"].dt.epoch("us").to_numpy(), **columns)
+
+    def to_frame(self) -> "pl.DataFrame":
+        """The columns of `transactions.parquet`."""
+        import polars as pl
+
+        columns = {name: getattr(self, name) for name in NAMES} | {"amount": self.cents / 100}
+        order = ["id", "time", "card", "terminal", "amount", "fraud", "scenario"]
+        frame = pl.DataFrame({name: columns[name] for name in order})
+        return frame.with_columns(pl.col("time").cast(pl.Datetime("us")))
+
+
+NAMES = tuple(field.name for field in fields(Rows))
+
+
+def identity(text: str) -> int:
+    """The number that stands for a textual id: the number it spells, else 63 bits of its hash. Needs no table."""
+    try:
+        value = int(text)
+        if abs(value) < 1 << 63:
+            return value
+    except ValueError:
+        value = 0
+    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
