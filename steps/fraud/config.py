@@ -1,10 +1,13 @@
 """The reference workload's sections of a config file: `data:` and `model:`. Light: the pipelines import it."""
 
 from datetime import date
+from typing import Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from steps.workload import DataConfig, Section
+
+CONTEXT = 63  # transactions of a card before the current one that a model may look at
 
 
 class Columns(Section):
@@ -38,3 +41,26 @@ class Data(DataConfig):
 
 class Model(Section):
     """The transformer's shape."""
+
+    width: int = Field(64, ge=8, le=1024, description="size of the state at each transaction")
+    layers: int = Field(2, ge=1, le=8, description="layers, one on top of the other")
+    heads: int = Field(4, ge=1, description="attention heads; width must be a multiple of them")
+    hidden: int = Field(128, ge=8, le=4096, description="size of the feed-forward layers")
+    window: int = Field(32, ge=1, le=64, description="transactions of the card each layer looks back over")
+    dropout: float = Field(0.1, ge=0, lt=1, description="share of activations dropped in training")
+
+    @property
+    def reach(self) -> int:
+        """Transactions before the current one that can influence its score."""
+        return self.layers * (self.window - 1)
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if self.width % self.heads:
+            raise ValueError(f"width is {self.width}: it must be a multiple of heads ({self.heads})")
+        if self.reach > CONTEXT:
+            raise ValueError(
+                f"layers * (window - 1) is {self.reach}: it must be at most {CONTEXT}, the transactions of a card "
+                f"that are kept for serving. Set window to at most {CONTEXT // self.layers + 1}"
+            )
+        return self

@@ -1,0 +1,120 @@
+"""The fraud transformer: a causal transformer over one card's transactions, one probability a transaction.
+
+Each layer looks back over at most `model.window` transactions, so a score depends on the newest
+`layers * (window - 1) + 1` transactions and on nothing else: the same whether the history is cut short after that,
+comes alone (a server) or in a long run of rows (an evaluation). Identities of cards and terminals are no inputs.
+The weights carry the names, means and spreads of their inputs, so `model.safetensors` explains itself.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as fn
+from pydantic import ValidationError
+from torch import Tensor, nn
+
+from steps.errors import DataError
+from steps.fraud.config import Model
+
+CLIP = 8.0  # spreads; heavier tails than that teach nothing
+RARE = -5.0  # first guess of the logit: fraud is rare
+
+
+class Block(nn.Module):
+    """Pre-norm attention and feed-forward with residuals: [B, L, width] → [B, L, width]."""
+
+    def __init__(self, section: Model) -> None:
+        super().__init__()
+        width, self.heads = section.width, section.heads
+        self.norm_attention, self.norm_hidden = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.project = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.hidden, self.back = nn.Linear(width, section.hidden), nn.Linear(section.hidden, width)
+        self.dropout = nn.Dropout(section.dropout)
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        """`mask` [L, L] is added to the attention logits."""
+        batch, length, width = x.shape
+        qkv = self.qkv(self.norm_attention(x)).view(batch, length, 3, self.heads, width // self.heads)
+        query, key, value = qkv.permute(2, 0, 3, 1, 4)
+        seen = fn.scaled_dot_product_attention(query, key, value, attn_mask=mask)
+        x = x + self.dropout(self.project(seen.transpose(1, 2).reshape(batch, length, width)))
+        return x + self.dropout(self.back(fn.gelu(self.hidden(self.norm_hidden(x)))))
+
+
+class FraudModel(nn.Module):
+    """Features [B, L, F] of consecutive transactions of one card each → logits [B, L], causal."""
+
+    names: Tensor
+    mean: Tensor
+    spread: Tensor
+
+    def __init__(self, section: Model, names: list[str], mean: Tensor, spread: Tensor) -> None:
+        super().__init__()
+        self.window = section.window
+        self.reach = section.reach
+        self.register_buffer("names", torch.tensor(list("\n".join(names).encode()), dtype=torch.uint8))
+        self.register_buffer("mean", mean.float())
+        self.register_buffer("spread", spread.float())
+        self.embed = nn.Linear(len(names), section.width)
+        self.blocks = nn.ModuleList(Block(section) for _ in range(section.layers))
+        self.norm, self.head = nn.LayerNorm(section.width), nn.Linear(section.width, 1)
+        nn.init.constant_(self.head.bias, RARE)
+
+    @property
+    def feature_names(self) -> list[str]:
+        """What the model wants in its last dimension, in this order."""
+        return bytes(self.names.tolist()).decode().split("\n")
+
+    def forward(self, features: Tensor) -> Tensor:
+        x = self.embed(((features - self.mean) / self.spread).clamp(-CLIP, CLIP))
+        place = torch.arange(features.shape[1], device=features.device)
+        distance = place[:, None] - place[None, :]
+        hidden = (distance < 0) | (distance >= self.window)
+        mask = torch.zeros(distance.shape, device=features.device).masked_fill(hidden, -torch.inf)
+        for block in self.blocks:
+            x = block(x, mask)
+        return self.head(self.norm(x)).squeeze(-1)
+
+
+def build(section: Model, facts: dict[str, Any]) -> FraudModel:
+    """A fresh model for the dataset of `facts` (keys `features`, `mean`, `spread`)."""
+    return FraudModel(section, facts["features"], torch.tensor(facts["mean"]), torch.tensor(facts["spread"]))
+
+
+def load(folder: Path) -> FraudModel:
+    """The trained model in `folder` (`model.safetensors`, `model.json`), ready to score. Raises DataError."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        section = Model.model_validate(json.loads((folder / "model.json").read_text())["model"])
+        tensors = load_file(folder / "model.safetensors")
+        names = bytes(tensors["names"].tolist()).decode().split("\n")
+        model = FraudModel(section, names, tensors["mean"], tensors["spread"])
+        model.load_state_dict(tensors)
+    except (OSError, KeyError, ValueError, RuntimeError, SafetensorError, ValidationError) as error:
+        raise DataError(f"{folder} holds no model of this workload ({type(error).__name__}: {error}).") from error
+    return model.eval()
+
+
+def loss(model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
+    """Mean cross entropy over the counted positions; batch = (features [B, L, F], labels [B, L], counted [B, L])."""
+    features, labels, counted = batch
+    each = fn.binary_cross_entropy_with_logits(model(features), labels.to(features.dtype), reduction="none")
+    return (each * counted).sum() / counted.sum().clamp(min=1)
+
+
+@torch.inference_mode()
+def score_all(model: FraudModel, features: Tensor) -> Tensor:
+    """Probability of fraud at every position: [B, L, F] → float64 [B, L]."""
+    return model(features).double().sigmoid()
+
+
+def score_windows(model: FraudModel, features: Tensor, lengths: Tensor) -> Tensor:
+    """Probability of fraud of the last transaction of each history: [B, L, F], lengths [B] (≥ 1) → float64 [B].
+
+    Histories start at position 0; what follows position `lengths - 1` is padding and has no influence.
+    """
+    return score_all(model, features).gather(1, lengths[:, None] - 1).squeeze(1)
