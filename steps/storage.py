@@ -5,7 +5,7 @@ Settings come from the environment, as a pod gets them from its ConfigMap and Se
 """
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -109,7 +109,7 @@ class Store:
             for item in page.get("Contents", []):
                 yield Entry(item["Key"], item["Size"], item["ETag"], item["LastModified"].timestamp())
 
-    def delete(self, keys: list[str]) -> None:
+    def delete(self, keys: Sequence[str]) -> None:
         """Remove objects; absent ones are no error."""
         for at in range(0, len(keys), 1000):
             batch = [{"Key": key} for key in keys[at : at + 1000]]

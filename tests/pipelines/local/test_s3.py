@@ -46,7 +46,7 @@ class Endpoint:
     def connect(self, key: str = KEY, **config: Any) -> Any:
         # total_max_attempts: an error is the answer to look at, not a reason to try again
         settings = Config(**{"retries": {"total_max_attempts": 1}, "max_pool_connections": 32, **config})
-        return boto3.session.Session().client(
+        return boto3.Session().client(
             "s3", endpoint_url=self.url, region_name="us-east-1", config=settings, aws_access_key_id=key,
             aws_secret_access_key="not verified",
         )  # fmt: skip
