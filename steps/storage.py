@@ -98,17 +98,6 @@ class Store:
             return None
         return Entry(key, found["ContentLength"], found["ETag"], found["LastModified"].timestamp())
 
-    def list(self, prefix: str) -> Iterator[Entry]:
-        """Every object whose key starts with `prefix`, in key order."""
-        pages = self.client.get_paginator("list_objects_v2").paginate(Bucket=self.bucket, Prefix=prefix)
-        iterator = iter(pages)
-        while True:
-            page = self._named(prefix, lambda: next(iterator, None))
-            if page is None:
-                return
-            for item in page.get("Contents", []):
-                yield Entry(item["Key"], item["Size"], item["ETag"], item["LastModified"].timestamp())
-
     def delete(self, keys: Sequence[str]) -> None:
         """Remove objects; absent ones are no error."""
         for at in range(0, len(keys), 1000):
@@ -119,6 +108,17 @@ class Store:
                     Bucket=self.bucket, Delete={"Objects": batch, "Quiet": True}
                 ),
             )
+
+    def list(self, prefix: str) -> Iterator[Entry]:
+        """Every object whose key starts with `prefix`, in key order."""
+        pages = self.client.get_paginator("list_objects_v2").paginate(Bucket=self.bucket, Prefix=prefix)
+        iterator = iter(pages)
+        while True:
+            page = self._named(prefix, lambda: next(iterator, None))
+            if page is None:
+                return
+            for item in page.get("Contents", []):
+                yield Entry(item["Key"], item["Size"], item["ETag"], item["LastModified"].timestamp())
 
     def copy(self, source: str, target: str) -> None:
         """Copy one object within the bucket."""

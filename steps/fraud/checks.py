@@ -1,0 +1,153 @@
+"""Which rows can be trusted: types, ranges, duplicates, time order. A bad row is set aside with its reason."""
+
+import time
+from dataclasses import dataclass
+
+import polars as pl
+
+from steps.errors import DataError
+from steps.fraud.config import Columns
+from steps.fraud.schema import DAY, Rows, identity
+
+NUMBER = r"^-?[0-9]{1,18}$"  # text that is its own identity: see schema.identity
+OLDEST = 946_684_800_000_000  # 2000-01-01 in µs
+HIGHEST = 1e9  # amounts above it would be a unit gone wrong
+
+
+@dataclass(frozen=True)
+class Checked:
+    """Good rows sorted by (time, id), and what was wrong with the others."""
+
+    rows: Rows
+    rejects: pl.DataFrame  # the rows as they came, with `row` (0-based position) and `reason`
+    was_sorted: bool
+
+    def reasons(self) -> dict[str, int]:
+        """How many rows were rejected for each reason."""
+        return dict(self.rejects["reason"].value_counts(sort=True).iter_rows())
+
+
+def check(frame: pl.DataFrame, columns: Columns, tolerated: float, now: float | None = None) -> Checked:
+    """Sort the rows of `source.read` out. `now`: seconds since the epoch; rows later than a day from it are rejected.
+
+    Raises DataError if more than the share `tolerated` is bad, or a whole column has the wrong type.
+    """
+    tomorrow = int((time.time() if now is None else now) * 1e6) + DAY
+    typed = _typed(frame, columns)
+    # the first rule that a row breaks is its reason
+    broken = {
+        "id missing or not an identity": pl.col("id").is_null(),
+        "time missing or not a timestamp": pl.col("time").is_null(),
+        "time before the year 2000": pl.col("time") < OLDEST,
+        "time in the future": pl.col("time") > tomorrow,
+        "card missing or not an identity": pl.col("card").is_null(),
+        "terminal missing or not an identity": pl.col("terminal").is_null(),
+        "amount missing or not a number": pl.col("amount").is_null() | pl.col("amount").is_nan(),
+        "amount negative": pl.col("amount") < 0,
+        f"amount above {HIGHEST:,.0f}": pl.col("amount") > HIGHEST,
+        "label not 0 or 1": pl.col("fraud").is_null() | ~pl.col("fraud").is_in([0.0, 1.0]),
+    }
+    if not typed.select(pl.any_horizontal(rule.any() for rule in broken.values())).item():
+        reason = pl.Series("reason", [None], pl.String).new_from_index(0, len(typed))
+    else:
+        reason = typed.select(
+            reason=pl.coalesce(pl.when(rule.fill_null(False)).then(pl.lit(text)) for text, rule in broken.items())
+        )["reason"]
+    good = reason.is_null()
+    ids = typed["id"]
+    if not (good.all() and (ids.diff() > 0).all()):  # ascending identities need no search
+        seen = ~ids.set(~good, None).is_first_distinct() & good
+        reason = reason.set(seen, "id seen before")
+        good = reason.is_null()
+    rejects = frame.with_columns(reason=reason).with_row_index("row").filter(~good)
+    checked = _sorted(typed if good.all() else typed.filter(good), rejects)
+    _tolerate(checked, len(frame), columns, tolerated)
+    return checked
+
+
+def _typed(frame: pl.DataFrame, columns: Columns) -> pl.DataFrame:
+    """The frame with our types; what cannot be converted is null."""
+    kinds = {
+        "id": _identity,
+        "time": _time,
+        "card": _identity,
+        "terminal": _identity,
+        "amount": _number,
+        "fraud": _number,
+    }
+    typed = []
+    for name, convert in kinds.items():
+        series = convert(frame[name])
+        if series is None:
+            raise DataError(
+                f'column "{getattr(columns, name)}" holds {frame[name].dtype}, which is not {convert.__doc__}. Convert '
+                f"it in the source, or name another column by data.columns.{name}."
+            )
+        typed.append(series)
+    scenario = (
+        frame["scenario"] if "scenario" in frame.columns else pl.Series("scenario", [0]).new_from_index(0, len(frame))
+    )
+    return pl.DataFrame([*typed, scenario.cast(pl.UInt8, strict=False).fill_null(0)])
+
+
+def _identity(column: pl.Series) -> pl.Series | None:
+    """a number or a text"""
+    if column.dtype.is_integer():
+        return column.cast(pl.Int64, strict=False)
+    if column.dtype.is_float():  # integers with gaps, as pandas writes them
+        return column.cast(pl.Int64, strict=False).set(column != column.floor(), None)
+    if column.dtype not in (pl.String, pl.Categorical):
+        return None
+    text = column.cast(pl.String).str.strip_chars()
+    numbers = text.set(~text.str.contains(NUMBER), None).cast(pl.Int64)
+    words = text.filter(numbers.is_null() & (text != "")).unique()
+    if words.is_empty():
+        return numbers
+    known = text.replace_strict(words, pl.Series([identity(w) for w in words], dtype=pl.Int64), default=None)
+    return numbers.fill_null(known)
+
+
+def _time(column: pl.Series) -> pl.Series | None:
+    """a timestamp"""
+    if column.dtype == pl.String:
+        column = column.str.to_datetime(time_unit="us", strict=False, ambiguous="null")
+    elif column.dtype == pl.Date:
+        column = column.cast(pl.Datetime("us"))
+    if not isinstance(column.dtype, pl.Datetime):
+        return None
+    return column.dt.epoch("us")  # a column with a time zone holds UTC inside
+
+
+def _number(column: pl.Series) -> pl.Series | None:
+    """a number"""
+    if not (column.dtype.is_numeric() or column.dtype in (pl.String, pl.Boolean)):
+        return None
+    return column.cast(pl.Float64, strict=False)
+
+
+def _sorted(good: pl.DataFrame, rejects: pl.DataFrame) -> Checked:
+    ordered = good.select(
+        (pl.col("time").diff() > 0) | ((pl.col("time").diff() == 0) & (pl.col("id").diff() > 0))
+    ).to_series()
+    was_sorted = bool(ordered.all())
+    good = good if was_sorted else good.sort("time", "id")
+    columns = {name: good[name].to_numpy() for name in good.columns}
+    return Checked(Rows.of(**columns), rejects, was_sorted)
+
+
+def _tolerate(checked: Checked, total: int, columns: Columns, tolerated: float) -> None:
+    """Raises DataError if too many rows are bad: how many for which reason, and the first of each."""
+    bad = len(checked.rejects)
+    if bad <= tolerated * total and len(checked.rows):
+        return
+    lines = []
+    for reason, count in checked.reasons().items():
+        first = checked.rejects.filter(pl.col("reason") == reason).row(0, named=True)
+        name = reason.split()[0].replace("label", "fraud")
+        lines.append(
+            f"{count:,} × {reason} (the first: row {first['row']:,}, {getattr(columns, name)} = {first[name]})"
+        )
+    raise DataError(
+        f"{bad:,} of {total:,} rows ({bad / total:.2%}) are bad, more than data.tolerated_rejects ({tolerated:.2%}): "
+        f"{'; '.join(lines)}. Correct the source, or raise data.tolerated_rejects to go on without these rows."
+    )

@@ -1,0 +1,262 @@
+"""A dataset on disk: what training, evaluation and serving read. `write_dataset` makes it, `open_shards` reads it.
+
+    dataset.json           everything below as numbers (see FACTS); "digest" is the dataset's identity
+    shards/NAME-00000.npy  NAME of ARRAYS: columns to map, sorted by (card, time, id); a card is in one shard only
+    transactions.parquet   the checked rows sorted by (time, id): id, time, card, terminal, amount, fraud, scenario
+    rejects.parquet        rows that broke a rule, as they came, with their position `row` and the `reason`
+    state/                 what a server needs to compute features of later transactions: steps/fraud/state.py
+
+Time: the last `test_weeks` weeks (of 7 whole days, UTC, up to the last full day) are for tests. Training uses rows
+with time < train_end only: the first test day minus the label delay, so every label was known when the tests begin.
+
+    shards = open_shards(path)
+    shards.facts["features"]              # names of the columns of `features`; groups of names: steps/fraud/features.py
+    shards.parts[0].features[rows]        # float32 [n, F], a memmap
+    shards.column("times")                # int64 [N], all shards one after the other
+"""
+
+import json
+import shutil
+from dataclasses import dataclass
+from hashlib import sha256
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from steps.errors import DataError, RekindleError
+from steps.fraud import features, source, state
+from steps.fraud.checks import check
+from steps.fraud.config import Data
+from steps.fraud.schema import DAY, Rows
+from steps.workload import Prepared
+
+ARRAYS = {  # of a shard with n rows
+    "features": np.float32,  # [n, F]
+    "labels": np.uint8,
+    "scenarios": np.uint8,  # 0 where genuine or not known
+    "times": np.int64,  # µs since the epoch
+    "cards": np.int64,
+    "ids": np.int64,
+}
+FACTS = {  # dataset.json; times are µs since the epoch
+    "digest": "sha256 over the shards and the settings that define them",
+    "features": "names of the feature columns",
+    "mean": "of each feature over the training rows",
+    "std": "of each feature over the training rows",
+    "shards": "rows of each shard",
+    "rows": "transactions in the shards",
+    "frauds": "frauds among them",
+    "train_rows": "rows before train_end",
+    "train_frauds": "frauds among them",
+    "rejected": "rejected rows by reason",
+    "was_sorted": "whether the source was in time order",
+    "train_end": "training uses rows before it",
+    "test_weeks": "[start, end) of each test week, oldest first",
+    "test_rows": "[rows, frauds] of each test week",
+    "first_time": "of the first transaction",
+    "last_time": "of the last transaction",
+    "label_delay_days": "a label is known this long after its transaction",
+    "amount_limit": "of the feature over_limit",
+}
+
+
+@dataclass(frozen=True)
+class Shard:
+    """The rows of a range of cards; see ARRAYS."""
+
+    features: NDArray[np.float32]
+    labels: NDArray[np.uint8]
+    scenarios: NDArray[np.uint8]
+    times: NDArray[np.int64]
+    cards: NDArray[np.int64]
+    ids: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.times)
+
+
+@dataclass(frozen=True)
+class Shards:
+    """All rows of a dataset, memory-mapped."""
+
+    facts: dict[str, Any]
+    parts: list[Shard]
+
+    def __len__(self) -> int:
+        return self.facts["rows"]
+
+    @property
+    def starts(self) -> NDArray[np.int64]:
+        """int64 [shards + 1]: global index of each shard's first row, and the number of rows."""
+        return np.cumsum([0, *map(len, self.parts)])
+
+    def column(self, name: str) -> NDArray[Any]:
+        """One of ARRAYS over all shards, in memory."""
+        return np.concatenate([getattr(part, name) for part in self.parts])
+
+
+def open_shards(path: Path) -> Shards:
+    """The dataset at `path`. Raises DataError if it is not one, or not whole."""
+    try:
+        facts = json.loads((path / "dataset.json").read_text())
+        parts = [
+            Shard(**{name: np.load(_file(path, name, number), mmap_mode="r") for name in ARRAYS})
+            for number in range(len(facts["shards"]))
+        ]
+    except (OSError, ValueError, KeyError) as error:
+        raise DataError(f"{path} is not a whole dataset ({error}): let the step prepare make it again.") from error
+    if [len(part) for part in parts] != facts["shards"]:
+        raise DataError(f"{path}: the shards do not have the rows that dataset.json lists. Let prepare make it again.")
+    return Shards(facts, parts)
+
+
+def write_dataset(data: Data, out: Path) -> Prepared:
+    """Raw transactions → the dataset directory `out`, which appears only when it is whole.
+
+    Raises DataError for bad data, ConfigError for a bad setting, RekindleError if the disk does not take it.
+    """
+    unfinished = out.with_name(f"{out.name}.unfinished")
+    try:
+        for path in (unfinished, out):
+            shutil.rmtree(path, ignore_errors=True)
+        (unfinished / "shards").mkdir(parents=True)
+        facts = _write(data, unfinished)
+        unfinished.rename(out)
+    except (OSError, pl.exceptions.PolarsError) as error:
+        raise RekindleError(
+            f"{out} cannot be written: {error}. The dataset takes about 250 bytes a transaction: make room, or set "
+            "TMPDIR to a directory on a larger disk."
+        ) from error
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+    shown = ("frauds", "train_rows", "train_frauds", "rejected", "was_sorted", "test_rows")
+    days = {name: str(_day(facts[name])) for name in ("first_time", "last_time", "train_end")}
+    rejected = sum(facts["rejected"].values())
+    return Prepared(facts["digest"], facts["rows"], rejected, {name: facts[name] for name in shown} | days)
+
+
+def _write(data: Data, out: Path) -> dict[str, Any]:
+    raw = source.read(data, out / "download")
+    shutil.rmtree(out / "download", ignore_errors=True)
+    checked = check(raw, data.columns, data.tolerated_rejects)
+    del raw
+    checked.rejects.write_parquet(out / "rejects.parquet")
+    rows = _between(checked.rows, data)
+    facts = calendar(rows, data) | {
+        "features": list(features.NAMES),
+        "label_delay_days": data.label_delay_days,
+        "amount_limit": data.amount_limit,
+    }
+    rows.to_frame().write_parquet(out / "transactions.parquet")
+
+    digest = sha256(json.dumps(facts, sort_keys=True).encode())
+    train = _Moments(len(features.NAMES))
+    sizes: list[int] = []
+    tail: list[tuple[Rows, features.Floats]] = []
+    for number, (place, table) in enumerate(
+        features.tables(rows, data.label_delay_days, data.amount_limit, data.shard_rows)
+    ):
+        part = rows[place]
+        arrays = (table, part.fraud, part.scenario, part.time, part.card, part.id)
+        for name, array in zip(ARRAYS, arrays, strict=True):
+            np.save(_file(out, name, number), array)
+            digest.update(array.data)
+        train.add(table[part.time < facts["train_end"]])
+        keep = state.needed(part, facts["train_end"], data.label_delay_days)
+        tail.append((part[keep], table[keep]))
+        sizes.append(len(place))
+    facts |= {"digest": digest.hexdigest(), "shards": sizes, "mean": train.mean(), "std": train.std()}
+    facts |= {"rejected": checked.reasons(), "was_sorted": checked.was_sorted}
+    state.write(out / "state", Rows.concat([part for part, _ in tail]), np.concatenate([t for _, t in tail]), facts)
+    (out / "dataset.json").write_text(json.dumps(facts, indent=1) + "\n")
+    return facts
+
+
+class _Moments:
+    """Mean and standard deviation of rows that come in pieces."""
+
+    def __init__(self, width: int) -> None:
+        self.count, self.sums, self.squares = 0, np.zeros(width), np.zeros(width)
+
+    def add(self, table: features.Floats) -> None:
+        self.count += len(table)
+        self.sums += table.sum(0, dtype=np.float64)
+        self.squares += np.square(table, dtype=np.float64).sum(0)
+
+    def mean(self) -> list[float]:
+        return (self.sums / self.count).tolist()
+
+    def std(self) -> list[float]:
+        mean = self.sums / self.count
+        return np.sqrt(np.maximum(self.squares / self.count - mean**2, 0)).tolist()
+
+
+def _between(rows: Rows, data: Data) -> Rows:
+    """The rows from `first_day` to `last_day`. Raises DataError if none is left."""
+    start, end = 0, len(rows)
+    if data.first_day:
+        start = int(np.searchsorted(rows.time, _us(data.first_day)))
+    if data.last_day:
+        end = int(np.searchsorted(rows.time, _us(data.last_day) + DAY))
+    if start >= end:
+        raise DataError(
+            f"{data.source}: no transaction from data.first_day ({data.first_day}) to data.last_day ({data.last_day}); "
+            f"it reaches from {_day(rows.time[0])} to {_day(rows.time[-1])}. Set them to days in between."
+        )
+    return rows[start:end]
+
+
+def calendar(rows: Rows, data: Data) -> dict[str, Any]:
+    """Test weeks, end of training and counts. Raises DataError if too little is left to train on."""
+    last_day = _last_full_day(rows.time)
+    end = (last_day + 1) * DAY
+    edges = [end - 7 * DAY * weeks for weeks in range(data.test_weeks, -1, -1)]
+    train_end = edges[0] - data.label_delay_days * DAY
+    weeks = list(pairwise(edges))
+    at = np.searchsorted(rows.time, [train_end, *edges])
+    frauds = np.append(0, np.cumsum(rows.fraud, dtype=np.int64))[at]
+    facts = {
+        "first_time": int(rows.time[0]),
+        "last_time": int(rows.time[-1]),
+        "train_end": train_end,
+        "test_weeks": weeks,
+        "rows": len(rows),
+        "frauds": int(rows.fraud.sum()),
+        "train_rows": int(at[0]),
+        "train_frauds": int(frauds[0]),
+        "test_rows": [[int(n), int(f)] for n, f in zip(np.diff(at[1:]), np.diff(frauds[1:]), strict=True)],
+    }
+    if not 0 < facts["train_frauds"] < facts["train_rows"]:
+        raise DataError(
+            f"nothing to learn from: {facts['train_rows']:,} transactions with {facts['train_frauds']:,} frauds "
+            f"before {_day(train_end)}, where training ends (data from {_day(rows.time[0])} to {_day(rows.time[-1])}, "
+            f"less {data.test_weeks} test weeks and {data.label_delay_days} days until labels are known). Give more "
+            "data, or lower data.test_weeks."
+        )
+    return facts
+
+
+def _last_full_day(time: NDArray[np.int64]) -> int:
+    """Days since the epoch of the last day that ended as late as days of the week before did, to the hour."""
+    last = int(time[-1] // DAY)
+    ends = (
+        time[np.searchsorted(time, np.arange(last - 7, last + 1) * DAY + DAY) - 1] - np.arange(last - 7, last + 1) * DAY
+    )
+    usual = ends[:-1][ends[:-1] >= 0]  # negative: a day without transactions
+    return last if not len(usual) or ends[-1] >= usual.min() - DAY // 24 else last - 1
+
+
+def _us(day: Any) -> int:
+    return int(np.datetime64(day, "us").astype(np.int64))
+
+
+def _day(time: int) -> np.datetime64:
+    return np.datetime64(int(time), "us").astype("datetime64[D]")
+
+
+def _file(path: Path, name: str, number: int) -> Path:
+    return path / "shards" / f"{name}-{number:05d}.npy"

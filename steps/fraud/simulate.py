@@ -1,0 +1,128 @@
+"""A world of cards, terminals and fraudsters, by our own generator: the same seed gives the same transactions.
+
+    simulate://7                                                     seed 7, everything else default
+    simulate://7?cards=5000&terminals=10000&days=183&start=2018-04-01      the size of the published data set
+
+Its rules are those of the Fraud Detection Handbook, chapter 3 (Le Borgne et al.), written anew: a card pays at
+terminals near it; (1) amounts above 220 are frauds; (2) a compromised terminal makes only frauds for 28 days; (3) of
+a leaked card's payments a third is multiplied by 5 for 14 days. Smaller worlds keep the density and the share of
+frauds.
+"""
+
+from datetime import date
+from urllib.parse import parse_qsl, urlsplit
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+from pydantic import Field, ValidationError
+
+from steps.errors import ConfigError, did_you_mean
+from steps.fraud.schema import DAY
+from steps.workload import Section
+
+SIDE = 100  # of the square on which cards and terminals lie
+NEAR = 500  # a card's radius times sqrt(terminals): 5 for 10,000 terminals, so about 78 terminals are near
+TERMINAL_FRAUDS_A_DAY, TERMINAL_DAYS = 2 / 10_000, 28
+CARD_FRAUDS_A_DAY, CARD_DAYS = 3 / 5_000, 14
+
+
+class World(Section):
+    """Size and seed of a simulated world."""
+
+    seed: int = Field(ge=0)
+    cards: int = Field(700, ge=1)
+    terminals: int = Field(1400, ge=1)
+    days: int = Field(91, ge=1)
+    start: date = date(2024, 1, 1)
+
+
+def parse(uri: str) -> World:
+    """simulate://SEED?cards=..&terminals=..&days=..&start=.. → World. Raises ConfigError."""
+    parts = urlsplit(uri)
+    values = dict(parse_qsl(parts.query, keep_blank_values=True)) | {"seed": parts.netloc}
+    try:
+        return World.model_validate(values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = str(first["loc"][0])
+        known = set(World.model_fields)
+        why = f"{name!r} is unknown.{did_you_mean(name, known)}" if name not in known else f"{name}: {first['msg']}."
+        raise ConfigError(
+            f"data.source is {uri!r}: {why} It must look like simulate://7 or simulate://7?cards=700&terminals=1400"
+            "&days=91&start=2024-01-01."
+        ) from error
+
+
+def simulate(world: World) -> pl.DataFrame:
+    """The transactions of a world, in time order, with the columns that `checks.check` expects."""
+    rng = np.random.default_rng(world.seed)
+    home, shop = (rng.uniform(0, SIDE, (n, 2)) for n in (world.cards, world.terminals))
+    mean, rate = rng.uniform(5, 100, world.cards), rng.uniform(0, 4, world.cards)
+    near, near_start = _near(home, shop, NEAR / np.sqrt(world.terminals))
+    choices = np.diff(near_start)
+
+    count = rng.poisson(np.where(choices > 0, rate, 0)[:, None], (world.cards, world.days)).ravel()
+    slot = np.repeat(np.arange(count.size), count)  # card * days + day, ascending
+    second = rng.normal(43_200, 20_000, slot.size).astype(np.int64)
+    keep = (second > 0) & (second < 86_400)
+    slot, second = slot[keep], second[keep]
+    card, day = np.divmod(slot, world.days)
+    amount = rng.normal(mean[card], mean[card] / 2)
+    amount = np.where(amount < 0, rng.uniform(0, 2 * mean[card]), amount).round(2)
+    terminal = near[near_start[card] + (rng.random(slot.size) * choices[card]).astype(np.int64)]
+    scenario = _commit_frauds(rng, world, slot, terminal, amount)
+
+    time = (np.datetime64(world.start, "D").astype(np.int64) + day) * DAY + second * 1_000_000
+    order = np.argsort(time, kind="stable")
+    columns = {"time": time, "card": card, "terminal": terminal, "amount": amount, "scenario": scenario}
+    return pl.DataFrame({"id": np.arange(slot.size)} | {k: v[order] for k, v in columns.items()}).with_columns(
+        pl.col("time").cast(pl.Datetime("us")), fraud=(pl.col("scenario") > 0).cast(pl.UInt8)
+    )
+
+
+def _near(
+    home: NDArray[np.float64], shop: NDArray[np.float64], radius: float
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """(terminals near each card, one card after the other; where each card's begin)."""
+    by_x = np.argsort(shop[:, 0])
+    x = shop[by_x, 0]
+    edges = np.searchsorted(x, np.stack([home[:, 0] - radius, home[:, 0] + radius]))
+    found = []
+    for (left, right), place in zip(edges.T, home, strict=True):
+        strip = by_x[left:right]
+        found.append(strip[((shop[strip] - place) ** 2).sum(1) < radius**2])
+    return np.concatenate(found), np.cumsum([0, *map(len, found)])
+
+
+def _commit_frauds(
+    rng: np.random.Generator,
+    world: World,
+    slot: NDArray[np.int64],
+    terminal: NDArray[np.int64],
+    amount: NDArray[np.float64],
+) -> NDArray[np.uint8]:
+    """The scenario of each transaction (0: genuine); the amounts of scenario 3 are changed in place."""
+    scenario = (amount > 220).astype(np.uint8)
+    compromised = np.zeros((world.terminals, world.days), bool)
+    leaked: list[NDArray[np.int64]] = []
+    start = np.searchsorted(slot, np.arange(world.cards * world.days + 1))
+    for day in range(world.days - 1):
+        terminals = rng.choice(world.terminals, _that_day(world.terminals * TERMINAL_FRAUDS_A_DAY, day), replace=False)
+        compromised[terminals, day : day + TERMINAL_DAYS] = True
+        cards = rng.choice(world.cards, _that_day(world.cards * CARD_FRAUDS_A_DAY, day), replace=False)
+        begin, end = cards * world.days + day, cards * world.days + min(day + CARD_DAYS, world.days)
+        rows = [np.arange(b, e) for b, e in zip(start[begin].tolist(), start[end].tolist(), strict=True)]
+        if rows:
+            joint = np.concatenate(rows)
+            leaked.append(rng.choice(joint, len(joint) // 3, replace=False))
+    scenario[compromised[terminal, slot % world.days]] = 2
+    for rows in leaked:
+        amount[rows] = (5 * amount[rows]).round(2)
+        scenario[rows] = 3
+    return scenario
+
+
+def _that_day(rate: float, day: int) -> int:
+    """How many of `rate` a day fall on this one: whole numbers whose sum follows the rate."""
+    return int((day + 1) * rate + 1e-9) - int(day * rate + 1e-9)

@@ -1,0 +1,93 @@
+"""Where transactions come from: parquet or CSV, a file or a folder, here or in S3, or a simulated world.
+
+What comes out is not checked yet: the columns have our names, and whatever types the source gave them (CSV: text).
+"""
+
+import os
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import polars as pl
+
+from steps.errors import ConfigError, DataError, did_you_mean
+from steps.fraud import simulate
+from steps.fraud.config import Columns, Data
+
+SUFFIXES = {".parquet": "parquet", ".pq": "parquet", ".csv": "csv", ".csv.gz": "csv"}
+
+
+def read(data: Data, scratch: Path) -> pl.DataFrame:
+    """The source's rows with the columns id, time, card, terminal, amount, fraud and, if known, scenario.
+
+    Objects of S3 are downloaded below `scratch`. Raises DataError or ConfigError, each with a way out.
+    """
+    scheme = urlsplit(data.source).scheme
+    if scheme == "simulate":
+        return simulate.simulate(simulate.parse(data.source))
+    if scheme and scheme not in ("s3", "file"):
+        raise ConfigError(f"data.source is {data.source!r}: it must be a path, an s3:// URI or simulate://SEED.")
+    path = _download(data.source, scratch) if scheme == "s3" else Path(data.source.removeprefix("file://"))
+    files, kind = _files(path, data.source)
+    try:
+        frame = pl.scan_parquet(files) if kind == "parquet" else pl.scan_csv(files, infer_schema=False)
+        chosen = _choose(frame.collect_schema().names(), data.columns, data.source)
+        rows = frame.select(pl.col(theirs).alias(ours) for ours, theirs in chosen.items()).collect()
+    except pl.exceptions.NoDataError as error:
+        raise DataError(f"{data.source} is empty: it must hold a header and at least one transaction.") from error
+    except (pl.exceptions.PolarsError, OSError) as error:
+        reason = str(error).splitlines()[0]
+        raise DataError(
+            f"{data.source} cannot be read as {kind}: {reason}. Is it whole, and of that format?"
+        ) from error
+    if rows.is_empty():
+        raise DataError(f"{data.source} holds no transactions: the header is there, but no row.")
+    return rows
+
+
+def _download(uri: str, scratch: Path) -> Path:
+    """The object or prefix of an s3:// URI, below `scratch`. Raises StorageError."""
+    from steps.storage import Store
+
+    parts = urlsplit(uri)
+    bucket, key = parts.netloc, parts.path.lstrip("/")
+    if not bucket or not key:
+        raise ConfigError(f"data.source is {uri!r}: it must be s3://BUCKET/KEY.")
+    target = scratch / Path(key).name
+    Store(bucket, os.environ.get("S3_ENDPOINT_URL") or None).download(key, target)
+    return target
+
+
+def _files(path: Path, shown: str) -> tuple[list[Path], str]:
+    """The data files at `path` in the order of their names, and their one format."""
+    if not path.exists():
+        raise DataError(
+            f"{shown} does not exist: data.source must be a file, a folder, an s3:// URI or simulate://SEED."
+        )
+    if not os.access(path, os.R_OK | (os.X_OK if path.is_dir() else 0)):
+        raise DataError(f"{shown} cannot be read: permission denied. Run as a user who may, or change its mode.")
+    inside = sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
+    files = [(p, kind) for p in inside for suffix, kind in SUFFIXES.items() if p.name.lower().endswith(suffix)]
+    kinds = {kind for _, kind in files}
+    if len(kinds) != 1:
+        found = "both parquet and CSV" if kinds else "neither parquet nor CSV"
+        raise DataError(
+            f"{shown} holds {found}: the files must end with one of {', '.join(SUFFIXES)}, all of one format."
+        )
+    return [p for p, _ in files], kinds.pop()
+
+
+def _choose(found: list[str], columns: Columns, shown: str) -> dict[str, str]:
+    """Our name → the source's name. Raises DataError for every column that is not there."""
+    wanted: dict[str, str] = columns.model_dump()
+    missing = {ours: theirs for ours, theirs in wanted.items() if theirs not in found}
+    missing.pop("scenario", None)
+    if missing:
+        lines = [
+            f'column "{theirs}" (data.columns.{ours}){did_you_mean(theirs, set(found))}'
+            for ours, theirs in missing.items()
+        ]
+        raise DataError(
+            f"{shown} lacks {'; '.join(lines)} Found: {', '.join(found) or 'no column'}. Set data.columns.NAME to what "
+            "the source calls it."
+        )
+    return {ours: theirs for ours, theirs in wanted.items() if theirs in found}

@@ -1,0 +1,54 @@
+"""Turn raw data into a dataset: checked rows, features, shards with random access, and an identity.
+
+    python -m steps prepare --data='{"source": "simulate://7"}' --workflow=try --output dataset=dataset
+
+What is done with the data is the workload's own: see its `prepare`.
+"""
+
+import json
+import sys
+from typing import Any
+
+from pydantic import Field, ValidationError
+
+from steps.errors import ConfigError
+from steps.step import Artifact, StepInputs, StepOutputs
+
+
+class Inputs(StepInputs):
+    workload: str = Field("steps.fraud", description="module that defines the data, the model and its metrics")
+    data: dict[str, Any] = Field(description="the config's section `data`, as JSON")
+    workflow: str = Field(description="name of the workflow: its MLflow run is found by it, or made")
+    experiment: str = Field("rekindle", description="MLflow experiment of the run")
+
+
+class Outputs(StepOutputs):
+    dataset: Artifact = Field(description="the dataset's directory")
+    digest: str = Field(description="sha256 over the shards: the identity of this dataset")
+    rows: int = Field(description="transactions in it")
+    run_id: str = Field(description="the MLflow run of this workflow")
+
+
+def run(inputs: Inputs) -> Outputs:
+    from steps import tracking
+    from steps.workload import load
+
+    workload = load(inputs.workload)
+    try:
+        data = workload.Data.model_validate(inputs.data)
+    except ValidationError as error:
+        lines = [f"data.{'.'.join(map(str, e['loc']))} is {e['input']!r}: {e['msg']}." for e in error.errors()]
+        raise ConfigError("\n".join(lines)) from error
+    run_id = tracking.start_run(inputs.experiment, inputs.workflow, {"rekindle.workload": inputs.workload})
+
+    dataset = inputs.workdir / "dataset"
+    made = workload.prepare(data, dataset)
+    sys.stderr.write(f"prepared {made.rows:,} rows, {made.rejected:,} rejected; {json.dumps(made.facts)}\n")
+    settings = {f"data.{name}": value for name, value in data.model_dump(mode="json").items()}
+    tracking.log(
+        run_id,
+        params=settings | {"data.digest": made.digest},
+        metrics={"rows": made.rows, "rejected": made.rejected},
+        tags={"rekindle.digest": made.digest} | {f"data.{name}": str(value) for name, value in made.facts.items()},
+    )
+    return Outputs(dataset=dataset, digest=made.digest, rows=made.rows, run_id=run_id)
