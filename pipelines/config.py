@@ -9,6 +9,7 @@ Each section's model lives beside what it configures; `data` and `model` belong 
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,10 @@ ENVIRONMENT = "REKINDLE_"  # REKINDLE_TRAIN__WORKERS=3 sets train.workers
 DEFAULT_WORKLOAD = "steps.fraud"
 
 
+def _defaults(section: type[Section]) -> Any:
+    return Field(default_factory=partial(section.model_validate, {}))
+
+
 class Config(Section):
     """Everything a user decides about one pipeline."""
 
@@ -37,11 +42,11 @@ class Config(Section):
     workload: str = Field(DEFAULT_WORKLOAD, description="module that defines the data, the model and its metrics")
     data: DataConfig
     model: Section
-    train: TrainConfig = Field(default_factory=TrainConfig)
-    gate: GateConfig = Field(default_factory=GateConfig)
-    serve: ServeConfig = Field(default_factory=ServeConfig)
-    schedule: ScheduleConfig = Field(default_factory=ScheduleConfig)
-    cluster: ClusterConfig = Field(default_factory=ClusterConfig)
+    train: TrainConfig = _defaults(TrainConfig)
+    gate: GateConfig = _defaults(GateConfig)
+    serve: ServeConfig = _defaults(ServeConfig)
+    schedule: ScheduleConfig = _defaults(ScheduleConfig)
+    cluster: ClusterConfig = _defaults(ClusterConfig)
 
 
 @dataclass(frozen=True)
@@ -92,7 +97,7 @@ def _settings(file: Path, sets: Iterable[str], environment: Mapping[str, str]) -
     for item in sets:
         path, equals, text = item.partition("=")
         if not equals or not path.strip():
-            raise ConfigError(f'--set {item}: it must be KEY=VALUE, such as --set train.workers=3.')
+            raise ConfigError(f"--set {item}: it must be KEY=VALUE, such as --set train.workers=3.")
         yield path.strip(), _parsed(text), f"--set {item}"
 
 
@@ -149,8 +154,9 @@ def _sentence(model: type[BaseModel], error: Any, origin: Any, file: str) -> str
     where = file if source == "default" else source
     if error["type"] == "extra_forbidden":
         parent, _, key = path.rpartition(".")
-        near = did_you_mean(key, _keys(model, parent))
-        return f"{where}: {path} is not a known key.{near or f' Known: {", ".join(sorted(_keys(model, parent)))}.'}"
+        known = _keys(model, parent)
+        hint = did_you_mean(key, known) or f" Known: {', '.join(sorted(known))}."
+        return f"{where}: {path} is not a known key.{hint}"
     if error["type"] == "missing":
         return f"{where}: {path} is missing: it is required."
     if error["type"] in ("model_type", "dict_type") and error["input"] is None:

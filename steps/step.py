@@ -86,7 +86,9 @@ def to_text(value: Any) -> str:
     """A value as Argo carries it: text; JSON for booleans and everything that is not a scalar."""
     if isinstance(value, BaseModel):
         return value.model_dump_json()
-    return str(value) if isinstance(value, (str, int, float, Path)) and not isinstance(value, bool) else json.dumps(value)
+    if isinstance(value, bool) or not isinstance(value, SCALARS):
+        return json.dumps(value)
+    return str(value)
 
 
 def parse(inputs: type[StepInputs], texts: dict[str, str]) -> StepInputs:
@@ -131,11 +133,12 @@ def parser(name: str, step: Step) -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     for field_name, field in step.Inputs.model_fields.items():
-        default = "required" if field.is_required() else f"default: {to_text(field.get_default(call_default_factory=True))}"
-        note = f"{field.description or ''} ({default})".strip().replace("%", "%%")
+        default = "" if field.is_required() else to_text(field.get_default(call_default_factory=True))
+        rule = "required" if field.is_required() else f"default: {default}"
+        note = f"{field.description or ''} ({rule})".strip().replace("%", "%%")
         result.add_argument(flag(field_name), metavar="VALUE", dest=field_name, help=note, default=argparse.SUPPRESS)
-    names = ", ".join(step.Outputs.model_fields) or "none"
-    result.add_argument("--output", action="append", default=[], metavar="NAME=PATH", help=f"where an output goes: {names}")
+    names = f"where an output goes: {', '.join(step.Outputs.model_fields) or 'there is none'}"
+    result.add_argument("--output", action="append", default=[], metavar="NAME=PATH", help=names)
     return result
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-import boto3
+from boto3.session import Session
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
@@ -52,7 +52,7 @@ class Store:
             s3={"addressing_style": "path"} if endpoint else {},
         )
         region = credentials.pop("region_name", None) or os.environ.get("AWS_REGION") or "us-east-1"
-        self.client: Any = boto3.session.Session().client(
+        self.client: Any = Session().client(
             "s3", endpoint_url=endpoint, region_name=region, config=config, **credentials
         )
 
@@ -147,7 +147,7 @@ class Store:
         root = path.resolve()
         for entry in entries:
             if not (root / entry.key[len(prefix) :]).resolve().is_relative_to(root):
-                raise StorageError(f"{self.uri(entry.key)} would be written outside {path}: its key is not a safe path.")
+                raise StorageError(f"{self.uri(entry.key)} would land outside {path}: its key is not a safe path.")
 
         def fetch(entry: Entry) -> None:
             file = path / entry.key[len(prefix) :]
