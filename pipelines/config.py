@@ -19,7 +19,7 @@ from pydantic import BaseModel, Field, ValidationError, create_model
 from pipelines.blocks.cluster import ClusterConfig
 from pipelines.retraining import ScheduleConfig
 from steps.errors import ConfigError, did_you_mean
-from steps.gate import GateConfig
+from steps.gate import Gate
 from steps.serve import ServeConfig
 from steps.training.config import TrainConfig
 from steps.workload import DataConfig, Section, load
@@ -43,7 +43,7 @@ class Config(Section):
     data: DataConfig
     model: Section
     train: TrainConfig = _defaults(TrainConfig)
-    gate: GateConfig = _defaults(GateConfig)
+    gate: Gate = _defaults(Gate)
     serve: ServeConfig = _defaults(ServeConfig)
     schedule: ScheduleConfig = _defaults(ScheduleConfig)
     cluster: ClusterConfig = _defaults(ClusterConfig)

@@ -38,7 +38,9 @@ class NotFound(StorageError):
 class Store:
     """Objects of one bucket by key. Thread-safe. Every failure is a StorageError that names the object."""
 
-    def __init__(self, bucket: str, endpoint: str | None = None, **credentials: str | None) -> None:
+    def __init__(
+        self, bucket: str, endpoint: str | None = None, access_key: str | None = None, secret_key: str | None = None
+    ) -> None:
         self.bucket = bucket
         self.endpoint = endpoint
         config = Config(
@@ -51,9 +53,13 @@ class Store:
             response_checksum_validation="when_required",
             s3={"addressing_style": "path"} if endpoint else {},
         )
-        region = credentials.pop("region_name", None) or os.environ.get("AWS_REGION") or "us-east-1"
         self.client: Any = Session().client(
-            "s3", endpoint_url=endpoint, region_name=region, config=config, **credentials
+            "s3",
+            endpoint_url=endpoint,
+            region_name=os.environ.get("AWS_REGION") or "us-east-1",
+            aws_access_key_id=access_key,
+            aws_secret_access_key=secret_key,
+            config=config,
         )
 
     @classmethod
