@@ -17,6 +17,8 @@ from steps.errors import ConfigError
 if TYPE_CHECKING:
     import torch
 
+    from steps.gate import Evaluation, Gate
+
 
 class Section(BaseModel):
     """One part of a config file. Unknown keys are errors; every field carries its own documentation."""
@@ -85,8 +87,10 @@ class Workload(Protocol):
         """Scalar mean loss of one micro-batch."""
         ...
 
-    def evaluate(self, model: Path, dataset: Path) -> Any:
-        """Score a trained model on the dataset's test rows; see steps/evaluate.py."""
+    def evaluate(
+        self, candidate: Path, champion: Path | None, dataset: Path, report: Path, gate: "Gate"
+    ) -> "Evaluation":
+        """Judge trained models on the dataset's test rows, and leave pictures in `report`. Raises DataError."""
         ...
 
     def scorer(self, release: Path) -> Scorer:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from steps.fraud.config import Data, Model
+from steps.gate import Evaluation, Gate
 from steps.workload import Dataset, Prepared, Scorer
 
 if TYPE_CHECKING:
@@ -44,11 +45,11 @@ def loss(model: "torch.nn.Module", batch: tuple["torch.Tensor", ...]) -> "torch.
     return loss(model, batch)
 
 
-def evaluate(model: Path, dataset: Path) -> Any:
-    """Scores and metrics of a trained model on the test weeks."""
+def evaluate(candidate: Path, champion: Path | None, dataset: Path, report: Path, gate: Gate) -> Evaluation:
+    """Scores, metrics and pictures of trained models on the test weeks. Raises DataError."""
     from steps.fraud.protocol import evaluate
 
-    return evaluate(model, dataset)
+    return evaluate(candidate, champion, dataset, report, gate)
 
 
 def scorer(release: Path) -> Scorer:

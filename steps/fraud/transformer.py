@@ -79,8 +79,9 @@ class FraudModel(nn.Module):
 
 
 def build(section: Model, facts: dict[str, Any]) -> FraudModel:
-    """A fresh model for the dataset of `facts` (keys `features`, `mean`, `spread`)."""
-    return FraudModel(section, facts["features"], torch.tensor(facts["mean"]), torch.tensor(facts["spread"]))
+    """A fresh model for the dataset of `facts` (keys `features`, `mean`, `std`)."""
+    spread = torch.tensor(facts["std"]).clamp(min=1e-6)  # a feature that never varies says nothing
+    return FraudModel(section, facts["features"], torch.tensor(facts["mean"]), spread)
 
 
 def load(folder: Path) -> FraudModel:

@@ -1,0 +1,94 @@
+"""Pictures of an evaluation, as PNG files: scores, precision-recall, calibration, kinds of fraud, weeks."""
+
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+from numpy.typing import NDArray
+from sklearn.metrics import average_precision_score, precision_recall_curve
+
+matplotlib.use("Agg")  # needs no screen
+from matplotlib import pyplot as plt
+from matplotlib.axes import Axes
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.integer]
+COLOUR = {"candidate": "#c2410c", "champion": "#475569"}
+CALLED = 0.5  # a score from here on counts as an alarm
+
+
+def draw(folder: Path, labels: Ints, scenarios: Ints, scores: dict[str, Floats], parts: list[dict[str, Any]]) -> None:
+    """All pictures of the models in `scores` (name → [n]) on rows with `labels` and `scenarios`, into `folder`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with plt.rc_context({"axes.spines.top": False, "axes.spines.right": False, "font.size": 9}):
+        for name, picture in {
+            "scores": lambda axes: _histogram(axes, labels, scores["candidate"]),
+            "precision_recall": lambda axes: _precision_recall(axes, labels, scores),
+            "calibration": lambda axes: _calibration(axes, labels, scores),
+            "scenarios": lambda axes: _scenarios(axes, labels, scenarios, scores["candidate"]),
+            "weeks": lambda axes: _weeks(axes, parts, list(scores)),
+        }.items():
+            figure, axes = plt.subplots(figsize=(5, 3.4), layout="constrained")
+            picture(axes)
+            figure.savefig(folder / f"{name}.png", dpi=110)
+            plt.close(figure)
+
+
+def _histogram(axes: Axes, labels: Ints, scores: Floats) -> None:
+    bins = np.linspace(0, 1, 41).tolist()
+    for value, name, colour in ((0, "genuine", "#94a3b8"), (1, "fraud", COLOUR["candidate"])):
+        axes.hist(scores[labels == value], bins, label=name, color=colour, alpha=0.7)
+    axes.set(yscale="log", xlabel="score", ylabel="transactions", title="Scores of the candidate")
+    axes.legend()
+
+
+def _precision_recall(axes: Axes, labels: Ints, scores: dict[str, Floats]) -> None:
+    for name, values in scores.items():
+        precision, recall, _ = precision_recall_curve(labels, values, drop_intermediate=True)
+        axes.plot(recall, precision, label=name, color=COLOUR[name], drawstyle="steps-post")
+    axes.set(xlabel="recall", ylabel="precision", xlim=(0, 1), ylim=(0, 1.02), title="Precision and recall")
+    axes.legend()
+
+
+def _calibration(axes: Axes, labels: Ints, scores: dict[str, Floats]) -> None:
+    edges = np.array([0, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 0.6, 0.9, 1])
+    for name, values in scores.items():
+        bucket = np.digitize(values, edges[1:-1])
+        count = np.bincount(bucket, minlength=len(edges) - 1)
+        kept = count >= 20
+        stated = np.bincount(bucket, values, len(edges) - 1)[kept] / count[kept]
+        found = np.bincount(bucket, labels, len(edges) - 1)[kept] / count[kept]
+        axes.plot(stated, found, "o-", label=name, color=COLOUR[name])
+    axes.plot([1e-4, 1], [1e-4, 1], "--", color="#cbd5e1")
+    axes.set_xscale("log")
+    axes.set_yscale("symlog", linthresh=1e-4)
+    axes.set(xlim=(1e-4, 1.2), ylim=(0, 1.2), xlabel="stated", ylabel="share of frauds", title="Calibration")
+    axes.legend()
+
+
+def _scenarios(axes: Axes, labels: Ints, scenarios: Ints, scores: Floats) -> None:
+    """For each kind of fraud: how many, how many raise an alarm, and AP against all genuine transactions."""
+    rows = []
+    for kind in np.unique(scenarios[labels == 1]):
+        chosen = (labels == 1) & (scenarios == kind)
+        against = chosen | (labels == 0)
+        ap = average_precision_score(labels[against], scores[against])
+        name = f"scenario {kind}" if kind else "not known"
+        rows.append([name, f"{chosen.sum():,}", f"{(scores[chosen] >= CALLED).mean():.0%}", f"{ap:.3f}"])
+    false = int(((labels == 0) & (scores >= CALLED)).sum())
+    rows.append(["genuine", f"{(labels == 0).sum():,}", f"{false:,} alarms", ""])
+    axes.axis("off")
+    axes.set_title(f"Kinds of fraud (alarm: score ≥ {CALLED:g})")
+    axes.table(rows, colLabels=["kind", "transactions", "alarm", "AP"], loc="center", cellLoc="center").scale(1, 1.5)
+
+
+def _weeks(axes: Axes, parts: list[dict[str, Any]], names: list[str]) -> None:
+    place, width = np.arange(len(parts)), 0.8 / len(names)
+    for number, name in enumerate(names):
+        heights = [part[name]["ap"] for part in parts]
+        bars = axes.bar(place + (number - (len(names) - 1) / 2) * width, heights, width, label=name, color=COLOUR[name])
+        axes.bar_label(bars, fmt="%.3f", fontsize=7)
+    axes.set_xticks(place, [part["name"] for part in parts])
+    axes.set(ylabel="AP", title="Average precision by test week", ylim=(0, 1))
+    axes.legend()

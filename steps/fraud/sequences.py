@@ -1,0 +1,154 @@
+"""The transformer's samples: windows over the memory-mapped shards of a dataset directory.
+
+A training sample is a window of `LENGTH` consecutive transactions of one card. Windows of a card overlap by
+`OVERLAP`; loss counts at each position once: from `OVERLAP` on, in a card's first window from the start.
+All shards are mapped into one stretch of memory, so a batch is one gather however many shards it touches.
+"""
+
+import ctypes
+import json
+import mmap
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from steps.errors import DataError
+from steps.fraud.config import CONTEXT
+
+LENGTH = 64  # transactions in a training window
+OVERLAP = 24  # of them, those that only give context
+SCORED = 128  # transactions in a window when a trained model scores long runs of rows
+MAP_FIXED = 0x10
+
+Ints = NDArray[np.int64]
+
+
+class Rows:
+    """All rows of a dataset directory, sorted by (card, time): the features mapped, the small columns in memory.
+
+    Reads what steps/fraud/shards.py writes, without its imports. Raises DataError if that is not there or not whole.
+    """
+
+    def __init__(self, path: Path) -> None:
+        try:
+            self.facts: dict[str, Any] = json.loads((path / "dataset.json").read_text())
+            self.width = len(self.facts["features"])
+            names = ("times", "cards", "labels", "scenarios", "ids")
+            columns = [_joined(self._files(path, name)) for name in names]
+            self.times, self.cards, self.labels, self.scenarios, self.ids = columns
+            self.features, self.place = _mapped(self._files(path, "features"), self.width)
+        except (OSError, ValueError, KeyError) as error:
+            raise DataError(f"{path} is not a whole dataset ({error}): let the step prepare make it again.") from error
+        if not {len(column) for column in (*columns, self.place)} == {sum(self.facts["shards"])}:
+            raise DataError(f"{path}: the shards have not the rows that dataset.json lists. Let prepare make it again.")
+        new = np.ones(len(self), bool)
+        new[1:] = self.cards[1:] != self.cards[:-1]
+        self.first = np.maximum.accumulate(np.where(new, np.arange(len(self)), 0))  # the card's first row, of each row
+
+    def __len__(self) -> int:
+        return len(self.times)
+
+    def _files(self, path: Path, name: str) -> list[Path]:
+        return [path / "shards" / f"{name}-{number:05d}.npy" for number in range(len(self.facts["shards"]))]
+
+    def windows(self, starts: Tensor, length: int) -> Tensor:
+        """Features [B, length, F] of `length` rows from each of `starts` on; after a card's rows comes anything."""
+        size = length * self.width
+        overlapping = self.features.as_strided((len(self.features) - size + 1, size), (1, 1))
+        return overlapping.index_select(0, starts).view(-1, length, self.width)
+
+
+class TrainingWindows:
+    """The windows over the rows before `train_end`; `batch` gives (features, labels, counted)."""
+
+    def __init__(self, rows: Rows) -> None:
+        self.rows = rows
+        train = rows.times < rows.facts["train_end"]
+        if not train.any():
+            raise DataError("no transaction is older than the end of training: give more data, or fewer test weeks.")
+        start, self.low, self.high = (torch.from_numpy(a) for a in _windows(rows.first, train))
+        self.start = torch.from_numpy(rows.place)[start]
+        padded = torch.cat([torch.from_numpy(rows.labels), torch.zeros(LENGTH, dtype=torch.uint8)])
+        self.labels = padded.as_strided((len(rows), LENGTH), (1, 1))
+        self.label_row = start
+        self.position = torch.arange(LENGTH)
+        self.facts = rows.facts
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+    def batch(self, indices: Tensor) -> tuple[Tensor, ...]:
+        """(float32 [B, LENGTH, F], uint8 [B, LENGTH], bool [B, LENGTH]) of the windows `indices`."""
+        features = self.rows.windows(self.start.index_select(0, indices), LENGTH)
+        labels = self.labels.index_select(0, self.label_row.index_select(0, indices))
+        low, high = self.low.index_select(0, indices)[:, None], self.high.index_select(0, indices)[:, None]
+        return features, labels, (self.position >= low) & (self.position < high)
+
+
+def open_dataset(path: Path, split: str = "train") -> TrainingWindows:
+    """The training samples of a dataset directory."""
+    if split != "train":
+        raise ValueError(f'split is "{split}": the training windows are all there is; evaluation reads Rows')
+    return TrainingWindows(Rows(path))
+
+
+def scoring_windows(first: Ints, rows: Ints) -> tuple[Ints, Ints, Ints]:
+    """Windows of SCORED rows that give each of `rows` (ascending) at least CONTEXT rows of its card's past.
+
+    `first` is the card's first row of each row. Gives (start of each window; window and position of each of `rows`).
+    """
+    leader = np.ones(len(rows), bool)
+    leader[1:] = first[rows[1:]] != first[rows[:-1]]
+    origin = rows[leader][np.cumsum(leader) - 1]  # the first of `rows` of the same card
+    block = (rows - origin) // (SCORED - CONTEXT)
+    start = np.maximum(origin + block * (SCORED - CONTEXT) - CONTEXT, first[rows])
+    starts, window = np.unique(start, return_inverse=True)
+    return starts, window, rows - start
+
+
+def _windows(first: Ints, train: NDArray[np.bool_]) -> tuple[Ints, Ints, Ints]:
+    """(first row, first and last+1 counted position) of every window over the training rows."""
+    begin, count = np.unique(first[train], return_counts=True)
+    stride = LENGTH - OVERLAP
+    windows = np.maximum(1, -(-(count - OVERLAP) // stride))
+    number = np.arange(windows.sum()) - np.repeat(np.cumsum(windows) - windows, windows)
+    start = np.repeat(begin, windows) + number * stride
+    end = np.repeat(begin + count, windows)
+    return start, np.where(number == 0, 0, OVERLAP), np.minimum(end - start, LENGTH)
+
+
+def _joined(files: list[Path]) -> NDArray[Any]:
+    return np.concatenate([np.load(file, mmap_mode="r") for file in files])
+
+
+def _mapped(files: list[Path], width: int) -> tuple[Tensor, Ints]:
+    """All feature files in one float32 tensor, and the place in it of each row's first feature.
+
+    Nothing is read: the files are mapped side by side into one reserved stretch. Between and after them lie finite
+    numbers without meaning (file headers, zeros).
+    """
+    tables = [np.load(file, mmap_mode="r") for file in files]
+    for file, table in zip(files, tables, strict=True):
+        if table.dtype != np.float32 or table.ndim != 2 or table.shape[1] != width:
+            raise DataError(f"{file} holds {table.dtype} {table.shape}: it must be float32 [rows, {width}].")
+    page = mmap.ALLOCATIONGRANULARITY
+    sizes = [-(-file.stat().st_size // page) * page for file in files]
+    offsets = np.cumsum([0, *sizes])
+    region = mmap.mmap(-1, int(offsets[-1]) + SCORED * width * 4)
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+    base = ctypes.addressof(ctypes.c_char.from_buffer(region))
+    for file, offset in zip(files, offsets, strict=False):
+        with file.open("rb") as opened:
+            wanted, size = base + int(offset), file.stat().st_size
+            got = libc.mmap(wanted, size, mmap.PROT_READ, mmap.MAP_SHARED | MAP_FIXED, opened.fileno(), 0)
+            if got != wanted:
+                raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), str(file))
+    place = [np.arange(len(t)) * width + (o + t.offset) // 4 for t, o in zip(tables, offsets, strict=False)]
+    return torch.frombuffer(region, dtype=torch.float32), np.concatenate(place)
