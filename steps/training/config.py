@@ -12,7 +12,8 @@ class TrainConfig(Section):
     """How a model is trained. Every field but those in PLACEMENT is part of what the weights are a function of."""
 
     PLACEMENT: ClassVar[frozenset[str]] = frozenset(
-        {"workers", "min_workers", "max_workers", "checkpoint_seconds", "checkpoint_steps", "keep_checkpoints"}
+        {"workers", "min_workers", "max_workers", "silence_seconds"}
+        | {"checkpoint_seconds", "checkpoint_steps", "keep_checkpoints"}
     )
 
     workers: int = Field(2, ge=1, description="processes to start; any number gives the same weights")
@@ -34,6 +35,7 @@ class TrainConfig(Section):
     clip: float = Field(1.0, ge=0, description="largest norm of the gradient (0: no limit)")
     average: float = Field(0.0, ge=0, lt=1, description="keep and release a running average of the weights (0: off)")
     reduction: Literal["exact", "fast"] = Field("exact", description="fast: a plain all-reduce, bits depend on workers")
+    silence_seconds: float = Field(5.0, ge=1, description="a worker not heard of for this long is dropped")
     checkpoint_seconds: float = Field(30.0, gt=0, description="a durable checkpoint is due after this time")
     checkpoint_steps: int = Field(0, ge=0, description="and after this many steps (0: time alone decides)")
     keep_checkpoints: int = Field(3, ge=2, description="durable checkpoints kept")

@@ -1,0 +1,133 @@
+"""A worker's half of the coordinator's protocol (see coordinator.py): a thread that listens, beats and reconnects."""
+
+import json
+import os
+import select
+import socket
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+from steps.errors import ConfigError, RekindleError
+
+BEAT = 0.5  # seconds between proofs of life
+RETRY = 0.1  # seconds between attempts to reach the coordinator
+
+Members = list[tuple[str, str]]  # (id, address of its store) by rank
+
+
+class Client:
+    """What this worker knows of the run's membership. Thread-safe."""
+
+    def __init__(self, host: str, port: int, store_port: int, fingerprint: dict[str, Any]) -> None:
+        self.where = (host, port)
+        self.id = uuid.uuid4().hex[:12]
+        self.name = os.environ.get("POD_NAME") or f"{socket.gethostname()}-{os.getpid()}"
+        self.address = ""  # ours, as the coordinator's network sees it
+        self.step = -1
+        self.opened = 0  # the newest generation we have heard of
+        self.hard = 0  # groups older than this one are broken
+        self.group: tuple[int, Members] = (0, [])  # the newest published
+        self.complete = False
+        self.on_hard: Callable[[], None] = lambda: None
+        self._hello = {"id": self.id, "name": self.name, "fingerprint": fingerprint}
+        self._store_port = store_port
+        self._acked = 0
+        self._error: RekindleError | None = None
+        self._socket: socket.socket | None = None
+        self._changed = threading.Condition()
+        threading.Thread(target=self._run, name="coordinator", daemon=True).start()
+
+    def agree(self, current: int, step: int, give_up: Callable[[], bool]) -> tuple[int, Members] | None:
+        """Wait for the members of a generation after `current`; None if `give_up()` says so meanwhile, or it is over.
+
+        Raises ConfigError if the coordinator refuses this worker, RekindleError if it has given up the run.
+        """
+        self.step = step
+        with self._changed:
+            while not (self.complete or give_up()):
+                if self._error:
+                    raise self._error
+                if self.opened > current and self._acked < self.opened:
+                    self._acked = self.opened
+                    self.send({"ack": self.opened, "step": step})
+                generation, members = self.group
+                if generation == self.opened > current and self.id in [id for id, _ in members]:
+                    return self.group
+                self._changed.wait(0.2)
+        return None
+
+    def wait_complete(self, current: int, seconds: float) -> bool:
+        """Wait until the run is complete (True) or a generation after `current` is open, at most `seconds`."""
+        with self._changed:
+            self._changed.wait_for(lambda: self.complete or self._error or self.opened > current, seconds)
+            if self._error:
+                raise self._error
+            return self.complete
+
+    def send(self, message: dict[str, Any]) -> None:
+        """Tell the coordinator; it is lost if there is none (a reconnect says all that matters)."""
+        with self._changed:
+            try:
+                if self._socket:
+                    self._socket.sendall(json.dumps(message).encode() + b"\n")
+            except OSError:
+                self._socket = None  # the listening thread connects again
+
+    def _run(self) -> None:
+        quiet_until = time.monotonic() + 10
+        while not self.complete:
+            try:
+                # the pod's own address, or all local pods would be seen as 127.0.0.1
+                source = (os.environ.get("POD_IP", ""), 0)
+                with socket.create_connection(self.where, timeout=5, source_address=source) as connection:
+                    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                    self._listen(connection)
+                quiet_until = time.monotonic() + 10
+            except (OSError, ValueError) as error:
+                if time.monotonic() > quiet_until:
+                    sys.stderr.write(f"the coordinator at {self.where[0]}:{self.where[1]} does not answer: {error}\n")
+                    quiet_until = time.monotonic() + 60
+            with self._changed:
+                self._socket, self._acked = None, 0
+            time.sleep(RETRY)
+
+    def _listen(self, connection: socket.socket) -> None:
+        with self._changed:
+            self.address = connection.getsockname()[0]
+            peers = [id for id, _ in self.group[1]]
+            hello = {"address": f"{self.address}:{self._store_port}", "step": self.step, "generation": self.opened}
+            self._socket = connection
+            self.send({"join": self._hello | hello | {"peers": peers}})
+        beat, pending = time.monotonic() + BEAT, b""
+        while True:
+            if select.select([connection], [], [], max(0.0, beat - time.monotonic()))[0]:
+                if not (data := connection.recv(65536)):
+                    return
+                *lines, pending = (pending + data).split(b"\n")
+                for line in lines:
+                    self._hear(json.loads(line))
+            if time.monotonic() >= beat:
+                beat = time.monotonic() + BEAT
+                self.send({"beat": self.step})
+
+    def _hear(self, message: dict[str, Any]) -> None:
+        with self._changed:
+            if "open" in message:
+                self.opened = max(self.opened, message["open"])
+                self.hard = max(self.hard, message["open"] if message["hard"] else 0)
+            elif "members" in message:
+                self.group = message["generation"], [(id, address) for id, address in message["members"]]
+            elif "complete" in message:
+                self.complete = True
+            elif "refused" in message:
+                self._error = ConfigError(message["refused"])
+            elif "failed" in message:
+                self._error = RekindleError(message["failed"])
+                self._error.exit_code = message["code"]
+            self._changed.notify_all()
+        if message.get("hard"):
+            self.on_hard()

@@ -1,0 +1,47 @@
+"""The dataset on this node: downloaded once, shared by all workers of the node, found again after a restart."""
+
+import fcntl
+import json
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+from steps.errors import DataError, RekindleError
+from steps.storage import NotFound, Store
+
+CACHE = "REKINDLE_CACHE"  # environment: the directory for datasets, on a disk large enough
+
+
+def local_dataset(store: Store, prefix: str, digest: str) -> Path:
+    """The directory with the dataset below `prefix`. Raises DataError if it is not there, or another than `digest`."""
+    root = Path(os.environ.get(CACHE) or Path(tempfile.gettempdir()) / f"rekindle-{os.getuid()}") / "datasets"
+    root.mkdir(parents=True, exist_ok=True)
+    target = root / digest
+    with open(root / f"{digest}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # released by the kernel, however this process ends
+        if not target.exists():
+            unfinished = root / f"{digest}.unfinished"
+            shutil.rmtree(unfinished, ignore_errors=True)
+            _download(store, prefix, unfinished)
+            found = json.loads((unfinished / "dataset.json").read_text()).get("digest")
+            if found != digest:
+                raise DataError(
+                    f"{store.uri(prefix)} is the dataset {str(found)[:12]}: this run was given the digest "
+                    f"{digest[:12]}. Run the step prepare again, or pass the digest that it gave."
+                )
+            unfinished.rename(target)
+    return target
+
+
+def _download(store: Store, prefix: str, target: Path) -> None:
+    try:
+        store.download(prefix.rstrip("/") + "/", target)
+    except NotFound as error:
+        raise DataError(f"{error} The step prepare must have written the dataset there.") from error
+    except OSError as error:
+        raise RekindleError(
+            f"the dataset cannot be kept in {target.parent} ({error}): make room, or set {CACHE} to a larger disk."
+        ) from error
+    if not (target / "dataset.json").exists():
+        raise DataError(f"{store.uri(prefix)} holds no dataset.json: it is not a dataset. Run the step prepare again.")

@@ -1,0 +1,217 @@
+"""The group as the training loop sees it: steps to do, leaves that are ours, and one sum over all of them.
+
+    for step in group.steps(state, end):
+        for leaf in group.leaves():
+            group.add(leaf, loss, gradients)
+        if (total := group.reduced()) is not None:   # None: somebody was lost, whoever is left does the step again
+            ...
+
+Each process sums the whole subtrees of its leaves (see tree.py), sends each other process that one's slice of them,
+finishes the tree for its own slice, and the slices are gathered: the traffic of an all-reduce, the bits of one process.
+Three numbers ride on every gradient: the loss, whether anybody knows of a newcomer, and whether anybody must leave.
+"""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from steps.errors import ConfigError
+from steps.training.peers import TIMEOUT, Formation, Peers
+from steps.training.state import State
+from steps.training.tree import Block, Sum, blocks, share
+
+RIDERS = 3  # loss, join, leave
+Buffer = tuple[Tensor, list[Tensor]]  # a flat tensor and its views by parameter
+kernels: Any = torch  # whose stubs lack the fused operations
+
+
+class Group:
+    """The processes that train together now. `restore` gives rank 0 its state when nobody has any."""
+
+    def __init__(self, peers: Peers, state: State, restore: Callable[[], None], leaving: threading.Event) -> None:
+        self.peers, self.state, self.restore, self.leaving = peers, state, restore, leaving
+        self.leaves_total, self.exact = state.config.virtual_workers, state.config.reduction == "exact"
+        self.rank, self.size = 0, 0  # size 0: not formed
+        self._pg: Any = None
+        self.left = False  # told to go: the steps end before their end
+        self.deserted = False  # nobody is left to carry the state on
+        self.loss = 0.0
+        self._broken = self._flagged = False
+        self._forget()
+
+    def steps(self, end: int) -> Iterator[int]:
+        """The step to do now, until `end` updates are made or we must leave."""
+        while not self.left:
+            if not self.size and not self._form():
+                self.left = self.deserted = True
+            elif self.state.step >= end:
+                return
+            else:
+                yield self.state.step
+
+    def leaves(self) -> Iterator[int]:
+        """The virtual workers that are ours in this step; ends early if the group turns out to be broken."""
+        self._flagged = self.leaving.is_set()
+        self._riders[1], self._riders[2] = float(self.peers.stale()), float(self._flagged)
+        for leaf in share(self.leaves_total, self.size, self.rank):
+            if self.peers.dead():
+                self._broken = True
+                return
+            yield leaf
+
+    def add(self, leaf: int, loss: Tensor, gradients: list[Tensor]) -> None:
+        """Count in one virtual worker's mean loss and gradients (one a parameter)."""
+        flat, views = self._pool.pop() if self._pool else self._buffer()
+        kernels._foreach_copy_(views, gradients)
+        flat[self.state.size : self.state.size + RIDERS] = self._riders
+        flat[self.state.size] = loss.detach()
+        self._sum.push((leaf, leaf + 1), (flat, views))
+
+    def reduced(self) -> Tensor | None:
+        """The sum of all gradients, flat [state.size], valid until the next `add`; None if the group broke."""
+        if not self._broken:
+            try:
+                total = self._reduce()
+            except RuntimeError as error:
+                self.peers.fault(error)
+                self._broken = True
+            else:
+                self._heed(total[self.state.size : self.state.size + RIDERS].tolist())
+                return total[: self.state.size]
+        self._forget()
+        self.size = 0
+        return None
+
+    def _heed(self, riders: list[float]) -> None:
+        """What the others let us know: all stop after the same step."""
+        loss, join, leave = riders
+        self.loss = loss / self.leaves_total
+        if leave and not self.peers.elastic:  # the others could not go on without the leaver
+            leave = self.leaves_total
+        self.deserted = leave == self.leaves_total
+        self.left = self._flagged or self.deserted
+        if join or leave:
+            self.size = 0
+
+    def finish(self, write: Callable[[], str]) -> bool:
+        """After the last step: rank 0 writes the result. True: the run is over; False: form the next group."""
+        sha256 = write() if self.rank == 0 else ""
+        while not self.peers.finish(sha256):
+            self.left = self.leaving.is_set()
+            if self.left or self.peers.stale():
+                self.size = 0
+                return False
+        return True
+
+    def _form(self) -> bool:
+        """Become part of the next group and take the newest state of all its members; False: told to leave."""
+        while formation := self.peers.form(self.state.step, self.leaving.is_set):
+            if formation.size > self.leaves_total:
+                raise ConfigError(
+                    f"the group has {formation.size} workers: it must have at most train.virtual_workers "
+                    f"({self.leaves_total}). Start fewer, or raise train.virtual_workers (this changes the result)."
+                )
+            try:
+                self._agree(formation)
+            except RuntimeError as error:
+                self.peers.fault(error)
+                continue
+            self.rank, self.size, self._broken = formation.rank, formation.size, False
+            return True
+        return False
+
+    def _agree(self, formation: Formation) -> None:
+        """Whoever has made the most steps gives its state to the others; nobody has: rank 0 restores it."""
+        self._pg = pg = formation.pg
+        ours = torch.tensor([self.state.step], device=self.state.device)
+        steps = [ours.clone() for _ in range(formation.size)]
+        if pg:
+            pg.allgather([steps], [ours]).wait()
+        known = [int(step) for step in steps]
+        newest = max(known)
+        if newest < 0 and formation.rank == 0:
+            self.restore()
+            ours[0] = self.state.step
+        if pg and (newest < 0 or min(known) < newest):
+            giver = known.index(newest)
+            pg.broadcast(ours, giver).wait()
+            pg.broadcast(self.state.memory, giver).wait()
+            self.state.step = int(ours)
+
+    def _reduce(self) -> Tensor:
+        parts = self._sum.take()
+        self._pool += [buffer for _, buffer in parts]
+        flats = [(block, flat) for block, (flat, _) in parts]
+        width = self.state.size + RIDERS
+        if not self._pg:
+            return flats[0][1][:width]
+        plan = [blocks(self.leaves_total, self.size, rank) for rank in range(self.size)]
+        if not self.exact or (self.size == 2 and plan == [plan[0][:1], plan[1][:1]]):
+            mine = flats[0][1][:width]  # of two addends, an all-reduce has only one order
+            for _, other in flats[1:]:
+                mine += other[:width]
+            self._pg.allreduce([mine]).wait()
+            return mine
+        return self._reduce_exactly(flats, plan, width)
+
+    def _reduce_exactly(self, flats: list[tuple[Block, Tensor]], plan: list[tuple[Block, ...]], width: int) -> Tensor:
+        """Everybody's partial sums of our slice to us, the tree finished there, and the slices to everybody."""
+        part = -(-width // self.size)
+        own = slice(self.rank * part, (self.rank + 1) * part)
+        received = self._received(sum(len(found) for found in plan), part)
+        inbox: list[tuple[Block, Tensor]] = []
+        works = []
+        with self._together():
+            for peer, found in enumerate(plan):
+                if peer == self.rank:
+                    inbox += [(block, flat[own]) for block, flat in flats]
+                    continue
+                for tag, block in enumerate(found):
+                    inbox.append((block, received[len(inbox)]))
+                    works.append(self._pg.recv([inbox[-1][1]], peer, tag))
+                for tag, (_, flat) in enumerate(flats):
+                    works.append(self._pg.send([flat[peer * part : (peer + 1) * part]], peer, tag))
+        for work in works:
+            work.wait(TIMEOUT)
+        tree = Sum[Tensor](self.leaves_total, Tensor.add_)
+        for block, piece in inbox:
+            tree.push(block, piece)
+        total = self._total[: part * self.size]
+        self._pg._allgather_base(total, tree.take()[0][1]).wait()
+        return total
+
+    @contextmanager
+    def _together(self) -> Iterator[None]:
+        """nccl must be told that sends and receives belong together, or they wait for each other."""
+        if self.state.device.type == "cuda":
+            self._pg._start_coalescing()
+        yield
+        if self.state.device.type == "cuda":
+            self._pg._end_coalescing(self.state.device).wait()
+
+    def _buffer(self) -> Buffer:
+        flat = torch.zeros_like(self._total)
+        return flat, self.state.views(flat)
+
+    def _received(self, rows: int, part: int) -> Tensor:
+        if self._inbox.numel() < rows * part:
+            self._inbox = self._total.new_empty(rows * part)
+        return self._inbox[: rows * part].view(rows, part)
+
+    def _forget(self) -> None:
+        """Begin with fresh buffers: a broken group may still write into the old ones."""
+        width = self.state.size + RIDERS + self.leaves_total  # slices of equal size reach beyond the end
+        self._total = torch.zeros(width, device=self.state.device)
+        self._inbox = self._total.new_empty(0)
+        self._riders = self._total.new_zeros(RIDERS)
+        self._pool: list[Buffer] = []
+        self._sum = Sum[Buffer](self.leaves_total, self._plus)
+
+    def _plus(self, left: Buffer, right: Buffer) -> Buffer:
+        left[0].add_(right[0])
+        self._pool.append(right)
+        return left

@@ -1,0 +1,188 @@
+"""The training loop, and the parts it is made of. `python -m steps train` runs it."""
+
+import json
+import os
+import platform
+import signal
+import sys
+import threading
+from typing import Any
+
+import torch
+from pydantic import ValidationError
+from safetensors.torch import save
+from torch import Tensor
+
+from steps.errors import ConfigError, DataError, RekindleError
+from steps.storage import Store
+from steps.train import Inputs
+from steps.training import peers as peering
+from steps.training.checkpoints import Checkpoints
+from steps.training.coordinator import finished
+from steps.training.data import local_dataset
+from steps.training.group import Group
+from steps.training.metrics import Metrics
+from steps.training.sampler import Sampler, mix
+from steps.training.state import State, weights_sha256
+from steps.workload import Workload, load
+
+GRACE = 25.0  # seconds after a SIGTERM in which a step and a checkpoint must fit
+
+
+def train(inputs: Inputs) -> None:
+    """Make all steps together with whoever is there. Raises ConfigError, DataError; SystemExit(143) when told to go."""
+    leaving = heed_sigterm()
+    if finished(inputs):
+        return
+    device = pick_device(inputs)
+    peers = peering.find(fingerprint(inputs, device), device)
+    try:
+        Training(inputs, device, peers, leaving).run()
+    except Exception as error:
+        text = str(error) if isinstance(error, RekindleError) else f"{type(error).__name__}: {error}"
+        peers.failed(text, getattr(error, "exit_code", 1))
+        raise
+
+
+class Training:
+    """One process's part in a run."""
+
+    def __init__(self, inputs: Inputs, device: torch.device, peers: peering.Peers, leaving: threading.Event) -> None:
+        self.inputs, self.device = inputs, device
+        self.workload, section = open_workload(inputs)
+        self.store = Store.from_env()
+        self.data = self.workload.dataset(local_dataset(self.store, inputs.dataset, inputs.digest), "train")
+        if not len(self.data):
+            raise DataError("the dataset has no training samples: give more data, or fewer test weeks.")
+        torch.manual_seed(mix(inputs.seed, 0, 0))
+        self.model = self.workload.model(section, self.data.facts)
+        self.state = State(self.model, inputs, device)
+        self.sampler = Sampler(len(self.data), inputs.batch_size, inputs.virtual_workers, inputs.seed)
+        self.total = inputs.total_steps(len(self.data))
+        self.fingerprint = fingerprint(inputs, device)
+        self.checkpoints = Checkpoints(
+            self.store, inputs.checkpoints, inputs.identity_hash(), self.fingerprint, self.state
+        )
+        self.metrics = Metrics(inputs.run_id, self.total, inputs.batch_size * inputs.virtual_workers)
+        self.group = Group(peers, self.state, self.checkpoints.restore, leaving)
+
+    def run(self) -> None:
+        """Train, write the model, wait until the run is over."""
+        over = False
+        while not (over or self.group.left):
+            self.steps()
+            over = not self.group.left and self.group.finish(self.export)
+        if self.group.left and not self.group.peers.complete:
+            self.leave()
+        self.checkpoints.close()
+        self.metrics.close()
+
+    def steps(self) -> None:
+        """The recipe. Everything that makes it survive lives behind `group`."""
+        group, state, config = self.group, self.state, self.inputs
+        for step in group.steps(self.total):
+            for leaf in group.leaves():  # the virtual workers that are ours now
+                group.add(leaf, *self.gradient(step, leaf))
+            total = group.reduced()  # exact: one fixed tree over all leaves
+            if total is None:
+                continue  # somebody was lost: whoever is left does this step again
+            rate = config.rate(step, self.total)
+            norm = state.update(total, config.virtual_workers, rate)
+            if group.rank == 0:
+                self.checkpoints.save()
+                self.metrics.record(state.step, group.loss, norm, rate)
+
+    def gradient(self, step: int, leaf: int) -> tuple[Tensor, list[Tensor]]:
+        """Loss and gradients of one virtual worker's micro-batch, as a function of weights, seed, step and leaf."""
+        batch = self.data.batch(self.sampler.indices(step, leaf))
+        if self.device.type != "cpu":
+            batch = tuple(part.to(self.device) for part in batch)
+        torch.manual_seed(self.sampler.randomness(step, leaf))
+        loss = self.workload.loss(self.model, batch)
+        gradients = torch.autograd.grad(loss, self.state.parameters, allow_unused=True, materialize_grads=True)
+        return loss, list(gradients)
+
+    def export(self) -> str:
+        """Write `model.safetensors`, then `model.json`, which says that the run is complete; gives the sha256."""
+        self.state.check_buffers()
+        inputs, tensors = self.inputs, self.state.trained()
+        sha256 = weights_sha256(tensors)
+        self.store.put(f"{inputs.out}/model.safetensors", save(tensors))
+        about = inputs.identity() | {
+            "sha256": sha256,
+            "step": self.state.step,
+            "fingerprint": self.fingerprint,
+            "identity": inputs.identity_hash(),
+        }
+        self.store.put(f"{inputs.out}/model.json", json.dumps(about, indent=1).encode())
+        sys.stderr.write(f"trained {self.state.step} steps: model {sha256}\n")
+        return sha256
+
+    def leave(self) -> None:
+        """Go before the end, as told: if nobody else carries the state on, the object store must."""
+        if self.group.deserted and self.group.rank == 0 and self.state.step > 0:
+            self.checkpoints.save(now=True)
+        self.group.peers.leave("SIGTERM")
+        self.checkpoints.close()
+        self.metrics.close()
+        sys.stderr.write(f"left after step {self.state.step}, as told by SIGTERM\n")
+        sys.stderr.flush()
+        raise SystemExit(143)
+
+
+def open_workload(inputs: Inputs) -> tuple[Workload, Any]:
+    """The workload and its checked `model` section. Raises ConfigError."""
+    workload = load(inputs.workload)
+    try:
+        return workload, workload.Model.model_validate(inputs.model)
+    except ValidationError as error:
+        lines = [f"model.{'.'.join(map(str, e['loc']))} is {e['input']!r}: {e['msg']}." for e in error.errors()]
+        raise ConfigError("\n".join(lines)) from error
+
+
+def pick_device(inputs: Inputs) -> torch.device:
+    """Where to compute; torch is set to give the same bits each time. Raises ConfigError if there is no such device."""
+    torch.set_num_threads(inputs.threads)
+    torch.use_deterministic_algorithms(True)
+    found = torch.cuda.is_available() if inputs.device != "cpu" else False
+    if inputs.device == "cuda" and not found:
+        raise ConfigError('train.device is "cuda": this machine has no usable GPU. Use "auto", or another machine.')
+    if not found:
+        return torch.device("cpu")
+    torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+def fingerprint(inputs: Inputs, device: torch.device) -> dict[str, Any]:
+    """What must be equal in all workers, because the bits depend on it."""
+    return {
+        "torch": f"{torch.__version__} ({torch.version.git_version[:8]})",
+        "instruction set": f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}",
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+        "threads": inputs.threads,
+        "config": inputs.identity_hash(),
+        "data": inputs.digest,
+    }
+
+
+def heed_sigterm() -> threading.Event:
+    """An event that a SIGTERM sets, even while the main thread waits for a collective.
+
+    A Python handler would run only after it; the wakeup descriptor is written by the C handler at once.
+    """
+    leaving = threading.Event()
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+
+    def wait() -> None:
+        while signal.SIGTERM not in os.read(reader, 16):
+            pass
+        leaving.set()
+        threading.Event().wait(GRACE)
+        sys.stderr.write(f"still not done {GRACE:.0f} s after SIGTERM: leaving now\n")
+        os._exit(143)
+
+    signal.signal(signal.SIGTERM, lambda *_: None)
+    signal.set_wakeup_fd(writer)
+    threading.Thread(target=wait, name="sigterm", daemon=True).start()
+    return leaving
