@@ -30,7 +30,9 @@ class DataConfig(Section):
     """What every workload's `data:` section has; a workload adds its own fields."""
 
     source: str = Field(description="where the raw data is: a file, a folder, an s3:// URI, or simulate://SEED")
-    tolerated_rejects: float = Field(0.001, ge=0, le=1, description="share of bad rows above which the run stops")
+    tolerated_rejects: float = Field(
+        default=0.001, ge=0, le=1, description="share of bad rows above which the run stops"
+    )
 
 
 @dataclass(frozen=True)

@@ -26,28 +26,30 @@ class Data(DataConfig):
     """Where the transactions come from and how they become a dataset."""
 
     source: str = Field(
-        "simulate://7",
+        default="simulate://7",
         description="parquet or CSV file, folder or s3:// URI; simulate://SEED makes a world "
         "(simulate://7?cards=700&terminals=1400&days=91&start=2024-01-01)",
     )
     columns: Columns = Field(default_factory=Columns, description="what the source calls its columns")
-    first_day: date | None = Field(None, description="leave out what is older (a day, UTC)")
-    last_day: date | None = Field(None, description="leave out what is newer than this day (UTC)")
-    label_delay_days: int = Field(7, ge=0, le=90, description="a fraud becomes known this many days later")
-    test_weeks: int = Field(4, ge=1, description="the newest weeks, kept for the evaluation")
-    amount_limit: float = Field(220, gt=0, description="amounts above this are marked by a feature of their own")
-    shard_rows: int = Field(250_000, ge=1, le=2_000_000, description="transactions in a shard, about")
+    first_day: date | None = Field(default=None, description="leave out what is older (a day, UTC)")
+    last_day: date | None = Field(default=None, description="leave out what is newer than this day (UTC)")
+    label_delay_days: int = Field(default=7, ge=1, le=90, description="a fraud becomes known this many days later")
+    test_weeks: int = Field(default=4, ge=1, description="the newest weeks, kept for the evaluation")
+    amount_limit: float = Field(
+        default=220, gt=0, description="amounts above this are marked by a feature of their own"
+    )
+    shard_rows: int = Field(default=250_000, ge=1, le=2_000_000, description="transactions in a shard, about")
 
 
 class Model(Section):
     """The transformer's shape."""
 
-    width: int = Field(64, ge=8, le=1024, description="size of the state at each transaction")
-    layers: int = Field(2, ge=1, le=8, description="layers, one on top of the other")
-    heads: int = Field(4, ge=1, description="attention heads; width must be a multiple of them")
-    hidden: int = Field(128, ge=8, le=4096, description="size of the feed-forward layers")
-    window: int = Field(32, ge=1, le=64, description="transactions of the card each layer looks back over")
-    dropout: float = Field(0.1, ge=0, lt=1, description="share of activations dropped in training")
+    width: int = Field(default=64, ge=8, le=1024, description="size of the state at each transaction")
+    layers: int = Field(default=2, ge=1, le=8, description="layers, one on top of the other")
+    heads: int = Field(default=4, ge=1, description="attention heads; width must be a multiple of them")
+    hidden: int = Field(default=128, ge=8, le=4096, description="size of the feed-forward layers")
+    window: int = Field(default=32, ge=1, le=64, description="transactions of the card each layer looks back over")
+    dropout: float = Field(default=0.1, ge=0, lt=1, description="share of activations dropped in training")
 
     @property
     def reach(self) -> int:

@@ -19,7 +19,6 @@ from steps.fraud.schema import DAY, Ints, Rows
 
 WINDOWS = (1, 7, 30)  # days
 RECENT = 50  # transactions of the card that count as its habit
-CONTEXT = 63  # transactions of a card before the current one that a model may look at
 
 RAW = ("log_amount", "over_limit", "log_ratio_to_mean", "log_gap", "sin_time", "cos_time")
 HANDBOOK = (

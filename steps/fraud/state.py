@@ -21,15 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from steps.errors import DataError
-from steps.fraud.features import (
-    CONTEXT,
-    NAMES,
-    Floats,
-    card_features,
-    lookback_days,
-    matrix,
-    terminal_features,
-)
+from steps.fraud.config import CONTEXT
+from steps.fraud.features import NAMES, Floats, card_features, lookback_days, matrix, terminal_features
 from steps.fraud.schema import DAY, Ints, Rows
 from steps.fraud.schema import NAMES as COLUMNS
 

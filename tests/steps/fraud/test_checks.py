@@ -1,0 +1,141 @@
+"""A bad row is never trained on and never lost; a good one is never refused."""
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import polars as pl
+import pytest
+
+from steps.errors import DataError
+from steps.fraud.checks import Checked, check
+from steps.fraud.config import Columns
+from steps.fraud.schema import identity
+
+NOW = datetime(2024, 6, 1, tzinfo=UTC).timestamp()
+DAY = datetime(2024, 1, 1)
+
+
+def frame(n: int = 100, **columns: Any) -> pl.DataFrame:
+    """n good rows, some columns replaced."""
+    good = {
+        "id": list(range(n)),
+        "time": [DAY + timedelta(minutes=i) for i in range(n)],
+        "card": [i % 7 for i in range(n)],
+        "terminal": [i % 5 for i in range(n)],
+        "amount": [10.5 + i for i in range(n)],
+        "fraud": [i % 9 == 0 for i in range(n)],
+    }
+    return pl.DataFrame(good | columns, strict=False).with_columns(pl.col("fraud").cast(pl.Int64, strict=False))
+
+
+def with_row(**values: Any) -> pl.DataFrame:
+    """100 good rows, row 3 with other values."""
+    good = frame()
+    return good.with_columns(
+        pl.when(pl.int_range(pl.len()) == 3).then(pl.lit(value)).otherwise(pl.col(name)).alias(name)
+        for name, value in values.items()
+    )
+
+
+def checked(rows: pl.DataFrame, tolerated: float = 0.01) -> Checked:
+    return check(rows, Columns(), tolerated, NOW)
+
+
+@pytest.mark.parametrize(
+    ("values", "reason"),
+    [
+        ({"id": None}, "id missing or not an identity"),
+        ({"id": 50}, "id seen before"),
+        ({"time": None}, "time missing or not a timestamp"),
+        ({"time": datetime(1970, 1, 1)}, "time before the year 2000"),
+        ({"time": datetime(2024, 6, 3)}, "time in the future"),
+        ({"card": None}, "card missing or not an identity"),
+        ({"terminal": None}, "terminal missing or not an identity"),
+        ({"amount": None}, "amount missing or not a number"),
+        ({"amount": float("nan")}, "amount missing or not a number"),
+        ({"amount": float("inf")}, "amount above 1,000,000,000"),
+        ({"amount": -0.01}, "amount negative"),
+        ({"fraud": None}, "label not 0 or 1"),
+        ({"fraud": 2}, "label not 0 or 1"),
+        ({"amount": -1.0, "fraud": 2}, "amount negative"),
+    ],
+)
+def test_a_bad_row_is_set_aside_with_its_reason(values: dict[str, Any], reason: str) -> None:
+    result = checked(with_row(**values))
+    assert result.reasons() == {reason: 1}
+    assert len(result.rows) == 99
+    row = result.rejects.row(0, named=True)
+    assert row["row"] == (50 if reason == "id seen before" else 3)
+    assert {name: row[name] for name in frame().columns} == with_row(**values).row(
+        row["row"], named=True
+    ) or "nan" in str(row)
+
+
+def test_good_rows_all_pass_and_amounts_are_rounded_to_cents() -> None:
+    result = checked(frame(amount=[0.1 + 0.2] * 100), tolerated=0)
+    assert len(result.rows) == 100 and result.was_sorted and result.rejects.is_empty()
+    assert set(result.rows.cents) == {30}
+
+
+def test_too_many_bad_rows_stop_the_run_with_counts_per_reason_and_an_example() -> None:
+    bad = frame(fraud=[5] * 3 + [0] * 97, amount=[1.0] * 50 + [-2.0] + [1.0] * 49)
+    with pytest.raises(DataError) as error:
+        checked(bad)
+    said = str(error.value)
+    assert "4 of 100 rows (4.00%)" in said and "data.tolerated_rejects (1.00%)" in said
+    assert "3 × label not 0 or 1 (the first: row 0, TX_FRAUD = 5)" in said
+    assert "1 × amount negative (the first: row 50, TX_AMOUNT = -2.0)" in said
+    assert error.value.exit_code == 65
+
+
+def test_exactly_the_tolerated_share_passes() -> None:
+    assert len(checked(with_row(amount=-1.0), tolerated=0.01).rows) == 99
+    with pytest.raises(DataError):
+        checked(with_row(amount=-1.0), tolerated=0.0099)
+
+
+def test_no_good_row_at_all_is_an_error_however_tolerant() -> None:
+    with pytest.raises(DataError, match="100 of 100 rows"):
+        checked(frame(fraud=[7] * 100), tolerated=1)
+
+
+def test_rows_out_of_order_are_sorted_and_that_is_said() -> None:
+    shuffled = frame().sample(fraction=1, shuffle=True, seed=1)
+    result = checked(shuffled)
+    assert not result.was_sorted
+    assert result.rows.id.tolist() == list(range(100))
+
+
+def test_text_is_read_as_well_as_numbers() -> None:
+    text = frame().select(pl.all().cast(pl.String))
+    one, other = checked(text), checked(frame())
+    assert one.rows.to_frame().equals(other.rows.to_frame())
+
+
+def test_text_identities_become_the_numbers_that_a_server_computes() -> None:
+    names = [f"card-{i % 7}" for i in range(99)] + ["12"]
+    result = checked(frame(card=names))
+    assert result.rows.card.tolist() == [identity(name) for name in names]
+    assert identity("12") == 12 and len(set(result.rows.card)) == 8
+
+
+@pytest.mark.parametrize("text", ["5_0", "+5", " 5", "٣", "9" * 30, "-" + "9" * 25, "1.0"])
+def test_odd_numbers_have_one_identity_in_files_and_requests(text: str) -> None:
+    result = checked(frame(card=[text] + ["x"] * 99))
+    assert result.rows.card[0] == identity(text)
+
+
+def test_time_zones_are_converted_to_utc() -> None:
+    local = frame().with_columns(pl.col("time").dt.replace_time_zone("UTC").dt.convert_time_zone("Asia/Tokyo"))
+    assert checked(local).rows.time.tolist() == checked(frame()).rows.time.tolist()
+    text = frame().with_columns(pl.col("time").dt.strftime("%Y-%m-%dT%H:%M:%SZ"))
+    assert checked(text).rows.time.tolist() == checked(frame()).rows.time.tolist()
+
+
+@pytest.mark.parametrize(
+    ("column", "values", "said"),
+    [("time", [1.5] * 100, "TX_DATETIME.*timestamp"), ("card", [DAY] * 100, "CUSTOMER_ID.*number or a text")],
+)
+def test_a_column_of_the_wrong_type_is_named(column: str, values: list[Any], said: str) -> None:
+    with pytest.raises(DataError, match=said):
+        checked(frame(100, **{column: values}))

@@ -1,0 +1,144 @@
+"""The features against their definitions, written out row by row."""
+
+import math
+from statistics import median
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from steps.fraud import features
+from steps.fraud.schema import DAY, Rows
+
+HOUR = DAY // 24
+START = 1_700_000_000_000_000 // DAY * DAY
+LIMIT = 220.0
+
+
+@st.composite
+def transactions(draw: st.DrawFn) -> Rows:
+    """Rows sorted by (time, id); coarse times make ties and windows that begin exactly at a transaction."""
+    n = draw(st.integers(1, 60))
+    step = draw(st.sampled_from([HOUR, 6 * HOUR, DAY, 9 * DAY]))
+    time = sorted(draw(st.lists(st.integers(0, 50), min_size=n, max_size=n)))
+    column = lambda high: draw(st.lists(st.integers(0, high), min_size=n, max_size=n))  # noqa: E731
+    return Rows.of(
+        id=np.arange(n),
+        time=START + np.array(time) * step,
+        card=column(2),
+        terminal=column(2),
+        amount=np.array(column(40_000)) / 100,
+        fraud=column(1),
+    )
+
+
+def reference(rows: Rows, at: int, delay: int) -> dict[str, float]:
+    """All features of row `at` from their definitions."""
+    t, amount = rows.time[at], rows.cents / 100
+    n = range(len(rows))
+    card = [i for i in n if rows.card[i] == rows.card[at]]
+    upto = [i for i in card if i <= at]
+    before = upto[:-1][-50:]
+    ratio = lambda a, b: math.log((a + 1) / (b + 1))  # noqa: E731
+    middle = median(amount[i] for i in upto[-50:])
+    seconds = (t % DAY) / 1e6
+    longest = 30 * 86_400
+    result = {
+        "log_amount": math.log1p(amount[at]),
+        "over_limit": amount[at] > LIMIT,
+        "log_ratio_to_mean": ratio(amount[at], sum(amount[i] for i in before) / len(before)) if before else 0,
+        "log_gap": math.log1p(min((t - rows.time[before[-1]]) / 1e6, longest) if before else longest),
+        "sin_time": math.sin(2 * math.pi * seconds / 86_400),
+        "cos_time": math.cos(2 * math.pi * seconds / 86_400),
+        "amount": amount[at],
+        "weekend": np.datetime64(int(t), "us").item().weekday() >= 5,
+        "night": np.datetime64(int(t), "us").item().hour <= 6,
+        "log_ratio_to_median": ratio(amount[at], middle),
+        "log_max5_to_median": ratio(max(amount[i] for i in upto[-5:]), middle),
+        "log_max20_to_median": ratio(max(amount[i] for i in upto[-20:]), middle),
+    }
+    for days in (1, 7, 30):
+        window = [i for i in card if t - days * DAY < rows.time[i] <= t]
+        result[f"card_count_{days}d"] = len(window)
+        result[f"card_mean_{days}d"] = sum(amount[i] for i in window) / len(window)
+        known = [
+            i
+            for i in n
+            if rows.terminal[i] == rows.terminal[at] and t - (delay + days) * DAY < rows.time[i] <= t - delay * DAY
+        ]
+        result[f"terminal_count_{days}d"] = len(known)
+        result[f"terminal_risk_{days}d"] = sum(rows.fraud[i] for i in known) / max(len(known), 1)
+    frauds = [i for i in known if rows.fraud[i]]
+    genuine = [i for i in known if not rows.fraud[i]]
+    for name, i in (("first", 0), ("last", -1)):
+        since = (t - rows.time[frauds[i]]) / DAY if frauds else delay + 30
+        result[f"days_since_{name}_fraud"] = since
+    result["fraud_run"] = sum(i > genuine[-1] for i in frauds) if genuine else len(frauds)
+    return result
+
+
+def table(rows: Rows, delay: int = 7, chunk: int = 250_000) -> np.ndarray:
+    """The features in the order of `rows`."""
+    result = np.empty((len(rows), len(features.NAMES)), np.float32)
+    for place, part in features.tables(rows, delay, LIMIT, chunk):
+        result[place] = part
+    return result
+
+
+def same_day(n: int) -> Rows:
+    """n transactions of one card at one terminal at the same instant."""
+    return Rows.of(range(n), [START] * n, [1] * n, [1] * n, np.arange(n), [1] * n)
+
+
+@settings(max_examples=150, deadline=None)
+@given(transactions(), st.sampled_from([0, 7]))
+@example(same_day(3), 0)
+def test_every_feature_is_what_its_definition_says(rows: Rows, delay: int) -> None:
+    found = table(rows, delay)
+    for at in range(len(rows)):
+        expected = reference(rows, at, delay)
+        np.testing.assert_allclose(found[at], [expected[n] for n in features.NAMES], rtol=1e-5, atol=1e-6)
+
+
+@settings(max_examples=50, deadline=None)
+@given(transactions())
+def test_features_do_not_depend_on_how_the_work_is_cut(rows: Rows) -> None:
+    assert table(rows).tobytes() == table(rows, chunk=1).tobytes()
+
+
+@settings(max_examples=50, deadline=None)
+@given(transactions(), st.data())
+def test_no_feature_sees_a_label_younger_than_the_delay_or_a_later_transaction(rows: Rows, data: st.DataObject) -> None:
+    at = data.draw(st.integers(0, len(rows) - 1))
+    now = rows.time[at]
+    young = rows.time > now - 7 * DAY
+    past = rows.time <= now  # the same instant counts
+    changed = Rows.of(
+        rows.id, rows.time, rows.card, rows.terminal, np.where(past, rows.cents / 100, 999), rows.fraud ^ young
+    )
+    np.testing.assert_array_equal(table(rows)[past], table(changed)[past])
+
+
+def test_slow_groups_over_many_years_do_not_overflow() -> None:
+    n = 400_000  # each card and terminal twice, 20 years apart
+    half = np.arange(n // 2)
+    rows = Rows.of(
+        id=np.arange(n),
+        time=np.concatenate([half, half + 20 * 365 * DAY]) + START,
+        card=np.concatenate([half, half]),
+        terminal=np.concatenate([half, half]),
+        amount=np.ones(n),
+        fraud=np.ones(n, np.uint8),
+    )
+    found = dict(zip(features.NAMES, table(rows).T, strict=True))
+    assert (found["card_count_30d"] == 1).all()
+    assert (found["terminal_count_30d"] == 0).all()
+
+
+@pytest.mark.parametrize("size", [1, 3, 100])
+def test_chunks_never_cut_a_group(size: int) -> None:
+    groups = np.array([0, 0, 0, 1, 5, 5, 9])
+    parts = [groups[part] for part in features.chunks(groups, size)]
+    assert np.concatenate(parts).tolist() == groups.tolist()
+    assert sum(len(set(part)) for part in parts) == len(set(groups))

@@ -1,0 +1,159 @@
+"""A dataset is whole or not there, the same for the same rows, and its calendar keeps training and tests apart."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from datetime import date, datetime
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+
+from steps.errors import DataError
+from steps.fraud.config import Columns, Data
+from steps.fraud.schema import DAY, Rows
+from steps.fraud.shards import ARRAYS, calendar, open_shards, write_dataset
+from steps.fraud.simulate import World, simulate
+
+WORLD = "simulate://5?cards=60&terminals=120&days=75"
+
+
+def day(us: int) -> date:
+    return datetime.fromisoformat(str(np.datetime64(us, "us"))).date()
+
+
+def one_a_day(first: str, days: int, last_hour: int = 23) -> Rows:
+    """A fraud each noon and something genuine at 23:00; the last day ends at `last_hour`."""
+    start = int(np.datetime64(first, "us").astype(np.int64))
+    noon = [start + i * DAY + DAY // 2 for i in range(days)]
+    late = [start + i * DAY + 23 * (DAY // 24) for i in range(days - 1)] + [
+        start + (days - 1) * DAY + last_hour * (DAY // 24)
+    ]
+    time = np.sort(np.array(noon + late))
+    n = len(time)
+    return Rows.of(np.arange(n), time, np.zeros(n), np.zeros(n), np.ones(n), np.arange(n) % 2)
+
+
+def test_the_published_weeks_are_the_test_weeks() -> None:
+    facts = calendar(one_a_day("2018-04-01", 157), Data())  # up to 2018-09-04
+    weeks = [(day(a), day(b)) for a, b in facts["test_weeks"]]
+    assert weeks[0] == (date(2018, 8, 8), date(2018, 8, 15)) and weeks[-1] == (date(2018, 8, 29), date(2018, 9, 5))
+    assert day(facts["train_end"]) == date(2018, 8, 1)
+    assert facts["train_rows"] == 2 * 122 and facts["test_rows"] == [[14, 7]] * 4
+
+
+def test_a_last_day_that_was_cut_off_is_no_test_day() -> None:
+    for hour, end in ((23, date(2024, 3, 2)), (14, date(2024, 3, 1))):
+        facts = calendar(one_a_day("2024-01-01", 61, hour), Data(test_weeks=1))
+        assert day(facts["test_weeks"][-1][1]) == end
+
+
+def test_too_little_data_to_train_on_is_an_error_that_says_what_to_do() -> None:
+    with pytest.raises(DataError, match=r"nothing to learn from: 0 transactions.*data\.test_weeks"):
+        calendar(one_a_day("2024-01-01", 30), Data())
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("data") / "dataset"
+    write_dataset(Data(source=WORLD, shard_rows=1000), path)
+    return path
+
+
+def test_shards_hold_every_row_once_and_no_card_straddles_two(dataset: Path) -> None:
+    shards = open_shards(dataset)
+    rows = pl.read_parquet(dataset / "transactions.parquet").sort("card", "time", "id")
+    assert len(shards.parts) > 3 and len(shards) == len(rows) == shards.starts[-1]
+    for name, column in (("ids", "id"), ("cards", "card"), ("labels", "fraud"), ("scenarios", "scenario")):
+        assert shards.column(name).tolist() == rows[column].to_list()
+    assert shards.column("times").tolist() == rows["time"].dt.epoch("us").to_list()
+    cards = [set(part.cards) for part in shards.parts]
+    assert sum(map(len, cards)) == len(set.union(*cards))
+    amount = shards.facts["features"].index("amount")
+    assert np.allclose(shards.column("features")[:, amount], rows["amount"].to_numpy())
+    assert all(getattr(shards.parts[0], name).dtype == kind for name, kind in ARRAYS.items())
+
+
+def test_the_statistics_are_those_of_the_training_rows_alone(dataset: Path) -> None:
+    shards = open_shards(dataset)
+    train = shards.column("features")[shards.column("times") < shards.facts["train_end"]].astype(np.float64)
+    assert len(train) == shards.facts["train_rows"] < len(shards)
+    np.testing.assert_allclose(train.mean(0), shards.facts["mean"], rtol=1e-6)
+    np.testing.assert_allclose(train.std(0), shards.facts["std"], rtol=1e-4, atol=1e-6)
+
+
+def test_the_digest_follows_the_rows_not_their_order_or_format_and_not_the_threads(
+    dataset: Path, tmp_path: Path
+) -> None:
+    digest = json.loads((dataset / "dataset.json").read_text())["digest"]
+    published = simulate(World(seed=5, cards=60, terminals=120, days=75)).rename(Columns().model_dump())
+    published.sample(fraction=1, shuffle=True, seed=1).write_csv(tmp_path / "shuffled.csv")
+    shuffled = write_dataset(Data(source=str(tmp_path / "shuffled.csv"), shard_rows=1000), tmp_path / "one")
+    assert shuffled.digest == digest and not shuffled.facts["was_sorted"]
+
+    program = "import sys; from pathlib import Path; from steps.fraud import Data, prepare;"
+    program += "print(prepare(Data(source=sys.argv[1], shard_rows=1000), Path(sys.argv[2])).digest)"
+    threads = os.environ | {"POLARS_MAX_THREADS": "3", "OMP_NUM_THREADS": "3"}
+    command = [sys.executable, "-c", program, WORLD, str(tmp_path / "two")]
+    again = subprocess.run(command, env=threads, capture_output=True, text=True, check=True)
+    assert again.stdout.strip() == digest
+
+    cent = pl.when(pl.col("TRANSACTION_ID") == 9).then(0.01).otherwise(0)
+    published.with_columns(pl.col("TX_AMOUNT") + cent).write_parquet(tmp_path / "cent.parquet")
+    cheaper = write_dataset(Data(source=str(tmp_path / "cent.parquet"), shard_rows=1000), tmp_path / "three")
+    assert cheaper.digest != digest
+
+
+def test_rejected_rows_are_in_a_file_and_in_the_facts(tmp_path: Path) -> None:
+    published = simulate(World(seed=5, cards=60, terminals=120, days=75)).rename(Columns().model_dump())
+    bad = published.with_columns(TX_FRAUD=pl.when(pl.col("TRANSACTION_ID") == 4).then(9).otherwise("TX_FRAUD"))
+    bad.write_parquet(tmp_path / "raw.parquet")
+    made = write_dataset(Data(source=str(tmp_path / "raw.parquet")), tmp_path / "out")
+    assert made.rejected == 1 and made.rows == len(published) - 1
+    rejects = pl.read_parquet(tmp_path / "out" / "rejects.parquet")
+    assert rejects.select("row", "fraud", "reason").rows() == [(4, 9, "label not 0 or 1")]
+
+
+def test_days_outside_the_chosen_ones_are_left_out(tmp_path: Path) -> None:
+    made = write_dataset(
+        Data(source=WORLD, first_day=date(2024, 1, 5), last_day=date(2024, 2, 28), test_weeks=1), tmp_path / "d"
+    )
+    facts = open_shards(tmp_path / "d").facts
+    assert day(facts["first_time"]) == date(2024, 1, 5) and day(facts["last_time"]) == date(2024, 2, 28)
+    assert made.facts["train_end"] == "2024-02-15"
+    with pytest.raises(DataError, match=r"reaches from 2024-01-01 to"):
+        write_dataset(Data(source=WORLD, first_day=date(2025, 1, 1)), tmp_path / "none")
+
+
+def test_a_full_disk_is_said_and_leaves_nothing_that_looks_whole(tmp_path: Path) -> None:
+    program = """
+import resource, sys
+from pathlib import Path
+from steps.errors import RekindleError
+from steps.fraud import Data, prepare
+resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, 300_000))  # every larger file fails, as on a full disk
+try:
+    prepare(Data(source=sys.argv[1]), Path(sys.argv[2]))
+except RekindleError as error:
+    print(error)
+"""
+    command = [sys.executable, "-c", program, WORLD, str(tmp_path / "out")]
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert "cannot be written" in said and "TMPDIR" in said
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_dataset_that_is_not_whole_is_refused(dataset: Path, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="not a whole dataset"):
+        open_shards(tmp_path)
+    shutil.copytree(dataset, tmp_path / "torn")
+    (tmp_path / "torn" / "shards" / "features-00001.npy").unlink()
+    with pytest.raises(DataError, match="not a whole dataset"):
+        open_shards(tmp_path / "torn")
+    shutil.copy(dataset / "shards" / "times-00000.npy", tmp_path / "torn" / "shards" / "times-00001.npy")
+    shutil.copy(dataset / "shards" / "features-00000.npy", tmp_path / "torn" / "shards" / "features-00001.npy")
+    with pytest.raises(DataError, match="do not have the rows"):
+        open_shards(tmp_path / "torn")

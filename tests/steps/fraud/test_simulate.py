@@ -1,0 +1,75 @@
+"""A simulated world can be made again, and follows the rules it claims."""
+
+from datetime import date
+
+import numpy as np
+import polars as pl
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from steps.errors import ConfigError
+from steps.fraud.simulate import World, parse, simulate
+
+
+@pytest.fixture(scope="module")
+def world() -> pl.DataFrame:
+    return simulate(World(seed=1, cards=2000, terminals=4000, days=100))
+
+
+def test_the_same_seed_gives_the_same_world_and_another_seed_another(world: pl.DataFrame) -> None:
+    again, other = (simulate(World(seed=seed, cards=2000, terminals=4000, days=100)) for seed in (1, 2))
+    assert world.equals(again)
+    assert not world.equals(other)
+
+
+def test_rates_are_those_of_the_published_world(world: pl.DataFrame) -> None:
+    days = world["time"].dt.date()
+    assert days.min() == date(2024, 1, 1) and days.n_unique() == 100
+    assert len(world) / 100 / 2000 == pytest.approx(9586 / 5000, rel=0.05)
+    late = world.filter(pl.col("time") > pl.col("time").min().dt.offset_by("30d"))
+    assert late["fraud"].mean() == pytest.approx(84.8 / 9586, rel=0.25)
+    by_scenario = dict(late["scenario"].value_counts().iter_rows())
+    assert by_scenario[2] > by_scenario[3] > by_scenario[1] > 0
+    assert world["amount"].mean() == pytest.approx(53.6, rel=0.05)
+
+
+def test_large_amounts_are_frauds_and_only_leaked_cards_exceed_them_by_much(world: pl.DataFrame) -> None:
+    assert (world["amount"] >= 0).all()
+    assert world.filter(pl.col("amount") > 220)["fraud"].min() == 1
+    assert (world["fraud"] == (world["scenario"] > 0)).all()
+    assert (world.filter(pl.col("scenario") == 1)["amount"] > 220).all()
+
+
+def test_a_compromised_terminal_makes_only_frauds_for_four_weeks(world: pl.DataFrame) -> None:
+    struck = world.filter(pl.col("scenario") == 2)
+    first = struck.sort("time").group_by("terminal").first().select("terminal", day=pl.col("time").dt.date())
+    joined = world.join(first, on="terminal").filter(
+        (pl.col("time").dt.date() >= pl.col("day")) & (pl.col("time").dt.date() < pl.col("day") + pl.duration(days=20))
+    )
+    assert joined["fraud"].mean() == 1.0
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(0, 2**63), st.integers(1, 30), st.integers(1, 30), st.integers(1, 10))
+def test_every_small_world_can_be_made(seed: int, cards: int, terminals: int, days: int) -> None:
+    world = simulate(World(seed=seed, cards=cards, terminals=terminals, days=days))
+    assert world["time"].is_sorted()
+    assert world["id"].to_list() == list(range(len(world)))
+    assert np.isfinite(world["amount"].to_numpy()).all()
+
+
+@pytest.mark.parametrize(
+    ("uri", "said"),
+    [
+        ("simulate://", "seed"),
+        ("simulate://seven", "seed"),
+        ("simulate://7?card=10", 'Did you mean "cards"?'),
+        ("simulate://7?days=0", "days"),
+        ("simulate://7?start=yesterday", "start"),
+    ],
+)
+def test_a_wrong_world_is_refused_with_its_reason(uri: str, said: str) -> None:
+    with pytest.raises(ConfigError, match="simulate://7") as error:
+        parse(uri)
+    assert said in str(error.value)

@@ -1,0 +1,120 @@
+"""Whatever holds the transactions, the same rows come out; whatever is wrong with it, one sentence says so."""
+
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+
+from steps.errors import ConfigError, DataError
+from steps.fraud.checks import check
+from steps.fraud.config import Columns, Data
+from steps.fraud.simulate import World, simulate
+from steps.fraud.source import read
+from steps.storage import Store
+
+
+@pytest.fixture(scope="module")
+def published() -> pl.DataFrame:
+    """Transactions with the published names, and columns that nobody asked for."""
+    world = simulate(World(seed=3, cards=40, terminals=80, days=20))
+    return world.rename({k: v for k, v in Columns().model_dump().items()}).with_columns(TX_TIME_DAYS=pl.lit(1))
+
+
+def rows(source: Any, tmp_path: Path, **settings: Any) -> pl.DataFrame:
+    """The checked rows of a source."""
+    data = Data(source=str(source), **settings)
+    return check(read(data, tmp_path / "scratch"), data.columns, 0).rows.to_frame()
+
+
+def test_parquet_csv_folders_and_s3_give_the_same_rows(published: pl.DataFrame, tmp_path: Path, s3: Store) -> None:
+    half = len(published) // 2
+    places = {name: tmp_path / name for name in ("parquets", "csvs")}
+    for folder in places.values():
+        (folder / "deep").mkdir(parents=True)
+    published.write_parquet(tmp_path / "all.parquet")
+    published[:half].write_parquet(places["parquets"] / "a.parquet")
+    published[half:].write_parquet(places["parquets"] / "deep" / "b.pq")
+    published[:half].write_csv(places["csvs"] / "a.csv")
+    published[half:].write_csv(places["csvs"] / "deep" / "b.csv")
+    (places["csvs"] / "README.md").write_text("not data")
+    s3.upload(tmp_path / "all.parquet", "raw/all.parquet")
+    s3.upload(places["csvs"], "raw/folder")
+
+    expected = rows(tmp_path / "all.parquet", tmp_path)
+    assert len(expected) == len(published)
+    sources = [*places.values(), s3.uri("raw/all.parquet"), s3.uri("raw/folder")]
+    for source in sources:
+        assert rows(source, tmp_path).equals(expected), source
+
+
+def test_other_column_names_are_a_setting(published: pl.DataFrame, tmp_path: Path) -> None:
+    renamed = published.rename({"CUSTOMER_ID": "pan", "TX_AMOUNT": "euro"}).drop("TX_FRAUD_SCENARIO")
+    renamed.write_parquet(tmp_path / "mine.parquet")
+    found = rows(tmp_path / "mine.parquet", tmp_path, columns={"card": "pan", "amount": "euro"})
+    assert found["card"].to_list() == published["CUSTOMER_ID"].to_list()
+    assert found["scenario"].sum() == 0
+
+
+def test_a_missing_column_is_named_with_the_nearest_one_and_the_way_out(
+    published: pl.DataFrame, tmp_path: Path
+) -> None:
+    published.rename({"TX_AMOUNT": "TX_AMOUNTS"}).drop("TERMINAL_ID").write_parquet(tmp_path / "x.parquet")
+    with pytest.raises(DataError) as error:
+        rows(tmp_path / "x.parquet", tmp_path)
+    said = str(error.value)
+    assert 'column "TX_AMOUNT" (data.columns.amount) Did you mean "TX_AMOUNTS"?' in said
+    assert 'column "TERMINAL_ID" (data.columns.terminal)' in said
+    assert "Found: TRANSACTION_ID, TX_DATETIME, CUSTOMER_ID" in said
+
+
+def written(path: Path, content: bytes) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
+    return path
+
+
+HEADER = b"TRANSACTION_ID,TX_DATETIME,CUSTOMER_ID,TERMINAL_ID,TX_AMOUNT,TX_FRAUD\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("empty.csv", b"", "is empty"),
+        ("header.csv", HEADER, "holds no transactions"),
+        ("empty.parquet", b"", "cannot be read as parquet"),
+        ("text.parquet", HEADER * 100, "cannot be read as parquet"),
+        ("binary.csv", b"PAR1\x00\xff\xfe\x00" * 100, "lacks column"),
+        ("ragged.csv", HEADER + b"1,2\n1,2,3,4,5,6,7,8,9\n", "cannot be read as csv"),
+        ("data.xlsx", b"PK", "neither parquet nor CSV"),
+        ("folder/notes.txt", b"hello", "neither parquet nor CSV"),
+    ],
+)
+def test_a_file_that_is_not_data_gives_one_clear_error(tmp_path: Path, name: str, content: bytes, said: str) -> None:
+    path = written(tmp_path / name, content)
+    source = path.parent if "/" in name else path
+    with pytest.raises(DataError, match=said) as error:
+        rows(source, tmp_path)
+    assert str(source) in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_path_that_is_not_there_or_two_formats_at_once_are_refused(published: pl.DataFrame, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"nowhere\.parquet does not exist"):
+        rows(tmp_path / "nowhere.parquet", tmp_path)
+    published.write_parquet(tmp_path / "a.parquet")
+    published.write_csv(tmp_path / "b.csv")
+    with pytest.raises(DataError, match="both parquet and CSV"):
+        rows(tmp_path, tmp_path)
+
+
+def test_an_s3_object_that_is_not_there_is_named(tmp_path: Path, s3: Store) -> None:
+    from steps.storage import NotFound
+
+    with pytest.raises(NotFound, match="no/such"):
+        rows(s3.uri("no/such.parquet"), tmp_path)
+
+
+@pytest.mark.parametrize("source", ["gs://bucket/key", "s3://bucket", "https://example.org/a.csv"])
+def test_a_source_of_an_unknown_kind_is_a_config_error(tmp_path: Path, source: str) -> None:
+    with pytest.raises(ConfigError, match=source):
+        rows(source, tmp_path)

@@ -1,0 +1,102 @@
+"""What the server computes for a transaction is what training would have computed for it."""
+
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from steps.errors import DataError
+from steps.fraud.config import CONTEXT, Data
+from steps.fraud.schema import DAY, Rows
+from steps.fraud.shards import Shards, open_shards, write_dataset
+from steps.fraud.state import State
+
+
+class World:
+    """A dataset, its serving state, and every transaction after it."""
+
+    def __init__(self, path: Path) -> None:
+        write_dataset(Data(source="simulate://5?cards=60&terminals=90&days=110", shard_rows=2000), path)
+        self.shards: Shards = open_shards(path)
+        self.state = State.load(path / "state")
+        rows = Rows.from_frame(pl.read_parquet(path / "transactions.parquet"))
+        self.later = rows[rows.time >= self.shards.facts["train_end"]]
+        self.features = self.shards.column("features")
+        self.cards, self.ids = self.shards.column("cards"), self.shards.column("ids")
+
+    def offline(self, id: int, length: int) -> np.ndarray:
+        """The feature rows of the dataset that end with transaction `id`."""
+        at = int(np.flatnonzero(self.ids == id)[0])
+        first = int(np.searchsorted(self.cards, self.cards[at]))
+        return self.features[max(first, at - length + 1) : at + 1]
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> World:
+    return World(tmp_path_factory.mktemp("state") / "dataset")
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data(), st.integers(1, CONTEXT + 1))
+def test_a_later_transaction_has_online_the_features_it_has_offline(
+    world: World, data: st.DataObject, length: int
+) -> None:
+    picked = data.draw(st.lists(st.integers(0, len(world.later) - 1), min_size=1, max_size=8, unique=True))
+    new = world.later[np.array(picked)]
+    history = world.later[world.later.time <= new.time.max()]  # includes the new ones, as a client may send them
+    windows, lengths = world.state.windows(new, history, length)
+    assert windows.shape == (len(picked), length, world.features.shape[1])
+    for window, n, id in zip(windows, lengths, new.id, strict=True):
+        np.testing.assert_array_equal(window[:n], world.offline(id, length))
+        assert not window[n:].any()
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.data())
+def test_labels_that_nobody_can_know_yet_change_nothing(world: World, data: st.DataObject) -> None:
+    new = world.later[data.draw(st.integers(0, len(world.later) - 1)) :][:1]
+    history = world.later[world.later.time <= new.time[0]]
+    young = history.time > new.time[0] - 7 * DAY
+    unknown = Rows.of(
+        history.id, history.time, history.card, history.terminal, history.cents / 100, history.fraud & ~young
+    )
+    np.testing.assert_array_equal(world.state.windows(new, history)[0], world.state.windows(new, unknown)[0])
+
+
+def test_a_batch_is_scored_as_its_transactions_one_by_one(world: World) -> None:
+    new = world.later[:50]
+    together, _ = world.state.windows(new)
+    for at in range(50):
+        alone, _ = world.state.windows(new[at : at + 1], new[:50])
+        np.testing.assert_array_equal(alone[0][0], together[at][0])
+
+
+def test_a_card_and_a_terminal_never_seen_before_can_be_scored(world: World) -> None:
+    new = Rows.of(id=[-1], time=world.later.time[:1], card=[10**12], terminal=[10**12], amount=[33.3])
+    windows, lengths = world.state.windows(new)
+    first = dict(zip(world.state.features, windows[0, 0], strict=True))
+    assert lengths.tolist() == [1] and first["card_count_30d"] == 1 and first["terminal_count_30d"] == 0
+    assert first["card_mean_30d"] == np.float32(33.3)
+
+
+def test_the_state_holds_no_more_than_a_server_needs(world: World) -> None:
+    rows, end = world.state.rows, world.shards.facts["train_end"]
+    assert (rows.time < end).all()
+    old = rows[rows.time < end - 37 * DAY]
+    for card in np.unique(old.card):
+        assert (rows.card == card).sum() <= CONTEXT
+    assert len(rows) < (world.shards.column("times") < end).sum()
+
+
+def test_what_cannot_be_scored_is_refused_by_name(world: World, tmp_path: Path) -> None:
+    early = Rows.of(id=[1], time=[world.state.train_end - 1], card=[1], terminal=[1], amount=[1])
+    with pytest.raises(DataError, match="older than the state"):
+        world.state.windows(early)
+    twice = Rows.of(id=[1, 1], time=[world.state.train_end] * 2, card=[1, 2], terminal=[1, 1], amount=[1, 1])
+    with pytest.raises(DataError, match="same id"):
+        world.state.windows(twice)
+    with pytest.raises(DataError, match="not a whole serving state"):
+        State.load(tmp_path)
