@@ -58,8 +58,6 @@ class Dataset(Sized, Protocol):
 class Scorer(Protocol):
     """A loaded model that answers requests; keeps nothing between them."""
 
-    sha256: str
-
     def warm_up(self) -> None: ...
 
     def score(self, request: Any) -> list[dict[str, Any]]:
@@ -68,7 +66,11 @@ class Scorer(Protocol):
 
 
 class Workload(Protocol):
-    """The names a workload module must define."""
+    """The names a workload module must define.
+
+    It may also define `replay(dataset, report, count, seed, max_history)`, which yields (request, expected scores) of
+    about `count` test records: then `verify` compares what is served with what was judged.
+    """
 
     Data: type[DataConfig]
     Model: type[Section]

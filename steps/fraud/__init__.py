@@ -4,6 +4,7 @@ Importing this is cheap; every part is imported when it is used. No submodule ma
 importing it would replace the function.
 """
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,7 @@ from steps.workload import Dataset, Prepared, Scorer
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Data", "Model", "dataset", "evaluate", "loss", "model", "prepare", "scorer"]
+__all__ = ["Data", "Model", "dataset", "evaluate", "loss", "model", "prepare", "replay", "scorer"]
 
 
 def prepare(data: Data, out: Path) -> Prepared:
@@ -57,3 +58,12 @@ def scorer(release: Path) -> Scorer:
     from steps.fraud.scoring import FraudScorer
 
     return FraudScorer(release)
+
+
+def replay(
+    dataset: Path, report: Path, count: int, seed: int, max_history: int
+) -> Iterator[tuple[dict[str, Any], list[float]]]:
+    """Requests for a sample of the test transactions, and the offline scores to expect."""
+    from steps.fraud.scoring import replay
+
+    return replay(dataset, report, count, seed, max_history)

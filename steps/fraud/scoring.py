@@ -1,0 +1,195 @@
+"""Scoring raw transactions: the server's half of the model, and requests that show whether a server scores right.
+
+A request: {"transactions": [{transaction_id, time, card, terminal, amount}], "history": [the same, with "fraud" once
+it is known]}. `time` is ISO 8601 (UTC if it names no zone), ids are whole numbers or text, `amount` is in units.
+`history` is what happened between the end of the training data and the transactions. A score is exact if it holds the
+rows of the cards to be scored, and of every terminal that these rows and the transactions name.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from steps.errors import DataError, did_you_mean
+from steps.fraud.checks import HIGHEST
+from steps.fraud.config import CONTEXT
+from steps.fraud.schema import DAY, Rows, identity
+from steps.fraud.state import State
+from steps.fraud.transformer import load, score_windows
+
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+BATCH = 20  # transactions in one request of a replay
+
+
+class FraudScorer:
+    """A released model with its serving state; see steps/workload.py."""
+
+    def __init__(self, release: Path) -> None:
+        self.model = load(release)
+        self.state = State.load(release / "state")
+        if tuple(self.model.feature_names) != self.state.features:
+            raise DataError(f"{release}: the model and its serving state have other features. Release the model again.")
+
+    def warm_up(self) -> None:
+        """Score one made-up transaction."""
+        time = str(np.datetime64(self.state.train_end, "us"))
+        self.score({"transactions": [{"transaction_id": 0, "time": time, "card": 0, "terminal": 0, "amount": 1}]})
+
+    def score(self, request: dict[str, Any]) -> list[dict[str, Any]]:
+        """[{transaction_id, score}] in the order of the request. Raises DataError that names the wrong value."""
+        transactions = request["transactions"]
+        new = parse("transactions", transactions, FIELDS)
+        history = parse("history", request.get("history", []), FIELDS | LABEL)
+        windows, lengths = self.state.windows(new, history, self.model.reach + 1)
+        scores = score_windows(self.model, torch.from_numpy(windows), torch.from_numpy(lengths)).tolist()
+        ids = (record["transaction_id"] for record in transactions)
+        return [{"transaction_id": i, "score": s} for i, s in zip(ids, scores, strict=True)]
+
+
+def parse(name: str, records: list[Any], fields: dict[str, Callable[[Any], Any]]) -> Rows:
+    """The records of a request as rows. Raises DataError with the place, the value and the rule."""
+    columns: dict[str, list[Any]] = {field: [] for field in fields}
+    for index, record in enumerate(records):
+        if not isinstance(record, dict):
+            raise DataError(f"{name}[{index}] is {_shown(record)}: it must be an object with {', '.join(FIELDS)}.")
+        for field, convert in fields.items():
+            try:
+                columns[field].append(convert(record.get(field)))
+            except ValueError as rule:
+                what = f"is {_shown(record[field])}" if field in record else "is missing"
+                raise DataError(f"{name}[{index}].{field} {what}: it must be {rule}.") from rule
+        if unknown := record.keys() - fields.keys():
+            key = min(unknown)
+            raise DataError(f'{name}[{index}] has "{key[:60]}", which is not known.{did_you_mean(key, set(fields))}')
+    ids, first = np.unique(np.array(columns["transaction_id"], np.int64), return_index=True)
+    if len(ids) < len(records):
+        index = min(set(range(len(records))) - set(first.tolist()))
+        value = _shown(records[index]["transaction_id"])
+        raise DataError(f"{name}[{index}].transaction_id is {value}: it must be unique, and it was there before.")
+    return Rows.of(columns.pop("transaction_id"), **columns)
+
+
+def _identity(value: Any) -> int:
+    if type(value) is int and abs(value) < 1 << 63:
+        return value
+    if isinstance(value, str) and (text := value.strip()):
+        return identity(text)
+    raise ValueError("a whole number of 64 bits or text that is not empty")
+
+
+def _time(value: Any) -> int:
+    try:
+        time = datetime.fromisoformat(value)
+        return ((time if time.tzinfo else time.replace(tzinfo=UTC)) - EPOCH) // timedelta(microseconds=1)
+    except (TypeError, ValueError) as error:
+        raise ValueError("ISO 8601 text such as 2024-04-01T12:00:00 (UTC unless it names a zone)") from error
+
+
+def _amount(value: Any) -> float:
+    if type(value) in (int, float) and math.isfinite(value) and 0 <= value <= HIGHEST:
+        return value
+    raise ValueError(f"a number from 0 to {HIGHEST:,.0f}")
+
+
+def _label(value: Any) -> int:
+    if value is None or (isinstance(value, int) and value in (0, 1)):
+        return int(value or 0)
+    raise ValueError("1 or 0, and left out where it is not known yet")
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+FIELDS: dict[str, Callable[[Any], Any]] = {
+    "transaction_id": _identity,
+    "time": _time,
+    "card": _identity,
+    "terminal": _identity,
+    "amount": _amount,
+}
+LABEL: dict[str, Callable[[Any], Any]] = {"fraud": _label}
+
+
+def replay(
+    dataset: Path, report: Path, count: int, seed: int, max_history: int
+) -> Iterator[tuple[dict[str, Any], list[float]]]:
+    """Requests for about `count` test transactions of all weeks, half of them frauds, with the scores to expect.
+
+    Each comes with the history it needs, labels included where they were known by then; the few that need more than
+    `max_history` rows are left out.
+    """
+    import json
+
+    import polars as pl
+
+    facts = json.loads((dataset / "dataset.json").read_text())
+    start, delay = facts["train_end"], facts["label_delay_days"] * DAY
+    frame = pl.read_parquet(dataset / "transactions.parquet").filter(pl.col("time").dt.epoch("us") >= start)
+    later = Rows.from_frame(frame)
+    expected = _sample(pl.read_parquet(report / "scores.parquet"), count, np.random.default_rng(seed))
+    chosen = np.flatnonzero(np.isin(later.id, list(expected)))
+    batch: list[int] = []
+    needed = np.zeros(len(later), bool)
+    for row in chosen.tolist():
+        mine = _needed(later, row)
+        if mine.sum() > max_history:
+            continue
+        # an own label must not be due within a batch, since a transaction to be scored has none
+        due = batch and later.time[row] - later.time[batch[0]] >= max(delay, 1)
+        if batch and (due or len(batch) == BATCH or (needed | mine).sum() > max_history):
+            yield _request(later, batch, needed, delay), [expected[int(later.id[r])] for r in batch]
+            batch, needed = [], np.zeros(len(later), bool)
+        batch.append(row)
+        needed |= mine
+    if batch:
+        yield _request(later, batch, needed, delay), [expected[int(later.id[r])] for r in batch]
+
+
+def _sample(scores: Any, count: int, draw: np.random.Generator) -> dict[int, float]:
+    """{transaction id: offline score} of about `count` rows: each week the same number, half of them frauds."""
+    chosen: dict[int, float] = {}
+    weeks = scores.partition_by("week")
+    for week in weeks:
+        labels = week["label"].to_numpy()
+        size = -(-count // len(weeks))
+        frauds = draw.permutation(np.flatnonzero(labels == 1))[: size // 2]
+        others = draw.permutation(np.flatnonzero(labels == 0))[: size - len(frauds)]
+        for place in np.concatenate([frauds, others]).tolist():
+            chosen[week["id"][place]] = week["score"][place]
+    return chosen
+
+
+def _needed(later: Rows, row: int) -> NDArray[np.bool_]:
+    """Which of the rows up to `row` matter to its score: its card's, and those of the terminals that these name."""
+    own = later.card == later.card[row]
+    seen = np.flatnonzero(own[: row + 1])[-CONTEXT - 1 :]
+    needed = (later.time <= later.time[row]) & (own | np.isin(later.terminal, later.terminal[seen]))
+    needed[row] = False
+    return needed
+
+
+def _request(later: Rows, batch: list[int], needed: NDArray[np.bool_], delay: int) -> dict[str, Any]:
+    history = np.flatnonzero(needed & ~np.isin(np.arange(len(later)), batch))
+    known = later.time[history] <= later.time[batch].max() - delay
+    rows = _records(later, history)
+    for record, label, is_known in zip(rows, later.fraud[history].tolist(), known.tolist(), strict=True):
+        if is_known:
+            record["fraud"] = label
+    return {"transactions": _records(later, np.array(batch)), "history": rows}
+
+
+def _records(rows: Rows, places: NDArray[np.int64]) -> list[dict[str, Any]]:
+    times = np.datetime_as_string(rows.time[places].astype("datetime64[us]")).tolist()
+    columns = (rows.id[places], rows.card[places], rows.terminal[places], rows.cents[places] / 100)
+    return [
+        {"transaction_id": i, "time": time, "card": card, "terminal": terminal, "amount": amount}
+        for time, i, card, terminal, amount in zip(times, *(c.tolist() for c in columns), strict=True)
+    ]

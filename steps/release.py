@@ -1,0 +1,120 @@
+"""Release a model: its files under a name that is their content, a version in the registry, the alias `candidate`.
+
+    python -m steps release --name=fraud --dataset=dataset/ --model=model/ --report=report/ --verdict=release \\
+        --run-id=... --output model_uri=uri.txt
+
+Below `releases/<name>/<hash>/`: model.safetensors, model.json, dataset.json, state/ (what the server needs to know of
+the past), verdict.json and, written last, release.json. Done twice it registers nothing twice; interrupted anywhere,
+doing it again completes it.
+"""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field
+
+from steps.errors import ConfigError, DataError
+from steps.step import Artifact, StepInputs, StepOutputs
+
+MODEL, DATASET = ("model.safetensors", "model.json"), ("dataset.json", "state")
+PROVENANCE = ("git_sha", "image", "image_digest", "config_hash", "manifest_hash")
+
+
+class Inputs(StepInputs):
+    name: str = Field(description="registered model, and first part of the prefix")
+    dataset: Artifact = Field(description="what prepare made: dataset.json and state/ go into the release")
+    model: Artifact = Field(description="what train made: model.safetensors and model.json")
+    report: Artifact = Field(description="what evaluate made: verdict.json goes into the release")
+    verdict: str = Field(description="the gate's; anything but release is refused")
+    run_id: str = Field(description="MLflow run that the version belongs to")
+    git_sha: str = Field("unknown", description="commit of the code that the pipeline was rendered from")
+    image: str = Field("host", description="container image of the training")
+    image_digest: str = Field("host", description="its digest")
+    config_hash: str = Field("unknown", description="sha256 of the resolved config")
+    manifest_hash: str = Field("unknown", description="sha256 of the rendered manifest")
+
+
+class Outputs(StepOutputs):
+    model_uri: str = Field(description="key prefix of the release in the object store")
+    version: str = Field(description="version of the registered model")
+    previous: str = Field(description="key prefix of the release that served before; empty if none did")
+
+
+def run(inputs: Inputs) -> Outputs:
+    """Copy, register, commit. Raises ConfigError without a verdict to release, DataError for a damaged model."""
+    from steps import tracking
+    from steps.storage import Store
+
+    if inputs.verdict != "release":
+        raise ConfigError(
+            f'the verdict is "{inputs.verdict}": only a model with the verdict "release" is released. '
+            "See verdict.json for the reason; gate.* in the config sets the rule."
+        )
+    store = Store.from_env()
+    card = model_card(inputs.model)
+    files = release_files(inputs.model, inputs.dataset)
+    prefix = f"releases/{inputs.name}/{address(files)[:12]}/"
+    for key, path in (files | {"verdict.json": inputs.report / "verdict.json"}).items():
+        store.upload(path, prefix + key)
+
+    champion = tracking.champion(inputs.name)
+    facts = provenance(inputs, card)
+    release = tracking.register(inputs.name, prefix, store.uri(prefix), card["sha256"], inputs.run_id, facts)
+    record = {
+        "name": inputs.name,
+        "version": release.version,
+        "workload": card["workload"],
+        "model_sha256": card["sha256"],
+        "run_id": inputs.run_id,
+        "provenance": facts,
+    }
+    store.put(prefix + "release.json", json.dumps(record, indent=1).encode())  # now it can be served
+    tags = {"rekindle.model_uri": prefix, "rekindle.version": release.version, "rekindle.model_sha256": card["sha256"]}
+    tracking.log(inputs.run_id, params=facts, tags=tags)
+    return Outputs(model_uri=prefix, version=release.version, previous=champion.uri if champion else "")
+
+
+def model_card(model: Path) -> dict[str, Any]:
+    """model.json, if the weights beside it are those that it describes. Raises DataError."""
+    try:
+        card = json.loads((model / "model.json").read_text())
+        found, wanted, _ = sha256(model / "model.safetensors"), card["sha256"], card["workload"]
+    except (OSError, ValueError, KeyError) as error:
+        raise DataError(
+            f"{model} holds no trained model ({error!r}): model.json and model.safetensors must."
+        ) from error
+    if found != wanted:
+        raise DataError(f"{model}/model.safetensors has sha256 {found}, but model.json says {wanted}: it is damaged.")
+    return card
+
+
+def release_files(model: Path, dataset: Path) -> dict[str, Path]:
+    """Key below the prefix → file, of all that decides what the server answers."""
+    roots = [model / name for name in MODEL] + [dataset / name for name in DATASET]
+    files = [file for root in roots for file in (sorted(root.rglob("*")) if root.is_dir() else [root])]
+    return {
+        str(file.relative_to(model if file.is_relative_to(model) else dataset)): file
+        for file in files
+        if file.is_file()
+    }
+
+
+def address(files: dict[str, Path]) -> str:
+    """sha256 over names and contents."""
+    listing = "".join(f"{sha256(path)}  {key}\n" for key, path in sorted(files.items()))
+    return hashlib.sha256(listing.encode()).hexdigest()
+
+
+def sha256(path: Path) -> str:
+    """Of a file's bytes."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def provenance(inputs: Inputs, card: dict[str, Any]) -> dict[str, str]:
+    """Everything that the weights are a function of, and where they were made."""
+    facts = {name: getattr(inputs, name) for name in PROVENANCE}
+    facts |= {"data_digest": card.get("digest", "unknown")}
+    return facts | {name: str(value) for name, value in card.get("fingerprint", {}).items()}
