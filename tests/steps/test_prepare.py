@@ -1,0 +1,63 @@
+"""The step as a pod runs it: a process, its exit code, its outputs, and what the MLflow run says afterwards."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from steps import tracking
+from steps.fraud.shards import open_shards
+
+
+def prepare(tmp_path: Path, workflow: str, **data: Any) -> subprocess.CompletedProcess[str]:
+    """Run the step; its outputs are files of their names in `tmp_path`."""
+    outputs = [f"--output={name}={tmp_path / name}" for name in ("dataset", "digest", "rows", "run_id")]
+    flags = [f"--workflow={workflow}", f"--data={json.dumps(data)}", "--experiment=prepare"]
+    command = [sys.executable, "-m", "steps", "prepare", *flags, *outputs]
+    environment = os.environ | {"TMPDIR": str(tmp_path / "tmp")}
+    (tmp_path / "tmp").mkdir(exist_ok=True)
+    return subprocess.run(command, env=environment, capture_output=True, text=True)
+
+
+@pytest.mark.usefixtures("mlflow_server")
+def test_a_run_knows_the_data_it_was_trained_on(tmp_path: Path) -> None:
+    source = "simulate://5?cards=60&terminals=120&days=75"
+    for _ in range(2):  # the second is a retried step: the same run, nothing doubled
+        done = prepare(tmp_path, "prepare-1", source=source)
+        assert done.returncode == 0, done.stderr
+    facts = open_shards(tmp_path / "dataset").facts
+    assert facts["digest"] == (tmp_path / "digest").read_text()
+    assert facts["rows"] == int((tmp_path / "rows").read_text()) > 0
+    assert f"prepared {facts['rows']:,} rows, 0 rejected" in done.stderr
+    run_id = (tmp_path / "run_id").read_text()
+    assert tracking.find_run("prepare", "prepare-1") == run_id
+
+    from mlflow import MlflowClient
+
+    run = MlflowClient(os.environ["MLFLOW_TRACKING_URI"]).get_run(run_id)
+    assert run.data.params["data.source"] == source
+    assert run.data.params["data.digest"] == facts["digest"]
+    assert run.data.metrics == {"rows": facts["rows"], "rejected": 0}
+
+
+@pytest.mark.usefixtures("mlflow_server")
+@pytest.mark.parametrize(
+    ("data", "code", "said"),
+    [
+        ({"source": "nowhere.parquet"}, 65, "error: nowhere.parquet does not exist"),
+        ({"source": "simulate://x"}, 78, "error: data.source is 'simulate://x'"),
+        ({"sauce": "simulate://7"}, 78, "error: data.sauce is 'simulate://7'"),
+        ({"test_weeks": 0}, 78, "error: data.test_weeks is 0"),
+    ],
+)
+def test_what_a_retry_cannot_cure_has_its_own_exit_code_and_one_sentence(
+    tmp_path: Path, data: dict[str, Any], code: int, said: str
+) -> None:
+    done = prepare(tmp_path, "prepare-2", **data)
+    assert done.returncode == code
+    assert done.stderr.startswith(said) and "Traceback" not in done.stderr
+    assert not (tmp_path / "dataset").exists() and list((tmp_path / "tmp").iterdir()) == []
