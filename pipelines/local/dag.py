@@ -1,0 +1,331 @@
+"""DAG templates: which task may run, what it sees, and what its end means for the whole.
+
+A bare `A` in `depends` means `(A.Succeeded || A.Skipped || A.Daemoned)`: an omitted task lets nothing pass. The phase of a
+DAG is that of its targets (the leaves), where an omitted task has the phase of what is above it.
+Source: Argo's dag.go and common/ancestry.go.
+"""
+
+import re
+from typing import TYPE_CHECKING, Any
+
+from pipelines.local import scope as scopes
+from pipelines.local.expr import truth
+from pipelines.local.functions import ExprError
+from pipelines.local.loops import expand, loops
+from pipelines.local.template import STEPS, Missing, TemplateError, substitute
+from pipelines.local.when import WhenError, should_execute
+
+if TYPE_CHECKING:
+    from pipelines.local.scheduler import Node, Options, Scheduler
+
+NAMES = re.compile(r"(?P<result>[a-zA-Z0-9][-a-zA-Z0-9]*?\.[A-Z][a-zA-Z]+)|(?P<task>[a-zA-Z0-9][-a-zA-Z0-9]*)")
+RESULTS = {"Succeeded": "Succeeded", "Failed": "Failed", "Errored": "Error", "Skipped": "Skipped", "Omitted": "Omitted"}
+
+
+def dependencies(task: dict[str, Any], tasks: dict[str, dict[str, Any]]) -> tuple[list[str], str]:
+    """The tasks that `task` waits for, and its `depends` with every bare name spelled out."""
+    found: dict[str, None] = {}
+
+    def spelled(match: re.Match[str]) -> str:
+        name = match[0].split(".")[0]
+        found[name] = None
+        return _passes(name, tasks) if match["task"] else match[0]
+
+    depends = task.get("depends") or " && ".join(task.get("dependencies") or [])
+    logic = NAMES.sub(spelled, depends)
+    return list(found), logic
+
+
+def _passes(name: str, tasks: dict[str, dict[str, Any]]) -> str:
+    results = ["Succeeded", "Skipped", "Daemoned"]
+    goes_on = tasks.get(name, {}).get("continueOn") or {}
+    results += ["Errored"] if goes_on.get("error") else []
+    results += ["Failed"] if goes_on.get("failed") else []
+    return "(" + " || ".join(f"{name}.{result}" for result in results) + ")"
+
+
+class Dag:
+    """One DAG template at one node."""
+
+    def __init__(self, scheduler: "Scheduler", name: str, template: dict[str, Any], options: "Options") -> None:
+        self.s, self.name, self.template, self.on_exit = scheduler, name, template, options.on_exit
+        self.boundary = scheduler.ids[name]
+        self.tasks = {task["name"]: task for task in template["dag"]["tasks"]}
+        self.needs, self.logic = {}, {}
+        for each in self.tasks.values():
+            self.needs[each["name"]], self.logic[each["name"]] = dependencies(each, self.tasks)
+        needed = {name for names in self.needs.values() for name in names}
+        target = template["dag"].get("target")
+        self.targets = target.split(" ") if target else sorted(set(self.tasks) - needed)
+        self.visited: set[str] = set()
+
+    def node(self, task: str) -> "Node | None":
+        return self.s.get(f"{self.name}.{task}")
+
+    def options(self) -> "Options":
+        from pipelines.local.scheduler import Options
+
+        return Options(self.boundary, self.on_exit, "tasks")
+
+    def ancestors(self, task: str) -> list[str]:
+        found: dict[str, None] = {}
+
+        def visit(name: str) -> None:
+            for need in self.needs[name]:
+                if need not in found:
+                    visit(need)
+                    found[need] = None
+
+        visit(task)
+        return list(found)
+
+    def scope(self, task: str) -> scopes.Scope:
+        """What `task` sees: all its ancestors. Raises ValueError for a loop's result that is no JSON."""
+        scope = scopes.of_template(self.s, self.template)
+        for name in self.ancestors(task):
+            node = self.node(name)
+            if node is None:
+                raise ValueError(f"Ancestor task node {name} not found")
+            self.add(scope, name, node)
+        return scope
+
+    def add(self, scope: scopes.Scope, name: str, node: "Node") -> None:
+        if node["type"] == "TaskGroup":
+            children = (self.s.nodes[id] for id in node.get("children", []))
+            scopes.aggregate(scope, "tasks", name, [n for n in children if n["name"].startswith(node["name"] + "(")])
+        scopes.add_node(self.s, scope, "tasks", name, node)
+        scopes.add_skipped(scope, "tasks", name, node, self.s.template(self.tasks[name]), artifacts=False)
+
+    def visit(self, name: str) -> None:
+        """Brings task `name` and all it waits for as far as they can go."""
+        if name in self.visited:
+            return
+        self.visited.add(name)
+        node, task = self.node(name), self.tasks[name]
+        if node and node["phase"] in ("Succeeded", "Failed", "Error", "Skipped", "Omitted"):
+            if (task.get("hooks") or task.get("onExit")) and not self.s.exit_done(task, node, self.scope(name), self.options()):
+                return
+            return
+        if node and node["type"] == "Pod" and node["id"] in self.s.started:
+            return
+        if self.logic[name]:
+            for need in self.needs[name]:
+                self.visit(need)
+            if not self._may_start(name, task, node):
+                return
+        self._run(name, task)
+
+    def _may_start(self, name: str, task: dict[str, Any], node: "Node | None") -> bool:
+        if node:
+            return True
+        full = f"{self.name}.{name}"
+        try:
+            verdict = self.depends(name)
+        except ExprError as error:
+            self.s.create(full, "Skipped", "Error", task, self.options(), f"unable to evaluate expression: {error}")
+            self.connect(name, full)
+            return False
+        if verdict is False:
+            self.s.create(full, "Skipped", "Omitted", task, self.options(), "omitted: depends condition not met")
+            self.connect(name, full)
+        return bool(verdict)
+
+    def depends(self, name: str) -> bool | None:
+        """Whether `name` is to run; None while that is open. Raises ExprError."""
+        scope: dict[str, Any] = {}
+        for need in self.needs[name]:
+            node = self.node(need)
+            if not node or node["phase"] not in (*RESULTS.values(),) or not self.s.hooks_done(node):
+                return None
+            results: dict[str, bool] = {result: node["phase"] == phase for result, phase in RESULTS.items()}
+            phases = [self.s.nodes[id]["phase"] for id in node.get("children", [])] if node["type"] == "TaskGroup" else []
+            results |= {"Daemoned": False, "AnySucceeded": "Succeeded" in phases}
+            results |= {"AllFailed": bool(phases) and all(phase == "Failed" for phase in phases)}
+            scope[need.replace("-", "_")] = results
+        return truth(self.logic[name].replace("-", "_"), scope)
+
+    def connect(self, task: str, name: str, group: str | None = None) -> None:
+        """Hangs node `name` below what `task` waited for."""
+        if group:
+            self.s.child(group, name)
+        elif not self.needs[task]:
+            self.s.child(self.name, name)
+        else:
+            for need in self.needs[task]:
+                for id in self.s.outbound(self.s.ids[f"{self.name}.{need}"]):
+                    self.s.child(self.s.nodes[id]["name"], name)
+
+    def _run(self, name: str, task: dict[str, Any]) -> None:
+        full = f"{self.name}.{name}"
+        expanded = self.s.memory.get(("tasks", full))  # type: ignore[call-overload]
+        if expanded is None:
+            try:
+                try:
+                    resolved = self.resolve(task)
+                except Missing as error:
+                    self.s.stuck = str(error)
+                    return
+                expanded = expand(resolved, self.scope(name).parameters(self.s.globals))
+            except (TemplateError, WhenError, ValueError) as error:
+                self.s.error(full, task, self.options(), str(error))
+                self.connect(name, full)
+                return
+            self.s.memory[("tasks", full)] = expanded  # type: ignore[index]
+        group = self.node(name) if loops(task) else None
+        group = group if group and group["type"] == "TaskGroup" else None
+        if loops(task) and not expanded:
+            self.s.create(full, "Skipped", "Skipped", task, self.options(), "Skipped, empty params")
+            self.connect(name, full)
+            return
+        if loops(task) and not group:
+            group = self.s.create(full, "TaskGroup", "Running", task, self.options())
+            self.connect(name, full)
+        waiting = False
+        for each in expanded:
+            waiting |= self._one(name, task, each, full if group else None) is False
+        if group and not waiting:
+            nodes = [self.node(each["name"]) for each in expanded]
+            if all(node and node["phase"] in (*RESULTS.values(),) for node in nodes):
+                failed = [node["phase"] for node in nodes if node and node["phase"] in ("Failed", "Error")]
+                self.s.mark(full, failed[-1] if failed else "Succeeded")
+
+    def _one(self, name: str, task: dict[str, Any], each: dict[str, Any], group: str | None) -> bool:
+        """One task after expansion. False while its exit hook runs."""
+        from pipelines.local.scheduler import NodeError, Parallel
+
+        full, options = f"{self.name}.{each['name']}", self.options()
+        node = self.node(each["name"])
+        if node and node["type"] == "Pod" and node["phase"] not in RESULTS.values() and node["id"] in self.s.started:
+            return True
+        if not node:
+            try:
+                runs, reason = should_execute(each.get("when", "")), f"when '{each.get('when')}' evaluated false"
+            except WhenError as error:
+                self.s.create(full, "Skipped", "Error", task, options, str(error))
+                self.connect(name, full, group)
+                return True
+            if not runs:
+                self.s.create(full, "Skipped", "Skipped", task, options, reason)
+                self.connect(name, full, group)
+                return True
+        try:
+            node = self.s.execute(full, each, each.get("arguments") or {}, options)
+        except Parallel:
+            return True
+        except NodeError:
+            node = self.node(each["name"])
+        if node is None:
+            return True
+        self.connect(name, full, group)
+        if node["phase"] in ("Succeeded", "Failed", "Error") and (task.get("hooks") or task.get("onExit")):
+            return self.s.exit_done(task, node, self.scope(name), options)
+        return True
+
+    def resolve(self, task: dict[str, Any]) -> dict[str, Any]:
+        """The task with its tags replaced; its `when` first, as a false one needs nothing else to be known."""
+        scope = self.scope(task["name"])
+        return resolve(self.s, task, scope)
+
+    def phase(self) -> str:
+        """The phase of the whole, from its targets."""
+        targets = {self.s.id(f"{self.name}.{name}"): "" for name in self.targets}
+        queue = [(id, "Succeeded") for id in self.s.nodes[self.boundary].get("children", [])]
+        seen = set(queue)
+        for id, branch in queue:
+            node = self.s.nodes.get(id)
+            if node is None or node["phase"] not in RESULTS.values():
+                return "Running"
+            if node["phase"] in ("Succeeded", "Failed", "Error"):
+                branch = node["phase"]
+            if id in targets and targets[id] not in ("Failed", "Error"):
+                targets[id] = branch
+            for below in self._below(node):
+                if (below, branch) not in seen:
+                    seen.add((below, branch))
+                    queue.append((below, branch))
+        result, fast = "Succeeded", self.template["dag"].get("failFast") is not False
+        for name in self.targets:
+            branch = targets[self.s.id(f"{self.name}.{name}")]
+            if not branch:
+                result = "Running"
+                if not fast:
+                    break
+            elif branch in ("Failed", "Error"):
+                goes_on = self.tasks[name].get("continueOn") or {}
+                if goes_on.get("failed" if branch == "Failed" else "error"):
+                    continue
+                result = branch
+                if fast:
+                    break
+        return result
+
+    def _below(self, node: "Node") -> list[str]:
+        if node["type"] != "Retry":
+            return node.get("children", [])
+        below: list[str] = []
+        for child in (self.s.nodes[id] for id in reversed(node.get("children", [])) if id in self.s.nodes):
+            below += [child["id"]] if child.get("nodeFlag", {}).get("hooked") else child.get("children", [])
+        return below
+
+
+def resolve(scheduler: "Scheduler", task: dict[str, Any], scope: scopes.Scope) -> dict[str, Any]:
+    """A task or step with everything replaced that is known before its loop. Raises TemplateError, WhenError."""
+    values = scope.parameters(scheduler.globals)
+    body = {key: value for key, value in task.items() if key != "hooks"}
+    hooks = {"hooks": task["hooks"]} if "hooks" in task else {}
+    if task.get("when"):
+        when = substitute(task["when"], values, STEPS)
+        try:
+            if not should_execute(when):
+                return {**body, **hooks, "when": when}
+        except WhenError:
+            if not loops(task):
+                raise
+    body["arguments"] = scopes.absent_arguments(scope, body.get("arguments") or {})
+    body = substitute(body, values, STEPS)
+    files = [scopes.artifact_of(scope, each) for each in body["arguments"].get("artifacts") or []]
+    if files:
+        body["arguments"] = {**body["arguments"], "artifacts": [each for each in files if each]}
+    return {**body, **hooks}
+
+
+def execute(scheduler: "Scheduler", name: str, holder: dict[str, Any], template: dict[str, Any], options: "Options") -> "Node":
+    """Brings a DAG node as far as it can go."""
+    from pipelines.local.scheduler import NodeError
+
+    node = scheduler.get(name)
+    if not node:
+        node = scheduler.create(name, "DAG", "Running", holder, options)
+        kept = {kind: values for kind, values in template["inputs"].items() if values}
+        node |= {"inputs": kept} if kept else {}
+    dag = scheduler.memory.get(("dag", name)) or Dag(scheduler, name, template, options)  # type: ignore[call-overload]
+    scheduler.memory[("dag", name)] = dag  # type: ignore[index]
+    dag.visited.clear()
+    for target in dag.targets:
+        dag.visit(target)
+    if node["phase"] in RESULTS.values():
+        return node
+    hooking = any(found and not scheduler.hooks_done(found) for found in map(dag.node, dag.targets))
+    if scheduler.shutdown and not hooking and not options.on_exit:
+        phase = "Failed"
+    else:
+        phase = dag.phase()
+    if phase == "Running":
+        return node
+    node["outboundNodes"] = [
+        out for target in dag.targets if (found := dag.node(target)) for out in scheduler.outbound(found["id"])
+    ]
+    if phase == "Succeeded":
+        try:
+            scope = scopes.of_template(scheduler, template)
+            for each in dag.tasks:
+                if found := dag.node(each):
+                    dag.add(scope, each, found)
+                    scheduler.export(found.get("outputs") or {})
+            outputs = scopes.outputs_of(template, scope)
+        except (TemplateError, ValueError) as error:
+            raise NodeError(str(error)) from None
+        if outputs:
+            node["outputs"] = outputs
+            scheduler.export(outputs)
+    return scheduler.mark(name, phase)

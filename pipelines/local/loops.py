@@ -1,0 +1,91 @@
+"""withItems, withParam, withSequence: one step or task becomes several.
+
+Source: Argo's expandTask, expandStep, processItem, expandSequence and Item.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from pipelines.local import golang
+from pipelines.local.template import ALL, TemplateError, substitute
+from pipelines.local.when import WhenError, should_execute
+
+LOOPS = ("withItems", "withParam", "withSequence")
+
+
+def loops(step: Mapping[str, Any]) -> bool:
+    """Whether a step or task is one for each of several items."""
+    return any(step.get(key) for key in LOOPS)
+
+
+def expand(step: dict[str, Any], scope: Mapping[str, str | None]) -> list[dict[str, Any]]:
+    """The steps that `step` stands for, each with its own name. Raises TemplateError."""
+    if not loops(step):
+        return [step]
+    try:
+        items = _items(step)
+    except (ValueError, TypeError) as error:
+        if not _runs(step.get("when", "")):
+            items = []
+        elif isinstance(error, TemplateError) or not step.get("withParam"):
+            raise TemplateError(str(error)) from None
+        else:
+            text = step["withParam"].strip()
+            raise TemplateError(f"withParam value could not be parsed as a JSON list: {text}: {error}") from None
+    body = {key: value for key, value in step.items() if key not in LOOPS}
+    return [_one(body, index, item, scope) for index, item in enumerate(items)]
+
+
+def _items(step: dict[str, Any]) -> list[Any]:
+    if step.get("withItems"):
+        return step["withItems"]
+    if step.get("withParam"):
+        items = json.loads(step["withParam"])
+        if not isinstance(items, list):
+            raise ValueError("json: cannot unmarshal it into a list")
+        return items
+    sequence = step["withSequence"]
+    start = int(sequence.get("start") or 0)
+    if sequence.get("end") is not None:
+        end = int(sequence["end"])
+    elif sequence.get("count") is not None:
+        if int(sequence["count"]) == 0:
+            return []
+        end = start + int(sequence["count"]) - 1
+    else:
+        raise ValueError("neither end nor count was specified in withSequence")
+    form = sequence.get("format") or "%d"
+    return [form % number for number in range(start, end + (1 if start <= end else -1), 1 if start <= end else -1)]
+
+
+def _runs(when: str) -> bool:
+    try:
+        return should_execute(when)
+    except WhenError:
+        return True
+
+
+def _one(step: dict[str, Any], index: int, item: Any, scope: Mapping[str, str | None]) -> dict[str, Any]:
+    values: dict[str, str | None] = {**scope, "item": _text(item)}
+    name = golang.item(item)
+    if isinstance(item, dict):
+        values |= {f"item.{key}": golang.item(value) for key, value in item.items()}
+        name = ",".join(sorted(f"{key}:{golang.item(value)}" for key, value in item.items()))
+    elif isinstance(item, list):
+        name = "[" + " ".join(map(golang.item, item)) + "]"
+    try:
+        never = not should_execute(step.get("when", ""))
+    except WhenError:
+        never = False
+    if never:
+        known = {key: value for key, value in values.items() if value is not None}
+        new = substitute(step, known)
+    else:
+        new = substitute(step, values, ALL, artifacts=False)
+    return {**new, "name": f"{step['name']}({index}:{re.sub('[()]', '', name)})", "template": step.get("template", "")}
+
+
+def _text(item: Any) -> str:
+    return item if isinstance(item, str) else golang.dumps(item) if isinstance(item, (dict, list)) else golang.item(item)

@@ -1,0 +1,132 @@
+"""Reads a Workflow, WorkflowTemplate or CronWorkflow and turns it into the one Workflow that runs.
+
+YAML is read as Kubernetes' Go library reads it, where that differs from PyYAML: `y` and `n` are booleans, keys are texts,
+1e3 is a number, and dates and 1:30 are texts.
+"""
+
+import copy
+import random
+import re
+import time
+import uuid
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+import yaml
+
+from pipelines.local.golang import anystring
+from steps.errors import ConfigError, did_you_mean
+
+Base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+KINDS = ("Workflow", "WorkflowTemplate", "CronWorkflow")
+
+
+class Loader(Base):
+    """YAML 1.1 as goyaml reads it."""
+
+    yaml_implicit_resolvers = {  # noqa: RUF012
+        first: [
+            (tag, pattern)
+            for tag, pattern in resolvers
+            if tag not in ("tag:yaml.org,2002:timestamp", "tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
+        ]
+        for first, resolvers in Base.yaml_implicit_resolvers.items()
+    }
+
+
+def _mapping(loader: Any, node: Any) -> dict[str, Any]:
+    loader.flatten_mapping(node)
+    return {
+        key if isinstance(key := loader.construct_object(name, deep=True), str) else anystring(key): loader.construct_object(
+            value, deep=True
+        )
+        for name, value in node.value
+    }
+
+
+Loader.add_constructor("tag:yaml.org,2002:map", _mapping)
+Loader.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile(r"[yYnN]$"), list("yYnN"))
+NUMBER = list("-+0123456789.")
+Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:int", re.compile(r"[-+]?(0b[01_]+|0x[0-9a-fA-F_]+|0o?[0-7_]*|[1-9][0-9_]*)$"), NUMBER
+)
+Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"[-+]?(\.\d+|\d+(\.\d*)?)([eE][-+]?\d+)?$|[-+]?\.(inf|Inf|INF)$|\.(nan|NaN|NAN)$"),
+    NUMBER,
+)
+Loader.add_constructor(
+    "tag:yaml.org,2002:bool", lambda _, node: node.value.lower() in ("y", "yes", "true", "on")
+)
+
+
+def documents(text: str) -> list[dict[str, Any]]:
+    """The objects of a YAML or JSON text. Raises ConfigError."""
+    try:
+        found = [document for document in yaml.load_all(text, Loader) if document]
+    except (yaml.YAMLError, ValueError) as error:
+        raise ConfigError(f"the manifest is not YAML: {error}") from error
+    if not all(isinstance(document, dict) for document in found):
+        raise ConfigError("the manifest holds something that is no Kubernetes object: each document must be a mapping.")
+    return found
+
+
+def workflow(manifest: Mapping[str, Any], parameters: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """The Workflow that `manifest` describes, with a name, a uid, and `parameters` set. Raises ConfigError."""
+    kind = manifest.get("kind")
+    if kind not in KINDS:
+        raise ConfigError(f"kind is {kind!r}: only {', '.join(KINDS)} can be run.{did_you_mean(str(kind), set(KINDS))}")
+    spec = copy.deepcopy(manifest.get("spec") or {})
+    metadata = copy.deepcopy(manifest.get("metadata") or {})
+    if kind == "CronWorkflow":
+        metadata |= {"name": f"{metadata.get('name', 'cron')}-{int(time.time())}"} | {
+            key: (spec.get("workflowMetadata") or {}).get(key, {}) for key in ("labels", "annotations")
+        }
+        spec = spec.get("workflowSpec") or {}
+    elif kind == "WorkflowTemplate":
+        metadata["name"] = _random(metadata.get("name", "workflow") + "-")
+    elif not metadata.get("name"):
+        metadata["name"] = _random(metadata.get("generateName") or "workflow-")
+    for key in ("labels", "annotations"):
+        metadata[key] = {**(metadata.get(key) or {}), **((spec.get("workflowMetadata") or {}).get(key) or {})}
+    now = datetime.now(UTC)
+    metadata |= {"uid": str(uuid.uuid4()), "creationTimestamp": now.strftime("%Y-%m-%dT%H:%M:%SZ")}
+    metadata.setdefault("namespace", "default")
+    _texts(spec)
+    _set(spec, parameters or {})
+    return {"apiVersion": "argoproj.io/v1alpha1", "kind": "Workflow", "metadata": metadata, "spec": spec}
+
+
+def _random(prefix: str) -> str:
+    return prefix[:58] + "".join(random.SystemRandom().choices("bcdfghjklmnpqrstvwxz2456789", k=5))
+
+
+def _texts(value: Any, parameters: bool = False) -> None:
+    """Turns every parameter's value into the text that Argo sees."""
+    if isinstance(value, list):
+        for each in value:
+            if parameters and isinstance(each, dict):
+                for holder in (each, each.get("valueFrom") or {}):
+                    for key in ("value", "default"):
+                        if holder.get(key) is not None:
+                            holder[key] = anystring(holder[key])
+            _texts(each)
+    elif isinstance(value, dict):
+        for key, each in value.items():
+            _texts(each, key == "parameters")
+
+
+def _set(spec: dict[str, Any], parameters: Mapping[str, str]) -> None:
+    known = spec.setdefault("arguments", {}).setdefault("parameters", [])
+    for name, value in parameters.items():
+        for each in known:
+            if each.get("name") == name:
+                each.pop("valueFrom", None)
+                each["value"] = value
+                break
+        else:
+            names = {each.get("name", "") for each in known}
+            raise ConfigError(
+                f'the workflow has no parameter "{name}": it must be in spec.arguments.parameters.{did_you_mean(name, names)}'
+            )

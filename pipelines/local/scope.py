@@ -1,0 +1,203 @@
+"""What the tags of a step or task can see: the inputs of its template, the workflow's outputs, and the steps before it.
+
+An entry is a text, None (the output of a skipped step that has no default), or an artifact (a dict).
+Source: Argo's scope.go, and buildLocalScope and processAggregateNodeOutputs of operator.go.
+"""
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from pipelines.local import golang
+from pipelines.local.expr import evaluate
+from pipelines.local.functions import ExprError
+from pipelines.local.template import TemplateError, expanded, substitute
+
+if TYPE_CHECKING:
+    from pipelines.local.scheduler import Node, Scheduler
+
+ABSENT = "__argo__internal__absent-optional"
+
+
+class Scope(dict[str, Any]):
+    """Tag → value."""
+
+    def parameters(self, globals: Mapping[str, str] | None = None) -> dict[str, str | None]:
+        """All that is text or absent, over the workflow's values."""
+        return {**(globals or {}), **{key: value for key, value in self.items() if value is None or isinstance(value, str)}}
+
+
+def of_template(scheduler: "Scheduler", template: dict[str, Any]) -> Scope:
+    """The inputs of a template, and what the workflow has exported so far."""
+    scope = Scope({f"inputs.parameters.{each['name']}": each["value"] for each in template["inputs"]["parameters"]})
+    scope |= {f"inputs.artifacts.{each['name']}": each for each in template["inputs"]["artifacts"]}
+    outputs = scheduler.status.get("outputs") or {}
+    scope |= {f"workflow.outputs.parameters.{each['name']}": each["value"] for each in outputs.get("parameters") or []}
+    scope |= {f"workflow.outputs.artifacts.{each['name']}": each for each in outputs.get("artifacts") or []}
+    return scope
+
+
+def add_node(scheduler: "Scheduler", scope: Scope, kind: str, name: str, node: "Node") -> None:
+    """`tasks.NAME.*` of one node; of a retried one, its last attempt's."""
+    node = scheduler.last(node)
+    prefix = f"{kind}.{name}"
+    scope[f"{prefix}.id"] = node["id"]
+    scope[f"{prefix}.status"] = node["phase"]
+    for key in ("startedAt", "finishedAt"):
+        if node.get(key):
+            scope[f"{prefix}.{key}"] = node[key][:19] + "Z"
+    for key, tag in (("podIP", "ip"), ("hostNodeName", "hostNodeName")):
+        if node.get(key):
+            scope[f"{prefix}.{tag}"] = node[key]
+    node_outputs(scope, kind, name, node.get("outputs") or {})
+
+
+def node_outputs(scope: Scope, kind: str, name: str, outputs: Mapping[str, Any]) -> None:
+    """`tasks.NAME.outputs.*` and exitCode."""
+    prefix = f"{kind}.{name}"
+    if outputs.get("result") is not None:
+        scope[f"{prefix}.outputs.result"] = outputs["result"]
+    if outputs.get("exitCode") is not None:
+        scope[f"{prefix}.exitCode"] = outputs["exitCode"]
+    for each in outputs.get("parameters") or []:
+        if "value" in each:
+            scope[f"{prefix}.outputs.parameters.{each['name']}"] = each["value"]
+    for each in outputs.get("artifacts") or []:
+        scope[f"{prefix}.outputs.artifacts.{each['name']}"] = each
+
+
+def add_skipped(scope: Scope, kind: str, name: str, node: "Node", template: dict[str, Any], artifacts: bool) -> None:
+    """The declared outputs of a node that never ran: their defaults, or None."""
+    if node.get("outputs") is not None or node["phase"] not in ("Skipped", "Omitted"):
+        return
+    outputs = template.get("outputs") or {}
+    for each in outputs.get("parameters") or []:
+        tag = f"{kind}.{name}.outputs.parameters.{each['name']}"
+        scope[tag] = (each.get("valueFrom") or {}).get("default")
+    for each in (outputs.get("artifacts") or []) if artifacts else ():
+        scope[f"{kind}.{name}.outputs.artifacts.{each['name']}"] = {}
+
+
+def aggregate(scope: Scope, kind: str, name: str, nodes: Iterable["Node"]) -> None:
+    """The outputs of a loop as JSON lists, in the order of its items. Raises ValueError where a result is no JSON."""
+    plain = (node for node in nodes if not node.get("nodeFlag"))
+    ordered = sorted(plain, key=lambda node: int(node["name"].rpartition("(")[2].partition(":")[0]))
+    if not ordered:
+        return
+    rows, columns, results = [], {}, []
+    for node in ordered:
+        outputs = node.get("outputs")
+        if not outputs or node["phase"] != "Succeeded":
+            continue
+        row = {each["name"]: each.get("value", "") for each in outputs.get("parameters") or []}
+        if row:
+            rows.append(row)
+        for key, value in row.items():
+            columns.setdefault(key, []).append(value)
+        if outputs.get("result") is not None:
+            results.append(json.loads(outputs["result"]))
+    prefix = f"{kind}.{name}.outputs"
+    scope[f"{prefix}.result"] = golang.dumps(results)
+    scope[f"{prefix}.parameters"] = golang.dumps(rows)
+    for key, values in columns.items():
+        scope[f"{prefix}.parameters.{key}"] = golang.dumps(_structured(values))
+
+
+def _structured(values: list[str]) -> list[Any]:
+    """The values as lists and maps if all of them are, else as the texts they are."""
+    try:
+        parsed = [json.loads(value) for value in values]
+    except ValueError:
+        return values
+    return parsed if all(isinstance(each, (list, dict)) for each in parsed) else values
+
+
+def absent_arguments(scope: Scope, arguments: dict[str, Any]) -> dict[str, Any]:
+    """Arguments that are nothing but a tag without a value count as not given: the input's default applies."""
+
+    def marked(each: dict[str, Any]) -> dict[str, Any]:
+        value = each.get("value")
+        if isinstance(value, str) and value.startswith("{{") and value.endswith("}}"):
+            tag = value[2:-2].strip()
+            if tag in scope and scope[tag] is None:
+                return {**each, "value": ABSENT}
+        return each
+
+    if not arguments.get("parameters"):
+        return arguments
+    return {**arguments, "parameters": [marked(each) for each in arguments["parameters"]]}
+
+
+def artifact_of(scope: Scope, artifact: dict[str, Any]) -> dict[str, Any] | None:
+    """The artifact that `from` or `fromExpression` names; None if it is optional and not there. Raises TemplateError."""
+    source, expression = artifact.get("from"), artifact.get("fromExpression")
+    if not source and not expression:
+        return artifact
+    try:
+        if expression:
+            found = evaluate(expression, expanded(scope))
+        else:
+            tag = source.removeprefix("{{").removesuffix("}}").strip()
+            if tag.startswith("="):
+                found = evaluate(tag[1:], expanded(scope))
+            elif tag in scope:
+                found = scope[tag]
+            else:
+                raise TemplateError(f'Unable to resolve: "{tag}"')
+    except (ExprError, TemplateError) as error:
+        if artifact.get("optional"):
+            return None
+        raise error if isinstance(error, TemplateError) else TemplateError(str(error)) from None
+    if not isinstance(found, dict):
+        raise TemplateError(f"Variable {{{{{source or expression}}}}} is not an artifact")
+    found = {**found, "name": artifact["name"]}
+    if artifact.get("subPath") and found.get("s3"):
+        sub = substitute(artifact["subPath"], scope.parameters())
+        found["s3"] = {**found["s3"], "key": f"{found['s3']['key'].rstrip('/')}/{sub}"}
+    return found
+
+
+
+
+def outputs_of(template: dict[str, Any], scope: Scope) -> dict[str, Any] | None:
+    """The outputs of a DAG or steps template. Raises TemplateError."""
+    declared = template.get("outputs") or {}
+    outputs: dict[str, Any] = {}
+    for each in declared.get("parameters") or []:
+        value = _value(each, scope)
+        outputs.setdefault("parameters", []).append({**{k: v for k, v in each.items() if k != "valueFrom"}, "value": value})
+    for each in declared.get("artifacts") or []:
+        found = artifact_of(scope, each)
+        if found and (each.get("from") or each.get("fromExpression")):
+            kept = {"globalName": each["globalName"]} if each.get("globalName") else {}
+            found = {key: value for key, value in found.items() if key != "globalName"}
+            outputs.setdefault("artifacts", []).append(found | kept)
+    return outputs or None
+
+
+def _value(parameter: dict[str, Any], scope: Scope) -> str:
+    source = parameter.get("valueFrom") or {}
+    default, value, tag = source.get("default"), None, ""
+    try:
+        if source.get("expression"):
+            value = evaluate(source["expression"], expanded(scope))
+            if value is None:
+                raise TemplateError(f"failed to evaluate expression {json.dumps(source['expression'])}")
+        else:
+            tag = source.get("parameter", "").removeprefix("{{").removesuffix("}}").strip()
+            if tag.startswith("="):
+                value = evaluate(tag[1:], expanded(scope))
+            elif tag not in scope:
+                raise TemplateError(f'Unable to resolve: "{tag}"')
+            else:
+                value = scope[tag]
+    except (ExprError, TemplateError) as error:
+        if default is None:
+            raise TemplateError(str(error)) from None
+        return default
+    if value is None and default is None:
+        raise TemplateError(
+            f'output parameter "{parameter["name"]}": "{tag}" is an absent optional '
+            "(skipped/omitted node output with no default)"
+        )
+    return default if value is None else golang.verb(value)

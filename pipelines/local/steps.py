@@ -1,0 +1,192 @@
+"""Steps templates: groups one after the other, the members of a group at once.
+
+A group ends when all its members did; one that failed (or erred: a steps template turns both into Failed) ends the template,
+unless `continueOn` allows it. Source: Argo's steps.go.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from pipelines.local import scope as scopes
+from pipelines.local.dag import resolve
+from pipelines.local.loops import expand, loops
+from pipelines.local.template import Missing, TemplateError
+from pipelines.local.when import WhenError, should_execute
+
+if TYPE_CHECKING:
+    from pipelines.local.scheduler import Node, Options, Scheduler
+
+FULFILLED = ("Succeeded", "Failed", "Error", "Skipped", "Omitted")
+
+
+def execute(scheduler: "Scheduler", name: str, holder: dict[str, Any], template: dict[str, Any], options: "Options") -> "Node":
+    """Brings a steps node as far as it can go."""
+    from pipelines.local.scheduler import NodeError, Options
+
+    node = scheduler.get(name)
+    if not node:
+        node = scheduler.create(name, "Steps", "Running", holder, options)
+        kept = {kind: values for kind, values in template["inputs"].items() if values}
+        node |= {"inputs": kept} if kept else {}
+    scope = scopes.of_template(scheduler, template)
+    inner = Options(node["id"], options.on_exit, "steps")
+    group, before = node, ""
+    for index, steps in enumerate(template["steps"]):
+        group_name = f"{name}[{index}]"
+        group = scheduler.get(group_name) or scheduler.create(group_name, "StepGroup", "Running", {}, inner)
+        _connect(scheduler, name, before, group_name)
+        before = group_name
+        if group["phase"] not in FULFILLED:
+            Group(scheduler, group_name, scope, inner).run(steps)
+        if node["phase"] in FULFILLED:  # failFast ended the whole
+            return node
+        if group["phase"] not in FULFILLED:
+            return node
+        if group["phase"] in ("Failed", "Error"):
+            node["outboundNodes"] = _outbound(scheduler, group)
+            return scheduler.mark(name, "Failed", group.get("message", ""))
+        try:
+            for step in steps:
+                _add(scheduler, scope, group, step, inner)
+        except ValueError as error:
+            raise NodeError(str(error)) from None
+    node["outboundNodes"] = _outbound(scheduler, group)
+    try:
+        outputs = scopes.outputs_of(template, scope)
+    except TemplateError as error:
+        raise NodeError(str(error)) from None
+    if outputs:
+        node["outputs"] = outputs
+        scheduler.export(outputs)
+    return scheduler.mark(name, "Succeeded")
+
+
+def _connect(scheduler: "Scheduler", name: str, before: str, group: str) -> None:
+    if not before:
+        scheduler.child(name, group)
+        return
+    previous = scheduler.nodes[scheduler.ids[before]]
+    if not previous.get("children"):
+        scheduler.child(before, group)
+    for child in previous.get("children", []):
+        for out in scheduler.outbound(child):
+            scheduler.child(scheduler.nodes[out]["name"], group)
+
+
+def _outbound(scheduler: "Scheduler", group: "Node") -> list[str]:
+    return [out for child in group.get("children", []) for out in scheduler.outbound(child)]
+
+
+def _add(scheduler: "Scheduler", scope: scopes.Scope, group: "Node", step: dict[str, Any], options: "Options") -> None:
+    """What later groups see of a step."""
+    name = f"{group['name']}.{step['name']}"
+    node = scheduler.get(name)
+    if node:
+        scopes.add_node(scheduler, scope, "steps", step["name"], node)
+        scopes.add_skipped(scope, "steps", step["name"], node, scheduler.template(step), artifacts=True)
+        return
+    children = (scheduler.nodes[id] for id in group.get("children", []))
+    found = [each for each in children if each["name"].startswith(name + "(") and each["type"] != "Skipped"]
+    scopes.aggregate(scope, "steps", step["name"], found)
+    scopes.add_node(scheduler, scope, "steps", step["name"], group)
+
+
+class Group:
+    """One group of parallel steps."""
+
+    def __init__(self, scheduler: "Scheduler", name: str, scope: scopes.Scope, options: "Options") -> None:
+        self.s, self.name, self.scope, self.options = scheduler, name, scope, options
+
+    def run(self, steps: list[dict[str, Any]]) -> None:
+        """Brings the group as far as it can go; marks it when it is over."""
+        from pipelines.local.scheduler import NodeError, Parallel, TimedOut
+
+        expanded = self._expanded(steps)
+        if expanded is None:
+            return
+        running: dict[str, dict[str, Any]] = {}
+        for step in expanded:
+            name = f"{self.name}.{step['name']}"
+            node = self.s.get(name)
+            if not node:
+                try:
+                    if not should_execute(step.get("when", "")):
+                        reason = f"when '{step['when']}' evaluated false"
+                        self.s.create(name, "Skipped", "Skipped", step, self.options, reason)
+                        self.s.child(self.name, name)
+                        continue
+                except WhenError as error:
+                    self.s.create(name, "Skipped", "Error", step, self.options, str(error))
+                    self.s.child(self.name, name)
+                    self.s.mark(self.name, "Error", str(error))
+                    return
+            try:
+                node = self.s.execute(name, step, step.get("arguments") or {}, self.options)
+            except Parallel:
+                node = self.s.get(name)
+            except TimedOut as error:
+                self.s.mark(self.name, "Failed", str(error))
+                return
+            except NodeError as error:
+                self.s.child(self.name, name)
+                self.s.mark(self.name, "Error", f"step group deemed errored due to child {name} error: {error}")
+                return
+            if node:
+                running[name] = step
+                self.s.child(self.name, name)
+        if all(self.s.get(f"{self.name}.{step['name']}") for step in expanded):
+            self._end(running)
+
+    def _expanded(self, steps: list[dict[str, Any]]) -> list[dict[str, Any]] | None:
+        known = self.s.memory.get(("steps", self.name))  # type: ignore[call-overload]
+        if known is not None:
+            return known
+        expanded: list[dict[str, Any]] = []
+        try:
+            try:
+                resolved = [resolve(self.s, step, self.scope) for step in steps]
+            except Missing as error:
+                self.s.stuck = str(error)
+                return None
+            except (TemplateError, WhenError) as error:
+                raise TemplateError(f"failed to resolve references: {error}") from None
+            for step in resolved:
+                found = expand(step, self.scope.parameters(self.s.globals))
+                if loops(step) and not found:
+                    name = f"{self.name}.{step['name']}"
+                    self.s.create(name, "Skipped", "Skipped", step, self.options, "Skipped, empty params")
+                    self.s.child(self.name, name)
+                expanded += found
+        except (TemplateError, WhenError, ValueError) as error:
+            self.s.mark(self.name, "Error", str(error))
+            return None
+        self.s.memory[("steps", self.name)] = expanded  # type: ignore[index]
+        return expanded
+
+    def _end(self, steps: dict[str, dict[str, Any]]) -> None:
+        from pipelines.local.scheduler import NodeError
+
+        complete = True
+        group = self.s.nodes[self.s.ids[self.name]]
+        children = [self.s.nodes[id] for id in group.get("children", [])]
+        for node in children:
+            if node["phase"] not in FULFILLED:
+                complete = False
+            elif step := steps.get(node["name"]):
+                if step.get("hooks") or step.get("onExit"):
+                    scope = scopes.Scope(self.scope)
+                    scope[f"steps.{step['name']}.status"] = node["phase"]
+                    try:
+                        complete &= self.s.exit_done(step, node, scope, self.options)
+                    except NodeError as error:
+                        self.s.mark(self.name, "Error", str(error))
+                        return
+        if not complete:
+            return
+        for node in children:
+            step = steps.get(node["name"], {})
+            goes_on = step.get("continueOn") or {}
+            allowed = goes_on.get("failed") if node["phase"] == "Failed" else goes_on.get("error")
+            if node["phase"] in ("Failed", "Error") and not allowed:
+                self.s.mark(self.name, "Failed", f"child '{node['id']}' failed")
+                return
+        self.s.mark(self.name, "Succeeded")
