@@ -42,6 +42,7 @@ OF_CARD = tuple(n for n in NAMES if n not in OF_TERMINAL)
 
 Floats = NDArray[np.float32]
 Column = NDArray[Any]
+Names = tuple[str, ...]
 
 
 def lookback_days(delay_days: int) -> int:
@@ -49,30 +50,34 @@ def lookback_days(delay_days: int) -> int:
     return delay_days + max(WINDOWS)
 
 
-def card_features(rows: Rows, limit: float) -> dict[str, Column]:
-    """OF_CARD for rows sorted by (card, time, id) that hold whole cards; each column of length n."""
+def card_features(rows: Rows, limit: float, names: Names = NAMES) -> dict[str, Column]:
+    """OF_CARD (at least those of `names`) for rows sorted by (card, time, id) that hold whole cards."""
     index, first, line = _timeline(rows.card, rows.time, max(WINDOWS) * DAY)
     total = _running_sum(rows.cents)
     amount = rows.cents / 100
-    result: dict[str, Column] = {"amount": amount, "log_amount": np.log1p(amount), "over_limit": amount > limit}
-
+    second = rows.time % DAY / 1e6
+    weekend = (rows.time // DAY + 3) % 7 >= 5  # day 0 was a Thursday
+    result: dict[str, Column] = {"amount": amount, "weekend": weekend, "night": second < 7 * 3600}
     end = np.searchsorted(line, line, side="right")
     for days in WINDOWS:
         start = np.searchsorted(line, line - days * DAY, side="right")
         result[f"card_count_{days}d"] = count = end - start
         result[f"card_mean_{days}d"] = (total[end] - total[start]) / (100 * count)
+    if set(names) <= result.keys() | set(OF_TERMINAL):
+        return result
 
     start = np.maximum(first, index - RECENT)
     mean = (total[index] - total[start]) / (100 * np.maximum(index - start, 1))
-    result["log_ratio_to_mean"] = np.where(index > first, _log_ratio(amount, mean), 0)
-    gap = np.diff(rows.time, prepend=rows.time[:1]) / 1e6
-    longest = max(WINDOWS) * DAY / 1e6
-    result["log_gap"] = np.log1p(np.where(index > first, np.minimum(gap, longest), longest))
-
-    seconds = rows.time % DAY / 1e6
-    result["sin_time"], result["cos_time"] = (f(seconds * (2 * np.pi / 86_400)) for f in (np.sin, np.cos))
-    result["night"] = seconds < 7 * 3600
-    result["weekend"] = (rows.time // DAY + 3) % 7 >= 5  # day 0 was a Thursday
+    gap, longest = np.diff(rows.time, prepend=rows.time[:1]) / 1e6, max(WINDOWS) * DAY / 1e6
+    angle = second * (2 * np.pi / 86_400)
+    result |= {
+        "log_amount": np.log1p(amount),
+        "over_limit": amount > limit,
+        "log_ratio_to_mean": np.where(index > first, _log_ratio(amount, mean), 0),
+        "log_gap": np.log1p(np.where(index > first, np.minimum(gap, longest), longest)),
+        "sin_time": np.sin(angle),
+        "cos_time": np.cos(angle),
+    }
     return result | _habits(rows.card, amount)
 
 
@@ -83,41 +88,41 @@ def _habits(card: Ints, amount: NDArray[np.float64]) -> dict[str, Column]:
         column.rolling_median(RECENT, min_samples=1).over("card").alias("median"),
         *(column.rolling_max(n, min_samples=1).over("card").alias(f"max{n}") for n in (5, 20)),
     )
-    median = table["median"].to_numpy()
+    median, max5, max20 = (series.to_numpy() for series in table)
     return {
         "log_ratio_to_median": _log_ratio(amount, median),
-        "log_max5_to_median": _log_ratio(table["max5"].to_numpy(), median),
-        "log_max20_to_median": _log_ratio(table["max20"].to_numpy(), median),
+        "log_max5_to_median": _log_ratio(max5, median),
+        "log_max20_to_median": _log_ratio(max20, median),
     }
 
 
-def terminal_features(rows: Rows, delay_days: int) -> dict[str, Column]:
-    """OF_TERMINAL for rows sorted by (terminal, time, id) that hold whole terminals; each column of length n."""
+def terminal_features(rows: Rows, delay_days: int, names: Names = NAMES) -> dict[str, Column]:
+    """OF_TERMINAL (at least those of `names`) for rows sorted by (terminal, time, id) that hold whole terminals."""
     index, _, line = _timeline(rows.terminal, rows.time, lookback_days(delay_days) * DAY)
     frauds = _running_sum(rows.fraud)
     result: dict[str, Column] = {}
-
     known = np.searchsorted(line, line - delay_days * DAY, side="right")  # rows before this one have a known label
     start = known
     for days in WINDOWS:
         start = np.searchsorted(line, line - (delay_days + days) * DAY, side="right")
         result[f"terminal_count_{days}d"] = count = known - start
         result[f"terminal_risk_{days}d"] = (frauds[known] - frauds[start]) / np.maximum(count, 1)
+    if set(names) <= result.keys() | set(OF_CARD):
+        return result
 
-    n = len(rows)
-    is_fraud = rows.fraud.astype(bool)
-    last_fraud = np.maximum.accumulate(np.where(is_fraud, index, -1))[known - 1]
-    last_genuine = np.maximum.accumulate(np.where(is_fraud, -1, index))[known - 1]
-    first_fraud = np.minimum.accumulate(np.append(np.where(is_fraud, index, n), n)[::-1])[::-1][start]
-    has_fraud = frauds[known] > frauds[start]
+    n, fraud = len(rows), rows.fraud.astype(bool)
+    last_fraud = np.maximum.accumulate(np.where(fraud, index, -1))[known - 1]
+    last_genuine = np.maximum.accumulate(np.where(fraud, -1, index))[known - 1]
+    first_fraud = np.minimum.accumulate(np.append(np.where(fraud, index, n), n)[::-1])[::-1][start]
+    some = frauds[known] > frauds[start]
     for name, row in (("first", first_fraud), ("last", last_fraud)):
-        days = (line - line[np.where(has_fraud, row, 0)]) / DAY
-        result[f"days_since_{name}_fraud"] = np.where(has_fraud, days, lookback_days(delay_days))
-    result["fraud_run"] = np.where(has_fraud, known - np.maximum(last_genuine + 1, start), 0)
+        days = (line - line[np.where(some, row, 0)]) / DAY
+        result[f"days_since_{name}_fraud"] = np.where(some, days, lookback_days(delay_days))
+    result["fraud_run"] = np.where(some, known - np.maximum(last_genuine + 1, start), 0)
     return result
 
 
-def matrix(columns: dict[str, Column], names: tuple[str, ...]) -> Floats:
+def matrix(columns: dict[str, Column], names: Names) -> Floats:
     """The columns `names` side by side: float32 [n, len(names)]."""
     result = np.empty((len(columns[names[0]]), len(names)), np.float32)
     for at in range(0, len(result), 1 << 14):  # in blocks that stay in the cache
@@ -127,22 +132,31 @@ def matrix(columns: dict[str, Column], names: tuple[str, ...]) -> Floats:
     return result
 
 
-def tables(rows: Rows, delay_days: int, limit: float, chunk: int = 250_000) -> Iterator[tuple[Ints, Floats]]:
-    """All features in pieces of whole cards: (positions in `rows`, float32 [m, len(NAMES)]), sorted by (card, time).
+def tables(
+    rows: Rows, delay_days: int, limit: float, chunk: int = 250_000, names: Names = NAMES
+) -> Iterator[tuple[Rows, Floats]]:
+    """The features `names` in pieces of whole cards: (rows, float32 [m, len(names)]), sorted by (card, time, id).
 
     `rows` are sorted by (time, id). Memory stays near that of `rows` plus one piece.
     """
-    by_terminal = np.argsort(rows.terminal, kind="stable")
-    terminal = np.empty((len(rows), len(OF_TERMINAL)), np.float32)
+    of_terminal = tuple(name for name in names if name in OF_TERMINAL)
+    by_terminal = _order(rows.terminal)
+    terminal = np.empty((len(rows), len(of_terminal)), np.float32)
     for part in chunks(rows.terminal[by_terminal], chunk):
         place = by_terminal[part]
-        terminal[place] = matrix(terminal_features(rows[place], delay_days), OF_TERMINAL)
-    by_card = np.argsort(rows.card, kind="stable")
+        terminal[place] = matrix(terminal_features(rows[place], delay_days, names), of_terminal)
+    by_card = _order(rows.card)
     for part in chunks(rows.card[by_card], chunk):
         place = by_card[part]
-        columns = card_features(rows[place], limit)
-        columns |= zip(OF_TERMINAL, terminal[place].T, strict=True)
-        yield place, matrix(columns, NAMES)
+        piece = rows[place]
+        columns = card_features(piece, limit, names) | dict(zip(of_terminal, terminal[place].T, strict=True))
+        yield piece, matrix(columns, names)
+
+
+def _order(group: Ints) -> Ints:
+    """The stable order by group."""
+    group = group - group.min()
+    return np.argsort(group.astype(np.uint16) if group.max() < 1 << 16 else group, kind="stable")  # 16 bits: radix sort
 
 
 def chunks(groups: Ints, size: int) -> Iterator[slice]:

@@ -81,8 +81,8 @@ def reference(rows: Rows, at: int, delay: int) -> dict[str, float]:
 def table(rows: Rows, delay: int = 7, chunk: int = 250_000) -> np.ndarray:
     """The features in the order of `rows`."""
     result = np.empty((len(rows), len(features.NAMES)), np.float32)
-    for place, part in features.tables(rows, delay, LIMIT, chunk):
-        result[place] = part
+    for piece, part in features.tables(rows, delay, LIMIT, chunk):
+        result[piece.id] = part
     return result
 
 
