@@ -9,7 +9,7 @@ Each section's model lives beside what it configures; `data` and `model` belong 
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from steps.workload import DataConfig, Section, load
 
 ENVIRONMENT = "REKINDLE_"  # REKINDLE_TRAIN__WORKERS=3 sets train.workers
 DEFAULT_WORKLOAD = "steps.fraud"
+Keys = tuple[str, ...]  # where a value is: ("train", "workers")
 
 
 def _defaults(section: type[Section]) -> Any:
@@ -58,7 +59,8 @@ class Loaded:
 
     def rows(self) -> Iterator[tuple[str, Any, str]]:
         """(dotted path, value, origin) of every value, in the order of the sections."""
-        for path, value in _leaves(self.config.model_dump(mode="json")):
+        for keys, value in _leaves(self.config.model_dump(mode="json")):
+            path = ".".join(keys)
             yield path, value, self._origin(path)
 
     def _origin(self, path: str) -> str:
@@ -73,11 +75,11 @@ def load_config(file: Path, sets: Iterable[str] = (), environment: Mapping[str, 
     """The config of `file` with its overrides. Raises ConfigError that names each wrong key or value."""
     values: dict[str, Any] = {}
     origins: dict[str, str] = {}
-    for path, value, origin in _settings(file, sets, os.environ if environment is None else environment):
-        _assign(values, path, value, origin)
+    for keys, value, origin in _settings(file, sets, os.environ if environment is None else environment):
+        _assign(values, keys, value, origin)
+        path = ".".join(keys)
         origins = {p: o for p, o in origins.items() if not p.startswith(path + ".")} | {path: origin}
-    workload = load(str(values.get("workload", DEFAULT_WORKLOAD)))
-    model = create_model("Config", __base__=Config, data=(workload.Data, ...), model=(workload.Model, workload.Model()))
+    model = _schema(str(values.get("workload", DEFAULT_WORKLOAD)))
     try:
         return Loaded(model.model_validate(values), origins)
     except ValidationError as error:
@@ -86,19 +88,25 @@ def load_config(file: Path, sets: Iterable[str] = (), environment: Mapping[str, 
         raise ConfigError("\n".join(lines)) from error
 
 
-def _settings(file: Path, sets: Iterable[str], environment: Mapping[str, str]) -> Iterator[tuple[str, Any, str]]:
-    for path, value in _leaves(_read(file)):
-        yield path, value, str(file)
+@cache
+def _schema(name: str) -> type[Config]:
+    workload = load(name)
+    return create_model("Config", __base__=Config, data=(workload.Data, ...), model=(workload.Model, workload.Model()))
+
+
+def _settings(file: Path, sets: Iterable[str], environment: Mapping[str, str]) -> Iterator[tuple[Keys, Any, str]]:
+    for keys, value in _leaves(_read(file)):
+        yield keys, value, str(file)
     for name, text in sorted(environment.items()):
-        path = name.removeprefix(ENVIRONMENT).lower().replace("__", ".")
+        keys = tuple(name.removeprefix(ENVIRONMENT).lower().split("__"))
         # other REKINDLE_ variables exist; settings are those that name a section, or a top-level key
-        if name.startswith(ENVIRONMENT) and path.split(".")[0] in Config.model_fields:
-            yield path, _parsed(text), name
+        if name.startswith(ENVIRONMENT) and keys[0] in Config.model_fields:
+            yield keys, _parsed(text), name
     for item in sets:
         path, equals, text = item.partition("=")
         if not equals or not path.strip():
             raise ConfigError(f"--set {item}: it must be KEY=VALUE, such as --set train.workers=3.")
-        yield path.strip(), _parsed(text), f"--set {item}"
+        yield tuple(path.strip().split(".")), _parsed(text), f"--set {item}"
 
 
 def _read(file: Path) -> dict[str, Any]:
@@ -128,16 +136,17 @@ def _parsed(text: str) -> Any:
     return text
 
 
-def _leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def _leaves(values: Mapping[str, Any], above: Keys = ()) -> Iterator[tuple[Keys, Any]]:
     for key, value in values.items():
+        keys = (*above, str(key))  # a key may hold dots itself: a node's label does
         if isinstance(value, Mapping) and value:
-            yield from _leaves(value, f"{prefix}{key}.")
+            yield from _leaves(value, keys)
         else:
-            yield f"{prefix}{key}", value
+            yield keys, value
 
 
-def _assign(values: dict[str, Any], path: str, value: Any, origin: str) -> None:
-    *parents, last = path.split(".")
+def _assign(values: dict[str, Any], keys: Keys, value: Any, origin: str) -> None:
+    *parents, last = keys
     for depth, part in enumerate(parents):
         inner = values.setdefault(part, {})
         if inner is None:  # `train:` with nothing below it
