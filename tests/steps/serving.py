@@ -1,0 +1,67 @@
+"""Running servers, for the tests of serve and verify."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from steps.storage import Store
+
+
+def release(store: Store, prefix: str, weights: bytes = b"weights", **changes: Any) -> str:
+    """A release of the workload `echo` in the store; gives the sha256 of its weights."""
+    digest = sha256(weights).hexdigest()
+    record = {"name": "echo", "version": "7", "workload": "echo", "model_sha256": digest} | changes
+    store.put(f"{prefix}model.safetensors", weights)
+    store.put(f"{prefix}state/words.txt", b"hello")
+    store.put(f"{prefix}release.json", json.dumps(record).encode())
+    return digest
+
+
+class Running:
+    """`python -m steps serve` on a free port, until the block ends."""
+
+    def __init__(self, *flags: str, **environment: str) -> None:
+        here = str(Path(__file__).parent)
+        command = [sys.executable, "-m", "steps", "serve", "--port=0", "--drain-seconds=0.3", *flags]
+        env = {**os.environ, "PYTHONPATH": here, **environment}
+        self.process = subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True)
+        assert self.process.stderr
+        first = self.process.stderr.readline()
+        match = re.fullmatch(r"listening on (http://\S+)\n", first)
+        assert match, first
+        self.url = match[1]
+        self.client = httpx.Client(base_url=self.url, timeout=20)
+
+    def __enter__(self) -> "Running":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.client.close()
+        self.process.kill()
+        self.process.communicate()
+
+    def until_ready(self, status: str = "ready") -> dict[str, Any]:
+        """The readiness answer with that status; it must come within 30 s."""
+        deadline, answer = time.monotonic() + 30, None
+        while time.monotonic() < deadline:
+            answer = self.client.get("/health/ready").json()
+            if answer["status"] == status:
+                return answer
+            time.sleep(0.02)
+        raise AssertionError(f"{self.url} is not {status}: {answer}")
+
+    def score(self, *rows: dict[str, Any], **more: Any) -> httpx.Response:
+        return self.client.post("/v1/score", json={"transactions": list(rows)} | more)
+
+    def end(self, seconds: float = 15) -> tuple[int, str]:
+        """(exit code, the rest of the log) of the process, which must end by itself."""
+        _, log = self.process.communicate(timeout=seconds)
+        return self.process.returncode, log
