@@ -37,7 +37,8 @@ SMALL = 8 << 20  # the most that an XML request body may have
 KEPT = ("content-type", "cache-control", "content-disposition", "content-language", "expires")
 SUBRESOURCES = ("list-type", "delete", "uploads", "uploadId")
 PARAMETERS = {"prefix", "delimiter", "max-keys", "continuation-token", "start-after", "encoding-type", "fetch-owner"}
-PARAMETERS |= {*SUBRESOURCES, "partNumber", "x-id"}
+PARAMETERS |= {*SUBRESOURCES, "partNumber", "x-id", "AWSAccessKeyId", "Signature", "Expires"}
+PREFIXES = ("X-Amz-", "response-")  # of the parameters of a presigned URL
 
 
 def xml(tag: str, *inner: str, **fields: Any) -> str:
@@ -78,7 +79,7 @@ class Handler(BaseHTTPRequestHandler):
         try:
             self.authorize()
             kind = "object" if self.key else "bucket" if self.bucket else "service"
-            unknown = [name for name in self.query if name not in PARAMETERS and not name.startswith("X-Amz-")]
+            unknown = [name for name in self.query if name not in PARAMETERS and not name.startswith(PREFIXES)]
             what = next(iter([*unknown, *(name for name in SUBRESOURCES if name in self.query)]), "")
             action = ROUTES.get((self.command, kind, what))
             if not action:
@@ -101,9 +102,10 @@ class Handler(BaseHTTPRequestHandler):
     do_GET = do_PUT = do_POST = do_HEAD = do_DELETE = route
 
     def authorize(self) -> None:
-        claim = self.headers.get("authorization", "") + "&" + self.query.get("X-Amz-Credential", "")
-        found = re.search(r"(?:Credential=|&)([^/&,]+)/", claim)
-        if not found or not hmac.compare_digest(found[1].encode(), self.server.access_key.encode()):
+        presented = re.search(r"Credential=([^/,]+)/", self.headers.get("authorization", ""))
+        signed_url = self.query.get("X-Amz-Credential", "").partition("/")[0] or self.query.get("AWSAccessKeyId", "")
+        found = presented[1] if presented else signed_url
+        if not hmac.compare_digest(found.encode(), self.server.access_key.encode()):
             raise S3Error(403, "InvalidAccessKeyId", "The access key is not this endpoint's: set AWS_ACCESS_KEY_ID.")
 
     # -- the body of a request ----------------------------------------------------------------------------------------
@@ -224,7 +226,8 @@ class Handler(BaseHTTPRequestHandler):
         fields = {"ETag": f'"{meta["etag"]}"', "Last-Modified": formatdate(meta["modified"], usegmt=True)}
         sums = self.headers.get("x-amz-checksum-mode", "").upper() == "ENABLED" and not self.headers.get("range")
         kept = {k: v for k, v in meta["headers"].items() if sums or not k.startswith("x-amz-checksum-")}
-        return {"content-type": "binary/octet-stream", **kept, **fields, "Accept-Ranges": "bytes"}
+        asked = {k.removeprefix("response-"): v for k, v in self.query.items() if k.startswith("response-")}
+        return {"content-type": "binary/octet-stream", **kept, **asked, **fields, "Accept-Ranges": "bytes"}
 
     # -- routes -------------------------------------------------------------------------------------------------------
 

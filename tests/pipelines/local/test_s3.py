@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+import urllib.request
 import zlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -278,6 +279,18 @@ def test_a_stranger_is_refused(endpoint: Endpoint) -> None:
     connection = http.client.HTTPConnection("127.0.0.1", endpoint.port)
     connection.request("GET", "/data?list-type=2")
     assert connection.getresponse().status == 403
+
+
+def test_a_presigned_url_works_as_mlflow_downloads_with_it(endpoint: Endpoint) -> None:
+    endpoint.client.put_object(Bucket="data", Key="p/q.txt", Body=b"0123456789")
+    for version in ("s3", "s3v4"):
+        client = endpoint.connect(signature_version=version)
+        asked = {"Bucket": "data", "Key": "p/q.txt", "ResponseContentType": "text/x"}
+        request = urllib.request.Request(
+            client.generate_presigned_url("get_object", asked), headers={"Range": "bytes=2-4"}
+        )
+        with urllib.request.urlopen(request) as answer:
+            assert (answer.status, answer.read(), answer.headers["Content-Type"]) == (206, b"234", "text/x")
 
 
 def test_what_is_not_supported_says_so(endpoint: Endpoint) -> None:

@@ -1,0 +1,46 @@
+"""Processes that outlive the one that started them: recognised again, and ended as a group.
+
+A pid alone may have been given to somebody else since, so a process is known by its pid and its start time.
+"""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+
+def started(pid: int) -> int | None:
+    """When a process was started (clock ticks since boot), None if it is gone or a zombie."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    threads = int(fields[17])  # a zombie whose threads still end holds its sockets
+    return None if fields[0] in "ZX" and threads <= 1 else int(fields[19])
+
+
+def alive(pid: int, since: int) -> bool:
+    """Whether the process that had this pid and this start time still runs."""
+    return started(pid) == since
+
+
+def end_group(pid: int, since: int, grace: float) -> None:
+    """SIGTERM the process group that `pid` leads, after `grace` seconds SIGKILL what is left of it, and wait."""
+    if not alive(pid, since):
+        return
+    signal_group(pid, signal.SIGTERM)
+    until = time.monotonic() + grace
+    while alive(pid, since) and time.monotonic() < until:
+        time.sleep(0.02)
+    signal_group(pid, signal.SIGKILL)
+    while alive(pid, since):
+        time.sleep(0.005)
+
+
+def signal_group(pid: int, number: int) -> bool:
+    """Whether there was such a group to signal."""
+    try:
+        os.killpg(pid, number)
+    except (ProcessLookupError, PermissionError):
+        return False
+    return True
