@@ -5,12 +5,11 @@ from typing import Any
 
 import matplotlib
 import numpy as np
-from numpy.typing import NDArray
-from sklearn.metrics import average_precision_score, precision_recall_curve
-
-matplotlib.use("Agg")  # needs no screen
-from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+
+from steps.fraud.metrics import average_precision, counts
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.integer]
@@ -21,7 +20,7 @@ CALLED = 0.5  # a score from here on counts as an alarm
 def draw(folder: Path, labels: Ints, scenarios: Ints, scores: dict[str, Floats], parts: list[dict[str, Any]]) -> None:
     """All pictures of the models in `scores` (name → [n]) on rows with `labels` and `scenarios`, into `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
-    with plt.rc_context({"axes.spines.top": False, "axes.spines.right": False, "font.size": 9}):
+    with matplotlib.rc_context({"axes.spines.top": False, "axes.spines.right": False, "font.size": 9}):
         for name, picture in {
             "scores": lambda axes: _histogram(axes, labels, scores["candidate"]),
             "precision_recall": lambda axes: _precision_recall(axes, labels, scores),
@@ -29,10 +28,10 @@ def draw(folder: Path, labels: Ints, scenarios: Ints, scores: dict[str, Floats],
             "scenarios": lambda axes: _scenarios(axes, labels, scenarios, scores["candidate"]),
             "weeks": lambda axes: _weeks(axes, parts, list(scores)),
         }.items():
-            figure, axes = plt.subplots(figsize=(5, 3.4), layout="constrained")
+            figure = Figure(figsize=(5, 3.4))
+            axes = figure.add_axes((0.14, 0.15, 0.82, 0.75))
             picture(axes)
             figure.savefig(folder / f"{name}.png", dpi=110)
-            plt.close(figure)
 
 
 def _histogram(axes: Axes, labels: Ints, scores: Floats) -> None:
@@ -45,8 +44,10 @@ def _histogram(axes: Axes, labels: Ints, scores: Floats) -> None:
 
 def _precision_recall(axes: Axes, labels: Ints, scores: dict[str, Floats]) -> None:
     for name, values in scores.items():
-        precision, recall, _ = precision_recall_curve(labels, values, drop_intermediate=True)
-        axes.plot(recall, precision, label=name, color=COLOUR[name], drawstyle="steps-post")
+        frauds, called = counts(values, labels)
+        gained = np.diff(frauds, prepend=0) > 0
+        recall, precision = frauds[gained] / frauds[-1], frauds[gained] / called[gained]
+        axes.plot(recall, precision, label=name, color=COLOUR[name], drawstyle="steps-pre")
     axes.set(xlabel="recall", ylabel="precision", xlim=(0, 1), ylim=(0, 1.02), title="Precision and recall")
     axes.legend()
 
@@ -73,7 +74,7 @@ def _scenarios(axes: Axes, labels: Ints, scenarios: Ints, scores: Floats) -> Non
     for kind in np.unique(scenarios[labels == 1]):
         chosen = (labels == 1) & (scenarios == kind)
         against = chosen | (labels == 0)
-        ap = average_precision_score(labels[against], scores[against])
+        ap = average_precision(scores[against], labels[against])
         name = f"scenario {kind}" if kind else "not known"
         rows.append([name, f"{chosen.sum():,}", f"{(scores[chosen] >= CALLED).mean():.0%}", f"{ap:.3f}"])
     false = int(((labels == 0) & (scores >= CALLED)).sum())

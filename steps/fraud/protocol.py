@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 from steps.errors import DataError
 from steps.fraud import metrics
+from steps.fraud.schema import DAY
 from steps.fraud.sequences import SCORED, Rows, scoring_windows
 from steps.fraud.transformer import FraudModel, load, score_all
-from steps.fraud.schema import DAY
 from steps.gate import Difference, Evaluation, Gate
 
 Ints = NDArray[np.int64]

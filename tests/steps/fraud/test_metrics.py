@@ -1,0 +1,81 @@
+"""Figures that can be compared with the published ones, and a difference that is not mistaken for chance."""
+
+import numpy as np
+import pytest
+from sklearn.metrics import average_precision_score, roc_auc_score
+
+from steps.fraud.metrics import (
+    _weighted_ap,
+    all_metrics,
+    average_precision,
+    bootstrap_difference,
+    card_precision,
+    roc_auc,
+)
+
+
+def test_card_precision_counts_cards_and_never_calls_a_found_one_again():
+    #        day 0                day 1
+    days = np.array([0, 0, 0, 0, 1, 1, 1, 1])
+    cards = np.array([1, 1, 2, 3, 1, 2, 3, 4])
+    scores = np.array([0.1, 0.9, 0.8, 0.2, 0.99, 0.5, 0.4, 0.3])
+    labels = np.array([0, 1, 0, 0, 1, 0, 1, 1])
+    # day 0 calls 1 (fraud) and 2; day 1 must not call 1 again: it calls 2 and 3 (fraud)
+    assert card_precision(scores, labels, cards, days, top=2) == pytest.approx((1 / 2 + 1 / 2) / 2)
+    # a card counts by its highest score: card 1's first transaction alone would not be called
+    assert card_precision(scores, labels, cards, days, top=1) == pytest.approx((1 + 0) / 2)
+
+
+def test_card_precision_with_fewer_cards_than_calls():
+    one = np.array([1])
+    assert card_precision(np.array([0.5]), one, one, np.array([0]), top=100) == 0.01
+
+
+def test_a_perfect_and_a_blind_model():
+    generator = np.random.default_rng(0)
+    labels = (generator.random(5000) < 0.05).astype(np.int64)
+    cards, days = generator.integers(50, size=5000), np.sort(generator.integers(7, size=5000))
+    perfect = all_metrics(labels.astype(float), labels, cards, days)
+    blind = all_metrics(np.zeros(5000), labels, cards, days)
+    assert perfect["ap"] == perfect["auc"] == 1
+    assert blind["ap"] == pytest.approx(labels.mean())
+    assert blind["auc"] == 0.5
+
+
+def test_ap_and_auc_are_those_of_scikit_learn():
+    generator = np.random.default_rng(3)
+    labels = (generator.random(4000) < 0.02).astype(np.uint8)
+    smooth = generator.random(4000) + 0.3 * labels
+    for scores in (smooth, smooth.round(1), -smooth, np.full(4000, 0.5)):
+        assert average_precision(scores, labels) == pytest.approx(average_precision_score(labels, scores), rel=1e-12)
+        assert roc_auc(scores, labels) == pytest.approx(roc_auc_score(labels, scores), rel=1e-12)
+
+
+def test_the_bootstrap_weighs_as_scikit_learn_does():
+    generator = np.random.default_rng(1)
+    n, cards = 3000, 200
+    labels = (generator.random(n) < 0.1).astype(np.int64)
+    card = generator.integers(cards, size=n)
+    draws = generator.integers(0, 4, size=(cards, 5)).astype(np.float32)
+    smooth = generator.random(n) + 0.5 * labels
+    for scores in (smooth, smooth.round(1), np.zeros(n)):  # with and without ties
+        expected = [average_precision_score(labels, scores, sample_weight=draws[card, k]) for k in range(5)]
+        np.testing.assert_allclose(_weighted_ap(scores, labels, card, draws), expected, rtol=1e-5)
+
+
+def test_the_interval_of_a_difference_holds_what_it_should():
+    generator = np.random.default_rng(2)
+    n, cards = 8000, 400
+    labels = (generator.random(n) < 0.05).astype(np.int64)
+    names = generator.integers(10**12, 10**12 + cards, size=n)
+    good = generator.normal(size=n) + 2 * labels
+    twin = good + 0.05 * generator.normal(size=n)
+    bad = generator.normal(size=n) + labels
+    assert (bootstrap_difference([(good, good, labels, names)], 100) == 0).all()
+    low, high = np.quantile(bootstrap_difference([(good, twin, labels, names)] * 2, 200), [0.025, 0.975])
+    assert low < 0 < high
+    differences = bootstrap_difference([(good, bad, labels, names)], 200)
+    truth = average_precision_score(labels, good) - average_precision_score(labels, bad)
+    low, high = np.quantile(differences, [0.025, 0.975])
+    assert 0 < low < truth < high
+    assert (bootstrap_difference([(good, bad, labels, names)], 200) == differences).all(), "a retried step must agree"

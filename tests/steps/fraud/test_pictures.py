@@ -1,0 +1,24 @@
+"""A picture that cannot be drawn must never cost a release."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from steps.fraud.pictures import draw
+
+
+@pytest.mark.parametrize(("frauds", "known_scenarios", "champion"), [(1, False, False), (300, True, True)])
+def test_every_picture_is_drawn_of_much_and_of_little(
+    frauds: int, known_scenarios: bool, champion: bool, tmp_path: Path
+):
+    labels = np.zeros(2000, np.uint8)
+    labels[:frauds] = 1
+    scenarios = labels * (1 + np.arange(2000, dtype=np.uint8) % 3) if known_scenarios else np.zeros_like(labels)
+    scores = {"candidate": np.linspace(1, 0, 2000)}
+    part = {"name": "2024-01-01", "candidate": {"ap": 0.5}}
+    if champion:
+        scores["champion"] = np.zeros(2000)
+        part["champion"] = {"ap": 0.4}
+    draw(tmp_path / "report", labels, scenarios, scores, [part])
+    assert len(list((tmp_path / "report").glob("*.png"))) == 5

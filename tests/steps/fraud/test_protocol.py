@@ -1,0 +1,137 @@
+"""Test rows exactly as published, both models on the same ones, and nothing judged in silence."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+
+from steps.errors import DataError
+from steps.fraud import protocol
+from steps.fraud.protocol import Week, counted_rows, evaluate, is_published, judged_weeks
+from steps.fraud.schema import DAY
+from steps.fraud.sequences import Rows
+from steps.gate import Gate
+
+DELAY = 7
+
+
+def test_known_cards_are_left_out_day_by_day(small_dataset: Path):
+    """The rule of the handbook's code, written as it is there: a set of known cards that grows each test day."""
+    rows = Rows(small_dataset)
+    start = rows.facts["test_weeks"][0][0]
+    day = (rows.times - start) // DAY
+    known = set(rows.cards[(day >= -DELAY - 7) & (day < -DELAY) & (rows.labels == 1)].tolist())
+    expected: list[int] = []
+    for k in range(7):
+        if k:
+            known |= set(rows.cards[(day == k - 1 - DELAY) & (rows.labels == 1)].tolist())
+        expected += [n for n in np.flatnonzero(day == k).tolist() if rows.cards[n] not in known]
+    found = counted_rows(rows, start, DELAY)
+    np.testing.assert_array_equal(found, np.sort(expected))
+    assert 0 < len(found) < ((day >= 0) & (day < 7)).sum(), "the rule must leave out something here"
+
+
+def test_test_weeks_do_not_touch_the_training_rows(small_dataset: Path):
+    rows = Rows(small_dataset)
+    weeks = judged_weeks(rows)
+    assert len(weeks) == 2
+    for week in weeks:
+        assert rows.times[week.rows].min() >= rows.facts["train_end"] + DELAY * DAY
+    assert not set(weeks[0].rows) & set(weeks[1].rows)
+    assert not any(is_published(rows, week) for week in weeks)
+
+
+def test_rows_of_the_published_data_that_are_not_as_published_stop_the_run(
+    small_dataset: Path, monkeypatch: pytest.MonkeyPatch
+):
+    rows = Rows(small_dataset)
+    week = judged_weeks(rows)[0]
+    before = rows.times < week.start + 7 * DAY
+    facts = (int(before.sum()), int(rows.labels[before].sum()), len(week.rows), int(rows.labels[week.rows].sum()))
+    monkeypatch.setattr(protocol, "PUBLISHED_FIRST", rows.times.min())
+    monkeypatch.setattr(protocol, "PUBLISHED", {week.name: facts})
+    assert len(judged_weeks(rows)) == 2
+    monkeypatch.setattr(protocol, "PUBLISHED", {week.name: (*facts[:3], facts[3] + 1)})
+    with pytest.raises(DataError, match=f"the test week {week.name} of the published data has"):
+        judged_weeks(rows)
+
+
+@pytest.fixture(scope="module")
+def judged(expert: Path, novice: Path, small_dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    report = tmp_path_factory.mktemp("report")
+    return evaluate(expert, novice, small_dataset, report, Gate(resamples=100)), report
+
+
+def test_candidate_and_champion_are_judged_on_the_same_rows(judged: tuple[Any, Path]):
+    found, report = judged
+    table = pl.read_parquet(report / "scores.parquet")
+    assert set(found.metrics) == {"candidate", "champion"}
+    assert table.columns == ["id", "week", "label", "score", "champion_score"]
+    assert table["id"].n_unique() == len(table) == sum(part["rows"] for part in found.parts)
+    assert table["score"].is_between(0, 1).all()
+    for part in found.parts:
+        week = table.filter(pl.col("week") == part["name"])
+        assert (len(week), week["label"].sum()) == (part["rows"], part["frauds"])
+    assert found.metrics["candidate"]["ap"] == pytest.approx(np.mean([p["candidate"]["ap"] for p in found.parts]))
+    gap = found.difference
+    assert gap.mean == pytest.approx(found.metrics["candidate"]["ap"] - found.metrics["champion"]["ap"])
+    assert gap.low <= gap.mean <= gap.high
+
+
+def test_the_pictures_are_there(judged: tuple[Any, Path]):
+    _, report = judged
+    names = {file.name for file in report.glob("*.png") if file.read_bytes().startswith(b"\x89PNG")}
+    assert names == {f"{name}.png" for name in ("scores", "precision_recall", "calibration", "scenarios", "weeks")}
+
+
+def test_a_candidate_judges_alone_without_champion(expert: Path, small_dataset: Path, tmp_path: Path):
+    found = evaluate(expert, None, small_dataset, tmp_path, Gate())
+    assert set(found.metrics) == {"candidate"}
+    assert found.difference is None
+    assert found.incomparable == ""
+
+
+def with_other_features(dataset: Path, copy: Path) -> Path:
+    """The dataset, its features called otherwise."""
+    shutil.copytree(dataset, copy)
+    facts = copy / "dataset.json"
+    facts.write_text(facts.read_text().replace('"night"', '"dusk"'))
+    return copy
+
+
+def test_a_champion_of_other_features_is_said_to_be_incomparable(
+    expert: Path, novice: Path, small_dataset: Path, tmp_path: Path
+):
+    import json
+
+    other = with_other_features(small_dataset, tmp_path / "data")
+    with pytest.raises(DataError, match=r"candidate does not fit this dataset: .*gone: night; new: dusk"):
+        evaluate(expert, None, other, tmp_path, Gate())
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "model.json").write_text(json.dumps({"model": {}}))
+    found = evaluate(expert, tmp_path / "broken", small_dataset, tmp_path, Gate())
+    assert "holds no model of this workload" in found.incomparable
+    assert set(found.metrics) == {"candidate"}
+
+
+def test_a_week_that_cannot_be_judged_is_named(expert: Path, small_dataset: Path, tmp_path: Path):
+    copy = tmp_path / "data"
+    shutil.copytree(small_dataset, copy)
+    first, second = judged_weeks(Rows(small_dataset))
+
+    def without_frauds(week: Week) -> None:
+        for file in (copy / "shards").glob("labels-*.npy"):
+            labels, times = np.load(file), np.load(file.with_name(file.name.replace("labels", "times")))
+            labels[(times >= week.start) & (times < week.start + 7 * DAY)] = 0
+            np.save(file, labels)
+
+    without_frauds(first)
+    found = evaluate(expert, None, copy, tmp_path, Gate())
+    assert found.warnings == [f"test week {first.name} has no frauds and does not count."]
+    assert [part["name"] for part in found.parts] == [second.name]
+    without_frauds(second)
+    with pytest.raises(DataError, match="no test week holds frauds"):
+        evaluate(expert, None, copy, tmp_path, Gate())

@@ -1,0 +1,90 @@
+"""What the transformer trains on: every transaction once, none from the future, none of another card."""
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from steps.errors import DataError
+from steps.fraud.config import CONTEXT
+from steps.fraud.sequences import LENGTH, OVERLAP, SCORED, Rows, TrainingWindows, open_dataset, scoring_windows
+
+
+@pytest.fixture(scope="module")
+def windows(small_dataset: Path) -> TrainingWindows:
+    return open_dataset(small_dataset)
+
+
+def counted_rows(windows: TrainingWindows) -> np.ndarray:
+    """The row of every counted position of every window."""
+    _, _, counted = windows.batch(torch.arange(len(windows)))
+    return (windows.label_row[:, None] + windows.position)[counted].numpy()
+
+
+def test_every_training_transaction_counts_once_and_no_later_one(windows: TrainingWindows):
+    rows = windows.rows
+    expected = np.flatnonzero(rows.times < rows.facts["train_end"])
+    np.testing.assert_array_equal(np.sort(counted_rows(windows)), expected)
+
+
+def test_a_counted_transaction_sees_its_own_card_only_and_enough_of_it(windows: TrainingWindows):
+    rows = windows.rows
+    _, _, counted = windows.batch(torch.arange(len(windows)))
+    window, position = counted.nonzero(as_tuple=True)
+    start = windows.label_row[window].numpy()
+    row = start + position.numpy()
+    assert (rows.first[row] <= start).all()
+    assert ((start == rows.first[row]) | (position.numpy() >= OVERLAP)).all()
+
+
+def test_a_batch_holds_the_rows_of_the_shards_bit_for_bit(windows: TrainingWindows, small_dataset: Path):
+    assert len(windows.rows.facts["shards"]) >= 2, "the test must cross shards"
+    load = lambda name: np.concatenate([np.load(f) for f in sorted((small_dataset / "shards").glob(f"{name}-*"))])  # noqa: E731
+    every, labels = load("features"), load("labels")
+    indices = torch.randperm(len(windows))[:200]
+    batch, fraud, counted = windows.batch(indices)
+    row = (windows.label_row[indices][:, None] + windows.position)[counted].numpy()
+    np.testing.assert_array_equal(batch[counted].numpy(), every[row])
+    np.testing.assert_array_equal(fraud[counted].numpy(), labels[row])
+
+
+def test_a_batch_is_a_function_of_its_indices_and_never_holds_a_nan(windows: TrainingWindows):
+    indices = torch.arange(len(windows)).flip(0)
+    for whole, single in zip(windows.batch(indices), windows.batch(indices[5:6]), strict=True):
+        assert torch.equal(whole[5:6], single)
+    # what follows a card's rows meets a weight of 0, and 0 * nan is nan
+    assert windows.batch(indices)[0].isfinite().all()
+
+
+def test_a_dataset_that_is_not_whole_is_refused_by_name(small_dataset: Path, tmp_path: Path):
+    for name in ("features-00001", "labels-00000"):
+        copy = tmp_path / name
+        shutil.copytree(small_dataset, copy)
+        (copy / "shards" / f"{name}.npy").unlink()
+        with pytest.raises(DataError, match=name):
+            Rows(copy)
+    torn = tmp_path / "features-00001" / "shards" / "features-00001.npy"
+    torn.write_bytes((small_dataset / "shards" / torn.name).read_bytes()[:-400])
+    with pytest.raises(DataError, match="not a whole dataset"):
+        Rows(tmp_path / "features-00001")
+    with pytest.raises(DataError, match=r"dataset\.json"):
+        Rows(tmp_path)
+
+
+@given(st.lists(st.integers(1, 4 * SCORED), min_size=1, max_size=5), st.data())
+def test_a_scored_row_sees_as_much_of_its_card_as_a_server_does(cards: list[int], data: st.DataObject):
+    first = np.repeat(np.cumsum([0, *cards[:-1]]), cards)
+    wanted = data.draw(st.lists(st.integers(0, sum(cards) - 1), min_size=1, unique=True).map(sorted))
+    starts, window, position = scoring_windows(first, np.array(wanted))
+    assert (starts[window] + position == wanted).all()
+    assert (starts[window] >= first[wanted]).all()
+    assert (position < SCORED).all()
+    assert (position >= np.minimum(CONTEXT, wanted - first[wanted])).all()
+
+
+def test_windows_overlap_by_less_than_their_length():
+    assert 0 < OVERLAP < LENGTH <= SCORED

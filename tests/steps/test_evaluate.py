@@ -1,0 +1,104 @@
+"""The verdict of a real run: a real registry says who the champion is, a real store holds its weights."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from steps import evaluate, tracking
+from steps.errors import DataError, StorageError
+from steps.gate import Gate
+from steps.step import write_outputs
+from steps.storage import Store
+
+EXPERIMENT = "evaluate"
+
+
+@pytest.fixture(autouse=True)
+def workdir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a step writes goes below the test's own directory."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+
+
+def judge(dataset: Path, model: Path, **more: Any) -> evaluate.Outputs:
+    return evaluate.run(evaluate.Inputs(dataset=dataset, model=model, resamples=100, **more))
+
+
+def crown(name: str, model: Path, store: Store, run_id: str) -> tracking.Release:
+    """Make `model` the champion of `name`, as release and verify do."""
+    sha256 = json.loads((model / "model.json").read_text())["sha256"]
+    prefix = f"releases/{name}/{sha256[:12]}"
+    store.upload(model, prefix)
+    release = tracking.register(name, prefix, store.uri(prefix), sha256, run_id, {})
+    tracking.promote(name, release.version)
+    return release
+
+
+def test_from_the_first_model_to_a_better_one_and_back(
+    s3: Store, mlflow_server: str, small_dataset: Path, novice: Path, expert: Path, tmp_path: Path
+):
+    from mlflow import MlflowClient
+
+    run_id = tracking.start_run(EXPERIMENT, "generations")
+    given: dict[str, Any] = {"name": "generations", "run_id": run_id}
+
+    first = judge(small_dataset, novice, **given)
+    assert first.verdict == "release"
+    assert "There is no champion yet" in first.reason
+
+    crown("generations", novice, s3, run_id)
+    again = judge(small_dataset, novice, **given)
+    assert again.verdict == "same"
+
+    better = judge(small_dataset, expert, **given)
+    assert better.verdict == "release"
+    assert "better, and not by chance" in better.reason
+    record = json.loads((better.report / "verdict.json").read_text())
+    assert record["champion"]["version"] == "1"
+    assert record["champion"]["ap"] == pytest.approx(first.ap)
+    assert record["candidate"] == {"sha256": better.model_sha256, **better.metrics}
+    assert record["difference"]["low"] > 0
+    assert len(record["weeks"]) == 2
+    assert record["gate"] == {"minimum": {}, "tolerance": 0.01, "confidence": 0.95, "resamples": 100}
+
+    run = MlflowClient(mlflow_server).get_run(run_id)
+    assert run.data.tags["verdict"] == "release"
+    assert run.data.metrics["ap"] == pytest.approx(better.ap)
+    assert run.data.metrics["champion_ap"] == pytest.approx(first.ap)
+    logged = {file.path for file in MlflowClient(mlflow_server).list_artifacts(run_id, "evaluation")}
+    assert {f"evaluation/{name}" for name in ("verdict.json", "scores.parquet", "weeks.png")} <= logged
+
+    crown("generations", expert, s3, run_id)
+    assert judge(small_dataset, novice, name="generations").verdict == "keep"
+    write_outputs(better, {"ap": tmp_path / "ap", "report": tmp_path / "moved"})
+    assert float((tmp_path / "ap").read_text()) == better.ap
+    assert (tmp_path / "moved" / "verdict.json").exists()
+
+
+def test_a_champion_whose_release_is_gone_is_an_error_with_a_way_out(
+    s3: Store, mlflow_server: str, small_dataset: Path, novice: Path, expert: Path
+):
+    release = crown("gone", novice, s3, tracking.start_run(EXPERIMENT, "gone"))
+    s3.delete([entry.key for entry in s3.list(release.uri)])
+    with pytest.raises(StorageError, match=r"champion cannot be compared with: .* does not exist.*alias `champion`"):
+        judge(small_dataset, expert, name="gone")
+    assert judge(small_dataset, novice, name="gone").verdict == "same"
+
+
+def test_a_directory_without_a_model_is_refused(small_dataset: Path, tmp_path: Path):
+    with pytest.raises(DataError, match=r"holds no trained model .*model\.json"):
+        judge(small_dataset, tmp_path)
+
+
+def test_without_registry_and_run_a_model_is_judged_alone(small_dataset: Path, novice: Path, tmp_path: Path):
+    model = shutil.copytree(novice, tmp_path / "model")
+    found = judge(small_dataset, model, minimum={"ap": 0.999})
+    assert (found.verdict, found.report.name) == ("keep", "report")
+    assert "ap" in found.metrics
+    assert 0 < found.ap < 0.999
+
+
+def test_every_setting_of_the_gate_is_an_input_of_the_step():
+    assert set(Gate.model_fields) < set(evaluate.Inputs.model_fields)
