@@ -1,0 +1,182 @@
+"""How fast raw transactions become features: ours against pandas on the same rows, and what the whole step costs.
+
+    python -m benchmarks.prepare                        # a simulated world of the published size (1.75 million rows)
+    python -m benchmarks.prepare --source transactions.parquet --json
+    python -m benchmarks.prepare --large                # ten times the rows as well: time and memory
+
+Each measurement is a process of its own with one thread; seconds are CPU seconds, so they hold on a busy machine.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+WORLD = "simulate://7?cards={cards}&terminals={terminals}&days=183&start=2018-04-01"
+PUBLISHED = 1_750_000  # rows; the bars are for as many
+ONE_THREAD = dict.fromkeys(("POLARS_MAX_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+
+
+def simulated(source: Path, target: Path) -> None:
+    """Write the world that the text file `source` names as parquet with the published column names."""
+    from steps.fraud.config import Columns
+    from steps.fraud.simulate import parse, simulate
+
+    simulate(parse(source.read_text())).rename(Columns().model_dump()).write_parquet(target)
+
+
+def ours(source: Path, target: Path) -> None:
+    """Parquet → the 15 handbook features → parquet, with the step's own reading and checks."""
+    import polars as pl
+
+    from steps.fraud.checks import check
+    from steps.fraud.config import Data
+    from steps.fraud.features import HANDBOOK, tables
+    from steps.fraud.source import read
+
+    data = Data(source=str(source))
+    rows = check(read(data, target), data.columns, data.tolerated_rejects).rows
+    pieces = [
+        pl.from_numpy(table, schema=list(HANDBOOK)).with_columns(id=piece.id)
+        for piece, table in tables(rows, data.label_delay_days, data.amount_limit, names=HANDBOOK)
+    ]
+    pl.concat(pieces).write_parquet(target)
+
+
+def step(source: Path, target: Path) -> None:
+    """The whole of the step: every feature, shards, statistics, digest, serving state."""
+    from steps.fraud import Data, prepare
+
+    prepare(Data(source=str(source)), target)
+
+
+def pandas(source: Path, target: Path) -> None:
+    """The same 15 features as one writes them with pandas: groupby().rolling()."""
+    import pandas as pd
+
+    frame = pd.read_parquet(source)
+    when = frame["TX_DATETIME"]
+    result: dict[str, Any] = {
+        "id": frame["TRANSACTION_ID"],
+        "amount": frame["TX_AMOUNT"].round(2),
+        "weekend": when.dt.dayofweek >= 5,
+        "night": when.dt.hour <= 6,
+    }
+
+    def rolling(key: str, column: str, days: int) -> Any:
+        ordered = frame.sort_values([key, "TX_DATETIME"], kind="stable")
+        windows = ordered.set_index("TX_DATETIME").groupby(key)[column].rolling(f"{days}D")
+        return [pd.Series(f().to_numpy(), ordered.index).sort_index() for f in (windows.count, windows.sum)]
+
+    late_count, late_frauds = rolling("TERMINAL_ID", "TX_FRAUD", 7)
+    for days in (1, 7, 30):
+        count, amounts = rolling("CUSTOMER_ID", "TX_AMOUNT", days)
+        result |= {f"card_count_{days}d": count, f"card_mean_{days}d": amounts / count}
+        count, frauds = rolling("TERMINAL_ID", "TX_FRAUD", 7 + days)
+        count -= late_count
+        risk = ((frauds - late_frauds) / count).fillna(0)
+        result |= {f"terminal_count_{days}d": count, f"terminal_risk_{days}d": risk}
+    pd.DataFrame(result).to_parquet(target)
+
+
+def difference(one: Path, other: Path) -> float:
+    """Share of rows in which two feature files differ by more than rounding."""
+    import polars as pl
+
+    a, b = (pl.read_parquet(path).sort("id").cast(pl.Float64) for path in (one, other))
+    apart = [(a[name] - b[name]).abs() > 1e-4 * (1 + b[name].abs()) for name in a.columns]
+    return pl.DataFrame(apart).select(pl.any_horizontal(pl.all()).mean()).item()
+
+
+def measure(work: str, source: Path, target: Path) -> tuple[float, float]:
+    """(CPU seconds without imports, peak GB) of one of the functions above in a process of its own."""
+    modules = "pandas, pyarrow.parquet" if work == "pandas" else "steps.fraud.shards"
+    program = f"""
+import resource, sys, time
+from pathlib import Path
+from benchmarks import prepare
+import {modules}
+began = time.process_time()
+prepare.{work}(*map(Path, sys.argv[1:]))
+print(time.process_time() - began, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9)
+"""
+    command = [sys.executable, "-c", program, str(source), str(target)]
+    done = subprocess.run(command, env=os.environ | ONE_THREAD, stdout=subprocess.PIPE, text=True)
+    if done.returncode:
+        raise SystemExit(f"the measurement of {work} failed with exit code {done.returncode}")
+    cpu, memory = map(float, done.stdout.split()[-2:])
+    return cpu, memory
+
+
+def bar(name: str, value: float, unit: str, limit: float, ok: bool) -> dict[str, Any]:
+    return {"name": name, "value": round(value, 6), "unit": unit, "bar": limit, "ok": ok}
+
+
+def world(folder: Path, cards: int) -> Path:
+    """A simulated world as a parquet file."""
+    uri = folder / f"{cards}.txt"
+    uri.write_text(WORLD.format(cards=cards, terminals=2 * cards))
+    measure("simulated", uri, folder / f"{cards}.parquet")
+    return folder / f"{cards}.parquet"
+
+
+def compare(source: Path, folder: Path, repeats: int) -> list[dict[str, Any]]:
+    """Ours against pandas on one file; the best of `repeats`, seconds scaled to the published number of rows."""
+    import polars as pl
+
+    scale = PUBLISHED / pl.scan_parquet(source).select(pl.len()).collect().item()
+    cpu = {
+        work: min(measure(work, source, folder / work)[0] for _ in range(repeats))
+        for work in ("ours", "step", "pandas")
+    }
+    apart = difference(folder / "ours", folder / "pandas")
+    features, whole, ratio = cpu["ours"] * scale, cpu["step"] * scale, cpu["pandas"] / cpu["ours"]
+    return [
+        bar("15 features of 1.75 M rows, parquet to parquet, one core", features, "CPU s", 3.0, features <= 3.0),
+        bar("faster than pandas", ratio, "x", 5.0, ratio >= 5.0),
+        bar("rows that differ from pandas (same-second ties)", apart, "share", 1e-4, apart <= 1e-4),
+        bar("the whole step for 1.75 M rows, one core", whole, "CPU s", 5.0, whole <= 5.0),
+    ]
+
+
+def large(folder: Path, cards: int) -> list[dict[str, Any]]:
+    """Time and memory of ten times as many cards."""
+    cpu, memory = measure("ours", world(folder, 10 * cards), folder / "large")
+    return [
+        bar("15 features of ten times the rows, one core", cpu, "CPU s", 45.0, cpu <= 45.0),
+        bar("peak memory with ten times the rows", memory, "GB", 6.0, memory <= 6.0),
+    ]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--source", type=Path, help="a parquet file with the published columns (default: simulated)")
+    parser.add_argument("--cards", type=int, default=5000, help="cards of the simulated world; a card makes 350 rows")
+    parser.add_argument("--repeats", type=int, default=2, help="measurements of each; the best counts")
+    parser.add_argument("--large", action="store_true", help="measure ten times the cards as well")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    arguments = parser.parse_args()
+    began = time.perf_counter()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        source = arguments.source or world(folder, arguments.cards)
+        bars = compare(source, folder, arguments.repeats)
+        if arguments.large:
+            bars += large(folder, arguments.cards)
+    if arguments.json:
+        sys.stdout.write(json.dumps({"bars": bars}) + "\n")
+    else:
+        for row in bars:
+            mark = "ok  " if row["ok"] else "MISS"
+            sys.stdout.write(f"{mark} {row['name']}: {row['value']} {row['unit']} (bar {row['bar']})\n")
+        sys.stdout.write(f"measured in {time.perf_counter() - began:.0f} s\n")
+    return 0 if all(row["ok"] for row in bars) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
