@@ -18,7 +18,7 @@ from typing import Any
 from pipelines.local import golang, retries
 from pipelines.local.expr import truth
 from pipelines.local.functions import ExprError
-from pipelines.local.scope import Scope, absent_arguments, artifact_of, node_outputs
+from pipelines.local.scope import ABSENT, MARK, Scope, absent_arguments, artifact_of, node_outputs
 from pipelines.local.template import Missing, TemplateError, expanded, substitute
 from pipelines.local.when import WhenError
 
@@ -27,7 +27,6 @@ FULFILLED = {"Succeeded", "Failed", "Error", "Skipped", "Omitted"}
 COMPLETED = {"Succeeded", "Failed", "Error"}
 FAILED = {"Failed", "Error"}
 LEAVES = ("container", "script", "resource")
-ABSENT = "__argo__internal__absent-optional"
 STRFTIME = "BbmAadHIMSYypZzL"
 WORKFLOW_PHASE = {"Skipped": "Succeeded", "Omitted": "Succeeded"}
 
@@ -451,10 +450,10 @@ class Scheduler:
             scope["inputs.parameters"] = golang.dumps(template["inputs"]["parameters"])
             outputs = template.get("outputs") or {}
             for way, files in (("inputs", template["inputs"]["artifacts"]), ("outputs", outputs.get("artifacts") or [])):
-                scope |= {f"{way}.artifacts.{each['name']}.path": each["path"] for each in files if each.get("path")}
+                scope |= {f"{way}.artifacts.{each['name']}.path": MARK + each["path"] for each in files if each.get("path")}
             for each in outputs.get("parameters") or []:
                 if path := (each.get("valueFrom") or {}).get("path"):
-                    scope[f"outputs.parameters.{each['name']}.path"] = path
+                    scope[f"outputs.parameters.{each['name']}.path"] = MARK + path
             return substitute(template, scope)
         except TemplateError as error:
             raise NodeError(str(error)) from None

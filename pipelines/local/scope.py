@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from pipelines.local.scheduler import Node, Scheduler
 
 ABSENT = "__argo__internal__absent-optional"
+MARK = "\ue000"  # before each path that a placeholder stood for: the executor moves those
 
 
 class Scope(dict[str, Any]):

@@ -1,0 +1,120 @@
+"""Artifacts between a pod's directory and the S3 store: the keys, archives and surprises of Argo.
+
+On loading an artifact without `archive`, a gzipped tar is found out and unpacked, and if it holds one thing only, that thing
+gets the artifact's path. Source: Argo's executor.go (loadArtifact, unpack, saveArtifact).
+"""
+
+import gzip
+import os
+import shutil
+import tarfile
+import zipfile
+from pathlib import Path
+from typing import Any
+
+from steps.errors import StorageError
+
+
+class ArtifactError(Exception):
+    """An artifact that cannot be loaded or saved; the text is Argo's."""
+
+
+def load(artifact: dict[str, Any], path: Path, store: Any) -> None:
+    """Brings an input artifact to `path`. Raises ArtifactError, StorageError."""
+    from_nowhere = not any(artifact.get(kind) for kind in ("s3", "raw"))
+    if from_nowhere and artifact.get("optional"):
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fetched = path.with_name(path.name + ".tmp")
+    if artifact.get("raw"):
+        fetched.write_text(artifact["raw"]["data"])
+    else:
+        from steps.storage import NotFound
+
+        try:
+            store().download(artifact["s3"]["key"], fetched)
+        except NotFound as error:
+            if artifact.get("optional"):
+                return
+            raise ArtifactError(f"artifact {artifact['name']} failed to load: {error}") from None
+        except StorageError as error:
+            raise ArtifactError(f"artifact {artifact['name']} failed to load: {error}") from None
+    archive = artifact.get("archive") or {}
+    if "zip" in archive:
+        _unpack(fetched, path, lambda into: zipfile.ZipFile(fetched).extractall(into))
+    elif "none" not in archive and ("tar" in archive or _tarball(fetched)):
+        _unpack(fetched, path, lambda into: _untar(fetched, into))
+    else:
+        fetched.replace(path)
+    if artifact.get("mode") is not None:
+        for each in [path, *(path.rglob("*") if artifact.get("recurseMode") else ())]:
+            each.chmod(int(artifact["mode"]))
+
+
+def _tarball(path: Path) -> bool:
+    if not path.is_file():
+        return False
+    try:
+        with tarfile.open(path, "r:gz") as archive:
+            return archive.next() is not None
+    except (tarfile.TarError, OSError, EOFError):
+        return False
+
+
+def _untar(path: Path, into: Path) -> None:
+    with tarfile.open(path, "r:gz") as archive:
+        archive.extractall(into, filter="data")
+
+
+def _unpack(archive: Path, path: Path, extract: Any) -> None:
+    beside = path.with_name(path.name + ".tmpdir")
+    beside.mkdir()
+    try:
+        extract(beside)
+    except (tarfile.TarError, zipfile.BadZipFile, OSError, EOFError) as error:
+        raise ArtifactError(f"{path.name} cannot be unpacked: {error}") from error
+    archive.unlink()
+    found = list(beside.iterdir())
+    (found[0] if len(found) == 1 else beside).rename(path)
+    if len(found) == 1:
+        beside.rmdir()
+
+
+def save(artifact: dict[str, Any], path: Path, pod: str, workflow: str, store: Any) -> dict[str, Any] | None:
+    """Uploads an output artifact; gives it with its location, or None if it is optional and absent. Raises ArtifactError."""
+    archive = artifact.get("archive") or {}
+    if not path.exists():
+        if artifact.get("optional"):
+            return None
+        suffix = "" if "none" in archive else ".tgz"
+        raise ArtifactError(f"open /var/run/argo/outputs/artifacts{artifact['path']}{suffix}: no such file or directory")
+    name, packed = path.name, path
+    if "zip" in archive:
+        name, packed = f"{artifact['name']}.zip", path.with_name(f".{artifact['name']}.zip")
+        _zip(path, packed)
+    elif "none" not in archive:
+        level = (archive.get("tar") or {}).get("compressionLevel")
+        name, packed = f"{artifact['name']}.tgz", path.with_name(f".{artifact['name']}.tgz")
+        with gzip.GzipFile(packed, "wb", compresslevel=6 if level is None else int(level), mtime=0) as zipped:
+            with tarfile.open(fileobj=zipped, mode="w", dereference=False) as tar:
+                tar.add(path, arcname=path.name)
+    key = (artifact.get("s3") or {}).get("key") or f"{workflow}/{pod}/{name}"
+    try:
+        store().upload(packed, key)
+    except StorageError as error:
+        raise ArtifactError(f"artifact {artifact['name']} failed to save: {error}") from None
+    finally:
+        if packed != path:
+            packed.unlink()
+    return {**artifact, "s3": {**(artifact.get("s3") or {}), "key": key}}
+
+
+def _zip(path: Path, into: Path) -> None:
+    with zipfile.ZipFile(into, "w", zipfile.ZIP_DEFLATED) as archive:
+        for file in [path] if path.is_file() else sorted(path.rglob("*")):
+            archive.write(file, file.relative_to(path.parent))
+
+
+def clear(root: Path) -> None:
+    """Removes a pod's directory; what lies there is in the store by now."""
+    shutil.rmtree(root, ignore_errors=not os.access(root, os.W_OK))

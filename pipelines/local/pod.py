@@ -1,0 +1,179 @@
+"""A container as a process of this machine: its environment from the manifest only, its own session, dead with its parent.
+
+    process = start(PodRun(name, spec=pod_spec, root=..., log=...), cluster)
+
+Used for container and script templates, and by the controllers for the pods of jobs and deployments. A pod's root is a
+directory of its own; `private` are the absolute paths that must be its own (see isolation.py).
+"""
+
+import ctypes
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from pipelines.local import isolation
+from steps.errors import ConfigError
+
+PR_SET_PDEATHSIG = 1
+VARIABLE = re.compile(r"\$\$|\$\(([^()]+)\)")
+PYTHON = re.compile(r"python[0-9.]*")
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+class Cluster(Protocol):
+    """What a pod needs of its cluster."""
+
+    @property
+    def home(self) -> Path: ...
+
+    def configmap(self, name: str) -> Mapping[str, str]: ...
+
+    def secret(self, name: str) -> Mapping[str, str]: ...
+
+    def image(self, image: str) -> Any: ...
+
+    def store(self) -> Any: ...
+
+
+@dataclass(frozen=True)
+class PodRun:
+    """One container to run. `extra_env` comes last; `stdout`: a file for it alone, else it goes to the log."""
+
+    name: str
+    spec: Mapping[str, Any]
+    root: Path
+    log: Path
+    container: str = "main"
+    ip: str = "127.0.0.1"
+    namespace: str = "default"
+    extra_env: Mapping[str, str] = field(default_factory=dict)
+    private: tuple[str, ...] | None = None
+    stdout: Path | None = None
+
+
+def start(pod: PodRun, cluster: Cluster) -> subprocess.Popen[bytes]:
+    """Starts the process and returns at once. Raises ConfigError for what this machine cannot run."""
+    container = _container(pod)
+    environment = environ(pod, container, cluster)
+    arguments = [expand(str(each), environment) for each in [*(container.get("command") or []), *(container.get("args") or [])]]
+    image = cluster.image(container["image"])
+    if not container.get("command"):
+        raise ConfigError(
+            f"{pod.name}: container {container['name']} has no command, and its image's own is not known here. Set command."
+        )
+    if PYTHON.fullmatch(arguments[0]):
+        arguments[0] = getattr(image, "python", None) or sys.executable
+    pod.root.mkdir(parents=True, exist_ok=True)
+    pod.log.parent.mkdir(parents=True, exist_ok=True)
+    enter = None
+    if pod.private is not None:
+        enter = isolation.entry(pod.root, pod.private, [cluster.home])
+    directory = container.get("workingDir") or (None if enter else str(pod.root))
+    with open(pod.log, "ab") as log, open(pod.stdout or pod.log, "ab") as out:
+        return subprocess.Popen(
+            arguments,
+            env=environment,
+            cwd=None if enter else directory,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=log,
+            start_new_session=True,
+            preexec_fn=_Child(os.getpid(), enter, container.get("workingDir")),
+        )
+
+
+class _Child:
+    """Runs in the new process, before the program."""
+
+    def __init__(self, parent: int, enter: Any, directory: str | None) -> None:
+        self.parent, self.enter, self.directory = parent, enter, directory
+        self.prctl = ctypes.CDLL(None).prctl
+
+    def __call__(self) -> None:
+        self.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != self.parent:  # it died before the line above
+            os._exit(1)
+        signal.pthread_sigmask(signal.SIG_SETMASK, set())
+        if self.enter:
+            self.enter()
+            if self.directory:
+                os.chdir(self.directory)
+
+
+def _container(pod: PodRun) -> Mapping[str, Any]:
+    for each in pod.spec.get("containers") or []:
+        if each.get("name") == pod.container:
+            return each
+    raise ConfigError(f'{pod.name} has no container "{pod.container}".')
+
+
+def environ(pod: PodRun, container: Mapping[str, Any], cluster: Cluster) -> dict[str, str]:
+    """PATH, HOME, LANG, then what the manifest says, in the kubelet's order: envFrom, env, and `extra_env` last."""
+    found = {
+        "PATH": f"{Path(sys.executable).parent}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+        "HOME": os.environ.get("HOME", "/"),
+        "LANG": "C.UTF-8",
+        "PYTHONPATH": str(REPOSITORY),
+        "PYTHONUNBUFFERED": "1",
+    }
+    found |= dict(getattr(cluster.image(container["image"]), "env", None) or {})
+    for source in container.get("envFrom") or []:
+        for kind, read in (("configMapRef", cluster.configmap), ("secretRef", cluster.secret)):
+            if kind in source:
+                values = _read(pod, read, source[kind])
+                found |= {source.get("prefix", "") + key: value for key, value in values.items()}
+    for each in container.get("env") or []:
+        value = _value(pod, each, cluster)
+        if value is not None:
+            found[each["name"]] = expand(value, found)
+    return found | dict(pod.extra_env)
+
+
+def _read(pod: PodRun, read: Any, reference: Mapping[str, Any]) -> Mapping[str, str]:
+    try:
+        return read(reference["name"])
+    except KeyError:
+        if reference.get("optional"):
+            return {}
+        raise ConfigError(f"{pod.name} needs the ConfigMap or Secret {reference['name']!r}, which is not here.") from None
+
+
+def _value(pod: PodRun, variable: Mapping[str, Any], cluster: Cluster) -> str | None:
+    source = variable.get("valueFrom")
+    if not source:
+        return str(variable.get("value") or "")
+    for kind, read in (("configMapKeyRef", cluster.configmap), ("secretKeyRef", cluster.secret)):
+        if reference := source.get(kind):
+            values = _read(pod, read, reference)
+            if reference["key"] in values:
+                return values[reference["key"]]
+            if reference.get("optional"):
+                return None
+            raise ConfigError(f"{pod.name}: {reference['name']} has no key {reference['key']!r} (for {variable['name']}).")
+    path = (source.get("fieldRef") or {}).get("fieldPath", "")
+    fields = {
+        "metadata.name": pod.name,
+        "metadata.namespace": pod.namespace,
+        "status.podIP": pod.ip,
+        "status.hostIP": "127.0.0.1",
+        "spec.nodeName": os.uname().nodename,
+    }
+    if path not in fields:
+        known = ", ".join(fields)
+        raise ConfigError(f"{pod.name}: the value of {variable['name']} cannot be had here: only {known} can.")
+    return fields[path]
+
+
+def expand(text: str, environment: Mapping[str, str]) -> str:
+    """`$(NAME)` replaced where NAME is known; `$$` is one `$` (kubelet's rule)."""
+
+    def known(found: re.Match[str]) -> str:
+        return "$" if found[1] is None else environment.get(found[1], found[0])
+
+    return VARIABLE.sub(known, text)

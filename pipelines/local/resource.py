@@ -1,0 +1,203 @@
+"""Resource templates: kubectl's actions on the local controllers, then waiting for a condition.
+
+Failure of a condition, a deleted object and anything kubectl would refuse make the node Failed ("main: ... exit code 64").
+Source: Argo's executor/resource.go and cmd/argoexec/commands/resource.go.
+"""
+
+import copy
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+
+from pipelines.local import golang
+from pipelines.local.manifest import Loader
+from pipelines.local.scheduler import Began, Ended, Start
+from pipelines.local.selector import MISSING, SelectorError, lookup, verdict
+from steps.errors import ConfigError, RekindleError
+
+ACTIONS = ("get", "create", "apply", "patch", "delete", "replace")
+Object = dict[str, Any]
+
+
+class KubectlError(Exception):
+    """What kubectl would answer."""
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """A node whose object is watched until a condition holds."""
+
+    action: Start
+    kind: str
+    name: str
+
+
+class Resources:
+    """The resource templates of one run, over `controllers`, which are made when first needed."""
+
+    def __init__(self, cluster: Any, workflow: dict[str, Any]) -> None:
+        self.cluster, self.workflow = cluster, workflow
+        self.controllers: dict[str, Any] = {}
+        self.waiting: dict[str, Waiting] = {}
+
+    @property
+    def busy(self) -> bool:
+        """Whether `poll` must be called every 0.1 s."""
+        return bool(self.controllers)
+
+    def start(self, action: Start) -> list[Began | Ended]:
+        """Does the action; what has conditions to wait for is over later."""
+        resource = action.template["resource"]
+        try:
+            kind, name = self._act(resource)
+        except (KubectlError, RekindleError) as error:
+            return [Began(action.id), _failed(action.id, str(error))]
+        if resource["action"] == "delete" or not (resource.get("successCondition") or resource.get("failureCondition")):
+            return [Began(action.id), self._done(Waiting(action, kind, name))]
+        self.waiting[action.id] = Waiting(action, kind, name)
+        return [Began(action.id), *self._look(self.waiting[action.id])]
+
+    def poll(self) -> list[Began | Ended]:
+        """Lets the controllers work, then looks at what is waited for."""
+        for controller in set(self.controllers.values()):
+            controller.poll()
+        return [event for one in list(self.waiting.values()) for event in self._look(one)]
+
+    def late(self, now: float) -> list[str]:
+        return [id for id, one in self.waiting.items() if one.action.deadline and now >= one.action.deadline]
+
+    def forget(self, id: str) -> None:
+        """Stops watching; the object stays, as on a cluster."""
+        self.waiting.pop(id, None)
+
+    def stop(self, grace: float) -> None:
+        """Ends the processes of jobs."""
+        self.waiting.clear()
+        for controller in set(self.controllers.values()):
+            controller.stop(grace)
+
+    def _controller(self, kind: str) -> Any:
+        if not self.controllers:
+            from pipelines.local.resources import controllers
+
+            self.controllers = controllers(self.cluster)
+        found = self.controllers.get(kind)
+        if found is None:
+            raise KubectlError(f'no matches for kind "{kind}": here only {", ".join(sorted(self.controllers))} are known')
+        return found
+
+    def _act(self, resource: dict[str, Any]) -> tuple[str, str]:
+        action, flags = resource["action"], resource.get("flags") or []
+        if resource.get("manifest"):
+            obj = self._object(resource)
+            kind, name = obj.get("kind", ""), (obj.get("metadata") or {}).get("name", "")
+        else:
+            obj, (kind, name) = {}, self._flags(flags)
+        if not kind or not name:
+            raise KubectlError("Kind and name are both required but at least one of them is missing from the manifest")
+        controller = self._controller(kind)
+        now = controller.get(name)
+        missing = f'Error from server (NotFound): {kind.lower()}s "{name}" not found'
+        if action == "delete":
+            if now is not None:
+                controller.delete(name)
+        elif action == "create" and now is not None:
+            raise KubectlError(f'Error from server (AlreadyExists): {kind.lower()}s "{name}" already exists')
+        elif action in ("get", "patch", "replace") and now is None:
+            raise KubectlError(missing)
+        elif action == "patch":
+            controller.apply(merge({key: value for key, value in now.items() if key != "status"}, obj))
+        elif action != "get":
+            controller.apply(obj)
+        return kind, name
+
+    def _object(self, resource: dict[str, Any]) -> Object:
+        try:
+            obj = yaml.load(resource["manifest"], Loader)
+        except yaml.YAMLError as error:
+            raise KubectlError(f"the manifest is not YAML: {error}") from None
+        if not isinstance(obj, dict):
+            raise KubectlError("the manifest holds no object")
+        if resource.get("setOwnerReference"):
+            meta = self.workflow["metadata"]
+            owner = {"apiVersion": self.workflow["apiVersion"], "kind": "Workflow", "name": meta["name"], "uid": meta["uid"]}
+            references = obj.setdefault("metadata", {}).setdefault("ownerReferences", [])
+            references.append(owner | {"controller": True, "blockOwnerDeletion": True})
+        return obj
+
+    def _flags(self, flags: list[str]) -> tuple[str, str]:
+        words = [word for flag in flags for word in re.split(r"[\s/]+", flag) if word and not word.startswith("-")]
+        if len(words) != 2:
+            raise KubectlError(f"flags {flags} must name a kind and an object")
+        self._controller(next(iter(self.controllers), "PyTorchJob"))
+        word = words[0].lower().split(".")[0]
+        for kind in self.controllers:
+            if word in (kind.lower(), kind.lower() + "s"):
+                return kind, words[1]
+        return words[0], words[1]
+
+    def _look(self, one: Waiting) -> list[Began | Ended]:
+        resource, id = one.action.template["resource"], one.action.id
+        obj = self._controller(one.kind).get(one.name)
+        if obj is None:
+            self.forget(id)
+            gone = "The resource has been deleted while its status was still being checked. Will not be retried"
+            return [_failed(id, gone)]
+        try:
+            good, why = verdict(obj, resource.get("successCondition") or "", resource.get("failureCondition") or "")
+        except SelectorError as error:
+            good, why = False, f"condition failed to parse: {error}"
+        if good is None:
+            return []
+        self.forget(id)
+        return [self._done(one) if good else _failed(id, why)]
+
+    def _done(self, one: Waiting) -> Ended:
+        outputs: dict[str, Any] = {"exitCode": "0"}
+        obj = self._controller(one.kind).get(one.name) or {}
+        for each in (one.action.template.get("outputs") or {}).get("parameters") or []:
+            source = each.get("valueFrom") or {}
+            value = each.get("value", source.get("default"))
+            if source.get("jsonPath"):
+                found = jsonpath(obj, source["jsonPath"])
+                value = found if found is not None else value if value is not None else ""
+            outputs.setdefault("parameters", []).append({**each, "value": value})
+        return Ended(one.action.id, "Succeeded", "", outputs)
+
+
+def _failed(id: str, why: str) -> Ended:
+    return Ended(id, "Failed", f"main: Error (exit code 64): {why}", {"exitCode": "64"})
+
+
+def merge(base: Any, patch: Any) -> Any:
+    """A JSON merge patch (RFC 7396)."""
+    if not isinstance(patch, dict):
+        return copy.deepcopy(patch)
+    merged = dict(base) if isinstance(base, dict) else {}
+    for key, value in patch.items():
+        if value is None:
+            merged.pop(key, None)
+        else:
+            merged[key] = merge(merged.get(key), value)
+    return merged
+
+
+def jsonpath(obj: Object, path: str) -> str | None:
+    """kubectl's `{.a.b[0].c}`. Raises nothing; subset.py refuses other forms."""
+    keys = re.sub(r"\[['\"]?([^\]'\"]+)['\"]?\]", r".\1", path.strip().strip("{}")).strip(".")
+    value = lookup(obj, keys)
+    return None if value is MISSING else value if isinstance(value, str) else golang.dumps(value)
+
+
+def check(resource: dict[str, Any], where: str) -> None:
+    """Raises ConfigError for what a resource template may not say here."""
+    if resource.get("action") not in ACTIONS:
+        raise ConfigError(f"{where}.action is {resource.get('action')!r}: it must be one of {', '.join(ACTIONS)}.")
+    if resource.get("mergeStrategy") == "json":
+        raise ConfigError(f"{where}.mergeStrategy json is not supported by the local runner: use merge.")
+    if resource.get("failureCondition") and not resource.get("successCondition"):
+        raise ConfigError(
+            f"{where}.failureCondition without successCondition: Argo takes that for success at the first look. Set both."
+        )

@@ -1,0 +1,201 @@
+"""Runs a manifest on this machine: clocks, processes and the disk around the pure scheduler.
+
+    status = execute(manifest, parameters, LocalCluster(), on_change=print)     # → Argo's WorkflowStatus
+    status = resume("demo-4k2xp", LocalCluster()); stop("demo-4k2xp")
+
+Everything is written to the run's journal before it is acted on, so that after `kill -9` of this process `resume` goes on
+with what is there: finished steps stay, and what ran is ended and runs again. KeyboardInterrupt stops all pods in order and
+leaves a run that can be resumed.
+"""
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from pipelines import lint
+from pipelines.local import manifest as manifests
+from pipelines.local import subset
+from pipelines.local.executor import Executor
+from pipelines.local.pod import Cluster
+from pipelines.local.processes import alive, signal_group
+from pipelines.local.scheduler import COMPLETED, FAILED, Kill, Scheduler, Start
+from pipelines.local.state import RunFiles, Status, reset
+from steps.errors import RekindleError
+
+GRACE = 1.0  # seconds that pods have to end when the run is stopped
+HOME = Path(".rekindle")
+OnChange = Callable[[Status], None]
+
+
+def execute(
+    manifest: Mapping[str, Any],
+    parameters: Mapping[str, str] | None = None,
+    cluster: Cluster | None = None,
+    on_change: OnChange | None = None,
+    note: Callable[[str], None] | None = None,
+) -> Status:
+    """Runs a Workflow, WorkflowTemplate or CronWorkflow to its end. Raises ConfigError before anything starts."""
+    return LocalRun.new(manifest, parameters, cluster, note).run(on_change)
+
+
+def resume(name: str, cluster: Cluster | None = None, on_change: OnChange | None = None) -> Status:
+    """Goes on with a run: one whose runner died, that was stopped, or that failed. Raises ConfigError, Busy."""
+    return LocalRun.old(name, cluster).run(on_change)
+
+
+def stop(name: str, home: Path | None = None, cluster: Cluster | None = None) -> str:
+    """Stops a run as `argo stop` does: pods are ended, exit handlers run. Returns the name when it is over.
+
+    Where its runner is dead, this process does what is left to do.
+    """
+    files = RunFiles(home or Path(os.environ.get("REKINDLE_HOME", HOME)), name)
+    files.workflow()
+    (files.root / "stop").touch()
+    try:
+        while pid := files.runner():
+            os.kill(pid, signal.SIGTERM)
+            until = time.monotonic() + 600
+            while files.runner() == pid and time.monotonic() < until:
+                time.sleep(0.05)
+        if files.load()[0]["phase"] not in COMPLETED:
+            run = LocalRun.old(name, cluster or _cluster(home))
+            run.shutdown = "Stop"
+            run.run()
+    finally:
+        (files.root / "stop").unlink(missing_ok=True)
+    return name
+
+
+class LocalRun:
+    """One run, held by this process. `name`, `files.root` and `notes` are known before it runs."""
+
+    def __init__(self, files: RunFiles, workflow: dict[str, Any], status: Status, cluster: Cluster) -> None:
+        self.files, self.workflow, self.cluster = files, workflow, cluster
+        self.name: str = workflow["metadata"]["name"]
+        self.status, self.shutdown = status, ""
+        self.on_change: OnChange | None = None
+        self.head: Status | None = None
+
+    @classmethod
+    def new(
+        cls,
+        manifest: Mapping[str, Any],
+        parameters: Mapping[str, str] | None = None,
+        cluster: Cluster | None = None,
+        note: Callable[[str], None] | None = None,
+    ) -> "LocalRun":
+        """A run that is checked and on disk, but not started. Raises ConfigError."""
+        workflow = manifests.workflow(manifest, parameters)
+        cluster = cluster or _cluster()
+        for line in subset.check(workflow, cluster):
+            if note:
+                note(line)
+        lint.check(workflow)
+        files = RunFiles(cluster.home, workflow["metadata"]["name"])
+        files.create(workflow)
+        return cls(files, workflow, {"phase": "", "nodes": {}}, cluster)
+
+    @classmethod
+    def old(cls, name: str, cluster: Cluster | None = None) -> "LocalRun":
+        """A run from disk, whose left-over processes are ended. Raises ConfigError, Busy."""
+        cluster = cluster or _cluster()
+        files = RunFiles(cluster.home, name)
+        workflow, status, pods = files.open()
+        try:
+            _clear(files, pods)
+            files.snapshot(status := reset(status) if status["phase"] in FAILED else status)
+        except BaseException:
+            files.close()
+            raise
+        return cls(files, workflow, status, cluster)
+
+    def run(self, on_change: OnChange | None = None) -> Status:
+        """Runs to the end and gives the status. KeyboardInterrupt stops it (see module)."""
+        self.on_change = on_change
+        shutdown = self.shutdown
+        here = threading.current_thread() is threading.main_thread()
+        plain = here and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+        if plain:
+            signal.signal(signal.SIGTERM, signal.default_int_handler)
+        try:
+            while True:
+                executor = Executor(self.files, self.workflow, self.cluster)
+                try:
+                    return self._loop(Scheduler(self.workflow, self.status, shutdown), executor)
+                except KeyboardInterrupt:
+                    executor.halt(GRACE)
+                    if shutdown or not (self.files.root / "stop").exists():
+                        raise
+                    shutdown, self.status = "Stop", self.files.load()[0]
+                except BaseException:
+                    executor.halt(GRACE)
+                    raise
+                finally:
+                    executor.close()
+        finally:
+            if plain:
+                signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            self.files.close()
+
+    def _loop(self, scheduler: Scheduler, executor: Executor) -> Status:
+        self.status = scheduler.status
+        events: list[Any] = []
+        while True:
+            actions = scheduler.advance(time.time(), events)
+            self._record(scheduler)
+            if scheduler.done:
+                executor.halt(GRACE)
+                return scheduler.status
+            for action in actions:
+                if isinstance(action, Kill):
+                    executor.kill(action.id)
+                elif isinstance(action, Start):
+                    executor.start(action)
+            timeout = None if scheduler.wake is None else max(0.0, scheduler.wake - time.time())
+            events = executor.wait(timeout)
+
+    def _record(self, scheduler: Scheduler) -> None:
+        changed, scheduler.changed = scheduler.changed, set()
+        head = {key: value for key, value in scheduler.status.items() if key != "nodes"}
+        if changed or head != self.head:
+            self.head = dict(head)
+            self.files.append({"status": head, "nodes": {id: scheduler.nodes[id] for id in changed}})
+            if self.on_change:
+                self.on_change(scheduler.status)
+
+
+def _cluster(home: Path | None = None) -> Cluster:
+    from pipelines.local.cluster import LocalCluster
+
+    return LocalCluster(home or Path(os.environ.get("REKINDLE_HOME", HOME)))
+
+
+def _clear(files: RunFiles, pods: Mapping[str, list[int]]) -> None:
+    """Ends what a dead runner left: the recorded pods, and whatever writes to this run's logs."""
+    found = {pid for pid, since in pods.values() if alive(pid, since)}
+    logs = str(files.logs) + "/"
+    roots = str(files.pods) + "/"
+    for process in Path("/proc").iterdir():
+        if process.name.isdigit() and int(process.name) != os.getpid():
+            try:
+                ends = [os.readlink(process / "fd" / number) for number in ("1", "2")]
+            except OSError:  # gone, or not ours
+                continue
+            if any(end.startswith((logs, roots)) for end in ends):
+                found.add(int(process.name))
+    for pid in found:
+        signal_group(pid, signal.SIGKILL)
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            continue
+    until = time.monotonic() + 5
+    while any(Path(f"/proc/{pid}/fd/1").exists() for pid in found):
+        if time.monotonic() > until:
+            raise RekindleError(f"processes {sorted(found)} of the dead runner of {files.name} do not end: they must first.")
+        time.sleep(0.01)
+

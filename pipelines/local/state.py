@@ -1,0 +1,213 @@
+"""A run on disk: .rekindle/runs/NAME/{manifest.yaml, journal.jsonl, lock, stop, logs/POD.log, pods/POD/}.
+
+The journal holds one JSON object a line: what changed in the workflow's status (`status`, `nodes` by id) and which process
+runs which pod (`pods`: id → [pid, start time], null when it is over). A line is one write, made before anything relies on
+it; a torn last line is as if it had never been written. The manifest is the workflow as it runs, in YAML that is JSON.
+"""
+
+import errno
+import fcntl
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from steps.errors import ConfigError, RekindleError, did_you_mean
+
+Status = dict[str, Any]
+FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+class DiskFull(RekindleError):
+    """There is no room for the state of a run."""
+
+
+class Busy(RekindleError):
+    """Another process runs this run."""
+
+
+class RunFiles:
+    """The directory of one run. Only the holder of its lock writes."""
+
+    def __init__(self, home: Path, name: str) -> None:
+        self.home, self.name = home.resolve(), name
+        self.root = self.home / "runs" / name
+        self.logs, self.pods = self.root / "logs", self.root / "pods"
+        self.journal, self.owner = -1, -1
+
+    def create(self, workflow: dict[str, Any]) -> None:
+        """Makes the directory and takes its lock. Raises ConfigError if there is such a run already."""
+        if (self.root / "manifest.yaml").exists():
+            raise ConfigError(
+                f'there is a run "{self.name}" already: names are unique. Go on with it (rekindle resume {self.name}), '
+                f"remove {self.root}, or use metadata.generateName."
+            )
+        try:
+            self.logs.mkdir(parents=True, exist_ok=True)
+            self.lock()
+            write(self.root / "manifest.yaml", json.dumps(workflow, indent=1))
+        except OSError as error:
+            raise _named(error, self.root) from error
+        self._open()
+
+    def open(self) -> tuple[dict[str, Any], Status, dict[str, list[int]]]:
+        """Takes the lock of an existing run; gives its workflow, its status, and the pods that may still live."""
+        workflow = self.workflow()
+        self.lock()
+        return workflow, *self.load()
+
+    def snapshot(self, status: Status) -> None:
+        """Begins the journal anew with all of `status` and no pods."""
+        entry = {"status": _head(status), "nodes": status["nodes"]}
+        try:
+            write(self.root / "journal.jsonl", _line(entry))
+        except OSError as error:
+            raise _named(error, self.root) from error
+        self._open()
+
+    def workflow(self) -> dict[str, Any]:
+        """The workflow of this run. Raises ConfigError if there is none."""
+        try:
+            return json.loads((self.root / "manifest.yaml").read_text())
+        except FileNotFoundError:
+            runs = self.home / "runs"
+            known = {each.name for each in runs.iterdir()} if runs.is_dir() else set()
+            raise ConfigError(
+                f'there is no run "{self.name}" in {runs}.{did_you_mean(self.name, known)} `rekindle status` lists them.'
+            ) from None
+
+    def load(self) -> tuple[Status, dict[str, list[int]]]:
+        """What the journal adds up to."""
+        status: Status = {"phase": "", "nodes": {}}
+        pods: dict[str, list[int]] = {}
+        path = self.root / "journal.jsonl"
+        for line in path.read_bytes().splitlines(keepends=True) if path.exists() else ():
+            if not line.endswith(b"\n"):
+                break
+            entry = json.loads(line)
+            status |= entry.get("status", {})
+            status["nodes"] |= entry.get("nodes", {})
+            for id, process in entry.get("pods", {}).items():
+                pods[id] = process
+        return status, {id: process for id, process in pods.items() if process}
+
+    def lock(self) -> None:
+        """Raises Busy if another process holds it. The lock goes with the process, however it ends."""
+        self.owner = os.open(self.root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(self.owner, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            pid = os.read(self.owner, 32).decode().strip()
+            os.close(self.owner)
+            raise Busy(
+                f'run "{self.name}" is being run by process {pid}: only one may. Follow it with '
+                f"`rekindle logs -f {self.name}`, or stop it with `rekindle stop {self.name}`."
+            ) from None
+        os.ftruncate(self.owner, 0)
+        os.pwrite(self.owner, f"{os.getpid()}\n".encode(), 0)
+
+    def runner(self) -> int | None:
+        """The process that holds the lock, if one does."""
+        try:
+            probe = os.open(self.root / "lock", os.O_RDWR | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return None
+        try:
+            fcntl.flock(probe, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return None
+        except OSError:
+            return int(os.read(probe, 32) or 0) or None
+        finally:
+            os.close(probe)
+
+    def append(self, entry: dict[str, Any]) -> None:
+        """One line of the journal. Raises DiskFull; the journal is then as before."""
+        data = _line(entry).encode()
+        size = os.fstat(self.journal).st_size
+        try:
+            written = os.write(self.journal, data)
+            if written < len(data):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError as error:
+            os.ftruncate(self.journal, size)
+            raise _named(error, self.root) from error
+
+    def close(self) -> None:
+        """Lets go of the run."""
+        for descriptor in (self.journal, self.owner):
+            if descriptor >= 0:
+                os.close(descriptor)
+        self.journal = self.owner = -1
+
+    def _open(self) -> None:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+        self.journal = os.open(self.root / "journal.jsonl", flags, 0o644)
+
+
+def _head(status: Status) -> Status:
+    return {key: value for key, value in status.items() if key != "nodes"}
+
+
+def _line(entry: dict[str, Any]) -> str:
+    return json.dumps(entry, separators=(",", ":")) + "\n"
+
+
+def _named(error: OSError, root: Path) -> RekindleError:
+    if error.errno in FULL:
+        return DiskFull(
+            f"no space is left for the state of the run in {root} ({os.strerror(error.errno or 0)}): the run stopped where it "
+            f"was. Free some space, then `rekindle resume {root.name}`."
+        )
+    return RekindleError(f"{root} cannot be written ({error.strerror}): the state of a run is kept there.")
+
+
+def write(path: Path, text: str) -> None:
+    """A whole file or the one before."""
+    beside = path.with_name(path.name + ".new")
+    beside.write_text(text)
+    beside.replace(path)
+
+
+def read(home: Path, name: str) -> Status:
+    """The status of a run, for anyone who only looks. Raises ConfigError if there is no such run."""
+    files = RunFiles(home, name)
+    files.workflow()
+    return files.load()[0]
+
+
+def reset(status: Status) -> Status:
+    """A failed or stopped status made ready to go on, as `argo retry` does: what succeeded stays, the rest runs again."""
+    nodes: dict[str, dict[str, Any]] = status["nodes"]
+    groups = ("DAG", "Steps", "StepGroup", "TaskGroup")
+    gone = {
+        id
+        for id, node in nodes.items()
+        if ".onExit" in node["name"]
+        or (node["phase"] != "Succeeded" and node["type"] not in groups)
+        or (node["phase"] in ("Skipped", "Omitted"))
+        or (node["type"] == "Pod" and node["phase"] != "Succeeded")
+    }
+    queue = list(gone)
+    for id in queue:
+        below = [child for child in nodes[id].get("children", []) if child in nodes and child not in gone]
+        gone.update(below)
+        queue.extend(below)
+    inside = {id for id, node in nodes.items() if _within(node, gone, nodes)}
+    kept = {id: node for id, node in nodes.items() if id not in gone | inside}
+    for node in kept.values():
+        node["children"] = [child for child in node.get("children", []) if child in kept]
+        if node["phase"] != "Succeeded":
+            node |= {"phase": "Running", "finishedAt": None}
+            node.pop("message", None)
+            node.pop("outputs", None)
+    fresh = {"phase": "Running", "nodes": kept, "startedAt": status["startedAt"], "message": "", "finishedAt": None}
+    return fresh | ({"outputs": status["outputs"]} if status.get("outputs") else {})
+
+
+def _within(node: dict[str, Any], gone: set[str], nodes: dict[str, dict[str, Any]]) -> bool:
+    boundary = node.get("boundaryID")
+    while boundary and boundary in nodes:
+        if boundary in gone:
+            return True
+        boundary = nodes[boundary].get("boundaryID")
+    return False
