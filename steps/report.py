@@ -21,8 +21,8 @@ SHOWN = 5  # failures in the tag; MLflow takes 5,000 characters
 class Inputs(StepInputs):
     workflow: str = Field(description="name of the workflow")
     status: str = Field(description="{{workflow.status}}: Succeeded, Failed or Error")
-    failures: str = Field("", description="{{workflow.failures}}: JSON list of the nodes that failed")
-    experiment: str = Field("rekindle", description="MLflow experiment of the run")
+    failures: str = Field(default="", description="{{workflow.failures}}: JSON list of the nodes that failed")
+    experiment: str = Field(default="rekindle", description="MLflow experiment of the run")
 
 
 class Outputs(StepOutputs):

@@ -20,33 +20,39 @@ from steps.workload import Section
 class Limits(Section):
     """What one server takes on."""
 
-    threads: int = Field(1, ge=1, description="CPU threads of one server")
-    max_batch: int = Field(1000, ge=1, description="records to score in one request")
-    max_history: int = Field(100_000, ge=0, description="rows of history in one request")
-    max_bytes: int = Field(16_000_000, ge=1000, description="size of a request's body")
-    max_waiting: int = Field(32, ge=1, description="requests at a time; more are answered 503 with Retry-After")
-    body_seconds: float = Field(10.0, gt=0, description="a client that takes longer to send its request gets 408")
-    drain_seconds: float = Field(2.0, ge=0, description="after SIGTERM, until the routes to this server are gone")
-    grace_seconds: float = Field(20.0, gt=0, description="after that, for the requests in flight")
+    threads: int = Field(default=1, ge=1, description="CPU threads of one server")
+    max_batch: int = Field(default=1000, ge=1, description="records to score in one request")
+    max_history: int = Field(default=100_000, ge=0, description="rows of history in one request")
+    max_bytes: int = Field(default=16_000_000, ge=1000, description="size of a request's body")
+    max_waiting: int = Field(default=32, ge=1, description="requests at a time; more are answered 503 with Retry-After")
+    body_seconds: float = Field(
+        default=10.0, gt=0, description="a client that takes longer to send its request gets 408"
+    )
+    drain_seconds: float = Field(
+        default=2.0, ge=0, description="after SIGTERM, until the routes to this server are gone"
+    )
+    grace_seconds: float = Field(default=20.0, gt=0, description="after that, for the requests in flight")
 
 
 class ServeConfig(Limits):
     """The `serve:` section of a config: how the released model is offered."""
 
-    port: int = Field(8080, ge=1, le=65535, description="of the service")
-    min_replicas: int = Field(1, ge=1, description="servers that always run")
-    max_replicas: int = Field(4, ge=1, description="servers under load")
-    cpu_percent: int = Field(70, ge=1, le=100, description="use of the requested CPU above which servers are added")
-    cpu: str = Field("500m", description="CPU that one server requests")
-    memory: str = Field("1Gi", description="memory of one server")
+    port: int = Field(default=8080, ge=1, le=65535, description="of the service")
+    min_replicas: int = Field(default=1, ge=1, description="servers that always run")
+    max_replicas: int = Field(default=4, ge=1, description="servers under load")
+    cpu_percent: int = Field(
+        default=70, ge=1, le=100, description="use of the requested CPU above which servers are added"
+    )
+    cpu: str = Field(default="500m", description="CPU that one server requests")
+    memory: str = Field(default="1Gi", description="memory of one server")
 
 
 class Inputs(StepInputs, Limits):
     """One server."""
 
     model: str = Field(description="key prefix of a release in the object store")
-    host: str = Field("127.0.0.1", description="address to listen on")
-    port: int = Field(8080, ge=0, le=65535, description="port to listen on (0: a free one)")
+    host: str = Field(default="127.0.0.1", description="address to listen on")
+    port: int = Field(default=8080, ge=0, le=65535, description="port to listen on (0: a free one)")
 
 
 class Outputs(StepOutputs):

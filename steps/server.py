@@ -4,7 +4,6 @@ One thread loads the model and then scores, so the event loop always answers pro
 """
 
 import asyncio
-import hashlib
 import json
 import signal
 import socket
@@ -26,6 +25,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from steps.errors import ConfigError, DataError, RekindleError, did_you_mean
+from steps.release import sha256
 from steps.serve import Inputs, Limits
 from steps.workload import Scorer, load
 
@@ -205,22 +205,20 @@ def load_model(prefix: str, folder: Path) -> Model:
     store.download(prefix.rstrip("/") + "/", folder)
     try:
         release = json.loads((folder / "release.json").read_text())
-        workload, wanted = release["workload"], release["model_sha256"]
-        with (folder / "model.safetensors").open("rb") as file:
-            found = hashlib.file_digest(file, "sha256").hexdigest()
+        damaged = [key for key, wanted in release["files"].items() if sha256(folder / key) != wanted]
+        model = (release["workload"], release["model_sha256"], release["version"])
     except (OSError, ValueError, KeyError) as error:
         raise DataError(
-            f"{store.uri(prefix)} is not a whole release ({error!r}): run the step release again."
+            f"{store.uri(prefix)} is not a whole release ({type(error).__name__}: {error}). Release it again."
         ) from error
-    if found != wanted:
-        raise DataError(f"{store.uri(prefix)}: the weights have sha256 {found}, but were released as {wanted}.")
+    if damaged:
+        raise DataError(f"{store.uri(prefix)}: {', '.join(damaged)} changed since the release. Release it again.")
+    workload, identity, version = model
     scorer = load(workload).scorer(folder)
     scorer.warm_up()
-    sys.stderr.write(
-        f"serving {release['name']} version {release['version']} (sha256 {found[:12]}), "
-        f"ready after {time.perf_counter() - began:.1f} s\n"
-    )
-    return Model(scorer, found, release["version"])
+    took = time.perf_counter() - began
+    sys.stderr.write(f"serving version {version} (sha256 {identity[:12]}), ready after {took:.1f} s\n")
+    return Model(scorer, identity, version)
 
 
 async def read_body(request: Request, limits: Limits) -> bytes:

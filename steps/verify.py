@@ -29,18 +29,20 @@ AWAY = (urllib.error.URLError, http.client.HTTPException, ConnectionError, Timeo
 
 
 class Inputs(StepInputs):
-    workload: str = Field("steps.fraud", description="module that knows how to replay its test data")
+    workload: str = Field(default="steps.fraud", description="module that knows how to replay its test data")
     name: str = Field(description="registered model")
-    endpoint: str = Field("", description="URL of the service (default: http://NAME:8080; $REKINDLE_ENDPOINT wins)")
+    endpoint: str = Field(
+        default="", description="URL of the service (default: http://NAME:8080; $REKINDLE_ENDPOINT wins)"
+    )
     dataset: Artifact = Field(description="what prepare made")
     report: Artifact = Field(description="what evaluate made, with the offline scores")
     model_sha256: str = Field(description="weights that must serve")
     version: str = Field(description="version to promote")
-    run_id: str = Field("", description="MLflow run to record it on (empty: none)")
-    sample: int = Field(200, ge=1, description="test transactions to replay, about")
-    tolerance: float = Field(1e-5, ge=0, description="largest difference between a served and an offline score")
-    max_history: int = Field(100_000, ge=0, description="what the server takes: serve.max_history")
-    wait_seconds: float = Field(180.0, gt=0, description="for the service to serve these weights")
+    run_id: str = Field(default="", description="MLflow run to record it on (empty: none)")
+    sample: int = Field(default=200, ge=1, description="test transactions to replay, about")
+    tolerance: float = Field(default=1e-5, ge=0, description="largest difference between a served and an offline score")
+    max_history: int = Field(default=100_000, ge=0, description="what the server takes: serve.max_history")
+    wait_seconds: float = Field(default=180.0, gt=0, description="for the service to serve these weights")
 
 
 class Outputs(StepOutputs):

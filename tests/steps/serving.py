@@ -15,13 +15,15 @@ import httpx
 from steps.storage import Store
 
 
-def release(store: Store, prefix: str, weights: bytes = b"weights", **changes: Any) -> str:
+def release(store: Store, prefix: str, weights: bytes = b"weights") -> str:
     """A release of the workload `echo` in the store; gives the sha256 of its weights."""
+    files = {"model.safetensors": weights, "state/words.txt": b"hello"}
+    for key, data in files.items():
+        store.put(prefix + key, data)
     digest = sha256(weights).hexdigest()
-    record = {"name": "echo", "version": "7", "workload": "echo", "model_sha256": digest} | changes
-    store.put(f"{prefix}model.safetensors", weights)
-    store.put(f"{prefix}state/words.txt", b"hello")
-    store.put(f"{prefix}release.json", json.dumps(record).encode())
+    about = {"name": "echo", "version": "7", "workload": "echo", "model_sha256": digest}
+    hashes = {key: sha256(data).hexdigest() for key, data in files.items()}
+    store.put(f"{prefix}release.json", json.dumps(about | {"files": hashes}).encode())
     return digest
 
 

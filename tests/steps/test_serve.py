@@ -142,7 +142,7 @@ def test_sigterm_answers_what_is_in_flight_and_what_still_comes(sha256: str) -> 
         assert in_flight.result().status_code == 200
         code, log = server.end()
         assert (code, log.count("\n")) == (0, 1), log  # nothing but the line that says what serves
-        assert log.startswith(f"serving echo version 7 (sha256 {sha256[:12]})")
+        assert log.startswith(f"serving version 7 (sha256 {sha256[:12]})")
 
 
 @pytest.mark.parametrize("signals", [[signal.SIGTERM, signal.SIGTERM], [signal.SIGINT]])
@@ -166,10 +166,10 @@ def test_an_address_in_use_is_named(server: Running) -> None:
 @pytest.mark.parametrize(
     ("change", "code", "says"),
     [
-        ({"model.safetensors": b"other"}, 65, "were released as"),
+        ({"model.safetensors": b"other"}, 65, "model.safetensors changed since the release"),
         ({"release.json": None}, 65, "is not a whole release"),
         ({"release.json": None, "model.safetensors": None, "state/words.txt": None}, 1, "does not exist"),
-        ({"state/words.txt": None}, 1, "words.txt"),
+        ({"state/words.txt": None}, 65, "words.txt"),
     ],
 )
 def test_a_release_that_is_not_whole_is_never_served(
