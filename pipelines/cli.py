@@ -98,8 +98,9 @@ def run(
     """
     from pipelines import foreground
 
-    workflow = _manifest(config, sets, manifest)
-    return foreground.run(HOME, workflow, _pairs(parameters), as_json=output == "json", ask=not yes)
+    workflow = _manifest(config, sets, manifest, lambda: foreground.prefetch(HOME))
+    given, as_json = _pairs(parameters), output == "json"
+    return foreground.run(HOME, workflow, given, as_json=as_json, ask=not yes, whole=bool(manifest))
 
 
 @command
@@ -149,12 +150,12 @@ def lint(config: Path | None, sets: tuple[str, ...], manifest: Path | None) -> i
     """
     from pipelines import lint as linting
 
-    problems = linting.lint(_manifest(config, sets, manifest))
-    for problem in problems:
-        click.echo(problem, err=True)
-    if not problems:
+    findings = linting.lint(_manifest(config, sets, manifest))
+    for each in findings:
+        click.echo(f"{'error' if each.fatal else 'warning'}: {each}", err=True)
+    if not findings:
         click.echo("no problem found")
-    return 2 if problems else 0
+    return 2 if any(each.fatal for each in findings) else 0
 
 
 @command
@@ -198,9 +199,10 @@ def stop(name: str | None) -> None:
     Example:
       rekindle stop
     """
+    from pipelines import overview
     from pipelines.local import run as local
 
-    click.echo(f"stopped {local.stop(name)}")
+    click.echo(f"stopped {local.stop(name or overview.newest(HOME), HOME)}")
 
 
 @command
@@ -212,10 +214,10 @@ def down() -> None:
     Example:
       rekindle down
     """
-    from pipelines import overview
+    from pipelines.local.cluster import LocalCluster
 
-    for line in overview.down(HOME):
-        click.echo(line)
+    for each in LocalCluster(HOME).down():
+        click.echo(f"stopped {each}")
 
 
 @command
@@ -280,15 +282,19 @@ def _config(file: Path | None, sets: tuple[str, ...]) -> Any:
     return load_config(file, sets)
 
 
-def _manifest(config: Path | None, sets: tuple[str, ...], manifest: Path | None) -> dict[str, Any]:
-    """The manifest as plain data: rendered from a config, or read from a file."""
+def _manifest(
+    config: Path | None, sets: tuple[str, ...], manifest: Path | None, meanwhile: Callable[[], None] = lambda: None
+) -> dict[str, Any]:
+    """The manifest as plain data: read from a file, or rendered from a checked config (`meanwhile` is called first)."""
     if manifest and (config or sets):
         raise click.UsageError("give a config or --manifest FILE, not both (--set changes a config, -p a manifest).")
     if manifest:
         return _read(manifest)
+    loaded = _config(config, sets)
+    meanwhile()
     from pipelines import render as rendering
 
-    return rendering.render(_config(config, sets).config)
+    return rendering.render(loaded.config)
 
 
 def _read(file: Path) -> dict[str, Any]:

@@ -79,6 +79,8 @@ class Lines:
         self.lock = threading.Lock()  # the ticker and the runner both print
 
     def __call__(self, status: Status) -> None:
+        if not self.status:
+            self.say(f"{self.name} {(status.get('phase') or 'Running').lower()}")
         self.status = status
         for row in steps(self.name, status):
             if row.phase != self.seen.get(row.name) and row.phase != "Pending":

@@ -4,6 +4,7 @@ Node names are Argo's: a DAG task is `PARENT.TASK`, a member of a steps template
 retried node `NAME(N)`; so the tree is in the names.
 """
 
+import math
 import re
 import time
 from collections.abc import Iterable, Mapping
@@ -16,6 +17,7 @@ Status = Mapping[str, Any]
 
 FAILED = ("Failed", "Error")
 FINISHED = ("Succeeded", "Failed", "Error", "Skipped", "Omitted")
+METRICS = {"AP": "ap", "AUC": "auc", "CP@100": "cp100"}
 GROUPS = ("DAG", "Steps", "StepGroup", "TaskGroup")
 PROGRESS = re.compile(r"progress step=(\d+)/(\d+) loss=(\S+) samples_per_s=(\S+) eta_s=(\S+)")
 
@@ -112,7 +114,7 @@ def as_json(name: str, status: Status, **facts: Any) -> dict[str, Any]:
     if status.get("message"):
         result["message"] = status["message"]
     result |= {"manifest_sha256": None, "model_sha256": outputs.get("model_sha256"), "verdict": outputs.get("verdict")}
-    result["metrics"] = {key: float(outputs[key]) if outputs.get(key) else None for key in ("ap", "auc", "cp100")}
+    result["metrics"] = {key: _number(outputs.get(key)) for key in METRICS.values()}
     result |= {"endpoint": None, "run_id": outputs.get("run_id")}
     result["steps"] = [
         {
@@ -131,6 +133,17 @@ def as_json(name: str, status: Status, **facts: Any) -> dict[str, Any]:
 def parameters(status: Status) -> dict[str, str]:
     """The workflow's own outputs (globalName), by name."""
     return {p["name"]: p.get("value", "") for p in (status.get("outputs") or {}).get("parameters") or []}
+
+
+def log_of(name: str, step: Step | None, logs: Path) -> Path | None:
+    """The log that explains how a step ended: its pod's, or that of a pod of the job that it applied."""
+    if step is None or step.node is None:
+        return None
+    node = step.node
+    pod = f"{name}-{node.get('templateName', '')}-{node.get('id', '').rpartition('-')[2]}"
+    paths = [path for path in (logs / f"{pod}.log", *logs.glob(f"{name}-{step.label}*.log")) if path.exists()]
+    told = [path for path in paths if re.search(rb"^(error: |Traceback)", path.read_bytes()[-65536:], re.MULTILINE)]
+    return min(told or paths, key=lambda path: path.stat().st_mtime, default=None)
 
 
 def log_tail(path: Path | None, lines: int) -> list[str]:
@@ -157,6 +170,12 @@ def failure(name: str, status: Status, log: Path | None, resume: str) -> str:
         f"resume  {resume}",
     ]
     return "\n".join(line for line in lines if line)
+
+
+def _number(text: str | None) -> float | None:
+    """A metric; what is absent or not a number is null in JSON."""
+    value = float(text) if text else math.nan
+    return value if math.isfinite(value) else None
 
 
 def _parent(name: str, nodes: Mapping[str, Any]) -> str | None:

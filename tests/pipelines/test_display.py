@@ -104,7 +104,12 @@ def test_a_pipe_gets_one_plain_line_a_change_and_no_control_codes(tmp_path: Path
         shown(running)
         shown(status(ROOT, node(".prepare", end=2), node(".train", phase="Failed", message="boom")))
     lines = [line[9:] for line in out.getvalue().splitlines()]
-    assert lines == ["prepare running", "prepare succeeded in 2.0 s", "train failed in 1.0 s: boom"]
+    assert lines == [
+        f"{WORKFLOW} running",
+        "prepare running",
+        "prepare succeeded in 2.0 s",
+        "train failed in 1.0 s: boom",
+    ]
     assert "\x1b" not in out.getvalue()
 
 

@@ -1,0 +1,170 @@
+"""A run in the foreground: shown while it runs, stopped when asked to, its end in words or as JSON, and the exit code.
+
+    run(home, manifest, parameters, as_json=False, ask=True)
+    # → 0 done, 1 failed, 3 kept by the gate, 130 stopped by Ctrl-C, 143 by SIGTERM
+
+With `as_json` stdout gets exactly one object; everything else goes to stderr.
+"""
+
+import json
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from pipelines import display, summary
+from pipelines.local.run import LocalRun
+from pipelines.render import manifest_sha256
+
+KEPT = 3
+VERDICTS = {
+    "release": "released",
+    "keep": "not released: the champion stays",
+    "same": "nothing to release: this very model already serves",
+}
+
+
+def run(
+    home: Path,
+    manifest: Mapping[str, Any],
+    parameters: Mapping[str, str],
+    *,
+    as_json: bool,
+    ask: bool,
+    whole: bool = False,
+) -> int:
+    """Run a manifest. With `whole` the JSON holds Argo's WorkflowStatus, too. Raises ConfigError before anything starts."""
+    return _watched(LocalRun.new(manifest, parameters, _cluster(home), _note), manifest, as_json, ask, whole)
+
+
+def resume(home: Path, name: str | None, *, as_json: bool, ask: bool) -> int:
+    """Go on with a run. Raises ConfigError, Busy."""
+    from pipelines import overview
+
+    local = LocalRun.old(name or overview.newest(home, unfinished=True), _cluster(home))
+    return _watched(local, local.workflow, as_json, ask)
+
+
+def prefetch(home: Path) -> None:
+    """Start the embedded services already; they are up when the first step needs them."""
+    _cluster(home).prefetch()
+
+
+def _cluster(home: Path) -> Any:
+    from pipelines.local.cluster import LocalCluster
+
+    return LocalCluster(home)
+
+
+def _note(line: str) -> None:
+    sys.stderr.write(f"note: {line}\n")
+
+
+def _watched(local: LocalRun, manifest: Mapping[str, Any], as_json: bool, ask: bool, whole: bool = False) -> int:
+    out = sys.stderr if as_json else sys.stdout
+    interrupts = Interrupts(local.files.root / "stop", ask)
+    status: summary.Status = local.status
+    with interrupts.caught_here(), display.show(local.name, local.files.root, local.workflow, out) as shown:
+        interrupts.say = shown.say
+        try:
+            status = local.run(shown)
+        except KeyboardInterrupt:
+            status = {**local.status, "phase": "Interrupted", "message": "stopped by Ctrl-C or SIGTERM"}
+    code = 128 + interrupts.caught if interrupts.caught else exit_code(status)
+    facts = {"manifest_sha256": manifest_sha256(manifest), "endpoint": _endpoint(local)}
+    if as_json:
+        told = summary.as_json(local.name, status, **facts) | ({"status": status} if whole else {})
+        print(json.dumps(told), flush=True)
+    if code in (0, KEPT):
+        out.write(_success(status, facts))
+    elif interrupts.caught:
+        sys.stderr.write(f"\n{local.name} is stopped: nothing of it runs any more\nresume  {_resume(local)}\n")
+    else:
+        sys.stderr.write(_failure(local, status))
+    return code
+
+
+def exit_code(status: summary.Status) -> int:
+    """What a finished run ends with."""
+    if status.get("phase") != "Succeeded":
+        return 1
+    return KEPT if summary.parameters(status).get("verdict") == "keep" else 0
+
+
+def _endpoint(local: LocalRun) -> str | None:
+    """Where the pipeline's own deployment answers, if it is there."""
+    name = local.workflow["metadata"]["labels"].get("app.kubernetes.io/name")
+    found = [each for each in _cluster(local.cluster.home).overview() if each["kind"] == "deployment"] if name else []
+    return next((each["address"] for each in found if each["name"] == name and each["running"]), None)
+
+
+def _success(status: summary.Status, facts: Mapping[str, Any]) -> str:
+    told = summary.parameters(status)
+    took = summary.timestamp(status["finishedAt"]) - summary.timestamp(status["startedAt"])
+    figures = [f"{name} {float(told[key]):.3f}" for name, key in summary.METRICS.items() if told.get(key)]
+    lines = {
+        "verdict": f"{told['verdict']}: {VERDICTS[told['verdict']]}" if told.get("verdict") in VERDICTS else "",
+        "reason": told.get("reason"),
+        "metrics": "  ".join(figures),
+        "endpoint": facts["endpoint"],
+        "try it": facts["endpoint"] and "curl -s {0}/v1/example | curl -s {0}/v1/score -d @-".format(facts["endpoint"]),
+        "mlflow": told.get("run_id") and "rekindle ui",
+        "took": summary.duration(took),
+    }
+    return "\n" + "".join(f"{name:9} {text}\n" for name, text in lines.items() if text)
+
+
+def _failure(local: LocalRun, status: summary.Status) -> str:
+    logs = local.files.logs
+    log = summary.log_of(local.name, summary.culprit(summary.steps(local.name, status)), logs)
+    shown = log and Path(os.path.relpath(log))
+    return "\n" + summary.failure(local.name, status, shown, _resume(local)) + "\n"
+
+
+def _resume(local: LocalRun) -> str:
+    return f"rekindle resume {local.name}"
+
+
+class Interrupts:
+    """Ctrl-C asks once (on a terminal), then raises KeyboardInterrupt; SIGTERM and `rekindle stop` do at once."""
+
+    def __init__(self, stop: Path, ask: bool) -> None:
+        self.stop = stop  # is there while `rekindle stop` asks the runner to end the run
+        self.ask = ask and sys.stdin is not None and sys.stdin.isatty()
+        self.say: Callable[[str], None] = lambda line: None
+        self.caught: int | None = None
+
+    @contextmanager
+    def caught_here(self) -> Iterator[None]:
+        before = {number: signal.signal(number, self._on) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _on(self, number: int, frame: FrameType | None) -> None:
+        if self.caught:
+            return  # it is stopping already
+        if self.stop.exists():
+            raise KeyboardInterrupt
+        if number == signal.SIGINT and self.ask:
+            self.ask = False
+            self.say("Stop this run? y or Ctrl-C again stops it, anything else lets it go on.")
+            threading.Thread(target=self._answered, daemon=True).start()
+            return
+        self.caught = number
+        raise KeyboardInterrupt
+
+    def _answered(self) -> None:
+        # not sys.stdin.readline(): its lock, held by a thread that waits, is fatal when the interpreter ends
+        if os.read(sys.stdin.fileno(), 100).strip().lower().startswith(b"y"):
+            os.kill(os.getpid(), signal.SIGINT)
+        else:
+            self.ask = True
+            self.say("It goes on.")

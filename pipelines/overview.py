@@ -1,0 +1,105 @@
+"""What this machine runs and ran: the tables of `rekindle status`, the logs of a run, and the end of everything.
+
+A run is a directory of .rekindle/runs (pipelines/local/state.py); nothing here changes one.
+"""
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, TextIO
+
+from pipelines import display
+from pipelines.local.state import RunFiles
+from pipelines.summary import FINISHED, as_json, duration, parameters, steps, timestamp
+from steps.errors import ConfigError
+
+
+def names(home: Path) -> list[str]:
+    """The runs of this home, newest first."""
+    found = [path.parent for path in (home / "runs").glob("*/manifest.yaml")]
+    return [
+        path.name for path in sorted(found, key=lambda path: (path / "manifest.yaml").stat().st_mtime, reverse=True)
+    ]
+
+
+def newest(home: Path, unfinished: bool = False) -> str:
+    """The run that a command without NAME means. Raises ConfigError if there is none."""
+    for name in names(home):
+        if not unfinished or state(home, name)["phase"] != "Succeeded":
+            return name
+    what = "run that is not done" if unfinished else "run"
+    raise ConfigError(f"there is no {what} in {home}: start one with `rekindle run configs/demo.yaml`.")
+
+
+def state(home: Path, name: str) -> dict[str, Any]:
+    """The status of a run; one whose runner is gone is `Interrupted`. Raises ConfigError if there is none."""
+    files = RunFiles(home, name)
+    files.workflow()
+    status, _ = files.load()
+    if status.get("phase") not in FINISHED and files.runner() is None:
+        status["phase"] = "Interrupted"
+    return status
+
+
+def everything(home: Path, as_json: bool) -> str:
+    """Runs, and what serves: deployments and services."""
+    from pipelines.local.cluster import LocalCluster
+
+    tables = {"runs": list(_runs(home)), "serving": LocalCluster(home).overview()}
+    if as_json:
+        return json.dumps(tables, indent=2)
+    empty = f"nothing ran in {home} yet: `rekindle run configs/demo.yaml`"
+    return "\n\n".join(_table(rows) for rows in tables.values() if rows) or empty
+
+
+def run(home: Path, name: str, wants_json: bool) -> str:
+    """The steps of one run."""
+    status = state(home, name)
+    if wants_json:
+        return json.dumps(as_json(name, status), indent=2)
+    rows = [
+        {
+            "step": "  " * row.depth + row.label,
+            "phase": row.phase,
+            "took": duration(row.seconds),
+            "message": " ".join(row.message.split())[:80],
+        }
+        for row in steps(name, status)
+    ]
+    return f"{name}: {status['phase']} {status.get('message') or ''}".rstrip() + "\n\n" + _table(rows)
+
+
+def logs(home: Path, name: str | None, step: str, follow: bool, out: TextIO) -> None:
+    """Copy the logs of a run to `out`; with `follow`, until nobody runs it any more."""
+    files = RunFiles(home, name or newest(home))
+    files.workflow()
+    display.follow(files.logs, step, lambda: not follow or files.runner() is None, out)
+
+
+def _runs(home: Path) -> Iterator[dict[str, str]]:
+    for name in names(home):
+        status = state(home, name)
+        began, ended = status.get("startedAt"), status.get("finishedAt")
+        yield {
+            "run": name,
+            "phase": status["phase"],
+            "verdict": parameters(status).get("verdict", ""),
+            "age": duration(time.time() - timestamp(began)) if began else "",
+            "took": duration(timestamp(ended) - timestamp(began)) if began and ended else "",
+        }
+
+
+def _table(rows: list[dict[str, Any]]) -> str:
+    """Columns under their names, as `kubectl get` prints them."""
+    if not rows:
+        return ""
+    lines = [[column.upper() for column in rows[0]], *[[_cell(value) for value in row.values()] for row in rows]]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
+    return "\n".join(
+        "  ".join(f"{text:{width}}" for text, width in zip(line, widths, strict=True)).rstrip() for line in lines
+    )
+
+
+def _cell(value: Any) -> str:
+    return ("yes" if value else "no") if isinstance(value, bool) else str(value)

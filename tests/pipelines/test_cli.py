@@ -1,0 +1,198 @@
+"""The command `rekindle` as a user meets it: real processes, their output and exit codes."""
+
+import json
+import os
+import pty
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+import psutil
+import pytest
+import yaml
+
+from pipelines.cli import commands
+
+REKINDLE = str(Path(sys.executable).with_name("rekindle"))
+ROOT = Path(__file__).parents[2]
+DEMO = str(ROOT / "configs/demo.yaml")
+HEAVY = ("torch", "hera", "mlflow", "boto3", "polars", "numpy", "pydantic", "rich")
+
+
+def rekindle(*args: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    environ = {**os.environ, **environment}
+    return subprocess.run([REKINDLE, *args], cwd=cwd, env=environ, capture_output=True, text=True, timeout=120)
+
+
+def workflow(*scripts: tuple[str, str], **spec: Any) -> dict[str, Any]:
+    """A manifest that runs the given (name, shell script) one after the other."""
+    tasks, templates = [], []
+    for index, (name, script) in enumerate(scripts):
+        tasks.append({"name": name, "template": name} | ({"depends": scripts[index - 1][0]} if index else {}))
+        templates.append({"name": name, "script": {"image": "python:3.11", "command": ["sh"], "source": script}})
+    main = {"name": "main", "dag": {"tasks": tasks}}
+    return {
+        "apiVersion": "argoproj.io/v1alpha1",
+        "kind": "Workflow",
+        "metadata": {"name": "four"},
+        "spec": {"entrypoint": "main", "templates": [main, *templates], **spec},
+    }
+
+
+def judged(verdict: str) -> dict[str, Any]:
+    """A workflow whose gate says `verdict`."""
+    manifest = workflow(("evaluate", f"printf {verdict} > /tmp/verdict"))
+    manifest["spec"]["templates"][1]["outputs"] = {
+        "parameters": [{"name": "verdict", "valueFrom": {"path": "/tmp/verdict"}, "globalName": "verdict"}]
+    }
+    return manifest
+
+
+def written(path: Path, manifest: dict[str, Any]) -> str:
+    path.write_text(yaml.safe_dump(manifest))
+    return str(path)
+
+
+def test_help_answers_at_once_because_it_imports_nothing_heavy():
+    probe = (
+        "import sys; from pipelines.cli import commands\n"
+        "try: commands.main(['--help'])\n"
+        f"except SystemExit: print('heavy:', [m for m in {HEAVY} if m in sys.modules])"
+    )
+    told = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True).stdout
+    assert told.splitlines()[-1] == "heavy: []"
+
+
+@pytest.mark.parametrize("name", commands.commands)
+def test_every_command_has_help_with_an_example_that_parses_and_is_in_the_docs(name: str):
+    each = commands.commands[name]
+    text = each.get_help(click.Context(each, info_name=name))
+    examples = re.findall(r"^\s+rekindle (.*)$", text.partition("Example:")[2], re.MULTILINE)
+    assert examples
+    for example in examples:
+        called, *args = shlex.split(example.partition("|")[0])
+        commands.commands[called].make_context(called, args)
+    documents = "\n".join(path.read_text() for path in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+    assert f"rekindle {name}" in documents
+
+
+@pytest.mark.parametrize(
+    ("args", "hint"),
+    [
+        (["rnu"], 'Did you mean "run"?'),
+        (["run", "configs/dmeo.yaml"], "configs/demo.yaml"),
+        (["run", DEMO, "--set", "train.wrokers=3"], 'Did you mean "workers"?'),
+        (["run", DEMO, "--set", "train.workers=many"], "train.workers is 'many'"),
+        (["run", DEMO, "--set", "train.workers"], "KEY=VALUE"),
+        (["run"], "configs/demo.yaml"),
+        (["run", DEMO, "--manifest", DEMO], "not both"),
+        (["run", "--manifest", "nowhere.yaml"], "nowhere.yaml"),
+        (["render", DEMO, "--kind", "corn"], "cron"),
+    ],
+)
+def test_wrong_usage_or_config_ends_with_2_and_the_way_out(args: list[str], hint: str):
+    done = rekindle(*args, cwd=ROOT)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert hint in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_config_shows_each_value_and_where_it_came_from(tmp_path: Path):
+    done = rekindle("config", DEMO, "--set", "serve.port=9999", cwd=tmp_path, REKINDLE_TRAIN__SEED="5")
+    origins = {line.split()[0]: line for line in done.stdout.splitlines()}
+    assert "9999" in origins["serve.port"] and "--set serve.port=9999" in origins["serve.port"]
+    assert origins["train.seed"].split()[1:] == ["5", "REKINDLE_TRAIN__SEED"]
+    assert origins["data.source"].endswith("demo.yaml")
+    assert any(line.endswith("default") for line in origins.values())
+
+
+def test_json_is_one_object_on_stdout_and_four_steps_cost_less_than_a_second(tmp_path: Path):
+    file = written(tmp_path / "four.yaml", workflow(*[(name, "exit 0") for name in ("a", "b", "c", "d")]))
+    before = os.times()
+    done = rekindle("run", "--manifest", file, "-o", "json", cwd=tmp_path)
+    after = os.times()
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert {"workflow", "phase", "manifest_sha256", "model_sha256", "verdict", "metrics", "endpoint", "run_id"} <= set(told)
+    assert (told["workflow"], told["phase"], told["status"]["phase"]) == ("four", "Succeeded", "Succeeded")
+    assert [(step["name"], step["phase"]) for step in told["steps"]] == [(name, "Succeeded") for name in "abcd"]
+    assert re.fullmatch("[0-9a-f]{64}", told["manifest_sha256"])
+    assert "a succeeded" in done.stderr
+    cpu = after.children_user + after.children_system - before.children_user - before.children_system
+    assert cpu < 1.0
+
+
+def test_a_failure_is_short_and_its_last_line_resumes(tmp_path: Path):
+    broken = workflow(("good", "echo x >> good.txt"), ("bad", "echo 'error: no such column' >&2; test -e /tmp/mended"))
+    file = written(tmp_path / "w.yaml", broken)
+    done = rekindle("run", "--manifest", file, cwd=tmp_path)
+    assert done.returncode == 1
+    lines = done.stderr.splitlines()
+    assert len(lines) <= 15
+    assert "no such column" in done.stderr and "step    bad" in lines
+    (log,) = [line.split()[1] for line in lines if line.startswith("log ")]
+    assert "no such column" in (tmp_path / log).read_text()
+    assert lines[-1] == "resume  rekindle resume four"
+
+
+@pytest.mark.parametrize(("verdict", "code", "words"), [
+    ("release", 0, "released"), ("keep", 3, "not released"), ("same", 0, "already serves"),
+])  # fmt: skip
+def test_the_exit_code_tells_what_the_gate_said(tmp_path: Path, verdict: str, code: int, words: str):
+    done = rekindle("run", "--manifest", written(tmp_path / "w.yaml", judged(verdict)), cwd=tmp_path)
+    assert done.returncode == code
+    assert words in done.stdout
+
+
+def started(process: subprocess.Popen[Any], tmp_path: Path) -> list[psutil.Process]:
+    """The processes of the run, as soon as its step has said that it began."""
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        if any("begun" in log.read_text() for log in tmp_path.glob(".rekindle/runs/*/logs/*.log")):
+            return psutil.Process(process.pid).children(recursive=True)
+        time.sleep(0.05)
+    raise AssertionError("the step never began")
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interrupt_ends_within_two_seconds_and_leaves_nothing_running(tmp_path: Path, number: int, code: int):
+    file = written(tmp_path / "w.yaml", workflow(("long", "echo begun; sleep 100; exit 0")))
+    process = subprocess.Popen([REKINDLE, "run", "--manifest", file], cwd=tmp_path, stdin=subprocess.DEVNULL,
+                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)  # fmt: skip
+    pods = started(process, tmp_path)
+    assert pods
+    process.send_signal(number)
+    began = time.monotonic()
+    told, _ = process.communicate(timeout=20)
+    assert time.monotonic() - began < 2
+    assert process.returncode == code, told
+    assert "Traceback" not in told
+    assert told.splitlines()[-1].endswith("rekindle resume four")
+    assert [pod for pod in pods if pod.is_running() and pod.status() != psutil.STATUS_ZOMBIE] == []
+
+
+def test_ctrl_c_on_a_terminal_asks_first(tmp_path: Path):
+    file = written(tmp_path / "w.yaml", workflow(("long", "echo begun; sleep 100; exit 0")))
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen([REKINDLE, "run", "--manifest", file], cwd=tmp_path, stdin=theirs, stdout=theirs,
+                               stderr=theirs, start_new_session=True, env={**os.environ, "TERM": "xterm"})  # fmt: skip
+    os.close(theirs)
+    started(process, tmp_path)
+    process.send_signal(signal.SIGINT)
+    time.sleep(1)
+    assert process.poll() is None
+    os.write(ours, b"y\n")
+    assert process.wait(timeout=5) == 130
+    shown = b""
+    try:
+        while chunk := os.read(ours, 65536):
+            shown += chunk
+    except OSError:  # the other side is closed: all is read
+        pass
+    assert b"Stop" in shown and b"rekindle resume four" in shown
