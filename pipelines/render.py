@@ -59,7 +59,7 @@ def manifest_sha256(manifest: Mapping[str, Any]) -> str:
 
 def to_yaml(manifest: Mapping[str, Any]) -> str:
     """The manifest as YAML, the same text for the same data; long texts (the objects to apply) as blocks."""
-    return yaml.dump(dict(manifest), Dumper=_Dumper, sort_keys=False, width=1000, allow_unicode=True)
+    return yaml.dump(dict(manifest), Dumper=_Dumper, sort_keys=False, width=1000)
 
 
 def ordered(value: Any) -> Any:

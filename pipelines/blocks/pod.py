@@ -34,9 +34,9 @@ MOUNTS = [{"name": "tmp", "mountPath": "/tmp"}]
 
 def resources(pod: PodConfig) -> Manifest:
     """Memory is limited to the request; CPU is not limited, since throttling only makes a pod slow."""
-    limits: dict[str, Any] = {"memory": pod.memory}
+    limits = {"memory": pod.memory}
     if pod.gpus:
-        limits["nvidia.com/gpu"] = pod.gpus
+        limits["nvidia.com/gpu"] = str(pod.gpus)
     return {"requests": {"cpu": pod.cpu, "memory": pod.memory}, "limits": limits}
 
 

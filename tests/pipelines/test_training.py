@@ -1,0 +1,237 @@
+"""The pipeline as it is rendered: who gets what, what happens when something fails, and what Kubernetes needs."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hera.workflows import models as m
+
+from pipelines.config import Config, load_config
+from pipelines.lint import lint
+from pipelines.local.expr import truth
+from pipelines.local.template import substitute
+from pipelines.render import render
+from steps.step import flag, is_artifact, load
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+WORKFLOW = {"workflow.name": "cards-x7k2p"}
+
+
+@pytest.fixture(scope="module")
+def config() -> Config:
+    return load_config(GOLDEN / "config.yaml", environment={}).config
+
+
+@pytest.fixture(scope="module")
+def spec(config: Config) -> dict[str, Any]:
+    return render(config)["spec"]
+
+
+@pytest.fixture(scope="module")
+def templates(spec: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return {template["name"]: template for template in spec["templates"]}
+
+
+@pytest.fixture(scope="module")
+def objects(templates: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Every object that the pipeline applies, by kind, as Kubernetes gets it."""
+    tags = WORKFLOW | {f"inputs.parameters.{name}": f"the-{name}" for name in ("digest", "run_id", "model_uri")}
+    texts = [t["resource"]["manifest"] for t in templates.values() if t.get("resource", {}).get("manifest")]
+    found = [json.loads(substitute(text, tags)) for text in texts]
+    return {each["kind"]: each for each in found}
+
+
+def tasks(template: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return {task["name"]: task for task in template["dag"]["tasks"]}
+
+
+CONFIGS = [GOLDEN / "config.yaml", *sorted((GOLDEN.parents[1] / "configs").glob("*.yaml"))]
+
+
+@pytest.mark.parametrize("file", CONFIGS, ids=lambda file: file.stem)
+def test_every_config_renders_to_a_manifest_without_findings(file: Path) -> None:
+    if "data:" not in file.read_text():
+        pytest.skip("an overlay, not a whole config")
+    loaded = load_config(file, environment={}).config
+    for kind in ("workflow", "template", "cron"):
+        assert lint(render(loaded, kind)) == []
+
+
+@pytest.mark.parametrize("verdict, ships", [("release", True), ("keep", False), ("same", False)])
+def test_only_the_verdict_release_ships(verdict: str, ships: bool, templates: dict[str, dict[str, Any]]) -> None:
+    gate = tasks(templates["main"])["ship"]["when"]
+    assert substitute(gate, {"tasks.evaluate.outputs.parameters.verdict": verdict}) == str(ships).lower()
+
+
+def test_the_parts_of_a_run_come_in_their_order(templates: dict[str, dict[str, Any]]) -> None:
+    main, ship = tasks(templates["main"]), tasks(templates["ship"])
+    assert [(t, main[t].get("depends")) for t in main] == [
+        ("prepare", None),
+        ("train", "prepare"),
+        ("evaluate", "train"),
+        ("ship", "evaluate"),
+    ]
+    assert [(t, ship[t].get("depends")) for t in ("release", "deploy", "verify")] == [
+        ("release", None),
+        ("deploy", "release"),
+        ("verify", "deploy"),
+    ]
+
+
+def test_a_failed_deployment_or_verification_is_taken_back(templates: dict[str, dict[str, Any]]) -> None:
+    ship = tasks(templates["ship"])
+    for previous, does in (("releases/cards/0123456789ab/", "restore"), ("", "withdraw")):
+        known = {"tasks.release.outputs.parameters.previous": previous}
+        whens = {name: substitute(ship[name]["when"], known) for name in ("restore", "withdraw")}
+        assert [name for name, when in whens.items() if when == "true"] == [does]
+    assert ship["restore"]["template"] == "deployment"
+    for name in ("restore", "withdraw"):
+        assert set(ship[name]["depends"].split(" || ")) == {
+            f"{task}.{phase}" for task in ("deploy", "verify") for phase in ("Failed", "Errored")
+        }
+    # were `restore` a leaf alone, its success would make the DAG a success (hence the target)
+    assert templates["ship"]["dag"]["target"].split() == ["verify", "restore", "withdraw"]
+
+
+@pytest.mark.parametrize("status, cleans", [("Succeeded", False), ("Failed", True), ("Error", True)])
+def test_a_workflow_that_fails_leaves_no_training_job(
+    status: str, cleans: bool, spec: dict[str, Any], templates: dict[str, dict[str, Any]]
+) -> None:
+    cleanup = tasks(templates[spec["onExit"]])["cleanup"]
+    left, _, right = substitute(cleanup["when"], {"workflow.status": status}).partition(" != ")
+    assert (left != right) == cleans
+    given = {p["name"]: p["value"] for p in cleanup["arguments"]["parameters"]}
+    assert given == {"kind": "pytorchjob", "object": "{{workflow.name}}-train"}
+    assert templates[cleanup["template"]]["resource"]["flags"] == [
+        "{{inputs.parameters.kind}}",
+        "{{inputs.parameters.object}}",
+        "--cascade=foreground",
+    ]
+
+
+@pytest.mark.parametrize("name", ["prepare", "evaluate", "release", "verify", "report"])
+def test_every_input_and_output_of_a_step_is_in_its_template(name: str, templates: dict[str, dict[str, Any]]) -> None:
+    module, template = load(name), templates[name]
+    args = template["container"]["args"]
+    for field, info in module.Inputs.model_fields.items():
+        kind = "artifacts" if is_artifact(info) else "parameters"
+        assert field in {each["name"] for each in template["inputs"][kind]}
+        assert sum(arg.startswith(f"{flag(field)}={{{{inputs.{kind}.{field}") for arg in args) == 1
+    for field, info in module.Outputs.model_fields.items():
+        kind = "artifacts" if is_artifact(info) else "parameters"
+        assert f"{field}={{{{outputs.{kind}.{field}.path}}}}" in args
+
+
+def test_an_artifact_is_found_where_it_was_left(templates: dict[str, dict[str, Any]], objects: dict[str, Any]) -> None:
+    """Steps and the training job meet at keys of the store: a resource template has no artifacts."""
+    keys = {}
+    for template in templates.values():
+        for direction in ("inputs", "outputs"):
+            for artifact in template.get(direction, {}).get("artifacts", []):
+                assert artifact["archive"] == {"none": {}}
+                keys.setdefault(artifact["name"], set()).add(substitute(artifact["s3"]["key"], WORKFLOW))
+    assert keys == {name: {f"cards-x7k2p/{name}"} for name in ("dataset", "model", "report")}
+    worker = objects["PyTorchJob"]["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]["containers"][0]
+    assert {"--dataset=cards-x7k2p/dataset", "--out=cards-x7k2p/model"} <= set(worker["args"])
+
+
+def test_the_workflow_says_what_came_out(templates: dict[str, dict[str, Any]]) -> None:
+    exported = {
+        parameter["globalName"]
+        for template in templates.values()
+        for parameter in template.get("outputs", {}).get("parameters", [])
+        if "globalName" in parameter
+    }
+    assert exported == {"run_id", "digest", "verdict", "reason", "ap", "auc", "cp100", "model_sha256"}
+
+
+@pytest.mark.parametrize("code, again", [("1", True), ("137", True), ("-1", True), ("65", False), ("78", False)])
+def test_what_a_retry_cannot_cure_is_not_tried_again(
+    code: str, again: bool, templates: dict[str, dict[str, Any]]
+) -> None:
+    retry = templates["prepare"]["retryStrategy"]
+    assert retry["retryPolicy"] == "Always" and retry["limit"] == 4
+    assert truth(retry["expression"], {"lastRetry": {"exitCode": code}}) is again
+
+
+def test_a_lost_pod_of_the_training_step_finds_the_job_again_and_a_failed_job_is_final(
+    templates: dict[str, dict[str, Any]],
+) -> None:
+    train = templates["train"]
+    assert train["resource"]["action"] == "apply" and train["resource"]["setOwnerReference"] is True
+    assert "activeDeadlineSeconds" not in train and "timeout" not in train  # it would count per attempt
+    expression = train["retryStrategy"]["expression"]
+    failed = "failure condition 'status.conditions.1.type==Failed' evaluated true"
+    assert truth(expression, {"lastRetry": {"message": "pod deleted"}})
+    assert not truth(expression, {"lastRetry": {"message": f"main: Error (exit code 64): {failed}"}})
+
+
+def test_the_longest_names_fit_kubernetes() -> None:
+    name = "a" * 30
+    config = load_config(GOLDEN / "config.yaml", [f"name={name}"], environment={}).config
+    for kind in ("workflow", "template", "cron"):
+        assert lint(render(config, kind)) == []
+    assert len(f"{name}-1700000000-train-worker-99") <= 63
+
+
+def test_a_tag_in_a_config_that_nothing_fills_is_found() -> None:
+    loaded = load_config(GOLDEN / "config.yaml", ["data.source=s3://a/{{inputs.parameters.b}}"], {}).config
+    assert [finding.rule for finding in lint(render(loaded))] == ["tag"]
+
+
+# what Kubernetes gets
+
+
+def round_trip(model: Any, value: Any) -> None:
+    assert model.model_validate(value).model_dump(exclude_none=True, by_alias=True) == value
+
+
+def pods(objects: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    replicas = objects["PyTorchJob"]["spec"]["pytorchReplicaSpecs"]
+    specs = {name: replica["template"]["spec"] for name, replica in replicas.items()}
+    return specs | {"Deployment": objects["Deployment"]["spec"]["template"]["spec"]}
+
+
+@pytest.mark.parametrize("name", ["Master", "Worker", "Deployment"])
+def test_a_pod_holds_only_fields_that_kubernetes_knows(name: str, objects: dict[str, Any]) -> None:
+    pod = pods(objects)[name]
+    container = dict(pod["containers"][0])
+    probes = {key: container.pop(key) for key in list(container) if key.endswith("Probe")}
+    round_trip(m.Container, container)
+    for probe in probes.values():
+        plain = {**probe, "httpGet": {**probe["httpGet"], "port": 8080}}  # the model knows no named ports
+        assert set(m.Probe.model_validate(plain).model_dump(exclude_none=True, by_alias=True)) == set(plain)
+    for volume in pod["volumes"]:
+        round_trip(m.Volume, volume)
+    for toleration in pod.get("tolerations", []):
+        round_trip(m.Toleration, toleration)
+    round_trip(m.PodSecurityContext, pod["securityContext"])
+
+
+def test_pods_pass_the_restricted_standard(objects: dict[str, Any], spec: dict[str, Any]) -> None:
+    """Pod Security Standards, `restricted`; each pod can write in one place only."""
+    for pod in [*pods(objects).values(), spec]:
+        assert pod["securityContext"]["runAsNonRoot"] and pod["securityContext"]["runAsUser"] != 0
+        assert pod["securityContext"]["seccompProfile"]["type"] == "RuntimeDefault"
+    steps = [template["container"] for template in spec["templates"] if "container" in template]
+    for container in [pod["containers"][0] for pod in pods(objects).values()] + steps:
+        security = container["securityContext"]
+        assert security["allowPrivilegeEscalation"] is False and security["capabilities"] == {"drop": ["ALL"]}
+        assert security["readOnlyRootFilesystem"] is True
+        assert [mount["mountPath"] for mount in container["volumeMounts"]] == ["/tmp"]
+        assert container["envFrom"][0] == {"configMapRef": {"name": "rekindle"}}
+        assert container["envFrom"][1]["secretRef"] == {"name": "rekindle-s3", "optional": True}
+
+
+def test_each_kind_of_pod_gets_its_own_resources_and_place(objects: dict[str, Any]) -> None:
+    worker, master, server = (pods(objects)[name] for name in ("Worker", "Master", "Deployment"))
+    assert worker["nodeSelector"] == {"capacity": "spot"} and "nodeSelector" not in master
+    assert worker["containers"][0]["resources"] == {
+        "requests": {"cpu": "4", "memory": "8Gi"},
+        "limits": {"memory": "8Gi", "nvidia.com/gpu": "1"},
+    }
+    assert server["priorityClassName"] == "serving"
+    assert server["containers"][0]["resources"]["limits"] == {"memory": "3Gi"}
+    lost = [t for t in worker["tolerations"] if t.get("tolerationSeconds")]
+    assert {t["key"].partition("/")[2] for t in lost} == {"not-ready", "unreachable"}
