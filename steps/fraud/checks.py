@@ -10,6 +10,7 @@ from steps.fraud.config import Columns
 from steps.fraud.schema import DAY, Rows, identity
 
 NUMBER = r"^-?[0-9]{1,18}$"  # text that is its own identity: see schema.identity
+ISO = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}([T ][0-9]{2}:|$)"
 OLDEST = 946_684_800_000_000  # 2000-01-01 in µs
 HIGHEST = 1e9  # amounts above it would be a unit gone wrong
 
@@ -37,7 +38,7 @@ def check(frame: pl.DataFrame, columns: Columns, tolerated: float, now: float | 
     # the first rule that a row breaks is its reason
     broken = {
         "id missing or not an identity": pl.col("id").is_null(),
-        "time missing or not a timestamp": pl.col("time").is_null(),
+        "time missing or not a timestamp (text: ISO 8601)": pl.col("time").is_null(),
         "time before the year 2000": pl.col("time") < OLDEST,
         "time in the future": pl.col("time") > tomorrow,
         "card missing or not an identity": pl.col("card").is_null(),
@@ -110,7 +111,12 @@ def _identity(column: pl.Series) -> pl.Series | None:
 def _time(column: pl.Series) -> pl.Series | None:
     """a timestamp"""
     if column.dtype == pl.String:
-        column = column.str.to_datetime(time_unit="us", strict=False, ambiguous="null")
+        text = column.str.strip_chars()
+        text = text.set(~text.str.contains(ISO), None)  # 01/02/2024 would be guessed at
+        try:
+            column = text.str.to_datetime(time_unit="us", strict=False)
+        except pl.exceptions.ComputeError:  # not one of them is a timestamp
+            column = pl.Series(column.name, [None], pl.Datetime("us")).new_from_index(0, len(column))
     elif column.dtype == pl.Date:
         column = column.cast(pl.Datetime("us"))
     if not isinstance(column.dtype, pl.Datetime):

@@ -46,7 +46,7 @@ def checked(rows: pl.DataFrame, tolerated: float = 0.01) -> Checked:
     [
         ({"id": None}, "id missing or not an identity"),
         ({"id": 50}, "id seen before"),
-        ({"time": None}, "time missing or not a timestamp"),
+        ({"time": None}, "time missing or not a timestamp (text: ISO 8601)"),
         ({"time": datetime(1970, 1, 1)}, "time before the year 2000"),
         ({"time": datetime(2024, 6, 3)}, "time in the future"),
         ({"card": None}, "card missing or not an identity"),
@@ -130,6 +130,14 @@ def test_time_zones_are_converted_to_utc() -> None:
     assert checked(local).rows.time.tolist() == checked(frame()).rows.time.tolist()
     text = frame().with_columns(pl.col("time").dt.strftime("%Y-%m-%dT%H:%M:%SZ"))
     assert checked(text).rows.time.tolist() == checked(frame()).rows.time.tolist()
+
+
+@pytest.mark.parametrize("text", ["garbage", "", "01/02/2024 10:00", "1711929600", "2024-13-45 00:00:00"])
+def test_text_that_is_no_timestamp_is_never_guessed_at(text: str) -> None:
+    times = frame()["time"].dt.strftime("%Y-%m-%d %H:%M:%S").to_list()
+    assert checked(frame(time=[text, *times[1:]])).reasons() == {"time missing or not a timestamp (text: ISO 8601)": 1}
+    with pytest.raises(DataError, match="100 × time missing"):
+        checked(frame(time=[text] * 100))
 
 
 @pytest.mark.parametrize(

@@ -107,6 +107,23 @@ def test_the_digest_follows_the_rows_not_their_order_or_format_and_not_the_threa
     assert cheaper.digest != digest
 
 
+def test_labels_known_only_after_training_ended_leave_no_trace_in_the_training_rows(
+    dataset: Path, tmp_path: Path
+) -> None:
+    before = open_shards(dataset)
+    end = before.facts["train_end"]
+    published = simulate(World(seed=5, cards=60, terminals=120, days=75)).rename(Columns().model_dump())
+    flipped = pl.when(pl.col("TX_DATETIME").dt.epoch("us") < end).then("TX_FRAUD").otherwise(1 - pl.col("TX_FRAUD"))
+    published.with_columns(TX_FRAUD=flipped).write_parquet(tmp_path / "flipped.parquet")
+    write_dataset(Data(source=str(tmp_path / "flipped.parquet"), shard_rows=1000), tmp_path / "after")
+    after = open_shards(tmp_path / "after")
+    train = before.column("times") < end
+    assert (before.column("labels") != after.column("labels"))[~train].all()
+    for name in ARRAYS:
+        assert before.column(name)[train].tobytes() == after.column(name)[train].tobytes()
+    assert [before.facts[n] for n in ("mean", "std")] == [after.facts[n] for n in ("mean", "std")]
+
+
 def test_rejected_rows_are_in_a_file_and_in_the_facts(tmp_path: Path) -> None:
     published = simulate(World(seed=5, cards=60, terminals=120, days=75)).rename(Columns().model_dump())
     bad = published.with_columns(TX_FRAUD=pl.when(pl.col("TRANSACTION_ID") == 4).then(9).otherwise("TX_FRAUD"))
