@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from boto3.exceptions import Boto3Error
 from boto3.session import Session
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
@@ -178,7 +179,7 @@ class Store:
             if code in ("412", "PreconditionFailed", "409", "ConditionalRequestConflict"):
                 raise Conflict(f"{self.uri(key)} was written by somebody else in the meantime.") from error
             raise StorageError(f"{self.uri(key)}: the object store answered {code} ({error}).") from error
-        except BotoCoreError as error:
+        except (BotoCoreError, Boto3Error) as error:  # the latter from uploads
             where = self.endpoint or "AWS"
             raise StorageError(
                 f"{self.uri(key)}: the object store at {where} cannot be used ({error}). Check S3_ENDPOINT_URL and the "

@@ -41,6 +41,7 @@ class Inputs(StepInputs):
     run_id: str = Field(default="", description="MLflow run to record it on (empty: none)")
     sample: int = Field(default=200, ge=1, description="test transactions to replay, about")
     tolerance: float = Field(default=1e-5, ge=0, description="largest difference between a served and an offline score")
+    max_batch: int = Field(default=1000, ge=1, description="what the server takes: serve.max_batch")
     max_history: int = Field(default=100_000, ge=0, description="what the server takes: serve.max_history")
     wait_seconds: float = Field(default=180.0, gt=0, description="for the service to serve these weights")
 
@@ -58,6 +59,7 @@ class Comparison:
     tolerance: float
     replayed: int = 0
     wrong: int = 0
+    left_out: int = 0  # more than the server takes in one request
     worst: float = 0.0
     at: str = ""  # the worst one, in words
 
@@ -83,8 +85,12 @@ def run(inputs: Inputs) -> Outputs:
     replay = getattr(load(inputs.workload), "replay", None)
     if replay:
         seed = int(inputs.model_sha256[:15], 16)
-        for request, expected in replay(inputs.dataset, inputs.report, inputs.sample, seed, inputs.max_history):
-            found.add(service.score(request), expected)
+        most = (inputs.max_batch, inputs.max_history)
+        for request, expected in replay(inputs.dataset, inputs.report, inputs.sample, seed, *most):
+            try:
+                found.add(service.score(request), expected)
+            except TooLarge:
+                found.left_out += len(expected)
         judge(found, inputs, endpoint)
     else:
         sys.stderr.write(f"{inputs.workload} defines no replay: only the identity of the weights was checked\n")
@@ -99,8 +105,9 @@ def judge(found: Comparison, inputs: Inputs, endpoint: str) -> None:
     """Raises DataError unless something was replayed and all of it agreed."""
     if not found.replayed:
         raise DataError(
-            f"no test transaction could be replayed with at most {inputs.max_history:,} rows of history: raise "
-            "serve.max_history. The version is not promoted."
+            f"no test transaction could be replayed with at most {inputs.max_history:,} rows of history, and "
+            f"{found.left_out} were too large for the server: raise serve.max_history or serve.max_bytes. Version "
+            f"{inputs.version} is not promoted; what served before is put back."
         )
     if found.wrong:
         raise DataError(
@@ -108,6 +115,10 @@ def judge(found: Comparison, inputs: Inputs, endpoint: str) -> None:
             f"more than {inputs.tolerance:g}); the worst is transaction {found.at}. Version {inputs.version} is not "
             "promoted; what served before is put back."
         )
+
+
+class TooLarge(DataError):
+    """The server does not take that much in one request."""
 
 
 class Service:
@@ -137,7 +148,9 @@ class Service:
             except urllib.error.HTTPError as error:
                 text = error.read().decode(errors="replace")
                 if error.code < 500:
-                    raise DataError(f"{self.endpoint}{path} answered {error.code}: {text[:1000]}") from error
+                    raise (TooLarge if error.code == 413 else DataError)(
+                        f"{self.endpoint}{path} answered {error.code}: {text[:1000]}"
+                    ) from error
                 self.again(f"it answers {error.code}: {text[:200]}")
             except (*AWAY, ValueError) as error:
                 self.again(str(error))

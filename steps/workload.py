@@ -68,8 +68,8 @@ class Scorer(Protocol):
 class Workload(Protocol):
     """The names a workload module must define.
 
-    It may also define `replay(dataset, report, count, seed, max_history)`, which yields (request, expected scores) of
-    about `count` test records: then `verify` compares what is served with what was judged.
+    It may also define `replay(dataset, report, count, seed, max_batch, max_history)`, which yields (request, expected
+    scores) of about `count` test records: then `verify` compares what is served with what was judged.
     """
 
     Data: type[DataConfig]

@@ -61,9 +61,9 @@ def scorer(release: Path) -> Scorer:
 
 
 def replay(
-    dataset: Path, report: Path, count: int, seed: int, max_history: int
+    dataset: Path, report: Path, count: int, seed: int, max_batch: int, max_history: int
 ) -> Iterator[tuple[dict[str, Any], list[float]]]:
     """Requests for a sample of the test transactions, and the offline scores to expect."""
     from steps.fraud.scoring import replay
 
-    return replay(dataset, report, count, seed, max_history)
+    return replay(dataset, report, count, seed, max_batch, max_history)

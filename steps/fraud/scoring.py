@@ -24,7 +24,7 @@ from steps.fraud.state import State
 from steps.fraud.transformer import load, score_windows
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-BATCH = 20  # transactions in one request of a replay
+BATCH = 20  # transactions in one request of a replay, at most
 
 
 class FraudScorer:
@@ -119,7 +119,7 @@ LABEL: dict[str, Callable[[Any], Any]] = {"fraud": _label}
 
 
 def replay(
-    dataset: Path, report: Path, count: int, seed: int, max_history: int
+    dataset: Path, report: Path, count: int, seed: int, max_batch: int, max_history: int
 ) -> Iterator[tuple[dict[str, Any], list[float]]]:
     """Requests for about `count` test transactions of all weeks, half of them frauds, with the scores to expect.
 
@@ -144,7 +144,7 @@ def replay(
             continue
         # an own label must not be due within a batch, since a transaction to be scored has none
         due = batch and later.time[row] - later.time[batch[0]] >= max(delay, 1)
-        if batch and (due or len(batch) == BATCH or (needed | mine).sum() > max_history):
+        if batch and (due or len(batch) == min(max_batch, BATCH) or (needed | mine).sum() > max_history):
             yield _request(later, batch, needed, delay), [expected[int(later.id[r])] for r in batch]
             batch, needed = [], np.zeros(len(later), bool)
         batch.append(row)

@@ -41,7 +41,7 @@ Requests = list[tuple[dict[str, Any], list[float]]]
 
 @pytest.fixture(scope="module")
 def requests(small_dataset: Path, report: Path) -> Requests:
-    return list(replay(small_dataset, report, 60, 1, 100_000))
+    return list(replay(small_dataset, report, 60, 1, 1000, 100_000))
 
 
 def scores(scorer: FraudScorer, request: dict[str, Any]) -> list[float]:
@@ -111,9 +111,10 @@ def test_ids_may_be_text_and_come_back_as_they_were(scorer: FraudScorer) -> None
 
 
 def test_a_request_that_needs_too_much_history_is_left_out_of_the_replay(small_dataset: Path, report: Path) -> None:
-    requests = list(replay(small_dataset, report, 60, 1, 400))
+    requests = list(replay(small_dataset, report, 60, 1, 7, 400))
     assert 0 < sum(len(r["transactions"]) for r, _ in requests) < 60
     assert max(len(r["history"]) for r, _ in requests) <= 400
+    assert max(len(r["transactions"]) for r, _ in requests) <= 7
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,120 @@
+"""A release is its content: nothing twice, nothing half, nothing that the gate kept."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from mlflow import MlflowClient
+
+from steps import release, tracking
+from steps.errors import ConfigError, DataError, StorageError
+from steps.storage import NotFound, Store
+
+pytestmark = pytest.mark.usefixtures("mlflow_server")
+CARD = {"workload": "steps.fraud", "sha256": "ab" * 32, "digest": "d1", "fingerprint": {"torch": "2.13", "threads": 1}}
+
+
+@pytest.fixture
+def artifacts(tmp_path: Path) -> dict[str, Path]:
+    files = {
+        "model/model.safetensors": "weights",
+        "model/model.json": json.dumps(CARD),
+        "dataset/dataset.json": "{}",
+        "dataset/state/a.npy": "a",
+        "dataset/state/deep/b.npy": "b",
+        "dataset/shards/large.npy": "not for the server",
+        "report/verdict.json": '{"verdict": "release"}',
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    return {name: tmp_path / name for name in ("model", "dataset", "report")}
+
+
+@pytest.fixture
+def name() -> str:
+    return f"m-{uuid4().hex[:8]}"
+
+
+def inputs(name: str, artifacts: dict[str, Path], **changes: Any) -> release.Inputs:
+    run_id = tracking.start_run("releases", changes.pop("workflow", f"{name}-1"))
+    facts = {"git_sha": "c0ffee", "config_hash": "1", "manifest_hash": "2"}
+    return release.Inputs(**{"name": name, "verdict": "release", "run_id": run_id, **facts, **artifacts, **changes})
+
+
+def test_a_release_holds_what_a_server_needs_and_its_version_says_where_it_is_from(
+    s3: Store, name: str, artifacts: dict[str, Path], mlflow_server: str
+) -> None:
+    asked = inputs(name, artifacts)
+    made = release.run(asked)
+    assert made.previous == ""
+    keys = {entry.key.removeprefix(made.model_uri) for entry in s3.list(made.model_uri)}
+    served = {"model.safetensors", "model.json", "dataset.json", "state/a.npy", "state/deep/b.npy"}
+    assert keys == served | {"verdict.json", "release.json"}
+    record = json.loads(s3.get(made.model_uri + "release.json"))
+    assert (record["version"], record["model_sha256"], record["workload"]) == ("1", CARD["sha256"], "steps.fraud")
+    assert record["files"].keys() == served
+
+    client = MlflowClient(mlflow_server)
+    version = client.get_model_version_by_alias(name, "candidate")
+    assert (version.version, version.source, version.run_id) == ("1", s3.uri(made.model_uri), asked.run_id)
+    facts = {"git_sha": "c0ffee", "image_digest": "host", "config_hash": "1", "manifest_hash": "2"}
+    facts |= {"data_digest": "d1", "torch": "2.13", "threads": "1"}
+    assert version.tags.items() >= facts.items() <= client.get_run(asked.run_id).data.params.items()
+
+
+def test_a_retried_release_registers_nothing_twice(s3: Store, name: str, artifacts: dict[str, Path]) -> None:
+    made = release.run(inputs(name, artifacts))
+    tracking.promote(name, made.version)
+    again = release.run(inputs(name, artifacts))
+    assert (again.version, again.model_uri) == (made.version, made.model_uri)
+
+
+@pytest.mark.parametrize("lost", ["release.json", "state/a.npy"])
+def test_a_release_that_broke_off_is_completed_by_the_retry(
+    s3: Store, name: str, artifacts: dict[str, Path], lost: str
+) -> None:
+    made = release.run(inputs(name, artifacts))
+    s3.delete([made.model_uri + lost])
+    assert release.run(inputs(name, artifacts)) == made
+    assert s3.head(made.model_uri + lost)
+
+
+def test_other_content_is_another_release_and_knows_what_served_before(
+    s3: Store, name: str, artifacts: dict[str, Path]
+) -> None:
+    first = release.run(inputs(name, artifacts))
+    tracking.promote(name, first.version)
+    (artifacts["dataset"] / "state" / "a.npy").write_text("newer")  # the same weights, another past
+    second = release.run(inputs(name, artifacts, workflow=f"{name}-2"))
+    assert (second.version, second.previous) == ("2", first.model_uri)
+    assert second.model_uri != first.model_uri
+
+
+def test_what_the_gate_keeps_is_not_released(s3: Store, name: str, artifacts: dict[str, Path]) -> None:
+    with pytest.raises(ConfigError, match='the verdict is "keep"'):
+        release.run(inputs(name, artifacts, verdict="keep"))
+    assert not list(s3.list(f"releases/{name}/"))
+
+
+def test_a_model_or_dataset_that_is_not_whole_is_refused(s3: Store, name: str, artifacts: dict[str, Path]) -> None:
+    asked = inputs(name, artifacts)
+    (artifacts["model"] / "model.safetensors").unlink()
+    with pytest.raises(DataError, match=r"model\.safetensors is not there"):
+        release.run(asked)
+    shutil.rmtree(artifacts["model"])
+    with pytest.raises(DataError, match="holds no trained model"):
+        release.run(asked)
+
+
+def test_a_bucket_that_is_not_there_is_named(
+    s3: Store, name: str, artifacts: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = inputs(name, artifacts)
+    monkeypatch.setenv("S3_BUCKET", "nowhere")
+    with pytest.raises((StorageError, NotFound), match="nowhere"):
+        release.run(asked)
+    assert tracking.champion(name) is None

@@ -1,0 +1,137 @@
+"""Only what serves as it was judged becomes the champion."""
+
+import json
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+from uuid import uuid4
+
+import polars as pl
+import pytest
+
+from steps import fraud, release, tracking, verify
+from steps.errors import DataError, RekindleError
+from steps.gate import Gate
+from steps.storage import Store
+from tests.steps.serving import Running
+
+pytestmark = pytest.mark.usefixtures("mlflow_server")
+
+
+@pytest.fixture(scope="module")
+def report(small_dataset: Path, expert: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("report")
+    fraud.evaluate(expert, None, small_dataset, path, Gate())
+    (path / "verdict.json").write_text("{}")
+    return path
+
+
+@pytest.fixture
+def released(s3: Store, small_dataset: Path, expert: Path, report: Path) -> tuple[str, release.Outputs, dict[str, Any]]:
+    """(name, what release gave, what verify is given)."""
+    name = f"fraud-{uuid4().hex[:6]}"
+    run_id = tracking.start_run("verify", name)
+    paths: dict[str, Any] = {"dataset": small_dataset, "report": report}
+    made = release.run(release.Inputs(name=name, verdict="release", run_id=run_id, model=expert, **paths))
+    sha256 = json.loads((expert / "model.json").read_text())["sha256"]
+    given = {"name": name, "model_sha256": sha256, "version": made.version, "run_id": run_id, "sample": 60, **paths}
+    return name, made, given
+
+
+Released = tuple[str, release.Outputs, dict[str, Any]]
+
+
+def test_a_served_release_is_replayed_and_becomes_the_champion(
+    released: Released, report: Path, tmp_path: Path
+) -> None:
+    name, made, given = released
+    with Running(f"--model={made.model_uri}") as server:
+        found = verify.run(verify.Inputs(endpoint=server.url, **given))
+        assert found.replayed == 60
+        assert found.max_difference <= 1e-5
+        assert found.endpoint == server.url
+        champion = tracking.champion(name)
+        assert champion == tracking.Release(made.version, made.model_uri, given["model_sha256"])
+
+        # the same server, judged by other scores: one of them is wrong
+        offline = pl.read_parquet(report / "scores.parquet")
+        offline.with_columns(score=pl.col("score") + 0.25).write_parquet(tmp_path / "scores.parquet")
+        changed = given | {"report": tmp_path, "version": "99", "endpoint": server.url}
+        with pytest.raises(
+            DataError, match=r"60 of 60 replayed transactions .* transaction \d+, served 0\.\d+, offline"
+        ):
+            verify.run(verify.Inputs(**changed))
+        assert tracking.champion(name) == champion
+
+        with pytest.raises(DataError, match=r"raise serve\.max_history or serve\.max_bytes"):
+            verify.run(verify.Inputs(endpoint=server.url, **given, max_history=0))
+
+
+class Liar(BaseHTTPRequestHandler):
+    """Answers with whatever weights and score the test has set on the server."""
+
+    server: Any
+
+    def do_GET(self) -> None:
+        self.reply({"status": "ready", "model_sha256": self.server.sha256, "version": "1"})
+
+    def do_POST(self) -> None:
+        request = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        self.server.asked += 1
+        sha256 = "old" if self.server.asked <= self.server.old else self.server.sha256
+        scores = [{"transaction_id": t["transaction_id"], "score": 0.5} for t in request["transactions"]]
+        self.reply({"model_sha256": sha256, "version": "1", "scores": scores})
+
+    def reply(self, body: dict[str, Any]) -> None:
+        data = json.dumps(body).encode()
+        self.send_response(200)
+        self.send_header("content-length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, format: str, *args: Any) -> None: ...
+
+
+SHA256 = "0" * 64
+
+
+@pytest.fixture
+def liar() -> Iterator[Any]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Liar) as server:
+        server.sha256, server.asked, server.old = SHA256, 0, 0  # type: ignore[attr-defined]
+        Thread(target=server.serve_forever, daemon=True).start()
+        yield server
+        server.shutdown()
+
+
+def asked(server: Any, dataset: Path, report: Path, seconds: float) -> verify.Inputs:
+    endpoint = f"http://127.0.0.1:{server.server_port}"
+    paths: dict[str, Any] = {"dataset": dataset, "report": report}
+    name: dict[str, Any] = {"name": "nobody", "model_sha256": SHA256, "version": "1", "endpoint": endpoint}
+    return verify.Inputs(**name, **paths, sample=10, wait_seconds=seconds)
+
+
+def test_scores_that_differ_fail_and_promote_nothing(liar: Any, small_dataset: Path, report: Path) -> None:
+    with pytest.raises(DataError, match=r"10 of 10 replayed .* Version 1 is not promoted; what served before is put"):
+        verify.run(asked(liar, small_dataset, report, 5))
+    assert tracking.champion("nobody") is None
+
+
+def test_answers_of_a_server_that_is_being_replaced_do_not_count(liar: Any, small_dataset: Path, report: Path) -> None:
+    liar.old = 2
+    with pytest.raises(DataError, match="10 of 10 replayed"):
+        verify.run(asked(liar, small_dataset, report, 5))
+    assert liar.asked > 3
+
+
+def test_a_service_that_never_serves_these_weights_is_given_up(
+    liar: Any, small_dataset: Path, report: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    liar.sha256 = "another"
+    with pytest.raises(RekindleError, match=f"does not serve the model {SHA256[:12]} in time .*another"):
+        verify.run(asked(liar, small_dataset, report, 0.3))
+    monkeypatch.setenv("REKINDLE_ENDPOINT", "http://127.0.0.1:9/")
+    with pytest.raises(RekindleError, match=r"http://127\.0\.0\.1:9 does not serve .*refused"):
+        verify.run(asked(liar, small_dataset, report, 0.3))
