@@ -1,7 +1,8 @@
 """The transformer's samples: windows over the memory-mapped shards of a dataset directory.
 
 A training sample is a window of `LENGTH` consecutive transactions of one card. Windows of a card overlap by
-`OVERLAP`; loss counts at each position once: from `OVERLAP` on, in a card's first window from the start.
+`OVERLAP`; each transaction counts for the loss once, after at least `OVERLAP` earlier ones if the card has them.
+The first days of the data give context only: sums over past days are not whole there, and would teach what is not so.
 All shards are mapped into one stretch of memory, so a batch is one gather however many shards it touches.
 """
 
@@ -19,9 +20,11 @@ from torch import Tensor
 
 from steps.errors import DataError
 from steps.fraud.config import CONTEXT
+from steps.fraud.schema import DAY
 
 LENGTH = 64  # transactions in a training window
 OVERLAP = 24  # of them, those that only give context
+WARM_UP = 14 * DAY  # at the start of the data, at most a quarter of the training time
 SCORED = 128  # transactions in a window when a trained model scores long runs of rows
 MAP_FIXED = 0x10
 
@@ -68,10 +71,12 @@ class TrainingWindows:
 
     def __init__(self, rows: Rows) -> None:
         self.rows = rows
-        train = rows.times < rows.facts["train_end"]
-        if not train.any():
+        begin, end = rows.facts["first_time"], rows.facts["train_end"]
+        begin += min(WARM_UP, (end - begin) // 4)
+        counted = np.flatnonzero((rows.times >= begin) & (rows.times < end))
+        if not len(counted):
             raise DataError("no transaction is older than the end of training: give more data, or fewer test weeks.")
-        start, self.low, self.high = (torch.from_numpy(a) for a in _windows(rows.first, train))
+        start, self.low, self.high = (torch.from_numpy(a) for a in _windows(rows.first, counted))
         self.start = torch.from_numpy(rows.place)[start]
         padded = torch.cat([torch.from_numpy(rows.labels), torch.zeros(LENGTH, dtype=torch.uint8)])
         self.labels = padded.as_strided((len(rows), LENGTH), (1, 1))
@@ -111,15 +116,17 @@ def scoring_windows(first: Ints, rows: Ints) -> tuple[Ints, Ints, Ints]:
     return starts, window, rows - start
 
 
-def _windows(first: Ints, train: NDArray[np.bool_]) -> tuple[Ints, Ints, Ints]:
-    """(first row, first and last+1 counted position) of every window over the training rows."""
-    begin, count = np.unique(first[train], return_counts=True)
+def _windows(first: Ints, counted: Ints) -> tuple[Ints, Ints, Ints]:
+    """(first row, first and last+1 counted position) of windows over the rows `counted`, which are one run a card."""
+    card, at, count = np.unique(first[counted], return_index=True, return_counts=True)
+    begin, end = counted[at], counted[at] + count
+    origin = np.maximum(card, begin - OVERLAP)
     stride = LENGTH - OVERLAP
-    windows = np.maximum(1, -(-(count - OVERLAP) // stride))
+    windows = np.maximum(1, -(-(end - origin - OVERLAP) // stride))
     number = np.arange(windows.sum()) - np.repeat(np.cumsum(windows) - windows, windows)
-    start = np.repeat(begin, windows) + number * stride
-    end = np.repeat(begin + count, windows)
-    return start, np.where(number == 0, 0, OVERLAP), np.minimum(end - start, LENGTH)
+    start = np.repeat(origin, windows) + number * stride
+    low = np.where(number == 0, np.repeat(begin - origin, windows), OVERLAP)
+    return start, low, np.minimum(np.repeat(end, windows) - start, LENGTH)
 
 
 def _joined(files: list[Path]) -> NDArray[Any]:
