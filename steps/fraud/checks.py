@@ -74,7 +74,7 @@ def _typed(frame: pl.DataFrame, columns: Columns) -> pl.DataFrame:
         "card": _identity,
         "terminal": _identity,
         "amount": _number,
-        "fraud": _number,
+        "fraud": _label,
     }
     typed = []
     for name, convert in kinds.items():
@@ -122,6 +122,13 @@ def _time(column: pl.Series) -> pl.Series | None:
     if not isinstance(column.dtype, pl.Datetime):
         return None
     return column.dt.epoch("us")  # a column with a time zone holds UTC inside
+
+
+def _label(column: pl.Series) -> pl.Series | None:
+    """0 or 1"""
+    if column.dtype == pl.String:
+        column = column.str.to_lowercase().replace({"true": "1", "false": "0"})
+    return _number(column)
 
 
 def _number(column: pl.Series) -> pl.Series | None:

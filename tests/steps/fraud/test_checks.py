@@ -112,6 +112,12 @@ def test_text_is_read_as_well_as_numbers() -> None:
     assert one.rows.to_frame().equals(other.rows.to_frame())
 
 
+def test_labels_may_be_true_and_false() -> None:
+    truth = frame().with_columns(pl.col("fraud") == 1)
+    for rows in (truth, truth.with_columns(pl.col("fraud").cast(pl.String))):
+        assert checked(rows).rows.fraud.tolist() == frame()["fraud"].to_list()
+
+
 def test_text_identities_become_the_numbers_that_a_server_computes() -> None:
     names = [f"card-{i % 7}" for i in range(99)] + ["12"]
     result = checked(frame(card=names))
