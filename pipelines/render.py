@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 Manifest = dict[str, Any]
 Kind = Literal["workflow", "template", "cron"]
 
-UNHASHED = ("git_sha", "config_hash", "manifest_hash")  # workflow parameters that say where a manifest came from
+PROVENANCE = ("git_sha", "config_hash", "manifest_hash")  # workflow parameters: where a manifest came from
 TOO_BIG = 1_200_000  # bytes; Kubernetes refuses objects of 1.5 MB, and Argo keeps its status in the same object
 FIRST = ("apiVersion", "kind", "metadata", "name", "generateName")
 
@@ -48,11 +48,11 @@ def manifest_sha256(manifest: Mapping[str, Any]) -> str:
     """sha256 over the manifest's `spec` as JSON with sorted keys and no spaces, UTF-8.
 
     Left out: name and labels, so that a Workflow and the WorkflowTemplate of the same pipeline have one hash, and the
-    values of the workflow parameters in `UNHASHED`, which say where the manifest came from and not what it does.
+    values of the workflow parameters in `PROVENANCE`, which say where the manifest came from and not what it does.
     """
     spec = copy.deepcopy(manifest["spec"])
     for parameter in (spec.get("arguments") or {}).get("parameters") or []:
-        if parameter.get("name") in UNHASHED:
+        if parameter.get("name") in PROVENANCE:
             parameter.pop("value", None)
     return _sha256(spec)
 

@@ -19,6 +19,7 @@ from pipelines.blocks.disruption_budget import disruption_budget
 from pipelines.blocks.resource import apply, delete
 from pipelines.blocks.service import service
 from pipelines.blocks.step import NO_CURE, command, key, retries, step
+from pipelines.render import PROVENANCE
 from steps.step import load, to_text
 
 if TYPE_CHECKING:
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
 
 JOB = "{{workflow.name}}-train"
 OUTPUTS = ("run_id", "digest", "verdict", "reason", "ap", "auc", "cp100", "model_sha256")  # of the whole workflow
-PROVENANCE = ("git_sha", "config_hash", "manifest_hash")  # filled in by pipelines/render.py, not part of the hash
 
 
 def build(config: "Config", kind: type[Workflow] = Workflow) -> Workflow:
