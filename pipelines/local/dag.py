@@ -12,12 +12,12 @@ from pipelines.local import scope as scopes
 from pipelines.local.expr import truth
 from pipelines.local.functions import ExprError
 from pipelines.local.loops import expand, loops
+from pipelines.local.table import COMPLETED, FAILED, FULFILLED, Node, NodeError, Options, Parallel, keep_inputs
 from pipelines.local.template import STEPS, Missing, TemplateError, substitute
 from pipelines.local.when import WhenError, should_execute
 
 if TYPE_CHECKING:
-    from pipelines.local.scheduler import Node, Options, Scheduler
-
+    from pipelines.local.scheduler import Scheduler
 NAMES = re.compile(r"(?P<result>[a-zA-Z0-9][-a-zA-Z0-9]*?\.[A-Z][a-zA-Z]+)|(?P<task>[a-zA-Z0-9][-a-zA-Z0-9]*)")
 RESULTS = {"Succeeded": "Succeeded", "Failed": "Failed", "Errored": "Error", "Skipped": "Skipped", "Omitted": "Omitted"}
 
@@ -47,7 +47,7 @@ def _passes(name: str, tasks: dict[str, dict[str, Any]]) -> str:
 class Dag:
     """One DAG template at one node."""
 
-    def __init__(self, scheduler: "Scheduler", name: str, template: dict[str, Any], options: "Options") -> None:
+    def __init__(self, scheduler: "Scheduler", name: str, template: dict[str, Any], options: Options) -> None:
         self.s, self.name, self.template, self.on_exit = scheduler, name, template, options.on_exit
         self.boundary = scheduler.ids[name]
         self.tasks = {task["name"]: task for task in template["dag"]["tasks"]}
@@ -59,12 +59,10 @@ class Dag:
         self.targets = target.split(" ") if target else sorted(set(self.tasks) - needed)
         self.visited: set[str] = set()
 
-    def node(self, task: str) -> "Node | None":
+    def node(self, task: str) -> Node | None:
         return self.s.get(f"{self.name}.{task}")
 
-    def options(self) -> "Options":
-        from pipelines.local.scheduler import Options
-
+    def options(self) -> Options:
         return Options(self.boundary, self.on_exit, "tasks")
 
     def ancestors(self, task: str) -> list[str]:
@@ -89,7 +87,7 @@ class Dag:
             self.add(scope, name, node)
         return scope
 
-    def add(self, scope: scopes.Scope, name: str, node: "Node") -> None:
+    def add(self, scope: scopes.Scope, name: str, node: Node) -> None:
         if node["type"] == "TaskGroup":
             children = (self.s.nodes[id] for id in node.get("children", []))
             scopes.aggregate(scope, "tasks", name, [n for n in children if n["name"].startswith(node["name"] + "(")])
@@ -102,9 +100,9 @@ class Dag:
             return
         self.visited.add(name)
         node, task = self.node(name), self.tasks[name]
-        if node and node["phase"] in ("Succeeded", "Failed", "Error", "Skipped", "Omitted"):
-            if (task.get("hooks") or task.get("onExit")) and not self.s.exit_done(task, node, self.scope(name), self.options()):
-                return
+        if node and node["phase"] in FULFILLED:
+            if task.get("hooks") or task.get("onExit"):
+                self.s.exit_done(task, node, self.scope(name), self.options())
             return
         if node and node["type"] == "Pod" and node["id"] in self.s.started:
             return
@@ -115,7 +113,7 @@ class Dag:
                 return
         self._run(name, task)
 
-    def _may_start(self, name: str, task: dict[str, Any], node: "Node | None") -> bool:
+    def _may_start(self, name: str, task: dict[str, Any], node: Node | None) -> bool:
         if node:
             return True
         full = f"{self.name}.{name}"
@@ -135,7 +133,7 @@ class Dag:
         scope: dict[str, Any] = {}
         for need in self.needs[name]:
             node = self.node(need)
-            if not node or node["phase"] not in (*RESULTS.values(),) or not self.s.hooks_done(node):
+            if not node or node["phase"] not in FULFILLED or not self.s.hooks_done(node):
                 return None
             results: dict[str, bool] = {result: node["phase"] == phase for result, phase in RESULTS.items()}
             phases = [self.s.nodes[id]["phase"] for id in node.get("children", [])] if node["type"] == "TaskGroup" else []
@@ -157,7 +155,7 @@ class Dag:
 
     def _run(self, name: str, task: dict[str, Any]) -> None:
         full = f"{self.name}.{name}"
-        expanded = self.s.memory.get(("tasks", full))  # type: ignore[call-overload]
+        expanded = self.s.memory.get(("tasks", full))
         if expanded is None:
             try:
                 try:
@@ -170,7 +168,7 @@ class Dag:
                 self.s.error(full, task, self.options(), str(error))
                 self.connect(name, full)
                 return
-            self.s.memory[("tasks", full)] = expanded  # type: ignore[index]
+            self.s.memory[("tasks", full)] = expanded
         group = self.node(name) if loops(task) else None
         group = group if group and group["type"] == "TaskGroup" else None
         if loops(task) and not expanded:
@@ -180,23 +178,26 @@ class Dag:
         if loops(task) and not group:
             group = self.s.create(full, "TaskGroup", "Running", task, self.options())
             self.connect(name, full)
-        waiting = False
-        for each in expanded:
-            waiting |= self._one(name, task, each, full if group else None) is False
-        if group and not waiting:
-            nodes = [self.node(each["name"]) for each in expanded]
-            if all(node and node["phase"] in (*RESULTS.values(),) for node in nodes):
-                failed = [node["phase"] for node in nodes if node and node["phase"] in ("Failed", "Error")]
-                self.s.mark(full, failed[-1] if failed else "Succeeded")
+        left = self.s.memory.setdefault(("left", full), list(expanded))
+        kept = []
+        for index, each in enumerate(left):
+            state = self._one(name, task, each, full if group else None)
+            if state is None:  # a limit: those after it have not begun either
+                kept += left[index:]
+                break
+            kept += [] if state else [each]
+        self.s.memory[("left", full)] = kept
+        if group and not kept:
+            ended = [node["phase"] for each in expanded if (node := self.node(each["name"]))]
+            failed = [phase for phase in ended if phase in FAILED]
+            self.s.mark(full, failed[-1] if failed else "Succeeded")
 
-    def _one(self, name: str, task: dict[str, Any], each: dict[str, Any], group: str | None) -> bool:
-        """One task after expansion. False while its exit hook runs."""
-        from pipelines.local.scheduler import NodeError, Parallel
-
+    def _one(self, name: str, task: dict[str, Any], each: dict[str, Any], group: str | None) -> bool | None:
+        """One task after expansion. Whether it and its exit hook are over; None where it may not begin yet."""
         full, options = f"{self.name}.{each['name']}", self.options()
         node = self.node(each["name"])
-        if node and node["type"] == "Pod" and node["phase"] not in RESULTS.values() and node["id"] in self.s.started:
-            return True
+        if node and node["type"] == "Pod" and node["phase"] not in FULFILLED and node["id"] in self.s.started:
+            return False
         if not node:
             try:
                 runs, reason = should_execute(each.get("when", "")), f"when '{each.get('when')}' evaluated false"
@@ -209,17 +210,17 @@ class Dag:
                 self.connect(name, full, group)
                 return True
         try:
-            node = self.s.execute(full, each, each.get("arguments") or {}, options)
+            found = self.s.execute(full, each, each.get("arguments") or {}, options)
         except Parallel:
-            return True
+            return False if node else None
         except NodeError:
-            node = self.node(each["name"])
-        if node is None:
-            return True
+            found = self.node(each["name"])
+        if found is None:
+            return False
         self.connect(name, full, group)
-        if node["phase"] in ("Succeeded", "Failed", "Error") and (task.get("hooks") or task.get("onExit")):
-            return self.s.exit_done(task, node, self.scope(name), options)
-        return True
+        if found["phase"] in COMPLETED and (task.get("hooks") or task.get("onExit")):
+            return self.s.exit_done(task, found, self.scope(name), options)
+        return found["phase"] in FULFILLED
 
     def resolve(self, task: dict[str, Any]) -> dict[str, Any]:
         """The task with its tags replaced; its `when` first, as a false one needs nothing else to be known."""
@@ -233,11 +234,11 @@ class Dag:
         seen = set(queue)
         for id, branch in queue:
             node = self.s.nodes.get(id)
-            if node is None or node["phase"] not in RESULTS.values():
+            if node is None or node["phase"] not in FULFILLED:
                 return "Running"
-            if node["phase"] in ("Succeeded", "Failed", "Error"):
+            if node["phase"] in COMPLETED:
                 branch = node["phase"]
-            if id in targets and targets[id] not in ("Failed", "Error"):
+            if id in targets and targets[id] not in FAILED:
                 targets[id] = branch
             for below in self._below(node):
                 if (below, branch) not in seen:
@@ -250,7 +251,7 @@ class Dag:
                 result = "Running"
                 if not fast:
                     break
-            elif branch in ("Failed", "Error"):
+            elif branch in FAILED:
                 goes_on = self.tasks[name].get("continueOn") or {}
                 if goes_on.get("failed" if branch == "Failed" else "error"):
                     continue
@@ -259,7 +260,7 @@ class Dag:
                     break
         return result
 
-    def _below(self, node: "Node") -> list[str]:
+    def _below(self, node: Node) -> list[str]:
         if node["type"] != "Retry":
             return node.get("children", [])
         below: list[str] = []
@@ -289,24 +290,21 @@ def resolve(scheduler: "Scheduler", task: dict[str, Any], scope: scopes.Scope) -
     return {**body, **hooks}
 
 
-def execute(scheduler: "Scheduler", name: str, holder: dict[str, Any], template: dict[str, Any], options: "Options") -> "Node":
+def execute(scheduler: "Scheduler", name: str, holder: dict[str, Any], template: dict[str, Any], options: Options) -> Node:
     """Brings a DAG node as far as it can go."""
-    from pipelines.local.scheduler import NodeError
-
     node = scheduler.get(name)
     if not node:
         node = scheduler.create(name, "DAG", "Running", holder, options)
-        kept = {kind: values for kind, values in template["inputs"].items() if values}
-        node |= {"inputs": kept} if kept else {}
-    dag = scheduler.memory.get(("dag", name)) or Dag(scheduler, name, template, options)  # type: ignore[call-overload]
-    scheduler.memory[("dag", name)] = dag  # type: ignore[index]
+        keep_inputs(node, template)
+    dag = scheduler.memory.get(("dag", name)) or Dag(scheduler, name, template, options)
+    scheduler.memory[("dag", name)] = dag
     dag.visited.clear()
     for target in dag.targets:
         dag.visit(target)
-    if node["phase"] in RESULTS.values():
+    if node["phase"] in FULFILLED:
         return node
-    hooking = any(found and not scheduler.hooks_done(found) for found in map(dag.node, dag.targets))
-    if scheduler.shutdown and not hooking and not options.on_exit:
+    stopped = scheduler.shutdown and not options.on_exit
+    if stopped and all(scheduler.hooks_done(found) for target in dag.targets if (found := dag.node(target))):
         phase = "Failed"
     else:
         phase = dag.phase()

@@ -24,9 +24,9 @@ from pipelines.local import artifacts, isolation, pod
 from pipelines.local.artifacts import ArtifactError
 from pipelines.local.processes import signal_group, started
 from pipelines.local.resource import Resources
-from pipelines.local.scheduler import Began, Ended, Start
 from pipelines.local.scope import MARK
 from pipelines.local.state import RunFiles
+from pipelines.local.table import Began, Ended, Start
 from steps.errors import ConfigError, RekindleError
 
 GRACE = 10.0  # seconds between SIGTERM and SIGKILL of a pod whose time is over
@@ -67,7 +67,7 @@ class Executor:
         self.selector.register(self.bell, selectors.EVENT_READ, None)
         self.threads: ThreadPoolExecutor | None = None
         self.one_at_a_time = threading.Lock()
-        self.resources = Resources(cluster, workflow)
+        self.resources = Resources(cluster, workflow, files.root)
 
     def start(self, action: Start) -> None:
         """Runs the pod of a node."""

@@ -118,7 +118,7 @@ def _texts(value: Any, parameters: bool = False) -> None:
 
 
 def _set(spec: dict[str, Any], parameters: Mapping[str, str]) -> None:
-    known = spec.setdefault("arguments", {}).setdefault("parameters", [])
+    known = (spec.get("arguments") or {}).get("parameters") or []
     for name, value in parameters.items():
         for each in known:
             if each.get("name") == name:

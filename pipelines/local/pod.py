@@ -38,6 +38,11 @@ class Cluster(Protocol):
 
     def image(self, image: str) -> Any: ...
 
+    @property
+    def images(self) -> Mapping[str, Any]: ...
+
+    def service_variables(self) -> Mapping[str, str]: ...
+
     def store(self) -> Any: ...
 
 
@@ -62,13 +67,12 @@ def start(pod: PodRun, cluster: Cluster) -> subprocess.Popen[bytes]:
     container = _container(pod)
     environment = environ(pod, container, cluster)
     arguments = [expand(str(each), environment) for each in [*(container.get("command") or []), *(container.get("args") or [])]]
-    image = cluster.image(container["image"])
     if not container.get("command"):
         raise ConfigError(
             f"{pod.name}: container {container['name']} has no command, and its image's own is not known here. Set command."
         )
     if PYTHON.fullmatch(arguments[0]):
-        arguments[0] = getattr(image, "python", None) or sys.executable
+        arguments[0] = cluster.image(container["image"]).python
     pod.root.mkdir(parents=True, exist_ok=True)
     pod.log.parent.mkdir(parents=True, exist_ok=True)
     enter = None
@@ -121,8 +125,8 @@ def environ(pod: PodRun, container: Mapping[str, Any], cluster: Cluster) -> dict
         "LANG": "C.UTF-8",
         "PYTHONPATH": str(REPOSITORY),
         "PYTHONUNBUFFERED": "1",
-    }
-    found |= dict(getattr(cluster.image(container["image"]), "env", None) or {})
+    } | dict(cluster.service_variables())
+    found |= cluster.image(container["image"]).env
     for source in container.get("envFrom") or []:
         for kind, read in (("configMapRef", cluster.configmap), ("secretRef", cluster.secret)):
             if kind in source:

@@ -7,14 +7,15 @@ Source: Argo's executor/resource.go and cmd/argoexec/commands/resource.go.
 import copy
 import re
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import yaml
 
 from pipelines.local import golang
 from pipelines.local.manifest import Loader
-from pipelines.local.scheduler import Began, Ended, Start
 from pipelines.local.selector import MISSING, SelectorError, lookup, verdict
+from pipelines.local.table import Began, Ended, Start
 from steps.errors import ConfigError, RekindleError
 
 ACTIONS = ("get", "create", "apply", "patch", "delete", "replace")
@@ -37,8 +38,8 @@ class Waiting:
 class Resources:
     """The resource templates of one run, over `controllers`, which are made when first needed."""
 
-    def __init__(self, cluster: Any, workflow: dict[str, Any]) -> None:
-        self.cluster, self.workflow = cluster, workflow
+    def __init__(self, cluster: Any, workflow: dict[str, Any], run: Path) -> None:
+        self.cluster, self.workflow, self.run = cluster, workflow, run
         self.controllers: dict[str, Any] = {}
         self.waiting: dict[str, Waiting] = {}
 
@@ -82,7 +83,7 @@ class Resources:
         if not self.controllers:
             from pipelines.local.resources import controllers
 
-            self.controllers = controllers(self.cluster)
+            self.controllers = controllers(self.cluster, self.run)
         found = self.controllers.get(kind)
         if found is None:
             raise KubectlError(f'no matches for kind "{kind}": here only {", ".join(sorted(self.controllers))} are known')

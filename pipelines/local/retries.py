@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from pipelines.local import golang
 from pipelines.local.expr import truth
+from pipelines.local.table import Node, moment
 from pipelines.local.template import expanded
 
 if TYPE_CHECKING:
-    from pipelines.local.scheduler import Node, Scheduler
-
+    from pipelines.local.scheduler import Scheduler
 TYPES = ("container", "script", "resource", "dag", "steps", "suspend")
 TRANSIENT = ("i/o timeout", "connection refused", "connection reset", "TLS handshake timeout", "EOF", "transient")
 POLICIES = {"Always": ("Failed", "Error"), "OnError": ("Error",), "OnFailure": ("Failed",)}
@@ -31,10 +31,8 @@ class Step:
     deadline: float | None = None
 
 
-def decide(scheduler: "Scheduler", parent: "Node", attempts: list["Node"], strategy: dict[str, Any]) -> Step:
+def decide(scheduler: "Scheduler", parent: Node, attempts: list[Node], strategy: dict[str, Any]) -> Step:
     """What follows the end of the last attempt. Raises ExprError, ValueError (the node is in error then)."""
-    from pipelines.local.scheduler import moment
-
     last, now = attempts[-1], scheduler.now
     if last["phase"] not in ("Failed", "Error"):
         return Step("Succeeded")
@@ -82,10 +80,8 @@ def pause(backoff: dict[str, Any], attempts: int) -> float:
     return min(wait, golang.seconds(str(backoff["cap"]))) if backoff.get("cap") else wait
 
 
-def variables(last: "Node | None", missing: str = "0") -> dict[str, str]:
+def variables(last: Node | None, missing: str = "0") -> dict[str, str]:
     """lastRetry.* for the next attempt; all text, and of a first attempt zero or empty."""
-    from pipelines.local.scheduler import moment
-
     if last is None:
         return {"lastRetry.exitCode": "0", "lastRetry.duration": "0", "lastRetry.status": "", "lastRetry.message": ""}
     took = moment(last["finishedAt"]) - moment(last["startedAt"]) if last.get("finishedAt") else 0.0

@@ -22,8 +22,9 @@ from pipelines.local import subset
 from pipelines.local.executor import Executor
 from pipelines.local.pod import Cluster
 from pipelines.local.processes import alive, signal_group
-from pipelines.local.scheduler import COMPLETED, FAILED, Kill, Scheduler, Start
+from pipelines.local.scheduler import Scheduler
 from pipelines.local.state import RunFiles, Status, reset
+from pipelines.local.table import COMPLETED, FAILED, Kill, Start
 from steps.errors import RekindleError
 
 GRACE = 1.0  # seconds that pods have to end when the run is stopped

@@ -14,7 +14,8 @@ from pipelines.local.functions import ExprError
 from pipelines.local.template import TemplateError, expanded, substitute
 
 if TYPE_CHECKING:
-    from pipelines.local.scheduler import Node, Scheduler
+    from pipelines.local.scheduler import Scheduler
+    from pipelines.local.table import Node
 
 ABSENT = "__argo__internal__absent-optional"
 MARK = "\ue000"  # before each path that a placeholder stood for: the executor moves those

@@ -9,24 +9,18 @@ from typing import TYPE_CHECKING, Any
 from pipelines.local import scope as scopes
 from pipelines.local.dag import resolve
 from pipelines.local.loops import expand, loops
+from pipelines.local.table import FAILED, FULFILLED, Node, NodeError, Options, Parallel, TimedOut, keep_inputs
 from pipelines.local.template import Missing, TemplateError
 from pipelines.local.when import WhenError, should_execute
 
 if TYPE_CHECKING:
-    from pipelines.local.scheduler import Node, Options, Scheduler
-
-FULFILLED = ("Succeeded", "Failed", "Error", "Skipped", "Omitted")
-
-
-def execute(scheduler: "Scheduler", name: str, holder: dict[str, Any], template: dict[str, Any], options: "Options") -> "Node":
+    from pipelines.local.scheduler import Scheduler
+def execute(scheduler: "Scheduler", name: str, holder: dict[str, Any], template: dict[str, Any], options: Options) -> Node:
     """Brings a steps node as far as it can go."""
-    from pipelines.local.scheduler import NodeError, Options
-
     node = scheduler.get(name)
     if not node:
         node = scheduler.create(name, "Steps", "Running", holder, options)
-        kept = {kind: values for kind, values in template["inputs"].items() if values}
-        node |= {"inputs": kept} if kept else {}
+        keep_inputs(node, template)
     scope = scopes.of_template(scheduler, template)
     inner = Options(node["id"], options.on_exit, "steps")
     group, before = node, ""
@@ -41,7 +35,7 @@ def execute(scheduler: "Scheduler", name: str, holder: dict[str, Any], template:
             return node
         if group["phase"] not in FULFILLED:
             return node
-        if group["phase"] in ("Failed", "Error"):
+        if group["phase"] in FAILED:
             node["outboundNodes"] = _outbound(scheduler, group)
             return scheduler.mark(name, "Failed", group.get("message", ""))
         try:
@@ -72,11 +66,11 @@ def _connect(scheduler: "Scheduler", name: str, before: str, group: str) -> None
             scheduler.child(scheduler.nodes[out]["name"], group)
 
 
-def _outbound(scheduler: "Scheduler", group: "Node") -> list[str]:
+def _outbound(scheduler: "Scheduler", group: Node) -> list[str]:
     return [out for child in group.get("children", []) for out in scheduler.outbound(child)]
 
 
-def _add(scheduler: "Scheduler", scope: scopes.Scope, group: "Node", step: dict[str, Any], options: "Options") -> None:
+def _add(scheduler: "Scheduler", scope: scopes.Scope, group: Node, step: dict[str, Any], options: Options) -> None:
     """What later groups see of a step."""
     name = f"{group['name']}.{step['name']}"
     node = scheduler.get(name)
@@ -93,13 +87,11 @@ def _add(scheduler: "Scheduler", scope: scopes.Scope, group: "Node", step: dict[
 class Group:
     """One group of parallel steps."""
 
-    def __init__(self, scheduler: "Scheduler", name: str, scope: scopes.Scope, options: "Options") -> None:
+    def __init__(self, scheduler: "Scheduler", name: str, scope: scopes.Scope, options: Options) -> None:
         self.s, self.name, self.scope, self.options = scheduler, name, scope, options
 
     def run(self, steps: list[dict[str, Any]]) -> None:
         """Brings the group as far as it can go; marks it when it is over."""
-        from pipelines.local.scheduler import NodeError, Parallel, TimedOut
-
         expanded = self._expanded(steps)
         if expanded is None:
             return
@@ -137,7 +129,7 @@ class Group:
             self._end(running)
 
     def _expanded(self, steps: list[dict[str, Any]]) -> list[dict[str, Any]] | None:
-        known = self.s.memory.get(("steps", self.name))  # type: ignore[call-overload]
+        known = self.s.memory.get(("steps", self.name))
         if known is not None:
             return known
         expanded: list[dict[str, Any]] = []
@@ -159,12 +151,10 @@ class Group:
         except (TemplateError, WhenError, ValueError) as error:
             self.s.mark(self.name, "Error", str(error))
             return None
-        self.s.memory[("steps", self.name)] = expanded  # type: ignore[index]
+        self.s.memory[("steps", self.name)] = expanded
         return expanded
 
     def _end(self, steps: dict[str, dict[str, Any]]) -> None:
-        from pipelines.local.scheduler import NodeError
-
         complete = True
         group = self.s.nodes[self.s.ids[self.name]]
         children = [self.s.nodes[id] for id in group.get("children", [])]
@@ -186,7 +176,7 @@ class Group:
             step = steps.get(node["name"], {})
             goes_on = step.get("continueOn") or {}
             allowed = goes_on.get("failed") if node["phase"] == "Failed" else goes_on.get("error")
-            if node["phase"] in ("Failed", "Error") and not allowed:
+            if node["phase"] in FAILED and not allowed:
                 self.s.mark(self.name, "Failed", f"child '{node['id']}' failed")
                 return
         self.s.mark(self.name, "Succeeded")

@@ -122,6 +122,7 @@ _table("Retry", "limit retryPolicy expression", backoff="Backoff", affinity=HERE
 _table("Backoff", "duration factor cap maxDuration")
 
 LEAF = ("container", "script", "resource", "suspend")
+BASES = ("python", "alpine", "busybox", "debian", "ubuntu", "bash")
 TAG = re.compile(r"\{\{=(.*?)\}\}", re.S)
 
 
@@ -154,6 +155,8 @@ def _walk(value: Any, table: str, path: str) -> Iterator[tuple[str, str]]:
     for key, each in value.items():
         where = f"{path}.{key}" if path else key
         rule = fields.get(key)
+        if key == "name" and not isinstance(each, str):
+            raise ConfigError(f"{where} is {each!r}: it must be a text. Quote it (unquoted, YAML reads y as true, 1 as a number).")
         if rule is None:
             hint = did_you_mean(key, set(fields))
             raise ConfigError(f"{where} is not supported by the local runner.{hint or ' Remove it, or submit to a cluster.'}")
@@ -179,8 +182,7 @@ def _template(template: dict[str, Any], where: str, cluster: Any) -> None:
             raise ConfigError(f"{where}.{kinds[0]}.image is missing: it says which program a pod is.")
         if not container.get("command"):
             raise ConfigError(f"{where}.{kinds[0]}.command is missing, and an image's own is not known here. Give it.")
-        if "{{" not in container["image"]:
-            cluster.image(container["image"])
+        _image(container, f"{where}.{kinds[0]}", cluster)
         executor.check(template)
     for path, text in (("timeout", template.get("timeout")), *_backoffs(template.get("retryStrategy") or {})):
         if text and "{{" not in str(text):
@@ -188,6 +190,18 @@ def _template(template: dict[str, Any], where: str, cluster: Any) -> None:
                 seconds(str(text))
             except ValueError as error:
                 raise ConfigError(f"{where}.{path} is {text!r}: {error}. Write it like 1m30s.") from None
+
+
+def _image(container: dict[str, Any], where: str, cluster: Any) -> None:
+    """Without containers an image is a program of this machine: Python, a shell, or this repository's own steps."""
+    image = container["image"]
+    base = image.split("@")[0].rpartition("/")[2].partition(":")[0]
+    own = [*container["command"], *(container.get("args") or [])][1:3] == ["-m", "steps"]
+    if base not in BASES and not own and image not in cluster.images and "{{" not in image:
+        raise ConfigError(
+            f"{where}.image is {image!r}, and what it holds is not known on this machine: only {', '.join(BASES)} are, and "
+            "images of this repository (they run python -m steps). Use one of these, or submit to a cluster."
+        )
 
 
 def _backoffs(strategy: dict[str, Any]) -> Iterator[tuple[str, Any]]:

@@ -1,0 +1,213 @@
+"""The table of a workflow's nodes, as `status.nodes` holds them: names, ids, phases, messages, the graph.
+
+Nodes are named as Argo names them: the entry as the workflow, a DAG task PARENT.TASK, a step PARENT[GROUP].STEP, a loop's
+NAME(INDEX:ITEM), an attempt NAME(N), a hook NAME.onExit. Source: Argo's operator.go (initializeNode, markNodePhase,
+getOutboundNodes) and util/pod_name.go.
+"""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import lru_cache
+from typing import Any
+
+Node = dict[str, Any]
+FULFILLED = {"Succeeded", "Failed", "Error", "Skipped", "Omitted"}
+COMPLETED = {"Succeeded", "Failed", "Error"}
+FAILED = {"Failed", "Error"}
+
+
+class NodeError(Exception):
+    """This node cannot go on; its message is Argo's."""
+
+
+class Parallel(Exception):
+    """A limit on parallelism is reached: nothing is wrong, try again later."""
+
+
+class TimedOut(NodeError):
+    """The node's `timeout` passed before it could run."""
+
+
+@dataclass(frozen=True)
+class Start:
+    """Run this node's pod. `deadline`: kill it then (unix seconds)."""
+
+    id: str
+    pod: str
+    template: dict[str, Any]
+    capture: bool = False  # stdout is an output
+    deadline: float | None = None
+
+
+@dataclass(frozen=True)
+class Kill:
+    """The node is failed already: end its pod."""
+
+    id: str
+
+
+@dataclass(frozen=True)
+class Began:
+    """The pod's process runs."""
+
+    id: str
+    ip: str = ""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """The pod is over and its outputs are collected."""
+
+    id: str
+    phase: str
+    message: str = ""
+    outputs: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a template is entered."""
+
+    boundary: str = ""
+    on_exit: bool = False
+    kind: str = "steps"  # what the caller is called in tags: tasks or steps
+    deadline: float | None = None
+    flag: dict[str, bool] = field(default_factory=dict)
+
+
+@lru_cache(65536)
+def hashed(name: str) -> int:
+    """fnv32a, as in node ids and pod names."""
+    value = 0x811C9DC5
+    for byte in name.encode():
+        value = ((value ^ byte) * 0x01000193) & 0xFFFFFFFF
+    return value
+
+
+def stamp(now: float) -> str:
+    """Unix seconds → RFC 3339 (Argo keeps whole seconds; here milliseconds, for durations of local steps)."""
+    return datetime.fromtimestamp(now, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+@lru_cache(4096)
+def moment(text: str) -> float:
+    """RFC 3339 → unix seconds."""
+    return datetime.fromisoformat(text).timestamp()
+
+
+class Table:
+    """The nodes of one workflow. `changed` collects the ids of those that differ since the caller last cleared it."""
+
+    def __init__(self, name: str, status: dict[str, Any]) -> None:
+        self.name, self.status = name, status
+        self.nodes: dict[str, Node] = status["nodes"]
+        self.ids = {node["name"]: id for id, node in self.nodes.items()}
+        self.active = {id for id, node in self.nodes.items() if node["type"] == "Pod" and node["phase"] not in FULFILLED}
+        self.changed: set[str] = set()
+        self.now, self.again = 0.0, False
+
+    def id(self, name: str) -> str:
+        return name if name == self.name else f"{self.name}-{hashed(name)}"
+
+    def pod_name(self, name: str, template: str) -> str:
+        prefix = f"{self.name}-{template}" if template else self.name
+        return self.name if name == self.name else f"{prefix[:242]}-{hashed(name)}"
+
+    def get(self, name: str) -> Node | None:
+        id = self.ids.get(name)
+        return self.nodes[id] if id is not None else None
+
+    def create(self, name: str, type: str, phase: str, holder: dict[str, Any], options: Options, message: str = "") -> Node:
+        """A new node. Its times are now; what is created fulfilled is finished too."""
+        boundary = self.nodes.get(options.boundary)
+        shown = name[len(boundary["name"]) :] if boundary else name
+        node: Node = {
+            "id": self.id(name),
+            "name": name,
+            "displayName": re.sub(r"^(\[\d+\])?\.|^\.", "", shown) if boundary else name,
+            "type": type,
+            "templateName": holder.get("template", ""),
+            "templateScope": f"local/{self.name}",
+            "phase": phase,
+            "startedAt": stamp(self.now),
+            "finishedAt": stamp(self.now) if phase in FULFILLED else None,
+        }
+        node |= {"boundaryID": options.boundary} if options.boundary else {}
+        node |= {"message": message} if message else {}
+        node |= {"nodeFlag": dict(options.flag)} if options.flag else {}
+        self.nodes[node["id"]] = node
+        self.ids[name] = node["id"]
+        self.changed.add(node["id"])
+        self.again |= phase in FULFILLED
+        if type == "Pod":
+            self.active.add(node["id"])
+        return node
+
+    def mark(self, name: str, phase: str, message: str | None = None) -> Node:
+        """Sets phase and message, and the end when there is one."""
+        node = self.nodes[self.ids[name]]
+        if node["phase"] != phase or (message is not None and message != node.get("message", "")):
+            self.changed.add(node["id"])
+        self.again |= phase in FULFILLED and node["phase"] not in FULFILLED
+        node["phase"] = phase
+        if message is not None:
+            node["message"] = message
+            if not message:
+                del node["message"]
+        if phase in FULFILLED:
+            node["finishedAt"] = node.get("finishedAt") or stamp(self.now)
+            self.active.discard(node["id"])
+        return node
+
+    def error(self, name: str, holder: dict[str, Any], options: Options, message: str) -> Node:
+        """The node in phase Error, whether it exists or not."""
+        if self.get(name):
+            return self.mark(name, "Error", message)
+        return self.create(name, "Skipped", "Error", holder, options, message)
+
+    def child(self, parent: str, name: str) -> None:
+        node = self.nodes[self.ids[parent]]
+        children = node.setdefault("children", [])
+        if self.id(name) not in children:
+            children.append(self.id(name))
+            self.changed.add(node["id"])
+
+    def outbound(self, id: str) -> list[str]:
+        """The nodes that whatever comes after node `id` hangs on."""
+        node = self.nodes[id]
+        if node["type"] in ("Pod", "Skipped", "Suspend"):
+            return [id]
+        if node["type"] == "Retry" and node.get("children"):
+            return [node["children"][-1]]
+        if node["type"] == "TaskGroup":
+            return [out for each in node.get("children", []) for out in self.outbound(each)] or [id]
+        return [out for each in node.get("outboundNodes", []) for out in self.outbound(each)]
+
+    def attempts(self, node: Node) -> list[Node]:
+        """The attempts of a Retry node, without its hooks."""
+        found = (self.nodes[id] for id in node.get("children", []) if id in self.nodes)
+        return [each for each in found if not each.get("nodeFlag", {}).get("hooked")]
+
+    def last(self, node: Node) -> Node:
+        """A Retry node's last attempt; any other node itself."""
+        attempts = self.attempts(node) if node["type"] == "Retry" else []
+        return attempts[-1] if attempts else node
+
+    def hooks_done(self, node: Node) -> bool:
+        children = (self.nodes[id] for id in node.get("children", []) if id in self.nodes)
+        return all(each["phase"] in FULFILLED for each in children if each.get("nodeFlag", {}).get("hooked"))
+
+    def count(self, boundary: str, phases: Iterable[str]) -> int:
+        return sum(
+            node.get("boundaryID") == boundary and node["phase"] in phases and node["type"] in ("Pod", "Steps", "DAG")
+            for node in self.nodes.values()
+        )
+
+
+def keep_inputs(node: Node, template: dict[str, Any]) -> None:
+    """What the template was given, on the node."""
+    kept = {kind: values for kind, values in template["inputs"].items() if values}
+    if kept:
+        node["inputs"] = kept

@@ -1,0 +1,141 @@
+"""What templates are filled with: the workflow's own values, the inputs, and the outputs with a globalName.
+
+Source: Argo's setGlobalParameters (operator.go), ProcessArgs and SubstituteParams (common/util.go).
+"""
+
+from datetime import datetime
+from typing import Any
+
+from pipelines.local import golang
+from pipelines.local.scope import ABSENT, MARK
+from pipelines.local.table import NodeError, Table
+from pipelines.local.template import TemplateError, substitute
+
+STRFTIME = "BbmAadHIMSYypZzL"
+
+
+class Values(Table):
+    """The table, and the values of its workflow."""
+
+    def __init__(self, workflow: dict[str, Any], status: dict[str, Any]) -> None:
+        super().__init__(workflow["metadata"]["name"], status)
+        self.workflow, self.spec = workflow, workflow["spec"]
+        self.templates = {each["name"]: each for each in self.spec.get("templates", [])}
+        self.globals = self._globals()
+
+    def arguments(self) -> dict[str, Any]:
+        """The workflow's arguments, with the values of those that come from elsewhere."""
+        arguments = self.spec.get("arguments") or {}
+        values = [
+            {"name": each["name"], "value": self.globals[f"workflow.parameters.{each['name']}"]}
+            for each in arguments.get("parameters") or []
+        ]
+        return {**arguments, "parameters": values}
+
+    def _globals(self) -> dict[str, str]:
+        meta, spec = self.workflow["metadata"], self.spec
+        created = datetime.fromisoformat(meta["creationTimestamp"])
+        parameters = (spec.get("arguments") or {}).get("parameters") or []
+        found = {
+            "name": self.name,
+            "namespace": meta.get("namespace", "default"),
+            "uid": meta.get("uid", ""),
+            "mainEntrypoint": spec.get("entrypoint", ""),
+            "serviceAccountName": spec.get("serviceAccountName", ""),
+            "creationTimestamp": meta["creationTimestamp"],
+            "creationTimestamp.s": str(int(created.timestamp())),
+            "creationTimestamp.RFC3339": meta["creationTimestamp"],
+            "status": self.status["phase"] or "Running",
+            "duration": "0.000000",
+        }
+        found |= {f"creationTimestamp.{c}": created.strftime(f"%{c}" if c != "L" else "000") for c in STRFTIME}
+        found |= {"priority": str(spec["priority"])} if spec.get("priority") is not None else {}
+        found |= {f"parameters.{each['name']}": each["value"] for each in parameters if "value" in each}
+        for key, value in (("parameters", parameters), *((k, meta.get(k) or {}) for k in ("labels", "annotations"))):
+            found |= {key: golang.dumps(value), f"{key}.json": golang.dumps(value)}
+            found |= {f"{key}.{name}": text for name, text in value.items()} if isinstance(value, dict) else {}
+        outputs = (self.status.get("outputs") or {}).get("parameters") or []
+        found |= {f"outputs.parameters.{each['name']}": each["value"] for each in outputs}
+        return {f"workflow.{key}": value for key, value in found.items()}
+
+    def export(self, outputs: dict[str, Any]) -> None:
+        """Outputs with a globalName become the workflow's."""
+        for kind in ("parameters", "artifacts"):
+            for each in outputs.get(kind) or []:
+                name = each.get("globalName")
+                if not name or (kind == "parameters" and "value" not in each):
+                    continue
+                kept = self.status.setdefault("outputs", {}).setdefault(kind, [])
+                entry = {**{k: v for k, v in each.items() if k not in ("globalName", "valueFrom", "path")}, "name": name}
+                kept[:] = [old for old in kept if old["name"] != name] + [entry]
+                if kind == "parameters":
+                    self.globals[f"workflow.outputs.parameters.{name}"] = each["value"]
+
+    def template(self, holder: dict[str, Any]) -> dict[str, Any]:
+        """The template that a step, task or hook names. Raises NodeError."""
+        if holder.get("inline"):
+            return {"name": "", **holder["inline"]}
+        found = self.templates.get(holder.get("template", ""))
+        if not found:
+            raise NodeError(f"template {holder.get('template')} not found in workflow template")
+        return found
+
+    def processed(self, template: dict[str, Any], arguments: dict[str, Any], local: dict[str, str]) -> dict[str, Any]:
+        """The template with its inputs filled in and its tags replaced. Raises NodeError."""
+        given = {each["name"]: each for each in arguments.get("parameters") or []}
+        files = {each["name"]: each for each in arguments.get("artifacts") or []}
+        inputs = template.get("inputs") or {}
+        parameters = [self._input(each, given.get(each["name"])) for each in inputs.get("parameters") or []]
+        artifacts = [_artifact(each, files.get(each["name"])) for each in inputs.get("artifacts") or []]
+        filled = {**template, "inputs": {"parameters": parameters, "artifacts": artifacts}}
+        return self.substituted(filled, local)
+
+    def _input(self, parameter: dict[str, Any], given: dict[str, Any] | None) -> dict[str, Any]:
+        value = parameter.get("value", parameter.get("default"))
+        if given is not None:
+            if given.get("value") == ABSENT:
+                if value is None:
+                    raise NodeError(
+                        f"inputs.parameters.{parameter['name']}: argument references an absent optional "
+                        "(skipped/omitted node output with no default)"
+                    )
+            else:
+                value = given.get("value")
+        if value is None:
+            raise NodeError(f"inputs.parameters.{parameter['name']} was not supplied")
+        return {**{k: v for k, v in parameter.items() if k != "valueFrom"}, "value": value}
+
+    def substituted(self, template: dict[str, Any], local: dict[str, str]) -> dict[str, Any]:
+        """Globals and locals first, then the inputs, as values may hold tags themselves. Raises NodeError."""
+        scope: dict[str, str | None] = {**self.globals, **local}
+        try:
+            template = substitute(template, scope)
+            scope |= {f"inputs.parameters.{each['name']}": each["value"] for each in template["inputs"]["parameters"]}
+            scope["inputs.parameters"] = golang.dumps(template["inputs"]["parameters"])
+            outputs = template.get("outputs") or {}
+            for way, files in (("inputs", template["inputs"]["artifacts"]), ("outputs", outputs.get("artifacts") or [])):
+                scope |= {f"{way}.artifacts.{each['name']}.path": MARK + each["path"] for each in files if each.get("path")}
+            for each in outputs.get("parameters") or []:
+                if path := (each.get("valueFrom") or {}).get("path"):
+                    scope[f"outputs.parameters.{each['name']}.path"] = MARK + path
+            return substitute(template, scope)
+        except TemplateError as error:
+            raise NodeError(str(error)) from None
+
+
+def _artifact(artifact: dict[str, Any], given: dict[str, Any] | None) -> dict[str, Any]:
+    located = has_location(artifact)
+    if not artifact.get("optional") and not located:
+        if given is None:
+            raise NodeError(f"inputs.artifacts.{artifact['name']} was not supplied")
+        if not has_location(given):
+            raise NodeError(f"inputs.artifacts.{artifact['name']} missing location information")
+    if given is None:
+        return artifact
+    # everything else, also archive and optional, is the argument's: Argo forgets what the input says
+    return {**given} | {key: artifact[key] for key in ("name", "path", "mode", "recurseMode") if key in artifact}
+
+
+def has_location(artifact: dict[str, Any]) -> bool:
+    """Whether an artifact says where its bytes are."""
+    return any(artifact.get(kind) for kind in ("s3", "raw", "http"))

@@ -1,0 +1,209 @@
+"""Tags, expressions, conditions and Go's numbers: what goes wrong here goes wrong silently, in somebody's model."""
+
+import json
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipelines.local import golang, selector
+from pipelines.local.expr import calls, evaluate, identifiers
+from pipelines.local.functions import ARGO, ExprError
+from pipelines.local.template import ALL, STEPS, Missing, TemplateError, substitute
+
+SCOPE = {
+    "workflow.name": "w",
+    "workflow.parameters.num": "7",
+    "workflow.parameters.min-auc": "0.9",
+    "workflow.parameters": "[...]",
+    "tasks.eval.outputs.parameters.auc": "0.91",
+    "tasks.skipped.outputs.parameters.p": None,
+    "item": "x",
+}
+
+
+@pytest.mark.parametrize(
+    ("text", "result"),
+    [
+        ("{{workflow.name}}-{{ workflow.name }}", "w-w"),
+        ("{{unknown}} {{=unknown.thing}}", "{{unknown}} {{=unknown.thing}}"),  # left as it is, without a word
+        ("{{inputs.parameters.{{item}}}}", "{{inputs.parameters.x}}"),  # the next pass resolves it
+        ("{{=asInt(workflow.parameters.num) + 1}}", "8"),
+        ("{{=workflow.parameters.num + '1'}}", "71"),
+        ("{{=workflow.parameters.num == 7}}", "false"),  # parameters are texts
+        (
+            "{{=asFloat(tasks.eval.outputs.parameters.auc) >= asFloat(workflow.parameters['min-auc'])}}",
+            "true",
+        ),
+        ("{{=[1, 2.0, 'a']}}", '[1,2,"a"]'),
+        ("{{=asInt('0.91')}}", "{{=asInt('0.91')}}"),  # an error in a template stays as text
+        ("{{=tasks.skipped.outputs.parameters.p ?? 'none'}}", "none"),
+        ("{{=workflow.parameters['nope'] ?? 'none'}}", "none"),
+        ("{{=retries}}", "{{=retries}}"),  # known later
+        ("{{=1 < 2 && 'a' != 'b'}}", "true"),
+        ("{{=toJson({'b': 1, 'a': '<'})}}", '{"a":"\\u003c","b":1}'),
+    ],
+)
+def test_tags_in_a_template(text: str, result: str) -> None:
+    assert substitute({"k": [text]}, SCOPE) == {"k": [result]}
+
+
+@pytest.mark.parametrize(
+    ("text", "strict", "error"),
+    [
+        ("{{tasks.eval.outputs.result}}", STEPS, Missing),
+        ("{{=tasks.eval.outputs.result}}", STEPS, Missing),
+        ("{{=asInt('0.91')}}", STEPS, TemplateError),
+        ("{{=item.n}}", ALL, Missing),
+        ("{{tasks.skipped.outputs.parameters.p}}", None, TemplateError),
+        ("an unclosed {{ tag", None, TemplateError),
+    ],
+)
+def test_tags_that_are_errors(text: str, strict: object, error: type[Exception]) -> None:
+    with pytest.raises(error):
+        substitute({"k": text}, SCOPE, strict)  # type: ignore[arg-type]
+
+
+@given(st.text(alphabet=st.characters(blacklist_categories=("Cs", "Cc")), max_size=50))
+def test_a_value_arrives_as_it_was_whatever_it_holds(value: str) -> None:
+    assert substitute({"a": "<{{v}}>"}, {"v": value}) == {"a": f"<{value}>"}
+
+
+@given(st.recursive(st.none() | st.booleans() | st.integers() | st.text(max_size=5), lambda s: st.lists(s, max_size=4)))
+def test_what_has_no_tag_is_not_touched(value: object) -> None:
+    text = json.dumps(value)
+    if "{{" not in text:
+        assert substitute(value, SCOPE) == value
+
+
+@pytest.mark.parametrize(
+    ("source", "value"),
+    [
+        ("1 + 2 * 3", 7),
+        ("2 ** 3 ** 2", 512.0),
+        ("7 / 2", 3.5),
+        ("7 % 4", 3),
+        ("-7 % 4", -3),
+        ("1 == 1.0", True),
+        ("1 == true", False),
+        ("'a' in ['a']", True),
+        ("'b' not in ['a']", True),
+        ("'k' in {k: 1}", True),
+        ("'hello' matches '^he' and 'hello' endsWith 'lo'", True),
+        ("1 < 2 ? 'yes' : 'no'", "yes"),
+        ("[1, 2, 3][-1]", 3),
+        ("[1, 2, 3][1:]", [2, 3]),
+        ("'hello'[1:3]", "el"),
+        ("filter(1..5, {# % 2 == 0})", [2, 4]),
+        ("map([{a: 1}, {a: 2}], .a)", [1, 2]),
+        ("reduce(1..4, #acc + #)", 10),
+        ("count([1, 2, 3], # > 1)", 2),
+        ("[3, 1, 2] | sort() | first()", 1),
+        ("let x = 2; x * x", 4),
+        ("not (true and false)", True),
+        ("nil ?? 'x'", "x"),
+        ("{a: {b: 1}}?.a?.b", 1),
+        ("{a: nil}.a?.b", None),
+        ("asInt('12') + asFloat('0.5')", 12.5),
+        ("int('5') | string()", "5"),
+        ("jsonpath('{\"a\": [{\"b\": 1}, {\"b\": 2}]}', '$.a[*].b')", [1, 2]),
+        ("sprig.trunc(2, 'abc') + sprig.upper('x')", "abX"),
+        ("sprig.default('d', '')", "d"),
+        ('len("héé")', 3),
+        ("fromJSON('{\"a\": 1}').a", 1),
+        ("1_000 + 0x10", 1016),
+        ("any([1, 2], # == 2) && none([1], # == 2)", True),
+        ("split('a,b', ',') | join('-')", "a-b"),
+    ],
+)
+def test_expressions(source: str, value: object) -> None:
+    found = evaluate(source, ARGO)
+    assert (type(found), found) == (type(value), value)
+
+
+@pytest.mark.parametrize("source", ["1 + 'a'", "unknown", "nil.a", "1 +", "'a' < 1", "true + 1", "(1", "asInt('x')", "1 ? 2 : 3"])
+def test_expressions_that_are_errors(source: str) -> None:
+    with pytest.raises(ExprError):
+        evaluate(source, ARGO)
+
+
+def test_the_names_an_expression_needs_are_those_that_nothing_guards() -> None:
+    assert "tasks.a.outputs" in identifiers("tasks.a.outputs + 'x'")
+    assert "tasks.a.b" not in identifiers("tasks.a.b ?? 'x'")
+    assert calls("sprig.upper(x) + foo(len(y))") == {"sprig.upper", "foo", "len"}
+
+
+@given(st.integers(-(10**9), 10**9), st.integers(-(10**9), 10**9))
+def test_arithmetic_agrees_with_python(left: int, right: int) -> None:
+    assert evaluate(f"{left} + {right} - ({left})", {}) == right
+    assert evaluate(f"{left} < {right} || {left} >= {right}", {}) is True
+
+
+@given(st.text(alphabet="ab1.+-*/()[]{}#'\"?:|&<>=! ,", max_size=25))
+def test_no_expression_crashes_it(source: str) -> None:
+    try:
+        evaluate(source, {"a": 1, "b": "x"})
+    except ExprError:
+        return
+
+
+JOB = {
+    "status": {
+        "conditions": [{"type": "Created"}, {"type": "Running"}, {"type": "Failed"}],
+        "replicaStatuses": {"Worker": {"succeeded": 2, "failed": 0}},
+        "nothing": None,
+        "share": 0.75,
+    }
+}
+
+
+@pytest.mark.parametrize(
+    ("success", "failure", "verdict"),
+    [
+        ("status.replicaStatuses.Worker.succeeded > 1", "", True),
+        ("status.replicaStatuses.Worker.succeeded > 2", "", None),
+        ("status.replicaStatuses.Worker.succeeded = 2,status.conditions.0.type in (Created)", "", True),  # AND
+        ("status.nope", "status.conditions.1.type == Failed,status.conditions.2.type == Failed", False),  # OR
+        ("status.replicaStatuses.Worker.succeeded = 2", "status.conditions.2.type = Failed", False),  # failure first
+        ("status.nope != x", "", True),  # a missing path differs from everything
+        ("status.nope notin (a,b)", "", True),
+        ("!status.nope", "", True),
+        ("status.nothing", "", True),  # null exists
+        ("status.share > 0", "", None),  # only whole numbers compare
+        ("status.conditions.5.type", "", None),
+    ],
+)
+def test_conditions_of_resources(success: str, failure: str, verdict: bool | None) -> None:
+    assert selector.verdict(JOB, success, failure)[0] is verdict
+
+
+@pytest.mark.parametrize("bad", ["a || b", "status.conditions.#(type==x) = y", "status[0] = a", "a > 0.5", "a = 'x'", "a in x", "=b"])
+def test_conditions_that_are_no_label_selectors_are_refused(bad: str) -> None:
+    with pytest.raises(selector.SelectorError):
+        selector.parse(bad)
+
+
+@given(st.floats(allow_nan=False, allow_infinity=False))
+def test_a_float_in_a_manifest_survives_its_text(value: float) -> None:
+    text = golang.anystring(value)
+    assert "e" not in text
+    assert math.isclose(float(text), value, rel_tol=1e-15)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(1e-5, "0.00001"), (1.0, "1"), (True, "true"), (2.50, "2.5"), (7, "7"), ("01", "01")]
+)
+def test_parameter_values_are_written_as_argo_writes_them(value: object, text: str) -> None:
+    assert golang.anystring(value) == text
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("30", 30), ("1m30s", 90), ("1.5h", 5400), ("100ms", 0.1), ("-2s", -2), ("0", 0)])
+def test_durations(text: str, seconds: float) -> None:
+    assert golang.seconds(text) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize("text", ["", "5 m", "1d", "s", "1m30", "abc"])
+def test_durations_that_go_does_not_read(text: str) -> None:
+    with pytest.raises(ValueError, match="unable to parse"):
+        golang.seconds(text)

@@ -1,0 +1,112 @@
+"""What the local runner does not do must be said before anything starts, with its place."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipelines.local.cluster import LocalCluster
+from pipelines.local.manifest import documents, workflow
+from pipelines.local.subset import check
+from steps.errors import ConfigError
+
+GOOD = """
+apiVersion: argoproj.io/v1alpha1
+kind: Workflow
+metadata: {name: w}
+spec:
+  entrypoint: main
+  templates:
+  - name: main
+    container: {image: "python:3.11", command: [python, -c, "1"]}
+"""
+
+
+def checked(path: str = "", value: Any = None) -> list[str]:
+    """GOOD with one value set, such as `spec.templates.0.daemon`."""
+    manifest = documents(GOOD)[0]
+    *way, last = path.split(".") if path else ["", ""]
+    place: Any = manifest
+    for step in way if path else ():
+        place = place[int(step)] if isinstance(place, list) else place.setdefault(step, {})
+    if path:
+        place[last] = value
+    return check(workflow(manifest), LocalCluster(Path("nowhere")))
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "said"),
+    [
+        ("spec.templates.0.daemon", True, r"spec\.templates\[0\]\.daemon is not supported"),
+        ("spec.templates.0.sidecars", [{"name": "s"}], r"spec\.templates\[0\]\.sidecars"),
+        ("spec.templates.0.containr", {}, r'spec\.templates\[0\]\.containr.*Did you mean "container"'),
+        ("spec.entrypont", "main", r'spec\.entrypont.*Did you mean "entrypoint"'),
+        ("spec.workflowTemplateRef", {"name": "x"}, r"spec\.workflowTemplateRef.*run the WorkflowTemplate itself"),
+        ("spec.synchronization", {"mutexes": []}, r"spec\.synchronization"),
+        ("spec.templates.0.container.image", "pytorch/pytorch:2.0", r"pytorch/pytorch:2\.0.*python, alpine"),
+        ("spec.templates.0.container.command", None, r"container\.command is missing"),
+        ("spec.templates.0.container.lifecycle", {"preStop": {}}, r"container\.lifecycle"),
+        ("spec.templates.0.suspend", {}, r"has 2 types"),
+        ("spec.templates.0.timeout", "5 minutes", r"timeout is '5 minutes'.*1m30s"),
+        ("spec.templates.0.retryStrategy", {"backoff": {"duration": "1d"}}, r"retryStrategy\.backoff\.duration"),
+        ("spec.templates.0.retryStrategy", {"expression": "now() > 1"}, r"calls now\(\)"),
+        ("spec.templates.0.container.args", ["{{=sprig.uper('x')}}"], r'sprig\.uper.*Did you mean "upper"'),
+        ("spec.templates.0.outputs", {"parameters": [{"name": "p", "valueFrom": {"path": "/etc/x"}}]}, r"/etc/x.*/tmp"),
+        ("spec.templates.0.outputs", {"parameters": [{"name": True, "valueFrom": {"path": "/tmp/x"}}]}, r"name is True.*Quote"),
+        ("spec.templates.0.inputs", {"artifacts": [{"name": "a", "path": "/tmp/a", "s3": {"key": "k", "bucket": "b"}}]}, r"s3\.bucket"),
+        ("spec.templates", {}, r"spec\.templates is .* must be a list"),
+    ],
+)
+def test_what_cannot_run_here_is_named_with_its_path(path: str, value: Any, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        checked(path, value)
+
+
+def test_what_does_not_matter_here_is_ignored_and_said_once() -> None:
+    assert checked() == []
+    notes = checked("spec.templates.0.nodeSelector", {"gpu": "yes"})
+    assert len(notes) == 1
+    assert "nodeSelector" in notes[0]
+
+
+@pytest.mark.parametrize("command", [["python", "-m", "steps", "train"], ["python"]])
+def test_an_image_of_this_repository_is_known_by_what_it_runs(command: list[str]) -> None:
+    manifest = documents(GOOD)[0]
+    container = {"image": "registry.example/mine@sha256:0", "command": command[:1], "args": command[1:]}
+    manifest["spec"]["templates"][0]["container"] = container
+    if command[1:]:
+        assert check(workflow(manifest), LocalCluster(Path("nowhere"))) == []
+    else:
+        with pytest.raises(ConfigError, match="registry.example/mine"):
+            check(workflow(manifest), LocalCluster(Path("nowhere")))
+
+
+def test_a_resource_that_argo_would_take_for_done_at_once_is_refused() -> None:
+    with pytest.raises(ConfigError, match="success at the first look"):
+        manifest = documents(GOOD)[0]
+        resource = {"action": "apply", "manifest": "kind: X", "failureCondition": "status.failed > 0"}
+        manifest["spec"]["templates"][0] = {"name": "main", "resource": resource}
+        check(workflow(manifest), LocalCluster(Path("nowhere")))
+
+
+def test_yaml_is_read_as_kubernetes_reads_it() -> None:
+    text = "{n: 1, a: y, b: 007, c: 1e3, d: 2020-01-01, e: 1:30, f: 'y', g: ~, h: 0x10, i: -1.5}"
+    expected = {"false": 1, "a": True, "b": 7, "c": 1000.0, "d": "2020-01-01", "e": "1:30", "f": "y", "g": None, "h": 16}
+    assert documents(text)[0] == expected | {"i": -1.5}
+
+
+def test_a_cron_workflow_and_a_template_run_as_their_spec() -> None:
+    spec = documents(GOOD)[0]["spec"]
+    cron = workflow({"kind": "CronWorkflow", "metadata": {"name": "c"}, "spec": {"schedules": ["@daily"], "workflowSpec": spec}})
+    assert cron["spec"] == spec
+    assert cron["metadata"]["name"].startswith("c-")
+    template = workflow({"kind": "WorkflowTemplate", "metadata": {"name": "t"}, "spec": spec})
+    assert template["metadata"]["name"].startswith("t-")
+
+
+def test_a_parameter_that_the_workflow_lacks_is_an_error_with_the_nearest() -> None:
+    manifest = documents(GOOD)[0]
+    manifest["spec"]["arguments"] = {"parameters": [{"name": "epochs", "value": 3}]}
+    assert workflow(manifest, {"epochs": "4"})["spec"]["arguments"]["parameters"] == [{"name": "epochs", "value": "4"}]
+    with pytest.raises(ConfigError, match='Did you mean "epochs"'):
+        workflow(manifest, {"epoch": "4"})
