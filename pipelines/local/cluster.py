@@ -1,0 +1,144 @@
+"""This machine as the cluster a manifest runs on: its ConfigMaps, Secrets, images, addresses and object store.
+
+    cluster = LocalCluster(Path(".rekindle")); cluster.prefetch(); cluster.configmap("rekindle")["S3_ENDPOINT_URL"]
+
+All state is below the home directory: `objects/<Kind>/<name>.json`, `services/`, `deployments/`, `s3/`, `mlflow.db`.
+"""
+
+import base64
+import fcntl
+import hashlib
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pipelines.local.services import Services
+
+if TYPE_CHECKING:
+    from steps.storage import Store
+
+ADDRESSES = 1000  # remembered; older ones are given out again
+
+
+@dataclass(frozen=True)
+class Image:
+    """What an image is on this machine: the interpreter that its `python` means, and variables that it sets."""
+
+    python: str = sys.executable
+    env: Mapping[str, str] = field(default_factory=dict)
+
+
+class LocalCluster:
+    """The cluster whose state is in `home`. `images` maps an image to what it is here (default: this interpreter)."""
+
+    def __init__(self, home: Path = Path(".rekindle"), images: Mapping[str, Image] | None = None) -> None:
+        self.home = home.resolve()
+        self.images = images or {}
+        self.services = Services(self.home)
+        self._store: Store | None = None
+
+    def prefetch(self) -> None:
+        """Start the embedded services in the background. Returns at once; their addresses are good from now on."""
+        self.services.start()
+
+    def ready(self, timeout: float = 60) -> None:
+        """Wait until the services answer. Raises StorageError or TrackingError."""
+        self.services.ready(timeout)
+
+    def poll(self) -> None:
+        """Start a service again that died. Raises StorageError or TrackingError if it cannot live."""
+        self.services.start()
+
+    def configmap(self, name: str) -> dict[str, str]:
+        """The data of a ConfigMap; `rekindle` has the addresses of the services. Raises KeyError if there is none."""
+        found = self._data("ConfigMap", name)
+        if name == "rekindle":
+            return self.services.environment() | (found or {})
+        if found is None:
+            raise KeyError(name)
+        return found
+
+    def secret(self, name: str) -> dict[str, str]:
+        """The data of a Secret; `rekindle-s3` has the credentials of the object store. Raises KeyError if none."""
+        found = self._data("Secret", name)
+        if name == "rekindle-s3":
+            return self.services.credentials() | (found or {})
+        if found is None:
+            raise KeyError(name)
+        return found
+
+    def image(self, image: str) -> Image:
+        """What an image is here."""
+        return self.images.get(image, Image())
+
+    def store(self) -> "Store":
+        """The object store that the pods use."""
+        if not self._store:
+            from steps.storage import Store
+
+            env, keys = self.services.environment(), self.services.credentials()
+            access, secret = keys.get("AWS_ACCESS_KEY_ID"), keys.get("AWS_SECRET_ACCESS_KEY")
+            self._store = Store(env["S3_BUCKET"], env["S3_ENDPOINT_URL"], access, secret)
+        return self._store
+
+    def address(self, pod: str) -> str:
+        """A pod's loopback address: the same for the same name, and no other pod's."""
+        self.home.mkdir(parents=True, exist_ok=True)
+        with open(self.home / "addresses.json", "a+") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            file.seek(0)
+            taken: dict[str, str] = json.loads(file.read() or "{}")
+            tries = (hashlib.sha256(f"{self.home}/{pod}/{attempt}".encode()).digest() for attempt in count())
+            candidates = (f"127.{1 + a % 254}.{b}.{1 + c % 254}" for a, b, c, *_ in tries)
+            address = next(each for each in candidates if taken.setdefault(each, pod) == pod)
+            file.truncate(0)
+            json.dump(dict(list(taken.items())[-ADDRESSES:]), file)
+        return address
+
+    def service_variables(self) -> dict[str, str]:
+        """What a kubelet gives every pod for each Service; HOST is where the port forward listens."""
+        found = {}
+        for path in sorted((self.home / "objects/Service").glob("*.json")):
+            service = json.loads(path.read_text())
+            name = service["metadata"]["name"].upper().replace("-", "_")
+            port = str(service["spec"]["ports"][0]["port"])
+            found |= {f"{name}_SERVICE_HOST": "127.0.0.1", f"{name}_SERVICE_PORT": port}
+        return found
+
+    def revive(self) -> list[str]:
+        """Start the supervisors of Deployments again that died. Gives the names of those."""
+        from pipelines.local.resources.deployment import Deployments
+
+        return Deployments(self).revive()
+
+    def down(self) -> list[str]:
+        """Stop the deployments, then the services, and wait. Gives what was stopped."""
+        from pipelines.local.resources.deployment import Deployments
+
+        return [f"deployment {name}" for name in Deployments(self).down()] + self.services.down()
+
+    def overview(self) -> list[dict[str, Any]]:
+        """Services and deployments: kind, name, address, whether it runs."""
+        from pipelines.local.resources.deployment import Deployments
+        from pipelines.local.services import SERVICES
+
+        records = [record for name in SERVICES if (record := self.services.find(name))]
+        services = [
+            {"kind": "service", "name": record.name, "address": record.url, "running": record.alive}
+            for record in records
+        ]
+        return services + Deployments(self).overview()
+
+    def _data(self, kind: str, name: str) -> dict[str, str] | None:
+        path = self.home / "objects" / kind / f"{name}.json"
+        if not path.exists():
+            return None
+        obj = json.loads(path.read_text())
+        data = obj.get("data") or {}
+        if kind == "Secret":
+            data = {key: base64.b64decode(value).decode() for key, value in data.items()}
+        return {**data, **(obj.get("stringData") or {})}

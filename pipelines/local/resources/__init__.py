@@ -1,0 +1,24 @@
+"""The kinds that can be applied here: one controller each; see `stored.Stored` for what a controller is."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pipelines.local.resources.deployment import Deployments, Services
+from pipelines.local.resources.pytorch_job import PyTorchJobs
+from pipelines.local.resources.stored import Stored
+
+if TYPE_CHECKING:
+    from pipelines.local.cluster import LocalCluster
+
+PLAIN = ("ConfigMap", "Secret", "HorizontalPodAutoscaler", "PodDisruptionBudget")
+
+
+def controllers(cluster: "LocalCluster", run: Path) -> dict[str, Stored]:
+    """A controller for each kind; the logs and directories of jobs' pods go below `run`."""
+    plain = {kind: Stored(cluster, kind) for kind in PLAIN}
+    return {
+        "PyTorchJob": PyTorchJobs(cluster, run),
+        "Deployment": Deployments(cluster),
+        "Service": Services(cluster),
+        **plain,
+    }
