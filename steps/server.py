@@ -81,6 +81,7 @@ class Server:
             Route("/health/ready", self.ready),
             Route("/metrics", self.show_metrics),
             Route("/v1/score", self.score, methods=["POST"]),
+            Route("/v1/example", self.example),
         ]
         self.http = uvicorn.Server(
             uvicorn.Config(
@@ -140,6 +141,12 @@ class Server:
     async def show_metrics(self, _: Request) -> Response:
         return Response(generate_latest(self.metrics.registry), media_type="text/plain; version=0.0.4")
 
+    async def example(self, _: Request) -> Response:
+        """A request to try `/v1/score` with."""
+        return (
+            answer(200, self.model.scorer.example()) if self.model else answer(503, {"error": "the model is loading"})
+        )
+
     async def score(self, request: Request) -> Response:
         began = time.perf_counter()
         headers = {"connection": "close"} if self.draining else {}
@@ -184,7 +191,10 @@ def serve(inputs: Inputs) -> None:
 
 def listen(host: str, port: int) -> socket.socket:
     """A listening socket. Raises ConfigError if the address is taken or not this machine's."""
-    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(
+        family, socket.SOCK_STREAM, socket.IPPROTO_TCP
+    )  # without a protocol asyncio keeps Nagle on
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, port))
@@ -215,7 +225,7 @@ def load_model(prefix: str, folder: Path) -> Model:
         raise DataError(f"{store.uri(prefix)}: {', '.join(damaged)} changed since the release. Release it again.")
     workload, identity, version = model
     scorer = load(workload).scorer(folder)
-    scorer.warm_up()
+    scorer.score(scorer.example())
     took = time.perf_counter() - began
     sys.stderr.write(f"serving version {version} (sha256 {identity[:12]}), ready after {took:.1f} s\n")
     return Model(scorer, identity, version)

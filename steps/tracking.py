@@ -29,6 +29,8 @@ DEFAULTS = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
 }
+for _name, _value in DEFAULTS.items():  # before mlflow is imported
+    os.environ.setdefault(_name, _value)
 
 
 @dataclass(frozen=True)
@@ -176,8 +178,6 @@ def _client() -> "MlflowClient":
 
 @cache
 def _client_of(uri: str) -> "MlflowClient":
-    for name, value in DEFAULTS.items():
-        os.environ.setdefault(name, value)
     from mlflow import MlflowClient
 
     return MlflowClient(uri, uri)
