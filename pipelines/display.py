@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol, TextIO
 
-from pipelines.summary import FINISHED, PROGRESS, Status, Step, duration, planned, steps
+from pipelines.summary import FAILED, FINISHED, PROGRESS, Status, Step, duration, leaves, planned, steps
 
 MARKS = {
     "Succeeded": ("✔", "green"),
@@ -80,13 +80,15 @@ class Lines:
 
     def __call__(self, status: Status) -> None:
         if not self.status:
-            self.say(f"{self.name} {(status.get('phase') or 'Running').lower()}")
+            before = [row for row in steps(self.name, status) if row.phase in FINISHED]
+            self.seen = {row.name: row.phase for row in before}
+            self.say(f"{self.name} running" + (f"; {len(leaves(before))} steps were done before" if before else ""))
         self.status = status
         for row in steps(self.name, status):
             if row.phase != self.seen.get(row.name) and row.phase != "Pending":
                 self.seen[row.name] = row.phase
                 took = f" in {duration(row.seconds)}" if row.phase in FINISHED and row.seconds else ""
-                cause = f": {' '.join(row.message.split())[:200]}" if row.message and row.phase != "Running" else ""
+                cause = f": {' '.join(row.message.split())[:200]}" if row.message and row.phase in FAILED else ""
                 self.say(f"{row.name} {row.phase.lower()}{took}{cause}")
 
     def tick(self) -> None:
@@ -137,7 +139,7 @@ class Tree:
         table.add_row(Text(self.name, "bold"), Text(took, "dim"), Text(self.status.get("phase") or "Pending", "dim"))
         for row in steps(self.name, self.status, self.plan):
             mark, style = MARKS[row.phase]
-            note = (self.progress.of(row) if row.phase == "Running" else "") or " ".join(row.message.split())[:100]
+            note = self.progress.of(row) if row.phase == "Running" else " ".join(row.message.split())[:100]
             step = Text(f"{'  ' * (row.depth + 1)}{mark} {row.label}", style)
             table.add_row(step, Text(duration(row.seconds), "dim"), Text(note, "dim" if row.phase == "Omitted" else ""))
         return table

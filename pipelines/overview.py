@@ -94,7 +94,8 @@ def _table(rows: list[dict[str, Any]]) -> str:
     """Columns under their names, as `kubectl get` prints them."""
     if not rows:
         return ""
-    lines = [[column.upper() for column in rows[0]], *[[_cell(value) for value in row.values()] for row in rows]]
+    columns = list(dict.fromkeys(column for row in rows for column in row))
+    lines = [[name.upper() for name in columns], *[[_cell(row.get(name, "")) for name in columns] for row in rows]]
     widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
     return "\n".join(
         "  ".join(f"{text:{width}}" for text, width in zip(line, widths, strict=True)).rstrip() for line in lines

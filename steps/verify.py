@@ -17,6 +17,7 @@ import urllib.error
 import urllib.request
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlsplit
 
 from pydantic import Field
 
@@ -78,7 +79,7 @@ def run(inputs: Inputs) -> Outputs:
     from steps import tracking
     from steps.workload import load
 
-    endpoint = (os.environ.get(ENDPOINT) or inputs.endpoint or f"http://{inputs.name}:8080").rstrip("/")
+    endpoint = reached(inputs.endpoint or f"http://{inputs.name}:8080")
     service = Service(endpoint, inputs.model_sha256, time.monotonic() + inputs.wait_seconds)
     service.wait()
     found = Comparison(inputs.tolerance)
@@ -99,6 +100,13 @@ def run(inputs: Inputs) -> Outputs:
         metrics = {"verify.max_difference": found.worst, "verify.replayed": found.replayed}
         tracking.log(inputs.run_id, metrics=metrics, tags={"rekindle.promoted": f"{inputs.name} {inputs.version}"})
     return Outputs(max_difference=found.worst, replayed=found.replayed, endpoint=endpoint)
+
+
+def reached(endpoint: str) -> str:
+    """Where a service is reached from here: $REKINDLE_ENDPOINT, or the variables that every pod has for a Service."""
+    name = (urlsplit(endpoint).hostname or "").upper().replace("-", "_")
+    host, port = os.environ.get(f"{name}_SERVICE_HOST"), os.environ.get(f"{name}_SERVICE_PORT")
+    return (os.environ.get(ENDPOINT) or (f"http://{host}:{port}" if host and port else endpoint)).rstrip("/")
 
 
 def judge(found: Comparison, inputs: Inputs, endpoint: str) -> None:

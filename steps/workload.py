@@ -58,7 +58,9 @@ class Dataset(Sized, Protocol):
 class Scorer(Protocol):
     """A loaded model that answers requests; keeps nothing between them."""
 
-    def warm_up(self) -> None: ...
+    def example(self) -> dict[str, Any]:
+        """A request that it answers: the server's warm-up, and what a newcomer sends first."""
+        ...
 
     def score(self, request: Any) -> list[dict[str, Any]]:
         """One result a record of the request, in its order. Raises DataError for a request it cannot score."""

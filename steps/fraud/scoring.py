@@ -36,10 +36,10 @@ class FraudScorer:
         if tuple(self.model.feature_names) != self.state.features:
             raise DataError(f"{release}: the model and its serving state have other features. Release the model again.")
 
-    def warm_up(self) -> None:
-        """Score one made-up transaction."""
-        time = str(np.datetime64(self.state.train_end, "us"))
-        self.score({"transactions": [{"transaction_id": 0, "time": time, "card": 0, "terminal": 0, "amount": 1}]})
+    def example(self) -> dict[str, Any]:
+        """A request with one made-up transaction."""
+        time = str(np.datetime64(self.state.train_end, "us").astype("datetime64[s]"))
+        return {"transactions": [{"transaction_id": 1, "time": time, "card": 7, "terminal": 9, "amount": 250.0}]}
 
     def score(self, request: dict[str, Any]) -> list[dict[str, Any]]:
         """[{transaction_id, score}] in the order of the request. Raises DataError that names the wrong value."""

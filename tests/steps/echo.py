@@ -17,8 +17,8 @@ class Scorer:
     def __init__(self, release: Path) -> None:
         self.words = (release / "state" / "words.txt").read_text()
 
-    def warm_up(self) -> None:
-        time.sleep(float(os.environ.get("ECHO_WARM_UP", 0)))
+    def example(self) -> dict[str, Any]:
+        return {"transactions": [{"transaction_id": 0, "sleep": float(os.environ.get("ECHO_WARM_UP", 0))}]}
 
     def score(self, request: dict[str, Any]) -> list[dict[str, Any]]:
         for row in request["transactions"]:

@@ -32,7 +32,7 @@ def scorer(small_dataset: Path, expert: Path, tmp_path_factory: pytest.TempPathF
     shutil.copytree(expert, release, dirs_exist_ok=True)
     shutil.copytree(small_dataset / "state", release / "state")
     loaded = FraudScorer(release)
-    loaded.warm_up()
+    loaded.score(loaded.example())
     return loaded
 
 
