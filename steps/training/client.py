@@ -39,7 +39,7 @@ class Client:
         self._error: RekindleError | None = None
         self._socket: socket.socket | None = None
         self._changed = threading.Condition()
-        threading.Thread(target=self._run, name="coordinator", daemon=True).start()
+        self._thread = threading.Thread(target=self._run, name="coordinator", daemon=True)
 
     def agree(self, current: int, step: int, give_up: Callable[[], bool]) -> tuple[int, Members] | None:
         """Wait for the members of a generation after `current`; None if `give_up()` says so meanwhile, or it is over.
@@ -47,6 +47,8 @@ class Client:
         Raises ConfigError if the coordinator refuses this worker, RekindleError if it has given up the run.
         """
         self.step = step
+        if not self._thread.ident:  # only now are we ready: the others would wait for us from our registration on
+            self._thread.start()
         with self._changed:
             while not (self.complete or give_up()):
                 if self._error:
@@ -77,13 +79,26 @@ class Client:
             except OSError:
                 self._socket = None  # the listening thread connects again
 
+    def fail(self, message: str, code: int) -> None:
+        """Tell the coordinator, registered or not, why this process ends; unless it has told us to."""
+        if self._error:
+            return
+        try:
+            with self._connect() as connection:
+                last = {"failed": message, "code": code, "name": self.name}
+                connection.sendall(json.dumps(last).encode() + b"\n")
+        except OSError as error:
+            sys.stderr.write(f"the coordinator does not hear why this worker ends: {error}\n")
+
+    def _connect(self) -> socket.socket:
+        # the pod's own address, or all local pods would be seen as 127.0.0.1
+        return socket.create_connection(self.where, timeout=5, source_address=(os.environ.get("POD_IP", ""), 0))
+
     def _run(self) -> None:
         quiet_until = time.monotonic() + 10
         while not self.complete:
             try:
-                # the pod's own address, or all local pods would be seen as 127.0.0.1
-                source = (os.environ.get("POD_IP", ""), 0)
-                with socket.create_connection(self.where, timeout=5, source_address=source) as connection:
+                with self._connect() as connection:
                     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                     self._listen(connection)
                 quiet_until = time.monotonic() + 10

@@ -17,7 +17,7 @@ is dropped. The protocol is one JSON object a line, each a single-key message:
     {"ack": generation, "step": step}                           after an "open" of that generation
     {"fault": generation}                                       a collective of that generation failed
     {"leave": reason}                                           last: it exits on purpose
-    {"failed": message, "code": exit code}                      last: it exits because of an error
+    {"failed": message, "code": exit code, "name": name}        in a connection of its own: why this worker ends
     {"done": sha256}                                            the model is in the object store
 
     coordinator → worker
@@ -67,6 +67,7 @@ class Membership:
     config: Inputs
     generation: int = 0
     agreed: bool = False  # the generation's member list is published
+    hard: bool = False  # the group before the open generation is broken: do not wait for the end of its step
     members: list[str] = field(default_factory=list)
     alive: dict[str, Worker] = field(default_factory=dict)
     fingerprint: dict[str, Any] = field(default_factory=dict)
@@ -93,7 +94,7 @@ class Membership:
         self.alive[hello["id"]] = Worker(hello["id"], hello["name"], hello["address"], now)
         self.step = max(self.step, hello["step"])
         if not self.agreed and self.generation:
-            self.outbox.append((hello["id"], {"open": self.generation, "hard": True}))
+            self.outbox.append((hello["id"], {"open": self.generation, "hard": self.hard}))
         self.settle(now)
 
     def beat(self, now: float, worker: str, step: int) -> None:
@@ -108,9 +109,9 @@ class Membership:
         self.settle(now)
 
     def fault(self, now: float, worker: str, generation: int) -> None:
-        """A collective failed: the group of that generation is of no more use."""
+        """A collective failed: the group of that generation is of no more use to anybody."""
         self.beat(now, worker, -1)
-        if self.agreed and generation == self.generation:
+        if generation == self.generation - (not self.agreed):
             self._open(hard=True)
 
     def lost(self, now: float, worker: str, *, left: bool = False) -> None:
@@ -121,14 +122,13 @@ class Membership:
             self._open(hard=True)
         self.settle(now)
 
-    def failed(self, now: float, worker: str, message: str, code: int) -> None:
+    def failed(self, name: str, message: str, code: int) -> None:
         """A worker ends with an error: the verdict, if a retry cannot cure it or did not."""
         self.crashes = self.crashes + 1 if self.step == self.crashed_at else 1
         self.crashed_at = self.step
         if code != 1 or self.crashes >= CRASHES:
             again = f" ({self.crashes} times without a newer step)" if code == 1 else ""
-            self.verdict = code, f"{self.alive[worker].name}{again}: {message}"
-        self.lost(now, worker)
+            self.verdict = code, f"{name}{again}: {message}"
 
     def tick(self, now: float) -> None:
         """Time passed: drop who is silent."""
@@ -159,7 +159,10 @@ class Membership:
 
     def _open(self, *, hard: bool) -> None:
         if self.agreed or not self.generation:
-            self.generation, self.agreed = self.generation + 1, False
+            self.generation, self.agreed, self.hard = self.generation + 1, False, False
+        elif self.hard or not hard:
+            return  # they know
+        self.hard = hard
         self.outbox += [(worker, {"open": self.generation, "hard": hard}) for worker in self.alive]
 
     def _objection(self, hello: Message) -> str:
@@ -217,6 +220,8 @@ class Server:
         now, membership = time.monotonic(), self.membership
         if "join" in message:
             membership.join(now, message["join"])
+        elif "failed" in message:
+            membership.failed(message["name"], message["failed"], message["code"])
         elif worker not in membership.alive:
             raise ValueError("it is not registered")
         elif "beat" in message:
@@ -227,8 +232,6 @@ class Server:
             membership.fault(now, worker, message["fault"])
         elif "leave" in message:
             membership.lost(now, worker, left=True)
-        elif "failed" in message:
-            membership.failed(now, worker, message["failed"], message["code"])
         elif "done" in message:
             self._check_soon(sure=True)
         else:

@@ -35,12 +35,11 @@ class Group:
     def __init__(self, peers: Peers, state: State, restore: Callable[[], None], leaving: threading.Event) -> None:
         self.peers, self.state, self.restore, self.leaving = peers, state, restore, leaving
         self.leaves_total, self.exact = state.config.virtual_workers, state.config.reduction == "exact"
-        self.rank, self.size = 0, 0  # size 0: not formed
-        self._pg: Any = None
+        self.rank = 0
         self.left = False  # told to go: the steps end before their end
         self.deserted = False  # nobody is left to carry the state on
         self.loss = 0.0
-        self._broken = self._flagged = False
+        self._flagged = False
         self._forget()
 
     def steps(self, end: int) -> Iterator[int]:
@@ -73,17 +72,17 @@ class Group:
 
     def reduced(self) -> Tensor | None:
         """The sum of all gradients, flat [state.size], valid until the next `add`; None if the group broke."""
+        problem = RuntimeError("told that the group is broken")
         if not self._broken:
             try:
                 total = self._reduce()
             except RuntimeError as error:
-                self.peers.fault(error)
-                self._broken = True
+                problem = error
             else:
                 self._heed(total[self.state.size : self.state.size + RIDERS].tolist())
                 return total[: self.state.size]
+        self.peers.fault(problem)
         self._forget()
-        self.size = 0
         return None
 
     def _heed(self, riders: list[float]) -> None:
@@ -120,7 +119,7 @@ class Group:
             except RuntimeError as error:
                 self.peers.fault(error)
                 continue
-            self.rank, self.size, self._broken = formation.rank, formation.size, False
+            self.rank, self.size = formation.rank, formation.size
             return True
         return False
 
@@ -139,6 +138,8 @@ class Group:
         if pg and (newest < 0 or min(known) < newest):
             giver = known.index(newest)
             pg.broadcast(ours, giver).wait()
+            if formation.rank != giver:
+                self.state.step = -1  # until all of it is here: half a state must not be given to anybody
             pg.broadcast(self.state.memory, giver).wait()
             self.state.step = int(ours)
 
@@ -203,7 +204,9 @@ class Group:
         return self._inbox[: rows * part].view(rows, part)
 
     def _forget(self) -> None:
-        """Begin with fresh buffers: a broken group may still write into the old ones."""
+        """Be in no group, with fresh buffers: a broken one may still write into the old ones."""
+        self.size, self._broken = 0, False
+        self._pg: Any = None  # its end closes its connections, which wakes whoever still waits for us
         width = self.state.size + RIDERS + self.leaves_total  # slices of equal size reach beyond the end
         self._total = torch.zeros(width, device=self.state.device)
         self._inbox = self._total.new_empty(0)

@@ -149,7 +149,7 @@ class Elastic:
         self.client.send({"leave": reason})
 
     def failed(self, message: str, code: int) -> None:
-        self.client.send({"failed": message, "code": code})
+        self.client.fail(message, code)
 
     @property
     def complete(self) -> bool:
@@ -178,7 +178,7 @@ class Elastic:
     def _drop(self) -> None:
         with self._lock:
             pg, self._pg = self._pg, None
-        if pg is not None:
+        if pg is not None and self.dead():
             pg.abort()
 
 

@@ -1,7 +1,9 @@
 """A workload that trains in milliseconds: a small net with dropout on made-up numbers."""
 
+import itertools
 import json
 import os
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,6 @@ FEATURES = 10
 
 class Model(Section):
     width: int = 24
-    slow: float = 0.0  # seconds that each micro-batch takes
     statistics: bool = False  # BatchNorm, which must be refused
 
 
@@ -27,6 +28,18 @@ def write(path: Path, samples: int, digest: str) -> None:
     generator = torch.Generator().manual_seed(5)
     torch.save(torch.randn(samples, FEATURES, generator=generator), path / "numbers.pt")
     (path / "dataset.json").write_text(json.dumps({"digest": digest}))
+
+
+counted = itertools.count(1)
+
+
+def _hold() -> None:
+    """After each number of micro-batches in TOY_HOLD wait for a file of that name in TOY_GATES."""
+    number = str(next(counted))
+    if number in os.environ.get("TOY_HOLD", "").split():
+        sys.stderr.write(f"held at {number}\n")
+        while not (Path(os.environ["TOY_GATES"]) / number).exists():
+            time.sleep(0.005)
 
 
 class Numbers:
@@ -58,13 +71,12 @@ def model(section: Model, facts: dict[str, Any]) -> Any:
         nn.Linear(FEATURES, section.width), *statistics, nn.ReLU(), nn.Dropout(0.1), nn.Linear(section.width, 1)
     )
     net.register_buffer("scale", torch.full((1,), 0.5))
-    net.register_buffer("slow", torch.tensor(section.slow), persistent=False)
     return net
 
 
 def loss(model: Any, batch: tuple[Any, ...]) -> Any:
     if os.environ.get("TOY_FAILS"):
         raise RuntimeError("toy trouble")
-    time.sleep(float(model.slow))
+    _hold()
     rows, wanted = batch
     return (model(rows) * model.scale - wanted).square().mean()

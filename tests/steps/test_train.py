@@ -1,0 +1,181 @@
+"""The training step as real processes: whatever happens to them, the weights are those of the undisturbed run."""
+
+import json
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from steps.storage import Store
+from tests.steps.training import toy
+from tests.steps.training.crew import DIGEST, SAMPLES, Crew, flags
+
+
+@pytest.fixture(scope="module")
+def dataset(s3_environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> None:
+    path = tmp_path_factory.mktemp("toy") / "dataset"
+    toy.write(path, SAMPLES, DIGEST)
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in s3_environment.items():
+            patch.setenv(name, value)
+        Store.from_env().upload(path, "toy/dataset")
+
+
+@pytest.fixture
+def crew(s3: Store, dataset: None, s3_environment: dict[str, str], tmp_path: Path) -> Iterator[Crew]:
+    crew = Crew(s3_environment, tmp_path)
+    yield crew
+    crew.close()
+
+
+@pytest.fixture(scope="module")
+def undisturbed(
+    dataset: None, s3_environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[str]:
+    """The sha256 of one process's weights."""
+    crew = Crew(s3_environment, tmp_path_factory.mktemp("undisturbed"))
+    member = crew.alone(flags("undisturbed"))
+    assert member.code() == 0, member.said()
+    yield member.said().split("model ")[-1].strip()
+
+
+def sha256(s3: Store, prefix: str) -> str:
+    return json.loads(s3.get(f"{prefix}/model/model.json"))["sha256"]
+
+
+@pytest.mark.parametrize("workers", [2, 3, 4])
+def test_any_number_of_workers_gives_the_same_weights(crew: Crew, s3: Store, undisturbed: str, workers: int) -> None:
+    argv = flags(f"w{workers}", workers=workers)
+    coordinator = crew.coordinator(argv)
+    members = [crew.worker(f"w{i}", argv) for i in range(workers)]
+    assert coordinator.code() == 0, coordinator.said()
+    assert [member.code() for member in members] == [0] * workers
+    assert sha256(s3, f"w{workers}") == undisturbed
+
+
+def test_a_killed_worker_costs_nothing_and_its_successor_joins(crew: Crew, s3: Store, undisturbed: str) -> None:
+    argv = flags("killed", workers=2)
+    coordinator = crew.coordinator(argv)
+    first, second = (crew.worker(name, argv, TOY_HOLD="20 60") for name in ("first", "second"))
+    crew.held(20, first, second)
+    first.send(signal.SIGKILL)
+    crew.release(20)
+    crew.held(60, second)
+    third = crew.worker("third", argv)
+    time.sleep(0.3)  # it may or may not be registered now: both must do
+    crew.release(60)
+    assert coordinator.code() == 0, coordinator.said()
+    assert (second.code(), third.code()) == (0, 0), third.said()
+    assert "generation 2: second\n" in coordinator.said()
+    assert sha256(s3, "killed") == undisturbed
+
+
+def test_all_killed_and_the_newest_checkpoint_damaged(crew: Crew, s3: Store, undisturbed: str) -> None:
+    argv = flags("all", workers=2)
+    coordinator = crew.coordinator(argv)
+    workers = [crew.worker(name, argv, TOY_HOLD="25 60") for name in "ab"]
+    for number, checkpoints in ((25, 1), (60, 2)):
+        crew.held(number, *workers)
+        crew.until(lambda n=checkpoints: len(list(s3.list("all/checkpoints/manifests/"))) == n)
+        if checkpoints == 1:
+            crew.release(number)
+    for member in [coordinator, *workers]:
+        member.send(signal.SIGKILL)
+        member.process.join()
+    *_, older, newest = sorted(entry.key for entry in s3.list("all/checkpoints/manifests/"))
+    step = json.loads(s3.get(older))["step"]
+    chunk = json.loads(s3.get(newest))["chunks"][0]
+    data = bytearray(s3.get(f"all/checkpoints/chunks/{chunk}"))
+    data[1000] ^= 1
+    s3.put(f"all/checkpoints/chunks/{chunk}", data)
+
+    alone = crew.alone(argv)
+    assert alone.code() == 0, alone.said()
+    assert f"chunk 0 ({chunk}) is damaged" in alone.said() and newest in alone.said()
+    assert f"going on from step {step}" in alone.said()
+    assert sha256(s3, "all") == undisturbed
+
+
+def test_sigterm_to_one_and_then_to_all_loses_no_step(crew: Crew, s3: Store, undisturbed: str) -> None:
+    argv = flags("term", workers=2, checkpoint_steps=0)
+    coordinator = crew.coordinator(argv)
+    a, b = (crew.worker(name, argv, TOY_HOLD="20 60") for name in "ab")
+    crew.held(20, a, b)
+    a.send(signal.SIGTERM)
+    crew.release(20)
+    assert a.code() == 143, a.said()
+    crew.held(60, b)
+    assert not list(s3.list("term/checkpoints/"))  # the other carries on
+    b.send(signal.SIGTERM)
+    crew.release(60)
+    assert b.code() == 143, b.said()
+    step = int(b.said().split("left after step ")[1].split(",")[0])
+    assert json.loads(s3.get(json.loads(s3.get("term/checkpoints/latest"))["manifest"]))["step"] == step
+    c = crew.worker("c", argv)
+    assert (c.code(), coordinator.code()) == (0, 0), c.said()
+    assert f"going on from step {step}" in c.said()
+    assert sha256(s3, "term") == undisturbed
+
+
+def test_training_goes_on_without_its_coordinator(crew: Crew, s3: Store, undisturbed: str) -> None:
+    argv = flags("headless", workers=2)
+    coordinator = crew.coordinator(argv)
+    a, b = (crew.worker(name, argv, TOY_HOLD="20 60 80") for name in "ab")
+    crew.held(20, a, b)
+    coordinator.send(signal.SIGKILL)
+    crew.release(20)
+    crew.held(60, a, b)
+    again = crew.coordinator(argv)
+    crew.release(60)
+    crew.release(80)
+    assert again.code() == 0, again.said()
+    assert (a.code(), b.code()) == (0, 0), a.said() + b.said()
+    assert sha256(s3, "headless") == undisturbed
+
+
+def test_a_worker_that_would_compute_other_bits_is_refused_by_name(crew: Crew, s3: Store) -> None:
+    argv = flags("refused", workers=1, max_workers=2)
+    coordinator, good = crew.coordinator(argv), crew.worker("good", argv, TOY_HOLD="20")
+    crew.held(20, good)
+    bad = crew.worker("bad", [*argv, "--threads=2"])
+    assert bad.code() == 78
+    assert 'worker "bad" is refused: its threads is 2 and not 1' in bad.said()
+    crew.release(20)
+    assert (good.code(), coordinator.code()) == (0, 0)
+
+
+def test_a_model_that_always_fails_ends_the_run_with_its_error(crew: Crew) -> None:
+    argv = flags("fails", workers=1)
+    coordinator = crew.coordinator(argv)
+    for _ in range(3):
+        assert crew.worker("w", argv, TOY_FAILS="1").code() == 1
+    assert coordinator.code() == 1
+    assert "w (3 times without a newer step): RuntimeError: toy trouble" in coordinator.said()
+
+
+def test_a_model_with_running_statistics_is_refused_and_ends_the_run(crew: Crew) -> None:
+    argv = [*flags("statistics", workers=1), '--model={"statistics": true}']
+    coordinator, worker = crew.coordinator(argv), crew.worker("w", argv)
+    assert (worker.code(), coordinator.code()) == (78, 78)
+    assert 'changes its buffer "1.' in coordinator.said()
+
+
+def test_another_runs_model_and_checkpoints_are_not_overwritten(crew: Crew, s3: Store, undisturbed: str) -> None:
+    before = {entry.key: entry.etag for entry in s3.list("undisturbed/")}
+    same = crew.alone(flags("undisturbed"))
+    model = crew.alone(flags("undisturbed", seed=1))
+    checkpoints = crew.alone(flags("undisturbed", seed=1, out="elsewhere"))
+    assert (same.code(), model.code(), checkpoints.code()) == (0, 78, 78)
+    assert "is the model of another run" in model.said()
+    assert "belongs to another run" in checkpoints.said() and "nothing was changed" in checkpoints.said()
+    assert {entry.key: entry.etag for entry in s3.list("undisturbed/")} == before
+
+
+def test_torchruns_environment_gives_the_same_weights(crew: Crew, s3: Store, undisturbed: str) -> None:
+    argv = flags("torchrun", workers=2)
+    world = crew.meeting | {"WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "x"}
+    members = [crew.alone(argv, RANK=str(rank), **world) for rank in range(2)]
+    assert [member.code() for member in members] == [0, 0], members[0].said()
+    assert sha256(s3, "torchrun") == undisturbed

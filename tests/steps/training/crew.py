@@ -1,0 +1,115 @@
+"""Real processes of a training run, forked from one that has torch loaded: a worker starts in a tenth of a second."""
+
+import faulthandler
+import multiprocessing
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+ROOT = str(Path(__file__).parents[3])
+if ROOT not in sys.path:
+    sys.path.append(ROOT)  # the processes get our path, and import the toy from it
+TOY = "tests.steps.training.toy"
+DIGEST = "toy"
+SAMPLES = 300
+
+
+def flags(prefix: str, **settings: object) -> list[str]:
+    """The command line of a toy run whose results go below `prefix`."""
+    values = {"workload": TOY, "dataset": "toy/dataset", "digest": DIGEST, "batch_size": 8, "virtual_workers": 7}
+    values |= {"out": f"{prefix}/model", "checkpoints": f"{prefix}/checkpoints", "steps": 30, "checkpoint_steps": 5}
+    return [f"--{name.replace('_', '-')}={value}" for name, value in (values | settings).items()]
+
+
+def _main(argv: list[str], environment: dict[str, str], log: str) -> None:
+    file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    for stream in (1, 2):
+        os.dup2(file, stream)
+    sys.stderr = sys.stdout = os.fdopen(file, "w", buffering=1)
+    faulthandler.register(signal.SIGUSR1)
+    os.environ.update(environment)
+    if argv[0] == "coordinator":
+        from steps.training.coordinator import main
+
+        sys.exit(main(argv[1:]))
+    from steps.step import main
+
+    sys.exit(main(argv))
+
+
+@dataclass
+class Member:
+    process: BaseProcess
+    log: Path
+
+    def said(self) -> str:
+        return self.log.read_text() if self.log.exists() else ""
+
+    def code(self, seconds: float = 60) -> int:
+        """Wait for its end; gives the exit code."""
+        self.process.join(seconds)
+        assert self.process.exitcode is not None, f"still running:\n{self.said()}"
+        return self.process.exitcode
+
+    def send(self, number: signal.Signals) -> None:
+        assert self.process.pid
+        os.kill(self.process.pid, number)
+
+
+class Crew:
+    """Starts members; none outlives it."""
+
+    def __init__(self, environment: dict[str, str], logs: Path) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        self.environment = environment | {
+            "REKINDLE_CACHE": str(logs / "cache"),
+            "OMP_NUM_THREADS": "1",
+            "TOY_GATES": str(logs),
+        }
+        self.meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        self.logs, self.members = logs, list[Member]()
+        self.context = multiprocessing.get_context("forkserver")
+        self.context.set_forkserver_preload(["steps.training.loop"])
+
+    def alone(self, argv: list[str], **environment: str) -> Member:
+        """`python -m steps train` with nobody to meet."""
+        return self._start("alone", ["train", *argv], environment)
+
+    def worker(self, name: str, argv: list[str], **environment: str) -> Member:
+        return self._start(name, ["train", *argv], self.meeting | {"POD_NAME": name} | environment)
+
+    def coordinator(self, argv: list[str]) -> Member:
+        return self._start("coordinator", ["coordinator", *argv], self.meeting)
+
+    def _start(self, name: str, argv: list[str], environment: dict[str, str]) -> Member:
+        log = self.logs / f"{len(self.members)}-{name}.log"
+        process = self.context.Process(target=_main, args=(argv, self.environment | environment, str(log)))
+        process.start()
+        self.members.append(Member(process, log))
+        return self.members[-1]
+
+    def until(self, what: Callable[[], bool], seconds: float = 60) -> None:
+        """Wait for something to happen, or fail with everybody's log."""
+        deadline = time.monotonic() + seconds
+        while not what():
+            assert time.monotonic() < deadline, "\n".join(f"== {m.log.name}\n{m.said()}" for m in self.members)
+            time.sleep(0.02)
+
+    def held(self, number: int, *members: Member) -> None:
+        """Wait until one of them has computed so many micro-batches (the others wait for it); see `release`."""
+        self.until(lambda: any(f"held at {number}\n" in member.said() for member in members))
+
+    def release(self, number: int) -> None:
+        (self.logs / str(number)).touch()
+
+    def close(self) -> None:
+        for member in self.members:
+            member.process.kill()
+            member.process.join()
