@@ -241,8 +241,9 @@ class _Linter:
             given, taken = names(arguments.get(kind)), names(inputs)
             if not loose:
                 for extra in [each for each in given if each not in taken]:
-                    why = f'template {name} has no input "{extra}".{did_you_mean(extra, set(taken))}'
-                    self.add(f"{path}.arguments", "argument", why)
+                    near = did_you_mean(extra, set(taken))  # without one it is only superfluous
+                    why = f'template {name} has no input "{extra}".{near or " Take it out."}'
+                    self.add(f"{path}.arguments", "argument", why, fatal=bool(near))
             for each in inputs:
                 if _required(each, kind) and each.get("name") not in given:
                     why = f'template {name} needs the input "{each.get("name")}", which is not supplied.'

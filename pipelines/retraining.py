@@ -6,7 +6,7 @@
 
 import re
 from typing import TYPE_CHECKING
-from zoneinfo import available_timezones
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError, available_timezones
 
 from pydantic import Field, field_validator
 
@@ -51,9 +51,13 @@ class ScheduleConfig(Section):
     @field_validator("timezone")
     @classmethod
     def _timezone(cls, name: str) -> str:
-        known = available_timezones()
-        if known and name not in known:
-            raise ValueError(f"it must be an IANA time zone, such as Europe/Paris.{did_you_mean(name, known)}")
+        try:
+            ZoneInfo(name)
+        except (ZoneInfoNotFoundError, ValueError, OSError) as error:
+            known = available_timezones()
+            if known:  # a machine without a time zone database cannot tell
+                rule = f"it must be an IANA time zone, such as Europe/Paris.{did_you_mean(name, known)}"
+                raise ValueError(rule) from error
         return name
 
 

@@ -2,19 +2,23 @@
 
 from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from steps.workload import Section
 
+CPU = r"^(\d+(\.\d+)?|\d+m)?$"
+MEMORY = r"^\d+(\.\d+)?([kMGTPE]|[KMGTPE]i)?$"
 PodName = Literal["prepare", "train", "coordinator", "evaluate", "release", "serve", "verify", "report"]
 
 
 class PodConfig(Section):
     """What one kind of pod gets. Whatever is not set here has a default of its kind."""
 
+    model_config = ConfigDict(coerce_numbers_to_str=True)
+
     image: str = Field("", description="image of these pods (empty: cluster.image)")
-    cpu: str = Field("1", description="cores requested, such as 2 or 500m (train, empty: train.threads)")
-    memory: str = Field("2Gi", description="memory requested, and the most these pods may use")
+    cpu: str = Field("1", pattern=CPU, description="cores requested, such as 2 or 500m (train, empty: train.threads)")
+    memory: str = Field("2Gi", pattern=MEMORY, description="memory requested, such as 8Gi, and the most they may use")
     gpus: int = Field(0, ge=0, description="NVIDIA GPUs")
     node_selector: dict[str, str] = Field(default_factory=dict, description="labels of the nodes these pods may run on")
     tolerations: list[dict[str, Any]] = Field(default_factory=list, description="taints they tolerate, as in a PodSpec")

@@ -189,6 +189,7 @@ def test_a_mistake_is_found_before_anything_runs(mistake: str) -> None:
     [
         (lambda w: task(w, "ship").update(when="{{tasks.score.outputs.parameters.auc}} > 0.5"), "when"),
         (lambda w: template(w, "make").update(retryStrategy={}), "retry"),
+        (lambda w: step(w, "one").update(arguments=arguments(superfluous="1")), "argument"),
         (lambda w: task(w, "ship").update(when="{{=asFloat(}}"), "tag"),
     ],
 )

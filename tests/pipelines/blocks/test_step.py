@@ -49,6 +49,16 @@ def test_what_is_set_for_one_kind_of_pod_leaves_its_other_defaults() -> None:
     assert (cluster.pod("serve").image, cluster.pod("verify").image) == ("s", "a:1")
 
 
+@pytest.mark.parametrize("wrong", [{"cpu": "4 cores"}, {"memory": "8GB"}, {"memory": ""}, {"memmory": "8Gi"}])
+def test_resources_that_kubernetes_would_refuse_are_refused_here(wrong: dict[str, str]) -> None:
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        ClusterConfig.model_validate({"pods": {"train": wrong}})
+
+
+def test_cores_may_be_written_as_a_number() -> None:
+    assert ClusterConfig.model_validate({"pods": {"train": {"cpu": 4}}}).pod("train").cpu == "4"
+
+
 def test_a_misspelt_kind_of_pod_is_an_error() -> None:
     with pytest.raises(ValueError, match=r"pods\.trian"):
         ClusterConfig.model_validate({"pods": {"trian": {"cpu": "4"}}})
