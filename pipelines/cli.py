@@ -10,11 +10,14 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from steps.errors import ConfigError, RekindleError, did_you_mean
+
+if TYPE_CHECKING:
+    from pipelines.render import Kind
 
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
 HOME = Path(os.environ.get("REKINDLE_HOME", ".rekindle"))  # runs, services and their data of this directory's user
@@ -125,7 +128,7 @@ def resume(name: str | None, output: str, yes: bool) -> int:
 @click.option("--kind", type=click.Choice(["workflow", "template", "cron"]), default="workflow", show_default=True,
               help="A run, the reusable template, or its weekly schedule.")  # fmt: skip
 @output_option("yaml", "json")
-def render(config: Path | None, sets: tuple[str, ...], kind: str, output: str) -> None:
+def render(config: Path | None, sets: tuple[str, ...], kind: "Kind", output: str) -> None:
     """Print the Argo manifest of a config. It needs no cluster and no network.
 
     Example:
@@ -323,6 +326,7 @@ def _pairs(items: tuple[str, ...]) -> dict[str, str]:
 
 def main() -> None:
     """Run a command; the exit code says how it went."""
+    os.environ.setdefault("REKINDLE_PATH", os.getcwd())  # a workload may be a module of this directory
     try:
         code = commands.main(standalone_mode=False)
     except click.ClickException as error:

@@ -38,8 +38,12 @@ def run(
     ask: bool,
     whole: bool = False,
 ) -> int:
-    """Run a manifest. With `whole` the JSON holds Argo's WorkflowStatus, too. Raises ConfigError before anything starts."""
-    return _watched(LocalRun.new(manifest, parameters, _cluster(home), _note), manifest, as_json, ask, whole)
+    """Run a manifest. Raises ConfigError before anything starts. `whole`: a foreign one; its JSON holds Argo's status."""
+    cluster = _cluster(home)
+    _ports_are_free(manifest, cluster)
+    # what Rekindle renders for a cluster is known not to matter here
+    local = LocalRun.new(manifest, parameters, cluster, _note if whole else None)
+    return _watched(local, manifest, as_json, ask, whole)
 
 
 def resume(home: Path, name: str | None, *, as_json: bool, ask: bool) -> int:
@@ -59,6 +63,19 @@ def _cluster(home: Path) -> Any:
     from pipelines.local.cluster import LocalCluster
 
     return LocalCluster(home)
+
+
+def _ports_are_free(manifest: Mapping[str, Any], cluster: Any) -> None:
+    """Raises ConfigError for a Service whose port is taken: better now than after the training."""
+    texts = [(t.get("resource") or {}).get("manifest") or "" for t in manifest["spec"].get("templates") or []]
+    for text in texts:
+        if "Service" in text and "{{" not in text:
+            from pipelines.local.manifest import documents
+            from pipelines.local.resources.deployment import Services
+
+            for each in documents(text):
+                if each.get("kind") == "Service":
+                    Services(cluster).check(each)
 
 
 def _note(line: str) -> None:

@@ -4,6 +4,8 @@
 (no torch at its top), since the pipelines read its `Data` and `Model` sections to check a config.
 """
 
+import os
+import sys
 from collections.abc import Sized
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -108,13 +110,19 @@ REQUIRED = ("Data", "Model", "prepare", "dataset", "model", "loss", "evaluate", 
 
 
 def load(name: str) -> Workload:
-    """The workload module called `name`. Raises ConfigError if it cannot be imported or lacks a name."""
+    """The workload module called `name`. Raises ConfigError if it cannot be imported or lacks a name.
+
+    Folders in $REKINDLE_PATH are searched last, so that no file beside a workload takes the place of a library.
+    """
+    sys.path += [
+        path for path in os.environ.get("REKINDLE_PATH", "").split(os.pathsep) if path and path not in sys.path
+    ]
     try:
         module = import_module(name)
     except ImportError as error:
         raise ConfigError(
-            f'workload "{name}" cannot be imported ({error}): it must be the dotted name of a module on '
-            "PYTHONPATH, such as steps.fraud."
+            f'workload "{name}" cannot be imported ({error}): it must be the dotted name of a module that '
+            "is installed, or lies in a folder of $REKINDLE_PATH (here: the working directory), such as steps.fraud."
         ) from error
     missing = [n for n in REQUIRED if not hasattr(module, n)]
     if missing:
