@@ -2,8 +2,7 @@
 
     python -m steps serve --model=releases/fraud/0123456789ab/ --host=127.0.0.1 --port=8080
 
-    curl -X POST http://127.0.0.1:8080/v1/score -d '{"transactions": [{"transaction_id": 1, "time":
-        "2024-04-01T12:00:00", "card": 7, "terminal": 9, "amount": 12.5}], "history": []}'
+    curl -s 127.0.0.1:8080/v1/example | curl -s 127.0.0.1:8080/v1/score -d @-
 
 `/health/live`, `/health/ready` (200 once a warm-up batch was scored), `/metrics` (Prometheus). SIGTERM: not ready at
 once, new requests are still answered for `drain_seconds`, then those in flight end; the exit code is 0.

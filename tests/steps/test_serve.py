@@ -8,10 +8,13 @@ import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import httpx
 import pytest
 
+from steps.errors import DataError, StorageError
+from steps.server import load_model
 from steps.storage import Store
 from tests.steps.serving import Running, release
 
@@ -48,6 +51,11 @@ def test_it_answers_with_the_weights_and_version_that_scored(server: Running, sh
     body = answer.json()
     assert (body["model_sha256"], body["version"]) == (sha256, "7")
     assert [(s["transaction_id"], s["score"]) for s in body["scores"]] == [(3, 0.5), ("a", 0.5)]
+
+
+def test_a_newcomer_gets_a_request_that_works(server: Running) -> None:
+    example = server.client.get("/v1/example").json()
+    assert server.client.post("/v1/score", json=example).status_code == 200
 
 
 def test_an_answer_does_not_wait_for_delayed_acknowledgements(server: Running) -> None:
@@ -173,21 +181,29 @@ def test_an_address_in_use_is_named(server: Running) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "code", "says"),
+    ("change", "error", "says"),
     [
-        ({"model.safetensors": b"other"}, 65, "model.safetensors changed since the release"),
-        ({"release.json": None}, 65, "is not a whole release"),
-        ({"release.json": None, "model.safetensors": None, "state/words.txt": None}, 1, "does not exist"),
-        ({"state/words.txt": None}, 65, "words.txt"),
+        ({"model.safetensors": b"other"}, DataError, r"model\.safetensors changed since the release"),
+        ({"state/words.txt": None}, DataError, r"words\.txt"),
+        ({"release.json": None}, DataError, "is not a whole release"),
+        ({"release.json": b"{"}, DataError, "is not a whole release"),
+        ({"release.json": None, "model.safetensors": None, "state/words.txt": None}, StorageError, "does not exist"),
     ],
 )
 def test_a_release_that_is_not_whole_is_never_served(
-    store: Store, change: dict[str, bytes | None], code: int, says: str
+    store: Store, tmp_path: Path, change: dict[str, bytes | None], error: type[Exception], says: str
 ) -> None:
     prefix = "releases/echo/broken/"
     release(store, prefix)
     for key, data in change.items():
         store.delete([prefix + key]) if data is None else store.put(prefix + key, data)
-    with Running(f"--model={prefix}") as server:
-        ended, log = server.end()
-    assert (ended, says in log) == (code, True), log
+    with pytest.raises(error, match=says):
+        load_model(prefix, tmp_path)
+
+
+def test_a_server_without_its_model_ends_and_says_why(store: Store) -> None:
+    with Running("--model=releases/echo/nothing/") as server:
+        code, log = server.end()
+    assert code == 1
+    assert log.startswith("error: s3://rekindle/releases/echo/nothing/ does not exist")
+    assert log.count("\n") == 1

@@ -132,6 +132,10 @@ def test_a_service_that_never_serves_these_weights_is_given_up(
     liar.sha256 = "another"
     with pytest.raises(RekindleError, match=f"does not serve the model {SHA256[:12]} in time .*another"):
         verify.run(asked(liar, small_dataset, report, 0.3))
+    monkeypatch.setenv("MY_MODEL_SERVICE_HOST", "10.1.2.3")
+    monkeypatch.setenv("MY_MODEL_SERVICE_PORT", "81")
+    assert verify.reached("http://my-model:8080") == "http://10.1.2.3:81"
+    assert verify.reached("http://other:8080/") == "http://other:8080"
     monkeypatch.setenv("REKINDLE_ENDPOINT", "http://127.0.0.1:9/")
     with pytest.raises(RekindleError, match=r"http://127\.0\.0\.1:9 does not serve .*refused"):
         verify.run(asked(liar, small_dataset, report, 0.3))
