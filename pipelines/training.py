@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from pipelines.config import Config
 
 JOB = "{{workflow.name}}-train"
+READ_FIRST = ("main", "ship", "deploy", "finish")  # the plan comes before its parts
 OUTPUTS = ("run_id", "digest", "verdict", "reason", "ap", "auc", "cp100", "model_sha256")  # of the whole workflow
 
 
@@ -49,6 +50,7 @@ def build(config: "Config", kind: type[Workflow] = Workflow) -> Workflow:
         cleaner = delete("delete", retries(cluster.retries))
         _main(config, _train(config), _ship(config, cleaner))
         _finish(config, cleaner)
+    workflow.templates.sort(key=lambda t: READ_FIRST.index(t.name) if t.name in READ_FIRST else len(READ_FIRST))
     return workflow
 
 
