@@ -1,6 +1,6 @@
 """MLflow's server as one process, for one machine.
 
-    python -m pipelines.local.mlflow_server --fd 3 --store sqlite:///mlflow.db --artifacts s3://bucket/mlflow
+    python -m pipelines.local.mlflow_server --fd 3 --store sqlite:///mlflow.db --artifacts s3://b/mlflow --record FILE
 
 `mlflow server` imports everything twice (a parent that migrates the database, a uvicorn child) and needs 10 CPU seconds
 and 500 MB for it. This serves the same Flask application (what `mlflow server --gunicorn-opts` runs) from threads of
@@ -11,7 +11,10 @@ nothing but MLFLOW_TRACKING_URI; the server itself reaches them with MLFLOW_S3_E
 import argparse
 import os
 import socket
+from pathlib import Path
 from typing import Any
+
+from pipelines.local.processes import end_unless_recorded
 
 
 def main() -> None:
@@ -19,7 +22,9 @@ def main() -> None:
     parser.add_argument("--fd", type=int, required=True, help="a listening socket to serve on")
     parser.add_argument("--store", required=True, help="the database's URI")
     parser.add_argument("--artifacts", required=True, help="where artifacts are kept: an s3:// URI")
+    parser.add_argument("--record", type=Path, required=True, help="it ends when this is gone or has another pid")
     args = parser.parse_args()
+    end_unless_recorded(args.record)
     os.environ.update(  # what `mlflow server` tells its workers; mlflow.server reads it when it is imported
         _MLFLOW_SERVER_FILE_STORE=args.store,
         _MLFLOW_SERVER_ARTIFACT_ROOT="mlflow-artifacts:/",

@@ -3,10 +3,14 @@
 A pid alone may have been given to somebody else since, so a process is known by its pid and its start time.
 """
 
+import json
 import os
 import signal
+import threading
 import time
 from pathlib import Path
+
+WATCH = 3.0  # seconds between looks at the record
 
 
 def started(pid: int) -> int | None:
@@ -22,6 +26,22 @@ def started(pid: int) -> int | None:
 def alive(pid: int, since: int) -> bool:
     """Whether the process that had this pid and this start time still runs."""
     return started(pid) == since
+
+
+def end_unless_recorded(record: Path) -> None:
+    """Watch a file from a thread, and end this process once it is gone or has another pid: the home was removed."""
+
+    def watch() -> None:
+        while True:
+            time.sleep(WATCH)  # first: the record is written just after the start
+            try:
+                ours = json.loads(record.read_text())["pid"] == os.getpid()
+            except (OSError, ValueError):
+                ours = False
+            if not ours:
+                os._exit(0)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def end_group(pid: int, since: int, grace: float) -> None:

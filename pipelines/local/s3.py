@@ -32,6 +32,7 @@ from xml.etree import ElementTree
 from xml.sax.saxutils import escape
 
 from pipelines.local.objects import BLOCK, CHECKSUMS, FULL, TRAILER, Files, Hash, S3Error, blocks, read_meta
+from pipelines.local.processes import end_unless_recorded
 
 SMALL = 8 << 20  # the most that an XML request body may have
 KEPT = ("content-type", "cache-control", "content-disposition", "content-language", "expires")
@@ -407,12 +408,15 @@ def main() -> None:
     parser.add_argument("--port", type=int, default=0, help="on 127.0.0.1; 0 takes a free one")
     parser.add_argument("--fd", type=int, help="a listening socket to take over instead of --port")
     parser.add_argument("--bucket", action="append", default=[], help="a bucket to create if it is not there")
+    parser.add_argument("--record", type=Path, help="a JSON file with this process' pid: it ends when that is gone")
     args = parser.parse_args()
     access_key = os.environ.get("AWS_ACCESS_KEY_ID")
     if not access_key:
         raise SystemExit("AWS_ACCESS_KEY_ID is not set: it is the key that clients must present. Set it.")
     listening = socket.socket(fileno=args.fd) if args.fd is not None else socket.create_server(("127.0.0.1", args.port))
     listening.listen(128)
+    if args.record:
+        end_unless_recorded(args.record)
     files = Files(args.root.resolve())
     for bucket in args.bucket:
         files.create(bucket)

@@ -3,7 +3,7 @@
     services = Services(Path(".rekindle")); services.start(); services.ready(); services.environment()
 
 They start with the first command that needs them, outlive it, and are shared by all later ones: each is recorded in
-`services/<name>.json` (URL, pid, start time). Two commands at once start one (flock). The listening socket is made
+`services/<name>.json` (port, pid, start time). Two commands at once start one (flock). The listening socket is made
 here and handed over, so that `start` returns at once and an early request waits instead of being refused; a service
 that died is started again on the port it had. S3_ENDPOINT_URL and MLFLOW_TRACKING_URI name real ones instead.
 """
@@ -161,11 +161,12 @@ class Services:
         draft.replace(self.folder / f"{name}.json")
 
     def _command(self, name: str, fd: int) -> list[str]:
+        common = ["--fd", str(fd), "--record", str(self.folder / f"{name}.json")]
         if name == "s3":
-            return ["pipelines.local.s3", "--root", str(self.home / "s3"), "--fd", str(fd), "--bucket", BUCKET]
+            return ["pipelines.local.s3", *common, "--root", str(self.home / "s3"), "--bucket", BUCKET]
         bucket = self.environ.get("S3_BUCKET", BUCKET)
         store, artifacts = f"sqlite:///{self.home / 'mlflow.db'}", f"s3://{bucket}/mlflow"
-        return ["pipelines.local.mlflow_server", "--fd", str(fd), "--store", store, "--artifacts", artifacts]
+        return ["pipelines.local.mlflow_server", *common, "--store", store, "--artifacts", artifacts]
 
     def _environment(self, name: str) -> dict[str, str]:
         env = {**self.environ, **self.credentials(), "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"}

@@ -180,8 +180,9 @@ def _free(port: int, where: str) -> None:
     try:
         socket.create_server(("127.0.0.1", port)).close()
     except (OSError, OverflowError) as error:
+        why = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else str(error)
         raise ConfigError(
-            f"{where}: port {port} on 127.0.0.1 cannot be used ({error}): another program has it, or `rekindle` in "
+            f"{where}: port {port} on 127.0.0.1 cannot be used ({why}): another program has it, or `rekindle` in "
             "another directory. Stop that one, or take another port: --set serve.port=..."
         ) from error
 

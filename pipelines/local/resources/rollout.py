@@ -278,12 +278,11 @@ class Supervisor:
             self.progress.failed = f"no progress in {limit} s. The log ends: {last}"
         conditions = [available(ready >= wanted), progressing(complete, self.progress)]
         shown = {key: value for key, value in counts.items() if value}
-        status = {"observedGeneration": obj["metadata"]["generation"], **shown, "conditions": conditions}
-
-        def saved(now: Object | None) -> Object | None:
-            return now and now | {"status": status | {"conditions": _stamped(conditions, now.get("status") or {})}}
-
-        self.deployments.change(self.name, saved)
+        before = obj.get("status") or {}
+        stamped = _stamped(conditions, before)
+        status = {"observedGeneration": obj["metadata"]["generation"], **shown, "conditions": stamped}
+        if status != before:
+            self.deployments.change(self.name, lambda now: now and now | {"status": status})
 
 
 def available(enough: bool) -> Object:

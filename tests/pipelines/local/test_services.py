@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import socket
 import stat
@@ -14,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.local.processes import started
+from pipelines.local.processes import WATCH, started
 from pipelines.local.services import Record, Services, answers
 from steps.errors import StorageError, TrackingError
 from steps.storage import Store
@@ -85,6 +86,16 @@ def test_down_leaves_no_process_and_no_data_is_lost(services: Services) -> None:
     assert started(was.pid) != was.since
     assert services.down() == []
     assert store(services).get("a") == b"1"
+
+
+def test_a_removed_home_takes_its_services_along(services: Services) -> None:
+    services.start("s3")
+    was = record(services, "s3")
+    shutil.rmtree(services.home)
+    end = time.monotonic() + 3 * WATCH
+    while was.alive and time.monotonic() < end:
+        time.sleep(0.05)
+    assert not was.alive
 
 
 def test_runs_and_artifacts_survive_a_kill_of_mlflow(services: Services) -> None:
