@@ -42,8 +42,6 @@ class ServeConfig(Limits):
     cpu_percent: int = Field(
         default=70, ge=1, le=100, description="use of the requested CPU above which servers are added"
     )
-    cpu: str = Field(default="500m", description="CPU that one server requests")
-    memory: str = Field(default="1Gi", description="memory of one server")
 
 
 class Inputs(StepInputs, Limits):
