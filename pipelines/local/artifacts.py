@@ -1,7 +1,7 @@
 """Artifacts between a pod's directory and the S3 store: the keys, archives and surprises of Argo.
 
-On loading an artifact without `archive`, a gzipped tar is found out and unpacked, and if it holds one thing only, that thing
-gets the artifact's path. Source: Argo's executor.go (loadArtifact, unpack, saveArtifact).
+On loading an artifact without `archive`, a gzipped tar is found out and unpacked, and if it holds one thing only,
+that thing gets the artifact's path. Source: Argo's executor.go (loadArtifact, unpack, saveArtifact).
 """
 
 import gzip
@@ -81,13 +81,15 @@ def _unpack(archive: Path, path: Path, extract: Any) -> None:
 
 
 def save(artifact: dict[str, Any], path: Path, pod: str, workflow: str, store: Any) -> dict[str, Any] | None:
-    """Uploads an output artifact; gives it with its location, or None if it is optional and absent. Raises ArtifactError."""
+    """Uploads an output artifact and gives it with its key; None if it is optional and absent. Raises ArtifactError."""
     archive = artifact.get("archive") or {}
     if not path.exists():
         if artifact.get("optional"):
             return None
         suffix = "" if "none" in archive else ".tgz"
-        raise ArtifactError(f"open /var/run/argo/outputs/artifacts{artifact['path']}{suffix}: no such file or directory")
+        raise ArtifactError(
+            f"open /var/run/argo/outputs/artifacts{artifact['path']}{suffix}: no such file or directory"
+        )
     name, packed = path.name, path
     if "zip" in archive:
         name, packed = f"{artifact['name']}.zip", path.with_name(f".{artifact['name']}.zip")
@@ -95,9 +97,9 @@ def save(artifact: dict[str, Any], path: Path, pod: str, workflow: str, store: A
     elif "none" not in archive:
         level = (archive.get("tar") or {}).get("compressionLevel")
         name, packed = f"{artifact['name']}.tgz", path.with_name(f".{artifact['name']}.tgz")
-        with gzip.GzipFile(packed, "wb", compresslevel=6 if level is None else int(level), mtime=0) as zipped:
-            with tarfile.open(fileobj=zipped, mode="w", dereference=False) as tar:
-                tar.add(path, arcname=path.name)
+        level = 6 if level is None else int(level)
+        with gzip.GzipFile(packed, "wb", level, mtime=0) as zipped, tarfile.open(fileobj=zipped, mode="w") as tar:
+            tar.add(path, arcname=path.name)
     key = (artifact.get("s3") or {}).get("key") or f"{workflow}/{pod}/{name}"
     try:
         store().upload(packed, key)

@@ -1,8 +1,8 @@
 """DAG templates: which task may run, what it sees, and what its end means for the whole.
 
-A bare `A` in `depends` means `(A.Succeeded || A.Skipped || A.Daemoned)`: an omitted task lets nothing pass. The phase of a
-DAG is that of its targets (the leaves), where an omitted task has the phase of what is above it.
-Source: Argo's dag.go and common/ancestry.go.
+A bare `A` in `depends` means `(A.Succeeded || A.Skipped || A.Daemoned)`: an omitted task lets nothing pass. The phase
+of a DAG is that of its targets (the leaves), where an omitted task has the phase of what is above it. Source: Argo's
+dag.go and common/ancestry.go.
 """
 
 import re
@@ -136,7 +136,9 @@ class Dag:
             if not node or node["phase"] not in FULFILLED or not self.s.hooks_done(node):
                 return None
             results: dict[str, bool] = {result: node["phase"] == phase for result, phase in RESULTS.items()}
-            phases = [self.s.nodes[id]["phase"] for id in node.get("children", [])] if node["type"] == "TaskGroup" else []
+            phases = (
+                [self.s.nodes[id]["phase"] for id in node.get("children", [])] if node["type"] == "TaskGroup" else []
+            )
             results |= {"Daemoned": False, "AnySucceeded": "Succeeded" in phases}
             results |= {"AllFailed": bool(phases) and all(phase == "Failed" for phase in phases)}
             scope[need.replace("-", "_")] = results
@@ -290,7 +292,9 @@ def resolve(scheduler: "Scheduler", task: dict[str, Any], scope: scopes.Scope) -
     return {**body, **hooks}
 
 
-def execute(scheduler: "Scheduler", name: str, holder: dict[str, Any], template: dict[str, Any], options: Options) -> Node:
+def execute(
+    scheduler: "Scheduler", name: str, holder: dict[str, Any], template: dict[str, Any], options: Options
+) -> Node:
     """Brings a DAG node as far as it can go."""
     node = scheduler.get(name)
     if not node:

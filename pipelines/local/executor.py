@@ -2,9 +2,9 @@
 
     executor.start(action); events = executor.wait(timeout); executor.kill(id); executor.halt(grace)
 
-A pod's files lie under its own root. Paths that the manifest takes from `{{inputs|outputs...path}}` are moved there in its
-text; if it spells any of them out, the process sees that root as `/` (isolation.py). What is checked and said is Argo's:
-a failed main container wins over outputs that are missing, and outputs are collected even then.
+A pod's files lie under its own root. Paths that the manifest takes from `{{inputs|outputs...path}}` are moved there
+in its text; if it spells any of them out, the process sees that root as `/` (isolation.py). What is checked and said
+is Argo's: a failed main container wins over outputs that are missing, and outputs are collected even then.
 """
 
 import json
@@ -172,10 +172,10 @@ class Executor:
         work, one.work = one.work, None
         assert work
         if one.process:  # outputs
-            error = work.exception()
-            if error and not isinstance(error, (RekindleError, OSError)):
-                raise error
-            self._end(one, *(work.result() if not error else ("Error", f"wait: Error (exit code 64): {error}", None)))
+            try:
+                self._end(one, *work.result())
+            except (RekindleError, OSError) as error:
+                self._end(one, "Error", f"wait: Error (exit code 64): {error}", None)
             return
         try:
             work.result()
@@ -281,10 +281,16 @@ class Executor:
 
 
 def _private(template: dict[str, Any]) -> tuple[str, ...] | None:
-    """The declared paths if any of them is spelled out, None if all come from placeholders. Raises nothing."""
+    """The paths that must be the pod's own as the manifest spells them out; None if all come from placeholders."""
     text = json.dumps(template.get("container") or template.get("script"), ensure_ascii=False)
-    paths = list(_paths(template))
-    return tuple(paths) if any(MARK + path not in text for path in paths) else None
+    paths, mounts = list(_paths(template)), _mounts(template)
+    return (*paths, *mounts) if mounts or any(MARK + path not in text for path in paths) else None
+
+
+def _mounts(template: dict[str, Any]) -> list[str]:
+    """Where volumes (empty directories, all of them) are mounted; a shared /tmp and /dev/shm are the machine's."""
+    mounts = (template.get("container") or template.get("script") or {}).get("volumeMounts") or []
+    return [each["mountPath"] for each in mounts if each["mountPath"].rstrip("/") not in ("/tmp", "/dev/shm")]
 
 
 def _paths(template: dict[str, Any]) -> Iterator[str]:
@@ -332,7 +338,7 @@ def _result(stdout: Path, log: Path) -> str:
 def check(template: dict[str, Any]) -> None:
     """Raises ConfigError if a template (as written) spells out paths that cannot be made its own here."""
     text = json.dumps(template.get("container") or template.get("script"))
-    literal = []
+    literal = _mounts(template)
     filled = {**template, "inputs": {"artifacts": [], **(template.get("inputs") or {})}}
     for way in ("inputs", "outputs"):
         for kind in ("artifacts", "parameters"):
@@ -347,6 +353,6 @@ def check(template: dict[str, Any]) -> None:
         raise ConfigError(f"{where}: the path {bad} lies in a directory of the system: use one below /tmp.")
     if not isolation.available():
         raise ConfigError(
-            f"{where} spells out the path {literal[0]}, and this system gives no private mount namespace, so pods would "
-            "share it. Write {{outputs.parameters.NAME.path}} (or inputs/outputs.artifacts.NAME.path) instead of the path."
+            f"{where} spells out the path {literal[0]}, and this system gives no private mount namespace, so pods "
+            "would share it. Write {{outputs.parameters.NAME.path}} (or ...artifacts.NAME.path) instead of the path."
         )

@@ -1,6 +1,7 @@
 """What expressions can call: expr-lang's builtins, its predicates, and the common functions of sprig.
 
-Anything else is refused by name before a run starts (subset.py). Source: expr-lang/expr v1.17 builtin, Masterminds/sprig.
+Anything else is refused by name before a run starts (subset.py). Source: expr-lang/expr v1.17 builtin,
+Masterminds/sprig.
 """
 
 import base64
@@ -10,7 +11,7 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from functools import cmp_to_key
-from typing import Any
+from typing import Any, TypeGuard
 
 from pipelines.local.golang import dumps, verb
 
@@ -21,7 +22,7 @@ class ExprError(Exception):
     """The expression cannot be parsed or evaluated."""
 
 
-def is_number(value: Any) -> bool:
+def is_number(value: Any) -> TypeGuard[Numeric]:
     """Whether Go would call it a number (a bool is none)."""
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
@@ -38,7 +39,7 @@ def equal(left: Any, right: Any) -> bool:
 def compare(left: Any, right: Any) -> int:
     """-1, 0 or 1 for two numbers or two strings. Raises ExprError."""
     if (is_number(left) and is_number(right)) or (isinstance(left, str) and isinstance(right, str)):
-        return (left > right) - (left < right)
+        return (left > right) - (left < right)  # pyright: ignore[reportOperatorIssue]
     raise ExprError(f"cannot compare {left!r} and {right!r}")
 
 
@@ -70,7 +71,11 @@ def jsonpath(text: str, path: str) -> Any:
     for name, quoted, index in re.findall(r"\.([\w-]+|\*)|\[['\"](.+?)['\"]\]|\[(-?\d+|\*)\]", path[1:]):
         key = name or quoted or index
         if key == "*":
-            value = [each for part in (value if many else [value]) for each in (part.values() if isinstance(part, dict) else part)]
+            value = [
+                each
+                for part in (value if many else [value])
+                for each in (part.values() if isinstance(part, dict) else part)
+            ]
             many = True
         elif many:
             value = [_child(part, key, bool(index)) for part in value]

@@ -48,7 +48,7 @@ def plain(number: float) -> str:
 
 
 def general(number: float, small: float = 1e-4, big: float = 1e21) -> str:
-    """A float as `%v` prints it (or, with small=1e-6, as encoding/json): an exponent only for the very small and big."""
+    """A float as `%v` prints it (with small=1e-6, as encoding/json): an exponent only for the very small and big."""
     if number and not math.isinf(number) and not math.isnan(number) and not small <= abs(number) < big:
         digits, _, exponent = f"{number!r}".partition("e")
         if not exponent:

@@ -1,8 +1,8 @@
 """A pod's own file system tree without a container: `/` seen from its root directory, with private directories.
 
-Everything of the machine appears at its place (recursive binds in a private mount namespace), except the directories that
-the manifest declares files in: those, and /tmp, are the pod's own. So the literal path /tmp/out.txt of one pod is another
-file than that of the next, and the path inside is the root directory plus the path outside.
+Everything of the machine appears at its place (recursive binds in a private mount namespace), except the directories
+that the manifest declares files in: those, and /tmp, are the pod's own. So the literal path /tmp/out.txt of one pod
+is another file than that of the next, and the path inside is the root directory plus the path outside.
 """
 
 import ctypes
@@ -41,7 +41,7 @@ def entry(root: Path, paths: Iterable[str], keep: Iterable[Path]) -> Callable[[]
 
     Prepares the directories now, so that only system calls remain for the child.
     """
-    private = {"tmp"} | {Path(path).parts[1] for path in paths}
+    private = {"tmp"} | {Path(path).parts[1] for path in paths} - SYSTEM
     mounts: list[tuple[bytes, bytes]] = []
     for name in sorted(os.listdir("/")):
         source, target = Path("/") / name, root / name

@@ -88,4 +88,6 @@ def _one(step: dict[str, Any], index: int, item: Any, scope: Mapping[str, str | 
 
 
 def _text(item: Any) -> str:
-    return item if isinstance(item, str) else golang.dumps(item) if isinstance(item, (dict, list)) else golang.item(item)
+    return (
+        item if isinstance(item, str) else golang.dumps(item) if isinstance(item, (dict, list)) else golang.item(item)
+    )

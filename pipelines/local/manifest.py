@@ -1,7 +1,7 @@
 """Reads a Workflow, WorkflowTemplate or CronWorkflow and turns it into the one Workflow that runs.
 
-YAML is read as Kubernetes' Go library reads it, where that differs from PyYAML: `y` and `n` are booleans, keys are texts,
-1e3 is a number, and dates and 1:30 are texts.
+YAML is read as Kubernetes' Go library reads it, where that differs from PyYAML: `y` and `n` are booleans, keys are
+texts, 1e3 is a number, and dates and 1:30 are texts.
 """
 
 import copy
@@ -38,9 +38,9 @@ class Loader(Base):
 def _mapping(loader: Any, node: Any) -> dict[str, Any]:
     loader.flatten_mapping(node)
     return {
-        key if isinstance(key := loader.construct_object(name, deep=True), str) else anystring(key): loader.construct_object(
-            value, deep=True
-        )
+        key
+        if isinstance(key := loader.construct_object(name, deep=True), str)
+        else anystring(key): loader.construct_object(value, deep=True)
         for name, value in node.value
     }
 
@@ -56,9 +56,7 @@ Loader.add_implicit_resolver(
     re.compile(r"[-+]?(\.\d+|\d+(\.\d*)?)([eE][-+]?\d+)?$|[-+]?\.(inf|Inf|INF)$|\.(nan|NaN|NAN)$"),
     NUMBER,
 )
-Loader.add_constructor(
-    "tag:yaml.org,2002:bool", lambda _, node: node.value.lower() in ("y", "yes", "true", "on")
-)
+Loader.add_constructor("tag:yaml.org,2002:bool", lambda _, node: node.value.lower() in ("y", "yes", "true", "on"))
 
 
 def documents(text: str) -> list[dict[str, Any]]:
@@ -126,7 +124,7 @@ def _set(spec: dict[str, Any], parameters: Mapping[str, str]) -> None:
                 each["value"] = value
                 break
         else:
-            names = {each.get("name", "") for each in known}
+            hint = did_you_mean(name, {each.get("name", "") for each in known})
             raise ConfigError(
-                f'the workflow has no parameter "{name}": it must be in spec.arguments.parameters.{did_you_mean(name, names)}'
+                f'the workflow has no parameter "{name}": spec.arguments.parameters must declare it.{hint}'
             )

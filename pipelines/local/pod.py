@@ -1,4 +1,4 @@
-"""A container as a process of this machine: its environment from the manifest only, its own session, dead with its parent.
+"""A container as a process of this machine: the environment of its manifest, its own session, dead with its parent.
 
     process = start(PodRun(name, spec=pod_spec, root=..., log=...), cluster)
 
@@ -66,10 +66,12 @@ def start(pod: PodRun, cluster: Cluster) -> subprocess.Popen[bytes]:
     """Starts the process and returns at once. Raises ConfigError for what this machine cannot run."""
     container = _container(pod)
     environment = environ(pod, container, cluster)
-    arguments = [expand(str(each), environment) for each in [*(container.get("command") or []), *(container.get("args") or [])]]
+    arguments = [
+        expand(str(each), environment) for each in [*(container.get("command") or []), *(container.get("args") or [])]
+    ]
     if not container.get("command"):
         raise ConfigError(
-            f"{pod.name}: container {container['name']} has no command, and its image's own is not known here. Set command."
+            f"{pod.name}: container {container['name']} has no command, and its image's own is not known. Set it."
         )
     if PYTHON.fullmatch(arguments[0]):
         arguments[0] = cluster.image(container["image"]).python
@@ -77,6 +79,8 @@ def start(pod: PodRun, cluster: Cluster) -> subprocess.Popen[bytes]:
     pod.log.parent.mkdir(parents=True, exist_ok=True)
     enter = None
     if pod.private is not None:
+        for mount in container.get("volumeMounts") or []:
+            (pod.root / mount["mountPath"].lstrip("/")).mkdir(parents=True, exist_ok=True)
         enter = isolation.entry(pod.root, pod.private, [cluster.home])
     directory = container.get("workingDir") or (None if enter else str(pod.root))
     with open(pod.log, "ab") as log, open(pod.stdout or pod.log, "ab") as out:
@@ -125,6 +129,7 @@ def environ(pod: PodRun, container: Mapping[str, Any], cluster: Cluster) -> dict
         "LANG": "C.UTF-8",
         "PYTHONPATH": str(REPOSITORY),
         "PYTHONUNBUFFERED": "1",
+        "REKINDLE_PATH": os.environ.get("REKINDLE_PATH", ""),
     } | dict(cluster.service_variables())
     found |= cluster.image(container["image"]).env
     for source in container.get("envFrom") or []:
@@ -145,7 +150,9 @@ def _read(pod: PodRun, read: Any, reference: Mapping[str, Any]) -> Mapping[str, 
     except KeyError:
         if reference.get("optional"):
             return {}
-        raise ConfigError(f"{pod.name} needs the ConfigMap or Secret {reference['name']!r}, which is not here.") from None
+        raise ConfigError(
+            f"{pod.name} needs the ConfigMap or Secret {reference['name']!r}, which is not here."
+        ) from None
 
 
 def _value(pod: PodRun, variable: Mapping[str, Any], cluster: Cluster) -> str | None:
@@ -159,7 +166,9 @@ def _value(pod: PodRun, variable: Mapping[str, Any], cluster: Cluster) -> str | 
                 return values[reference["key"]]
             if reference.get("optional"):
                 return None
-            raise ConfigError(f"{pod.name}: {reference['name']} has no key {reference['key']!r} (for {variable['name']}).")
+            raise ConfigError(
+                f"{pod.name}: {reference['name']} has no key {reference['key']!r} (for {variable['name']})."
+            )
     path = (source.get("fieldRef") or {}).get("fieldPath", "")
     fields = {
         "metadata.name": pod.name,

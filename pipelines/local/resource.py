@@ -1,7 +1,7 @@
 """Resource templates: kubectl's actions on the local controllers, then waiting for a condition.
 
-Failure of a condition, a deleted object and anything kubectl would refuse make the node Failed ("main: ... exit code 64").
-Source: Argo's executor/resource.go and cmd/argoexec/commands/resource.go.
+Failure of a condition, a deleted object and anything kubectl would refuse make the node Failed ("main: ... exit code
+64"). Source: Argo's executor/resource.go and cmd/argoexec/commands/resource.go.
 """
 
 import copy
@@ -86,7 +86,9 @@ class Resources:
             self.controllers = controllers(self.cluster, self.run)
         found = self.controllers.get(kind)
         if found is None:
-            raise KubectlError(f'no matches for kind "{kind}": here only {", ".join(sorted(self.controllers))} are known')
+            raise KubectlError(
+                f'no matches for kind "{kind}": here only {", ".join(sorted(self.controllers))} are known'
+            )
         return found
 
     def _act(self, resource: dict[str, Any]) -> tuple[str, str]:
@@ -109,7 +111,7 @@ class Resources:
         elif action in ("get", "patch", "replace") and now is None:
             raise KubectlError(missing)
         elif action == "patch":
-            controller.apply(merge({key: value for key, value in now.items() if key != "status"}, obj))
+            controller.apply(merge({key: value for key, value in (now or {}).items() if key != "status"}, obj))
         elif action != "get":
             controller.apply(obj)
         return kind, name
@@ -123,7 +125,12 @@ class Resources:
             raise KubectlError("the manifest holds no object")
         if resource.get("setOwnerReference"):
             meta = self.workflow["metadata"]
-            owner = {"apiVersion": self.workflow["apiVersion"], "kind": "Workflow", "name": meta["name"], "uid": meta["uid"]}
+            owner = {
+                "apiVersion": self.workflow["apiVersion"],
+                "kind": "Workflow",
+                "name": meta["name"],
+                "uid": meta["uid"],
+            }
             references = obj.setdefault("metadata", {}).setdefault("ownerReferences", [])
             references.append(owner | {"controller": True, "blockOwnerDeletion": True})
         return obj
@@ -200,5 +207,5 @@ def check(resource: dict[str, Any], where: str) -> None:
         raise ConfigError(f"{where}.mergeStrategy json is not supported by the local runner: use merge.")
     if resource.get("failureCondition") and not resource.get("successCondition"):
         raise ConfigError(
-            f"{where}.failureCondition without successCondition: Argo takes that for success at the first look. Set both."
+            f"{where}.failureCondition without successCondition: Argo takes it for success at the first look. Set both."
         )

@@ -105,7 +105,11 @@ def with_defaults(template: dict[str, Any], defaults: dict[str, Any] | None) -> 
 def _merged(base: Any, over: Any) -> Any:
     if isinstance(base, dict) and isinstance(over, dict):
         return {k: _merged(base.get(k), over[k]) if k in over else copy.deepcopy(base[k]) for k in {**base, **over}}
-    if isinstance(base, list) and isinstance(over, list) and all(isinstance(e, dict) and "name" in e for e in base + over):
+    if (
+        isinstance(base, list)
+        and isinstance(over, list)
+        and all(isinstance(e, dict) and "name" in e for e in base + over)
+    ):
         named = {each["name"]: each for each in base}
         return [_merged(named.pop(each["name"], None), each) for each in over] + list(named.values())
     return over if over is not None else base

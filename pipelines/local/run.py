@@ -3,9 +3,9 @@
     status = execute(manifest, parameters, LocalCluster(), on_change=print)     # → Argo's WorkflowStatus
     status = resume("demo-4k2xp", LocalCluster()); stop("demo-4k2xp")
 
-Everything is written to the run's journal before it is acted on, so that after `kill -9` of this process `resume` goes on
-with what is there: finished steps stay, and what ran is ended and runs again. KeyboardInterrupt stops all pods in order and
-leaves a run that can be resumed.
+Everything is written to the run's journal before it is acted on, so that after `kill -9` of this process `resume`
+goes on with what is there: finished steps stay, and what ran is ended and runs again. KeyboardInterrupt stops all
+pods in order and leaves a run that can be resumed.
 """
 
 import os
@@ -197,6 +197,7 @@ def _clear(files: RunFiles, pods: Mapping[str, list[int]]) -> None:
     until = time.monotonic() + 5
     while any(Path(f"/proc/{pid}/fd/1").exists() for pid in found):
         if time.monotonic() > until:
-            raise RekindleError(f"processes {sorted(found)} of the dead runner of {files.name} do not end: they must first.")
+            raise RekindleError(
+                f"processes {sorted(found)} of the dead runner of {files.name} do not end: they must first."
+            )
         time.sleep(0.01)
-

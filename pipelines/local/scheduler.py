@@ -1,10 +1,11 @@
-"""The state machine of a workflow: (nodes, events, now) → (nodes, actions). No clock, no I/O, nothing of its own but `status`.
+"""The state machine of a workflow: (nodes, events, now) → (nodes, actions), without a clock and without I/O.
 
     scheduler = Scheduler(workflow, status={})
     actions = scheduler.advance(now, events)      # `status` is Argo's WorkflowStatus as plain data
 
-Each call walks the templates from the entrypoint over the table of nodes, as Argo's controller does, so a table read from
-disk goes on where it was. Source: Argo's workflow/controller/operator.go, exec_control.go, exit_handler.go (v4.1).
+Each call walks the templates from the entrypoint over the table of nodes, as Argo's controller does, so a table read
+from disk goes on where it was. Source: Argo's workflow/controller/operator.go, exec_control.go, exit_handler.go
+(v4.1).
 """
 
 import json
@@ -133,7 +134,7 @@ class Scheduler(Values):
             return
         if node is None:
             return
-        phase = WORKFLOW_PHASE.get(node["phase"], node["phase"])
+        phase: str = WORKFLOW_PHASE.get(node["phase"]) or node["phase"]
         self.globals["workflow.status"] = phase
         if node["phase"] not in FULFILLED:
             return
@@ -199,7 +200,13 @@ class Scheduler(Values):
         except NodeError as error:
             self.error(name, holder, options, str(error))
             raise
-        if not retried and node and template.get("timeout") and node["phase"] == "Pending" and node["id"] not in self.started:
+        if (
+            not retried
+            and node
+            and template.get("timeout")
+            and node["phase"] == "Pending"
+            and node["id"] not in self.started
+        ):
             self._check_timeout(node, template)
         self.limit(template, node, options.boundary)
         self.memory[name] = template
@@ -215,7 +222,10 @@ class Scheduler(Values):
     def _enter(self, name: str, holder: dict[str, Any], arguments: dict[str, Any], options: Options) -> dict[str, Any]:
         template = retries.with_defaults(self.template(holder), self.spec.get("templateDefaults"))
         local = {"node.name": name, f"{options.kind}.name": holder.get("name", "")}
-        if any(kind in template for kind in LEAVES) and template.get("retryStrategy", self.spec.get("retryStrategy")) is None:
+        if (
+            any(kind in template for kind in LEAVES)
+            and template.get("retryStrategy", self.spec.get("retryStrategy")) is None
+        ):
             local["pod.name"] = self.pod_name(name, template["name"])
         return self.processed(template, arguments, local)
 
@@ -242,7 +252,9 @@ class Scheduler(Values):
         if template.get("failFast") is True and self.count(boundary, FAILED):
             if not any(self.nodes[id].get("boundaryID") == boundary for id in self.active):
                 message = "template has failed or errored children and failFast enabled"
-                groups = [n for n in self.nodes.values() if n.get("boundaryID") == boundary and n["type"] == "StepGroup"]
+                groups = [
+                    n for n in self.nodes.values() if n.get("boundaryID") == boundary and n["type"] == "StepGroup"
+                ]
                 if groups:
                     self.mark(groups[-1]["name"], "Failed", message)
                 self.mark(parent["name"], "Failed", message)

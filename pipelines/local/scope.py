@@ -26,7 +26,10 @@ class Scope(dict[str, Any]):
 
     def parameters(self, globals: Mapping[str, str] | None = None) -> dict[str, str | None]:
         """All that is text or absent, over the workflow's values."""
-        return {**(globals or {}), **{key: value for key, value in self.items() if value is None or isinstance(value, str)}}
+        return {
+            **(globals or {}),
+            **{key: value for key, value in self.items() if value is None or isinstance(value, str)},
+        }
 
 
 def of_template(scheduler: "Scheduler", template: dict[str, Any]) -> Scope:
@@ -131,8 +134,8 @@ def absent_arguments(scope: Scope, arguments: dict[str, Any]) -> dict[str, Any]:
 
 
 def artifact_of(scope: Scope, artifact: dict[str, Any]) -> dict[str, Any] | None:
-    """The artifact that `from` or `fromExpression` names; None if it is optional and not there. Raises TemplateError."""
-    source, expression = artifact.get("from"), artifact.get("fromExpression")
+    """The artifact that `from` or `fromExpression` names; None if optional and not there. Raises TemplateError."""
+    source, expression = artifact.get("from") or "", artifact.get("fromExpression")
     if not source and not expression:
         return artifact
     try:
@@ -159,15 +162,15 @@ def artifact_of(scope: Scope, artifact: dict[str, Any]) -> dict[str, Any] | None
     return found
 
 
-
-
 def outputs_of(template: dict[str, Any], scope: Scope) -> dict[str, Any] | None:
     """The outputs of a DAG or steps template. Raises TemplateError."""
     declared = template.get("outputs") or {}
     outputs: dict[str, Any] = {}
     for each in declared.get("parameters") or []:
         value = _value(each, scope)
-        outputs.setdefault("parameters", []).append({**{k: v for k, v in each.items() if k != "valueFrom"}, "value": value})
+        outputs.setdefault("parameters", []).append(
+            {**{k: v for k, v in each.items() if k != "valueFrom"}, "value": value}
+        )
     for each in declared.get("artifacts") or []:
         found = artifact_of(scope, each)
         if found and (each.get("from") or each.get("fromExpression")):
@@ -197,9 +200,11 @@ def _value(parameter: dict[str, Any], scope: Scope) -> str:
         if default is None:
             raise TemplateError(str(error)) from None
         return default
-    if value is None and default is None:
+    if value is not None:
+        return golang.verb(value)
+    if default is None:
         raise TemplateError(
             f'output parameter "{parameter["name"]}": "{tag}" is an absent optional '
             "(skipped/omitted node output with no default)"
         )
-    return default if value is None else golang.verb(value)
+    return default

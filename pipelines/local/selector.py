@@ -1,10 +1,12 @@
 """The conditions of resource templates: a Kubernetes label selector whose keys are gjson paths.
 
     selector := requirement ("," requirement)*
-    requirement := key | "!" key | key (= | == | !=) value | key (in | notin) "(" value ("," value)* ")" | key (> | <) integer
-A key is a path like `status.conditions.1.type` (letters, digits and `._-` only: no quotes, `#(...)`, `[0]`). Of a success
-condition all requirements must hold; of a failure condition any, and failure is looked at first. A missing path
-satisfies `!=`, `notin` and `!key`.
+    requirement := key | "!" key | key (= | == | !=) value | key (> | <) integer
+                 | key (in | notin) "(" value ("," value)* ")"
+
+A key is a path like `status.conditions.1.type` (letters, digits and `._-` only: no quotes, `#(...)`, `[0]`). Of a
+success condition all requirements must hold; of a failure condition any, and failure is looked at first. A missing
+path satisfies `!=`, `notin` and `!key`.
 Source: k8s.io/apimachinery/pkg/labels, Argo's executor/resource.go matchConditions.
 """
 

@@ -1,8 +1,9 @@
 """A run on disk: .rekindle/runs/NAME/{manifest.yaml, journal.jsonl, lock, stop, logs/POD.log, pods/POD/}.
 
-The journal holds one JSON object a line: what changed in the workflow's status (`status`, `nodes` by id) and which process
-runs which pod (`pods`: id → [pid, start time], null when it is over). A line is one write, made before anything relies on
-it; a torn last line is as if it had never been written. The manifest is the workflow as it runs, in YAML that is JSON.
+The journal holds one JSON object a line: what changed in the workflow's status (`status`, `nodes` by id) and which
+process runs which pod (`pods`: id → [pid, start time], null when it is over). A line is one write, made before
+anything relies on it; a torn last line is as if it had never been written. The manifest is the workflow as it runs,
+in YAML that is JSON.
 """
 
 import errno
@@ -73,7 +74,7 @@ class RunFiles:
             runs = self.home / "runs"
             known = {each.name for each in runs.iterdir()} if runs.is_dir() else set()
             raise ConfigError(
-                f'there is no run "{self.name}" in {runs}.{did_you_mean(self.name, known)} `rekindle status` lists them.'
+                f'there is no run "{self.name}" in {runs}.{did_you_mean(self.name, known)} `rekindle status` has all.'
             ) from None
 
     def load(self) -> tuple[Status, dict[str, list[int]]]:
@@ -155,8 +156,8 @@ def _line(entry: dict[str, Any]) -> str:
 def _named(error: OSError, root: Path) -> RekindleError:
     if error.errno in FULL:
         return DiskFull(
-            f"no space is left for the state of the run in {root} ({os.strerror(error.errno or 0)}): the run stopped where it "
-            f"was. Free some space, then `rekindle resume {root.name}`."
+            f"no space is left for the state of the run in {root} ({error.strerror}): the run stopped where it was. "
+            f"Free some space, then `rekindle resume {root.name}`."
         )
     return RekindleError(f"{root} cannot be written ({error.strerror}): the state of a run is kept there.")
 
@@ -176,7 +177,7 @@ def read(home: Path, name: str) -> Status:
 
 
 def reset(status: Status) -> Status:
-    """A failed or stopped status made ready to go on, as `argo retry` does: what succeeded stays, the rest runs again."""
+    """A failed or stopped status made ready to go on, as by `argo retry`: what succeeded stays, the rest runs again."""
     nodes: dict[str, dict[str, Any]] = status["nodes"]
     groups = ("DAG", "Steps", "StepGroup", "TaskGroup")
     gone = {

@@ -1,7 +1,7 @@
 """Steps templates: groups one after the other, the members of a group at once.
 
-A group ends when all its members did; one that failed (or erred: a steps template turns both into Failed) ends the template,
-unless `continueOn` allows it. Source: Argo's steps.go.
+A group ends when all its members did; one that failed (or erred: a steps template turns both into Failed) ends the
+template, unless `continueOn` allows it. Source: Argo's steps.go.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -15,7 +15,11 @@ from pipelines.local.when import WhenError, should_execute
 
 if TYPE_CHECKING:
     from pipelines.local.scheduler import Scheduler
-def execute(scheduler: "Scheduler", name: str, holder: dict[str, Any], template: dict[str, Any], options: Options) -> Node:
+
+
+def execute(
+    scheduler: "Scheduler", name: str, holder: dict[str, Any], template: dict[str, Any], options: Options
+) -> Node:
     """Brings a steps node as far as it can go."""
     node = scheduler.get(name)
     if not node:
@@ -161,15 +165,16 @@ class Group:
         for node in children:
             if node["phase"] not in FULFILLED:
                 complete = False
-            elif step := steps.get(node["name"]):
-                if step.get("hooks") or step.get("onExit"):
-                    scope = scopes.Scope(self.scope)
-                    scope[f"steps.{step['name']}.status"] = node["phase"]
-                    try:
-                        complete &= self.s.exit_done(step, node, scope, self.options)
-                    except NodeError as error:
-                        self.s.mark(self.name, "Error", str(error))
-                        return
+                continue
+            step = steps.get(node["name"], {})
+            if step.get("hooks") or step.get("onExit"):
+                scope = scopes.Scope(self.scope)
+                scope[f"steps.{step['name']}.status"] = node["phase"]
+                try:
+                    complete &= self.s.exit_done(step, node, scope, self.options)
+                except NodeError as error:
+                    self.s.mark(self.name, "Error", str(error))
+                    return
         if not complete:
             return
         for node in children:

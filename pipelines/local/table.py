@@ -1,8 +1,8 @@
 """The table of a workflow's nodes, as `status.nodes` holds them: names, ids, phases, messages, the graph.
 
-Nodes are named as Argo names them: the entry as the workflow, a DAG task PARENT.TASK, a step PARENT[GROUP].STEP, a loop's
-NAME(INDEX:ITEM), an attempt NAME(N), a hook NAME.onExit. Source: Argo's operator.go (initializeNode, markNodePhase,
-getOutboundNodes) and util/pod_name.go.
+Nodes are named as Argo names them: the entry as the workflow, a DAG task PARENT.TASK, a step PARENT[GROUP].STEP, a
+loop's NAME(INDEX:ITEM), an attempt NAME(N), a hook NAME.onExit. Source: Argo's operator.go (initializeNode,
+markNodePhase, getOutboundNodes) and util/pod_name.go.
 """
 
 import re
@@ -101,10 +101,13 @@ class Table:
     """The nodes of one workflow. `changed` collects the ids of those that differ since the caller last cleared it."""
 
     def __init__(self, name: str, status: dict[str, Any]) -> None:
-        self.name, self.status = name, status
+        self.name = name
+        self.status: dict[str, Any] = status
         self.nodes: dict[str, Node] = status["nodes"]
         self.ids = {node["name"]: id for id, node in self.nodes.items()}
-        self.active = {id for id, node in self.nodes.items() if node["type"] == "Pod" and node["phase"] not in FULFILLED}
+        self.active = {
+            id for id, node in self.nodes.items() if node["type"] == "Pod" and node["phase"] not in FULFILLED
+        }
         self.changed: set[str] = set()
         self.now, self.again = 0.0, False
 
@@ -119,7 +122,9 @@ class Table:
         id = self.ids.get(name)
         return self.nodes[id] if id is not None else None
 
-    def create(self, name: str, type: str, phase: str, holder: dict[str, Any], options: Options, message: str = "") -> Node:
+    def create(
+        self, name: str, type: str, phase: str, holder: dict[str, Any], options: Options, message: str = ""
+    ) -> Node:
         """A new node. Its times are now; what is created fulfilled is finished too."""
         boundary = self.nodes.get(options.boundary)
         shown = name[len(boundary["name"]) :] if boundary else name

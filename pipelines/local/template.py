@@ -1,9 +1,9 @@
 """`{{tag}}` and `{{=expression}}`: textual substitution on the JSON of a whole object, as Argo does it.
 
-A tag runs from the first `{{` to the next `}}`; its value goes in escaped, so it stays inside its string. A tag that nobody
-knows stays as it is, unless it is strict (then Missing); a tag whose value is None (the output of a skipped step) is an error.
-An unclosed `{{` is an error wherever it stands.
-Source: Argo's util/template (simple_template.go, expression_template.go) and util/expand.
+A tag runs from the first `{{` to the next `}}`; its value goes in escaped, so it stays inside its string. A tag that
+nobody knows stays as it is, unless it is strict (then Missing); a tag whose value is None (the output of a skipped
+step) is an error. An unclosed `{{` is an error wherever it stands. Source: Argo's util/template (simple_template.go,
+expression_template.go) and util/expand.
 """
 
 import json
@@ -75,7 +75,8 @@ def _simple(tag: str, scope: Scope, strict: re.Pattern[str] | None, artifacts: b
         value = scope[name]
         if value is None:
             raise TemplateError(
-                f"unable to substitute {{{{{tag}}}}}: output is an absent optional (skipped/omitted node with no default)"
+                f"unable to substitute {{{{{tag}}}}}: "
+                "output is an absent optional (skipped/omitted node with no default)"
             )
         return quoted(value)
     outer, nested, inner = tag.rpartition("{{")

@@ -66,7 +66,10 @@ class Values(Table):
                 if not name or (kind == "parameters" and "value" not in each):
                     continue
                 kept = self.status.setdefault("outputs", {}).setdefault(kind, [])
-                entry = {**{k: v for k, v in each.items() if k not in ("globalName", "valueFrom", "path")}, "name": name}
+                entry = {
+                    **{k: v for k, v in each.items() if k not in ("globalName", "valueFrom", "path")},
+                    "name": name,
+                }
                 kept[:] = [old for old in kept if old["name"] != name] + [entry]
                 if kind == "parameters":
                     self.globals[f"workflow.outputs.parameters.{name}"] = each["value"]
@@ -113,8 +116,13 @@ class Values(Table):
             scope |= {f"inputs.parameters.{each['name']}": each["value"] for each in template["inputs"]["parameters"]}
             scope["inputs.parameters"] = golang.dumps(template["inputs"]["parameters"])
             outputs = template.get("outputs") or {}
-            for way, files in (("inputs", template["inputs"]["artifacts"]), ("outputs", outputs.get("artifacts") or [])):
-                scope |= {f"{way}.artifacts.{each['name']}.path": MARK + each["path"] for each in files if each.get("path")}
+            for way, files in (
+                ("inputs", template["inputs"]["artifacts"]),
+                ("outputs", outputs.get("artifacts") or []),
+            ):
+                scope |= {
+                    f"{way}.artifacts.{each['name']}.path": MARK + each["path"] for each in files if each.get("path")
+                }
             for each in outputs.get("parameters") or []:
                 if path := (each.get("valueFrom") or {}).get("path"):
                     scope[f"outputs.parameters.{each['name']}.path"] = MARK + path

@@ -1,9 +1,7 @@
 """The language of `when`: govaluate after substitution, with all its traps.
 
-    expression  := or ( "?" or | ":" or )*         or  := and ( "||" and )*        and := comparison ( "&&" comparison )*
-    comparison  := sum ( == != > >= < <= =~ !~ in sum )*     sum := product ( + - product )*   product := power ( * / % power )*
-    power       := value ( "**" value )*           value := number | 'text' | "text" | word | [word] | true | false
-                 | ( - ! ~ ) value | "(" expression ("," expression)* ")"
+    operators, loosest first:  ? : ??   ||   &&   == != > >= < <= =~ !~ in   & | ^   >> <<   + -   * / %   **
+    value := number | 'text' | "text" | word | [word] | true | false | ( - ! ~ ) value | "(" value ("," value)* ")"
 A bare word is its own text. Symbols are read greedily (`1 ==-1` is the unknown symbol "==-"), `1e-3` is not a number,
 `a-1` is a subtraction, `True` is a word, and two texts compare letter by letter.
 Source: Knetic/govaluate (parsing.go, lexerState.go, evaluationStage.go), Argo's steps.go shouldExecute.

@@ -22,7 +22,12 @@ def test_a_file_and_a_directory_come_back_as_they_were(s3: Store, tmp_path: Path
     (tree / "deep").mkdir(parents=True)
     (tree / "deep/x").write_text("x")
     (tree / "y").write_text("y")
-    for archive in ({}, {"archive": {"none": {}}}, {"archive": {"tar": {"compressionLevel": 0}}}, {"archive": {"zip": {}}}):
+    for archive in (
+        {},
+        {"archive": {"none": {}}},
+        {"archive": {"tar": {"compressionLevel": 0}}},
+        {"archive": {"zip": {}}},
+    ):
         for source in (tree, tree / "y"):
             saved = sent(s3, source, **archive, s3={"key": f"keys/{len(str(archive))}/{source.name}"})
             target = tmp_path / f"in-{len(str(archive))}-{source.name}"
@@ -58,7 +63,10 @@ def test_what_is_missing_is_an_error_unless_it_is_optional(s3: Store, tmp_path: 
     artifacts.load({"name": "a", "s3": {"key": "nope"}, "optional": True}, tmp_path / "in", lambda: s3)
     with pytest.raises(ArtifactError, match="no such file"):
         artifacts.save({"name": "a", "path": "/tmp/a"}, tmp_path / "a", "pod", "w", lambda: s3)
-    assert artifacts.save({"name": "a", "path": "/tmp/a", "optional": True}, tmp_path / "a", "pod", "w", lambda: s3) is None
+    assert (
+        artifacts.save({"name": "a", "path": "/tmp/a", "optional": True}, tmp_path / "a", "pod", "w", lambda: s3)
+        is None
+    )
 
 
 def test_a_tarball_cannot_write_outside_its_place(s3: Store, tmp_path: Path) -> None:

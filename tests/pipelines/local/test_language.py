@@ -107,7 +107,7 @@ def test_what_has_no_tag_is_not_touched(value: object) -> None:
         ("{a: nil}.a?.b", None),
         ("asInt('12') + asFloat('0.5')", 12.5),
         ("int('5') | string()", "5"),
-        ("jsonpath('{\"a\": [{\"b\": 1}, {\"b\": 2}]}', '$.a[*].b')", [1, 2]),
+        ('jsonpath(\'{"a": [{"b": 1}, {"b": 2}]}\', \'$.a[*].b\')', [1, 2]),
         ("sprig.trunc(2, 'abc') + sprig.upper('x')", "abX"),
         ("sprig.default('d', '')", "d"),
         ('len("héé")', 3),
@@ -122,7 +122,9 @@ def test_expressions(source: str, value: object) -> None:
     assert (type(found), found) == (type(value), value)
 
 
-@pytest.mark.parametrize("source", ["1 + 'a'", "unknown", "nil.a", "1 +", "'a' < 1", "true + 1", "(1", "asInt('x')", "1 ? 2 : 3"])
+@pytest.mark.parametrize(
+    "source", ["1 + 'a'", "unknown", "nil.a", "1 +", "'a' < 1", "true + 1", "(1", "asInt('x')", "1 ? 2 : 3"]
+)
 def test_expressions_that_are_errors(source: str) -> None:
     with pytest.raises(ExprError):
         evaluate(source, ARGO)
@@ -178,7 +180,9 @@ def test_conditions_of_resources(success: str, failure: str, verdict: bool | Non
     assert selector.verdict(JOB, success, failure)[0] is verdict
 
 
-@pytest.mark.parametrize("bad", ["a || b", "status.conditions.#(type==x) = y", "status[0] = a", "a > 0.5", "a = 'x'", "a in x", "=b"])
+@pytest.mark.parametrize(
+    "bad", ["a || b", "status.conditions.#(type==x) = y", "status[0] = a", "a > 0.5", "a = 'x'", "a in x", "=b"]
+)
 def test_conditions_that_are_no_label_selectors_are_refused(bad: str) -> None:
     with pytest.raises(selector.SelectorError):
         selector.parse(bad)
@@ -198,7 +202,9 @@ def test_parameter_values_are_written_as_argo_writes_them(value: object, text: s
     assert golang.anystring(value) == text
 
 
-@pytest.mark.parametrize(("text", "seconds"), [("30", 30), ("1m30s", 90), ("1.5h", 5400), ("100ms", 0.1), ("-2s", -2), ("0", 0)])
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("30", 30), ("1m30s", 90), ("1.5h", 5400), ("100ms", 0.1), ("-2s", -2), ("0", 0)]
+)
 def test_durations(text: str, seconds: float) -> None:
     assert golang.seconds(text) == pytest.approx(seconds)
 

@@ -53,15 +53,20 @@ def outcome(status: dict[str, Any]) -> Any:
 
 def chain(mark: Path, name: str, seconds: float = 0.15) -> dict[str, Any]:
     """Four steps that pass a number on and leave a line each time one ran to its end."""
-    body = f"sleep {seconds}; echo $(( {{{{inputs.parameters.x}}}} + 1 )) > {{{{outputs.parameters.out.path}}}}; echo {{{{inputs.parameters.x}}}} >> {mark}"
+    x = "{{inputs.parameters.x}}"
+    body = f"sleep {seconds}; echo $(( {x} + 1 )) > {{{{outputs.parameters.out.path}}}}; echo {x} >> {mark}"
     parameters = {"parameters": [{"name": "x"}]}
-    out = {"parameters": [{"name": "out", "valueFrom": {"path": "/tmp/out"}, "globalName": "last-{{inputs.parameters.x}}"}]}
+    out = {
+        "parameters": [{"name": "out", "valueFrom": {"path": "/tmp/out"}, "globalName": "last-{{inputs.parameters.x}}"}]
+    }
     tasks = [{"name": "s0", "template": "add", "arguments": {"parameters": [{"name": "x", "value": "0"}]}}]
     for i in range(1, 4):
         value = f"{{{{tasks.s{i - 1}.outputs.parameters.out}}}}"
         arguments = {"parameters": [{"name": "x", "value": value}]}
         tasks.append({"name": f"s{i}", "template": "add", "depends": f"s{i - 1}", "arguments": arguments})
-    return workflow([dag(*tasks), sh("add", body, inputs=parameters, outputs=out), sh("bye", "true")], name, onExit="bye")
+    return workflow(
+        [dag(*tasks), sh("add", body, inputs=parameters, outputs=out), sh("bye", "true")], name, onExit="bye"
+    )
 
 
 RUNNER = """
@@ -78,7 +83,10 @@ print(status["phase"])
 
 def runner(cluster: LocalCluster, what: str | Path) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-c", RUNNER, str(cluster.home), str(what)], stdout=subprocess.PIPE, text=True, start_new_session=True
+        [sys.executable, "-c", RUNNER, str(cluster.home), str(what)],
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
     )
 
 
@@ -107,6 +115,7 @@ def test_killing_the_runner_at_any_moment_loses_nothing_and_repeats_no_finished_
             continue
         process = runner(home, manifest)
         _until((home.home / "runs/w/journal.jsonl").exists)
+        done: list[str] = []
         for _ in range(2):  # and once more, while it resumes
             time.sleep(moments.uniform(0, 0.6))
             process.kill()
@@ -145,10 +154,15 @@ def test_a_second_runner_of_the_same_run_is_refused(cluster: LocalCluster, tmp_p
     process.wait(2)
 
 
-def test_stop_ends_pods_within_two_seconds_and_still_runs_the_exit_handler(cluster: LocalCluster, tmp_path: Path) -> None:
+def test_stop_ends_pods_within_two_seconds_and_still_runs_the_exit_handler(
+    cluster: LocalCluster, tmp_path: Path
+) -> None:
     manifest = tmp_path / "w.json"
     mark = tmp_path / "exit"
-    templates = [sh("main", "trap '' TERM; sleep 60 & wait; sleep 60"), sh("bye", f"echo {{{{workflow.status}}}} > {mark}")]
+    templates = [
+        sh("main", "trap '' TERM; sleep 60 & wait; sleep 60"),
+        sh("bye", f"echo {{{{workflow.status}}}} > {mark}"),
+    ]
     manifest.write_text(json.dumps(workflow(templates, onExit="bye")))
     process = runner(cluster, manifest)
     _until(lambda: bool(left_over(cluster)))
@@ -157,7 +171,11 @@ def test_stop_ends_pods_within_two_seconds_and_still_runs_the_exit_handler(clust
     assert time.monotonic() - began < 2.5
     assert process.wait(2) == 0
     status = state.read(cluster.home, "w")
-    assert (status["phase"], status["message"], mark.read_text()) == ("Failed", "Stopped with strategy 'Stop'", "Failed\n")
+    assert (status["phase"], status["message"], mark.read_text()) == (
+        "Failed",
+        "Stopped with strategy 'Stop'",
+        "Failed\n",
+    )
     assert left_over(cluster) == []
 
 
@@ -210,7 +228,9 @@ def test_a_torn_line_of_the_journal_is_as_if_never_written(cluster: LocalCluster
     assert resume("w", cluster)["phase"] == "Succeeded"
 
 
-def test_a_pod_sees_only_the_environment_of_its_manifest(cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pod_sees_only_the_environment_of_its_manifest(
+    cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("SECRET_OF_THE_USER", "1")
     objects = cluster.home / "objects/ConfigMap"
     objects.mkdir(parents=True)
@@ -225,8 +245,17 @@ def test_a_pod_sees_only_the_environment_of_its_manifest(cluster: LocalCluster, 
             {"name": "IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
         ],
     }
-    use = {"name": "use", "template": "use", "depends": "a", "arguments": {"parameters": [{"name": "x", "value": "{{tasks.a.outputs.result}}"}]}}
-    templates = [dag({"name": "a", "template": "env"}, use), {"name": "env", "script": script}, sh("use", "true", inputs={"parameters": [{"name": "x"}]})]
+    use = {
+        "name": "use",
+        "template": "use",
+        "depends": "a",
+        "arguments": {"parameters": [{"name": "x", "value": "{{tasks.a.outputs.result}}"}]},
+    }
+    templates = [
+        dag({"name": "a", "template": "env"}, use),
+        {"name": "env", "script": script},
+        sh("use", "true", inputs={"parameters": [{"name": "x"}]}),
+    ]
     status = execute(workflow(templates), {}, cluster)
     node = next(node for node in status["nodes"].values() if node["name"] == "w.a")
     found = json.loads(node["outputs"]["result"])
@@ -237,12 +266,32 @@ def test_a_pod_sees_only_the_environment_of_its_manifest(cluster: LocalCluster, 
 
 @pytest.mark.skipif(not isolation.available(), reason="no private mount namespace here")
 def test_pods_that_spell_out_the_same_path_do_not_see_each_other(cluster: LocalCluster) -> None:
-    out = {"parameters": [{"name": "p", "valueFrom": {"path": "/tmp/out.txt"}}, {"name": "q", "valueFrom": {"path": "/data/q"}}]}
-    body = "test ! -e /tmp/out.txt && echo {{inputs.parameters.x}} > /tmp/out.txt && sleep 0.3 && cp /tmp/out.txt /data/q"
-    tasks = [{"name": "t", "template": "one", "withItems": ["a", "b"], "arguments": {"parameters": [{"name": "x", "value": "{{item}}"}]}}]
-    status = execute(workflow([dag(*tasks), sh("one", body, inputs={"parameters": [{"name": "x"}]}, outputs=out)]), {}, cluster)
+    out = {
+        "parameters": [
+            {"name": "p", "valueFrom": {"path": "/tmp/out.txt"}},
+            {"name": "q", "valueFrom": {"path": "/data/q"}},
+        ]
+    }
+    body = (
+        "test ! -e /tmp/out.txt && echo {{inputs.parameters.x}} > /tmp/out.txt && sleep 0.3 && cp /tmp/out.txt /data/q"
+    )
+    tasks = [
+        {
+            "name": "t",
+            "template": "one",
+            "withItems": ["a", "b"],
+            "arguments": {"parameters": [{"name": "x", "value": "{{item}}"}]},
+        }
+    ]
+    status = execute(
+        workflow([dag(*tasks), sh("one", body, inputs={"parameters": [{"name": "x"}]}, outputs=out)]), {}, cluster
+    )
     assert status["phase"] == "Succeeded", status
-    found = {n["displayName"]: [p["value"] for p in n["outputs"]["parameters"]] for n in status["nodes"].values() if n["type"] == "Pod"}
+    found = {
+        n["displayName"]: [p["value"] for p in n["outputs"]["parameters"]]
+        for n in status["nodes"].values()
+        if n["type"] == "Pod"
+    }
     assert found == {"t(0:a)": ["a", "a"], "t(1:b)": ["b", "b"]}
     assert not Path("/tmp/out.txt").exists()
 
@@ -250,8 +299,13 @@ def test_pods_that_spell_out_the_same_path_do_not_see_each_other(cluster: LocalC
 def test_time_limits_end_a_pod_and_the_workflow(cluster: LocalCluster) -> None:
     tasks = [{"name": "slow", "template": "slow"}]
     status = execute(workflow([dag(*tasks), sh("slow", "sleep 60", activeDeadlineSeconds=1)], "a"), {}, cluster)
-    node = status["nodes"]["a-" + next(iter(status["nodes"][i]["id"].split("-")[-1] for i in status["nodes"] if i != "a"))]
-    assert (node["phase"], node["message"]) == ("Failed", "Pod was active on the node longer than the specified deadline")
+    node = status["nodes"][
+        "a-" + next(iter(status["nodes"][i]["id"].split("-")[-1] for i in status["nodes"] if i != "a"))
+    ]
+    assert (node["phase"], node["message"]) == (
+        "Failed",
+        "Pod was active on the node longer than the specified deadline",
+    )
     templates = [dag(*tasks), sh("slow", "sleep 60"), sh("bye", "true")]
     status = execute(workflow(templates, "b", activeDeadlineSeconds=1, onExit="bye"), {}, cluster)
     assert status["phase"] == "Failed"
@@ -262,7 +316,11 @@ def test_time_limits_end_a_pod_and_the_workflow(cluster: LocalCluster) -> None:
 def test_a_backoff_is_waited_for(cluster: LocalCluster, tmp_path: Path) -> None:
     retry = {"limit": 2, "backoff": {"duration": "200ms", "factor": 2}}
     began = time.monotonic()
-    status = execute(workflow([sh("main", f"echo x >> {tmp_path}/n; test $(wc -l < {tmp_path}/n) = 3", retryStrategy=retry)]), {}, cluster)
+    status = execute(
+        workflow([sh("main", f"echo x >> {tmp_path}/n; test $(wc -l < {tmp_path}/n) = 3", retryStrategy=retry)]),
+        {},
+        cluster,
+    )
     assert (status["phase"], 0.6 < time.monotonic() - began < 3) == ("Succeeded", True)
     assert [node["phase"] for node in status["nodes"].values()] == ["Succeeded", "Failed", "Failed", "Succeeded"]
 
@@ -285,7 +343,9 @@ def test_a_run_holds_no_process_and_no_descriptor_afterwards(cluster: LocalClust
     before = len(os.listdir("/proc/self/fd"))
     execute(workflow([dag(*({"name": f"t{i}", "template": "one"} for i in range(20))), sh("one", "true")]), {}, cluster)
     assert len(os.listdir("/proc/self/fd")) == before
-    pods = [json.loads(line).get("pods", {}) for line in (cluster.home / "runs/w/journal.jsonl").read_text().splitlines()]
+    pods = [
+        json.loads(line).get("pods", {}) for line in (cluster.home / "runs/w/journal.jsonl").read_text().splitlines()
+    ]
     assert not any(alive(*process) for entry in pods for process in entry.values() if process)
 
 

@@ -29,8 +29,10 @@ def scheduler(*templates: dict[str, Any], **spec: Any) -> Scheduler:
     return Scheduler(workflow({"kind": "Workflow", "metadata": {"name": "w"}, "spec": spec}))
 
 
-def play(s: Scheduler, failing: dict[str, str] | None = None, outputs: dict[str, dict[str, Any]] | None = None) -> list[str]:
-    """Ends every pod in the order of its start, a second each: as `failing` says, else well. Gives the nodes that ran."""
+def play(
+    s: Scheduler, failing: dict[str, str] | None = None, outputs: dict[str, dict[str, Any]] | None = None
+) -> list[str]:
+    """Ends every pod in the order of its start, a second each, as `failing` says. Gives the nodes that ran."""
     failing, outputs = failing or {}, outputs or {}
     now, events, waiting, ran = 1000.0, [], [], []
     for _ in range(10_000):
@@ -154,20 +156,38 @@ def test_a_loop_gathers_what_its_items_gave() -> None:
     one = leaf("one", inputs={"parameters": [{"name": "x"}]})
     tasks = (
         {"name": "a", "withItems": [1, "b", {"k": "v"}], "arguments": parameters(x="{{item}}")},
-        {"name": "b", "depends": "a", "arguments": parameters(x="{{tasks.a.outputs.parameters.p}} {{tasks.a.outputs.result}}")},
+        {
+            "name": "b",
+            "depends": "a",
+            "arguments": parameters(x="{{tasks.a.outputs.parameters.p}} {{tasks.a.outputs.result}}"),
+        },
     )
     s = scheduler(dag(*tasks), one)
     names = ["a(0:1)", "a(1:b)", "a(2:k:v)"]
-    outputs = {name: {"result": str(i), "parameters": [{"name": "p", "value": f"p{i}"}]} for i, name in enumerate(names)}
+    outputs = {
+        name: {"result": str(i), "parameters": [{"name": "p", "value": f"p{i}"}]} for i, name in enumerate(names)
+    }
     assert play(s, outputs=outputs) == [*names, "b"]
     assert s.get("w.b")["inputs"]["parameters"][0]["value"] == '["p0","p1","p2"] [0,1,2]'  # type: ignore[index]
 
 
 def test_what_a_skipped_step_would_have_given_is_its_default_or_the_inputs() -> None:
-    outputs = {"parameters": [{"name": "p", "valueFrom": {"path": "/p"}}, {"name": "q", "valueFrom": {"path": "/q", "default": "Q"}}]}
-    made, used = leaf("made", outputs=outputs), leaf("one", inputs={"parameters": [{"name": "x", "default": "X"}, {"name": "y"}]})
+    outputs = {
+        "parameters": [
+            {"name": "p", "valueFrom": {"path": "/p"}},
+            {"name": "q", "valueFrom": {"path": "/q", "default": "Q"}},
+        ]
+    }
+    made, used = (
+        leaf("made", outputs=outputs),
+        leaf("one", inputs={"parameters": [{"name": "x", "default": "X"}, {"name": "y"}]}),
+    )
     arguments = parameters(x="{{tasks.a.outputs.parameters.p}}", y="{{tasks.a.outputs.parameters.q}}")
-    s = scheduler(dag({"name": "a", "template": "made", "when": "false"}, {"name": "b", "depends": "a", "arguments": arguments}), made, used)
+    s = scheduler(
+        dag({"name": "a", "template": "made", "when": "false"}, {"name": "b", "depends": "a", "arguments": arguments}),
+        made,
+        used,
+    )
     play(s)
     assert [each["value"] for each in s.get("w.b")["inputs"]["parameters"]] == ["X", "Q"]  # type: ignore[index]
 
@@ -180,7 +200,10 @@ def test_a_false_condition_needs_nothing_else_to_be_known() -> None:
 
 
 def test_what_argo_would_wait_for_for_ever_ends_with_the_reason() -> None:
-    s = scheduler(dag({"name": "a"}, {"name": "b", "depends": "a", "arguments": parameters(x="{{tasks.a.outputs.result}}")}), leaf())
+    s = scheduler(
+        dag({"name": "a"}, {"name": "b", "depends": "a", "arguments": parameters(x="{{tasks.a.outputs.result}}")}),
+        leaf(),
+    )
     play(s)
     assert s.status["phase"] == "Error"
     assert "failed to resolve {{tasks.a.outputs.result}}" in s.status["message"]
@@ -220,14 +243,23 @@ def test_an_exit_handler_runs_after_a_failure_and_its_own_failure_fails_the_work
 
 def test_the_hook_of_a_task_delays_what_depends_on_it_and_cannot_fail_it() -> None:
     hook = {"exit": {"template": "bye", "arguments": parameters(x="{{tasks.a.outputs.parameters.p}}")}}
-    s = scheduler(dag({"name": "a", "hooks": hook}, {"name": "b", "depends": "a"}), leaf(), leaf("bye", inputs={"parameters": [{"name": "x"}]}))
+    s = scheduler(
+        dag({"name": "a", "hooks": hook}, {"name": "b", "depends": "a"}),
+        leaf(),
+        leaf("bye", inputs={"parameters": [{"name": "x"}]}),
+    )
     ran = play(s, {"a.onExit": "Failed"}, {"a": {"parameters": [{"name": "p", "value": "P"}]}})
     assert (ran, s.status["phase"]) == (["a", "a.onExit", "b"], "Succeeded")
     assert s.get("w.a.onExit")["inputs"]["parameters"][0]["value"] == "P"  # type: ignore[index]
 
 
 def test_outputs_with_a_global_name_are_the_workflows() -> None:
-    s = scheduler(dag({"name": "a"}), leaf(), leaf("bye", inputs={"parameters": [{"name": "x", "value": "{{workflow.outputs.parameters.g}}"}]}), onExit="bye")
+    s = scheduler(
+        dag({"name": "a"}),
+        leaf(),
+        leaf("bye", inputs={"parameters": [{"name": "x", "value": "{{workflow.outputs.parameters.g}}"}]}),
+        onExit="bye",
+    )
     play(s, outputs={"a": {"parameters": [{"name": "p", "value": "P", "globalName": "g"}]}})
     assert s.status["outputs"] == {"parameters": [{"name": "g", "value": "P"}]}
     assert s.get("w.onExit")["inputs"]["parameters"][0]["value"] == "P"  # type: ignore[index]
@@ -253,7 +285,10 @@ def test_a_suspended_step_waits_for_its_duration() -> None:
 
 
 def test_defaults_of_templates_lie_below_what_a_template_says() -> None:
-    defaults = {"retryStrategy": {"limit": 1}, "container": {"env": [{"name": "A", "value": "0"}, {"name": "B", "value": "0"}]}}
+    defaults = {
+        "retryStrategy": {"limit": 1},
+        "container": {"env": [{"name": "A", "value": "0"}, {"name": "B", "value": "0"}]},
+    }
     template = leaf("main")
     template["container"]["env"] = [{"name": "A", "value": "1"}]
     s = scheduler(template, templateDefaults=defaults)

@@ -41,7 +41,7 @@ def checked(path: str = "", value: Any = None) -> list[str]:
         ("spec.templates.0.sidecars", [{"name": "s"}], r"spec\.templates\[0\]\.sidecars"),
         ("spec.templates.0.containr", {}, r'spec\.templates\[0\]\.containr.*Did you mean "container"'),
         ("spec.entrypont", "main", r'spec\.entrypont.*Did you mean "entrypoint"'),
-        ("spec.workflowTemplateRef", {"name": "x"}, r"spec\.workflowTemplateRef.*run the WorkflowTemplate itself"),
+        ("spec.workflowTemplateRef", {"name": "x"}, r"spec\.workflowTemplateRef.*Run the WorkflowTemplate itself"),
         ("spec.synchronization", {"mutexes": []}, r"spec\.synchronization"),
         ("spec.templates.0.container.image", "pytorch/pytorch:2.0", r"pytorch/pytorch:2\.0.*python, alpine"),
         ("spec.templates.0.container.command", None, r"container\.command is missing"),
@@ -52,8 +52,16 @@ def checked(path: str = "", value: Any = None) -> list[str]:
         ("spec.templates.0.retryStrategy", {"expression": "now() > 1"}, r"calls now\(\)"),
         ("spec.templates.0.container.args", ["{{=sprig.uper('x')}}"], r'sprig\.uper.*Did you mean "upper"'),
         ("spec.templates.0.outputs", {"parameters": [{"name": "p", "valueFrom": {"path": "/etc/x"}}]}, r"/etc/x.*/tmp"),
-        ("spec.templates.0.outputs", {"parameters": [{"name": True, "valueFrom": {"path": "/tmp/x"}}]}, r"name is True.*Quote"),
-        ("spec.templates.0.inputs", {"artifacts": [{"name": "a", "path": "/tmp/a", "s3": {"key": "k", "bucket": "b"}}]}, r"s3\.bucket"),
+        (
+            "spec.templates.0.outputs",
+            {"parameters": [{"name": True, "valueFrom": {"path": "/tmp/x"}}]},
+            r"name is True.*Quote",
+        ),
+        (
+            "spec.templates.0.inputs",
+            {"artifacts": [{"name": "a", "path": "/tmp/a", "s3": {"key": "k", "bucket": "b"}}]},
+            r"s3\.bucket",
+        ),
         ("spec.templates", {}, r"spec\.templates is .* must be a list"),
     ],
 )
@@ -77,7 +85,7 @@ def test_an_image_of_this_repository_is_known_by_what_it_runs(command: list[str]
     if command[1:]:
         assert check(workflow(manifest), LocalCluster(Path("nowhere"))) == []
     else:
-        with pytest.raises(ConfigError, match="registry.example/mine"):
+        with pytest.raises(ConfigError, match=r"registry\.example/mine"):
             check(workflow(manifest), LocalCluster(Path("nowhere")))
 
 
@@ -91,13 +99,25 @@ def test_a_resource_that_argo_would_take_for_done_at_once_is_refused() -> None:
 
 def test_yaml_is_read_as_kubernetes_reads_it() -> None:
     text = "{n: 1, a: y, b: 007, c: 1e3, d: 2020-01-01, e: 1:30, f: 'y', g: ~, h: 0x10, i: -1.5}"
-    expected = {"false": 1, "a": True, "b": 7, "c": 1000.0, "d": "2020-01-01", "e": "1:30", "f": "y", "g": None, "h": 16}
+    expected = {
+        "false": 1,
+        "a": True,
+        "b": 7,
+        "c": 1000.0,
+        "d": "2020-01-01",
+        "e": "1:30",
+        "f": "y",
+        "g": None,
+        "h": 16,
+    }
     assert documents(text)[0] == expected | {"i": -1.5}
 
 
 def test_a_cron_workflow_and_a_template_run_as_their_spec() -> None:
     spec = documents(GOOD)[0]["spec"]
-    cron = workflow({"kind": "CronWorkflow", "metadata": {"name": "c"}, "spec": {"schedules": ["@daily"], "workflowSpec": spec}})
+    cron = workflow(
+        {"kind": "CronWorkflow", "metadata": {"name": "c"}, "spec": {"schedules": ["@daily"], "workflowSpec": spec}}
+    )
     assert cron["spec"] == spec
     assert cron["metadata"]["name"].startswith("c-")
     template = workflow({"kind": "WorkflowTemplate", "metadata": {"name": "t"}, "spec": spec})

@@ -54,7 +54,10 @@ def test_a_condition_means_what_argo_takes_it_to_mean(when: str, runs: bool) -> 
             "1e-3 < 1",
             "Invalid 'when' expression '1e-3 < 1': Cannot transition token types from NUMERIC [1] to VARIABLE [e]",
         ),
-        (" == a", "Invalid 'when' expression ' == a': Cannot transition token types from UNKNOWN [<nil>] to COMPARATOR [==]"),
+        (
+            " == a",
+            "Invalid 'when' expression ' == a': Cannot transition token types from UNKNOWN [<nil>] to COMPARATOR [==]",
+        ),
         ("s3://x == y", None),
         ("NaN > 0.5", None),
         ("v1.2 == v1.2", None),
@@ -81,6 +84,8 @@ def test_no_text_crashes_it(when: str) -> None:
         return
 
 
-@given(st.text(alphabet=st.characters(blacklist_characters="'\"\\", blacklist_categories=("Cs",)), min_size=1, max_size=20))
+@given(
+    st.text(alphabet=st.characters(blacklist_characters="'\"\\", blacklist_categories=("Cs",)), min_size=1, max_size=20)
+)
 def test_a_quoted_text_equals_itself(text: str) -> None:
     assert should_execute(f"'{text}' == '{text}'")

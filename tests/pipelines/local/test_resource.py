@@ -1,0 +1,105 @@
+"""Resource templates on the local controllers: what kubectl would do, and when the step is over."""
+
+import json
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipelines.local.cluster import LocalCluster
+from pipelines.local.resource import jsonpath, merge
+from pipelines.local.resources.stored import Stored
+from pipelines.local.run import execute
+
+
+def workflow(*resources: dict[str, Any], outputs: dict[str, Any] | None = None) -> dict[str, Any]:
+    names = [f"r{i}" for i in range(len(resources))]
+    templates: list[dict[str, Any]] = [{"name": n, "resource": r} for n, r in zip(names, resources, strict=True)]
+    templates[-1] |= {"outputs": outputs} if outputs else {}
+    steps = [[{"name": name, "template": name}] for name in names]
+    spec = {"entrypoint": "main", "templates": [{"name": "main", "steps": steps}, *templates]}
+    return {"apiVersion": "argoproj.io/v1alpha1", "kind": "Workflow", "metadata": {"generateName": "w-"}, "spec": spec}
+
+
+def configmap(**data: str) -> str:
+    return json.dumps({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "c"}, "data": data})
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> LocalCluster:
+    return LocalCluster(tmp_path / ".rekindle")
+
+
+def message(status: dict[str, Any]) -> str:
+    return next(
+        node["message"] for node in status["nodes"].values() if node["type"] == "Pod" and node["phase"] == "Failed"
+    )
+
+
+def test_apply_patch_get_and_delete(cluster: LocalCluster) -> None:
+    patch = {"action": "patch", "mergeStrategy": "merge", "manifest": configmap(b="2")}
+    outputs = {"parameters": [{"name": "b", "valueFrom": {"jsonPath": "{.data.b}"}}]}
+    get = {"action": "get", "manifest": configmap()}
+    status = execute(
+        workflow({"action": "create", "manifest": configmap(a="1")}, patch, get, outputs=outputs), {}, cluster
+    )
+    assert status["phase"] == "Succeeded", status
+    assert cluster.configmap("c") == {"a": "1", "b": "2"}
+    node = next(node for node in status["nodes"].values() if node["displayName"] == "r2")
+    assert node["outputs"]["parameters"][0]["value"] == "2"
+    status = execute(
+        workflow({"action": "delete", "flags": ["configmap", "c"]}, {"action": "delete", "flags": ["configmap/c"]}),
+        {},
+        cluster,
+    )
+    assert status["phase"] == "Succeeded", status  # what is not there is deleted already
+    assert Stored(cluster, "ConfigMap").get("c") is None
+
+
+def test_what_kubectl_refuses_fails_the_step(cluster: LocalCluster) -> None:
+    create = {"action": "create", "manifest": configmap()}
+    assert "already exists" in message(execute(workflow(create, create), {}, cluster))
+    assert "not found" in message(
+        execute(workflow({"action": "get", "manifest": configmap().replace('"c"', '"d"')}), {}, cluster)
+    )
+    assert 'no matches for kind "Gadget"' in message(
+        execute(workflow({"action": "apply", "manifest": "{kind: Gadget, metadata: {name: g}}"}), {}, cluster)
+    )
+
+
+def test_a_step_is_over_when_its_condition_holds_and_fails_when_the_object_vanishes(cluster: LocalCluster) -> None:
+    wait = {"action": "apply", "manifest": configmap(a="1"), "successCondition": "data.ready == yes"}
+    objects = Stored(cluster, "ConfigMap")
+
+    def later(act: Any) -> None:
+        while objects.get("c") is None:
+            time.sleep(0.02)
+        time.sleep(0.2)
+        act()
+
+    threading.Thread(
+        target=later, args=[lambda: objects.change("c", lambda obj: obj | {"data": {"ready": "yes"}})]
+    ).start()  # type: ignore[operator]
+    assert execute(workflow(wait), {}, cluster)["phase"] == "Succeeded"
+    objects.delete("c")
+    threading.Thread(target=later, args=[lambda: objects.delete("c")]).start()
+    assert "has been deleted" in message(execute(workflow(wait), {}, cluster))
+
+
+def test_the_owner_of_an_object_is_its_workflow(cluster: LocalCluster) -> None:
+    execute(workflow({"action": "apply", "manifest": configmap(), "setOwnerReference": True}), {}, cluster)
+    obj = Stored(cluster, "ConfigMap").get("c")
+    assert obj
+    assert [owner["kind"] for owner in obj["metadata"]["ownerReferences"]] == ["Workflow"]
+
+
+def test_small_parts() -> None:
+    assert merge({"a": {"b": 1, "c": 2}, "d": 3}, {"a": {"b": None, "e": [1]}}) == {"a": {"c": 2, "e": [1]}, "d": 3}
+    obj = {"status": {"conditions": [{"type": "A"}], "n": 1}}
+    assert [jsonpath(obj, path) for path in ("{.status.conditions[0].type}", "{.status.n}", "{.nope}")] == [
+        "A",
+        "1",
+        None,
+    ]
