@@ -2,7 +2,7 @@
 
     <prefix>/chunks/<sha256>              CHUNK bytes of the state; what is there already is not uploaded again
     <prefix>/manifests/<step>-<sha>.json  a checkpoint exists when its manifest does: {identity, step, chunks, ...}
-    <prefix>/latest                       {identity, manifest}: moved by compare-and-swap only, and only forward
+    <prefix>/latest                       {manifest}: moved by compare-and-swap only, and only forward
 
 The loop waits for a copy of the state in memory; a thread does the rest, one checkpoint at a time. A reader checks
 every chunk against its name and falls back to the checkpoint before, saying what was wrong.
@@ -39,6 +39,7 @@ class Checkpoints:
         self._copy = torch.empty(0)
         self._present: set[str] = set()  # chunks known to be whole in the store
         self._etag: str | None = None  # of `latest`, as we know it
+        self._newest = ""  # the whole manifest it names
         self._last = time.monotonic()
         self._last_step = 0
         self._thread: threading.Thread | None = None
@@ -75,21 +76,13 @@ class Checkpoints:
 
         Raises ConfigError if the prefix belongs to another run, StorageError if the store cannot be read.
         """
-        key = f"{self.prefix}/latest"
-        names: list[str] = []
-        try:
-            data, self._etag = self.store.get_with_etag(key)
-            names.append(self._own(key, json.loads(data))["manifest"])
-        except NotFound:
-            self._etag = None
-        except (ValueError, KeyError, TypeError) as error:
-            self._say(f"{self.store.uri(key)} is damaged ({error!r}): looking for manifests instead.")
+        newest = self._latest()
         listed = sorted((entry.key for entry in self.store.list(f"{self.prefix}/manifests/")), reverse=True)
-        for name in [*names, *(name for name in listed if name not in names)]:
+        for name in [*([newest] if newest else []), *(name for name in listed if name != newest)]:
             try:
-                manifest = self._own(name, json.loads(self.store.get(name)))
+                manifest = self._read(name)
                 self._load(manifest)
-            except (NotFound, _Damaged, ValueError, KeyError, TypeError) as error:
+            except (NotFound, _Damaged) as error:
                 self._say(f"the checkpoint {self.store.uri(name)} cannot be used: {error}. Trying the one before.")
                 continue
             self.state.step = self.saved_step = self._last_step = manifest["step"]
@@ -102,15 +95,36 @@ class Checkpoints:
             self._say(f"no checkpoint below {self.store.uri(self.prefix)} is whole: beginning again at step 0")
         self.state.step = 0
 
-    def _own(self, key: str, found: Manifest) -> Manifest:
-        """What was read, if it is this run's. Raises ConfigError."""
-        if found["identity"] != self.identity or found.get("layout", self._layout) != self._layout:
+    def _latest(self) -> str:
+        """The manifest that `latest` names ("": none), and what its compare-and-swap needs. Raises ConfigError."""
+        key = f"{self.prefix}/latest"
+        self._etag, self._newest = None, ""
+        try:
+            data, etag = self.store.get_with_etag(key)
+        except NotFound:
+            return ""
+        try:
+            name = str(json.loads(data)["manifest"])
+            self._read(name)
+        except (NotFound, _Damaged, ValueError, KeyError, TypeError) as error:
+            self._say(f"{self.store.uri(key)} names no whole manifest ({error}): it will be written anew")
+            name = ""
+        self._etag, self._newest = etag, name
+        return name
+
+    def _read(self, name: str) -> Manifest:
+        """A manifest, whole and of this run. Raises NotFound, _Damaged, ConfigError."""
+        data = self.store.get(name)
+        if not name.endswith(f"-{_short(data)}.json"):
+            raise _Damaged("its manifest is damaged, its hash is not the one in its name")
+        manifest = json.loads(data)
+        if (manifest["identity"], manifest["layout"]) != (self.identity, self._layout):
             raise ConfigError(
-                f"{self.store.uri(key)} belongs to another run (identity {found['identity'][:12]}, this run's is "
+                f"{self.store.uri(name)} belongs to another run (identity {manifest['identity'][:12]}, this run's is "
                 f"{self.identity[:12]}, made of config, data digest and model): nothing was changed. "
                 "Give this run another `checkpoints` prefix, or delete that one."
             )
-        return found
+        return manifest
 
     def _load(self, manifest: Manifest) -> None:
         memory = self.state.memory
@@ -147,6 +161,8 @@ class Checkpoints:
             pause = min(2 * pause, 30)
 
     def _write(self, step: int) -> None:
+        if self._etag is None:
+            self._latest()  # nothing is written below another run's prefix
         view = raw(self._copy)
 
         def put(at: int) -> str:
@@ -168,28 +184,14 @@ class Checkpoints:
             "fingerprint": self.fingerprint,
         }
         data = json.dumps(manifest).encode()
-        key = f"{self.prefix}/manifests/{step:010d}-{hashlib.sha256(data).hexdigest()[:12]}.json"
+        key = f"{self.prefix}/manifests/{step:010d}-{_short(data)}.json"
         self.store.put(key, data)
-        if self._move_latest(key):
-            self.saved_step = step
+        if key > self._newest:  # the step leads the name; another process may be ahead of us
+            value = json.dumps({"manifest": key}).encode()
+            condition: Any = {"if_match": self._etag} if self._etag else {"if_absent": True}
+            self._etag = self.store.put(f"{self.prefix}/latest", value, **condition)
+            self._newest, self.saved_step = key, step
             self._retain()
-
-    def _move_latest(self, manifest: str) -> bool:
-        """Point `latest` at a manifest, unless it already points at a newer one. Raises Conflict, ConfigError."""
-        key = f"{self.prefix}/latest"
-        value = json.dumps({"identity": self.identity, "manifest": manifest}).encode()
-        if self._etag is None:
-            try:
-                data, self._etag = self.store.get_with_etag(key)
-                if self._own(key, json.loads(data))["manifest"] >= manifest:  # the step leads the name
-                    return False
-            except NotFound:
-                self._etag = self.store.put(key, value, if_absent=True)
-                return True
-            except (ValueError, KeyError, TypeError):
-                self._say(f"{self.store.uri(key)} is damaged: it is written anew.")
-        self._etag = self.store.put(key, value, if_match=self._etag)
-        return True
 
     def _retain(self) -> None:
         """Delete all but the newest checkpoints: first the manifests, then the chunks that only they needed."""
@@ -216,3 +218,7 @@ class Checkpoints:
 
 class _Damaged(Exception):
     """A checkpoint that does not hold what it says."""
+
+
+def _short(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()[:12]
