@@ -1,0 +1,134 @@
+"""What the local runner adds to the processes it runs: `rekindle run --manifest` of 4 and of 100 trivial Python steps.
+
+    python -m benchmarks.runner [--json]
+
+Seconds are CPU seconds of the command and all its children, medians of five, so they hold on a busy machine. Beside
+them the same Python processes without a runner, and the state machine alone.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+STEP = 'open("{{outputs.parameters.out.path}}", "w").write(str(int("{{inputs.parameters.x}}") + 1))'
+
+
+def chain(count: int) -> dict[str, Any]:
+    """A workflow of `count` steps, each of which passes a number on."""
+    tasks = []
+    for i in range(count):
+        value = f"{{{{tasks.t{i - 1}.outputs.parameters.out}}}}" if i else "0"
+        arguments = {"parameters": [{"name": "x", "value": value}]}
+        tasks.append(
+            {"name": f"t{i}", "template": "add", "arguments": arguments} | ({"depends": f"t{i - 1}"} if i else {})
+        )
+    out = {"parameters": [{"name": "out", "valueFrom": {"path": "/tmp/out"}}]}
+    script = {"image": "python:3.11", "command": ["python", "-I"], "source": STEP}
+    templates = [
+        {"name": "main", "dag": {"tasks": tasks}},
+        {"name": "add", "inputs": {"parameters": [{"name": "x"}]}, "outputs": out, "script": script},
+    ]
+    spec = {"entrypoint": "main", "templates": templates}
+    return {"apiVersion": "argoproj.io/v1alpha1", "kind": "Workflow", "metadata": {"generateName": "w-"}, "spec": spec}
+
+
+def cpu(call: Callable[[], Any]) -> float:
+    """CPU seconds of the children that `call` starts and waits for."""
+    before = os.times()
+    call()
+    after = os.times()
+    return after.children_user + after.children_system - before.children_user - before.children_system
+
+
+def run(folder: Path, count: int) -> None:
+    """One `rekindle run --manifest`."""
+    manifest = folder / f"{count}.json"
+    manifest.write_text(json.dumps(chain(count)))
+    command = [str(Path(sys.executable).with_name("rekindle")), "run", "--manifest", str(manifest), "-o", "json"]
+    environment = {**os.environ, "REKINDLE_HOME": str(folder / "home")}
+    result = subprocess.run(command, capture_output=True, text=True, env=environment, check=True)
+    assert json.loads(result.stdout)["phase"] == "Succeeded"
+
+
+def bare(folder: Path, count: int) -> None:
+    """The same programs, one after the other, without anything around them."""
+    for i in range(count):
+        source = f'open("{folder}/out", "w").write(str(int("{i}") + 1))'
+        subprocess.run([sys.executable, "-I", "-c", source], check=True)
+
+
+def transitions(count: int = 1000) -> float:
+    """Node phases a second that the state machine alone gets through, for one wide loop at parallelism 2."""
+    from pipelines.local.manifest import workflow
+    from pipelines.local.scheduler import Scheduler
+    from pipelines.local.table import Began, Ended, Start
+
+    spec = chain(1)["spec"]
+    spec["templates"][0]["dag"]["tasks"][0]["withItems"] = list(range(count))
+    manifest = {"kind": "Workflow", "metadata": {"name": "w"}, "spec": {**spec, "parallelism": 2}}
+    scheduler, events, began = Scheduler(workflow(manifest)), [], time.process_time()
+    while not scheduler.done:
+        starts = [action for action in scheduler.advance(time.time(), events) if isinstance(action, Start)]
+        events = [event for start in starts for event in (Began(start.id), Ended(start.id, "Succeeded", "", {}))]
+    return 3 * count / (time.process_time() - began)  # created, running, over
+
+
+def measure() -> list[dict[str, Any]]:
+    """The bars."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        four = median(cpu(lambda: run(folder, 4)) for _ in range(5))
+        hundred = median(cpu(lambda: run(folder, 100)) for _ in range(3))
+        floor = median(cpu(lambda: bare(folder, 100)) for _ in range(3)) / 100
+    step = (hundred - four) / 96
+    return [
+        bar("4 steps in all", four, "CPU s", 1.0),
+        bar("one step more", step, "CPU s", 0.1),
+        bar("one step more, beyond the bare process", step - floor, "CPU s", 0.015),
+        {
+            "name": "one step against a bare process",
+            "value": round(step / floor, 2),
+            "unit": "times",
+            "bar": None,
+            "ok": True,
+        },
+        {
+            "name": "state machine alone",
+            "value": round(transitions()),
+            "unit": "transitions/s",
+            "bar": None,
+            "ok": True,
+        },
+    ]
+
+
+def bar(name: str, value: float, unit: str, most: float) -> dict[str, Any]:
+    """A figure and the most it may be."""
+    return {"name": name, "value": round(value, 4), "unit": unit, "bar": most, "ok": value <= most}
+
+
+def main() -> None:
+    """Print the figures; exit 1 if one misses its bar."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--json", action="store_true", help="one JSON object")
+    as_json = parser.parse_args().json
+    bars = measure()
+    if as_json:
+        print(json.dumps({"bars": bars}))
+    else:
+        for each in bars:
+            limit = "" if each["bar"] is None else f"   (at most {each['bar']}{'' if each['ok'] else ': MISSED'})"
+            print(f"{each['name']:40} {each['value']:>10} {each['unit']}{limit}")
+    sys.exit(not all(each["ok"] for each in bars))
+
+
+if __name__ == "__main__":
+    main()
