@@ -1,22 +1,17 @@
 """Deployments and their Services: pods that outlive the run that applied them.
 
-    python -m pipelines.local.resources.deployment --home .rekindle --name fraud      # one supervisor per Deployment
-
 `Deployments.apply` writes the object and sees to it that its supervisor runs, a process of its own (rollout.py). The
 supervisor is recorded in `deployments/<name>/supervisor.json`; one that died is started again by the next command, one
 that was stopped by `down` is not. What differs from Kubernetes is stated: no autoscaler changes `replicas` here, and a
 new version whose pod ended four times in a row is given up before its progressDeadlineSeconds are over.
 """
 
-import argparse
-import asyncio
 import json
 import os
 import socket
 import subprocess
 import sys
 import time
-from pathlib import Path
 from shutil import rmtree
 from typing import TYPE_CHECKING, Any
 
@@ -146,8 +141,9 @@ class Deployments(Stored):
             folder = self.home / name
             folder.mkdir(parents=True, exist_ok=True)
             with open(folder / "supervisor.log", "ab") as log:
+                command = [sys.executable, "-m", "pipelines.local.resources.rollout"]
                 child = subprocess.Popen(
-                    [sys.executable, "-m", __name__, "--home", str(self.cluster.home), "--name", name],
+                    [*command, "--home", str(self.cluster.home), "--name", name],
                     stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, cwd=self.cluster.home,
                 )  # fmt: skip
             CHILDREN.append(child)
@@ -185,19 +181,3 @@ def _free(port: int, where: str) -> None:
             f"{where}: port {port} on 127.0.0.1 cannot be used ({why}): another program has it, or `rekindle` in "
             "another directory. Stop that one, or take another port: --set serve.port=..."
         ) from error
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(prog=f"python -m {__spec__.name if __spec__ else __name__}")
-    parser.add_argument("--home", type=Path, required=True)
-    parser.add_argument("--name", required=True)
-    args = parser.parse_args()
-    from pipelines.local.cluster import LocalCluster
-    from pipelines.local.resources.rollout import Supervisor
-
-    os.umask(0o077)
-    asyncio.run(Supervisor(LocalCluster(args.home), args.name).run())
-
-
-if __name__ == "__main__":
-    main()

@@ -11,6 +11,7 @@ import re
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
+from shutil import rmtree
 from typing import TYPE_CHECKING, Any
 
 from pipelines.local.resources.pods import Pod, wait_all
@@ -155,18 +156,18 @@ class PyTorchJobs(Stored):
         self._save(obj, status, ",".join(sorted(done)))
         if finished(status) and not job.pods and not job.leaving:
             os.close(self.jobs.pop(name).lock)
+            if condition(status, "Succeeded"):  # the directories of a failed job's pods stay to be looked at
+                for pod in names_of(obj):
+                    rmtree(self.run / "pods" / pod, ignore_errors=True)
 
     def _pods(self, obj: Object, job: Job, done: set[str]) -> None:
         """Make the pods that must be there, delete those that must not."""
-        name, wanted = obj["metadata"]["name"], set()
-        leaving = {pod.name for pod in job.leaving}
-        for rtype, replica in obj["spec"]["pytorchReplicaSpecs"].items():
-            for index in range(replica.get("replicas", 1)):
-                pod = f"{name}-{rtype.lower()}-{index}"
-                wanted.add(pod)
-                if pod not in {*job.pods, *done, *job.failed, *leaving}:
-                    environment = injected(obj, rtype, index, self.cluster.address)
-                    job.pods[pod] = Pod(self.cluster, pod, replica["template"]["spec"], self.run, environment)
+        wanted, leaving = names_of(obj), {pod.name for pod in job.leaving}
+        for pod, (rtype, index) in wanted.items():
+            if pod not in {*job.pods, *done, *job.failed, *leaving}:
+                spec = obj["spec"]["pytorchReplicaSpecs"][rtype]["template"]["spec"]
+                environment = injected(obj, rtype, index, self.cluster.address)
+                job.pods[pod] = Pod(self.cluster, pod, spec, self.run, environment)
         self._remove(job, [pod for pod in job.pods if pod not in wanted])
 
     def _reap(self, obj: Object, job: Job, status: Object, done: set[str]) -> None:
@@ -176,7 +177,7 @@ class PyTorchJobs(Stored):
             code = pod.poll()
             if code is None:
                 continue
-            rtype = rtype_of(name, pod.name)
+            rtype = names_of(obj)[pod.name][0]
             policy = obj["spec"]["pytorchReplicaSpecs"][rtype].get("restartPolicy", "OnFailure")
             if policy == "Always" or (code and policy == "OnFailure"):
                 pod.restart(code)
@@ -244,9 +245,11 @@ class PyTorchJobs(Stored):
         self.change(obj["metadata"]["name"], saved)
 
 
-def rtype_of(job: str, pod: str) -> str:
-    """Master or Worker."""
-    return pod[len(job) + 1 :].rpartition("-")[0].capitalize()
+def names_of(obj: Object) -> dict[str, tuple[str, int]]:
+    """The replica type and index of each pod by its name."""
+    replicas = obj["spec"]["pytorchReplicaSpecs"].items()
+    every = [(rtype, index) for rtype, replica in replicas for index in range(replica.get("replicas", 1))]
+    return {f"{obj['metadata']['name']}-{rtype.lower()}-{index}": (rtype, index) for rtype, index in every}
 
 
 def past_limit(policy: Object, status: Object, replicas: Object, job: Job) -> str:

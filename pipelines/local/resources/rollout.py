@@ -1,9 +1,12 @@
 """The supervisor of one Deployment: its pods with their probes, rolling updates, and the forwards of its Services.
 
+    python -m pipelines.local.resources.rollout --home .rekindle --name fraud
+
 It reads the objects from disk and does what they say until SIGTERM. A new version's pod must be ready before it gets
 connections; then the old one gets SIGTERM, while connections that it has go on. Its pods die with it.
 """
 
+import argparse
 import asyncio
 import hashlib
 import json
@@ -12,6 +15,8 @@ import sys
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
+from shutil import rmtree
 from typing import TYPE_CHECKING, Any
 
 from pipelines.local.resources.deployment import Deployments, selects
@@ -156,7 +161,8 @@ class Supervisor:
 
     def _reap(self) -> None:
         for server in self.leaving:
-            server.pod.poll()
+            if server.pod.poll() is not None or not server.pod.running:
+                rmtree(server.pod.root, ignore_errors=True)
         self.leaving = [server for server in self.leaving if server.pod.running]
         for server in self.servers:
             code = server.pod.poll()
@@ -353,3 +359,17 @@ async def _pipe(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> Non
         sink.close()
     except OSError:
         sink.transport.abort()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m pipelines.local.resources.rollout", description=__doc__)
+    parser.add_argument("--home", type=Path, required=True)
+    parser.add_argument("--name", required=True)
+    args = parser.parse_args()
+    from pipelines.local.cluster import LocalCluster
+
+    asyncio.run(Supervisor(LocalCluster(args.home), args.name).run())
+
+
+if __name__ == "__main__":
+    main()
