@@ -254,11 +254,15 @@ def doctor(output: str) -> int:
     Example:
       rekindle doctor
     """
-    from pipelines import doctor as checks
+    from dataclasses import asdict
 
-    results = checks.examine(HOME)
-    ...
-    return 0
+    from pipelines import doctor as examination
+
+    found = examination.check(HOME)
+    click.echo(
+        json.dumps([asdict(each) for each in found], indent=2) if output == "json" else "\n".join(map(str, found))
+    )
+    return 0 if all(each.ok or not each.required for each in found) else 1
 
 
 @command

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import BaseModel, Field, ValidationError, create_model
+from pydantic import BaseModel, Field, ValidationError, create_model, field_validator
 
 from pipelines.blocks.cluster import ClusterConfig
 from pipelines.retraining import ScheduleConfig
@@ -48,6 +48,13 @@ class Config(Section):
     serve: ServeConfig = _defaults(ServeConfig)
     schedule: ScheduleConfig = _defaults(ScheduleConfig)
     cluster: ClusterConfig = _defaults(ClusterConfig)
+
+    @field_validator("data")
+    @classmethod
+    def _from_here(cls, data: DataConfig) -> DataConfig:
+        """A relative path is meant from where the user is; the step that reads it runs elsewhere."""
+        source = data.source if "://" in data.source else str(Path(data.source).absolute())
+        return data.model_copy(update={"source": source})
 
 
 @dataclass(frozen=True)

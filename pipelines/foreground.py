@@ -38,7 +38,7 @@ def run(
     ask: bool,
     whole: bool = False,
 ) -> int:
-    """Run a manifest. Raises ConfigError before anything starts. `whole`: a foreign one; its JSON holds Argo's status."""
+    """Run a manifest. Raises ConfigError before anything starts. `whole`: not ours; its JSON holds Argo's status."""
     cluster = _cluster(home)
     _ports_are_free(manifest, cluster)
     # what Rekindle renders for a cluster is known not to matter here

@@ -119,7 +119,9 @@ def test_json_is_one_object_on_stdout_and_four_steps_cost_less_than_a_second(tmp
     after = os.times()
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
-    assert {"workflow", "phase", "manifest_sha256", "model_sha256", "verdict", "metrics", "endpoint", "run_id"} <= set(told)
+    assert {"workflow", "phase", "manifest_sha256", "model_sha256", "verdict", "metrics", "endpoint", "run_id"} <= set(
+        told
+    )
     assert (told["workflow"], told["phase"], told["status"]["phase"]) == ("four", "Succeeded", "Succeeded")
     assert [(step["name"], step["phase"]) for step in told["steps"]] == [(name, "Succeeded") for name in "abcd"]
     assert re.fullmatch("[0-9a-f]{64}", told["manifest_sha256"])

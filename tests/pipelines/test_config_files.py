@@ -1,0 +1,25 @@
+"""Every config that comes with the repository can be used as it is."""
+
+from pathlib import Path
+
+import pytest
+
+from pipelines import lint
+from pipelines.config import load_config
+from pipelines.render import Kind, render
+
+ROOT = Path(__file__).parents[2]
+KINDS: list[Kind] = ["workflow", "template", "cron"]
+
+
+@pytest.mark.parametrize("file", sorted((ROOT / "configs").glob("*.yaml")), ids=lambda file: file.name)
+def test_a_config_of_the_repository_renders_to_manifests_without_a_finding(file: Path):
+    config = load_config(file, environment={}).config
+    for kind in KINDS:
+        assert lint.lint(render(config, kind)) == []
+
+
+def test_the_demo_says_what_each_of_its_sections_is():
+    sections = [line for line in (ROOT / "configs/demo.yaml").read_text().split("\n\n")[1:]]
+    assert len(sections) >= 5
+    assert [section for section in sections if "#" not in section and "serve" not in section] == []

@@ -1,0 +1,69 @@
+"""Every command block of the README, typed as a reader types it, in a world that is small."""
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.commands import ROOT, blocks, commands, shell, write_files
+
+README = ROOT / "README.md"
+WORLD = "simulate://7?cards=150&terminals=300&days=70"
+RECIPES = {  # what stands behind `make`; the tests cannot run themselves
+    "make run": "rekindle run configs/demo.yaml",
+    "make test": "python -m pytest -n 2",
+}
+
+
+def test_make_does_what_the_readme_says():
+    makefile = (ROOT / "Makefile").read_text()
+    for target, recipe in RECIPES.items():
+        (found,) = re.findall(rf"^{target.split()[1]}: install\n\t@(.*)$", makefile, re.MULTILINE)
+        assert found.endswith(recipe)
+        assert target in commands(README)
+    assert "make test" in (ROOT / ".ci/run").read_text()
+
+
+def test_every_command_of_the_readme_works(tmp_path: Path):
+    shutil.copytree(ROOT / "configs", tmp_path / "configs")
+    write_files(README, tmp_path)
+    small = {"REKINDLE_DATA__SOURCE": WORLD, "REKINDLE_TRAIN__EPOCHS": "1", "REKINDLE_GATE__MINIMUM": "{}"}
+    with shell(tmp_path, **small) as typed:
+        for command in commands(README):
+            if command in ("make test", "rekindle run mine.yaml"):  # see RECIPES, and tests/test_end_to_end.py
+                continue
+            done = typed(RECIPES.get(command, command))
+            assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
+            if command == "make run":
+                (trial,) = re.findall(r"^try it +(.*)$", done.stdout, re.MULTILINE)
+                (score,) = json.loads(typed(trial).stdout)["scores"]
+                assert 0 < score["score"] < 1
+            if command.endswith("train.workers=3"):
+                assert "same" in done.stdout
+
+
+@pytest.mark.parametrize("document", [README, *(ROOT / "docs").glob("*.md")], ids=lambda path: path.name)
+def test_links_lead_somewhere(document: Path):
+    for target in re.findall(r"\]\((?!http)([^)#]+)\)", document.read_text()):
+        assert (document.parent / target).exists(), target
+
+
+def test_your_own_model_runs_as_the_document_says(tmp_path: Path):
+    import numpy as np
+
+    document = ROOT / "docs/your-own-model.md"
+    write_files(document, tmp_path)
+    rng = np.random.default_rng(0)
+    rows = rng.normal(size=(2000, 2)) * (30, 5) + (80, 10)
+    late = (rows[:, 0] / 30 - rows[:, 1] / 5 + rng.normal(size=2000) > 0.7).astype(int)
+    lines = [f"{price:.2f},{days:.1f},{label}" for (price, days), label in zip(rows, late, strict=True)]
+    (tmp_path / "orders.csv").write_text("\n".join(["price,days,returned", *lines]))
+    with shell(tmp_path) as typed:
+        for command in commands(document):
+            done = typed(command)
+            assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
+        (trial,) = re.findall(r"^try it +(.*)$", done.stdout, re.MULTILINE)
+        assert json.loads(typed(trial).stdout)["scores"][0]["transaction_id"] == 1
+    assert blocks(document, "python")
