@@ -15,7 +15,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -65,8 +65,7 @@ class Executor:
         self.selector = selectors.DefaultSelector()
         self.bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self.selector.register(self.bell, selectors.EVENT_READ, None)
-        self.threads: ThreadPoolExecutor | None = None
-        self.one_at_a_time = threading.Lock()
+        self.one_at_a_time, self.transferring = threading.Lock(), False
         self.resources = Resources(cluster, workflow, files.root)
 
     def start(self, action: Start) -> None:
@@ -119,6 +118,7 @@ class Executor:
             self.kill(id, "", grace)
         self.resources.stop(grace)
         until = time.monotonic() + grace
+        self.transferring = any(one.work and not one.work.done() for one in self.running.values())
         for one in self.running.values():
             if one.process:
                 try:
@@ -131,11 +131,10 @@ class Executor:
         self.running.clear()
 
     def close(self) -> None:
-        """Lets go of descriptors and threads."""
-        if self.threads:
-            self.threads.shutdown(wait=False, cancel_futures=True)
+        """Lets go of descriptors, but for the bell of a transfer that still runs."""
         self.selector.close()
-        os.close(self.bell)
+        if not self.transferring:
+            os.close(self.bell)
 
     @property
     def deadline(self) -> float | None:
@@ -159,10 +158,17 @@ class Executor:
     # ---- one pod -----------------------------------------------------------------------------------------------------
 
     def _later(self, one: Running, work: Callable[[], Any]) -> None:
-        """Transfers run beside the loop, which alone may start processes."""
-        self.threads = self.threads or ThreadPoolExecutor(4, "artifacts")
-        one.work = self.threads.submit(work)
-        one.work.add_done_callback(lambda _: os.eventfd_write(self.bell, 1))
+        """Transfers run beside the loop, which alone may start processes; a daemon thread holds up no Ctrl-C."""
+        one.work = done = Future()
+
+        def transfer() -> None:
+            try:
+                done.set_result(work())
+            except BaseException as error:  # the loop raises it
+                done.set_exception(error)
+            os.eventfd_write(self.bell, 1)
+
+        threading.Thread(target=transfer, daemon=True).start()
 
     def _store(self) -> Any:
         with self.one_at_a_time:  # the first call imports boto3 and may start the service

@@ -72,9 +72,7 @@ def entry(root: Path, paths: Iterable[str], keep: Iterable[Path]) -> Callable[[]
 
 
 def _namespace(uid: int, gid: int) -> None:
-    if uid == 0:
-        _checked(LIBC.unshare(NEWNS), "unshare")
-    else:
+    if uid or LIBC.unshare(NEWNS):  # not root, or root of a container that may not
         _checked(LIBC.unshare(NEWNS | NEWUSER), "unshare")
         for file, text in (("setgroups", "deny"), ("uid_map", f"{uid} {uid} 1"), ("gid_map", f"{gid} {gid} 1")):
             descriptor = os.open(f"/proc/self/{file}", os.O_WRONLY)

@@ -292,19 +292,15 @@ class Scheduler(Values):
                 last = None
             number = len(attempts) - (1 if last else 0)
             attempt = last["name"] if last else f"{name}({number})"
-            if not last:
-                before = attempts[-1] if attempts else None
+            if attempt not in self.memory:
                 local = {"retries": str(number), "pod.name": self.pod_name(attempt, template["name"])}
+                local |= retries.variables(attempts[number - 1] if number else None)
                 try:
-                    self.memory[attempt] = self.substituted(template, local | retries.variables(before))
+                    self.memory[attempt] = self.substituted(template, local)
                 except NodeError as error:
                     self.error(attempt, holder, options, str(error))
                     self.child(name, attempt)
                     raise
-            elif attempt not in self.memory:
-                before = attempts[-2] if len(attempts) > 1 else None
-                local = {"retries": str(number), "pod.name": self.pod_name(attempt, template["name"])}
-                self.memory[attempt] = self.substituted(template, local | retries.variables(before))
             try:
                 child = self.execute(attempt, holder, {}, options, retried=True)
             except NodeError:
