@@ -10,6 +10,7 @@ import fcntl
 import hashlib
 import json
 import sys
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import count
@@ -40,18 +41,22 @@ class LocalCluster:
         self.images = images or {}
         self.services = Services(self.home)
         self._store: Store | None = None
+        self._looked = 0.0
 
     def prefetch(self) -> None:
-        """Start the embedded services in the background. Returns at once; their addresses are good from now on."""
+        """Start the services, and deployments that died, in the background. Returns at once; all addresses are good."""
         self.services.start()
+        self.revive()
 
     def ready(self, timeout: float = 60) -> None:
         """Wait until the services answer. Raises StorageError or TrackingError."""
         self.services.ready(timeout)
 
     def poll(self) -> None:
-        """Start a service again that died. Raises StorageError or TrackingError if it cannot live."""
-        self.services.start()
+        """Start a service again that died; looks once a second. Raises StorageError or TrackingError if it cannot."""
+        if time.monotonic() - self._looked > 1:
+            self._looked = time.monotonic()
+            self.services.keep()
 
     def configmap(self, name: str) -> dict[str, str]:
         """The data of a ConfigMap; `rekindle` has the addresses of the services. Raises KeyError if there is none."""
@@ -122,10 +127,11 @@ class LocalCluster:
         return [f"deployment {name}" for name in Deployments(self).down()] + self.services.down()
 
     def overview(self) -> list[dict[str, Any]]:
-        """Services and deployments: kind, name, address, whether it runs."""
+        """Services and deployments: kind, name, address, whether it runs. Deployments that died are started again."""
         from pipelines.local.resources.deployment import Deployments
         from pipelines.local.services import SERVICES
 
+        self.revive()
         records = [record for name in SERVICES if (record := self.services.find(name))]
         services = [
             {"kind": "service", "name": record.name, "address": record.url, "running": record.alive}

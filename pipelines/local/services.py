@@ -18,7 +18,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -35,7 +35,7 @@ FAILS_WITH: dict[str, type[RekindleError]] = {"s3": StorageError, "mlflow": Trac
 
 @dataclass(frozen=True)
 class Record:
-    """A started service, as it is written down."""
+    """A started service, as it is written down; pid 0: stopped."""
 
     name: str
     port: int
@@ -69,6 +69,12 @@ class Services:
                 self.start("s3")
             with self._locked():
                 self._launch(name)
+
+    def keep(self) -> None:
+        """Start those again that died without having been stopped."""
+        for name in SERVICES:
+            if (record := self.find(name)) and record.pid:
+                self.start(name)
 
     def url(self, name: str) -> str:
         """Where a service is, started if need be. A real one must answer: StorageError or TrackingError if not."""
@@ -134,6 +140,7 @@ class Services:
             running = [record for name in reversed(SERVICES) if (record := self.find(name)) and record.alive]
             for record in running:
                 end_group(record.pid, record.since, GRACE)
+                self._write(replace(record, pid=0, since=0))  # the port is kept
             for child in self.children.values():
                 child.wait()
             return [record.name for record in running]
@@ -156,9 +163,12 @@ class Services:
             )  # fmt: skip
             self.children[name] = child
             record = Record(name, listening.getsockname()[1], child.pid, started(child.pid) or 0)
-        draft = self.folder / f"{name}.json.new"
+        self._write(record)
+
+    def _write(self, record: Record) -> None:
+        draft = self.folder / f"{record.name}.json.new"
         draft.write_text(json.dumps(asdict(record)))
-        draft.replace(self.folder / f"{name}.json")
+        draft.replace(self.folder / f"{record.name}.json")
 
     def _command(self, name: str, fd: int) -> list[str]:
         common = ["--fd", str(fd), "--record", str(self.folder / f"{name}.json")]

@@ -97,6 +97,7 @@ class PyTorchJobs(Stored):
         return super().delete(name)
 
     def poll(self) -> None:
+        self.cluster.poll()  # the pods need the store all the time
         for name, job in list(self.jobs.items()):
             obj = self.read(name)
             if obj is None:  # deleted by another command

@@ -62,7 +62,7 @@ def test_a_killed_store_is_back_on_its_port_with_its_objects(services: Services)
     objects = store(services)
     objects.put("a/b", b"kept")
     before = killed(services, "s3")
-    services.start("s3")
+    services.keep()
     assert record(services, "s3").port == before.port
     assert objects.get("a/b") == b"kept"
     assert stat.S_IMODE((services.folder / "credentials.json").stat().st_mode) == 0o600
@@ -85,6 +85,8 @@ def test_down_leaves_no_process_and_no_data_is_lost(services: Services) -> None:
     assert time.monotonic() - began < 2
     assert started(was.pid) != was.since
     assert services.down() == []
+    services.keep()
+    assert not record(services, "s3").alive, "it was stopped, it did not die"
     assert store(services).get("a") == b"1"
 
 
