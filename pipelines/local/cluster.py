@@ -17,7 +17,7 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipelines.local.services import Services
+from pipelines.local.services import BUCKET, Services
 
 if TYPE_CHECKING:
     from steps.storage import Store
@@ -85,9 +85,9 @@ class LocalCluster:
         if not self._store:
             from steps.storage import Store
 
-            env, keys = self.services.environment(), self.services.credentials()
+            url, keys = self.services.url("s3"), self.services.credentials()  # an artifact needs no MLflow
             access, secret = keys.get("AWS_ACCESS_KEY_ID"), keys.get("AWS_SECRET_ACCESS_KEY")
-            self._store = Store(env["S3_BUCKET"], env["S3_ENDPOINT_URL"], access, secret)
+            self._store = Store(self.services.environ.get("S3_BUCKET", BUCKET), url, access, secret)
         return self._store
 
     def address(self, pod: str) -> str:

@@ -79,9 +79,8 @@ def test_a_step_is_over_when_its_condition_holds_and_fails_when_the_object_vanis
         time.sleep(0.2)
         act()
 
-    threading.Thread(
-        target=later, args=[lambda: objects.change("c", lambda obj: obj | {"data": {"ready": "yes"}})]
-    ).start()  # type: ignore[operator]
+    ready = {"data": {"ready": "yes"}}
+    threading.Thread(target=later, args=[lambda: objects.change("c", lambda obj: {**(obj or {}), **ready})]).start()
     assert execute(workflow(wait), {}, cluster)["phase"] == "Succeeded"
     objects.delete("c")
     threading.Thread(target=later, args=[lambda: objects.delete("c")]).start()
