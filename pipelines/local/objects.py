@@ -20,6 +20,7 @@ import time
 import uuid
 import zlib
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
@@ -27,6 +28,7 @@ from typing import Any, BinaryIO, Protocol
 BLOCK = 1 << 20
 TRAILER = 16 << 10  # metadata never needs more: S3 allows 2 KB of it, and a key of 1 KB
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+SMALLEST_PART = 5 << 20
 UPLOAD_LIFE = 7 * 86400.0  # an abandoned multipart upload is swept at a start after this many seconds
 
 
@@ -58,34 +60,7 @@ class Crc32:
         return self.value.to_bytes(4, "big")
 
 
-class TableCrc:
-    """Any reflected CRC, byte by byte: slow (10 MB/s), right, and only for clients that insist on it."""
-
-    def __init__(self, polynomial: int, size: int) -> None:
-        self.size, self.mask, self.table = size, (1 << 8 * size) - 1, []
-        self.value = self.mask
-        for entry in range(256):
-            for _ in range(8):
-                entry = entry >> 1 ^ (polynomial if entry & 1 else 0)
-            self.table.append(entry)
-
-    def update(self, data: Any, /) -> None:
-        value, table = self.value, self.table
-        for byte in data:
-            value = table[(value ^ byte) & 255] ^ value >> 8
-        self.value = value
-
-    def digest(self) -> bytes:
-        return (self.value ^ self.mask).to_bytes(self.size, "big")
-
-
-CHECKSUMS: dict[str, Callable[[], Hash]] = {
-    "crc32": Crc32,
-    "sha256": hashlib.sha256,
-    "sha1": hashlib.sha1,
-    "crc32c": lambda: TableCrc(0x82F63B78, 4),
-    "crc64nvme": lambda: TableCrc(0x9A6C9329AC4BC9B5, 8),
-}
+CHECKSUMS: dict[str, Callable[[], Hash]] = {"crc32": Crc32, "sha256": hashlib.sha256, "sha1": hashlib.sha1}
 
 
 @dataclass(frozen=True)
@@ -131,14 +106,6 @@ class Files:
             self.index.setdefault(bucket, {})
             self.keys.setdefault(bucket, [])
 
-    def drop(self, bucket: str) -> None:
-        """Remove an empty bucket."""
-        with self.lock:
-            if self._bucket(bucket)[0]:
-                raise S3Error(409, "BucketNotEmpty", f"{bucket} still holds objects.")
-            shutil.rmtree(self.buckets / bucket)
-            del self.keys[bucket], self.index[bucket]
-
     def write(self, blocks: Iterator[Any], finish: Callable[[int], dict]) -> Path:
         """A temporary file with the blocks and the metadata that `finish(size)` gives once all are there."""
         path = self.temporary / uuid.uuid4().hex
@@ -171,6 +138,24 @@ class Files:
             return meta
         finally:
             temporary.unlink(missing_ok=True)
+
+    def assemble(self, folder: Path, wanted: list[tuple[int, str]], meta: dict) -> Path:
+        """A temporary file of the parts in `folder`; `wanted`: the number and the etag of each, as it was answered."""
+        if not wanted or [number for number, _ in wanted] != sorted({number for number, _ in wanted}):
+            raise S3Error(400, "InvalidPartOrder", "parts must be listed once each, in ascending order.")
+        with ExitStack() as stack:
+            parts = []
+            for number, etag in wanted:
+                path = folder / f"{number:05d}"
+                found = read_meta(path) if path.exists() else None
+                if not found or found["etag"] != etag.strip('"'):
+                    raise S3Error(400, "InvalidPart", f"part {number} with ETag {etag} was not uploaded.")
+                if found["size"] < SMALLEST_PART and number != wanted[-1][0]:
+                    raise S3Error(400, "EntityTooSmall", "every part but the last must have at least 5 MiB.")
+                parts.append((stack.enter_context(open(path, "rb", buffering=0)), found["size"]))
+            tags = b"".join(bytes.fromhex(etag.strip('"')) for _, etag in wanted)
+            etag = f"{hashlib.md5(tags, usedforsecurity=False).hexdigest()}-{len(wanted)}"
+            return self.write(blocks(parts), lambda _: {**meta, "etag": etag})
 
     def open(self, bucket: str, key: str) -> tuple[BinaryIO, dict]:
         """The object's file, which no later write changes, and its metadata."""

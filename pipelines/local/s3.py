@@ -22,7 +22,6 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -109,8 +108,6 @@ class Handler(BaseHTTPRequestHandler):
         if not hmac.compare_digest(found.encode(), self.server.access_key.encode()):
             raise S3Error(403, "InvalidAccessKeyId", "The access key is not this endpoint's: set AWS_ACCESS_KEY_ID.")
 
-    # -- the body of a request ----------------------------------------------------------------------------------------
-
     def receive(self, hashes: dict[str, Hash], announced: dict[str, str]) -> Iterator[memoryview]:
         """The decoded body in blocks, through every hash; trailing checksums are added to `announced`."""
         if self.headers.get("transfer-encoding"):
@@ -156,8 +153,9 @@ class Handler(BaseHTTPRequestHandler):
     def save(self) -> Path:
         """The request's body as a temporary file, once its length and every checksum are verified."""
         names = {name.lower(): value for name, value in self.headers.items()}
-        sums = [f"x-amz-checksum-{name}" for name in CHECKSUMS]
-        sums = [name for name in sums if name in names or name == names.get("x-amz-trailer", "").lower()]
+        sums = [name for name in [*names, names.get("x-amz-trailer", "").lower()] if name.startswith("x-amz-checksum-")]
+        if unknown := [name for name in sums if name.rpartition("-")[2] not in CHECKSUMS]:
+            raise S3Error(501, "NotImplemented", f"{unknown[0]} is not supported: use {', '.join(CHECKSUMS)}.")
         hashes: dict[str, Hash] = {name: CHECKSUMS[name.rpartition("-")[2]]() for name in sums}
         hashes["content-md5"] = hashlib.md5(usedforsecurity=False)
         payload = names.get("x-amz-content-sha256", "")
@@ -189,8 +187,6 @@ class Handler(BaseHTTPRequestHandler):
         for element in root.iter():
             element.tag = element.tag.rpartition("}")[2]
         return root
-
-    # -- the answer ---------------------------------------------------------------------------------------------------
 
     def answer(self, status: int, headers: dict[str, Any] | None = None, body: str = "", length: int = -1) -> None:
         while self.unread and not self.expected:  # an unread body would be taken for the next request
@@ -232,10 +228,6 @@ class Handler(BaseHTTPRequestHandler):
 
     # -- routes -------------------------------------------------------------------------------------------------------
 
-    def list_buckets(self) -> None:
-        names = "".join(xml("Bucket", Name=name) for name in sorted(self.server.files.index))
-        self.answer(200, body=xml("ListAllMyBucketsResult", xml("Buckets", names)))
-
     def create_bucket(self) -> None:
         self.server.files.create(self.bucket)
         self.answer(200, {"Location": f"/{self.bucket}"})
@@ -243,10 +235,6 @@ class Handler(BaseHTTPRequestHandler):
     def head_bucket(self) -> None:
         self.server.files.find(self.bucket, "")
         self.answer(200, {"x-amz-bucket-region": "us-east-1"})
-
-    def delete_bucket(self) -> None:
-        self.server.files.drop(self.bucket)
-        self.answer(204)
 
     def list_objects(self) -> None:
         query = self.query
@@ -344,23 +332,8 @@ class Handler(BaseHTTPRequestHandler):
     def complete_upload(self) -> None:
         folder, about = self.upload()
         wanted = [(int(p.findtext("PartNumber") or 0), p.findtext("ETag") or "") for p in self.parsed().iter("Part")]
-        if not wanted or [number for number, _ in wanted] != sorted({number for number, _ in wanted}):
-            raise S3Error(400, "InvalidPartOrder", "parts must be listed once each, in ascending order.")
-        with ExitStack() as stack:
-            parts = []
-            for number, etag in wanted:
-                path = folder / f"{number:05d}"
-                meta = read_meta(path) if path.exists() else None
-                if not meta or meta["etag"] != etag.strip('"'):
-                    raise S3Error(400, "InvalidPart", f"part {number} with ETag {etag} was not uploaded.")
-                if meta["size"] < 5 << 20 and number != wanted[-1][0]:
-                    raise S3Error(400, "EntityTooSmall", "every part but the last must have at least 5 MiB.")
-                parts.append((stack.enter_context(open(path, "rb", buffering=0)), meta["size"]))
-            tags = b"".join(bytes.fromhex(etag.strip('"')) for _, etag in wanted)
-            etag = f"{hashlib.md5(tags, usedforsecurity=False).hexdigest()}-{len(wanted)}"
-            new = {"key": self.key, "etag": etag, "headers": about["headers"]}
-            path = self.server.files.write(blocks(parts), lambda _: new)
-        self.server.files.commit(self.bucket, self.key, path, self.allowed)
+        path = self.server.files.assemble(folder, wanted, {"key": self.key, "headers": about["headers"]})
+        etag = self.server.files.commit(self.bucket, self.key, path, self.allowed)["etag"]
         shutil.rmtree(folder, ignore_errors=True)
         self.answer(200, body=xml("CompleteMultipartUploadResult", Bucket=self.bucket, Key=self.key, ETag=f'"{etag}"'))
 
@@ -370,10 +343,8 @@ class Handler(BaseHTTPRequestHandler):
 
 
 ROUTES: dict[tuple[str, str, str], Callable[[Handler], None]] = {
-    ("GET", "service", ""): Handler.list_buckets,
     ("PUT", "bucket", ""): Handler.create_bucket,
     ("HEAD", "bucket", ""): Handler.head_bucket,
-    ("DELETE", "bucket", ""): Handler.delete_bucket,
     ("GET", "bucket", "list-type"): Handler.list_objects,
     ("POST", "bucket", "delete"): Handler.delete_objects,
     ("PUT", "object", ""): Handler.put_object,

@@ -141,9 +141,9 @@ def test_a_stale_etag_overwrites_nothing(endpoint: Endpoint) -> None:
     assert client.get_object(Bucket="data", Key="latest")["Body"].read().startswith(b"by"), "the connection still works"
 
 
-@pytest.mark.parametrize("name", ["crc32", "sha1", "sha256", "crc32c", "crc64nvme", "md5"])
+@pytest.mark.parametrize("name", ["crc32", "sha1", "sha256", "md5"])
 def test_a_flipped_byte_is_refused_and_leaves_the_old_object(endpoint: Endpoint, name: str) -> None:
-    field = {"crc64nvme": "ChecksumCRC64NVME", "md5": "ContentMD5"}.get(name, f"Checksum{name.upper()}")
+    field = "ContentMD5" if name == "md5" else f"Checksum{name.upper()}"
     value = hashlib.md5() if name == "md5" else CHECKSUMS[name]()
     value.update(b"good")
     claim = {field: base64.b64encode(value.digest()).decode()}
@@ -151,15 +151,6 @@ def test_a_flipped_byte_is_refused_and_leaves_the_old_object(endpoint: Endpoint,
     client.put_object(Bucket="data", Key=name, Body=b"good", **claim)
     assert refused(lambda: client.put_object(Bucket="data", Key=name, Body=b"gooe", **claim)) == (400, "BadDigest")
     assert client.get_object(Bucket="data", Key=name)["Body"].read() == b"good"
-
-
-def test_the_checksums_are_those_of_the_standards() -> None:
-    known = {"crc32": 0xCBF43926, "crc32c": 0xE3069283, "crc64nvme": 0xAE8B14860A799888}
-    for name, expected in known.items():
-        value = CHECKSUMS[name]()
-        value.update(b"12345")
-        value.update(b"6789")
-        assert int.from_bytes(value.digest(), "big") == expected, name
 
 
 def test_chunked_bodies_with_trailing_checksums_are_decoded_and_verified(endpoint: Endpoint) -> None:
@@ -295,6 +286,11 @@ def test_a_presigned_url_works_as_mlflow_downloads_with_it(endpoint: Endpoint) -
 
 def test_what_is_not_supported_says_so(endpoint: Endpoint) -> None:
     assert refused(lambda: endpoint.client.get_bucket_policy(Bucket="data")) == (501, "NotImplemented")
+    crc = {"ChecksumCRC64NVME": "AAAAAAAAAAA="}
+    assert refused(lambda: endpoint.client.put_object(Bucket="data", Key="a", Body=b"", **crc)) == (
+        501,
+        "NotImplemented",
+    )
     assert refused(lambda: endpoint.client.put_object_tagging(Bucket="data", Key="a", Tagging={"TagSet": []}))[0] == 501
     assert refused(lambda: endpoint.client.get_object(Bucket="data", Key="a", VersionId="1"))[0] == 501
 
