@@ -48,7 +48,7 @@ class Model(Section):
     layers: int = Field(default=2, ge=1, le=8, description="layers, one on top of the other")
     heads: int = Field(default=4, ge=1, description="attention heads; width must be a multiple of them")
     hidden: int = Field(default=128, ge=8, le=4096, description="size of the feed-forward layers")
-    window: int = Field(default=32, ge=1, le=64, description="transactions of the card each layer looks back over")
+    window: int = Field(default=20, ge=1, le=64, description="transactions of the card each layer looks back over")
     dropout: float = Field(default=0.1, ge=0, lt=1, description="share of activations dropped in training")
 
     @property

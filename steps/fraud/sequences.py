@@ -22,8 +22,8 @@ from steps.errors import DataError
 from steps.fraud.config import CONTEXT
 from steps.fraud.schema import DAY
 
-LENGTH = 64  # transactions in a training window
-OVERLAP = 24  # of them, those that only give context
+LENGTH = 40  # transactions in a training window
+OVERLAP = 16  # of them, those that only give context
 WARM_UP = 14 * DAY  # at the start of the data, at most a quarter of the training time
 SCORED = 128  # transactions in a window when a trained model scores long runs of rows
 MAP_FIXED = 0x10
@@ -76,23 +76,21 @@ class TrainingWindows:
         counted = np.flatnonzero((rows.times >= begin) & (rows.times < end))
         if not len(counted):
             raise DataError("no transaction is older than the end of training: give more data, or fewer test weeks.")
-        start, self.low, self.high = (torch.from_numpy(a) for a in _windows(rows.first, counted))
-        self.start = torch.from_numpy(rows.place)[start]
+        start, low, high = _windows(rows.first, counted)
+        self.table = torch.from_numpy(np.stack([rows.place[start], start, low * (LENGTH + 1) + high], axis=1))
+        self.counted = _masks()
         padded = torch.cat([torch.from_numpy(rows.labels), torch.zeros(LENGTH, dtype=torch.uint8)])
         self.labels = padded.as_strided((len(rows), LENGTH), (1, 1))
-        self.label_row = start
-        self.position = torch.arange(LENGTH)
         self.facts = rows.facts
 
     def __len__(self) -> int:
-        return len(self.start)
+        return len(self.table)
 
     def batch(self, indices: Tensor) -> tuple[Tensor, ...]:
         """(float32 [B, LENGTH, F], uint8 [B, LENGTH], bool [B, LENGTH]) of the windows `indices`."""
-        features = self.rows.windows(self.start.index_select(0, indices), LENGTH)
-        labels = self.labels.index_select(0, self.label_row.index_select(0, indices))
-        low, high = self.low.index_select(0, indices)[:, None], self.high.index_select(0, indices)[:, None]
-        return features, labels, (self.position >= low) & (self.position < high)
+        place, row, mask = self.table.index_select(0, indices).unbind(1)
+        features = self.rows.windows(place, LENGTH)
+        return features, self.labels.index_select(0, row), self.counted.index_select(0, mask)
 
 
 def open_dataset(path: Path, split: str = "train") -> TrainingWindows:
@@ -114,6 +112,12 @@ def scoring_windows(first: Ints, rows: Ints) -> tuple[Ints, Ints, Ints]:
     start = np.maximum(origin + block * (SCORED - CONTEXT) - CONTEXT, first[rows])
     starts, window = np.unique(start, return_inverse=True)
     return starts, window, rows - start
+
+
+def _masks() -> Tensor:
+    """bool [(LENGTH + 1)², LENGTH]: row low * (LENGTH + 1) + high is true from position low to before high."""
+    edge, position = torch.arange(LENGTH + 1), torch.arange(LENGTH)
+    return ((position >= edge[:, None, None]) & (position < edge[None, :, None])).view(-1, LENGTH)
 
 
 def _windows(first: Ints, counted: Ints) -> tuple[Ints, Ints, Ints]:

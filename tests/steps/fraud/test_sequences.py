@@ -20,10 +20,15 @@ def windows(small_dataset: Path) -> TrainingWindows:
     return open_dataset(small_dataset)
 
 
+def positions(windows: TrainingWindows) -> torch.Tensor:
+    """The row at each position of each window."""
+    return windows.table[:, 1:2] + torch.arange(LENGTH)
+
+
 def counted_rows(windows: TrainingWindows) -> np.ndarray:
     """The row of every counted position of every window."""
     _, _, counted = windows.batch(torch.arange(len(windows)))
-    return (windows.label_row[:, None] + windows.position)[counted].numpy()
+    return positions(windows)[counted].numpy()
 
 
 def test_every_training_transaction_counts_once_and_no_later_one(windows: TrainingWindows):
@@ -38,7 +43,7 @@ def test_a_counted_transaction_sees_its_own_card_only_and_enough_of_it(windows: 
     rows = windows.rows
     _, _, counted = windows.batch(torch.arange(len(windows)))
     window, position = counted.nonzero(as_tuple=True)
-    start = windows.label_row[window].numpy()
+    start = windows.table[window, 1].numpy()
     row = start + position.numpy()
     assert (rows.first[row] <= start).all()
     assert ((start == rows.first[row]) | (position.numpy() >= OVERLAP)).all()
@@ -50,7 +55,7 @@ def test_a_batch_holds_the_rows_of_the_shards_bit_for_bit(windows: TrainingWindo
     every, labels = load("features"), load("labels")
     indices = torch.randperm(len(windows))[:200]
     batch, fraud, counted = windows.batch(indices)
-    row = (windows.label_row[indices][:, None] + windows.position)[counted].numpy()
+    row = positions(windows)[indices][counted].numpy()
     np.testing.assert_array_equal(batch[counted].numpy(), every[row])
     np.testing.assert_array_equal(fraud[counted].numpy(), labels[row])
 
