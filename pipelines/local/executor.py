@@ -88,8 +88,8 @@ class Executor:
         """What happened; at the latest after `timeout` seconds nothing."""
         limits = [self.deadline - time.time()] if self.deadline is not None else []
         limits += [timeout] if timeout is not None else []
-        limits += [0.1] if self.resources.busy else []
-        for key, _ in self.selector.select(0 if self.events else max(0.0, min(limits)) if limits else None):
+        limits.append(0.1 if self.resources.busy else 1.0)
+        for key, _ in self.selector.select(0 if self.events else max(0.0, min(limits))):
             if key.data is None:
                 os.eventfd_read(self.bell)
             else:
@@ -98,6 +98,7 @@ class Executor:
             if one.work and one.work.done():
                 self._worked(one)
         self._enforce()
+        self.cluster.poll()  # a service that died mid-run
         self.events += self.resources.poll()
         events, self.events = self.events, []
         return events
