@@ -54,8 +54,6 @@ class Scheduler(Values):
         self.wake: float | None = None
         self.stuck = ""
 
-    # ---- the outside -------------------------------------------------------------------------------------------------
-
     def advance(self, now: float, events: Iterable[Began | Ended] = ()) -> list[Start | Kill]:
         """Takes what happened, decides what is to be done. `wake` is when to call again at the latest."""
         self.now, self.wake, self.actions = now, None, []
@@ -183,8 +181,6 @@ class Scheduler(Values):
             for node in self.nodes.values()
             if node["phase"] in FAILED
         ]
-
-    # ---- templates ---------------------------------------------------------------------------------------------------
 
     def execute(
         self, name: str, holder: dict[str, Any], arguments: dict[str, Any], options: Options, retried: bool = False
@@ -370,8 +366,6 @@ class Scheduler(Values):
             return self.mark(name, "Succeeded")
         self.wake_at(until)
         return node
-
-    # ---- hooks -------------------------------------------------------------------------------------------------------
 
     def exit_done(self, holder: dict[str, Any], node: Node, scope: Scope, options: Options) -> bool:
         """Runs the exit hook of a completed step or task; true when there is none or it is over. Raises NodeError."""
