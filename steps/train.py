@@ -47,7 +47,10 @@ def run(inputs: Inputs) -> Outputs:
     """Train until the model is in the object store. Raises ConfigError, DataError; exits 143 after a SIGTERM."""
     # cuBLAS reads it when it starts; without it a GPU's matrix products are not reproducible
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    from steps.training.signals import heed_sigterm
+
+    leaving = heed_sigterm()  # before the import of torch: it takes seconds, and PID 1 would not hear the signal
     from steps.training.loop import train
 
-    train(inputs)
+    train(inputs, leaving)
     return Outputs()

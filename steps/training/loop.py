@@ -3,7 +3,6 @@
 import json
 import os
 import platform
-import signal
 import sys
 import threading
 from typing import Any
@@ -26,12 +25,9 @@ from steps.training.sampler import Sampler, mix
 from steps.training.state import State, weights_sha256
 from steps.workload import Workload, load
 
-GRACE = 25.0  # seconds after a SIGTERM in which a step and a checkpoint must fit
 
-
-def train(inputs: Inputs) -> None:
+def train(inputs: Inputs, leaving: threading.Event) -> None:
     """Make all steps together with whoever is there. Raises ConfigError, DataError; SystemExit(143) when told to go."""
-    leaving = heed_sigterm()
     if finished(inputs):
         return
     device = pick_device(inputs)
@@ -108,6 +104,7 @@ class Training:
         inputs, tensors = self.inputs, self.state.trained()
         sha256 = weights_sha256(tensors)
         self.store.put(f"{inputs.out}/model.safetensors", save(tensors))
+        self.metrics.close()  # once model.json is there, all processes may be ended at any moment
         about = inputs.identity() | {
             "sha256": sha256,
             "step": self.state.step,
@@ -122,7 +119,7 @@ class Training:
         """Go before the end, as told: if nobody else carries the state on, the object store must."""
         if self.group.deserted and self.group.rank == 0 and self.state.step > 0:
             self.checkpoints.save(now=True)
-        self.group.peers.leave("SIGTERM")
+        self.group.peers.leave()
         self.checkpoints.close()
         self.metrics.close()
         sys.stderr.write(f"left after step {self.state.step}, as told by SIGTERM\n")
@@ -166,26 +163,3 @@ def fingerprint(inputs: Inputs, device: torch.device) -> dict[str, Any]:
         "config": inputs.identity_hash(),
         "data": inputs.digest,
     }
-
-
-def heed_sigterm() -> threading.Event:
-    """An event that a SIGTERM sets, even while the main thread waits for a collective.
-
-    A Python handler would run only after it; the wakeup descriptor is written by the C handler at once.
-    """
-    leaving = threading.Event()
-    reader, writer = os.pipe()
-    os.set_blocking(writer, False)
-
-    def wait() -> None:
-        while signal.SIGTERM not in os.read(reader, 16):
-            pass
-        leaving.set()
-        threading.Event().wait(GRACE)
-        sys.stderr.write(f"still not done {GRACE:.0f} s after SIGTERM: leaving now\n")
-        os._exit(143)
-
-    signal.signal(signal.SIGTERM, lambda *_: None)
-    signal.set_wakeup_fd(writer)
-    threading.Thread(target=wait, name="sigterm", daemon=True).start()
-    return leaving

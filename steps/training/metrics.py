@@ -11,6 +11,7 @@ from steps.errors import TrackingError
 
 POINTS = 500  # of each curve at most: the mean of as many steps as that takes
 PERIOD = 5.0  # seconds between requests to MLflow
+PATIENCE = 10.0  # seconds the end of a run waits for MLflow
 
 
 class Metrics:
@@ -55,9 +56,12 @@ class Metrics:
         """Send what is left; say what MLflow did not take."""
         self._closing.set()
         if self._thread.ident:
-            self._thread.join()
-        if self._points:
-            sys.stderr.write(f"{len(self._points)} points of the curves are not in MLflow: {self._error}\n")
+            self._thread.join(PATIENCE)
+        with self._lock:
+            if self._points:
+                why = self._error or f"it did not answer within {PATIENCE:.0f} s"
+                sys.stderr.write(f"{len(self._points)} points of the curves are not in MLflow: {why}\n")
+            self._points = []
 
     def _progress(self, step: int, loss: float, steps_per_s: float) -> None:
         eta = (self.total - step) / max(1e-9, steps_per_s)

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed
@@ -32,53 +32,17 @@ class Formation:
     pg: Any = None
 
 
-class Peers(Protocol):
-    """What a Group must know about where its processes come from."""
+class Peers:
+    """One process, or the processes that torchrun started: nobody comes or goes, and a broken group is the end."""
 
-    def form(self, step: int, give_up: Callable[[], bool]) -> Formation | None:
-        """The next group; None if `give_up()` became true while waiting."""
-        ...
-
-    def stale(self) -> bool:
-        """Whether all should stop after this step, because others want to join."""
-        ...
-
-    def dead(self) -> bool:
-        """Whether this group is known to be broken."""
-        ...
-
-    def fault(self, error: RuntimeError) -> None:
-        """A collective failed. Raises it where nobody can form another group."""
-        ...
-
-    def leave(self, reason: str) -> None: ...
-
-    def failed(self, message: str, code: int) -> None: ...
-
-    def finish(self, sha256: str) -> bool:
-        """All steps are made (rank 0 gives the hash of the model it wrote): whether the run is over; waits a little."""
-        ...
-
-    @property
-    def elastic(self) -> bool:
-        """Whether the others can go on without one of us."""
-        ...
-
-    @property
-    def complete(self) -> bool:
-        """Whether the run is known to be over."""
-        ...
-
-
-class Static:
-    """One process, or the processes that torchrun started: nobody comes or goes."""
-
-    elastic = complete = False
+    elastic = False  # whether the others can go on without one of us
+    complete = False  # whether the run is known to be over
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
 
     def form(self, step: int, give_up: Callable[[], bool]) -> Formation | None:
+        """The next group; None if `give_up()` became true while waiting, or the run is complete."""
         if int(os.environ.get("WORLD_SIZE", 1)) == 1:
             return Formation(0, 1)
         store, rank, size = next(dist.rendezvous("env://", timeout=TIMEOUT))
@@ -87,31 +51,36 @@ class Static:
         return Formation(rank, size, process_group(store, rank, size, self.device, address))
 
     def stale(self) -> bool:
+        """Whether all should stop after this step, because others want to join."""
         return False
 
     def dead(self) -> bool:
+        """Whether this group is known to be broken."""
         return False
 
     def fault(self, error: RuntimeError) -> None:
+        """A collective failed. Raises the error where nobody can form another group."""
         raise error
 
-    def leave(self, reason: str) -> None:
-        """torchrun hears of it from our exit code."""
+    def leave(self) -> None:
+        """We go before the end. (Here, as below: torchrun hears of it from our exit code.)"""
 
     def failed(self, message: str, code: int) -> None:
-        """torchrun hears of it from our exit code."""
+        """We end because of an error."""
 
     def finish(self, sha256: str) -> bool:
+        """All steps are made (rank 0 gives the hash of the model it wrote): is the run over? May wait some seconds."""
         return True
 
 
-class Elastic:
+class Elastic(Peers):
     """Members come and go in generations, which the coordinator publishes."""
 
     elastic = True
 
     def __init__(self, host: str, port: int, fingerprint: dict[str, Any], device: torch.device) -> None:
-        self.device, self.generation = device, 0
+        super().__init__(device)
+        self.generation = 0
         self._pg: Any = None
         self._lock = threading.Lock()
         # each worker offers a store; the group meets in that of its first member, so no store outlives its use
@@ -134,6 +103,7 @@ class Elastic:
             if not self.dead():  # the news may have come while there was nothing to abort
                 return Formation(rank, len(members), pg)
             self._drop()
+        self.complete = self.client.complete
         return None
 
     def stale(self) -> bool:
@@ -145,20 +115,17 @@ class Elastic:
     def fault(self, error: RuntimeError) -> None:
         self.client.send({"fault": self.generation})
 
-    def leave(self, reason: str) -> None:
-        self.client.send({"leave": reason})
+    def leave(self) -> None:
+        self.client.send({"leave": "SIGTERM"})
 
     def failed(self, message: str, code: int) -> None:
         self.client.fail(message, code)
 
-    @property
-    def complete(self) -> bool:
-        return self.client.complete
-
     def finish(self, sha256: str) -> bool:
         if sha256:
             self.client.send({"done": sha256})
-        return self.client.wait_complete(self.generation, 5.0)
+        self.complete = self.client.wait_complete(self.generation, 5.0)
+        return self.complete
 
     def _build(self, rank: int, size: int, meeting: str) -> Any:
         host, _, port = meeting.rpartition(":")
@@ -203,8 +170,8 @@ def _route_to(host: str) -> str:
         return probe.getsockname()[0]
 
 
-def find(fingerprint: dict[str, Any], device: torch.device) -> Static | Elastic:
+def find(fingerprint: dict[str, Any], device: torch.device) -> Peers:
     """The peers that the environment tells of."""
     if "TORCHELASTIC_RUN_ID" not in os.environ and (host := os.environ.get("MASTER_ADDR")):
         return Elastic(host, int(os.environ.get("MASTER_PORT", 23456)), fingerprint, device)
-    return Static(device)
+    return Peers(device)

@@ -87,6 +87,8 @@ class Run(RuleBasedStateMachine):
     @rule()
     def coordinator_restarts(self) -> None:
         self.membership = Membership(self.config)
+        newest = max(self.opened.values(), default=0)  # later numbers may be used again: nobody has heard of them
+        self.published = {number: group for number, group in self.published.items() if number <= newest}
         for worker in sorted(self.opened):
             self.register(worker)
 
