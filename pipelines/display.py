@@ -176,11 +176,12 @@ def running(rows: list[Step]) -> list[Step]:
 
 
 def follow(logs: Path, stem: str, finished: Any, out: TextIO = sys.stdout) -> None:
-    """Copy the logs `*STEM*.log` to `out`, each line with its pod's name, until `finished()` and all is said."""
+    """Copy the logs whose name contains `stem` to `out`, each line with its pod, until `finished()` and all is said."""
     places: dict[Path, int] = {}
     while True:
         over = finished()
-        for path in sorted(logs.glob(f"*{stem}*.log")):
+        wanted = [path for path in logs.glob("*.log") if stem in path.stem]
+        for path in sorted(wanted, key=lambda path: path.stat().st_mtime):
             with path.open("rb") as file:
                 file.seek(places.get(path, 0))
                 # a line that is still being written waits for its end, unless nobody writes any more

@@ -123,7 +123,9 @@ def _endpoint(local: LocalRun) -> str | None:
 def _success(status: summary.Status, facts: Mapping[str, Any]) -> str:
     told = summary.parameters(status)
     took = summary.timestamp(status["finishedAt"]) - summary.timestamp(status["startedAt"])
-    figures = [f"{name} {float(told[key]):.3f}" for name, key in summary.METRICS.items() if told.get(key)]
+    figures = [
+        f"{name} {float(told[key]):.3f}" for name, key in summary.METRICS.items() if told.get(key, "nan") != "nan"
+    ]
     lines = {
         "verdict": f"{told['verdict']}: {VERDICTS[told['verdict']]}" if told.get("verdict") in VERDICTS else "",
         "reason": told.get("reason"),
@@ -137,8 +139,8 @@ def _success(status: summary.Status, facts: Mapping[str, Any]) -> str:
 
 
 def _failure(local: LocalRun, status: summary.Status) -> str:
-    logs = local.files.logs
-    log = summary.log_of(local.name, summary.culprit(summary.steps(local.name, status)), logs)
+    step = summary.culprit(summary.steps(local.name, status))
+    log = summary.log_of(local.name, status, step, local.files.logs, local.cluster.home / "deployments")
     shown = log and Path(os.path.relpath(log))
     return "\n" + summary.failure(local.name, status, shown, _resume(local)) + "\n"
 

@@ -107,6 +107,13 @@ def culprit(rows: list[Step]) -> Step | None:
     return min(failed, key=lambda row: (row.name.startswith("onExit"), row.finished or "~"), default=None)
 
 
+def last_attempt(status: Status, step: Step) -> Mapping[str, Any]:
+    """The node that did the work of a step: its pod's, not the one that counts its retries."""
+    name = step.node["name"] if step.node else ""
+    attempts = [n for n in status["nodes"].values() if re.fullmatch(re.escape(name) + r"\(\d+\)", n["name"])]
+    return max(attempts, key=lambda n: n.get("startedAt") or "", default=step.node or {})
+
+
 def as_json(name: str, status: Status, **facts: Any) -> dict[str, Any]:
     """The object that `-o json` prints. `facts` adds or overrides keys (manifest_sha256, endpoint, status, ...)."""
     outputs = parameters(status)
@@ -135,13 +142,17 @@ def parameters(status: Status) -> dict[str, str]:
     return {p["name"]: p.get("value", "") for p in (status.get("outputs") or {}).get("parameters") or []}
 
 
-def log_of(name: str, step: Step | None, logs: Path) -> Path | None:
-    """The log that explains how a step ended: its pod's, or that of a pod of the job that it applied."""
-    if step is None or step.node is None:
+def log_of(name: str, status: Status, step: Step | None, logs: Path, deployments: Path) -> Path | None:
+    """The log that explains how a step ended: its pod's, or that of a pod of the job or deployment that it applied."""
+    if step is None:
         return None
-    node = step.node
+    node = last_attempt(status, step)
     pod = f"{name}-{node.get('templateName', '')}-{node.get('id', '').rpartition('-')[2]}"
-    paths = [path for path in (logs / f"{pod}.log", *logs.glob(f"{name}-{step.label}*.log")) if path.exists()]
+    if (logs / f"{pod}.log").exists():
+        return logs / f"{pod}.log"
+    paths = list(logs.glob(f"{name}-{step.label}-*.log"))
+    if node.get("templateName") == "deployment":
+        paths = sorted(deployments.glob("*/logs/*.log"), key=lambda path: path.stat().st_mtime)[-1:]
     told = [path for path in paths if re.search(rb"^(error: |Traceback)", path.read_bytes()[-65536:], re.MULTILINE)]
     return min(told or paths, key=lambda path: path.stat().st_mtime, default=None)
 
@@ -162,7 +173,7 @@ def failure(name: str, status: Status, log: Path | None, resume: str) -> str:
     row = culprit(steps(name, status))
     lines = [f"{name}: {status.get('phase') or 'stopped'}" + (f" in step {row.name}" if row else "")]
     lines += [f"  {line}" for line in log_tail(log, 7)]
-    message = (row and row.message) or status.get("message") or ""
+    message = (row and last_attempt(status, row).get("message")) or status.get("message") or ""
     lines += [
         f"step    {row.name if row else 'none: ' + str(status.get('message') or '')}",
         f"cause   {' '.join(str(message).split())[:300]}",

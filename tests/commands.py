@@ -58,5 +58,5 @@ class Shell:
             env=dict(self.environ),
             capture_output=True,
             text=True,
-            timeout=170,
+            timeout=300,
         )

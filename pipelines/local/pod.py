@@ -83,7 +83,8 @@ def start(pod: PodRun, cluster: Cluster) -> subprocess.Popen[bytes]:
     if pod.private is not None:
         for mount in container.get("volumeMounts") or []:
             (pod.root / mount["mountPath"].lstrip("/")).mkdir(parents=True, exist_ok=True)
-        enter = isolation.entry(pod.root, pod.private, [cluster.home])
+        workloads = [Path(each) for each in environment["REKINDLE_PATH"].split(os.pathsep) if each]
+        enter = isolation.entry(pod.root, pod.private, [cluster.home, *workloads])
     directory = container.get("workingDir") or (None if enter else str(pod.root))
     with open(pod.log, "ab") as log, open(pod.stdout or pod.log, "ab") as out:
         return subprocess.Popen(

@@ -81,7 +81,8 @@ def test_json_holds_one_entry_a_step_and_the_outputs_of_the_workflow():
 def test_a_failure_names_step_cause_log_and_the_command_that_resumes_in_15_lines(tmp_path: Path):
     log = tmp_path / "train.log"
     log.write_text("".join(f"noise {i}\n" for i in range(100)) + "error: the disk is full\n")
-    failed = [node(".train", phase="Failed", start=1, end=9, message="main: Error (exit code 1)")]
+    failed = [node(".train", "Retry", "Failed", start=1, end=9, message="No more retries left")]
+    failed += [node(".train(0)", phase="Failed", start=1, end=9, message="main: Error (exit code 1)")]
     failed += [node(".onExit", phase="Failed", start=1, end=5)]
     text = failure(WORKFLOW, status(ROOT, *failed, phase="Failed"), log, f"rekindle resume {WORKFLOW}")
     lines = text.splitlines()

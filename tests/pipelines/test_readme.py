@@ -26,6 +26,7 @@ def test_make_does_what_the_readme_says():
     assert "make test" in (ROOT / ".ci/run").read_text()
 
 
+@pytest.mark.timeout(600)  # several whole runs
 def test_every_command_of_the_readme_works(tmp_path: Path):
     shutil.copytree(ROOT / "configs", tmp_path / "configs")
     write_files(README, tmp_path)
@@ -50,6 +51,7 @@ def test_links_lead_somewhere(document: Path):
         assert (document.parent / target).exists(), target
 
 
+@pytest.mark.timeout(600)  # several whole runs
 def test_your_own_model_runs_as_the_document_says(tmp_path: Path):
     import numpy as np
 

@@ -94,7 +94,7 @@ class Deployments(Stored):
 
     def delete(self, name: str) -> bool:
         self._stop(name)
-        rmtree(self.home / name, ignore_errors=True)
+        rmtree(self.home / name / "pods", ignore_errors=True)  # the logs stay: they say why it had to go
         return super().delete(name)
 
     def running(self, name: str) -> bool:
