@@ -12,6 +12,7 @@ four; `--prequential` trains anew for each week, as the handbook does. The produ
 import argparse
 import json
 import os
+import socket
 import subprocess
 import sys
 import tempfile
@@ -28,7 +29,10 @@ NOT_RELEASED = 3
 def pipeline(source: str, home: str, sets: list[str], **data: Any) -> dict[str, Any]:
     """What `rekindle run -o json` says about one run that ends before the release."""
     settings = [f"data.{key}={value}" for key, value in {"source": source, **data}.items()]
-    settings += ["gate.minimum.ap=1", *sets]  # no model is released: this measures, and serves nothing
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    # no model is released: this measures, and serves nothing
+    settings += ["gate.minimum.ap=1", f"serve.port={port}", *sets]
     command = [*REKINDLE, "run", "configs/handbook.yaml", "-o", "json", *(f"--set={each}" for each in settings)]
     run = subprocess.run(command, env={**os.environ, "REKINDLE_HOME": home}, stdout=subprocess.PIPE, text=True)
     if run.returncode != NOT_RELEASED:

@@ -122,10 +122,15 @@ def evaluate(candidate: Path, champion: Path | None, dataset: Path, report: Path
         raise DataError("no test week holds frauds and genuine transactions: nothing can be judged. Give more data.")
     wanted = np.unique(np.concatenate([week.rows for week in weeks]))
     scores = {name: score(model, rows, wanted) for name, model in models.items()}
+    if not np.isfinite(scores["candidate"]).all():
+        raise DataError("the candidate's scores are not numbers: its training diverged. Lower train.learning_rate.")
+    if "champion" in scores and not np.isfinite(scores["champion"]).all():
+        del scores["champion"]
+        incomparable = "its scores are not numbers."
     by_week = {name: [s[np.searchsorted(wanted, week.rows)] for week in weeks] for name, s in scores.items()}
 
-    parts = [_part(rows, week, {name: by_week[name][n] for name in models}) for n, week in enumerate(weeks)]
-    means = {name: {k: float(np.mean([p[name][k] for p in parts])) for k in parts[0][name]} for name in models}
+    parts = [_part(rows, week, {name: by_week[name][n] for name in scores}) for n, week in enumerate(weeks)]
+    means = {name: {k: float(np.mean([p[name][k] for p in parts])) for k in parts[0][name]} for name in scores}
     _write_scores(report / "scores.parquet", rows, weeks, by_week)
     pictures.draw(report, rows.labels[wanted], rows.scenarios[wanted], scores, parts)
     return Evaluation(

@@ -117,6 +117,19 @@ def test_a_champion_of_other_features_is_said_to_be_incomparable(
     assert set(found.metrics) == {"candidate"}
 
 
+def test_a_model_that_diverged_is_never_judged_by_accident(expert: Path, small_dataset: Path, tmp_path: Path):
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    diverged = shutil.copytree(expert, tmp_path / "diverged")
+    weights = load_file(diverged / "model.safetensors")
+    save_file(weights | {"head.bias": torch.tensor([float("nan")])}, diverged / "model.safetensors")
+    with pytest.raises(DataError, match=r"not numbers: its training diverged\. Lower train\.learning_rate"):
+        evaluate(diverged, None, small_dataset, tmp_path, Gate())
+    found = evaluate(expert, diverged, small_dataset, tmp_path, Gate())
+    assert (set(found.metrics), found.incomparable) == ({"candidate"}, "its scores are not numbers.")
+
+
 def test_a_week_that_cannot_be_judged_is_named(expert: Path, small_dataset: Path, tmp_path: Path):
     copy = tmp_path / "data"
     shutil.copytree(small_dataset, copy)
