@@ -19,7 +19,7 @@ run: install
 	@$(BIN)/rekindle run configs/demo.yaml
 
 test: install
-	@$(BIN)/python -m pytest -n 2
+	@$(BIN)/python -m pytest -n 2 --dist loadfile
 
 check: install
 	@$(BIN)/ruff check .

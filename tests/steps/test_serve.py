@@ -205,5 +205,5 @@ def test_a_server_without_its_model_ends_and_says_why(store: Store) -> None:
     with Running("--model=releases/echo/nothing/") as server:
         code, log = server.end()
     assert code == 1
-    assert log.startswith("error: s3://rekindle/releases/echo/nothing/ does not exist")
+    assert log.startswith(f"error: {store.uri('releases/echo/nothing/')} does not exist")
     assert log.count("\n") == 1
