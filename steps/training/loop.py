@@ -84,6 +84,8 @@ class Training:
                 continue  # somebody was lost: whoever is left does this step again
             rate = config.rate(step, self.total)
             norm = state.update(total, config.virtual_workers, rate)
+            if step == 0:
+                state.check_buffers()  # not only after hours, in `export`
             if group.rank == 0:
                 self.checkpoints.save()
                 self.metrics.record(state.step, group.loss, norm, rate)

@@ -156,7 +156,7 @@ def test_a_model_that_always_fails_ends_the_run_with_its_error(crew: Crew) -> No
 
 
 def test_a_model_with_running_statistics_is_refused_and_ends_the_run(crew: Crew) -> None:
-    argv = [*flags("statistics", workers=1), '--model={"statistics": true}']
+    argv = [*flags("statistics", workers=1, steps=10**6), '--model={"statistics": true}']
     coordinator, worker = crew.coordinator(argv), crew.worker("w", argv)
     assert (worker.code(), coordinator.code()) == (78, 78)
     assert 'changes its buffer "1.' in coordinator.said()
