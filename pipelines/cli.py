@@ -5,6 +5,7 @@
 Nothing heavy is imported until a command needs it.
 """
 
+import errno
 import json
 import os
 import sys
@@ -344,4 +345,11 @@ def main() -> None:
     except RekindleError as error:
         click.echo(f"error: {error}", err=True)
         code = 2 if isinstance(error, ConfigError) else 1
+    except OSError as error:
+        home = str(HOME.resolve())
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT) and not str(error.filename).startswith(home):
+            raise  # a bug: all others are named where they occur
+        way = "make room there or make it writable, or set REKINDLE_HOME to another directory"
+        click.echo(f"error: {error.filename or home}: {error.strerror}. State is kept in {home}: {way}.", err=True)
+        code = 1
     sys.exit(code if isinstance(code, int) else 0)

@@ -7,11 +7,12 @@ Each section's model lives beside what it configures; `data` and `model` belong 
 """
 
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import yaml
 from pydantic import BaseModel, Field, ValidationError, create_model, field_validator
@@ -165,22 +166,29 @@ def _assign(values: dict[str, Any], keys: Keys, value: Any, origin: str) -> None
 
 
 def _sentence(model: type[BaseModel], error: Any, origin: Any, file: str) -> str:
-    path = ".".join(str(part) for part in error["loc"])
+    loc = [str(part) for part in error["loc"] if part != "[key]"]
+    path, given = ".".join(loc), error["input"]
     source = origin(path)
     where = file if source == "default" else source
     if error["type"] == "extra_forbidden":
-        parent, _, key = path.rpartition(".")
-        known = _keys(model, parent)
-        hint = did_you_mean(key, known) or f" Known: {', '.join(sorted(known))}."
+        known = _keys(model, loc[:-1])
+        hint = did_you_mean(loc[-1], known) or (f" Known: {', '.join(sorted(known))}." if known else "")
         return f"{where}: {path} is not a known key.{hint}"
     if error["type"] == "missing":
         return f"{where}: {path} is missing: it is required."
-    if error["type"] in ("model_type", "dict_type") and error["input"] is None:
+    if error["type"] in ("model_type", "dict_type") and given is None:
         return f"{where}: {path} is empty: give it keys, or leave it out."
-    return f"{where}: {path or 'the config'} is {error['input']!r}: {error['msg'].removeprefix('Value error, ')}."
+    shown = "" if error["type"] == "value_error" and isinstance(given, Mapping) else f" is {given!r}"
+    choices = re.findall(r"'(.+?)'", error["ctx"]["expected"]) if error["type"] == "literal_error" else []
+    hint = did_you_mean(str(given), choices)
+    return f"{where}: {path or 'the config'}{shown}: {error['msg'].removeprefix('Value error, ')}.{hint}"
 
 
-def _keys(model: type[BaseModel], path: str) -> set[str]:
-    for part in filter(None, path.split(".")):
-        model = model.model_fields[part].annotation  # type: ignore[assignment]
-    return set(model.model_fields)
+def _keys(model: Any, path: Iterable[str]) -> set[str]:
+    """The keys that the section at `path` may have; none where that cannot be told."""
+    for part in path:
+        fields = getattr(model, "model_fields", {})
+        inner = fields[part].annotation if part in fields else model
+        within = (each for each in (inner, *get_args(inner)) if hasattr(each, "model_fields"))
+        model = next(within, None)  # also the sections in a dict or a list
+    return set(getattr(model, "model_fields", ()))

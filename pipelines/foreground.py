@@ -20,6 +20,7 @@ from typing import Any
 from pipelines import display, summary
 from pipelines.local.run import LocalRun
 from pipelines.render import manifest_sha256
+from pipelines.scopes import misshapen
 
 KEPT = 3
 VERDICTS = {
@@ -67,8 +68,10 @@ def _cluster(home: Path) -> Any:
 
 def _ports_are_free(manifest: Mapping[str, Any], cluster: Any) -> None:
     """Raises ConfigError for a Service whose port is taken: better now than after the training."""
-    texts = [(t.get("resource") or {}).get("manifest") or "" for t in manifest["spec"].get("templates") or []]
-    for text in texts:
+    if any(misshapen(manifest)):
+        return  # refused when it is read
+    for template in (manifest.get("spec") or {}).get("templates") or []:
+        text = str((template.get("resource") or {}).get("manifest"))
         if "Service" in text and "{{" not in text:
             from pipelines.local.manifest import documents
             from pipelines.local.resources.deployment import Services

@@ -1,6 +1,6 @@
 """A pipeline as plain data, its YAML, and the hash that says which manifest ran.
 
-    rekindle render configs/demo.yaml --kind template
+rekindle render configs/demo.yaml --kind template
 """
 
 import copy

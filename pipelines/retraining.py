@@ -1,7 +1,7 @@
 """The same pipeline every week by itself: a WorkflowTemplate, and a CronWorkflow that runs it.
 
-    rekindle render configs/demo.yaml --kind template | kubectl apply -f -
-    rekindle render configs/demo.yaml --kind cron | kubectl apply -f -
+rekindle render configs/demo.yaml --kind template | kubectl apply -f -
+rekindle render configs/demo.yaml --kind cron | kubectl apply -f -
 """
 
 import re

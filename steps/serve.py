@@ -10,7 +10,7 @@ once, new requests are still answered for `drain_seconds`, then those in flight 
 
 import os
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from steps.step import StepInputs, StepOutputs
 from steps.workload import Section
@@ -42,6 +42,15 @@ class ServeConfig(Limits):
     cpu_percent: int = Field(
         default=70, ge=1, le=100, description="use of the requested CPU above which servers are added"
     )
+
+    @model_validator(mode="after")
+    def _ordered(self) -> "ServeConfig":
+        if self.min_replicas > self.max_replicas:
+            raise ValueError(
+                f"min_replicas is {self.min_replicas}: it must be at most max_replicas ({self.max_replicas}). "
+                "Lower it, or raise serve.max_replicas"
+            )
+        return self
 
 
 class Inputs(StepInputs, Limits):

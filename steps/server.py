@@ -133,7 +133,6 @@ class Server:
 
     async def ready(self, _: Request) -> Response:
         model = self.model
-        model = self.model
         status = "draining" if self.draining else "ready" if model else "loading"
         shown = {"model_sha256": model.sha256, "version": model.version} if model else {}
         return answer(200 if status == "ready" else 503, {"status": status} | shown)

@@ -16,6 +16,7 @@ from typing import Any
 import yaml
 
 from pipelines.local.golang import anystring
+from pipelines.scopes import misshapen
 from steps.errors import ConfigError, did_you_mean
 
 Base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -72,6 +73,8 @@ def documents(text: str) -> list[dict[str, Any]]:
 
 def workflow(manifest: Mapping[str, Any], parameters: Mapping[str, str] | None = None) -> dict[str, Any]:
     """The Workflow that `manifest` describes, with a name, a uid, and `parameters` set. Raises ConfigError."""
+    if wrong := next(misshapen(manifest), ""):
+        raise ConfigError(f"{wrong}.")
     kind = manifest.get("kind")
     if kind not in KINDS:
         raise ConfigError(f"kind is {kind!r}: only {', '.join(KINDS)} can be run.{did_you_mean(str(kind), set(KINDS))}")

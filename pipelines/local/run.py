@@ -25,7 +25,7 @@ from pipelines.local.processes import alive, signal_group
 from pipelines.local.scheduler import Scheduler
 from pipelines.local.state import RunFiles, Status, reset
 from pipelines.local.table import COMPLETED, FAILED, Kill, Start
-from steps.errors import RekindleError
+from steps.errors import ConfigError, RekindleError
 
 GRACE = 1.0  # seconds that pods have to end when the run is stopped
 HOME = Path(".rekindle")
@@ -51,10 +51,12 @@ def resume(name: str, cluster: Cluster | None = None, on_change: OnChange | None
 def stop(name: str, home: Path | None = None, cluster: Cluster | None = None) -> str:
     """Stops a run as `argo stop` does: pods are ended, exit handlers run. Returns the name when it is over.
 
-    Where its runner is dead, this process does what is left to do.
+    Where its runner is dead, this process does what is left to do. Raises ConfigError for a run that is over.
     """
     files = RunFiles(home or Path(os.environ.get("REKINDLE_HOME", HOME)), name)
     files.workflow()
+    if (phase := files.load()[0]["phase"]) in COMPLETED and not files.runner():
+        raise ConfigError(f"{name} is over ({phase}): nothing is left to stop. `rekindle down` ends what serves.")
     (files.root / "stop").touch()
     try:
         while pid := files.runner():

@@ -10,6 +10,7 @@ import errno
 import fcntl
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -47,9 +48,10 @@ class RunFiles:
             self.logs.mkdir(parents=True, exist_ok=True)
             self.lock()
             write(self.root / "manifest.yaml", json.dumps(workflow, indent=1))
+            self._open()
         except OSError as error:
+            shutil.rmtree(self.root, ignore_errors=True)
             raise _named(error, self.root) from error
-        self._open()
 
     def open(self) -> tuple[dict[str, Any], Status, dict[str, list[int]]]:
         """Takes the lock of an existing run; gives its workflow, its status, and the pods that may still live."""
@@ -155,9 +157,10 @@ def _line(entry: dict[str, Any]) -> str:
 
 def _named(error: OSError, root: Path) -> RekindleError:
     if error.errno in FULL:
+        way = f"then `rekindle resume {root.name}`" if (root / "manifest.yaml").exists() else "then start it again"
         return DiskFull(
             f"no space is left for the state of the run in {root} ({error.strerror}): the run stopped where it was. "
-            f"Free some space, then `rekindle resume {root.name}`."
+            f"Free some space, {way}."
         )
     return RekindleError(f"{root} cannot be written ({error.strerror}): the state of a run is kept there.")
 

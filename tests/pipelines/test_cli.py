@@ -93,6 +93,7 @@ def test_every_command_has_help_with_an_example_that_parses_and_is_in_the_docs(n
         (["run"], "configs/demo.yaml"),
         (["run", DEMO, "--manifest", DEMO], "not both"),
         (["run", "--manifest", "nowhere.yaml"], "nowhere.yaml"),
+        (["run", "--manifest", DEMO], "only Workflow"),
         (["render", DEMO, "--kind", "corn"], "cron"),
     ],
 )
@@ -100,6 +101,16 @@ def test_wrong_usage_or_config_ends_with_2_and_the_way_out(args: list[str], hint
     done = rekindle(*args, cwd=ROOT)
     assert (done.returncode, done.stdout) == (2, "")
     assert hint in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("args", [("ui",), ("run", DEMO), ("run", "--manifest", "w.yaml")])
+def test_a_home_that_cannot_be_written_is_named_with_the_way_out(tmp_path: Path, args: tuple[str, ...]):
+    written(tmp_path / "w.yaml", workflow(("a", "exit 0")))
+    (tmp_path / "home").write_text("")
+    done = rekindle(*args, cwd=tmp_path, REKINDLE_HOME="home", S3_ENDPOINT_URL="", MLFLOW_TRACKING_URI="")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert str(tmp_path / "home") in done.stderr
     assert "Traceback" not in done.stderr
 
 

@@ -46,9 +46,9 @@ def test_a_directory_comes_back_as_it_went(s3: Store, tmp_path: Path) -> None:
 
 
 def test_what_is_missing_is_named(s3: Store, tmp_path: Path) -> None:
-    with pytest.raises(NotFound, match="s3://bucket-.*/no/such"):
+    with pytest.raises(NotFound, match=r"s3://bucket-.*/no/such"):
         s3.get("no/such")
-    with pytest.raises(NotFound, match="s3://bucket-.*/no/such"):
+    with pytest.raises(NotFound, match=r"s3://bucket-.*/no/such"):
         s3.download("no/such", tmp_path / "x")
     assert s3.head("no/such") is None
 

@@ -177,6 +177,8 @@ def test_stop_ends_pods_within_two_seconds_and_still_runs_the_exit_handler(
         "Failed\n",
     )
     assert left_over(cluster) == []
+    with pytest.raises(ConfigError, match="is over"):
+        stop("w", cluster.home)
 
 
 def test_ctrl_c_ends_everything_in_order_and_the_run_can_go_on(cluster: LocalCluster, tmp_path: Path) -> None:

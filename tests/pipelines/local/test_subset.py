@@ -40,6 +40,8 @@ def checked(path: str = "", value: Any = None) -> list[str]:
         ("spec.templates.0.daemon", True, r"spec\.templates\[0\]\.daemon is not supported"),
         ("spec.templates.0.sidecars", [{"name": "s"}], r"spec\.templates\[0\]\.sidecars"),
         ("spec.templates.0.containr", {}, r'spec\.templates\[0\]\.containr.*Did you mean "container"'),
+        ("spec", [], r"spec is list .*must be a mapping"),
+        ("spec.templates.0.resource", "x", r"resource is str .*must be a mapping"),
         ("spec.entrypont", "main", r'spec\.entrypont.*Did you mean "entrypoint"'),
         ("spec.workflowTemplateRef", {"name": "x"}, r"spec\.workflowTemplateRef.*Run the WorkflowTemplate itself"),
         ("spec.synchronization", {"mutexes": []}, r"spec\.synchronization"),
