@@ -352,4 +352,8 @@ def main() -> None:
         way = "make room there or make it writable, or set REKINDLE_HOME to another directory"
         click.echo(f"error: {error.filename or home}: {error.strerror}. State is kept in {home}: {way}.", err=True)
         code = 1
+    if code in (130, 143):  # all is stopped and said; the interpreter would take half a second more to tidy up
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
     sys.exit(code if isinstance(code, int) else 0)

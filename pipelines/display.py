@@ -28,6 +28,7 @@ MARKS = {
     "Skipped": ("–", "dim"),
     "Omitted": ("–", "dim"),
 }
+NOT_RUN = ("Skipped", "Omitted")  # as the manifest meant it
 
 
 class Shown(Protocol):
@@ -141,7 +142,10 @@ class Tree:
             mark, style = MARKS[row.phase]
             note = self.progress.of(row) if row.phase == "Running" else " ".join(row.message.split())[:100]
             step = Text(f"{'  ' * (row.depth + 1)}{mark} {row.label}", style)
-            table.add_row(step, Text(duration(row.seconds), "dim"), Text(note, "dim" if row.phase == "Omitted" else ""))
+            if row.phase in NOT_RUN:
+                table.add_row(step, "", Text(row.phase.lower(), "dim"))
+            else:
+                table.add_row(step, Text(duration(row.seconds), "dim"), note)
         return table
 
 

@@ -28,10 +28,13 @@ def payments(path: Path) -> None:
 
 
 @pytest.mark.timeout(600)  # several whole runs
-def test_a_users_own_data_becomes_a_champion_and_the_next_run_must_beat_it(tmp_path: Path):
+def test_a_users_own_data_becomes_a_champion_and_the_next_run_must_beat_it(
+    tmp_path: Path, s3_environment: dict[str, str], mlflow_server: str
+):
     write_files(ROOT / "README.md", tmp_path)
     payments(tmp_path / "payments.csv")
-    with shell(tmp_path, REKINDLE_TRAIN__EPOCHS="1") as typed:
+    services = {**s3_environment, "MLFLOW_TRACKING_URI": mlflow_server}  # real ones, as far as this run knows
+    with shell(tmp_path, **services, REKINDLE_TRAIN__EPOCHS="1") as typed:
         done = typed("rekindle run mine.yaml -o json")
         assert done.returncode == 0, done.stderr
         told = json.loads(done.stdout)

@@ -21,7 +21,7 @@ def test_make_does_what_the_readme_says():
     makefile = (ROOT / "Makefile").read_text()
     for target, recipe in RECIPES.items():
         (found,) = re.findall(rf"^{target.split()[1]}: install\n\t@(.*)$", makefile, re.MULTILINE)
-        assert found.endswith(recipe)
+        assert recipe in found
         assert target in commands(README)
     assert "make test" in (ROOT / ".ci/run").read_text()
 
@@ -41,7 +41,7 @@ def test_every_command_of_the_readme_works(tmp_path: Path):
                 (trial,) = re.findall(r"^try it +(.*)$", done.stdout, re.MULTILINE)
                 (score,) = json.loads(typed(trial).stdout)["scores"]
                 assert 0 < score["score"] < 1
-            if command.endswith("train.workers=3"):
+            if command.startswith("rekindle run configs/demo.yaml --set"):
                 assert "same" in done.stdout
 
 
@@ -52,7 +52,7 @@ def test_links_lead_somewhere(document: Path):
 
 
 @pytest.mark.timeout(600)  # several whole runs
-def test_your_own_model_runs_as_the_document_says(tmp_path: Path):
+def test_your_own_model_runs_as_the_document_says(tmp_path: Path, s3_environment: dict[str, str], mlflow_server: str):
     import numpy as np
 
     document = ROOT / "docs/your-own-model.md"
@@ -62,10 +62,9 @@ def test_your_own_model_runs_as_the_document_says(tmp_path: Path):
     late = (rows[:, 0] / 30 - rows[:, 1] / 5 + rng.normal(size=2000) > 0.7).astype(int)
     lines = [f"{price:.2f},{days:.1f},{label}" for (price, days), label in zip(rows, late, strict=True)]
     (tmp_path / "orders.csv").write_text("\n".join(["price,days,returned", *lines]))
-    with shell(tmp_path) as typed:
-        for command in commands(document):
-            done = typed(command)
-            assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
-        (trial,) = re.findall(r"^try it +(.*)$", done.stdout, re.MULTILINE)
+    with shell(tmp_path, **s3_environment, MLFLOW_TRACKING_URI=mlflow_server) as typed:
+        told = [typed(command) for command in commands(document)]
+        assert [each.returncode for each in told] == [0] * len(told), told
+        (trial,) = re.findall(r"^try it +(.*)$", told[-1].stdout, re.MULTILINE)
         assert json.loads(typed(trial).stdout)["scores"][0]["transaction_id"] == 1
     assert blocks(document, "python")
