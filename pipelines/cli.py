@@ -9,7 +9,8 @@ import errno
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -102,9 +103,10 @@ def run(
     """
     from pipelines import foreground
 
-    workflow = _manifest(config, sets, manifest, lambda: foreground.prefetch(HOME))
-    given, as_json = _pairs(parameters), output == "json"
-    return foreground.run(HOME, workflow, given, as_json=as_json, ask=not yes, whole=bool(manifest))
+    with _refusals(output):
+        workflow = _manifest(config, sets, manifest, lambda: foreground.prefetch(HOME))
+        given, as_json = _pairs(parameters), output == "json"
+        return foreground.run(HOME, workflow, given, as_json=as_json, ask=not yes, whole=bool(manifest))
 
 
 @command
@@ -121,7 +123,8 @@ def resume(name: str | None, output: str, yes: bool) -> int:
     """
     from pipelines import foreground
 
-    return foreground.resume(HOME, name, as_json=output == "json", ask=not yes)
+    with _refusals(output):
+        return foreground.resume(HOME, name, as_json=output == "json", ask=not yes)
 
 
 @command
@@ -206,7 +209,7 @@ def stop(name: str | None) -> None:
     from pipelines import overview
     from pipelines.local import run as local
 
-    click.echo(f"stopped {local.stop(name or overview.newest(HOME), HOME)}")
+    click.echo(f"stopped {local.stop(name or overview.newest(HOME, ('Running', '')), HOME)}")
 
 
 @command
@@ -282,6 +285,17 @@ def ui(browser: bool) -> None:
         click.launch(url)
 
 
+@contextmanager
+def _refusals(output: str) -> Iterator[None]:
+    """What does not even start is an object, too."""
+    try:
+        yield
+    except RekindleError as error:
+        if output == "json":
+            click.echo(json.dumps({"workflow": None, "phase": "Failed", "message": str(error)}))
+        raise
+
+
 def _config(file: Path | None, sets: tuple[str, ...]) -> Any:
     from pipelines.config import load_config
 
@@ -339,9 +353,6 @@ def main() -> None:
         code = 2
     except (KeyboardInterrupt, click.Abort):
         code = 130
-    except BrokenPipeError:  # `rekindle logs | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = 141
     except RekindleError as error:
         click.echo(f"error: {error}", err=True)
         code = 2 if isinstance(error, ConfigError) else 1

@@ -51,7 +51,7 @@ def resume(home: Path, name: str | None, *, as_json: bool, ask: bool) -> int:
     """Go on with a run. Raises ConfigError, Busy."""
     from pipelines import overview
 
-    local = LocalRun.old(name or overview.newest(home, unfinished=True), _cluster(home))
+    local = LocalRun.old(name or overview.newest(home, ("Interrupted", "Failed", "Error")), _cluster(home))
     return _watched(local, local.workflow, as_json, ask)
 
 

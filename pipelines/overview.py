@@ -5,7 +5,7 @@ A run is a directory of .rekindle/runs (pipelines/local/state.py); nothing here 
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -23,13 +23,13 @@ def names(home: Path) -> list[str]:
     ]
 
 
-def newest(home: Path, unfinished: bool = False) -> str:
-    """The run that a command without NAME means. Raises ConfigError if there is none."""
+def newest(home: Path, phases: Collection[str] = ()) -> str:
+    """The run that a command without NAME means, in one of `phases`. Raises ConfigError if there is none."""
     for name in names(home):
-        if not unfinished or state(home, name)["phase"] != "Succeeded":
+        if not phases or state(home, name)["phase"] in phases:
             return name
-    what = "run that is not done" if unfinished else "run"
-    raise ConfigError(f"there is no {what} in {home}: start one with `rekindle run configs/demo.yaml`.")
+    what = f"run that is {' or '.join(phases).lower()}" if phases else "run"
+    raise ConfigError(f"there is no {what} in {home}: `rekindle status` lists all, `rekindle run CONFIG` starts one.")
 
 
 def state(home: Path, name: str) -> dict[str, Any]:
@@ -37,8 +37,8 @@ def state(home: Path, name: str) -> dict[str, Any]:
     files = RunFiles(home, name)
     files.workflow()
     status, _ = files.load()
-    if status.get("phase") not in FINISHED and files.runner() is None:
-        status["phase"] = "Interrupted"
+    if status.get("phase") not in FINISHED:
+        status["phase"] = "Running" if files.runner() else "Interrupted"
     return status
 
 

@@ -163,6 +163,41 @@ def test_the_exit_code_tells_what_the_gate_said(tmp_path: Path, verdict: str, co
     assert words in done.stdout
 
 
+def test_status_and_logs_show_what_ran(tmp_path: Path):
+    file = written(tmp_path / "w.yaml", workflow(("first", "echo one"), ("second", "echo two; exit 1")))
+    assert "nothing ran" in rekindle("status", cwd=tmp_path).stdout
+    assert rekindle("run", "--manifest", file, cwd=tmp_path).returncode == 1
+    (row,) = [line for line in rekindle("status", cwd=tmp_path).stdout.splitlines() if line.startswith("four")]
+    assert row.split()[1] == "Failed"
+    assert json.loads(rekindle("status", "-o", "json", cwd=tmp_path).stdout)["runs"][0]["run"] == "four"
+    steps = json.loads(rekindle("status", "four", "-o", "json", cwd=tmp_path).stdout)["steps"]
+    assert [(step["name"], step["phase"]) for step in steps] == [("first", "Succeeded"), ("second", "Failed")]
+    assert rekindle("logs", cwd=tmp_path).stdout.count("|") == 2
+    assert rekindle("logs", "four", "second", cwd=tmp_path).stdout.endswith("| two\n")
+    unknown = rekindle("status", "fuor", cwd=tmp_path)
+    assert (unknown.returncode, 'Did you mean "four"?' in unknown.stderr) == (2, True)
+
+
+def test_what_is_refused_is_an_object_too(tmp_path: Path):
+    refused = rekindle("run", str(tmp_path / "none.yaml"), "-o", "json", cwd=tmp_path)
+    assert (refused.returncode, json.loads(refused.stdout)["phase"]) == (2, "Failed")
+
+
+def test_stop_from_another_terminal_ends_the_run_and_resume_goes_on(tmp_path: Path):
+    waits = "echo begun; test -e again || { touch again; sleep 100; }"
+    file = written(tmp_path / "w.yaml", workflow(("long", waits.replace("again", str(tmp_path / "again")))))
+    process = subprocess.Popen([REKINDLE, "run", "--manifest", file], cwd=tmp_path, stdin=subprocess.DEVNULL,
+                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)  # fmt: skip
+    started(process, tmp_path)
+    followed = subprocess.Popen([REKINDLE, "logs", "-f"], cwd=tmp_path, stdout=subprocess.PIPE, text=True)
+    assert rekindle("stop", cwd=tmp_path).stdout == "stopped four\n"
+    told, _ = process.communicate(timeout=20)
+    assert process.returncode == 1
+    assert told.splitlines()[-1] == "resume  rekindle resume four"
+    assert "| begun" in followed.communicate(timeout=20)[0]
+    assert rekindle("resume", cwd=tmp_path).returncode == 0
+
+
 def started(process: subprocess.Popen[Any], tmp_path: Path) -> list[psutil.Process]:
     """The processes of the run, as soon as its step has said that it began."""
     deadline = time.monotonic() + 20
