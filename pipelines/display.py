@@ -77,7 +77,7 @@ class Lines:
         self.seen: dict[str, str] = {}
         self.status: Status = {}
         self.said = ("", 0.0)
-        self.lock = threading.Lock()  # the ticker and the runner both print
+        self.lock = threading.RLock()  # the ticker, the runner, and a signal handler amid either print
 
     def __call__(self, status: Status) -> None:
         if not self.status:

@@ -53,10 +53,12 @@ class LocalCluster:
         self.services.ready(timeout)
 
     def poll(self) -> None:
-        """Start a service again that died; looks once a second. Raises StorageError or TrackingError if it cannot."""
+        """Start a service or deployment again that died; looks once a second. Raises StorageError or TrackingError."""
         if time.monotonic() - self._looked > 1:
             self._looked = time.monotonic()
             self.services.keep()
+            if (self.home / "objects/Deployment").exists():  # else its import, of 30 ms, is for nothing
+                self.revive()
 
     def configmap(self, name: str) -> dict[str, str]:
         """The data of a ConfigMap; `rekindle` has the addresses of the services. Raises KeyError if there is none."""

@@ -213,6 +213,13 @@ def test_a_killed_supervisor_takes_its_pods_along_and_is_revived(
     until(kinds, lambda _: shown | {"ready": 1} in cluster.overview())
     until(kinds, lambda _: answering(port, "one"))
     assert cluster.revive() == []
+    record = json.loads((cluster.home / "deployments/fraud/supervisor.json").read_text())
+    os.kill(record["pid"], signal.SIGKILL)
+    while answering(port, "one"):
+        time.sleep(0.02)
+    while not answering(port, "one"):
+        cluster.poll()  # as a run does while it goes on, say in its verify
+        time.sleep(0.05)
     assert cluster.service_variables() == {"FRAUD_SERVICE_HOST": "127.0.0.1", "FRAUD_SERVICE_PORT": str(port)}
 
 
