@@ -140,7 +140,10 @@ class Services:
             running = [record for name in reversed(SERVICES) if (record := self.find(name)) and record.alive]
             for record in running:
                 end_group(record.pid, record.since, GRACE)
-                self._write(replace(record, pid=0, since=0))  # the port is kept
+                try:
+                    self._write(replace(record, pid=0, since=0))  # the port is kept
+                except OSError:  # unless the disk is full
+                    (self.folder / f"{record.name}.json").unlink(missing_ok=True)
             for child in self.children.values():
                 child.wait()
             return [record.name for record in running]

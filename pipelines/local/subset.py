@@ -90,6 +90,10 @@ WHY = dict.fromkeys(
     "secret": "read it from the environment instead",
     "manifestFrom": "put the manifest into the template",
 }
+# what the API server refuses, and what would be taken for something else here
+NUMBERS = ("activeDeadlineSeconds", "parallelism")
+TEXTS = ("name", "entrypoint", "onExit", "template", "when", "depends", "image", "source", "manifest")
+LISTS = ("command", "args", "flags", "dependencies")
 BASES = ("python", "alpine", "busybox", "debian", "ubuntu", "bash")
 TAG = re.compile(r"\{\{=(.*?)\}\}", re.DOTALL)
 
@@ -120,9 +124,7 @@ def _walk(value: Any, table: str, path: str) -> Iterator[str]:
         if rule is None:
             hint = did_you_mean(key, set(fields)) or " Remove it, or submit to a cluster."
             raise ConfigError(f"{where} is not supported by the local runner.{hint}")
-        if key == "name" and not isinstance(each, str):
-            why = "Quote it (unquoted, YAML reads y as true and 1 as a number)."
-            raise ConfigError(f"{where} is {each!r}: it must be a text. {why}")
+        _typed(key, each, where)
         if rule == "-":
             yield key
         elif rule == "!":
@@ -130,6 +132,16 @@ def _walk(value: Any, table: str, path: str) -> Iterator[str]:
                 raise ConfigError(f"{where} is not supported by the local runner: {WHY[key]}.")
         elif rule.strip("[]") in TABLES:
             yield from _walk(each, rule, where)
+
+
+def _typed(key: str, value: Any, where: str) -> None:
+    quote = "Quote it (unquoted, YAML reads y as true and 1 as a number)."
+    if key in TEXTS and value is not None and not isinstance(value, str):
+        raise ConfigError(f"{where} is {value!r}: it must be a text. {quote}")
+    if key in LISTS and value is not None and not (isinstance(value, list) and all(isinstance(v, str) for v in value)):
+        raise ConfigError(f"{where} is {value!r}: it must be a list of texts. {quote}")
+    if key in NUMBERS and value is not None and "{{" not in str(value) and not str(value).isdecimal():
+        raise ConfigError(f"{where} is {value!r}: it must be a whole number.")
 
 
 def _template(template: dict[str, Any], where: str, cluster: Any) -> None:

@@ -37,6 +37,8 @@ class Services(Stored):
         name, ports = obj["metadata"]["name"], (obj.get("spec") or {}).get("ports") or []
         if not ports or not (obj["spec"].get("selector")):
             raise ConfigError(f"Service {name} needs a selector and ports.")
+        if wrong := [port for port in ports if not isinstance(port.get("port"), int)]:
+            raise ConfigError(f"Service {name}: port is {wrong[0].get('port')!r}: it must be a number.")
         before = self.read(name)
         ours = [port["port"] for port in before["spec"]["ports"]] if before else []
         for port in [port["port"] for port in ports]:

@@ -90,6 +90,14 @@ def test_down_leaves_no_process_and_no_data_is_lost(services: Services) -> None:
     assert store(services).get("a") == b"1"
 
 
+def test_down_ends_a_service_though_the_disk_is_full(services: Services) -> None:
+    services.start("s3")
+    s3 = record(services, "s3")
+    (services.folder / "s3.json.new").mkdir()  # what is written cannot be
+    assert services.down() == ["s3"]
+    assert started(s3.pid) != s3.since
+
+
 def test_a_removed_home_takes_its_services_along(services: Services) -> None:
     services.start("s3")
     was = record(services, "s3")
