@@ -201,7 +201,7 @@ def logs(name: str | None, step: str | None, follow: bool) -> None:
 def stop(name: str | None) -> None:
     """Stop a run in order; its exit steps still run.
 
-    NAME is the newest run unless given. `rekindle resume` goes on with it.
+    NAME is the newest running one unless given. `rekindle resume` goes on with it.
 
     Example:
       rekindle stop
@@ -209,7 +209,7 @@ def stop(name: str | None) -> None:
     from pipelines import overview
     from pipelines.local import run as local
 
-    click.echo(f"stopped {local.stop(name or overview.newest(HOME, ('Running', '')), HOME)}")
+    click.echo(f"stopped {local.stop(name or overview.newest(HOME, ('Running',)), HOME)}")
 
 
 @command
