@@ -16,7 +16,7 @@ from boto3.session import Session
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
-from steps.errors import Conflict, StorageError
+from steps.errors import ConfigError, Conflict, StorageError
 
 THREADS = 8  # parallel transfers; more gains nothing against one endpoint
 T = TypeVar("T")
@@ -37,7 +37,10 @@ class NotFound(StorageError):
 
 
 class Store:
-    """Objects of one bucket by key. Thread-safe. Every failure is a StorageError that names the object."""
+    """Objects of one bucket by key. Thread-safe. Every failure is a StorageError that names the object.
+
+    But for a bucket that is not there: ConfigError, since trying again cannot help.
+    """
 
     def __init__(
         self, bucket: str, endpoint: str | None = None, access_key: str | None = None, secret_key: str | None = None
@@ -176,6 +179,11 @@ class Store:
             code = error.response.get("Error", {}).get("Code", "")
             if code in ("404", "NoSuchKey", "NotFound"):
                 raise NotFound(f"{self.uri(key)} does not exist.") from error
+            if code == "NoSuchBucket":
+                where = self.endpoint or "AWS"
+                raise ConfigError(
+                    f'there is no bucket "{self.bucket}" at {where}: correct the name, or create it.'
+                ) from error
             if code in ("412", "PreconditionFailed", "409", "ConditionalRequestConflict"):
                 raise Conflict(f"{self.uri(key)} was written by somebody else in the meantime.") from error
             raise StorageError(f"{self.uri(key)}: the object store answered {code} ({error}).") from error

@@ -45,15 +45,18 @@ def read(data: Data, scratch: Path) -> pl.DataFrame:
 
 
 def _download(uri: str, scratch: Path) -> Path:
-    """The object or prefix of an s3:// URI, below `scratch`. Raises StorageError."""
-    from steps.storage import Store
+    """The object or prefix of an s3:// URI, below `scratch`. Raises StorageError, and DataError if it is not there."""
+    from steps.storage import NotFound, Store
 
     parts = urlsplit(uri)
     bucket, key = parts.netloc, parts.path.lstrip("/")
     if not bucket or not key:
         raise ConfigError(f"data.source is {uri!r}: it must be s3://BUCKET/KEY.")
     target = scratch / Path(key).name
-    Store(bucket, os.environ.get("S3_ENDPOINT_URL") or None).download(key, target)
+    try:
+        Store(bucket, os.environ.get("S3_ENDPOINT_URL") or None).download(key, target)
+    except NotFound as error:  # trying again cannot help
+        raise DataError(f"{error} Correct data.source.") from error
     return target
 
 
