@@ -48,7 +48,7 @@ class Rows:
         except (OSError, ValueError, KeyError) as error:
             raise DataError(f"{path} is not a whole dataset ({error}): let the step prepare make it again.") from error
         if not {len(column) for column in (*columns, self.place)} == {sum(self.facts["shards"])}:
-            raise DataError(f"{path}: the shards have not the rows that dataset.json lists. Let prepare make it again.")
+            raise DataError(f"{path}: its shards do not have the rows that it lists. Let prepare make it again.")
         new = np.ones(len(self), bool)
         new[1:] = self.cards[1:] != self.cards[:-1]
         self.first = np.maximum.accumulate(np.where(new, np.arange(len(self)), 0))  # the card's first row, of each row

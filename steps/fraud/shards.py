@@ -1,4 +1,4 @@
-"""A dataset on disk: what training, evaluation and serving read. `write_dataset` makes it, `open_shards` reads it.
+"""A dataset on disk: what training, evaluation and serving read. `write_dataset` makes it, sequences.py reads it.
 
     dataset.json           everything below as numbers (see FACTS); "digest" is the dataset's identity
     shards/NAME-00000.npy  NAME of ARRAYS: columns to map, sorted by (card, time, id); a card is in one shard only
@@ -8,16 +8,10 @@
 
 Time: the last `test_weeks` weeks (of 7 whole days, UTC, up to the last full day) are for tests. Training uses rows
 with time < train_end only: the first test day minus the label delay, so every label was known when the tests begin.
-
-    shards = open_shards(path)
-    shards.facts["features"]              # names of the columns of `features`; groups of names: steps/fraud/features.py
-    shards.parts[0].features[rows]        # float32 [n, F], a memmap
-    shards.column("times")                # int64 [N], all shards one after the other
 """
 
 import json
 import shutil
-from dataclasses import dataclass
 from hashlib import sha256
 from itertools import pairwise
 from pathlib import Path
@@ -62,56 +56,6 @@ FACTS = {  # dataset.json; times are µs since the epoch
     "label_delay_days": "a label is known this long after its transaction",
     "amount_limit": "of the feature over_limit",
 }
-
-
-@dataclass(frozen=True)
-class Shard:
-    """The rows of a range of cards; see ARRAYS."""
-
-    features: NDArray[np.float32]
-    labels: NDArray[np.uint8]
-    scenarios: NDArray[np.uint8]
-    times: NDArray[np.int64]
-    cards: NDArray[np.int64]
-    ids: NDArray[np.int64]
-
-    def __len__(self) -> int:
-        return len(self.times)
-
-
-@dataclass(frozen=True)
-class Shards:
-    """All rows of a dataset, memory-mapped."""
-
-    facts: dict[str, Any]
-    parts: list[Shard]
-
-    def __len__(self) -> int:
-        return self.facts["rows"]
-
-    @property
-    def starts(self) -> NDArray[np.int64]:
-        """int64 [shards + 1]: global index of each shard's first row, and the number of rows."""
-        return np.cumsum([0, *map(len, self.parts)])
-
-    def column(self, name: str) -> NDArray[Any]:
-        """One of ARRAYS over all shards, in memory."""
-        return np.concatenate([getattr(part, name) for part in self.parts])
-
-
-def open_shards(path: Path) -> Shards:
-    """The dataset at `path`. Raises DataError if it is not one, or not whole."""
-    try:
-        facts = json.loads((path / "dataset.json").read_text())
-        parts = [
-            Shard(**{name: np.load(_file(path, name, number), mmap_mode="r") for name in ARRAYS})
-            for number in range(len(facts["shards"]))
-        ]
-    except (OSError, ValueError, KeyError) as error:
-        raise DataError(f"{path} is not a whole dataset ({error}): let the step prepare make it again.") from error
-    if [len(part) for part in parts] != facts["shards"]:
-        raise DataError(f"{path}: the shards do not have the rows that dataset.json lists. Let prepare make it again.")
-    return Shards(facts, parts)
 
 
 def write_dataset(data: Data, out: Path) -> Prepared:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from steps import tracking
-from steps.fraud.shards import open_shards
+from tests.steps.fraud.written import Written
 
 
 def prepare(tmp_path: Path, workflow: str, **data: Any) -> subprocess.CompletedProcess[str]:
@@ -29,7 +29,7 @@ def test_a_run_knows_the_data_it_was_trained_on(tmp_path: Path) -> None:
     assert prepare(tmp_path, "prepare-1", source=source).returncode == 0
     done = prepare(tmp_path, "prepare-1", source=source)  # a retried step: the same run, nothing doubled
     assert done.returncode == 0, done.stderr
-    facts = open_shards(tmp_path / "dataset").facts
+    facts = Written(tmp_path / "dataset").facts
     assert facts["digest"] == (tmp_path / "digest").read_text()
     assert facts["rows"] == int((tmp_path / "rows").read_text()) > 0
     assert f"prepared {facts['rows']:,} rows, 0 rejected" in done.stderr

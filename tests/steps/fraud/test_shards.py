@@ -15,8 +15,10 @@ import pytest
 from steps.errors import DataError
 from steps.fraud.config import Columns, Data
 from steps.fraud.schema import DAY, Rows
-from steps.fraud.shards import ARRAYS, calendar, open_shards, write_dataset
+from steps.fraud.sequences import Rows as Mapped
+from steps.fraud.shards import ARRAYS, calendar, write_dataset
 from steps.fraud.simulate import World, simulate
+from tests.steps.fraud.written import Written
 
 WORLD = "simulate://5?cards=60&terminals=120&days=75"
 
@@ -64,21 +66,21 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_shards_hold_every_row_once_and_no_card_straddles_two(dataset: Path) -> None:
-    shards = open_shards(dataset)
+    shards = Written(dataset)
     rows = pl.read_parquet(dataset / "transactions.parquet").sort("card", "time", "id")
-    assert len(shards.parts) > 3 and len(shards) == len(rows) == shards.starts[-1]
+    assert len(shards.parts["ids"]) > 3 and len(shards) == len(rows) == sum(shards.facts["shards"])
     for name, column in (("ids", "id"), ("cards", "card"), ("labels", "fraud"), ("scenarios", "scenario")):
         assert shards.column(name).tolist() == rows[column].to_list()
     assert shards.column("times").tolist() == rows["time"].dt.epoch("us").to_list()
-    cards = [set(part.cards) for part in shards.parts]
+    cards = [set(part) for part in shards.parts["cards"]]
     assert sum(map(len, cards)) == len(set.union(*cards))
     amount = shards.facts["features"].index("amount")
     assert np.allclose(shards.column("features")[:, amount], rows["amount"].to_numpy())
-    assert all(getattr(shards.parts[0], name).dtype == kind for name, kind in ARRAYS.items())
+    assert all(shards.parts[name][0].dtype == kind for name, kind in ARRAYS.items())
 
 
 def test_the_statistics_are_those_of_the_training_rows_alone(dataset: Path) -> None:
-    shards = open_shards(dataset)
+    shards = Written(dataset)
     train = shards.column("features")[shards.column("times") < shards.facts["train_end"]].astype(np.float64)
     assert len(train) == shards.facts["train_rows"] < len(shards)
     np.testing.assert_allclose(train.mean(0), shards.facts["mean"], rtol=1e-6)
@@ -110,13 +112,13 @@ def test_the_digest_follows_the_rows_not_their_order_or_format_and_not_the_threa
 def test_labels_known_only_after_training_ended_leave_no_trace_in_the_training_rows(
     dataset: Path, tmp_path: Path
 ) -> None:
-    before = open_shards(dataset)
+    before = Written(dataset)
     end = before.facts["train_end"]
     published = simulate(World(seed=5, cards=60, terminals=120, days=75)).rename(Columns().model_dump())
     flipped = pl.when(pl.col("TX_DATETIME").dt.epoch("us") < end).then("TX_FRAUD").otherwise(1 - pl.col("TX_FRAUD"))
     published.with_columns(TX_FRAUD=flipped).write_parquet(tmp_path / "flipped.parquet")
     write_dataset(Data(source=str(tmp_path / "flipped.parquet"), shard_rows=1000), tmp_path / "after")
-    after = open_shards(tmp_path / "after")
+    after = Written(tmp_path / "after")
     train = before.column("times") < end
     assert (before.column("labels") != after.column("labels"))[~train].all()
     for name in ARRAYS:
@@ -138,7 +140,7 @@ def test_days_outside_the_chosen_ones_are_left_out(tmp_path: Path) -> None:
     made = write_dataset(
         Data(source=WORLD, first_day=date(2024, 1, 5), last_day=date(2024, 2, 28), test_weeks=1), tmp_path / "d"
     )
-    facts = open_shards(tmp_path / "d").facts
+    facts = Written(tmp_path / "d").facts
     assert day(facts["first_time"]) == date(2024, 1, 5) and day(facts["last_time"]) == date(2024, 2, 28)
     assert made.facts["train_end"] == "2024-02-15"
     with pytest.raises(DataError, match=r"reaches from 2024-01-01 to"):
@@ -165,12 +167,12 @@ except RekindleError as error:
 
 def test_a_dataset_that_is_not_whole_is_refused(dataset: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="not a whole dataset"):
-        open_shards(tmp_path)
+        Mapped(tmp_path)
     shutil.copytree(dataset, tmp_path / "torn")
     (tmp_path / "torn" / "shards" / "features-00001.npy").unlink()
     with pytest.raises(DataError, match="not a whole dataset"):
-        open_shards(tmp_path / "torn")
+        Mapped(tmp_path / "torn")
     shutil.copy(dataset / "shards" / "times-00000.npy", tmp_path / "torn" / "shards" / "times-00001.npy")
     shutil.copy(dataset / "shards" / "features-00000.npy", tmp_path / "torn" / "shards" / "features-00001.npy")
     with pytest.raises(DataError, match="do not have the rows"):
-        open_shards(tmp_path / "torn")
+        Mapped(tmp_path / "torn")

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from steps.errors import DataError
 from steps.fraud.config import CONTEXT, Data
 from steps.fraud.schema import DAY, Rows
-from steps.fraud.shards import Shards, open_shards, write_dataset
+from steps.fraud.shards import write_dataset
 from steps.fraud.state import State
+from tests.steps.fraud.written import Written
 
 
 class World:
@@ -20,7 +21,7 @@ class World:
 
     def __init__(self, path: Path) -> None:
         write_dataset(Data(source="simulate://5?cards=60&terminals=90&days=110", shard_rows=2000), path)
-        self.shards: Shards = open_shards(path)
+        self.shards = Written(path)
         self.state = State.load(path / "state")
         rows = Rows.from_frame(pl.read_parquet(path / "transactions.parquet"))
         self.later = rows[rows.time >= self.shards.facts["train_end"]]
