@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: install run test check chaos clean
+.PHONY: install run test check clean
 
 install: $(VENV)/.installed
 

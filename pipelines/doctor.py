@@ -27,7 +27,7 @@ from steps.errors import Conflict, RekindleError
 
 PYTHON = (3, 11)
 GIB = 1 << 30
-DISK, MEMORY, SHM = 5 * GIB, 3 * GIB, GIB // 4  # bytes that must be free
+DISK, MEMORY = 5 * GIB, 3 * GIB  # bytes that must be free
 FILES = 1024  # open files a process must be allowed
 RACERS = 8
 
@@ -49,7 +49,7 @@ class Check:
 
 def check(home: Path) -> list[Check]:
     """Every check, in order. Those of the services need seconds."""
-    machine: list[Callable[[Path], Check]] = [python, packages, system, folder, disk, memory, shm, files, clock]
+    machine: list[Callable[[Path], Check]] = [python, packages, system, folder, disk, memory, files, clock]
     network: list[Callable[[Path], Check]] = [ports, loopback, namespaces]
     found = [one(home) for one in [*machine, *network]]
     if not all(each.ok for each in found if each.required):
@@ -119,15 +119,6 @@ def memory(_: Path) -> Check:
     free = int(lines["MemAvailable"].split()[0]) * 1024
     remedy = f"Close programs until {MEMORY // GIB} GiB are free, or lower train.workers (--set train.workers=1)."
     return Check("memory", free >= MEMORY, f"{free / GIB:.1f} GiB available", remedy, required=False)
-
-
-def shm(_: Path) -> Check:
-    remedy = "Workers keep their hot checkpoints there: mount a tmpfs on /dev/shm (docker run --shm-size=1g)."
-    try:
-        free = shutil.disk_usage("/dev/shm").free
-    except OSError as error:
-        return Check("/dev/shm", False, f"{error.strerror}", remedy)
-    return Check("/dev/shm", free >= SHM and os.access("/dev/shm", os.W_OK), f"{free / GIB:.1f} GiB free", remedy)
 
 
 def files(_: Path) -> Check:

@@ -18,7 +18,7 @@ NODE_LOST = [
 
 
 def pytorch_job(name: str, train: TrainConfig, cluster: ClusterConfig, flags: list[str]) -> Manifest:
-    """The job `name` (at most 50 characters: its pods' names are longer); every process is given `flags`.
+    """The job `name` (at most 53 characters: its pods' names are longer); every process is given `flags`.
 
     The Master's exit code is the job's: 0 done, 1-127 failed for good, 128 and above (a signal, a drain) starts it
     again. Workers are started again whatever they end with, for the coordinator decides what cannot go on.
