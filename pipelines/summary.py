@@ -8,7 +8,7 @@ import math
 import re
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -83,7 +83,10 @@ def steps(name: str, status: Status, plan: Iterable[str] = ()) -> list[Step]:
             node = nodes[child]
             hidden = node.get("type") == "StepGroup" or (_attempt(child, nodes) and len(children[parent]) == 1)
             if not hidden:
-                rows.append(_step(name, parent, node, depth))
+                row = _step(name, parent, node, depth)
+                if row.kind == "Retry" and row.phase in FAILED:  # why it failed, not why it is not tried again
+                    row = replace(row, message=last_attempt(status, row).get("message") or row.message)
+                rows.append(row)
             add(child, depth + (not hidden))
 
     add(name, 0)
@@ -173,7 +176,7 @@ def failure(name: str, status: Status, log: Path | None, resume: str) -> str:
     row = culprit(steps(name, status))
     lines = [f"{name}: {status.get('phase') or 'stopped'}" + (f" in step {row.name}" if row else "")]
     lines += [f"  {line}" for line in log_tail(log, 7)]
-    message = (row and last_attempt(status, row).get("message")) or status.get("message") or ""
+    message = (row and row.message) or status.get("message") or ""
     lines += [
         f"step    {row.name if row else 'none: ' + str(status.get('message') or '')}",
         f"cause   {' '.join(str(message).split())[:300]}",

@@ -59,6 +59,12 @@ def test_a_second_attempt_is_shown_and_a_step_that_came_good_is_no_culprit():
     assert culprit(rows) is None
 
 
+def test_a_step_that_failed_says_why_and_not_why_it_is_not_tried_again():
+    again = "retryStrategy.expression evaluated to false"
+    attempts = [node(".a", "Retry", "Failed", message=again), node(".a(0)", phase="Failed", message="exit code 65")]
+    assert steps(WORKFLOW, status(ROOT, *attempts))[0].message == "exit code 65"
+
+
 def test_steps_to_come_are_listed_before_they_begin():
     rows = steps(WORKFLOW, status(ROOT, node(".prepare"), node(".onExit")), ["prepare", "train"])
     assert [(row.name, row.phase) for row in rows] == [
