@@ -8,6 +8,7 @@ import os
 import socket
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -82,6 +83,7 @@ class Elastic(Peers):
         super().__init__(device)
         self.generation = 0
         self._pg: Any = None
+        self._sockets: dict[int, str] = {}  # those of the group
         self._lock = threading.Lock()
         # each worker offers a store; the group meets in that of its first member, so no store outlives its use
         self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
@@ -133,20 +135,39 @@ class Elastic(Peers):
         if rank:
             socket.create_connection((host, int(port)), timeout=2).close()  # refuses at once; the store would retry
             store = dist.TCPStore(host, int(port), is_master=False, timeout=CONNECT, wait_for_workers=False)
-        return process_group(
-            dist.PrefixStore(f"{self.generation}", store), rank, size, self.device, self.client.address
-        )
+        before, store = sockets(), dist.PrefixStore(f"{self.generation}", store)
+        pg = process_group(store, rank, size, self.device, self.client.address)
+        self._sockets = dict(sockets().items() - before.items())
+        return pg
 
     def _abort(self) -> None:
         with self._lock:
             if self._pg is not None and self.dead():
-                self._pg.abort()  # wakes a blocked collective within microseconds
+                self._wake(self._pg)
 
     def _drop(self) -> None:
         with self._lock:
             pg, self._pg = self._pg, None
-        if pg is not None and self.dead():
-            pg.abort()
+            if pg is not None and self.dead():
+                self._wake(pg)
+
+    def _wake(self, pg: Any) -> None:
+        """End a blocked collective within milliseconds, though the one that it waits for may be silent for ever."""
+        pg.abort()  # for nccl it is enough; gloo does not heed it
+        for number, _ in self._sockets.items() & sockets().items():
+            with suppress(OSError), socket.socket(fileno=os.dup(number)) as connection:
+                connection.getpeername()  # fails for one that listens, whose shutdown gloo does not survive
+                connection.shutdown(socket.SHUT_RDWR)
+        self._sockets = {}
+
+
+def sockets() -> dict[int, str]:
+    """The sockets of this process: file descriptor → what tells it from a later one of that number."""
+    found = {}
+    for number in os.listdir("/proc/self/fd"):
+        with suppress(OSError):  # closed meanwhile
+            found[int(number)] = os.readlink(f"/proc/self/fd/{number}")
+    return {number: link for number, link in found.items() if link.startswith("socket:")}
 
 
 def process_group(store: Any, rank: int, size: int, device: torch.device, address: str) -> Any:

@@ -179,3 +179,16 @@ def test_torchruns_environment_gives_the_same_weights(crew: Crew, s3: Store, und
     members = [crew.alone(argv, RANK=str(rank), **world) for rank in range(2)]
     assert [member.code() for member in members] == [0, 0], members[0].said()
     assert sha256(s3, "torchrun") == undisturbed
+
+
+def test_a_worker_that_freezes_does_not_hold_up_the_others(crew: Crew, s3: Store, undisturbed: str) -> None:
+    argv = flags("frozen", workers=3, silence_seconds=1)
+    coordinator = crew.coordinator(argv)
+    members = [crew.worker(f"w{i}", argv, TOY_HOLD="20") for i in range(3)]
+    crew.held(20, *members)
+    members[-1].send(signal.SIGSTOP)  # as a node that is cut off: its connections stay open
+    crew.release(20)
+    assert coordinator.code(20) == 0, coordinator.said()
+    assert [member.code() for member in members[:-1]] == [0, 0]
+    assert "generation 2: " in coordinator.said()
+    assert sha256(s3, "frozen") == undisturbed
