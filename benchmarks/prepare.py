@@ -25,7 +25,8 @@ ONE_THREAD = dict.fromkeys(("POLARS_MAX_THREADS", "OMP_NUM_THREADS", "MKL_NUM_TH
 def simulated(source: Path, target: Path) -> None:
     """Write the world that the text file `source` names as parquet with the published column names."""
     from steps.fraud.config import Columns
-    from steps.fraud.simulate import parse, simulate
+    from steps.fraud.simulate import simulate
+    from steps.fraud.world import parse
 
     simulate(parse(source.read_text())).rename(Columns().model_dump()).write_parquet(target)
 

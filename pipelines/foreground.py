@@ -21,6 +21,7 @@ from pipelines import display, summary
 from pipelines.local.run import LocalRun
 from pipelines.render import manifest_sha256
 from pipelines.scopes import misshapen
+from steps.errors import ConfigError
 
 KEPT = 3
 VERDICTS = {
@@ -112,7 +113,8 @@ def _watched(local: LocalRun, manifest: Mapping[str, Any], as_json: bool, ask: b
 def exit_code(status: summary.Status) -> int:
     """What a finished run ends with."""
     if status.get("phase") != "Succeeded":
-        return 1
+        codes = {node.get("outputs", {}).get("exitCode") for node in status.get("nodes", {}).values()}
+        return 2 if str(ConfigError.exit_code) in codes else 1
     return KEPT if summary.parameters(status).get("verdict") == "keep" else 0
 
 

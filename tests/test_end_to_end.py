@@ -7,7 +7,8 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from steps.fraud.simulate import parse, simulate
+from steps.fraud.simulate import simulate
+from steps.fraud.world import parse
 from tests.commands import ROOT, shell, write_files
 
 

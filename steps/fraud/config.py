@@ -2,9 +2,12 @@
 
 from datetime import date
 from typing import Self
+from urllib.parse import urlsplit
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
+from steps.errors import did_you_mean
+from steps.fraud.world import parse
 from steps.workload import DataConfig, Section
 
 CONTEXT = 63  # transactions of a card before the current one that a model may look at
@@ -30,6 +33,20 @@ class Data(DataConfig):
         description="parquet or CSV file, folder or s3:// URI; simulate://SEED makes a world "
         "(simulate://7?cards=700&terminals=1400&days=91&start=2024-01-01)",
     )
+
+    @field_validator("source")
+    @classmethod
+    def _readable(cls, source: str) -> str:
+        scheme = urlsplit(source).scheme
+        if scheme == "simulate":
+            parse(source)
+        elif scheme == "s3" and not (urlsplit(source).netloc and urlsplit(source).path.strip("/")):
+            raise ValueError("it must be s3://BUCKET/KEY")
+        elif scheme not in ("", "file", "s3"):
+            near = did_you_mean(scheme, {"simulate", "s3", "file"})
+            raise ValueError(f"it must be a path, an s3:// URI or simulate://SEED.{near}")
+        return source
+
     columns: Columns = Field(default_factory=Columns, description="what the source calls its columns")
     first_day: date | None = Field(default=None, description="leave out what is older (a day, UTC)")
     last_day: date | None = Field(default=None, description="leave out what is newer than this day (UTC)")

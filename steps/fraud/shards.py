@@ -181,6 +181,11 @@ def calendar(rows: Rows, data: Data) -> dict[str, Any]:
             f"less {data.test_weeks} test weeks and {data.label_delay_days} days until labels are known). Give more "
             "data, or lower data.test_weeks."
         )
+    if not any(frauds for _, frauds in facts["test_rows"]):
+        raise DataError(
+            f"nothing to judge by: no fraud among the {sum(n for n, _ in facts['test_rows']):,} transactions of the "
+            f"test weeks ({_day(edges[0])} to {_day(end)}). Raise data.test_weeks, or give more data."
+        )
     return facts
 
 

@@ -9,49 +9,17 @@ a leaked card's payments a third is multiplied by 5 for 14 days. Smaller worlds 
 frauds.
 """
 
-from datetime import date
-from urllib.parse import parse_qsl, urlsplit
-
 import numpy as np
 import polars as pl
 from numpy.typing import NDArray
-from pydantic import Field, ValidationError
 
-from steps.errors import ConfigError, did_you_mean
 from steps.fraud.schema import DAY
-from steps.workload import Section
+from steps.fraud.world import World
 
 SIDE = 100  # of the square on which cards and terminals lie
 NEAR = 500  # a card's radius times sqrt(terminals): 5 for 10,000 terminals, so about 78 terminals are near
 TERMINAL_FRAUDS_A_DAY, TERMINAL_DAYS = 2 / 10_000, 28
 CARD_FRAUDS_A_DAY, CARD_DAYS = 3 / 5_000, 14
-
-
-class World(Section):
-    """Size and seed of a simulated world."""
-
-    seed: int = Field(ge=0)
-    cards: int = Field(700, ge=1)
-    terminals: int = Field(1400, ge=1)
-    days: int = Field(91, ge=1)
-    start: date = date(2024, 1, 1)
-
-
-def parse(uri: str) -> World:
-    """simulate://SEED?cards=..&terminals=..&days=..&start=.. → World. Raises ConfigError."""
-    parts = urlsplit(uri)
-    values = dict(parse_qsl(parts.query, keep_blank_values=True)) | {"seed": parts.netloc}
-    try:
-        return World.model_validate(values)
-    except ValidationError as error:
-        first = error.errors()[0]
-        name = str(first["loc"][0])
-        known = set(World.model_fields)
-        why = f"{name!r} is unknown.{did_you_mean(name, known)}" if name not in known else f"{name}: {first['msg']}."
-        raise ConfigError(
-            f"data.source is {uri!r}: {why} It must look like simulate://7 or simulate://7?cards=700&terminals=1400"
-            "&days=91&start=2024-01-01."
-        ) from error
 
 
 def simulate(world: World) -> pl.DataFrame:

@@ -9,9 +9,10 @@ from urllib.parse import urlsplit
 
 import polars as pl
 
-from steps.errors import ConfigError, DataError, did_you_mean
-from steps.fraud import simulate
+from steps.errors import DataError, did_you_mean
 from steps.fraud.config import Columns, Data
+from steps.fraud.simulate import simulate
+from steps.fraud.world import parse
 
 SUFFIXES = {".parquet": "parquet", ".pq": "parquet", ".csv": "csv", ".csv.gz": "csv"}
 
@@ -23,9 +24,7 @@ def read(data: Data, scratch: Path) -> pl.DataFrame:
     """
     scheme = urlsplit(data.source).scheme
     if scheme == "simulate":
-        return simulate.simulate(simulate.parse(data.source))
-    if scheme and scheme not in ("s3", "file"):
-        raise ConfigError(f"data.source is {data.source!r}: it must be a path, an s3:// URI or simulate://SEED.")
+        return simulate(parse(data.source))
     path = _download(data.source, scratch) if scheme == "s3" else Path(data.source.removeprefix("file://"))
     files, kind = _files(path, data.source)
     try:
@@ -50,8 +49,6 @@ def _download(uri: str, scratch: Path) -> Path:
 
     parts = urlsplit(uri)
     bucket, key = parts.netloc, parts.path.lstrip("/")
-    if not bucket or not key:
-        raise ConfigError(f"data.source is {uri!r}: it must be s3://BUCKET/KEY.")
     target = scratch / Path(key).name
     try:
         Store(bucket, os.environ.get("S3_ENDPOINT_URL") or None).download(key, target)

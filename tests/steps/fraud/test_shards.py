@@ -17,7 +17,8 @@ from steps.fraud.config import Columns, Data
 from steps.fraud.schema import DAY, Rows
 from steps.fraud.sequences import Rows as Mapped
 from steps.fraud.shards import ARRAYS, calendar, write_dataset
-from steps.fraud.simulate import World, simulate
+from steps.fraud.simulate import simulate
+from steps.fraud.world import World
 from tests.steps.fraud.written import Written
 
 WORLD = "simulate://5?cards=60&terminals=120&days=75"

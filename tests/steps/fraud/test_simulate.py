@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from steps.errors import ConfigError
-from steps.fraud.simulate import World, parse, simulate
+from steps.fraud.simulate import simulate
+from steps.fraud.world import World, parse
 
 
 @pytest.fixture(scope="module")
@@ -70,6 +70,6 @@ def test_every_small_world_can_be_made(seed: int, cards: int, terminals: int, da
     ],
 )
 def test_a_wrong_world_is_refused_with_its_reason(uri: str, said: str) -> None:
-    with pytest.raises(ConfigError, match="simulate://7") as error:
+    with pytest.raises(ValueError, match="simulate://7") as error:
         parse(uri)
     assert said in str(error.value)

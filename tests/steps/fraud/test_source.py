@@ -5,12 +5,14 @@ from typing import Any
 
 import polars as pl
 import pytest
+from pydantic import ValidationError
 
 from steps.errors import ConfigError, DataError
 from steps.fraud.checks import check
 from steps.fraud.config import Columns, Data
-from steps.fraud.simulate import World, simulate
+from steps.fraud.simulate import simulate
 from steps.fraud.source import read
+from steps.fraud.world import World
 from steps.storage import Store
 
 
@@ -115,6 +117,6 @@ def test_an_s3_object_that_is_not_there_is_named(tmp_path: Path, s3: Store) -> N
 
 
 @pytest.mark.parametrize("source", ["gs://bucket/key", "s3://bucket", "https://example.org/a.csv"])
-def test_a_source_of_an_unknown_kind_is_a_config_error(tmp_path: Path, source: str) -> None:
-    with pytest.raises(ConfigError, match=source):
-        rows(source, tmp_path)
+def test_a_source_of_an_unknown_kind_is_refused_with_the_config(source: str) -> None:
+    with pytest.raises(ValidationError, match=source):
+        Data(source=source)

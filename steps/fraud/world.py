@@ -1,0 +1,35 @@
+"""Which world `simulate://` means. Light: a config is checked with it; steps/fraud/simulate.py makes the world."""
+
+from datetime import date
+from urllib.parse import parse_qsl, urlsplit
+
+from pydantic import Field, ValidationError
+
+from steps.errors import did_you_mean
+from steps.workload import Section
+
+
+class World(Section):
+    """Size and seed of a simulated world."""
+
+    seed: int = Field(ge=0)
+    cards: int = Field(700, ge=1)
+    terminals: int = Field(1400, ge=1)
+    days: int = Field(91, ge=1)
+    start: date = date(2024, 1, 1)
+
+
+def parse(uri: str) -> World:
+    """simulate://SEED?cards=..&terminals=..&days=..&start=.. → World. Raises ValueError."""
+    parts = urlsplit(uri)
+    values = dict(parse_qsl(parts.query, keep_blank_values=True)) | {"seed": parts.netloc}
+    try:
+        return World.model_validate(values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = str(first["loc"][0])
+        known = set(World.model_fields)
+        why = f"{name!r} is unknown.{did_you_mean(name, known)}" if name not in known else f"{name}: {first['msg']}."
+        raise ValueError(
+            f"{why} It must look like simulate://7 or simulate://7?cards=700&terminals=1400&days=91&start=2024-01-01"
+        ) from error
