@@ -93,6 +93,7 @@ def _watched(local: LocalRun, manifest: Mapping[str, Any], as_json: bool, ask: b
     with interrupts.caught_here(), display.show(local.name, local.files.root, local.workflow, out) as shown:
         interrupts.say = shown.say
         try:
+            _serve_again(local)
             status = local.run(shown)
         except KeyboardInterrupt:
             status = {**local.status, "phase": "Interrupted", "message": "stopped by Ctrl-C or SIGTERM"}
@@ -108,6 +109,15 @@ def _watched(local: LocalRun, manifest: Mapping[str, Any], as_json: bool, ask: b
     else:
         sys.stderr.write(_failure(local, status))
     return code
+
+
+def _serve_again(local: LocalRun) -> None:
+    """What `rekindle down` stopped serves again: a run may end with the champion that stays."""
+    name = local.workflow["metadata"]["labels"].get("app.kubernetes.io/name")
+    if name and (local.cluster.home / "objects/Deployment" / f"{name}.json").exists():
+        from pipelines.local.resources.deployment import Deployments
+
+        Deployments(_cluster(local.cluster.home)).start(name)
 
 
 def exit_code(status: summary.Status) -> int:
@@ -160,7 +170,7 @@ class Interrupts:
     def __init__(self, stop: Path, ask: bool) -> None:
         self.stop = stop  # is there while `rekindle stop` asks the runner to end the run
         self.ask = ask and sys.stdin is not None and sys.stdin.isatty()
-        self.say: Callable[[str], None] = lambda line: None
+        self.say: Callable[[str], None] = _note  # until there is a display
         self.caught: int | None = None
 
     @contextmanager

@@ -104,6 +104,11 @@ class Deployments(Stored):
         record = self._record(name)
         return bool(record and alive(record["pid"], record["since"]))
 
+    def start(self, name: str) -> None:
+        """See to it that a Deployment runs, also one that was stopped. Returns at once."""
+        if self.read(name):
+            self._supervise(name)
+
     def revive(self, *names: str) -> list[str]:
         """Start supervisors again that died without having been stopped (default: all). Gives their names."""
         dead = [name for name in names or self.names() if self._record(name) and not self.running(name)]

@@ -236,6 +236,9 @@ def test_down_ends_everything_and_nothing_revives_it(
     assert not answering(port, "one")
     kinds["Deployment"].apply(deployment("one"))
     until(kinds, lambda _: answering(port, "one"))
+    cluster.down()
+    Deployments(cluster).start("fraud")  # as the next run of its pipeline does
+    until(kinds, lambda _: answering(port, "one"))
 
 
 def test_a_deleted_deployment_is_gone(kinds: dict[str, Stored], port: int) -> None:
