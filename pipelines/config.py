@@ -19,7 +19,7 @@ from pydantic import BaseModel, Field, ValidationError, create_model, field_vali
 
 from pipelines.blocks.cluster import ClusterConfig
 from pipelines.retraining import ScheduleConfig
-from steps.errors import ConfigError, did_you_mean
+from steps.errors import ConfigError, did_you_mean, rule
 from steps.gate import Gate
 from steps.serve import ServeConfig
 from steps.training.config import TrainConfig
@@ -181,7 +181,7 @@ def _sentence(model: type[BaseModel], error: Any, origin: Any, file: str) -> str
     shown = "" if error["type"] == "value_error" and isinstance(given, Mapping) else f" is {given!r}"
     choices = re.findall(r"'(.+?)'", error["ctx"]["expected"]) if error["type"] == "literal_error" else []
     hint = did_you_mean(str(given), choices)
-    return f"{where}: {path or 'the config'}{shown}: {error['msg'].removeprefix('Value error, ')}.{hint}"
+    return f"{where}: {path or 'the config'}{shown}: {rule(error['msg'])}{hint}"
 
 
 def _keys(model: Any, path: Iterable[str]) -> set[str]:

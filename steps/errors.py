@@ -37,6 +37,12 @@ class Conflict(StorageError):
     """A conditional write lost: somebody else wrote first."""
 
 
+def rule(message: str) -> str:
+    """A validator's message as the end of a sentence."""
+    message = message.removeprefix("Value error, ")
+    return message if message.endswith((".", "?")) else message + "."
+
+
 def did_you_mean(word: str, known: list[str] | set[str]) -> str:
     """' Did you mean "x"?' for the nearest of `known`, else ''."""
     near = get_close_matches(word, sorted(known), n=1, cutoff=0.5)

@@ -9,9 +9,8 @@ import json
 import sys
 from typing import Any
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
-from steps.errors import ConfigError
 from steps.step import Artifact, StepInputs, StepOutputs
 
 
@@ -31,14 +30,10 @@ class Outputs(StepOutputs):
 
 def run(inputs: Inputs) -> Outputs:
     from steps import tracking
-    from steps.workload import load
+    from steps.workload import checked, load
 
     workload = load(inputs.workload)
-    try:
-        data = workload.Data.model_validate(inputs.data)
-    except ValidationError as error:
-        lines = [f"data.{'.'.join(map(str, e['loc']))} is {e['input']!r}: {e['msg']}." for e in error.errors()]
-        raise ConfigError("\n".join(lines)) from error
+    data = checked(workload.Data, inputs.data, "data")
     run_id = tracking.start_run(inputs.experiment, inputs.workflow, {"rekindle.workload": inputs.workload})
 
     dataset = inputs.workdir / "dataset"

@@ -22,7 +22,7 @@ from typing import Annotated, Any, Protocol, cast
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic.fields import FieldInfo
 
-from steps.errors import ConfigError, RekindleError, did_you_mean
+from steps.errors import ConfigError, RekindleError, did_you_mean, rule
 
 STEPS = ("prepare", "train", "evaluate", "release", "serve", "verify", "report")
 SCALARS = (str, int, float, bool, Path)
@@ -112,7 +112,7 @@ def _sentence(error: Any, texts: dict[str, str]) -> str:
     if error["type"] == "missing" and not inner:
         return f"{flag(name)} is missing: it is required."
     shown = f"{flag(name)}{inner} is {error['input']!r}" if name else "the inputs are wrong"
-    return f"{shown}: {error['msg'].removeprefix('Value error, ')}."
+    return f"{shown}: {rule(error['msg'])}"
 
 
 def _is_scalar(annotation: Any) -> bool:

@@ -10,11 +10,11 @@ from collections.abc import Sized
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from steps.errors import ConfigError
+from steps.errors import ConfigError, rule
 
 if TYPE_CHECKING:
     import torch
@@ -26,6 +26,9 @@ class Section(BaseModel):
     """One part of a config file. Unknown keys are errors; every field carries its own documentation."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+
+
+S = TypeVar("S", bound=Section)
 
 
 class DataConfig(Section):
@@ -104,6 +107,15 @@ class Workload(Protocol):
     def scorer(self, release: Path) -> Scorer:
         """The server's half of the model, from a release directory."""
         ...
+
+
+def checked(section: type[S], values: Any, name: str) -> S:
+    """`values` as the config's section `name`. Raises ConfigError that names each wrong key."""
+    try:
+        return section.model_validate(values)
+    except ValidationError as error:
+        keys = [(".".join(map(str, [name, *e["loc"]])), e) for e in error.errors()]
+        raise ConfigError("\n".join(f"{key} is {e['input']!r}: {rule(e['msg'])}" for key, e in keys)) from error
 
 
 REQUIRED = ("Data", "Model", "prepare", "dataset", "model", "loss", "evaluate", "scorer")

@@ -8,7 +8,6 @@ import threading
 from typing import Any
 
 import torch
-from pydantic import ValidationError
 from safetensors.torch import save
 from torch import Tensor
 
@@ -23,7 +22,7 @@ from steps.training.group import Group
 from steps.training.metrics import Metrics
 from steps.training.sampler import Sampler, mix
 from steps.training.state import State, weights_sha256
-from steps.workload import Workload, load
+from steps.workload import Workload, checked, load
 
 
 def train(inputs: Inputs, leaving: threading.Event) -> None:
@@ -132,11 +131,7 @@ class Training:
 def open_workload(inputs: Inputs) -> tuple[Workload, Any]:
     """The workload and its checked `model` section. Raises ConfigError."""
     workload = load(inputs.workload)
-    try:
-        return workload, workload.Model.model_validate(inputs.model)
-    except ValidationError as error:
-        lines = [f"model.{'.'.join(map(str, e['loc']))} is {e['input']!r}: {e['msg']}." for e in error.errors()]
-        raise ConfigError("\n".join(lines)) from error
+    return workload, checked(workload.Model, inputs.model, "model")
 
 
 def pick_device(inputs: Inputs) -> torch.device:
