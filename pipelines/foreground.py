@@ -21,7 +21,7 @@ from pipelines import display, summary
 from pipelines.local.run import LocalRun
 from pipelines.render import manifest_sha256
 from pipelines.scopes import misshapen
-from steps.errors import ConfigError
+from steps.errors import ConfigError, RekindleError
 
 KEPT = 3
 VERDICTS = {
@@ -97,6 +97,10 @@ def _watched(local: LocalRun, manifest: Mapping[str, Any], as_json: bool, ask: b
             status = local.run(shown)
         except KeyboardInterrupt:
             status = {**local.status, "phase": "Interrupted", "message": "stopped by Ctrl-C or SIGTERM"}
+        except ConfigError:
+            raise
+        except (RekindleError, OSError) as error:  # the runner itself cannot go on: no space for its state, say
+            status = {**local.status, "phase": "Error", "message": str(error)}
     code = 128 + interrupts.caught if interrupts.caught else exit_code(status)
     facts = {"manifest_sha256": manifest_sha256(manifest), "endpoint": _endpoint(local)}
     if as_json:

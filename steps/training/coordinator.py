@@ -29,6 +29,7 @@ is dropped. The protocol is one JSON object a line, each a single-key message:
 """
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -196,6 +197,9 @@ class Server:
         loop.add_signal_handler(signal.SIGTERM, self.end, 143)
         self._check_soon(sure=False)
         ticker = asyncio.create_task(self._tick())
+        await asyncio.wait({self.over, ticker}, return_when=asyncio.FIRST_COMPLETED)
+        if ticker.done():
+            ticker.result()  # raises: without it nobody would miss a silent worker
         code = await self.over
         ticker.cancel()
         server.close()
@@ -241,14 +245,14 @@ class Server:
     def flush(self) -> None:
         """Send what the state machine has to say; end if it has come to a verdict."""
         membership = self.membership
-        for worker, message in membership.outbox:
+        outbox, membership.outbox = membership.outbox, []
+        for worker, message in outbox:
             if "members" in message and worker == membership.members[0]:
                 names = " ".join(membership.alive[w].name for w in membership.members)
                 note(f"generation {membership.generation}: {names}")
             if "refused" in message:
                 note(message["refused"])
             self._send(worker, message)
-        membership.outbox.clear()
         if membership.verdict and not self.over.done():
             code, text = membership.verdict
             for worker in self.connections:
@@ -338,9 +342,10 @@ def finished(inputs: Inputs) -> bool:
 
 
 def note(text: str) -> None:
-    """One line of log, with the time."""
-    sys.stderr.write(f"{time.strftime('%H:%M:%S')} {text}\n")
-    sys.stderr.flush()
+    """One line of log, with the time. A full disk costs the line, not the run."""
+    with contextlib.suppress(OSError):
+        sys.stderr.write(f"{time.strftime('%H:%M:%S')} {text}\n")
+        sys.stderr.flush()
 
 
 def main(argv: list[str]) -> int:

@@ -1,5 +1,7 @@
 """The membership as a state machine: whatever happens in whatever order, the live workers end in one agreed group."""
 
+import subprocess
+import sys
 from typing import Any
 
 from hypothesis import settings
@@ -210,3 +212,10 @@ def test_another_build_of_torch_is_refused_by_name() -> None:
     (worker, message), *rest = membership.outbox
     assert worker == "c" and not rest and membership.agreed
     assert message["refused"].startswith('worker "c" is refused: its torch is 3 and not 2.')
+
+
+def test_a_full_disk_below_the_log_costs_a_line_and_not_the_run() -> None:
+    program = "from steps.training.coordinator import note; note('x'); note('y'); print('goes on')"
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=full, text=True)
+    assert done.stdout == "goes on\n"
