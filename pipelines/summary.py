@@ -104,9 +104,9 @@ def leaves(rows: Iterable[Step]) -> list[Step]:
 
 
 def culprit(rows: list[Step]) -> Step | None:
-    """The step that failed first; an attempt that a retry made good is none."""
+    """The step that failed first, or else runs; an attempt that a retry made good is none."""
     whole = [row for row in rows if not row.label.startswith("(") and row.phase in FAILED]
-    failed = leaves(whole) or whole
+    failed = leaves(whole) or whole or leaves([row for row in rows if row.phase == "Running"])
     return min(failed, key=lambda row: (row.name.startswith("onExit"), row.finished or "~"), default=None)
 
 

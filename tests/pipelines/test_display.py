@@ -59,6 +59,13 @@ def test_a_second_attempt_is_shown_and_a_step_that_came_good_is_no_culprit():
     assert culprit(rows) is None
 
 
+def test_a_runner_that_could_not_go_on_names_the_step_that_ran():
+    running = [node(".train", "Retry", "Running", end=None), node(".train(0)", phase="Running", end=None)]
+    broken = {**status(ROOT, node(".prepare"), *running, phase="Error"), "message": "No space left on device"}
+    said = failure(WORKFLOW, broken, None, "rekindle resume x")
+    assert "step    train" in said and "cause   No space left on device" in said
+
+
 def test_a_step_that_failed_says_why_and_not_why_it_is_not_tried_again():
     again = "retryStrategy.expression evaluated to false"
     attempts = [node(".a", "Retry", "Failed", message=again), node(".a(0)", phase="Failed", message="exit code 65")]
