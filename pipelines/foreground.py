@@ -101,7 +101,7 @@ def _watched(local: LocalRun, manifest: Mapping[str, Any], as_json: bool, ask: b
             raise
         except (RekindleError, OSError) as error:  # the runner itself cannot go on: no space for its state, say
             status = {**local.status, "phase": "Error", "message": str(error)}
-    code = 128 + interrupts.caught if interrupts.caught else exit_code(status)
+    code = 128 + interrupts.caught if interrupts.caught else exit_code(status, _ours(local))
     facts = {"manifest_sha256": manifest_sha256(manifest), "endpoint": _endpoint(local)}
     if as_json:
         told = summary.as_json(local.name, status, **facts) | ({"status": status} if whole else {})
@@ -124,12 +124,16 @@ def _serve_again(local: LocalRun) -> None:
         Deployments(_cluster(local.cluster.home)).start(name)
 
 
-def exit_code(status: summary.Status) -> int:
-    """What a finished run ends with."""
+def exit_code(status: summary.Status, ours: bool) -> int:
+    """What a finished run ends with. A step of `ours` that found its config wrong makes it bad usage."""
     if status.get("phase") != "Succeeded":
         codes = {node.get("outputs", {}).get("exitCode") for node in status.get("nodes", {}).values()}
-        return 2 if str(ConfigError.exit_code) in codes else 1
+        return 2 if ours and str(ConfigError.exit_code) in codes else 1
     return KEPT if summary.parameters(status).get("verdict") == "keep" else 0
+
+
+def _ours(local: LocalRun) -> bool:
+    return local.workflow["metadata"]["labels"].get("app.kubernetes.io/part-of") == "rekindle"
 
 
 def _endpoint(local: LocalRun) -> str | None:

@@ -163,6 +163,14 @@ def test_the_exit_code_tells_what_the_gate_said(tmp_path: Path, verdict: str, co
     assert words in done.stdout
 
 
+@pytest.mark.parametrize(("label", "code"), [("rekindle", 2), ("somebody-else", 1)])
+def test_only_a_step_of_ours_can_say_that_the_config_is_wrong(tmp_path: Path, label: str, code: int):
+    manifest = workflow(("only", "exit 78"))
+    manifest["metadata"]["labels"] = {"app.kubernetes.io/part-of": label}
+    done = rekindle("run", "--manifest", written(tmp_path / "w.yaml", manifest), cwd=tmp_path)
+    assert done.returncode == code
+
+
 def test_status_and_logs_show_what_ran(tmp_path: Path):
     file = written(tmp_path / "w.yaml", workflow(("first", "echo one"), ("second", "echo two; exit 1")))
     assert "nothing ran" in rekindle("status", cwd=tmp_path).stdout
