@@ -101,7 +101,7 @@ def _watched(local: LocalRun, manifest: Mapping[str, Any], as_json: bool, ask: b
             raise
         except (RekindleError, OSError) as error:  # the runner itself cannot go on: no space for its state, say
             status = {**local.status, "phase": "Error", "message": str(error)}
-    code = 128 + interrupts.caught if interrupts.caught else exit_code(status, _ours(local))
+    code = 128 + interrupts.caught if interrupts.caught else exit_code(status, _label(local, "part-of") == "rekindle")
     facts = {"manifest_sha256": manifest_sha256(manifest), "endpoint": _endpoint(local)}
     if as_json:
         told = summary.as_json(local.name, status, **facts) | ({"status": status} if whole else {})
@@ -117,7 +117,7 @@ def _watched(local: LocalRun, manifest: Mapping[str, Any], as_json: bool, ask: b
 
 def _serve_again(local: LocalRun) -> None:
     """What `rekindle down` stopped serves again: a run may end with the champion that stays."""
-    name = local.workflow["metadata"]["labels"].get("app.kubernetes.io/name")
+    name = _label(local, "name")
     if name and (local.cluster.home / "objects/Deployment" / f"{name}.json").exists():
         from pipelines.local.resources.deployment import Deployments
 
@@ -132,13 +132,13 @@ def exit_code(status: summary.Status, ours: bool) -> int:
     return KEPT if summary.parameters(status).get("verdict") == "keep" else 0
 
 
-def _ours(local: LocalRun) -> bool:
-    return local.workflow["metadata"]["labels"].get("app.kubernetes.io/part-of") == "rekindle"
+def _label(local: LocalRun, name: str) -> str | None:
+    return local.workflow["metadata"]["labels"].get(f"app.kubernetes.io/{name}")
 
 
 def _endpoint(local: LocalRun) -> str | None:
     """Where the pipeline's own deployment answers, if it is there."""
-    name = local.workflow["metadata"]["labels"].get("app.kubernetes.io/name")
+    name = _label(local, "name")
     found = [each for each in _cluster(local.cluster.home).overview() if each["kind"] == "deployment"] if name else []
     return next((each["address"] for each in found if each["name"] == name and each["running"]), None)
 

@@ -29,7 +29,6 @@ class Entry:
     key: str
     size: int
     etag: str
-    modified: float  # seconds since the epoch
 
 
 class NotFound(StorageError):
@@ -106,7 +105,7 @@ class Store:
             found = self._named(key, lambda: self.client.head_object(Bucket=self.bucket, Key=key))
         except NotFound:
             return None
-        return Entry(key, found["ContentLength"], found["ETag"], found["LastModified"].timestamp())
+        return Entry(key, found["ContentLength"], found["ETag"])
 
     def delete(self, keys: Sequence[str]) -> None:
         """Remove objects; absent ones are no error."""
@@ -128,7 +127,7 @@ class Store:
             if page is None:
                 return
             for item in page.get("Contents", []):
-                yield Entry(item["Key"], item["Size"], item["ETag"], item["LastModified"].timestamp())
+                yield Entry(item["Key"], item["Size"], item["ETag"])
 
     def copy(self, source: str, target: str) -> None:
         """Copy one object within the bucket."""
