@@ -1,0 +1,221 @@
+"""How long training stands still when something dies: 3 workers and a coordinator, steps of some 30 ms, 5 MB of weights.
+
+    python -m benchmarks.recovery [--runs 10] [--peers 10] [--json] [--only killed,frozen,headless,all]
+
+Medians, in seconds from the signal to the survivors' (the slowest's) next finished step, less a step's own time. Beside
+them, in the same run, the same steps under torchrun 2.13, tuned: last call 1 s, keep-alive 3 × 1 s, a node killed.
+"""
+
+import argparse
+import json
+import os
+import random
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from benchmarks import stamped, torchrun
+from pipelines.local.services import Services
+from steps.storage import Store
+from tests.steps.training.crew import Crew, Member
+
+NAMES = ("w0", "w1", "w2")
+VIRTUAL = 8
+ALONE = VIRTUAL // len(NAMES) + 1  # micro-batches a step of a worker of the whole group at most
+FLAGS = {
+    "workload": "benchmarks.stamped",
+    "dataset": "stamped/dataset",
+    "digest": stamped.DIGEST,
+    "batch_size": 2,
+    "virtual_workers": VIRTUAL,
+    "workers": len(NAMES),
+    "steps": 10**6,
+    "schedule": "constant",
+    "warmup": 0,
+    "checkpoint_seconds": 600,
+}
+
+
+class Run:
+    """One training run, its processes, and what they wrote down."""
+
+    def __init__(self, crew: Crew, folder: Path, name: str) -> None:
+        self.crew, self.folder = crew, folder / name
+        self.folder.mkdir()
+        values = FLAGS | {"out": f"{name}/model", "checkpoints": f"{name}/checkpoints"}
+        self.argv = [f"--{key.replace('_', '-')}={value}" for key, value in values.items()]
+        self.coordinator = crew.coordinator(self.argv)
+        self.workers: dict[str, Member] = {}
+        for each in NAMES:
+            self.start(each)
+        self.whole()
+
+    def start(self, name: str) -> None:
+        self.workers[name] = self.crew.worker(name, self.argv, STAMPS=str(self.folder))
+
+    def signal(self, name: str, number: signal.Signals) -> float:
+        """Send a signal; gives the moment before."""
+        now = time.monotonic()
+        self.workers[name].send(number)
+        return now
+
+    def steps(self, name: str, since: float) -> list[stamped.Step]:
+        """The steps of a worker that were finished after `since`."""
+        return [step for step in stamped.steps(self.folder, name) if step.finished > since]
+
+    def whole(self, since: float = 0.0, steps: int = 12) -> float:
+        """Wait until all train together; gives the moment when the last one had finished its first such step."""
+        since = since or time.monotonic()
+        found: dict[str, list[stamped.Step]] = {}
+
+        def there() -> bool:
+            for name in NAMES:
+                found[name] = [step for step in self.steps(name, since) if step.batches <= ALONE]
+            return all(len(each) >= steps for each in found.values())
+
+        self.crew.until(there)
+        return max(each[0].finished for each in found.values())
+
+    def next_step(self, since: float, victims: set[str]) -> float:
+        """Seconds from `since` to the next finished step of those that are left, less the time of a step."""
+        left = [name for name in NAMES if name not in victims]
+        found: dict[str, list[stamped.Step]] = {}
+
+        def there() -> bool:
+            for name in left:
+                found[name] = [step for step in self.steps(name, since) if step.batches > ALONE]
+            return all(len(each) >= 3 for each in found.values())
+
+        self.crew.until(there)
+        own = median(step.finished - step.began for each in found.values() for step in each[1:8])
+        return max(each[0].finished for each in found.values()) - since - own
+
+    def repeated(self) -> int:
+        """Steps that a process made a second time from older weights: work that was lost."""
+        count = 0
+        for path in self.folder.iterdir():
+            weights = [step.weight for step in stamped.steps(self.folder, path.name.rpartition("-")[0])]
+            count += len(weights) - len(set(weights))
+        return count
+
+
+def killed(run: Run, runs: int, number: signal.Signals) -> dict[str, list[float]]:
+    """SIGKILL or SIGSTOP a worker, then let it come back, again and again."""
+    next_step, back = [], []
+    for _ in range(runs):
+        time.sleep(random.uniform(0.1, 0.3))
+        victim = random.choice(NAMES)
+        at = run.signal(victim, number)
+        if number == signal.SIGKILL:
+            run.start(victim)
+        next_step.append(run.next_step(at, {victim}))
+        if number == signal.SIGSTOP:
+            at = run.signal(victim, signal.SIGCONT)
+        back.append(run.whole(at) - at)
+    return {"next step": next_step, "back": back}
+
+
+def headless(run: Run, runs: int) -> dict[str, list[float]]:
+    """SIGKILL the coordinator, a second later start another: the slowest step meanwhile, and until it serves all."""
+    slowest, back = [], []
+    for _ in range(runs):
+        at = time.monotonic()
+        usual = median(s.finished - s.began for name in NAMES for s in run.steps(name, at - 2))
+        run.coordinator.send(signal.SIGKILL)
+        run.coordinator.process.join()
+        time.sleep(0.5)
+        began = time.monotonic()
+        run.coordinator = run.crew.coordinator(run.argv)
+        run.crew.until(lambda: "w0" in run.coordinator.said() and "w2" in run.coordinator.said())
+        back.append(time.monotonic() - began)
+        time.sleep(0.5)
+        slowest.append(max(s.finished - s.began for name in NAMES for s in run.steps(name, at)) - usual)
+    return {"slowest step": slowest, "back": back}
+
+
+@contextmanager
+def crews() -> Iterator[tuple[Crew, Path]]:
+    """A store with the dataset in it, and processes that end with us."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        services = Services(folder / "home", {})
+        services.start("s3")
+        environment = services.credentials() | {"S3_ENDPOINT_URL": services.url("s3"), "S3_BUCKET": "rekindle"}
+        os.environ.update(environment)
+        stamped.write(folder / "dataset")
+        Store.from_env().upload(folder / "dataset", FLAGS["dataset"])
+        (folder / "logs").mkdir()
+        crew = Crew(environment, folder / "logs")
+        try:
+            yield crew, folder
+        finally:
+            crew.close()
+            services.down()
+
+
+def bar(name: str, values: list[float], most: float | None, unit: str = "s") -> dict[str, Any]:
+    """A figure and the most it may be."""
+    value = round(median(values), 4)
+    spread = {"least": round(min(values), 4), "most": round(max(values), 4), "runs": len(values)}
+    return {"name": name, "value": value, "unit": unit, "bar": most, "ok": most is None or value <= most} | spread
+
+
+def measure(runs: int, repetitions: int, only: set[str]) -> list[dict[str, Any]]:
+    """The bars."""
+    bars: list[dict[str, Any]] = []
+    wanted: Callable[[str], bool] = lambda name: not only or name in only
+    with crews() as (crew, folder):
+        run = Run(crew, folder, "run")
+        if wanted("killed"):
+            found = killed(run, runs, signal.SIGKILL)
+            bars += [
+                bar("SIGKILL of one of three: next step", found["next step"], 0.10),
+                bar("SIGKILL of one of three: it is back", found["back"], 1.0),
+            ]
+        if wanted("frozen"):
+            found = killed(run, max(3, runs // 2), signal.SIGSTOP)
+            bars += [
+                bar("SIGSTOP of one of three: next step", found["next step"], 1.5),
+                bar("SIGCONT: it is back", found["back"], None),
+            ]
+        if wanted("headless"):
+            found = headless(run, max(3, runs // 2))
+            bars += [
+                bar("SIGKILL of the coordinator: a step slower by", found["slowest step"], 0.03),
+                bar("a new coordinator: all registered", found["back"], 1.0),
+            ]
+        bars.append(bar("steps lost, in all of it", [run.repeated()], 0, "steps"))
+    if repetitions and wanted("killed"):
+        theirs = bar("torchrun tuned, SIGKILL of one of three nodes: next step", torchrun.next_step(repetitions), None)
+        times = theirs["value"] / bars[0]["value"]
+        bars += [theirs, {"name": "times faster than torchrun", "value": round(times), "unit": "times", "bar": 50}]
+        bars[-1]["ok"] = times >= 50
+    return bars
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true", help="print the bars as JSON")
+    parser.add_argument("--runs", type=int, default=10, help="of each signal (default: 10)")
+    parser.add_argument("--peers", type=int, default=10, help="runs of torchrun, 20 s each (default: 10; 0: none)")
+    parser.add_argument("--only", default="", help="some of killed,frozen,headless,all")
+    options = parser.parse_args()
+    bars = measure(options.runs, options.peers, set(filter(None, options.only.split(","))))
+    if options.json:
+        print(json.dumps({"load": os.getloadavg()[0], "bars": bars}))
+    else:
+        for each in bars:
+            spread = f"  ({each['least']} to {each['most']}, {each['runs']} runs)" if "runs" in each else ""
+            limit = "" if each["bar"] is None else f"   bar {each['bar']}{'' if each['ok'] else ': MISSED'}"
+            print(f"{each['name']:58} {each['value']:>8} {each['unit']}{limit}{spread}")
+    return 0 if all(each["ok"] for each in bars) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

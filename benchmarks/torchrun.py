@@ -1,0 +1,99 @@
+"""The peer of recovery.py: torchrun with three agents, its worker a DDP of the same weights and steps.
+
+    python -m benchmarks.torchrun STAMPS        (the worker; torchrun starts it)
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from benchmarks.stamped import FEATURES, STAMP, Model
+
+NODES = 3
+# c10d as tuned as it can be for losses; the switch works around a defect of torch 2.13 that stops elastic jobs for good
+CONF = "last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=3"
+ENVIRONMENT = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "OMP_NUM_THREADS": "1"}
+
+
+def next_step(runs: int) -> list[float]:
+    """Seconds from the SIGKILL of one of three nodes to the next step of the others, less a step's own time."""
+    return [_once(29400 + number) for number in range(runs)]
+
+
+def _once(port: int) -> float:
+    with tempfile.TemporaryDirectory() as name:
+        agents = [_agent(Path(name), port, node) for node in range(NODES)]
+        try:
+            _until(lambda: all(len(_stamps(Path(name), NODES)) >= 10 for _ in agents))
+            before = _stamps(Path(name), NODES)
+            at = time.monotonic()
+            _kill(agents[-1])  # not the first, which holds the store: its loss ends the others
+            _until(lambda: len(_stamps(Path(name), NODES - 1)) >= 1)
+            return _stamps(Path(name), NODES - 1)[0] - at - (before[-1] - before[0]) / (len(before) - 1)
+        finally:
+            for agent in agents:
+                _kill(agent)
+
+
+def _agent(folder: Path, port: int, node: int) -> subprocess.Popen:
+    command = [
+        *(sys.executable, "-m", "torch.distributed.run", f"--nnodes=1:{NODES}", "--max-restarts=100"),
+        *("--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}", f"--rdzv-conf={CONF},is_host={int(not node)}"),
+        *(f"--local-addr=127.0.0.{node + 1}", "-m", "benchmarks.torchrun", str(folder)),
+    ]
+    log = open(folder / f"agent{node}.log", "w")
+    return subprocess.Popen(command, env=os.environ | ENVIRONMENT, stdout=log, stderr=log, start_new_session=True)
+
+
+def _kill(agent: subprocess.Popen) -> None:
+    """The agent and its worker, which has a session of its own: as a node that goes."""
+    children = subprocess.run(["pgrep", "-P", str(agent.pid)], capture_output=True, text=True).stdout.split()
+    for pid in [agent.pid, *map(int, children)]:
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            continue
+    agent.wait()
+
+
+def _stamps(folder: Path, size: int) -> list[float]:
+    """When the first of a group of `size` finished its steps."""
+    found = [path.read_bytes() for path in folder.glob(f"{size}-0-*")]
+    return sorted(at for data in found for at, _ in STAMP.iter_unpack(data[: len(data) // 16 * 16]))
+
+
+def _until(what, seconds: float = 120) -> None:
+    deadline = time.monotonic() + seconds
+    while not what():
+        if time.monotonic() > deadline:
+            raise TimeoutError("torchrun did not get there in two minutes")
+        time.sleep(0.02)
+
+
+def worker(folder: Path) -> None:
+    """DDP as in its tutorial, the 8 micro-batches of a step shared by those that are there."""
+    import torch
+    import torch.distributed as dist
+    from torch import nn
+
+    dist.init_process_group("gloo")
+    size, rank = dist.get_world_size(), dist.get_rank()
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(FEATURES, Model().width), nn.ReLU(), nn.Linear(Model().width, 1))
+    model = nn.parallel.DistributedDataParallel(net)
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    file = os.open(folder / f"{size}-{rank}-{os.getpid()}", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    rows = torch.randn(8 * 8 // size, FEATURES)
+    while True:
+        optimizer.zero_grad()
+        (model(rows) - rows.square().sum(1, keepdim=True)).square().mean().backward()
+        optimizer.step()
+        os.write(file, STAMP.pack(time.monotonic(), 0.0))
+
+
+if __name__ == "__main__":
+    worker(Path(sys.argv[1]))
