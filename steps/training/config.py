@@ -13,7 +13,7 @@ class TrainConfig(Section):
 
     PLACEMENT: ClassVar[frozenset[str]] = frozenset(
         {"workers", "min_workers", "max_workers", "silence_seconds"}
-        | {"checkpoint_seconds", "checkpoint_steps", "keep_checkpoints"}
+        | {"checkpoint_seconds", "checkpoint_steps", "hot_seconds", "keep_checkpoints", "keep_hours"}
     )
 
     workers: int = Field(2, ge=1, description="processes to start; any number gives the same weights")
@@ -37,8 +37,10 @@ class TrainConfig(Section):
     reduction: Literal["exact", "fast"] = Field("exact", description="fast: a plain all-reduce, bits depend on workers")
     silence_seconds: float = Field(5.0, ge=1, description="a worker not heard of for this long is dropped")
     checkpoint_seconds: float = Field(30.0, gt=0, description="a durable checkpoint is due after this time")
+    hot_seconds: float = Field(0.0, ge=0, description="time between snapshots in shared memory (0: automatic)")
     checkpoint_steps: int = Field(0, ge=0, description="and after this many steps (0: time alone decides)")
     keep_checkpoints: int = Field(3, ge=2, description="durable checkpoints kept")
+    keep_hours: float = Field(0.0, ge=0, description="older ones go, too, but for the newest (0: by number alone)")
 
     @model_validator(mode="after")
     def _consistent(self) -> "TrainConfig":

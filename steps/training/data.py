@@ -6,9 +6,11 @@ import os
 import shutil
 import tempfile
 from pathlib import Path
+from typing import Any
 
-from steps.errors import DataError, RekindleError
+from steps.errors import ConfigError, DataError, RekindleError
 from steps.storage import NotFound, Store
+from steps.training.hot import ROOM
 
 CACHE = "REKINDLE_CACHE"  # environment: the directory for datasets, on a disk large enough
 
@@ -45,3 +47,32 @@ def _download(store: Store, prefix: str, target: Path) -> None:
         ) from error
     if not (target / "dataset.json").exists():
         raise DataError(f"{store.uri(prefix)} holds no dataset.json: it is not a dataset. Run the step prepare again.")
+
+
+class Cursor:
+    """The state of the workload's own data loader, if it keeps one: JSON, equal in all workers between steps."""
+
+    def __init__(self, data: Any) -> None:
+        self.data, self.stateful = data, hasattr(data, "state_dict")
+
+    def dump(self) -> bytes:
+        """The state now; empty if there is none. Raises ConfigError."""
+        if not self.stateful:
+            return b""
+        try:
+            found = json.dumps(self.data.state_dict(), sort_keys=True).encode()
+        except (TypeError, ValueError) as error:
+            raise ConfigError(
+                f"the dataset's state_dict() is not JSON ({error}): give numbers, texts, lists."
+            ) from error
+        if len(found) > ROOM:
+            raise ConfigError(
+                f"the dataset's state_dict() has {len(found)} bytes: it must have at most {ROOM}, since it travels "
+                "with every snapshot. Keep what can be computed out of it."
+            )
+        return found
+
+    def load(self, found: bytes) -> None:
+        """Go back, or on, to a state that `dump` gave."""
+        if self.stateful and found:
+            self.data.load_state_dict(json.loads(found))

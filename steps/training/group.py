@@ -8,7 +8,8 @@
 
 Each process sums the whole subtrees of its leaves (see tree.py), sends each other process that one's slice of them,
 finishes the tree for its own slice, and the slices are gathered: the traffic of an all-reduce, the bits of one process.
-Three numbers ride on every gradient: the loss, whether anybody knows of a newcomer, and whether anybody must leave.
+Four numbers ride on every gradient: the loss, whether anybody knows of a newcomer, whether anybody must leave, and
+whether rank 0 wants a durable checkpoint of the state after this step.
 """
 
 import threading
@@ -20,26 +21,31 @@ import torch
 from torch import Tensor
 
 from steps.errors import ConfigError
+from steps.training.checkpoints import Checkpoints
 from steps.training.peers import TIMEOUT, Formation, Peers
 from steps.training.state import State
 from steps.training.tree import Block, Sum, blocks, share
 
-RIDERS = 3  # loss, join, leave
+RIDERS = 4  # loss, join, leave, save
 Buffer = tuple[Tensor, list[Tensor]]  # a flat tensor and its views by parameter
 kernels: Any = torch  # whose stubs lack the fused operations
 
 
 class Group:
-    """The processes that train together now. `restore` gives rank 0 its state when nobody has any."""
+    """The processes that train together now. `checkpoints` gives rank 0 its state when nobody has any."""
 
-    def __init__(self, peers: Peers, state: State, restore: Callable[[], None], leaving: threading.Event) -> None:
-        self.peers, self.state, self.restore, self.leaving = peers, state, restore, leaving
+    def __init__(self, peers: Peers, state: State, checkpoints: Checkpoints, leaving: threading.Event) -> None:
+        self.peers, self.state, self.checkpoints, self.leaving = peers, state, checkpoints, leaving
         self.leaves_total, self.exact = state.config.virtual_workers, state.config.reduction == "exact"
         self.rank = 0
         self.left = False  # told to go: the steps end before their end
         self.deserted = False  # nobody is left to carry the state on
+        self.saving = False  # all make a durable checkpoint of the state after this step, each its share
+        self.place = (0, 1)  # our rank and the size of the group that made the last step
         self.loss = 0.0
         self._flagged = False
+        self._live = False  # our state is that of a group, not what a former process left behind
+        self._before = b""  # the data loader's state before this step
         self._forget()
 
     def steps(self, end: int) -> Iterator[int]:
@@ -47,15 +53,18 @@ class Group:
         while not self.left:
             if not self.size and not self._form():
                 self.left = self.deserted = True
+                self.place = (0, 1)
             elif self.state.step >= end:
                 return
             else:
+                self._before = self.checkpoints.cursor.dump()
                 yield self.state.step
 
     def leaves(self) -> Iterator[int]:
         """The virtual workers that are ours in this step; ends early if the group turns out to be broken."""
         self._flagged = self.leaving.is_set()
         self._riders[1], self._riders[2] = float(self.peers.stale()), float(self._flagged)
+        self._riders[3] = float(self.rank == 0 and self.checkpoints.due())
         for leaf in share(self.leaves_total, self.size, self.rank):
             if self.peers.dead():
                 self._broken = True
@@ -83,12 +92,13 @@ class Group:
                 return total[: self.state.size]
         self.peers.fault(problem)
         self._forget()
+        self.checkpoints.cursor.load(self._before)
         return None
 
     def _heed(self, riders: list[float]) -> None:
         """What the others let us know: all stop after the same step."""
-        loss, join, leave = riders
-        self.loss = loss / self.leaves_total
+        loss, join, leave, save = riders
+        self.loss, self.saving = loss / self.leaves_total, save > 0
         if leave and not self.peers.elastic:  # the others could not go on without the leaver
             leave = self.leaves_total
         self.deserted = leave == self.leaves_total
@@ -119,29 +129,50 @@ class Group:
             except RuntimeError as error:
                 self.peers.fault(error)
                 continue
-            self.rank, self.size = formation.rank, formation.size
+            self.rank, self.size = self.place = formation.rank, formation.size
             return True
         return False
 
     def _agree(self, formation: Formation) -> None:
-        """Whoever has made the most steps gives its state to the others; nobody has: rank 0 restores it."""
+        """All take the newest state of those who were training; nobody was: of what each found on its node, or rank 0
+        in the object store."""
         self._pg = pg = formation.pg
-        ours = torch.tensor([self.state.step], device=self.state.device)
-        steps = [ours.clone() for _ in range(formation.size)]
+        state, checkpoints = self.state, self.checkpoints
+        ours = torch.tensor([state.step, self._live, checkpoints.crc], device=state.device)
+        each = [ours.clone() for _ in range(formation.size)]
         if pg:
-            pg.allgather([steps], [ours]).wait()
-        known = [int(step) for step in steps]
-        newest = max(known)
-        if newest < 0 and formation.rank == 0:
-            self.restore()
-            ours[0] = self.state.step
-        if pg and (newest < 0 or min(known) < newest):
-            giver = known.index(newest)
-            pg.broadcast(ours, giver).wait()
-            if formation.rank != giver:
-                self.state.step = -1  # until all of it is here: half a state must not be given to anybody
-            pg.broadcast(self.state.memory, giver).wait()
-            self.state.step = int(ours)
+            pg.allgather([each], [ours]).wait()
+        known = [tuple(found.tolist()) for found in each]
+        giver = max(range(len(known)), key=lambda rank: (known[rank][1], known[rank][0], -rank))
+        step, live, _ = known[giver]
+        if not live:
+            if formation.rank == 0:
+                checkpoints.restore(step)
+            ours[0] = state.step
+            if pg:
+                pg.broadcast(ours, 0).wait()
+            if int(ours[0]) > step:
+                known[0], giver = tuple(ours.tolist()), 0
+        if pg and any(found != known[giver] for found in known):
+            self._give(formation, giver)
+        self._live, checkpoints.crc = True, 0
+
+    def _give(self, formation: Formation, giver: int) -> None:
+        """The state of rank `giver` to all."""
+        state, cursor = self.state, self.checkpoints.cursor
+        loader = cursor.dump() if formation.rank == giver else b""
+        about = torch.tensor([state.step, len(loader)], device=state.device)
+        formation.pg.broadcast(about, giver).wait()
+        step, length = about.tolist()
+        if formation.rank != giver:
+            self.state.step = -1  # until all of it is here: half a state must not be given to anybody
+            self._live = False
+        formation.pg.broadcast(state.memory, giver).wait()
+        if length:
+            data = torch.tensor(list(loader) or [0] * length, dtype=torch.uint8, device=state.device)
+            formation.pg.broadcast(data, giver).wait()
+            cursor.load(bytes(data.tolist()))
+        self.state.step = step
 
     def _reduce(self) -> Tensor:
         parts = self._sum.take()

@@ -17,7 +17,7 @@ from steps.train import Inputs
 from steps.training import peers as peering
 from steps.training.checkpoints import Checkpoints
 from steps.training.coordinator import finished
-from steps.training.data import local_dataset
+from steps.training.data import Cursor, local_dataset
 from steps.training.group import Group
 from steps.training.metrics import Metrics
 from steps.training.sampler import Sampler, mix
@@ -56,10 +56,16 @@ class Training:
         self.total = inputs.total_steps(len(self.data))
         self.fingerprint = fingerprint(inputs, device)
         self.checkpoints = Checkpoints(
-            self.store, inputs.checkpoints, inputs.identity_hash(), self.fingerprint, self.state
+            self.store,
+            inputs.checkpoints,
+            inputs.identity_hash(),
+            self.fingerprint,
+            self.state,
+            Cursor(self.data),
+            peers.note,
         )
         self.metrics = Metrics(inputs.run_id, self.total, inputs.batch_size * inputs.virtual_workers)
-        self.group = Group(peers, self.state, self.checkpoints.restore, leaving)
+        self.group = Group(peers, self.state, self.checkpoints, leaving)
 
     def run(self) -> None:
         """Train, write the model, wait until the run is over."""
@@ -69,7 +75,7 @@ class Training:
             over = not self.group.left and self.group.finish(self.export)
         if self.group.left and not self.group.peers.complete:
             self.leave()
-        self.checkpoints.close()
+        self.checkpoints.close(remove=True)
         self.metrics.close()
 
     def steps(self) -> None:
@@ -85,8 +91,8 @@ class Training:
             norm = state.update(total, config.virtual_workers, rate)
             if step == 0:
                 state.check_buffers()  # not only after hours, in `export`
+            self.checkpoints.keep(group.place, durable=group.saving)
             if group.rank == 0:
-                self.checkpoints.save()
                 self.metrics.record(state.step, group.loss, norm, rate)
 
     def gradient(self, step: int, leaf: int) -> tuple[Tensor, list[Tensor]]:
@@ -118,10 +124,10 @@ class Training:
 
     def leave(self) -> None:
         """Go before the end, as told: if nobody else carries the state on, the object store must."""
-        if self.group.deserted and self.group.rank == 0 and self.state.step > 0:
-            self.checkpoints.save(now=True)
+        if self.group.deserted and self.state.step > 0:
+            self.checkpoints.flush(self.group.place)
         self.group.peers.leave()
-        self.checkpoints.close()
+        self.checkpoints.close(remove=True)
         self.metrics.close()
         sys.stderr.write(f"left after step {self.state.step}, as told by SIGTERM\n")
         sys.stderr.flush()

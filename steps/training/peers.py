@@ -69,6 +69,9 @@ class Peers:
     def failed(self, message: str, code: int) -> None:
         """We end because of an error."""
 
+    def note(self, event: str, **fields: Any) -> None:
+        """Something happened that the ledger should know. Returns at once."""
+
     def finish(self, sha256: str) -> bool:
         """All steps are made (rank 0 gives the hash of the model it wrote): is the run over? May wait some seconds."""
         return True
