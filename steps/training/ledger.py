@@ -3,8 +3,8 @@
     <prefix>/<epoch ms>-<writer>-<number>.jsonl     one JSON object a line: {"t": unix seconds, "event": name, ...}
 
 Whoever leads the run writes it (the coordinator, else rank 0), each from its start on in segments of its own; an
-object cannot be appended to, so the newest segment is written again until it is full. `account.py` has the events and
-what becomes of them. Nothing here delays or ends a training: without the store, events wait in memory.
+object cannot be appended to, so the newest segment is written again until it is full. account.py has the events and
+what they add up to. Nothing here delays or ends a training: without the store, events wait in memory.
 """
 
 import json
@@ -21,7 +21,8 @@ from steps.errors import RekindleError
 if TYPE_CHECKING:
     from steps.storage import Store
 
-PERIOD = 5.0  # seconds between writes
+PERIOD = 5.0  # seconds until a step is written
+BURST = 0.3  # seconds until anything else is: what happens together is written together
 SEGMENT = 256 << 10  # bytes after which the next segment begins
 WAITING = 20_000  # events kept while the store is away
 THREADS = 8  # parallel reads
@@ -44,7 +45,7 @@ class Ledger:
         self._latest = 0.0
         self._quiet_until = 0.0
         self._lock = threading.Lock()
-        self._closing = threading.Event()
+        self._closing, self._urgent = threading.Event(), threading.Event()
         self._deadline = float("inf")
         self._thread = threading.Thread(target=self._run, name="ledger", daemon=True)
 
@@ -56,6 +57,8 @@ class Ledger:
             self._waiting.append((event, line))
             if len(self._waiting) > WAITING:
                 self._thin()
+            if event != "step":
+                self._urgent.set()
             if not self._thread.ident and not self._closing.is_set():
                 self._thread.start()
 
@@ -64,6 +67,7 @@ class Ledger:
         with self._lock:
             self._deadline = time.monotonic() + patience
             self._closing.set()
+            self._urgent.set()
         if self._thread.ident:
             self._thread.join(patience)
         if self._waiting or self._unwritten:
@@ -78,7 +82,10 @@ class Ledger:
 
     def _run(self) -> None:
         while True:
-            ending = self._closing.wait(PERIOD)
+            if not self._closing.is_set():
+                self._urgent.wait(PERIOD)
+            self._urgent.clear()
+            ending = self._closing.wait(BURST)
             try:
                 self._write()
             except RekindleError as error:
