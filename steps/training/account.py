@@ -46,9 +46,11 @@ class Incident:
     name: str
     why: str = ""
     step: int = 0  # the newest known then
+    left: int = 0  # members of the group that were still alive
     resumed: float | None = None  # when the next group trained
     repeated: int = 0  # steps that had to be done again
     back: float | None = None  # when one of that name trained again
+    cost: float = 0.0  # worker-seconds of work that had to be done again, for all incidents of that moment together
 
 
 @dataclass
@@ -70,6 +72,8 @@ class Summary:
     steps: int = 0
     repeated: int = 0
     generations: int = 0
+    dropped: int = 0  # events that were never written
+    skipped: int = 0  # lines that could not be read, events that made no sense
     counts: dict[str, int] = field(default_factory=dict)  # of all events by name
 
     def seconds(self, kind: str, name: str | None = None) -> float:
@@ -84,6 +88,16 @@ class Summary:
         busy = covered(span for each in self.spans.values() for span in each if span.kind != WAITED)
         return (self.steps - first) / busy if busy else 0.0
 
+    @property
+    def preemptions(self) -> int:
+        """Workers that were lost or told to go."""
+        return self.number("lost") + self.number("drain")
+
+    @property
+    def uploaded(self) -> int:
+        """Bytes that the durable checkpoints took."""
+        return sum(event.get("uploaded", 0) for event in self.checkpoints)
+
     def number(self, kind: str) -> int:
         """Of incidents of a kind."""
         return sum(incident.kind == kind for incident in self.incidents)
@@ -95,7 +109,6 @@ class Summary:
             name: {kind: round(self.seconds(kind, name), 3) for kind in seconds} | {"alive": alive(spans)}
             for name, spans in self.spans.items()
         }
-        uploaded = sum(event.get("uploaded", 0) for event in self.checkpoints)
         tiers = [str(event.get("tier")) for event in self.restored]
         return {
             "state": self.state,
@@ -108,13 +121,13 @@ class Summary:
             "steps_per_second": round(self.steps_per_second, 3),
             "worker_seconds": seconds,
             "generations": self.generations,
-            "preemptions": self.number("lost") + self.number("drain"),
+            "preemptions": self.preemptions,
             "drains": self.number("drain"),
             "coordinator_restarts": self.number("coordinator"),
             "checkpoints": {
                 "number": len(self.checkpoints),
                 "bytes": sum(event.get("bytes", 0) for event in self.checkpoints),
-                "bytes_uploaded": uploaded,
+                "bytes_uploaded": self.uploaded,
                 "seconds": round(sum(event.get("seconds", 0.0) for event in self.checkpoints), 3),
             },
             "restores": {tier: tiers.count(tier) for tier in sorted(set(tiers))},
@@ -138,3 +151,13 @@ def alive(spans: list[Span]) -> list[tuple[float, float]]:
 def covered(spans: Iterable[Span]) -> float:
     """Seconds in which at least one of the spans lasts."""
     return sum(end - start for start, end in alive(list(spans)))
+
+
+def percent(share: float) -> str:
+    """`96.4 %`, `100 %`."""
+    return f"{100 * share:.1f}".removesuffix(".0") + " %"
+
+
+def short_name(worker: str) -> str:
+    """`worker-1` for the pod fraud-x7k2p-train-worker-1."""
+    return worker.rpartition("-train-")[2] or worker

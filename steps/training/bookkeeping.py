@@ -42,11 +42,11 @@ class _Life:
         self.alive = False
         self.spans = [Span(s.start, min(s.end, t), s.kind) for s in self.spans if s.start < t]
 
-    def relabel(self, start: float, end: float, kind: str) -> None:
-        """What counted as trained between two times was something else."""
+    def relabel(self, start: float, end: float, kind: str) -> float:
+        """What counted as trained between two times was something else; gives the seconds."""
         if self.alive:
             self.spans[-1].end = max(self.spans[-1].start, end)
-        at = len(self.spans)
+        at, changed = len(self.spans), 0.0
         while at and self.spans[at - 1].end > start:
             at -= 1
             span = self.spans[at]
@@ -54,6 +54,8 @@ class _Life:
                 cuts = [span.start, max(span.start, start), min(span.end, end), span.end]
                 parts = [Span(a, b, k) for a, b, k in zip(cuts, cuts[1:], (TRAINED, kind, TRAINED), strict=False)]
                 self.spans[at : at + 1] = [part for part in parts if part.start < part.end]
+                changed += cuts[2] - cuts[1]
+        return changed
 
 
 @dataclass
@@ -99,7 +101,7 @@ class _Book:
             if handler := getattr(self, f"on_{name}", None):
                 handler(t, event)
         except (KeyError, TypeError, ValueError):
-            name = "skipped"
+            self.found.skipped += 1
         counts[name] = counts.get(name, 0) + 1
         self.latest = t
 
@@ -129,6 +131,9 @@ class _Book:
         self._bury(name)
         if self.found.generations and name not in [life.name for life in self.lives.values()]:
             self._incident(t, "join", name)
+        if name in self.lives and id not in self.lives:  # known by its name only, from a generation
+            self.lives[id] = self.lives.pop(name)
+            self.group = {id if each == name else each for each in self.group}
         life = self.lives.setdefault(id, _Life(name))
         if not life.alive:
             life.turn(t, WAITED)
@@ -189,6 +194,12 @@ class _Book:
     def on_checkpoint(self, t: float, event: Event) -> None:
         self.found.checkpoints.append(event)
 
+    def on_dropped(self, t: float, event: Event) -> None:
+        self.found.dropped += int(event["events"])
+
+    def on_skipped(self, t: float, event: Event) -> None:
+        self.found.skipped += int(event["lines"])
+
     def on_verdict(self, t: float, event: Event) -> None:
         found = self.found
         if found.state != "complete":
@@ -217,11 +228,11 @@ class _Book:
             life = self.lives[id]
             if name in (None, life.name):
                 del self.unheard[id]
-                self._incident(t, "lost", life.name, "unseen")
                 life.turn(t, None)
                 life.cut(t)
                 self.gap.unseen = self.gap.unseen or id in self.group
                 self.group.discard(id)
+                self._incident(t, "lost", life.name, "unseen")
 
     def _gone(self, t: float, event: Event, kind: str) -> None:
         id = _id(event)
@@ -240,7 +251,8 @@ class _Book:
 
     def _incident(self, t: float, kind: str, name: str, why: str = "") -> None:
         if self.found.state == "running":
-            incident = Incident(t, kind, name, why, self.points[-1][1] if self.points else 0)
+            left = sum(life.alive for id, life in self.lives.items() if id in self.group)
+            incident = Incident(t, kind, name, why, self.points[-1][1] if self.points else 0, left)
             self.found.incidents.append(incident)
             self.gap.incidents.append(incident)
             if kind in ("lost", "drain", "failed"):
@@ -262,8 +274,12 @@ class _Book:
         if survivors:
             self._guess(step)
             self._settle(gap, step)
-        elif self.unsure:
+            return
+        for incident in gap.incidents:
+            incident.left = 0
+        if self.unsure:
             self.unsure.until, self.unsure.unseen = t, True
+            self.unsure.incidents += gap.incidents
         else:
             self.unsure = gap
 
@@ -279,20 +295,24 @@ class _Book:
         if self.points:
             newest = self.points[-1][1]
             when, soft = self._when(step, gap.until if gap.broken is None else gap.broken), not gap.hard
-            if step < newest:
-                self.found.repeated += newest - step
-                for incident in gap.incidents:
-                    incident.repeated = newest - step
-            elif soft:
+            if soft and step >= newest:
                 when = max(when, gap.until if gap.opened is None else gap.opened)
-            self._relabel(when, gap.until, WAITED if soft and step >= newest else LOST)
-            self.points = [(at, n) for at, n in self.points if n <= step and at <= when] + [(when, step)]
+                self._relabel(when, gap.until, WAITED)
+            else:
+                cost = self._relabel(when, gap.until, LOST)
+                for incident in gap.incidents:
+                    incident.repeated, incident.cost = max(0, newest - step), cost
+            self.found.repeated += max(0, newest - step)
+            self.points = [(at, n) for at, n in self.points if n <= step and at <= when]
             self.found.steps = step
+            if step > newest:
+                self._point(when, step)
+            else:
+                self.points.append((when, step))
         self._point(gap.until, step)
 
-    def _relabel(self, start: float, end: float, kind: str) -> None:
-        for life in self.lives.values():
-            life.relabel(start, end, kind)
+    def _relabel(self, start: float, end: float, kind: str) -> float:
+        return sum(life.relabel(start, end, kind) for life in self.lives.values())
 
     def _point(self, t: float, step: int) -> None:
         if self.points and step > self.points[-1][1]:

@@ -170,7 +170,8 @@ def test_trained_waited_and_lost_add_up_to_the_time_alive_whatever_happened(step
         events.append({"t": t, **event})
         match event["event"]:
             case "join":
-                living.setdefault(event["worker"], t)
+                since = living.pop(event["name"], t)  # known by its name only, from a generation
+                living.setdefault(event["worker"], since)
             case "lost" | "drain" if event["worker"] in living:
                 expected += t - living.pop(event["worker"])
             case "generation":
