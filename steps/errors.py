@@ -25,6 +25,10 @@ class DataError(RekindleError):
     exit_code = 65
 
 
+class GivenUp(RekindleError):
+    """The coordinator has given up the run; `exit_code` is its verdict, and the process that hears it not to blame."""
+
+
 class StorageError(RekindleError):
     """The object store is away, refuses, or holds something else than expected."""
 

@@ -4,7 +4,12 @@ Settings come from the environment, as a pod gets them from its ConfigMap and Se
 (unset: AWS), and whatever boto3's own credential chain finds (`AWS_ACCESS_KEY_ID`, an IAM role, ...).
 """
 
+import io
+import math
 import os
+import sys
+import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -15,10 +20,13 @@ from boto3.exceptions import Boto3Error
 from boto3.session import Session
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
+from botocore.loaders import create_loader
+from botocore.session import get_session
 
 from steps.errors import ConfigError, Conflict, StorageError
 
 THREADS = 8  # parallel transfers; more gains nothing against one endpoint
+LOADER = create_loader()  # keeps the parsed descriptions of S3: 0.1 s of each client otherwise
 T = TypeVar("T")
 
 
@@ -29,6 +37,7 @@ class Entry:
     key: str
     size: int
     etag: str
+    modified: float  # Unix seconds, by the store's clock
 
 
 class NotFound(StorageError):
@@ -42,21 +51,32 @@ class Store:
     """
 
     def __init__(
-        self, bucket: str, endpoint: str | None = None, access_key: str | None = None, secret_key: str | None = None
+        self,
+        bucket: str,
+        endpoint: str | None = None,
+        access_key: str | None = None,
+        secret_key: str | None = None,
+        *,
+        hasty: bool = False,
     ) -> None:
+        """`hasty`: for a caller with a patience of its own; a request fails within seconds, after a second attempt."""
         self.bucket = bucket
         self.endpoint = endpoint
+        self._keys = access_key, secret_key
         config = Config(
-            retries={"max_attempts": 8, "mode": "adaptive"},
-            connect_timeout=5,
-            read_timeout=60,
+            retries={"total_max_attempts": 2 if hasty else 9, "mode": "standard" if hasty else "adaptive"},
+            connect_timeout=2 if hasty else 5,
+            read_timeout=15 if hasty else 60,
             max_pool_connections=2 * THREADS,
             # the default trailing checksums cost more CPU than the transfer, and older S3 servers refuse them
             request_checksum_calculation="when_required",
             response_checksum_validation="when_required",
-            s3={"addressing_style": "path"} if endpoint else {},
+            # a signature over the body costs a sha256; what must not be damaged carries its own hash
+            s3={"payload_signing_enabled": False} | ({"addressing_style": "path"} if endpoint else {}),
         )
-        self.client: Any = Session().client(
+        session = get_session()
+        session.register_component("data_loader", LOADER)
+        self.client: Any = Session(botocore_session=session).client(
             "s3",
             endpoint_url=endpoint,
             region_name=os.environ.get("AWS_REGION") or "us-east-1",
@@ -76,6 +96,10 @@ class Store:
             )
         return cls(bucket, os.environ.get("S3_ENDPOINT_URL") or None)
 
+    def hasty(self) -> "Store":
+        """The same bucket with little patience."""
+        return Store(self.bucket, self.endpoint, *self._keys, hasty=True)
+
     def get(self, key: str) -> bytes:
         """The bytes of an object. Raises NotFound."""
         return self.get_with_etag(key)[0]
@@ -94,9 +118,8 @@ class Store:
     ) -> str:
         """Write an object and give its etag. Raises Conflict if a condition does not hold."""
         condition = {"IfNoneMatch": "*"} if if_absent else {"IfMatch": if_match} if if_match else {}
-        body = data if isinstance(data, bytes) else bytes(data)
         return self._named(
-            key, lambda: self.client.put_object(Bucket=self.bucket, Key=key, Body=body, **condition)["ETag"]
+            key, lambda: self.client.put_object(Bucket=self.bucket, Key=key, Body=_Body(data), **condition)["ETag"]
         )
 
     def head(self, key: str) -> Entry | None:
@@ -105,7 +128,7 @@ class Store:
             found = self._named(key, lambda: self.client.head_object(Bucket=self.bucket, Key=key))
         except NotFound:
             return None
-        return Entry(key, found["ContentLength"], found["ETag"])
+        return Entry(key, found["ContentLength"], found["ETag"], found["LastModified"].timestamp())
 
     def delete(self, keys: Sequence[str]) -> None:
         """Remove objects; absent ones are no error."""
@@ -127,7 +150,7 @@ class Store:
             if page is None:
                 return
             for item in page.get("Contents", []):
-                yield Entry(item["Key"], item["Size"], item["ETag"])
+                yield Entry(item["Key"], item["Size"], item["ETag"], item["LastModified"].timestamp())
 
     def copy(self, source: str, target: str) -> None:
         """Copy one object within the bucket."""
@@ -192,3 +215,43 @@ class Store:
                 f"{self.uri(key)}: the object store at {where} cannot be used ({error}). Check S3_ENDPOINT_URL and the "
                 "AWS_* credentials."
             ) from error
+
+
+class _Body(io.RawIOBase):
+    """Bytes as a file that is read without copying them, and at once: each piece would wait for a busy interpreter."""
+
+    def __init__(self, data: bytes | bytearray | memoryview) -> None:
+        self._data, self._at = memoryview(data), 0
+
+    def __len__(self) -> int:
+        return len(self._data)
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self._at = offset + (0, self._at, len(self._data))[whence]
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
+
+    def read(self, size: int = -1) -> Any:
+        found, self._at = self._data[self._at :], len(self._data)
+        return found
+
+
+def patiently(call: Callable[[], T], leaving: threading.Event, what: str) -> T:
+    """`call()`, again and again while the object store is away. Raises at once what no retry cures; SystemExit(143)
+    when told to leave meanwhile."""
+    said, pause = -math.inf, 0.1
+    while True:
+        try:
+            return call()
+        except (NotFound, Conflict):
+            raise
+        except StorageError as error:
+            if time.monotonic() - said >= 10:
+                sys.stderr.write(f"waiting for the object store, {what}: {error}\n")
+                sys.stderr.flush()
+                said = time.monotonic()
+        if leaving.wait(pause):
+            raise SystemExit(143)
+        pause = min(2 * pause, 2.0)

@@ -11,10 +11,11 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
-from steps.errors import ConfigError, DataError, RekindleError
+from steps.errors import ConfigError, DataError, RekindleError, StorageError, TrackingError
 from steps.storage import Store
 from steps.train import Inputs
 from steps.training import peers as peering
+from steps.training import signals
 from steps.training.checkpoints import Checkpoints
 from steps.training.coordinator import finished
 from steps.training.data import Cursor, local_dataset
@@ -33,6 +34,8 @@ def train(inputs: Inputs, leaving: threading.Event) -> None:
     peers = peering.find(fingerprint(inputs, device), device)
     try:
         Training(inputs, device, peers, leaving).run()
+    except (StorageError, TrackingError):
+        raise  # a service is away: we are started again until it is back, and the others go on
     except Exception as error:
         text = str(error) if isinstance(error, RekindleError) else f"{type(error).__name__}: {error}"
         peers.failed(text, getattr(error, "exit_code", 1))
@@ -89,6 +92,7 @@ class Training:
                 continue  # somebody was lost: whoever is left does this step again
             rate = config.rate(step, self.total)
             norm = state.update(total, config.virtual_workers, rate)
+            signals.newest[0] = state.step
             if step == 0:
                 state.check_buffers()  # not only after hours, in `export`
             self.checkpoints.keep(group.place, durable=group.saving)
