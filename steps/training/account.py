@@ -2,7 +2,7 @@
 
 An event is {"t": unix seconds, "event": name, ...}; names are those of workers, steps count updates made:
 
-    run {device, workers, virtual_workers, steps}    what is to be done; whoever leads notes it when it starts
+    run {device, workers, virtual_workers, steps}    what is to be done, as rank 0 says when it starts
     coordinator {id}                                 a coordinator started, for the first time or again
     join {worker, name, step}                        a process is there (`worker`: its id), with the state it holds
     lost {worker, name, why}                         it is gone: connection, silent, hung, dropped

@@ -108,7 +108,6 @@ class _Book:
     def close(self) -> Summary:
         """The account, up to the last event."""
         found, t = self.found, self.latest or 0.0
-        self._bury()
         self._everybody_ends(t)
         for life in self.lives.values():
             found.spans.setdefault(life.name, []).extend(life.spans)
@@ -117,7 +116,6 @@ class _Book:
 
     def on_run(self, t: float, event: Event) -> None:
         self.found.run = {key: value for key, value in event.items() if key not in ("t", "event")}
-        self._new_epoch(t)
 
     def on_coordinator(self, t: float, event: Event) -> None:
         self._new_epoch(t)
@@ -127,8 +125,13 @@ class _Book:
 
     def on_join(self, t: float, event: Event) -> None:
         id, name = _id(event), str(event.get("name", "?"))
-        self.unheard.pop(id, None)
-        self._bury(name)
+        alive = [each for each, life in self.lives.items() if life.alive and life.name == name]
+        again = id == name if name in alive else id not in alive  # one known by its name only may get its id now
+        if alive and again and alive[0] not in self.unheard:  # nobody saw it go
+            self._new_epoch(t)
+        if id != name:
+            self.unheard.pop(id, None)
+        self._bury([name])
         if self.found.generations and name not in [life.name for life in self.lives.values()]:
             self._incident(t, "join", name)
         if name in self.lives and id not in self.lives:  # known by its name only, from a generation
@@ -161,7 +164,8 @@ class _Book:
 
     def on_generation(self, t: float, event: Event) -> None:
         step, names = int(event.get("step", -1)), [str(name) for name in event.get("members") or []]
-        self._bury()
+        self._bury([life.name for life in self.lives.values() if life.name not in names])
+        self.unheard = {}
         self.found.generations += 1
         ids = {life.name: id for id, life in self.lives.items() if life.alive}
         for name in names:
@@ -222,11 +226,11 @@ class _Book:
             if life.alive:
                 self.unheard.setdefault(id, t if self.latest is None else self.latest)
 
-    def _bury(self, name: str | None = None) -> None:
-        """Those that nobody has heard of since the coordinator is another one are dead (`name`: only those)."""
+    def _bury(self, names: list[str]) -> None:
+        """Those of `names` that nobody has heard of since the coordinator is another one are dead."""
         for id, t in list(self.unheard.items()):
             life = self.lives[id]
-            if name in (None, life.name):
+            if life.name in names:
                 del self.unheard[id]
                 life.turn(t, None)
                 life.cut(t)

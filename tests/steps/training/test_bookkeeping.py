@@ -119,15 +119,30 @@ def test_a_restarted_coordinator_interrupts_nobody_who_comes_back_and_buries_who
     ]  # fmt: skip
 
 
-def test_a_run_of_one_process_that_was_killed_begins_again_where_it_was_restored():
+def test_a_run_under_torchrun_that_was_killed_begins_again_where_it_was_restored():
+    names = ["rank0", "rank1"]
+
     def run(t: float, restored: int) -> list[tuple[Any, ...]]:
-        return [(t, "run", {"device": "cpu"}), (t, "restored", {"step": restored, "tier": "durable"}),
-                generation(t, 1, restored, "a")]  # fmt: skip
+        joins = [(t, "join", {"worker": name, "name": name, "step": -1}) for name in names]
+        return [*joins, generation(t, 1, -1, *names), (t, "restored", {"step": restored, "tier": "durable"})]
 
     again = [*run(60, 5), step(61, 15), (62, "complete", {"step": 25})]
     found = told(*run(0, 0), step(1, 10), step(2, 20), *again)
-    assert seconds(found) == (0.5 + 2, 0, 1.5)
+    assert seconds(found) == (1 + 4, 0, 3)
     assert found.repeated == 15
+    assert [(i.kind, i.name, i.why, i.back) for i in found.incidents] == [
+        ("lost", name, "unseen", 60) for name in names
+    ]  # fmt: skip
+
+
+def test_workers_that_a_new_coordinator_takes_up_with_their_group_were_never_away():
+    found = told(
+        *start("a", "b"), step(3, 10), (20, "coordinator", {"id": "c2"}), step(21, 190),
+        (22, "lost", {"worker": "id-b", "name": "id-b", "why": "silent"}), (22, "open", {"hard": True}),
+        generation(22, 2, 195, "a"), (23, "complete", {"step": 205}),
+    )  # fmt: skip
+    assert seconds(found, "a") == (18 + 1.5 + 1, 2, 0.5)
+    assert [(i.kind, i.name) for i in found.incidents] == [("coordinator", "c2"), ("lost", "b")]
 
 
 def test_a_verdict_is_why_the_run_failed_and_what_ends_after_it_is_no_preemption():
@@ -156,7 +171,7 @@ EVENTS = st.one_of(
     ),
     st.builds(lambda s: {"event": "step", "step": s}, st.integers(0, 60)),
     st.builds(lambda s: {"event": "restored", "step": s}, st.integers(0, 60)),
-    st.sampled_from([{"event": "coordinator"}, {"event": "run"}, {"event": "failed", "name": "a"}]),
+    st.sampled_from([{"event": "coordinator"}, {"event": "failed", "name": "a"}]),
     st.sampled_from([{"event": "verdict", "code": 1, "message": ""}, {"event": "complete", "step": 60}]),
 )  # fmt: skip
 
@@ -164,16 +179,19 @@ EVENTS = st.one_of(
 @settings(max_examples=400, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 4), EVENTS), max_size=40))
 def test_trained_waited_and_lost_add_up_to_the_time_alive_whatever_happened(steps: list[tuple[int, dict[str, Any]]]):
-    t, events, living, expected = 0, [], dict[str, int](), 0
+    t, events, living, expected, unseen = 0, [], dict[str, int](), 0, False
     for pause, event in steps:
         t += pause
         events.append({"t": t, **event})
         match event["event"]:
-            case "join":
+            case "join" if event["worker"] not in living:
+                unseen |= any(worker[0] == event["name"] and len(worker) > 1 for worker in living)
                 since = living.pop(event["name"], t)  # known by its name only, from a generation
                 living.setdefault(event["worker"], since)
             case "lost" | "drain" if event["worker"] in living:
                 expected += t - living.pop(event["worker"])
+            case "coordinator":
+                unseen = True
             case "generation":
                 known = {worker[0] for worker in living}
                 living |= {name: t for name in event["members"] if name not in known}
@@ -185,7 +203,7 @@ def test_trained_waited_and_lost_add_up_to_the_time_alive_whatever_happened(step
     total = sum(seconds(found))
     lives = found.spans.values()
     assert all(span.start <= span.end <= t for spans in lives for span in spans)
-    if not {"coordinator", "run"} & {event["event"] for event in events}:  # those bury who did not come back
+    if not unseen:  # those that nobody saw go are alive until the last sign
         assert abs(total - expected) < 1e-6
     assert total <= expected + 1e-6
     by_process = sum(end - start for spans in lives for start, end in alive(spans))
