@@ -5,9 +5,11 @@ import multiprocessing
 import os
 import signal
 import socket
+import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -43,9 +45,21 @@ def _main(argv: list[str], environment: dict[str, str], log: str) -> None:
     sys.exit(main(argv))
 
 
+class Executed(subprocess.Popen[bytes]):
+    """A command, with the interface of a forked process."""
+
+    @property
+    def exitcode(self) -> int | None:
+        return self.poll()
+
+    def join(self, seconds: float | None = None) -> None:
+        with suppress(subprocess.TimeoutExpired):
+            self.wait(seconds)
+
+
 @dataclass
 class Member:
-    process: BaseProcess
+    process: BaseProcess | Executed
     log: Path
 
     def said(self) -> str:
@@ -85,15 +99,30 @@ class Crew:
     def worker(self, name: str, argv: list[str], **environment: str) -> Member:
         return self._start(name, ["train", *argv], self.meeting | {"POD_NAME": name} | environment)
 
-    def coordinator(self, argv: list[str]) -> Member:
-        return self._start("coordinator", ["coordinator", *argv], self.meeting)
+    def coordinator(self, argv: list[str], **environment: str) -> Member:
+        return self._start("coordinator", ["coordinator", *argv], self.meeting | environment)
+
+    def launcher(self, name: str, argv: list[str], **environment: str) -> Member:
+        """The first process of a worker pod, a command of its own as there."""
+        log = self._log(name)
+        with open(log, "ab") as file:
+            environment = (
+                os.environ | self.environment | self.meeting | {"POD_NAME": name, "PYTHONPATH": ROOT} | environment
+            )
+            command = [sys.executable, "-m", "steps.training.launcher", *argv]
+            process = Executed(command, env=environment, stdin=subprocess.DEVNULL, stdout=file, stderr=file)
+        self.members.append(Member(process, log))
+        return self.members[-1]
 
     def _start(self, name: str, argv: list[str], environment: dict[str, str]) -> Member:
-        log = self.logs / f"{len(self.members)}-{name}.log"
+        log = self._log(name)
         process = self.context.Process(target=_main, args=(argv, self.environment | environment, str(log)))
         process.start()
         self.members.append(Member(process, log))
         return self.members[-1]
+
+    def _log(self, name: str) -> Path:
+        return self.logs / f"{len(self.members)}-{name}.log"
 
     def until(self, what: Callable[[], bool], seconds: float = 60) -> None:
         """Wait for something to happen, or fail with everybody's log."""

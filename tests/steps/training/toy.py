@@ -42,12 +42,44 @@ def _hold() -> None:
             time.sleep(0.005)
 
 
+class Journal:
+    """What this process trains, for whoever watches it: a line `time pid name step` in TOY_JOURNAL as it begins a step.
+
+    The step is found by the first numbers of a micro-batch, TOY_SAMPLER being `batch_size,virtual_workers,steps`.
+    """
+
+    def __init__(self, rows: Any) -> None:
+        from steps.training.sampler import Sampler
+
+        size, virtual, steps = map(int, os.environ["TOY_SAMPLER"].split(","))
+        sampler = Sampler(len(rows), size, virtual, 0)
+        self.file = os.open(os.environ["TOY_JOURNAL"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        self.steps: dict[Any, int] = {}
+        for step in range(steps):
+            for leaf in range(virtual):
+                self.steps[self._key(rows.index_select(0, sampler.indices(step, leaf)))] = step
+        self.step, self.name = -1, os.environ.get("POD_NAME", "alone")
+
+    def note(self, rows: Any) -> None:
+        step = self.steps[self._key(rows)]
+        if step != self.step:
+            self.step = step
+            os.write(self.file, f"{time.time():.6f} {os.getpid()} {self.name} {step}\n".encode())
+
+    def _key(self, rows: Any) -> Any:
+        return tuple(rows[:4, 0].tolist())
+
+
 class Numbers:
+    journal: Journal | None = None
+
     def __init__(self, path: Path) -> None:
         import torch
 
         self.facts: dict[str, Any] = {}
         self.rows = torch.load(path / "numbers.pt")
+        if "TOY_JOURNAL" in os.environ:
+            Numbers.journal = Journal(self.rows)
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -79,4 +111,7 @@ def loss(model: Any, batch: tuple[Any, ...]) -> Any:
         raise RuntimeError("toy trouble")
     _hold()
     rows, wanted = batch
+    if Numbers.journal:
+        Numbers.journal.note(rows)
+    time.sleep(float(os.environ.get("TOY_PACE", 0)))
     return (model(rows) * model.scale - wanted).square().mean()

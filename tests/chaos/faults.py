@@ -1,0 +1,178 @@
+"""An S3 endpoint that misbehaves when told to: a proxy in front of a real one, in a thread of its own.
+
+with Proxy(endpoint) as proxy:
+    proxy.fault("throttle", seconds=1.0)
+    proxy.hold("PUT latest", 2, lambda: ...)    # called while the second such request waits for its answer
+"""
+
+import asyncio
+import random
+import re
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from types import TracebackType
+from urllib.parse import urlsplit
+
+SLOW_DOWN = b"<Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>"
+KINDS = {  # what an act of a schedule calls a request: method, and a pattern of its path
+    "GET dataset": ("GET", r"/dataset/"),
+    "PUT chunk": ("PUT", r"/checkpoints/chunks/"),
+    "PUT manifest": ("PUT", r"/checkpoints/manifests/"),
+    "PUT latest": ("PUT", r"/checkpoints/latest$"),
+    "PUT model.safetensors": ("PUT", r"/model\.safetensors"),
+    "PUT model.json": ("PUT", r"/model\.json$"),
+}
+HELD = 5.0  # seconds that a request waits at most
+
+
+class Proxy:
+    """Listens on 127.0.0.1 at `url`; each fault lasts some seconds, the newest one counts."""
+
+    def __init__(self, upstream: str, seed: int = 0) -> None:
+        parts = urlsplit(upstream)
+        self.upstream = (parts.hostname or "", parts.port or 80)
+        self.requests: dict[str, int] = {}  # how many there were of each kind
+        self._kind, self._until = "", 0.0
+        self._holds: dict[tuple[str, int], Callable[[], None]] = {}
+        self._draw = random.Random(seed)
+        self._clients: set[asyncio.StreamWriter] = set()
+        self._listening = socket.create_server(("127.0.0.1", 0), backlog=128)
+        self.url = f"http://127.0.0.1:{self._listening.getsockname()[1]}"
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._serve, name="proxy", daemon=True)
+
+    def __enter__(self) -> "Proxy":
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+
+    def fault(self, kind: str, seconds: float) -> None:
+        """Misbehave from now on."""
+        self._kind, self._until = kind, time.monotonic() + seconds
+        if kind in ("refuse", "reset"):  # what is under way breaks as well
+            self._loop.call_soon_threadsafe(lambda: [_reset(client) for client in self._clients])
+
+    def hold(self, kind: str, number: int, then: Callable[[], None]) -> None:
+        """Call `then` when the request `number` (from 1) of a kind is here whole, and keep it until that returns."""
+        self._holds[kind, number] = then
+
+    def _serve(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._loop.run_until_complete(asyncio.start_server(self._client, sock=self._listening))
+        self._loop.run_forever()
+        for task in asyncio.all_tasks(self._loop):
+            task.cancel()
+        self._loop.run_until_complete(asyncio.sleep(0.01))
+        self._listening.close()
+        self._loop.close()
+
+    @property
+    def _fault(self) -> str:
+        return self._kind if time.monotonic() < self._until else ""
+
+    async def _client(self, reader: asyncio.StreamReader, client: asyncio.StreamWriter) -> None:
+        self._clients.add(client)
+        server: asyncio.StreamWriter | None = None
+        try:
+            answers, server = await asyncio.open_connection(*self.upstream)
+            while await self._request(reader, client, answers, server):
+                pass
+        except (OSError, EOFError):
+            _reset(client)
+        finally:
+            self._clients.discard(client)
+            for stream in (client, server):
+                if stream:
+                    stream.close()
+
+    async def _request(
+        self,
+        reader: asyncio.StreamReader,
+        client: asyncio.StreamWriter,
+        answers: asyncio.StreamReader,
+        server: asyncio.StreamWriter,
+    ) -> bool:
+        """One request and its answer; whether the connection goes on."""
+        head = await _head(reader)
+        if not head:
+            return False
+        if self._fault == "refuse":
+            raise ConnectionResetError
+        if self._fault == "hang":
+            while self._fault == "hang":
+                await asyncio.sleep(0.02)
+            raise ConnectionResetError
+        if self._fault == "slow":
+            await asyncio.sleep(self._draw.uniform(0.05, 0.4))
+        if _expects(head):
+            client.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+            head = re.sub(rb"\r\nexpect:[^\r]*", b"", head, flags=re.I)
+        body = await reader.readexactly(_length(head))
+        if self._fault == "throttle":
+            client.write(
+                b"HTTP/1.1 503 Slow Down\r\nContent-Type: application/xml\r\nContent-Length: %d\r\n\r\n"
+                % len(SLOW_DOWN)
+            )
+            client.write(b"" if head.startswith(b"HEAD") else SLOW_DOWN)
+            await client.drain()
+            return not head.startswith(b"HEAD")
+        await self._held(head)
+        server.write(head + body)
+        await server.drain()
+        answer = await _head(answers)
+        there = b"" if head.startswith(b"HEAD") or answer.startswith((b"HTTP/1.1 304", b"HTTP/1.1 204")) else None
+        content = await answers.readexactly(_length(answer)) if there is None else there
+        if self._fault == "deaf":  # it is done, but the client does not hear so
+            raise ConnectionResetError
+        if self._fault == "reset":
+            whole = answer + content
+            client.write(whole[: self._draw.randrange(len(whole))])
+            await client.drain()
+            raise ConnectionResetError
+        client.write(answer + content)
+        await client.drain()
+        return b"\r\nconnection: close" not in answer.lower()
+
+    async def _held(self, head: bytes) -> None:
+        method, path = head.split(b" ", 2)[:2]
+        for kind, (verb, pattern) in KINDS.items():
+            if method.decode() == verb and re.search(pattern, path.decode().partition("?")[0]):
+                number = self.requests[kind] = self.requests.get(kind, 0) + 1
+                if then := self._holds.pop((kind, number), None):
+                    with suppress(TimeoutError):
+                        await asyncio.wait_for(asyncio.to_thread(then), HELD)
+
+
+async def _head(reader: asyncio.StreamReader) -> bytes:
+    """The lines up to the empty one; b"" at the end of the connection."""
+    try:
+        return await reader.readuntil(b"\r\n\r\n")
+    except asyncio.IncompleteReadError as error:
+        if error.partial:
+            raise
+        return b""
+
+
+def _length(head: bytes) -> int:
+    found = re.search(rb"\r\ncontent-length: *(\d+)", head, re.I)
+    assert found or b"chunked" not in head.lower(), head
+    return int(found[1]) if found else 0
+
+
+def _expects(head: bytes) -> bool:
+    return bool(re.search(rb"\r\nexpect: *100-continue", head, re.I))
+
+
+def _reset(client: asyncio.StreamWriter) -> None:
+    """Break the connection, as if the machine behind it were gone."""
+    with suppress(OSError):
+        connection = client.get_extra_info("socket")
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    client.transport.abort()

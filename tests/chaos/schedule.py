@@ -1,0 +1,154 @@
+"""What happens to a run, as a pure function of a seed.
+
+Schedule.of(17).words()
+"""
+
+import random
+from dataclasses import dataclass, field
+from typing import Any
+
+WORKERS = ("worker", "launcher", "nursery", "all")  # whom a signal can be for; and "coordinator"
+SIGNALS = ("kill", "term", "stop")
+FAULTS = ("slow", "throttle", "reset", "refuse", "hang", "deaf")  # what an object store does; see faults.py
+DAMAGES = ("lose hot", "flip hot", "flip chunk")  # while all are down
+REQUESTS = (  # what an act can wait for, in the words of faults.Request
+    *("GET dataset", "PUT chunk", "PUT manifest", "PUT latest", "PUT model.safetensors", "PUT model.json"),
+)
+FOR_EVER = 1e9  # seconds: until the operator removes the pod
+
+
+@dataclass(frozen=True)
+class Moment:
+    """When: `plus` seconds after the run's start, a training step, a generation, or while a request is held."""
+
+    kind: str  # start | step | generation | request
+    number: int = 0  # the step, the generation, or which of the requests
+    request: str = ""
+    plus: float = 0.0
+
+    def words(self) -> str:
+        after = f" + {self.plus * 1000:.0f} ms"
+        if self.kind == "start":
+            return f"start{after}"
+        if self.kind == "request":
+            return f"during the {self.number}. {self.request}"
+        return f"{self.kind} {self.number}{after}"
+
+
+@dataclass(frozen=True)
+class Act:
+    """One thing done to the run. `victims` counts among those who live then."""
+
+    when: Moment
+    verb: str  # one of SIGNALS, FAULTS, DAMAGES, "join"
+    target: str = ""
+    victims: tuple[int, ...] = ()
+    seconds: float = 0.0  # how long it lasts
+
+    def words(self) -> str:
+        whom = self.target + "".join(f" {number}" for number in self.victims)
+        lasts = "" if not self.seconds else " for ever" if self.seconds == FOR_EVER else f" for {self.seconds:.1f} s"
+        store = "store: " if self.verb in FAULTS else ""
+        return f"{self.when.words()}: {store}{self.verb} {whom}".rstrip() + lasts
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The settings of a run, what is done to it, and how soon the operator starts again what died."""
+
+    seed: int
+    launchers: bool  # else the workers are started without one, which is quicker
+    settings: dict[str, Any] = field(hash=False)
+    pace: float  # seconds that a micro-batch takes
+    acts: tuple[Act, ...]
+    delays: tuple[float, ...]  # before each restart, in turn
+
+    @classmethod
+    def of(cls, seed: int) -> "Schedule":
+        """The schedule of a seed, always the same."""
+        draw = random.Random(seed)
+        virtual = draw.choice([1, 2, 3, 5, 7, 7, 8, 11, 13])
+        workers = min(draw.randint(1, 4), virtual)
+        launchers = False
+        if launchers:
+            workers = min(workers, 2)  # each loads torch anew
+        wide = draw.random() < 0.12  # a state of two chunks, and slower steps
+        settings = {
+            "virtual_workers": virtual,
+            "workers": workers,
+            "min_workers": draw.choice([1, 1, 1, workers]),
+            "max_workers": min(workers + draw.randint(0, 1), virtual),
+            "steps": draw.randint(12, 20) if wide else draw.randint(30, 60),
+            "average": draw.choice([0.0, 0.0, 0.9]),
+            "silence_seconds": 1,
+            "checkpoint_steps": draw.choice([0, 1, 5, 10]),
+            "checkpoint_seconds": draw.choice([0.2, 1, 30]),
+            "hot_seconds": draw.choice([0, 0, 0.05, 600]),
+            "model": {"width": 60_000 if wide else 24},
+        }
+        pace = draw.choice([0.0005, 0.002, 0.05 / virtual])
+        burst = draw.random() < 0.25  # all at the same moment
+        acts: list[Act] = []
+        for _ in range(draw.choice([1, 2, 3, 3, 4, 5])):
+            when = acts[0].when if burst and acts else _moment(draw, settings["steps"])
+            acts.append(_act(draw, when, workers, launchers))
+        delays = tuple(draw.choice([0.0, draw.uniform(0, 0.1), draw.uniform(0, 0.6)]) for _ in range(16))
+        return cls(seed, launchers, settings, pace, tuple(acts), delays)
+
+    def words(self) -> list[str]:
+        """The schedule, to be read."""
+        settings = " ".join(f"{name}={value}" for name, value in self.settings.items())
+        kind = "launchers" if self.launchers else "workers"
+        return [
+            f"seed {self.seed}: {kind}, pace={self.pace:.4f} {settings}",
+            *(f"  {act.words()}" for act in self.acts),
+        ]
+
+    def covered(self) -> set[str]:
+        """Which kinds of things it does and when: `verb target` and `at KIND`."""
+        done = {f"{act.verb} {act.target}".rstrip() for act in self.acts}
+        moments = {f"at {act.when.request or act.when.kind}" for act in self.acts}
+        return done | moments | ({"burst"} if len({act.when for act in self.acts}) < len(self.acts) else set())
+
+
+def everything() -> set[str]:
+    """What a set of schedules must cover."""
+    signals = {f"{verb} {target}" for verb in ("kill", "term") for target in (*WORKERS, "coordinator")}
+    signals -= {"term nursery", "term coordinator"}
+    moments = {f"at {name}" for name in ("start", "step", "generation", *REQUESTS)}
+    return signals | {"stop worker", "stop all", "join", "burst", *FAULTS, *DAMAGES} | moments
+
+
+def _moment(draw: random.Random, steps: int) -> Moment:
+    kind = draw.choice(["start", "step", "step", "step", "generation", "request", "request"])
+    if kind == "start":
+        return Moment(kind, plus=draw.uniform(0, 0.8))
+    if kind == "step":
+        return Moment(kind, draw.choice([0, 1, draw.randint(1, steps - 1), steps - 1]), plus=draw.uniform(0, 0.03))
+    if kind == "generation":
+        return Moment(kind, draw.randint(1, 4), plus=draw.choice([0.0, draw.uniform(0, 0.02)]))
+    name = draw.choice(REQUESTS)
+    return Moment(kind, draw.randint(1, 3) if name in ("PUT chunk", "PUT manifest", "PUT latest") else 1, name)
+
+
+def _act(draw: random.Random, when: Moment, workers: int, launchers: bool) -> Act:
+    kind = draw.choice(["kill"] * 5 + ["term"] * 2 + ["stop"] * 2 + ["coordinator", "join", "store", "store", "damage"])
+    if kind == "join":
+        return Act(when, "join")
+    if kind == "store":
+        return Act(when, draw.choice(FAULTS), seconds=draw.uniform(0.2, 2))
+    if kind == "damage":
+        return Act(when, draw.choice(DAMAGES))
+    if kind == "coordinator":
+        return Act(when, "kill", "coordinator", seconds=draw.choice([0.0, draw.uniform(0, 2)]))
+    victims = tuple(sorted(draw.sample(range(workers), draw.randint(1, workers))))
+    targets = ["worker", "worker", "all"] + (["launcher", "nursery"] if launchers else [])
+    target = draw.choice(targets if kind != "term" else [name for name in targets if name != "nursery"])
+    if target == "all":
+        victims = ()
+    lasts = draw.choice([draw.uniform(0.1, 0.8), draw.uniform(1.2, 2.5), FOR_EVER]) if kind == "stop" else 0.0
+    if kind == "stop" and target in ("nursery", "launcher"):
+        target = "worker"
+    if kind == "stop" and target == "all":
+        lasts = min(lasts, 2.5)
+    return Act(when, kind, target, victims, lasts)
