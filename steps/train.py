@@ -38,6 +38,11 @@ class Inputs(StepInputs, TrainConfig):
         """sha256 of the identity: what marks a run's checkpoints and model."""
         return hashlib.sha256(json.dumps(self.identity(), sort_keys=True).encode()).hexdigest()
 
+    @property
+    def ledger(self) -> str:
+        """Key prefix of the run's ledger."""
+        return f"{self.checkpoints}/ledger"
+
 
 class Outputs(StepOutputs):
     """Nothing: the weights are in the object store, because the step may be one of many processes."""

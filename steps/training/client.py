@@ -1,5 +1,7 @@
 """A worker's half of the coordinator's protocol (see coordinator.py): a thread that listens, beats and reconnects."""
 
+import contextlib
+import faulthandler
 import json
 import os
 import select
@@ -11,10 +13,12 @@ import uuid
 from collections.abc import Callable
 from typing import Any
 
-from steps.errors import ConfigError, RekindleError
+from steps.errors import ConfigError, GivenUp, RekindleError
+from steps.training.membership import PROTOCOL
 
-BEAT = 0.5  # seconds between proofs of life
-RETRY = 0.1  # seconds between attempts to reach the coordinator
+BEAT = 0.2  # seconds between proofs of life
+RETRY = 0.1  # seconds between attempts to reach a coordinator that is away
+COMPLAIN = 10.0  # seconds after which that is worth a line
 
 Members = list[tuple[str, str]]  # (id, address of its store) by rank
 
@@ -28,14 +32,16 @@ class Client:
         self.name = os.environ.get("POD_NAME") or f"{socket.gethostname()}-{os.getpid()}"
         self.address = ""  # ours, as the coordinator's network sees it
         self.step = -1
+        self.busy = False  # at work on something that makes no steps for a while
         self.opened = 0  # the newest generation we have heard of
         self.hard = 0  # groups older than this one are broken
         self.group: tuple[int, Members] = (0, [])  # the newest published
         self.complete = False
         self.on_hard: Callable[[], None] = lambda: None
-        self._hello = {"id": self.id, "name": self.name, "fingerprint": fingerprint}
+        self._hello = {"protocol": PROTOCOL, "id": self.id, "name": self.name, "fingerprint": fingerprint}
         self._store_port = store_port
         self._acked = 0
+        self._waiting = True  # for the next group: we are in none
         self._error: RekindleError | None = None
         self._socket: socket.socket | None = None
         self._changed = threading.Condition()
@@ -50,6 +56,7 @@ class Client:
         if not self._thread.ident:  # only now are we ready: the others would wait for us from our registration on
             self._thread.start()
         with self._changed:
+            self._waiting = True
             while not (self.complete or give_up()):
                 if self._error:
                     raise self._error
@@ -58,9 +65,15 @@ class Client:
                     self.send({"ack": self.opened, "step": step})
                 generation, members = self.group
                 if generation == self.opened > current and self.id in [id for id, _ in members]:
+                    self._waiting = False
                     return self.group
-                self._changed.wait(0.2)
+                self._changed.wait()  # `wake` for whoever makes give_up() true
         return None
+
+    def wake(self) -> None:
+        """Let those who wait look again."""
+        with self._changed:
+            self._changed.notify_all()
 
     def wait_complete(self, current: int, seconds: float) -> bool:
         """Wait until the run is complete (True) or a generation after `current` is open, at most `seconds`."""
@@ -79,32 +92,32 @@ class Client:
             except OSError:
                 self._socket = None  # the listening thread connects again
 
-    def fail(self, message: str, code: int) -> None:
+    def fail(self, message: str, code: int, *, temporary: bool) -> None:
         """Tell the coordinator, registered or not, why this process ends; unless it has told us to."""
         if self._error:
             return
         try:
             with self._connect() as connection:
-                last = {"failed": message, "code": code, "name": self.name}
+                last = {"failed": message, "code": code, "name": self.name, "temporary": temporary}
                 connection.sendall(json.dumps(last).encode() + b"\n")
         except OSError as error:
-            sys.stderr.write(f"the coordinator does not hear why this worker ends: {error}\n")
+            say(f"the coordinator does not hear why this worker ends: {error}")
 
     def _connect(self) -> socket.socket:
         # the pod's own address, or all local pods would be seen as 127.0.0.1
         return socket.create_connection(self.where, timeout=5, source_address=(os.environ.get("POD_IP", ""), 0))
 
     def _run(self) -> None:
-        quiet_until = time.monotonic() + 10
+        quiet_until = time.monotonic() + COMPLAIN
         while not self.complete:
             try:
                 with self._connect() as connection:
                     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                     self._listen(connection)
-                quiet_until = time.monotonic() + 10
-            except (OSError, ValueError) as error:
+                quiet_until = time.monotonic() + COMPLAIN
+            except (OSError, ValueError, KeyError, TypeError) as error:
                 if time.monotonic() > quiet_until:
-                    sys.stderr.write(f"the coordinator at {self.where[0]}:{self.where[1]} does not answer: {error}\n")
+                    say(f"the coordinator at {self.where[0]}:{self.where[1]} does not answer: {error}")
                     quiet_until = time.monotonic() + 60
             with self._changed:
                 self._socket, self._acked = None, 0
@@ -113,21 +126,22 @@ class Client:
     def _listen(self, connection: socket.socket) -> None:
         with self._changed:
             self.address = connection.getsockname()[0]
-            peers = [id for id, _ in self.group[1]]
+            group, members = self.group
             hello = {"address": f"{self.address}:{self._store_port}", "step": self.step, "generation": self.opened}
+            hello |= {"group": 0 if self._waiting else group, "peers": [id for id, _ in members]}
             self._socket = connection
-            self.send({"join": self._hello | hello | {"peers": peers}})
+            self.send({"join": self._hello | hello})
         beat, pending = time.monotonic() + BEAT, b""
         while True:
             if select.select([connection], [], [], max(0.0, beat - time.monotonic()))[0]:
-                if not (data := connection.recv(65536)):
+                if not (data := connection.recv(1 << 18)):
                     return
                 *lines, pending = (pending + data).split(b"\n")
                 for line in lines:
                     self._hear(json.loads(line))
             if time.monotonic() >= beat:
                 beat = time.monotonic() + BEAT
-                self.send({"beat": self.step})
+                self.send({"beat": self.step, "busy": self.busy})
 
     def _hear(self, message: dict[str, Any]) -> None:
         with self._changed:
@@ -141,8 +155,27 @@ class Client:
             elif "refused" in message:
                 self._error = ConfigError(message["refused"])
             elif "failed" in message:
-                self._error = RekindleError(message["failed"])
+                self._error = GivenUp(message["failed"])
                 self._error.exit_code = message["code"]
+            elif message.get("dropped") == "hung":
+                self._end()
+            elif "dropped" in message:
+                say("this worker was silent and is no longer a member: it joins again")
             self._changed.notify_all()
         if message.get("hard"):
             self.on_hard()
+
+    def _end(self) -> None:
+        """The others go on without this process, whose main thread hangs: say where, and make room for the next."""
+        with contextlib.suppress(OSError, ValueError):
+            sys.stderr.write("this worker has made no step for too long and is dropped. Where each thread is:\n")
+            sys.stderr.flush()
+            faulthandler.dump_traceback(all_threads=True)
+        os._exit(1)
+
+
+def say(text: str) -> None:
+    """One line to stderr; a full disk below it costs the line, not the thread."""
+    with contextlib.suppress(OSError, ValueError):
+        sys.stderr.write(f"{text}\n")
+        sys.stderr.flush()

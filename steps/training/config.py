@@ -12,7 +12,7 @@ class TrainConfig(Section):
     """How a model is trained. Every field but those in PLACEMENT is part of what the weights are a function of."""
 
     PLACEMENT: ClassVar[frozenset[str]] = frozenset(
-        {"workers", "min_workers", "max_workers", "silence_seconds"}
+        {"workers", "min_workers", "max_workers", "silence_seconds", "hung_seconds"}
         | {"checkpoint_seconds", "checkpoint_steps", "hot_seconds", "keep_checkpoints", "keep_hours"}
     )
 
@@ -35,7 +35,8 @@ class TrainConfig(Section):
     clip: float = Field(1.0, ge=0, description="largest norm of the gradient (0: no limit)")
     average: float = Field(0.0, ge=0, lt=1, description="keep and release a running average of the weights (0: off)")
     reduction: Literal["exact", "fast"] = Field("exact", description="fast: a plain all-reduce, bits depend on workers")
-    silence_seconds: float = Field(5.0, ge=1, description="a worker not heard of for this long is dropped")
+    silence_seconds: float = Field(1.0, ge=0.5, description="a worker silent for so long, without a step, is dropped")
+    hung_seconds: float = Field(600.0, gt=0, description="one that lives, but makes no step for so long, is dropped")
     checkpoint_seconds: float = Field(30.0, gt=0, description="a durable checkpoint is due after this time")
     hot_seconds: float = Field(0.0, ge=0, description="time between snapshots in shared memory (0: automatic)")
     checkpoint_steps: int = Field(0, ge=0, description="and after this many steps (0: time alone decides)")

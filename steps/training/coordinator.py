@@ -3,29 +3,35 @@
     python -m steps.training.coordinator <the same flags as `python -m steps train`>
 
 Listens on MASTER_PORT (23456) of POD_IP (every address). Exit code 0 only when `<out>/model.json` is in the object
-store; 78, 65 or 1 with the workers' message if they cannot go on.
+store; 78, 65 or 1 with the workers' message if they cannot go on. One that starts takes the run over from an older one.
 
-Membership goes in generations. The coordinator *opens* one when a worker joins, leaves or is lost; every worker stops
-at a step's boundary (or at once, if the group is broken) and *acknowledges*; when all have, the member list is
-*published* and training goes on. A worker that dies closes its connection; one that is silent for `silence_seconds`
-is dropped. The protocol is one JSON object a line, each a single-key message:
+Membership goes in generations (membership.py). The coordinator *opens* one when a worker joins, leaves or is lost;
+every worker stops at a step's boundary (or at once, if the group is broken) and *acknowledges*; when all have, the
+member list is *published* and training goes on. A worker that dies closes its connection. One that is silent for
+`silence_seconds` is dropped, unless the group made a step since; it may join again. One that lives, but neither makes
+steps nor answers for `hung_seconds`, is dropped and must end. Without a coordinator workers go on in their group.
+One JSON object a line:
 
     worker → coordinator                                        may be sent
-    {"join": {id, name, address, fingerprint, step,             first, and again after a reconnect
-              generation, peers}}
-    {"beat": step}                                              any time; proof of life and progress
+    {"join": {protocol, id, name, address, fingerprint, step,   first, and again after a reconnect; generation: the
+              generation, group, peers}}                        newest known; group: the one it is in, with its members
+    {"beat": step, "busy": bool}                                any time; life and progress. busy: no steps for a while
     {"ack": generation, "step": step}                           after an "open" of that generation
     {"fault": generation}                                       a collective of that generation failed
     {"leave": reason}                                           last: it exits on purpose
-    {"failed": message, "code": exit code, "name": name}        in a connection of its own: why this worker ends
+    {"failed": message, "code": n, "name": x, "temporary": b}   in a connection of its own: why this worker ends
     {"done": sha256}                                            the model is in the object store
+    {"event": name, ...}                                        any time; for the ledger
 
     coordinator → worker
     {"refused": message}                                        this worker must not take part
     {"open": generation, "hard": bool}                          stop after this step (hard: now), then ack
     {"members": [[id, address], ...], "generation": n}          the group; rank = place in the list
+    {"dropped": "silent" or "hung"}                             last: join again; hung: end this process
     {"failed": message, "code": exit code}                      the run is given up
     {"complete": true}                                          the run is over, exit 0
+
+What is none of these, unknown generations and messages of workers that are not registered end the connection.
 """
 
 import asyncio
@@ -35,167 +41,50 @@ import os
 import signal
 import sys
 import time
-from dataclasses import dataclass, field
-from typing import Any, cast
+import uuid
+from typing import TYPE_CHECKING, Any, cast
 
 from steps.errors import ConfigError, RekindleError, StorageError
 from steps.step import fail, load, parse, parser
 from steps.train import Inputs
+from steps.training.claim import Claim
+from steps.training.ledger import Ledger
+from steps.training.membership import Membership, Message
 
-PATIENCE = 1.0  # seconds the first generation waits for `workers` of them; a later one joins in passing
-CRASHES = 3  # errors of workers without a newer step in between, after which trying again is no use
+if TYPE_CHECKING:
+    from steps.storage import Store
+
 PORT = 23456
+TICK = 0.1  # seconds between looks at the clock
+LATE = 0.05  # seconds by which we may wake up late before it counts as our own silence
 LONGEST = 1 << 20  # bytes of a message
-
-Message = dict[str, Any]
-
-
-@dataclass
-class Worker:
-    """What the coordinator knows about one live process."""
-
-    id: str
-    name: str
-    address: str
-    seen: float
-    acked: int = 0
-
-
-@dataclass
-class Membership:
-    """The state machine: events in (each with the time), messages out in `outbox`. No clock, no socket."""
-
-    config: Inputs
-    generation: int = 0
-    agreed: bool = False  # the generation's member list is published
-    hard: bool = False  # the group before the open generation is broken: do not wait for the end of its step
-    members: list[str] = field(default_factory=list)
-    alive: dict[str, Worker] = field(default_factory=dict)
-    fingerprint: dict[str, Any] = field(default_factory=dict)
-    wanted: int = 0  # members worth waiting for until `patient_until`
-    patient_until: float = 0.0
-    step: int = -1
-    crashes: int = 0
-    crashed_at: int = -1
-    verdict: tuple[int, str] | None = None
-    outbox: list[tuple[str, Message]] = field(default_factory=list)
-
-    def join(self, now: float, hello: Message) -> None:
-        """A worker is there, for the first time or again."""
-        if problem := self._objection(hello):
-            self.outbox.append((hello["id"], {"refused": problem}))
-            return
-        self.fingerprint = self.fingerprint or hello["fingerprint"]
-        if not self.alive and not self.members:
-            self.patient_until = now + PATIENCE
-            self.wanted = self.config.workers
-        if hello["generation"] > self.generation:  # we were restarted: their group goes on until all are back
-            self.generation, self.agreed = hello["generation"], True
-            self.wanted = len(hello["peers"])
-        self.alive[hello["id"]] = Worker(hello["id"], hello["name"], hello["address"], now)
-        self.step = max(self.step, hello["step"])
-        if not self.agreed and self.generation:
-            self.outbox.append((hello["id"], {"open": self.generation, "hard": self.hard}))
-        self.settle(now)
-
-    def beat(self, now: float, worker: str, step: int) -> None:
-        """A worker lives."""
-        self.alive[worker].seen = now
-        self.step = max(self.step, step)
-
-    def ack(self, now: float, worker: str, generation: int, step: int) -> None:
-        """A worker has left its former group and waits for the members of `generation`."""
-        self.beat(now, worker, step)
-        self.alive[worker].acked = generation
-        self.settle(now)
-
-    def fault(self, now: float, worker: str, generation: int) -> None:
-        """A collective failed: the group of that generation is of no more use to anybody."""
-        self.beat(now, worker, -1)
-        if generation == self.generation - (not self.agreed):
-            self._open(hard=True)
-
-    def lost(self, now: float, worker: str, *, left: bool = False) -> None:
-        """A worker is gone; `left`: on purpose, after the step that all agreed to stop at."""
-        if self.alive.pop(worker, None) is None:
-            return
-        if worker in self.members and not left:
-            self._open(hard=True)
-        self.settle(now)
-
-    def failed(self, name: str, message: str, code: int) -> None:
-        """A worker ends with an error: the verdict, if a retry cannot cure it or did not."""
-        self.crashes = self.crashes + 1 if self.step == self.crashed_at else 1
-        self.crashed_at = self.step
-        if code != 1 or self.crashes >= CRASHES:
-            again = f" ({self.crashes} times without a newer step)" if code == 1 else ""
-            self.verdict = code, f"{name}{again}: {message}"
-
-    def tick(self, now: float) -> None:
-        """Time passed: drop who is silent."""
-        for worker in [w for w in self.alive.values() if now - w.seen > self.config.silence_seconds]:
-            self.lost(now, worker.id)
-        self.settle(now)
-
-    def settle(self, now: float) -> None:
-        """Open a generation if the members changed; publish the open one if everybody is ready."""
-        eligible = self._eligible()
-        if not eligible:
-            return
-        if (self.agreed or not self.generation) and eligible != self.members:
-            self._open(hard=False)
-        acked = [worker for worker in eligible if self.alive[worker].acked == self.generation]
-        if self.agreed or acked != eligible or len(acked) < self.config.min_workers:
-            return
-        if len(acked) < self.wanted and now < self.patient_until:
-            return
-        self.members, self.agreed, self.wanted = acked, True, 0
-        group = [[worker, self.alive[worker].address] for worker in acked]
-        self.outbox += [(worker, {"members": group, "generation": self.generation}) for worker in acked]
-
-    def _eligible(self) -> list[str]:
-        """Members first, then by arrival; those beyond max_workers stand by."""
-        kept = [worker for worker in self.members if worker in self.alive]
-        return (kept + [worker for worker in self.alive if worker not in kept])[: self.config.max_workers]
-
-    def _open(self, *, hard: bool) -> None:
-        if self.agreed or not self.generation:
-            self.generation, self.agreed, self.hard = self.generation + 1, False, False
-        elif self.hard or not hard:
-            return  # they know
-        self.hard = hard
-        self.outbox += [(worker, {"open": self.generation, "hard": hard}) for worker in self.alive]
-
-    def _objection(self, hello: Message) -> str:
-        if not self.fingerprint:
-            return ""
-        theirs = hello["fingerprint"]
-        differ = [k for k in self.fingerprint | theirs if self.fingerprint.get(k) != theirs.get(k)]
-        if not differ:
-            return ""
-        listed = ", ".join(f"{key} is {theirs.get(key)} and not {self.fingerprint.get(key)}" for key in differ)
-        return (
-            f'worker "{hello["name"]}" is refused: its {listed}. Every worker of a run must compute the same bits: '
-            "give all of them the same image, kind of node, threads, config and data."
-        )
 
 
 class Server:
     """Sockets, the clock and the object store around a Membership."""
 
     def __init__(self, inputs: Inputs) -> None:
-        self.inputs = inputs
+        self.inputs, self.id = inputs, uuid.uuid4().hex[:12]
         self.membership = Membership(inputs)
+        self.ledger = Ledger(store, inputs.ledger)
         self.connections: dict[str, Connection] = {}
         self.over: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self.checks: set[asyncio.Task[None]] = set()
+        self.tasks: set[asyncio.Task[None]] = set()
 
     async def run(self, host: str | None, port: int) -> int:
-        """Serve until the verdict; gives the exit code."""
+        """Serve until the verdict; gives the exit code. Raises RekindleError if the port is taken."""
         loop = asyncio.get_running_loop()
-        server = await loop.create_server(lambda: Connection(self), host, port)
+        try:
+            server = await loop.create_server(lambda: Connection(self), host, port)
+        except OSError as error:
+            raise RekindleError(
+                f"this coordinator cannot listen on {host or 'any address'}, port {port} ({error.strerror}): another "
+                "one may be running here. End it, or set MASTER_PORT to another port for this run."
+            ) from error
         loop.add_signal_handler(signal.SIGTERM, self.end, 143)
-        self._check_soon(sure=False)
+        self.ledger.note("coordinator", id=self.id)
+        self._soon(self._check(sure=False))
+        self._soon(self._hold())
         ticker = asyncio.create_task(self._tick())
         await asyncio.wait({self.over, ticker}, return_when=asyncio.FIRST_COMPLETED)
         if ticker.done():
@@ -205,39 +94,42 @@ class Server:
         server.close()
         for connection in self.connections.values():
             connection.transport.close()  # after what is still to be sent
+        await asyncio.to_thread(self.ledger.close)
         return code
 
     async def _tick(self) -> None:
-        last = time.monotonic()
         while True:
-            await asyncio.sleep(0.1)
+            due = time.monotonic() + TICK
+            await asyncio.sleep(TICK)
             now = time.monotonic()
-            if now - last > 1:  # it is us who slept: nobody is to blame for a silence we could not hear
-                for worker in self.membership.alive.values():
-                    worker.seen = now
-            last = now
+            if now - due > LATE:
+                self.membership.slept(now - due)
             self.membership.tick(now)
             self.flush()
 
     def handle(self, worker: str, message: Message) -> None:
         """One message of a worker. Raises ValueError if it makes no sense."""
         now, membership = time.monotonic(), self.membership
-        if "join" in message:
+        if "beat" in message and worker in membership.alive:  # the most frequent by far
+            membership.beat(now, worker, message["beat"], message.get("busy", False))
+        elif "join" in message:
             membership.join(now, message["join"])
         elif "failed" in message:
-            membership.failed(message["name"], message["failed"], message["code"])
+            temporary = message.get("temporary", False)
+            membership.failed(message["name"], message["failed"], message["code"], temporary)
         elif worker not in membership.alive:
             raise ValueError("it is not registered")
-        elif "beat" in message:
-            membership.beat(now, worker, message["beat"])
         elif "ack" in message:
             membership.ack(now, worker, message["ack"], message["step"])
         elif "fault" in message:
             membership.fault(now, worker, message["fault"])
         elif "leave" in message:
-            membership.lost(now, worker, left=True)
+            membership.lost(now, worker, "drain")
         elif "done" in message:
-            self._check_soon(sure=True)
+            membership.beat(now, worker, -1, busy=True)
+            self._soon(self._check(sure=True))
+        elif "event" in message:
+            self.ledger.note(**message)
         else:
             raise ValueError(f"unknown message {message}")
         self.flush()
@@ -246,17 +138,22 @@ class Server:
         """Send what the state machine has to say; end if it has come to a verdict."""
         membership = self.membership
         outbox, membership.outbox = membership.outbox, []
+        lines: dict[int, bytes] = {}  # a message to many is encoded once
         for worker, message in outbox:
-            if "members" in message and worker == membership.members[0]:
-                names = " ".join(membership.alive[w].name for w in membership.members)
-                note(f"generation {membership.generation}: {names}")
-            if "refused" in message:
-                note(message["refused"])
-            self._send(worker, message)
+            if connection := self.connections.get(worker):
+                line = lines.get(id(message)) or lines.setdefault(id(message), encoded(message))
+                connection.transport.write(line)
+                if "dropped" in message:
+                    del self.connections[worker]
+                    connection.transport.close()
+        for event in membership.events:
+            self.ledger.note(**event)
+        for text in membership.log:
+            note(text)
+        membership.events, membership.log = [], []
         if membership.verdict and not self.over.done():
             code, text = membership.verdict
-            for worker in self.connections:
-                self._send(worker, {"failed": text, "code": code})
+            self._tell_all({"failed": text, "code": code})
             fail(RekindleError(text))
             self.end(code)
 
@@ -265,14 +162,19 @@ class Server:
         if not self.over.done():
             self.over.set_result(code)
 
-    def _send(self, worker: str, message: Message) -> None:
-        if connection := self.connections.get(worker):
-            connection.transport.write(json.dumps(message).encode() + b"\n")
+    def _tell_all(self, message: Message) -> None:
+        for connection in self.connections.values():
+            connection.transport.write(encoded(message))
 
-    def _check_soon(self, *, sure: bool) -> None:
-        task = asyncio.create_task(self._check(sure))
-        self.checks.add(task)
-        task.add_done_callback(self.checks.discard)
+    def _soon(self, work: Any) -> None:
+        task = asyncio.create_task(work)
+        self.tasks.add(task)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: "asyncio.Task[None]") -> None:
+        self.tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) and not self.over.done():
+            self.over.set_exception(error)
 
     async def _check(self, sure: bool) -> None:
         """Is the model there? `sure`: a worker says so."""
@@ -286,11 +188,27 @@ class Server:
             except RekindleError as error:
                 return self.end(fail(error))
         if there:
-            for worker in self.connections:
-                self._send(worker, {"complete": True})
+            if sure:
+                self.ledger.note("complete", step=self.membership.step)
+            self._tell_all({"complete": True})
             self.end(0)
         elif sure:
             self.end(fail(RekindleError(f"{self.inputs.out}/model.json is missing although a worker has written it.")))
+
+    async def _hold(self) -> None:
+        """Take the run over from any other coordinator, and end if another one does so later."""
+        claim, quiet = Claim(store, self.inputs, self.id), False
+        while True:
+            try:
+                await asyncio.to_thread(claim.hold)
+                quiet = False
+            except StorageError as error:
+                if not quiet:
+                    note(f"whether this is the run's only coordinator is not known: {error} Trying again.")
+                quiet = True
+            except RekindleError as error:
+                return self.end(fail(error))
+            await asyncio.sleep(claim.PERIOD)
 
 
 class Connection(asyncio.Protocol):
@@ -326,19 +244,31 @@ class Connection(asyncio.Protocol):
 
 def finished(inputs: Inputs) -> bool:
     """Whether this very run's model is in the object store. Raises ConfigError if another run's is."""
-    from steps.storage import NotFound, Store
+    from steps.storage import NotFound
 
-    store, key = Store.from_env(), f"{inputs.out}/model.json"
+    objects, key = store(), f"{inputs.out}/model.json"
     try:
-        theirs = json.loads(store.get(key)).get("identity")
+        theirs = json.loads(objects.get(key)).get("identity")
     except NotFound:
         return False
     if theirs != inputs.identity_hash():
         raise ConfigError(
-            f"{store.uri(key)} is the model of another run (identity {str(theirs)[:12]}, this run's is "
+            f"{objects.uri(key)} is the model of another run (identity {str(theirs)[:12]}, this run's is "
             f"{inputs.identity_hash()[:12]}): nothing was changed. Give this run another `out` prefix."
         )
     return True
+
+
+def store() -> "Store":
+    """The object store of the environment; its import takes half a second."""
+    from steps.storage import Store
+
+    return Store.from_env()
+
+
+def encoded(message: Message) -> bytes:
+    """A message as a line."""
+    return json.dumps(message).encode() + b"\n"
 
 
 def note(text: str) -> None:
@@ -359,7 +289,10 @@ def main(argv: list[str]) -> int:
     async def serve() -> int:
         return await Server(inputs).run(os.environ.get("POD_IP"), int(os.environ.get("MASTER_PORT", PORT)))
 
-    return asyncio.run(serve())
+    try:
+        return asyncio.run(serve())
+    except RekindleError as error:
+        return fail(error)
 
 
 if __name__ == "__main__":

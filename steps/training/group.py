@@ -63,6 +63,7 @@ class Group:
     def leaves(self) -> Iterator[int]:
         """The virtual workers that are ours in this step; ends early if the group turns out to be broken."""
         self._flagged = self.leaving.is_set()
+        self.peers.progress(self.state.step)
         self._riders[1], self._riders[2] = float(self.peers.stale()), float(self._flagged)
         self._riders[3] = float(self.rank == 0 and self.checkpoints.due())
         for leaf in share(self.leaves_total, self.size, self.rank):
@@ -108,8 +109,11 @@ class Group:
 
     def finish(self, write: Callable[[], str]) -> bool:
         """After the last step: rank 0 writes the result. True: the run is over; False: form the next group."""
+        self.peers.progress(self.state.step)
+        self.peers.busy(True)
         sha256 = write() if self.rank == 0 else ""
-        while not self.peers.finish(sha256):
+        self.peers.busy(False)
+        while not self.peers.finish(sha256, self.state.step):
             self.left = self.leaving.is_set()
             if self.left or self.peers.stale():
                 self.size = 0
@@ -118,7 +122,7 @@ class Group:
 
     def _form(self) -> bool:
         """Become part of the next group and take the newest state of all its members; False: told to leave."""
-        while formation := self.peers.form(self.state.step, self.leaving.is_set):
+        while formation := self.peers.form(self.state.step, self.leaving):
             if formation.size > self.leaves_total:
                 raise ConfigError(
                     f"the group has {formation.size} workers: it must have at most train.virtual_workers "

@@ -31,14 +31,15 @@ def train(inputs: Inputs, leaving: threading.Event) -> None:
     if finished(inputs):
         return
     device = pick_device(inputs)
-    peers = peering.find(fingerprint(inputs, device), device)
+    peers = peering.find(inputs, fingerprint(inputs, device), device)
     try:
         Training(inputs, device, peers, leaving).run()
     except (StorageError, TrackingError):
         raise  # a service is away: we are started again until it is back, and the others go on
     except Exception as error:
         text = str(error) if isinstance(error, RekindleError) else f"{type(error).__name__}: {error}"
-        peers.failed(text, getattr(error, "exit_code", 1))
+        temporary = isinstance(error, (StorageError, TrackingError))
+        peers.failed(text, getattr(error, "exit_code", 1), temporary=temporary)
         raise
 
 

@@ -7,7 +7,8 @@ built directly on a store prefix of its own, so that the next one costs millisec
 import os
 import socket
 import threading
-from collections.abc import Callable
+import time
+from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -16,7 +17,10 @@ from typing import Any
 import torch
 import torch.distributed
 
-from steps.training.client import Client
+from steps.train import Inputs
+from steps.training.client import Client, say
+from steps.training.coordinator import store
+from steps.training.ledger import Ledger
 
 dist: Any = torch.distributed  # whose stubs know neither stores nor groups
 
@@ -39,17 +43,37 @@ class Peers:
     elastic = False  # whether the others can go on without one of us
     complete = False  # whether the run is known to be over
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, inputs: Inputs, device: torch.device) -> None:
         self.device = device
+        self._step, self._noted = -1, 0.0
+        self._ledger = Ledger(store, inputs.ledger) if int(os.environ.get("RANK", 0)) == 0 else None
 
-    def form(self, step: int, give_up: Callable[[], bool]) -> Formation | None:
-        """The next group; None if `give_up()` became true while waiting, or the run is complete."""
+    def form(self, step: int, leaving: threading.Event) -> Formation | None:
+        """The next group; None if we were told to leave while waiting, or the run is complete."""
+        formation = self._meet()
+        names = [f"rank{rank}" for rank in range(formation.size)]
+        for name in names:
+            self.note("join", worker=name, name=name, step=step)
+        self.note("generation", generation=1, members=names, step=step)
+        return formation
+
+    def _meet(self) -> Formation:
         if int(os.environ.get("WORLD_SIZE", 1)) == 1:
             return Formation(0, 1)
+        check_torchrun()
         store, rank, size = next(dist.rendezvous("env://", timeout=TIMEOUT))
         address = os.environ.get("PET_LOCAL_ADDR") or _route_to(os.environ["MASTER_ADDR"])
         store = dist.PrefixStore("rekindle", store)
         return Formation(rank, size, process_group(store, rank, size, self.device, address))
+
+    def progress(self, step: int) -> None:
+        """So many steps are made."""
+        if step > self._step and time.monotonic() - self._noted >= 1:
+            self._step, self._noted = step, time.monotonic()
+            self.note("step", step=step)
+
+    def busy(self, busy: bool) -> None:
+        """No steps are to be expected from us for a while, or again."""
 
     def stale(self) -> bool:
         """Whether all should stop after this step, because others want to join."""
@@ -64,17 +88,30 @@ class Peers:
         raise error
 
     def leave(self) -> None:
-        """We go before the end. (Here, as below: torchrun hears of it from our exit code.)"""
+        """We go before the end. (torchrun hears of it from our exit code.)"""
+        self.note("drain", worker="rank0", name="rank0")
+        self.close()
 
-    def failed(self, message: str, code: int) -> None:
-        """We end because of an error."""
+    def failed(self, message: str, code: int, *, temporary: bool = False) -> None:
+        """We end because of an error; `temporary`: of a service that is away."""
+        self.note("failed", name="rank0", message=message, code=code)
+        self.close()
 
     def note(self, event: str, **fields: Any) -> None:
         """Something happened that the ledger should know. Returns at once."""
+        if self._ledger:
+            self._ledger.note(event, **fields)
 
-    def finish(self, sha256: str) -> bool:
+    def finish(self, sha256: str, step: int) -> bool:
         """All steps are made (rank 0 gives the hash of the model it wrote): is the run over? May wait some seconds."""
+        self.note("complete", sha256=sha256, step=step)
+        self.close()
         return True
+
+    def close(self) -> None:
+        """Nothing will be noted any more."""
+        if self._ledger:
+            self._ledger.close()
 
 
 class Elastic(Peers):
@@ -83,33 +120,46 @@ class Elastic(Peers):
     elastic = True
 
     def __init__(self, host: str, port: int, fingerprint: dict[str, Any], device: torch.device) -> None:
-        super().__init__(device)
+        self.device = device
         self.generation = 0
         self._pg: Any = None
+        self._building: Future[tuple[Any, dict[int, str]]] = Future()
         self._sockets: dict[int, str] = {}  # those of the group
         self._lock = threading.Lock()
+        self._waker: threading.Thread | None = None
         # each worker offers a store; the group meets in that of its first member, so no store outlives its use
         self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         self.client = Client(host, port, self._store.port, fingerprint)
         self.client.on_hard = self._abort
 
-    def form(self, step: int, give_up: Callable[[], bool]) -> Formation | None:
+    def form(self, step: int, leaving: threading.Event) -> Formation | None:
         self._drop()
-        while found := self.client.agree(self.generation, step, give_up):
+        if not self._waker:
+            self._waker = threading.Thread(target=lambda: (leaving.wait(), self.client.wake()), daemon=True)
+            self._waker.start()
+        while found := self.client.agree(self.generation, step, leaving.is_set):
             self.generation, members = found
             rank = [id for id, _ in members].index(self.client.id)
-            try:
-                pg = self._build(rank, len(members), members[0][1]) if len(members) > 1 else None
-            except (OSError, RuntimeError):
-                self.client.send({"fault": self.generation})
-                continue
+            pg, sockets = None, {}
+            if len(members) > 1:
+                try:
+                    pg, sockets = self._build(rank, len(members), members[0][1])
+                except (OSError, RuntimeError):
+                    self.client.send({"fault": self.generation})
+                    continue
             with self._lock:
-                self._pg = pg
+                self._pg, self._sockets = pg, sockets
             if not self.dead():  # the news may have come while there was nothing to abort
                 return Formation(rank, len(members), pg)
             self._drop()
         self.complete = self.client.complete
         return None
+
+    def progress(self, step: int) -> None:
+        self.client.step = step
+
+    def busy(self, busy: bool) -> None:
+        self.client.busy = busy
 
     def stale(self) -> bool:
         return self.client.opened > self.generation
@@ -123,30 +173,52 @@ class Elastic(Peers):
     def leave(self) -> None:
         self.client.send({"leave": "SIGTERM"})
 
-    def failed(self, message: str, code: int) -> None:
-        self.client.fail(message, code)
+    def failed(self, message: str, code: int, *, temporary: bool = False) -> None:
+        self.client.fail(message, code, temporary=temporary)
 
-    def finish(self, sha256: str) -> bool:
+    def note(self, event: str, **fields: Any) -> None:
+        self.client.send({"event": event} | fields)
+
+    def finish(self, sha256: str, step: int) -> bool:
         if sha256:
             self.client.send({"done": sha256})
         self.complete = self.client.wait_complete(self.generation, 5.0)
         return self.complete
 
-    def _build(self, rank: int, size: int, meeting: str) -> Any:
-        host, _, port = meeting.rpartition(":")
-        store = self._store
-        if rank:
-            socket.create_connection((host, int(port)), timeout=2).close()  # refuses at once; the store would retry
-            store = dist.TCPStore(host, int(port), is_master=False, timeout=CONNECT, wait_for_workers=False)
-        before, store = sockets(), dist.PrefixStore(f"{self.generation}", store)
-        pg = process_group(store, rank, size, self.device, self.client.address)
-        self._sockets = dict(sockets().items() - before.items())
-        return pg
+    def close(self) -> None:
+        """The coordinator keeps the ledger."""
+
+    def _build(self, rank: int, size: int, meeting: str) -> tuple[Any, dict[int, str]]:
+        """The group and its sockets. Raises RuntimeError if it cannot be built, or is known to be broken meanwhile.
+
+        In a thread: of a member that dies now, torch would wait for CONNECT, and nothing can end that wait.
+        """
+        building: Future[tuple[Any, dict[int, str]]] = Future()
+        with self._lock:
+            self._building = building
+            if self.dead():
+                raise Broken
+
+        def build() -> None:
+            try:
+                before = sockets()
+                host, _, port = meeting.rpartition(":")
+                store = dist.TCPStore(host, int(port), is_master=False, timeout=CONNECT, wait_for_workers=False)
+                store = dist.PrefixStore(f"{self.generation}", store)
+                pg = process_group(store, rank, size, self.device, self.client.address)
+                settle(building, (pg, dict(sockets().items() - before.items())))
+            except Exception as error:
+                settle(building, error)
+
+        threading.Thread(target=build, name="build", daemon=True).start()
+        return building.result()
 
     def _abort(self) -> None:
         with self._lock:
-            if self._pg is not None and self.dead():
-                self._wake(self._pg)
+            if self.dead():
+                settle(self._building, Broken())
+                if self._pg is not None:
+                    self._wake(self._pg)
 
     def _drop(self) -> None:
         with self._lock:
@@ -162,6 +234,19 @@ class Elastic(Peers):
                 connection.getpeername()  # fails for one that listens, whose shutdown gloo does not survive
                 connection.shutdown(socket.SHUT_RDWR)
         self._sockets = {}
+
+
+class Broken(RuntimeError):
+    """The group is over before it began."""
+
+
+def settle(future: Future[Any], outcome: Any) -> None:
+    """What became of it; whoever comes first decides."""
+    with suppress(InvalidStateError):
+        if isinstance(outcome, BaseException):
+            future.set_exception(outcome)
+        else:
+            future.set_result(outcome)
 
 
 def sockets() -> dict[int, str]:
@@ -194,8 +279,18 @@ def _route_to(host: str) -> str:
         return probe.getsockname()[0]
 
 
-def find(fingerprint: dict[str, Any], device: torch.device) -> Peers:
+def find(inputs: Inputs, fingerprint: dict[str, Any], device: torch.device) -> Peers:
     """The peers that the environment tells of."""
     if "TORCHELASTIC_RUN_ID" not in os.environ and (host := os.environ.get("MASTER_ADDR")):
         return Elastic(host, int(os.environ.get("MASTER_PORT", 23456)), fingerprint, device)
-    return Peers(device)
+    return Peers(inputs, device)
+
+
+def check_torchrun() -> None:
+    """Say which setting torchrun needs where several nodes may be replaced, if it is missing."""
+    several = int(os.environ.get("GROUP_WORLD_SIZE", 1)) > 1
+    if several and os.environ.get("RANK") == "0" and os.environ.get("TORCH_DISABLE_SHARE_RDZV_TCP_STORE") != "1":
+        say(
+            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE is not 1: torchrun 2.13 cannot replace a lost node without it, all "
+            "agents would end with a DistStoreError. Set it in the environment of every agent."
+        )
