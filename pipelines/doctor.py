@@ -28,6 +28,7 @@ from steps.errors import Conflict, RekindleError
 PYTHON = (3, 11)
 GIB = 1 << 30
 DISK, MEMORY = 5 * GIB, 3 * GIB  # bytes that must be free
+SHARED = 1 * GIB  # bytes of shared memory that make room for the states of a small model's workers
 FILES = 1024  # open files a process must be allowed
 RACERS = 8
 
@@ -49,7 +50,7 @@ class Check:
 
 def check(home: Path) -> list[Check]:
     """Every check, in order. Those of the services need seconds."""
-    machine: list[Callable[[Path], Check]] = [python, packages, system, folder, disk, memory, files, clock]
+    machine: list[Callable[[Path], Check]] = [python, packages, system, folder, disk, memory, shared, files, clock]
     network: list[Callable[[Path], Check]] = [ports, loopback, namespaces]
     found = [one(home) for one in [*machine, *network]]
     if not all(each.ok for each in found if each.required):
@@ -119,6 +120,24 @@ def memory(_: Path) -> Check:
     free = int(lines["MemAvailable"].split()[0]) * 1024
     remedy = f"Close programs until {MEMORY // GIB} GiB are free, or lower train.workers (--set train.workers=1)."
     return Check("memory", free >= MEMORY, f"{free / GIB:.1f} GiB available", remedy, required=False)
+
+
+def shared(_: Path) -> Check:
+    """Workers keep their newest states there, three of each."""
+    from steps.training import hot
+
+    try:
+        free = shutil.disk_usage(hot.directory()).free
+    except OSError as error:
+        free, found = 0, f"{hot.directory()}: {error.strerror}"
+    else:
+        found = f"{free / GIB:.1f} GiB free in {hot.directory()}"
+    remedy = (
+        "Without room a run that loses all its processes goes on from the object store, some steps back. Make it "
+        f"larger: mount -o remount,size={2 * SHARED // GIB}G {hot.directory()}, in Docker: docker run "
+        f"--shm-size={2 * SHARED // GIB}g"
+    )
+    return Check("shared memory", free >= SHARED, found, remedy, required=False)
 
 
 def files(_: Path) -> Check:

@@ -58,3 +58,10 @@ def test_missing_packages_are_all_named(monkeypatch: pytest.MonkeyPatch) -> None
     assert "nosuch is missing" in check.found
     assert "pydantic 2" in check.found
     assert "boto3" not in check.found
+
+
+def test_a_shared_memory_without_room_is_said_but_stops_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REKINDLE_SHM", "/sys")  # a file system that holds nothing
+    check = doctor.shared(Path())
+    assert not check.ok and not check.required
+    assert "/sys" in check.found and "--shm-size=2g" in check.remedy

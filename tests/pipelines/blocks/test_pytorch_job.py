@@ -10,6 +10,7 @@ import pytest
 from pipelines.blocks.cluster import ClusterConfig
 from pipelines.blocks.pytorch_job import FAILURE, SUCCESS, pytorch_job
 from pipelines.local.selector import verdict
+from steps.errors import ConfigError
 from steps.training.config import TrainConfig
 
 
@@ -43,9 +44,12 @@ def test_the_step_ends_when_the_job_does_and_as_the_job_did(name: str, document:
     assert verdict(document, SUCCESS, ",".join(FAILURE))[0] is expected
 
 
-def job(**train: Any) -> dict[str, Any]:
+GPUS = {"pods": {"train": {"gpus": 2}}}
+
+
+def job(cluster: dict[str, Any] | None = None, **train: Any) -> dict[str, Any]:
     config = TrainConfig.model_validate(train)
-    return pytorch_job("{{workflow.name}}-train", config, ClusterConfig.model_validate({}), ["--seed=7"])
+    return pytorch_job("{{workflow.name}}-train", config, ClusterConfig.model_validate(cluster or {}), ["--seed=7"])
 
 
 def test_the_job_is_one_that_the_operator_accepts() -> None:
@@ -71,7 +75,32 @@ def test_a_preempted_worker_comes_back_and_the_coordinators_end_is_the_jobs() ->
 def test_every_process_of_a_run_is_given_the_same_inputs() -> None:
     replicas = job()["spec"]["pytorchReplicaSpecs"]
     commands = [replicas[name]["template"]["spec"]["containers"][0]["args"] for name in ("Master", "Worker")]
-    assert commands == [["-m", "steps.training.coordinator", "--seed=7"], ["-m", "steps", "train", "--seed=7"]]
+    assert commands == [["-m", f"steps.training.{name}", "--seed=7"] for name in ("coordinator", "launcher")]
+
+
+def test_a_worker_knows_how_long_it_has_to_leave() -> None:
+    pod = job()["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]
+    environment = {each["name"]: each.get("value") for each in pod["containers"][0]["env"]}
+    assert environment["REKINDLE_GRACE"] == str(pod["terminationGracePeriodSeconds"])
+
+
+def test_the_newest_states_have_more_room_than_the_64_mb_of_a_container() -> None:
+    pod = job()["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]
+    (volume,) = [mount["name"] for mount in pod["containers"][0]["volumeMounts"] if mount["mountPath"] == "/dev/shm"]
+    assert {"name": volume, "emptyDir": {"medium": "Memory"}} in pod["volumes"]
+
+
+def test_a_pod_with_several_gpus_runs_a_worker_on_each() -> None:
+    spec = job(GPUS, workers=4, min_workers=3, max_workers=8)["spec"]
+    assert spec["nprocPerNode"] == "2"
+    assert spec["pytorchReplicaSpecs"]["Worker"]["replicas"] == 2
+    assert spec["elasticPolicy"] == {"minReplicas": 2, "maxReplicas": 4}
+
+
+@pytest.mark.parametrize("train", [{"workers": 3}, {"workers": 2, "max_workers": 3}])
+def test_workers_that_do_not_fill_their_pods_are_refused(train: dict[str, int]) -> None:
+    with pytest.raises(ConfigError, match=r"workers is 3: it must be a multiple of cluster.pods.train.gpus \(2\)"):
+        job(GPUS, **train)
 
 
 def test_a_worker_asks_for_the_cores_its_threads_need() -> None:
