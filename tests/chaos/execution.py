@@ -3,7 +3,6 @@
 It plays Kubernetes: a pod that ends with anything but 0, 78 or 65 is started again under its name after a short while.
 """
 
-import hashlib
 import itertools
 import json
 import os
@@ -54,7 +53,7 @@ class Execution:
         self.schedule, self.crew, self.proxy, self.store, self.argv, self.run = schedule, crew, proxy, store, argv, run
         self.watch = Watch(crew.logs / "journal")
         self.coordinator = Pod("coordinator")
-        self.pods = [Pod(f"w{number}") for number in range(schedule.settings["workers"])]
+        self.pods = [Pod(f"w{number}") for number in range(schedule.settings["workers"] // schedule.per_pod)]
         self.problems: list[str] = []
         self.done: Counter[str] = Counter()
         self.signals = 0
@@ -84,6 +83,7 @@ class Execution:
                 self._dump()
                 break
         self._end()
+        self._send(self.coordinator, "kill", self._processes(self.coordinator, "all"))  # in case it still lives
         self.watch.poll()
 
     @property
@@ -108,8 +108,8 @@ class Execution:
         pod.member = None
         self.watch.say(f"{pod.name} ended with {code}")
         allowed = {0} | ({143} if signal.SIGTERM in pod.hurt else set())
-        if pod.hurt & {signal.SIGKILL}:
-            allowed |= {-9, 137, 1}  # a launcher whose child was killed, says so
+        if signal.SIGKILL in pod.hurt:
+            allowed.add(-9)
         if signal.SIGTERM in pod.hurt and time.monotonic() < pod.started + 2:
             allowed.add(-15)  # it could not heed the signal yet
         if time.monotonic() < self.faulty_until:
@@ -126,8 +126,9 @@ class Execution:
             if pod is self.coordinator:
                 pod.member = self.crew.coordinator(self.argv, **store)
             else:
-                start = self.crew.launcher if self.schedule.launchers else self.crew.worker
-                pod.member = start(pod.name, self.argv, **store)
+                starts = {"": self.crew.worker, "light": self.crew.light_launcher, "real": self.crew.launcher}
+                several = {"PET_NPROC_PER_NODE": str(self.schedule.per_pod)}
+                pod.member = starts[self.schedule.launcher](pod.name, self.argv, **store, **several)
             self.watch.add(pod.member.log, pod.name)
             self.watch.say(f"{pod.name} is started ({pod.member.process.pid})")
 
@@ -169,44 +170,42 @@ class Execution:
         elif act.verb in DAMAGES:
             self._damage(act.verb)
         elif act.target == "coordinator":
-            self._send(self.coordinator, SIGNALS[act.verb], "launcher")
+            self._send(self.coordinator, act.verb, self._processes(self.coordinator, "launcher"))
             self.coordinator.due = time.monotonic() + act.seconds
+        elif act.target == "all":
+            for pod in self.pods if act.verb == "term" else self.everybody:
+                whom = "launcher" if act.verb == "term" else "all"
+                self._send(pod, act.verb, self._processes(pod, whom), act.seconds)
         else:
-            number = SIGNALS[act.verb]
-            living = [pod for pod in self.pods if pod.lives]
-            chosen = {victim % len(living) for victim in act.victims} if living else set()
-            victims = living if act.target == "all" else [living[at] for at in sorted(chosen)]
-            if act.target == "all" and act.verb != "term" and self.coordinator.lives:
-                victims = [self.coordinator, *victims]
-            for pod in victims:
-                self._send(pod, number, act.target, act.seconds)
+            found = [(pod, pid) for pod in self.pods for pid in self._processes(pod, act.target)]
+            chosen = {victim % len(found) for victim in act.victims} if found else set()
+            for pod, pid in [found[at] for at in sorted(chosen)]:
+                self._send(pod, act.verb, [pid], act.seconds)
 
-    def _send(self, pod: Pod, number: signal.Signals, target: str, seconds: float = 0.0) -> None:
-        pids = self._processes(pod, target)
-        pod.hurt.add(number)
+    def _send(self, pod: Pod, verb: str, pids: list[int], seconds: float = 0.0) -> None:
+        if not pids or not pod.member:
+            return
+        number = SIGNALS[verb]
+        if pod.member.process.pid in pids:
+            pod.hurt.add(number)
         self.watch.say(f"{number.name} to {pod.name} {pids}")
         self.signals += len(pids)
         _signal(pids, number)
-        if number == signal.SIGSTOP:
+        if verb == "stop":
             what = "remove" if seconds == FOR_EVER else "continue"
             self._later.append((time.monotonic() + min(seconds, FROZEN), f"{what} {pod.name}", pids))
 
     def _processes(self, pod: Pod, target: str) -> list[int]:
-        """The process of a pod that is meant by "worker", "nursery", "launcher", or all of them."""
+        """The living processes of a pod that are meant by "worker", "nursery", "launcher" (its first) or "all"."""
         if not pod.lives or not pod.member:
             return []
         pid = pod.member.process.pid or 0
-        if not self.schedule.launchers or pod is self.coordinator or target == "launcher":
+        if not self.schedule.launcher or pod is self.coordinator or target == "launcher":
             return [pid]
-        try:
-            nurseries = psutil.Process(pid).children()
-            workers = [worker for nursery in nurseries for worker in nursery.children()]
-        except psutil.NoSuchProcess:
-            return [pid]
-        found = {"nursery": nurseries, "worker": workers}.get(target)
-        if found is None:
-            return [pid, *(p.pid for p in nurseries), *(p.pid for p in workers)]
-        return [process.pid for process in found] or [pid]
+        children = _children(pid)
+        if target == "all":
+            return [pid, *children]
+        return [child for child in children if _ignores_sigterm(child) == (target == "nursery")]
 
     def _send_later(self) -> None:
         due = [entry for entry in self._later if time.monotonic() >= entry[0]]
@@ -214,16 +213,16 @@ class Execution:
         for _, what, pids in due:
             verb, name = what.split()
             self.watch.say(f"{verb} {name} {pids}")
-            if verb == "remove":
-                pod = next(pod for pod in self.everybody if pod.name == name)
-                pod.hurt.add(signal.SIGKILL)
-            _signal(pids, signal.SIGKILL if verb == "remove" else signal.SIGCONT)
+            pod = next(pod for pod in self.everybody if pod.name == name)
+            if verb == "remove":  # with all that is in it
+                self._send(pod, "kill", self._processes(pod, "launcher"))
+            else:
+                _signal(pids, signal.SIGCONT)
 
     def _damage(self, what: str) -> None:
         """Kill all, and damage the newest copy of the state before anybody is back."""
         for pod in self.everybody:
-            if pod.lives and pod.member:
-                self._send(pod, signal.SIGKILL, "all")
+            self._send(pod, "kill", self._processes(pod, "all"))
         for pod in self.everybody:
             if pod.member:
                 pod.member.process.join(5)
@@ -263,8 +262,8 @@ class Execution:
         frozen = {name.split()[1] for _, name, _ in self._later}
         told = False
         for pod in self.pods:
-            if pod.name in frozen and pod.lives:
-                self._send(pod, signal.SIGKILL, "all")
+            if pod.name in frozen:
+                self._send(pod, "kill", self._processes(pod, "launcher"))
         while living := [pod for pod in self.pods if pod.member]:
             self.watch.poll()
             for pod in living:
@@ -273,8 +272,7 @@ class Execution:
             if not told and time.monotonic() > over + TOLD:
                 told = True
                 for pod in living:
-                    if pod.lives:
-                        self._send(pod, signal.SIGTERM, "launcher")
+                    self._send(pod, "term", self._processes(pod, "launcher"))
             if time.monotonic() > over + 30:
                 self.problems += [f"{pod.name} does not end" for pod in living if pod.lives]
                 self._dump()
@@ -283,12 +281,10 @@ class Execution:
 
     def _dump(self) -> None:
         """Where all of them are, into their logs."""
-        if not self.schedule.launchers:
-            for pod in self.everybody:
-                if pod.lives and pod.member:
-                    pod.member.send(signal.SIGUSR1)
-            time.sleep(0.5)
-            self.watch.poll()
+        for pod in self.everybody:
+            _signal(self._processes(pod, "all" if self.schedule.launcher == "light" else "worker"), signal.SIGUSR1)
+        time.sleep(0.5)
+        self.watch.poll()
 
 
 def _signal(pids: list[int], number: signal.Signals) -> None:
@@ -299,6 +295,17 @@ def _signal(pids: list[int], number: signal.Signals) -> None:
             continue
 
 
-def run_of(identity: str, checkpoints: str) -> str:
-    """What names a run's shared memory."""
-    return hashlib.sha256(f"{identity}{checkpoints}".encode()).hexdigest()[:12]
+def _children(pid: int) -> list[int]:
+    try:
+        return [child.pid for child in psutil.Process(pid).children() if child.status() != psutil.STATUS_ZOMBIE]
+    except psutil.NoSuchProcess:
+        return []
+
+
+def _ignores_sigterm(pid: int) -> bool:
+    """What tells a nursery from a worker."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
+    return bool(int(status.partition("SigIgn:")[2].split()[0], 16) >> (signal.SIGTERM - 1) & 1)

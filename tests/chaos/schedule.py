@@ -57,7 +57,8 @@ class Schedule:
     """The settings of a run, what is done to it, and how soon the operator starts again what died."""
 
     seed: int
-    launchers: bool  # else the workers are started without one, which is quicker
+    launcher: str  # "": workers without one | light: forked from a process with torch | real: a command
+    per_pod: int  # workers of a launcher
     settings: dict[str, Any] = field(hash=False)
     pace: float  # seconds that a micro-batch takes
     acts: tuple[Act, ...]
@@ -69,9 +70,8 @@ class Schedule:
         draw = random.Random(seed)
         virtual = draw.choice([1, 2, 3, 5, 7, 7, 8, 11, 13])
         workers = min(draw.randint(1, 4), virtual)
-        launchers = False
-        if launchers:
-            workers = min(workers, 2)  # each loads torch anew
+        launcher = ["real" if seed % 12 == 0 else "light", "light", ""][seed % 3]
+        per_pod = draw.choice([1, 1, 2]) if launcher and workers % 2 == 0 else 1
         wide = draw.random() < 0.12  # a state of two chunks, and slower steps
         settings = {
             "virtual_workers": virtual,
@@ -91,14 +91,14 @@ class Schedule:
         acts: list[Act] = []
         for _ in range(draw.choice([1, 2, 3, 3, 4, 5])):
             when = acts[0].when if burst and acts else _moment(draw, settings["steps"])
-            acts.append(_act(draw, when, workers, launchers))
+            acts.append(_act(draw, when, workers, bool(launcher)))
         delays = tuple(draw.choice([0.0, draw.uniform(0, 0.1), draw.uniform(0, 0.6)]) for _ in range(16))
-        return cls(seed, launchers, settings, pace, tuple(acts), delays)
+        return cls(seed, launcher, per_pod, settings, pace, tuple(acts), delays)
 
     def words(self) -> list[str]:
         """The schedule, to be read."""
         settings = " ".join(f"{name}={value}" for name, value in self.settings.items())
-        kind = "launchers" if self.launchers else "workers"
+        kind = f"{self.launcher} launchers of {self.per_pod}" if self.launcher else "no launcher"
         return [
             f"seed {self.seed}: {kind}, pace={self.pace:.4f} {settings}",
             *(f"  {act.words()}" for act in self.acts),

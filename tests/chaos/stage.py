@@ -20,7 +20,8 @@ import psutil
 from steps.step import load, parse
 from steps.storage import NotFound, Store
 from steps.train import Inputs
-from tests.chaos.execution import Execution, Shared, run_of
+from steps.training import hot
+from tests.chaos.execution import Execution, Shared
 from tests.chaos.faults import Proxy
 from tests.chaos.schedule import Schedule
 from tests.chaos.watch import Watch
@@ -89,7 +90,7 @@ class Stage:
         folder.mkdir()
         crew = Crew(self.environment | _toy(schedule, inputs, folder), folder)
         before = self._marked()
-        run = run_of(inputs.identity_hash(), inputs.checkpoints)
+        run = hot.run_name(inputs.identity_hash(), inputs.checkpoints)
         began = time.monotonic()
         with Proxy(self.environment["S3_ENDPOINT_URL"], schedule.seed) as proxy:
             execution = Execution(schedule, crew, proxy, self.store, argv, run)

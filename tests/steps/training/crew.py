@@ -40,6 +40,10 @@ def _main(argv: list[str], environment: dict[str, str], log: str) -> None:
         from steps.training.coordinator import main
 
         sys.exit(main(argv[1:]))
+    if argv[0] == "launcher":
+        from steps.training.launcher import main
+
+        sys.exit(main(argv[1:]))
     from steps.step import main
 
     sys.exit(main(argv))
@@ -101,6 +105,10 @@ class Crew:
 
     def coordinator(self, argv: list[str], **environment: str) -> Member:
         return self._start("coordinator", ["coordinator", *argv], self.meeting | environment)
+
+    def light_launcher(self, name: str, argv: list[str], **environment: str) -> Member:
+        """A launcher whose nursery is spared the loading of torch."""
+        return self._start(name, ["launcher", *argv], self.meeting | {"POD_NAME": name} | environment)
 
     def launcher(self, name: str, argv: list[str], **environment: str) -> Member:
         """The first process of a worker pod, a command of its own as there."""
