@@ -198,6 +198,23 @@ def logs(name: str | None, step: str | None, follow: bool) -> None:
 
 @command
 @click.argument("name", required=False)
+@output_option("text", "json")
+def explain(name: str | None, output: str) -> None:
+    """Tell what happened to the training of a run.
+
+    Which workers were lost and when, how soon the others went on, what had to be done again, and where the time went.
+    NAME is the newest run unless given; it may still be running.
+
+    Example:
+      rekindle explain
+    """
+    from pipelines import explain as explaining
+
+    click.echo(explaining.explain(HOME, name, output == "json"))
+
+
+@command
+@click.argument("name", required=False)
 def stop(name: str | None) -> None:
     """Stop a run in order; its exit steps still run.
 

@@ -163,7 +163,8 @@ def _finish(config: "Config", cleaner: Resource) -> None:
     reporter = step("report", config.cluster)
     with DAG(name="finish"):
         about = {n: f"{{{{workflow.{n}}}}}" for n in ("status", "failures")}
-        _task(reporter, workflow="{{workflow.name}}", experiment=config.name, **about)
+        ledger = key("checkpoints/ledger")
+        _task(reporter, workflow="{{workflow.name}}", experiment=config.name, ledger=ledger, **about)
         cleanup = _task(cleaner, "cleanup", kind="pytorchjob", object=JOB)
         cleanup.when = "{{workflow.status}} != Succeeded"
 

@@ -1,12 +1,16 @@
-"""Whatever the end of a workflow, its MLflow run says so."""
+"""Whatever the end of a workflow, its MLflow run says so, and where the time of its workers went."""
 
 import json
 import uuid
+from pathlib import Path
+from typing import Any
 
 import pytest
 from mlflow import MlflowClient
+from mlflow.entities import Run
 
 from steps import report, tracking
+from steps.storage import Store
 
 FAILURE = [{"displayName": "train", "message": "Error (exit code 65): no data", "phase": "Failed"}]
 STOPPED = [{"displayName": "train", "message": "workflow shutdown with strategy:  Stop", "phase": "Failed"}]
@@ -38,3 +42,60 @@ def test_the_run_ends_as_the_workflow_did(
 def test_a_workflow_that_failed_before_its_run_was_made_has_nothing_to_close(mlflow_server: str) -> None:
     inputs = report.Inputs(workflow="never-started", status="Failed", experiment="reports")
     assert report.run(inputs).run_id == ""
+
+
+EVENTS = [
+    {"t": 100.0, "event": "run", "device": "cpu", "steps": 40},
+    {"t": 100.0, "event": "join", "worker": "1", "name": "fraud-train-worker-0", "step": -1},
+    {"t": 100.0, "event": "join", "worker": "2", "name": "fraud-train-worker-1", "step": -1},
+    {"t": 101.0, "event": "generation", "members": ["fraud-train-worker-0", "fraud-train-worker-1"], "step": -1},
+    {"t": 101.0, "event": "restored", "step": 0, "tier": "none"},
+    {"t": 102.0, "event": "step", "step": 10},
+    {"t": 102.5, "event": "lost", "worker": "2", "name": "fraud-train-worker-1", "why": "connection"},
+    {"t": 102.5, "event": "open", "generation": 2, "hard": True},
+    {"t": 102.6, "event": "generation", "members": ["fraud-train-worker-0"], "step": 15},
+]
+COMPLETE = {"t": 105.1, "event": "complete", "step": 40}
+VERDICT = {"t": 103.6, "event": "verdict", "code": 78, "message": "worker-0: the gradient is not finite"}
+
+
+def reported(store: Store, *last: dict[str, Any], failures: str = "") -> Run:
+    """The MLflow run after `report`, given a ledger that ends with `last`."""
+    name = f"w-{uuid.uuid4().hex[:8]}"
+    store.put(f"{name}/ledger/1-a-0.jsonl", "\n".join(json.dumps(event) for event in [*EVENTS, *last]).encode())
+    run_id = tracking.start_run("reports", name)
+    for _ in range(2):  # a retried step
+        status = "Failed" if failures else "Succeeded"
+        report.run(report.Inputs(workflow=name, status=status, failures=failures, experiment="reports",
+                                 ledger=f"{name}/ledger"))  # fmt: skip
+    return MlflowClient().get_run(run_id)
+
+
+def test_the_run_says_where_the_time_of_its_workers_went(mlflow_server: str, s3: Store, tmp_path: Path) -> None:
+    run = reported(s3, COMPLETE)
+    metrics, tags = run.data.metrics, run.data.tags
+    seconds = [round(metrics[f"ledger/worker_seconds_{kind}"], 3) for kind in ("trained", "waited", "lost")]
+    assert seconds == [1.5 * 2 + 2.5, 2.1, 0]
+    assert (metrics["ledger/preemptions"], tags["rekindle.preemptions"], tags["rekindle.device"]) == (1, "1", "cpu")
+    folder = Path(MlflowClient().download_artifacts(run.info.run_id, "ledger", str(tmp_path)))
+    assert "worker-1 was lost (connection closed) at step 10" in (folder / "story.txt").read_text()
+    assert json.loads((folder / "summary.json").read_text())["steps"] == 40
+    assert (folder / "timeline.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_training_that_was_given_up_says_why_on_the_run(mlflow_server: str, s3: Store) -> None:
+    run = reported(s3, VERDICT, failures=json.dumps(FAILURE))
+    assert run.data.tags["rekindle.failures"].endswith("training: worker-0: the gradient is not finite")
+
+
+def test_a_ledger_that_is_missing_or_out_of_reach_does_not_fail_the_workflow(
+    mlflow_server: str, s3: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = f"w-{uuid.uuid4().hex[:8]}"
+    run_id = tracking.start_run("reports", name)
+    inputs = report.Inputs(workflow=name, status="Succeeded", experiment="reports", ledger=f"{name}/ledger")
+    assert report.run(inputs).run_id == run_id
+    monkeypatch.delenv("S3_BUCKET")
+    assert report.run(inputs).run_id == run_id
+    run = MlflowClient(mlflow_server).get_run(run_id)
+    assert (run.info.status, run.data.metrics) == ("FINISHED", {})
