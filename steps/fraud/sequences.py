@@ -61,9 +61,12 @@ class Rows:
 
     def windows(self, starts: Tensor, length: int) -> Tensor:
         """Features [B, length, F] of `length` rows from each of `starts` on; after a card's rows comes anything."""
+        return self.overlapping(length).index_select(0, starts).view(-1, length, self.width)
+
+    def overlapping(self, length: int) -> Tensor:
+        """The features as one flat window of `length` rows from each number on: takes no memory."""
         size = length * self.width
-        overlapping = self.features.as_strided((len(self.features) - size + 1, size), (1, 1))
-        return overlapping.index_select(0, starts).view(-1, length, self.width)
+        return self.features.as_strided((len(self.features) - size + 1, size), (1, 1))
 
 
 class TrainingWindows:
@@ -77,20 +80,24 @@ class TrainingWindows:
         if not len(counted):
             raise DataError("no transaction is older than the end of training: give more data, or fewer test weeks.")
         start, low, high = _windows(rows.first, counted)
-        self.table = torch.from_numpy(np.stack([rows.place[start], start, low * (LENGTH + 1) + high], axis=1))
+        # one column each: a gather of single numbers is several times faster than one of short rows
+        self.place, self.start = torch.from_numpy(rows.place[start]), torch.from_numpy(start)
+        self.mask = torch.from_numpy(low * (LENGTH + 1) + high)
         self.counted = _masks()
+        self.features = rows.overlapping(LENGTH)
         padded = torch.cat([torch.from_numpy(rows.labels), torch.zeros(LENGTH, dtype=torch.uint8)])
         self.labels = padded.as_strided((len(rows), LENGTH), (1, 1))
         self.facts = rows.facts
 
     def __len__(self) -> int:
-        return len(self.table)
+        return len(self.place)
 
     def batch(self, indices: Tensor) -> tuple[Tensor, ...]:
         """(float32 [B, LENGTH, F], uint8 [B, LENGTH], bool [B, LENGTH]) of the windows `indices`."""
-        place, row, mask = self.table.index_select(0, indices).unbind(1)
-        features = self.rows.windows(place, LENGTH)
-        return features, self.labels.index_select(0, row), self.counted.index_select(0, mask)
+        features = self.features.index_select(0, self.place.index_select(0, indices))
+        labels = self.labels.index_select(0, self.start.index_select(0, indices))
+        counted = self.counted.index_select(0, self.mask.index_select(0, indices))
+        return features.view(-1, LENGTH, self.rows.width), labels, counted
 
 
 def open_dataset(path: Path, split: str = "train") -> TrainingWindows:

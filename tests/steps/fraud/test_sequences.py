@@ -22,7 +22,7 @@ def windows(small_dataset: Path) -> TrainingWindows:
 
 def positions(windows: TrainingWindows) -> torch.Tensor:
     """The row at each position of each window."""
-    return windows.table[:, 1:2] + torch.arange(LENGTH)
+    return windows.start[:, None] + torch.arange(LENGTH)
 
 
 def counted_rows(windows: TrainingWindows) -> np.ndarray:
@@ -43,7 +43,7 @@ def test_a_counted_transaction_sees_its_own_card_only_and_enough_of_it(windows: 
     rows = windows.rows
     _, _, counted = windows.batch(torch.arange(len(windows)))
     window, position = counted.nonzero(as_tuple=True)
-    start = windows.table[window, 1].numpy()
+    start = windows.start[window].numpy()
     row = start + position.numpy()
     assert (rows.first[row] <= start).all()
     assert ((start == rows.first[row]) | (position.numpy() >= OVERLAP)).all()

@@ -1,0 +1,177 @@
+"""What our training loop costs: beside a bare loop, and the exact sum beside DDP.
+
+    python -m benchmarks.loop [--json] [--quick]
+
+CPU time, not seconds: it holds on a busy machine. Each figure is a median over blocks of steps which our loop and the
+others make in turns in the same process (benchmarks/mlp.py), with everything on: curves to an MLflow that answers,
+progress lines, hot and durable checkpoints to a real S3 endpoint. Where accelerate or Ignite are installed beside
+Rekindle, their loops take part.
+"""
+
+import argparse
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from statistics import mean, median
+from typing import Any
+
+SMALL = {"model": {"width": 96, "layers": 3}, "batch_size": 32, "virtual_workers": 1}  # a step of 0.4 ms
+LARGE = {"model": {"width": 1010, "layers": 2}, "batch_size": 16, "virtual_workers": 8}  # 5.1 MB of parameters
+BARS = {2: 1.15, 4: 1.4}
+
+
+class Tracker(BaseHTTPRequestHandler):
+    """An MLflow server that takes everything."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", "2")
+        self.end_headers()
+        self.wfile.write(b"{}")
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Says nothing."""
+
+
+@contextmanager
+def environment() -> Iterator[dict[str, str]]:
+    """The variables of a running S3 endpoint that holds the data set, and of an MLflow that answers."""
+    from pipelines.local.services import Services
+    from steps.storage import Store
+
+    with tempfile.TemporaryDirectory() as folder, ThreadingHTTPServer(("127.0.0.1", 0), Tracker) as tracker:
+        threading.Thread(target=tracker.serve_forever, daemon=True).start()
+        services = Services(Path(folder) / "home", {})
+        try:
+            keys, url = services.credentials(), services.url("s3")
+            store = Store("benchmark", url, *keys.values())
+            store.client.create_bucket(Bucket=store.bucket)
+            store.put("dataset/dataset.json", json.dumps({"digest": "made-up"}).encode())
+            yield (
+                os.environ
+                | keys
+                | {
+                    "S3_ENDPOINT_URL": url,
+                    "S3_BUCKET": store.bucket,
+                    "MLFLOW_TRACKING_URI": f"http://127.0.0.1:{tracker.server_port}",
+                    "REKINDLE_CACHE": folder,
+                    "OMP_NUM_THREADS": "1",
+                }
+            )
+        finally:
+            services.down()
+            tracker.shutdown()
+
+
+def measure(env: dict[str, str], size: int, settings: dict[str, Any], **turns: Any) -> list[dict[str, Any]]:
+    """Train with `size` processes; gives the figures of each (see `Turns.result`)."""
+    name = f"run-{os.urandom(4).hex()}"
+    flags = settings | {"out": f"{name}/model", "checkpoints": f"{name}/checkpoints", "workers": size}
+    ports = [free_port(), free_port()]
+    world = {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(ports[0])}
+    command = [sys.executable, "-m", "benchmarks.loop", "--member"]
+    members = []
+    for rank in range(size):
+        mine = turns | {"rank": rank, "size": size, "meeting": f"127.0.0.1:{ports[1]}"}
+        where = env | (world | {"RANK": str(rank), "TORCHELASTIC_RUN_ID": name} if size > 1 else {})
+        text = json.dumps({"inputs": flags, "turns": mine})
+        members.append(subprocess.Popen([*command, text], env=where, stdout=subprocess.PIPE, stderr=subprocess.PIPE))
+    try:
+        said = [member.communicate() for member in members]
+    finally:
+        for member in members:
+            member.kill()
+    for member, (_, error) in zip(members, said, strict=True):
+        if member.returncode:
+            raise SystemExit(error.decode())
+    return [json.loads(out) for out, _ in said]
+
+
+def member(text: str) -> None:
+    """One process: trains, and prints its figures."""
+    from benchmarks import mlp
+    from steps.train import Inputs, run
+
+    settings = json.loads(text)
+    inputs = Inputs(workload="benchmarks.mlp", dataset="dataset", digest="made-up", **settings["inputs"])
+    mlp.turns = mlp.Turns(inputs, **settings["turns"])
+    run(inputs)
+    print(json.dumps(mlp.turns.result()))
+
+
+def alone(env: dict[str, str], blocks: int) -> list[dict[str, Any]]:
+    """The loop around a step of 0.4 ms."""
+    block, warm = 500, 14000  # the first curves are sent after 5 s
+    settings = SMALL | {"run_id": "1", "checkpoint_seconds": 5, "steps": warm + block * blocks + 1}
+    found = measure(env, 1, settings, block=block, warm=warm)[0]
+    steps, bare = found["steps"], found["steps"]["bare"]
+    bars = [figure("a bare step", median(bare) * 1e6, "µs")]
+    for name, each in steps.items():
+        if name != "bare":
+            over = median(there - here for here, there in zip(bare, each, strict=True))
+            over += found["threads"] if name == "ours" else 0
+            bars.append(figure(f"{name}, beyond it", over * 1e6, "µs", 60 if name == "ours" else None))
+    return [*bars, figure("of ours: its other threads", found["threads"] * 1e6, "µs")]
+
+
+def together(env: dict[str, str], size: int, blocks: int) -> list[dict[str, Any]]:
+    """The exact sum of 5 MB, V=8, beside DDP."""
+    block, warm = 10, 10
+    settings = LARGE | {"checkpoint_seconds": 3600, "steps": warm + block * blocks + 1}
+    found = measure(env, size, settings, block=block, warm=warm)
+    each = {name: [mean(f["steps"][name][i] for f in found) for i in range(blocks)] for name in found[0]["steps"]}
+    bars = [figure(f"W={size}: {name}", median(times) * 1e3, "ms") for name, times in each.items()]
+    ratio = median(ours / ddp for ours, ddp in zip(each["ours"], each["DDP"], strict=True))
+    return [*bars, figure(f"W={size}: ours / DDP", ratio, "times", BARS.get(size))]
+
+
+def figure(name: str, value: float, unit: str, bar: float | None = None) -> dict[str, Any]:
+    """A figure and the most it may be."""
+    return {"name": name, "value": round(value, 3), "unit": unit, "bar": bar, "ok": bar is None or value <= bar}
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        return found.getsockname()[1]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true", help="print the bars as JSON")
+    parser.add_argument("--quick", action="store_true", help="fewer blocks")
+    parser.add_argument("--sizes", type=int, nargs="*", default=[1, 2, 4], help="processes (default: 1 2 4)")
+    parser.add_argument("--member", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.member:
+        member(options.member)
+        return 0
+    bars = []
+    with environment() as env:
+        for size in options.sizes:
+            bars += (
+                alone(env, 20 if options.quick else 60)
+                if size == 1
+                else together(env, size, 10 if options.quick else 30)
+            )
+    if options.json:
+        print(json.dumps({"bars": bars}))
+    else:
+        for each in bars:
+            print(f"{each['name']:30} {each['value']:9.3f} {each['unit']:5}  bar {each['bar'] or '-'}")
+    return 0 if all(each["ok"] for each in bars) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

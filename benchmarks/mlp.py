@@ -1,0 +1,216 @@
+"""The workload of benchmarks/loop.py: a small net on made-up numbers, and the loops that others would write around it.
+
+Every so many steps of ours its data set lets the other loops make as many: all in one process and in turns, so that
+their figures are of the same minutes of a busy machine.
+"""
+
+import importlib.util
+import json
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from steps.train import Inputs
+from steps.training.tree import share
+from steps.workload import DataConfig, Section
+
+Data = DataConfig
+evaluate = prepare = scorer = None
+SAMPLES = 4096
+INPUTS = 256
+Loop = Callable[[int], None]  # makes so many steps
+
+
+class Model(Section):
+    width: int = 64
+    layers: int = 1
+
+
+@dataclass
+class Turns:
+    """Whose turn it is, and the CPU seconds that each loop takes for `block` steps."""
+
+    inputs: Inputs
+    block: int
+    warm: int  # steps before the first block
+    rank: int
+    size: int
+    meeting: str  # host:port for DDP
+    calls: int = 0
+    began: float = 0.0
+    first: float = 0.0  # CPU time of the process when the first block began
+    last: float = 0.0  # and when the last one ended
+    loops: dict[str, Loop] = field(default_factory=dict)
+    seconds: dict[str, list[float]] = field(default_factory=lambda: {"ours": []})
+
+    def clock(self) -> float:
+        """Alone, what threads of ours do meanwhile is not another loop's; in a group, gloo's threads are part of it."""
+        return time.thread_time() if self.size == 1 else time.process_time()
+
+    def take(self, data: "Numbers") -> None:
+        """Called before each micro-batch of ours."""
+        step, leaf = divmod(self.calls, len(share(self.inputs.virtual_workers, self.size, self.rank)))
+        self.calls += 1
+        if leaf or step < self.warm or (step - self.warm) % self.block:
+            return
+        if self.loops:
+            self.seconds["ours"].append(self.clock() - self.began)
+            self.last = time.process_time()
+        else:
+            self.loops = others(self, data)
+            for name, make in self.loops.items():
+                self.seconds[name] = []
+                make(20)
+            self.first = time.process_time()
+        for name, make in self.loops.items():
+            began = self.clock()
+            make(self.block)
+            self.seconds[name].append(self.clock() - began)
+        self.began = self.clock()
+
+    def result(self) -> dict[str, Any]:
+        """CPU seconds a step of each loop, by block; and those that our other threads took for each step of ours."""
+        blocks = len(self.seconds["ours"])
+        steps = {name: [seconds / self.block for seconds in each[:blocks]] for name, each in self.seconds.items()}
+        rest = self.last - self.first - sum(sum(each[:blocks]) for each in self.seconds.values())
+        return {"steps": steps, "threads": rest / (blocks * self.block)}
+
+
+turns: Turns | None = None  # set by the process that measures
+
+
+class Numbers:
+    """Made-up samples."""
+
+    def __init__(self, path: Path) -> None:
+        import torch
+
+        self.facts: dict[str, Any] = json.loads((path / "dataset.json").read_text())
+        generator = torch.Generator().manual_seed(5)
+        self.rows = torch.randn(SAMPLES, INPUTS, generator=generator)
+        self.wanted = self.rows.square().mean(1, keepdim=True)
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def batch(self, indices: Any) -> tuple[Any, ...]:
+        if turns:
+            turns.take(self)
+        return self.select(indices)
+
+    def select(self, indices: Any) -> tuple[Any, ...]:
+        return self.rows.index_select(0, indices), self.wanted.index_select(0, indices)
+
+
+def dataset(path: Path, split: str) -> Numbers:
+    return Numbers(path)
+
+
+def model(section: Model, facts: dict[str, Any]) -> Any:
+    from torch import nn
+
+    widths = [INPUTS, *[section.width] * section.layers]
+    hidden = [part for ins, outs in pairwise(widths) for part in (nn.Linear(ins, outs), nn.ReLU())]
+    return nn.Sequential(*hidden, nn.Linear(section.width, 1))
+
+
+def loss(model: Any, batch: tuple[Any, ...]) -> Any:
+    rows, wanted = batch
+    return (model(rows) - wanted).square().mean()
+
+
+def others(turns: Turns, data: Numbers) -> dict[str, Loop]:
+    """The loops to compare with: alone a bare one, in a group the same around DDP."""
+    import torch
+
+    from steps.training.sampler import Sampler
+
+    config = turns.inputs
+    sampler = Sampler(SAMPLES, config.batch_size, config.virtual_workers, config.seed)
+    mine = share(config.virtual_workers, turns.size, turns.rank)
+
+    def parts() -> tuple[Any, Any]:
+        torch.manual_seed(0)
+        net = model(Model.model_validate(config.model), {})
+        return net, torch.optim.AdamW(net.parameters(), lr=1e-4, fused=True)
+
+    def bare(item: bool) -> Loop:
+        net, optimizer = parts()
+
+        def make(steps: int) -> None:
+            for step in range(steps):
+                optimizer.zero_grad()
+                for leaf in mine:
+                    value = loss(net, data.select(sampler.indices(step, leaf)))
+                    value.backward()
+                    if item:
+                        value.item()
+                optimizer.step()
+
+        return make
+
+    def ddp() -> Loop:
+        meeting = f"tcp://{turns.meeting}"
+        torch.distributed.init_process_group("gloo", meeting, rank=turns.rank, world_size=turns.size)
+        net, optimizer = parts()
+        wrapped = torch.nn.parallel.DistributedDataParallel(net, gradient_as_bucket_view=True)
+
+        def make(steps: int) -> None:
+            for step in range(steps):
+                optimizer.zero_grad()
+                for leaf in mine:
+                    with wrapped.no_sync() if leaf != mine[-1] else nullcontext():
+                        loss(wrapped, data.select(sampler.indices(step, leaf))).backward()
+                optimizer.step()
+
+        return make
+
+    if turns.size > 1:
+        return {"no exchange": bare(False), "DDP": ddp()}
+    found = {"bare": bare(False), "bare + loss.item()": bare(True)}
+    if importlib.util.find_spec("accelerate"):
+        found["accelerate"] = accelerated(*parts(), data, sampler)
+    if importlib.util.find_spec("ignite"):
+        found["Ignite"] = ignited(*parts(), data, sampler)
+    return found
+
+
+def accelerated(net: Any, optimizer: Any, data: Numbers, sampler: Any) -> Loop:
+    """The loop of accelerate's documentation."""
+    from accelerate import Accelerator  # pyright: ignore[reportMissingImports]
+
+    accelerator = Accelerator(cpu=True)
+    net, optimizer = accelerator.prepare(net, optimizer)
+
+    def make(steps: int) -> None:
+        for step in range(steps):
+            optimizer.zero_grad()
+            accelerator.backward(loss(net, data.select(sampler.indices(step, 0))))
+            optimizer.step()
+
+    return make
+
+
+def ignited(net: Any, optimizer: Any, data: Numbers, sampler: Any) -> Loop:
+    """Ignite's engine with its running average of the loss."""
+    from ignite.engine import Engine  # pyright: ignore[reportMissingImports]
+    from ignite.metrics import RunningAverage  # pyright: ignore[reportMissingImports]
+
+    def update(engine: Any, step: int) -> float:
+        optimizer.zero_grad()
+        value = loss(net, data.select(sampler.indices(step, 0)))
+        value.backward()
+        optimizer.step()
+        return value.item()
+
+    engine = Engine(update)
+    RunningAverage(output_transform=lambda value: value).attach(engine, "loss")
+
+    def make(steps: int) -> None:
+        engine.run(range(steps), max_epochs=1)
+
+    return make
