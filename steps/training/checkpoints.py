@@ -5,29 +5,38 @@ is due by its own clock. That a durable checkpoint is due, rank 0 decides; it ri
 so that all copy the same state. The loop waits for a copy in memory, threads do the rest: see hot.py, durable.py.
 """
 
+import base64
 import hashlib
 import json
 import sys
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
 
 import torch
 
-from steps.storage import Store
+from steps.errors import ConfigError, StorageError
+from steps.storage import Store, patiently
 from steps.training import hot
 from steps.training.data import Cursor
-from steps.training.durable import Durable
+from steps.training.durable import Draft, Durable, Place
+from steps.training.interval import Interval
+from steps.training.retention import Retention
 from steps.training.snapshots import Snapshots
 from steps.training.state import State, raw
 
-Place = tuple[int, int]  # rank and size of the group
-Note = Callable[..., None]
+SHARE = 0.01  # of the time that training may wait for snapshots, unless hot_seconds says how often
+SHORTEST = 0.25  # seconds between two snapshots then, at least
+PATIENCE = 3.0  # seconds for the object store to say whether it knows a newer step than shared memory
+T = TypeVar("T")
 
 
 class Checkpoints:
-    """What one worker keeps of its state, and where it begins."""
+    """What one worker keeps of its state, and where it begins: its newest snapshot is loaded at once."""
 
     def __init__(
         self,
@@ -37,115 +46,206 @@ class Checkpoints:
         fingerprint: dict[str, Any],
         state: State,
         cursor: Cursor,
-        note: Note,
+        note: Callable[..., None],
+        leaving: threading.Event,
     ) -> None:
-        self.state, self.config, self.cursor, self.note = state, state.config, cursor, note
-        layout = _hash(state.layout)
-        self.durable = Durable(store, prefix, identity, layout, fingerprint, state.config)
-        self.crc = 0  # of the state, if it comes from shared memory
-        file = hot.path(hot.run_name(identity, prefix), hot.node_name())
-        self.snapshots = Snapshots(state, self._recall(file, identity, layout, _hash(fingerprint)))
-        self._hot_due = self._last = time.monotonic()
-        self._last_step = 0
+        self.state, self.config, self.cursor, self.note, self.leaving = state, state.config, cursor, note, leaving
+        config, layout = state.config, _hash(state.layout)
+        retention = Retention(store, prefix, config.keep_checkpoints, config.keep_hours)
+        self.durable = Durable(store, prefix, identity, layout, fingerprint, retention)
+        self.interval = Interval(config.checkpoint_seconds, config.checkpoint_steps)
+        self.crc = 0  # of the state, if it comes from shared memory: equal ones need not be sent around
+        path = hot.path(hot.run_name(identity, prefix), hot.node_name())
+        self.snapshots = Snapshots(state, self._recall(path, identity, layout, _hash(fingerprint)))
+        self._hot_due = 0.0
+        self._followed = False  # the last durable checkpoint was not ours to complete
+        self._draft: Draft | None = None
         self._thread: threading.Thread | None = None
 
+    # -- while training -----------------------------------------------------------------------------------------------
+
     def due(self) -> bool:
-        """Whether it is time for a durable checkpoint, and it could be made. (Rank 0 asks.)"""
-        if not self.snapshots.ready.is_set() or (self._thread and self._thread.is_alive()):
+        """Whether it is time for a durable checkpoint after this step, and it can be made. (Rank 0 asks.)"""
+        if not self.snapshots.ready.is_set() or self._busy:
             return False
-        config = self.config
-        steps_due = config.checkpoint_steps and self.state.step + 1 - self._last_step >= config.checkpoint_steps
-        return bool(steps_due) or time.monotonic() - self._last >= config.checkpoint_seconds
+        return self._followed or self.interval.due(self.state.step + 1)
 
     def keep(self, place: Place, *, durable: bool) -> None:
         """A step is made, and equally by all: snapshot the state if that is due."""
+        self.cursor.advance(self.state.step)
         now = time.monotonic()
         if durable:
             self._save(place)
-        elif now >= self._hot_due and self.snapshots.file and self.snapshots.idle:
-            self.snapshots.take(self.cursor.dump(), pin=False)
+        elif now >= self._hot_due and self.snapshots.idle:
+            self.snapshots.take(self.cursor.dump())
         else:
             return
-        end = time.monotonic()
-        self._hot_due = end + (self.config.hot_seconds or max(0.25, 100 * (end - now)))
+        waited = time.monotonic() - now
+        self._hot_due = now + waited + (self.config.hot_seconds or max(SHORTEST, waited / SHARE))
+        if durable:
+            self.interval.cost = waited
 
-    def flush(self, place: Place) -> None:
-        """Make the state as it is now durable, and wait for it: nobody else carries it on."""
+    def flush(self, place: Place, seconds: Callable[[], float]) -> bool:
+        """Make the state durable as it is now, and wait, until `seconds()` is 0: nobody else carries it on."""
         self.snapshots.ready.wait()
-        if self._thread:
-            self._thread.join()
-        self._save(place)
-        if self._thread:
-            self._thread.join()
+        if self._draft and self._draft.step < self.state.step:
+            self._draft.stop.set()
+        self._join(seconds)
+        if not self._busy:
+            self._save(place)
+        self._join(seconds)
+        draft, step = self._draft, self.state.step
+        if draft and draft.step == step and not draft.problem and (place[0] == 0 or self._completed(step, seconds)):
+            return True
+        problem = draft.problem if draft and draft.problem else "rank 0 did not complete it"
+        where = f" It remains in {self.snapshots.file.path}." if self.snapshots.file else ""
+        self._say(f"the state of step {step} is not in the object store: {problem}.{where}")
+        return False
 
-    def restore(self, known: int) -> None:
-        """Nobody was training: take the newest durable checkpoint if it is newer than step `known` of a snapshot."""
-        target = torch.empty_like(self.state.memory, device="cpu")
-        step, extra = self.durable.restore(raw(target), known)
-        if step > known:
-            self.state.memory.copy_(target)
-            self.cursor.load(extra)
-            self.state.step = self._last_step = step
-            self.note("restored", step=step, tier="durable")
-        elif known < 0:
-            self.state.step = 0
-            self.note("restored", step=0, tier="none")
-        else:
-            self.note("restored", step=known, tier="hot")
+    def _join(self, seconds: Callable[[], float]) -> None:
+        if self._thread:
+            self._thread.join(max(0.0, min(seconds(), 3600.0)))
+
+    def _completed(self, step: int, seconds: Callable[[], float]) -> bool:
+        """Whether rank 0 has completed the checkpoint that we gave our share to."""
+        while seconds() > 0:
+            with suppress(StorageError):
+                if self.durable.newest() >= step:
+                    return True
+            time.sleep(0.2)
+        return False
 
     def close(self, *, remove: bool) -> None:
-        """End the threads; `remove`: shared memory, too, since the state is safe elsewhere or the run is over."""
-        self.durable.closing.set()
-        if self._thread:
-            self._thread.join()
+        """Stop; `remove`: shared memory, too, since the state is safe elsewhere or the run is over."""
+        if self._draft:
+            self._draft.stop.set()  # its threads end with the process, if not before
         self.snapshots.close(remove=remove)
 
-    def _recall(self, path: Any, identity: str, layout: str, fingerprint: str) -> hot.Hot | None:
+    @property
+    def _busy(self) -> bool:
+        return self._thread is not None and self._thread.is_alive()
+
+    def _save(self, place: Place) -> None:
+        self.interval.began(self.state.step)
+        self._followed = place[0] > 0
+        if self._busy and self._draft:  # as a follower: a slow store must not delay training
+            self._draft.stop.set()
+            return
+        loader = self.cursor.dump()
+        slot = self.snapshots.take(loader, pin=True)
+        if slot is None:
+            return
+        draft = self._draft = Draft(self.state.step, self.snapshots.view(slot), loader, self.interval.facts())
+        self._thread = threading.Thread(target=self._write, args=(draft, place, slot), name="checkpoint", daemon=True)
+        self._thread.start()
+
+    def _write(self, draft: Draft, place: Place, slot: int) -> None:
+        began = time.monotonic()
+        try:
+            if self.durable.write(draft, place):
+                draft.problem = ""
+        except ConfigError as error:  # another run took the prefix meanwhile; ours goes on without
+            draft.problem = str(error)
+            self._say(f"the checkpoint of step {draft.step} is not written: {error}")
+        self.snapshots.unpin(slot)
+        if place[0] == 0 and not draft.problem:
+            seconds = time.monotonic() - began
+            self.interval.cost, self.interval.duration = self.interval.cost + draft.cpu, seconds
+            self.note(
+                "checkpoint",
+                step=draft.step,
+                seconds=round(seconds, 3),
+                bytes=len(draft.state),
+                uploaded=draft.uploaded,
+                name=hot.worker_name(),
+            )
+
+    # -- where to begin -----------------------------------------------------------------------------------------------
+
+    def restore(self, known: int) -> None:
+        """Nobody was training: take the newest durable checkpoint, if it is newer than step `known` of a snapshot."""
+        found = self._newer(known)
+        for uri, why in self.durable.damage:
+            self.note("torn", object=uri, why=why)
+        if found:
+            self._say(f"going on from step {self.state.step} ({self.durable.store.uri(self.durable.prefix)})")
+        elif known < 0:
+            self.state.step = 0
+        tier = "durable" if found else "hot" if known >= 0 else "none"
+        self.note("restored", step=max(known, self.state.step), tier=tier, name=hot.worker_name())
+
+    def _newer(self, known: int) -> bool:
+        """Load a durable checkpoint newer than `known`, if there is one; without a snapshot, wait for the store."""
+        try:
+            if known >= 0 and _within(PATIENCE, self.durable.newest) <= known:
+                return False
+        except (StorageError, TimeoutError) as error:
+            self._say(f"going on from step {known} of shared memory; whether there is a newer checkpoint: {error}")
+            return False
+        target = torch.empty_like(self.state.memory, device="cpu")
+        read = partial(self.durable.restore, raw(target), known)
+        manifest = patiently(read, self.leaving, "for the newest checkpoint")
+        if manifest:
+            self.state.memory.copy_(target)
+            self.cursor.load(base64.b64decode(manifest["loader"]))
+            self.state.step = manifest["step"]
+            self.interval.resume(self.state.step, manifest["facts"])
+        return manifest is not None
+
+    def _recall(self, path: Path, identity: str, layout: str, fingerprint: str) -> hot.Hot | None:
         """The file of this worker, its newest whole snapshot loaded. Raises ConfigError."""
         memory = self.state.memory
-        size = memory.numel() * memory.element_size()
-        hot.sweep()
         try:
-            file = hot.Hot(path, identity, layout, fingerprint, size)
+            hot.sweep()
+            file = hot.Hot(path, identity, layout, fingerprint, memory.numel() * memory.element_size())
         except OSError as error:
-            self._say(f"no snapshots in shared memory: {path} cannot be used ({error.strerror}).")
+            self._say(f"no snapshots in shared memory: {error}.")
             return None
         found = next(file.read(), None)
         for text in file.damage:
             self._say(f"{text}: it is not used.")
             self.note("torn", object=str(path), why=text)
         if found:
-            snapshot, extra = found
+            snapshot, loader = found
             target = memory if memory.device.type == "cpu" else torch.empty_like(memory, device="cpu")
             file.load(snapshot, raw(target))
             if target is not memory:
                 memory.copy_(target)
-            self.cursor.load(extra)
+            self.cursor.load(loader)
             self.state.step, self.crc = snapshot.step, snapshot.crc
             self._say(f"step {snapshot.step} was found in shared memory ({path})")
-        return file
-
-    def _save(self, place: Place) -> None:
-        rank, _ = place
-        step, extra = self.state.step, self.cursor.dump()
-        slot = self.snapshots.take(extra, pin=True)
-        if slot is None:
-            return
-        if rank or step <= self.durable.saved_step:
-            self.snapshots.unpin(slot)
-            return
-        self._last, self._last_step = time.monotonic(), step
-
-        def upload() -> None:
-            self.durable.write(step, self.snapshots.view(slot), extra)
-            self.snapshots.unpin(slot)
-
-        self._thread = threading.Thread(target=upload, name="checkpoint", daemon=True)
-        self._thread.start()
+            if file.foreign:
+                self._say("it was written by another kind of worker (torch build, threads, ...): bits may differ.")
+        if file.ours:
+            return file
+        self._say(f"no snapshots in shared memory: another process holds {path}.")
+        file.close()
+        return None
 
     def _say(self, text: str) -> None:
         sys.stderr.write(text + "\n")
         sys.stderr.flush()
+
+
+def _within(seconds: float, call: Callable[[], T]) -> T:
+    """`call()`, or TimeoutError after some seconds."""
+    found: list[T] = []
+    errors: list[Exception] = []
+
+    def run() -> None:
+        try:
+            found.append(call())
+        except Exception as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run, name="patience", daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if errors:
+        raise errors[0]
+    if not found:
+        raise TimeoutError(f"no answer within {seconds:g} s")
+    return found[0]
 
 
 def _hash(value: Any) -> str:

@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,7 @@ class Cursor:
 
     def __init__(self, data: Any) -> None:
         self.data, self.stateful = data, hasattr(data, "state_dict")
+        self.advance: Callable[[int], None] = getattr(data, "advance", lambda step: None)
 
     def dump(self) -> bytes:
         """The state now; empty if there is none. Raises ConfigError."""

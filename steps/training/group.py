@@ -94,6 +94,7 @@ class Group:
         self.peers.fault(problem)
         self._forget()
         self.checkpoints.cursor.load(self._before)
+        self.checkpoints.interval.lost()
         return None
 
     def _heed(self, riders: list[float]) -> None:

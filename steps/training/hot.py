@@ -56,11 +56,15 @@ def run_name(identity: str, prefix: str) -> str:
     return hashlib.sha256((identity + prefix).encode()).hexdigest()[:12]
 
 
-def node_name() -> str:
-    """The name of this worker, the same after its restart."""
+def worker_name() -> str:
+    """The name of this worker, the same after its restart: its pod's, and which of the pod's workers it is."""
     local = os.environ.get("LOCAL_RANK", "0")  # torchrun's; our launcher puts the slot into POD_NAME
-    name = (os.environ.get("POD_NAME") or socket.gethostname()) + ("" if local == "0" else f"/{local}")
-    return hashlib.sha256(name.encode()).hexdigest()[:12]
+    return (os.environ.get("POD_NAME") or socket.gethostname()) + ("" if local == "0" else f"/{local}")
+
+
+def node_name() -> str:
+    """What stands for this worker in the name of its file."""
+    return hashlib.sha256(worker_name().encode()).hexdigest()[:12]
 
 
 def path(run: str, node: str) -> Path:

@@ -12,7 +12,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from steps.errors import ConfigError, DataError, RekindleError, StorageError, TrackingError
-from steps.storage import Store
+from steps.storage import Store, patiently
 from steps.train import Inputs
 from steps.training import peers as peering
 from steps.training import signals
@@ -28,7 +28,7 @@ from steps.workload import Workload, checked, load
 
 def train(inputs: Inputs, leaving: threading.Event) -> None:
     """Make all steps together with whoever is there. Raises ConfigError, DataError; SystemExit(143) when told to go."""
-    if finished(inputs):
+    if patiently(lambda: finished(inputs), leaving, "to see whether the run is complete"):
         return
     device = pick_device(inputs)
     peers = peering.find(inputs, fingerprint(inputs, device), device)
@@ -50,7 +50,8 @@ class Training:
         self.inputs, self.device = inputs, device
         self.workload, section = open_workload(inputs)
         self.store = Store.from_env()
-        self.data = self.workload.dataset(local_dataset(self.store, inputs.dataset, inputs.digest), "train")
+        path = patiently(lambda: local_dataset(self.store, inputs.dataset, inputs.digest), leaving, "for the dataset")
+        self.data = self.workload.dataset(path, "train")
         if not len(self.data):
             raise DataError("the dataset has no training samples: give more data, or fewer test weeks.")
         torch.manual_seed(mix(inputs.seed, 0, 0))
@@ -60,13 +61,14 @@ class Training:
         self.total = inputs.total_steps(len(self.data))
         self.fingerprint = fingerprint(inputs, device)
         self.checkpoints = Checkpoints(
-            self.store,
+            self.store.hasty(),
             inputs.checkpoints,
             inputs.identity_hash(),
             self.fingerprint,
             self.state,
             Cursor(self.data),
             peers.note,
+            leaving,
         )
         self.metrics = Metrics(inputs.run_id, self.total, inputs.batch_size * inputs.virtual_workers)
         self.group = Group(peers, self.state, self.checkpoints, leaving)
@@ -115,7 +117,7 @@ class Training:
         self.state.check_buffers()
         inputs, tensors = self.inputs, self.state.trained()
         sha256 = weights_sha256(tensors)
-        self.store.put(f"{inputs.out}/model.safetensors", save(tensors))
+        self.put("model.safetensors", save(tensors))
         self.metrics.close()  # once model.json is there, all processes may be ended at any moment
         about = inputs.identity() | {
             "sha256": sha256,
@@ -123,16 +125,22 @@ class Training:
             "fingerprint": self.fingerprint,
             "identity": inputs.identity_hash(),
         }
-        self.store.put(f"{inputs.out}/model.json", json.dumps(about, indent=1).encode())
+        self.put("model.json", json.dumps(about, indent=1).encode())
         sys.stderr.write(f"trained {self.state.step} steps: model {sha256}\n")
         return sha256
 
+    def put(self, name: str, data: bytes) -> None:
+        """Write one file of the model, however long the object store is away."""
+        key = f"{self.inputs.out}/{name}"
+        patiently(lambda: self.store.put(key, data), self.group.leaving, f"to write {key}")
+
     def leave(self) -> None:
         """Go before the end, as told: if nobody else carries the state on, the object store must."""
+        safe = True
         if self.group.deserted and self.state.step > 0:
-            self.checkpoints.flush(self.group.place)
+            safe = self.checkpoints.flush(self.group.place, lambda: signals.left() - 1)
         self.group.peers.leave()
-        self.checkpoints.close(remove=True)
+        self.checkpoints.close(remove=safe)
         self.metrics.close()
         sys.stderr.write(f"left after step {self.state.step}, as told by SIGTERM\n")
         sys.stderr.flush()

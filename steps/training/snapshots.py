@@ -12,20 +12,20 @@ from queue import SimpleQueue
 import torch
 
 from steps.training import hot
-from steps.training.state import State, raw
+from steps.training.state import State
 
 Job = tuple[int, int, bytes]  # slot, step, the loader's state
 
 
 class Snapshots:
-    """The slots of one worker. `take` is the loop's, everything else may be called by any thread."""
+    """The slots of one worker; without a file, private memory that only an upload needs."""
 
     def __init__(self, state: State, file: hot.Hot | None) -> None:
         self.state, self.file = state, file
-        self.ready = threading.Event()
+        self.ready = threading.Event()  # memory is reserved
         self._slots: list[memoryview] = []
         self._tensors: list[torch.Tensor] = []
-        self._kept: int | None = None  # slot of the newest committed snapshot
+        self._kept = file.kept if file else None  # slot of the newest committed snapshot
         self._queued: set[int] = set()  # slots to be committed
         self._pinned: set[int] = set()
         self._lock = threading.Lock()
@@ -35,23 +35,21 @@ class Snapshots:
 
     @property
     def idle(self) -> bool:
-        """Whether the last snapshot is committed, and the slots can take another."""
-        return self.ready.is_set() and not self._queued
+        """Whether there is shared memory, and all snapshots in it are committed."""
+        return self.ready.is_set() and self.file is not None and not self._queued
 
-    def take(self, extra: bytes, *, pin: bool) -> int | None:
-        """Copy the state as it is now; gives the slot, None if none is free. `pin`: until `unpin` it stays."""
+    def take(self, extra: bytes, *, pin: bool = False) -> int | None:
+        """Copy the state as it is now; gives the slot, None if none is free. `pin`: it stays until `unpin`."""
         with self._lock:
             busy = {self._kept, *self._queued, *self._pinned}
-            free = [slot for slot in range(len(self._slots)) if slot not in busy]
-            if not free:
+            slot = next((slot for slot in range(len(self._slots)) if slot not in busy), None)
+            if slot is None:
                 return None
-            slot = free[0]
             if pin:
                 self._pinned.add(slot)
             if self.file:
                 self._queued.add(slot)
-        if self.file:
-            self.file.begin(slot)
+                self.file.begin(slot)
         self._tensors[slot].copy_(self.state.memory)
         if self.file:
             self._jobs.put((slot, self.state.step, extra))
@@ -67,7 +65,7 @@ class Snapshots:
             self._pinned.discard(slot)
 
     def close(self, *, remove: bool) -> None:
-        """End the thread; `remove`: the shared memory is not needed any more."""
+        """Commit what is taken, and let go; `remove`: nobody needs the shared memory any more."""
         self._jobs.put(None)
         self._thread.join()
         if self.file:
@@ -85,24 +83,22 @@ class Snapshots:
                 self._queued.discard(slot)
 
     def _reserve(self) -> None:
-        size = len(raw(self.state.memory)) if self.state.device.type == "cpu" else 4 * self.state.memory.numel()
+        memory = self.state.memory
+        size = memory.numel() * memory.element_size()
         if self.file:
             try:
                 self.file.reserve()
+                self._slots = [slot[:size] for slot in self.file.slots]
             except OSError as error:
                 sys.stderr.write(
-                    f"no snapshots in shared memory: {self.file.path} cannot have {hot.SLOTS} times {size >> 20} MiB "
-                    f"({error.strerror}). Losing all workers of this node costs the steps since the last durable "
-                    "checkpoint. Give the pod a larger /dev/shm (an emptyDir with medium: Memory).\n"
+                    f"no snapshots in shared memory: {error}. {hot.SLOTS} times {size >> 20} MiB must fit into "
+                    f"{hot.directory()}: give the pod an emptyDir with medium: Memory there. Until then the loss of "
+                    "all workers costs the steps since the last durable checkpoint.\n"
                 )
                 self.file.close(remove=True)
                 self.file = None
-        if self.file:
-            self._slots = [slot[:size] for slot in self.file.slots]
-            self._kept = self.file.kept
-        else:
-            private = mmap.mmap(-1, size)
-            self._slots = [memoryview(private)]
-        self._tensors = [torch.frombuffer(slot, dtype=self.state.memory.dtype) for slot in self._slots]
+        if not self.file:
+            self._slots = [memoryview(mmap.mmap(-1, size))]
+        self._tensors = [torch.frombuffer(slot, dtype=memory.dtype) for slot in self._slots]
         if not self.file:
             self._tensors[0].zero_()  # touched now, so that no copy has to wait for a page fault
