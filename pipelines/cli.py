@@ -302,6 +302,38 @@ def ui(browser: bool) -> None:
         click.launch(url)
 
 
+@commands.group(cls=Commands, context_settings=CONTEXT)
+def demo() -> None:
+    """See for yourself.
+
+    \b
+    Example:
+      rekindle demo chaos --workers 4
+    """
+
+
+@demo.command(context_settings=CONTEXT)
+@click.option("--workers", type=click.IntRange(1, 16), default=3, show_default=True, help="Processes that train.")
+@click.option("--seconds-between", "seconds", type=click.FloatRange(0), default=3, show_default=True,
+              help="Between attacks.")  # fmt: skip
+@click.option("--steps", type=click.IntRange(20), default=1500, show_default=True, help="Training steps.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Chooses the victims.")
+@output_option("text", "json")
+def chaos(workers: int, seconds: float, steps: int, seed: int, output: str) -> int:
+    """Watch a training survive attacks.
+
+    A small model is trained twice: once in peace, once while its workers, their launchers and the coordinator are
+    killed, stopped and told to go. Exit codes: 0 both have the same sha256, 1 not, 130 stopped by Ctrl-C.
+
+    \b
+    Example:
+      rekindle demo chaos --workers 4
+    """
+    from pipelines.demo import Plan, run
+
+    return run(HOME, Plan(workers, seconds, steps, seed), as_json=output == "json")
+
+
 @contextmanager
 def _refusals(output: str) -> Iterator[None]:
     """What does not even start is an object, too."""
