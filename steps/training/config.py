@@ -37,7 +37,7 @@ class TrainConfig(Section):
     reduction: Literal["exact", "fast"] = Field("exact", description="fast: a plain all-reduce, bits depend on workers")
     silence_seconds: float = Field(1.0, ge=0.5, description="a worker silent for so long, without a step, is dropped")
     hung_seconds: float = Field(600.0, gt=0, description="one that lives, but makes no step for so long, is dropped")
-    checkpoint_seconds: float = Field(30.0, gt=0, description="a durable checkpoint is due after this time")
+    checkpoint_seconds: float = Field(0.0, ge=0, description="time between durable checkpoints (0: automatic)")
     hot_seconds: float = Field(0.0, ge=0, description="time between snapshots in shared memory (0: automatic)")
     checkpoint_steps: int = Field(0, ge=0, description="and after this many steps (0: time alone decides)")
     keep_checkpoints: int = Field(3, ge=2, description="durable checkpoints kept")

@@ -53,7 +53,8 @@ class Stage:
 
     def __init__(self, environment: dict[str, str], folder: Path, *, tell: bool = False) -> None:
         self.tell = tell
-        self.folder, self.environment, self.mark = folder, environment, uuid.uuid4().hex
+        self.folder, self.mark = folder, uuid.uuid4().hex
+        self.environment = {"REKINDLE_SHM": str(Shared)} | environment
         self.undisturbed: dict[str, str] = {}  # identity → sha256 of model.safetensors
         self.store = Store(
             *(

@@ -86,6 +86,7 @@ class Crew:
     def __init__(self, environment: dict[str, str], logs: Path) -> None:
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = free.getsockname()[1]
+        environment = {"REKINDLE_SHM": str(logs)} | environment  # what one test leaves there, no other may find
         self.environment = environment | {
             "REKINDLE_CACHE": str(logs / "cache"),
             "OMP_NUM_THREADS": "1",
