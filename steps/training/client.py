@@ -18,7 +18,8 @@ from steps.training.membership import PROTOCOL
 
 BEAT = 0.2  # seconds between proofs of life
 RETRY = 0.1  # seconds between attempts to reach a coordinator that is away
-COMPLAIN = 10.0  # seconds after which that is worth a line
+AWAY = 5.0  # seconds after which it may have ended with the run
+COMPLAIN = 60.0  # seconds between two lines about it
 
 Members = list[tuple[str, str]]  # (id, address of its store) by rank
 
@@ -26,7 +27,11 @@ Members = list[tuple[str, str]]  # (id, address of its store) by rank
 class Client:
     """What this worker knows of the run's membership. Thread-safe."""
 
-    def __init__(self, host: str, port: int, store_port: int, fingerprint: dict[str, Any]) -> None:
+    def __init__(
+        self, host: str, port: int, store_port: int, fingerprint: dict[str, Any], over: Callable[[], bool]
+    ) -> None:
+        """`over`: asked now and then while the coordinator is away, whether it is so because the run is complete."""
+        self.over = over
         self.where = (host, port)
         self.id = uuid.uuid4().hex[:12]
         self.name = os.environ.get("POD_NAME") or f"{socket.gethostname()}-{os.getpid()}"
@@ -105,23 +110,40 @@ class Client:
 
     def _connect(self) -> socket.socket:
         # the pod's own address, or all local pods would be seen as 127.0.0.1
-        return socket.create_connection(self.where, timeout=5, source_address=(os.environ.get("POD_IP", ""), 0))
+        connection = socket.create_connection(self.where, timeout=5, source_address=(os.environ.get("POD_IP", ""), 0))
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        # a node that is cut off does not say so: what it does not take for so long (ms) ends the connection
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 10_000)
+        return connection
 
     def _run(self) -> None:
-        quiet_until = time.monotonic() + COMPLAIN
+        heard = said = time.monotonic()
         while not self.complete:
             try:
                 with self._connect() as connection:
-                    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                     self._listen(connection)
-                quiet_until = time.monotonic() + COMPLAIN
+                heard = time.monotonic()
             except (OSError, ValueError, KeyError, TypeError) as error:
-                if time.monotonic() > quiet_until:
-                    say(f"the coordinator at {self.where[0]}:{self.where[1]} does not answer: {error}")
-                    quiet_until = time.monotonic() + 60
+                if self._socket:
+                    heard = time.monotonic()
+                if (now := time.monotonic()) - heard > AWAY:
+                    heard = now
+                    self._ask_whether_over()
+                    if now - said > COMPLAIN:
+                        say(f"the coordinator at {self.where[0]}:{self.where[1]} does not answer: {error}")
+                        said = now
             with self._changed:
                 self._socket, self._acked = None, 0
             time.sleep(RETRY)
+
+    def _ask_whether_over(self) -> None:
+        try:
+            over = self.over()
+        except RekindleError as error:
+            return say(f"whether the run is complete is not known: {error}")
+        with self._changed:
+            self.complete = over
+            self._changed.notify_all()
 
     def _listen(self, connection: socket.socket) -> None:
         with self._changed:
@@ -129,7 +151,7 @@ class Client:
             group, members = self.group
             hello = {"address": f"{self.address}:{self._store_port}", "step": self.step, "generation": self.opened}
             hello |= {"group": 0 if self._waiting else group, "peers": [id for id, _ in members]}
-            self._socket = connection
+            self._socket, self._acked = connection, 0  # an ack may have been meant for no connection at all
             self.send({"join": self._hello | hello})
         beat, pending = time.monotonic() + BEAT, b""
         while True:

@@ -82,8 +82,7 @@ class Server:
                 "one may be running here. End it, or set MASTER_PORT to another port for this run."
             ) from error
         loop.add_signal_handler(signal.SIGTERM, self.end, 143)
-        self.ledger.note("coordinator", id=self.id)
-        self._soon(self._check(sure=False))
+        self._soon(self._check())
         self._soon(self._hold())
         ticker = asyncio.create_task(self._tick())
         await asyncio.wait({self.over, ticker}, return_when=asyncio.FIRST_COMPLETED)
@@ -127,9 +126,9 @@ class Server:
             membership.lost(now, worker, "drain")
         elif "done" in message:
             membership.beat(now, worker, -1, busy=True)
-            self._soon(self._check(sure=True))
+            self._soon(self._check(message["done"]))
         elif "event" in message:
-            self.ledger.note(**message)
+            self.ledger.note(**{"name": membership.alive[worker].name} | message)
         else:
             raise ValueError(f"unknown message {message}")
         self.flush()
@@ -176,8 +175,8 @@ class Server:
         if not task.cancelled() and (error := task.exception()) and not self.over.done():
             self.over.set_exception(error)
 
-    async def _check(self, sure: bool) -> None:
-        """Is the model there? `sure`: a worker says so."""
+    async def _check(self, sha256: str = "") -> None:
+        """Is the model there? With `sha256` a worker says so."""
         while True:
             try:
                 there = await asyncio.to_thread(finished, self.inputs)
@@ -188,11 +187,11 @@ class Server:
             except RekindleError as error:
                 return self.end(fail(error))
         if there:
-            if sure:
-                self.ledger.note("complete", step=self.membership.step)
+            if sha256:
+                self.ledger.note("complete", step=self.membership.step, sha256=sha256)
             self._tell_all({"complete": True})
             self.end(0)
-        elif sure:
+        elif sha256:
             self.end(fail(RekindleError(f"{self.inputs.out}/model.json is missing although a worker has written it.")))
 
     async def _hold(self) -> None:
@@ -200,6 +199,9 @@ class Server:
         claim, quiet = Claim(store, self.inputs, self.id), False
         while True:
             try:
+                if not claim.staked:
+                    await asyncio.to_thread(claim.hold)
+                    self.ledger.note("coordinator", id=self.id)  # only now is the prefix known to be this run's
                 await asyncio.to_thread(claim.hold)
                 quiet = False
             except StorageError as error:

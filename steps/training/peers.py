@@ -19,7 +19,7 @@ import torch.distributed
 
 from steps.train import Inputs
 from steps.training.client import Client, say
-from steps.training.coordinator import store
+from steps.training.coordinator import PORT, finished, store
 from steps.training.ledger import Ledger
 
 dist: Any = torch.distributed  # whose stubs know neither stores nor groups
@@ -47,6 +47,7 @@ class Peers:
         self.device = device
         self._step, self._noted = -1, 0.0
         self._ledger = Ledger(store, inputs.ledger) if int(os.environ.get("RANK", 0)) == 0 else None
+        self._early: list[dict[str, Any]] | None = []  # until we train, the prefix may turn out to be another run's
 
     def form(self, step: int, leaving: threading.Event) -> Formation | None:
         """The next group; None if we were told to leave while waiting, or the run is complete."""
@@ -68,6 +69,9 @@ class Peers:
 
     def progress(self, step: int) -> None:
         """So many steps are made."""
+        early, self._early = self._early, None
+        for fields in early or []:
+            self.note(**fields)
         if step > self._step and time.monotonic() - self._noted >= 1:
             self._step, self._noted = step, time.monotonic()
             self.note("step", step=step)
@@ -99,7 +103,9 @@ class Peers:
 
     def note(self, event: str, **fields: Any) -> None:
         """Something happened that the ledger should know. Returns at once."""
-        if self._ledger:
+        if self._early is not None:
+            self._early.append({"event": event, "t": time.time()} | fields)
+        elif self._ledger:
             self._ledger.note(event, **fields)
 
     def finish(self, sha256: str, step: int) -> bool:
@@ -119,7 +125,7 @@ class Elastic(Peers):
 
     elastic = True
 
-    def __init__(self, host: str, port: int, fingerprint: dict[str, Any], device: torch.device) -> None:
+    def __init__(self, inputs: Inputs, host: str, fingerprint: dict[str, Any], device: torch.device) -> None:
         self.device = device
         self.generation = 0
         self._pg: Any = None
@@ -129,7 +135,8 @@ class Elastic(Peers):
         self._waker: threading.Thread | None = None
         # each worker offers a store; the group meets in that of its first member, so no store outlives its use
         self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-        self.client = Client(host, port, self._store.port, fingerprint)
+        port = int(os.environ.get("MASTER_PORT", PORT))
+        self.client = Client(host, port, self._store.port, fingerprint, lambda: finished(inputs))
         self.client.on_hard = self._abort
 
     def form(self, step: int, leaving: threading.Event) -> Formation | None:
@@ -282,7 +289,7 @@ def _route_to(host: str) -> str:
 def find(inputs: Inputs, fingerprint: dict[str, Any], device: torch.device) -> Peers:
     """The peers that the environment tells of."""
     if "TORCHELASTIC_RUN_ID" not in os.environ and (host := os.environ.get("MASTER_ADDR")):
-        return Elastic(host, int(os.environ.get("MASTER_PORT", 23456)), fingerprint, device)
+        return Elastic(inputs, host, fingerprint, device)
     return Peers(inputs, device)
 
 

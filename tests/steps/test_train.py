@@ -107,7 +107,7 @@ def test_sigterm_to_one_and_then_to_all_loses_no_step(crew: Crew, s3: Store, und
     crew.release(20)
     assert a.code() == 143, a.said()
     crew.held(60, b)
-    assert not list(s3.list("term/checkpoints/"))  # the other carries on
+    assert not list(s3.list("term/checkpoints/manifests/"))  # the other carries on
     b.send(signal.SIGTERM)
     crew.release(60)
     assert b.code() == 143, b.said()
