@@ -301,7 +301,7 @@ def count() -> int:
     """Workers of this pod, as the training operator says: a number, or "auto". Raises ConfigError."""
     text = os.environ.get("PET_NPROC_PER_NODE", "")
     number = int(text) if text.isdecimal() else 1
-    if number < 1 or (number > 1 and "MASTER_ADDR" not in os.environ):
+    if number < 1 or (number > 1 and not os.environ.get("MASTER_ADDR")):
         raise ConfigError(
             f"PET_NPROC_PER_NODE is {text}: it must be at least 1, and more than one worker needs a coordinator "
             "(MASTER_ADDR). Set nprocPerNode of the job to 1, or give it a Master."

@@ -1,8 +1,7 @@
-"""The toy workload, in trouble: what TROUBLE names happens in the second step, TROUBLE_TIMES times (else always)."""
+"""The toy workload in trouble: each life of a worker ends as the next word of TROUBLE says, after TROUBLE_AT leaves."""
 
 import os
 import signal
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +10,17 @@ from tests.steps.training import toy
 from tests.steps.training.toy import Data, Model, evaluate, model, prepare, scorer
 
 __all__ = ["Data", "Model", "evaluate", "model", "prepare", "scorer"]
-LEAVES = 7  # of a step
+STEP = 7  # leaves
 
 
 def _raise(error: BaseException) -> None:
     raise error
+
+
+def _hoard() -> None:
+    kept = [b"x" * (1 << 20)]
+    while True:
+        kept.append(bytes(kept[0]) + b"x")
 
 
 TROUBLES: dict[str, Any] = {
@@ -26,12 +31,13 @@ TROUBLES: dict[str, Any] = {
     "exit": lambda: os._exit(3),
     "crash": lambda: os.kill(os.getpid(), signal.SIGSEGV),
     "preempted": lambda: os.kill(os.getpid(), signal.SIGKILL),
-    "memory": lambda: bytearray(1 << 30),
+    "told": lambda: os.kill(os.getpid(), signal.SIGTERM),
+    "hoard": _hoard,
 }
 
 
 class Fed:
-    """The toy's samples, beside a DataLoader with processes of its own, each of which must live."""
+    """The toy's samples, beside a DataLoader whose processes must all live."""
 
     def __init__(self, path: Path) -> None:
         from torch.utils.data import DataLoader
@@ -57,13 +63,13 @@ done = 0
 
 def loss(model: Any, batch: tuple[Any, ...]) -> Any:
     global done
+    if (troubles := os.environ.get("TROUBLE", "").split()) and done == int(os.environ.get("TROUBLE_AT", STEP)):
+        with open(Path(os.environ["TOY_GATES"]) / "lives", "a+") as file:
+            file.seek(0)
+            life = len(file.read())
+            file.write("x")
+            file.flush()
+            if life < len(troubles):
+                TROUBLES[troubles[life]]()
     done += 1
-    mark = Path(os.environ["TOY_GATES"]) / "troubles"
-    if (name := os.environ.get("TROUBLE")) and (done > LEAVES or mark.exists()):
-        with open(mark, "a") as file:
-            file.write(f"{os.getpid()}\n")
-        if len(mark.read_text().splitlines()) <= int(os.environ.get("TROUBLE_TIMES", 1000)):
-            sys.stderr.write(f"trouble: {name}\n")
-            sys.stderr.flush()
-            TROUBLES[name]()
     return toy.loss(model, batch)
