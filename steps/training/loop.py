@@ -70,7 +70,10 @@ class Training:
             peers.note,
             leaving,
         )
-        self.metrics = Metrics(inputs.run_id, self.total, inputs.batch_size * inputs.virtual_workers)
+        plan = {"device": self.fingerprint["device"], "workers": inputs.workers, "steps": self.total}
+        plan["virtual_workers"] = inputs.virtual_workers
+        samples = inputs.batch_size * inputs.virtual_workers
+        self.metrics = Metrics(inputs.run_id, self.total, samples, lambda: peers.note("run", **plan))
         self.group = Group(peers, self.state, self.checkpoints, leaving)
 
     def run(self) -> None:

@@ -6,6 +6,7 @@ The line's form is fixed, others read it: `progress step=120/600 loss=0.02130 sa
 import sys
 import threading
 import time
+from collections.abc import Callable
 
 from steps.errors import TrackingError
 
@@ -15,10 +16,12 @@ PATIENCE = 10.0  # seconds the end of a run waits for MLflow
 
 
 class Metrics:
-    """Counts steps of the group's rank 0; the others make one too, and may become rank 0."""
+    """Counts steps of the group's rank 0 (`begun`: at the first); the others make one too, and may become rank 0."""
 
-    def __init__(self, run_id: str, total: int, samples_per_step: int) -> None:
-        self.run_id, self.total, self.samples = run_id, total, samples_per_step
+    def __init__(
+        self, run_id: str, total: int, samples_per_step: int, begun: Callable[[], None] = lambda: None
+    ) -> None:
+        self.run_id, self.total, self.samples, self.begun = run_id, total, samples_per_step, begun
         self.every = max(1, total // POINTS)
         self._sums = [0.0, 0.0, 0]  # loss, norm, steps
         self._since = self._line_at = time.monotonic()
@@ -48,6 +51,7 @@ class Metrics:
                     self._thread.start()
         if self._line_step < 0:  # the first step of this process warms up; it would spoil the speed
             self._line_at, self._line_step = now, step
+            self.begun()
         elif now - self._line_at >= 1 or step == self.total:
             self._progress(step, loss, (step - self._line_step) / max(1e-9, now - self._line_at))
             self._line_at, self._line_step = now, step
