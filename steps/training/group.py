@@ -27,7 +27,7 @@ from steps.training.state import State
 from steps.training.tree import Block, Sum, blocks, share
 
 RIDERS = 4  # loss, join, leave, save
-Buffer = tuple[Tensor, list[Tensor]]  # a flat tensor and its views by parameter
+Buffer = tuple[Tensor, list[Tensor]]  # a flat tensor; its views: by parameter, the loss, the other riders
 kernels: Any = torch  # whose stubs lack the fused operations
 
 
@@ -64,8 +64,9 @@ class Group:
         """The virtual workers that are ours in this step; ends early if the group turns out to be broken."""
         self._flagged = self.leaving.is_set()
         self.peers.progress(self.state.step)
-        self._riders[1], self._riders[2] = float(self.peers.stale()), float(self._flagged)
-        self._riders[3] = float(self.rank == 0 and self.checkpoints.due())
+        flags = (self.peers.stale(), self._flagged, self.rank == 0 and self.checkpoints.due())
+        if flags != self._flags:
+            self._flags, self._riders = flags, self._total.new_tensor(flags)
         for leaf in share(self.leaves_total, self.size, self.rank):
             if self.peers.dead():
                 self._broken = True
@@ -74,11 +75,14 @@ class Group:
 
     def add(self, leaf: int, loss: Tensor, gradients: list[Tensor]) -> None:
         """Count in one virtual worker's mean loss and gradients (one a parameter)."""
-        flat, views = self._pool.pop() if self._pool else self._buffer()
-        kernels._foreach_copy_(views, gradients)
-        flat[self.state.size : self.state.size + RIDERS] = self._riders
-        flat[self.state.size] = loss.detach()
-        self._sum.push((leaf, leaf + 1), (flat, views))
+        values = [*gradients, loss.detach(), self._riders]
+        if left := self._sum.half((leaf, leaf + 1)):
+            (first, _), buffer = left
+            kernels._foreach_add_(buffer[1], values)
+        else:
+            first, buffer = leaf, self._pool.pop() if self._pool else self._buffer()
+            kernels._foreach_copy_(buffer[1], values)
+        self._sum.push((first, leaf + 1), buffer)
 
     def reduced(self) -> Tensor | None:
         """The sum of all gradients, flat [state.size], valid until the next `add`; None if the group broke."""
@@ -231,8 +235,8 @@ class Group:
             self._pg._end_coalescing(self.state.device).wait()
 
     def _buffer(self) -> Buffer:
-        flat = torch.zeros_like(self._total)
-        return flat, self.state.views(flat)
+        flat, at = torch.zeros_like(self._total), self.state.size
+        return flat, [*self.state.views(flat), flat[at], flat[at + 1 : at + RIDERS]]
 
     def _received(self, rows: int, part: int) -> Tensor:
         if self._inbox.numel() < rows * part:
@@ -246,7 +250,8 @@ class Group:
         width = self.state.size + RIDERS + self.leaves_total  # slices of equal size reach beyond the end
         self._total = torch.zeros(width, device=self.state.device)
         self._inbox = self._total.new_empty(0)
-        self._riders = self._total.new_zeros(RIDERS)
+        self._flags = (False, False, False)
+        self._riders = self._total.new_tensor(self._flags)
         self._pool: list[Buffer] = []
         self._sum = Sum[Buffer](self.leaves_total, self._plus)
 

@@ -34,7 +34,6 @@ class State:
         offsets = [0]
         for p in self.parameters:
             offsets.append(offsets[-1] + math.ceil(p.numel() / ALIGN) * ALIGN)
-        self.decayed = offsets[sum(p.ndim >= 2 for p in self.parameters)]
         self.size, self._offsets = offsets[-1], offsets[:-1]
         self.memory = torch.zeros((4 if config.average else 3) * self.size, device=device)
         self.weights, self._mean, self._square, *average = self.memory.split(self.size)
@@ -43,6 +42,13 @@ class State:
             view.copy_(p.data)
             p.data = view
         self._average.copy_(self.weights)
+        cut = offsets[sum(p.ndim >= 2 for p in self.parameters)]
+        flats = (self.weights, self._mean, self._square)
+        self._parts = [
+            (part, decay, *([flat[part]] for flat in flats))
+            for part, decay in ((slice(0, cut), config.weight_decay), (slice(cut, self.size), 0.0))
+        ]
+        self._count, self._divisor = torch.zeros((), device=device), torch.zeros((), device=device)
         self._buffers = {name: (b, b._version) for name, b in model.named_buffers()}
 
     def views(self, flat: Tensor) -> list[Tensor]:
@@ -52,22 +58,23 @@ class State:
     def update(self, gradient: Tensor, scale: float, rate: float) -> float:
         """One AdamW update by `gradient` / `scale` (flat [size]); gives the gradient's norm before clipping."""
         config = self.config
-        norm = float(torch.linalg.vector_norm(gradient)) / scale
+        norm = torch.linalg.vector_norm(gradient).item() / scale
         if not math.isfinite(norm):
             raise ConfigError(
                 f"the gradient of step {self.step} is not finite: training has diverged, and would again. "
                 f"Lower train.learning_rate ({config.learning_rate}) or train.clip ({config.clip})."
             )
-        scale *= max(1.0, norm / config.clip) if config.clip else 1.0
         self.step += 1
-        count, divisor = torch.tensor(float(self.step)), torch.tensor(scale)
-        count, divisor = count.to(self.device), divisor.to(self.device)
-        cut = self.decayed
-        for part, decay in ((slice(0, cut), config.weight_decay), (slice(cut, self.size), 0.0)):
+        self._count.fill_(self.step)
+        self._divisor.fill_(scale * max(1.0, norm / config.clip) if config.clip else scale)
+        for part, decay, weights, mean, square in self._parts:
             kernels._fused_adamw_(
-                *([flat[part]] for flat in (self.weights, gradient, self._mean, self._square)),
+                weights,
+                [gradient[part]],
+                mean,
+                square,
                 [],
-                [count],
+                [self._count],
                 lr=rate,
                 beta1=config.beta1,
                 beta2=config.beta2,
@@ -75,7 +82,7 @@ class State:
                 eps=1e-8,
                 amsgrad=False,
                 maximize=False,
-                grad_scale=divisor,
+                grad_scale=self._divisor,
             )
         if config.average:  # young averages forget faster, or the first weights would linger in them
             self._average.lerp_(self.weights, 1 - min(config.average, (1 + self.step) / (10 + self.step)))

@@ -44,10 +44,15 @@ class Sum(Generic[T]):
 
     def push(self, block: Block, value: T) -> None:
         """Take the next value: it must begin where the one before ended."""
-        while self.parts and (self.parts[-1][0][0], block[0], block[1]) in self._joints:
-            (lo, _), left = self.parts.pop()
-            value, block = self._add(left, value), (lo, block[1])
+        while left := self.half(block):
+            value, block = self._add(left[1], value), (left[0][0], block[1])
         self.parts.append((block, value))
+
+    def half(self, block: Block) -> tuple[Block, T] | None:
+        """The last part, taken out, if it makes a whole subtree with `block`."""
+        if self.parts and (self.parts[-1][0][0], *block) in self._joints:
+            return self.parts.pop()
+        return None
 
     def take(self) -> list[tuple[Block, T]]:
         """The partial sums so far, in leaf order; the sum is empty afterwards."""
