@@ -14,6 +14,7 @@ import signal
 import sys
 import threading
 import time
+from contextlib import suppress
 
 from steps.errors import ConfigError
 
@@ -29,11 +30,9 @@ _until = math.inf
 def grace() -> float:
     """Seconds between SIGTERM and SIGKILL. Raises ConfigError."""
     text = os.environ.get(GRACE) or "30"
-    try:
-        if (seconds := float(text)) > 0:
-            return seconds
-    except ValueError:
-        pass
+    with suppress(ValueError):
+        if 0 < float(text) < math.inf:
+            return float(text)
     raise ConfigError(f"{GRACE} is {text!r}: it must be seconds, those of the pod's terminationGracePeriodSeconds.")
 
 
