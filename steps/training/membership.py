@@ -227,7 +227,7 @@ class Membership:
                 self.lost(now, worker.id, "hung")
 
     def _remind(self, now: float) -> None:
-        if self.agreed and self.members:
+        if (self.agreed and self.members) or not self.reminded:
             self.reminded = now
         elif now - self.reminded >= REMIND:
             self.reminded = now
