@@ -21,7 +21,9 @@ from boto3.session import Session
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 from botocore.loaders import create_loader
+from botocore.parsers import ResponseParserError
 from botocore.session import get_session
+from urllib3.exceptions import HTTPError
 
 from steps.errors import ConfigError, Conflict, StorageError
 
@@ -209,7 +211,7 @@ class Store:
             if code in ("412", "PreconditionFailed", "409", "ConditionalRequestConflict"):
                 raise Conflict(f"{self.uri(key)} was written by somebody else in the meantime.") from error
             raise StorageError(f"{self.uri(key)}: the object store answered {code} ({error}).") from error
-        except (BotoCoreError, Boto3Error) as error:  # the latter from uploads
+        except (BotoCoreError, Boto3Error, ResponseParserError, HTTPError) as error:  # the latter of torn answers
             where = self.endpoint or "AWS"
             raise StorageError(
                 f"{self.uri(key)}: the object store at {where} cannot be used ({error}). Check S3_ENDPOINT_URL and the "

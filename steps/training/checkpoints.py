@@ -147,7 +147,8 @@ class Checkpoints:
         except ConfigError as error:  # another run took the prefix meanwhile; ours goes on without
             draft.problem = str(error)
             self._say(f"the checkpoint of step {draft.step} is not written: {error}")
-        self.snapshots.unpin(slot)
+        finally:
+            self.snapshots.unpin(slot)
         if place[0] == 0 and not draft.problem:
             seconds = time.monotonic() - began
             self.interval.cost, self.interval.duration = self.interval.cost + draft.cpu, seconds

@@ -68,8 +68,9 @@ class Snapshots:
         """Commit what is taken, and let go; `remove`: nobody needs the shared memory any more."""
         self._jobs.put(None)
         self._thread.join()
-        if self.file:
-            self.file.close(remove=remove)
+        file, self.file = self.file, None
+        if file:
+            file.close(remove=remove)
 
     def _run(self) -> None:
         self._reserve()
