@@ -6,7 +6,8 @@ draw(summary, Path("timeline.png"))
 from pathlib import Path
 from typing import Any
 
-from steps.training.account import LOST, TRAINED, WAITED, Summary, covered, percent, short_name
+from steps.training.account import LOST, TRAINED, WAITED, Summary, percent, short_name
+from steps.training.story import short
 
 COLOURS = {TRAINED: "#0f766e", WAITED: "#cbd5e1", LOST: "#dc2626"}
 MARKS = {  # of incidents: label, marker, colour
@@ -101,8 +102,7 @@ def _speed(axes: Any, summary: Summary, scale: float) -> None:
 def _title(summary: Summary) -> str:
     total = sum(summary.seconds(kind) for kind in COLOURS) or 1.0
     shares = ", ".join(f"{percent(summary.seconds(kind) / total)} {kind}" for kind in COLOURS)
-    busy = covered(span for each in summary.spans.values() for span in each)
-    return f"{summary.steps} steps, {len(summary.spans)} workers in {busy:.0f} s: {shares}"
+    return f"{summary.steps} steps, {len(summary.spans)} workers in {short(summary.ended - summary.began)}: {shares}"
 
 
 def _length(summary: Summary) -> float:
