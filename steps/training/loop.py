@@ -34,8 +34,6 @@ def train(inputs: Inputs, leaving: threading.Event) -> None:
     peers = peering.find(inputs, fingerprint(inputs, device), device)
     try:
         Training(inputs, device, peers, leaving).run()
-    except (StorageError, TrackingError):
-        raise  # a service is away: we are started again until it is back, and the others go on
     except Exception as error:
         text = str(error) if isinstance(error, RekindleError) else f"{type(error).__name__}: {error}"
         temporary = isinstance(error, (StorageError, TrackingError))
