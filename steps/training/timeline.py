@@ -55,7 +55,7 @@ def _workers(axes: Any, summary: Summary, names: list[str], scale: float) -> Non
             # the edge keeps a hundredth of a second visible
             axes.broken_barh(bars, (row - 0.34, 0.68), facecolor=colour, edgecolor=colour, linewidth=0.4)
         axes.broken_barh([], (0, 0), facecolor=colour, label=kind)
-    axes.set_ylim(len(names) - 0.5, -0.5)
+    axes.set_ylim(max(1, len(names)) - 0.5, -0.5)
     if len(names) <= NAMED:
         axes.set_yticks(range(len(names)), [short_name(name)[-20:] for name in names])
     else:
