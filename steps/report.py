@@ -50,7 +50,7 @@ def run(inputs: Inputs) -> Outputs:
     if summary:
         log(run_id, summary, inputs.workdir / "ledger")
         if lines and summary.state == "failed":
-            lines.append(f"training: {summary.message}")
+            lines.insert(0, f"training: {summary.message}")
     if lines:
         tracking.log(run_id, tags={"rekindle.failures": "\n".join(line[:900] for line in lines[:SHOWN])})
     tracking.finish(run_id, status(inputs.status, lines))

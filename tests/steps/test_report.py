@@ -85,7 +85,7 @@ def test_the_run_says_where_the_time_of_its_workers_went(mlflow_server: str, s3:
 
 def test_a_training_that_was_given_up_says_why_on_the_run(mlflow_server: str, s3: Store) -> None:
     run = reported(s3, VERDICT, failures=json.dumps(FAILURE))
-    assert run.data.tags["rekindle.failures"].endswith("training: worker-0: the gradient is not finite")
+    assert run.data.tags["rekindle.failures"].startswith("training: worker-0: the gradient is not finite\ntrain: Error")
 
 
 def test_a_ledger_that_is_missing_or_out_of_reach_does_not_fail_the_workflow(
