@@ -331,7 +331,8 @@ def chaos(workers: int, seconds: float, steps: int, seed: int, output: str) -> i
     """
     from pipelines.demo import Plan, run
 
-    return run(HOME, Plan(workers, seconds, steps, seed), as_json=output == "json")
+    with _refusals(output):
+        return run(HOME, Plan(workers, seconds, steps, seed), as_json=output == "json")
 
 
 @contextmanager

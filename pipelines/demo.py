@@ -170,12 +170,15 @@ def attacked(training: Training, told: Show, view: View, plan: Plan) -> None:
             told.saw(name, training.state(name) if training.step < plan.steps else "done")
         for each in told.strikes:
             follow(each, training, told)
+        if told.strikes and training.repeated:
+            told.strikes[-1].lost = max(told.strikes[-1].lost, training.step - min(training.repeated))
+            training.repeated.clear()
         if not (told.strikes or told.well):
             struck = time.monotonic()  # until all are there
         share = (len(told.strikes) + 1) / (len(ATTACKS) + 1)  # all attacks come, however fast this machine is
         late = training.step >= share * plan.steps
         due = told.well and time.monotonic() - struck >= plan.seconds
-        if attacks and training.step < plan.steps and (due or (late and told.going)):
+        if attacks and 0 < training.step < plan.steps and (due or (late and told.going)):
             struck = time.monotonic()
             told.strikes.append(strike(attacks.pop(0), training, told, luck))
         view.tick()
@@ -217,7 +220,7 @@ def follow(strike: Strike, training: Training, told: Show) -> None:
     if strike.next_step is None and training.step >= strike.step + 2:  # one may have been on its way already
         strike.next_step = since
         if COORDINATOR in strike.victims and (found := training.resumed[strike.resumed :]):  # nobody survived
-            strike.lost = max(0, strike.step - max(found))
+            strike.lost = max(strike.lost, strike.step - max(found))
     if strike.back is None and all(_is_back(name, strike, training) for name in strike.victims):
         strike.back = since
 

@@ -31,6 +31,7 @@ from steps.training.coordinator import PORT
 LOOK = 0.01  # seconds between looks at the step
 POLL = 0.05  # seconds between looks at the processes
 GRACE = 0.3  # seconds that they have to end in when the show is over before the training is
+SLACK = 5  # steps by which what is seen of one worker may be older than what is seen of another
 COORDINATOR = "coordinator"
 GENERATION = re.compile(r"generation \d+: (.*)")
 RESUMED = re.compile(r"going on from step (\d+)|step (\d+) was found in shared memory")
@@ -63,6 +64,8 @@ class Training:
         self.groups = 0  # published so far
         self.resumed: list[int] = []  # the steps that restarted workers found in a checkpoint of either tier
         self.step = 0  # the newest that anybody has made
+        self.repeated: list[int] = []  # steps that somebody made although it had been made before
+        self._kept: dict[Path, int] = {}  # the newest step in each file of shared memory
         self._answered = 0  # pid of the coordinator that took a connection
         self._logs = [Tail(folder / "logs" / f"{self._pod(name)}.log") for name in self.names]
 
@@ -150,7 +153,7 @@ class Training:
         return f"{self.name}-{name.replace(COORDINATOR, 'master-0')}"
 
     def _look(self) -> None:
-        steps = [self.step]
+        made: list[int] = []
         for log in self._logs:
             for line in log.lines():
                 if group := GENERATION.search(line):
@@ -159,9 +162,14 @@ class Training:
                 elif resumed := RESUMED.search(line):
                     self.resumed.append(int(resumed[1] or resumed[2]))
                 elif progress := PROGRESS.search(line):
-                    steps.append(int(progress[1]))
-        steps += [hot.newest_step(path) for path in hot.directory().glob(f"rekindle-{self.run}-*")]
-        self.step = max(steps)
+                    made.append(int(progress[1]))
+        for path in hot.directory().glob(f"rekindle-{self.run}-*"):
+            step = hot.newest_step(path)
+            if step >= 0 and step != self._kept.get(path):
+                self._kept[path] = step
+                made.append(step)
+        self.repeated += [step for step in made if step < self.step - SLACK]
+        self.step = max([self.step, *made])
 
 
 class Tail:
