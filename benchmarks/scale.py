@@ -1,0 +1,170 @@
+"""What 512 workers cost the coordinator: simulated ones, without training, against a real coordinator process.
+
+    python -m benchmarks.scale [--members 512] [--runs 10] [--json]
+
+Each run breaks 1 to 5 connections at once and takes the time until every other member has the list of the next
+generation. The members share one process with this program, whose own work is part of the figure.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import resource
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import psutil
+
+from pipelines.local.services import Services
+from steps.training.client import BEAT, Client
+from steps.training.membership import PROTOCOL
+
+FLAGS = ("--dataset=d", "--digest=d", "--out=scale/model", "--checkpoints=scale/checkpoints", "--virtual-workers=4096")
+
+
+class Member(asyncio.Protocol):
+    """One simulated worker: registers, beats, acknowledges, and remembers when it was given a list."""
+
+    def __init__(self, number: int) -> None:
+        self.id, self.pending, self.opened, self.group, self.at = f"member-{number}", b"", 0, 0, 0.0
+
+    def connection_made(self, transport: Any) -> None:
+        self.transport = transport
+        hello = {"protocol": PROTOCOL, "id": self.id, "name": self.id, "address": "127.0.0.1:12345", "step": 0}
+        self.send({"join": hello | {"fingerprint": {}, "generation": 0, "group": 0, "peers": []}})
+
+    def send(self, message: dict[str, Any]) -> None:
+        self.transport.write(json.dumps(message).encode() + b"\n")
+
+    def data_received(self, data: bytes) -> None:
+        *lines, self.pending = (self.pending + data).split(b"\n")
+        for line in lines:
+            if line.startswith(b'{"open"'):
+                self.opened = json.loads(line)["open"]
+                self.send({"ack": self.opened, "step": 0})
+            elif line.startswith(b'{"members"'):
+                self.group, self.at = int(line.rpartition(b":")[2].rstrip(b"}")), time.monotonic()
+
+
+async def together(members: list[Member], after: int) -> float:
+    """Wait until all are in one group later than `after`; gives the moment when the last one heard of it."""
+    deadline = time.monotonic() + 60
+    while len({member.group for member in members}) != 1 or members[0].group <= after:
+        if time.monotonic() > deadline:
+            raise TimeoutError("the members did not agree within a minute")
+        await asyncio.sleep(0.005)
+    return max(member.at for member in members)
+
+
+async def measure(port: int, process: psutil.Process, count: int, runs: int) -> tuple[list[float], float]:
+    """Seconds from each loss to the next generation at every member; and the coordinator's share of a core at rest."""
+    loop, members, numbers = asyncio.get_running_loop(), list[Member](), iter(range(10**6))
+
+    async def add() -> None:
+        while len(members) < count:
+            batch = [loop.create_connection(lambda: Member(next(numbers)), "127.0.0.1", port) for _ in range(32)]
+            members.extend(protocol for _, protocol in await asyncio.gather(*batch))
+
+    async def beat() -> None:
+        for turn in range(10**9):
+            await asyncio.sleep(BEAT / 8)
+            for member in members[turn % 8 :: 8]:
+                member.send({"beat": turn // 8, "busy": False})
+
+    await add()
+    beating = asyncio.create_task(beat())
+    await together(members, 0)
+    before, began = sum(process.cpu_times()[:2]), time.monotonic()
+    await asyncio.sleep(10)
+    share = (sum(process.cpu_times()[:2]) - before) / (time.monotonic() - began)
+    took = []
+    for number in range(runs):
+        group = members[0].group
+        victims = [members.pop(random.randrange(len(members))) for _ in range(number % 5 + 1)]
+        at = time.monotonic()
+        for victim in victims:
+            victim.transport.abort()
+        took.append(await together(members, group) - at)
+        group = members[0].group
+        await add()
+        await together(members, group)
+    beating.cancel()
+    return took, share
+
+
+def listening(port: int) -> None:
+    """Wait until the coordinator takes connections."""
+    deadline = time.monotonic() + 60
+    while True:
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) == 0:
+                return
+        if time.monotonic() > deadline:
+            raise TimeoutError("the coordinator did not start within a minute")
+        time.sleep(0.05)
+
+
+def membership_share(port: int, seconds: float = 10.0) -> float:
+    """CPU seconds a second of a worker's thread that beats and listens, the rest of the process at rest."""
+    client = Client("127.0.0.1", port, 1, {}, lambda: False)
+    threading.Thread(target=client.agree, args=(0, 0, lambda: False), daemon=True).start()
+    time.sleep(1)
+    before = resource.getrusage(resource.RUSAGE_SELF)
+    time.sleep(seconds)
+    after = resource.getrusage(resource.RUSAGE_SELF)
+    return (after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime) / seconds
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true", help="print the bars as JSON")
+    parser.add_argument("--members", type=int, default=512, help="simulated workers (default: 512)")
+    parser.add_argument("--runs", type=int, default=10, help="losses (default: 10)")
+    options = parser.parse_args()
+    resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
+    with tempfile.TemporaryDirectory() as name:
+        services = Services(Path(name) / "home", {})
+        services.start("s3")
+        port = 20000 + os.getpid() % 10000
+        environment = services.credentials() | {"S3_ENDPOINT_URL": services.url("s3"), "S3_BUCKET": "rekindle"}
+        command = [sys.executable, "-m", "steps.training.coordinator", *FLAGS, f"--workers={options.members}"]
+        command += ["--min-workers=1", "--silence-seconds=10"]  # it is one process that beats for all
+        environment |= {"MASTER_PORT": str(port), "POD_IP": "127.0.0.1"}
+        with open(Path(name) / "log", "w") as log:
+            process = subprocess.Popen(command, env=os.environ | environment, stderr=log)
+        try:
+            listening(port)
+            took, share = asyncio.run(measure(port, psutil.Process(process.pid), options.members, options.runs))
+            client = membership_share(port)
+        finally:
+            process.kill()
+            process.wait()
+            services.down()
+    bars = [
+        {"name": f"next generation of {options.members}", "value": round(median(took), 3), "unit": "s", "bar": 0.5},
+        {"name": "coordinator at rest", "value": round(100 * share, 1), "unit": "% of a core", "bar": 30},
+        {"name": "membership in a worker", "value": round(100 * client, 2), "unit": "% of a core", "bar": 1},
+    ]
+    for each in bars:
+        each["ok"] = each["value"] <= each["bar"]
+    if options.json:
+        print(json.dumps({"load": os.getloadavg()[0], "bars": bars}))
+    else:
+        for each in bars:
+            limit = f"bar {each['bar']}{'' if each['ok'] else ': MISSED'}"
+            print(f"{each['name']:30} {each['value']:>8} {each['unit']:12} {limit}")
+        print(f"slowest of {len(took)} losses: {max(took):.3f} s")
+    return 0 if all(each["ok"] for each in bars) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,86 @@
+"""How processes find each other, as real processes: whoever dies, and whenever, nobody waits for the dead."""
+
+import random
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from steps.errors import ConfigError, RekindleError
+from steps.storage import Store
+from steps.train import Inputs
+from steps.training import peers
+from steps.training.claim import Claim
+from tests.steps.training import toy
+from tests.steps.training.crew import DIGEST, SAMPLES, Crew, Member, flags
+
+
+@pytest.fixture
+def crew(s3: Store, s3_environment: dict[str, str], tmp_path: Path) -> Iterator[Crew]:
+    if not s3.head("toy/dataset/dataset.json"):
+        toy.write(tmp_path / "dataset", SAMPLES, DIGEST)
+        s3.upload(tmp_path / "dataset", "toy/dataset")
+    crew = Crew(s3_environment, tmp_path)
+    yield crew
+    crew.close()
+
+
+def test_a_second_death_while_the_next_group_is_built_is_not_waited_for(crew: Crew) -> None:
+    argv = flags("twice", workers=4, steps=10**6, checkpoint_steps=0, virtual_workers=8)
+    coordinator = crew.coordinator(argv)
+    workers = {name: crew.worker(name, argv) for name in "abcd"}
+    seconds, chance = [], random.Random(4)
+    for _ in range(6):
+        crew.until(lambda: members(coordinator) == set("abcd"))
+        time.sleep(chance.uniform(0.05, 0.2))
+        first, second = chance.sample("abcd", 2)
+        left = set("abcd") - {first, second}
+        workers[first].send(signal.SIGKILL)
+        time.sleep(chance.uniform(0, 0.1))
+        workers[second].send(signal.SIGKILL)
+        began = time.monotonic()
+        crew.until(lambda left=left: members(coordinator) == left)
+        seconds.append(time.monotonic() - began)
+        for name in (first, second):
+            workers[name].process.join()
+            workers[name] = crew.worker(name, argv)
+    assert max(seconds) < peers.CONNECT.total_seconds() / 2, seconds
+
+
+def members(coordinator: Member) -> set[str]:
+    """Those of the newest generation."""
+    lines = [line for line in coordinator.said().splitlines() if " generation " in line]
+    return set(lines[-1].split(": ")[-1].split()) if lines else set()
+
+
+def test_a_coordinator_whose_port_is_taken_says_so(crew: Crew) -> None:
+    argv = flags("port", workers=1)
+    first = crew.coordinator(argv)
+    crew.until(lambda: _listens(crew))
+    second = crew.coordinator(argv)
+    assert second.code() == 1
+    assert "another one may be running here" in second.said() and "MASTER_PORT" in second.said()
+    assert first.process.exitcode is None
+
+
+def _listens(crew: Crew) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex((crew.meeting["MASTER_ADDR"], int(crew.meeting["MASTER_PORT"]))) == 0
+
+
+def test_the_older_of_two_coordinators_ends_and_a_foreign_run_is_left_alone(s3: Store) -> None:
+    inputs = Inputs(dataset="d", digest="x", out="o", checkpoints="claims")
+    older, newer = (Claim(lambda: s3, inputs, name) for name in ("older", "newer"))
+    older.hold()
+    older.hold()
+    newer.hold()
+    with pytest.raises(RekindleError, match=r"another coordinator \(newer on .*has taken this run over"):
+        older.hold()
+    newer.hold()
+    other = Claim(lambda: s3, inputs.model_copy(update={"seed": 1}), "other")
+    with pytest.raises(ConfigError, match="belongs to another run"):
+        other.hold()
+    newer.hold()
