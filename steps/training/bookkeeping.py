@@ -307,7 +307,8 @@ class _Book:
                 for incident in gap.incidents:
                     incident.repeated, incident.cost = max(0, newest - step), cost
             self.found.repeated += max(0, newest - step)
-            self.points = [(at, n) for at, n in self.points if n <= step and at <= when]
+            while self.points and (self.points[-1][1] > step or self.points[-1][0] > when):
+                self.points.pop()
             self.found.steps = step
             if step > newest:
                 self._point(when, step)
