@@ -51,7 +51,14 @@ class Prepared:
 
 
 class Dataset(Sized, Protocol):
-    """Random access by sample index: `batch` is a pure function of its indices."""
+    """Random access by sample index: `batch` is a pure function of its indices.
+
+    Unless the dataset keeps a state of its own (a curriculum, a stream's cursor). Then it also defines
+    `state_dict() -> dict` and `load_state_dict(dict)`: small, JSON, and between two steps equal in all workers, though
+    each asks for other batches. So the place for a change is a third function, `advance(step)`, called in every worker
+    after update number `step` (from 1); whatever else changes is undone when a step is done again. The state travels
+    with every snapshot and checkpoint, and to whoever joins.
+    """
 
     facts: dict[str, Any]
 

@@ -1,0 +1,264 @@
+"""What checkpoints cost the training loop: its wait, the steps they slow, and how soon the state is safe.
+
+    python -m benchmarks.checkpoint [--json] [--runs 10] [--megabytes 592] [--quick]
+
+The real classes on a state of 592 MB (49 M parameters and AdamW's two moments), one worker, against a local endpoint
+started for the purpose. The limits are measured in the same run: a plain memcpy of the state into touched memory, and
+bare parallel PUTs of the same bytes by the same client. Beside them, on the same disk, what others do: torch.save,
+the same with fsync and rename, and torch.distributed.checkpoint.async_save (thread). Medians; --quick leaves out the
+others.
+"""
+
+import argparse
+import contextlib
+import io
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import torch
+
+from steps.storage import Store
+from steps.training.checkpoints import Checkpoints
+from steps.training.config import TrainConfig
+from steps.training.data import Cursor
+from steps.training.durable import CHUNK, parallel
+from steps.training.state import State, raw
+
+STEP = 0.2  # seconds of the step that a write in the background may slow
+SHORT = 0.00043  # of the step that a snapshot of SMALL megabytes must not be felt in
+SMALL = 5
+
+
+@contextlib.contextmanager
+def endpoint(root: Path) -> Iterator[Store]:
+    """A store of our own local endpoint."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    keys = {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret"}
+    command = [
+        sys.executable,
+        "-m",
+        "pipelines.local.s3",
+        "--root",
+        str(root),
+        "--port",
+        str(port),
+        "--bucket",
+        "rekindle",
+    ]
+    with subprocess.Popen(command, env=os.environ | keys, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout and process.stdout.readline()
+        try:
+            yield Store("rekindle", f"http://127.0.0.1:{port}", *keys.values())
+        finally:
+            process.kill()
+
+
+def opened(store: Store, megabytes: int, events: list[dict[str, Any]]) -> Checkpoints:
+    """The checkpoints of a worker that has made no step."""
+    width = round((megabytes * 1e6 / 12) ** 0.5)
+    model = torch.nn.Linear(width, width, bias=False)
+    state = State(model, TrainConfig.model_validate({"keep_checkpoints": 2}), torch.device("cpu"))
+    name = f"benchmark-{os.getpid()}-{megabytes}"
+
+    def note(event: str, **fields: Any) -> None:
+        events.append({"event": event} | fields)
+
+    found = Checkpoints(store.hasty(), name, "00" * 32, {}, state, Cursor(None), note, threading.Event())
+    found.snapshots.ready.wait()
+    found.restore(-1)
+    return found
+
+
+def seconds(call: Callable[[], Any]) -> float:
+    began = time.perf_counter()
+    call()
+    return time.perf_counter() - began
+
+
+class Steps:
+    """A step of a fixed amount of work on one core, and how much longer it takes meanwhile."""
+
+    def __init__(self) -> None:
+        self.matrix = torch.randn(512, 512)
+        once = min(seconds(self._work) for _ in range(20))
+        self.count = max(1, round(STEP / once))
+        self.alone = median(seconds(self.step) for _ in range(7))
+
+    def _work(self) -> None:
+        torch.mm(self.matrix, self.matrix)
+
+    def step(self) -> None:
+        for _ in range(self.count):
+            self._work()
+
+    def during(self, busy: Callable[[], bool]) -> tuple[float, float]:
+        """Steps until `busy` ends: how many times longer each takes, and the seconds lost by that."""
+        taken = [seconds(self.step)]
+        while busy():
+            taken.append(seconds(self.step))
+        return median(taken) / self.alone, sum(taken) - len(taken) * self.alone
+
+
+def ours(store: Store, megabytes: int, runs: int, steps: Steps) -> dict[str, float]:
+    """Figures of the product, and its limits, measured in turn."""
+    events: list[dict[str, Any]] = []
+    checkpoints = opened(store, megabytes, events)
+    state, found = checkpoints.state, dict[str, list[float]]()
+    target, view = torch.zeros_like(state.memory), raw(state.memory)
+    client = store.hasty()
+
+    def record(name: str, value: float) -> None:
+        found.setdefault(name, []).append(value)
+
+    def idle() -> None:
+        while not checkpoints.snapshots.idle:
+            time.sleep(0.01)
+
+    def bare(number: int) -> None:
+        client.put(f"bare/{number}", view[number * CHUNK : (number + 1) * CHUNK])
+
+    for _ in range(runs):
+        state.step += 1
+        state.memory.uniform_()
+        record("memcpy", seconds(lambda: target.copy_(state.memory)))
+        idle()
+        checkpoints._hot_due = 0.0
+        record("hot wait", seconds(lambda: checkpoints.keep((0, 1), durable=False)))
+        idle()
+        record("bare", seconds(lambda: parallel(bare, range(-(-len(view) // CHUNK)))))
+        state.step += 1
+        record("durable wait", seconds(lambda: checkpoints.keep((0, 1), durable=True)))
+        while checkpoints._busy:
+            time.sleep(0.01)
+        record("durable", events[-1]["seconds"])
+        assert events[-1]["uploaded"] == len(view)
+    for _ in range(max(2, runs // 3)):
+        state.step += 1
+        state.memory.uniform_()
+        idle()
+        checkpoints.keep((0, 1), durable=True)
+        slower, lost = steps.during(lambda: checkpoints._busy)
+        record("slower", slower)
+        record("lost", lost)
+    checkpoints.close(remove=True)
+    return {name: median(values) for name, values in found.items()}
+
+
+def felt(store: Store) -> float:
+    """Microseconds that a step of SHORT seconds takes longer because of snapshots of SMALL megabytes."""
+    checkpoints = opened(store, SMALL, [])
+    matrix = torch.randn(64, 64)
+    once = min(seconds(lambda: torch.mm(matrix, matrix)) for _ in range(200))
+
+    def step() -> None:
+        for _ in range(round(SHORT / once)):
+            torch.mm(matrix, matrix)
+
+    def loop(keep: bool) -> float:
+        began, count = time.process_time(), 4000
+        for _ in range(count):
+            step()
+            checkpoints.state.step += 1
+            if keep:
+                checkpoints.keep((0, 1), durable=False)
+        return 1e6 * (time.process_time() - began) / count
+
+    pairs = [(loop(False), loop(True)) for _ in range(5)]
+    checkpoints.close(remove=True)
+    return median(after - before for before, after in pairs)
+
+
+def others(folder: Path, megabytes: int, runs: int, steps: Steps) -> dict[str, dict[str, float]]:
+    """Seconds the loop waits, seconds until it is written, steps' slow-down and seconds lost, of each way."""
+    from torch.distributed.checkpoint.state_dict_saver import async_save
+
+    state = {f"part{number}": torch.rand(round(megabytes * 1e6 / 12)) for number in range(3)}
+    temporary, path = folder / "state.tmp", folder / "state.pt"
+
+    def durably() -> None:
+        with open(temporary, "wb") as file:
+            torch.save(state, file)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.rename(path)
+
+    result = {}
+    for name, call in (("torch.save", lambda: torch.save(state, path)), ("torch.save + fsync + rename", durably)):
+        wait = median(seconds(call) for _ in range(runs))
+        result[name] = {"wait": wait, "durable": wait, "slower": 1.0, "lost": wait}
+    rows = []
+    for number in range(max(2, runs // 2)):
+        began = time.perf_counter()
+        with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
+            warnings.simplefilter("ignore")
+            future: Any = async_save(state, checkpoint_id=folder / f"dcp-{number % 2}", no_dist=True)
+        wait = time.perf_counter() - began
+        slower, lost = steps.during(lambda future=future: not future.done())
+        rows.append((wait, time.perf_counter() - began, slower, wait + lost))
+    names = ("wait", "durable", "slower", "lost")
+    result["dcp.async_save"] = {name: median(row[at] for row in rows) for at, name in enumerate(names)}
+    return result
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true", help="print the figures as JSON")
+    parser.add_argument("--runs", type=int, default=10, help="runs of each (default: 10)")
+    parser.add_argument("--megabytes", type=int, default=592, help="size of the state (default: 592)")
+    parser.add_argument("--quick", action="store_true", help="without the others")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    folder = Path(tempfile.mkdtemp(prefix="rekindle-checkpoint-"))
+    try:
+        with endpoint(folder / "s3") as store:
+            steps = Steps()
+            own = ours(store, options.megabytes, options.runs, steps)
+            small = felt(store)
+        peers = {} if options.quick else others(folder, options.megabytes, options.runs, steps)
+    finally:
+        shutil.rmtree(folder)
+    bars = [
+        _bar("wait for a snapshot in shared memory", own["hot wait"] / own["memcpy"], "x memcpy", 1.3),
+        _bar("wait for a durable checkpoint", own["durable wait"] / own["memcpy"], "x memcpy", 1.3),
+        _bar(
+            "durable write against bare parallel PUTs", own["bare"] / own["durable"], "of their speed", 0.7, least=True
+        ),
+        _bar(f"snapshots of {SMALL} MB in a step of {1e3 * SHORT:g} ms", small, "µs CPU a step", None),
+    ]
+    own |= {"wait": own["durable wait"], "lost": own["durable wait"] + own["lost"]}
+    rows = {"memcpy alone": {"wait": own["memcpy"]}, "rekindle": own, **peers}
+    if options.json:
+        print(json.dumps({"bars": bars, "rows": rows}))
+    else:
+        print(f"{options.megabytes} MB of state   {'wait s':>8} {'durable s':>10} {'step x':>7} {'lost s':>7}")
+        for name, row in rows.items():
+            figures = (row.get(key) for key in ("wait", "durable", "slower", "lost"))
+            texts = ["" if figure is None else f"{figure:.3f}" for figure in figures]
+            print(f"{name:28}", *(f"{text:>8}" for text in texts))
+        for each in bars:
+            print(f"{each['name']:44} {each['value']:7.2f} {each['unit']:16} bar {each['bar'] or '-'}")
+    return 0 if all(each["ok"] for each in bars) else 1
+
+
+def _bar(name: str, value: float, unit: str, bar: float | None, *, least: bool = False) -> dict[str, Any]:
+    ok = bar is None or (value >= bar if least else value <= bar)
+    return {"name": name, "value": round(value, 3), "unit": unit, "bar": bar, "ok": ok}
+
+
+if __name__ == "__main__":
+    sys.exit(main())
