@@ -1,10 +1,12 @@
 # make run: from nothing to a served model. make test: the tests. Both install what is missing, once.
+# make chaos: 200 runs are killed, stopped and starved by seeded schedules, and must give the weights of undisturbed ones
+#   (N=1000: so many. SEED=17: that one alone, with all that happens in it).
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: install run test check clean
+.PHONY: install run test chaos check clean
 
 install: $(VENV)/.installed
 
@@ -20,6 +22,9 @@ run: install
 
 test: install
 	@$(BIN)/python -m pytest -n 2 --dist loadfile
+
+chaos: install
+	@$(BIN)/python -m tests.chaos $(if $(SEED),$(SEED) --story,--count $(or $(N),200))
 
 check: install
 	@$(BIN)/ruff check .

@@ -11,7 +11,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 
 from tests.chaos.schedule import Schedule
@@ -45,22 +45,18 @@ def _play(seeds: list[int], jobs: int, keep_going: bool, story: bool) -> list[Ou
         environment = services.credentials() | {"S3_ENDPOINT_URL": services.url("s3")}
         context = multiprocessing.get_context("spawn")
         try:
-            with ProcessPoolExecutor(jobs, context, begin, (environment, folder, story)) as pool:
-                futures = [pool.submit(play, Schedule.of(seed)) for seed in seeds]
-                for future in as_completed(futures):
+            pool = ProcessPoolExecutor(jobs, context, begin, (environment, folder, story))
+            try:
+                for future in as_completed([pool.submit(play, Schedule.of(seed)) for seed in seeds]):
                     outcomes.append(future.result())
                     _progress(outcomes, len(seeds))
                     if outcomes[-1].problems and not keep_going:
-                        _cancel(futures)
                         break
+            finally:
+                pool.shutdown(cancel_futures=True)
         finally:
             services.down()
     return outcomes
-
-
-def _cancel(futures: list[Future[Outcome]]) -> None:
-    for future in futures:
-        future.cancel()
 
 
 def _progress(outcomes: list[Outcome], total: int) -> None:

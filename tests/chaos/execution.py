@@ -24,9 +24,9 @@ from tests.steps.training.crew import Crew, Member
 
 SIGNALS = {"kill": signal.SIGKILL, "term": signal.SIGTERM, "stop": signal.SIGSTOP}
 FINAL = (0, 78, 65)  # exit codes after which a pod is not started again
-LIMIT = 100.0  # seconds a run may take
+STILL = 60.0  # seconds in which something must happen: a step, a generation, a start or an end
 FROZEN = 3.0  # seconds after which the operator removes a pod that is stopped for ever
-TOLD = 4.0  # seconds after the end of the run until the operator ends the pods that are left
+TOLD = 15.0  # seconds after the end of the run until the operator ends the pods that are left
 
 Shared = Path("/dev/shm")
 
@@ -74,16 +74,15 @@ class Execution:
         self.watch.say("\n".join(self.schedule.words()))
         while not self._over():
             self.watch.poll()
-            self._restart()
+            self._restart(self.everybody)
             self._act()
             self._send_later()
             time.sleep(0.002)
-            if time.monotonic() > self.began + LIMIT:
-                self.problems.append(f"it is not done after {LIMIT:.0f} s")
+            if time.time() > self.watch.moved + STILL:
+                self.problems.append(f"it stands still: nothing happened for {STILL:.0f} s")
                 self._dump()
                 break
         self._end()
-        self._send(self.coordinator, "kill", self._processes(self.coordinator, "all"))  # in case it still lives
         self.watch.poll()
 
     @property
@@ -117,8 +116,8 @@ class Execution:
         if code not in allowed:
             self.problems.append(f"{pod.name} ended with {code}")
 
-    def _restart(self) -> None:
-        for pod in self.everybody:
+    def _restart(self, pods: list[Pod]) -> None:
+        for pod in pods:
             if pod.member or time.monotonic() < pod.due:
                 continue
             pod.hurt, pod.started = set(), time.monotonic()
@@ -257,32 +256,34 @@ class Execution:
     # the end
 
     def _end(self) -> None:
-        """All pods end by themselves, or when told to."""
-        over = time.monotonic()
+        """All pods end by themselves: those that die now start again, find the run complete and clean up."""
+        over, told = time.monotonic(), False
         frozen = {name.split()[1] for _, name, _ in self._later}
-        told = False
         for pod in self.pods:
             if pod.name in frozen:
                 self._send(pod, "kill", self._processes(pod, "launcher"))
-        while living := [pod for pod in self.pods if pod.member]:
+        while living := [pod for pod in self.pods if pod.member or pod.due < float("inf")]:
             self.watch.poll()
             for pod in living:
                 if pod.member and (code := pod.member.process.exitcode) is not None:
                     self._ended(pod, code)
+                    pod.due = 0.0 if code not in FINAL and not told else float("inf")
+            self._restart(self.pods)
             if not told and time.monotonic() > over + TOLD:
                 told = True
                 for pod in living:
                     self._send(pod, "term", self._processes(pod, "launcher"))
-            if time.monotonic() > over + 30:
+            if time.monotonic() > over + TOLD + STILL:
                 self.problems += [f"{pod.name} does not end" for pod in living if pod.lives]
                 self._dump()
-                return
+                break
             time.sleep(0.005)
+        self._send(self.coordinator, "kill", self._processes(self.coordinator, "all"))  # in case it still lives
 
     def _dump(self) -> None:
-        """Where all of them are, into their logs."""
-        for pod in self.everybody:
-            _signal(self._processes(pod, "all" if self.schedule.launcher == "light" else "worker"), signal.SIGUSR1)
+        """Where all of them are, into their logs; a real launcher's workers cannot be asked."""
+        for pod in self.everybody if self.schedule.launcher != "real" else [self.coordinator]:
+            _signal(self._processes(pod, "all"), signal.SIGUSR1)
         time.sleep(0.5)
         self.watch.poll()
 

@@ -125,7 +125,7 @@ class Stage:
             folder.mkdir()
             crew = Crew(self.environment, folder)
             member = crew.alone(self._flags(prefix, schedule))
-            assert member.code() == 0, member.said()
+            assert member.code(600) == 0, member.said()
             self.undisturbed[identity] = _sha256(self.store, prefix)
             shutil.rmtree(folder)
         return self.undisturbed[identity]

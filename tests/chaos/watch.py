@@ -28,6 +28,7 @@ class Watch:
     steps: list[Step] = field(default_factory=list)
     newest: int = -1  # step that anybody has begun
     generations: list[tuple[float, int]] = field(default_factory=list)
+    moved: float = field(default_factory=time.time)  # when anything last went on
     _files: dict[Path, tuple[int, str]] = field(default_factory=dict)  # open file, line begun
     _names: dict[Path, str] = field(default_factory=dict)
 
@@ -37,7 +38,8 @@ class Watch:
 
     def say(self, text: str) -> None:
         """The operator's own line."""
-        self.lines.append((time.time(), "OPERATOR", text))
+        self.moved = time.time()
+        self.lines.append((self.moved, "OPERATOR", text))
 
     def poll(self) -> None:
         """Read what is new."""
@@ -49,7 +51,8 @@ class Watch:
                 else:
                     self.lines.append((time.time(), self._names[path], line))
                     if self._names[path].startswith("coordinator") and (found := GENERATION.search(line)):
-                        self.generations.append((time.time(), int(found[1])))
+                        self.moved = time.time()
+                        self.generations.append((self.moved, int(found[1])))
 
     def _step(self, step: Step) -> None:
         known = any(other.pid == step.pid for other in reversed(self.steps))
@@ -58,6 +61,7 @@ class Watch:
             text = f"({step.pid}) begins step {step.step}"
             self.lines.append((step.at, step.name, text))
         self.newest = max(self.newest, step.step)
+        self.moved = time.time()
 
     def _new(self, path: Path) -> list[str]:
         if path not in self._files:

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
+from steps.training.signals import die_with
+
 ROOT = str(Path(__file__).parents[3])
 if ROOT not in sys.path:
     sys.path.append(ROOT)  # the processes get our path, and import the toy from it
@@ -35,6 +37,7 @@ def _main(argv: list[str], environment: dict[str, str], log: str) -> None:
         os.dup2(file, stream)
     sys.stderr = sys.stdout = os.fdopen(file, "w", buffering=1)
     faulthandler.register(signal.SIGUSR1)
+    die_with(os.getppid())
     os.environ.update(environment)
     if argv[0] == "coordinator":
         from steps.training.coordinator import main

@@ -1,0 +1,32 @@
+"""A stage for the schedules of one file."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.chaos.__main__ import failure
+from tests.chaos.schedule import Schedule
+from tests.chaos.stage import Stage
+
+
+@pytest.fixture(scope="module")
+def stage(s3_environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+    with Stage(s3_environment, tmp_path_factory.mktemp("chaos")) as stage:
+        yield stage
+
+
+@pytest.fixture
+def survives(stage: Stage) -> Callable[[int], None]:
+    """survives(seed) executes the schedule, and fails with all that happened if anything was lost."""
+
+    def check(seed: int) -> None:
+        outcome = stage.play(Schedule.of(seed))
+        assert not outcome.problems, failure(outcome)
+
+    return check
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> Path:
+    return tmp_path / "journal"

@@ -1,0 +1,35 @@
+"""Nothing is lost: workers killed, stopped, told to go and joined by others, while the object store misbehaves."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.chaos.schedule import DOZEN, Schedule, everything
+from tests.chaos.watch import Watch
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("seed", [seed for seed in DOZEN if not Schedule.of(seed).launcher])
+def test_the_weights_are_those_of_the_undisturbed_run(survives: Callable[[int], None], seed: int) -> None:
+    survives(seed)
+
+
+def test_nothing_that_can_happen_is_left_out_of_the_dozen() -> None:
+    done = set[str]().union(*(Schedule.of(seed).covered() for seed in DOZEN))
+    assert everything() <= done
+    assert {Schedule.of(seed).launcher for seed in DOZEN} == {"", "light", "real"}
+    assert {Schedule.of(seed).settings["workers"] for seed in DOZEN} >= {2, 3, 4}
+
+
+def test_a_worker_that_is_set_back_while_it_lives_is_a_loss(journal: Path) -> None:
+    watch = Watch(journal)
+    journal.write_text("1.0 7 a 4\n1.1 8 b 4\n1.2 7 a 5\n1.3 7 a 5\n1.4 8 b 6\n")
+    watch.poll()
+    assert not watch.losses() and not watch.redone()
+    with journal.open("a") as file:
+        file.write("1.5 9 c 2\n1.6 8 b 3\n")
+    watch.poll()
+    watch.close()
+    assert watch.losses() == ["b (8) had begun step 6 and was set back to 3"]
+    assert watch.redone() == 4
