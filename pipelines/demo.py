@@ -219,7 +219,8 @@ def follow(strike: Strike, training: Training, told: Show) -> None:
         strike.pids = set()
     if strike.next_step is None and training.step >= strike.step + 2:  # one may have been on its way already
         strike.next_step = since
-        if COORDINATOR in strike.victims and (found := training.resumed[strike.resumed :]):  # nobody survived
+        found = training.resumed[strike.resumed :]
+        if found and len(strike.victims) == len(training.names):  # nobody survived
             strike.lost = max(strike.lost, strike.step - max(found))
     if strike.back is None and all(_is_back(name, strike, training) for name in strike.victims):
         strike.back = since

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Self, cast
 
 from pipelines.local.cluster import LocalCluster
+from pipelines.local.processes import started
 from pipelines.local.resources.pods import Pod
 from pipelines.local.resources.pytorch_job import PyTorchJobs, condition, finished
 from pipelines.local.services import BUCKET, REGION
@@ -31,6 +32,7 @@ from steps.training.coordinator import PORT
 LOOK = 0.01  # seconds between looks at the step
 POLL = 0.05  # seconds between looks at the processes
 GRACE = 0.3  # seconds that they have to end in when the show is over before the training is
+LAST = 1.0  # seconds more until the kernel has ended what they started
 SLACK = 5  # steps by which what is seen of one worker may be older than what is seen of another
 COORDINATOR = "coordinator"
 GENERATION = re.compile(r"generation \d+: (.*)")
@@ -79,8 +81,12 @@ class Training:
         return self
 
     def __exit__(self, *_: object) -> None:
+        pids = [pid for name in self.names for pid in self.processes(name)]
         self.controller.stop(GRACE)
         self.controller.delete(self.name)
+        until = time.monotonic() + LAST
+        while time.monotonic() < until and any(started(pid) for pid in pids):  # workers die with their launchers
+            time.sleep(LOOK)
         hot.discard(self.run)
 
     def going_on(self, patience: float = 120) -> Iterator[None]:
