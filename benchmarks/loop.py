@@ -117,13 +117,14 @@ def alone(env: dict[str, str], blocks: int) -> list[dict[str, Any]]:
     settings = SMALL | {"run_id": "1", "checkpoint_seconds": 5, "steps": warm + block * blocks + 1}
     found = measure(env, 1, settings, block=block, warm=warm)[0]
     steps, bare = found["steps"], found["steps"]["bare"]
+    threads = found["threads"] * median(steps["ours"])  # they work by the clock, also while others take their turn
     bars = [figure("a bare step", median(bare) * 1e6, "µs")]
     for name, each in steps.items():
         if name != "bare":
             over = median(there - here for here, there in zip(bare, each, strict=True))
-            over += found["threads"] if name == "ours" else 0
+            over += threads if name == "ours" else 0
             bars.append(figure(f"{name}, beyond it", over * 1e6, "µs", 60 if name == "ours" else None))
-    return [*bars, figure("of ours: its other threads", found["threads"] * 1e6, "µs")]
+    return [*bars, figure("of this, our other threads", threads * 1e6, "µs")]
 
 
 def together(env: dict[str, str], size: int, blocks: int) -> list[dict[str, Any]]:

@@ -42,8 +42,8 @@ class Turns:
     meeting: str  # host:port for DDP
     calls: int = 0
     began: float = 0.0
-    first: float = 0.0  # CPU time of the process when the first block began
-    last: float = 0.0  # and when the last one ended
+    first: tuple[float, float] = (0.0, 0.0)  # CPU time of the process, and time, when the first block began
+    last: tuple[float, float] = (0.0, 0.0)  # and when the last one ended
     loops: dict[str, Loop] = field(default_factory=dict)
     seconds: dict[str, list[float]] = field(default_factory=lambda: {"ours": []})
 
@@ -59,13 +59,13 @@ class Turns:
             return
         if self.loops:
             self.seconds["ours"].append(self.clock() - self.began)
-            self.last = time.process_time()
+            self.last = time.process_time(), time.monotonic()
         else:
             self.loops = others(self, data)
             for name, make in self.loops.items():
                 self.seconds[name] = []
                 make(20)
-            self.first = time.process_time()
+            self.first = time.process_time(), time.monotonic()
         for name, make in self.loops.items():
             began = self.clock()
             make(self.block)
@@ -73,11 +73,11 @@ class Turns:
         self.began = self.clock()
 
     def result(self) -> dict[str, Any]:
-        """CPU seconds a step of each loop, by block; and those that our other threads took for each step of ours."""
+        """CPU seconds a step of each loop, by block; and the share of a CPU that our other threads take."""
         blocks = len(self.seconds["ours"])
         steps = {name: [seconds / self.block for seconds in each[:blocks]] for name, each in self.seconds.items()}
-        rest = self.last - self.first - sum(sum(each[:blocks]) for each in self.seconds.values())
-        return {"steps": steps, "threads": rest / (blocks * self.block)}
+        spent, passed = (last - first for first, last in zip(self.first, self.last, strict=True))
+        return {"steps": steps, "threads": (spent - sum(map(sum, steps.values())) * self.block) / passed}
 
 
 turns: Turns | None = None  # set by the process that measures
