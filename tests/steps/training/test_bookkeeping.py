@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from steps.training.account import LOST, TRAINED, WAITED, Summary, alive
@@ -176,7 +176,7 @@ EVENTS = st.one_of(
 )  # fmt: skip
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(st.tuples(st.integers(0, 4), EVENTS), max_size=40))
 def test_trained_waited_and_lost_add_up_to_the_time_alive_whatever_happened(steps: list[tuple[int, dict[str, Any]]]):
     t, events, living, expected, unseen = 0, [], dict[str, int](), 0, False
