@@ -109,16 +109,17 @@ def _tend(line: socket.socket, berths: list[Berth], launcher: int) -> None:
     os.setsid()
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # a worker hears it once it listens
     signals.die_with(launcher)
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy starts threads else, and we must have none
+    gc.disable()  # nothing of what is loaded becomes garbage, and looking for it takes a quarter of the time
     from steps.training import loop  # noqa: F401  all that a worker imports
 
     inputs: Inputs = pickle.loads(line.recv(MESSAGE))
     _warm(inputs)
-    gc.collect()
-    gc.freeze()  # or the next collection would write to every page, and so copy it
+    gc.freeze()  # or a worker's collector would write to every page, and so copy it
+    gc.enable()
     while request := line.recv(64):
         _bear(line, int(request), inputs, berths, launcher)
 
@@ -163,8 +164,6 @@ def _live(inputs: "Inputs", slot: int, berth: Berth) -> NoReturn:
     os.environ["LOCAL_RANK"] = str(slot)
     if slot and (name := os.environ.get("POD_NAME")):
         os.environ["POD_NAME"] = f"{name}/{slot}"
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     berth.settle()
     code = 1
     try:

@@ -63,6 +63,7 @@ def heed_sigterm() -> threading.Event:
     signal.signal(signal.SIGTERM, lambda *_: None)
     signal.set_wakeup_fd(writer)
     threading.Thread(target=wait, name="sigterm", daemon=True).start()
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})  # which the nursery has blocked
     _shield_children()
     return leaving
 
