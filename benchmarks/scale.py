@@ -71,7 +71,8 @@ async def measure(port: int, process: psutil.Process, count: int, runs: int) -> 
 
     async def add() -> None:
         while len(members) < count:
-            batch = [loop.create_connection(lambda: Member(next(numbers)), "127.0.0.1", port) for _ in range(32)]
+            missing = min(32, count - len(members))
+            batch = [loop.create_connection(lambda: Member(next(numbers)), "127.0.0.1", port) for _ in range(missing)]
             members.extend(protocol for _, protocol in await asyncio.gather(*batch))
 
     async def beat() -> None:

@@ -1,11 +1,15 @@
 """The training step as real processes: whatever happens to them, the weights are those of the undisturbed run."""
 
 import json
+import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from steps.storage import Store
@@ -173,12 +177,39 @@ def test_another_runs_model_and_checkpoints_are_not_overwritten(crew: Crew, s3: 
     assert {entry.key: entry.etag for entry in s3.list("undisturbed/")} == before
 
 
+def test_plain_torchrun_goes_on_after_a_kill_and_ends_in_order_when_told_to(
+    crew: Crew, s3: Store, undisturbed: str, tmp_path: Path
+) -> None:
+    argv = flags("torchrun", workers=2, checkpoint_steps=2)
+    agent = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=9"]
+    environment = os.environ | crew.environment | {"TOY_HOLD": "16 30", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    log = tmp_path / "torchrun.log"
+    with log.open("w") as file:
+        run = subprocess.Popen([*agent, "-m", "steps", "train", *argv], env=environment, stderr=file, stdout=file)
+    try:
+        crew.until(lambda: "held at 16\n" in log.read_text())
+        crew.until(lambda: len(list(s3.list("torchrun/checkpoints/manifests/"))) > 0)
+        psutil.Process(run.pid).children()[0].kill()
+        crew.release(16)
+        crew.until(lambda: "held at 30\n" in log.read_text())
+        run.send_signal(signal.SIGTERM)
+        crew.release(30)
+        assert run.wait(30) == 1  # whatever the workers say
+    finally:
+        run.kill()
+    step = json.loads(s3.get(json.loads(s3.get("torchrun/checkpoints/latest"))["manifest"]))["step"]
+    assert f"left after step {step}, as told by SIGTERM" in log.read_text()
+    rest = crew.alone(argv)
+    assert rest.code() == 0, rest.said()
+    assert sha256(s3, "torchrun") == undisturbed
+
+
 def test_torchruns_environment_gives_the_same_weights(crew: Crew, s3: Store, undisturbed: str) -> None:
-    argv = flags("torchrun", workers=2)
+    argv = flags("environment", workers=2)
     world = crew.meeting | {"WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "x"}
     members = [crew.alone(argv, RANK=str(rank), **world) for rank in range(2)]
     assert [member.code() for member in members] == [0, 0], members[0].said()
-    assert sha256(s3, "torchrun") == undisturbed
+    assert sha256(s3, "environment") == undisturbed
 
 
 def test_a_worker_that_freezes_does_not_hold_up_the_others(crew: Crew, s3: Store, undisturbed: str) -> None:
