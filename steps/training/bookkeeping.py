@@ -134,10 +134,11 @@ class _Book:
         self._bury([name])
         if self.found.generations and name not in [life.name for life in self.lives.values()]:
             self._incident(t, "join", name)
-        if name in self.lives and id not in self.lives:  # known by its name only, from a generation
-            self.lives[id] = self.lives.pop(name)
-            self.group = {id if each == name else each for each in self.group}
         life = self.lives.setdefault(id, _Life(name))
+        if id != name and name in self.lives and not life.alive:  # known by its name only, from a generation
+            known = self.lives.pop(name)
+            life.spans, life.alive = life.spans + known.spans, known.alive
+            self.group = {id if each == name else each for each in self.group}
         if not life.alive:
             life.turn(t, WAITED)
 

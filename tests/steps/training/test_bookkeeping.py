@@ -200,7 +200,7 @@ def test_trained_waited_and_lost_add_up_to_the_time_alive_whatever_happened(step
                 living.clear()
     expected += sum(t - since for since in living.values())
     found = account(events)
-    total = sum(seconds(found))
+    total = sum(found.seconds(kind) for kind in (TRAINED, WAITED, LOST))
     lives = found.spans.values()
     assert all(span.start <= span.end <= t for spans in lives for span in spans)
     if not unseen:  # those that nobody saw go are alive until the last sign
