@@ -1,5 +1,6 @@
 """The training loop, and the parts it is made of. `python -m steps train` runs it."""
 
+import ctypes
 import json
 import os
 import platform
@@ -24,6 +25,8 @@ from steps.training.metrics import Metrics
 from steps.training.sampler import Sampler, mix
 from steps.training.state import State, weights_sha256
 from steps.workload import Workload, checked, load
+
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of mallopt(3)
 
 
 def train(inputs: Inputs, leaving: threading.Event) -> None:
@@ -162,6 +165,7 @@ def open_workload(inputs: Inputs) -> tuple[Workload, Any]:
 
 def pick_device(inputs: Inputs) -> torch.device:
     """Where to compute; torch is set to give the same bits each time. Raises ConfigError if there is no such device."""
+    _keep_memory()
     torch.set_num_threads(inputs.threads)
     # what torch.use_deterministic_algorithms does, without its 1.8 s for importing the compiler
     torch._C._set_deterministic_algorithms(True, warn_only=False)
@@ -174,6 +178,14 @@ def pick_device(inputs: Inputs) -> torch.device:
         return torch.device("cpu")
     torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
     return torch.device("cuda", torch.cuda.current_device())
+
+
+def _keep_memory() -> None:
+    """Have malloc keep what is freed: some heaps give their top back each step, and pay for the same pages again."""
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "mallopt"):  # glibc's
+        libc.mallopt(M_MMAP_THRESHOLD, 32 << 20)
+        libc.mallopt(M_TRIM_THRESHOLD, 1 << 30)
 
 
 def fingerprint(inputs: Inputs, device: torch.device) -> dict[str, Any]:
