@@ -14,7 +14,7 @@ whether rank 0 wants a durable checkpoint of the state after this step.
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -143,8 +143,8 @@ class Group:
         return False
 
     def _agree(self, formation: Formation) -> None:
-        """All take the newest state of those who were training; nobody was: of what each found on its node, or rank 0
-        in the object store."""
+        """All take the newest state that anybody has, from training or from what lay on its node (of one run it is the
+        same bits); if nobody was training, rank 0 also looks into the object store."""
         self._pg = pg = formation.pg
         state, checkpoints = self.state, self.checkpoints
         ours = torch.tensor([state.step, self._live, checkpoints.crc], device=state.device)
@@ -152,9 +152,9 @@ class Group:
         if pg:
             pg.allgather([each], [ours]).wait()
         known = [tuple(found.tolist()) for found in each]
-        giver = max(range(len(known)), key=lambda rank: (known[rank][1], known[rank][0], -rank))
-        step, live, _ = known[giver]
-        if not live:
+        giver = max(range(len(known)), key=lambda rank: (known[rank][:2], -rank))
+        step = known[giver][0]
+        if not any(live for _, live, _ in known):
             if formation.rank == 0:
                 checkpoints.restore(step)
             ours[0] = state.step
@@ -173,15 +173,24 @@ class Group:
         about = torch.tensor([state.step, len(loader)], device=state.device)
         formation.pg.broadcast(about, giver).wait()
         step, length = about.tolist()
-        if formation.rank != giver:
-            self.state.step = -1  # until all of it is here: half a state must not be given to anybody
-            self._live = False
-        formation.pg.broadcast(state.memory, giver).wait()
+        memory = state.memory if formation.rank == giver else self._spare()
+        formation.pg.broadcast(memory, giver).wait()
         if length:
             data = torch.tensor(list(loader) or [0] * length, dtype=torch.uint8, device=state.device)
             formation.pg.broadcast(data, giver).wait()
             cursor.load(bytes(data.tolist()))
-        self.state.step = step
+        if memory is not state.memory:
+            state.memory.copy_(memory)
+        state.step = step
+
+    def _spare(self) -> Tensor:
+        """Where to receive a state: ours is kept until all of the other is here, for the giver may die meanwhile."""
+        state = self.state
+        if state.step >= 0:
+            with suppress(torch.OutOfMemoryError):
+                return torch.empty_like(state.memory)
+        state.step, self._live = -1, False  # half a state must not be given to anybody
+        return state.memory
 
     def _reduce(self) -> Tensor:
         parts = self._sum.take()
