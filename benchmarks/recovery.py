@@ -1,4 +1,4 @@
-"""How long training stands still when something dies: 3 workers and a coordinator, steps of some 30 ms, 5 MB of weights.
+"""How long training stands still when something dies: 3 workers, steps of some 30 ms, 5 MB of weights.
 
     python -m benchmarks.recovery [--runs 10] [--peers 10] [--json] [--only killed,frozen,headless,all]
 
@@ -14,7 +14,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
@@ -23,10 +23,11 @@ from typing import Any
 from benchmarks import stamped, torchrun
 from pipelines.local.services import Services
 from steps.storage import Store
-from tests.steps.training.crew import Crew, Member
+from tests.steps.training.crew import Crew
 
 NAMES = ("w0", "w1", "w2")
 VIRTUAL = 8
+PATIENCE = 300.0  # seconds for anything, on a machine that may be loaded many times over
 ALONE = VIRTUAL // len(NAMES) + 1  # micro-batches a step of a worker of the whole group at most
 FLAGS = {
     "workload": "benchmarks.stamped",
@@ -51,18 +52,15 @@ class Run:
         values = FLAGS | {"out": f"{name}/model", "checkpoints": f"{name}/checkpoints"}
         self.argv = [f"--{key.replace('_', '-')}={value}" for key, value in values.items()]
         self.coordinator = crew.coordinator(self.argv)
-        self.workers: dict[str, Member] = {}
-        for each in NAMES:
-            self.start(each)
+        self.launchers = {name: crew.launcher(name, self.argv, STAMPS=str(self.folder)) for name in NAMES}
         self.whole()
 
-    def start(self, name: str) -> None:
-        self.workers[name] = self.crew.worker(name, self.argv, STAMPS=str(self.folder))
-
-    def signal(self, name: str, number: signal.Signals) -> float:
-        """Send a signal; gives the moment before."""
+    def signal(self, number: signal.Signals, *names: str) -> float:
+        """Send a signal to workers, not to their launchers; gives the moment before."""
+        pids = [stamped.pid(self.folder, name) for name in names]
         now = time.monotonic()
-        self.workers[name].send(number)
+        for pid in pids:
+            os.kill(pid, number)
         return now
 
     def steps(self, name: str, since: float) -> list[stamped.Step]:
@@ -79,7 +77,7 @@ class Run:
                 found[name] = [step for step in self.steps(name, since) if step.batches <= ALONE]
             return all(len(each) >= steps for each in found.values())
 
-        self.crew.until(there)
+        self.crew.until(there, PATIENCE)
         return max(each[0].finished for each in found.values())
 
     def next_step(self, since: float, victims: set[str]) -> float:
@@ -90,35 +88,49 @@ class Run:
         def there() -> bool:
             for name in left:
                 found[name] = [step for step in self.steps(name, since) if step.batches > ALONE]
-            return all(len(each) >= 3 for each in found.values())
+            return all(each for each in found.values())
 
-        self.crew.until(there)
-        own = median(step.finished - step.began for each in found.values() for step in each[1:8])
+        before = [step for name in left for step in stamped.steps(self.folder, name) if step.finished < since][-20:]
+        usual = (ALONE + 1) / ALONE * median(step.finished - step.began for step in before)
+        self.crew.until(there, PATIENCE)
+        time.sleep(0.1)
+        there()
+        own = median([step.finished - step.began for each in found.values() for step in each[1:8]] or [usual])
         return max(each[0].finished for each in found.values()) - since - own
 
     def repeated(self) -> int:
         """Steps that a process made a second time from older weights: work that was lost."""
         count = 0
         for path in self.folder.iterdir():
-            weights = [step.weight for step in stamped.steps(self.folder, path.name.rpartition("-")[0])]
+            name, _, pid = path.name.rpartition("-")
+            weights = [step.weight for step in stamped.steps(self.folder, name, int(pid))]
             count += len(weights) - len(set(weights))
         return count
 
 
 def killed(run: Run, runs: int, number: signal.Signals) -> dict[str, list[float]]:
-    """SIGKILL or SIGSTOP a worker, then let it come back, again and again."""
+    """SIGKILL a worker, which its launcher starts again, or SIGSTOP and SIGCONT it, again and again."""
     next_step, back = [], []
     for _ in range(runs):
         time.sleep(random.uniform(0.1, 0.3))
         victim = random.choice(NAMES)
-        at = run.signal(victim, number)
-        if number == signal.SIGKILL:
-            run.start(victim)
+        at = run.signal(number, victim)
         next_step.append(run.next_step(at, {victim}))
         if number == signal.SIGSTOP:
-            at = run.signal(victim, signal.SIGCONT)
+            at = run.signal(signal.SIGCONT, victim)
         back.append(run.whole(at) - at)
     return {"next step": next_step, "back": back}
+
+
+def all_killed(run: Run, runs: int) -> dict[str, list[float]]:
+    """SIGKILL all workers at once: to the first step that is made from what they left in shared memory."""
+    next_step = []
+    for _ in range(runs):
+        time.sleep(random.uniform(0.5, 1.0))
+        at = run.signal(signal.SIGKILL, *NAMES)
+        next_step.append(run.whole(at, 1) - at)
+        run.whole()
+    return {"next step": next_step}
 
 
 def headless(run: Run, runs: int) -> dict[str, list[float]]:
@@ -132,7 +144,7 @@ def headless(run: Run, runs: int) -> dict[str, list[float]]:
         time.sleep(0.5)
         began = time.monotonic()
         run.coordinator = run.crew.coordinator(run.argv)
-        run.crew.until(lambda: "w0" in run.coordinator.said() and "w2" in run.coordinator.said())
+        run.crew.until(lambda: "all 3 are back" in run.coordinator.said())
         back.append(time.monotonic() - began)
         time.sleep(0.5)
         slowest.append(max(s.finished - s.began for name in NAMES for s in run.steps(name, at)) - usual)
@@ -169,7 +181,10 @@ def bar(name: str, values: list[float], most: float | None, unit: str = "s") -> 
 def measure(runs: int, repetitions: int, only: set[str]) -> list[dict[str, Any]]:
     """The bars."""
     bars: list[dict[str, Any]] = []
-    wanted: Callable[[str], bool] = lambda name: not only or name in only
+
+    def wanted(name: str) -> bool:
+        return not only or name in only
+
     with crews() as (crew, folder):
         run = Run(crew, folder, "run")
         if wanted("killed"):
@@ -190,7 +205,11 @@ def measure(runs: int, repetitions: int, only: set[str]) -> list[dict[str, Any]]
                 bar("SIGKILL of the coordinator: a step slower by", found["slowest step"], 0.03),
                 bar("a new coordinator: all registered", found["back"], 1.0),
             ]
-        bars.append(bar("steps lost, in all of it", [run.repeated()], 0, "steps"))
+        lost = run.repeated()
+        if wanted("all"):
+            found = all_killed(run, max(3, runs // 2))
+            bars.append(bar("SIGKILL of all workers: next step", found["next step"], 1.5))
+        bars.append(bar("steps lost while one worker lived", [lost], 0, "steps"))
     if repetitions and wanted("killed"):
         theirs = bar("torchrun tuned, SIGKILL of one of three nodes: next step", torchrun.next_step(repetitions), None)
         times = theirs["value"] / bars[0]["value"]

@@ -131,7 +131,8 @@ def main() -> int:
     parser.add_argument("--members", type=int, default=512, help="simulated workers (default: 512)")
     parser.add_argument("--runs", type=int, default=10, help="losses (default: 10)")
     options = parser.parse_args()
-    resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     with tempfile.TemporaryDirectory() as name:
         services = Services(Path(name) / "home", {})
         services.start("s3")

@@ -36,15 +36,18 @@ class Step:
     weight: float
 
 
-def steps(folder: Path, name: str) -> list[Step]:
-    """The finished steps of the youngest process of that name; those that were begun anew count as one."""
-    newest = max(folder.glob(f"{name}-*"), key=lambda path: path.stat().st_ctime, default=None)
-    data = newest.read_bytes() if newest else b""
+def pid(folder: Path, name: str) -> int:
+    """The process id of the youngest process of that name; 0: there is none."""
+    files = [(path.stat().st_ctime_ns, int(path.name.rpartition("-")[2])) for path in folder.glob(f"{name}-*")]
+    return max(files)[1] if files else 0
+
+
+def steps(folder: Path, name: str, process: int = 0) -> list[Step]:
+    """The finished steps of a process, the youngest of that name; those that were begun anew count as one."""
+    file = folder / f"{name}-{process or pid(folder, name)}"
+    data = file.read_bytes() if file.exists() else b""
     runs = [list(run) for _, run in groupby(STAMP.iter_unpack(data[: len(data) // 16 * 16]), key=lambda pair: pair[1])]
-    return [
-        Step(this[0][0], following[0][0], len(this), this[0][1])
-        for this, following in pairwise(runs)
-    ]
+    return [Step(this[0][0], following[0][0], len(this), this[0][1]) for this, following in pairwise(runs)]
 
 
 def write(path: Path) -> None:

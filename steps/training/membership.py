@@ -44,6 +44,7 @@ class Membership:
     members: list[str] = field(default_factory=list)  # of the group
     alive: dict[str, Worker] = field(default_factory=dict)
     eligible: list[str] = field(default_factory=list)  # members first, then by arrival; those beyond stand by
+    awaited: set[str] = field(default_factory=set)  # members of a group taken up that have not registered again
     missing: set[str] = field(default_factory=set)  # eligible, but not acknowledged yet
     fingerprint: dict[str, Any] = field(default_factory=dict)
     wanted: int = 0  # members worth waiting for until `patient_until`
@@ -83,6 +84,10 @@ class Membership:
             self._take_up(now, hello)
         elif not expected:
             self.events.append({"event": "join", "worker": id, "name": name, "step": hello["step"]})
+        if self.awaited:
+            self.awaited.discard(id)
+            if not self.awaited:
+                self.log.append(f"generation {self.group} goes on, all {len(self.members)} are back")
         self.step = max(self.step, hello["step"])
         self._recount()
         stray = hello["group"] != self.group or id not in self.members  # it is in no group, or in one that is over
@@ -204,7 +209,7 @@ class Membership:
         self.members, self.moved, self.wanted = list(hello["peers"]), now, 0
         for id in self.members:  # they are given as much time as anybody else to be heard
             self.alive.setdefault(id, Worker(id, id, "", now, now, acked=self.generation))
-        self.log.append(f"generation {self.group} goes on: {len(self.members)} workers, {hello['name']} is back first")
+        self.awaited = set(self.members)
 
     def _silent(self, now: float, worker: Worker) -> bool:
         """A step of the group proves that all its members lived, whatever became of their signs of life."""

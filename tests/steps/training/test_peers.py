@@ -72,7 +72,7 @@ def _listens(crew: Crew) -> bool:
 
 
 def test_the_older_of_two_coordinators_ends_and_a_foreign_run_is_left_alone(s3: Store) -> None:
-    inputs = Inputs(dataset="d", digest="x", out="o", checkpoints="claims")
+    inputs = Inputs.model_validate({"dataset": "d", "digest": "x", "out": "o", "checkpoints": "claims"})
     older, newer = (Claim(lambda: s3, inputs, name) for name in ("older", "newer"))
     older.hold()
     older.hold()
