@@ -75,15 +75,12 @@ class Checkpoints:
         self.cursor.advance(self.state.step)
         now = time.monotonic()
         if durable:
-            self._save(place)
+            self._save(place, commit=False)  # its checksum would slow the upload
+            self.interval.cost = time.monotonic() - now
         elif now >= self._hot_due and self.snapshots.idle:
             self.snapshots.take(self.cursor.dump())
-        else:
-            return
-        waited = time.monotonic() - now
-        self._hot_due = now + waited + (self.config.hot_seconds or max(SHORTEST, waited / SHARE))
-        if durable:
-            self.interval.cost = waited
+            end = time.monotonic()
+            self._hot_due = end + (self.config.hot_seconds or max(SHORTEST, (end - now) / SHARE))
 
     def flush(self, place: Place, seconds: Callable[[], float]) -> bool:
         """Make the state durable as it is now, and wait, until `seconds()` is 0: nobody else carries it on."""
@@ -92,7 +89,7 @@ class Checkpoints:
             self._draft.stop.set()
         self._join(seconds)
         if not self._busy:
-            self._save(place)
+            self._save(place, commit=True)
         self._join(seconds)
         draft, step = self._draft, self.state.step
         if draft and draft.step == step and not draft.problem and (place[0] == 0 or self._completed(step, seconds)):
@@ -125,14 +122,14 @@ class Checkpoints:
     def _busy(self) -> bool:
         return self._thread is not None and self._thread.is_alive()
 
-    def _save(self, place: Place) -> None:
+    def _save(self, place: Place, *, commit: bool) -> None:
         self.interval.began(self.state.step)
         self._followed = place[0] > 0
         if self._busy and self._draft:  # as a follower: a slow store must not delay training
             self._draft.stop.set()
             return
         loader = self.cursor.dump()
-        slot = self.snapshots.take(loader, pin=True)
+        slot = self.snapshots.take(loader, pin=True, commit=commit)
         if slot is None:
             return
         draft = self._draft = Draft(self.state.step, self.snapshots.view(slot), loader, self.interval.facts())

@@ -38,8 +38,11 @@ class Snapshots:
         """Whether there is shared memory, and all snapshots in it are committed."""
         return self.ready.is_set() and self.file is not None and not self._queued
 
-    def take(self, extra: bytes, *, pin: bool = False) -> int | None:
-        """Copy the state as it is now; gives the slot, None if none is free. `pin`: it stays until `unpin`."""
+    def take(self, extra: bytes, *, pin: bool = False, commit: bool = True) -> int | None:
+        """Copy the state as it is now; gives the slot, None if none is free.
+
+        `pin`: it stays until `unpin`. `commit`: it becomes the newest snapshot in shared memory.
+        """
         with self._lock:
             busy = {self._kept, *self._queued, *self._pinned}
             slot = next((slot for slot in range(len(self._slots)) if slot not in busy), None)
@@ -48,10 +51,10 @@ class Snapshots:
             if pin:
                 self._pinned.add(slot)
             if self.file:
-                self._queued.add(slot)
+                self._queued |= {slot} if commit else set()
                 self.file.begin(slot)
         self._tensors[slot].copy_(self.state.memory)
-        if self.file:
+        if self.file and commit:
             self._jobs.put((slot, self.state.step, extra))
         return slot
 
