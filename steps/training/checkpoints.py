@@ -163,7 +163,8 @@ class Checkpoints:
     def restore(self, known: int) -> None:
         """Nobody was training: take the newest durable checkpoint, if it is newer than step `known` of a snapshot."""
         found = self._newer(known)
-        for uri, why in self.durable.damage:
+        while self.durable.damage:
+            uri, why = self.durable.damage.pop(0)
             self.note("torn", object=uri, why=why)
         if found:
             self._say(f"going on from step {self.state.step} ({self.durable.store.uri(self.durable.prefix)})")
@@ -186,7 +187,7 @@ class Checkpoints:
         if manifest:
             self.state.memory.copy_(target)
             self.cursor.load(base64.b64decode(manifest["loader"]))
-            self.state.step = manifest["step"]
+            self.state.step, self.crc = manifest["step"], 0
             self.interval.resume(self.state.step, manifest["facts"])
         return manifest is not None
 
