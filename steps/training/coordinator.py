@@ -211,6 +211,8 @@ class Server:
             except RekindleError as error:
                 return self.end(fail(error))
             await asyncio.sleep(claim.PERIOD)
+            if not (self.membership.agreed and self.membership.alive):
+                await self._check()  # whoever wrote the model may have died before it said so
 
 
 class Connection(asyncio.Protocol):

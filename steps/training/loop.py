@@ -15,8 +15,8 @@ from torch import Tensor
 from steps.errors import ConfigError, DataError, RekindleError, StorageError, TrackingError
 from steps.storage import Store, patiently
 from steps.train import Inputs
+from steps.training import hot, signals
 from steps.training import peers as peering
-from steps.training import signals
 from steps.training.checkpoints import Checkpoints
 from steps.training.coordinator import finished
 from steps.training.data import Cursor, local_dataset
@@ -31,8 +31,12 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of mallopt(3)
 
 def train(inputs: Inputs, leaving: threading.Event) -> None:
     """Make all steps together with whoever is there. Raises ConfigError, DataError; SystemExit(143) when told to go."""
-    if patiently(lambda: finished(inputs), leaving, "to see whether the run is complete"):
-        return
+    if not patiently(lambda: finished(inputs), leaving, "to see whether the run is complete"):
+        _take_part(inputs, leaving)
+    hot.discard(hot.run_name(inputs.identity_hash(), inputs.checkpoints))  # of those who were killed as it ended
+
+
+def _take_part(inputs: Inputs, leaving: threading.Event) -> None:
     device = pick_device(inputs)
     peers = peering.find(inputs, fingerprint(inputs, device), device)
     try:

@@ -223,3 +223,12 @@ def test_a_worker_that_freezes_does_not_hold_up_the_others(crew: Crew, s3: Store
     assert [member.code() for member in members[:-1]] == [0, 0]
     assert "generation 2: " in coordinator.said()
     assert sha256(s3, "frozen") == undisturbed
+
+
+def test_a_model_whose_writer_died_before_it_said_so_ends_the_run(crew: Crew, s3: Store, undisturbed: str) -> None:
+    argv = flags("silent", workers=2, min_workers=2)
+    coordinator, waiting = crew.coordinator(argv), crew.worker("waiting", argv)
+    crew.until(lambda: "waits for workers" in coordinator.said())
+    assert crew.alone(argv).code() == 0  # which tells no coordinator
+    assert (coordinator.code(), waiting.code()) == (0, 0), coordinator.said()
+    assert sha256(s3, "silent") == undisturbed
