@@ -137,12 +137,15 @@ class Client:
             time.sleep(RETRY)
 
     def _ask_whether_over(self) -> None:
+        over, wrong = False, None
         try:
             over = self.over()
+        except ConfigError as error:  # the prefix is another run's, as the coordinator has found out before us
+            wrong = error
         except RekindleError as error:
             return say(f"whether the run is complete is not known: {error}")
         with self._changed:
-            self.complete = over
+            self.complete, self._error = over, wrong
             self._changed.notify_all()
 
     def _listen(self, connection: socket.socket) -> None:
