@@ -20,7 +20,7 @@ from typing import Any, Self, cast
 from pipelines.local.cluster import LocalCluster
 from pipelines.local.processes import started
 from pipelines.local.resources.pods import Pod
-from pipelines.local.resources.pytorch_job import PyTorchJobs, condition, finished
+from pipelines.local.resources.pytorch_job import PyTorchJobs, condition, finished, shared_memory
 from pipelines.local.services import BUCKET, REGION
 from pipelines.summary import PROGRESS
 from steps.errors import RekindleError
@@ -61,7 +61,7 @@ class Training:
         given = [each for each in container["args"] if each.startswith("--")]
         flags = vars(parser("train", load("train")).parse_args(given))
         self.inputs = cast(Inputs, parse(Inputs, {name: flags[name] for name in Inputs.model_fields if name in flags}))
-        self.run = hot.run_name(self.inputs.identity_hash(), self.inputs.checkpoints)
+        self.memory = shared_memory(folder, self.name)
         self.members: tuple[str, ...] = ()  # of the newest group
         self.groups = 0  # published so far
         self.resumed: list[int] = []  # the steps that restarted workers found in a checkpoint of either tier
@@ -87,7 +87,6 @@ class Training:
         until = time.monotonic() + LAST
         while time.monotonic() < until and any(started(pid) for pid in pids):  # workers die with their launchers
             time.sleep(LOOK)
-        hot.discard(self.run)
 
     def going_on(self, patience: float = 120) -> Iterator[None]:
         """Run until the model is there, and see what happens. Raises RekindleError if it cannot be made."""
@@ -169,7 +168,7 @@ class Training:
                     self.resumed.append(int(resumed[1] or resumed[2]))
                 elif progress := PROGRESS.search(line):
                     made.append(int(progress[1]))
-        for path in hot.directory().glob(f"rekindle-{self.run}-*"):
+        for path in self.memory.glob("rekindle-*"):
             step = hot.newest_step(path)
             if step >= 0 and step != self._kept.get(path):
                 self._kept[path] = step

@@ -6,6 +6,7 @@ names, the back-off before a restart is shorter (pods.py), and a message of fail
 """
 
 import fcntl
+import hashlib
 import os
 import re
 import time
@@ -94,6 +95,7 @@ class PyTorchJobs(Stored):
         if job := self.jobs.pop(name, None):
             wait_all([*job.pods.values(), *job.leaving], float("inf"))
             os.close(job.lock)
+        rmtree(shared_memory(self.run, name), ignore_errors=True)
         return super().delete(name)
 
     def poll(self) -> None:
@@ -157,6 +159,7 @@ class PyTorchJobs(Stored):
         self._save(obj, status, ",".join(sorted(done)))
         if finished(status) and not job.pods and not job.leaving:
             os.close(self.jobs.pop(name).lock)
+            rmtree(shared_memory(self.run, name), ignore_errors=True)
             if condition(status, "Succeeded"):  # the directories of a failed job's pods stay to be looked at
                 for pod in names_of(obj):
                     rmtree(self.run / "pods" / pod, ignore_errors=True)
@@ -168,6 +171,12 @@ class PyTorchJobs(Stored):
             if pod not in {*job.pods, *done, *job.failed, *leaving}:
                 spec = obj["spec"]["pytorchReplicaSpecs"][rtype]["template"]["spec"]
                 environment = injected(obj, rtype, index, self.cluster.address)
+                if any(
+                    (volume.get("emptyDir") or {}).get("medium") == "Memory" for volume in spec.get("volumes") or []
+                ):
+                    memory = shared_memory(self.run, obj["metadata"]["name"])
+                    memory.mkdir(mode=0o700, exist_ok=True)
+                    environment["REKINDLE_SHM"] = str(memory)
                 job.pods[pod] = Pod(self.cluster, pod, spec, self.run, environment)
         self._remove(job, [pod for pod in job.pods if pod not in wanted])
 
@@ -244,6 +253,12 @@ class PyTorchJobs(Stored):
             return now and now | {"status": status}
 
         self.change(obj["metadata"]["name"], saved)
+
+
+def shared_memory(run: Path, job: str) -> Path:
+    """What stands for the memory volumes of a job's pods: it outlives their processes, and goes with the job."""
+    key = f"{run.resolve()}/{job}"
+    return Path("/dev/shm") / f"rekindle-job-{hashlib.sha256(key.encode()).hexdigest()[:12]}"
 
 
 def names_of(obj: Object) -> dict[str, tuple[str, int]]:

@@ -14,7 +14,7 @@ import pytest
 
 from pipelines.local.cluster import LocalCluster
 from pipelines.local.resources import controllers
-from pipelines.local.resources.pytorch_job import PyTorchJobs, condition, injected
+from pipelines.local.resources.pytorch_job import PyTorchJobs, condition, injected, shared_memory
 from pipelines.local.selector import verdict
 from steps.errors import ConfigError
 
@@ -211,6 +211,27 @@ def test_a_deleted_job_gets_time_to_drain_and_leaves_nothing(jobs: PyTorchJobs) 
     assert "drained" in log(jobs, "job-master-0")
     assert all(map(gone, pids))
     assert jobs.get("job") is None
+
+
+def test_memory_volumes_outlive_processes_and_go_with_the_job(jobs: PyTorchJobs) -> None:
+    program = (
+        "import os, sys; kept = os.environ['REKINDLE_SHM'] + '/kept'; there = os.path.exists(kept); open(kept, 'w');"
+        "sys.exit(0 if there else 1)"
+    )
+    volumes = [{"name": "memory", "emptyDir": {"medium": "Memory"}}]
+    jobs.apply(job(worker=replica(program, volumes=volumes)))
+    until(jobs, has("Succeeded"))
+    assert not shared_memory(jobs.run, "job").exists()
+    jobs.apply(
+        job(
+            "other",
+            worker=replica(f"open(__import__('os').environ['REKINDLE_SHM'] + '/x', 'w'); {SLEEP}", volumes=volumes),
+        )
+    )
+    until(jobs, has("Running"), "other")
+    assert shared_memory(jobs.run, "other").exists()
+    jobs.delete("other")
+    assert not shared_memory(jobs.run, "other").exists()
 
 
 def test_a_job_goes_on_after_its_runner_was_killed(tmp_path: Path) -> None:
