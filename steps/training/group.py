@@ -22,7 +22,7 @@ from torch import Tensor
 
 from steps.errors import ConfigError
 from steps.training.checkpoints import Checkpoints
-from steps.training.peers import TIMEOUT, Formation, Peers
+from steps.training.peers import Formation, Peers
 from steps.training.state import State
 from steps.training.tree import Block, Sum, blocks, share
 
@@ -150,7 +150,7 @@ class Group:
         ours = torch.tensor([state.step, self._live, checkpoints.crc], device=state.device)
         each = [ours.clone() for _ in range(formation.size)]
         if pg:
-            pg.allgather([each], [ours]).wait()
+            self.peers.wait(pg.allgather([each], [ours]))
         known = [tuple(found.tolist()) for found in each]
         giver = max(range(len(known)), key=lambda rank: (known[rank][:2], -rank))
         step = known[giver][0]
@@ -159,7 +159,7 @@ class Group:
                 checkpoints.restore(step)
             ours[0] = state.step
             if pg:
-                pg.broadcast(ours, 0).wait()
+                self.peers.wait(pg.broadcast(ours, 0))
             if int(ours[0]) > step:
                 known[0], giver = tuple(ours.tolist()), 0
         if pg and any(found != known[giver] for found in known):
@@ -171,13 +171,13 @@ class Group:
         state, cursor = self.state, self.checkpoints.cursor
         loader = cursor.dump() if formation.rank == giver else b""
         about = torch.tensor([state.step, len(loader)], device=state.device)
-        formation.pg.broadcast(about, giver).wait()
+        self.peers.wait(formation.pg.broadcast(about, giver))
         step, length = about.tolist()
         memory = state.memory if formation.rank == giver else self._spare()
-        formation.pg.broadcast(memory, giver).wait()
+        self.peers.wait(formation.pg.broadcast(memory, giver))
         if length:
             data = torch.tensor(list(loader) or [0] * length, dtype=torch.uint8, device=state.device)
-            formation.pg.broadcast(data, giver).wait()
+            self.peers.wait(formation.pg.broadcast(data, giver))
             cursor.load(bytes(data.tolist()))
         if memory is not state.memory:
             state.memory.copy_(memory)
@@ -204,7 +204,7 @@ class Group:
             mine = flats[0][1][:width]  # of two addends, an all-reduce has only one order
             for _, other in flats[1:]:
                 mine += other[:width]
-            self._pg.allreduce([mine]).wait()
+            self.peers.wait(self._pg.allreduce([mine]))
             return mine
         return self._reduce_exactly(flats, plan, width)
 
@@ -225,13 +225,12 @@ class Group:
                     works.append(self._pg.recv([inbox[-1][1]], peer, tag))
                 for tag, (_, flat) in enumerate(flats):
                     works.append(self._pg.send([flat[peer * part : (peer + 1) * part]], peer, tag))
-        for work in works:
-            work.wait(TIMEOUT)
+        self.peers.wait(*works)
         tree = Sum[Tensor](self.leaves_total, Tensor.add_)
         for block, piece in inbox:
             tree.push(block, piece)
         total = self._total[: part * self.size]
-        self._pg._allgather_base(total, tree.take()[0][1]).wait()
+        self.peers.wait(self._pg._allgather_base(total, tree.take()[0][1]))
         return total
 
     @contextmanager

@@ -8,7 +8,6 @@ import os
 import socket
 import threading
 import time
-from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -18,6 +17,7 @@ import torch
 import torch.distributed
 
 from steps.train import Inputs
+from steps.training.calls import Caller, bury
 from steps.training.client import Client, say
 from steps.training.coordinator import PORT, finished, store
 from steps.training.ledger import Ledger
@@ -87,6 +87,11 @@ class Peers:
         """Whether this group is known to be broken."""
         return False
 
+    def wait(self, *works: Any) -> None:
+        """Until these collectives are done. Raises RuntimeError if one cannot be."""
+        for work in works:
+            work.wait(TIMEOUT)
+
     def fault(self, error: RuntimeError) -> None:
         """A collective failed. Raises the error where nobody can form another group."""
         raise error
@@ -129,7 +134,7 @@ class Elastic(Peers):
         self.device = device
         self.generation = 0
         self._pg: Any = None
-        self._building: Future[tuple[Any, dict[int, str]]] = Future()
+        self._caller = Caller(self.dead)
         self._sockets: dict[int, str] = {}  # those of the group
         self._lock = threading.Lock()
         self._waker: threading.Thread | None = None
@@ -174,6 +179,12 @@ class Elastic(Peers):
     def dead(self) -> bool:
         return self.client.hard > self.generation
 
+    def wait(self, *works: Any) -> None:
+        if self.device.type == "cuda":  # nccl only notes what the stream waits for, and heeds `abort`
+            return super().wait(*works)
+        wait = super().wait
+        self._caller.run(lambda: wait(*works))
+
     def fault(self, error: RuntimeError) -> None:
         self.client.send({"fault": self.generation})
 
@@ -196,42 +207,34 @@ class Elastic(Peers):
         """The coordinator keeps the ledger."""
 
     def _build(self, rank: int, size: int, meeting: str) -> tuple[Any, dict[int, str]]:
-        """The group and its sockets. Raises RuntimeError if it cannot be built, or is known to be broken meanwhile.
+        """The group and its sockets. Raises RuntimeError if it cannot be built, or is known to be broken meanwhile."""
 
-        In a thread: of a member that dies now, torch would wait for CONNECT, and nothing can end that wait.
-        """
-        building: Future[tuple[Any, dict[int, str]]] = Future()
-        with self._lock:
-            self._building = building
-            if self.dead():
-                raise Broken
+        def build() -> tuple[Any, dict[int, str]]:
+            before = sockets()
+            host, _, port = meeting.rpartition(":")
+            store = dist.TCPStore(host, int(port), is_master=False, timeout=CONNECT, wait_for_workers=False)
+            store = dist.PrefixStore(f"{self.generation}", store)
+            pg = process_group(store, rank, size, self.device, self.client.address)
+            return pg, dict(sockets().items() - before.items())
 
-        def build() -> None:
-            try:
-                before = sockets()
-                host, _, port = meeting.rpartition(":")
-                store = dist.TCPStore(host, int(port), is_master=False, timeout=CONNECT, wait_for_workers=False)
-                store = dist.PrefixStore(f"{self.generation}", store)
-                pg = process_group(store, rank, size, self.device, self.client.address)
-                settle(building, (pg, dict(sockets().items() - before.items())))
-            except Exception as error:
-                settle(building, error)
-
-        threading.Thread(target=build, name="build", daemon=True).start()
-        return building.result()
+        return self._caller.run(build)
 
     def _abort(self) -> None:
         with self._lock:
-            if self.dead():
-                settle(self._building, Broken())
-                if self._pg is not None:
-                    self._wake(self._pg)
+            if not self.dead():
+                return
+            if self._pg is not None:
+                self._wake(self._pg)
+        self._caller.interrupt()
 
     def _drop(self) -> None:
         with self._lock:
-            pg, self._pg = self._pg, None
-            if pg is not None and self.dead():
-                self._wake(pg)
+            held, self._pg = [self._pg], None
+            if held[0] is None:
+                return
+            if self.dead():
+                self._wake(held[0])
+        bury(held)
 
     def _wake(self, pg: Any) -> None:
         """End a blocked collective within milliseconds, though the one that it waits for may be silent for ever."""
@@ -241,19 +244,6 @@ class Elastic(Peers):
                 connection.getpeername()  # fails for one that listens, whose shutdown gloo does not survive
                 connection.shutdown(socket.SHUT_RDWR)
         self._sockets = {}
-
-
-class Broken(RuntimeError):
-    """The group is over before it began."""
-
-
-def settle(future: Future[Any], outcome: Any) -> None:
-    """What became of it; whoever comes first decides."""
-    with suppress(InvalidStateError):
-        if isinstance(outcome, BaseException):
-            future.set_exception(outcome)
-        else:
-            future.set_result(outcome)
 
 
 def sockets() -> dict[int, str]:

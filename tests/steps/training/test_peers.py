@@ -3,9 +3,11 @@
 import random
 import signal
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -84,3 +86,52 @@ def test_the_older_of_two_coordinators_ends_and_a_foreign_run_is_left_alone(s3: 
     with pytest.raises(ConfigError, match="belongs to another run"):
         other.hold()
     newer.hold()
+
+
+def _send(port: int) -> None:
+    import torch
+
+    pg = _pair(port, 1)
+    pg.broadcast(torch.ones(30_000_000), 1).wait()
+    time.sleep(60)
+
+
+def _pair(port: int, rank: int) -> Any:
+    import torch
+
+    from steps.training.peers import dist, process_group
+
+    store = dist.TCPStore("127.0.0.1", port, is_master=not rank, wait_for_workers=False)
+    return process_group(store, rank, 2, torch.device("cpu"), "127.0.0.1")
+
+
+def test_a_sender_that_dies_in_the_middle_of_a_message_is_not_waited_for(crew: Crew) -> None:
+    import torch
+
+    from steps.training.calls import Broken, Caller, bury
+
+    port = int(crew.meeting["MASTER_PORT"])
+    sender = crew.context.Process(target=_send, args=(port,))
+    sender.start()
+    target, over, began = torch.zeros(30_000_000), threading.Event(), time.monotonic()
+    pg = _pair(port, 0)
+    work, caller = pg.broadcast(target, 1), Caller(over.is_set)
+
+    def kill() -> None:
+        while not target[1_000_000]:
+            pass
+        sender.kill()
+        sender.join()
+        over.set()
+        caller.interrupt()  # as the coordinator's news does; gloo itself says nothing for ten minutes
+
+    threading.Thread(target=kill, daemon=True).start()
+    with pytest.raises(Broken):
+        caller.run(work.wait)
+    bury([pg])
+    del pg, work
+    assert time.monotonic() - began < 30
+    with pytest.raises(Broken):
+        caller.run(lambda: None)
+    over.clear()
+    assert caller.run(lambda: 7) == 7
