@@ -45,8 +45,8 @@ def _agent(folder: Path, port: int, node: int) -> subprocess.Popen:
         *("--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}", f"--rdzv-conf={CONF},is_host={int(not node)}"),
         *(f"--local-addr=127.0.0.{node + 1}", "-m", "benchmarks.torchrun", str(folder)),
     ]
-    log = open(folder / f"agent{node}.log", "w")
-    return subprocess.Popen(command, env=os.environ | ENVIRONMENT, stdout=log, stderr=log, start_new_session=True)
+    with open(folder / f"agent{node}.log", "w") as log:
+        return subprocess.Popen(command, env=os.environ | ENVIRONMENT, stdout=log, stderr=log, start_new_session=True)
 
 
 def _kill(agent: subprocess.Popen) -> None:
