@@ -184,11 +184,11 @@ class Group:
         state.step = step
 
     def _spare(self) -> Tensor:
-        """Where to receive a state: ours is kept until all of the other is here, for the giver may die meanwhile."""
+        """Where to receive a state. The giver may die meanwhile: ours is kept until all of the other is here, and a
+        broadcast that was given up may still write."""
         state = self.state
-        if state.step >= 0:
-            with suppress(torch.OutOfMemoryError):
-                return torch.empty_like(state.memory)
+        with suppress(torch.OutOfMemoryError):
+            return torch.empty_like(state.memory)
         state.step, self._live = -1, False  # half a state must not be given to anybody
         return state.memory
 
