@@ -1,6 +1,6 @@
 """The peer of recovery.py: torchrun with three agents, its worker a DDP of the same weights and steps.
 
-    python -m benchmarks.torchrun STAMPS        (the worker; torchrun starts it)
+python -m benchmarks.torchrun STAMPS        (the worker; torchrun starts it)
 """
 
 import os
