@@ -2,7 +2,6 @@
 
 import threading
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -13,10 +12,17 @@ from steps.training.checkpoints import Checkpoints
 from steps.training.config import TrainConfig
 from steps.training.data import Cursor
 from steps.training.group import Group
-from steps.training.peers import Formation, dist, process_group
+from steps.training.peers import Formation, Peers, dist, process_group
 from steps.training.state import State
 
 CPU = torch.device("cpu")
+
+
+class Met(Peers):
+    """Peers that have found each other, and keep no ledger."""
+
+    def __init__(self) -> None:
+        self.device = CPU
 
 
 def member(name: str, step: int, live: bool, s3: Store, patch: pytest.MonkeyPatch) -> Group:
@@ -29,8 +35,7 @@ def member(name: str, step: int, live: bool, s3: Store, patch: pytest.MonkeyPatc
     )
     state.memory.fill_(step)
     state.step = step
-    unused: Any = None
-    group = Group(unused, state, checkpoints, leaving)
+    group = Group(Met(), state, checkpoints, leaving)
     group._live = live
     return group
 
