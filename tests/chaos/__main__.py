@@ -14,8 +14,10 @@ from collections import Counter
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 
-from tests.chaos.schedule import Schedule
+from tests.chaos.schedule import Schedule, everything
 from tests.chaos.stage import Outcome, begin, play
+
+ENOUGH = 200  # schedules, among which everything must be done
 
 
 def main(argv: list[str]) -> int:
@@ -33,7 +35,10 @@ def main(argv: list[str]) -> int:
     began = time.monotonic()
     outcomes = _play(seeds, min(given.jobs, len(seeds)), given.keep_going, given.story)
     print(_table(outcomes, time.monotonic() - began))
-    return int(len(outcomes) < len(seeds) or any(outcome.problems for outcome in outcomes))
+    never = everything() - set[str]().union(*(outcome.done for outcome in outcomes)) if len(seeds) >= ENOUGH else set()
+    if never:
+        print(f"FAILED: among {len(seeds)} schedules this was never done: {', '.join(sorted(never))}")
+    return int(len(outcomes) < len(seeds) or bool(never) or any(outcome.problems for outcome in outcomes))
 
 
 def _play(seeds: list[int], jobs: int, keep_going: bool, story: bool) -> list[Outcome]:
@@ -88,7 +93,7 @@ def _table(outcomes: list[Outcome], seconds: float) -> str:
         **{f"  {verb}": number for verb, number in sorted(done.items())},
         "generations": sum(outcome.generations for outcome in outcomes),
         "steps made again after all had died": sum(outcome.redone for outcome in outcomes),
-        "acts whose moment did not come": sum(outcome.missed for outcome in outcomes),
+        "acts whose moment or victim did not come": sum(outcome.missed for outcome in outcomes),
         "seconds a schedule (median)": f"{sorted(o.seconds for o in outcomes)[len(outcomes) // 2]:.1f}",
         "seconds in all": f"{seconds:.0f}",
     }

@@ -3,6 +3,7 @@
 It plays Kubernetes: a pod that ends with anything but 0, 78 or 65 is started again under its name after a short while.
 """
 
+import hashlib
 import itertools
 import json
 import os
@@ -17,6 +18,7 @@ from pathlib import Path
 import psutil
 
 from steps.storage import Store
+from steps.training import hot
 from tests.chaos.faults import Proxy
 from tests.chaos.schedule import DAMAGES, FAULTS, FOR_EVER, Act, Moment, Schedule
 from tests.chaos.watch import Watch
@@ -55,7 +57,8 @@ class Execution:
         self.coordinator = Pod("coordinator")
         self.pods = [Pod(f"w{number}") for number in range(schedule.settings["workers"] // schedule.per_pod)]
         self.problems: list[str] = []
-        self.done: Counter[str] = Counter()
+        self.done: Counter[str] = Counter()  # what was done and when, in the words of `everything`
+        self.missed = 0  # acts that came when there was nobody to do it to
         self.signals = 0
         self.faulty_until = 0.0
         self._delays = itertools.cycle(schedule.delays)
@@ -141,12 +144,10 @@ class Execution:
     def _act(self) -> None:
         now = time.monotonic()
         for moment in [moment for moment in self.waiting if moment.kind != "request" and self._is(moment, now)]:
-            for act in self.waiting.pop(moment):
-                self._do(act)
+            self._do_all(self.waiting.pop(moment))
         while not self._fired.empty():
             moment, done = self._fired.get()
-            for act in self.waiting.pop(moment, []):
-                self._do(act)
+            self._do_all(self.waiting.pop(moment, []))
             done.set()
 
     def _is(self, moment: Moment, now: float) -> bool:
@@ -158,41 +159,61 @@ class Execution:
             at = next((at for at, number in self.watch.generations if number >= moment.number), None)
         return at is not None and time.time() >= at + moment.plus
 
-    def _do(self, act: Act) -> None:
-        self.watch.say(f"ACT {act.words()}")
-        self.done[act.verb] += 1
+    def _do_all(self, acts: list[Act]) -> None:
+        done = 0
+        for act in acts:
+            self.watch.say(f"ACT {act.words()}")
+            if self._do(act):
+                self.done.update(act.kinds())
+                done += 1
+            else:
+                self.watch.say("there is nothing to do it to")
+                self.missed += 1
+        self.done["burst"] += done > 1
+
+    def _do(self, act: Act) -> bool:
+        """Whether it was done: whether it found a victim."""
         if act.verb in FAULTS:
             self.proxy.fault(act.verb, act.seconds)
             self.faulty_until = time.monotonic() + act.seconds + 30
-        elif act.verb == "join":
+            return True
+        if act.verb == "join":
             self.pods.append(Pod(f"w{len(self.pods)}"))
-        elif act.verb in DAMAGES:
-            self._damage(act.verb)
-        elif act.target == "coordinator":
-            self._send(self.coordinator, act.verb, self._processes(self.coordinator, "launcher"))
+            return True
+        if act.verb in DAMAGES:
+            return self._damage(act.verb)
+        if act.target == "coordinator":
             self.coordinator.due = time.monotonic() + act.seconds
-        elif act.target == "all":
-            for pod in self.pods if act.verb == "term" else self.everybody:
-                whom = "launcher" if act.verb == "term" else "all"
-                self._send(pod, act.verb, self._processes(pod, whom), act.seconds)
-        else:
-            found = [(pod, pid) for pod in self.pods for pid in self._processes(pod, act.target)]
-            chosen = {victim % len(found) for victim in act.victims} if found else set()
-            for pod, pid in [found[at] for at in sorted(chosen)]:
-                self._send(pod, act.verb, [pid], act.seconds)
+            return self._send(self.coordinator, act.verb, self._processes(self.coordinator, "launcher"))
+        if act.target == "all":
+            whom, pods = ("launcher", self.pods) if act.verb == "term" else ("all", self.everybody)
+            return any([self._send(pod, act.verb, self._processes(pod, whom), act.seconds) for pod in pods])
+        found = [(pod, pid) for pod in self.pods for pid in self._processes(pod, act.target)]
+        chosen = {victim % len(found) for victim in act.victims} if found else set[int]()
+        return any([self._send(pod, act.verb, [pid], act.seconds) for pod, pid in (found[at] for at in sorted(chosen))])
 
-    def _send(self, pod: Pod, verb: str, pids: list[int], seconds: float = 0.0) -> None:
+    def _send(self, pod: Pod, verb: str, pids: list[int], seconds: float = 0.0) -> bool:
         if not pids or not pod.member:
-            return
+            return False
         number = SIGNALS[verb]
         if pod.member.process.pid in pids:
             pod.hurt.add(number)
         self.watch.say(f"{number.name} to {pod.name} {pids}")
         self.signals += len(pids)
         _signal(pids, number)
+        if verb == "kill" and pod is not self.coordinator:
+            self._note_kept(pod)
         if verb == "stop":
             what = "remove" if seconds == FOR_EVER else "continue"
             self._later.append((time.monotonic() + min(seconds, FROZEN), f"{what} {pod.name}", pids))
+        return True
+
+    def _note_kept(self, pod: Pod) -> None:
+        """What the dead left in shared memory: their successors must not begin before it."""
+        for slot in range(self.schedule.per_pod):
+            name = pod.name + (f"/{slot}" if slot else "")
+            nodes = [hashlib.sha256(node.encode()).hexdigest()[:12] for node in (name, f"{name}/{slot}")]
+            self.watch.keep(name, max(hot.newest_step(Shared / f"rekindle-{self.run}-{node}") for node in nodes))
 
     def _processes(self, pod: Pod, target: str) -> list[int]:
         """The living processes of a pod that are meant by "worker", "nursery", "launcher" (its first) or "all"."""
@@ -204,7 +225,8 @@ class Execution:
         children = _children(pid)
         if target == "all":
             return [pid, *children]
-        return [child for child in children if _ignores_sigterm(child) == (target == "nursery")]
+        nursery, workers = tell_apart(children)
+        return nursery if target == "nursery" else workers
 
     def _send_later(self) -> None:
         due = [entry for entry in self._later if time.monotonic() >= entry[0]]
@@ -218,18 +240,18 @@ class Execution:
             else:
                 _signal(pids, signal.SIGCONT)
 
-    def _damage(self, what: str) -> None:
-        """Kill all, and damage the newest copy of the state before anybody is back."""
+    def _damage(self, what: str) -> bool:
+        """Kill all, and damage the newest copy of the state before anybody is back; whether there was one."""
         for pod in self.everybody:
             self._send(pod, "kill", self._processes(pod, "all"))
         for pod in self.everybody:
             if pod.member:
                 pod.member.process.join(5)
         if what == "flip chunk":
-            self._flip_chunk()
-            return
+            return self._flip_chunk()
         files = sorted(Shared.glob(f"rekindle-{self.run}-*"), key=lambda path: path.stat().st_mtime)
         self.watch.say(f"{what}: {[path.name for path in files]}")
+        self.watch.kept.clear()
         for path in files if what == "lose hot" else files[-1:]:
             if what == "lose hot":
                 path.unlink()
@@ -237,17 +259,19 @@ class Execution:
                 data = bytearray(path.read_bytes())
                 data[len(data) // 2] ^= 1
                 path.write_bytes(data)
+        return bool(files)
 
-    def _flip_chunk(self) -> None:
+    def _flip_chunk(self) -> bool:
         prefix = self.argv_value("checkpoints")
         names = sorted(entry.key for entry in self.store.list(f"{prefix}/manifests/"))
         if not names:
-            return
+            return False
         key = f"{prefix}/chunks/{json.loads(self.store.get(names[-1]))['chunks'][0]}"
         data = bytearray(self.store.get(key))
         data[len(data) // 2] ^= 1
         self.store.put(key, data)
         self.watch.say(f"flipped a byte of {key}, of {names[-1]}")
+        return True
 
     def argv_value(self, name: str) -> str:
         """The value of a flag of the run."""
@@ -297,16 +321,29 @@ def _signal(pids: list[int], number: signal.Signals) -> None:
 
 
 def _children(pid: int) -> list[int]:
+    """By age."""
     try:
-        return [child.pid for child in psutil.Process(pid).children() if child.status() != psutil.STATUS_ZOMBIE]
+        children = sorted(psutil.Process(pid).children(), key=lambda child: (child.create_time(), child.pid))
+        return [child.pid for child in children if child.status() != psutil.STATUS_ZOMBIE]
     except psutil.NoSuchProcess:
         return []
 
 
-def _ignores_sigterm(pid: int) -> bool:
-    """What tells a nursery from a worker."""
+def tell_apart(children: list[int]) -> tuple[list[int], list[int]]:
+    """The nursery and the workers among the children of a launcher, the oldest first.
+
+    A nursery blocks SIGTERM, and so does a worker of it, but a younger one, until it listens by a thread. What does
+    neither may be a nursery that has just begun, and is left out.
+    """
+    status = {child: _status(child) for child in children}
+    blocking = [child for child, (threads, blocks) in status.items() if threads == 1 and blocks]
+    return blocking[:1], [child for child, (threads, _) in status.items() if threads > 1 or child in blocking[1:]]
+
+
+def _status(pid: int) -> tuple[int, bool]:
+    """The number of threads of a process, 0 if it is dead, and whether it blocks SIGTERM."""
     try:
-        status = Path(f"/proc/{pid}/status").read_text()
+        fields = dict(line.split(":\t", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
     except OSError:
-        return False
-    return bool(int(status.partition("SigIgn:")[2].split()[0], 16) >> (signal.SIGTERM - 1) & 1)
+        return 0, False
+    return int(fields["Threads"]), bool(int(fields["SigBlk"], 16) >> (signal.SIGTERM - 1) & 1)

@@ -11,7 +11,7 @@ WORKERS = ("worker", "launcher", "nursery", "all")  # whom a signal can be for; 
 SIGNALS = ("kill", "term", "stop")
 FAULTS = ("slow", "throttle", "reset", "refuse", "hang", "deaf")  # what an object store does; see faults.py
 DAMAGES = ("lose hot", "flip hot", "flip chunk")  # while all are down
-REQUESTS = (  # what an act can wait for, in the words of faults.Request
+REQUESTS = (  # what an act can wait for, in the words of faults.KINDS
     *("GET dataset", "PUT chunk", "PUT manifest", "PUT latest", "PUT model.safetensors", "PUT model.json"),
 )
 DOZEN = (11, 276, 77, 985, 854, 1191, 920, 1235, 1295, 40, 65, 13)  # together they do everything: the default suite
@@ -51,6 +51,10 @@ class Act:
         lasts = "" if not self.seconds else " for ever" if self.seconds == FOR_EVER else f" for {self.seconds:.1f} s"
         store = "store: " if self.verb in FAULTS else ""
         return f"{self.when.words()}: {store}{self.verb} {whom}".rstrip() + lasts
+
+    def kinds(self) -> set[str]:
+        """What it does and when: `verb target`, `at KIND`."""
+        return {f"{self.verb} {self.target}".rstrip(), f"at {self.when.request or self.when.kind}"}
 
 
 @dataclass(frozen=True)
@@ -106,10 +110,9 @@ class Schedule:
         ]
 
     def covered(self) -> set[str]:
-        """Which kinds of things it does and when: `verb target` and `at KIND`."""
-        done = {f"{act.verb} {act.target}".rstrip() for act in self.acts}
-        moments = {f"at {act.when.request or act.when.kind}" for act in self.acts}
-        return done | moments | ({"burst"} if len({act.when for act in self.acts}) < len(self.acts) else set())
+        """Which kinds of things it would do and when; `burst`: several at the same moment."""
+        kinds = set[str]().union(*(act.kinds() for act in self.acts))
+        return kinds | ({"burst"} if len({act.when for act in self.acts}) < len(self.acts) else set())
 
 
 def everything() -> set[str]:

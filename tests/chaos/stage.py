@@ -40,8 +40,8 @@ class Outcome:
     seed: int
     seconds: float
     problems: list[str]
-    done: dict[str, int]  # verb → how often
-    missed: int  # acts whose moment did not come
+    done: dict[str, int]  # what → how often, in the words of `everything`
+    missed: int  # acts whose moment did not come, or that found no victim
     signals: int
     generations: int
     redone: int  # steps made again after all had died
@@ -103,7 +103,7 @@ class Stage:
             finally:
                 crew.close()
                 execution.watch.close()
-        missed = sum(len(acts) for acts in execution.waiting.values())
+        missed = execution.missed + sum(len(acts) for acts in execution.waiting.values())
         outcome = Outcome(
             schedule.seed, seconds, problems, dict(execution.done), missed, execution.signals,
             len({number for _, number in execution.watch.generations}), execution.watch.redone(),

@@ -33,3 +33,13 @@ def test_a_worker_that_is_set_back_while_it_lives_is_a_loss(journal: Path) -> No
     watch.close()
     assert watch.losses() == ["b (8) had begun step 6 and was set back to 3"]
     assert watch.redone() == 4
+
+
+def test_a_worker_that_begins_before_what_its_shared_memory_had_is_a_loss(journal: Path) -> None:
+    watch = Watch(journal)
+    watch.keep("a", 6)
+    watch.keep("b", 6)
+    journal.write_text("1.0 7 a 6\n1.1 8 b 5\n")
+    watch.poll()
+    watch.close()
+    assert watch.losses() == ["b (8) begins with step 5, its shared memory had 6"]

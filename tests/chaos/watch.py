@@ -29,6 +29,8 @@ class Watch:
     newest: int = -1  # step that anybody has begun
     generations: list[tuple[float, int]] = field(default_factory=list)
     moved: float = field(default_factory=time.time)  # when anything last went on
+    kept: dict[str, int] = field(default_factory=dict)  # name → newest step in its shared memory when it was killed
+    setbacks: list[str] = field(default_factory=list)  # who began before that
     _files: dict[Path, tuple[int, str]] = field(default_factory=dict)  # open file, line begun
     _names: dict[Path, str] = field(default_factory=dict)
 
@@ -40,6 +42,10 @@ class Watch:
         """The operator's own line."""
         self.moved = time.time()
         self.lines.append((self.moved, "OPERATOR", text))
+
+    def keep(self, name: str, step: int) -> None:
+        """A worker was killed: no successor may begin before the newest step in its shared memory."""
+        self.kept[name] = max(step, self.kept.get(name, -1))
 
     def poll(self) -> None:
         """Read what is new."""
@@ -57,6 +63,8 @@ class Watch:
     def _step(self, step: Step) -> None:
         known = any(other.pid == step.pid for other in reversed(self.steps))
         self.steps.append(step)
+        if not known and step.step < (kept := self.kept.get(step.name, -1)):
+            self.setbacks.append(f"{step.name} ({step.pid}) begins with step {step.step}, its shared memory had {kept}")
         if step.step > self.newest or not known:
             text = f"({step.pid}) begins step {step.step}"
             self.lines.append((step.at, step.name, text))
@@ -84,9 +92,9 @@ class Watch:
         self._names.clear()
 
     def losses(self) -> list[str]:
-        """Every time a living process had to go back: a step it had made was lost, though it lived."""
+        """Every step lost that need not be: a living process had to go back, a new one behind its shared memory."""
         newest: dict[int, int] = {}
-        found = []
+        found = list(self.setbacks)
         for step in self.steps:
             if step.step < newest.get(step.pid, -1):
                 found.append(
