@@ -42,6 +42,7 @@ class Client:
         self.hard = 0  # groups older than this one are broken
         self.group: tuple[int, Members] = (0, [])  # the newest published
         self.complete = False
+        self._left = False
         self.on_hard: Callable[[], None] = lambda: None
         self._hello = {"protocol": PROTOCOL, "id": self.id, "name": self.name, "fingerprint": fingerprint}
         self._store_port = store_port
@@ -97,6 +98,16 @@ class Client:
             except OSError:
                 self._socket = None  # the listening thread connects again
 
+    def leave(self) -> None:
+        """We go on purpose: heard of no more, whatever else this process has to do before its end."""
+        with self._changed:
+            self.send({"leave": "SIGTERM"})
+            self._left = True
+            if self._socket:
+                with contextlib.suppress(OSError):
+                    self._socket.shutdown(socket.SHUT_WR)  # or the next beat would be nonsense
+            self._socket = None
+
     def fail(self, message: str, code: int, *, temporary: bool) -> None:
         """Tell the coordinator, registered or not, why this process ends; unless it has told us to."""
         if self._error:
@@ -118,7 +129,7 @@ class Client:
 
     def _run(self) -> None:
         heard = said = time.monotonic()
-        while not self.complete:
+        while not (self.complete or self._left):
             try:
                 with self._connect() as connection:
                     self._listen(connection)

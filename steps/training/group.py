@@ -1,6 +1,6 @@
 """The group as the training loop sees it: steps to do, leaves that are ours, and one sum over all of them.
 
-    for step in group.steps(state, end):
+    for step in group.steps(end):
         for leaf in group.leaves():
             group.add(leaf, loss, gradients)
         if (total := group.reduced()) is not None:   # None: somebody was lost, whoever is left does the step again
@@ -39,7 +39,8 @@ class Group:
         self.leaves_total, self.exact = state.config.virtual_workers, state.config.reduction == "exact"
         self.rank = 0
         self.left = False  # told to go: the steps end before their end
-        self.deserted = False  # nobody is left to carry the state on
+        self.deserted = False  # nobody may be left to carry the state on
+        self.awaited = False  # not all have agreed that we go: others may wait for us, to go on
         self.saving = False  # all make a durable checkpoint of the state after this step, each its share
         self.place = (0, 1)  # our rank and the size of the group that made the last step
         self.loss = 0.0
@@ -52,8 +53,7 @@ class Group:
         """The step to do now, until `end` updates are made or we must leave."""
         while not self.left:
             if not self.size and not self._form():
-                self.left = self.deserted = True
-                self.place = (0, 1)
+                self.desert()
             elif self.state.step >= end:
                 return
             else:
@@ -112,6 +112,12 @@ class Group:
         if join or leave:
             self.size = 0
 
+    def desert(self) -> None:
+        """Go, though the others do not know: they may go on, or nobody."""
+        self.left = self.deserted = True
+        self.awaited = self.place[1] > 1 or not self._live
+        self.place = (0, 1)
+
     def finish(self, write: Callable[[], str]) -> bool:
         """After the last step: rank 0 writes the result. True: the run is over; False: form the next group."""
         self.peers.progress(self.state.step)
@@ -156,7 +162,11 @@ class Group:
         step = known[giver][0]
         if not any(live for _, live, _ in known):
             if formation.rank == 0:
-                checkpoints.restore(step)
+                self.peers.busy(True)  # the state is large, or the store away
+                try:
+                    checkpoints.restore(step)
+                finally:
+                    self.peers.busy(False)
             ours[0] = state.step
             if pg:
                 self.peers.wait(pg.broadcast(ours, 0))
@@ -187,7 +197,7 @@ class Group:
         """Where to receive a state. The giver may die meanwhile: ours is kept until all of the other is here, and a
         broadcast that was given up may still write."""
         state = self.state
-        with suppress(torch.OutOfMemoryError):
+        with suppress(RuntimeError):  # what the CPU's allocator raises, and CUDA's
             return torch.empty_like(state.memory)
         state.step, self._live = -1, False  # half a state must not be given to anybody
         return state.memory

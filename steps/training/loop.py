@@ -90,7 +90,10 @@ class Training:
         over = False
         while not (over or self.group.left):
             self.steps()
-            over = not self.group.left and self.group.finish(self.export)
+            try:
+                over = not self.group.left and self.group.finish(self.export)
+            except SystemExit:  # told to go while the object store was away
+                self.group.desert()
         if self.group.left and not self.group.peers.complete:
             self.leave()
         self.checkpoints.close(remove=True)
@@ -149,11 +152,17 @@ class Training:
         patiently(lambda: self.store.put(key, data), self.group.leaving, f"to write {key}")
 
     def leave(self) -> None:
-        """Go before the end, as told: if nobody else carries the state on, the object store must."""
-        safe = True
+        """Go before the end, as told: if nobody else carries the state on, the object store must.
+
+        Nobody waits for that; but who joins instead of us must find it there, unless others are there to ask.
+        """
+        safe, awaited = True, self.group.awaited
+        if awaited:
+            self.group.peers.leave()
         if self.group.deserted and self.state.step > 0:
             safe = self.checkpoints.flush(self.group.place, lambda: signals.left() - 1)
-        self.group.peers.leave()
+        if not awaited:
+            self.group.peers.leave()
         self.checkpoints.close(remove=safe)
         self.metrics.close()
         sys.stderr.write(f"left after step {self.state.step}, as told by SIGTERM\n")

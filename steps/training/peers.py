@@ -189,7 +189,7 @@ class Elastic(Peers):
         self.client.send({"fault": self.generation})
 
     def leave(self) -> None:
-        self.client.send({"leave": "SIGTERM"})
+        self.client.leave()
 
     def failed(self, message: str, code: int, *, temporary: bool = False) -> None:
         self.client.fail(message, code, temporary=temporary)
