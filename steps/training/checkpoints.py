@@ -13,8 +13,8 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from copy import copy
 from functools import partial
-from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -55,8 +55,8 @@ class Checkpoints:
         self.durable = Durable(store, prefix, identity, layout, fingerprint, retention)
         self.interval = Interval(config.checkpoint_seconds, config.checkpoint_steps)
         self.crc = 0  # of the state, if it comes from shared memory: equal ones need not be sent around
-        path = hot.path(hot.run_name(identity, prefix), hot.node_name())
-        self.snapshots = Snapshots(state, self._recall(path, identity, layout, _hash(fingerprint)))
+        run = hot.run_name(identity, prefix)
+        self.snapshots = Snapshots(state, self._recall(run, identity, layout, _hash(fingerprint)))
         self._hot_due = 0.0
         self._followed = False  # the last durable checkpoint was not ours to complete
         self._draft: Draft | None = None
@@ -84,7 +84,7 @@ class Checkpoints:
 
     def flush(self, place: Place, seconds: Callable[[], float]) -> bool:
         """Make the state durable as it is now, and wait, until `seconds()` is 0: nobody else carries it on."""
-        self.snapshots.ready.wait()
+        self.snapshots.ready.wait(max(0.0, min(seconds(), 3600.0)))
         if self._draft and self._draft.step < self.state.step:
             self._draft.stop.set()
         self._join(seconds)
@@ -176,7 +176,7 @@ class Checkpoints:
     def _newer(self, known: int) -> bool:
         """Load a durable checkpoint newer than `known`, if there is one; without a snapshot, wait for the store."""
         try:
-            if known >= 0 and _within(PATIENCE, self.durable.newest) <= known:
+            if known >= 0 and _within(PATIENCE, copy(self.durable).newest) <= known:
                 return False
         except (StorageError, TimeoutError) as error:
             self._say(f"going on from step {known} of shared memory; whether there is a newer checkpoint: {error}")
@@ -191,11 +191,11 @@ class Checkpoints:
             self.interval.resume(self.state.step, manifest["facts"])
         return manifest is not None
 
-    def _recall(self, path: Path, identity: str, layout: str, fingerprint: str) -> hot.Hot | None:
+    def _recall(self, run: str, identity: str, layout: str, fingerprint: str) -> hot.Hot | None:
         """The file of this worker, its newest whole snapshot loaded. Raises ConfigError."""
-        memory = self.state.memory
+        memory, path = self.state.memory, hot.path(run, hot.node_name())
         try:
-            hot.sweep()
+            hot.sweep(run)
             file = hot.Hot(path, identity, layout, fingerprint, memory.numel() * memory.element_size())
         except OSError as error:
             self._say(f"no snapshots in shared memory: {error}.")

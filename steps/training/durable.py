@@ -18,6 +18,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -100,7 +101,8 @@ class Durable:
         try:
             return self._restore(target, beyond, self._latest())
         finally:
-            self.store.delete([lease])
+            with suppress(StorageError):  # what is read is read; the lease runs out
+                self.store.delete([lease])
 
     def _restore(self, target: memoryview, beyond: int, newest: str) -> Manifest | None:
         names = self._manifests()
@@ -209,7 +211,7 @@ class Durable:
         if _step(self._newest) >= draft.step:
             return True  # as new a one is there
         there = self._there()
-        draft.before = draft.before or set(there)
+        draft.before = set(there) if draft.before is None else draft.before
         mine = share(draft.count, place[1], place[0])
 
         def work(number: int) -> None:

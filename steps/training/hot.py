@@ -80,9 +80,13 @@ def newest_step(path: Path) -> int:
     return -1
 
 
-def sweep() -> list[Path]:
-    """Remove the files that no process holds and that were last written over an hour ago, of whatever run."""
-    return _remove("rekindle-*", lambda file: time.time() - file.stat().st_mtime > STALE)
+def sweep(run: str) -> list[Path]:
+    """Remove the files that no process holds and that were last written over an hour ago, but for those of `run`,
+    which begins: they are what it goes on from, however long it was away."""
+    return _remove(
+        "rekindle-*",
+        lambda file: not file.name.startswith(f"rekindle-{run}-") and time.time() - file.stat().st_mtime > STALE,
+    )
 
 
 def discard(run: str) -> list[Path]:
@@ -93,11 +97,14 @@ def discard(run: str) -> list[Path]:
 def _remove(pattern: str, wanted: Callable[[Path], bool]) -> list[Path]:
     removed = []
     for file in directory().glob(pattern):
-        with suppress(OSError), open(file, "r+b") as held:  # gone meanwhile, held by a process, or another user's
-            fcntl.lockf(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if wanted(file):
-                file.unlink()
-                removed.append(file)
+        with suppress(OSError):  # gone meanwhile, held by a process, or another user's
+            if not wanted(file):
+                continue  # unlocked: a worker that starts may want to hold it
+            with open(file, "r+b") as held:
+                fcntl.lockf(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if wanted(file):  # still
+                    file.unlink()
+                    removed.append(file)
     return removed
 
 

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 BUGS = 3  # deaths without a newer step in between, after which trying again is no use
 LONGEST = 30.0  # seconds between two attempts
 COMPLETE = 15.0  # seconds in which the other workers hear that the run is complete
+OVER = {0, 78, 65}  # codes after which no snapshot is needed; after all others the pod may start again in place
 NEVER = float("inf")
 STOP = {signal.SIGTERM, signal.SIGINT}
 
@@ -226,7 +227,7 @@ class Launcher:
     def _cause(self, place: Place, code: int) -> tuple[Fate, str, str]:
         """What a death means, why it was, and the last words."""
         fate, words = FATES.get(code, Fate.BUG), place.berth.words()
-        why = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
+        why = f"was ended by {_name(-code)}" if code < 0 else f"ended with code {code}"
         if code < 0 and words:
             _say(words)  # which a crash could not say there
         kills, self.kills = self.kills, self.memory.kills()
@@ -268,6 +269,13 @@ class Launcher:
 def _signal(pid: int, number: int) -> None:
     with suppress(ProcessLookupError):
         os.kill(pid, number)
+
+
+def _name(number: int) -> str:
+    """A signal's name; those of real time have none."""
+    with suppress(ValueError):
+        return signal.Signals(number).name
+    return f"signal {number}"
 
 
 def _children() -> list[int]:
@@ -321,14 +329,15 @@ def main(argv: list[str]) -> int:
         signals.grace()
         flags = vars(parser("train", load("train")).parse_args(argv))
         inputs = cast(Inputs, parse(Inputs, {name: flags[name] for name in flags if name in Inputs.model_fields}))
-        hot.sweep()
+        name = hot.run_name(inputs.identity_hash(), inputs.checkpoints)
+        hot.sweep(name)
         code = launcher.run(inputs)
     except RekindleError as error:
         from steps.step import fail
 
         return fail(error)
-    if code != 143:
-        hot.discard(hot.run_name(inputs.identity_hash(), inputs.checkpoints))
+    if code in OVER:
+        hot.discard(name)
     return code
 
 

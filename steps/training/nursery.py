@@ -145,7 +145,7 @@ def _bear(line: socket.socket, slot: int, inputs: "Inputs", berths: list[Berth],
             os._exit(0)
         line.close()
         if not os.read(held, 1):
-            os._exit(1)  # the nursery is dead
+            os._exit(143)  # the nursery is dead, by no fault of ours
         os.close(held)
         signals.die_with(launcher)
         _live(inputs, slot, berths[slot])

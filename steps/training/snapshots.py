@@ -11,6 +11,7 @@ from queue import SimpleQueue
 
 import torch
 
+from steps.errors import RekindleError
 from steps.training import hot
 from steps.training.state import State
 
@@ -22,7 +23,8 @@ class Snapshots:
 
     def __init__(self, state: State, file: hot.Hot | None) -> None:
         self.state, self.file = state, file
-        self.ready = threading.Event()  # memory is reserved
+        self.ready = threading.Event()  # memory is reserved, or cannot be
+        self._problem: RekindleError | None = None
         self._slots: list[memoryview] = []
         self._tensors: list[torch.Tensor] = []
         self._kept = file.kept if file else None  # slot of the newest committed snapshot
@@ -34,6 +36,10 @@ class Snapshots:
         self._thread.start()
 
     @property
+    def _size(self) -> int:
+        return self.state.memory.numel() * self.state.memory.element_size()
+
+    @property
     def idle(self) -> bool:
         """Whether there is shared memory, and all snapshots in it are committed."""
         return self.ready.is_set() and self.file is not None and not self._queued
@@ -41,8 +47,13 @@ class Snapshots:
     def take(self, extra: bytes, *, pin: bool = False, commit: bool = True) -> int | None:
         """Copy the state as it is now; gives the slot, None if none is free.
 
-        `pin`: it stays until `unpin`. `commit`: it becomes the newest snapshot in shared memory.
+        `pin`: it stays until `unpin`. `commit`: it becomes the newest snapshot in shared memory. Raises RekindleError
+        if there is no memory for any.
         """
+        if not self.ready.is_set():
+            return None
+        if self._problem:
+            raise self._problem
         with self._lock:
             busy = {self._kept, *self._queued, *self._pinned}
             slot = next((slot for slot in range(len(self._slots)) if slot not in busy), None)
@@ -76,7 +87,13 @@ class Snapshots:
             file.close(remove=remove)
 
     def _run(self) -> None:
-        self._reserve()
+        try:
+            self._reserve()
+        except OSError as error:  # said by whoever wants a copy: without any, no checkpoint could be made
+            self._problem = RekindleError(
+                f"there is no memory for a copy of the state, {self._size >> 20} MiB ({error}), and so no checkpoint: "
+                "raise cluster.pods.train.memory, or whatever limits this process."
+            )
         self.ready.set()
         while job := self._jobs.get():
             slot, step, extra = job
@@ -87,8 +104,7 @@ class Snapshots:
                 self._queued.discard(slot)
 
     def _reserve(self) -> None:
-        memory = self.state.memory
-        size = memory.numel() * memory.element_size()
+        memory, size = self.state.memory, self._size
         if self.file:
             try:
                 self.file.reserve()
