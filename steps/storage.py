@@ -49,7 +49,7 @@ class NotFound(StorageError):
 class Store:
     """Objects of one bucket by key. Thread-safe. Every failure is a StorageError that names the object.
 
-    But for a bucket that is not there: ConfigError, since trying again cannot help.
+    But for a bucket that is not there or not named: ConfigError, since trying again cannot help.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Store:
         *,
         hasty: bool = False,
     ) -> None:
-        """`hasty`: for a caller with a patience of its own; a request fails within seconds, after a second attempt."""
+        """`hasty`: for a caller with a patience of its own; it fails within half a minute, at the second attempt."""
         self.bucket = bucket
         self.endpoint = endpoint
         self._keys = access_key, secret_key
@@ -89,10 +89,10 @@ class Store:
 
     @classmethod
     def from_env(cls) -> "Store":
-        """The store that S3_BUCKET and S3_ENDPOINT_URL name. Raises StorageError if S3_BUCKET is not set."""
+        """The store that S3_BUCKET and S3_ENDPOINT_URL name. Raises ConfigError if S3_BUCKET is not set."""
         bucket = os.environ.get("S3_BUCKET")
         if not bucket:
-            raise StorageError(
+            raise ConfigError(
                 "S3_BUCKET is not set: steps keep their artifacts in that bucket. Set it (and S3_ENDPOINT_URL for "
                 'anything but AWS), in a cluster through the ConfigMap "rekindle".'
             )
