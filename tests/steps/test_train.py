@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from steps.storage import Store
+from tests.chaos.faults import Proxy
 from tests.steps.training import toy
 from tests.steps.training.crew import DIGEST, SAMPLES, Crew, flags
 
@@ -121,6 +122,22 @@ def test_sigterm_to_one_and_then_to_all_loses_no_step(crew: Crew, s3: Store, und
     assert (c.code(), coordinator.code()) == (0, 0), c.said()
     assert f"going on from step {step}" in c.said()
     assert sha256(s3, "term") == undisturbed
+
+
+def test_nobody_waits_for_what_a_leaver_still_writes(crew: Crew, s3: Store, undisturbed: str) -> None:
+    argv = flags("leaver", workers=3)
+    coordinator = crew.coordinator(argv)
+    with Proxy(s3.endpoint or "") as proxy:
+        leaver = crew.worker("leaver", argv, TOY_HOLD="20", S3_ENDPOINT_URL=proxy.url)
+        killed, other = (crew.worker(name, argv) for name in ("killed", "other"))
+        crew.held(20, leaver)
+        proxy.fault("refuse", 60)
+        leaver.send(signal.SIGTERM)
+        killed.send(signal.SIGKILL)  # so that the leaver hears of it while the next group forms, and agrees with nobody
+        crew.release(20)
+        assert (other.code(), coordinator.code()) == (0, 0), other.said()
+        assert leaver.process.exitcode is None, leaver.said()
+    assert sha256(s3, "leaver") == undisturbed
 
 
 def test_training_goes_on_without_its_coordinator(crew: Crew, s3: Store, undisturbed: str) -> None:

@@ -1,7 +1,9 @@
 """Checkpoints against a real endpoint: what is written is whole, what is read is checked, training never waits."""
 
+import errno
 import json
 import math
+import mmap
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -14,7 +16,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from steps.errors import ConfigError
+from steps.errors import ConfigError, RekindleError
 from steps.storage import Entry, Store
 from steps.training import durable, hot
 from steps.training.checkpoints import Checkpoints
@@ -421,6 +423,21 @@ def test_without_room_in_shared_memory_training_goes_on(
     first.keep((0, 1), durable=False)
     train(first, 2)
     assert begin(open_()) == 2
+
+
+def test_a_run_that_could_never_make_a_checkpoint_ends_and_says_why(
+    open_: Open, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    monkeypatch.setenv("REKINDLE_SHM", str(tmp_path / "nowhere"))
+    with monkeypatch.context() as patch:
+        patch.setattr(mmap, "mmap", full)
+        first = open_()
+    update(first, 2)
+    with pytest.raises(RekindleError, match=r"no memory for a copy of the state, .* Cannot allocate memory"):
+        first.keep((0, 1), durable=True)
 
 
 def test_who_leaves_last_says_what_is_not_saved_and_where_it_is(
