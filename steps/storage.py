@@ -135,13 +135,12 @@ class Store:
     def delete(self, keys: Sequence[str]) -> None:
         """Remove objects; absent ones are no error."""
         for at in range(0, len(keys), 1000):
-            batch = [{"Key": key} for key in keys[at : at + 1000]]
-            self._named(
-                keys[at],
-                lambda batch=batch: self.client.delete_objects(
-                    Bucket=self.bucket, Delete={"Objects": batch, "Quiet": True}
-                ),
+            what = {"Objects": [{"Key": key} for key in keys[at : at + 1000]], "Quiet": True}
+            answer = self._named(
+                keys[at], lambda what=what: self.client.delete_objects(Bucket=self.bucket, Delete=what)
             )
+            for error in [each for each in answer.get("Errors", []) if each["Code"] != "NoSuchKey"]:
+                raise StorageError(f"{self.uri(error['Key'])} was not deleted: the object store says {error['Code']}.")
 
     def list(self, prefix: str) -> Iterator[Entry]:
         """Every object whose key starts with `prefix`, in key order."""

@@ -90,6 +90,8 @@ class Group:
         if not self._broken:
             try:
                 total = self._reduce()
+            except torch.OutOfMemoryError:
+                raise  # no other group would cure it
             except RuntimeError as error:
                 problem = error
             else:
@@ -141,6 +143,8 @@ class Group:
                 )
             try:
                 self._agree(formation)
+            except torch.OutOfMemoryError:
+                raise
             except RuntimeError as error:
                 self.peers.fault(error)
                 continue
