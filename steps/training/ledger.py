@@ -7,6 +7,7 @@ object cannot be appended to, so the newest segment is written again until it is
 what they add up to. Nothing here delays or ends a training: without the store, events wait in memory.
 """
 
+import contextlib
 import json
 import sys
 import threading
@@ -71,7 +72,8 @@ class Ledger:
         if self._thread.ident:
             self._thread.join(patience)
         if self._waiting or self._unwritten:
-            sys.stderr.write(f"the last events of the ledger are not in the object store ({self.prefix})\n")
+            self._quiet_until = 0.0
+            self._say(f"the last events of the ledger are not in the object store ({self.prefix})")
 
     def _thin(self) -> None:
         """Forget every second `step`; if there are few, the oldest events."""
@@ -88,8 +90,9 @@ class Ledger:
             ending = self._closing.wait(BURST)
             try:
                 self._write()
-            except RekindleError as error:
-                self._say(f"the ledger waits for the object store: {error}")
+            except Exception as error:  # whatever it is: nobody else would write what is still to come
+                text = str(error) if isinstance(error, RekindleError) else repr(error)
+                self._say(f"the ledger waits for the object store: {text}")
                 if ending and time.monotonic() < self._deadline:
                     time.sleep(0.2)  # the event is set: it would not wait any more
                     continue
@@ -99,7 +102,8 @@ class Ledger:
     def _write(self) -> None:
         while self._take():
             self._store = self._store or self._open()
-            self._store.put(f"{self.prefix}/{self._writer}-{self._number:05d}.jsonl", self._segment)
+            whole = bytes(self._segment)  # a request that failed may hold on to its body: what is lent cannot grow
+            self._store.put(f"{self.prefix}/{self._writer}-{self._number:05d}.jsonl", whole)
             self._unwritten = False
             if len(self._segment) >= SEGMENT:
                 self._number, self._segment = self._number + 1, bytearray()
@@ -121,8 +125,10 @@ class Ledger:
 
     def _say(self, text: str) -> None:
         if time.monotonic() >= self._quiet_until:
-            sys.stderr.write(f"{text}\n")
             self._quiet_until = time.monotonic() + 60
+            with contextlib.suppress(OSError, ValueError):
+                sys.stderr.write(f"{text}\n")
+                sys.stderr.flush()
 
 
 def _line(fields: Event) -> bytes:

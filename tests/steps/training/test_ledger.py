@@ -2,7 +2,9 @@
 
 import json
 import threading
+import time
 import uuid
+from typing import Any
 
 import pytest
 
@@ -74,6 +76,34 @@ def test_what_is_noted_while_the_store_is_away_is_written_when_it_is_back(
     away.back.set()
     book.close()
     assert [event["name"] for event in read(s3, prefix)] == ["a", "b"]
+
+
+class Clinging:
+    """A store whose first requests fail, each in its own way, and whose errors hold on to what was to be written."""
+
+    def __init__(self, store: Store) -> None:
+        self.store, self.failures, self.held = store, [StorageError("torn"), RuntimeError("odd")], list[memoryview]()
+
+    def put(self, key: str, data: bytes | bytearray) -> None:
+        if self.failures:
+            self.held.append(memoryview(data))
+            raise self.failures.pop()
+        self.store.put(key, data)
+
+
+def test_whatever_goes_wrong_in_a_request_what_follows_is_still_written(
+    s3: Store, prefix: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(ledger, "PERIOD", 0.01)
+    store: Any = Clinging(s3)
+    book = Ledger(lambda: store, prefix)
+    book.note("join", name="a")
+    while store.failures:
+        time.sleep(0.01)
+    book.note("join", name="b")
+    book.close()
+    assert [event["name"] for event in read(s3, prefix)] == ["a", "b"]
+    assert capsys.readouterr().err.count("the ledger waits for the object store") == 1
 
 
 def test_a_store_that_stays_away_costs_the_end_of_a_run_its_patience_and_a_sentence(
