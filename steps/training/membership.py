@@ -30,7 +30,7 @@ class Worker:
     joined: float
     seen: float  # its last sign of life
     acked: int = 0  # the newest generation it has acknowledged
-    busy: bool = False  # it says that it is at work, though not at steps
+    busy: float = float("-inf")  # when it last said that it is at work, though not at steps
 
 
 @dataclass
@@ -55,7 +55,8 @@ class Membership:
     hanging: bool = False  # why the open generation was opened
     fruitless: int = 0
     crashes: int = 0
-    crashed_at: int = -1
+    crashed_at: tuple[int, int] = (-1, -1)  # (step, group) of the newest
+    crashed: set[str] = field(default_factory=set)  # who reported it: one fault may hit all at once
     reminded: float = 0.0
     noted: float = float("-inf")  # when a step was last an event
     verdict: tuple[int, str] | None = None
@@ -70,25 +71,27 @@ class Membership:
 
     def join(self, now: float, hello: Message) -> None:
         """A worker is there, for the first time or again."""
-        id, name = hello["id"], hello["name"]
-        if problem := self._objection(hello):
-            self.outbox.append((id, {"refused": problem}))
-            self.events.append({"event": "refused", "name": name, "message": problem})
-            return
+        id, name, step = hello["id"], hello["name"], hello["step"]
+        known = Worker(id, name, hello["address"], now, now)
+        living = hello["generation"] > self.generation and hello["group"] > 0  # what it computes is the run
+        if problem := self._objection(hello, any_bits=living):
+            return self._refuse(id, name, problem)
+        if living:
+            self._yield_to(hello)
         self.fingerprint = self.fingerprint or hello["fingerprint"]
         if not self.alive:
             self.patient_until, self.wanted = now + PATIENCE, len(self.members) or self.config.workers
         expected = id in self.alive
-        self.alive[id] = Worker(id, name, hello["address"], now, now)
+        self.alive[id] = known
         if hello["generation"] > self.generation:
             self._take_up(now, hello)
         elif not expected:
-            self.events.append({"event": "join", "worker": id, "name": name, "step": hello["step"]})
+            self.events.append({"event": "join", "worker": id, "name": name, "step": step})
         if self.awaited:
             self.awaited.discard(id)
             if not self.awaited:
                 self.log.append(f"generation {self.group} goes on, all {len(self.members)} are back")
-        self.step = max(self.step, hello["step"])
+        self.step = max(self.step, step)
         self._recount()
         stray = hello["group"] != self.group or id not in self.members  # it is in no group, or in one that is over
         before = self.generation
@@ -101,7 +104,9 @@ class Membership:
     def beat(self, now: float, worker: str, step: int, busy: bool = False) -> None:
         """A worker lives, and has made so many steps."""
         known = self.alive[worker]
-        known.seen, known.busy = now, busy
+        known.seen = now
+        if busy:
+            known.busy = now
         if step > self.step:
             self.step, self.moved, self.fruitless = step, now, 0
             if now - self.noted >= 1:
@@ -158,12 +163,22 @@ class Membership:
         if temporary:  # a service that the worker needs is away: no fault of its own
             self.log.append(f"{name} ends for now: {message}")
             return
-        self.crashes = self.crashes + 1 if self.step == self.crashed_at else 1
-        self.crashed_at = self.step
+        self._count_crash(name)
         if code != 1 or self.crashes >= CRASHES:
             again = f" ({self.crashes} times without a newer step)" if code == 1 else ""
             self.verdict = code, f"{name}{again}: {message}"
             self.events.append({"event": "verdict", "code": code, "message": self.verdict[1]})
+
+    def _count_crash(self, name: str) -> None:
+        """What all members report once each, in the same step, is one error."""
+        now = max(self.step, 0), self.group  # a first state is no progress
+        most = max(len(self.members), self.config.workers)
+        if now[0] != self.crashed_at[0]:
+            self.crashes = 0
+        if now != self.crashed_at or name in self.crashed or len(self.crashed) >= most:
+            self.crashes, self.crashed = self.crashes + 1, set()
+        self.crashed_at = now
+        self.crashed.add(name)
 
     def tick(self, now: float) -> None:
         """Time passed: drop who is silent or hangs, say what is missing."""
@@ -179,6 +194,7 @@ class Membership:
         self.opened += seconds
         for worker in self.alive.values():
             worker.seen += seconds
+            worker.busy += seconds
 
     def settle(self, now: float) -> None:
         """Open a generation if the members changed; publish the open one if everybody is ready."""
@@ -199,9 +215,7 @@ class Membership:
     def _take_up(self, now: float, hello: Message) -> None:
         """A worker knows a generation that we do not: we were restarted, and go on with what it tells us."""
         self.generation = self.group = hello["generation"]
-        if (
-            hello["group"] != self.generation
-        ):  # it waits for a list that may be published or not: to be on the safe side
+        if hello["group"] != self.generation:  # it waits for a list that may be published or not
             self.members = [id for id in hello["peers"] if id in self.alive]
             self.patient_until, self.wanted = now + PATIENCE, len(hello["peers"])
             self._recount()
@@ -220,15 +234,16 @@ class Membership:
     def _drop_hung(self, now: float) -> None:
         """Who lives, but neither makes steps nor answers: first ask all of the group, then drop who says nothing."""
         limit = self.config.hung_seconds
-        if self.agreed:
-            if self.members and now - self.moved > limit:
+        if self.agreed or (not self.hard and self.missing.intersection(self.members)):
+            if self.members and now - max(self.moved, self.opened) > limit:
                 self.log.append(f"no step for {limit:.0f} s, though all workers live: asking each of them")
                 self.hanging = True
-                self._open(now, hard=True)
+                self._open(now, hard=True)  # who only waits for one that hangs, or is busy, can answer that
+                self.opened = now
             return
         patience = min(ANSWER, limit) if self.hanging else limit
         for worker in [self.alive[id] for id in self.missing]:
-            if not worker.busy and now - max(self.opened, worker.joined) > patience:
+            if now - max(self.opened, worker.joined, worker.busy) > patience:
                 self.lost(now, worker.id, "hung")
 
     def _remind(self, now: float) -> None:
@@ -267,13 +282,28 @@ class Membership:
         if generation > self.generation:
             raise ValueError(f"generation {generation} was never opened, the newest is {self.generation}")
 
-    def _objection(self, hello: Message) -> str:
+    def _refuse(self, id: str, name: str, problem: str) -> None:
+        self.outbox.append((id, {"refused": problem}))
+        self.events.append({"event": "refused", "name": name, "message": problem})
+
+    def _yield_to(self, hello: Message) -> None:
+        """A group that lives decides which bits are right, not who came first to a coordinator that was restarted."""
+        others, self.fingerprint = self.fingerprint, hello["fingerprint"]
+        if others in ({}, self.fingerprint):
+            return
+        for worker in self.alive.values():
+            theirs = {"name": worker.name, "protocol": PROTOCOL, "fingerprint": others}
+            self._refuse(worker.id, worker.name, self._objection(theirs))
+            self.events.append({"event": "lost", "worker": worker.id, "name": worker.name, "why": "dropped"})
+        self.alive.clear()
+
+    def _objection(self, hello: Message, *, any_bits: bool = False) -> str:
         if (theirs := hello.get("protocol")) != PROTOCOL:
             return (
                 f'worker "{hello["name"]}" is refused: it speaks protocol {theirs} and not {PROTOCOL}. Give the '
                 "workers and the coordinator of a run the same image."
             )
-        mine, theirs = self.fingerprint, hello["fingerprint"]
+        mine, theirs = {} if any_bits else self.fingerprint, hello["fingerprint"]
         differ = [key for key in mine | theirs if mine.get(key) != theirs.get(key)] if mine else []
         if not differ:
             return ""

@@ -269,6 +269,27 @@ def test_who_neither_steps_nor_answers_is_dropped_and_told() -> None:
     assert ("c", {"dropped": "hung"}) in membership.outbox and membership.members == ["a", "b"]
 
 
+def test_nobody_is_dropped_while_one_restores_a_large_state_and_the_others_wait_for_it() -> None:
+    membership = started("a", "b", "c")
+    membership.join(1, hello("d"))  # a, b, c cannot acknowledge it: b and c wait for what a reads
+    membership.ack(1, "d", 2, -1)
+
+    def live(since: int, until: int, busy: str = "") -> None:
+        for now in range(since, until):
+            for worker in membership.alive:
+                membership.beat(now, worker, -1, worker in busy)
+            membership.tick(now)
+
+    live(1, 100, busy="a")
+    assert set(membership.alive) == set("abcd") and not membership.hard
+    live(100, 121)  # now it hangs, which the others do not
+    assert ("b", {"open": 2, "hard": True}) in membership.outbox
+    for worker in "bc":
+        membership.ack(121, worker, 2, -1)
+    live(121, 143)
+    assert membership.agreed and membership.members == ["b", "c", "d"]
+
+
 def test_a_new_coordinator_takes_up_the_group_as_it_is() -> None:
     membership = Membership(config())
     about = {"generation": 5, "group": 5, "peers": ["a", "b", "c"], "step": 7}
@@ -361,11 +382,44 @@ def test_crashes_count_only_without_progress_and_a_wrong_config_at_once() -> Non
         membership.failed("b", "boom", 1)
     assert membership.verdict is None
     membership.failed("b", "boom", 1)
-    membership.failed("a", "boom", 1)
-    assert membership.verdict == (1, "a (3 times without a newer step): boom")
+    membership.failed("b", "boom", 1)
+    assert membership.verdict == (1, "b (3 times without a newer step): boom")
     membership = started("a", "b")
     membership.failed("b", "no such column", 65)
     assert membership.verdict == (65, "b: no such column")
+
+
+def test_one_fault_that_hits_all_workers_at_once_is_not_the_end_of_the_run() -> None:
+    membership = started("a", "b", "c")
+    for round in (1, 2):
+        for worker in "abc":
+            membership.failed(worker, "no space left on the shared disk", 1)
+            membership.lost(round, worker)
+        assert membership.verdict is None
+    membership.failed("c", "no space left on the shared disk", 1)
+    assert membership.verdict == (1, "c (3 times without a newer step): no space left on the shared disk")
+
+
+def test_workers_whose_names_are_never_the_same_do_not_fail_for_ever() -> None:
+    membership = Membership(config(workers=1, min_workers=1))
+    for worker in "abc":
+        assert membership.verdict is None
+        membership.failed(worker, "boom", 1)
+        membership.step = 0  # the first has not come to say so
+    assert membership.verdict
+
+
+def test_after_a_restart_the_living_group_stays_and_an_early_stranger_is_refused() -> None:
+    membership = Membership(config())
+    membership.join(0, hello("x", fingerprint={"torch": "3"}))
+    about: dict[str, Any] = {"generation": 7, "group": 7, "peers": ["a", "b"], "step": 9}
+    membership.join(0, hello("a", **about))
+    membership.join(0, hello("b", **about))
+    refused = {id: message["refused"] for id, message in membership.outbox if "refused" in message}
+    assert list(refused) == ["x"] and 'worker "x" is refused: its torch is 3 and not 2.' in refused["x"]
+    assert membership.members == ["a", "b"] == list(membership.alive) and membership.agreed
+    membership.join(1, hello("x", fingerprint={"torch": "3"}))
+    assert "refused" in membership.outbox[-1][1]
 
 
 def test_another_build_of_torch_is_refused_by_name() -> None:
