@@ -15,6 +15,7 @@ import sys
 import tempfile
 import types
 import typing
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any, Protocol, cast
@@ -184,7 +185,9 @@ def main(argv: list[str]) -> int:
 
 def fail(error: RekindleError) -> int:
     """Say once what went wrong, where a person and the kubelet look; gives the exit code."""
-    sys.stderr.write(f"error: {error}\n")
-    if TERMINATION_LOG.exists() and os.access(TERMINATION_LOG, os.W_OK):
-        TERMINATION_LOG.write_text(str(error)[:4096])
+    with suppress(OSError):  # a full disk must not change the exit code
+        sys.stderr.write(f"error: {error}\n")
+    with suppress(OSError):
+        if TERMINATION_LOG.exists() and os.access(TERMINATION_LOG, os.W_OK):
+            TERMINATION_LOG.write_text(str(error)[:4096])
     return error.exit_code

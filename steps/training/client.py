@@ -76,6 +76,17 @@ class Client:
                 self._changed.wait()  # `wake` for whoever makes give_up() true
         return None
 
+    @property
+    def doomed(self) -> bool:
+        """Whether we must end with an error, which `agree` and `wait_complete` raise."""
+        return self._error is not None
+
+    def fault(self, generation: int) -> None:
+        """A collective of that generation failed. Heard by nobody, it is said again by the next hello: we wait."""
+        with self._changed:
+            self._waiting = True
+            self.send({"fault": generation})
+
     def wake(self) -> None:
         """Let those who wait look again."""
         with self._changed:
@@ -129,7 +140,7 @@ class Client:
 
     def _run(self) -> None:
         heard = said = time.monotonic()
-        while not (self.complete or self._left):
+        while not (self.complete or self.doomed or self._left):
             try:
                 with self._connect() as connection:
                     self._listen(connection)
@@ -156,8 +167,10 @@ class Client:
         except RekindleError as error:
             return say(f"whether the run is complete is not known: {error}")
         with self._changed:
-            self.complete, self._error = over, wrong
+            self.complete, self._error = self.complete or over, self._error or wrong
             self._changed.notify_all()
+        if self.doomed:
+            self.on_hard()
 
     def _listen(self, connection: socket.socket) -> None:
         with self._changed:
@@ -168,7 +181,7 @@ class Client:
             self._socket, self._acked = connection, 0  # an ack may have been meant for no connection at all
             self.send({"join": self._hello | hello})
         beat, pending = time.monotonic() + BEAT, b""
-        while True:
+        while not self.doomed:
             if select.select([connection], [], [], max(0.0, beat - time.monotonic()))[0]:
                 if not (data := connection.recv(1 << 18)):
                     return
@@ -198,7 +211,7 @@ class Client:
             elif "dropped" in message:
                 say("this worker was silent and is no longer a member: it joins again")
             self._changed.notify_all()
-        if message.get("hard"):
+        if message.get("hard") or self.doomed:
             self.on_hard()
 
     def _end(self) -> None:

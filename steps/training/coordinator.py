@@ -3,7 +3,8 @@
     python -m steps.training.coordinator <the same flags as `python -m steps train`>
 
 Listens on MASTER_PORT (23456) of POD_IP (every address). Exit code 0 only when `<out>/model.json` is in the object
-store; 78, 65 or 1 with the workers' message if they cannot go on. One that starts takes the run over from an older one.
+store; 78, 65 or 1 with the workers' message if they cannot go on; 143 after SIGTERM: the next one goes on with the run.
+One that starts takes the run over from an older one.
 
 Membership goes in generations (membership.py). The coordinator *opens* one when a worker joins, leaves or is lost;
 every worker stops at a step's boundary (or at once, if the group is broken) and *acknowledges*; when all have, the
@@ -14,7 +15,8 @@ One JSON object a line:
 
     worker → coordinator                                        may be sent
     {"join": {protocol, id, name, address, fingerprint, step,   first, and again after a reconnect; generation: the
-              generation, group, peers}}                        newest known; group: the one it is in, with its members
+              generation, group, peers}}                        newest known; group: the one it is in (0: it waits for
+                                                                one), with its members
     {"beat": step, "busy": bool}                                any time; life and progress. busy: no steps for a while
     {"ack": generation, "step": step}                           after an "open" of that generation
     {"fault": generation}                                       a collective of that generation failed
@@ -34,15 +36,20 @@ One JSON object a line:
 What is none of these, unknown generations and messages of workers that are not registered end the connection.
 """
 
+import signal
+
+if __name__ == "__main__":  # kept until somebody listens; else a PID 1 would never hear of it
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+
 import asyncio
 import contextlib
 import json
 import os
-import signal
 import sys
 import time
+import traceback
 import uuid
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from steps.errors import ConfigError, RekindleError, StorageError
 from steps.step import fail, load, parse, parser
@@ -82,6 +89,7 @@ class Server:
                 "one may be running here. End it, or set MASTER_PORT to another port for this run."
             ) from error
         loop.add_signal_handler(signal.SIGTERM, self.end, 143)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
         self._soon(self._check())
         self._soon(self._hold())
         ticker = asyncio.create_task(self._tick())
@@ -153,8 +161,8 @@ class Server:
         if membership.verdict and not self.over.done():
             code, text = membership.verdict
             self._tell_all({"failed": text, "code": code})
-            fail(RekindleError(text))
             self.end(code)
+            fail(RekindleError(text))
 
     def end(self, code: int) -> None:
         """Exit with `code`, unless something else came first."""
@@ -252,9 +260,14 @@ def finished(inputs: Inputs) -> bool:
 
     objects, key = store(), f"{inputs.out}/model.json"
     try:
-        theirs = json.loads(objects.get(key)).get("identity")
+        theirs = json.loads(objects.get(key))["identity"]
     except NotFound:
         return False
+    except (ValueError, KeyError, TypeError) as error:
+        raise ConfigError(
+            f"{objects.uri(key)} is not what a run writes ({error!r}): nothing was changed. Remove it, or give this "
+            "run another `out` prefix."
+        ) from error
     if theirs != inputs.identity_hash():
         raise ConfigError(
             f"{objects.uri(key)} is the model of another run (identity {str(theirs)[:12]}, this run's is "
@@ -290,13 +303,20 @@ def main(argv: list[str]) -> int:
     except RekindleError as error:
         return fail(error)
 
-    async def serve() -> int:
-        return await Server(inputs).run(os.environ.get("POD_IP"), int(os.environ.get("MASTER_PORT", PORT)))
+    async def serve() -> NoReturn:
+        code = 1
+        try:
+            code = await Server(inputs).run(os.environ.get("POD_IP"), int(os.environ.get("MASTER_PORT", PORT)))
+        except RekindleError as error:
+            code = fail(error)
+        except Exception:
+            traceback.print_exc()
+        finally:  # asyncio and Python would wait for requests to an object store that may not answer for minutes
+            with contextlib.suppress(OSError, ValueError):
+                sys.stderr.flush()
+            os._exit(code)
 
-    try:
-        return asyncio.run(serve())
-    except RekindleError as error:
-        return fail(error)
+    return asyncio.run(serve())
 
 
 if __name__ == "__main__":

@@ -80,11 +80,11 @@ class Peers:
         """No steps are to be expected from us for a while, or again."""
 
     def stale(self) -> bool:
-        """Whether all should stop after this step, because others want to join."""
+        """Whether all should stop after this step, because others want to join or the run is complete."""
         return False
 
     def dead(self) -> bool:
-        """Whether this group is known to be broken."""
+        """Whether this group is known to be broken, or we are told to end with an error."""
         return False
 
     def wait(self, *works: Any) -> None:
@@ -92,8 +92,8 @@ class Peers:
         for work in works:
             work.wait(TIMEOUT)
 
-    def fault(self, error: RuntimeError) -> None:
-        """A collective failed. Raises the error where nobody can form another group."""
+    def fault(self, error: Exception) -> None:
+        """A collective failed. Raises the error if another group would not help, or cannot be formed."""
         raise error
 
     def leave(self) -> None:
@@ -155,9 +155,9 @@ class Elastic(Peers):
             pg, sockets = None, {}
             if len(members) > 1:
                 try:
-                    pg, sockets = self._build(rank, len(members), members[0][1])
-                except (OSError, RuntimeError):
-                    self.client.send({"fault": self.generation})
+                    pg, sockets = self._build(rank, [address for _, address in members])
+                except (OSError, RuntimeError) as error:
+                    self.fault(error)
                     continue
             with self._lock:
                 self._pg, self._sockets = pg, sockets
@@ -174,10 +174,10 @@ class Elastic(Peers):
         self.client.busy = busy
 
     def stale(self) -> bool:
-        return self.client.opened > self.generation
+        return self.client.opened > self.generation or self.client.complete
 
     def dead(self) -> bool:
-        return self.client.hard > self.generation
+        return self.client.hard > self.generation or self.client.doomed
 
     def wait(self, *works: Any) -> None:
         if self.device.type == "cuda":  # nccl only notes what the stream waits for, and heeds `abort`
@@ -185,8 +185,12 @@ class Elastic(Peers):
         wait = super().wait
         self._caller.run(lambda: wait(*works))
 
-    def fault(self, error: RuntimeError) -> None:
-        self.client.send({"fault": self.generation})
+    def fault(self, error: Exception) -> None:
+        if isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error):
+            raise error
+        if not self.dead():  # else it is what the news of a lost member, which all have, did to us
+            say(f"generation {self.generation} broke: {str(error).partition(chr(10))[0][:300]}")
+        self.client.fault(self.generation)
 
     def leave(self) -> None:
         self.client.leave()
@@ -206,16 +210,17 @@ class Elastic(Peers):
     def close(self) -> None:
         """The coordinator keeps the ledger."""
 
-    def _build(self, rank: int, size: int, meeting: str) -> tuple[Any, dict[int, str]]:
+    def _build(self, rank: int, addresses: list[str]) -> tuple[Any, dict[int, str]]:
         """The group and its sockets. Raises RuntimeError if it cannot be built, or is known to be broken meanwhile."""
 
         def build() -> tuple[Any, dict[int, str]]:
             before = sockets()
-            host, _, port = meeting.rpartition(":")
+            host, _, port = addresses[0].rpartition(":")
             store = dist.TCPStore(host, int(port), is_master=False, timeout=CONNECT, wait_for_workers=False)
             store = dist.PrefixStore(f"{self.generation}", store)
-            pg = process_group(store, rank, size, self.device, self.client.address)
-            return pg, dict(sockets().items() - before.items())
+            pg = process_group(store, rank, len(addresses), self.device, self.client.address)
+            hosts = {address.rpartition(":")[0] for address in addresses}
+            return pg, between(hosts, dict(sockets().items() - before.items()), self.client.where[1])
 
         return self._caller.run(build)
 
@@ -238,10 +243,10 @@ class Elastic(Peers):
 
     def _wake(self, pg: Any) -> None:
         """End a blocked collective within milliseconds, though the one that it waits for may be silent for ever."""
-        pg.abort()  # for nccl it is enough; gloo does not heed it
+        with suppress(RuntimeError):
+            pg.abort()  # for nccl it is enough; gloo does not heed it
         for number, _ in self._sockets.items() & sockets().items():
             with suppress(OSError), socket.socket(fileno=os.dup(number)) as connection:
-                connection.getpeername()  # fails for one that listens, whose shutdown gloo does not survive
                 connection.shutdown(socket.SHUT_RDWR)
         self._sockets = {}
 
@@ -253,6 +258,26 @@ def sockets() -> dict[int, str]:
         with suppress(OSError):  # closed meanwhile
             found[int(number)] = os.readlink(f"/proc/self/fd/{number}")
     return {number: link for number, link in found.items() if link.startswith("socket:")}
+
+
+def between(hosts: set[str], found: dict[int, str], coordinator: int) -> dict[int, str]:
+    """Those of the sockets that lead to members; a thread may have opened others meanwhile, as to the object store.
+
+    A member is known by its address if we connected, which need not be where it connects from: if it did, by our end,
+    the address that we listen at. Who listens is left out: gloo does not survive a shutdown of it.
+    """
+    ends, ours = dict[int, tuple[Any, Any]](), set[Any]()
+    for number in found:
+        with suppress(OSError), socket.socket(fileno=os.dup(number)) as connection:
+            if connection.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                ours.add(connection.getsockname())
+            else:
+                ends[number] = connection.getsockname(), connection.getpeername()
+    return {
+        number: found[number]
+        for number, (here, there) in ends.items()
+        if here in ours or (there[0] in hosts and there[1] != coordinator)
+    }
 
 
 def process_group(store: Any, rank: int, size: int, device: torch.device, address: str) -> Any:

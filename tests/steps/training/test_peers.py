@@ -1,23 +1,27 @@
 """How processes find each other, as real processes: whoever dies, and whenever, nobody waits for the dead."""
 
+import json
 import random
 import signal
 import socket
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from steps.errors import ConfigError, RekindleError
+from steps.errors import ConfigError, GivenUp, RekindleError
 from steps.storage import Store
 from steps.train import Inputs
-from steps.training import peers
+from steps.training import client, peers
 from steps.training.claim import Claim
 from tests.steps.training import toy
 from tests.steps.training.crew import DIGEST, SAMPLES, Crew, Member, flags
+
+INPUTS = Inputs.model_validate({"dataset": "d", "digest": "x", "out": "o", "checkpoints": "c"})
 
 
 @pytest.fixture
@@ -66,6 +70,74 @@ def test_a_coordinator_whose_port_is_taken_says_so(crew: Crew) -> None:
     assert second.code() == 1
     assert "another one may be running here" in second.said() and "MASTER_PORT" in second.said()
     assert first.process.exitcode is None
+
+
+def test_a_verdict_reaches_those_who_train_and_is_not_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    monkeypatch.setattr(client, "AWAY", 0.05)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        monkeypatch.setenv("MASTER_PORT", str(server.getsockname()[1]))
+        worker = peers.Elastic(INPUTS, "127.0.0.1", {}, torch.device("cpu"))
+        worker.client.over = lambda: False
+        threading.Thread(target=_publish_and_give_up, args=(server, worker), daemon=True).start()
+        leaving = threading.Event()
+        assert worker.form(-1, leaving) == peers.Formation(0, 1)
+        deadline = time.monotonic() + 30
+        while not worker.dead():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+    time.sleep(0.5)  # the coordinator is gone, and the run not complete
+    with pytest.raises(GivenUp, match="no such column") as caught:
+        worker.form(0, leaving)
+    assert caught.value.exit_code == 65
+
+
+def _publish_and_give_up(server: socket.socket, worker: peers.Elastic) -> None:
+    connection, _ = server.accept()
+    members = [[worker.client.id, "127.0.0.1:1"]]
+    for message in ({"open": 1, "hard": False}, {"members": members, "generation": 1}):
+        connection.sendall(json.dumps(message).encode() + b"\n")
+    while not worker.generation:
+        time.sleep(0.01)
+    connection.sendall(json.dumps({"failed": "no such column", "code": 65}).encode() + b"\n")
+    connection.close()
+
+
+def test_only_an_error_that_another_group_may_cure_is_answered_by_one(capsys: pytest.CaptureFixture[str]) -> None:
+    import torch
+
+    worker = peers.Elastic(INPUTS, "127.0.0.1", {}, torch.device("cpu"))
+    worker.fault(RuntimeError("Connection closed by peer"))
+    assert capsys.readouterr().err == "generation 0 broke: Connection closed by peer\n"
+    with pytest.raises(torch.OutOfMemoryError):
+        worker.fault(torch.OutOfMemoryError("CUDA out of memory"))
+
+
+def test_the_end_of_a_group_leaves_the_processs_other_connections_alone() -> None:
+    before = peers.sockets().items()
+    with ExitStack() as stack:
+        hosts = {"us": "127.0.0.2", "them": "127.0.0.3", "store": "127.0.0.4", "coordinator": "127.0.0.3"}
+        servers = {name: stack.enter_context(socket.create_server((host, 0))) for name, host in hosts.items()}
+        ends = {
+            name: stack.enter_context(socket.create_connection(server.getsockname()))
+            for name, server in servers.items()
+        }
+        accepted = stack.enter_context(servers["us"].accept()[0])
+        new = dict(peers.sockets().items() - before)
+        found = peers.between({"127.0.0.2", "127.0.0.3"}, new, servers["coordinator"].getsockname()[1])
+        assert set(found) == {accepted.fileno(), ends["us"].fileno(), ends["them"].fileno()}
+
+
+def test_a_coordinator_ends_with_its_verdict_though_the_object_store_does_not_answer(crew: Crew) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        endpoint = "http://{}:{}".format(*silent.getsockname())
+        coordinator = crew.coordinator(flags("hanging", workers=1), S3_ENDPOINT_URL=endpoint)
+        crew.until(lambda: _listens(crew))
+        silent.accept()
+        with socket.create_connection((crew.meeting["MASTER_ADDR"], int(crew.meeting["MASTER_PORT"]))) as worker:
+            worker.sendall(b'{"failed": "no such column", "code": 65, "name": "a"}\n')
+            assert coordinator.code(30) == 65
 
 
 def _listens(crew: Crew) -> bool:
