@@ -58,7 +58,8 @@ def run_name(identity: str, prefix: str) -> str:
 
 def worker_name() -> str:
     """The name of this worker, the same after its restart: its pod's, and which of the pod's workers it is."""
-    local = os.environ.get("LOCAL_RANK", "0")  # torchrun's; our launcher puts the slot into POD_NAME
+    # our launcher puts the slot into POD_NAME
+    local = os.environ.get("LOCAL_RANK", "0") if "TORCHELASTIC_RUN_ID" in os.environ else "0"
     return (os.environ.get("POD_NAME") or socket.gethostname()) + ("" if local == "0" else f"/{local}")
 
 
