@@ -4,6 +4,8 @@ Raised deep, printed once at the edge: `exit_code` is what the process ends with
 a retry cannot cure the cause (78 EX_CONFIG, 65 EX_DATAERR), so that a retry strategy can tell them apart.
 """
 
+import sys
+from contextlib import suppress
 from difflib import get_close_matches
 
 
@@ -39,6 +41,13 @@ class TrackingError(RekindleError):
 
 class Conflict(StorageError):
     """A conditional write lost: somebody else wrote first."""
+
+
+def say(text: str) -> None:
+    """One line to stderr, at once; a full disk below it costs the line, not the run."""
+    with suppress(OSError, ValueError):
+        sys.stderr.write(text + "\n")
+        sys.stderr.flush()
 
 
 def rule(message: str) -> str:

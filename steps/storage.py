@@ -7,7 +7,6 @@ Settings come from the environment, as a pod gets them from its ConfigMap and Se
 import io
 import math
 import os
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -25,7 +24,7 @@ from botocore.parsers import ResponseParserError
 from botocore.session import get_session
 from urllib3.exceptions import HTTPError
 
-from steps.errors import ConfigError, Conflict, StorageError
+from steps.errors import ConfigError, Conflict, StorageError, say
 
 THREADS = 8  # parallel transfers; more gains nothing against one endpoint
 LOADER = create_loader()  # keeps the parsed descriptions of S3: 0.1 s of each client otherwise
@@ -250,8 +249,7 @@ def patiently(call: Callable[[], T], leaving: threading.Event, what: str) -> T:
             raise
         except StorageError as error:
             if time.monotonic() - said >= 10:
-                sys.stderr.write(f"waiting for the object store, {what}: {error}\n")
-                sys.stderr.flush()
+                say(f"waiting for the object store, {what}: {error}")
                 said = time.monotonic()
         if leaving.wait(pause):
             raise SystemExit(143)

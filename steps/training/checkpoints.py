@@ -8,7 +8,6 @@ so that all copy the same state. The loop waits for a copy in memory, threads do
 import base64
 import hashlib
 import json
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -19,7 +18,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from steps.errors import ConfigError, StorageError
+from steps.errors import ConfigError, StorageError, say
 from steps.storage import Store, patiently
 from steps.training import hot
 from steps.training.data import Cursor
@@ -96,7 +95,7 @@ class Checkpoints:
             return True
         problem = draft.problem if draft and draft.problem else "rank 0 did not complete it"
         where = f" It remains in {self.snapshots.file.path}." if self.snapshots.file else ""
-        self._say(f"the state of step {step} is not in the object store: {problem}.{where}")
+        say(f"the state of step {step} is not in the object store: {problem}.{where}")
         return False
 
     def _join(self, seconds: Callable[[], float]) -> None:
@@ -143,7 +142,7 @@ class Checkpoints:
                 draft.problem = ""
         except ConfigError as error:  # another run took the prefix meanwhile; ours goes on without
             draft.problem = str(error)
-            self._say(f"the checkpoint of step {draft.step} is not written: {error}")
+            say(f"the checkpoint of step {draft.step} is not written: {error}")
         finally:
             self.snapshots.unpin(slot)
         if place[0] == 0 and not draft.problem:
@@ -167,7 +166,7 @@ class Checkpoints:
             uri, why = self.durable.damage.pop(0)
             self.note("torn", object=uri, why=why)
         if found:
-            self._say(f"going on from step {self.state.step} ({self.durable.store.uri(self.durable.prefix)})")
+            say(f"going on from step {self.state.step} ({self.durable.store.uri(self.durable.prefix)})")
         elif known < 0:
             self.state.step = 0
         tier = "durable" if found else "hot" if known >= 0 else "none"
@@ -179,7 +178,7 @@ class Checkpoints:
             if known >= 0 and _within(PATIENCE, copy(self.durable).newest) <= known:
                 return False
         except (StorageError, TimeoutError) as error:
-            self._say(f"going on from step {known} of shared memory; whether there is a newer checkpoint: {error}")
+            say(f"going on from step {known} of shared memory; whether there is a newer checkpoint: {error}")
             return False
         target = torch.empty_like(self.state.memory, device="cpu")
         read = partial(self.durable.restore, raw(target), known)
@@ -198,11 +197,11 @@ class Checkpoints:
             hot.sweep(run)
             file = hot.Hot(path, identity, layout, fingerprint, memory.numel() * memory.element_size())
         except OSError as error:
-            self._say(f"no snapshots in shared memory: {error}.")
+            say(f"no snapshots in shared memory: {error}.")
             return None
         found = next(file.read(), None)
         for text in file.damage:
-            self._say(f"{text}: it is not used.")
+            say(f"{text}: it is not used.")
             self.note("torn", object=str(path), why=text)
         if found:
             snapshot, loader = found
@@ -212,18 +211,14 @@ class Checkpoints:
                 memory.copy_(target)
             self.cursor.load(loader)
             self.state.step, self.crc = snapshot.step, snapshot.crc
-            self._say(f"step {snapshot.step} was found in shared memory ({path})")
+            say(f"step {snapshot.step} was found in shared memory ({path})")
             if file.foreign:
-                self._say("it was written by another kind of worker (torch build, threads, ...): bits may differ.")
+                say("it was written by another kind of worker (torch build, threads, ...): bits may differ.")
         if file.ours:
             return file
-        self._say(f"no snapshots in shared memory: another process holds {path}.")
+        say(f"no snapshots in shared memory: another process holds {path}.")
         file.close()
         return None
-
-    def _say(self, text: str) -> None:
-        sys.stderr.write(text + "\n")
-        sys.stderr.flush()
 
 
 def _within(seconds: float, call: Callable[[], T]) -> T:

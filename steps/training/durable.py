@@ -13,7 +13,6 @@ to the checkpoint before, saying what was wrong. Needs no torch.
 import base64
 import hashlib
 import json
-import sys
 import threading
 import time
 import uuid
@@ -23,7 +22,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from steps.errors import ConfigError, Conflict, StorageError
+from steps.errors import ConfigError, Conflict, StorageError, say
 from steps.storage import NotFound, Store
 from steps.training.retention import Retention
 from steps.training.tree import share
@@ -118,14 +117,14 @@ class Durable:
                 self._spoilt(name, error)
                 continue
             if manifest["fingerprint"] != self.fingerprint:
-                _say(f"it was written on another kind of machine ({manifest['fingerprint']}): bits may differ.")
+                say(f"it was written on another kind of machine ({manifest['fingerprint']}): bits may differ.")
             return manifest
         if names and beyond < 0:
-            _say(f"no checkpoint below {self.store.uri(self.prefix)} is whole: beginning again at step 0")
+            say(f"no checkpoint below {self.store.uri(self.prefix)} is whole: beginning again at step 0")
         return None
 
     def _spoilt(self, name: str, error: Exception) -> None:
-        _say(f"the checkpoint {self.store.uri(name)} cannot be used: {error}. Trying the one before.")
+        say(f"the checkpoint {self.store.uri(name)} cannot be used: {error}. Trying the one before.")
         self.damage.append((self.store.uri(name), str(error)))
         self._damaged.add(name)
         if name == self._newest:
@@ -144,7 +143,7 @@ class Durable:
             if name not in self._damaged:
                 self._read(name)
         except (NotFound, _Damaged, ValueError, KeyError, TypeError) as error:
-            _say(f"{self.store.uri(key)} names no whole manifest ({error}): it will be written anew")
+            say(f"{self.store.uri(key)} names no whole manifest ({error}): it will be written anew")
             self.damage.append((self.store.uri(key), str(error)))
             name = ""
         self._etag, self._newest = etag, "" if name in self._damaged else name
@@ -199,7 +198,7 @@ class Durable:
             except StorageError as error:
                 draft.problem = str(error)
                 if time.monotonic() - said >= 10:
-                    _say(f"the checkpoint of step {draft.step} is not written yet: {error}")
+                    say(f"the checkpoint of step {draft.step} is not written yet: {error}")
                     said = time.monotonic()
                 draft.stop.wait(pause)
                 pause = min(2 * pause, 10)
@@ -312,8 +311,3 @@ def _step(name: str) -> int:
 
 def _short(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()[:12]
-
-
-def _say(text: str) -> None:
-    sys.stderr.write(text + "\n")
-    sys.stderr.flush()

@@ -32,7 +32,7 @@ from enum import Enum, auto
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from steps.errors import ConfigError, RekindleError
+from steps.errors import ConfigError, RekindleError, say
 from steps.training import hot, signals
 from steps.training.cgroup import Memory
 from steps.training.nursery import AWAY, VERDICT, Berth, Nursery
@@ -219,7 +219,7 @@ class Launcher:
             else:
                 place.due = time.monotonic() + pause
                 when = f" in {pause:g} s" if pause else ""
-                _say(f"{place.name} {why}: it is started again{when}")
+                say(f"{place.name} {why}: it is started again{when}")
                 self._start()
             if fate is Fate.BUG and code != 1:
                 _report(place.name, f"{why}\n{words}")  # which it could not do itself
@@ -229,7 +229,7 @@ class Launcher:
         fate, words = FATES.get(code, Fate.BUG), place.berth.words()
         why = f"was ended by {_name(-code)}" if code < 0 else f"ended with code {code}"
         if code < 0 and words:
-            _say(words)  # which a crash could not say there
+            say(words)  # which a crash could not say there
         kills, self.kills = self.kills, self.memory.kills()
         if self.kills > kills and code < 0:
             fate, why = Fate.BUG, "was killed for want of memory"
@@ -254,7 +254,7 @@ class Launcher:
         self.deadline = NEVER
         for place in self.places:
             if place.pid:
-                _say(f"{place.name} is killed: it has not left in time")
+                say(f"{place.name} is killed: it has not left in time")
                 _signal(place.pid, signal.SIGKILL)
 
     def _remain(self) -> bool:
@@ -296,13 +296,7 @@ def _report(name: str, message: str) -> None:
         with socket.create_connection(where, timeout=1, source_address=ours) as connection:
             connection.sendall(json.dumps({"failed": message, "code": 1, "name": name}).encode() + b"\n")
     except OSError as error:
-        _say(f"the coordinator does not hear of it: {error}")
-
-
-def _say(text: str) -> None:
-    with suppress(OSError):
-        sys.stderr.write(text + "\n")
-        sys.stderr.flush()
+        say(f"the coordinator does not hear of it: {error}")
 
 
 def count() -> int:

@@ -4,7 +4,6 @@ import ctypes
 import json
 import os
 import platform
-import sys
 import threading
 from typing import Any
 
@@ -12,7 +11,7 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
-from steps.errors import ConfigError, DataError, RekindleError, StorageError, TrackingError
+from steps.errors import ConfigError, DataError, RekindleError, StorageError, TrackingError, say
 from steps.storage import Store, patiently
 from steps.train import Inputs
 from steps.training import hot, signals
@@ -143,7 +142,7 @@ class Training:
             "identity": inputs.identity_hash(),
         }
         self.put("model.json", json.dumps(about, indent=1).encode())
-        sys.stderr.write(f"trained {self.state.step} steps: model {sha256}\n")
+        say(f"trained {self.state.step} steps: model {sha256}")
         return sha256
 
     def put(self, name: str, data: bytes) -> None:
@@ -165,8 +164,7 @@ class Training:
             self.group.peers.leave()
         self.checkpoints.close(remove=safe)
         self.metrics.close()
-        sys.stderr.write(f"left after step {self.state.step}, as told by SIGTERM\n")
-        sys.stderr.flush()
+        say(f"left after step {self.state.step}, as told by SIGTERM")
         raise SystemExit(143)
 
 

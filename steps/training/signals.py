@@ -11,12 +11,11 @@ import math
 import multiprocessing.util
 import os
 import signal
-import sys
 import threading
 import time
 from contextlib import suppress
 
-from steps.errors import ConfigError
+from steps.errors import ConfigError, say
 
 GRACE = "REKINDLE_GRACE"  # environment: seconds between a SIGTERM and the SIGKILL that follows it
 LAUNCHER, WORKER = 0.95, 0.9  # shares of it after which they are gone
@@ -57,7 +56,7 @@ def heed_sigterm() -> threading.Event:
         _until = time.monotonic() + seconds
         leaving.set()
         time.sleep(seconds)
-        sys.stderr.write(f"still not done {seconds:g} s after SIGTERM: leaving now\n")
+        say(f"still not done {seconds:g} s after SIGTERM: leaving now")
         os._exit(143)
 
     signal.signal(signal.SIGTERM, lambda *_: None)

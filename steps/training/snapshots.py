@@ -5,13 +5,12 @@ A slot that an upload reads is *pinned*: no later copy is made into it.
 """
 
 import mmap
-import sys
 import threading
 from queue import SimpleQueue
 
 import torch
 
-from steps.errors import RekindleError
+from steps.errors import RekindleError, say
 from steps.training import hot
 from steps.training.state import State
 
@@ -110,10 +109,10 @@ class Snapshots:
                 self.file.reserve()
                 self._slots = [slot[:size] for slot in self.file.slots]
             except OSError as error:
-                sys.stderr.write(
+                say(
                     f"no snapshots in shared memory: {error}. {hot.SLOTS} times {size >> 20} MiB must fit into "
                     f"{hot.directory()}: give the pod an emptyDir with medium: Memory there. Until then the loss of "
-                    "all workers costs the steps since the last durable checkpoint.\n"
+                    "all workers costs the steps since the last durable checkpoint."
                 )
                 self.file.close(remove=True)
                 self.file = None
