@@ -65,7 +65,7 @@ def lint(manifest: Manifest) -> list[Finding]:
     """All findings of a Workflow, WorkflowTemplate or CronWorkflow, in the order of the manifest."""
     if wrong := list(scopes.misshapen(manifest)):
         return [Finding(each.split()[0], "shape", each.partition(" ")[2] + ".") for each in wrong]
-    linter = _Linter(manifest)
+    linter = _Linter(scopes.present(manifest))
     linter.run()
     return list(dict.fromkeys(linter.findings))
 

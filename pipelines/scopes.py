@@ -45,8 +45,17 @@ def misshapen(value: Any, shape: Any = MANIFEST, path: str = "manifest") -> Iter
             yield from misshapen(each, shape[0], f"{path}[{number}]")
     else:
         for key, each in value.items():
+            if key == "name" and "" not in shape and not isinstance(each, str | None):
+                yield f"{path}.name".removeprefix("manifest.") + f" is {each!r}: it must be text"
             if key in shape or "" in shape:
                 yield from misshapen(each, shape.get(key, shape.get("")), f"{path}.{key}".removeprefix("manifest."))
+
+
+def present(value: Any) -> Any:
+    """The same without what is null, which is as if it were not there."""
+    if isinstance(value, dict):
+        return {key: present(each) for key, each in value.items() if each is not None}
+    return [present(each) for each in value] if isinstance(value, list) else value
 
 
 def names(items: Any) -> list[str]:
