@@ -46,7 +46,7 @@ def misshapen(value: Any, shape: Any = MANIFEST, path: str = "manifest") -> Iter
     else:
         for key, each in value.items():
             if key == "name" and "" not in shape and not isinstance(each, str | None):
-                yield f"{path}.name".removeprefix("manifest.") + f" is {each!r}: it must be text"
+                yield f"{path}.name".removeprefix("manifest.") + f" is {each!r}: it must be text. Quote it"
             if key in shape or "" in shape:
                 yield from misshapen(each, shape.get(key, shape.get("")), f"{path}.{key}".removeprefix("manifest."))
 

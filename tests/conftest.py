@@ -15,6 +15,19 @@ if TYPE_CHECKING:
 THREADS = {"OMP_NUM_THREADS": "1", "POLARS_MAX_THREADS": "1", "MKL_NUM_THREADS": "1"}
 os.environ.update(THREADS)  # two test processes share two cores
 ALONE = "PYTEST_XDIST_WORKER" not in os.environ  # or the process that waits for the others
+# begun first, or one process works on them alone at the end
+LONG = (
+    "test_readme.py",
+    "test_train.py",
+    "test_end_to_end.py",
+    "test_launchers.py",
+    "test_demo.py",
+    "test_launcher.py",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: LONG.index(item.path.name) if item.path.name in LONG else len(LONG))
 
 
 @pytest.fixture(scope="session")
