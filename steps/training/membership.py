@@ -87,6 +87,9 @@ class Membership:
             self._take_up(now, hello)
         elif not expected:
             self.events.append({"event": "join", "worker": id, "name": name, "step": step})
+            if hello["generation"] == self.generation and not self.agreed:
+                self.generation += 1  # the one it knows may be another coordinator's, which it would never acknowledge
+                self._announce()
         if self.awaited:
             self.awaited.discard(id)
             if not self.awaited:
@@ -272,9 +275,12 @@ class Membership:
         elif self.hard or not hard:
             return  # they know
         self.hard = hard
-        self.events.append({"event": "open", "generation": self.generation, "hard": hard})
+        self._announce()
+
+    def _announce(self) -> None:
+        self.events.append({"event": "open", "generation": self.generation, "hard": self.hard})
         self._recount()
-        now_, later = ({"open": self.generation, "hard": hard} for hard in (True, hard))
+        now_, later = ({"open": self.generation, "hard": hard} for hard in (True, self.hard))
         old = set(self.members)
         self.outbox += [(id, later if id in old else now_) for id in self.alive]
 

@@ -316,6 +316,19 @@ def test_a_new_coordinator_does_not_use_a_number_that_may_be_published() -> None
     assert ("b", {"open": 6, "hard": True}) in membership.outbox
 
 
+def test_a_broken_group_comes_back_to_a_new_coordinator_that_uses_its_number_already() -> None:
+    run = Membership(config(min_workers=1, max_workers=4))
+    run.join(0.0, hello("fresh"))
+    assert (run.generation, run.agreed) == (1, False)
+    run.join(0.1, hello("old") | {"generation": 1, "group": 0, "peers": ["old", "gone"]})
+    asked = [message["open"] for worker, message in run.outbox if worker == "old" and "open" in message]
+    assert asked and asked[-1] > 1  # or it would wait for another, and be waited for
+    for worker in ("fresh", "old"):
+        run.ack(0.2, worker, run.generation, 3)
+    run.tick(0.2 + PATIENCE)
+    assert sorted(run.members) == ["fresh", "old"]
+
+
 def test_groups_that_break_again_and_again_are_slowed_down_and_it_is_said() -> None:
     membership = started("a", "b")
     for generation in range(1, FRUITLESS + 2):
