@@ -21,7 +21,7 @@ run: install
 	@$(BIN)/rekindle run configs/demo.yaml
 
 test: install
-	@$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
+	@$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 chaos: install
 	@$(BIN)/python -m tests.chaos $(if $(SEED),$(SEED) --story,--count $(or $(N),200))

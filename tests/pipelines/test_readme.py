@@ -13,7 +13,7 @@ README = ROOT / "README.md"
 WORLD = "simulate://7?cards=150&terminals=300&days=70"
 RECIPES = {  # what stands behind `make`; the tests cannot run themselves
     "make run": "rekindle run configs/demo.yaml",
-    "make test": "python -m pytest -n 3",
+    "make test": "python -m pytest -n 2",
 }
 
 
