@@ -22,7 +22,7 @@ from typing import Any
 
 from pipelines.local import artifacts, isolation, pod
 from pipelines.local.artifacts import ArtifactError
-from pipelines.local.processes import signal_group, started
+from pipelines.local.processes import HeldInterrupts, signal_group, started
 from pipelines.local.resource import Resources
 from pipelines.local.scope import MARK
 from pipelines.local.state import RunFiles
@@ -57,8 +57,10 @@ class Running:
 class Executor:
     """All pods of one run. Processes are started from the thread that made it, and die with it."""
 
-    def __init__(self, files: RunFiles, workflow: dict[str, Any], cluster: pod.Cluster) -> None:
-        self.files, self.workflow, self.cluster = files, workflow, cluster
+    def __init__(
+        self, files: RunFiles, workflow: dict[str, Any], cluster: pod.Cluster, interrupts: HeldInterrupts
+    ) -> None:
+        self.files, self.workflow, self.cluster, self.interrupts = files, workflow, cluster, interrupts
         self.name: str = workflow["metadata"]["name"]
         self.running: dict[str, Running] = {}
         self.events: list[Began | Ended] = []
@@ -89,7 +91,9 @@ class Executor:
         limits = [self.deadline - time.time()] if self.deadline is not None else []
         limits += [timeout] if timeout is not None else []
         limits.append(0.1 if self.resources.busy else 1.0)
-        for key, _ in self.selector.select(0 if self.events else max(0.0, min(limits))):
+        with self.interrupts.allowed():
+            ready = self.selector.select(0 if self.events else max(0.0, min(limits)))
+        for key, _ in ready:
             if key.data is None:
                 os.eventfd_read(self.bell)
             else:

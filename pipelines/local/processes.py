@@ -8,9 +8,60 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 WATCH = 3.0  # seconds between looks at the record
+
+
+class HeldInterrupts:
+    """SIGINT and SIGTERM reach the main thread only where it waits: in between, a process just started would be lost.
+
+    A SIGTERM that nobody handles becomes a KeyboardInterrupt. In other threads it does nothing.
+    """
+
+    def __init__(self) -> None:
+        self.before: dict[int, Any] = {}
+        self.kept: list[tuple[int, FrameType | None]] = []
+        self.welcome = False
+
+    def __enter__(self) -> "HeldInterrupts":
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self.before[number] = signal.getsignal(number)
+                signal.signal(number, self._on)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self.before.items():
+            signal.signal(number, handler)
+
+    @contextmanager
+    def allowed(self) -> Iterator[None]:
+        """What came before and what comes meanwhile goes to its handler, which may raise KeyboardInterrupt."""
+        self.welcome = True
+        try:
+            while self.kept:
+                self._deliver(*self.kept.pop(0))
+            yield
+        finally:
+            self.welcome = False
+
+    def _on(self, number: int, frame: FrameType | None) -> None:
+        if self.welcome:
+            self._deliver(number, frame)
+        else:
+            self.kept.append((number, frame))
+
+    def _deliver(self, number: int, frame: FrameType | None) -> None:
+        handler: Callable[[int, FrameType | None], Any] | int | None = self.before[number]
+        if callable(handler):
+            handler(number, frame)
+        elif handler != signal.SIG_IGN:
+            raise KeyboardInterrupt
 
 
 def started(pid: int) -> int | None:

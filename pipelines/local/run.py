@@ -8,9 +8,9 @@ goes on with what is there: finished steps stay, and what ran is ended and runs 
 pods in order and leaves a run that can be resumed.
 """
 
+import contextlib
 import os
 import signal
-import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -21,7 +21,7 @@ from pipelines.local import manifest as manifests
 from pipelines.local import subset
 from pipelines.local.executor import Executor
 from pipelines.local.pod import Cluster
-from pipelines.local.processes import alive, signal_group
+from pipelines.local.processes import HeldInterrupts, alive, signal_group
 from pipelines.local.scheduler import Scheduler
 from pipelines.local.state import RunFiles, Status, reset
 from pipelines.local.table import COMPLETED, FAILED, Kill, Start
@@ -120,13 +120,9 @@ class LocalRun:
         """Runs to the end and gives the status. KeyboardInterrupt stops it (see module)."""
         self.on_change = on_change
         shutdown = self.shutdown
-        here = threading.current_thread() is threading.main_thread()
-        plain = here and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-        if plain:
-            signal.signal(signal.SIGTERM, signal.default_int_handler)
-        try:
+        with HeldInterrupts() as interrupts, contextlib.closing(self.files):
             while True:
-                executor = Executor(self.files, self.workflow, self.cluster)
+                executor = Executor(self.files, self.workflow, self.cluster, interrupts)
                 try:
                     return self._loop(Scheduler(self.workflow, self.status, shutdown), executor)
                 except KeyboardInterrupt:
@@ -139,10 +135,6 @@ class LocalRun:
                     raise
                 finally:
                     executor.close()
-        finally:
-            if plain:
-                signal.signal(signal.SIGTERM, signal.SIG_DFL)
-            self.files.close()
 
     def _loop(self, scheduler: Scheduler, executor: Executor) -> Status:
         self.status = scheduler.status

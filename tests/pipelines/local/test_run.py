@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from pipelines.local import isolation, state
+from pipelines.local import isolation, pod, state
 from pipelines.local.cluster import LocalCluster
 from pipelines.local.processes import alive
 from pipelines.local.run import LocalRun, execute, resume, stop
@@ -179,6 +179,24 @@ def test_stop_ends_pods_within_two_seconds_and_still_runs_the_exit_handler(
     _until(lambda: left_over(cluster) == [])  # what was killed may need a moment to vanish
     with pytest.raises(ConfigError, match="is over"):
         stop("w", cluster.home)
+
+
+def test_a_stop_that_comes_while_a_pod_is_being_started_does_not_leave_it_behind(
+    cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = pod.start
+
+    def start(*arguments: Any) -> Any:
+        process = real(*arguments)
+        os.kill(os.getpid(), signal.SIGTERM)  # before anybody could note the process
+        time.sleep(0.05)
+        return process
+
+    monkeypatch.setattr(pod, "start", start)
+    with pytest.raises(KeyboardInterrupt):
+        execute(workflow([sh("main", "trap '' TERM; sleep 60 & wait")]), {}, cluster)
+    _until(lambda: left_over(cluster) == [])
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
 def test_ctrl_c_ends_everything_in_order_and_the_run_can_go_on(cluster: LocalCluster, tmp_path: Path) -> None:
