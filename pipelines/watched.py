@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Self, cast
+from typing import Any, Self
 
 from pipelines.local.cluster import LocalCluster
 from pipelines.local.processes import started
@@ -24,10 +24,9 @@ from pipelines.local.resources.pytorch_job import PyTorchJobs, condition, finish
 from pipelines.local.services import BUCKET, REGION
 from pipelines.summary import PROGRESS
 from steps.errors import RekindleError
-from steps.step import load, parse, parser
 from steps.train import Inputs
 from steps.training import hot
-from steps.training.coordinator import PORT
+from steps.training.client import PORT
 
 LOOK = 0.01  # seconds between looks at the step
 POLL = 0.05  # seconds between looks at the processes
@@ -59,8 +58,7 @@ class Training:
         self.controller = PyTorchJobs(stage, folder)
         (container,) = job["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]["containers"]
         given = [each for each in container["args"] if each.startswith("--")]
-        flags = vars(parser("train", load("train")).parse_args(given))
-        self.inputs = cast(Inputs, parse(Inputs, {name: flags[name] for name in Inputs.model_fields if name in flags}))
+        self.inputs = Inputs.from_flags(given)
         self.memory = shared_memory(folder, self.name)
         self.members: tuple[str, ...] = ()  # of the newest group
         self.groups = 0  # published so far

@@ -1,82 +1,29 @@
-"""The command `rekindle`: parse, call one function, print.
+"""The commands that need no cluster."""
 
-    rekindle --help
-
-Nothing heavy is imported until a command needs it.
-"""
-
-import errno
 import json
-import os
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from steps.errors import ConfigError, RekindleError, did_you_mean
+from pipelines.cli.shared import (
+    CONTEXT,
+    HOME,
+    Commands,
+    command,
+    commands,
+    config_of,
+    configured,
+    manifest_of,
+    manifest_option,
+    output_option,
+    pairs_of,
+    refusals,
+)
 
 if TYPE_CHECKING:
     from pipelines.render import Kind
-
-CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
-HOME = Path(os.environ.get("REKINDLE_HOME", ".rekindle"))  # runs, services and their data of this directory's user
-
-
-class Commands(click.Group):
-    """Commands in the order they are defined, and a hint for a mistyped one."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(self.commands)
-
-    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
-        if args and not args[0].startswith("-") and args[0] not in self.commands:
-            ctx.fail(f'"{args[0]}" is not a command.{did_you_mean(args[0], set(self.commands))}')
-        return super().resolve_command(ctx, args)
-
-
-def command(function: Callable[..., Any]) -> click.Command:
-    """A command whose docstring's `Example:` block keeps its lines."""
-    function.__doc__ = (function.__doc__ or "").replace("Example:", "\b\nExample:")
-    return commands.command(context_settings=CONTEXT)(function)
-
-
-def configured(function: Any) -> Any:
-    """CONFIG and --set."""
-    setting = click.option("--set", "sets", multiple=True, metavar="A.B=C", help="Override one value of the config.")
-    return click.argument("config", required=False, type=click.Path(path_type=Path))(setting(function))
-
-
-def manifest_option(function: Any) -> Any:
-    note = "An Argo Workflow or WorkflowTemplate (YAML or JSON) instead of a config."
-    return click.option("--manifest", metavar="FILE", type=click.Path(path_type=Path), help=note)(function)
-
-
-def output_option(*formats: str) -> Any:
-    note = "json: one object on stdout, all else on stderr." if "text" in formats else None
-    choice = click.Choice(formats)
-    return click.option("-o", "--output", type=choice, default=formats[0], show_default=True, help=note)
-
-
-def version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
-    if wanted:
-        from importlib.metadata import version
-
-        click.echo(f"rekindle {version('rekindle')}")
-        ctx.exit()
-
-
-@click.group(cls=Commands, context_settings=CONTEXT)
-@click.option("--version", is_flag=True, is_eager=True, expose_value=False, callback=version, help="Show the version.")
-def commands() -> None:
-    """Train, judge, release and serve a model: from one manifest, here or on a cluster.
-
-    \b
-    Example:
-      rekindle run configs/demo.yaml
-    """
 
 
 @command
@@ -103,9 +50,9 @@ def run(
     """
     from pipelines import foreground
 
-    with _refusals(output):
-        workflow = _manifest(config, sets, manifest, lambda: foreground.prefetch(HOME))
-        given, as_json = _pairs(parameters), output == "json"
+    with refusals(output):
+        workflow = manifest_of(config, sets, manifest, lambda: foreground.prefetch(HOME))
+        given, as_json = pairs_of(parameters), output == "json"
         return foreground.run(HOME, workflow, given, as_json=as_json, ask=not yes, whole=bool(manifest))
 
 
@@ -123,7 +70,7 @@ def resume(name: str | None, output: str, yes: bool) -> int:
     """
     from pipelines import foreground
 
-    with _refusals(output):
+    with refusals(output):
         return foreground.resume(HOME, name, as_json=output == "json", ask=not yes)
 
 
@@ -141,7 +88,7 @@ def render(config: Path | None, sets: tuple[str, ...], kind: "Kind", output: str
     """
     from pipelines import render as rendering
 
-    manifest = rendering.render(_config(config, sets).config, kind)
+    manifest = rendering.render(config_of(config, sets).config, kind)
     click.echo(json.dumps(manifest, indent=2) if output == "json" else rendering.to_yaml(manifest), nl=output == "json")
 
 
@@ -157,7 +104,7 @@ def lint(config: Path | None, sets: tuple[str, ...], manifest: Path | None) -> i
     """
     from pipelines import lint as linting
 
-    findings = linting.lint(_manifest(config, sets, manifest))
+    findings = linting.lint(manifest_of(config, sets, manifest))
     for each in findings:
         click.echo(f"{'error' if each.fatal else 'warning'}: {each}", err=True)
     if not findings:
@@ -255,7 +202,7 @@ def config(config: Path | None, sets: tuple[str, ...], output: str) -> None:
     Example:
       rekindle config configs/demo.yaml --set train.workers=3
     """
-    rows = list(_config(config, sets).rows())
+    rows = list(config_of(config, sets).rows())
     if output == "json":
         click.echo(json.dumps({path: {"value": value, "origin": origin} for path, value, origin in rows}, indent=2))
         return
@@ -331,90 +278,5 @@ def chaos(workers: int, seconds: float, steps: int, seed: int, output: str) -> i
     """
     from pipelines.demo import Plan, run
 
-    with _refusals(output):
+    with refusals(output):
         return run(HOME, Plan(workers, seconds, steps, seed), as_json=output == "json")
-
-
-@contextmanager
-def _refusals(output: str) -> Iterator[None]:
-    """What does not even start is an object, too."""
-    try:
-        yield
-    except RekindleError as error:
-        if output == "json":
-            click.echo(json.dumps({"workflow": None, "phase": "Failed", "message": str(error)}))
-        raise
-
-
-def _config(file: Path | None, sets: tuple[str, ...]) -> Any:
-    from pipelines.config import load_config
-
-    if file is None:
-        raise click.UsageError("give a config file, such as configs/demo.yaml.")
-    return load_config(file, sets)
-
-
-def _manifest(
-    config: Path | None, sets: tuple[str, ...], manifest: Path | None, meanwhile: Callable[[], None] = lambda: None
-) -> dict[str, Any]:
-    """The manifest as plain data: read from a file, or rendered from a checked config (`meanwhile` is called first)."""
-    if manifest and (config or sets):
-        raise click.UsageError("give a config or --manifest FILE, not both (--set changes a config, -p a manifest).")
-    if manifest:
-        return _read(manifest)
-    loaded = _config(config, sets)
-    meanwhile()
-    from pipelines import render as rendering
-
-    return rendering.render(loaded.config)
-
-
-def _read(file: Path) -> dict[str, Any]:
-    from pipelines.local.manifest import documents
-
-    try:
-        found = documents(file.read_text())
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{file} cannot be read ({error}): give a YAML or JSON manifest.") from error
-    except ConfigError as error:
-        raise ConfigError(f"{file}: {error}") from error
-    if len(found) != 1:
-        raise ConfigError(f"{file} holds {len(found)} objects: it must hold one Argo Workflow or WorkflowTemplate.")
-    return found[0]
-
-
-def _pairs(items: tuple[str, ...]) -> dict[str, str]:
-    pairs = {}
-    for item in items:
-        name, equals, value = item.partition("=")
-        if not equals or not name:
-            raise click.UsageError(f"-p {item}: it must be NAME=VALUE.")
-        pairs[name] = value
-    return pairs
-
-
-def main() -> None:
-    """Run a command; the exit code says how it went."""
-    os.environ.setdefault("REKINDLE_PATH", os.getcwd())  # a workload may be a module of this directory
-    try:
-        code = commands.main(standalone_mode=False)
-    except click.ClickException as error:
-        error.show()
-        code = 2
-    except (KeyboardInterrupt, click.Abort):
-        code = 130
-    except RekindleError as error:
-        click.echo(f"error: {error}", err=True)
-        code = 2 if isinstance(error, ConfigError) else 1
-    except OSError as error:
-        home = str(HOME.resolve())
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT) and not str(error.filename).startswith(home):
-            raise  # a bug: all others are named where they occur
-        way = "make room there or make it writable, or set REKINDLE_HOME to another directory"
-        click.echo(f"error: {error.filename or home}: {error.strerror}. State is kept in {home}: {way}.", err=True)
-        code = 1
-    if code in (130, 143):  # all is stopped and said; the interpreter would take half a second more to tidy up
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
-    sys.exit(code if isinstance(code, int) else 0)

@@ -1,0 +1,43 @@
+"""The command `rekindle`: parse, call one function, print.
+
+    rekindle --help
+
+Nothing heavy is imported until a command needs it.
+"""
+
+import errno
+import os
+import sys
+
+import click
+
+from pipelines.cli import local  # noqa: F401 (its commands register themselves)
+from pipelines.cli.shared import HOME, commands
+from steps.errors import ConfigError, RekindleError
+
+
+def main() -> None:
+    """Run a command; the exit code says how it went."""
+    os.environ.setdefault("REKINDLE_PATH", os.getcwd())  # a workload may be a module of this directory
+    try:
+        code = commands.main(standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        code = 2
+    except (KeyboardInterrupt, click.Abort):
+        code = 130
+    except RekindleError as error:
+        click.echo(f"error: {error}", err=True)
+        code = 2 if isinstance(error, ConfigError) else 1
+    except OSError as error:
+        home = str(HOME.resolve())
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT) and not str(error.filename).startswith(home):
+            raise  # a bug: all others are named where they occur
+        way = "make room there or make it writable, or set REKINDLE_HOME to another directory"
+        click.echo(f"error: {error.filename or home}: {error.strerror}. State is kept in {home}: {way}.", err=True)
+        code = 1
+    if code in (130, 143):  # all is stopped and said; the interpreter would take half a second more to tidy up
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code if isinstance(code, int) else 0)

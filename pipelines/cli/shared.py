@@ -1,0 +1,126 @@
+"""What the commands share: options, the group, reading a config or a manifest."""
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import click
+
+from steps.errors import ConfigError, RekindleError, did_you_mean
+
+CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
+HOME = Path(os.environ.get("REKINDLE_HOME", ".rekindle"))  # runs, services and their data of this directory's user
+
+
+class Commands(click.Group):
+    """Commands in the order they are defined, and a hint for a mistyped one."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self.commands)
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
+        if args and not args[0].startswith("-") and args[0] not in self.commands:
+            ctx.fail(f'"{args[0]}" is not a command.{did_you_mean(args[0], set(self.commands))}')
+        return super().resolve_command(ctx, args)
+
+
+def command(function: Callable[..., Any]) -> click.Command:
+    """A command whose docstring's `Example:` block keeps its lines."""
+    function.__doc__ = (function.__doc__ or "").replace("Example:", "\b\nExample:")
+    return commands.command(context_settings=CONTEXT)(function)
+
+
+def configured(function: Any) -> Any:
+    """CONFIG and --set."""
+    setting = click.option("--set", "sets", multiple=True, metavar="A.B=C", help="Override one value of the config.")
+    return click.argument("config", required=False, type=click.Path(path_type=Path))(setting(function))
+
+
+def manifest_option(function: Any) -> Any:
+    note = "An Argo Workflow or WorkflowTemplate (YAML or JSON) instead of a config."
+    return click.option("--manifest", metavar="FILE", type=click.Path(path_type=Path), help=note)(function)
+
+
+def output_option(*formats: str) -> Any:
+    note = "json: one object on stdout, all else on stderr." if "text" in formats else None
+    choice = click.Choice(formats)
+    return click.option("-o", "--output", type=choice, default=formats[0], show_default=True, help=note)
+
+
+def version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        click.echo(f"rekindle {version('rekindle')}")
+        ctx.exit()
+
+
+@click.group(cls=Commands, context_settings=CONTEXT)
+@click.option("--version", is_flag=True, is_eager=True, expose_value=False, callback=version, help="Show the version.")
+def commands() -> None:
+    """Train, judge, release and serve a model: from one manifest, here or on a cluster.
+
+    \b
+    Example:
+      rekindle run configs/demo.yaml
+    """
+
+
+@contextmanager
+def refusals(output: str) -> Iterator[None]:
+    """What does not even start is an object, too."""
+    try:
+        yield
+    except RekindleError as error:
+        if output == "json":
+            click.echo(json.dumps({"workflow": None, "phase": "Failed", "message": str(error)}))
+        raise
+
+
+def config_of(file: Path | None, sets: tuple[str, ...]) -> Any:
+
+    if file is None:
+        raise click.UsageError("give a config file, such as configs/demo.yaml.")
+    return load_config(file, sets)
+
+
+def manifest_of(
+    config: Path | None, sets: tuple[str, ...], manifest: Path | None, meanwhile: Callable[[], None] = lambda: None
+) -> dict[str, Any]:
+    """The manifest as plain data: read from a file, or rendered from a checked config (`meanwhile` is called first)."""
+    if manifest and (config or sets):
+        raise click.UsageError("give a config or --manifest FILE, not both (--set changes a config, -p a manifest).")
+    if manifest:
+        return _read(manifest)
+    loaded = config_of(config, sets)
+    meanwhile()
+    from pipelines import render as rendering
+
+    return rendering.render(loaded.config)
+
+
+def _read(file: Path) -> dict[str, Any]:
+    from pipelines.local.manifest import documents
+
+    try:
+        found = documents(file.read_text())
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{file} cannot be read ({error}): give a YAML or JSON manifest.") from error
+    except ConfigError as error:
+        raise ConfigError(f"{file}: {error}") from error
+    if len(found) != 1:
+        raise ConfigError(f"{file} holds {len(found)} objects: it must hold one Argo Workflow or WorkflowTemplate.")
+    return found[0]
+
+
+def pairs_of(items: tuple[str, ...]) -> dict[str, str]:
+    pairs = {}
+    for item in items:
+        name, equals, value = item.partition("=")
+        if not equals or not name:
+            raise click.UsageError(f"-p {item}: it must be NAME=VALUE.")
+        pairs[name] = value
+    return pairs
