@@ -1,6 +1,6 @@
 """How long training stands still when something dies: 3 workers, steps of some 30 ms, 5 MB of weights.
 
-    python -m benchmarks.recovery [--runs 10] [--peers 10] [--json] [--only killed,frozen,headless,all]
+    python -m benchmarks.recovery [--runs 10] [--peers 10] [--json] [--only killed,frozen,headless,all,gone]
 
 Medians, in seconds from the signal to the survivors' (the slowest's) next finished step, less a step's own time. Beside
 them, in the same run, the same steps under torchrun 2.13, tuned: last call 1 s, keep-alive 3 × 1 s, a node killed.
@@ -11,6 +11,7 @@ import json
 import os
 import random
 import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -41,19 +42,35 @@ FLAGS = {
     "warmup": 0,
     "checkpoint_seconds": 600,
 }
+HOT, DURABLE = 0.25, 3.0  # seconds between snapshots and between checkpoints where all processes are killed
 
 
 class Run:
     """One training run, its processes, and what they wrote down."""
 
-    def __init__(self, crew: Crew, folder: Path, name: str) -> None:
-        self.crew, self.folder = crew, folder / name
+    def __init__(self, crew: Crew, folder: Path, name: str, **settings: float) -> None:
+        self.crew, self.folder, self.made = crew, folder / name, list[stamped.Step]()
         self.folder.mkdir()
-        values = FLAGS | {"out": f"{name}/model", "checkpoints": f"{name}/checkpoints"}
+        values = FLAGS | {"out": f"{name}/model", "checkpoints": f"{name}/checkpoints"} | settings
         self.argv = [f"--{key.replace('_', '-')}={value}" for key, value in values.items()]
-        self.coordinator = crew.coordinator(self.argv)
-        self.launchers = {name: crew.launcher(name, self.argv, STAMPS=str(self.folder)) for name in NAMES}
+        self.start()
         self.whole()
+
+    def start(self) -> None:
+        """All processes of the run."""
+        self.coordinator = self.crew.coordinator(self.argv)
+        self.launchers = {name: self.crew.launcher(name, self.argv, STAMPS=str(self.folder)) for name in NAMES}
+
+    def kill(self) -> None:
+        """SIGKILL to all of them, and wait for their end; `made` gets the steps of the first worker."""
+        members = [self.coordinator, *self.launchers.values()]
+        workers = [stamped.pid(self.folder, name) for name in NAMES]
+        for member in members:
+            member.send(signal.SIGKILL)
+        for member in members:
+            member.process.join()
+        self.crew.until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in workers))
+        self.made += stamped.steps(self.folder, NAMES[0])
 
     def signal(self, number: signal.Signals, *names: str) -> float:
         """Send a signal to workers, not to their launchers; gives the moment before."""
@@ -131,6 +148,34 @@ def all_killed(run: Run, runs: int) -> dict[str, list[float]]:
         next_step.append(run.whole(at, 1) - at)
         run.whole()
     return {"next step": next_step}
+
+
+def gone(run: Run, runs: int, *, hot: bool) -> dict[str, list[float]]:
+    """SIGKILL everything; without `hot` the nodes are lost, too. To the first step after the start of all, and the
+    seconds of work that is done again."""
+    next_step, lost, imports = [], [], []
+    for _ in range(runs):
+        time.sleep(random.uniform(1.0, 1.5) * (1 if hot else DURABLE))
+        run.kill()
+        if not hot:
+            for file in run.crew.logs.glob("rekindle-*"):
+                file.unlink()
+        imports.append(import_torch())
+        at = time.monotonic()
+        run.start()
+        next_step.append(run.whole(at, 1) - at)
+        first = stamped.steps(run.folder, NAMES[0])[0].weight
+        again = [i for i, step in enumerate(run.made) if step.weight == first]  # none: it goes on after all of them
+        lost.append(sum(step.finished - step.began for step in run.made[again[-1] :]) if again else 0.0)
+        run.whole()
+    return {"next step": next_step, "lost": lost, "import": imports}
+
+
+def import_torch() -> float:
+    """Seconds that a process needs for that alone, here."""
+    began = time.monotonic()
+    subprocess.run([sys.executable, "-c", "import torch"], check=True)
+    return time.monotonic() - began
 
 
 def headless(run: Run, runs: int) -> dict[str, list[float]]:
@@ -211,6 +256,18 @@ def measure(runs: int, repetitions: int, only: set[str]) -> list[dict[str, Any]]
         if wanted("all"):
             found = all_killed(run, max(3, runs // 2))
             bars.append(bar("SIGKILL of all workers: next step", found["next step"], 1.5))
+        if wanted("gone"):
+            run.kill()
+            run = Run(crew, folder, "gone", hot_seconds=HOT, checkpoint_seconds=DURABLE)
+            times = max(3, runs // 2)
+            node, all_nodes = gone(run, times, hot=True), gone(run, times, hot=False)
+            bars += [
+                bar("SIGKILL of all, launchers too: next step", node["next step"], 1.5),
+                bar("`import torch` of one process, just before", node["import"], None),
+                bar("work done again, by snapshots every 0.25 s", node["lost"], HOT),
+                bar("all nodes lost: next step", all_nodes["next step"], None),
+                bar("work done again, by checkpoints every 3 s", all_nodes["lost"], DURABLE),
+            ]
         bars.append(bar("steps lost while one worker lived", [lost], 0, "steps"))
     if repetitions and wanted("killed"):
         theirs = bar("torchrun tuned, SIGKILL of one of three nodes: next step", torchrun.next_step(repetitions), None)
@@ -225,7 +282,7 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="print the bars as JSON")
     parser.add_argument("--runs", type=int, default=10, help="of each signal (default: 10)")
     parser.add_argument("--peers", type=int, default=10, help="runs of torchrun, 20 s each (default: 10; 0: none)")
-    parser.add_argument("--only", default="", help="some of killed,frozen,headless,all")
+    parser.add_argument("--only", default="", help="some of killed,frozen,headless,all,gone")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # its processes end with it
     bars = measure(options.runs, options.peers, set(filter(None, options.only.split(","))))
