@@ -81,6 +81,8 @@ def refusals(output: str) -> Iterator[None]:
 
 
 def config_of(file: Path | None, sets: tuple[str, ...]) -> Any:
+    """The config of a file with its overrides, and where each value came from."""
+    from pipelines.config import load_config
 
     if file is None:
         raise click.UsageError("give a config file, such as configs/demo.yaml.")
