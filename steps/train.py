@@ -11,11 +11,11 @@ it again.
 import hashlib
 import json
 import os
-from typing import Any
+from typing import Any, Self, cast
 
 from pydantic import Field
 
-from steps.step import StepInputs, StepOutputs
+from steps.step import StepInputs, StepOutputs, load, parse, parser
 from steps.training.config import TrainConfig
 
 
@@ -29,6 +29,12 @@ class Inputs(StepInputs, TrainConfig):
     out: str = Field(description="key prefix for the trained model")
     checkpoints: str = Field(description="key prefix for this run's checkpoints")
     run_id: str = Field("", description="MLflow run for the metrics (empty: none)")
+
+    @classmethod
+    def from_flags(cls, argv: list[str]) -> Self:
+        """The inputs of a command line, for who is not the step but given its flags. Raises ConfigError."""
+        flags = vars(parser("train", load("train")).parse_args(argv))
+        return cast(Self, parse(cls, {name: flags[name] for name in flags if name in cls.model_fields}))
 
     def identity(self) -> dict[str, Any]:
         """All that the weights are a function of, apart from the machine: see `fingerprint`."""

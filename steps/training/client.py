@@ -6,21 +6,22 @@ import json
 import os
 import select
 import socket
-import sys
 import threading
 import time
 import uuid
 from collections.abc import Callable
 from typing import Any
 
-from steps.errors import ConfigError, GivenUp, RekindleError
+from steps.errors import ConfigError, GivenUp, RekindleError, say
 from steps.training.membership import PROTOCOL
 
+PORT = 23456  # of the coordinator, unless MASTER_PORT says another
 BEAT = 0.2  # seconds between proofs of life
 RETRY = 0.1  # seconds between attempts to reach a coordinator that is away
 AWAY = 5.0  # seconds after which it may have ended with the run
 COMPLAIN = 60.0  # seconds between two lines about it
 
+Address = tuple[str, int]
 Members = list[tuple[str, str]]  # (id, address of its store) by rank
 
 
@@ -121,28 +122,14 @@ class Client:
 
     def fail(self, message: str, code: int, *, temporary: bool) -> None:
         """Tell the coordinator, registered or not, why this process ends; unless it has told us to."""
-        if self._error:
-            return
-        try:
-            with self._connect() as connection:
-                last = {"failed": message, "code": code, "name": self.name, "temporary": temporary}
-                connection.sendall(json.dumps(last).encode() + b"\n")
-        except OSError as error:
-            say(f"the coordinator does not hear why this worker ends: {error}")
-
-    def _connect(self) -> socket.socket:
-        # the pod's own address, or all local pods would be seen as 127.0.0.1
-        connection = socket.create_connection(self.where, timeout=5, source_address=(os.environ.get("POD_IP", ""), 0))
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        # a node that is cut off does not say so: what it does not take for so long (ms) ends the connection
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 10_000)
-        return connection
+        if not self._error:
+            report(self.where, self.name, message, code, temporary=temporary)
 
     def _run(self) -> None:
         heard = said = time.monotonic()
         while not (self.complete or self.doomed or self._left):
             try:
-                with self._connect() as connection:
+                with connect(self.where) as connection:
                     self._listen(connection)
                 heard = time.monotonic()
             except (OSError, ValueError, KeyError, TypeError) as error:
@@ -216,15 +203,35 @@ class Client:
 
     def _end(self) -> None:
         """The others go on without this process, whose main thread hangs: say where, and make room for the next."""
+        say("this worker has made no step for too long and is dropped. Where each thread is:")
         with contextlib.suppress(OSError, ValueError):
-            sys.stderr.write("this worker has made no step for too long and is dropped. Where each thread is:\n")
-            sys.stderr.flush()
             faulthandler.dump_traceback(all_threads=True)
         os._exit(1)
 
 
-def say(text: str) -> None:
-    """One line to stderr; a full disk below it costs the line, not the thread."""
-    with contextlib.suppress(OSError, ValueError):
-        sys.stderr.write(f"{text}\n")
-        sys.stderr.flush()
+def coordinator() -> Address | None:
+    """Where the environment says that the coordinator is; None: there is none."""
+    host = os.environ.get("MASTER_ADDR")
+    return (host, int(os.environ.get("MASTER_PORT", PORT))) if host else None
+
+
+def connect(where: Address, patience: float = 5.0) -> socket.socket:
+    """A connection to the coordinator. Raises OSError."""
+    # the pod's own address, or all local pods would be seen as 127.0.0.1
+    connection = socket.create_connection(where, patience, (os.environ.get("POD_IP", ""), 0))
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    # a node that is cut off does not say so: what it does not take for so long (ms) ends the connection
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 10_000)
+    return connection
+
+
+def report(
+    where: Address, name: str, message: str, code: int, *, temporary: bool = False, patience: float = 5.0
+) -> None:
+    """Tell the coordinator why a worker ends, in a connection of its own: it need not be registered."""
+    try:
+        with connect(where, patience) as connection:
+            last = {"failed": message, "code": code, "name": name, "temporary": temporary}
+            connection.sendall(json.dumps(last).encode() + b"\n")
+    except OSError as error:
+        say(f"the coordinator does not hear why {name} ends: {error}")

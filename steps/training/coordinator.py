@@ -51,17 +51,17 @@ import traceback
 import uuid
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
-from steps.errors import ConfigError, RekindleError, StorageError
-from steps.step import fail, load, parse, parser
+from steps.errors import ConfigError, RekindleError, StorageError, say
+from steps.step import fail
 from steps.train import Inputs
 from steps.training.claim import Claim
+from steps.training.client import PORT
 from steps.training.ledger import Ledger
 from steps.training.membership import Membership, Message
 
 if TYPE_CHECKING:
     from steps.storage import Store
 
-PORT = 23456
 TICK = 0.1  # seconds between looks at the clock
 LATE = 0.05  # seconds by which we may wake up late before it counts as our own silence
 LONGEST = 1 << 20  # bytes of a message
@@ -289,17 +289,14 @@ def encoded(message: Message) -> bytes:
 
 
 def note(text: str) -> None:
-    """One line of log, with the time. A full disk costs the line, not the run."""
-    with contextlib.suppress(OSError):
-        sys.stderr.write(f"{time.strftime('%H:%M:%S')} {text}\n")
-        sys.stderr.flush()
+    """One line of log, with the time."""
+    say(f"{time.strftime('%H:%M:%S')} {text}")
 
 
 def main(argv: list[str]) -> int:
     """The command."""
     try:
-        flags = vars(parser("train", load("train")).parse_args(argv))
-        inputs = cast(Inputs, parse(Inputs, {name: flags[name] for name in flags if name in Inputs.model_fields}))
+        inputs = Inputs.from_flags(argv)
     except RekindleError as error:
         return fail(error)
 

@@ -19,7 +19,6 @@ import signal
 if __name__ == "__main__":  # kept until somebody listens; else a PID 1 would never hear of it
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
 
-import json
 import os
 import select
 import socket
@@ -30,7 +29,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from steps.errors import ConfigError, RekindleError, say
 from steps.training import hot, signals
@@ -222,7 +221,10 @@ class Launcher:
                 say(f"{place.name} {why}: it is started again{when}")
                 self._start()
             if fate is Fate.BUG and code != 1:
-                _report(place.name, f"{why}\n{words}")  # which it could not do itself
+                from steps.training.client import coordinator, report
+
+                if where := coordinator():
+                    report(where, place.name, f"{why}\n{words}", 1, patience=1)  # which it could not do itself
 
     def _cause(self, place: Place, code: int) -> tuple[Fate, str, str]:
         """What a death means, why it was, and the last words."""
@@ -287,18 +289,6 @@ def _children() -> list[int]:
     return found
 
 
-def _report(name: str, message: str) -> None:
-    """Tell the coordinator why a worker ended, as `Client.fail` does."""
-    if not (host := os.environ.get("MASTER_ADDR")):
-        return
-    try:
-        where, ours = (host, int(os.environ.get("MASTER_PORT", 23456))), (os.environ.get("POD_IP", ""), 0)
-        with socket.create_connection(where, timeout=1, source_address=ours) as connection:
-            connection.sendall(json.dumps({"failed": message, "code": 1, "name": name}).encode() + b"\n")
-    except OSError as error:
-        say(f"the coordinator does not hear of it: {error}")
-
-
 def count() -> int:
     """Workers of this pod, as the training operator says: a number, or "auto". Raises ConfigError."""
     text = os.environ.get("PET_NPROC_PER_NODE", "")
@@ -314,15 +304,12 @@ def count() -> int:
 def main(argv: list[str]) -> int:
     """The command."""
     ears = Ears()
-    launcher = None
     try:
         launcher = Launcher(ears, count())  # torch is loaded while we read the flags
-        from steps.step import fail, load, parse, parser
         from steps.train import Inputs
 
         signals.grace()
-        flags = vars(parser("train", load("train")).parse_args(argv))
-        inputs = cast(Inputs, parse(Inputs, {name: flags[name] for name in flags if name in Inputs.model_fields}))
+        inputs = Inputs.from_flags(argv)
         name = hot.run_name(inputs.identity_hash(), inputs.checkpoints)
         hot.sweep(name)
         code = launcher.run(inputs)

@@ -7,9 +7,7 @@ object cannot be appended to, so the newest segment is written again until it is
 what they add up to. Nothing here delays or ends a training: without the store, events wait in memory.
 """
 
-import contextlib
 import json
-import sys
 import threading
 import time
 import uuid
@@ -17,7 +15,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
-from steps.errors import RekindleError
+from steps.errors import RekindleError, say
 
 if TYPE_CHECKING:
     from steps.storage import Store
@@ -126,9 +124,7 @@ class Ledger:
     def _say(self, text: str) -> None:
         if time.monotonic() >= self._quiet_until:
             self._quiet_until = time.monotonic() + 60
-            with contextlib.suppress(OSError, ValueError):
-                sys.stderr.write(f"{text}\n")
-                sys.stderr.flush()
+            say(text)
 
 
 def _line(fields: Event) -> bytes:

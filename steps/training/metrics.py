@@ -3,12 +3,11 @@
 The line's form is fixed, others read it: `progress step=120/600 loss=0.02130 samples_per_s=10234 eta_s=12`.
 """
 
-import sys
 import threading
 import time
 from collections.abc import Callable
 
-from steps.errors import TrackingError
+from steps.errors import TrackingError, say
 
 POINTS = 500  # of each curve at most: the mean of as many steps as that takes
 PERIOD = 5.0  # seconds between requests to MLflow
@@ -64,16 +63,15 @@ class Metrics:
         with self._lock:
             if self._points:
                 why = self._error or f"it did not answer within {PATIENCE:.0f} s"
-                sys.stderr.write(f"{len(self._points)} points of the curves are not in MLflow: {why}\n")
+                say(f"{len(self._points)} points of the curves are not in MLflow: {why}")
             self._points = []
 
     def _progress(self, step: int, loss: float, steps_per_s: float) -> None:
         eta = (self.total - step) / max(1e-9, steps_per_s)
-        sys.stderr.write(
+        say(
             f"progress step={step}/{self.total} loss={loss:.5f} "
-            f"samples_per_s={steps_per_s * self.samples:.0f} eta_s={eta:.0f}\n"
+            f"samples_per_s={steps_per_s * self.samples:.0f} eta_s={eta:.0f}"
         )
-        sys.stderr.flush()
 
     def _run(self) -> None:
         from steps import tracking

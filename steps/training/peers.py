@@ -16,10 +16,11 @@ from typing import Any
 import torch
 import torch.distributed
 
+from steps.errors import say
 from steps.train import Inputs
 from steps.training.calls import Caller, bury
-from steps.training.client import Client, say
-from steps.training.coordinator import PORT, finished, store
+from steps.training.client import Address, Client, coordinator
+from steps.training.coordinator import finished, store
 from steps.training.ledger import Ledger
 
 dist: Any = torch.distributed  # whose stubs know neither stores nor groups
@@ -130,7 +131,7 @@ class Elastic(Peers):
 
     elastic = True
 
-    def __init__(self, inputs: Inputs, host: str, fingerprint: dict[str, Any], device: torch.device) -> None:
+    def __init__(self, inputs: Inputs, where: Address, fingerprint: dict[str, Any], device: torch.device) -> None:
         self.device = device
         self.generation = 0
         self._pg: Any = None
@@ -140,8 +141,7 @@ class Elastic(Peers):
         self._waker: threading.Thread | None = None
         # each worker offers a store; the group meets in that of its first member, so no store outlives its use
         self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-        port = int(os.environ.get("MASTER_PORT", PORT))
-        self.client = Client(host, port, self._store.port, fingerprint, lambda: finished(inputs))
+        self.client = Client(*where, self._store.port, fingerprint, lambda: finished(inputs))
         self.client.on_hard = self._abort
 
     def form(self, step: int, leaving: threading.Event) -> Formation | None:
@@ -303,8 +303,8 @@ def _route_to(host: str) -> str:
 
 def find(inputs: Inputs, fingerprint: dict[str, Any], device: torch.device) -> Peers:
     """The peers that the environment tells of."""
-    if "TORCHELASTIC_RUN_ID" not in os.environ and (host := os.environ.get("MASTER_ADDR")):
-        return Elastic(inputs, host, fingerprint, device)
+    if "TORCHELASTIC_RUN_ID" not in os.environ and (where := coordinator()):
+        return Elastic(inputs, where, fingerprint, device)
     return Peers(inputs, device)
 
 

@@ -13,11 +13,10 @@ import uuid
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any, cast
+from typing import Any
 
 import psutil
 
-from steps.step import load, parse
 from steps.storage import NotFound, Store
 from steps.train import Inputs
 from steps.training import hot
@@ -85,7 +84,7 @@ class Stage:
         """Execute a schedule and judge it."""
         prefix = f"chaos/{schedule.seed}-{uuid.uuid4().hex[:6]}"
         argv = self._flags(prefix, schedule)
-        inputs = _inputs(argv)
+        inputs = Inputs.from_flags(argv)
         expected = self._expected(inputs, schedule)
         folder = self.folder / prefix.replace("/", "-")
         folder.mkdir()
@@ -157,13 +156,6 @@ class Stage:
                 except OSError:
                     continue  # it ended meanwhile, or is not ours
         return found - {os.getpid()}
-
-
-def _inputs(argv: list[str]) -> Inputs:
-    from steps.step import parser
-
-    flags = vars(parser("train", load("train")).parse_args(argv))
-    return cast(Inputs, parse(Inputs, {name: flags[name] for name in flags if name in Inputs.model_fields}))
 
 
 def _toy(schedule: Schedule, inputs: Inputs, folder: Path) -> dict[str, Any]:

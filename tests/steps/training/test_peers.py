@@ -77,8 +77,7 @@ def test_a_verdict_reaches_those_who_train_and_is_not_forgotten(monkeypatch: pyt
 
     monkeypatch.setattr(client, "AWAY", 0.05)
     with socket.create_server(("127.0.0.1", 0)) as server:
-        monkeypatch.setenv("MASTER_PORT", str(server.getsockname()[1]))
-        worker = peers.Elastic(INPUTS, "127.0.0.1", {}, torch.device("cpu"))
+        worker = peers.Elastic(INPUTS, server.getsockname(), {}, torch.device("cpu"))
         worker.client.over = lambda: False
         threading.Thread(target=_publish_and_give_up, args=(server, worker), daemon=True).start()
         leaving = threading.Event()
@@ -101,13 +100,16 @@ def _publish_and_give_up(server: socket.socket, worker: peers.Elastic) -> None:
     while not worker.generation:
         time.sleep(0.01)
     connection.sendall(json.dumps({"failed": "no such column", "code": 65}).encode() + b"\n")
+    connection.shutdown(socket.SHUT_WR)
+    while connection.recv(4096):  # closed with something unread, it would be reset, and the verdict lost
+        pass
     connection.close()
 
 
 def test_only_an_error_that_another_group_may_cure_is_answered_by_one(capsys: pytest.CaptureFixture[str]) -> None:
     import torch
 
-    worker = peers.Elastic(INPUTS, "127.0.0.1", {}, torch.device("cpu"))
+    worker = peers.Elastic(INPUTS, ("127.0.0.1", 1), {}, torch.device("cpu"))
     worker.fault(RuntimeError("Connection closed by peer"))
     assert capsys.readouterr().err == "generation 0 broke: Connection closed by peer\n"
     with pytest.raises(torch.OutOfMemoryError):
