@@ -9,10 +9,8 @@ the same with fsync and rename, and torch.distributed.checkpoint.async_save (thr
 others.
 """
 
-import argparse
 import contextlib
 import io
-import json
 import os
 import shutil
 import socket
@@ -31,6 +29,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch
 
+from benchmarks.bars import bar, parser, report
 from steps.storage import Store
 from steps.training.checkpoints import Checkpoints
 from steps.training.config import TrainConfig
@@ -216,12 +215,11 @@ def others(folder: Path, megabytes: int, runs: int, steps: Steps) -> dict[str, d
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="print the figures as JSON")
-    parser.add_argument("--runs", type=int, default=10, help="runs of each (default: 10)")
-    parser.add_argument("--megabytes", type=int, default=592, help="size of the state (default: 592)")
-    parser.add_argument("--quick", action="store_true", help="without the others")
-    options = parser.parse_args()
+    command = parser(__doc__)
+    command.add_argument("--runs", type=int, default=10, help="runs of each (default: 10)")
+    command.add_argument("--megabytes", type=int, default=592, help="size of the state (default: 592)")
+    command.add_argument("--quick", action="store_true", help="without the others")
+    options = command.parse_args()
     torch.set_num_threads(1)
     folder = Path(tempfile.mkdtemp(prefix="rekindle-checkpoint-"))
     try:
@@ -233,31 +231,20 @@ def main() -> int:
     finally:
         shutil.rmtree(folder)
     bars = [
-        _bar("wait for a snapshot in shared memory", own["hot wait"] / own["memcpy"], "x memcpy", 1.3),
-        _bar("wait for a durable checkpoint", own["durable wait"] / own["memcpy"], "x memcpy", 1.3),
-        _bar(
-            "durable write against bare parallel PUTs", own["bare"] / own["durable"], "of their speed", 0.7, least=True
-        ),
-        _bar(f"snapshots of {SMALL} MB in a step of {1e3 * SHORT:g} ms", small, "µs CPU a step", None),
+        bar("wait for a snapshot in shared memory", own["hot wait"] / own["memcpy"], "x memcpy", 1.3),
+        bar("wait for a durable checkpoint", own["durable wait"] / own["memcpy"], "x memcpy", 1.3),
+        bar("durable write, bare parallel PUTs", own["bare"] / own["durable"], "of their speed", 0.7, "more"),
+        bar(f"snapshots of {SMALL} MB in a step of {1e3 * SHORT:g} ms", small, "µs CPU a step"),
     ]
     own |= {"wait": own["durable wait"], "lost": own["durable wait"] + own["lost"]}
     rows = {"memcpy alone": {"wait": own["memcpy"]}, "rekindle": own, **peers}
-    if options.json:
-        print(json.dumps({"bars": bars, "rows": rows}))
-    else:
+    if not options.json:
         print(f"{options.megabytes} MB of state   {'wait s':>8} {'durable s':>10} {'step x':>7} {'lost s':>7}")
         for name, row in rows.items():
             figures = (row.get(key) for key in ("wait", "durable", "slower", "lost"))
             texts = ["" if figure is None else f"{figure:.3f}" for figure in figures]
             print(f"{name:28}", *(f"{text:>8}" for text in texts))
-        for each in bars:
-            print(f"{each['name']:44} {each['value']:7.2f} {each['unit']:16} bar {each['bar'] or '-'}")
-    return 0 if all(each["ok"] for each in bars) else 1
-
-
-def _bar(name: str, value: float, unit: str, bar: float | None, *, least: bool = False) -> dict[str, Any]:
-    ok = bar is None or (value >= bar if least else value <= bar)
-    return {"name": name, "value": round(value, 3), "unit": unit, "bar": bar, "ok": ok}
+    return report(bars, as_json=options.json, rows=rows)
 
 
 if __name__ == "__main__":

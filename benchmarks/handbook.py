@@ -9,7 +9,6 @@ whole pipeline runs from configs/handbook.yaml, without releasing anything. Test
 four; `--prequential` trains anew for each week, as the handbook does. The production window trains up to the last week.
 """
 
-import argparse
 import json
 import os
 import socket
@@ -18,6 +17,8 @@ import sys
 import tempfile
 from statistics import fmean
 from typing import Any
+
+from benchmarks.bars import Bar, bar, parser, report
 
 LAST_DAYS = ("2018-08-14", "2018-08-21", "2018-08-28", "2018-09-04")  # of the handbook's four test weeks
 BARS = {"ap": 0.700, "auc": 0.879, "cp100": 0.306}
@@ -45,7 +46,7 @@ def seconds(run: dict[str, Any], step: str) -> float:
     return next(each["seconds"] for each in run["steps"] if each["name"] == step)
 
 
-def measure(source: str, home: str, prequential: bool, sets: list[str]) -> list[dict[str, Any]]:
+def measure(source: str, home: str, prequential: bool, sets: list[str]) -> list[Bar]:
     """The bars of this benchmark."""
     four = pipeline(source, home, sets, last_day=LAST_DAYS[-1], test_weeks=4)
     results = {"one model, four weeks": four["metrics"]}
@@ -54,36 +55,26 @@ def measure(source: str, home: str, prequential: bool, sets: list[str]) -> list[
     if prequential:
         results["a model each week"] = {name: fmean(fold["metrics"][name] for fold in folds) for name in BARS}
     bars = [
-        {"name": f"{name} ({title})", "value": found[name], "unit": "", "bar": bar, "ok": found[name] >= bar}
+        bar(f"{name} ({title})", found[name], "", least, "more")
         for title, found in results.items()
-        for name, bar in BARS.items()
+        for name, least in BARS.items()
     ]
     took = seconds(folds[-1], "train")
-    return [
-        *bars,
-        {"name": "training, production window", "value": took, "unit": "s", "bar": TRAINING, "ok": took <= TRAINING},
-    ]
+    return [*bars, bar("training, production window", took, "s", TRAINING)]
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--source", required=True, help="the published transactions")
-    parser.add_argument("--prequential", action="store_true", help="train anew for each test week, too")
-    parser.add_argument("--set", action="append", default=[], dest="sets", metavar="A.B=C", help="as for rekindle run")
-    parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
-    arguments = parser.parse_args()
+    command = parser(__doc__)
+    command.add_argument("--source", required=True, help="the published transactions")
+    command.add_argument("--prequential", action="store_true", help="train anew for each test week, too")
+    command.add_argument("--set", action="append", default=[], dest="sets", metavar="A.B=C", help="as for rekindle run")
+    options = command.parse_args()
     with tempfile.TemporaryDirectory() as home:
         try:
-            bars = measure(arguments.source, home, arguments.prequential, arguments.sets)
+            bars = measure(options.source, home, options.prequential, options.sets)
         finally:
             subprocess.run([*REKINDLE, "down"], env={**os.environ, "REKINDLE_HOME": home}, stdout=subprocess.DEVNULL)
-    if arguments.json:
-        sys.stdout.write(json.dumps({"bars": bars}) + "\n")
-    else:
-        for bar in bars:
-            mark = "ok" if bar["ok"] else "NOT REACHED"
-            sys.stdout.write(f"{bar['name']:<34} {bar['value']:>9.4f} {bar['unit']:<2} bar {bar['bar']:g}  {mark}\n")
-    return 0 if all(bar["ok"] for bar in bars) else 1
+    return report(bars, as_json=options.json)
 
 
 if __name__ == "__main__":

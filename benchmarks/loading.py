@@ -7,20 +7,18 @@ transactions (simulated, or those of FILE). Medians of blocks of batches that al
 one thread, everything warm. The bare gather of the features alone is the limit: the memory's, not ours.
 """
 
-import argparse
-import json
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from benchmarks.bars import Bar, bar, parser, report
 from steps import fraud
 from steps.fraud.config import Data
 from steps.fraud.sequences import LENGTH, TrainingWindows, open_dataset
@@ -83,7 +81,7 @@ def _endless(batches: Any) -> Iterator[Any]:
         yield from batches
 
 
-def measure(path: Path, rounds: int, block: int) -> list[dict[str, Any]]:
+def measure(path: Path, rounds: int, block: int) -> list[Bar]:
     """The bars, from the data set at `path`."""
     settings: dict[str, Any] = {"dataset": "", "digest": "", "out": "", "checkpoints": ""}
     pick_device(Inputs(**settings))  # as training sets torch
@@ -96,34 +94,22 @@ def measure(path: Path, rounds: int, block: int) -> list[dict[str, Any]]:
                 batch()
             if turn:  # the first warms up
                 speeds[name].append(block * BATCH / (time.thread_time() - began) / 1000)
-    found = {name: median(each) for name, each in speeds.items()}
-    ours, _, limit, *_ = found
+    ours, _, limit, *_ = speeds
     shares = [mine / bare for mine, bare in zip(speeds[ours], speeds[limit], strict=True)]
-    bars = [figure(name, round(value), "k/s", BAR if name == ours else None) for name, value in found.items()]
-    return [*bars, figure("ours / the bare gather", round(median(shares), 3), "times", None)]
-
-
-def figure(name: str, value: float, unit: str, bar: float | None) -> dict[str, Any]:
-    """A figure and the least it may be."""
-    return {"name": name, "value": value, "unit": unit, "bar": bar, "ok": bar is None or value >= bar}
+    bars = [bar(name, each, "k/s", BAR if name == ours else None, "more") for name, each in speeds.items()]
+    return [*bars, bar("ours / the bare gather", shares, "times")]
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="print the bars as JSON")
-    parser.add_argument("--source", default=WORLD, help=f"raw transactions (default: {WORLD})")
-    parser.add_argument("--rounds", type=int, default=40, help="turns of each (default: 40)")
-    options = parser.parse_args()
+    command = parser(__doc__)
+    command.add_argument("--source", default=WORLD, help=f"raw transactions (default: {WORLD})")
+    command.add_argument("--rounds", type=int, default=40, help="turns of each (default: 40)")
+    options = command.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "dataset"
         fraud.prepare(Data(source=options.source), path)
         bars = measure(path, options.rounds, 100)
-    if options.json:
-        print(json.dumps({"bars": bars}))
-    else:
-        for each in bars:
-            print(f"{each['name']:28} {each['value']:8} {each['unit']:5}  bar {each['bar'] or '-'}")
-    return 0 if all(each["ok"] for each in bars) else 1
+    return report(bars, as_json=options.json)
 
 
 if __name__ == "__main__":

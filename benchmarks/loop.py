@@ -23,6 +23,8 @@ from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
+from benchmarks.bars import Bar, bar, parser, report
+
 SMALL = {"model": {"width": 96, "layers": 3}, "batch_size": 32, "virtual_workers": 1}  # a step of 0.4 ms
 LARGE = {"model": {"width": 1010, "layers": 2}, "batch_size": 16, "virtual_workers": 8}  # 5.1 MB of parameters
 BARS = {2: 1.15, 4: 1.4}
@@ -86,7 +88,7 @@ def measure(env: dict[str, str], size: int, settings: dict[str, Any], **turns: A
     for rank in range(size):
         mine = turns | {"rank": rank, "size": size, "meeting": f"127.0.0.1:{ports[1]}"}
         where = env | (world | {"RANK": str(rank), "TORCHELASTIC_RUN_ID": name} if size > 1 else {})
-        text = json.dumps({"inputs": flags, "turns": mine})
+        text = json.dumps({"parent": os.getpid(), "inputs": flags, "turns": mine})
         members.append(subprocess.Popen([*command, text], env=where, stdout=subprocess.PIPE, stderr=subprocess.PIPE))
     try:
         said = [member.communicate() for member in members]
@@ -103,44 +105,41 @@ def member(text: str) -> None:
     """One process: trains, and prints its figures."""
     from benchmarks import mlp
     from steps.train import Inputs, run
+    from steps.training.signals import die_with
 
     settings = json.loads(text)
+    die_with(settings["parent"])
     inputs = Inputs(workload="benchmarks.mlp", dataset="dataset", digest="made-up", **settings["inputs"])
     mlp.turns = mlp.Turns(inputs, **settings["turns"])
     run(inputs)
     print(json.dumps(mlp.turns.result()))
 
 
-def alone(env: dict[str, str], blocks: int) -> list[dict[str, Any]]:
+def alone(env: dict[str, str], blocks: int) -> list[Bar]:
     """The loop around a step of 0.4 ms."""
     block, warm = 500, 14000  # the first curves are sent after 5 s
     settings = SMALL | {"run_id": "1", "checkpoint_seconds": 5, "steps": warm + block * blocks + 1}
     found = measure(env, 1, settings, block=block, warm=warm)[0]
     steps, bare = found["steps"], found["steps"]["bare"]
     threads = found["threads"] * median(steps["ours"])  # they work by the clock, also while others take their turn
-    bars = [figure("a bare step", median(bare) * 1e6, "µs")]
+    bars = [bar("a bare step", median(bare) * 1e6, "µs")]
     for name, each in steps.items():
         if name != "bare":
             over = median(there - here for here, there in zip(bare, each, strict=True))
             over += threads if name == "ours" else 0
-            bars.append(figure(f"{name}, beyond it", over * 1e6, "µs", 60 if name == "ours" else None))
-    return [*bars, figure("of this, our other threads", threads * 1e6, "µs")]
+            bars.append(bar(f"{name}, beyond it", over * 1e6, "µs", 60 if name == "ours" else None))
+    return [*bars, bar("of this, our other threads", threads * 1e6, "µs")]
 
 
-def together(env: dict[str, str], size: int, blocks: int) -> list[dict[str, Any]]:
+def together(env: dict[str, str], size: int, blocks: int) -> list[Bar]:
     """The exact sum of 5 MB, V=8, beside DDP."""
     block, warm = 10, 10
     settings = LARGE | {"checkpoint_seconds": 3600, "steps": warm + block * blocks + 1}
     found = measure(env, size, settings, block=block, warm=warm)
     each = {name: [mean(f["steps"][name][i] for f in found) for i in range(blocks)] for name in found[0]["steps"]}
-    bars = [figure(f"W={size}: {name}", median(times) * 1e3, "ms") for name, times in each.items()]
+    bars = [bar(f"W={size}: {name}", median(times) * 1e3, "ms") for name, times in each.items()]
     ratio = median(ours / ddp for ours, ddp in zip(each["ours"], each["DDP"], strict=True))
-    return [*bars, figure(f"W={size}: ours / DDP", ratio, "times", BARS.get(size))]
-
-
-def figure(name: str, value: float, unit: str, bar: float | None = None) -> dict[str, Any]:
-    """A figure and the most it may be."""
-    return {"name": name, "value": round(value, 3), "unit": unit, "bar": bar, "ok": bar is None or value <= bar}
+    return [*bars, bar(f"W={size}: ours / DDP", ratio, "times", BARS.get(size))]
 
 
 def free_port() -> int:
@@ -149,16 +148,15 @@ def free_port() -> int:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="print the bars as JSON")
-    parser.add_argument("--quick", action="store_true", help="fewer blocks")
-    parser.add_argument("--sizes", type=int, nargs="*", default=[1, 2, 4], help="processes (default: 1 2 4)")
-    parser.add_argument("--member", help=argparse.SUPPRESS)
-    options = parser.parse_args()
+    command = parser(__doc__)
+    command.add_argument("--quick", action="store_true", help="fewer blocks")
+    command.add_argument("--sizes", type=int, nargs="*", default=[1, 2, 4], help="processes (default: 1 2 4)")
+    command.add_argument("--member", help=argparse.SUPPRESS)
+    options = command.parse_args()
     if options.member:
         member(options.member)
         return 0
-    bars = []
+    bars: list[Bar] = []
     with environment() as env:
         for size in options.sizes:
             bars += (
@@ -166,12 +164,7 @@ def main() -> int:
                 if size == 1
                 else together(env, size, 10 if options.quick else 30)
             )
-    if options.json:
-        print(json.dumps({"bars": bars}))
-    else:
-        for each in bars:
-            print(f"{each['name']:30} {each['value']:9.3f} {each['unit']:5}  bar {each['bar'] or '-'}")
-    return 0 if all(each["ok"] for each in bars) else 1
+    return report(bars, as_json=options.json)
 
 
 if __name__ == "__main__":

@@ -6,8 +6,6 @@ Medians, in seconds from the signal to the survivors' (the slowest's) next finis
 them, in the same run, the same steps under torchrun 2.13, tuned: last call 1 s, keep-alive 3 × 1 s, a node killed.
 """
 
-import argparse
-import json
 import os
 import random
 import signal
@@ -19,9 +17,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 from benchmarks import stamped, torchrun
+from benchmarks.bars import Bar, bar, parser, report
 from pipelines.local.services import Services
 from steps.storage import Store
 from tests.steps.training.crew import Crew
@@ -218,16 +216,9 @@ def crews() -> Iterator[tuple[Crew, Path]]:
             services.down()
 
 
-def bar(name: str, values: list[float], most: float | None, unit: str = "s") -> dict[str, Any]:
-    """A figure and the most it may be."""
-    value = round(median(values), 4)
-    spread = {"least": round(min(values), 4), "most": round(max(values), 4), "runs": len(values)}
-    return {"name": name, "value": value, "unit": unit, "bar": most, "ok": most is None or value <= most} | spread
-
-
-def measure(runs: int, repetitions: int, only: set[str]) -> list[dict[str, Any]]:
+def measure(runs: int, repetitions: int, only: set[str]) -> list[Bar]:
     """The bars."""
-    bars: list[dict[str, Any]] = []
+    bars: list[Bar] = []
 
     def wanted(name: str) -> bool:
         return not only or name in only
@@ -237,63 +228,53 @@ def measure(runs: int, repetitions: int, only: set[str]) -> list[dict[str, Any]]
         if wanted("killed"):
             found = killed(run, runs, signal.SIGKILL)
             bars += [
-                bar("SIGKILL of one of three: next step", found["next step"], 0.10),
-                bar("SIGKILL of one of three: it is back", found["back"], 1.0),
+                bar("SIGKILL of one of three: next step", found["next step"], "s", 0.10),
+                bar("SIGKILL of one of three: it is back", found["back"], "s", 1.0),
             ]
         if wanted("frozen"):
             found = killed(run, max(3, runs // 2), signal.SIGSTOP)
             bars += [
-                bar("SIGSTOP of one of three: next step", found["next step"], 1.5),
-                bar("SIGCONT: it is back", found["back"], None),
+                bar("SIGSTOP of one of three: next step", found["next step"], "s", 1.5),
+                bar("SIGCONT: it is back", found["back"], "s"),
             ]
         if wanted("headless"):
             found = headless(run, max(3, runs // 2))
             bars += [
-                bar("SIGKILL of the coordinator: slowest step, later by", found["slowest step"], 1.0, "steps"),
-                bar("a new coordinator: all registered", found["back"], 1.0),
+                bar("SIGKILL of the coordinator: slowest step, later by", found["slowest step"], "steps", 1.0),
+                bar("a new coordinator: all registered", found["back"], "s", 1.0),
             ]
         lost = run.repeated()
         if wanted("all"):
             found = all_killed(run, max(3, runs // 2))
-            bars.append(bar("SIGKILL of all workers: next step", found["next step"], 1.5))
+            bars.append(bar("SIGKILL of all workers: next step", found["next step"], "s", 1.5))
         if wanted("gone"):
             run.kill()
             run = Run(crew, folder, "gone", hot_seconds=HOT, checkpoint_seconds=DURABLE)
             times = max(3, runs // 2)
             node, all_nodes = gone(run, times, hot=True), gone(run, times, hot=False)
             bars += [
-                bar("SIGKILL of all, launchers too: next step", node["next step"], 1.5),
-                bar("`import torch` of one process, just before", node["import"], None),
-                bar("work done again, by snapshots every 0.25 s", node["lost"], HOT),
-                bar("all nodes lost: next step", all_nodes["next step"], None),
-                bar("work done again, by checkpoints every 3 s", all_nodes["lost"], DURABLE),
+                bar("SIGKILL of all, launchers too: next step", node["next step"], "s", 1.5),
+                bar("`import torch` of one process, just before", node["import"], "s"),
+                bar("work done again, by snapshots every 0.25 s", node["lost"], "s", HOT),
+                bar("all nodes lost: next step", all_nodes["next step"], "s"),
+                bar("work done again, by checkpoints every 3 s", all_nodes["lost"], "s", DURABLE),
             ]
-        bars.append(bar("steps lost while one worker lived", [lost], 0, "steps"))
+        bars.append(bar("steps lost while one worker lived", lost, "steps", 0))
     if repetitions and wanted("killed"):
-        theirs = bar("torchrun tuned, SIGKILL of one of three nodes: next step", torchrun.next_step(repetitions), None)
+        theirs = bar("torchrun tuned, SIGKILL of one of three nodes: next step", torchrun.next_step(repetitions), "s")
         times = theirs["value"] / bars[0]["value"]
-        bars += [theirs, {"name": "times faster than torchrun", "value": round(times), "unit": "times", "bar": 50}]
-        bars[-1]["ok"] = times >= 50
+        bars += [theirs, bar("faster than torchrun", times, "times", 50, "more")]
     return bars
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="print the bars as JSON")
-    parser.add_argument("--runs", type=int, default=10, help="of each signal (default: 10)")
-    parser.add_argument("--peers", type=int, default=10, help="runs of torchrun, 20 s each (default: 10; 0: none)")
-    parser.add_argument("--only", default="", help="some of killed,frozen,headless,all,gone")
-    options = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # its processes end with it
+    command = parser(__doc__)
+    command.add_argument("--runs", type=int, default=10, help="of each signal (default: 10)")
+    command.add_argument("--peers", type=int, default=10, help="runs of torchrun, 20 s each (default: 10; 0: none)")
+    command.add_argument("--only", default="", help="some of killed,frozen,headless,all,gone")
+    options = command.parse_args()
     bars = measure(options.runs, options.peers, set(filter(None, options.only.split(","))))
-    if options.json:
-        print(json.dumps({"load": os.getloadavg()[0], "bars": bars}))
-    else:
-        for each in bars:
-            spread = f"  ({each['least']} to {each['most']}, {each['runs']} runs)" if "runs" in each else ""
-            limit = "" if each["bar"] is None else f"   bar {each['bar']}{'' if each['ok'] else ': MISSED'}"
-            print(f"{each['name']:58} {each['value']:>8} {each['unit']}{limit}{spread}")
-    return 0 if all(each["ok"] for each in bars) else 1
+    return report(bars, as_json=options.json)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ Seconds are CPU seconds of the command and all its children, medians of five, so
 them the same Python processes without a runner, and the state machine alone.
 """
 
-import argparse
 import json
 import os
 import subprocess
@@ -17,6 +16,8 @@ from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 from typing import Any
+
+from benchmarks.bars import Bar, bar, parser, report
 
 STEP = 'open("{{outputs.parameters.out.path}}", "w").write(str(int("{{inputs.parameters.x}}") + 1))'
 
@@ -81,7 +82,7 @@ def transitions(count: int = 1000) -> float:
     return 3 * count / (time.process_time() - began)  # created, running, over
 
 
-def measure() -> list[dict[str, Any]]:
+def measure() -> list[Bar]:
     """The bars."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -93,42 +94,14 @@ def measure() -> list[dict[str, Any]]:
         bar("4 steps in all", four, "CPU s", 1.0),
         bar("one step more", step, "CPU s", 0.1),
         bar("one step more, beyond the bare process", step - floor, "CPU s", 0.015),
-        {
-            "name": "one step against a bare process",
-            "value": round(step / floor, 2),
-            "unit": "times",
-            "bar": None,
-            "ok": True,
-        },
-        {
-            "name": "state machine alone",
-            "value": round(transitions()),
-            "unit": "transitions/s",
-            "bar": None,
-            "ok": True,
-        },
+        bar("one step against a bare process", step / floor, "times"),
+        bar("state machine alone", transitions(), "transitions/s"),
     ]
 
 
-def bar(name: str, value: float, unit: str, most: float) -> dict[str, Any]:
-    """A figure and the most it may be."""
-    return {"name": name, "value": round(value, 4), "unit": unit, "bar": most, "ok": value <= most}
-
-
-def main() -> None:
-    """Print the figures; exit 1 if one misses its bar."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--json", action="store_true", help="one JSON object")
-    as_json = parser.parse_args().json
-    bars = measure()
-    if as_json:
-        print(json.dumps({"bars": bars}))
-    else:
-        for each in bars:
-            limit = "" if each["bar"] is None else f"   (at most {each['bar']}{'' if each['ok'] else ': MISSED'})"
-            print(f"{each['name']:40} {each['value']:>10} {each['unit']}{limit}")
-    sys.exit(not all(each["ok"] for each in bars))
+def main() -> int:
+    return report(measure(), as_json=parser(__doc__).parse_args().json)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -6,7 +6,6 @@ Each run breaks 1 to 5 connections at once and takes the time until every other 
 generation. The members share one process with this program, whose own work is part of the figure.
 """
 
-import argparse
 import asyncio
 import json
 import os
@@ -19,11 +18,11 @@ import tempfile
 import threading
 import time
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import psutil
 
+from benchmarks.bars import bar, parser, report
 from pipelines.local.services import Services
 from steps.training.client import BEAT, Client
 from steps.training.membership import PROTOCOL
@@ -126,11 +125,10 @@ def membership_share(port: int, seconds: float = 10.0) -> float:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="print the bars as JSON")
-    parser.add_argument("--members", type=int, default=512, help="simulated workers (default: 512)")
-    parser.add_argument("--runs", type=int, default=10, help="losses (default: 10)")
-    options = parser.parse_args()
+    command = parser(__doc__)
+    command.add_argument("--members", type=int, default=512, help="simulated workers (default: 512)")
+    command.add_argument("--runs", type=int, default=10, help="losses (default: 10)")
+    options = command.parse_args()
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     with tempfile.TemporaryDirectory() as name:
@@ -152,20 +150,11 @@ def main() -> int:
             process.wait()
             services.down()
     bars = [
-        {"name": f"next generation of {options.members}", "value": round(median(took), 3), "unit": "s", "bar": 0.5},
-        {"name": "coordinator at rest", "value": round(100 * share, 1), "unit": "% of a core", "bar": 30},
-        {"name": "membership in a worker", "value": round(100 * client, 2), "unit": "% of a core", "bar": 1},
+        bar(f"next generation of {options.members}", took, "s", 0.5),
+        bar("coordinator at rest", 100 * share, "% of a core", 30),
+        bar("membership in a worker", 100 * client, "% of a core", 1),
     ]
-    for each in bars:
-        each["ok"] = each["value"] <= each["bar"]
-    if options.json:
-        print(json.dumps({"load": os.getloadavg()[0], "bars": bars}))
-    else:
-        for each in bars:
-            limit = f"bar {each['bar']}{'' if each['ok'] else ': MISSED'}"
-            print(f"{each['name']:30} {each['value']:>8} {each['unit']:12} {limit}")
-        print(f"slowest of {len(took)} losses: {max(took):.3f} s")
-    return 0 if all(each["ok"] for each in bars) else 1
+    return report(bars, as_json=options.json)
 
 
 if __name__ == "__main__":

@@ -1,18 +1,18 @@
 """What it costs to start: CPU seconds of `rekindle --help`, of reading a config, of rendering a manifest.
 
-    python benchmarks/startup.py [--json] [--runs 5]
+    python -m benchmarks.startup [--json] [--runs 5]
 
 Medians of child CPU time, beside a bare Python interpreter in the same run. Peers (same machine class, --help):
 TorchX 0.13, DVC 0.14, Hera 0.18, Metaflow 0.27, KFP 0.56, flytekit 0.88, Prefect 1.41, ZenML 1.90.
 """
 
-import argparse
-import json
-import os
-import statistics
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
+
+from benchmarks.bars import bar, parser, report
+from benchmarks.runner import cpu
 
 REKINDLE = str(Path(sys.executable).with_name("rekindle"))
 DEMO = str(Path(__file__).parents[1] / "configs/demo.yaml")
@@ -24,30 +24,17 @@ COMMANDS = {
 }
 
 
-def cpu_seconds(command: list[str]) -> float:
-    """User and system time of one run of `command`. Raises CalledProcessError if it fails."""
-    before = os.times()
-    subprocess.run(command, stdout=subprocess.DEVNULL, check=True)
-    after = os.times()
-    return after.children_user + after.children_system - before.children_user - before.children_system
-
-
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="print the bars as JSON")
-    parser.add_argument("--runs", type=int, default=5, help="runs of each command (default: 5)")
-    options = parser.parse_args()
+    command = parser(__doc__)
+    command.add_argument("--runs", type=int, default=5, help="runs of each command (default: 5)")
+    options = command.parse_args()
     bars = []
-    for name, (command, bar) in COMMANDS.items():
-        value = round(statistics.median(cpu_seconds(command) for _ in range(options.runs)), 3)
-        bars.append({"name": name, "value": value, "unit": "CPU s", "bar": bar, "ok": bar is None or value <= bar})
-    if options.json:
-        print(json.dumps({"bars": bars}))
-    else:
-        for each in bars:
-            ratio = each["value"] / max(bars[0]["value"], 0.001)
-            print(f"{each['name']:18} {each['value']:6.3f} CPU s  {ratio:5.1f} x bare python  bar {each['bar'] or '-'}")
-    return 0 if all(each["ok"] for each in bars) else 1
+    for name, (argv, most) in COMMANDS.items():
+        run = partial(subprocess.run, argv, stdout=subprocess.DEVNULL, check=True)
+        bars.append(bar(name, [cpu(run) for _ in range(options.runs)], "CPU s", most))
+    for each in bars[1:]:
+        each["text"] = f"{each['value'] / max(bars[0]['value'], 0.001):.1f} x bare python"
+    return report(bars, as_json=options.json)
 
 
 if __name__ == "__main__":
