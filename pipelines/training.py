@@ -42,6 +42,9 @@ def build(config: "Config", kind: type[Workflow] = Workflow) -> Workflow:
         entrypoint="main",
         on_exit="finish",
         service_account_name=cluster.service_account,
+        # no step calls the Kubernetes API: only Argo's own container in its pod gets the account's token
+        automount_service_account_token=False,
+        executor=m.ExecutorConfig(service_account_name=cluster.service_account),
         security_context=m.PodSecurityContext.model_validate(pod.POD_SECURITY),
         active_deadline_seconds=3600 * cluster.deadline_hours,
         pod_gc=m.PodGC(strategy="OnPodSuccess"),

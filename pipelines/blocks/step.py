@@ -4,6 +4,7 @@ A field is a parameter or an artifact of its own name; an artifact's key in the 
 whoever names the field gets what another step wrote, and a training job, which is no Argo step, can take part.
 """
 
+import json
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -67,6 +68,7 @@ def step(name: PodName, cluster: ClusterConfig, exports: Collection[str] = ()) -
         node_selector=pod.node_selector or None,
         tolerations=[m.Toleration.model_validate(t) for t in pod.tolerations] or None,
         priority_class_name=pod.priority_class or None,
+        pod_spec_patch=json.dumps(pods.EXECUTOR_SECURITY),
         retry_strategy=retries(cluster.retries, NO_CURE),
         active_deadline_seconds=60 * pod.deadline_minutes,
     )
