@@ -24,11 +24,9 @@ from tests.chaos.execution import Execution, Shared
 from tests.chaos.faults import Proxy
 from tests.chaos.schedule import Schedule
 from tests.chaos.watch import Watch
-from tests.steps.training import toy
-from tests.steps.training.crew import DIGEST, SAMPLES, Crew, flags
+from tests.steps.training.crew import DATASET, Crew, flags, provide, store
 
 MARK = "REKINDLE_CHAOS"  # in the environment of every process of a stage
-DATASET = "toy/dataset"
 PATIENCE = 3.0  # seconds in which the last processes of a run may end
 
 
@@ -55,22 +53,16 @@ class Stage:
         self.folder, self.mark = folder, uuid.uuid4().hex
         self.environment = {"REKINDLE_SHM": str(Shared)} | environment
         self.undisturbed: dict[str, str] = {}  # identity → sha256 of model.safetensors
-        self.store = Store(
-            *(
-                environment[name]
-                for name in ("S3_BUCKET", "S3_ENDPOINT_URL", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
-            )
-        )
+        self.store = store(environment)
 
     def __enter__(self) -> "Stage":
         self.before = {name: os.environ.get(name) for name in (MARK, "OMP_NUM_THREADS")}
         os.environ.update({MARK: self.mark, "OMP_NUM_THREADS": "1"})  # before the processes' parent starts
         if not any(True for _ in self.store.list(f"{DATASET}/")):
-            path = self.folder / "dataset"
-            process = Crew({}, self.folder).context.Process(target=toy.write, args=(path, SAMPLES, DIGEST))
+            crew = Crew(self.environment, self.folder)  # which has torch loaded
+            process = crew.context.Process(target=provide, args=(self.environment, self.folder))
             process.start()
             process.join()
-            self.store.upload(path, DATASET)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:

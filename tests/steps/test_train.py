@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -14,36 +13,7 @@ import pytest
 
 from steps.storage import Store
 from tests.chaos.faults import Proxy
-from tests.steps.training import toy
-from tests.steps.training.crew import DIGEST, SAMPLES, Crew, flags
-
-
-@pytest.fixture(scope="module")
-def dataset(s3_environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> None:
-    path = tmp_path_factory.mktemp("toy") / "dataset"
-    toy.write(path, SAMPLES, DIGEST)
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in s3_environment.items():
-            patch.setenv(name, value)
-        Store.from_env().upload(path, "toy/dataset")
-
-
-@pytest.fixture
-def crew(s3: Store, dataset: None, s3_environment: dict[str, str], tmp_path: Path) -> Iterator[Crew]:
-    crew = Crew(s3_environment, tmp_path)
-    yield crew
-    crew.close()
-
-
-@pytest.fixture(scope="module")
-def undisturbed(
-    dataset: None, s3_environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[str]:
-    """The sha256 of one process's weights."""
-    crew = Crew(s3_environment, tmp_path_factory.mktemp("undisturbed"))
-    member = crew.alone(flags("undisturbed"))
-    assert member.code() == 0, member.said()
-    yield member.said().split("model ")[-1].strip()
+from tests.steps.training.crew import Crew, flags
 
 
 def sha256(s3: Store, prefix: str) -> str:

@@ -14,21 +14,35 @@ from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
+from steps.storage import Store
 from steps.training.signals import die_with
+from tests.steps.training import toy
 
 ROOT = str(Path(__file__).parents[3])
 if ROOT not in sys.path:
     sys.path.append(ROOT)  # the processes get our path, and import the toy from it
 TOY = "tests.steps.training.toy"
-DIGEST = "toy"
+DATASET, DIGEST = "toy/dataset", "toy"
 SAMPLES = 300
 
 
 def flags(prefix: str, **settings: object) -> list[str]:
     """The command line of a toy run whose results go below `prefix`."""
-    values = {"workload": TOY, "dataset": "toy/dataset", "digest": DIGEST, "batch_size": 8, "virtual_workers": 7}
+    values = {"workload": TOY, "dataset": DATASET, "digest": DIGEST, "batch_size": 8, "virtual_workers": 7}
     values |= {"out": f"{prefix}/model", "checkpoints": f"{prefix}/checkpoints", "steps": 30, "checkpoint_steps": 5}
     return [f"--{name.replace('_', '-')}={value}" for name, value in (values | settings).items()]
+
+
+def store(environment: dict[str, str]) -> Store:
+    """The object store of processes with this environment."""
+    names = ("S3_BUCKET", "S3_ENDPOINT_URL", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
+    return Store(*(environment[name] for name in names))
+
+
+def provide(environment: dict[str, str], folder: Path) -> None:
+    """Make the toy's dataset, and put it where `flags` says that it is."""
+    toy.write(folder / "dataset", SAMPLES, DIGEST)
+    store(environment).upload(folder / "dataset", DATASET)
 
 
 def _main(argv: list[str], environment: dict[str, str], log: str) -> None:

@@ -2,23 +2,9 @@
 
 import json
 import signal
-from collections.abc import Iterator
-from pathlib import Path
-
-import pytest
 
 from steps.storage import Store
-from tests.steps.training import toy
-from tests.steps.training.crew import DIGEST, SAMPLES, Crew, flags
-
-
-@pytest.fixture
-def crew(s3: Store, s3_environment: dict[str, str], tmp_path: Path) -> Iterator[Crew]:
-    toy.write(tmp_path / "dataset", SAMPLES, DIGEST)
-    s3.upload(tmp_path / "dataset", "toy/dataset")
-    crew = Crew(s3_environment, tmp_path)
-    yield crew
-    crew.close()
+from tests.steps.training.crew import Crew, flags
 
 
 def test_a_stateful_loader_goes_on_where_it_was(crew: Crew, s3: Store) -> None:

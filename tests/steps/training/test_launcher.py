@@ -12,24 +12,13 @@ import pytest
 
 from steps.storage import Store
 from steps.training.launcher import BUGS, Budget, Fate
-from tests.steps.training import toy
-from tests.steps.training.crew import DIGEST, SAMPLES, Crew, Member, flags
+from tests.steps.training.crew import Crew, Member, flags
 
 TROUBLE = "tests.steps.training.trouble"
 
 
-@pytest.fixture(scope="module")
-def dataset(s3_environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> None:
-    path = tmp_path_factory.mktemp("toy") / "dataset"
-    toy.write(path, SAMPLES, DIGEST)
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in s3_environment.items():
-            patch.setenv(name, value)
-        Store.from_env().upload(path, "toy/dataset")
-
-
 @pytest.fixture
-def crew(s3: Store, dataset: None, s3_environment: dict[str, str], tmp_path: Path) -> Iterator[Crew]:
+def crew(toy_dataset: None, s3_environment: dict[str, str], tmp_path: Path) -> Iterator[Crew]:
     """Nothing of it is left: no process, and after a run that is over no shared memory."""
     mark, shared = uuid.uuid4().hex, tmp_path / "shm"
     shared.mkdir()
@@ -37,17 +26,6 @@ def crew(s3: Store, dataset: None, s3_environment: dict[str, str], tmp_path: Pat
     yield crew
     crew.close()
     crew.until(lambda: not marked(mark), 10)
-
-
-@pytest.fixture(scope="module")
-def undisturbed(
-    dataset: None, s3_environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[str]:
-    """The sha256 of one process's weights."""
-    crew = Crew(s3_environment, tmp_path_factory.mktemp("undisturbed"))
-    member = crew.alone(flags("launcher-undisturbed"))
-    assert member.code() == 0, member.said()
-    yield member.said().split("model ")[-1].split()[0]
 
 
 def alone(crew: Crew, prefix: str, **environment: str) -> Member:

@@ -6,9 +6,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Iterator
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,20 +16,9 @@ from steps.storage import Store
 from steps.train import Inputs
 from steps.training import client, peers
 from steps.training.claim import Claim
-from tests.steps.training import toy
-from tests.steps.training.crew import DIGEST, SAMPLES, Crew, Member, flags
+from tests.steps.training.crew import Crew, Member, flags
 
 INPUTS = Inputs.model_validate({"dataset": "d", "digest": "x", "out": "o", "checkpoints": "c"})
-
-
-@pytest.fixture
-def crew(s3: Store, s3_environment: dict[str, str], tmp_path: Path) -> Iterator[Crew]:
-    if not s3.head("toy/dataset/dataset.json"):
-        toy.write(tmp_path / "dataset", SAMPLES, DIGEST)
-        s3.upload(tmp_path / "dataset", "toy/dataset")
-    crew = Crew(s3_environment, tmp_path)
-    yield crew
-    crew.close()
 
 
 def test_a_second_death_while_the_next_group_is_built_is_not_waited_for(crew: Crew) -> None:
