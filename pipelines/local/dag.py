@@ -8,6 +8,7 @@ dag.go and common/ancestry.go.
 import re
 from typing import TYPE_CHECKING, Any
 
+from pipelines.local import gates, hooks
 from pipelines.local import scope as scopes
 from pipelines.local.expr import truth
 from pipelines.local.functions import ExprError
@@ -100,9 +101,16 @@ class Dag:
             return
         self.visited.add(name)
         node, task = self.node(name), self.tasks[name]
+        hooked = bool(task.get("hooks") or task.get("onExit"))
+        if node and hooked and (node["phase"] != "Pending" or name in self.targets):
+            try:
+                if not hooks.during(self.s, task, node, self.scope(name), self.options()):
+                    return
+            except (NodeError, ValueError) as error:
+                self.s.mark(node["name"], "Error", str(error))
         if node and node["phase"] in FULFILLED:
-            if task.get("hooks") or task.get("onExit"):
-                self.s.exit_done(task, node, self.scope(name), self.options())
+            if hooked:
+                hooks.after(self.s, task, node, self.scope(name), self.options())
             return
         if node and node["type"] == "Pod" and node["id"] in self.s.started:
             return
@@ -221,7 +229,7 @@ class Dag:
             return False
         self.connect(name, full, group)
         if found["phase"] in COMPLETED and (task.get("hooks") or task.get("onExit")):
-            return self.s.exit_done(task, found, self.scope(name), options)
+            return hooks.after(self.s, task, found, self.scope(name), options)
         return found["phase"] in FULFILLED
 
     def resolve(self, task: dict[str, Any]) -> dict[str, Any]:
@@ -330,4 +338,5 @@ def execute(
         if outputs:
             node["outputs"] = outputs
             scheduler.export(outputs)
+        gates.keep(scheduler, node)
     return scheduler.mark(name, phase)

@@ -23,6 +23,7 @@ from pipelines.local.executor import Executor
 from pipelines.local.pod import Cluster
 from pipelines.local.processes import HeldInterrupts, alive, signal_group
 from pipelines.local.scheduler import Scheduler
+from pipelines.local.shared import Shared
 from pipelines.local.state import RunFiles, Status, reset
 from pipelines.local.table import COMPLETED, FAILED, Kill, Start
 from steps.errors import ConfigError, RekindleError
@@ -120,11 +121,12 @@ class LocalRun:
         """Runs to the end and gives the status. KeyboardInterrupt stops it (see module)."""
         self.on_change = on_change
         shutdown = self.shutdown
-        with HeldInterrupts() as interrupts, contextlib.closing(self.files):
+        shared = Shared(self.cluster)
+        with HeldInterrupts() as interrupts, contextlib.closing(self.files), contextlib.closing(shared):
             while True:
                 executor = Executor(self.files, self.workflow, self.cluster, interrupts)
                 try:
-                    return self._loop(Scheduler(self.workflow, self.status, shutdown), executor)
+                    return self._loop(Scheduler(self.workflow, self.status, shutdown, shared), executor)
                 except KeyboardInterrupt:
                     executor.halt(GRACE)
                     if shutdown or not (self.files.root / "stop").exists():

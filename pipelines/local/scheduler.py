@@ -14,10 +14,9 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from pipelines.local import dag, golang, retries, steps
-from pipelines.local.expr import truth
+from pipelines.local import dag, gates, golang, hooks, retries, steps
 from pipelines.local.functions import ExprError
-from pipelines.local.scope import Scope, absent_arguments, artifact_of, node_outputs
+from pipelines.local.shared import Shared
 from pipelines.local.table import (
     COMPLETED,
     FAILED,
@@ -35,7 +34,7 @@ from pipelines.local.table import (
     moment,
     stamp,
 )
-from pipelines.local.template import TemplateError, expanded, substitute
+from pipelines.local.template import TemplateError, substitute
 from pipelines.local.values import Values
 
 LEAVES = ("container", "script", "resource")
@@ -43,11 +42,18 @@ WORKFLOW_PHASE = {"Skipped": "Succeeded", "Omitted": "Succeeded"}
 
 
 class Scheduler(Values):
-    """One workflow. `shutdown` is "", Stop or Terminate; `wake` is when to call `advance` again at the latest."""
+    """One workflow. `shutdown` is "", Stop or Terminate; `shared` holds what it has in common with other runs."""
 
-    def __init__(self, workflow: dict[str, Any], status: dict[str, Any] | None = None, shutdown: str = "") -> None:
+    def __init__(
+        self,
+        workflow: dict[str, Any],
+        status: dict[str, Any] | None = None,
+        shutdown: str = "",
+        shared: Shared | None = None,
+    ) -> None:
         super().__init__(workflow, status or {"phase": "", "nodes": {}})
-        self.shutdown = shutdown
+        self.shutdown, self._shared = shutdown, shared
+        self.holding: set[str] = set()  # nodes with locks
         self.started: set[str] = set()  # pods that this process was told to start
         self.actions: list[Start | Kill] = []
         self.memory: dict[Any, Any] = {}  # derived from the nodes: what has been substituted and expanded
@@ -61,16 +67,24 @@ class Scheduler(Values):
             self.status |= {"phase": "Running", "startedAt": stamp(now)}
         for event in events:
             self._apply(event)
+        if not gates.admitted(self):
+            return []
         self._control()
         self.again = True
         while self.again and self.status["phase"] == "Running":
             self.again, self.stuck = False, ""
+            gates.release(self)
             self._operate()
         if self.status["phase"] == "Running" and not self.active and self.wake is None:
-            self._finish("Error", f"{self.stuck or 'nothing is left to run'}: Argo would wait for it for ever")
+            self.finish("Error", f"{self.stuck or 'nothing is left to run'}: Argo would wait for it for ever")
         if self.deadline and self.status["phase"] == "Running" and now < self.deadline:
             self.wake_at(self.deadline)
         return self.actions
+
+    @property
+    def shared(self) -> Shared:
+        assert self._shared, "locks and caches need a place"
+        return self._shared
 
     @property
     def done(self) -> bool:
@@ -94,7 +108,13 @@ class Scheduler(Values):
         if event.outputs is not None:
             node["outputs"] = event.outputs
             self.export(event.outputs)
-        self.mark(node["name"], event.phase, event.message)
+        phase, message = event.phase, event.message
+        if phase == "Succeeded" and node.get("memoizationStatus"):
+            try:
+                gates.remember(self, node)
+            except NodeError as error:
+                phase, message = "Error", str(error)
+        self.mark(node["name"], phase, message)
 
     def _control(self) -> None:
         """Ends what a shutdown or the workflow's deadline forbids."""
@@ -128,17 +148,19 @@ class Scheduler(Values):
         except Parallel:
             return
         except NodeError as error:
-            self._finish("Error", f"error in entry template execution: {error}")
+            self.finish("Error", f"error in entry template execution: {error}")
             return
         if node is None:
             return
         phase: str = WORKFLOW_PHASE.get(node["phase"]) or node["phase"]
         self.globals["workflow.status"] = phase
-        if node["phase"] not in FULFILLED:
+        if self.spec.get("hooks") or node["phase"] in FULFILLED:
+            self.globals["workflow.failures"] = json.dumps(golang.dumps(self._failures()))
+        if not hooks.of_workflow(self) or node["phase"] not in FULFILLED:
             return
-        self.globals["workflow.failures"] = json.dumps(golang.dumps(self._failures()))
+        phase = WORKFLOW_PHASE.get(node["phase"]) or node["phase"]
         exit_node = None
-        if hook := self.exit_hook():
+        if hook := hooks.of_exit(self):
             name = f"{self.name}.onExit"
             if self.get(name) or self.may_run(True):
                 try:
@@ -147,7 +169,7 @@ class Scheduler(Values):
                 except Parallel:
                     return
                 except NodeError as error:
-                    self._finish("Error", f"error in exit template execution : {error}")
+                    self.finish("Error", f"error in exit template execution : {error}")
                     return
                 if not exit_node or exit_node["phase"] not in FULFILLED:
                     return
@@ -156,16 +178,9 @@ class Scheduler(Values):
             message = f"Stopped with strategy '{self.shutdown}'"
         if phase == "Succeeded" and exit_node and exit_node["phase"] in FAILED:
             phase, message = exit_node["phase"], exit_node.get("message", "")
-        self._finish(phase, message if phase in FAILED else "")
+        self.finish(phase, message if phase in FAILED else "")
 
-    def exit_hook(self) -> dict[str, Any] | None:
-        """The workflow's exit handler, whose arguments default to the workflow's."""
-        hook = (self.spec.get("hooks") or {}).get("exit")
-        if hook:
-            return {**hook, "arguments": hook.get("arguments") or self.arguments()}
-        return {"template": self.spec["onExit"], "arguments": self.arguments()} if self.spec.get("onExit") else None
-
-    def _finish(self, phase: str, message: str) -> None:
+    def finish(self, phase: str, message: str) -> None:
         self.status |= {"phase": phase, "message": message, "finishedAt": stamp(self.now)}
 
     def _failures(self) -> list[dict[str, Any]]:
@@ -206,7 +221,15 @@ class Scheduler(Values):
             self._check_timeout(node, template)
         self.limit(template, node, options.boundary)
         self.memory[name] = template
-        strategy = template.get("retryStrategy", self.spec.get("retryStrategy"))  # an empty one retries for ever
+        if not retried and ("synchronization" in template or "memoize" in template):
+            try:
+                node = gates.before(self, name, holder, template, options)
+            except NodeError as error:
+                self.error(name, holder, options, str(error))
+                raise
+            if node and (node["phase"] in FULFILLED or "synchronizationStatus" in node):
+                return node
+        strategy = self.strategy(template)
         if strategy is not None and not retried:
             return self._retry(name, holder, template, strategy, options)
         try:
@@ -215,13 +238,14 @@ class Scheduler(Values):
             self.error(name, holder, options, str(error))
             raise
 
+    def strategy(self, template: dict[str, Any]) -> dict[str, Any] | None:
+        """How a template is retried; an empty strategy retries for ever."""
+        return template.get("retryStrategy", self.spec.get("retryStrategy"))
+
     def _enter(self, name: str, holder: dict[str, Any], arguments: dict[str, Any], options: Options) -> dict[str, Any]:
         template = retries.with_defaults(self.template(holder), self.spec.get("templateDefaults"))
         local = {"node.name": name, f"{options.kind}.name": holder.get("name", "")}
-        if (
-            any(kind in template for kind in LEAVES)
-            and template.get("retryStrategy", self.spec.get("retryStrategy")) is None
-        ):
+        if any(kind in template for kind in LEAVES) and self.strategy(template) is None:
             local["pod.name"] = self.pod_name(name, template["name"])
         return self.processed(template, arguments, local)
 
@@ -323,6 +347,8 @@ class Scheduler(Values):
         if not node:
             node = self.create(name, "Pod", "Pending", holder, options)
             keep_inputs(node, template)
+            if memo := template.get("memoize"):
+                node["memoizationStatus"] = gates.memoized(memo, hit=False)
         if node["id"] in self.started:
             return node
         exiting = options.on_exit or self.on_exit(node)
@@ -342,6 +368,7 @@ class Scheduler(Values):
         except TemplateError as error:
             raise NodeError(str(error)) from None
         self.started.add(node["id"])
+        self.active.add(node["id"])
         deadline = min(limits) if limits else None
         self.actions.append(Start(node["id"], pod, final, self._captured(name, options.boundary), deadline))
         return node
@@ -366,34 +393,3 @@ class Scheduler(Values):
             return self.mark(name, "Succeeded")
         self.wake_at(until)
         return node
-
-    def exit_done(self, holder: dict[str, Any], node: Node, scope: Scope, options: Options) -> bool:
-        """Runs the exit hook of a completed step or task; true when there is none or it is over. Raises NodeError."""
-        hook = (holder.get("hooks") or {}).get("exit")
-        if holder.get("onExit") and not hook:
-            hook = {"template": holder["onExit"], "arguments": self.arguments()}
-        if not hook or node["phase"] not in COMPLETED or not self.may_run(True):
-            return True
-        try:
-            if hook.get("expression") and not truth(hook["expression"], expanded(scope.parameters(self.globals))):
-                return True
-            arguments = hook.get("arguments") or {}
-            if arguments:
-                node_outputs(scope, options.kind, holder["name"], self.last(node).get("outputs") or {})
-                arguments = absent_arguments(scope, arguments)
-                arguments = substitute(arguments, scope.parameters(self.globals))
-                files = [artifact_of(scope, each) for each in arguments.get("artifacts") or []]
-                arguments = {**arguments, "artifacts": [each for each in files if each]}
-        except (TemplateError, ExprError) as error:
-            raise NodeError(str(error)) from None
-        name = f"{node['name']}.onExit"
-        options = Options(options.boundary, True, "steps", flag={"hooked": True})
-        try:
-            done = self.execute(name, {"template": hook["template"]}, arguments, options)
-        except Parallel:
-            return False
-        except NodeError:
-            done = self.get(name)
-        if done:
-            self.child(node["name"], name)
-        return bool(done and done["phase"] in FULFILLED)

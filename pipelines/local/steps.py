@@ -6,6 +6,7 @@ template, unless `continueOn` allows it. Source: Argo's steps.go.
 
 from typing import TYPE_CHECKING, Any
 
+from pipelines.local import gates, hooks
 from pipelines.local import scope as scopes
 from pipelines.local.dag import resolve
 from pipelines.local.loops import expand, loops
@@ -55,6 +56,7 @@ def execute(
     if outputs:
         node["outputs"] = outputs
         scheduler.export(outputs)
+    gates.keep(scheduler, node)
     return scheduler.mark(name, "Succeeded")
 
 
@@ -163,18 +165,18 @@ class Group:
         group = self.s.nodes[self.s.ids[self.name]]
         children = [self.s.nodes[id] for id in group.get("children", [])]
         for node in children:
-            if node["phase"] not in FULFILLED:
-                complete = False
-                continue
             step = steps.get(node["name"], {})
-            if step.get("hooks") or step.get("onExit"):
-                scope = scopes.Scope(self.scope)
-                scope[f"steps.{step['name']}.status"] = node["phase"]
-                try:
-                    complete &= self.s.exit_done(step, node, scope, self.options)
-                except NodeError as error:
-                    self.s.mark(self.name, "Error", str(error))
+            hooked = step.get("hooks") or step.get("onExit")
+            try:
+                if hooked and not hooks.during(self.s, step, node, self.scope, self.options):
                     return
+                if node["phase"] not in FULFILLED:
+                    complete = False
+                elif hooked:
+                    complete &= hooks.after(self.s, step, node, self.scope, self.options)
+            except NodeError as error:
+                self.s.mark(self.name, "Error", str(error))
+                return
         if not complete:
             return
         for node in children:

@@ -18,8 +18,8 @@ from steps.errors import ConfigError, did_you_mean
 FIELDS = """
 Workflow apiVersion kind metadata -status spec=Spec
 Spec entrypoint onExit parallelism activeDeadlineSeconds priority serviceAccountName arguments=Arguments
-  templates=[Template] hooks=Hooks retryStrategy=Retry templateDefaults=Template workflowMetadata=Metadata
-  volumes=[Volume] !podSpecPatch !synchronization !workflowTemplateRef -nodeSelector -tolerations -affinity
+  templates=[Template] hooks={Hook} retryStrategy=Retry templateDefaults=Template workflowMetadata=Metadata
+  volumes=[Volume] synchronization=Locks !podSpecPatch !workflowTemplateRef -nodeSelector -tolerations -affinity
   -schedulerName -hostAliases -securityContext -executor -automountServiceAccountToken -imagePullSecrets
   -podPriorityClassName -ttlStrategy -podGC -podDisruptionBudget -dnsPolicy -dnsConfig -hostNetwork -archiveLogs
   -artifactGC -artifactRepositoryRef -podMetadata -metrics
@@ -28,8 +28,10 @@ Arguments parameters=[Argument] artifacts=[Supplied]
 Argument name value enum description
 Supplied name from fromExpression subPath optional -artifactGC -deleted s3=S3 raw=Raw archive=Archive
 Template name parallelism failFast activeDeadlineSeconds timeout inputs=Inputs outputs=Outputs container=Container
-  script=Container resource=Resource dag=Dag steps=[[Step]] suspend=Suspend retryStrategy=Retry volumes=[Volume] !http
-  !plugin !data !containerSet !daemon !sidecars !initContainers !memoize !synchronization -podSpecPatch -nodeSelector
+  script=Container resource=Resource dag=Dag steps=[[Step]] suspend=Suspend retryStrategy=Retry
+  volumes=[Volume] synchronization=Locks
+  memoize=Memoize !http !plugin
+  !data !containerSet !daemon !sidecars !initContainers -podSpecPatch -nodeSelector
   -tolerations -affinity -schedulerName -priorityClassName -hostAliases -securityContext -serviceAccountName -metadata
   -executor -automountServiceAccountToken -priority -archiveLocation -metrics -annotations -dnsPolicy -hostNetwork
 Inputs parameters=[Input] artifacts=[InputArtifact]
@@ -56,13 +58,18 @@ EmptyDir medium sizeLimit
 Resource action manifest successCondition failureCondition flags mergeStrategy setOwnerReference !manifestFrom
 Suspend duration
 Dag target failFast tasks=[Task]
-Task name template when withItems withParam continueOn onExit depends dependencies arguments=Arguments hooks=Hooks
+Task name template when withItems withParam continueOn onExit depends dependencies arguments=Arguments hooks={Hook}
   withSequence=Sequence !templateRef
-Step name template when withItems withParam continueOn onExit arguments=Arguments hooks=Hooks withSequence=Sequence
+Step name template when withItems withParam continueOn onExit arguments=Arguments hooks={Hook} withSequence=Sequence
   !templateRef
 Sequence start end count format
-Hooks exit=Hook
 Hook template expression arguments=Arguments !templateRef
+Locks semaphores=[Semaphore] mutexes=[Mutex] !semaphore !mutex
+Semaphore configMapKeyRef=Key namespace !database
+Key name key optional
+Mutex name namespace !database
+Memoize key maxAge cache=Cache
+Cache configMap=Key
 Retry limit retryPolicy expression backoff=Backoff -affinity
 Backoff duration factor cap maxDuration
 """
@@ -71,13 +78,15 @@ for line in FIELDS.replace("\n  ", " ").strip().splitlines():
     words = line.split()
     pairs = (word.partition("=") for word in words[1:])
     TABLES[words[0]] = {name.lstrip("-!"): type or name[0] for name, _, type in pairs}
-ELSEWHERE = ("http", "plugin", "data", "containerSet", "daemon", "sidecars", "initContainers", "memoize")
+ELSEWHERE = ("http", "plugin", "data", "containerSet", "daemon", "sidecars", "initContainers")
 WHY = dict.fromkeys(
     ELSEWHERE,
     "only container, script, resource, dag, steps and suspend templates run here, one container a pod",
 ) | {
     "podSpecPatch": "it changes pods in ways that are not known here",
-    "synchronization": "there is nothing to synchronize with on one machine",
+    "mutex": "Argo 4 has dropped it. Write mutexes: [...]",
+    "semaphore": "Argo 4 has dropped it. Write semaphores: [...]",
+    "database": "locks lie in this machine's files. Use a mutex, or a semaphore with a configMapKeyRef",
     "workflowTemplateRef": "the template is not at hand. Run the WorkflowTemplate itself",
     "templateRef": "the template is not at hand. Put it into this manifest",
     "bucket": "artifacts lie in the store of the repository. Give the key only",
@@ -115,9 +124,13 @@ def _walk(value: Any, table: str, path: str) -> Iterator[str]:
         for index, each in enumerate(value):
             yield from _walk(each, table[1:-1], f"{path}[{index}]")
         return
+    if table.startswith("{") and isinstance(value, dict):
+        for key, each in value.items():
+            yield from _walk(each, table[1:-1], f"{path}.{key}")
+        return
     if not isinstance(value, dict | None):
         raise ConfigError(f"{path} is {value!r}: it must be an object.")
-    fields = TABLES[table]
+    fields = TABLES[table.strip("{}")]
     for key, each in (value or {}).items():
         where = f"{path}.{key}" if path else key
         rule = fields.get(key)
@@ -130,7 +143,7 @@ def _walk(value: Any, table: str, path: str) -> Iterator[str]:
         elif rule == "!":
             if each:
                 raise ConfigError(f"{where} is not supported by the local runner: {WHY[key]}.")
-        elif rule.strip("[]") in TABLES:
+        elif rule.strip("[]{}") in TABLES:
             yield from _walk(each, rule, where)
 
 

@@ -106,7 +106,9 @@ class Table:
         self.nodes: dict[str, Node] = status["nodes"]
         self.ids = {node["name"]: id for id, node in self.nodes.items()}
         self.active = {
-            id for id, node in self.nodes.items() if node["type"] == "Pod" and node["phase"] not in FULFILLED
+            id
+            for id, node in self.nodes.items()
+            if node["type"] == "Pod" and node["phase"] not in FULFILLED and "synchronizationStatus" not in node
         }
         self.changed: set[str] = set()
         self.now, self.again = 0.0, False
@@ -182,7 +184,7 @@ class Table:
     def outbound(self, id: str) -> list[str]:
         """The nodes that whatever comes after node `id` hangs on."""
         node = self.nodes[id]
-        if node["type"] in ("Pod", "Skipped", "Suspend"):
+        if node["type"] in ("Pod", "Skipped", "Suspend") or node.get("memoizationStatus", {}).get("hit"):
             return [id]
         if node["type"] == "Retry" and node.get("children"):
             return [node["children"][-1]]

@@ -1,65 +1,11 @@
 """The state machine alone: what ends a workflow wrongly when it is misread, without a process or a clock."""
 
 import time
-from collections.abc import Callable
 from typing import Any
 
-from pipelines.local.manifest import workflow
 from pipelines.local.scheduler import Scheduler
 from pipelines.local.table import Began, Ended, Kill, Start, hashed
-
-Pods = Callable[[str, dict[str, Any]], tuple[str, dict[str, Any]]]
-POD = {"image": "x", "command": ["c"]}
-
-
-def leaf(name: str = "one", **template: Any) -> dict[str, Any]:
-    return {"name": name, "container": {**POD, "args": [name]}, **template}
-
-
-def dag(*tasks: dict[str, Any], **dag: Any) -> dict[str, Any]:
-    return {"name": "main", "dag": {"tasks": [{"template": "one", **task} for task in tasks], **dag}}
-
-
-def steps(*groups: list[dict[str, Any]]) -> dict[str, Any]:
-    return {"name": "main", "steps": [[{"template": "one", **step} for step in group] for group in groups]}
-
-
-def scheduler(*templates: dict[str, Any], **spec: Any) -> Scheduler:
-    spec = {"entrypoint": "main", "templates": [*templates], **spec}
-    return Scheduler(workflow({"kind": "Workflow", "metadata": {"name": "w"}, "spec": spec}))
-
-
-def play(
-    s: Scheduler, failing: dict[str, str] | None = None, outputs: dict[str, dict[str, Any]] | None = None
-) -> list[str]:
-    """Ends every pod in the order of its start, a second each, as `failing` says. Gives the nodes that ran."""
-    failing, outputs = failing or {}, outputs or {}
-    now, events, waiting, ran = 1000.0, [], [], []
-    for _ in range(10_000):
-        waiting += [action for action in s.advance(now, events) if isinstance(action, Start)]
-        events = []
-        if s.done:
-            return ran
-        if not waiting:
-            assert s.wake is not None, "nothing runs and nothing is waited for"
-            now = max(s.wake, now)
-            continue
-        now += 1
-        name = s.nodes[(pod := waiting.pop(0)).id]["name"]
-        ran.append(name.removeprefix("w."))
-        phase = failing.get(ran[-1], "Succeeded")
-        code = "0" if phase == "Succeeded" else "1"
-        events = [Began(pod.id), Ended(pod.id, phase, "", {"exitCode": code, **outputs.get(ran[-1], {})})]
-    raise AssertionError("it never ends")
-
-
-def phase(s: Scheduler, name: str) -> str:
-    node = s.get(f"w.{name}")
-    return node["phase"] if node else ""
-
-
-def parameters(**values: str) -> dict[str, Any]:
-    return {"parameters": [{"name": name, "value": value} for name, value in values.items()]}
+from tests.pipelines.local.played import dag, leaf, parameters, phase, play, scheduler, steps
 
 
 def test_an_omitted_task_lets_nothing_pass_but_a_skipped_one_does() -> None:

@@ -1,0 +1,96 @@
+"""What holds a node back, or makes it needless: locks that others hold, and outputs that a cache has kept.
+
+A node that waits for a lock is Pending and says for which; one that is found in the cache succeeds without having run.
+Source: Argo's operator.go (operate, executeTemplate, markNodeWaitingForLock, initializeCacheHitNode).
+"""
+
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+from pipelines.local.shared import locks_of
+from pipelines.local.table import FULFILLED, Node, NodeError, Options, keep_inputs
+
+if TYPE_CHECKING:
+    from pipelines.local.scheduler import Scheduler
+TYPES = {"dag": "DAG", "steps": "Steps", "suspend": "Suspend"}
+POLL = 0.2  # seconds between two tries to get a lock that another run may hold
+
+
+def admitted(scheduler: "Scheduler") -> bool:
+    """Whether the workflow has the locks it asks for, or is over."""
+    s, wanted = scheduler, scheduler.spec.get("synchronization")
+    if not wanted or s.done:
+        return True
+    if s.shutdown and not s.nodes:
+        s.finish("Failed", f"Stopped with strategy '{s.shutdown}'")
+        return True
+    try:
+        _, message = s.shared.acquire(s.name + "/", _locks(s, wanted))
+    except NodeError as error:
+        s.finish("Failed", f"Failed to acquire the synchronization lock. {error}")
+        return True
+    s.status |= {"phase": "Pending" if message else "Running", "message": message}
+    if message:
+        s.wake_at(s.now + POLL)
+    return not message
+
+
+def before(
+    scheduler: "Scheduler", name: str, holder: dict[str, Any], template: dict[str, Any], options: Options
+) -> Node | None:
+    """The node, if there is one already: it waits for a lock, or its outputs are in a cache. Raises NodeError."""
+    s, node = scheduler, scheduler.get(name)
+    retried = s.strategy(template) is not None
+    type = "Retry" if retried else next((TYPES[kind] for kind in TYPES if kind in template), "Pod")
+    lock, memo = template.get("synchronization"), template.get("memoize")
+    if lock:
+        waiting, message = s.shared.acquire(s.id(name), _locks(s, lock))
+        if waiting:
+            node = node or s.create(name, type, "Pending", holder, options)
+            node["synchronizationStatus"] = {"waiting": waiting}
+            s.active.discard(node["id"])
+            s.wake_at(s.now + POLL)
+            return s.mark(name, node["phase"], message)
+        s.holding.add(s.id(name))
+        if node and node.pop("synchronizationStatus", None):
+            s.mark(name, node["phase"], "")
+    if memo and (not node or (lock and node["phase"] == "Pending" and node["id"] not in s.started)):
+        status = memoized(memo, hit=False)
+        status["hit"], outputs = s.shared.recall(status["cacheName"], status["key"], memo.get("maxAge"), s.now)
+        if not node:
+            node = s.create(name, type, "Pending", holder, options)
+            keep_inputs(node, template)
+        node["memoizationStatus"] = status
+        if status["hit"]:
+            node |= {"outputs": outputs} if outputs is not None else {}
+            return s.mark(name, "Succeeded")
+    return node
+
+
+def release(scheduler: "Scheduler") -> None:
+    """Lets go of the locks of nodes that are over."""
+    for id in [id for id in scheduler.holding if (node := scheduler.nodes.get(id)) and node["phase"] in FULFILLED]:
+        scheduler.holding.discard(id)
+        scheduler.shared.release(id)
+
+
+def memoized(memo: dict[str, Any], hit: bool) -> dict[str, Any]:
+    """`memoizationStatus` of a node."""
+    return {"hit": hit, "key": memo["key"], "cacheName": memo["cache"]["configMap"]["name"]}
+
+
+def remember(scheduler: "Scheduler", node: Node) -> None:
+    """Keeps what a memoized node gave. Raises NodeError."""
+    memo = node["memoizationStatus"]
+    scheduler.shared.remember(memo["cacheName"], memo["key"], node["id"], node.get("outputs"), scheduler.now)
+
+
+def keep(scheduler: "Scheduler", node: Node) -> None:
+    """`remember` for a DAG or steps template, which on Argo succeeds even if that fails."""
+    if node.get("memoizationStatus"):
+        with contextlib.suppress(NodeError):
+            remember(scheduler, node)
+
+
+def _locks(scheduler: "Scheduler", synchronization: dict[str, Any]) -> list[tuple[str, int]]:
+    return locks_of(synchronization, scheduler.workflow["metadata"]["namespace"], scheduler.shared.cluster)

@@ -1,0 +1,122 @@
+"""Hooks: templates that run beside or after the workflow, a task or a step.
+
+`exit` (or `onExit`) runs once its node is completed; any other runs once, when its expression is first true, while its
+node runs or after it. Whatever comes after the node waits for its hooks. Source: Argo's exit_handler.go and hooks.go.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from pipelines.local.expr import truth
+from pipelines.local.functions import ExprError
+from pipelines.local.scope import Scope, absent_arguments, artifact_of, node_outputs
+from pipelines.local.table import COMPLETED, FULFILLED, Node, NodeError, Options, Parallel
+from pipelines.local.template import TemplateError, expanded, substitute
+
+if TYPE_CHECKING:
+    from pipelines.local.scheduler import Scheduler
+EXIT = "exit"
+
+
+def of_workflow(scheduler: "Scheduler") -> bool:
+    """Runs the workflow's hooks, but for exit; true when those that began are over."""
+    s, done = scheduler, True
+    for key, hook in (s.spec.get("hooks") or {}).items():
+        if key == EXIT:
+            continue
+        name = f"{s.name}.hooks.{key}"
+        try:
+            if not hook.get("expression"):
+                raise NodeError(f"Expression required for hook {name}")
+            if truth(hook["expression"], expanded(s.globals)) or s.get(name):
+                node = s.execute(name, hook, hook.get("arguments") or {}, Options(flag={"hooked": True}))
+                s.child(s.name, name)
+                done &= bool(node and node["phase"] in FULFILLED)
+        except Parallel:  # Argo takes its own limit for an error here
+            s.mark(s.name, "Error", "Max parallelism reached")
+            return True
+        except (NodeError, ExprError) as error:
+            s.mark(s.name, "Error", str(error))
+            return True
+    return done
+
+
+def of_exit(scheduler: "Scheduler") -> dict[str, Any] | None:
+    """The workflow's exit handler, whose arguments default to the workflow's."""
+    hook = (scheduler.spec.get("hooks") or {}).get(EXIT)
+    if hook:
+        return {**hook, "arguments": hook.get("arguments") or scheduler.arguments()}
+    if not scheduler.spec.get("onExit"):
+        return None
+    return {"template": scheduler.spec["onExit"], "arguments": scheduler.arguments()}
+
+
+def during(scheduler: "Scheduler", holder: dict[str, Any], node: Node, scope: Scope, options: Options) -> bool:
+    """Runs the hooks of a step or task, but for exit; true when those that began are over. Raises NodeError."""
+    s, done, values = scheduler, True, Scope(scope)
+    values[f"{options.kind}.{holder['name']}.status"] = node["phase"]
+    for key, hook in (holder.get("hooks") or {}).items():
+        if key == EXIT:
+            continue
+        name = f"{node['name']}.hooks.{key}"
+        try:
+            if not hook.get("expression"):
+                raise NodeError(f"Expression required for hook {name}")
+            if not s.get(name) and not truth(hook["expression"], expanded(values.parameters(s.globals))):
+                continue
+            outputs = s.last(node).get("outputs")
+            arguments = hook.get("arguments") or {}
+            if outputs is not None:
+                arguments = _resolved(s, arguments, values, options.kind, holder["name"], outputs)
+            found = s.execute(name, hook, arguments, Options(options.boundary, flag={"hooked": True}))
+        except Parallel as error:
+            raise NodeError("Max parallelism reached") from error  # as in of_workflow
+        except ExprError as error:
+            raise NodeError(str(error)) from None
+        s.child(node["name"], name)
+        done &= bool(found and found["phase"] in FULFILLED)
+    return done
+
+
+def after(scheduler: "Scheduler", holder: dict[str, Any], node: Node, scope: Scope, options: Options) -> bool:
+    """Runs the exit hook of a completed step or task; true when there is none or it is over. Raises NodeError."""
+    hook = (holder.get("hooks") or {}).get(EXIT)
+    if holder.get("onExit") and not hook:
+        hook = {"template": holder["onExit"], "arguments": scheduler.arguments()}
+    if not hook or node["phase"] not in COMPLETED or not scheduler.may_run(True):
+        return True
+    values = Scope(scope)
+    values[f"{options.kind}.{holder['name']}.status"] = node["phase"]
+    try:
+        if hook.get("expression") and not truth(hook["expression"], expanded(values.parameters(scheduler.globals))):
+            return True
+    except ExprError as error:
+        raise NodeError(str(error)) from None
+    outputs = scheduler.last(node).get("outputs") or {}
+    arguments = _resolved(scheduler, hook.get("arguments") or {}, values, options.kind, holder["name"], outputs)
+    name = f"{node['name']}.onExit"
+    options = Options(options.boundary, True, "steps", flag={"hooked": True})
+    try:
+        done = scheduler.execute(name, hook, arguments, options)
+    except Parallel:
+        return False
+    except NodeError:
+        done = scheduler.get(name)
+    if done:
+        scheduler.child(node["name"], name)
+    return bool(done and done["phase"] in FULFILLED)
+
+
+def _resolved(
+    scheduler: "Scheduler", arguments: dict[str, Any], scope: Scope, kind: str, name: str, outputs: dict[str, Any]
+) -> dict[str, Any]:
+    """The arguments of a hook, which can see what its own node gave. Raises NodeError."""
+    if not arguments:
+        return arguments
+    node_outputs(scope, kind, name, outputs)
+    try:
+        arguments = absent_arguments(scope, arguments)
+        arguments = substitute(arguments, scope.parameters(scheduler.globals))
+        files = [artifact_of(scope, each) for each in arguments.get("artifacts") or []]
+    except TemplateError as error:
+        raise NodeError(str(error)) from None
+    return {**arguments, "artifacts": [each for each in files if each]}
