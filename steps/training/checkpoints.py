@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from copy import copy
-from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -21,8 +20,9 @@ import torch
 from steps.errors import ConfigError, StorageError, say
 from steps.storage import Store, patiently
 from steps.training import hot
+from steps.training.calls import Broken
 from steps.training.data import Cursor
-from steps.training.durable import Draft, Durable, Place
+from steps.training.durable import Draft, Durable, Manifest, Place
 from steps.training.interval import Interval
 from steps.training.retention import Retention
 from steps.training.snapshots import Snapshots
@@ -32,6 +32,7 @@ SHARE = 0.01  # of the time that training may wait for snapshots, unless hot_sec
 SHORTEST = 0.25  # seconds between two snapshots then, at least
 PATIENCE = 3.0  # seconds for the object store to say whether it knows a newer step than shared memory
 T = TypeVar("T")
+Run = Callable[[Callable[[], Manifest | None]], Manifest | None]
 
 
 class Checkpoints:
@@ -159,9 +160,12 @@ class Checkpoints:
 
     # -- where to begin -----------------------------------------------------------------------------------------------
 
-    def restore(self, known: int) -> None:
-        """Nobody was training: take the newest durable checkpoint, if it is newer than step `known` of a snapshot."""
-        found = self._newer(known)
+    def restore(self, known: int, run: Run = lambda read: read(), over: Callable[[], bool] = lambda: False) -> None:
+        """Nobody was training: take the newest durable checkpoint, if it is newer than step `known` of a snapshot.
+
+        It is read by `run`, which may raise Broken at any moment; while the store is away, `over` says whether to wait.
+        """
+        found = self._newer(known, run, over)
         while self.durable.damage:
             uri, why = self.durable.damage.pop(0)
             self.note("torn", object=uri, why=why)
@@ -172,7 +176,7 @@ class Checkpoints:
         tier = "durable" if found else "hot" if known >= 0 else "none"
         self.note("restored", step=max(known, self.state.step), tier=tier, name=hot.worker_name())
 
-    def _newer(self, known: int) -> bool:
+    def _newer(self, known: int, run: Run, over: Callable[[], bool]) -> bool:
         """Load a durable checkpoint newer than `known`, if there is one; without a snapshot, wait for the store."""
         try:
             if known >= 0 and _within(PATIENCE, copy(self.durable).newest) <= known:
@@ -180,9 +184,21 @@ class Checkpoints:
         except (StorageError, TimeoutError) as error:
             say(f"going on from step {known} of shared memory; whether there is a newer checkpoint: {error}")
             return False
-        target = torch.empty_like(self.state.memory, device="cpu")
-        read = partial(self.durable.restore, raw(target), known)
-        manifest = patiently(read, self.leaving, "for the newest checkpoint")
+        target, given_up = torch.empty_like(self.state.memory, device="cpu"), threading.Event()
+        durable = copy(self.durable)  # which one that is given up may use for a while
+
+        def read() -> Manifest | None:
+            try:
+                return durable.restore(raw(target), known)
+            except StorageError as error:
+                if given_up.is_set() or over():
+                    raise Broken("the group is about to change; nobody waits in it for the object store") from error
+                raise
+
+        try:
+            manifest = run(lambda: patiently(read, self.leaving, "for the newest checkpoint"))
+        finally:
+            given_up.set()
         if manifest:
             self.state.memory.copy_(target)
             self.cursor.load(base64.b64decode(manifest["loader"]))

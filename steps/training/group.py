@@ -168,7 +168,7 @@ class Group:
             if formation.rank == 0:
                 self.peers.busy(True)  # the state is large, or the store away
                 try:
-                    checkpoints.restore(step)
+                    checkpoints.restore(step, self.peers.run, self.peers.stale)
                 finally:
                     self.peers.busy(False)
             ours[0] = state.step
