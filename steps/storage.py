@@ -28,6 +28,7 @@ from steps.errors import ConfigError, Conflict, StorageError, say
 
 THREADS = 8  # parallel transfers; more gains nothing against one endpoint
 LOADER = create_loader()  # keeps the parsed descriptions of S3: 0.1 s of each client otherwise
+REFUSED = {"403", "AccessDenied", "AllAccessDisabled", "InvalidAccessKeyId", "SignatureDoesNotMatch"}
 T = TypeVar("T")
 
 
@@ -48,7 +49,8 @@ class NotFound(StorageError):
 class Store:
     """Objects of one bucket by key. Thread-safe. Every failure is a StorageError that names the object.
 
-    But for a bucket that is not there or not named: ConfigError, since trying again cannot help.
+    But for a bucket that is not there or not named, and for keys that are refused: ConfigError, since trying again
+    cannot help.
     """
 
     def __init__(
@@ -205,6 +207,12 @@ class Store:
                 where = self.endpoint or "AWS"
                 raise ConfigError(
                     f'there is no bucket "{self.bucket}" at {where}: correct the name, or create it.'
+                ) from error
+            if code in REFUSED:
+                raise ConfigError(
+                    f"{self.uri(key)}: the object store at {self.endpoint or 'AWS'} refuses our keys ({code}). Correct "
+                    f"AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or let them read, write and list the bucket "
+                    f'"{self.bucket}".'
                 ) from error
             if code in ("412", "PreconditionFailed", "409", "ConditionalRequestConflict"):
                 raise Conflict(f"{self.uri(key)} was written by somebody else in the meantime.") from error

@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from steps.errors import StorageError
+from steps.errors import RekindleError
 from steps.storage import Entry, NotFound, Store
 
 LEASE = 900.0  # seconds after which a reader is thought dead
@@ -32,7 +32,7 @@ class Retention:
         self._known[latest] = chunks
         try:
             self._delete(latest)
-        except StorageError:
+        except RekindleError:
             return
 
     def _delete(self, latest: str) -> None:

@@ -65,3 +65,18 @@ def test_without_a_bucket_the_setting_is_named(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.delenv("S3_BUCKET", raising=False)
     with pytest.raises(ConfigError, match="S3_BUCKET is not set"):  # which nobody waits for
         patiently(Store.from_env, threading.Event(), "to begin")
+
+
+def test_keys_that_are_refused_are_a_wrong_setting_which_nobody_waits_for(s3: Store) -> None:
+    stranger = Store(s3.bucket, s3.endpoint, "nobody", "x")
+    said = rf"refuses our keys \((InvalidAccessKeyId|403)\).*AWS_ACCESS_KEY_ID.*\"{s3.bucket}\""
+    for call in (
+        lambda: stranger.get("x"),
+        lambda: stranger.head("x"),
+        lambda: stranger.put("x", b""),
+        lambda: list(stranger.list("")),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            patiently(call, threading.Event(), "to begin")
+    with pytest.raises(ConfigError, match=str(s3.endpoint)):
+        stranger.get("x")
