@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from steps.errors import ConfigError, Conflict, StorageError, say
+from steps.errors import ConfigError, Conflict, RekindleError, StorageError, say
 from steps.storage import NotFound, Store
 from steps.training.retention import Retention
 from steps.training.tree import share
@@ -100,7 +100,7 @@ class Durable:
         try:
             return self._restore(target, beyond, self._latest())
         finally:
-            with suppress(StorageError):  # what is read is read; the lease runs out
+            with suppress(RekindleError):  # what is read is read; the lease runs out
                 self.store.delete([lease])
 
     def _restore(self, target: memoryview, beyond: int, newest: str) -> Manifest | None:
@@ -173,9 +173,12 @@ class Durable:
 
         def fetch(number: int) -> None:
             name, place = chunks[number], target[number * size : (number + 1) * size]
-            data = self.store.get(f"{self.prefix}/chunks/{name}")
+            key = f"{self.prefix}/chunks/{name}"
+            data = self.store.get(key)
             if (found := hashlib.sha256(data).hexdigest()) != name or len(data) != len(place):
                 self._damaged.add(name)
+                with suppress(RekindleError):  # so that whoever writes next knows, too, that it is not there
+                    self.store.delete([key])
                 raise _Damaged(f"chunk {number} ({name}) is damaged: its sha256 is {found}")
             place[:] = data
 
@@ -207,9 +210,9 @@ class Durable:
     def _write(self, draft: Draft, place: Place) -> bool:
         if self._etag is None:
             self._latest()  # nothing is written below another run's prefix
-        if _step(self._newest) >= draft.step:
-            return True  # as new a one is there
         there = self._there()
+        if _step(self._newest) >= draft.step and there.issuperset(self._read(self._newest)["chunks"]):
+            return True  # as new a one is there
         draft.before = set(there) if draft.before is None else draft.before
         mine = share(draft.count, place[1], place[0])
 

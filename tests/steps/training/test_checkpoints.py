@@ -209,6 +209,20 @@ def test_any_damage_is_found_and_named_and_the_checkpoint_before_is_used(
     assert same(last, again)
 
 
+def test_a_damaged_checkpoint_that_another_process_found_is_not_relied_on(open_: Open) -> None:
+    first = open_()
+    train(first, 5)
+    before = set(keys(first, "chunks/"))
+    train(first, 6)
+    key = next(key for key in keys(first, "chunks/") if key not in before)
+    first.durable.store.put(key, b"damaged")
+    finder, heir = open_(), open_()
+    assert begin(finder) == 5
+    train(heir, 6)  # it has got the state from the finder, which is killed now
+    last = open_()
+    assert begin(last) == 6 and same(last, heir)
+
+
 def test_all_members_of_a_group_upload_their_share(
     open_: Open, events: Events, capfd: pytest.CaptureFixture[str]
 ) -> None:
