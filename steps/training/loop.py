@@ -36,14 +36,16 @@ def train(inputs: Inputs, leaving: threading.Event) -> None:
 
 
 def _take_part(inputs: Inputs, leaving: threading.Event) -> None:
-    device = pick_device(inputs)
-    peers = peering.find(inputs, fingerprint(inputs, device), device)
+    peers = None
     try:
+        device = pick_device(inputs)
+        peers = peering.find(inputs, fingerprint(inputs, device), device)
         Training(inputs, device, peers, leaving).run()
     except Exception as error:
         text = str(error) if isinstance(error, RekindleError) else f"{type(error).__name__}: {error}"
         temporary = isinstance(error, (StorageError, TrackingError))
-        peers.failed(text, getattr(error, "exit_code", 1), temporary=temporary)
+        failed = peers.failed if peers else peering.failed
+        failed(text, getattr(error, "exit_code", 1), temporary=temporary)
         raise
 
 

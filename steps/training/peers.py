@@ -8,21 +8,24 @@ import os
 import socket
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed
 
 from steps.errors import say
 from steps.train import Inputs
+from steps.training import hot
 from steps.training.calls import Caller, bury
-from steps.training.client import Address, Client, coordinator
+from steps.training.client import Address, Client, coordinator, report
 from steps.training.coordinator import finished, store
 from steps.training.ledger import Ledger
 
+T = TypeVar("T")
 dist: Any = torch.distributed  # whose stubs know neither stores nor groups
 
 CONNECT = timedelta(seconds=10)  # to find the others of a group that the coordinator says are alive
@@ -87,6 +90,10 @@ class Peers:
     def dead(self) -> bool:
         """Whether this group is known to be broken, or we are told to end with an error."""
         return False
+
+    def run(self, call: Callable[[], T]) -> T:
+        """What `call` gives or raises; RuntimeError once the group is known to be broken, whatever becomes of it."""
+        return call()
 
     def wait(self, *works: Any) -> None:
         """Until these collectives are done. Raises RuntimeError if one cannot be."""
@@ -179,11 +186,14 @@ class Elastic(Peers):
     def dead(self) -> bool:
         return self.client.hard > self.generation or self.client.doomed
 
+    def run(self, call: Callable[[], T]) -> T:
+        return self._caller.run(call)
+
     def wait(self, *works: Any) -> None:
         if self.device.type == "cuda":  # nccl only notes what the stream waits for, and heeds `abort`
             return super().wait(*works)
         wait = super().wait
-        self._caller.run(lambda: wait(*works))
+        self.run(lambda: wait(*works))
 
     def fault(self, error: Exception) -> None:
         if isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error):
@@ -222,7 +232,7 @@ class Elastic(Peers):
             hosts = {address.rpartition(":")[0] for address in addresses}
             return pg, between(hosts, dict(sockets().items() - before.items()), self.client.where[1])
 
-        return self._caller.run(build)
+        return self.run(build)
 
     def _abort(self) -> None:
         with self._lock:
@@ -303,9 +313,20 @@ def _route_to(host: str) -> str:
 
 def find(inputs: Inputs, fingerprint: dict[str, Any], device: torch.device) -> Peers:
     """The peers that the environment tells of."""
-    if "TORCHELASTIC_RUN_ID" not in os.environ and (where := coordinator()):
+    if where := _meeting():
         return Elastic(inputs, where, fingerprint, device)
     return Peers(inputs, device)
+
+
+def failed(message: str, code: int, *, temporary: bool) -> None:
+    """`Peers.failed` of a process that ends before it has any."""
+    if where := _meeting():
+        report(where, hot.worker_name(), message, code, temporary=temporary)
+
+
+def _meeting() -> Address | None:
+    """Where our coordinator is, if we are under one."""
+    return coordinator() if "TORCHELASTIC_RUN_ID" not in os.environ else None
 
 
 def check_torchrun() -> None:

@@ -126,6 +126,45 @@ def test_training_goes_on_without_its_coordinator(crew: Crew, s3: Store, undistu
     assert sha256(s3, "headless") == undisturbed
 
 
+def test_who_brings_a_state_is_not_kept_waiting_by_one_that_waits_for_the_store(
+    crew: Crew, s3: Store, undisturbed: str
+) -> None:
+    argv = flags("waits", workers=3, min_workers=2, checkpoint_steps=0, hot_seconds=1e-9)
+    former = crew.alone(argv, POD_NAME="brings", TOY_HOLD="60")
+    crew.held(60, former)
+    former.send(signal.SIGKILL)
+    former.process.join()
+    coordinator = crew.coordinator(argv)
+    with Proxy(s3.endpoint or "") as proxy:
+        waits = crew.worker("waits", argv, S3_ENDPOINT_URL=proxy.url)
+        crew.until(lambda: "waits for workers" in coordinator.said())
+        proxy.fault("refuse", 600)
+        other = crew.worker("other", argv)
+        crew.until(lambda: "waiting for the object store, for the newest checkpoint" in waits.said())
+        brings = crew.worker("brings", argv, TOY_HOLD="20")
+        crew.held(20, brings)
+        proxy.fault("", 0)
+        crew.release(20)
+        codes = [member.code() for member in (coordinator, waits, other, brings)]
+    assert codes == [0] * 4, waits.said()
+    assert "of shared memory" in waits.said()
+    assert sha256(s3, "waits") == undisturbed
+
+
+def test_keys_that_the_store_refuses_end_a_worker_at_once_and_say_so(crew: Crew) -> None:
+    worker = crew.alone(flags("keys"), AWS_ACCESS_KEY_ID="nobody")
+    assert worker.code() == 78, worker.said()
+    assert "refuses our keys (InvalidAccessKeyId)" in worker.said()
+
+
+def test_what_is_wrong_before_a_worker_knows_its_peers_ends_the_run(crew: Crew) -> None:
+    argv = flags("no-device", workers=1, device="cuda")
+    coordinator = crew.coordinator(argv)
+    worker = crew.worker("w", argv, CUDA_VISIBLE_DEVICES="")
+    assert worker.code() == 78
+    assert coordinator.code() == 78, coordinator.said()
+
+
 def test_a_worker_that_would_compute_other_bits_is_refused_by_name(crew: Crew, s3: Store) -> None:
     argv = flags("refused", workers=1, max_workers=2)
     coordinator, good = crew.coordinator(argv), crew.worker("good", argv, TOY_HOLD="20")
