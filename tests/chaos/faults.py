@@ -65,12 +65,14 @@ class Proxy:
 
     def _serve(self) -> None:
         asyncio.set_event_loop(self._loop)
-        self._loop.run_until_complete(asyncio.start_server(self._client, sock=self._listening))
+        server = self._loop.run_until_complete(asyncio.start_server(self._client, sock=self._listening))
         self._loop.run_forever()
-        for task in asyncio.all_tasks(self._loop):
+        server.close()
+        clients = asyncio.all_tasks(self._loop)
+        for task in clients:
             task.cancel()
-        self._loop.run_until_complete(asyncio.sleep(0.01))
-        self._listening.close()
+        self._loop.run_until_complete(asyncio.gather(*clients, return_exceptions=True))
+        self._loop.run_until_complete(asyncio.sleep(0))  # in which their connections end
         self._loop.close()
 
     @property
