@@ -48,7 +48,7 @@ def report(bars: list[Bar], *, as_json: bool, **more: Any) -> int:
     else:
         width = max(len(each["name"]) for each in bars)
         for each in bars:
-            print(f"{each['name']:{width}} {each['value']:>9} {each['unit']}{_remarks(each)}")
+            print(f"{each['name']:{width}} {each['value']:>9g} {each['unit']}{_remarks(each)}")
     return 0 if all(each["ok"] for each in bars) else 1
 
 
