@@ -1,17 +1,17 @@
 """Shows a run while it runs: a live tree on a terminal, timestamped lines anywhere else.
 
-    with display.show(name, run_directory, manifest, sys.stdout) as shown:
+    with display.show(name, LogProgress(name, logs).of, manifest, sys.stdout) as shown:
         execute(manifest, ..., on_change=shown)
 
-Both read only the workflow's status (plain data) and the last progress line of the training pods' logs. rich is
-imported by the tree alone: a piped run does not pay for it.
+Both read only the workflow's status (plain data) and what the training says of its progress. rich is imported by the
+tree alone: a piped run does not pay for it.
 """
 
 import os
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol, TextIO
@@ -29,6 +29,7 @@ MARKS = {
     "Omitted": ("–", "dim"),
 }
 NOT_RUN = ("Skipped", "Omitted")  # as the manifest meant it
+ProgressOf = Callable[[Step], str]  # how far a step that runs has come, in words or ""
 
 
 class Shown(Protocol):
@@ -42,9 +43,9 @@ class Shown(Protocol):
 
 
 @contextmanager
-def show(name: str, run: Path, manifest: Mapping[str, Any], out: TextIO) -> Iterator[Shown]:
-    """The display that fits `out`. `run` is the run's directory; its `logs/` are read for training progress."""
-    shown: Shown = Tree(name, run, manifest, out) if is_terminal(out) else Lines(name, run, manifest, out)
+def show(name: str, progress: ProgressOf, manifest: Mapping[str, Any], out: TextIO) -> Iterator[Shown]:
+    """The display that fits `out`."""
+    shown: Shown = Tree(name, progress, manifest, out) if is_terminal(out) else Lines(name, progress, out)
     stop = threading.Event()
 
     def ticking() -> None:
@@ -72,8 +73,8 @@ def is_terminal(out: TextIO) -> bool:
 class Lines:
     """One line for each change of a step, and one every five seconds of training."""
 
-    def __init__(self, name: str, run: Path, manifest: Mapping[str, Any], out: TextIO) -> None:
-        self.name, self.progress, self.out = name, Progress(name, run), out
+    def __init__(self, name: str, progress: ProgressOf, out: TextIO) -> None:
+        self.name, self.progress, self.out = name, progress, out
         self.seen: dict[str, str] = {}
         self.status: Status = {}
         self.said = ("", 0.0)
@@ -97,7 +98,7 @@ class Lines:
         if time.monotonic() - at < 5:
             return
         for row in running(steps(self.name, self.status)):
-            now = self.progress.of(row)
+            now = self.progress(row)
             if now and now != text:
                 self.said = (now, time.monotonic())
                 self.say(f"{row.name} {now}")
@@ -111,11 +112,11 @@ class Lines:
 class Tree:
     """The steps as a tree that redraws itself in place."""
 
-    def __init__(self, name: str, run: Path, manifest: Mapping[str, Any], out: TextIO) -> None:
+    def __init__(self, name: str, progress: ProgressOf, manifest: Mapping[str, Any], out: TextIO) -> None:
         from rich.console import Console
         from rich.live import Live
 
-        self.name, self.progress, self.plan = name, Progress(name, run), planned(manifest)
+        self.name, self.progress, self.plan = name, progress, planned(manifest)
         self.status: Status = {}
         self.began = time.time()
         self.console = Console(file=out, highlight=False)
@@ -140,7 +141,7 @@ class Tree:
         table.add_row(Text(self.name, "bold"), Text(took, "dim"), Text(self.status.get("phase") or "Pending", "dim"))
         for row in steps(self.name, self.status, self.plan):
             mark, style = MARKS[row.phase]
-            note = self.progress.of(row) if row.phase == "Running" else " ".join(row.message.split())[:100]
+            note = self.progress(row) if row.phase == "Running" else " ".join(row.message.split())[:100]
             step = Text(f"{'  ' * (row.depth + 1)}{mark} {row.label}", style)
             if row.phase in NOT_RUN:
                 table.add_row(step, "", Text(row.phase.lower(), "dim"))
@@ -149,20 +150,24 @@ class Tree:
         return table
 
 
-class Progress:
-    """The newest progress line among the logs of a step's pods (`WORKFLOW-STEP*.log`)."""
+def progress_in(log: str) -> str:
+    """`step 120/600  loss 0.0213  10 234 samples/s  12 s left` from the newest such line of a log, or nothing."""
+    found = PROGRESS.findall(log)
+    if not found:
+        return ""
+    step, total, loss, rate, eta = found[-1]
+    left = duration(float(eta)).replace(".0 s", " s")
+    return f"step {step}/{total}  loss {loss}  {float(rate):,.0f} samples/s  {left} left".replace(",", " ")
 
-    def __init__(self, name: str, run: Path) -> None:
-        self.name, self.logs = name, run / "logs"
+
+class LogProgress:
+    """Reads it from the logs of a step's pods (`WORKFLOW-STEP*.log`)."""
+
+    def __init__(self, name: str, logs: Path) -> None:
+        self.name, self.logs = name, logs
 
     def of(self, row: Step) -> str:
-        """`step 120/600  loss 0.0213  10 234 samples/s  12 s left`, or nothing."""
-        found = PROGRESS.findall(self._newest(row.label))
-        if not found:
-            return ""
-        step, total, loss, rate, eta = found[-1]
-        left = duration(float(eta)).replace(".0 s", " s")
-        return f"step {step}/{total}  loss {loss}  {float(rate):,.0f} samples/s  {left} left".replace(",", " ")
+        return progress_in(self._newest(row.label))
 
     def _newest(self, step: str) -> str:
         logs = sorted(self.logs.glob(f"{self.name}-{step}-worker*.log"), key=lambda path: path.stat().st_mtime)

@@ -23,12 +23,7 @@ from pipelines.render import manifest_sha256
 from pipelines.scopes import misshapen
 from steps.errors import ConfigError, RekindleError
 
-KEPT = 3
-VERDICTS = {
-    "release": "released",
-    "keep": "not released: the champion stays",
-    "same": "nothing to release: this very model already serves",
-}
+TAIL = 8192  # bytes of a log that may hold what a step said last
 
 
 def run(
@@ -39,9 +34,11 @@ def run(
     as_json: bool,
     ask: bool,
     whole: bool = False,
+    beside: Iterable[Mapping[str, Any]] = (),
 ) -> int:
     """Run a manifest. Raises ConfigError before anything starts. `whole`: not ours; its JSON holds Argo's status."""
     cluster = _cluster(home)
+    cluster.keep(beside)
     _ports_are_free(manifest, cluster)
     # what Rekindle renders for a cluster is known not to matter here
     local = LocalRun.new(manifest, parameters, cluster, _note if whole else None)
@@ -90,7 +87,8 @@ def _watched(local: LocalRun, manifest: Mapping[str, Any], as_json: bool, ask: b
     out = sys.stderr if as_json else sys.stdout
     interrupts = Interrupts(local.files.root / "stop", ask)
     status: summary.Status = local.status
-    with interrupts.caught_here(), display.show(local.name, local.files.root, local.workflow, out) as shown:
+    progress = display.LogProgress(local.name, local.files.logs).of
+    with interrupts.caught_here(), display.show(local.name, progress, local.workflow, out) as shown:
         interrupts.say = shown.say
         try:
             _serve_again(local)
@@ -101,13 +99,17 @@ def _watched(local: LocalRun, manifest: Mapping[str, Any], as_json: bool, ask: b
             raise
         except (RekindleError, OSError) as error:  # the runner itself cannot go on: no space for its state, say
             status = {**local.status, "phase": "Error", "message": str(error)}
-    code = 128 + interrupts.caught if interrupts.caught else exit_code(status, _label(local, "part-of") == "rekindle")
+    code = (
+        128 + interrupts.caught
+        if interrupts.caught
+        else summary.exit_code(status, _label(local, "part-of") == "rekindle")
+    )
     facts = {"manifest_sha256": manifest_sha256(manifest), "endpoint": _endpoint(local)}
     if as_json:
         told = summary.as_json(local.name, status, **facts) | ({"status": status} if whole else {})
         print(json.dumps(told), flush=True)
-    if code in (0, KEPT):
-        out.write(_success(status, facts))
+    if code in (0, summary.KEPT):
+        out.write(summary.success(status, _shown(status, facts["endpoint"])))
     elif interrupts.caught:
         sys.stderr.write(f"\n{local.name} is stopped: nothing of it runs any more\nresume  {_resume(local)}\n")
     else:
@@ -124,14 +126,6 @@ def _serve_again(local: LocalRun) -> None:
         Deployments(_cluster(local.cluster.home)).start(name)
 
 
-def exit_code(status: summary.Status, ours: bool) -> int:
-    """What a finished run ends with. A step of `ours` that found its config wrong makes it bad usage."""
-    if status.get("phase") != "Succeeded":
-        codes = {node.get("outputs", {}).get("exitCode") for node in status.get("nodes", {}).values()}
-        return 2 if ours and str(ConfigError.exit_code) in codes else 1
-    return KEPT if summary.parameters(status).get("verdict") == "keep" else 0
-
-
 def _label(local: LocalRun, name: str) -> str | None:
     return local.workflow["metadata"]["labels"].get(f"app.kubernetes.io/{name}")
 
@@ -143,29 +137,23 @@ def _endpoint(local: LocalRun) -> str | None:
     return next((each["address"] for each in found if each["name"] == name and each["running"]), None)
 
 
-def _success(status: summary.Status, facts: Mapping[str, Any]) -> str:
-    told = summary.parameters(status)
-    took = summary.timestamp(status["finishedAt"]) - summary.timestamp(status["startedAt"])
-    figures = [
-        f"{name} {float(told[key]):.3f}" for name, key in summary.METRICS.items() if told.get(key, "nan") != "nan"
-    ]
-    lines = {
-        "verdict": f"{told['verdict']}: {VERDICTS[told['verdict']]}" if told.get("verdict") in VERDICTS else "",
-        "reason": told.get("reason"),
-        "metrics": "  ".join(figures),
-        "endpoint": facts["endpoint"],
-        "try it": facts["endpoint"] and "curl -s {0}/v1/example | curl -s {0}/v1/score -d @-".format(facts["endpoint"]),
-        "mlflow": told.get("run_id") and "rekindle ui",
-        "took": summary.duration(took),
+def _shown(status: summary.Status, endpoint: str | None) -> dict[str, str | None]:
+    return {
+        "endpoint": endpoint,
+        "try it": endpoint and f"curl -s {endpoint}/v1/example | curl -s {endpoint}/v1/score -d @-",
+        "mlflow": "rekindle ui" if summary.parameters(status).get("run_id") else None,
     }
-    return "\n" + "".join(f"{name:9} {text}\n" for name, text in lines.items() if text)
 
 
 def _failure(local: LocalRun, status: summary.Status) -> str:
     step = summary.culprit(summary.steps(local.name, status))
     log = summary.log_of(local.name, status, step, local.files.logs, local.cluster.home / "deployments")
-    shown = log and Path(os.path.relpath(log))
-    return "\n" + summary.failure(local.name, status, shown, _resume(local)) + "\n"
+    said, place = "", None
+    if log:
+        with log.open("rb") as file:
+            file.seek(max(0, log.stat().st_size - TAIL))
+            said, place = file.read().decode(errors="replace"), os.path.relpath(log)
+    return "\n" + summary.failure(local.name, status, said, place, _resume(local)) + "\n"
 
 
 def _resume(local: LocalRun) -> str:

@@ -11,7 +11,7 @@ from typing import Any, TextIO
 
 from pipelines import display
 from pipelines.local.state import RunFiles
-from pipelines.summary import FINISHED, as_json, duration, parameters, steps, timestamp
+from pipelines.summary import FINISHED, Status, as_json, duration, parameters, steps, timestamp
 from steps.errors import ConfigError
 
 
@@ -50,14 +50,17 @@ def everything(home: Path, as_json: bool) -> str:
     if as_json:
         return json.dumps(tables, indent=2)
     empty = f"nothing ran in {home} yet: `rekindle run configs/demo.yaml`"
-    return "\n\n".join(_table(rows) for rows in tables.values() if rows) or empty
+    return "\n\n".join(table(rows) for rows in tables.values() if rows) or empty
 
 
 def run(home: Path, name: str, wants_json: bool) -> str:
     """The steps of one run."""
     status = state(home, name)
-    if wants_json:
-        return json.dumps(as_json(name, status), indent=2)
+    return json.dumps(as_json(name, status), indent=2) if wants_json else steps_table(name, status)
+
+
+def steps_table(name: str, status: Status) -> str:
+    """The steps of a run, each with its phase and the time it took."""
     rows = [
         {
             "step": "  " * row.depth + row.label,
@@ -67,7 +70,7 @@ def run(home: Path, name: str, wants_json: bool) -> str:
         }
         for row in steps(name, status)
     ]
-    return f"{name}: {status['phase']} {status.get('message') or ''}".rstrip() + "\n\n" + _table(rows)
+    return f"{name}: {status.get('phase') or 'Pending'} {status.get('message') or ''}".rstrip() + "\n\n" + table(rows)
 
 
 def logs(home: Path, name: str | None, step: str, follow: bool, out: TextIO) -> None:
@@ -90,7 +93,7 @@ def _runs(home: Path) -> Iterator[dict[str, str]]:
         }
 
 
-def _table(rows: list[dict[str, Any]]) -> str:
+def table(rows: list[dict[str, Any]]) -> str:
     """Columns under their names, as `kubectl get` prints them."""
     if not rows:
         return ""

@@ -13,10 +13,18 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from steps.errors import ConfigError
+
 Status = Mapping[str, Any]
 
 FAILED = ("Failed", "Error")
 FINISHED = ("Succeeded", "Failed", "Error", "Skipped", "Omitted")
+KEPT = 3
+VERDICTS = {
+    "release": "released",
+    "keep": "not released: the champion stays",
+    "same": "nothing to release: this very model already serves",
+}
 METRICS = {"AP": "ap", "AUC": "auc", "CP@100": "cp100"}
 GROUPS = ("DAG", "Steps", "StepGroup", "TaskGroup")
 PROGRESS = re.compile(r"progress step=(\d+)/(\d+) loss=(\S+) samples_per_s=(\S+) eta_s=(\S+)")
@@ -160,19 +168,30 @@ def log_of(name: str, status: Status, step: Step | None, logs: Path, deployments
     return min(told or paths, key=lambda path: path.stat().st_mtime, default=None)
 
 
-def log_tail(path: Path | None, lines: int) -> list[str]:
+def log_tail(text: str, lines: int) -> list[str]:
     """What a process said last; an error that it prints itself (`error: ...`) comes alone."""
-    if path is None or not path.exists():
-        return []
-    with path.open("rb") as file:
-        file.seek(max(0, path.stat().st_size - 8192))
-        text = [line.rstrip() for line in file.read().decode(errors="replace").splitlines() if line.strip()]
-    last = max((i for i, line in enumerate(text) if line.startswith("error: ")), default=None)
-    return text[-lines:] if last is None else text[last : last + lines]
+    said = [line.rstrip() for line in text.splitlines() if line.strip()]
+    last = max((i for i, line in enumerate(said) if line.startswith("error: ")), default=None)
+    return said[-lines:] if last is None else said[last : last + lines]
 
 
-def failure(name: str, status: Status, log: Path | None, resume: str) -> str:
-    """At most 15 lines: the step, the cause, where its log is, and the command that goes on from there."""
+def success(status: Status, facts: Mapping[str, str | None]) -> str:
+    """What came out, one line each. `facts` (endpoint, where to look, ...) stand before the time it took."""
+    told = parameters(status)
+    took = timestamp(status["finishedAt"]) - timestamp(status["startedAt"])
+    figures = [f"{name} {float(told[key]):.3f}" for name, key in METRICS.items() if told.get(key, "nan") != "nan"]
+    lines = {
+        "verdict": f"{told['verdict']}: {VERDICTS[told['verdict']]}" if told.get("verdict") in VERDICTS else "",
+        "reason": told.get("reason"),
+        "metrics": "  ".join(figures),
+        **facts,
+        "took": duration(took),
+    }
+    return "\n" + "".join(f"{name:9} {text}\n" for name, text in lines.items() if text)
+
+
+def failure(name: str, status: Status, log: str, place: str | None, resume: str) -> str:
+    """At most 15 lines: the step, the cause, what its log says last and where it is, and the command that goes on."""
     row = culprit(steps(name, status))
     lines = [f"{name}: {status.get('phase') or 'stopped'}" + (f" in step {row.name}" if row else "")]
     lines += [f"  {line}" for line in log_tail(log, 7)]
@@ -180,10 +199,18 @@ def failure(name: str, status: Status, log: Path | None, resume: str) -> str:
     lines += [
         f"step    {row.name if row else 'none: ' + str(status.get('message') or '')}",
         f"cause   {' '.join(str(message).split())[:300]}",
-        f"log     {log}" if log else "",
+        f"log     {place}" if place else "",
         f"resume  {resume}",
     ]
     return "\n".join(line for line in lines if line)
+
+
+def exit_code(status: Status, ours: bool) -> int:
+    """What a finished run ends with. A step of `ours` that found its config wrong makes it bad usage."""
+    if status.get("phase") != "Succeeded":
+        codes = {(node.get("outputs") or {}).get("exitCode") for node in (status.get("nodes") or {}).values()}
+        return 2 if ours and str(ConfigError.exit_code) in codes else 1
+    return KEPT if parameters(status).get("verdict") == "keep" else 0
 
 
 def _number(text: str | None) -> float | None:

@@ -62,7 +62,7 @@ def test_a_second_attempt_is_shown_and_a_step_that_came_good_is_no_culprit():
 def test_a_runner_that_could_not_go_on_names_the_step_that_ran():
     running = [node(".train", "Retry", "Running", end=None), node(".train(0)", phase="Running", end=None)]
     broken = {**status(ROOT, node(".prepare"), *running, phase="Error"), "message": "No space left on device"}
-    said = failure(WORKFLOW, broken, None, "rekindle resume x")
+    said = failure(WORKFLOW, broken, "", None, "rekindle resume x")
     assert "step    train" in said and "cause   No space left on device" in said
 
 
@@ -91,17 +91,20 @@ def test_json_holds_one_entry_a_step_and_the_outputs_of_the_workflow():
     assert (step["name"], step["seconds"]) == ("prepare", 2.5)
 
 
-def test_a_failure_names_step_cause_log_and_the_command_that_resumes_in_15_lines(tmp_path: Path):
-    log = tmp_path / "train.log"
-    log.write_text("".join(f"noise {i}\n" for i in range(100)) + "error: the disk is full\n")
+def test_a_failure_names_step_cause_log_and_the_command_that_resumes_in_15_lines():
+    log = "".join(f"noise {i}\n" for i in range(100)) + "error: the disk is full\n"
     failed = [node(".train", "Retry", "Failed", start=1, end=9, message="No more retries left")]
     failed += [node(".train(0)", phase="Failed", start=1, end=9, message="main: Error (exit code 1)")]
     failed += [node(".onExit", phase="Failed", start=1, end=5)]
-    text = failure(WORKFLOW, status(ROOT, *failed, phase="Failed"), log, f"rekindle resume {WORKFLOW}")
+    text = failure(
+        WORKFLOW, status(ROOT, *failed, phase="Failed"), log, "logs/train.log", f"rekindle resume {WORKFLOW}"
+    )
     lines = text.splitlines()
     assert len(lines) <= 15
     assert lines[-1].endswith(f"rekindle resume {WORKFLOW}")
-    assert [word in text for word in ("step    train", "exit code 1", str(log), "the disk is full")] == [True] * 4
+    assert [word in text for word in ("step    train", "exit code 1", "logs/train.log", "the disk is full")] == [
+        True
+    ] * 4
     assert "noise" not in text
 
 
@@ -110,9 +113,9 @@ def test_durations_read_as_people_say_them(seconds: float | None, text: str):
     assert duration(seconds) == text
 
 
-def test_a_pipe_gets_one_plain_line_a_change_and_no_control_codes(tmp_path: Path):
+def test_a_pipe_gets_one_plain_line_a_change_and_no_control_codes():
     out = io.StringIO()
-    with display.show(WORKFLOW, tmp_path, {}, out) as shown:
+    with display.show(WORKFLOW, lambda row: "", {}, out) as shown:
         running = status(ROOT, node(".prepare", phase="Running", end=None))
         shown(running)
         shown(running)
@@ -133,7 +136,7 @@ def test_training_progress_reaches_the_reader(tmp_path: Path):
     log.write_text("progress step=1/600 loss=0.9 samples_per_s=1 eta_s=1\n"
                    "progress step=120/600 loss=0.02130 samples_per_s=10234 eta_s=12\n")  # fmt: skip
     out = io.StringIO()
-    with display.show(WORKFLOW, tmp_path, {}, out) as shown:
+    with display.show(WORKFLOW, display.LogProgress(WORKFLOW, tmp_path / "logs").of, {}, out) as shown:
         shown(status(ROOT, node(".train", phase="Running", end=None)))
         deadline = time.monotonic() + 5
         while "loss" not in out.getvalue() and time.monotonic() < deadline:
@@ -141,11 +144,11 @@ def test_training_progress_reaches_the_reader(tmp_path: Path):
     assert "train step 120/600  loss 0.02130  10 234 samples/s  12 s left" in out.getvalue()
 
 
-def test_the_tree_draws_every_phase_that_argo_knows(tmp_path: Path):
+def test_the_tree_draws_every_phase_that_argo_knows():
     from rich.console import Console
 
     phases = ["Pending", "Running", "Succeeded", "Failed", "Error", "Skipped", "Omitted"]
-    tree = display.Tree(WORKFLOW, tmp_path, {}, io.StringIO())
+    tree = display.Tree(WORKFLOW, lambda row: "", {}, io.StringIO())
     tree(status(ROOT, *[node(f".{phase.lower()}", phase=phase) for phase in phases]))
     out = io.StringIO()
     Console(file=out, width=100).print(tree.drawn())
