@@ -14,23 +14,20 @@ import socket
 import sys
 import tempfile
 import time
-import uuid
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
 from pipelines.local.cluster import LocalCluster
 from pipelines.local.services import REAL, SERVICES, answers
-from steps.errors import Conflict, RekindleError
+from steps.errors import RekindleError
 
 PYTHON = (3, 11)
 GIB = 1 << 30
 DISK, MEMORY = 5 * GIB, 3 * GIB  # bytes that must be free
 SHARED = 1 * GIB  # bytes of shared memory that make room for the states of a small model's workers
 FILES = 1024  # open files a process must be allowed
-RACERS = 8
 
 
 @dataclass(frozen=True)
@@ -181,37 +178,13 @@ def namespaces(_: Path) -> Check:
 
 
 def store(cluster: LocalCluster) -> Check:
-    """Conditional writes, on which checkpoints and the registry rely, are tried, not believed."""
+    from steps import probe
+
     remedy = "Use a store that honours If-None-Match and If-Match (MinIO, S3), or unset S3_ENDPOINT_URL."
-    key = f"doctor/{uuid.uuid4().hex}"
     try:
-        objects = cluster.store()
-
-        def create(racer: int) -> bool:
-            try:
-                objects.put(key, b"%d" % racer, if_absent=True)
-                return True
-            except Conflict:
-                return False
-
-        try:
-            with ThreadPoolExecutor(RACERS) as pool:
-                winners = sum(pool.map(create, range(RACERS)))
-            stale = objects.get_with_etag(key)[1]
-            objects.put(key, b"newer")
-            overwritten = True
-            try:
-                objects.put(key, b"stale", if_match=stale)
-            except Conflict:
-                overwritten = objects.get(key) != b"newer"
-        finally:
-            objects.delete([key])
+        return Check("object store", *probe.store(cluster.store()), remedy)
     except RekindleError as error:
         return Check("object store", False, str(error), remedy)
-    found = f"{objects.endpoint}: {winners} of {RACERS} racing creators won, " + (
-        "a stale write was accepted" if overwritten else "a stale write was refused"
-    )
-    return Check("object store", winners == 1 and not overwritten, found, remedy)
 
 
 def mlflow(cluster: LocalCluster) -> Check:

@@ -10,7 +10,9 @@ import click
 from pipelines.cli.shared import (
     CONTEXT,
     HOME,
+    beside_of,
     Commands,
+    cluster_options,
     command,
     commands,
     config_of,
@@ -20,6 +22,7 @@ from pipelines.cli.shared import (
     output_option,
     pairs_of,
     refusals,
+    told,
 )
 
 if TYPE_CHECKING:
@@ -53,7 +56,8 @@ def run(
     with refusals(output):
         workflow = manifest_of(config, sets, manifest, lambda: foreground.prefetch(HOME))
         given, as_json = pairs_of(parameters), output == "json"
-        return foreground.run(HOME, workflow, given, as_json=as_json, ask=not yes, whole=bool(manifest))
+        beside, whole = beside_of(manifest), bool(manifest)
+        return foreground.run(HOME, workflow, given, as_json=as_json, ask=not yes, whole=whole, beside=beside)
 
 
 @command
@@ -213,8 +217,11 @@ def config(config: Path | None, sets: tuple[str, ...], output: str) -> None:
 
 
 @command
+@configured
+@click.option("--cluster", is_flag=True, help="Examine a namespace of a cluster instead: `rekindle platform check`.")
+@cluster_options
 @output_option("text", "json")
-def doctor(output: str) -> int:
+def doctor(config: Path | None, sets: tuple[str, ...], cluster: bool, output: str, **where: str) -> int:
     """Check that this machine has all that Rekindle needs.
 
     Each failure comes with its remedy.
@@ -222,15 +229,13 @@ def doctor(output: str) -> int:
     Example:
       rekindle doctor
     """
-    from dataclasses import asdict
+    if cluster:
+        from pipelines.cli.platform import examine
 
+        return examine(config, sets, **where, output=output)
     from pipelines import doctor as examination
 
-    found = examination.check(HOME)
-    click.echo(
-        json.dumps([asdict(each) for each in found], indent=2) if output == "json" else "\n".join(map(str, found))
-    )
-    return 0 if all(each.ok or not each.required for each in found) else 1
+    return told(examination.check(HOME), output)
 
 
 @command

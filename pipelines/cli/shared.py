@@ -50,6 +50,22 @@ def output_option(*formats: str) -> Any:
     return click.option("-o", "--output", type=choice, default=formats[0], show_default=True, help=note)
 
 
+def cluster_options(function: Any) -> Any:
+    """--namespace and --context, as `namespace` and `context` ("": not given)."""
+    where = click.option("--context", default="", metavar="NAME", help="Of the kubeconfig (default: its current one).")
+    note = "Namespace of the cluster (default: that of the context)."
+    return click.option("-n", "--namespace", default="", metavar="NAME", help=note)(where(function))
+
+
+def told(checks: list[Any], output: str) -> int:
+    """What a doctor found; the exit code says whether anything required is missing."""
+    from dataclasses import asdict
+
+    plain = json.dumps([asdict(each) for each in checks], indent=2)
+    click.echo(plain if output == "json" else "\n".join(map(str, checks)))
+    return 0 if all(each.ok or not each.required for each in checks) else 1
+
+
 def version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
     if wanted:
         from importlib.metadata import version
@@ -96,7 +112,7 @@ def manifest_of(
     if manifest and (config or sets):
         raise click.UsageError("give a config or --manifest FILE, not both (--set changes a config, -p a manifest).")
     if manifest:
-        return _read(manifest)
+        return _read(manifest)[0]
     loaded = config_of(config, sets)
     meanwhile()
     from pipelines import render as rendering
@@ -104,18 +120,20 @@ def manifest_of(
     return rendering.render(loaded.config)
 
 
-def _read(file: Path) -> dict[str, Any]:
-    from pipelines.local.manifest import documents
+def beside_of(manifest: Path | None) -> list[dict[str, Any]]:
+    """What else the file of a manifest holds: templates it refers to, ConfigMaps, Secrets."""
+    return _read(manifest)[1] if manifest else []
+
+
+def _read(file: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    from pipelines.local.manifest import documents, split
 
     try:
-        found = documents(file.read_text())
+        return split(documents(file.read_text()))
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{file} cannot be read ({error}): give a YAML or JSON manifest.") from error
     except ConfigError as error:
         raise ConfigError(f"{file}: {error}") from error
-    if len(found) != 1:
-        raise ConfigError(f"{file} holds {len(found)} objects: it must hold one Argo Workflow or WorkflowTemplate.")
-    return found[0]
 
 
 def pairs_of(items: tuple[str, ...]) -> dict[str, str]:

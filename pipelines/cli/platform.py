@@ -1,0 +1,99 @@
+"""The commands that prepare a namespace of a cluster, and examine it."""
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from pipelines.cli.shared import (
+    CONTEXT,
+    Commands,
+    cluster_options,
+    commands,
+    config_of,
+    configured,
+    output_option,
+    told,
+)
+
+
+@commands.group(cls=Commands, context_settings=CONTEXT)
+def platform() -> None:
+    """What a namespace of a cluster needs once, before pipelines run in it.
+
+    \b
+    Example:
+      rekindle platform check configs/cluster.yaml -n models
+    """
+
+
+@platform.command(context_settings=CONTEXT)
+@click.option("-n", "--namespace", default="rekindle", show_default=True, help="Namespace of the pipelines.")
+@click.option("--bucket", default="rekindle", show_default=True, help="Bucket for artifacts, checkpoints and models.")
+@click.option("--endpoint", default="", metavar="URL", help="S3 endpoint (default: AWS).")
+@click.option("--region", default="", metavar="NAME", help="Region of the bucket.")
+@click.option("--mlflow", default="", metavar="URL", help="MLflow's address (or --with mlflow).")
+@click.option(
+    "--with",
+    "options",
+    multiple=True,
+    type=click.Choice(["mlflow", "minio", "frameworks"]),
+    help="Also: an MLflow server, a small object store, the right to apply jobs of other frameworks.",
+)
+@click.option("--iam", is_flag=True, help="Pods have a cloud role: no Secret with keys.")
+@click.option("--quota", nargs=2, metavar="CPU MEMORY", help="What the namespace may request, such as 64 256Gi.")
+@click.option("--ephemeral", is_flag=True, help="MLflow and MinIO keep nothing when their pods go: to try things.")
+@click.option(
+    "--image", "images", multiple=True, metavar="NAME=IMAGE", help="Image of rekindle, mlflow or minio, to pin it."
+)
+@click.option("--operator", is_flag=True, help="Instead: the training operator's part, once a cluster.")
+def render(operator: bool, namespace: str, images: tuple[str, ...], **given: Any) -> None:
+    """Print the objects of a namespace, for `kubectl apply`.
+
+    Accounts with the rights that a pipeline uses, addresses of the object store and MLflow, who may connect to whom,
+    and PodSecurity `restricted`. No credential is among them: how to make their Secret is said on stderr. Everything
+    can be applied again.
+
+    \b
+    Example:
+      rekindle platform render -n models --with mlflow --with minio | kubectl apply -f -
+      rekindle platform render -n models --endpoint https://s3.example.com --mlflow https://mlflow.example.com
+      rekindle platform render --operator -n kubeflow | kubectl apply --server-side -f -
+    """
+    from pipelines import platform as objects
+    from pipelines.cli.shared import pairs_of
+
+    if operator:
+        click.echo(objects.text(objects.operator("kubeflow" if namespace == "rekindle" else namespace)), nl=False)
+        return
+    asked = objects.Platform(namespace, images=pairs_of(images), **given)
+    click.echo(objects.text(objects.render(asked)), nl=False)
+    if not asked.iam:
+        click.echo(f"The credentials of the object store are yours to give:\n  {objects.secret(namespace)}", err=True)
+
+
+@platform.command(context_settings=CONTEXT)
+@configured
+@cluster_options
+@output_option("text", "json")
+def check(config: Path | None, sets: tuple[str, ...], namespace: str, context: str, output: str) -> int:
+    """Examine a namespace of a cluster: all that a pipeline needs there, from the API server to a pod's view of S3.
+
+    Nothing is left behind. Each failure comes with its remedy. A config says which images and priorities are meant.
+
+    \b
+    Example:
+      rekindle platform check configs/cluster.yaml -n models
+    """
+    return examine(config, sets, namespace, context, output)
+
+
+def examine(config: Path | None, sets: tuple[str, ...], namespace: str, context: str, output: str) -> int:
+    """Of `platform check` and `doctor --cluster`."""
+    from pipelines.blocks.cluster import ClusterConfig
+    from pipelines.cluster import doctor
+    from pipelines.cluster.api import Cluster
+
+    settings = config_of(config, sets).config.cluster if config else ClusterConfig.model_validate({})
+    cluster = Cluster.connect(context or None, namespace or settings.namespace or None)
+    return told(doctor.check(cluster, settings), output)
