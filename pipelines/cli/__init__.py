@@ -11,7 +11,7 @@ import sys
 
 import click
 
-from pipelines.cli import local, platform  # noqa: F401 (its commands register themselves)
+from pipelines.cli import images, local, platform  # noqa: F401 (their commands register themselves)
 from pipelines.cli.shared import HOME, commands
 from steps.errors import ConfigError, RekindleError
 

@@ -1,0 +1,97 @@
+"""`rekindle images build`: what is asked of the builder, and what a user is told; builders are scripts on the PATH."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+REKINDLE = str(Path(sys.executable).with_name("rekindle"))
+DIGEST = "sha256:" + "d1" * 32
+DOCKER = f"""#!/bin/sh
+echo "docker $*" >> "$CALLS"
+case "$1 $2" in
+"info "*) exit ${{DAEMON:-0}};;
+"image inspect") echo '["other/rekindle@sha256:0", "r.example.com:5000/rekindle@{DIGEST}"]'; exit;;
+esac
+while [ $# -gt 0 ]; do [ "$1" = --iidfile ] && printf sha256:1d > "$2"; shift; done
+echo "step 1 of 1"
+"""
+BUILDAH = f"""#!/bin/sh
+echo "buildah $*" >> "$CALLS"
+while [ $# -gt 0 ]; do
+  [ "$1" = --iidfile ] && printf sha256:1d > "$2"
+  [ "$1" = --digestfile ] && printf {DIGEST} > "$2"
+  [ "$1" = BROKEN=1 ] && exit 3
+  shift
+done
+exit 0
+"""
+
+
+class Builders:
+    """A PATH with some builders on it, and what was asked of them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.calls = folder / "bin", folder / "calls"
+        self.folder.mkdir()
+
+    def add(self, name: str, script: str) -> "Builders":
+        (self.folder / name).write_text(script)
+        (self.folder / name).chmod(0o755)
+        return self
+
+    def __call__(self, *args: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        path = {"PATH": f"{self.folder}:/nowhere", "CALLS": str(self.calls), "HOME": os.environ["HOME"]}
+        command = [REKINDLE, "images", "build", *args]
+        return subprocess.run(command, env=path | environment, capture_output=True, text=True, timeout=60)
+
+    def asked(self) -> list[str]:
+        return self.calls.read_text().splitlines()
+
+
+@pytest.fixture
+def builders(tmp_path: Path) -> Builders:
+    return Builders(tmp_path)
+
+
+@pytest.mark.parametrize("name, script", [("docker", DOCKER), ("buildah", BUILDAH)])
+def test_a_pushed_image_is_named_by_its_digest(builders: Builders, name: str, script: str):
+    builders.add(name, script)
+    done = builders("train", "--tag", "r.example.com:5000/rekindle:0.1", "--push", "-o", "json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["pinned"] == f"r.example.com:5000/rekindle@{DIGEST}"
+    assert any(call.startswith(f"{name} push") for call in builders.asked())
+
+
+def test_what_is_not_pushed_has_no_digest(builders: Builders):
+    done = builders.add("buildah", BUILDAH)("serve", "--tag", "rekindle-serve:0.1", "-o", "json")
+    assert json.loads(done.stdout) == {"tag": "rekindle-serve:0.1", "id": "sha256:1d", "digest": None, "pinned": None}
+    assert not any(" push " in call for call in builders.asked())
+
+
+def test_flags_after_the_dashes_reach_the_builder(builders: Builders):
+    builders.add("docker", DOCKER)("mlflow", "--tag", "m:1", "--", "--build-arg", "BASE=python:3.12-slim")
+    (build,) = (call for call in builders.asked() if call.startswith("docker build"))
+    assert "--build-arg BASE=python:3.12-slim" in build
+    assert "images/mlflow/Dockerfile" in build
+
+
+def test_docker_without_its_daemon_is_no_builder(builders: Builders):
+    builders.add("docker", DOCKER).add("buildah", BUILDAH)
+    assert builders("train", "--tag", "r:1", DAEMON="1").returncode == 0
+    assert any(call.startswith("buildah build") for call in builders.asked())
+
+
+def test_no_builder_at_all_says_what_to_install(builders: Builders):
+    done = builders("train", "--tag", "r:1")
+    assert done.returncode == 2
+    assert "neither is on the PATH" in done.stderr and "apt-get install buildah" in done.stderr
+
+
+def test_a_build_that_fails_is_no_image(builders: Builders):
+    done = builders.add("buildah", BUILDAH)("train", "--tag", "r:1", "--", "--build-arg", "BROKEN=1")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "ended with 3" in done.stderr
