@@ -9,19 +9,23 @@ import base64
 import fcntl
 import hashlib
 import json
+import re
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipelines.local.services import BUCKET, Services
+from steps.errors import ConfigError
 
 if TYPE_CHECKING:
     from steps.storage import Store
 
+KEPT = ("WorkflowTemplate", "ClusterWorkflowTemplate", "ConfigMap", "Secret")
+NAME = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?")
 ADDRESSES = 1000  # remembered; older ones are given out again
 
 
@@ -141,11 +145,26 @@ class LocalCluster:
         ]
         return services + Deployments(self).overview()
 
-    def _data(self, kind: str, name: str) -> dict[str, str] | None:
+    def find(self, kind: str, name: str) -> dict[str, Any] | None:
+        """An object that was kept."""
         path = self.home / "objects" / kind / f"{name}.json"
-        if not path.exists():
+        return json.loads(path.read_text()) if path.exists() else None
+
+    def keep(self, objects: Iterable[Mapping[str, Any]]) -> None:
+        """What lies beside a Workflow in its file, as `kubectl apply` would. Raises ConfigError."""
+        for each in objects:
+            kind, name = each.get("kind"), (each.get("metadata") or {}).get("name")
+            if kind not in KEPT or not isinstance(name, str) or not NAME.fullmatch(name):
+                raise ConfigError(f"{kind} {name!r} beside the Workflow: it must be a {', '.join(KEPT)} with a name.")
+            path = self.home / "objects" / str(kind) / f"{name}.json"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.touch(mode=0o600)
+            path.write_text(json.dumps(each))
+
+    def _data(self, kind: str, name: str) -> dict[str, str] | None:
+        obj = self.find(kind, name)
+        if obj is None:
             return None
-        obj = json.loads(path.read_text())
         data = obj.get("data") or {}
         if kind == "Secret":
             data = {key: base64.b64decode(value).decode() for key, value in data.items()}

@@ -16,6 +16,7 @@ from typing import Any
 import yaml
 
 from pipelines.local.golang import anystring
+from pipelines.local.references import Find, joined
 from pipelines.scopes import misshapen
 from steps.errors import ConfigError, did_you_mean
 
@@ -71,7 +72,24 @@ def documents(text: str) -> list[dict[str, Any]]:
     return found
 
 
-def workflow(manifest: Mapping[str, Any], parameters: Mapping[str, str] | None = None) -> dict[str, Any]:
+def split(found: list[dict[str, Any]]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Of the objects of a file the one to run, and those that it needs beside it. Raises ConfigError."""
+    for kinds in (("Workflow", "CronWorkflow"), ("WorkflowTemplate",)):
+        main = [each for each in found if each.get("kind") in kinds]
+        if len(main) == 1 or len(found) == 1:
+            main = main or found
+            return main[0], [each for each in found if each is not main[0]]
+        if main:
+            break
+    names = [f"{each.get('kind')} {(each.get('metadata') or {}).get('name')}" for each in found]
+    raise ConfigError(f"it holds {len(found)} objects ({', '.join(names)}): it must hold one Argo Workflow to run.")
+
+
+def workflow(
+    manifest: Mapping[str, Any],
+    parameters: Mapping[str, str] | None = None,
+    find: Find = lambda kind, name: None,
+) -> dict[str, Any]:
     """The Workflow that `manifest` describes, with a name, a uid, and `parameters` set. Raises ConfigError."""
     if wrong := next(misshapen(manifest), ""):
         raise ConfigError(f"{wrong}.")
@@ -89,6 +107,7 @@ def workflow(manifest: Mapping[str, Any], parameters: Mapping[str, str] | None =
         metadata["name"] = _random(metadata.get("name", "workflow") + "-")
     elif not metadata.get("name"):
         metadata["name"] = _random(metadata.get("generateName") or "workflow-")
+    spec = joined(spec, find)
     for key in ("labels", "annotations"):
         metadata[key] = {**(metadata.get(key) or {}), **((spec.get("workflowMetadata") or {}).get(key) or {})}
     now = datetime.now(UTC)

@@ -99,17 +99,18 @@ def with_defaults(template: dict[str, Any], defaults: dict[str, Any] | None) -> 
         return template
     kinds = {kind for kind in TYPES if kind in template}
     fitting = {key: value for key, value in defaults.items() if key not in TYPES or key in kinds}
-    return _merged(fitting, template)
+    return merged(fitting, template)
 
 
-def _merged(base: Any, over: Any) -> Any:
+def merged(base: Any, over: Any) -> Any:
+    """`over` over `base`, as a strategic merge patch: maps are merged, and lists of named things by name."""
     if isinstance(base, dict) and isinstance(over, dict):
-        return {k: _merged(base.get(k), over[k]) if k in over else copy.deepcopy(base[k]) for k in {**base, **over}}
+        return {k: merged(base.get(k), over[k]) if k in over else copy.deepcopy(base[k]) for k in {**base, **over}}
     if (
         isinstance(base, list)
         and isinstance(over, list)
         and all(isinstance(e, dict) and "name" in e for e in base + over)
     ):
         named = {each["name"]: each for each in base}
-        return [_merged(named.pop(each["name"], None), each) for each in over] + list(named.values())
+        return [merged(named.pop(each["name"], None), each) for each in over] + list(named.values())
     return over if over is not None else base

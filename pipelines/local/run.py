@@ -22,6 +22,7 @@ from pipelines.local import subset
 from pipelines.local.executor import Executor
 from pipelines.local.pod import Cluster
 from pipelines.local.processes import HeldInterrupts, alive, signal_group
+from pipelines.local.references import resolved
 from pipelines.local.scheduler import Scheduler
 from pipelines.local.shared import Shared
 from pipelines.local.state import RunFiles, Status, reset
@@ -93,12 +94,13 @@ class LocalRun:
         note: Callable[[str], None] | None = None,
     ) -> "LocalRun":
         """A run that is checked and on disk, but not started. Raises ConfigError."""
-        workflow = manifests.workflow(manifest, parameters)
         cluster = cluster or _cluster()
+        workflow = manifests.workflow(manifest, parameters, cluster.find)
         for line in subset.check(workflow, cluster):
             if note:
                 note(line)
         lint.check(workflow)
+        workflow = resolved(workflow, cluster.find, lambda spec: subset.templates(spec, cluster))
         files = RunFiles(cluster.home, workflow["metadata"]["name"])
         files.create(workflow)
         return cls(files, workflow, {"phase": "", "nodes": {}}, cluster)

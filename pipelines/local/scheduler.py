@@ -188,9 +188,9 @@ class Scheduler(Values):
             {
                 "displayName": node["displayName"],
                 "message": node.get("message", ""),
-                "templateName": node.get("templateName", ""),
+                "templateName": (template := (node.get("templateRef") or {}).get("template") or node["templateName"]),
                 "phase": node["phase"],
-                "podName": self.pod_name(node["name"], node.get("templateName", "")),
+                "podName": self.pod_name(node["name"], template),
                 "finishedAt": node.get("finishedAt"),
             }
             for node in self.nodes.values()

@@ -13,13 +13,14 @@ from typing import Any
 from pipelines.local import executor, expr, resource
 from pipelines.local.functions import ARGO, BUILTINS, PREDICATES, SPRIG, ExprError
 from pipelines.local.golang import seconds
+from pipelines.local.references import bodies
 from steps.errors import ConfigError, did_you_mean
 
 FIELDS = """
 Workflow apiVersion kind metadata -status spec=Spec
 Spec entrypoint onExit parallelism activeDeadlineSeconds priority serviceAccountName arguments=Arguments
   templates=[Template] hooks={Hook} retryStrategy=Retry templateDefaults=Template workflowMetadata=Metadata
-  volumes=[Volume] synchronization=Locks !podSpecPatch !workflowTemplateRef -nodeSelector -tolerations -affinity
+  volumes=[Volume] synchronization=Locks !podSpecPatch -nodeSelector -tolerations -affinity
   -schedulerName -hostAliases -securityContext -executor -automountServiceAccountToken -imagePullSecrets
   -podPriorityClassName -ttlStrategy -podGC -podDisruptionBudget -dnsPolicy -dnsConfig -hostNetwork -archiveLogs
   -artifactGC -artifactRepositoryRef -podMetadata -metrics
@@ -59,11 +60,12 @@ Resource action manifest successCondition failureCondition flags mergeStrategy s
 Suspend duration
 Dag target failFast tasks=[Task]
 Task name template when withItems withParam continueOn onExit depends dependencies arguments=Arguments hooks={Hook}
-  withSequence=Sequence !templateRef
+  withSequence=Sequence templateRef=Reference inline=Template
 Step name template when withItems withParam continueOn onExit arguments=Arguments hooks={Hook} withSequence=Sequence
-  !templateRef
+  templateRef=Reference inline=Template
 Sequence start end count format
-Hook template expression arguments=Arguments !templateRef
+Hook template expression arguments=Arguments templateRef=Reference
+Reference name template clusterScope
 Locks semaphores=[Semaphore] mutexes=[Mutex] !semaphore !mutex
 Semaphore configMapKeyRef=Key namespace !database
 Key name key optional
@@ -87,8 +89,6 @@ WHY = dict.fromkeys(
     "mutex": "Argo 4 has dropped it. Write mutexes: [...]",
     "semaphore": "Argo 4 has dropped it. Write semaphores: [...]",
     "database": "locks lie in this machine's files. Use a mutex, or a semaphore with a configMapKeyRef",
-    "workflowTemplateRef": "the template is not at hand. Run the WorkflowTemplate itself",
-    "templateRef": "the template is not at hand. Put it into this manifest",
     "bucket": "artifacts lie in the store of the repository. Give the key only",
     "endpoint": "artifacts lie in the store of the repository. Give the key only",
     "jqFilter": "use jsonPath",
@@ -110,10 +110,20 @@ TAG = re.compile(r"\{\{=(.*?)\}\}", re.DOTALL)
 def check(workflow: dict[str, Any], cluster: Any) -> list[str]:
     """Raises ConfigError for the first thing that cannot be done as Argo does it; gives notes on what is ignored."""
     ignored = dict.fromkeys(_walk(workflow, "Workflow", ""))
-    for index, template in enumerate(workflow["spec"].get("templates") or []):
-        _template(template, f"spec.templates[{index}]", cluster)
-    _expressions(workflow["spec"], "spec")
+    _bodies(workflow["spec"], cluster)
     return [f"ignored here, as one machine has no use for it: {', '.join(ignored)}"] if ignored else []
+
+
+def templates(spec: dict[str, Any], cluster: Any) -> None:
+    """The same for the spec of a WorkflowTemplate that is referred to."""
+    list(_walk(spec, "Spec", "spec"))
+    _bodies(spec, cluster)
+
+
+def _bodies(spec: dict[str, Any], cluster: Any) -> None:
+    for template, path in bodies(spec, "spec"):
+        _template(template, path, cluster)
+    _expressions(spec, "spec")
 
 
 def _walk(value: Any, table: str, path: str) -> Iterator[str]:

@@ -135,8 +135,7 @@ class Table:
             "name": name,
             "displayName": re.sub(r"^(\[\d+\])?\.|^\.", "", shown) if boundary else name,
             "type": type,
-            "templateName": holder.get("template", ""),
-            "templateScope": f"local/{self.name}",
+            **_called(holder, f"local/{self.name}"),
             "phase": phase,
             "startedAt": stamp(self.now),
             "finishedAt": stamp(self.now) if phase in FULFILLED else None,
@@ -211,6 +210,14 @@ class Table:
             node.get("boundaryID") == boundary and node["phase"] in phases and node["type"] in ("Pod", "Steps", "DAG")
             for node in self.nodes.values()
         )
+
+
+def _called(holder: dict[str, Any], local: str) -> dict[str, Any]:
+    """What a node says of its template; see references.py for the names of those that lie elsewhere."""
+    if reference := holder.get("templateRef"):
+        return {"templateRef": reference, "templateScope": local}
+    scope, _, name = holder.get("template", "").rpartition("/")
+    return {"templateName": name, "templateScope": scope or local}
 
 
 def keep_inputs(node: Node, template: dict[str, Any]) -> None:

@@ -20,7 +20,8 @@ class Values(Table):
     def __init__(self, workflow: dict[str, Any], status: dict[str, Any]) -> None:
         super().__init__(workflow["metadata"]["name"], status)
         self.workflow, self.spec = workflow, workflow["spec"]
-        self.templates = {each["name"]: each for each in self.spec.get("templates", [])}
+        self.templates = {each["name"]: each for each in self.spec.get("templates") or []}
+        self.templates |= workflow.get("storedTemplates") or {}
         self.globals = self._globals()
 
     def arguments(self) -> dict[str, Any]:

@@ -46,7 +46,7 @@ def checked(path: str = "", value: Any = None) -> list[str]:
         ("spec", [], r"spec is list .*must be a mapping"),
         ("spec.templates.0.resource", "x", r"resource is str .*must be a mapping"),
         ("spec.entrypont", "main", r'spec\.entrypont.*Did you mean "entrypoint"'),
-        ("spec.workflowTemplateRef", {"name": "x"}, r"spec\.workflowTemplateRef.*Run the WorkflowTemplate itself"),
+        ("spec.workflowTemplateRef", {"name": "x"}, r"beside workflowTemplateRef.*Take one"),
         ("spec.synchronization", {"mutex": {"name": "m"}}, r"synchronization\.mutex .*Write mutexes"),
         ("spec.templates.0.container.image", "pytorch/pytorch:2.0", r"pytorch/pytorch:2\.0.*python, alpine"),
         ("spec.templates.0.container.command", None, r"container\.command is missing"),

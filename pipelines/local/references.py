@@ -1,0 +1,114 @@
+"""templateRef and workflowTemplateRef: templates of other objects, put in place before the run.
+
+    spec = joined(spec, find); workflow = resolved(workflow, find)       # find(kind, name) → an object, or None
+
+A template of the WorkflowTemplate T is known in the run as `namespaced/T/NAME` (`cluster/...` for a
+ClusterWorkflowTemplate), and so are all that it calls by their plain names.
+Source: Argo's workflow/templateresolution and util/merge.go.
+"""
+
+import copy
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from pipelines.local.retries import merged
+from pipelines.scopes import misshapen
+from steps.errors import ConfigError
+
+Find = Callable[[str, str], Mapping[str, Any] | None]
+WORKFLOW_TEMPLATES = {False: ("WorkflowTemplate", "namespaced"), True: ("ClusterWorkflowTemplate", "cluster")}
+
+
+def joined(spec: dict[str, Any], find: Find) -> dict[str, Any]:
+    """The spec over that of the WorkflowTemplate it refers to. Raises ConfigError."""
+    reference = spec.get("workflowTemplateRef")
+    if not reference:
+        return spec
+    if not isinstance(reference, dict):
+        raise ConfigError(f"spec.workflowTemplateRef is {reference!r}: it must be an object with a name.")
+    if spec.get("templates"):
+        raise ConfigError("spec has templates beside workflowTemplateRef: Argo refuses that. Take one of them out.")
+    base = _found(reference, "spec.workflowTemplateRef", find)
+    over = {key: value for key, value in spec.items() if key != "workflowTemplateRef"}
+    both = merged(base, over)
+    if base.get("hooks") and over.get("hooks"):
+        both["hooks"] = {**base["hooks"], **over["hooks"]}
+    mine = {each.get("name"): each for each in (over.get("arguments") or {}).get("parameters") or []}
+    parameters = (both.get("arguments") or {}).get("parameters") or []
+    for index, each in enumerate(parameters):
+        if "value" in (found := mine.get(each.get("name"), {})):
+            parameters[index] = copy.deepcopy(found)
+    return both
+
+
+def resolved(workflow: dict[str, Any], find: Find, check: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
+    """The workflow with all that it refers to as `storedTemplates`; each spec is checked first. Raises ConfigError."""
+    workflow, stored, waiting = copy.deepcopy(workflow), {}, []
+    _qualify(workflow["spec"], "", "spec", waiting)
+    seen: set[str] = set()
+    while waiting:
+        scope, reference, path = waiting.pop()
+        if scope in seen:
+            continue
+        seen.add(scope)
+        spec = _found(reference, path, find)
+        check(spec)
+        _qualify(spec, scope, f"{scope}.spec", waiting)
+        stored |= {f"{scope}/{each['name']}": each for each in spec.get("templates") or []}
+        name = str(reference.get("template"))
+        if "template" in reference and "{{" not in name and f"{scope}/{name}" not in stored:
+            raise ConfigError(f"{path}.template is {name!r}, which {reference['name']} does not have.")
+    return {**workflow, "storedTemplates": stored} if stored else workflow
+
+
+def _found(reference: dict[str, Any], path: str, find: Find) -> dict[str, Any]:
+    kind, _ = WORKFLOW_TEMPLATES[bool(reference.get("clusterScope"))]
+    name = reference.get("name")
+    if "{{" in str(name):
+        raise ConfigError(f"{path}.name is {name!r}: the local runner must know it before the run. Write it out.")
+    found = find(kind, str(name))
+    if not found:
+        raise ConfigError(
+            f"{path}: there is no {kind} {name!r} here. Put it into the same file as the Workflow, separated by ---."
+        )
+    if wrong := next(misshapen(found), ""):
+        raise ConfigError(f"{kind} {name}: {wrong}.")
+    return copy.deepcopy(dict(found.get("spec") or {}))
+
+
+def _qualify(spec: dict[str, Any], scope: str, path: str, waiting: list[Any]) -> None:
+    """Gives every caller in `spec` the full name of what it calls, and notes the objects that it lies in."""
+    for holder, where in _holders(spec, path):
+        if isinstance(reference := holder.get("templateRef"), dict):
+            other = f"{WORKFLOW_TEMPLATES[bool(reference.get('clusterScope'))][1]}/{reference.get('name')}"
+            holder["template"] = f"{other}/{reference.get('template')}"
+            waiting.append((other, reference, f"{where}.templateRef"))
+        elif scope and holder.get("template"):
+            holder["template"] = f"{scope}/{holder['template']}"
+        if scope and holder.get("onExit"):
+            holder["onExit"] = f"{scope}/{holder['onExit']}"
+
+
+def _holders(spec: dict[str, Any], path: str) -> Iterator[tuple[dict[str, Any], str]]:
+    """Every step, task and hook."""
+    for name, hook in (spec.get("hooks") or {}).items():
+        yield hook, f"{path}.hooks.{name}"
+    for template, where in bodies(spec, path):
+        for task, at in _tasks(template, where):
+            yield task, at
+            yield from ((hook, f"{at}.hooks.{name}") for name, hook in (task.get("hooks") or {}).items())
+
+
+def bodies(spec: dict[str, Any], path: str) -> list[tuple[dict[str, Any], str]]:
+    """Every template and its path, those given inline among them."""
+    found = [(each, f"{path}.templates[{i}]") for i, each in enumerate(spec.get("templates") or [])]
+    for template, where in found:
+        found += [(task["inline"], f"{at}.inline") for task, at in _tasks(template, where) if task.get("inline")]
+    return found
+
+
+def _tasks(template: dict[str, Any], path: str) -> Iterator[tuple[dict[str, Any], str]]:
+    for index, task in enumerate((template.get("dag") or {}).get("tasks") or []):
+        yield task, f"{path}.dag.tasks[{index}]"
+    for number, group in enumerate(template.get("steps") or []):
+        yield from ((step, f"{path}.steps[{number}][{index}]") for index, step in enumerate(group))

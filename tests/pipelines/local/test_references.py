@@ -1,0 +1,112 @@
+"""Templates that lie in other objects: a manifest that runs on a cluster must run here, from the same file."""
+
+from pathlib import Path
+
+import pytest
+
+from pipelines.local.cluster import LocalCluster
+from pipelines.local.manifest import documents, split, workflow
+from pipelines.local.run import execute
+from steps.errors import ConfigError
+
+FILE = """
+apiVersion: argoproj.io/v1alpha1
+kind: WorkflowTemplate
+metadata: {name: tools}
+spec:
+  templates:
+  - name: twice
+    inputs: {parameters: [{name: x}]}
+    steps:
+    - - {name: once, template: say, arguments: {parameters: [{name: x, value: "{{inputs.parameters.x}}!"}]}}
+  - name: say
+    inputs: {parameters: [{name: x}]}
+    script: {image: busybox, command: [sh], source: "echo {{inputs.parameters.x}} $WHO > {{outputs.parameters.y.path}}",
+             envFrom: [{configMapRef: {name: settings}}]}
+    outputs: {parameters: [{name: "y", valueFrom: {path: /tmp/y}}]}
+---
+apiVersion: v1
+kind: ConfigMap
+metadata: {name: settings}
+data: {WHO: me}
+---
+apiVersion: argoproj.io/v1alpha1
+kind: Workflow
+metadata: {name: w}
+spec:
+  entrypoint: main
+  templates:
+  - name: say
+    container: {image: busybox, command: ["false"]}
+  - name: main
+    dag:
+      tasks:
+      - {name: a, templateRef: {name: tools, template: twice},
+         arguments: {parameters: [{name: x, value: hello}]}}
+      - {name: b, depends: a, inline: {container: {image: busybox, command: ["true"]}}}
+"""
+
+
+def test_a_template_of_another_object_calls_its_own_neighbours_and_not_the_workflows(tmp_path: Path) -> None:
+    cluster = LocalCluster(tmp_path)
+    main, beside = split(documents(FILE))
+    cluster.keep(beside)
+    status = execute(main, {}, cluster)
+    assert status["phase"] == "Succeeded", status
+    nodes = {node["name"]: node for node in status["nodes"].values()}
+    assert nodes["w.a[0].once"]["outputs"]["parameters"][0]["value"] == "hello! me"
+    assert nodes["w.a"]["templateRef"] == {"name": "tools", "template": "twice"}
+    assert nodes["w.a[0].once"]["templateScope"] == "namespaced/tools"
+
+
+REFERRED = """
+kind: WorkflowTemplate
+metadata: {name: t}
+spec:
+  entrypoint: main
+  arguments: {parameters: [{name: x, value: "1"}, {name: z, value: "3"}]}
+  templates: [{name: main, container: {image: busybox, command: ["true"]}}]
+---
+kind: Workflow
+metadata: {name: w}
+spec: {workflowTemplateRef: {name: t}, arguments: {parameters: [{name: z, value: "4"}]}}
+"""
+
+
+def test_a_workflow_over_a_template_keeps_its_own_values_and_takes_the_rest(tmp_path: Path) -> None:
+    cluster = LocalCluster(tmp_path)
+    main, beside = split(documents(REFERRED))
+    cluster.keep(beside)
+    spec = workflow(main, {"x": "2"}, cluster.find)["spec"]
+    assert {each["name"]: each["value"] for each in spec["arguments"]["parameters"]} == {"x": "2", "z": "4"}
+    assert (spec["entrypoint"], len(spec["templates"])) == ("main", 1)
+
+
+@pytest.mark.parametrize(
+    ("reference", "said"),
+    [
+        ("{name: nowhere, template: x}", r"spec\.templates\[1\]\.dag\.tasks\[0\]\.templateRef: .*'nowhere'.*same file"),
+        ("{name: tools, template: sya}", r"templateRef\.template is 'sya'"),
+        ("{name: '{{workflow.name}}', template: say}", r"before the run"),
+    ],
+)
+def test_a_reference_that_leads_nowhere_is_refused_with_its_path(tmp_path: Path, reference: str, said: str) -> None:
+    cluster = LocalCluster(tmp_path)
+    main, beside = split(documents(FILE.replace("{name: tools, template: twice}", reference)))
+    cluster.keep(beside)
+    with pytest.raises(ConfigError, match=said):
+        execute(main, {}, cluster)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_template_that_is_referred_to_is_checked_like_the_workflow_itself(tmp_path: Path) -> None:
+    cluster = LocalCluster(tmp_path)
+    main, beside = split(documents(FILE.replace("envFrom", "lifecycle")))
+    cluster.keep(beside)
+    with pytest.raises(ConfigError, match=r"templates\[1\]\.script\.lifecycle"):
+        execute(main, {}, cluster)
+
+
+def test_a_file_with_two_workflows_is_refused_with_their_names() -> None:
+    with pytest.raises(ConfigError, match=r"2 objects \(Workflow a, Workflow b\)"):
+        split([{"kind": "Workflow", "metadata": {"name": name}} for name in "ab"])
