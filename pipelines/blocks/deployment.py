@@ -2,7 +2,7 @@
 
 from math import ceil
 
-from pipelines.blocks.cluster import ClusterConfig
+from pipelines.blocks.cluster import ClusterConfig, PodConfig
 from pipelines.blocks.pod import Manifest, container, pod_spec
 from steps.serve import ServeConfig
 
@@ -11,6 +11,7 @@ STARTUP_SECONDS = 600  # to load the model
 
 SUCCESS = "status.availableReplicas > 0,!status.unavailableReplicas"
 FAILURE = tuple(f"status.conditions.{i}.reason == ProgressDeadlineExceeded" for i in range(3))
+SCORING = {"app.kubernetes.io/component": "scoring"}  # who may connect to these pods: configs/platform/network.yaml
 
 
 def labels(name: str) -> dict[str, str]:
@@ -32,30 +33,31 @@ def deployment(name: str, serve: ServeConfig, cluster: ClusterConfig, flags: lis
             "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1}},
             "progressDeadlineSeconds": STARTUP_SECONDS + 60,
             "revisionHistoryLimit": 3,
-            "template": {"metadata": {"labels": labels(name)}, "spec": _server(name, serve, cluster, flags)},
+            "template": {"metadata": {"labels": labels(name) | SCORING}, "spec": _server(name, serve, cluster, flags)},
         },
     }
 
 
 def _server(name: str, serve: ServeConfig, cluster: ClusterConfig, flags: list[str]) -> Manifest:
     pod = cluster.pod("serve")
-    server = container(
-        "serve",
+    grace = ceil(serve.drain_seconds + serve.grace_seconds) + 5  # the server's own, and time to end
+    runs = [server("serve", pod, flags)]
+    return pod_spec(pod, cluster.pod_account, runs, labels(name), terminationGracePeriodSeconds=grace)
+
+
+def server(name: str, pod: PodConfig, flags: list[str], port: str = "http") -> Manifest:
+    """The container, with its probes; it listens at the port called `port`."""
+    return container(
+        name,
         pod,
         ["-m", "steps", "serve", *flags],
-        ports=[{"name": "http", "containerPort": PORT}],
-        startupProbe=_probe("/health/ready", period=1, failures=STARTUP_SECONDS),
-        readinessProbe=_probe("/health/ready", period=2, failures=3),
-        livenessProbe=_probe("/health/live", period=10, failures=3),
-    )
-    apart = {"maxSkew": 1, "topologyKey": "kubernetes.io/hostname", "whenUnsatisfiable": "ScheduleAnyway"}
-    spread = [{**apart, "labelSelector": {"matchLabels": labels(name)}}]
-    grace = ceil(serve.drain_seconds + serve.grace_seconds) + 5  # the server's own, and time to end
-    return pod_spec(
-        pod, cluster.pod_account, [server], terminationGracePeriodSeconds=grace, topologySpreadConstraints=spread
+        ports=[{"name": port, "containerPort": PORT}],
+        startupProbe=_probe("/health/ready", port, period=1, failures=STARTUP_SECONDS),
+        readinessProbe=_probe("/health/ready", port, period=2, failures=3),
+        livenessProbe=_probe("/health/live", port, period=10, failures=3),
     )
 
 
-def _probe(path: str, period: int, failures: int) -> Manifest:
-    check = {"httpGet": {"path": path, "port": "http"}}
+def _probe(path: str, port: str, period: int, failures: int) -> Manifest:
+    check = {"httpGet": {"path": path, "port": port}}
     return {**check, "periodSeconds": period, "timeoutSeconds": 3, "failureThreshold": failures}

@@ -3,6 +3,7 @@
 Addresses and credentials come from a ConfigMap and a Secret of the namespace, never from the manifest.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 from pipelines.blocks.cluster import PodConfig
@@ -33,6 +34,8 @@ EXECUTOR_SECURITY = {
     "initContainers": [{"name": "init", "securityContext": CONTAINER_SECURITY}],
     "containers": [{"name": "wait", "securityContext": CONTAINER_SECURITY}],
 }
+# `argo logs` finds the pods of a workflow by this label
+OF_WORKFLOW = {"workflows.argoproj.io/workflow": "{{workflow.name}}"}
 # the one place where a pod can write; Argo's artifacts are below it
 VOLUMES = [{"name": "tmp", "emptyDir": {}}]
 MOUNTS = [{"name": "tmp", "mountPath": "/tmp"}]
@@ -42,8 +45,8 @@ def resources(pod: PodConfig) -> Manifest:
     """Memory is limited to the request; CPU is not limited, since throttling only makes a pod slow."""
     limits = {"memory": pod.memory}
     if pod.gpus:
-        limits["nvidia.com/gpu"] = str(pod.gpus)
-    return {"requests": {"cpu": pod.cpu, "memory": pod.memory}, "limits": limits}
+        limits[pod.gpu_resource] = str(pod.gpus)
+    return {"requests": {"cpu": pod.cpu or "1", "memory": pod.memory}, "limits": limits}
 
 
 def container(name: str, pod: PodConfig, args: list[str], **more: Any) -> Manifest:
@@ -63,14 +66,35 @@ def container(name: str, pod: PodConfig, args: list[str], **more: Any) -> Manife
     }
 
 
-def pod_spec(pod: PodConfig, account: str, containers: list[Manifest], **more: Any) -> Manifest:
-    """A PodSpec around `containers` that needs nothing of the Kubernetes API."""
+def affinity(pod: PodConfig) -> Manifest:
+    """Keeps a pod off the nodes it must avoid; those without the label are none of them."""
+    if not pod.avoid:
+        return {}
+    never = [{"key": key, "operator": "NotIn", "values": [value]} for key, value in sorted(pod.avoid.items())]
+    required = {"nodeSelectorTerms": [{"matchExpressions": never}]}
+    return {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}}
+
+
+def tolerations(pod: PodConfig) -> list[Manifest]:
+    """The pod's own, and those that say how long a silent node keeps its pods."""
+    lost = {"operator": "Exists", "effect": "NoExecute", "tolerationSeconds": pod.node_lost_seconds}
+    taints = [] if pod.node_lost_seconds is None else ["not-ready", "unreachable"]
+    return [*pod.tolerations, *({"key": f"node.kubernetes.io/{taint}", **lost} for taint in taints)]
+
+
+def pod_spec(
+    pod: PodConfig, account: str, containers: list[Manifest], labels: Mapping[str, str] = OF_WORKFLOW, **more: Any
+) -> Manifest:
+    """A PodSpec around `containers` that needs nothing of the Kubernetes API; `labels` are those of its pods."""
+    apart = {"maxSkew": 1, "whenUnsatisfiable": "ScheduleAnyway", "labelSelector": {"matchLabels": dict(labels)}}
     spec = {
         "serviceAccountName": account,
         "automountServiceAccountToken": False,
         "securityContext": POD_SECURITY,
         "nodeSelector": pod.node_selector,
-        "tolerations": [*pod.tolerations, *more.pop("tolerations", [])],
+        "affinity": affinity(pod),
+        "tolerations": tolerations(pod),
+        "topologySpreadConstraints": [{"topologyKey": key, **apart} for key in pod.spread],
         "priorityClassName": pod.priority_class,
         "containers": containers,
         "volumes": VOLUMES,

@@ -1,0 +1,67 @@
+"""MPI and Horovod: a Launcher that runs `mpirun` on the Workers.
+
+Two operators serve an MPIJob, and a cluster can have one of them: `mpi_job` is v1 of the training operator, which
+reaches its workers by `kubectl exec`; `mpi_job_v2` is v2beta1 of the mpi-operator, which reaches them by ssh.
+
+Source: Kubeflow training operator 1.9, MPIJobSpec, mpi/mpijob_controller.go; mpi-operator 0.8, v2beta1/types.go.
+"""
+
+from pipelines.blocks.cluster import ClusterConfig
+from pipelines.blocks.pod import Manifest
+from pipelines.blocks.replicas import FAILED, Framework, Replica, Role, check, pod, replica, run_policy, training_job
+from pipelines.blocks.replicas import metadata as named
+
+SUCCESS = "status.replicaStatuses.Launcher.succeeded > 0"
+FAILURE = FAILED
+
+MPI_JOB = Framework(
+    kind="MPIJob",
+    replicas="mpiReplicaSpecs",
+    container="mpi",
+    roles={"Launcher": Role(least=1, most=1), "Worker": Role(least=1)},
+    lead="Launcher",
+)
+MPI_USER = 1000  # `mpiuser` of the mpi-operator's images, whose sshd runs without root
+SSH = "/home/mpiuser"
+
+
+def mpi_job(name: str, launcher: Replica, workers: Replica, cluster: ClusterConfig, slots: int = 1) -> Manifest:
+    """Version v1. Workers wait (`sleep`) for what `mpirun` starts in them; one that is evicted fails the job.
+
+    Not for a namespace that enforces the PodSecurity standard `restricted`: the operator's own init container, which
+    brings kubectl, is not hardened. The Launcher runs as the ServiceAccount that the operator makes for it.
+    """
+    job = training_job(MPI_JOB, name, {"Launcher": launcher, "Worker": workers}, cluster, slotsPerWorker=slots)
+    specs = job["spec"]["mpiReplicaSpecs"]
+    for key in ("serviceAccountName", "automountServiceAccountToken"):
+        del specs["Launcher"]["template"]["spec"][key]
+    return job
+
+
+def mpi_job_v2(name: str, launcher: Replica, workers: Replica, cluster: ClusterConfig, slots: int = 1) -> Manifest:
+    """Version v2beta1, of an image made like mpioperator/base: `mpiuser` with an sshd of its own."""
+    check(MPI_JOB, name, {"Launcher": launcher, "Worker": workers})
+    sshd = Replica(workers.pod, ["-De", "-f", f"{SSH}/.sshd_config"], workers.count, ("/usr/sbin/sshd",))
+    return {
+        "apiVersion": "kubeflow.org/v2beta1",
+        "kind": "MPIJob",
+        "metadata": named(name, cluster),
+        "spec": {
+            "slotsPerWorker": slots,
+            "sshAuthMountPath": f"{SSH}/.ssh",
+            "launcherCreationPolicy": "WaitForWorkersReady",
+            "runPolicy": run_policy(cluster, workers.pod) | {"backoffLimit": 3},
+            "mpiReplicaSpecs": {
+                "Launcher": replica(1, "OnFailure", _as_user(pod(MPI_JOB, "Launcher", launcher, cluster))),
+                "Worker": replica(workers.count, "Never", _as_user(pod(MPI_JOB, "Worker", sshd, cluster))),
+            },
+        },
+    }
+
+
+def _as_user(spec: Manifest) -> Manifest:
+    """The pod as the user to whom the ssh keys belong; sshd writes its process id beside them."""
+    (container,) = spec["containers"]
+    user = spec["securityContext"] | {"runAsUser": MPI_USER, "runAsGroup": MPI_USER, "fsGroup": MPI_USER}
+    writable = container["securityContext"] | {"readOnlyRootFilesystem": False}
+    return spec | {"securityContext": user, "containers": [container | {"securityContext": writable}]}
