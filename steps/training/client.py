@@ -110,6 +110,15 @@ class Client:
             except OSError:
                 self._socket = None  # the listening thread connects again
 
+    def note(self, event: str, **fields: Any) -> None:
+        """Something happened that the ledger should know, perhaps after we have left."""
+        message = {"event": event, "name": self.name} | fields
+        if self._left:
+            with contextlib.suppress(OSError):
+                tell(self.where, message)
+        else:
+            self.send(message)
+
     def leave(self) -> None:
         """We go on purpose: heard of no more, whatever else this process has to do before its end."""
         with self._changed:
@@ -225,13 +234,17 @@ def connect(where: Address, patience: float = 5.0) -> socket.socket:
     return connection
 
 
+def tell(where: Address, message: dict[str, Any], patience: float = 5.0) -> None:
+    """Tell the coordinator something in a connection of its own: nobody need be registered. Raises OSError."""
+    with connect(where, patience) as connection:
+        connection.sendall(json.dumps(message).encode() + b"\n")
+
+
 def report(
     where: Address, name: str, message: str, code: int, *, temporary: bool = False, patience: float = 5.0
 ) -> None:
-    """Tell the coordinator why a worker ends, in a connection of its own: it need not be registered."""
+    """Tell the coordinator why a worker ends."""
     try:
-        with connect(where, patience) as connection:
-            last = {"failed": message, "code": code, "name": name, "temporary": temporary}
-            connection.sendall(json.dumps(last).encode() + b"\n")
+        tell(where, {"failed": message, "code": code, "name": name, "temporary": temporary}, patience)
     except OSError as error:
         say(f"the coordinator does not hear why {name} ends: {error}")

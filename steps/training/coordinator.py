@@ -23,7 +23,7 @@ One JSON object a line:
     {"leave": reason}                                           last: it exits on purpose
     {"failed": message, "code": n, "name": x, "temporary": b}   in a connection of its own: why this worker ends
     {"done": sha256}                                            the model is in the object store
-    {"event": name, ...}                                        any time; for the ledger
+    {"event": what, "name": worker, ...}                        any time, also by one that has left; for the ledger
 
     coordinator → worker
     {"refused": message}                                        this worker must not take part
@@ -124,6 +124,8 @@ class Server:
         elif "failed" in message:
             temporary = message.get("temporary", False)
             membership.failed(message["name"], message["failed"], message["code"], temporary)
+        elif "event" in message:
+            self.ledger.note(**message)
         elif worker not in membership.alive:
             raise ValueError("it is not registered")
         elif "ack" in message:
@@ -135,8 +137,6 @@ class Server:
         elif "done" in message:
             membership.beat(now, worker, -1, busy=True)
             self._soon(self._check(message["done"]))
-        elif "event" in message:
-            self.ledger.note(**{"name": membership.alive[worker].name} | message)
         else:
             raise ValueError(f"unknown message {message}")
         self.flush()

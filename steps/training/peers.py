@@ -209,7 +209,7 @@ class Elastic(Peers):
         self.client.fail(message, code, temporary=temporary)
 
     def note(self, event: str, **fields: Any) -> None:
-        self.client.send({"event": event} | fields)
+        self.client.note(event, **fields)
 
     def finish(self, sha256: str, step: int) -> bool:
         if sha256:

@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from steps.storage import Store
+from steps.training import ledger
 from tests.chaos.faults import Proxy
 from tests.steps.training.crew import Crew, flags
 
@@ -99,14 +100,20 @@ def test_nobody_waits_for_what_a_leaver_still_writes(crew: Crew, s3: Store, undi
     coordinator = crew.coordinator(argv)
     with Proxy(s3.endpoint or "") as proxy:
         leaver = crew.worker("leaver", argv, TOY_HOLD="20", S3_ENDPOINT_URL=proxy.url)
-        killed, other = (crew.worker(name, argv) for name in ("killed", "other"))
+        killed, other = (crew.worker(name, argv, TOY_HOLD="60") for name in ("killed", "other"))
         crew.held(20, leaver)
         proxy.fault("refuse", 60)
         leaver.send(signal.SIGTERM)
         killed.send(signal.SIGKILL)  # so that the leaver hears of it while the next group forms, and agrees with nobody
         crew.release(20)
-        assert (other.code(), coordinator.code()) == (0, 0), other.said()
+        crew.held(60, other)
         assert leaver.process.exitcode is None, leaver.said()
+        proxy.fault("", 0)
+        assert leaver.code() == 143, leaver.said()
+    crew.release(60)
+    assert (other.code(), coordinator.code()) == (0, 0), other.said()
+    events = [(event["event"], event.get("name")) for event in ledger.read(s3, "leaver/checkpoints/ledger")]
+    assert ("checkpoint", "leaver") in events[events.index(("drain", "leaver")) :]
     assert sha256(s3, "leaver") == undisturbed
 
 
