@@ -1,0 +1,109 @@
+"""The PodSecurity standard `restricted` (Kubernetes 1.34, with all of `baseline`) as a function over plain data.
+
+violations(pod_spec) -> ["containers[0].securityContext.allowPrivilegeEscalation must be false", ...]
+pods(manifest) -> every PodSpec in it, wherever it is, a workflow's steps as Argo makes their pods
+"""
+
+import copy
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+VOLUMES = {"configMap", "csi", "downwardAPI", "emptyDir", "ephemeral", "persistentVolumeClaim", "projected", "secret"}
+SYSCTLS = {
+    "kernel.shm_rmid_forced",
+    "net.ipv4.ip_local_port_range",
+    "net.ipv4.ip_unprivileged_port_start",
+    "net.ipv4.tcp_syncookies",
+    "net.ipv4.ping_group_range",
+    "net.ipv4.ip_local_reserved_ports",
+    "net.ipv4.tcp_keepalive_time",
+    "net.ipv4.tcp_fin_timeout",
+    "net.ipv4.tcp_keepalive_intvl",
+    "net.ipv4.tcp_keepalive_probes",
+}
+SELINUX = {"", "container_t", "container_init_t", "container_kvm_t", "container_engine_t"}
+
+
+def violations(spec: dict[str, Any]) -> list[str]:
+    pod = spec.get("securityContext") or {}
+    found = [f"{each} must not be set" for each in ("hostNetwork", "hostPID", "hostIPC") if spec.get(each)]
+    for volume in spec.get("volumes") or []:
+        if not set(volume) - {"name"} <= VOLUMES:
+            found.append(f"volume {volume} is of a kind that is not allowed")
+    found += [f"sysctl {s['name']} is not allowed" for s in pod.get("sysctls") or [] if s["name"] not in SYSCTLS]
+    for where in ("initContainers", "containers", "ephemeralContainers"):
+        for container in spec.get(where) or []:
+            found += [f"{container['name']}: {each}" for each in _container(container, pod)]
+    return found
+
+
+def _container(container: dict[str, Any], pod: dict[str, Any]) -> Iterator[str]:
+    own = container.get("securityContext") or {}
+    capabilities = own.get("capabilities") or {}
+    if own.get("privileged"):
+        yield "privileged must be false"
+    if own.get("allowPrivilegeEscalation") is not False:
+        yield "allowPrivilegeEscalation must be false"
+    if "ALL" not in (capabilities.get("drop") or []):
+        yield "capabilities.drop must hold ALL"
+    if set(capabilities.get("add") or []) - {"NET_BIND_SERVICE"}:
+        yield "capabilities.add may hold NET_BIND_SERVICE only"
+    if not own.get("runAsNonRoot", pod.get("runAsNonRoot")):
+        yield "runAsNonRoot must be true"
+    if 0 in (own.get("runAsUser"), pod.get("runAsUser")):
+        yield "runAsUser must not be 0"
+    if (own.get("seccompProfile") or pod.get("seccompProfile") or {}).get("type") not in (
+        "RuntimeDefault",
+        "Localhost",
+    ):
+        yield "seccompProfile.type must be RuntimeDefault or Localhost"
+    if own.get("procMount", "Default") != "Default":
+        yield "procMount must be Default"
+    for each in (own, pod):
+        selinux = each.get("seLinuxOptions") or {}
+        if selinux.get("type", "") not in SELINUX or selinux.get("user") or selinux.get("role"):
+            yield "seLinuxOptions must not change user, role, or to another type"
+        if (each.get("appArmorProfile") or {}).get("type", "RuntimeDefault") == "Unconfined":
+            yield "appArmorProfile must not be Unconfined"
+        if (each.get("windowsOptions") or {}).get("hostProcess"):
+            yield "hostProcess must be false"
+    if any(port.get("hostPort") for port in container.get("ports") or []):
+        yield "hostPort must not be set"
+
+
+def pods(manifest: Any) -> Iterator[tuple[str, dict[str, Any]]]:
+    """(what it is, its PodSpec): for a workflow, with the containers that Argo adds, as it adds them."""
+    if not isinstance(manifest, dict):
+        for each in manifest if isinstance(manifest, list) else ():
+            yield from pods(each)
+        return
+    spec = manifest.get("spec") or {}
+    if isinstance(spec, dict) and "templates" in spec:
+        for template in spec["templates"]:
+            if text := (template.get("resource") or {}).get("manifest"):
+                yield from pods(json.loads(re.sub(r"\{\{.*?\}\}", "1", text)))
+            for kind in ("container", "script", "resource"):
+                if kind in template:
+                    yield template["name"], _argo(template, template[kind], spec)
+    elif "containers" in manifest:
+        yield manifest["containers"][0]["name"], manifest
+    else:
+        for value in manifest.values():
+            yield from pods(value)
+
+
+def _argo(template: dict[str, Any], main: dict[str, Any], spec: dict[str, Any]) -> dict[str, Any]:
+    """Argo 3.7 and 4.1, workflow/controller/workflowpod.go: init and wait come bare; a resource's main is hardened."""
+    hardened = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+    pod = {key: copy.deepcopy(spec[key]) for key in ("securityContext", "automountServiceAccountToken") if key in spec}
+    pod["volumes"] = [*(spec.get("volumes") or []), *(template.get("volumes") or [])]
+    if "resource" in template:
+        return pod | {"containers": [{"name": "main", "securityContext": hardened}]}
+    pod["initContainers"] = [{"name": "init"}]
+    pod["containers"] = [{"name": "wait"}, {**main, "name": "main"}]
+    for where, patches in json.loads(template.get("podSpecPatch") or "{}").items():
+        for patch in patches:
+            next(each for each in pod[where] if each["name"] == patch["name"]).update(patch)
+    return pod
