@@ -1,4 +1,5 @@
 # make run: from nothing to a served model. make test: the tests. Both install what is missing, once.
+# make test-cluster: the tests that need a cluster, in a namespace of their own; tests/cluster/conftest.py says what to set.
 # make chaos: 200 runs are killed, stopped and starved by seeded schedules, and must give the weights of undisturbed ones
 #   (N=1000: so many. SEED=17: that one alone, with all that happens in it).
 PYTHON ?= python3
@@ -6,7 +7,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: install run test chaos check clean
+.PHONY: install run test test-cluster chaos check clean
 
 install: $(VENV)/.installed
 
@@ -22,6 +23,9 @@ run: install
 
 test: install
 	@$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+
+test-cluster: install
+	@$(BIN)/python -m pytest -m cluster tests/cluster
 
 chaos: install
 	@$(BIN)/python -m tests.chaos $(if $(SEED),$(SEED) --story,--count $(or $(N),200))

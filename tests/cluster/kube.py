@@ -1,0 +1,140 @@
+"""A namespace of a cluster as the tests see it, through kubectl.
+
+kube = Kube("rekindle-test-1a2b"); kube("get", "pods"); kube.items("pods", "app=demo")
+"""
+
+import json
+import subprocess
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, TypeVar
+
+import yaml
+
+T = TypeVar("T")
+Object = dict[str, Any]
+
+
+def until(what: str, look: Callable[[], T], seconds: float = 60, pause: float = 0.2) -> T:
+    """The first truth that `look` gives; fails with `what` was waited for."""
+    end = time.monotonic() + seconds
+    while not (found := look()):
+        assert time.monotonic() < end, f"waited {seconds:g} s for: {what}"
+        time.sleep(pause)
+    return found
+
+
+def seconds(timestamp: str) -> float:
+    """Unix seconds of a Kubernetes timestamp."""
+    return datetime.fromisoformat(timestamp.replace("Z", "+00:00")).timestamp()
+
+
+@dataclass(frozen=True)
+class Kube:
+    """kubectl in one namespace."""
+
+    namespace: str
+
+    def __call__(self, *args: str, stdin: str | None = None, check: bool = True, timeout: float = 120) -> str:
+        """What kubectl prints; fails with what it says if it does, unless `check` is False."""
+        command = ["kubectl", "--namespace", self.namespace, *args]
+        done = subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=timeout)
+        assert done.returncode == 0 or not check, f"{' '.join(command)}\n{done.stdout}{done.stderr}"
+        return done.stdout
+
+    def apply(self, *objects: Object) -> None:
+        self("apply", "--server-side", "--force-conflicts", "-f", "-", stdin=yaml.safe_dump_all(objects))
+
+    def get(self, kind: str, name: str) -> Object | None:
+        found = self("get", kind, name, "--ignore-not-found", "-o", "json")
+        return json.loads(found) if found.strip() else None
+
+    def items(self, kind: str, selector: str = "") -> list[Object]:
+        return json.loads(self("get", kind, "--selector", selector, "-o", "json"))["items"]
+
+    def delete_pods(self, *names: str, force: bool = False) -> float:
+        """Ask for their end and give the time of asking; does not wait for it."""
+        now = time.time()
+        flags = ["--grace-period=0", "--force"] if force else []
+        self("delete", "pod", *names, "--wait=false", *flags)
+        return now
+
+    def evict(self, pod: str) -> None:
+        """By the Eviction API, as a drain or an autoscaler does."""
+        body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": pod, "namespace": self.namespace}}
+        path = f"/api/v1/namespaces/{self.namespace}/pods/{pod}/eviction"
+        self("create", "--raw", path, "-f", "-", stdin=json.dumps(body))
+
+    def scale(self, deployment: str, replicas: int) -> None:
+        self("scale", "deployment", deployment, f"--replicas={replicas}")
+        if replicas:
+            self("rollout", "status", f"deployment/{deployment}", "--timeout=120s", timeout=150)
+
+
+@dataclass
+class Sight:
+    """What was seen of one pod, the last of it when it was already gone."""
+
+    name: str
+    uid: str
+    created: float
+    ready: float | None = None
+    deleting: float | None = None  # when its end was asked for
+    ended: float | None = None
+    codes: dict[str, int] = field(default_factory=dict)  # exit codes by container, the last ones
+    restarts: int = 0
+    phase: str = ""
+    reason: str = ""
+
+
+class Watch:
+    """All pods of a namespace from now on, also those that are gone: the API server forgets them, this does not."""
+
+    def __init__(self, kube: Kube) -> None:
+        self.pods: dict[str, Sight] = {}  # by uid
+        self._lock = threading.Lock()
+        command = ["kubectl", "--namespace", kube.namespace, "get", "pods", "--watch"]
+        command += ["--output-watch-events", "-o", "json"]
+        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        self._thread = threading.Thread(target=self._read, daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._process.terminate()
+        self._process.wait()
+        self._thread.join()
+
+    def of(self, part: str) -> list[Sight]:
+        """Those with `part` in their name, in order of their creation."""
+        with self._lock:
+            return sorted((each for each in self.pods.values() if part in each.name), key=lambda each: each.created)
+
+    def _read(self) -> None:
+        assert self._process.stdout
+        text = ""
+        for line in self._process.stdout:
+            text += line
+            if line.rstrip("\n") != "}":  # objects are printed one after the other, indented
+                continue
+            event, text = json.loads(text), ""
+            with self._lock:
+                self._see(event["object"], gone=event["type"] == "DELETED")
+
+    def _see(self, pod: Object, gone: bool) -> None:
+        meta, status = pod["metadata"], pod["status"]
+        seen = self.pods.setdefault(meta["uid"], Sight(meta["name"], meta["uid"], seconds(meta["creationTimestamp"])))
+        now = time.time()
+        seen.phase, seen.reason = status.get("phase", ""), status.get("reason", "")
+        ready = any(c["type"] == "Ready" and c["status"] == "True" for c in status.get("conditions", []))
+        seen.ready = seen.ready or (now if ready else None)
+        if gone or "deletionTimestamp" in meta:
+            seen.deleting = seen.deleting or now
+        for container in status.get("containerStatuses", []):
+            seen.restarts = max(seen.restarts, container["restartCount"])
+            for state in (container.get("lastState", {}), container.get("state", {})):
+                if end := state.get("terminated"):
+                    seen.codes[container["name"]] = end["exitCode"]
+                    seen.ended = seconds(end["finishedAt"]) if end.get("finishedAt") else now

@@ -1,0 +1,169 @@
+"""One workflow of a config on the cluster: submitted, disturbed, and told from its ledger.
+
+run = Run.submit(place, SMALL); run.trains(20); ...; assert run.ended() == "Succeeded"
+"""
+
+import hashlib
+import json
+import subprocess
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from steps.storage import Store
+from steps.training.account import Incident, Summary
+from steps.training.bookkeeping import account
+from steps.training.ledger import Event, read
+from tests.cluster.kube import Kube, Object, Sight, Watch, until
+from tests.commands import BIN, ROOT
+
+DEMO = ROOT / "configs/demo.yaml"
+ENDS = ("Succeeded", "Failed", "Error")
+PODS = ("prepare", "train", "evaluate", "release", "serve", "verify", "coordinator", "report")
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where runs of a test session happen."""
+
+    kube: Kube
+    store: Store
+    watch: Watch
+    image: str
+
+    def sets(self, more: Iterable[str] = ()) -> list[str]:
+        """--set flags: our image, and requests that fit on a small node."""
+        small = [f"cluster.pods.{pod}={{cpu: 50m, memory: {_memory(pod)}}}" for pod in PODS]
+        given = [f"cluster.image={self.image}", *small, *more]
+        return [flag for each in given for flag in ("--set", each)]
+
+
+def _memory(pod: str) -> str:
+    return "512Mi" if pod in ("coordinator", "report") else "2Gi"
+
+
+def rekindle(*args: str, cwd: Path = ROOT, timeout: float = 900, **environment: str) -> str:
+    """What the command prints; fails with what it says if it does."""
+    import os
+
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("S3_", "AWS_", "MLFLOW_", "REKINDLE_"))}
+    done = subprocess.run(
+        [str(BIN / "rekindle"), *args], cwd=cwd, env=kept | environment, capture_output=True, text=True, timeout=timeout
+    )
+    assert done.returncode == 0, f"rekindle {' '.join(args)}\n{done.stdout}{done.stderr}"
+    return done.stdout
+
+
+@dataclass
+class Run:
+    """A workflow."""
+
+    place: Place
+    name: str
+
+    @classmethod
+    def submit(cls, place: Place, *sets: str, config: Path = DEMO) -> "Run":
+        manifest = rekindle("render", str(config), *place.sets(sets))
+        return cls(place, place.kube("create", "-f", "-", "-o", "jsonpath={.metadata.name}", stdin=manifest))
+
+    def workflow(self) -> Object:
+        found = self.place.kube.get("workflow", self.name)
+        assert found, f"there is no workflow {self.name}"
+        return found
+
+    def ended(self, seconds: float = 900) -> str:
+        """Its phase, when it has one that lasts."""
+        phase = until(f"{self.name} has ended", lambda: _ended(self.workflow()), seconds, pause=1)
+        return phase if phase == "Succeeded" else f"{phase}: {self.story()}"
+
+    def outputs(self) -> dict[str, str]:
+        """The outputs of the whole workflow."""
+        found = self.workflow()["status"].get("outputs", {}).get("parameters", [])
+        return {each["name"]: each.get("value", "") for each in found}
+
+    def nodes(self, template: str) -> list[Object]:
+        """The attempts at a template, in order."""
+        found = self.workflow().get("status", {}).get("nodes", {}).values()
+        own = [n for n in found if n.get("templateName") == template and n["type"] == "Pod"]
+        return sorted(own, key=lambda node: node["startedAt"] or "")
+
+    def pod_of(self, template: str, seconds: float = 300) -> str:
+        """The pod that runs a step now."""
+
+        def look() -> str:
+            label = f"workflows.argoproj.io/workflow={self.name}"
+            for pod in self.place.kube.items("pods", label):
+                node = pod["metadata"].get("annotations", {}).get("workflows.argoproj.io/node-name", "")
+                alive = pod["status"]["phase"] == "Running" and "deletionTimestamp" not in pod["metadata"]
+                if alive and f".{template}(" in node:
+                    return pod["metadata"]["name"]
+            return ""
+
+        return until(f"a pod of {template} runs", look, seconds)
+
+    def events(self) -> list[Event]:
+        return read(self.place.store, f"{self.name}/checkpoints/ledger")
+
+    def summary(self) -> Summary:
+        return account(self.events())
+
+    def step(self) -> int:
+        """The newest that the ledger knows."""
+        return max((event["step"] for event in self.events() if event["event"] == "step"), default=0)
+
+    def trains(self, step: int, seconds: float = 300) -> int:
+        """Wait until the training has come so far."""
+        return until(f"{self.name} has made step {step}", lambda: (s := self.step()) >= step and s, seconds, 0.5)
+
+    def goes_on(self, steps: int = 5, seconds: float = 120) -> int:
+        """Wait until it has made some steps more."""
+        return self.trains(self.step() + steps, seconds)
+
+    def whole(self, workers: int, seconds: float = 120) -> None:
+        """Wait until so many train together, and some steps more, so that faults do not blur."""
+
+        def look() -> bool:
+            groups = [event["members"] for event in self.events() if event["event"] == "generation"]
+            return bool(groups) and len(groups[-1]) == workers
+
+        until(f"{workers} workers train together", look, seconds, 0.5)
+        self.goes_on(2)
+
+    def incidents(self, since: float, kind: str) -> list[Incident]:
+        return [each for each in self.summary().incidents if each.kind == kind and each.t >= since - 0.5]
+
+    def training_pod(self, replica: str) -> str:
+        return f"{self.name}-train-{replica}"
+
+    def sights(self, replica: str) -> list[Sight]:
+        """Every pod that was this replica, in order."""
+        return self.place.watch.of(self.training_pod(replica))
+
+    def sha256(self) -> str:
+        """Of the weights in the object store."""
+        return hashlib.sha256(self.place.store.get(f"{self.name}/model/model.safetensors")).hexdigest()
+
+    def story(self) -> str:
+        """For who must find out why."""
+        status = self.workflow().get("status", {})
+        nodes = [f"{n['displayName']}: {n['phase']} {n.get('message', '')}" for n in status.get("nodes", {}).values()]
+        logs = [
+            f"--- {pod['metadata']['name']}\n"
+            + self.place.kube("logs", pod["metadata"]["name"], "--all-containers", "--tail=20", check=False)
+            for pod in self.place.kube.items("pods", f"workflows.argoproj.io/workflow={self.name}")
+        ]
+        return "\n".join([status.get("message", ""), *nodes, *logs])
+
+
+def _ended(workflow: Object) -> str:
+    phase = workflow.get("status", {}).get("phase", "")
+    return phase if phase in ENDS else ""
+
+
+def local(home: Path, *sets: str, config: Path = DEMO) -> dict[str, Any]:
+    """What `rekindle run` makes of the same config with the same settings on this machine."""
+    try:
+        return json.loads(rekindle("run", str(config), *sets, "-o", "json", REKINDLE_HOME=str(home)))
+    finally:
+        rekindle("down", REKINDLE_HOME=str(home))

@@ -1,0 +1,82 @@
+"""A training that is disturbed: each hit is struck while it goes on, and what was seen of it is kept.
+
+story = Story(place); story.hit("one", lambda: kube.delete_pods(...)); story.ended_well(sha256)
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from steps.training.account import Incident
+from tests.cluster.kube import Sight
+from tests.cluster.run import Place, Run
+
+WORKERS = 3
+STEPS = 4000  # long enough to be hit again and again
+LONG = [
+    "name=faults",
+    "data.source=simulate://7?cards=300&terminals=600&days=91",
+    f"train.workers={WORKERS}",
+    f"train.steps={STEPS}",
+    "gate.minimum={}",
+]
+
+
+@dataclass
+class Hit:
+    """One fault, and what was seen of it."""
+
+    began: float
+    before: int  # the newest step then
+    over: float = 0.0  # training goes on with everybody
+    after: int = 0  # the newest step then
+    struck: list[Sight] = field(default_factory=list)  # pods of the training that were there, and went
+    incidents: list[Incident] = field(default_factory=list)
+
+    @property
+    def resumed(self) -> float:
+        """How long the others stood still, as the ledger knows it."""
+        return max(i.resumed - i.t for i in self.incidents if i.resumed is not None and i.kind in ("lost", "drain"))
+
+    @property
+    def repeated(self) -> int:
+        """Finished steps that were made again."""
+        return sum(incident.repeated for incident in self.incidents)
+
+
+class Story:
+    """A run, its hits by name, and how it ended."""
+
+    def __init__(self, place: Place) -> None:
+        self.run = Run.submit(place, *LONG)
+        self.hits: dict[str, Hit] = {}
+        self.run.whole(WORKERS, 400)
+        self.uid = self.job()
+
+    def job(self) -> str:
+        """Which job it is: another one of the same name has another uid."""
+        found = self.run.place.kube.get("pytorchjob", f"{self.run.name}-train")
+        assert found
+        return found["metadata"]["uid"]
+
+    def hit(self, name: str, strike: Callable[[], object]) -> None:
+        """Strike while training goes on, then wait until it goes on with everybody."""
+        assert self.run.workflow()["status"]["phase"] == "Running"
+        hit = self.hits[name] = Hit(time.time(), self.run.goes_on(1))
+        there = [each for each in self._pods() if each.deleting is None]
+        strike()
+        self.run.goes_on()
+        self.run.whole(WORKERS, 200)
+        hit.after, hit.over = self.run.step(), time.time()
+        hit.struck = [each for each in there if each.deleting is not None]
+        hit.incidents = [each for each in self.run.summary().incidents if each.t >= hit.began - 0.5]
+
+    def ended_well(self, sha256: str) -> bool:
+        """Succeeded, with these weights, by one job."""
+        assert self.run.ended() == "Succeeded"
+        assert self.job() == self.uid
+        assert self.run.outputs()["model_sha256"] == self.run.sha256() == sha256
+        return True
+
+    def _pods(self) -> list[Sight]:
+        return self.run.sights("worker") + self.run.sights("master")

@@ -1,0 +1,89 @@
+"""The demo on a real cluster: from `submit` to a model that serves, and the same bits as on this machine."""
+
+import json
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from subprocess import PIPE, Popen
+from typing import Any
+
+import pytest
+
+from tests.cluster.kube import Kube
+from tests.cluster.run import Place, Run, local
+
+MODEL = "demo"
+
+
+@pytest.fixture(scope="module")
+def demo(place: Place) -> Run:
+    """configs/demo.yaml, from `submit` to its end."""
+    run = Run.submit(place)
+    assert run.ended() == "Succeeded"
+    return run
+
+
+@contextmanager
+def reached(kube: Kube) -> Iterator[str]:
+    """The address of the model's service, for this machine."""
+    command = ["kubectl", "--namespace", kube.namespace, "port-forward", f"service/{MODEL}", ":8080"]
+    with Popen(command, stdout=PIPE, text=True) as forward:
+        assert forward.stdout
+        try:  # Forwarding from 127.0.0.1:43210 -> 8080
+            yield "http://" + forward.stdout.readline().split()[2]
+        finally:
+            forward.terminate()
+
+
+def served(kube: Kube) -> dict[str, Any]:
+    """What serves: it scores its own example, and says which weights did."""
+    with reached(kube) as address:
+        with urllib.request.urlopen(f"{address}/v1/example") as answer:
+            body = answer.read()
+        request = urllib.request.Request(f"{address}/v1/score", body, {"content-type": "application/json"})
+        with urllib.request.urlopen(request) as answer:
+            return json.load(answer)
+
+
+@pytest.fixture(scope="module")
+def here(place: Place, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The same on this machine."""
+    return local(tmp_path_factory.mktemp("home"), *place.sets())
+
+
+def test_the_demo_serves_a_verified_model(demo: Run):
+    outputs = demo.outputs()
+    assert outputs["verdict"] == "release"
+    answer = served(demo.place.kube)
+    assert answer["model_sha256"] == outputs["model_sha256"] == demo.sha256()
+    assert 0 < answer["scores"][0]["score"] < 1
+    assert [node["phase"] for node in demo.nodes("verify")] == ["Succeeded"]
+
+
+def test_no_step_of_the_demo_was_tried_twice(demo: Run):
+    attempts = {node["displayName"]: node["phase"] for node in demo.workflow()["status"]["nodes"].values()}
+    assert not {name: phase for name, phase in attempts.items() if phase not in ("Succeeded", "Skipped", "Omitted")}
+
+
+def test_a_cluster_gives_the_bits_of_this_machine(demo: Run, here: dict[str, Any]):
+    assert here["model_sha256"] == demo.outputs()["model_sha256"]
+    assert here["metrics"]["ap"] == float(demo.outputs()["ap"])
+
+
+def test_the_manifest_of_the_cluster_is_that_of_this_machine(demo: Run, here: dict[str, Any]):
+    arguments = demo.workflow()["spec"]["arguments"]["parameters"]
+    assert {each["name"]: each["value"] for each in arguments}["manifest_hash"] == here["manifest_sha256"]
+
+
+def test_a_gate_that_refuses_leaves_the_champion_serving(demo: Run):
+    kept = Run.submit(demo.place, "gate.minimum={auc: 0.9999}", "train.seed=9")
+    assert kept.ended() == "Succeeded"
+    assert kept.outputs()["verdict"] == "keep"
+    assert served(demo.place.kube)["model_sha256"] == demo.sha256() != kept.sha256()
+
+
+def test_a_worse_model_never_replaces_a_better_one(demo: Run):
+    worse = Run.submit(demo.place, "train.steps=2", "gate.minimum={}")
+    assert worse.ended() == "Succeeded"
+    assert worse.outputs()["verdict"] == "keep"
+    assert served(demo.place.kube)["model_sha256"] == demo.sha256() != worse.sha256()

@@ -1,0 +1,30 @@
+"""However a workflow ends, no training is left behind that nobody waits for."""
+
+from tests.cluster.kube import until
+from tests.cluster.run import Place, Run
+
+SHORT = ["name=endings", "data.source=simulate://7?cards=150&terminals=300&days=70", "gate.minimum={}"]
+
+
+def _left(run: Run) -> list[str]:
+    """Jobs and live pods of training that are still there."""
+    jobs = run.place.kube.items("pytorchjobs", f"workflows.argoproj.io/workflow={run.name}")
+    pods = run.place.kube.items("pods", f"training.kubeflow.org/job-name={run.name}-train")
+    return [each["metadata"]["name"] for each in [*jobs, *pods]]
+
+
+def test_a_stopped_run_leaves_no_job_behind(place: Place):
+    run = Run.submit(place, *SHORT, "train.steps=100000")
+    run.trains(10, 400)
+    place.kube("patch", "workflow", run.name, "--type=merge", "-p", '{"spec": {"shutdown": "Stop"}}')
+    assert run.ended(120).startswith("Failed")
+    until("the job and its pods are gone", lambda: not _left(run), 60)
+
+
+def test_a_job_that_hangs_ends_at_its_deadline(place: Place):
+    nowhere = 'cluster.pods.train={cpu: 50m, memory: 1Gi, deadline_minutes: 1, node_selector: {no: "such-node"}}'
+    run = Run.submit(place, *SHORT, nowhere)
+    assert run.ended(400).startswith("Failed")
+    (train,) = run.nodes("train")
+    assert "failure condition" in train["message"]
+    until("the job and its pods are gone", lambda: not _left(run), 60)

@@ -1,0 +1,68 @@
+"""What happens to Argo's own pods, and to those of steps: nothing is started twice, nothing is lost."""
+
+import pytest
+
+from tests.cluster.kube import Object, until
+from tests.cluster.run import Place
+from tests.cluster.story import STEPS, Story
+
+TOO_LITTLE = "12Mi"  # memory; Argo's executor needs three times that
+
+
+@pytest.fixture(scope="module")
+def executor(place: Place) -> Story:
+    """A training whose executor is deleted and runs out of memory, and an evaluation that is evicted."""
+    story = Story(place)
+    kube, run = place.kube, story.run
+    story.hit("deleted", lambda: kube.delete_pods(run.pod_of("train"), force=True))
+    story.hit("out of memory", lambda: _starve(story))
+    run.trains(STEPS, 600)
+    kube.evict(run.pod_of("evaluate"))
+    return story
+
+
+def _starve(story: Story) -> None:
+    """The next executor gets too little memory and is killed for it; the one after gets enough again."""
+    kube, run = story.run.place.kube, story.run
+    limits = kube.get("limitrange", "rekindle")
+    kube.apply(_limit(TOO_LITTLE))
+    try:
+        kube.delete_pods(run.pod_of("train"), force=True)
+        until("an executor was killed for its memory", lambda: any("OOMKilled" in m for m in _messages(story)), 120)
+    finally:
+        if limits:
+            limits["metadata"] = {"name": "rekindle"}
+            kube.apply(limits)
+        else:
+            kube("delete", "limitrange", "rekindle")
+
+
+def _limit(memory: str) -> Object:
+    limit = {"type": "Container", "default": {"memory": memory}, "defaultRequest": {"memory": memory}}
+    return {"apiVersion": "v1", "kind": "LimitRange", "metadata": {"name": "rekindle"}, "spec": {"limits": [limit]}}
+
+
+def _messages(story: Story) -> list[str]:
+    return [node.get("message", "") for node in story.run.nodes("train")]
+
+
+def test_deleting_the_executor_pod_does_not_restart_the_training(executor: Story, undisturbed: str):
+    """argo-workflows#15641"""
+    hit = executor.hits["deleted"]
+    assert not hit.struck
+    assert hit.incidents == [] and hit.after > hit.before
+    assert executor.run.nodes("train")[0]["message"] == "pod deleted"
+    assert executor.ended_well(undisturbed)
+
+
+def test_an_executor_without_memory_does_not_restart_the_training(executor: Story, undisturbed: str):
+    hit = executor.hits["out of memory"]
+    assert any("OOMKilled" in message for message in _messages(executor))
+    assert hit.incidents == [] and hit.after > hit.before
+    assert executor.ended_well(undisturbed)
+
+
+def test_a_step_that_is_evicted_is_done_again(executor: Story, undisturbed: str):
+    assert executor.ended_well(undisturbed)
+    first, *_, last = executor.run.nodes("evaluate")
+    assert first["phase"] in ("Failed", "Error") and last["phase"] == "Succeeded"

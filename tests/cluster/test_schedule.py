@@ -1,0 +1,31 @@
+"""A schedule runs by itself, and never twice at once."""
+
+import json
+
+from tests.cluster.kube import seconds, until
+from tests.cluster.run import DEMO, Place, Run, rekindle
+
+SMALL = [
+    "name=weekly",
+    "data.source=simulate://7?cards=150&terminals=300&days=70",
+    "train.steps=20",
+    "gate.minimum={}",
+    "schedule.cron=* * * * *",
+]
+
+
+def test_a_schedule_fires_twice_without_overlap(place: Place):
+    for kind in ("template", "cron"):
+        place.kube("apply", "-f", "-", stdin=rekindle("render", str(DEMO), "--kind", kind, *place.sets(SMALL)))
+    try:
+        label = "workflows.argoproj.io/cron-workflow=weekly"
+        until("it has fired twice", lambda: len(place.kube.items("workflows", label)) >= 2, 600, pause=2)
+    finally:
+        place.kube("patch", "cronworkflow", "weekly", "--type=merge", "-p", json.dumps({"spec": {"suspend": True}}))
+    found = place.kube.items("workflows", label)
+    first, second = sorted(found, key=lambda each: each["metadata"]["creationTimestamp"])[:2]
+    runs = [Run(place, each["metadata"]["name"]) for each in (first, second)]
+    assert [run.ended() for run in runs] == ["Succeeded", "Succeeded"]
+    end = runs[0].workflow()["status"]["finishedAt"]
+    assert seconds(end) <= seconds(second["metadata"]["creationTimestamp"])
+    assert [run.outputs()["verdict"] for run in runs] == ["release", "same"]
