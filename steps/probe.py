@@ -65,7 +65,7 @@ def make_bucket(objects: Store) -> None:
 def main() -> int:
     if "--make-bucket" in sys.argv[1:]:
         try:
-            make_bucket(Store.from_env())
+            make_bucket(Store.from_env().hasty())
         except RekindleError as error:
             say(f"error: {error}")
             return error.exit_code
