@@ -11,7 +11,10 @@ import sys
 
 import click
 
-from pipelines.cli import images, local, platform  # noqa: F401 (their commands register themselves)
+from pipelines.cli import local  # noqa: F401 (the commands register themselves, in the order of the help)
+
+# isort: split
+from pipelines.cli import cluster, images, platform  # noqa: F401
 from pipelines.cli.shared import HOME, commands
 from steps.errors import ConfigError, RekindleError
 

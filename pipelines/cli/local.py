@@ -3,15 +3,16 @@
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from pipelines.cli.shared import (
     CONTEXT,
     HOME,
-    beside_of,
     Commands,
+    beside_of,
+    cluster_flag,
     cluster_options,
     command,
     commands,
@@ -19,6 +20,8 @@ from pipelines.cli.shared import (
     configured,
     manifest_of,
     manifest_option,
+    meant,
+    objects_of,
     output_option,
     pairs_of,
     refusals,
@@ -62,16 +65,23 @@ def run(
 
 @command
 @click.argument("name", required=False)
+@cluster_flag
 @output_option("text", "json")
 @click.option("--yes", is_flag=True, help="Do not ask: the first Ctrl-C stops the run.")
-def resume(name: str | None, output: str, yes: bool) -> int:
+def resume(name: str | None, output: str, yes: bool, **where: Any) -> int:
     """Go on with a run that failed, was stopped or killed.
 
     Finished steps are not done again. NAME is a run of `rekindle status`; without it, the newest that did not succeed.
+    On a cluster, NAME is needed, what failed is tried again as by `argo retry`, and what is suspended goes on.
 
     Example:
       rekindle resume
+      rekindle resume fraud-4k2xp --cluster
     """
+    if there := meant(**where):
+        from pipelines.cli import cluster
+
+        return cluster.resume(there, name, output)
     from pipelines import foreground
 
     with refusals(output):
@@ -97,51 +107,82 @@ def render(config: Path | None, sets: tuple[str, ...], kind: "Kind", output: str
 
 
 @command
-@configured
-@manifest_option
-def lint(config: Path | None, sets: tuple[str, ...], manifest: Path | None) -> int:
+@click.argument("configs", nargs=-1, type=click.Path(path_type=Path))
+@click.option("--set", "sets", multiple=True, metavar="A.B=C", help="Override one value of the configs.")
+@click.option("--manifest", "manifests", multiple=True, metavar="FILE", type=click.Path(path_type=Path),
+              help="Objects of Argo or Kubernetes (YAML or JSON), from wherever they come.")  # fmt: skip
+@output_option("text", "json")
+def lint(configs: tuple[Path, ...], sets: tuple[str, ...], manifests: tuple[Path, ...], output: str) -> int:
     """Check for what Argo would refuse, or worse, accept.
+
+    Exit codes: 0 all can run (there may be warnings), 1 something cannot, 2 bad usage or config.
 
     Example:
       rekindle lint configs/demo.yaml
-      rekindle lint --manifest workflow.yaml
+      rekindle lint --manifest workflow.yaml --manifest template.yaml -o json
     """
+    from dataclasses import asdict
+
     from pipelines import lint as linting
 
-    findings = linting.lint(manifest_of(config, sets, manifest))
-    for each in findings:
+    if not configs and not manifests:
+        raise click.UsageError("give a config file, such as configs/demo.yaml, or --manifest FILE.")
+    objects = [(file, manifest_of(file, sets, None)) for file in configs]
+    objects += [(file, each) for file in manifests for each in objects_of(file)]
+    findings = [finding for file, each in objects for finding in linting.lint(each, str(file))]
+    if output == "json":
+        click.echo(json.dumps([asdict(each) for each in findings], indent=2))
+    for each in findings if output == "text" else []:
         click.echo(f"{'error' if each.fatal else 'warning'}: {each}", err=True)
-    if not findings:
+    if not findings and output == "text":
         click.echo("no problem found")
-    return 2 if any(each.fatal for each in findings) else 0
+    return 1 if any(each.fatal for each in findings) else 0
 
 
 @command
 @click.argument("name", required=False)
+@click.option("-w", "--watch", is_flag=True, help="Show the run until it is over; only on a cluster.")
+@cluster_flag
 @output_option("text", "json")
-def status(name: str | None, output: str) -> None:
-    """List runs, services and deployments, or the steps of run NAME.
+def status(name: str | None, watch: bool, output: str, **where: Any) -> int:
+    """List runs, services and deployments, or the steps of run NAME; on a cluster runs and schedules.
 
     Example:
       rekindle status
+      rekindle status fraud-4k2xp --cluster --watch
     """
+    if there := meant(**where):
+        from pipelines.cli import cluster
+
+        return cluster.status(there, name, watch, output)
+    if watch:
+        raise click.UsageError(
+            "--watch needs --cluster: a run here is shown where it runs; `rekindle logs -f` follows it."
+        )
     from pipelines import overview
 
     click.echo(overview.run(HOME, name, output == "json") if name else overview.everything(HOME, output == "json"))
+    return 0
 
 
 @command
 @click.argument("name", required=False)
 @click.argument("step", required=False)
 @click.option("-f", "--follow", is_flag=True, help="Go on until the run is over.")
-def logs(name: str | None, step: str | None, follow: bool) -> None:
-    """Print what the steps of a run wrote.
+@cluster_flag
+def logs(name: str | None, step: str | None, follow: bool, **where: Any) -> None:
+    """Print what the steps of a run and the replicas of its training wrote.
 
     NAME is the newest run unless given; STEP limits it to the steps whose name contains it.
 
     Example:
       rekindle logs -f
+      rekindle logs fraud-4k2xp train -f --cluster
     """
+    if there := meant(**where):
+        from pipelines.cli import cluster
+
+        return cluster.logs(there, name, step or "", follow)
     from pipelines import overview
 
     overview.logs(HOME, name, step or "", follow, sys.stdout)
@@ -166,18 +207,26 @@ def explain(name: str | None, output: str) -> None:
 
 @command
 @click.argument("name", required=False)
-def stop(name: str | None) -> None:
+@cluster_flag
+@output_option("text", "json")
+def stop(name: str | None, output: str, **where: Any) -> None:
     """Stop a run in order; its exit steps still run.
 
-    NAME is the newest running one unless given. `rekindle resume` goes on with it.
+    NAME is the newest running one unless given; on a cluster it is needed. `rekindle resume` goes on with it.
 
     Example:
       rekindle stop
+      rekindle stop fraud-4k2xp --cluster
     """
+    if there := meant(**where):
+        from pipelines.cli import cluster
+
+        return cluster.stop(there, name, output)
     from pipelines import overview
     from pipelines.local import run as local
 
-    click.echo(f"stopped {local.stop(name or overview.newest(HOME, ('Running',)), HOME)}")
+    name = local.stop(name or overview.newest(HOME, ("Running",)), HOME)
+    click.echo(json.dumps({"workflow": name, "phase": "Failed"}) if output == "json" else f"stopped {name}")
 
 
 @command

@@ -5,11 +5,14 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from steps.errors import ConfigError, RekindleError, did_you_mean
+
+if TYPE_CHECKING:
+    from pipelines.cluster.api import Cluster
 
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
 HOME = Path(os.environ.get("REKINDLE_HOME", ".rekindle"))  # runs, services and their data of this directory's user
@@ -29,7 +32,7 @@ class Commands(click.Group):
 
 def command(function: Callable[..., Any]) -> click.Command:
     """A command whose docstring's `Example:` block keeps its lines."""
-    function.__doc__ = (function.__doc__ or "").replace("Example:", "\b\nExample:")
+    function.__doc__ = (function.__doc__ or "").replace("    Example:", "    \b\n    Example:")
     return commands.command(context_settings=CONTEXT)(function)
 
 
@@ -55,6 +58,21 @@ def cluster_options(function: Any) -> Any:
     where = click.option("--context", default="", metavar="NAME", help="Of the kubeconfig (default: its current one).")
     note = "Namespace of the cluster (default: that of the context)."
     return click.option("-n", "--namespace", default="", metavar="NAME", help=note)(where(function))
+
+
+def cluster_flag(function: Any) -> Any:
+    """--cluster, --namespace and --context of a command that acts on this machine without them."""
+    note = "Act on the cluster that kubectl uses; implied by the next two."
+    return click.option("--cluster", "on_cluster", is_flag=True, help=note)(cluster_options(function))
+
+
+def meant(on_cluster: bool, namespace: str, context: str) -> "Cluster | None":
+    """The cluster that the flags mean, if they mean one. Raises ConfigError."""
+    if not (on_cluster or namespace or context):
+        return None
+    from pipelines.cluster.api import Cluster
+
+    return Cluster.connect(context or None, namespace or None)
 
 
 def told(checks: list[Any], output: str) -> int:
@@ -125,13 +143,26 @@ def beside_of(manifest: Path | None) -> list[dict[str, Any]]:
     return _read(manifest)[1] if manifest else []
 
 
-def _read(file: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    from pipelines.local.manifest import documents, split
+def objects_of(file: Path) -> list[dict[str, Any]]:
+    """The objects in a YAML or JSON file, at least one. Raises ConfigError."""
+    from pipelines.local.manifest import documents
 
     try:
-        return split(documents(file.read_text()))
+        if found := documents(file.read_text()):
+            return found
+        raise ConfigError("it holds no object: give a YAML or JSON manifest.")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{file} cannot be read ({error}): give a YAML or JSON manifest.") from error
+    except ConfigError as error:
+        raise ConfigError(f"{file}: {error}") from error
+
+
+def _read(file: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    from pipelines.local.manifest import split
+
+    found = objects_of(file)
+    try:
+        return split(found)
     except ConfigError as error:
         raise ConfigError(f"{file}: {error}") from error
 

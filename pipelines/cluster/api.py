@@ -10,8 +10,9 @@ this module is cheap; `connect` imports the kubernetes client (half a second).
 
 import json
 import os
+import shlex
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ Object = dict[str, Any]
 TIMEOUT = (4, 30)  # seconds to connect, and to wait for an answer
 WATCH_SECONDS = 45  # one watch request; a connection that died unnoticed is found out soon after
 AGAIN = (429, 500, 502, 503, 504)
+BROKEN = "BrokenOff"  # the reason of an answer that ends too early; asking again is all there is to do
 PATIENCE = 30.0  # a server that has just restarted may not know its users and roles yet
 IN_POD = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
@@ -51,8 +53,9 @@ SERVICES = Resource("v1", "services")
 class Cluster:
     """One namespace of one cluster."""
 
-    def __init__(self, client: Any, context: str, namespace: str) -> None:
+    def __init__(self, client: Any, context: str, namespace: str, flags: str = "") -> None:
         self.client, self.context, self.namespace = client, context, namespace
+        self.flags = flags  # of kubectl and rekindle, to come back here
         self.server: str = client.configuration.host
 
     @classmethod
@@ -83,11 +86,14 @@ class Cluster:
             config.load_kube_config(context=chosen, client_configuration=settings)
         except config.ConfigException as error:
             raise ConfigError(f"the kubeconfig {_kubeconfig()} cannot be used: {error}") from error
-        return cls(client.ApiClient(settings), chosen, namespace or names[chosen].get("namespace") or "default")
+        usual = names[chosen].get("namespace") or "default"
+        here = f" --context {shlex.quote(context)}" if context else ""
+        there = f" --namespace {namespace}" if namespace not in (None, usual) else ""
+        return cls(client.ApiClient(settings), chosen, namespace or usual, here + there)
 
     def within(self, namespace: str) -> "Cluster":
         """The same cluster, another namespace."""
-        return Cluster(self.client, self.context, namespace)
+        return Cluster(self.client, self.context, namespace, self.flags)
 
     def get(self, resource: Resource, name: str) -> Object:
         return self.call("GET", resource.path(self.namespace, name))
@@ -141,17 +147,17 @@ class Cluster:
         try:
             yield from answer
         except (HTTPError, OSError) as error:
-            raise ApiError(f"the connection to {self.server} broke off: {error}") from error
+            raise ApiError(f"the connection to {self.server} broke off: {error}", reason=BROKEN) from error
         finally:
             answer.close()
 
     def watch(
-        self, resource: Resource, name: str = "", labels: str = "", lost: Any = None
+        self, resource: Resource, name: str = "", labels: str = "", lost: Callable[[ApiError], None] | None = None
     ) -> Iterator[tuple[str, Object]]:
         """("ADDED" | "MODIFIED" | "DELETED", object), from what is there now, without end.
 
-        Goes on after an expired resource version, a restarted server and a lost connection; `lost(error)` hears of
-        these. Raises ApiError for what does not pass: no right, no such kind.
+        Goes on after an expired resource version, a restarted server and a lost connection; `lost` hears while the
+        server is away. Raises ApiError for what does not pass: no right, no such kind.
         """
         select = {"fieldSelector": f"metadata.name={name}"} if name else {}
         select |= {"labelSelector": labels} if labels else {}
@@ -178,7 +184,7 @@ class Cluster:
                     version = ""
                 elif worked is None or (error.code not in (0, *AGAIN) and time.monotonic() - worked > PATIENCE):
                     raise
-                elif lost:
+                elif lost and error.reason != BROKEN:
                     lost(error)
                 time.sleep(pause)
                 pause = min(5.0, pause * 2)
@@ -240,7 +246,7 @@ def _event(line: bytes) -> tuple[str, Object]:
     try:
         event = json.loads(line)
     except ValueError as error:
-        raise ApiError(f"an event of a watch broke off: {line[:80]!r}") from error
+        raise ApiError(f"an event of a watch broke off: {line[:80]!r}", reason=BROKEN) from error
     if event["type"] == "ERROR":
         status = event["object"]
         raise ApiError(str(status.get("message")), int(status.get("code") or 500), str(status.get("reason")))

@@ -7,6 +7,7 @@ All is plain data. A status that Argo compressed is unpacked; one that it keeps 
 """
 
 import base64
+import copy
 import gzip
 import json
 import uuid
@@ -33,11 +34,26 @@ OVER = ("Succeeded", *FAILED)
 
 def submission(manifest: Mapping[str, Any], parameters: Mapping[str, str], namespace: str) -> Object:
     """The Workflow that is sent: named, its parameters set, its manifest's hash upon it. Raises ConfigError."""
-    workflow = manifests.workflow(manifest, parameters)
+    given, reference = _without_reference(manifest, parameters)
+    workflow = manifests.workflow(given, parameters)
     metadata = workflow["metadata"]
     metadata["annotations"] |= {SHA256: manifest_sha256(manifest), SUBMISSION: str(uuid.uuid4())}
     kept = {key: metadata[key] for key in ("name", "labels", "annotations") if metadata[key]}
-    return ordered(workflow | {"metadata": kept | {"namespace": namespace}})
+    return ordered(workflow | {"metadata": kept | {"namespace": namespace}, "spec": workflow["spec"] | reference})
+
+
+def _without_reference(manifest: Mapping[str, Any], parameters: Mapping[str, str]) -> tuple[Any, dict[str, Any]]:
+    """A workflow that refers to a template leaves it to Argo to find it, and which parameters it declares."""
+    spec = manifest.get("spec")
+    inner = "workflowSpec" if manifest.get("kind") == "CronWorkflow" else ""
+    holder = spec.get(inner) if inner and isinstance(spec, dict) else spec
+    if not isinstance(holder, dict) or "workflowTemplateRef" not in holder:
+        return manifest, {}
+    rest = copy.deepcopy({key: value for key, value in holder.items() if key != "workflowTemplateRef"})
+    declared = rest.setdefault("arguments", {}).setdefault("parameters", [])
+    declared += [{"name": name} for name in parameters if name not in {each["name"] for each in declared}]
+    changed = {**manifest, "spec": {**(spec or {}), inner: rest} if inner else rest}
+    return changed, {"workflowTemplateRef": holder["workflowTemplateRef"]}
 
 
 def submit(cluster: Cluster, workflow: Object) -> Object:
