@@ -1,7 +1,9 @@
 """Which tags have a value where, in a manifest as plain data, and whether the manifest has the shape to ask that."""
 
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 Data = Mapping[str, Any]
@@ -10,29 +12,63 @@ WORKFLOW = ("name", "namespace", "uid", "mainEntrypoint", "serviceAccountName", 
 WORKFLOW += ("failures", "labels", "annotations", "creationTimestamp", "scheduledTime")
 NODE = ("id", "status", "startedAt", "finishedAt", "ip", "hostNodeName", "exitCode")
 NODE += ("outputs.result", "outputs.parameters")
-# below these anything may follow
-OPEN = re.compile(r"item|workflow\.(labels|annotations|creationTimestamp)|(tasks|steps)\.[^.]+\.outputs")
+# below these anything may follow; `outputs` are those of a template that is not here
+OPEN = re.compile(r"item|outputs|workflow\.(labels|annotations|creationTimestamp)")
 
 ITEMS: list[Any] = [{}]
 VALUES = {"parameters": ITEMS, "artifacts": ITEMS}
-TASK = {"arguments": VALUES, "hooks": {"": {"arguments": VALUES}}}
+TASK: dict[str, Any] = {"arguments": VALUES, "hooks": {"": {"arguments": VALUES}}, "dependencies": []}
+SECURITY = {"seccompProfile": {}, "capabilities": {"drop": [], "add": []}}
+CONTAINER = {
+    "command": [],
+    "args": [],
+    "env": ITEMS,
+    "envFrom": ITEMS,
+    "ports": ITEMS,
+    "resources": {"requests": {}, "limits": {}},
+    "securityContext": SECURITY,
+}
+POD = {
+    "containers": [CONTAINER],
+    "initContainers": [CONTAINER],
+    "volumes": ITEMS,
+    "securityContext": SECURITY,
+}
 TEMPLATE = {
     "inputs": VALUES,
     "outputs": VALUES,
-    "container": {},
-    "script": {},
+    "container": CONTAINER,
+    "script": CONTAINER,
+    "containerSet": {"containers": [CONTAINER]},
+    "sidecars": [CONTAINER],
+    "initContainers": [CONTAINER],
+    "volumes": ITEMS,
+    "securityContext": SECURITY,
     "resource": {},
     "dag": {"tasks": [TASK]},
     "steps": [[TASK]],
     "retryStrategy": {},
     "memoize": {},
 }
-SPEC = {"templates": [TEMPLATE], "arguments": VALUES, "hooks": {"": {"arguments": VALUES}}, "workflowTemplateRef": {}}
-MANIFEST = {"metadata": {}, "spec": {**SPEC, "workflowSpec": SPEC}}
+TASK["inline"] = TEMPLATE
+SPEC = {
+    "templates": [TEMPLATE],
+    "templateDefaults": TEMPLATE,
+    "arguments": VALUES,
+    "hooks": {"": {"arguments": VALUES}},
+    "workflowTemplateRef": {},
+    "retryStrategy": {},
+    "volumes": ITEMS,
+    "securityContext": SECURITY,
+}
+MANIFEST = {"metadata": {"labels": {}, "annotations": {}}, "spec": {**SPEC, "workflowSpec": SPEC}}
 
 
 def misshapen(value: Any, shape: Any = MANIFEST, path: str = "manifest") -> Iterator[str]:
-    """Where a mapping or a list must be and is not, in words. In a shape the key "" stands for all keys."""
+    """Where a mapping or a list must be and is not, in words.
+
+    In a shape the key "" stands for all keys, and an empty mapping or list may hold anything.
+    """
     if value is None:
         return
     if not isinstance(value, type(shape)):
@@ -42,7 +78,8 @@ def misshapen(value: Any, shape: Any = MANIFEST, path: str = "manifest") -> Iter
         for number, each in enumerate(value):
             if each is None:
                 yield f"{path}[{number}] is empty: it must hold something"
-            yield from misshapen(each, shape[0], f"{path}[{number}]")
+            if shape:
+                yield from misshapen(each, shape[0], f"{path}[{number}]")
     else:
         for key, each in value.items():
             if key == "name" and "" not in shape and not isinstance(each, str | None):
@@ -74,31 +111,90 @@ def workflow(spec: Data) -> set[str]:
     return known
 
 
-def declared(prefix: str, template: Data) -> set[str]:
-    """Tags of a template's inputs or outputs; `prefix` is `inputs`, `outputs` or `tasks.NAME.outputs`."""
-    items = template.get(prefix.rpartition(".")[2]) or {}
-    known = {f"{prefix}.{kind}.{name}" for kind in ("parameters", "artifacts") for name in names(items.get(kind))}
-    return known | {f"{name}.path" for name in known if "." not in prefix} | {f"{prefix}.parameters"}
+def declared(direction: str, template: Data) -> set[str]:
+    """Tags of a template's `inputs` or `outputs`."""
+    items = template.get(direction) or {}
+    known = {f"{direction}.{kind}.{name}" for kind in ("parameters", "artifacts") for name in names(items.get(kind))}
+    return known | {f"{direction}.parameters"}
 
 
-def nodes(kind: str, seen: Collection[str], tasks: Mapping[str, Data], templates: Mapping[str, Data]) -> set[str]:
-    """What can be said of the tasks or steps (`kind`) called `seen`, once they are finished."""
-    known = {f"{kind}.name"}
-    for name in seen:
-        node = f"{kind}.{name}"
-        template = tasks[name].get("inline") or templates.get(str(tasks[name].get("template")))
-        known |= {f"{node}.{field}" for field in NODE}
-        known |= {f"{node}.outputs"} if template is None else declared(f"{node}.outputs", template)
-    return known
+class Names:
+    """Tags that have a value; a map of some of them has one, too."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self.names = frozenset(names)
+
+    @cached_property
+    def maps(self) -> set[str]:
+        return {parent for name in self.names for parent in _parents(name)}
+
+    def __contains__(self, name: str) -> bool:
+        if name in self.names or name in self.maps:
+            return True
+        return any(parent in self.names and OPEN.fullmatch(parent) for parent in _parents(name))
 
 
-def resolves(name: str, known: set[str]) -> bool:
-    """Whether `name` has a value where `known` do, or is a map that holds some of them."""
-    if name in known or any(each.startswith(f"{name}.") for each in known):
-        return True
-    parts = name.split(".")
-    parents = [".".join(parts[:size]) for size in range(1, len(parts))]
-    return any(parent in known and OPEN.fullmatch(parent) for parent in parents)
+class Nodes:
+    """What can be said of the tasks or steps (`kind`) of a template once they are finished."""
+
+    def __init__(self, kind: str, tasks: Mapping[str, Data], templates: Mapping[str, Data]) -> None:
+        self.kind, self.tasks, self.templates = kind, tasks, templates
+        self.found: dict[str, Names] = {}
+
+    def of(self, name: str) -> Names:
+        task = self.tasks[name]
+        if "inline" in task:
+            return self._names(task["inline"])
+        template = str(task.get("template"))
+        if template not in self.found:
+            self.found[template] = self._names(self.templates.get(template))
+        return self.found[template]
+
+    def _names(self, template: Data | None) -> Names:
+        return Names({*NODE, *({"outputs"} if template is None else declared("outputs", template))})
+
+
+@dataclass(frozen=True)
+class Scope:
+    """What has a value at one place: all of `layers`, and of the `nodes` those that are `done` there."""
+
+    layers: tuple[Names, ...]
+    nodes: Nodes | None = None
+    done: Callable[[str], bool] = field(default=lambda name: False)
+
+    def __contains__(self, tag: str) -> bool:
+        kind, node, rest = self._parts(tag)
+        if not kind or node in ("", "name"):
+            return bool(kind) or any(tag in layer for layer in self.layers)
+        return self._done(node) and (not rest or rest in kind.of(node))
+
+    def near(self, tag: str) -> tuple[str, set[str]]:
+        """What of `tag` may be misspelt, and what it could be here."""
+        kind, node, _ = self._parts(tag)
+        if not kind:
+            return tag, {name for layer in self.layers for name in layer.names if _head(name) == _head(tag)}
+        if self._done(node):
+            return tag, {f"{kind.kind}.{node}.{name}" for name in kind.of(node).names}
+        return node, {name for name in kind.tasks if self.done(name)}
+
+    def _done(self, node: str) -> bool:
+        return self.nodes is not None and node in self.nodes.tasks and self.done(node)
+
+    def _parts(self, tag: str) -> tuple[Nodes | None, str, str]:
+        head, _, rest = tag.partition(".")
+        node, _, rest = rest.partition(".")
+        return (self.nodes, node, rest) if self.nodes and head == self.nodes.kind else (None, "", "")
+
+
+def _head(name: str) -> str:
+    return name.partition(".")[0]
+
+
+def _parents(name: str) -> Iterator[str]:
+    at = name.find(".")
+    while at >= 0:
+        yield name[:at]
+        at = name.find(".", at + 1)
 
 
 def texts(value: Any, path: str) -> Iterator[tuple[str, str]]:

@@ -3,7 +3,10 @@
 # ruff: noqa: E501 (a table)
 
 import copy
+import json
 import re
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -21,13 +24,23 @@ from steps.errors import ConfigError
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 
-RIGHT = yaml.safe_load("""
+PINNED = "python@sha256:" + "0" * 64
+RIGHT = yaml.safe_load(
+    """
 apiVersion: argoproj.io/v1alpha1
 kind: Workflow
 metadata: {generateName: sample-, annotations: {team: fraud}}
 spec:
   entrypoint: main
   onExit: finish
+  activeDeadlineSeconds: 3600
+  securityContext: {runAsNonRoot: true, seccompProfile: {type: RuntimeDefault}}
+  templateDefaults:
+    activeDeadlineSeconds: 600
+    container: &safe
+      resources: {requests: {cpu: 50m}, limits: {memory: 64Mi}}
+      securityContext: {allowPrivilegeEscalation: false, capabilities: {drop: [ALL]}}
+    script: *safe
   arguments: {parameters: [{name: rows, value: 5}, {name: unused, value: x}]}
   templates:
   - name: main
@@ -80,10 +93,21 @@ spec:
       manifest: |
         kind: PyTorchJob
         metadata: {name: "{{workflow.name}}-train"}
+        spec:
+          runPolicy: {activeDeadlineSeconds: 3600, cleanPodPolicy: Running}
+          elasticPolicy: {minReplicas: 1, maxReplicas: {{workflow.parameters.rows}}}
+          pytorchReplicaSpecs:
+            Master: {replicas: 1, template: {spec: &pod {
+              securityContext: {runAsNonRoot: true, seccompProfile: {type: RuntimeDefault}}, containers: [{
+                name: pytorch, image: python, args: ["$(POD_IP)", "{{workflow.name}}"],
+                resources: {requests: {cpu: 1, memory: 1Gi}, limits: {memory: 1Gi}},
+                securityContext: {allowPrivilegeEscalation: false, capabilities: {drop: [ALL]}}}]}}}
+            Worker: {replicas: {{workflow.parameters.rows}}, template: {spec: *pod}}
   - name: finish
     inputs: {parameters: [{name: note, default: ""}]}
     container: {image: python, args: ["{{workflow.status}} {{workflow.outputs.parameters.auc}} {{inputs.parameters}}"]}
-""")
+""".replace("image: python", f"image: {PINNED}")
+)
 
 
 def template(manifest: Any, name: str) -> Any:
@@ -102,11 +126,15 @@ def arguments(**values: str) -> Any:
     return {"parameters": [{"name": name, "value": value} for name, value in values.items()]}
 
 
+def cron(name: str) -> Any:
+    spec = {"schedules": ["0 3 * * *"], "workflowSpec": copy.deepcopy(RIGHT["spec"])}
+    return {"kind": "CronWorkflow", "metadata": {"name": name}, "spec": spec}
+
+
 def test_a_right_manifest_has_no_findings() -> None:
     assert lint(RIGHT) == []
     assert lint(RIGHT | {"kind": "WorkflowTemplate", "metadata": {"name": "sample"}}) == []
-    cron = {"kind": "CronWorkflow", "metadata": {"name": "sample"}, "spec": {"workflowSpec": RIGHT["spec"]}}
-    assert lint(cron) == []
+    assert lint(cron("sample")) == []
 
 
 MISTAKES: dict[str, tuple[Callable[[Any], Any], str, str]] = {
@@ -184,28 +212,323 @@ def test_a_mistake_is_found_before_anything_runs(mistake: str) -> None:
         check(manifest)
 
 
-@pytest.mark.parametrize(
-    "change, rule",
-    [
-        (lambda w: task(w, "ship").update(when="{{tasks.score.outputs.parameters.auc}} > 0.5"), "when"),
-        (lambda w: template(w, "make").update(retryStrategy={}), "retry"),
-        (lambda w: step(w, "one").update(arguments=arguments(superfluous="1")), "argument"),
-        (lambda w: task(w, "ship").update(when="{{=asFloat(}}"), "tag"),
-    ],
-)
-def test_what_argo_runs_but_seldom_as_meant_is_said_and_runs(change: Callable[[Any], Any], rule: str) -> None:
+def container(manifest: Any) -> Any:
+    return template(manifest, "score")["container"]
+
+
+WARNINGS: dict[str, tuple[Callable[[Any], Any], str, str]] = {
+    "when": (
+        lambda w: task(w, "ship").update(when="{{tasks.score.outputs.parameters.auc}} > 0.5"), "when", "asFloat"),
+    "retry": (lambda w: template(w, "make").update(retryStrategy={}), "retry", r"templates\[make\].*for ever"),
+    "retry of all": (lambda w: w["spec"].update(retryStrategy={}), "retry", "spec.retryStrategy"),
+    "superfluous": (lambda w: step(w, "one").update(arguments=arguments(superfluous="1")), "argument", "Take it out"),
+    "unreadable": (lambda w: task(w, "ship").update(when="{{=asFloat(}}"), "tag", "cannot be read"),
+    "deadline": (lambda w: w["spec"].pop("activeDeadlineSeconds"), "deadline", "a workflow that hangs"),
+    "no tag": (lambda w: container(w).update(image="python"), "image", "no tag.*pin it by digest"),
+    "latest": (lambda w: container(w).update(image="host:5000/python:latest"), "image", "pushed last"),
+    "tag": (lambda w: container(w).update(image="host:5000/python:3.11"), "image", 'the tag "3.11"'),
+    "short digest": (lambda w: container(w).update(image="python@sha256:12"), "image", "64 hexadecimal"),
+    "resources": (lambda w: container(w).update(resources={"requests": {"cpu": 1}}), "resources", "no requests.memory, no limits"),
+    "security": (lambda w: container(w).update(securityContext={"privileged": True}), "security", "drop.*privileged: false"),
+    "root": (
+        lambda w: template(w, "score").update(securityContext={**w["spec"]["securityContext"], "runAsUser": 0}),
+        "security", "a runAsUser that is not 0"),
+    "host": (lambda w: template(w, "score").update(hostNetwork=True), "security", "hostNetwork.*refuses"),
+    "host path": (
+        lambda w: template(w, "score").update(volumes=[{"name": "a", "hostPath": {"path": "/"}}]), "security", "hostPath"),
+    "sidecar": (
+        lambda w: template(w, "score").update(sidecars=[{**w["spec"]["templateDefaults"]["container"], "name": "s", "image": "nginx:1"}]),
+        "image", r"sidecars\[s\]"),
+    "secret": (lambda w: container(w).update(env=[{"name": "DB_PASSWORD", "value": "x"}]), "secret", "secretKeyRef"),
+    "shell": (lambda w: container(w).update(args=["--day=$(date +%F)"]), "shell", r"\$\(date \+%F\).*sh -c"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("mistake", WARNINGS)
+def test_what_argo_runs_but_seldom_as_meant_is_said_and_runs(mistake: str) -> None:
+    change, rule, message = WARNINGS[mistake]
     manifest = copy.deepcopy(RIGHT)
     change(manifest)
     (found,) = lint(manifest)
-    assert found.rule == rule and not found.fatal
+    assert found.rule == rule and not found.fatal and re.search(message, str(found)), found
     check(manifest)
 
 
+def test_what_a_shell_or_kubernetes_reads_is_no_finding() -> None:
+    manifest = copy.deepcopy(RIGHT)
+    container(manifest).update(command=["/bin/sh", "-c"], args=["echo $(date)"])
+    assert lint(manifest) == []
+    own = {"command": ["a"], "args": ["$(POD_IP) $(day) $$(date)"], "env": [{"name": "day", "value": "1"}]}
+    container(manifest).update(own)
+    assert lint(manifest) == []
+
+
+def test_a_step_without_a_deadline_is_named_once_each() -> None:
+    manifest = copy.deepcopy(RIGHT)
+    del manifest["spec"]["templateDefaults"]["activeDeadlineSeconds"]
+    template(manifest, "make")["timeout"] = "30s"
+    assert [(f.rule, f.path.partition(".active")[0]) for f in lint(manifest)] == [
+        ("deadline", "spec.templates[score]"),
+        ("deadline", "spec.templates[finish]"),
+    ]
+
+
+def test_an_image_that_many_run_is_one_finding() -> None:
+    manifest = yaml.safe_load(yaml.safe_dump(RIGHT).replace(PINNED, "python:3.11"))
+    (found,) = lint(manifest)
+    assert "5 containers run it" in found.message
+
+
 def test_a_cron_name_leaves_room_for_its_workflows() -> None:
-    cron = {"kind": "CronWorkflow", "metadata": {"name": "a" * 53}, "spec": {"workflowSpec": RIGHT["spec"]}}
-    assert "at most 52" in str(lint(cron)[0])
-    cron["metadata"] = {"name": "a" * 40}  # and its training jobs are called NAME-UNIXTIME-train
-    assert [f.rule for f in lint(cron)] == ["name"]
+    assert "at most 52" in str(lint(cron("a" * 53))[0])
+    assert [f.rule for f in lint(cron("a" * 40))] == ["name"]  # its training jobs are called NAME-UNIXTIME-train
+
+
+def test_a_cron_that_never_fires_or_takes_its_arguments_for_a_shell_is_found() -> None:
+    manifest = cron("sample")
+    manifest["spec"]["schedules"] = []
+    manifest["spec"]["workflowSpec"]["arguments"]["parameters"][1]["value"] = "$(date +%F)"
+    found = {f.rule: str(f) for f in lint(manifest)}
+    assert "never runs" in found["cron"] and "arguments.parameters[unused]" in found["shell"]
+    manifest["spec"] |= {"schedule": "0 3 * * *"}
+    assert "gone in Argo 4" in str(lint(manifest)[0])
+
+
+# objects
+
+
+def replicas(**types: Any) -> Any:
+    image = {"image": PINNED, **RIGHT["spec"]["templateDefaults"]["container"]}
+    pod = {"securityContext": RIGHT["spec"]["securityContext"], "containers": [image]}
+    return {name: {"replicas": number, "template": {"spec": copy.deepcopy(pod)}} for name, number in types.items()}
+
+
+def job(kind: str, key: str, container: str, **types: int) -> Any:
+    made = replicas(**types)
+    for each in made.values():
+        each["template"]["spec"]["containers"][0]["name"] = container
+    policy = {"activeDeadlineSeconds": 60, "cleanPodPolicy": "Running"}
+    spec = {"runPolicy": policy, key: made}
+    return {"apiVersion": "kubeflow.org/v1", "kind": kind, "metadata": {"name": "job"}, "spec": spec}
+
+
+def plain(kind: str, *path: str, **spec: Any) -> Any:
+    pod = job("PyTorchJob", "pytorchReplicaSpecs", "main", Worker=1)["spec"]["pytorchReplicaSpecs"]["Worker"][
+        "template"
+    ]
+    pod["spec"]["restartPolicy"] = "Never"
+    spec |= {"template": pod}
+    for key in path:
+        spec = {key: {"spec": spec}}
+    return {"apiVersion": "batch/v1", "kind": kind, "metadata": {"name": "plain"}, "spec": spec}
+
+
+OBJECTS = {
+    "PyTorchJob": lambda: (
+        job("PyTorchJob", "pytorchReplicaSpecs", "pytorch", Master=1, Worker=2)
+        | {"metadata": {"name": "job", "labels": {"team": "fraud"}}}
+    ),
+    "TFJob": lambda: job("TFJob", "tfReplicaSpecs", "tensorflow", Chief=1, PS=1, Worker=2, Evaluator=1),
+    "XGBoostJob": lambda: job("XGBoostJob", "xgbReplicaSpecs", "xgboost", Master=1, Worker=2),
+    "PaddleJob": lambda: job("PaddleJob", "paddleReplicaSpecs", "paddle", Worker=2),
+    "JAXJob": lambda: job("JAXJob", "jaxReplicaSpecs", "jax", Worker=2),
+    "MPIJob": lambda: job("MPIJob", "mpiReplicaSpecs", "any", Launcher=1, Worker=2),
+    "Job": lambda: plain("Job", activeDeadlineSeconds=60),
+    "CronJob": lambda: plain("CronJob", "jobTemplate", activeDeadlineSeconds=60),
+    "Deployment": lambda: plain("Deployment"),
+}
+
+
+def pod(thing: Any) -> Any:
+    spec = thing["spec"]
+    for key in ("pytorchReplicaSpecs", "Worker", "jobTemplate", "spec", "template", "spec"):
+        spec = spec.get(key, spec)
+    return spec
+
+
+def worker(thing: Any) -> Any:
+    return next(each for key, each in thing["spec"].items() if key.endswith("ReplicaSpecs"))["Worker"]
+
+
+def elastic(thing: Any, **policy: Any) -> None:
+    thing["spec"]["elasticPolicy"] = {"minReplicas": 1, "maxReplicas": 4, **policy}
+
+
+WRONG_OBJECTS: dict[str, tuple[str, Callable[[Any], Any], str, str]] = {
+    "gone": ("PyTorchJob", lambda j: j.update(kind="MXJob"), "kind", "MXNet is retired"),
+    "container": ("PyTorchJob", lambda j: pod(j)["containers"][0].update(name="torch"), "job", 'called "pytorch"'),
+    "tf container": ("TFJob", lambda j: worker(j)["template"]["spec"]["containers"][0].pop("name"), "job", '"tensorflow"'),
+    "no container": ("MPIJob", lambda j: worker(j)["template"].pop("spec"), "job", "needs a container"),
+    "no image": ("MPIJob", lambda j: worker(j)["template"]["spec"]["containers"][0].pop("image"), "job", "an image"),
+    "two masters": (
+        "PyTorchJob", lambda j: j["spec"]["pytorchReplicaSpecs"]["Master"].update(replicas=2), "job", "Master.replicas: it is 2"),
+    "unsaid": ("PyTorchJob", lambda j: j["spec"]["pytorchReplicaSpecs"]["Master"].pop("replicas"), "job", "is missing"),
+    "type": ("PyTorchJob", lambda j: j["spec"]["pytorchReplicaSpecs"].update(worker=worker(j)), "job", 'mean "Worker"'),
+    "no replicas": ("PyTorchJob", lambda j: j["spec"].pop("pytorchReplicaSpecs"), "job", "has no Worker"),
+    "no master": ("XGBoostJob", lambda j: j["spec"]["xgbReplicaSpecs"].pop("Master"), "job", "has no Master"),
+    "restart": ("JAXJob", lambda j: worker(j).update(restartPolicy="Sometimes"), "job", "must be Always, OnFailure"),
+    "rdzvConf": ("PyTorchJob", lambda j: elastic(j, rdzvConf=[]), "job", "crashes the operator"),
+    "standalone": ("PyTorchJob", lambda j: elastic(j, standalone=True), "job", "torchrun cannot read"),
+    "processes": (
+        "PyTorchJob", lambda j: elastic(j, nProcPerNode=2) or j["spec"].update(nprocPerNode="2"), "job", "keep that one"),
+    "elastic master": (
+        "PyTorchJob", lambda j: elastic(j) or j["spec"]["pytorchReplicaSpecs"].pop("Worker"), "job", "needs a Worker"),
+    "job name": ("TFJob", lambda j: j["metadata"].update(name="a" * 54), "name", "at most 53"),
+    "job letter": ("TFJob", lambda j: j["metadata"].update(name="1a"), "name", "begin with a letter"),
+    "no name": ("Deployment", lambda j: j["metadata"].clear(), "name", "give a name"),
+    "cron name": ("CronJob", lambda j: j["metadata"].update(name="a" * 53), "name", "at most 52"),
+    "label": ("Job", lambda j: j["metadata"].update(labels={"a": "b" * 64}), "name", "63 letters"),
+    "label's type": ("Job", lambda j: j["metadata"].update(labels={"a": 1}), "name", "a text"),
+    "container name": ("Job", lambda j: pod(j)["containers"][0].update(name="a_b"), "name", "dashes"),
+    "port name": (
+        "Deployment", lambda j: pod(j)["containers"][0].update(ports=[{"name": "a" * 16}]), "name", "at most 15"),
+    "job restarts": ("Job", lambda j: pod(j).pop("restartPolicy"), "job", "OnFailure or Never"),
+    "failure policy": (
+        "Job", lambda j: j["spec"].update(podFailurePolicy={}) or pod(j).update(restartPolicy="OnFailure"), "job", "Never"),
+    "shape": ("CronJob", lambda j: pod(j).update(containers={}), "shape", "must be a list"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", OBJECTS)
+def test_a_right_object_has_no_findings(kind: str) -> None:
+    probes = {"readinessProbe": {}, "livenessProbe": {}}
+    right = OBJECTS[kind]()
+    if kind == "Deployment":
+        assert [(f.rule, f.fatal) for f in lint(right)] == [("probe", False)]
+        pod(right)["containers"][0].update(probes)
+    assert lint(right) == []
+
+
+@pytest.mark.parametrize("mistake", WRONG_OBJECTS)
+def test_an_object_that_a_cluster_refuses_is_found_before_it_is_applied(mistake: str) -> None:
+    kind, change, rule, message = WRONG_OBJECTS[mistake]
+    wrong = OBJECTS[kind]()
+    change(wrong)
+    found = lint(wrong)
+    assert [f for f in found if f.rule == rule and f.fatal and re.search(message, str(f))], found
+    manifest = copy.deepcopy(RIGHT)
+    template(manifest, "apply")["resource"]["manifest"] = json.dumps(wrong)
+    inside = [str(f) for f in lint(manifest) if f.fatal]
+    assert inside and all(each.startswith("spec.templates[apply].resource.manifest") for each in inside)
+
+
+OBJECT_WARNINGS: dict[str, tuple[str, Callable[[Any], Any], str]] = {
+    "no deadline": ("PyTorchJob", lambda j: j["spec"]["runPolicy"].pop("activeDeadlineSeconds"), "deadline"),
+    "no job deadline": ("CronJob", lambda j: j["spec"]["jobTemplate"]["spec"].pop("activeDeadlineSeconds"), "deadline"),
+    "pods stay": ("TFJob", lambda j: j["spec"]["runPolicy"].pop("cleanPodPolicy"), "job"),
+    "bounds": ("PyTorchJob", lambda j: elastic(j, minReplicas=3), "job"),
+    "image": ("JAXJob", lambda j: worker(j)["template"]["spec"]["containers"][0].update(image="jax"), "image"),
+    "args": ("CronJob", lambda j: pod(j)["containers"][0].update(args=["--day", "$(date +%F)"]), "shell"),
+    "security": ("Job", lambda j: pod(j).pop("securityContext"), "security"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("mistake", OBJECT_WARNINGS)
+def test_an_object_that_seldom_does_what_is_meant_is_said(mistake: str) -> None:
+    kind, change, rule = OBJECT_WARNINGS[mistake]
+    wrong = OBJECTS[kind]()
+    change(wrong)
+    assert [(f.rule, f.fatal) for f in lint(wrong)] == [(rule, False)]
+
+
+def test_what_a_tag_will_give_is_not_guessed() -> None:
+    manifest = copy.deepcopy(RIGHT)
+    applied = OBJECTS["PyTorchJob"]()
+    tag = "{{inputs.parameters.x}}"
+    applied["metadata"]["name"] = tag
+    applied["spec"]["pytorchReplicaSpecs"]["Master"]["replicas"] = f"#{tag}#"
+    worker(applied)["template"]["spec"]["containers"][0].update(
+        image=tag, args=[f"a: {tag}, b", '{{=inputs.parameters.x + "}"}}']
+    )
+    applied["spec"]["runPolicy"] = f"#{tag}#"
+    text = json.dumps(applied, indent=1).replace('"#', "").replace('#"', "").replace('\\"', '"')
+    template(manifest, "apply")["inputs"] = {"parameters": [{"name": "x", "default": "1"}]}
+    for written in (
+        text,
+        yaml.safe_dump(applied).replace("'#", "").replace("#'", "").replace("'{{", "{{").replace("}}'", "}}"),
+    ):
+        template(manifest, "apply")["resource"]["manifest"] = written
+        assert lint(manifest) == []
+
+
+def test_a_manifest_that_is_not_yaml_is_said() -> None:
+    manifest = copy.deepcopy(RIGHT)
+    template(manifest, "apply")["resource"]["manifest"] = "kind: [PyTorchJob"
+    assert [(f.rule, f.fatal) for f in lint(manifest)] == [("resource", False)]
+
+
+# the command
+
+REKINDLE = str(Path(sys.executable).with_name("rekindle"))
+
+
+def command(tmp_path: Path, *args: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([REKINDLE, "lint", *args], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+
+
+def test_the_command_names_the_file_of_each_finding_and_fails_for_what_cannot_run(tmp_path: Path) -> None:
+    wrong = copy.deepcopy(RIGHT)
+    wrong["spec"]["entrypoint"] = "mian"
+    (tmp_path / "both.yaml").write_text(yaml.safe_dump_all([RIGHT, wrong]))
+    (tmp_path / "job.json").write_text(json.dumps(plain("Job")))
+    done = command(tmp_path, "--manifest", "both.yaml", "--manifest", "job.json", "-o", "json")
+    assert done.returncode == 1 and done.stderr == ""
+    assert json.loads(done.stdout) == [
+        {
+            "file": "both.yaml",
+            "path": "spec.entrypoint",
+            "rule": "template",
+            "message": '"mian" is no template. Did you mean "main"?',
+            "fatal": True,
+        },
+        {
+            "file": "job.json",
+            "path": "spec.activeDeadlineSeconds",
+            "rule": "deadline",
+            "message": "nothing ends a job that hangs: give a number of seconds.",
+            "fatal": False,
+        },
+    ]
+    plainly = command(tmp_path, "--manifest", "job.json")
+    assert plainly.returncode == 0
+    assert plainly.stderr.startswith("warning: job.json: spec.activeDeadlineSeconds: nothing ends a job")
+
+
+def test_the_command_takes_configs_and_tells_bad_usage_from_a_bad_manifest(tmp_path: Path) -> None:
+    config = str(GOLDEN / "config.yaml")
+    done = command(tmp_path, config, config)
+    assert (done.returncode, done.stdout) == (0, "no problem found\n")
+    (tmp_path / "empty.yaml").write_text("# nothing\n")
+    for args in ([], ["--manifest", "away.yaml"], ["--manifest", "empty.yaml"], [config, "--set", "train.wokers=3"]):
+        assert command(tmp_path, *args).returncode == 2
+
+
+# speed and robustness
+
+
+def pipeline(tasks: int) -> Any:
+    """A chain of `tasks`, each of which reads its predecessor and the first."""
+    manifest = copy.deepcopy(RIGHT)
+    template(manifest, "main")["dag"] = {"tasks": [{"name": "t0", "template": "finish"}, *(
+        {"name": f"t{n}", "template": "finish", "depends": f"t{n - 1}",
+         "arguments": arguments(note=f"{{{{tasks.t{n - 1}.outputs.result}}}} {{{{=tasks.t0.status}}}}")}
+        for n in range(1, tasks)
+    )]}  # fmt: skip
+    template(manifest, "main")["outputs"] = {}
+    return manifest
+
+
+def test_a_pipeline_of_two_thousand_tasks_takes_four_times_as_long_as_one_of_five_hundred() -> None:
+    seconds = {}
+    for tasks in (500, 2000):
+        manifest = pipeline(tasks)
+        spent = []
+        for _ in range(3):
+            start = time.process_time()
+            assert lint(manifest) == []
+            spent.append(time.process_time() - start)
+        seconds[tasks] = min(spent)
+    assert seconds[500] < 0.5 and seconds[2000] < 8 * seconds[500]
 
 
 def test_it_costs_nothing_beside_a_run() -> None:
@@ -216,7 +539,20 @@ def test_it_costs_nothing_beside_a_run() -> None:
     assert time.process_time() - start < 5 * 0.05
 
 
-ANY = st.none() | st.booleans() | st.integers() | st.text(max_size=5) | st.just([]) | st.just({}) | st.just([None])
+EMPTY = (st.builds(list), st.builds(dict), st.builds(lambda: [None]))
+ANY = st.one_of(st.none(), st.booleans(), st.integers(), st.text(max_size=5), *EMPTY)
+
+
+def mutated(data: st.DataObject, holder: Any) -> None:
+    """Any part of `holder` replaced by anything else."""
+    while True:
+        keys = list(holder) if isinstance(holder, dict) else list(range(len(holder)))
+        key = data.draw(st.sampled_from(keys))
+        deeper = isinstance(holder[key], dict | list) and holder[key] and data.draw(st.booleans())
+        if not deeper:
+            holder[key] = data.draw(ANY)
+            return
+        holder = holder[key]
 
 
 @settings(max_examples=300, suppress_health_check=[HealthCheck.too_slow], deadline=None)
@@ -224,14 +560,22 @@ ANY = st.none() | st.booleans() | st.integers() | st.text(max_size=5) | st.just(
 def test_no_manifest_is_a_crash(data: st.DataObject) -> None:
     """Any part replaced by anything else gives findings, or none, but no traceback."""
     manifest = copy.deepcopy(RIGHT)
-    holder: Any = manifest
-    while True:
-        keys = list(holder) if isinstance(holder, dict) else list(range(len(holder)))
-        key = data.draw(st.sampled_from(keys))
-        deeper = isinstance(holder[key], dict | list) and holder[key] and data.draw(st.booleans())
-        if not deeper:
-            holder[key] = data.draw(ANY)
-            break
-        holder = holder[key]
+    for _ in range(data.draw(st.integers(1, 3))):
+        mutated(data, manifest)
     for finding in lint(manifest):
+        assert str(finding)
+
+
+@settings(max_examples=300, suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@given(st.data(), st.sampled_from(sorted(OBJECTS)))
+def test_no_object_is_a_crash(data: st.DataObject, kind: str) -> None:
+    thing = OBJECTS[kind]()
+    thing["spec"].setdefault("elasticPolicy", {"minReplicas": 1, "rdzvConf": [{"key": "a", "value": "b"}]})
+    for _ in range(data.draw(st.integers(1, 3))):
+        mutated(data, thing)
+    manifest = copy.deepcopy(RIGHT)
+    template(manifest, "apply")["resource"]["manifest"] = data.draw(st.sampled_from([json.dumps, yaml.safe_dump]))(
+        thing
+    )
+    for finding in [*lint(thing), *lint(manifest)]:
         assert str(finding)

@@ -1,0 +1,47 @@
+"""Tags: every `{{tag}}` is closed, and something gives it a value."""
+
+import re
+from typing import Any
+
+from pipelines.lint.findings import Findings
+from pipelines.local import expr
+from pipelines.local.functions import ExprError
+from pipelines.scopes import Scope, texts
+
+TAG = re.compile(r"\{\{(.*?)\}\}", re.DOTALL)
+UNKNOWN = "\ue000"  # stands for what a tag will give
+PREFIXES = {"inputs", "outputs", "tasks", "steps", "workflow", "item"}  # others stay as text, and may be meant to
+
+
+def check(found: Findings, path: str, value: Any, scope: Scope, whole: bool) -> None:
+    """That every tag below `value` is in `scope`. Not `whole`: a workflow may yet bring parameters of its own."""
+    for where, text in closed(found, path, value):
+        for tag in TAG.findall(text):
+            for name in _read(found, where, tag):
+                if name.split(".")[0] in PREFIXES and name not in scope:
+                    why = f"{{{{{short(tag)}}}}}: nothing gives a value to {name} here.{found.hint(*scope.near(name))}"
+                    found.add(where, "tag", why, fatal=whole or not name.startswith("workflow."))
+
+
+def closed(found: Findings, path: str, value: Any) -> list[tuple[str, str]]:
+    """The texts below `value` that hold tags, and where; an unclosed tag is found."""
+    tagged = [(where, text) for where, text in texts(value, path) if "{{" in text]
+    for where, text in tagged:
+        if "{{" in TAG.sub("", text):
+            found.add(where, "tag", f'"{short(text)}" has a {{{{ without }}}}: close the tag.')
+    return tagged
+
+
+def short(text: str) -> str:
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _read(found: Findings, path: str, tag: str) -> tuple[str, ...]:
+    """The names that a tag reads."""
+    if not tag.startswith("="):
+        return (tag.strip(),)
+    try:
+        return expr.identifiers(tag[1:])
+    except (ExprError, RecursionError) as error:
+        found.warn(path, "tag", f"{{{{{short(tag)}}}}} cannot be read: {error}.")
+        return ()

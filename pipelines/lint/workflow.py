@@ -1,0 +1,241 @@
+"""A Workflow, WorkflowTemplate or CronWorkflow: its names, deadlines, templates, and who is given what."""
+
+import re
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cached_property
+from typing import Any
+
+from pipelines import scopes
+from pipelines.lint import graph, objects, pods, tags
+from pipelines.lint.findings import Findings
+from pipelines.scopes import Names, Nodes, Scope, names
+from steps.errors import did_you_mean
+
+Manifest = Mapping[str, Any]
+
+KINDS = ("Workflow", "WorkflowTemplate", "ClusterWorkflowTemplate", "CronWorkflow")
+TYPES = ("container", "script", "resource", "dag", "steps", "suspend", "http", "data", "containerSet", "plugin")
+REUSED = ("WorkflowTemplate", "ClusterWorkflowTemplate")  # may leave the entrypoint to who uses them
+LOCATIONS = ("s3", "gcs", "http", "git", "raw", "hdfs", "oss", "azure", "artifactory", "plugin")
+SUPPLIED = (*LOCATIONS, "from", "fromExpression")
+ITEM = Names({"item"})
+
+NAME = re.compile(r"[a-zA-Z0-9][-a-zA-Z0-9]*")
+PARAMETER = re.compile(r"[-a-zA-Z0-9_]+")
+LENGTHS = {"CronWorkflow": 52}  # its workflows are called NAME-UNIXTIME
+METRIC = re.compile(r"\{\{\s*(?:tasks|steps)\.[^}]*\.outputs\.")
+
+
+class WorkflowRules:
+    """All rules on one manifest of Argo's; `run` fills `found`."""
+
+    def __init__(self, manifest: Manifest, found: Findings) -> None:
+        self.manifest, self.found = manifest, found
+        self.kind = str(manifest.get("kind"))
+        self.root = "spec.workflowSpec" if self.kind == "CronWorkflow" else "spec"
+        spec = manifest.get("spec") or {}
+        self.spec: Manifest = (spec.get("workflowSpec") or {}) if self.kind == "CronWorkflow" else spec
+        self.templates = {t["name"]: t for t in self.spec.get("templates") or [] if t.get("name")}
+        self.everywhere = Names(scopes.workflow(self.spec))
+
+    def run(self) -> None:
+        self.metadata()
+        if self.kind == "CronWorkflow":
+            self.cron(self.manifest.get("spec") or {})
+        tags.closed(self.found, self.root, {key: each for key, each in self.spec.items() if key != "templates"})
+        if self.spec.get("workflowTemplateRef"):
+            return
+        arguments = self.spec.get("arguments") or {}
+        for field in ("entrypoint", "onExit"):
+            if name := self.spec.get(field):
+                self.target(f"{self.root}.{field}", str(name), arguments, loose=True)
+            elif field == "entrypoint" and self.kind not in REUSED:
+                self.found.add(
+                    f"{self.root}.entrypoint", "entrypoint", "it is missing: name the template to begin with."
+                )
+        self.hooks(f"{self.root}.hooks", self.spec.get("hooks") or {})
+        if "activeDeadlineSeconds" not in self.spec:
+            why = "nothing ends a workflow that hangs: give a number of seconds."
+            self.found.warn(f"{self.root}.activeDeadlineSeconds", "deadline", why)
+        self.retry(f"{self.root}.retryStrategy", self.spec.get("retryStrategy"))
+        self.unique(f"{self.root}.templates", names(self.spec.get("templates")))
+        for template in self.spec.get("templates") or []:
+            self.template(f"{self.root}.templates[{template.get('name')}]", template)
+
+    def metadata(self) -> None:
+        metadata = self.manifest.get("metadata") or {}
+        name, prefix = str(metadata.get("name") or ""), str(metadata.get("generateName") or "")
+        longest = LENGTHS.get(self.kind, 63)
+        if self.kind not in KINDS:
+            hint = self.found.hint(self.kind, KINDS)
+            self.found.add("kind", "kind", f'"{self.kind}" must be {", ".join(KINDS)}.{hint}')
+        if not name and not prefix:
+            self.found.add("metadata.name", "name", "it is missing: give a name, or a generateName.")
+        elif len(full := name or prefix + "xxxxx") > longest or not objects.DNS_NAME.fullmatch(full):
+            rule = f"lower-case letters, digits and dashes, at most {longest if name else longest - 5} characters"
+            where = "metadata." + ("name" if name else "generateName")
+            self.found.add(where, "name", f'"{name or prefix}" must be {rule}.')
+        objects.labels(self.found, "metadata.labels", metadata.get("labels") or {})
+
+    @cached_property
+    def workflow_name(self) -> str:
+        """A name as long as those of the workflows that this manifest makes."""
+        metadata = self.manifest.get("metadata") or {}
+        if self.kind == "Workflow":
+            return metadata.get("name") or f"{metadata.get('generateName', '')}xxxxx"
+        return f"{metadata.get('name', '')}-1700000000"
+
+    def cron(self, spec: Manifest) -> None:
+        if not spec.get("schedules"):
+            old = "`schedule` is gone in Argo 4" if spec.get("schedule") else "it never runs"
+            self.found.warn("spec.schedules", "cron", f"it is missing, so {old}: give a list of cron expressions.")
+        for each in (self.spec.get("arguments") or {}).get("parameters") or []:
+            for inside in pods.CALL.findall(str(each.get("value", ""))):
+                where = f"{self.root}.arguments.parameters[{each.get('name')}]"
+                self.found.warn(where, "shell", pods.call(inside))
+
+    # what a template or task is made of
+
+    def unique(self, path: str, there: list[str]) -> None:
+        for name, count in Counter(there).items():
+            if count > 1:
+                self.found.add(path, "name", f'"{name}" is there {count} times: names must be unique.')
+            if not NAME.fullmatch(name) or len(name) > 128:
+                why = "must be at most 128 letters, digits and dashes, beginning with no dash."
+                self.found.add(path, "name", f'"{name}" {why}')
+
+    def retry(self, path: str, retry: Manifest | None) -> None:
+        if retry is not None and "limit" not in retry:
+            self.found.warn(path, "retry", "without a limit it retries for ever, and without backoff: give one.")
+
+    def template(self, path: str, template: Manifest) -> None:
+        types = [each for each in TYPES if each in template]
+        if len(types) != 1:
+            found = f"it is {' and '.join(types)}" if types else "it does nothing"
+            self.found.add(path, "template", f"{found}: it must have exactly one of {', '.join(TYPES[:6])}.")
+        for direction in ("inputs", "outputs"):
+            for kind in ("parameters", "artifacts"):
+                for name, count in Counter(names((template.get(direction) or {}).get(kind))).items():
+                    if not PARAMETER.fullmatch(name) or count > 1:
+                        rule = "must be letters, digits, - and _, and there once"
+                        self.found.add(f"{path}.{direction}.{kind}", "name", f'"{name}" {rule}.')
+        self.retry(f"{path}.retryStrategy", template.get("retryStrategy"))
+        if "memoize" in template and not NAME.fullmatch(tags.TAG.sub("x", str(template["memoize"].get("key")))):
+            self.found.add(f"{path}.memoize.key", "name", "the key must be letters, digits and dashes.")
+        inputs = scopes.declared("inputs", template)
+        if "dag" in template:
+            self.dag(path, template, inputs)
+        elif "steps" in template:
+            self.steps(path, template, inputs)
+        else:
+            if "resource" in template:
+                objects.resource(self.found, f"{path}.resource", template["resource"], self.workflow_name)
+            self.pod(path, template)
+            own = inputs | scopes.declared("outputs", template)
+            here = Names({*own, *(f"{name}.path" for name in own), "tasks.name", "steps.name"})
+            self.tags(path, template, Scope((here, self.everywhere)))
+
+    def pod(self, path: str, template: Manifest) -> None:
+        """The rules of what runs in a pod; what the template does not say, `templateDefaults` and the spec do."""
+        defaults = self.spec.get("templateDefaults") or {}
+        given = {**defaults, **template}
+        for kind in [each for each in ("container", "script", "containerSet") if each in template]:
+            where = f"{path}.{kind}"
+            containers = [*pods.named(where, template[kind], "containers")]
+            if kind != "containerSet":
+                containers = [(where, {**(defaults.get(kind) or {}), **template[kind]})]
+            if "activeDeadlineSeconds" not in given and "timeout" not in given:
+                why = "an attempt that hangs is never tried again: give a number of seconds."
+                self.found.warn(f"{path}.activeDeadlineSeconds", "deadline", why)
+            containers = [*containers, *pods.named(path, given, "initContainers", "sidecars")]
+            spec = {key: given.get(key) or self.spec.get(key) for key in ("securityContext", "hostNetwork")}
+            pods.check(self.found, path, {**spec, "volumes": given.get("volumes") or []}, containers)
+
+    def dag(self, path: str, template: Manifest, inputs: set[str]) -> None:
+        at, listed = f"{path}.dag", template["dag"].get("tasks") or []
+        tasks = {str(task.get("name")): task for task in listed}
+        self.unique(f"{at}.tasks", names(listed))
+        self.leaf(path, template)
+        before = graph.check(self.found, at, template["dag"], tasks)
+        if before is None:
+            return
+        nodes, finished = Nodes("tasks", tasks, self.templates), graph.finished(before)
+        layers = (Names(inputs), self.everywhere)
+        for name, task in tasks.items():
+            self.task(f"{at}.tasks[{name}]", name, task, Scope(layers, nodes, finished(name)))
+        rest = {key: value for key, value in template.items() if key != "dag"}
+        self.tags(path, rest, Scope(layers, nodes, lambda name: True))
+
+    def steps(self, path: str, template: Manifest, inputs: set[str]) -> None:
+        listed = [(number, step) for number, group in enumerate(template["steps"]) for step in group]
+        everything = {str(step.get("name")): step for _, step in listed}
+        group_of = {str(step.get("name")): number for number, step in listed}
+        self.unique(f"{path}.steps", names(step for _, step in listed))
+        self.leaf(path, template)
+        nodes, layers = Nodes("steps", everything, self.templates), (Names(inputs), self.everywhere)
+        for number, step in listed:
+            name = str(step.get("name"))
+            scope = Scope(layers, nodes, lambda other, number=number: group_of[other] < number)
+            self.task(f"{path}.steps[{number}][{name}]", name, step, scope)
+        rest = {key: value for key, value in template.items() if key != "steps"}
+        self.tags(path, rest, Scope(layers, nodes, lambda name: True))
+
+    def leaf(self, path: str, template: Manifest) -> None:
+        for field in [each for each in ("activeDeadlineSeconds", "timeout") if each in template]:
+            why = "only a template that runs a pod may have it: put it there, or on the whole workflow."
+            self.found.add(f"{path}.{field}", "deadline", why)
+
+    def task(self, path: str, name: str, task: Manifest, scope: Scope) -> None:
+        if task.get("template"):
+            self.target(path, str(task["template"]), task.get("arguments") or {})
+        elif task.get("inline"):
+            self.template(f"{path}.inline", task["inline"])
+        elif not task.get("templateRef"):
+            self.found.add(path, "template", "it names no template: give template, templateRef or inline.")
+        hooks = dict(task.get("hooks") or {})
+        if task.get("onExit"):
+            hooks["onExit"] = {"template": task["onExit"]}
+        self.hooks(f"{path}.hooks", hooks)
+        when = str(task.get("when") or "")
+        if METRIC.search(when) and re.search(r"[<>]", when) and "{{=" not in when:
+            way = "{{=asFloat(...) > ...}}"
+            why = f"it compares an output as text, and fails for 5e-05 or NaN: write {way}."
+            self.found.warn(f"{path}.when", "when", why)
+        if any(key in task for key in ("withItems", "withParam", "withSequence")):
+            scope = replace(scope, layers=(*scope.layers, ITEM))
+        plain = {key: value for key, value in task.items() if key not in ("hooks", "inline", "depends")}
+        self.tags(path, plain, scope)
+        self.tags(f"{path}.hooks", hooks, replace(scope, done=lambda other: other == name or scope.done(other)))
+
+    def hooks(self, path: str, hooks: Manifest) -> None:
+        for name, hook in hooks.items():
+            self.target(f"{path}[{name}]", str(hook.get("template")), hook.get("arguments") or {})
+
+    def target(self, path: str, name: str, arguments: Manifest, loose: bool = False) -> None:
+        """That a template exists and gets what it needs; `loose`: it may be given more than it takes."""
+        template = self.templates.get(name)
+        if template is None:
+            self.found.add(path, "template", f'"{name}" is no template.{self.found.hint(name, self.templates)}')
+            return
+        for kind in ("parameters", "artifacts"):
+            inputs = (template.get("inputs") or {}).get(kind) or []
+            given, taken = dict.fromkeys(names(arguments.get(kind))), set(names(inputs))
+            for extra in [] if loose else [each for each in given if each not in taken]:
+                near = did_you_mean(extra, taken)  # without one it is only superfluous
+                why = f'template {name} has no input "{extra}".{near or " Take it out."}'
+                self.found.add(f"{path}.arguments", "argument", why, fatal=bool(near))
+            for each in inputs:
+                if _required(each, kind) and each.get("name") not in given:
+                    why = f'template {name} needs the input "{each.get("name")}", which is not supplied.'
+                    self.found.add(f"{path}.arguments", "input", why + self.found.hint(str(each.get("name")), given))
+
+    def tags(self, path: str, value: Any, scope: Scope) -> None:
+        tags.check(self.found, path, value, scope, whole=self.kind == "Workflow")
+
+
+def _required(item: Manifest, kind: str) -> bool:
+    if kind == "parameters":
+        return not any(key in item for key in ("value", "default", "valueFrom"))
+    return not item.get("optional") and not any(key in item for key in SUPPLIED)
