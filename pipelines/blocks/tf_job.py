@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from pipelines.blocks.cluster import ClusterConfig
 from pipelines.blocks.pod import Manifest
-from pipelines.blocks.replicas import FAILED, Framework, Replica, Role, training_job
+from pipelines.blocks.replicas import FAILED, Framework, Replica, Role, check, training_job
 from steps.errors import ConfigError
 
 SUCCESS = "status.completionTime"  # the Chief's end, or without one that of worker 0: there is no one count to look at
@@ -30,6 +30,7 @@ def tf_job(
     The operator takes a worker that is deleted (a drain, a preemption with notice) for one that failed, and the job
     with it. `dynamic` workers may go and come back; each then knows only itself and the parameter servers.
     """
+    check(TF_JOB, name, replicas)
     if not replicas.keys() & {"Chief", "Worker"}:
         raise ConfigError(f"TFJob {name} has neither a Chief nor a Worker: nothing would end it. Give it one.")
     more = {"successPolicy": "AllWorkers"} if all_workers else {}
