@@ -31,9 +31,9 @@ def inside(cluster: Cluster, config: ClusterConfig) -> Iterator[Check]:
     name = f"rekindle-doctor-{uuid.uuid4().hex[:6]}"
     cluster.create(PODS, manifest(name, config, PodConfig.model_validate({"cpu": "50m", "memory": "512Mi"}), names))
     try:
-        pod = _finished(cluster, name)
+        pod = _settled(cluster, name)
         yield from _pulled(pod, names)
-        if (pod.get("status") or {}).get("phase") not in ("Succeeded", "Failed"):
+        if "terminated" not in _states(pod).get("main", {}):
             return
         path = PODS.path(cluster.namespace, name, "log")
         lines = [line.decode(errors="replace") for line in cluster.lines(path, {"container": "main"}, 10)]
@@ -49,35 +49,32 @@ def inside(cluster: Cluster, config: ClusterConfig) -> Iterator[Check]:
         cluster.delete(PODS, name, gracePeriodSeconds=0)
 
 
-def _finished(cluster: Cluster, name: str) -> Object:
-    """The pod when it has ended, or cannot start, or has had its time."""
+def _settled(cluster: Cluster, name: str) -> Object:
+    """The pod when each container has ended or cannot start, or when it has had its time."""
     end = time.monotonic() + SECONDS
     while True:
         pod = cluster.get(PODS, name)
-        status = pod.get("status") or {}
-        stuck = any(state.get("reason") in NEVER for state in _waiting(pod).values())
-        if status.get("phase") in ("Succeeded", "Failed") or stuck or time.monotonic() > end:
+        states = _states(pod).values()
+        stuck = [s for s in states if "terminated" in s or s.get("waiting", {}).get("reason") in NEVER]
+        if (states and len(stuck) == len(states)) or time.monotonic() > end:
             return pod
         time.sleep(1)
 
 
 def _pulled(pod: Object, names: dict[str, str]) -> Iterator[Check]:
-    waiting = _waiting(pod)
-    started = bool((pod.get("status") or {}).get("containerStatuses"))
+    states = _states(pod)
+    conditions = (pod.get("status") or {}).get("conditions") or []
+    unscheduled = next((str(each["message"]) for each in conditions if each.get("message")), "it was not started")
     for name, image in names.items():
-        state = waiting.get(name, {})
-        why = ": ".join(str(state[key]) for key in ("reason", "message") if state.get(key))
-        if not started:
-            conditions = (pod.get("status") or {}).get("conditions") or []
-            why = next((str(c["message"]) for c in conditions if c.get("message")), "it was not started")
+        waiting = states[name].get("waiting") or {} if states else {"reason": unscheduled}
+        why = ": ".join(str(waiting[key]) for key in ("reason", "message") if waiting.get(key))
         remedy = "Push it where the nodes can pull it (rekindle images build ... --push), name it in cluster.image."
         yield Check(f"image {image}", not why, why or "is there", remedy)
 
 
-def _waiting(pod: Object) -> dict[str, Any]:
-    """Of each container that waits, its state."""
-    statuses = (pod.get("status") or {}).get("containerStatuses") or []
-    return {each["name"]: each["state"]["waiting"] for each in statuses if each.get("state", {}).get("waiting")}
+def _states(pod: Object) -> dict[str, Any]:
+    """Of each container: waiting, running or terminated, with details."""
+    return {each["name"]: each.get("state") or {} for each in (pod.get("status") or {}).get("containerStatuses") or []}
 
 
 def manifest(name: str, config: ClusterConfig, settings: PodConfig, images: dict[str, str]) -> Object:

@@ -1,0 +1,266 @@
+"""The platform on a real cluster: each right is used, no step holds a token, and the doctor finds what is broken."""
+
+import copy
+import json
+import subprocess
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import yaml
+
+from pipelines.blocks import pod as pods
+from pipelines.blocks.pod import EXECUTOR_SECURITY
+from pipelines.platform import rules
+from tests.cluster.kube import Kube, Object, until
+from tests.cluster.run import Place, rekindle
+
+HOLD = "rekindle/hold"  # a finalizer: a deletion takes until it is gone
+OBJECTS: dict[str, Object] = {
+    "pytorchjobs": {
+        "apiVersion": "kubeflow.org/v1",
+        "kind": "PyTorchJob",
+        "spec": {
+            "runPolicy": {"suspend": True},
+            "pytorchReplicaSpecs": {
+                "Master": {
+                    "replicas": 1,
+                    "template": {"spec": {"containers": [{"name": "pytorch", "image": "none"}]}},
+                }
+            },
+        },
+    },
+    "deployments": {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "spec": {
+            "replicas": 0,
+            "selector": {"matchLabels": {"a": "b"}},
+            "template": {"metadata": {"labels": {"a": "b"}}, "spec": {"containers": [{"name": "a", "image": "none"}]}},
+        },
+    },
+    "services": {"apiVersion": "v1", "kind": "Service", "spec": {"ports": [{"port": 80}]}},
+    "horizontalpodautoscalers": {
+        "apiVersion": "autoscaling/v2",
+        "kind": "HorizontalPodAutoscaler",
+        "spec": {"maxReplicas": 1, "scaleTargetRef": {"apiVersion": "apps/v1", "kind": "Deployment", "name": "none"}},
+    },
+    "poddisruptionbudgets": {
+        "apiVersion": "policy/v1",
+        "kind": "PodDisruptionBudget",
+        "spec": {"maxUnavailable": 1, "selector": {"matchLabels": {"a": "none"}}},
+    },
+}
+ARGO = [each for each in rules() if each[0] == "argoproj.io"]
+APPLIED = [each for each in rules() if each not in ARGO]
+
+
+def role(kube: Kube, name: str, left: list[tuple[str, str, str]]) -> None:
+    """An account with these rights, and a token for Argo's container."""
+    granted = [{"apiGroups": [group], "resources": [what], "verbs": [verb]} for group, what, verb in left]
+    account = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": name}}
+    token = {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "type": "kubernetes.io/service-account-token",
+        "metadata": {
+            "name": f"{name}.service-account-token",
+            "annotations": {"kubernetes.io/service-account.name": name},
+        },
+    }
+    api = "rbac.authorization.k8s.io"
+    binding = {
+        "roleRef": {"apiGroup": api, "kind": "Role", "name": name},
+        "subjects": [{"kind": "ServiceAccount", "name": name, "namespace": kube.namespace}],
+    }
+    meta = {"apiVersion": f"{api}/v1", "metadata": {"name": name}}
+    kube.apply(account, token, {**meta, "kind": "Role", "rules": granted}, {**meta, "kind": "RoleBinding", **binding})
+
+
+def applies_and_deletes(kube: Kube, account: str, resource: str, deletes: bool) -> str:
+    """As Argo's resource templates do it, with kubectl; what failed, or ""."""
+    name = f"{account}-{resource}"[:50]
+    manifest = copy.deepcopy(OBJECTS[resource])
+    manifest["metadata"] = {"name": name, "finalizers": [HOLD] if deletes else []}
+    command = ["kubectl", "-n", kube.namespace, "--as", f"system:serviceaccount:{kube.namespace}:{account}"]
+
+    def run(*args: str) -> str:
+        done = subprocess.run([*command, *args], input=json.dumps(manifest), capture_output=True, text=True, timeout=60)
+        return f"{args[0]}: {done.stderr}" if done.returncode else ""
+
+    try:
+        if failed := run("apply", "-f", "-"):
+            return failed
+        manifest["metadata"]["labels"] = {"again": "yes"}
+        if (failed := run("apply", "-f", "-")) or not deletes:
+            return failed
+        process = subprocess.Popen(
+            [*command, "delete", resource, name, "--cascade=foreground"], stderr=subprocess.PIPE, text=True
+        )
+        try:
+            with pytest.raises(subprocess.TimeoutExpired):  # it waits for the object to be gone
+                process.wait(1.5)
+                return "delete: it did not wait" if process.returncode == 0 else f"delete: {process.communicate()[1]}"
+            kube("patch", resource, name, "--type=merge", "-p", '{"metadata":{"finalizers":null}}')
+            process.wait(4)
+        except subprocess.TimeoutExpired:
+            return "delete: it did not end"
+        finally:
+            process.kill()
+            process.communicate()
+        return ""
+    finally:
+        kube("patch", resource, name, "--type=merge", "-p", '{"metadata":{"finalizers":null}}', check=False)
+        kube("delete", resource, name, "--ignore-not-found", "--wait=false")
+
+
+@pytest.mark.parametrize("resource", OBJECTS)
+def test_without_any_one_of_its_rights_a_workflow_could_not_apply_or_delete(place: Place, resource: str) -> None:
+    own = [each for each in APPLIED if each[1] == resource]
+    deletes = "delete" in [verb for _, _, verb in own]
+    assert applies_and_deletes(place.kube, "rekindle", resource, deletes) == ""
+    for group, what, verb in own:
+        account = f"without-{verb}"
+        role(place.kube, account, [each for each in APPLIED if each != (group, what, verb)])
+        assert applies_and_deletes(place.kube, account, resource, deletes), f"{verb} {what} is not needed"
+
+
+def workflow(place: Place, account: str) -> Object:
+    """A step with an artifact, and a resource template, as the pipeline has them."""
+    step = {
+        "name": "step",
+        "outputs": {
+            "artifacts": [
+                {
+                    "name": "a",
+                    "path": "/tmp/outputs/a",
+                    "s3": {"key": "{{workflow.name}}/a"},
+                    "archive": {"none": {}},
+                }
+            ],
+            "parameters": [{"name": "p", "valueFrom": {"path": "/tmp/outputs/p"}, "globalName": "p"}],
+        },
+        "container": {
+            "image": place.image,
+            "command": ["python", "-c"],
+            "args": [
+                "import pathlib; d = pathlib.Path('/tmp/outputs'); d.mkdir(exist_ok=True)\n"
+                "(d / 'a').write_text('x'); t = pathlib.Path('/var/run/secrets/kubernetes.io/serviceaccount/token')\n"
+                "(d / 'p').write_text(f'token: {t.exists()}')"
+            ],
+            "resources": {"requests": {"cpu": "50m", "memory": "64Mi"}},
+            "securityContext": pods.CONTAINER_SECURITY,
+            "volumeMounts": pods.MOUNTS,
+        },
+        "volumes": pods.VOLUMES,
+        "podSpecPatch": json.dumps(EXECUTOR_SECURITY),
+    }
+    manifest = OBJECTS["services"] | {"metadata": {"name": "{{workflow.name}}"}}
+    applied = {"name": "resource", "resource": {"action": "apply", "manifest": json.dumps(manifest, indent=1)}}
+    tasks = [{"name": "step", "template": "step"}, {"name": "resource", "template": "resource"}]
+    spec = {
+        "entrypoint": "main",
+        "serviceAccountName": account,
+        "automountServiceAccountToken": False,
+        "executor": {"serviceAccountName": account},
+        "securityContext": pods.POD_SECURITY,
+        "activeDeadlineSeconds": 60,
+        "templates": [{"name": "main", "dag": {"tasks": tasks}}, step, applied],
+    }
+    api = "argoproj.io/v1alpha1"
+    return {"apiVersion": api, "kind": "Workflow", "metadata": {"generateName": "platform-"}, "spec": spec}
+
+
+def ended(place: Place, account: str) -> Object:
+    name = place.kube(
+        "create", "-f", "-", "-o", "jsonpath={.metadata.name}", stdin=json.dumps(workflow(place, account))
+    )
+
+    def look() -> Object | None:
+        found = place.kube.get("workflow", name)
+        return found if found and found.get("status", {}).get("phase") in ("Succeeded", "Failed", "Error") else None
+
+    return until(f"{name} has ended", look, 120, pause=1) or {}
+
+
+def test_steps_and_resources_run_under_restricted_and_no_step_sees_a_token(place: Place) -> None:
+    labels = (place.kube.get("namespace", place.kube.namespace) or {})["metadata"]["labels"]
+    assert labels["pod-security.kubernetes.io/enforce"] == "restricted"
+    found = ended(place, "rekindle")
+    assert found["status"]["phase"] == "Succeeded", found["status"]
+    assert found["status"]["outputs"]["parameters"] == [{"name": "p", "value": "token: False"}]
+    assert place.store.get(f"{found['metadata']['name']}/a") == b"x"
+    selector = f"workflows.argoproj.io/workflow={found['metadata']['name']}"
+    for pod in place.kube.items("pods", selector):
+        for container in pod["spec"]["containers"]:
+            mounts = [mount["mountPath"] for mount in container.get("volumeMounts", [])]
+            holds = any(mount.startswith("/var/run/secrets") for mount in mounts)
+            assert holds == (container["name"] == "wait" or "argoexec" in container["image"]), container["name"]
+
+
+@pytest.mark.parametrize("verb", [verb for _, _, verb in ARGO])
+def test_without_any_one_of_its_rights_a_workflow_could_not_report(place: Place, verb: str) -> None:
+    role(place.kube, f"mute-{verb}", [each for each in rules() if each[2] != verb or each not in ARGO])
+    assert ended(place, f"mute-{verb}")["status"]["phase"] != "Succeeded"
+
+
+def examined(place: Place, *sets: str) -> dict[str, Any]:
+    """What the doctor found, by name; the pod that it looks from is gone."""
+    from tests.commands import BIN
+
+    config = ["configs/demo.yaml", *place.sets(sets)]
+    command = [str(BIN / "rekindle"), "platform", "check", *config, "-n", place.kube.namespace, "-o", "json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    found = {each["name"]: each for each in json.loads(done.stdout)}
+    assert done.returncode == any(each["required"] and not each["ok"] for each in found.values())
+    assert not [pod for pod in place.kube.items("pods") if pod["metadata"]["name"].startswith("rekindle-doctor")]
+    return found
+
+
+def test_the_doctor_finds_nothing_wrong_with_a_sound_namespace(place: Place) -> None:
+    found = examined(place)
+    wrong = {name: each["found"] for name, each in found.items() if not each["ok"]}
+    assert wrong.keys() <= {"init container"}, wrong  # the operator is the cluster's, and may lack its template
+    assert "1 of 8 racing creators won" in found["object store from a pod"]["found"]
+    assert found["MLflow from a pod"]["ok"] and found[f"image {place.image}"]["ok"]
+
+
+@pytest.fixture
+def broken(place: Place) -> Iterator[None]:
+    """ConfigMap and Role as somebody may have left them."""
+    kept = [place.kube.get(*each) or {} for each in (("configmap", "rekindle"), ("role", "rekindle"))]
+    for each in kept:
+        for field in ("resourceVersion", "uid", "managedFields", "creationTimestamp"):
+            each["metadata"].pop(field, None)
+    addresses, rights = copy.deepcopy(kept)
+    addresses["data"] |= {"S3_BUCKET": "nosuch-bucket", "MLFLOW_TRACKING_URI": "http://127.0.0.1:9"}
+    rights["rules"] = [each for each in rights["rules"] if "pytorchjobs" not in each["resources"]]
+    place.kube.apply(addresses, rights)
+    yield
+    place.kube.apply(*kept)
+
+
+@pytest.mark.usefixtures("broken")
+def test_the_doctor_finds_all_that_is_broken_and_says_what_to_do(place: Place) -> None:
+    sets = ["cluster.pods.serve={priority_class: nosuch-priority, image: registry.invalid/nosuch:1}"]
+    found = examined(place, *sets)
+    expected = {
+        "artifact repository": "nosuch-bucket",
+        "account": "may not get, list, watch, create, patch, delete pytorchjobs.kubeflow.org",
+        "pod of serve": "nosuch-priority",
+        "image registry.invalid/nosuch:1": "registry.invalid",
+    }
+    for name, text in expected.items():
+        assert not found[name]["ok"] and text in found[name]["found"] and found[name]["remedy"], found[name]
+    for name, text in {"object store from a pod": "nosuch-bucket", "MLflow from a pod": "127.0.0.1:9"}.items():
+        assert not found[name]["ok"] and text in found[name]["found"] and found[name]["remedy"], found[name]
+
+
+def test_what_the_platform_renders_the_api_server_takes(place: Place) -> None:
+    """All of it, the operator's part too: as a dry run."""
+    everything = ["--with", "mlflow", "--with", "minio", "--with", "frameworks", "--quota", "64", "256Gi"]
+    flags = ["apply", "--server-side", "--dry-run=server", "--force-conflicts", "--validate=strict", "-f", "-"]
+    name = place.kube.namespace
+    place.kube(*flags, stdin=rekindle("platform", "render", "-n", name, *everything))
+    operator = yaml.safe_load_all(rekindle("platform", "render", "--operator", "-n", "kubeflow"))
+    Kube("kubeflow")(*flags, stdin=yaml.safe_dump_all(operator))
