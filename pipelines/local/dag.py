@@ -13,7 +13,17 @@ from pipelines.local import scope as scopes
 from pipelines.local.expr import truth
 from pipelines.local.functions import ExprError
 from pipelines.local.loops import expand, loops
-from pipelines.local.table import COMPLETED, FAILED, FULFILLED, Node, NodeError, Options, Parallel, keep_inputs
+from pipelines.local.table import (
+    COMPLETED,
+    FAILED,
+    FULFILLED,
+    Node,
+    NodeError,
+    Options,
+    Parallel,
+    fulfilled,
+    keep_inputs,
+)
 from pipelines.local.template import STEPS, Missing, TemplateError, substitute
 from pipelines.local.when import WhenError, should_execute
 
@@ -141,13 +151,13 @@ class Dag:
         scope: dict[str, Any] = {}
         for need in self.needs[name]:
             node = self.node(need)
-            if not node or node["phase"] not in FULFILLED or not self.s.hooks_done(node):
+            if not node or not fulfilled(node) or not self.s.hooks_done(node):
                 return None
             results: dict[str, bool] = {result: node["phase"] == phase for result, phase in RESULTS.items()}
             phases = (
                 [self.s.nodes[id]["phase"] for id in node.get("children", [])] if node["type"] == "TaskGroup" else []
             )
-            results |= {"Daemoned": False, "AnySucceeded": "Succeeded" in phases}
+            results |= {"Daemoned": bool(node.get("daemoned")), "AnySucceeded": "Succeeded" in phases}
             results |= {"AllFailed": bool(phases) and all(phase == "Failed" for phase in phases)}
             scope[need.replace("-", "_")] = results
         return truth(self.logic[name].replace("-", "_"), scope)
@@ -207,7 +217,7 @@ class Dag:
         full, options = f"{self.name}.{each['name']}", self.options()
         node = self.node(each["name"])
         if node and node["type"] == "Pod" and node["phase"] not in FULFILLED and node["id"] in self.s.started:
-            return False
+            return fulfilled(node)
         if not node:
             try:
                 runs, reason = should_execute(each.get("when", "")), f"when '{each.get('when')}' evaluated false"
@@ -230,7 +240,7 @@ class Dag:
         self.connect(name, full, group)
         if found["phase"] in COMPLETED and (task.get("hooks") or task.get("onExit")):
             return hooks.after(self.s, task, found, self.scope(name), options)
-        return found["phase"] in FULFILLED
+        return fulfilled(found)
 
     def resolve(self, task: dict[str, Any]) -> dict[str, Any]:
         """The task with its tags replaced; its `when` first, as a false one needs nothing else to be known."""
@@ -244,7 +254,7 @@ class Dag:
         seen = set(queue)
         for id, branch in queue:
             node = self.s.nodes.get(id)
-            if node is None or node["phase"] not in FULFILLED:
+            if node is None or not fulfilled(node):
                 return "Running"
             if node["phase"] in COMPLETED:
                 branch = node["phase"]

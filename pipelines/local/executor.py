@@ -22,6 +22,7 @@ from typing import Any
 
 from pipelines.local import artifacts, isolation, pod
 from pipelines.local.artifacts import ArtifactError
+from pipelines.local.companions import KINDS, Companions, exit_code
 from pipelines.local.processes import HeldInterrupts, signal_group, started
 from pipelines.local.resource import Resources
 from pipelines.local.scope import MARK
@@ -46,6 +47,7 @@ class Running:
     process: subprocess.Popen[bytes] | None = None
     descriptor: int = -1
     work: Future[Any] | None = None
+    companions: Companions | None = None
     killed: str | None = None
     kill_at: float | None = None
 
@@ -125,6 +127,8 @@ class Executor:
         until = time.monotonic() + grace
         self.transferring = any(one.work and not one.work.done() for one in self.running.values())
         for one in self.running.values():
+            if one.companions:
+                one.companions.stop(grace)
             if one.process:
                 try:
                     one.process.wait(max(0.0, until - time.monotonic()))
@@ -219,8 +223,14 @@ class Executor:
             private=one.private,
             stdout=one.root / ".stdout" if one.action.capture else None,
         )
+        if any(template.get(kind) for kind in KINDS) and not one.companions:
+            one.companions = Companions(template, run, self.cluster)
         try:
-            one.process = pod.start(run, self.cluster)
+            one.process = one.companions.next_init() if one.companions else None
+            if not one.process:
+                if one.companions:
+                    one.companions.start_sidecars()
+                one.process = pod.start(run, self.cluster)
         except (FileNotFoundError, PermissionError) as error:
             one.log.open("a").write(f"{error}\n")
             message = f'failed to find name in PATH: exec: "{error.filename}": {error.strerror}'
@@ -232,7 +242,8 @@ class Executor:
         one.descriptor = os.pidfd_open(one.process.pid)
         self.selector.register(one.descriptor, selectors.EVENT_READ, one.action.id)
         self.files.append({"pods": {one.action.id: [one.process.pid, started(one.process.pid) or 0]}})
-        self.events.append(Began(one.action.id))
+        if not (one.companions and one.companions.name):
+            self.events.append(Began(one.action.id, run.ip))
 
     def _unwatch(self, one: Running) -> None:
         if one.descriptor >= 0:
@@ -246,7 +257,14 @@ class Executor:
         signal_group(one.process.pid, signal.SIGKILL)  # the container is gone when its first process is
         self._unwatch(one)
         one.kill_at = None
-        if (one.template.get("outputs") or {}).get("artifacts"):
+        if one.companions and (name := one.companions.name):
+            code, one.process = exit_code(one.process), None
+            if code and one.killed is None:
+                one.companions.stop(0)
+                self._end(one, "Failed", f"{name}: Error (exit code {code})", None)
+            else:
+                self._spawn(one)
+        elif one.companions or (one.template.get("outputs") or {}).get("artifacts"):
             self._later(one, lambda: self._collect(one))
         else:
             self._end(one, *self._collect(one))
@@ -261,7 +279,7 @@ class Executor:
     def _collect(self, one: Running) -> tuple[str, str, Outputs]:
         """Phase, message and outputs of a pod whose process is over."""
         assert one.process
-        code = one.process.returncode if one.process.returncode >= 0 else 128 - one.process.returncode
+        code, beside = exit_code(one.process), one.companions.stop(GRACE) if one.companions else ""
         declared = one.template.get("outputs") or {}
         outputs: Outputs = {"exitCode": str(code)}
         errors: list[str] = []
@@ -288,6 +306,8 @@ class Executor:
             return "Failed", f"main: Error (exit code {code})", outputs
         if errors:
             return "Error", f"wait: Error (exit code 64): {errors[0]}", outputs
+        if beside:
+            return "Failed", beside, outputs
         return "Succeeded", "", outputs
 
 
@@ -295,7 +315,8 @@ def _private(template: dict[str, Any]) -> tuple[str, ...] | None:
     """The paths that must be the pod's own as the manifest spells them out; None if all come from placeholders."""
     text = json.dumps(template.get("container") or template.get("script"), ensure_ascii=False)
     paths, mounts = list(_paths(template)), _mounts(template)
-    return (*paths, *mounts) if mounts or any(MARK + path not in text for path in paths) else None
+    own = mounts or any(template.get(kind) for kind in KINDS) or any(MARK + path not in text for path in paths)
+    return (*paths, *mounts) if own else None
 
 
 def _mounts(template: dict[str, Any]) -> list[str]:

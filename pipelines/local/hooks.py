@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from pipelines.local.expr import truth
 from pipelines.local.functions import ExprError
 from pipelines.local.scope import Scope, absent_arguments, artifact_of, node_outputs
-from pipelines.local.table import COMPLETED, FULFILLED, Node, NodeError, Options, Parallel
+from pipelines.local.table import COMPLETED, FAILED, Node, NodeError, Options, Parallel, fulfilled
 from pipelines.local.template import TemplateError, expanded, substitute
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def of_workflow(scheduler: "Scheduler") -> bool:
             if truth(hook["expression"], expanded(s.globals)) or s.get(name):
                 node = s.execute(name, hook, hook.get("arguments") or {}, Options(flag={"hooked": True}))
                 s.child(s.name, name)
-                done &= bool(node and node["phase"] in FULFILLED)
+                done &= bool(node and fulfilled(node))
         except Parallel:  # Argo takes its own limit for an error here
             s.mark(s.name, "Error", "Max parallelism reached")
             return True
@@ -48,6 +48,22 @@ def of_exit(scheduler: "Scheduler") -> dict[str, Any] | None:
     if not scheduler.spec.get("onExit"):
         return None
     return {"template": scheduler.spec["onExit"], "arguments": scheduler.arguments()}
+
+
+def failures(scheduler: "Scheduler") -> list[dict[str, Any]]:
+    """What an exit handler sees as `workflow.failures`."""
+    return [
+        {
+            "displayName": node["displayName"],
+            "message": node.get("message", ""),
+            "templateName": (template := (node.get("templateRef") or {}).get("template") or node["templateName"]),
+            "phase": node["phase"],
+            "podName": scheduler.pod_name(node["name"], template),
+            "finishedAt": node.get("finishedAt"),
+        }
+        for node in scheduler.nodes.values()
+        if node["phase"] in FAILED
+    ]
 
 
 def during(scheduler: "Scheduler", holder: dict[str, Any], node: Node, scope: Scope, options: Options) -> bool:
@@ -73,7 +89,7 @@ def during(scheduler: "Scheduler", holder: dict[str, Any], node: Node, scope: Sc
         except ExprError as error:
             raise NodeError(str(error)) from None
         s.child(node["name"], name)
-        done &= bool(found and found["phase"] in FULFILLED)
+        done &= bool(found and fulfilled(found))
     return done
 
 
@@ -103,7 +119,7 @@ def after(scheduler: "Scheduler", holder: dict[str, Any], node: Node, scope: Sco
         done = scheduler.get(name)
     if done:
         scheduler.child(node["name"], name)
-    return bool(done and done["phase"] in FULFILLED)
+    return bool(done and fulfilled(done))
 
 
 def _resolved(

@@ -36,12 +36,17 @@ def available() -> bool:
     return os.waitpid(child, 0)[1] == 0
 
 
-def entry(root: Path, paths: Iterable[str], keep: Iterable[Path]) -> Callable[[], None]:
+def entry(
+    root: Path, paths: Iterable[str], keep: Iterable[Path], binds: Iterable[tuple[Path, str]] = ()
+) -> Callable[[], None]:
     """What the new process calls to see `root` as `/`. `paths`: files declared in it; `keep`: what must stay visible.
+
+    `binds`: directories that lie elsewhere, and where they are seen.
 
     Prepares the directories now, so that only system calls remain for the child.
     """
-    private = {"tmp"} | {Path(path).parts[1] for path in paths} - SYSTEM
+    declared = [Path(path).parts for path in paths]
+    private = {"tmp"} | {parts[1] for parts in declared} - SYSTEM
     mounts: list[tuple[bytes, bytes]] = []
     for name in sorted(os.listdir("/")):
         source, target = Path("/") / name, root / name
@@ -57,8 +62,13 @@ def entry(root: Path, paths: Iterable[str], keep: Iterable[Path]) -> Callable[[]
             inside = root / path.relative_to("/")
             inside.mkdir(parents=True, exist_ok=True)
             mounts.append((os.fsencode(path), os.fsencode(inside)))
-    for name in private:
+    for name in {"tmp"} | {parts[1] for parts in declared if len(parts) > 2} - SYSTEM:  # /x is a file itself
         (root / name).mkdir(mode=0o777, exist_ok=True)
+    for source, path in binds:
+        inside = root / path.lstrip("/")
+        for each in (source, inside):
+            each.mkdir(parents=True, exist_ok=True)
+        mounts.append((os.fsencode(source), os.fsencode(inside)))
     uid, gid, new_root = os.getuid(), os.getgid(), os.fsencode(root)
 
     def enter() -> None:

@@ -104,9 +104,9 @@ def workflow(
         }
         spec = spec.get("workflowSpec") or {}
     elif kind == "WorkflowTemplate":
-        metadata["name"] = _random(metadata.get("name", "workflow") + "-")
+        metadata["name"] = random_name(metadata.get("name", "workflow") + "-")
     elif not metadata.get("name"):
-        metadata["name"] = _random(metadata.get("generateName") or "workflow-")
+        metadata["name"] = random_name(metadata.get("generateName") or "workflow-")
     spec = joined(spec, find)
     for key in ("labels", "annotations"):
         metadata[key] = {**(metadata.get(key) or {}), **((spec.get("workflowMetadata") or {}).get(key) or {})}
@@ -118,7 +118,8 @@ def workflow(
     return {"apiVersion": "argoproj.io/v1alpha1", "kind": "Workflow", "metadata": metadata, "spec": spec}
 
 
-def _random(prefix: str) -> str:
+def random_name(prefix: str) -> str:
+    """`generateName` as the API server does it."""
     return prefix[:58] + "".join(random.SystemRandom().choices("bcdfghjklmnpqrstvwxz2456789", k=5))
 
 

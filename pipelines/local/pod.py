@@ -52,7 +52,10 @@ class Cluster(Protocol):
 
 @dataclass(frozen=True)
 class PodRun:
-    """One container to run. `extra_env` comes last; `stdout`: a file for it alone, else it goes to the log."""
+    """One container to run. `extra_env` comes last; `stdout`: a file for it alone, else it goes to the log.
+
+    `volumes`: the directories of those that it shares with the other containers of its pod.
+    """
 
     name: str
     spec: Mapping[str, Any]
@@ -64,6 +67,7 @@ class PodRun:
     extra_env: Mapping[str, str] = field(default_factory=dict)
     private: tuple[str, ...] | None = None
     stdout: Path | None = None
+    volumes: Mapping[str, Path] = field(default_factory=dict)
 
 
 def start(pod: PodRun, cluster: Cluster) -> subprocess.Popen[bytes]:
@@ -83,10 +87,12 @@ def start(pod: PodRun, cluster: Cluster) -> subprocess.Popen[bytes]:
     pod.log.parent.mkdir(parents=True, exist_ok=True)
     enter = None
     if pod.private is not None:
-        for mount in container.get("volumeMounts") or []:
+        mounts = container.get("volumeMounts") or []
+        for mount in mounts:
             (pod.root / mount["mountPath"].lstrip("/")).mkdir(parents=True, exist_ok=True)
+        binds = [(pod.volumes[each["name"]], each["mountPath"]) for each in mounts if each["name"] in pod.volumes]
         workloads = [Path(each) for each in environment["REKINDLE_PATH"].split(os.pathsep) if each]
-        enter = isolation.entry(pod.root, pod.private, [cluster.home, *workloads])
+        enter = isolation.entry(pod.root, pod.private, [cluster.home, *workloads], binds)
     directory = container.get("workingDir") or (None if enter else str(pod.root))
     with open(pod.log, "ab") as log, open(pod.stdout or pod.log, "ab") as out:
         return subprocess.Popen(

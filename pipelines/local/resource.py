@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 
 from pipelines.local import golang
-from pipelines.local.manifest import Loader
+from pipelines.local.manifest import Loader, random_name
 from pipelines.local.selector import MISSING, SelectorError, lookup, verdict
 from pipelines.local.table import Began, Ended, Start
 from steps.errors import ConfigError, RekindleError
@@ -95,6 +95,9 @@ class Resources:
         action, flags = resource["action"], resource.get("flags") or []
         if resource.get("manifest"):
             obj = self._object(resource)
+            meta = obj.get("metadata") or {}
+            if action == "create" and not meta.get("name") and meta.get("generateName"):
+                obj["metadata"] = {**meta, "name": random_name(str(meta["generateName"]))}
             kind, name = obj.get("kind", ""), (obj.get("metadata") or {}).get("name", "")
         else:
             obj, (kind, name) = {}, self._flags(flags)
@@ -201,6 +204,12 @@ def jsonpath(obj: Object, path: str) -> str | None:
 
 def check(resource: dict[str, Any], where: str) -> None:
     """Raises ConfigError for what a resource template may not say here."""
+    from pipelines.local.resources import KINDS
+
+    for kind in re.findall(r"^\s{0,3}[\"']?kind[\"']?:\s*[\"']?([A-Za-z]+)", resource.get("manifest") or "", re.M)[:1]:
+        if kind not in KINDS:
+            known = ", ".join(KINDS)
+            raise ConfigError(f"{where}.manifest is a {kind}, which the local runner does not have: only {known} are.")
     if resource.get("action") not in ACTIONS:
         raise ConfigError(f"{where}.action is {resource.get('action')!r}: it must be one of {', '.join(ACTIONS)}.")
     if resource.get("mergeStrategy") == "json":

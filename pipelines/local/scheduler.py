@@ -103,12 +103,21 @@ class Scheduler(Values):
         if node["phase"] in FULFILLED:
             return
         if isinstance(event, Began):
+            if node["phase"] in FULFILLED:
+                return
+            if self.memory.get(node["name"], {}).get("daemon"):
+                node |= {"daemoned": True, "podIP": event.ip}
+                self.again = True
             self.mark(node["name"], "Running", "")
             return
         if event.outputs is not None:
             node["outputs"] = event.outputs
             self.export(event.outputs)
+        if node["phase"] in FULFILLED:
+            return  # it was ended from here
         phase, message = event.phase, event.message
+        if node.pop("daemoned", None) and phase == "Succeeded":
+            phase = "Failed"  # a daemon is to run until its steps are over
         if phase == "Succeeded" and node.get("memoizationStatus"):
             try:
                 gates.remember(self, node)
@@ -155,7 +164,7 @@ class Scheduler(Values):
         phase: str = WORKFLOW_PHASE.get(node["phase"]) or node["phase"]
         self.globals["workflow.status"] = phase
         if self.spec.get("hooks") or node["phase"] in FULFILLED:
-            self.globals["workflow.failures"] = json.dumps(golang.dumps(self._failures()))
+            self.globals["workflow.failures"] = json.dumps(golang.dumps(hooks.failures(self)))
         if not hooks.of_workflow(self) or node["phase"] not in FULFILLED:
             return
         phase = WORKFLOW_PHASE.get(node["phase"]) or node["phase"]
@@ -182,20 +191,6 @@ class Scheduler(Values):
 
     def finish(self, phase: str, message: str) -> None:
         self.status |= {"phase": phase, "message": message, "finishedAt": stamp(self.now)}
-
-    def _failures(self) -> list[dict[str, Any]]:
-        return [
-            {
-                "displayName": node["displayName"],
-                "message": node.get("message", ""),
-                "templateName": (template := (node.get("templateRef") or {}).get("template") or node["templateName"]),
-                "phase": node["phase"],
-                "podName": self.pod_name(node["name"], template),
-                "finishedAt": node.get("finishedAt"),
-            }
-            for node in self.nodes.values()
-            if node["phase"] in FAILED
-        ]
 
     def execute(
         self, name: str, holder: dict[str, Any], arguments: dict[str, Any], options: Options, retried: bool = False
@@ -332,15 +327,24 @@ class Scheduler(Values):
         return parent
 
     def _run(self, name: str, holder: dict[str, Any], template: dict[str, Any], options: Options) -> Node | None:
-        if "dag" in template:
-            return dag.execute(self, name, holder, template, options)
-        if "steps" in template:
-            return steps.execute(self, name, holder, template, options)
+        for kind, module in (("dag", dag), ("steps", steps)):
+            if kind in template:
+                node = module.execute(self, name, holder, template, options)
+                if node["phase"] in FULFILLED:
+                    self._end_daemons(node["id"])
+                return node
         if "suspend" in template:
             return self._suspend(name, holder, template, options)
         if not any(kind in template for kind in LEAVES):
             raise NodeError(f"Template '{template['name']}' missing specification")
         return self._pod(name, holder, template, options)
+
+    def _end_daemons(self, boundary: str) -> None:
+        for id in [id for id in self.active if self.nodes[id].get("daemoned")]:
+            if self.nodes[id].get("boundaryID") == boundary:
+                del self.nodes[id]["daemoned"]
+                self.mark(self.nodes[id]["name"], "Succeeded")
+                self.actions.append(Kill(id))
 
     def _pod(self, name: str, holder: dict[str, Any], template: dict[str, Any], options: Options) -> Node:
         node = self.get(name)

@@ -10,7 +10,17 @@ from pipelines.local import gates, hooks
 from pipelines.local import scope as scopes
 from pipelines.local.dag import resolve
 from pipelines.local.loops import expand, loops
-from pipelines.local.table import FAILED, FULFILLED, Node, NodeError, Options, Parallel, TimedOut, keep_inputs
+from pipelines.local.table import (
+    FAILED,
+    FULFILLED,
+    Node,
+    NodeError,
+    Options,
+    Parallel,
+    TimedOut,
+    fulfilled,
+    keep_inputs,
+)
 from pipelines.local.template import Missing, TemplateError
 from pipelines.local.when import WhenError, should_execute
 
@@ -170,7 +180,7 @@ class Group:
             try:
                 if hooked and not hooks.during(self.s, step, node, self.scope, self.options):
                     return
-                if node["phase"] not in FULFILLED:
+                if not fulfilled(node):
                     complete = False
                 elif hooked:
                     complete &= hooks.after(self.s, step, node, self.scope, self.options)

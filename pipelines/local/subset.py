@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from pipelines.local import executor, expr, resource
+from pipelines.local import companions, executor, expr, resource
 from pipelines.local.functions import ARGO, BUILTINS, PREDICATES, SPRIG, ExprError
 from pipelines.local.golang import seconds
 from pipelines.local.references import bodies
@@ -30,11 +30,10 @@ Argument name value enum description
 Supplied name from fromExpression subPath optional -artifactGC -deleted s3=S3 raw=Raw archive=Archive
 Template name parallelism failFast activeDeadlineSeconds timeout inputs=Inputs outputs=Outputs container=Container
   script=Container resource=Resource dag=Dag steps=[[Step]] suspend=Suspend retryStrategy=Retry
-  volumes=[Volume] synchronization=Locks
-  memoize=Memoize !http !plugin
-  !data !containerSet !daemon !sidecars !initContainers -podSpecPatch -nodeSelector
-  -tolerations -affinity -schedulerName -priorityClassName -hostAliases -securityContext -serviceAccountName -metadata
-  -executor -automountServiceAccountToken -priority -archiveLocation -metrics -annotations -dnsPolicy -hostNetwork
+  volumes=[Volume] synchronization=Locks memoize=Memoize daemon initContainers=[Beside] sidecars=[Beside]
+  -podSpecPatch -nodeSelector -tolerations -affinity -schedulerName -priorityClassName -hostAliases -securityContext
+  -serviceAccountName -metadata -executor -automountServiceAccountToken -priority -archiveLocation -metrics
+  -annotations -dnsPolicy -hostNetwork !http !plugin !data !containerSet
 Inputs parameters=[Input] artifacts=[InputArtifact]
 Input name value default enum description
 InputArtifact name path optional mode recurseMode subPath -artifactGC -deleted s3=S3 raw=Raw archive=Archive
@@ -50,6 +49,8 @@ OutputArtifact name path optional from fromExpression subPath globalName mode -a
 Container name image command args source workingDir env=[Env] envFrom=[EnvFrom] volumeMounts=[Mount] !lifecycle
   -imagePullPolicy -resources -securityContext -terminationMessagePath -terminationMessagePolicy -ports -livenessProbe
   -readinessProbe -startupProbe -tty -stdin
+Beside name image command args workingDir env=[Env] envFrom=[EnvFrom] volumeMounts=[Mount] mirrorVolumeMounts
+  -imagePullPolicy -resources -securityContext -ports -livenessProbe -readinessProbe -startupProbe -tty -stdin
 Env name value valueFrom=EnvSource
 EnvSource configMapKeyRef secretKeyRef fieldRef
 EnvFrom configMapRef secretRef prefix
@@ -80,10 +81,10 @@ for line in FIELDS.replace("\n  ", " ").strip().splitlines():
     words = line.split()
     pairs = (word.partition("=") for word in words[1:])
     TABLES[words[0]] = {name.lstrip("-!"): type or name[0] for name, _, type in pairs}
-ELSEWHERE = ("http", "plugin", "data", "containerSet", "daemon", "sidecars", "initContainers")
+ELSEWHERE = ("http", "plugin", "data", "containerSet")
 WHY = dict.fromkeys(
     ELSEWHERE,
-    "only container, script, resource, dag, steps and suspend templates run here, one container a pod",
+    "only container, script, resource, dag, steps and suspend templates run here",
 ) | {
     "podSpecPatch": "it changes pods in ways that are not known here",
     "mutex": "Argo 4 has dropped it. Write mutexes: [...]",
@@ -176,13 +177,12 @@ def _template(template: dict[str, Any], where: str, cluster: Any) -> None:
     if "resource" in template:
         resource.check(template["resource"], f"{where}.resource")
     if container := template.get("container") or template.get("script"):
-        for key in ("image", "command"):
-            if not container.get(key):
-                raise ConfigError(
-                    f"{where}.{types[0]}.{key} is missing: what an image holds is not known here. Give it."
-                )
         _image(container, f"{where}.{types[0]}", cluster)
         executor.check(template)
+        for kind in companions.KINDS:
+            for index, each in enumerate(template.get(kind) or []):
+                _image(each, f"{where}.{kind}[{index}]", cluster)
+        companions.check(template, where)
     backoff = (template.get("retryStrategy") or {}).get("backoff") or {}
     durations = {f"retryStrategy.backoff.{key}": backoff.get(key) for key in ("duration", "cap", "maxDuration")}
     for path, text in {"timeout": template.get("timeout"), **durations}.items():
@@ -195,6 +195,9 @@ def _template(template: dict[str, Any], where: str, cluster: Any) -> None:
 
 def _image(container: dict[str, Any], where: str, cluster: Any) -> None:
     """Without containers an image is a program of this machine: Python, a shell, or this repository's own steps."""
+    for key in ("image", "command"):
+        if not container.get(key):
+            raise ConfigError(f"{where}.{key} is missing: what an image holds is not known here. Give it.")
     image = container["image"]
     base = image.split("@")[0].rpartition("/")[2].partition(":")[0]
     own = [*container["command"], *(container.get("args") or [])][1:3] == ["-m", "steps"]

@@ -18,6 +18,11 @@ COMPLETED = {"Succeeded", "Failed", "Error"}
 FAILED = {"Failed", "Error"}
 
 
+def fulfilled(node: Node) -> bool:
+    """Whether others go on: it is over, or a daemon that runs."""
+    return node["phase"] in FULFILLED or bool(node.get("daemoned") and node["phase"] != "Pending")
+
+
 class NodeError(Exception):
     """This node cannot go on; its message is Argo's."""
 

@@ -10,7 +10,8 @@ from pipelines.local.resources.stored import Stored
 if TYPE_CHECKING:
     from pipelines.local.cluster import LocalCluster
 
-PLAIN = ("ConfigMap", "Secret", "HorizontalPodAutoscaler", "PodDisruptionBudget")
+KINDS = ("PyTorchJob", "Deployment", "Service", "ConfigMap", "Secret", "HorizontalPodAutoscaler", "PodDisruptionBudget")
+PLAIN = KINDS[3:]  # stored, and no more
 
 
 def controllers(cluster: "LocalCluster", run: Path) -> dict[str, Stored]:

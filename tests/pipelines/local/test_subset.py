@@ -37,8 +37,8 @@ def checked(path: str = "", value: Any = None) -> list[str]:
 @pytest.mark.parametrize(
     ("path", "value", "said"),
     [
-        ("spec.templates.0.daemon", True, r"spec\.templates\[0\]\.daemon is not supported"),
-        ("spec.templates.0.sidecars", [{"name": "s"}], r"spec\.templates\[0\]\.sidecars"),
+        ("spec.templates.0.plugin", {"x": {}}, r"spec\.templates\[0\]\.plugin is not supported"),
+        ("spec.templates.0.sidecars", [{"name": "s"}], r"sidecars\[0\]\.image is missing"),
         ("spec.templates.0.containr", {}, r'spec\.templates\[0\]\.containr.*Did you mean "container"'),
         ("spec.activeDeadlineSeconds", "soon", r"spec\.activeDeadlineSeconds is 'soon'.*whole number"),
         ("spec.templates.0.container.command", "sh", r"command is .*'sh'.*list"),
@@ -97,7 +97,7 @@ def test_an_image_of_this_repository_is_known_by_what_it_runs(command: list[str]
 def test_a_resource_that_argo_would_take_for_done_at_once_is_refused() -> None:
     with pytest.raises(ConfigError, match="success at the first look"):
         manifest = documents(GOOD)[0]
-        resource = {"action": "apply", "manifest": "kind: X", "failureCondition": "status.failed > 0"}
+        resource = {"action": "apply", "manifest": "kind: Service", "failureCondition": "status.failed > 0"}
         manifest["spec"]["templates"][0] = {"name": "main", "resource": resource}
         check(workflow(manifest), LocalCluster(Path("nowhere")))
 

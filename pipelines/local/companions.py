@@ -1,0 +1,100 @@
+"""What a pod has beside its main container: initContainers before it, one after the other, and sidecars while it runs.
+
+    companions = Companions(template, name, root, log, namespace, cluster)
+    process = companions.next_init(); companions.start_sidecars(); code = companions.stop(grace)
+
+Each sees a root of its own; what they share lies in volumes, whose directories are those of the main container.
+"""
+
+import contextlib
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+from pipelines.local import artifacts, isolation, pod
+from pipelines.local.processes import signal_group
+from steps.errors import ConfigError
+
+KILLED = (0, 137, 143)  # what ends a sidecar that was told to end
+KINDS = ("initContainers", "sidecars")
+
+
+class Companions:
+    """Those of one pod."""
+
+    def __init__(self, template: dict[str, Any], run: pod.PodRun, cluster: pod.Cluster) -> None:
+        self.run, self.cluster = run, cluster
+        self.main = template.get("container") or template.get("script") or {}
+        self.waiting = list(template.get("initContainers") or [])
+        self.sidecars = list(template.get("sidecars") or [])
+        self.running: dict[str, subprocess.Popen[bytes]] = {}
+        self.name = ""  # of the init container that runs
+
+    def next_init(self) -> subprocess.Popen[bytes] | None:
+        """Starts the next init container, if one is left. Raises ConfigError, OSError."""
+        if not self.waiting:
+            self.name = ""
+            return None
+        container = self.waiting.pop(0)
+        self.name = container["name"]
+        return self._start(container)
+
+    def start_sidecars(self) -> None:
+        """Raises ConfigError, OSError."""
+        for each in self.sidecars:
+            self.running[each["name"]] = self._start(each)
+
+    def stop(self, grace: float) -> str:
+        """Ends the sidecars and waits; what Argo says of one that failed by itself, or nothing."""
+        for process in self.running.values():
+            signal_group(process.pid, signal.SIGTERM)
+        until = time.monotonic() + grace
+        for process in self.running.values():
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.0, until - time.monotonic()))
+            signal_group(process.pid, signal.SIGKILL)
+            process.wait()
+        codes = {name: exit_code(process) for name, process in self.running.items()}
+        self.running.clear()
+        for each in (*self.sidecars, *self.waiting):
+            artifacts.clear(self._root(each))
+        return next((f"{name}: Error (exit code {code})" for name, code in codes.items() if code not in KILLED), "")
+
+    def _root(self, container: dict[str, Any]) -> Path:
+        return self.run.root.with_name(f"{self.run.root.name}.{container['name']}")
+
+    def _start(self, container: dict[str, Any]) -> subprocess.Popen[bytes]:
+        mounts = self.main.get("volumeMounts") or []
+        volumes = {each["name"]: self.run.root / each["mountPath"].lstrip("/") for each in mounts}
+        own = container.get("volumeMounts") or (mounts if container.get("mirrorVolumeMounts") else [])
+        for each in own:
+            volumes.setdefault(each["name"], self.run.root.with_name(f"{self.run.root.name}.volumes") / each["name"])
+        spec = {"containers": [{**container, "name": "main", "volumeMounts": own}]}
+        private = tuple(each["mountPath"] for each in own)
+        root, log = self._root(container), self.run.log.with_name(f"{self.run.name}.{container['name']}.log")
+        return pod.start(
+            pod.PodRun(self.run.name, spec, root, log, namespace=self.run.namespace, private=private, volumes=volumes),
+            self.cluster,
+        )
+
+
+def exit_code(process: subprocess.Popen[bytes]) -> int:
+    """As a container has it: 128 more than the signal that ended it."""
+    return process.returncode if process.returncode >= 0 else 128 - process.returncode
+
+
+def check(template: dict[str, Any], where: str) -> None:
+    """Raises ConfigError for what a pod of several containers cannot be here."""
+    kinds = [kind for kind in KINDS if template.get(kind)]
+    if kinds and not isolation.available():
+        raise ConfigError(f"{where}.{kinds[0]} needs a private mount namespace, which this system does not give.")
+    if template.get("daemon") and "retryStrategy" in template:
+        raise ConfigError(f"{where}.daemon is not supported by the local runner beside retryStrategy. Remove one.")
+    container = template.get("container") or template.get("script") or {}
+    if template.get("daemon") and container.get("readinessProbe"):
+        raise ConfigError(
+            f"{where}.daemon with a readinessProbe is not supported by the local runner: nobody probes here. Let the "
+            "first step that needs it wait for it."
+        )

@@ -1,0 +1,98 @@
+"""Containers beside the main one, and daemons: what would be missing when a step starts, or run on when it is over."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipelines.local import isolation
+from pipelines.local.cluster import LocalCluster
+from pipelines.local.run import execute
+from pipelines.local.table import Began, Ended, Kill, Start
+from tests.pipelines.local.played import dag, leaf, parameters, phase, scheduler, steps
+
+needs_namespaces = pytest.mark.skipif(not isolation.available(), reason="no private mount namespace here")
+
+
+def shell(source: str, **more: Any) -> dict[str, Any]:
+    return {"image": "busybox", "command": ["sh", "-c"], "args": [source], **more}
+
+
+def ran(template: dict[str, Any], home: Path) -> dict[str, Any]:
+    spec = {"entrypoint": "main", "templates": [{"name": "main", **template}]}
+    return execute({"kind": "Workflow", "metadata": {"name": "w"}, "spec": spec}, {}, LocalCluster(home))
+
+
+MOUNT = {"volumeMounts": [{"name": "work", "mountPath": "/work"}]}
+VOLUMES = {"volumes": [{"name": "work", "emptyDir": {}}]}
+
+
+@needs_namespaces
+def test_init_containers_run_in_order_before_main_and_share_only_their_volumes(tmp_path: Path) -> None:
+    first = {"name": "first", **shell("echo one > /work/x; echo hidden > /tmp/x", **MOUNT)}
+    second = {"name": "second", "mirrorVolumeMounts": True, **shell("cat /work/x > /work/y; echo two >> /work/y")}
+    main = shell("cat /work/y > /tmp/out; ls /tmp/x >> /tmp/out 2>/dev/null; true", **MOUNT)
+    out = {"parameters": [{"name": "out", "valueFrom": {"path": "/tmp/out"}}]}
+    status = ran({"initContainers": [first, second], "container": main, "outputs": out, **VOLUMES}, tmp_path)
+    assert status["phase"] == "Succeeded", status
+    assert status["nodes"]["w"]["outputs"]["parameters"][0]["value"] == "one\ntwo"
+
+
+@needs_namespaces
+def test_main_does_not_run_after_an_init_container_that_failed(tmp_path: Path) -> None:
+    init = {"name": "check", **shell("exit 3")}
+    status = ran({"initContainers": [init], "container": shell("touch /tmp/ran")}, tmp_path)
+    assert (status["phase"], status["message"]) == ("Failed", "check: Error (exit code 3)")
+
+
+@needs_namespaces
+def test_a_sidecar_runs_beside_main_and_ends_with_it(tmp_path: Path) -> None:
+    side = {"name": "side", **shell("echo up > /work/up; sleep 600", **MOUNT)}
+    main = shell("until [ -s /work/up ]; do sleep 0.02; done", **MOUNT)
+    status = ran({"sidecars": [side], "container": main, **VOLUMES}, tmp_path)
+    assert status["phase"] == "Succeeded", status
+
+
+@needs_namespaces
+def test_a_sidecar_that_failed_by_itself_fails_the_pod(tmp_path: Path) -> None:
+    side = {"name": "side", **shell("echo > /work/up; exit 7", **MOUNT)}
+    main = shell("until [ -e /work/up ]; do sleep 0.02; done; sleep 0.3", **MOUNT)
+    status = ran({"sidecars": [side], "container": main, **VOLUMES}, tmp_path)
+    assert (status["phase"], status["message"]) == ("Failed", "side: Error (exit code 7)")
+
+
+def test_steps_go_on_beside_a_daemon_know_its_address_and_end_it_when_they_are_over() -> None:
+    use = leaf("use", inputs={"parameters": [{"name": "x"}]})
+    arguments = parameters(x="{{steps.db.ip}}")
+    s = scheduler(
+        steps([{"name": "db"}], [{"name": "use", "template": "use", "arguments": arguments}]), leaf(daemon=True), use
+    )
+    (db,) = [action for action in s.advance(1) if isinstance(action, Start)]
+    (user,) = [action for action in s.advance(2, [Began(db.id, "127.0.0.1")]) if isinstance(action, Start)]
+    assert s.nodes[user.id]["inputs"]["parameters"][0]["value"] == "127.0.0.1"
+    assert s.advance(3, [Ended(user.id, "Succeeded")]) == [Kill(db.id)]
+    assert (s.status["phase"], s.nodes[db.id]["phase"]) == ("Succeeded", "Succeeded")
+
+
+def test_a_daemon_that_ends_before_its_steps_has_failed() -> None:
+    s = scheduler(
+        dag({"name": "db"}, {"name": "use", "depends": "db", "template": "use"}), leaf(daemon=True), leaf("use")
+    )
+    (db,) = [action for action in s.advance(1) if isinstance(action, Start)]
+    s.advance(2, [Began(db.id)])
+    s.advance(3, [Ended(db.id, "Succeeded")])
+    assert phase(s, "db") == "Failed"
+
+
+@needs_namespaces
+def test_a_daemon_of_a_run_is_a_process_that_ends_with_the_run(tmp_path: Path) -> None:
+    spec = {
+        "entrypoint": "main",
+        "templates": [
+            {"name": "db", "daemon": True, "container": shell("sleep 600")},
+            {"name": "use", "container": shell("true")},
+            {"name": "main", "steps": [[{"name": "a", "template": "db"}], [{"name": "b", "template": "use"}]]},
+        ],
+    }
+    status = execute({"kind": "Workflow", "metadata": {"name": "w"}, "spec": spec}, {}, LocalCluster(tmp_path))
+    assert status["phase"] == "Succeeded", status
