@@ -76,14 +76,14 @@ class Cluster:
                 "provider's `get-credentials` command writes one; `kubectl cluster-info` shows whether it works."
             )
         try:
-            found: tuple[Any, Any] = config.list_kube_config_contexts()
+            found: tuple[Any, Any] = config.list_kube_config_contexts(_kubeconfig())
             known, current = found
             names: dict[str, Any] = {each["name"]: each.get("context") or {} for each in known}
             chosen = context or str(current["name"])
             if chosen not in names:
                 hint = did_you_mean(chosen, set(names)) or f" There are: {', '.join(names)}."
                 raise ConfigError(f"--context {chosen}: the kubeconfig has no such context.{hint}")
-            config.load_kube_config(context=chosen, client_configuration=settings)
+            config.load_kube_config(_kubeconfig(), context=chosen, client_configuration=settings)
         except config.ConfigException as error:
             raise ConfigError(f"the kubeconfig {_kubeconfig()} cannot be used: {error}") from error
         usual = names[chosen].get("namespace") or "default"
@@ -267,5 +267,5 @@ def _version(each: Object | None) -> str:
 def _cause(error: Exception) -> str:
     """The innermost reason, without urllib3's wrapping."""
     reason: Any = getattr(error, "reason", None) or error
-    text = str(getattr(reason, "reason", None) or reason).rpartition(": ")[2].strip().rstrip(")")
+    text = str(getattr(reason, "reason", None) or reason).rpartition(": ")[2].rpartition("] ")[2].strip().rstrip(")")
     return text or type(error).__name__

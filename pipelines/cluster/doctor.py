@@ -44,10 +44,10 @@ CONTROLLERS = {
 }
 # what the commands of this program do as whoever calls them: (group, resource, verbs)
 YOURS = (
-    ("argoproj.io", "workflows", "get list watch create patch delete"),
-    ("argoproj.io", "workflowtemplates", "get create patch"),
-    ("argoproj.io", "cronworkflows", "get create patch delete"),
-    ("", "pods", "get list watch"),
+    ("argoproj.io", "workflows", "get list watch create update patch delete"),
+    ("argoproj.io", "workflowtemplates", "get create update"),
+    ("argoproj.io", "cronworkflows", "get create update"),
+    ("", "pods", "get list watch create delete"),
     ("", "pods/log", "get"),
 )
 RENDER = "rekindle platform render -n {0} ... | kubectl apply -f -"
@@ -223,7 +223,7 @@ def init_container(cluster: Cluster, _: ClusterConfig) -> Iterator[Check]:
                 template += "".join(((maps.find(CONFIG_MAPS, name) or {}).get("data") or {}).values())
     ok = "allowPrivilegeEscalation: false" in template
     found = "the operator has a hardened template" if ok else "the operator's own is not hardened: workers are refused"
-    remedy = "rekindle platform render --operator | kubectl apply --server-side -f -"
+    remedy = "rekindle platform render --operator | kubectl apply --server-side --field-manager=rekindle -f -"
     yield Check("init container", ok, found, remedy)
 
 

@@ -85,6 +85,6 @@ def manifest(name: str, config: ClusterConfig, settings: PodConfig, images: dict
         else pods.container(each, settings.model_copy(update={"image": image}), ["-c", "pass"])
         for each, image in images.items()
     ]
-    spec = pods.pod_spec(settings, config.pod_account, containers, restartPolicy="Never")
     labels = {"app.kubernetes.io/part-of": "rekindle", "rekindle/client": "true"}
+    spec = pods.pod_spec(settings, config.pod_account, containers, labels, restartPolicy="Never")
     return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "labels": labels}, "spec": spec}
