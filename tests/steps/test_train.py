@@ -14,7 +14,7 @@ import pytest
 from steps.storage import Store
 from steps.training import ledger
 from tests.chaos.faults import Proxy
-from tests.steps.training.crew import Crew, flags
+from tests.steps.training.crew import Crew, flags, joined
 
 
 def sha256(s3: Store, prefix: str) -> str:
@@ -144,7 +144,7 @@ def test_who_brings_a_state_is_not_kept_waiting_by_one_that_waits_for_the_store(
     coordinator = crew.coordinator(argv)
     with Proxy(s3.endpoint or "") as proxy:
         waits = crew.worker("waits", argv, S3_ENDPOINT_URL=proxy.url)
-        crew.until(lambda: "waits for workers" in coordinator.said())
+        crew.until(lambda: joined(s3, "waits"))
         proxy.fault("refuse", 600)
         other = crew.worker("other", argv)
         crew.until(lambda: "waiting for the object store, for the newest checkpoint" in waits.said())
@@ -261,7 +261,7 @@ def test_a_worker_that_freezes_does_not_hold_up_the_others(crew: Crew, s3: Store
 def test_a_model_whose_writer_died_before_it_said_so_ends_the_run(crew: Crew, s3: Store, undisturbed: str) -> None:
     argv = flags("silent", workers=2, min_workers=2)
     coordinator, waiting = crew.coordinator(argv), crew.worker("waiting", argv)
-    crew.until(lambda: "waits for workers" in coordinator.said())
+    crew.until(lambda: joined(s3, "silent"))
     assert crew.alone(argv).code() == 0  # which tells no coordinator
     assert (coordinator.code(), waiting.code()) == (0, 0), coordinator.said()
     assert sha256(s3, "silent") == undisturbed

@@ -45,6 +45,11 @@ def provide(environment: dict[str, str], folder: Path) -> None:
     store(environment).upload(folder / "dataset", DATASET)
 
 
+def joined(s3: Store, prefix: str) -> bool:
+    """Whether the ledger of the run `flags(prefix)` has a member."""
+    return any(b'"join"' in s3.get(entry.key) for entry in s3.list(f"{prefix}/checkpoints/ledger"))
+
+
 def _main(argv: list[str], environment: dict[str, str], log: str) -> None:
     file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     for stream in (1, 2):
