@@ -13,7 +13,7 @@ WORKFLOW += ("failures", "labels", "annotations", "creationTimestamp", "schedule
 NODE = ("id", "status", "startedAt", "finishedAt", "ip", "hostNodeName", "exitCode")
 NODE += ("outputs.result", "outputs.parameters")
 # below these anything may follow; `outputs` are those of a template that is not here
-OPEN = re.compile(r"item|outputs|workflow\.(labels|annotations|creationTimestamp)")
+OPEN = re.compile(r"item|outputs|workflow\.(labels|annotations|creationTimestamp|outputs\.(parameters|artifacts))")
 
 ITEMS: list[Any] = [{}]
 VALUES = {"parameters": ITEMS, "artifacts": ITEMS}
@@ -107,7 +107,8 @@ def workflow(spec: Data) -> set[str]:
     for template in spec.get("templates") or []:
         for kind in ("parameters", "artifacts"):
             outputs = (template.get("outputs") or {}).get(kind) or []
-            known |= {f"workflow.outputs.{kind}.{each['globalName']}" for each in outputs if each.get("globalName")}
+            for name in [str(each["globalName"]) for each in outputs if each.get("globalName")]:
+                known.add(f"workflow.outputs.{kind}" if "{{" in name else f"workflow.outputs.{kind}.{name}")
     return known
 
 

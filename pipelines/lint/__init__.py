@@ -29,7 +29,8 @@ def check(manifest: Mapping[str, Any]) -> None:
 def lint(manifest: Mapping[str, Any], file: str = "") -> list[Finding]:
     """All findings of a Workflow, WorkflowTemplate, CronWorkflow, or of an object such as a training job."""
     found = Findings(file)
-    if "argoproj.io/" not in str(manifest.get("apiVersion", "argoproj.io/")):
+    other = "argoproj.io/" not in str(manifest.get("apiVersion", "argoproj.io/"))
+    if other or manifest.get("kind") in ("WorkflowEventBinding", "EventBus", "EventSource", "Sensor"):
         objects.check(found, "", scopes.present(manifest))
     elif wrong := list(scopes.misshapen(manifest)):
         for each in wrong:

@@ -17,7 +17,7 @@ Before = Mapping[str, Set[str]]
 def check(found: Findings, path: str, dag: Data, tasks: Mapping[str, Data]) -> Before | None:
     """The tasks that each task waits for, or None if they wait in a circle."""
     for name in str(dag.get("target") or "").split():
-        if name not in tasks:
+        if name not in tasks and "{{" not in str(dag["target"]):
             found.add(f"{path}.target", "depends", f'"{name}" is no task.{found.hint(name, tasks)}')
     if any("depends" in t for t in tasks.values()) and any("dependencies" in t for t in tasks.values()):
         found.add(path, "depends", "it has both depends and dependencies: a DAG must use one of them.")

@@ -32,7 +32,7 @@ class Job:
     replicas: str
     container: str  # one of this name must be there ("": any)
     types: tuple[str, ...]
-    one: tuple[str, ...] = ()  # of these there is exactly one, and it must be said
+    one: tuple[str, ...] = ()  # of these there is exactly one, which must be said where a webhook looks
     needed: tuple[str, ...] = ()
 
 
@@ -155,7 +155,7 @@ def _at(value: Any, path: Sequence[str]) -> Data:
 def _metadata(found: Findings, at: str, kind: str, metadata: Data) -> None:
     name = str(metadata.get("name") or "")
     most, pattern, why = NAMES.get(kind, (253, DNS_NAME, ""))
-    if not name and not metadata.get("generateName"):
+    if not name and not metadata.get("generateName") and (at or kind in {*NAMES, *TEMPLATES}):
         found.add(f"{at}metadata.name", "name", "it is missing: give a name.")
     elif name and (not pattern.fullmatch(name.replace(UNKNOWN, "x")) or len(name) > most):
         rule = LETTERS.format(most) if pattern is DNS_LABEL else LETTERS.format(most).partition(" and ")[2]
@@ -183,13 +183,20 @@ def _job(found: Findings, path: str, kind: str, spec: Data) -> None:
     for name in job.needed or (() if replicas else job.types[-1:]):
         if name not in replicas:
             found.add(where, "job", f"a {kind} has no {name}: give it one.")
+    if {"Chief", "Master"} <= replicas.keys():
+        found.add(where, "job", "Chief and Master are two names of one role: keep one of them.")
     for name, each in replicas.items():
         if name not in job.types:
             why = f'"{name}" is no replica type of a {kind}: only {", ".join(job.types)} are.'
             found.add(f"{where}.{name}", "job", why + found.hint(name, job.types))
-        if name in job.one and each.get("replicas") not in (1, UNKNOWN):
-            why = f"it is {each.get('replicas', 'missing')}: it must be there and be 1, or the webhook refuses the job."
+        number = each.get("replicas", 1 if kind == "MPIJob" else "missing")
+        if name in job.one and number not in (1, UNKNOWN):
+            why = f"it is {number}: it must be there and be 1, or the job is refused."
             found.add(f"{where}.{name}.replicas", "job", why)
+        if kind == "PyTorchJob" and each.get("replicas", 1) in (0, "0"):
+            found.add(
+                f"{where}.{name}.replicas", "job", "it is 0: it must be at least 1, or the webhook refuses the job."
+            )
         if (restart := each.get("restartPolicy", UNKNOWN)) not in (*RESTARTS, UNKNOWN):
             found.add(f"{where}.{name}.restartPolicy", "job", f'"{restart}" must be {", ".join(RESTARTS)}.')
         _replica(found, f"{where}.{name}.template.spec", job.container, _at(each, ("template", "spec")))

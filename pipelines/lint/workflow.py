@@ -24,6 +24,7 @@ ITEM = Names({"item"})
 
 NAME = re.compile(r"[a-zA-Z0-9][-a-zA-Z0-9]*")
 PARAMETER = re.compile(r"[-a-zA-Z0-9_]+")
+PREFIX = 58  # of a generated name; five characters follow
 LENGTHS = {"CronWorkflow": 52}  # its workflows are called NAME-UNIXTIME
 METRIC = re.compile(r"\{\{\s*(?:tasks|steps)\.[^}]*\.outputs\.")
 
@@ -73,10 +74,14 @@ class WorkflowRules:
             self.found.add("kind", "kind", f'"{self.kind}" must be {", ".join(KINDS)}.{hint}')
         if not name and not prefix:
             self.found.add("metadata.name", "name", "it is missing: give a name, or a generateName.")
-        elif len(full := name or prefix + "xxxxx") > longest or not objects.DNS_NAME.fullmatch(full):
-            rule = f"lower-case letters, digits and dashes, at most {longest if name else longest - 5} characters"
+        elif len(name) > longest or not objects.DNS_NAME.fullmatch(name or prefix + "x"):
+            rule = f"lower-case letters, digits and dashes, at most {longest} characters"
             where = "metadata." + ("name" if name else "generateName")
             self.found.add(where, "name", f'"{name or prefix}" must be {rule}.')
+        elif not name and len(prefix) > PREFIX:
+            self.found.warn(
+                "metadata.generateName", "name", f'only {PREFIX} characters of "{prefix}" stay: shorten it.'
+            )
         objects.labels(self.found, "metadata.labels", metadata.get("labels") or {})
 
     @cached_property
@@ -84,7 +89,7 @@ class WorkflowRules:
         """A name as long as those of the workflows that this manifest makes."""
         metadata = self.manifest.get("metadata") or {}
         if self.kind == "Workflow":
-            return metadata.get("name") or f"{metadata.get('generateName', '')}xxxxx"
+            return metadata.get("name") or f"{str(metadata.get('generateName', ''))[:PREFIX]}xxxxx"
         return f"{metadata.get('name', '')}-1700000000"
 
     def cron(self, spec: Manifest) -> None:
@@ -118,13 +123,13 @@ class WorkflowRules:
         for direction in ("inputs", "outputs"):
             for kind in ("parameters", "artifacts"):
                 for name, count in Counter(names((template.get(direction) or {}).get(kind))).items():
-                    if not PARAMETER.fullmatch(name) or count > 1:
+                    if not PARAMETER.fullmatch(tags.TAG.sub("x", name)) or count > 1:
                         rule = "must be letters, digits, - and _, and there once"
                         self.found.add(f"{path}.{direction}.{kind}", "name", f'"{name}" {rule}.')
         self.retry(f"{path}.retryStrategy", template.get("retryStrategy"))
         if "memoize" in template and not NAME.fullmatch(tags.TAG.sub("x", str(template["memoize"].get("key")))):
             self.found.add(f"{path}.memoize.key", "name", "the key must be letters, digits and dashes.")
-        inputs = scopes.declared("inputs", template)
+        inputs, outputs = scopes.declared("inputs", template), scopes.declared("outputs", template)
         if "dag" in template:
             self.dag(path, template, inputs)
         elif "steps" in template:
@@ -133,8 +138,8 @@ class WorkflowRules:
             if "resource" in template:
                 objects.resource(self.found, f"{path}.resource", template["resource"], self.workflow_name)
             self.pod(path, template)
-            own = inputs | scopes.declared("outputs", template)
-            here = Names({*own, *(f"{name}.path" for name in own), "tasks.name", "steps.name"})
+            own = {f"{name}.path" for name in inputs | outputs}
+            here = Names({*inputs, *outputs, *own, "outputs.result", "outputs.exitCode", "tasks.name", "steps.name"})
             self.tags(path, template, Scope((here, self.everywhere)))
 
     def pod(self, path: str, template: Manifest) -> None:
@@ -219,6 +224,7 @@ class WorkflowRules:
         if template is None:
             self.found.add(path, "template", f'"{name}" is no template.{self.found.hint(name, self.templates)}')
             return
+        brought = loose and self.kind in REUSED  # by the workflow that uses the template
         for kind in ("parameters", "artifacts"):
             inputs = (template.get("inputs") or {}).get(kind) or []
             given, taken = dict.fromkeys(names(arguments.get(kind))), set(names(inputs))
@@ -227,7 +233,7 @@ class WorkflowRules:
                 why = f'template {name} has no input "{extra}".{near or " Take it out."}'
                 self.found.add(f"{path}.arguments", "argument", why, fatal=bool(near))
             for each in inputs:
-                if _required(each, kind) and each.get("name") not in given:
+                if _required(each, kind) and each.get("name") not in given and not brought:
                     why = f'template {name} needs the input "{each.get("name")}", which is not supplied.'
                     self.found.add(f"{path}.arguments", "input", why + self.found.hint(str(each.get("name")), given))
 

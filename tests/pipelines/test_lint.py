@@ -187,7 +187,7 @@ MISTAKES: dict[str, tuple[Callable[[Any], Any], str, str]] = {
     "job letter": (lambda w: w["metadata"].update(generateName="1-"), "name", "begin with a letter"),
     "workflow name": (lambda w: w["metadata"].update(name="Sample_1"), "name", "lower-case"),
     "no name": (lambda w: w.update(metadata={}), "name", "missing"),
-    "long name": (lambda w: w["metadata"].update(generateName="a" * 59), "name", "at most 58"),
+    "long name": (lambda w: w["metadata"].update(name="a" * 64), "name", "at most 63"),
     "kind": (lambda w: w.update(kind="Workfow"), "kind", 'mean "Workflow"'),
     "twice": (lambda w: w["spec"]["templates"].append({"name": "make", "suspend": {}}), "name", "2 times"),
     "task twice": (lambda w: template(w, "main")["dag"]["tasks"].append(task(w, "make")), "name", "2 times"),
@@ -252,6 +252,25 @@ def test_what_argo_runs_but_seldom_as_meant_is_said_and_runs(mistake: str) -> No
     (found,) = lint(manifest)
     assert found.rule == rule and not found.fatal and re.search(message, str(found)), found
     check(manifest)
+
+
+def test_a_generated_name_that_kubernetes_cuts_short_is_said() -> None:
+    manifest = copy.deepcopy(RIGHT)
+    manifest["metadata"]["generateName"] = "a" * 59
+    template(manifest, "apply")["resource"]["manifest"] = "kind: ConfigMap\nmetadata: {name: a}"
+    assert [(f.rule, f.fatal) for f in lint(manifest)] == [("name", False)]
+
+
+def test_a_template_may_leave_its_inputs_and_a_tag_its_name_to_whoever_uses_it() -> None:
+    manifest = RIGHT | {
+        "kind": "WorkflowTemplate",
+        "metadata": {"name": "sample"},
+        "spec": copy.deepcopy(RIGHT["spec"]),
+    }
+    manifest["spec"]["arguments"]["parameters"].pop(0)
+    template(manifest, "main")["dag"]["target"] = "{{inputs.parameters.rows}}"
+    template(manifest, "score")["outputs"]["parameters"][0]["globalName"] = "{{inputs.parameters.cut}}-auc"
+    assert [f for f in lint(manifest) if f.fatal] == []
 
 
 def test_what_a_shell_or_kubernetes_reads_is_no_finding() -> None:
@@ -366,6 +385,9 @@ WRONG_OBJECTS: dict[str, tuple[str, Callable[[Any], Any], str, str]] = {
     "type": ("PyTorchJob", lambda j: j["spec"]["pytorchReplicaSpecs"].update(worker=worker(j)), "job", 'mean "Worker"'),
     "no replicas": ("PyTorchJob", lambda j: j["spec"].pop("pytorchReplicaSpecs"), "job", "has no Worker"),
     "no master": ("XGBoostJob", lambda j: j["spec"]["xgbReplicaSpecs"].pop("Master"), "job", "has no Master"),
+    "no workers": ("PyTorchJob", lambda j: worker(j).update(replicas=0), "job", "at least 1"),
+    "chief and master": (
+        "TFJob", lambda j: j["spec"]["tfReplicaSpecs"].update(Master=worker(j)), "job", "two names of one role"),
     "restart": ("JAXJob", lambda j: worker(j).update(restartPolicy="Sometimes"), "job", "must be Always, OnFailure"),
     "rdzvConf": ("PyTorchJob", lambda j: elastic(j, rdzvConf=[]), "job", "crashes the operator"),
     "standalone": ("PyTorchJob", lambda j: elastic(j, standalone=True), "job", "torchrun cannot read"),

@@ -1,0 +1,92 @@
+"""Render and lint of a large pipeline: CPU seconds for 500 tasks, and whether more tasks cost more than their share.
+
+    python -m benchmarks.lint [--json] [--runs 3] [--tasks 500]
+
+A chain with a branch beside it, written with Hera: each task reads an output of its predecessor and one of the first
+task, every tenth applies a PyTorchJob. Measured in this process, without imports: Hera's objects, the manifest,
+its hash, its YAML, and all findings.
+"""
+
+import gc
+import sys
+import time
+from typing import Any
+
+from hera.workflows import DAG, Container, Parameter, Resource, Task, Workflow
+from hera.workflows import models as m
+
+from benchmarks.bars import bar, parser, report
+from pipelines.lint import lint
+from pipelines.render import manifest_sha256, ordered, to_yaml
+
+JOB = """
+{"apiVersion": "kubeflow.org/v1", "kind": "PyTorchJob",
+ "metadata": {"name": "{{workflow.name}}-{{inputs.parameters.x}}"},
+ "spec": {"pytorchReplicaSpecs": {"Worker": {"replicas": 2, "template": {"spec": {"containers": [
+   {"name": "pytorch", "image": "python:3.11"}]}}}}}}
+"""
+
+
+def pipeline(tasks: int) -> Workflow:
+    """`tasks` tasks over as many templates as a tenth of them."""
+    with Workflow(generate_name="large-", entrypoint="main") as workflow:
+        inputs = [Parameter(name=name, default="") for name in ("x", "y")]
+        outputs = [Parameter(name="y", value_from=m.ValueFrom(path="/tmp/y"))]
+        command = ["python", "-c", "print('{{inputs.parameters.x}}')"]
+        steps = [
+            Container(name=f"step-{n}", image="python:3.11", command=command, inputs=inputs, outputs=outputs)
+            for n in range(tasks // 10)
+        ]
+        job = Resource(name="job", action="apply", manifest=JOB, inputs=inputs, success_condition="status.x > 0")
+        with DAG(name="main"):
+            for n in range(tasks):
+                if n % 10 == 9:
+                    Task(name=f"job-{n}", template=job, arguments={"x": str(n)}, depends=f"task-{n - 1}")
+                else:
+                    before = n - (2 if n % 10 == 0 else 1)
+                    read = {"x": _output(before), "y": _output(0)} if n else {"x": "{{workflow.name}}"}
+                    depends = f"task-{before}.Succeeded && !task-0.Failed" if n else None
+                    Task(name=f"task-{n}", template=steps[n % len(steps)], arguments=read, depends=depends)
+    return workflow
+
+
+def _output(task: int) -> str:
+    return f"{{{{tasks.task-{task}.outputs.parameters.y}}}}"
+
+
+def seconds(tasks: int) -> tuple[float, float]:
+    """CPU seconds of rendering, and of linting; raises SystemExit if the manifest is not what it should be."""
+    gc.collect()
+    start = time.process_time()
+    manifest: dict[str, Any] = ordered(pipeline(tasks).to_dict())
+    manifest_sha256(manifest)
+    to_yaml(manifest)
+    rendered = time.process_time()
+    findings = lint(manifest)
+    linted = time.process_time()
+    if wrong := [str(each) for each in findings if each.fatal]:
+        raise SystemExit("\n".join(wrong[:5]))
+    return rendered - start, linted - rendered
+
+
+def main() -> int:
+    command = parser(__doc__)
+    command.add_argument("--runs", type=int, default=3, help="runs of each size (default: 3)")
+    command.add_argument("--tasks", type=int, default=500, help="tasks of the smallest pipeline (default: 500)")
+    options = command.parse_args()
+    seconds(options.tasks)  # what Hera and pydantic do once
+    figures = {n: [seconds(n * options.tasks) for _ in range(options.runs)] for n in (1, 2, 4)}
+    bars = []
+    for times, runs in figures.items():
+        limit = 1.5 if options.tasks * times == 500 else None
+        name = f"render and lint, {options.tasks * times} tasks"
+        lints = min(linted for _, linted in runs)
+        bars.append(bar(name, [sum(run) for run in runs], "CPU s", limit, text=f"lint alone {lints:.3f}"))
+    for index, part in enumerate(("render", "lint")):
+        small, large = (min(run[index] for run in figures[n]) for n in (1, 4))
+        bars.append(bar(f"{part}: a task's cost in the largest to that in the smallest", large / 4 / small, "x", 1.5))
+    return report(bars, as_json=options.json)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
