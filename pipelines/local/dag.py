@@ -5,6 +5,7 @@ of a DAG is that of its targets (the leaves), where an omitted task has the phas
 dag.go and common/ancestry.go.
 """
 
+import json
 import re
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ from pipelines.local import scope as scopes
 from pipelines.local.expr import truth
 from pipelines.local.functions import ExprError
 from pipelines.local.loops import expand, loops
+from pipelines.local.order import HELD, Order, State, above
 from pipelines.local.table import (
     COMPLETED,
     FAILED,
@@ -68,7 +70,8 @@ class Dag:
         needed = {name for names in self.needs.values() for name in names}
         target = template["dag"].get("target")
         self.targets = target.split(" ") if target else sorted(set(self.tasks) - needed)
-        self.visited: set[str] = set()
+        eager = {name for name, task in self.tasks.items() if task.get("when") or loops(task)}
+        self.order = Order(self.targets, self.needs, eager)
 
     def node(self, task: str) -> Node | None:
         return self.s.get(f"{self.name}.{task}")
@@ -76,26 +79,16 @@ class Dag:
     def options(self) -> Options:
         return Options(self.boundary, self.on_exit, "tasks")
 
-    def ancestors(self, task: str) -> list[str]:
-        found: dict[str, None] = {}
-
-        def visit(name: str) -> None:
-            for need in self.needs[name]:
-                if need not in found:
-                    visit(need)
-                    found[need] = None
-
-        visit(task)
-        return list(found)
-
     def scope(self, task: str) -> scopes.Scope:
         """What `task` sees: all its ancestors. Raises ValueError for a loop's result that is no JSON."""
-        scope = scopes.of_template(self.s, self.template)
-        for name in self.ancestors(task):
+        scope, text = scopes.of_template(self.s, self.template), json.dumps(self.tasks[task])
+        computes = "{{=" in text or "xpression" in text  # may reach a task without its name
+        for name in above([task], self.needs)[:-1]:
             node = self.node(name)
             if node is None:
                 raise ValueError(f"Ancestor task node {name} not found")
-            self.add(scope, name, node)
+            if computes or name in text or node["type"] == "TaskGroup":
+                self.add(scope, name, node)
         return scope
 
     def add(self, scope: scopes.Scope, name: str, node: Node) -> None:
@@ -105,35 +98,30 @@ class Dag:
         scopes.add_node(self.s, scope, "tasks", name, node)
         scopes.add_skipped(scope, "tasks", name, node, self.s.template(self.tasks[name]), artifacts=False)
 
-    def visit(self, name: str) -> None:
-        """Brings task `name` and all it waits for as far as they can go."""
-        if name in self.visited:
-            return
-        self.visited.add(name)
+    def visit(self, name: str) -> State:
+        """Brings a task as far as it can go. Whether what depends on it may go on, and whether it is over."""
         node, task = self.node(name), self.tasks[name]
         hooked = bool(task.get("hooks") or task.get("onExit"))
         if node and hooked and (node["phase"] != "Pending" or name in self.targets):
             try:
                 if not hooks.during(self.s, task, node, self.scope(name), self.options()):
-                    return
+                    return False, False
             except (NodeError, ValueError) as error:
                 self.s.mark(node["name"], "Error", str(error))
         if node and node["phase"] in FULFILLED:
-            if hooked:
-                hooks.after(self.s, task, node, self.scope(name), self.options())
-            return
-        if node and node["type"] == "Pod" and node["id"] in self.s.started:
-            return
-        if self.logic[name]:
-            for need in self.needs[name]:
-                self.visit(need)
-            if not self._may_start(name, task, node):
-                return
-        self._run(name, task)
+            over = not hooked or hooks.after(self.s, task, node, self.scope(name), self.options())
+            return self.s.hooks_done(node), over
+        if not (node and node["type"] == "Pod" and node["id"] in self.s.started):
+            if not node and self.logic[name] and not self._may_start(name, task):
+                node = self.node(name)
+                return node is not None, node is not None
+            if self._run(name, task):
+                return HELD
+            node = self.node(name)
+        passed = bool(node and fulfilled(node) and self.s.hooks_done(node))
+        return passed, bool(node and node["phase"] in FULFILLED and not hooked)
 
-    def _may_start(self, name: str, task: dict[str, Any], node: Node | None) -> bool:
-        if node:
-            return True
+    def _may_start(self, name: str, task: dict[str, Any]) -> bool:
         full = f"{self.name}.{name}"
         try:
             verdict = self.depends(name)
@@ -173,33 +161,35 @@ class Dag:
                 for id in self.s.outbound(self.s.ids[f"{self.name}.{need}"]):
                     self.s.child(self.s.nodes[id]["name"], name)
 
-    def _run(self, name: str, task: dict[str, Any]) -> None:
+    def _run(self, name: str, task: dict[str, Any]) -> bool:
+        """Whether a limit holds it up that holds for all new tasks."""
         full = f"{self.name}.{name}"
         expanded = self.s.memory.get(("tasks", full))
         if expanded is None:
             try:
+                scope = self.scope(name)
                 try:
-                    resolved = self.resolve(task)
+                    resolved = resolve(self.s, task, scope)
                 except Missing as error:
                     self.s.stuck = str(error)
-                    return
-                expanded = expand(resolved, self.scope(name).parameters(self.s.globals))
+                    return False
+                expanded = expand(resolved, scope.parameters(self.s.globals))
             except (TemplateError, WhenError, ValueError) as error:
                 self.s.error(full, task, self.options(), str(error))
                 self.connect(name, full)
-                return
+                return False
             self.s.memory[("tasks", full)] = expanded
         group = self.node(name) if loops(task) else None
         group = group if group and group["type"] == "TaskGroup" else None
         if loops(task) and not expanded:
             self.s.create(full, "Skipped", "Skipped", task, self.options(), "Skipped, empty params")
             self.connect(name, full)
-            return
+            return False
         if loops(task) and not group:
             group = self.s.create(full, "TaskGroup", "Running", task, self.options())
             self.connect(name, full)
         left = self.s.memory.setdefault(("left", full), list(expanded))
-        kept = []
+        kept, state = [], None
         for index, each in enumerate(left):
             state = self._one(name, task, each, full if group else None)
             if state is None:  # a limit: those after it have not begun either
@@ -211,6 +201,7 @@ class Dag:
             ended = [node["phase"] for each in expanded if (node := self.node(each["name"]))]
             failed = [phase for phase in ended if phase in FAILED]
             self.s.mark(full, failed[-1] if failed else "Succeeded")
+        return state is None and not group and not self.node(name)
 
     def _one(self, name: str, task: dict[str, Any], each: dict[str, Any], group: str | None) -> bool | None:
         """One task after expansion. Whether it and its exit hook are over; None where it may not begin yet."""
@@ -242,13 +233,11 @@ class Dag:
             return hooks.after(self.s, task, found, self.scope(name), options)
         return fulfilled(found)
 
-    def resolve(self, task: dict[str, Any]) -> dict[str, Any]:
-        """The task with its tags replaced; its `when` first, as a false one needs nothing else to be known."""
-        scope = self.scope(task["name"])
-        return resolve(self.s, task, scope)
-
     def phase(self) -> str:
         """The phase of the whole, from its targets."""
+        live = (self.node(self.order.names[index]) for index in self.order.live)
+        if any(node and not fulfilled(node) for node in live):
+            return "Running"
         targets = {self.s.id(f"{self.name}.{name}"): "" for name in self.targets}
         queue = [(id, "Succeeded") for id in self.s.nodes[self.boundary].get("children", [])]
         seen = set(queue)
@@ -320,9 +309,7 @@ def execute(
         keep_inputs(node, template)
     dag = scheduler.memory.get(("dag", name)) or Dag(scheduler, name, template, options)
     scheduler.memory[("dag", name)] = dag
-    dag.visited.clear()
-    for target in dag.targets:
-        dag.visit(target)
+    dag.order.walk(dag.visit)
     if node["phase"] in FULFILLED:
         return node
     stopped = scheduler.shutdown and not options.on_exit

@@ -90,7 +90,8 @@ def start(pod: PodRun, cluster: Cluster) -> subprocess.Popen[bytes]:
         mounts = container.get("volumeMounts") or []
         for mount in mounts:
             (pod.root / mount["mountPath"].lstrip("/")).mkdir(parents=True, exist_ok=True)
-        binds = [(pod.volumes[each["name"]], each["mountPath"]) for each in mounts if each["name"] in pod.volumes]
+        inside = {each["mountPath"]: pod.root / each["mountPath"].lstrip("/") for each in mounts}
+        binds = [(pod.volumes.get(each["name"], inside[each["mountPath"]]), each["mountPath"]) for each in mounts]
         workloads = [Path(each) for each in environment["REKINDLE_PATH"].split(os.pathsep) if each]
         enter = isolation.entry(pod.root, pod.private, [cluster.home, *workloads], binds)
     directory = container.get("workingDir") or (None if enter else str(pod.root))

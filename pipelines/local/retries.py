@@ -84,10 +84,10 @@ def variables(last: Node | None, missing: str = "0") -> dict[str, str]:
     """lastRetry.* for the next attempt; all text, and of a first attempt zero or empty."""
     if last is None:
         return {"lastRetry.exitCode": "0", "lastRetry.duration": "0", "lastRetry.status": "", "lastRetry.message": ""}
-    took = moment(last["finishedAt"]) - moment(last["startedAt"]) if last.get("finishedAt") else 0.0
+    ends = [moment(last[key][:19] + "Z") for key in ("startedAt", "finishedAt") if last.get(key)]  # Argo has seconds
     return {
         "lastRetry.exitCode": (last.get("outputs") or {}).get("exitCode", missing),
-        "lastRetry.duration": golang.general(round(took, 9)),
+        "lastRetry.duration": golang.general(ends[-1] - ends[0]),
         "lastRetry.status": last["phase"],
         "lastRetry.message": last.get("message", ""),
     }

@@ -9,6 +9,7 @@ pods in order and leaves a run that can be resumed.
 """
 
 import contextlib
+import json
 import os
 import signal
 import time
@@ -83,7 +84,7 @@ class LocalRun:
         self.name: str = workflow["metadata"]["name"]
         self.status, self.shutdown = status, ""
         self.on_change: OnChange | None = None
-        self.head: Status | None = None
+        self.head = ""
 
     @classmethod
     def new(
@@ -158,11 +159,13 @@ class LocalRun:
             events = executor.wait(timeout)
 
     def _record(self, scheduler: Scheduler) -> None:
-        changed, scheduler.changed = scheduler.changed, set()
-        head = {key: value for key, value in scheduler.status.items() if key != "nodes"}
-        if changed or head != self.head:
-            self.head = dict(head)
-            self.files.append({"status": head, "nodes": {id: scheduler.nodes[id] for id in changed}})
+        entry = {key: value for key, value in scheduler.taken().items() if value}
+        head = json.dumps({key: value for key, value in scheduler.status.items() if key != "nodes"})
+        if head != self.head:
+            self.head = head
+            entry["status"] = json.loads(head)
+        if entry:
+            self.files.append(entry)
             if self.on_change:
                 self.on_change(scheduler.status)
 

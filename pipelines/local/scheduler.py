@@ -10,7 +10,7 @@ from disk goes on where it was. Source: Argo's workflow/controller/operator.go, 
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -254,18 +254,23 @@ class Scheduler(Values):
         if self._full():
             raise Parallel
         if node and ("dag" in template or "steps" in template):
-            self._limited(node, template, node["id"])
+            self._limited(node, template, self._pods)
         if boundary and (not node or node["phase"] not in ("Pending", "Running")):
             parent = self.nodes[boundary]
-            self._limited(parent, self.memory.get(parent["name"], {}), boundary)
+            self._limited(parent, self.memory.get(parent["name"], {}), lambda id: self.tally[id, "active"])
 
     def _full(self) -> bool:
         limit = self.spec.get("parallelism")
         return limit is not None and len(self.active) >= int(limit)
 
-    def _limited(self, parent: Node, template: dict[str, Any], boundary: str) -> None:
-        if template.get("failFast") is True and self.count(boundary, FAILED):
-            if not any(self.nodes[id].get("boundaryID") == boundary for id in self.active):
+    def _pods(self, boundary: str) -> int:
+        return sum(self.nodes[id].get("boundaryID") == boundary for id in self.active)
+
+    def _limited(self, parent: Node, template: dict[str, Any], count: Callable[[str], int]) -> None:
+        """Argo holds a DAG or steps node up by its pods, and its children by all that is active beside them."""
+        boundary, limit = parent["id"], template.get("parallelism")
+        if template.get("failFast") is True and self.tally[boundary, "failed"]:
+            if not self._pods(boundary):
                 message = "template has failed or errored children and failFast enabled"
                 groups = [
                     n for n in self.nodes.values() if n.get("boundaryID") == boundary and n["type"] == "StepGroup"
@@ -274,8 +279,7 @@ class Scheduler(Values):
                     self.mark(groups[-1]["name"], "Failed", message)
                 self.mark(parent["name"], "Failed", message)
             raise Parallel
-        limit = template.get("parallelism")
-        if limit is not None and self.count(boundary, ("Pending", "Running")) >= int(limit):
+        if limit is not None and count(boundary) >= int(limit):
             raise Parallel
 
     def _retry(

@@ -1,9 +1,9 @@
 """A run on disk: .rekindle/runs/NAME/{manifest.yaml, journal.jsonl, lock, stop, logs/POD.log, pods/POD/}.
 
-The journal holds one JSON object a line: what changed in the workflow's status (`status`, `nodes` by id) and which
-process runs which pod (`pods`: id → [pid, start time], null when it is over). A line is one write, made before
-anything relies on it; a torn last line is as if it had never been written. The manifest is the workflow as it runs,
-in YAML that is JSON.
+The journal holds one JSON object a line: what changed in the workflow's status (`status`, `nodes` by id, the new
+`children` of those that but got some) and which process runs which pod (`pods`: id → [pid, start time], null when it
+is over). A line is one write, made before anything relies on it; a torn last line is as if it had never been written.
+The manifest is the workflow as it runs, in YAML that is JSON.
 """
 
 import errno
@@ -90,6 +90,8 @@ class RunFiles:
             entry = json.loads(line)
             status |= entry.get("status", {})
             status["nodes"] |= entry.get("nodes", {})
+            for id, new in entry.get("children", {}).items():
+                status["nodes"][id].setdefault("children", []).extend(new)
             for id, process in entry.get("pods", {}).items():
                 pods[id] = process
         return status, {id: process for id, process in pods.items() if process}

@@ -6,7 +6,7 @@ markNodePhase, getOutboundNodes) and util/pod_name.go.
 """
 
 import re
-from collections.abc import Iterable
+from collections import Counter
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import lru_cache
@@ -103,7 +103,7 @@ def moment(text: str) -> float:
 
 
 class Table:
-    """The nodes of one workflow. `changed` collects the ids of those that differ since the caller last cleared it."""
+    """The nodes of one workflow. `changed` and `added` collect what differs since the caller last took it."""
 
     def __init__(self, name: str, status: dict[str, Any]) -> None:
         self.name = name
@@ -116,7 +116,18 @@ class Table:
             if node["type"] == "Pod" and node["phase"] not in FULFILLED and "synchronizationStatus" not in node
         }
         self.changed: set[str] = set()
+        self.linked = {(node["name"], id) for node in self.nodes.values() for id in node.get("children", [])}
+        self.added: dict[str, list[str]] = {}  # new children of nodes
+        self.tally: Counter[tuple[str, str]] = Counter()  # of the children of a boundary, by what they do
+        for node in self.nodes.values():
+            self._count(node, 1)
         self.now, self.again = 0.0, False
+
+    def taken(self) -> dict[str, Any]:
+        """What differs since the last call: nodes, and of nodes that have but got children, those."""
+        changed, self.changed, added, self.added = self.changed, set(), self.added, {}
+        nodes = {id: self.nodes[id] for id in changed}
+        return {"nodes": nodes, "children": {id: new for id, new in added.items() if id not in changed}}
 
     def id(self, name: str) -> str:
         return name if name == self.name else f"{self.name}-{hashed(name)}"
@@ -149,6 +160,7 @@ class Table:
         node |= {"message": message} if message else {}
         node |= {"nodeFlag": dict(options.flag)} if options.flag else {}
         self.nodes[node["id"]] = node
+        self._count(node, 1)
         self.ids[name] = node["id"]
         self.changed.add(node["id"])
         self.again |= phase in FULFILLED
@@ -162,7 +174,9 @@ class Table:
         if node["phase"] != phase or (message is not None and message != node.get("message", "")):
             self.changed.add(node["id"])
         self.again |= phase in FULFILLED and node["phase"] not in FULFILLED
+        self._count(node, -1)
         node["phase"] = phase
+        self._count(node, 1)
         if message is not None:
             node["message"] = message
             if not message:
@@ -181,9 +195,11 @@ class Table:
     def child(self, parent: str, name: str) -> None:
         node = self.nodes[self.ids[parent]]
         children = node.setdefault("children", [])
-        if self.id(name) not in children:
-            children.append(self.id(name))
-            self.changed.add(node["id"])
+        id = self.ids.get(name) or self.id(name)
+        if (parent, id) not in self.linked:
+            self.linked.add((parent, id))
+            children.append(id)
+            self.added.setdefault(node["id"], []).append(id)
 
     def outbound(self, id: str) -> list[str]:
         """The nodes that whatever comes after node `id` hangs on."""
@@ -210,11 +226,10 @@ class Table:
         children = (self.nodes[id] for id in node.get("children", []) if id in self.nodes)
         return all(each["phase"] in FULFILLED for each in children if each.get("nodeFlag", {}).get("hooked"))
 
-    def count(self, boundary: str, phases: Iterable[str]) -> int:
-        return sum(
-            node.get("boundaryID") == boundary and node["phase"] in phases and node["type"] in ("Pod", "Steps", "DAG")
-            for node in self.nodes.values()
-        )
+    def _count(self, node: Node, one: int) -> None:
+        if node["type"] in ("Pod", "Steps", "DAG") and (boundary := node.get("boundaryID")):
+            state = "failed" if node["phase"] in FAILED else "over" if node["phase"] in FULFILLED else "active"
+            self.tally[boundary, state] += one
 
 
 def _called(holder: dict[str, Any], local: str) -> dict[str, Any]:

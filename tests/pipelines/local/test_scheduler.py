@@ -266,3 +266,19 @@ def test_a_thousand_nodes_take_a_moment() -> None:
     began = time.process_time()
     assert len(play(s)) == 1000
     assert time.process_time() - began < 3
+
+
+def test_a_limit_on_nested_dags_does_not_hold_up_what_is_inside_them() -> None:
+    inner = {"name": "inner", "parallelism": 1, "dag": {"tasks": [{"name": n, "template": "one"} for n in "xy"]}}
+    outer = {"name": "outer", "parallelism": 1, "dag": {"tasks": [{"name": n, "template": "inner"} for n in "ab"]}}
+    s = scheduler({"name": "main", "steps": [[{"name": "s", "template": "outer"}]]}, outer, inner, leaf())
+    assert len(play(s)) == 4
+    assert s.status["phase"] == "Succeeded"
+
+
+def test_the_duration_of_an_attempt_is_in_whole_seconds_as_expressions_expect() -> None:
+    strategy = {"limit": "2", "expression": "asInt(lastRetry.duration) < 5"}
+    s = scheduler(leaf("main", retryStrategy=strategy))
+    (first,) = s.advance(10.9)
+    (again,) = s.advance(11.2, [Began(first.id), Ended(first.id, "Failed")])
+    assert isinstance(again, Start)

@@ -1,0 +1,82 @@
+"""The order in which the tasks of a DAG are looked at: as Argo looks at them, but each only while it can change.
+
+    Order(targets, needs, eager).walk(visit)    # visit(task) → may others go on, and is it over; or HELD
+
+Argo goes up from each target to what it waits for, first to last, on every pass. A task that is over, or that waits for
+one that is not, cannot change, so a pass here costs what runs and not what there is.
+"""
+
+from bisect import insort
+from collections.abc import Callable, Collection, Iterable, Mapping
+from heapq import heappop, heappush
+
+State = tuple[bool | None, bool]
+HELD: State = (None, False)  # a limit holds up this task and all others that have not begun
+
+
+class Order:
+    """Of one DAG. `eager` tasks are looked at even where a limit holds up new ones: their `when` may skip them."""
+
+    def __init__(self, targets: Iterable[str], needs: Mapping[str, Collection[str]], eager: Collection[str]) -> None:
+        self.names = above(targets, needs)
+        self.index = {name: index for index, name in enumerate(self.names)}
+        self.eager, self.passed = eager, set[str]()
+        self.waiting = {name: len(needs[name]) for name in self.names}
+        self.after: dict[str, list[str]] = {name: [] for name in self.names}
+        for name in self.names:
+            for need in needs[name]:
+                self.after[need].append(name)
+        self.live: list[int] = []
+        self.fresh: list[int] = []  # a heap
+        for name in self.names:
+            if not self.waiting[name]:
+                self._push(name, self.live, 0)
+
+    def walk(self, visit: Callable[[str], State]) -> None:
+        """One pass over all that can change, in order, what becomes possible in it included."""
+        live, self.live = self.live, []
+        at, held = 0, False
+        while True:
+            if new := bool(self.fresh) and not held and (at == len(live) or self.fresh[0] < live[at]):
+                index = heappop(self.fresh)
+            elif at < len(live):
+                index, at = live[at], at + 1
+            else:
+                return
+            name = self.names[index]
+            passed, over = visit(name)
+            if new and passed is None:
+                heappush(self.fresh, index)
+                held = True
+                continue
+            if passed and name not in self.passed:
+                self.passed.add(name)
+                for each in self.after[name]:
+                    self.waiting[each] -= 1
+                    if not self.waiting[each]:
+                        self._push(each, live, at)
+            if not over:
+                self.live.append(index)
+
+    def _push(self, name: str, live: list[int], at: int) -> None:
+        if name in self.eager:
+            insort(live, self.index[name], at)
+        else:
+            heappush(self.fresh, self.index[name])
+
+
+def above(names: Iterable[str], needs: Mapping[str, Collection[str]]) -> list[str]:
+    """`names` and all that they wait for, each after what it waits for."""
+    found: dict[str, None] = {}
+    for target in names:
+        opened = {target}
+        stack = [(target, iter(needs[target]))] if target not in found else []
+        while stack:
+            rest = stack[-1][1]
+            below = next((need for need in rest if need not in found and need not in opened), None)
+            if below is None:
+                found[stack.pop()[0]] = None
+            else:
+                opened.add(below)
+                stack.append((below, iter(needs[below])))
+    return list(found)
