@@ -58,7 +58,7 @@ def render(operator: bool, namespace: str, images: tuple[str, ...], **given: Any
     Example:
       rekindle platform render -n models --with mlflow --with minio | kubectl apply -f -
       rekindle platform render -n models --endpoint https://s3.example.com --mlflow https://mlflow.example.com
-      rekindle platform render --operator -n kubeflow | kubectl apply --server-side -f -
+      rekindle platform render --operator -n kubeflow | kubectl apply --server-side --field-manager=rekindle -f -
     """
     from pipelines import platform as objects
     from pipelines.cli.shared import pairs_of
