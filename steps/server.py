@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
@@ -178,11 +179,14 @@ class Server:
 
 def serve(inputs: Inputs) -> None:
     """Listen at once, load meanwhile, answer until a signal. Raises what made loading fail."""
-    listener = listen(inputs.host, inputs.port)
+    listeners = [listen(inputs.host, inputs.port)]
     server = Server(inputs)
-    host, port = listener.getsockname()[:2]
+    host, port = listeners[0].getsockname()[:2]
+    address = ip_address(host)
+    if not (address.is_loopback or address.is_unspecified):  # `kubectl port-forward` comes from within the pod
+        listeners.append(listen("127.0.0.1" if address.version == 4 else "::1", port))
     sys.stderr.write(f"listening on http://{f'[{host}]' if ':' in host else host}:{port}\n")
-    server.http.run(sockets=[listener])
+    server.http.run(sockets=listeners)
     server.worker.shutdown(wait=False, cancel_futures=True)
     if server.failure:
         raise server.failure

@@ -1,8 +1,9 @@
 """A namespace of its own on whatever cluster kubectl leads to, with all that `rekindle platform render` makes.
 
-make test-cluster IMAGE=registry.example.com/rekindle:0.1 MLFLOW_IMAGE=... S3=http://minio.example.com:9000
+    export REKINDLE_TEST_IMAGE=registry.example.com/rekindle:0.1 REKINDLE_TEST_S3=http://minio.example.com:9000 ...
+    make test-cluster
 
-AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY open that store; pods and this machine must reach it by the same address.
+NEEDED says what must be set. The operator's part (`rekindle platform render --operator`) must have been applied.
 """
 
 import os

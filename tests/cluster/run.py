@@ -64,8 +64,8 @@ class Run:
 
     @classmethod
     def submit(cls, place: Place, *sets: str, config: Path = DEMO) -> "Run":
-        manifest = rekindle("render", str(config), *place.sets(sets))
-        return cls(place, place.kube("create", "-f", "-", "-o", "jsonpath={.metadata.name}", stdin=manifest))
+        flags = ["--namespace", place.kube.namespace, *place.sets(sets), "--yes", "-o", "json"]
+        return cls(place, json.loads(rekindle("submit", str(config), *flags))["workflow"])
 
     def workflow(self) -> Object:
         found = self.place.kube.get("workflow", self.name)

@@ -3,6 +3,7 @@
 story = Story(place); story.hit("one", lambda: kube.delete_pods(...)); story.ended_well(sha256)
 """
 
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -12,12 +13,14 @@ from tests.cluster.kube import Sight
 from tests.cluster.run import Place, Run
 
 WORKERS = 3
-STEPS = 4000  # long enough to be hit again and again
+STEPS = int(os.environ.get("REKINDLE_TEST_STEPS", "2000"))  # long enough to be hit again and again: minutes
 LONG = [
     "name=faults",
     "data.source=simulate://7?cards=300&terminals=600&days=91",
     f"train.workers={WORKERS}",
     f"train.steps={STEPS}",
+    "train.virtual_workers=4",
+    "train.batch_size=4",
     "gate.minimum={}",
 ]
 

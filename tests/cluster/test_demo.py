@@ -71,8 +71,10 @@ def test_a_cluster_gives_the_bits_of_this_machine(demo: Run, here: dict[str, Any
 
 
 def test_the_manifest_of_the_cluster_is_that_of_this_machine(demo: Run, here: dict[str, Any]):
-    arguments = demo.workflow()["spec"]["arguments"]["parameters"]
-    assert {each["name"]: each["value"] for each in arguments}["manifest_hash"] == here["manifest_sha256"]
+    submitted = demo.workflow()
+    arguments = {each["name"]: each["value"] for each in submitted["spec"]["arguments"]["parameters"]}
+    annotated = submitted["metadata"]["annotations"]["rekindle.dev/manifest-sha256"]
+    assert arguments["manifest_hash"] == annotated == here["manifest_sha256"]
 
 
 def test_a_gate_that_refuses_leaves_the_champion_serving(demo: Run):

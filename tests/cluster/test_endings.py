@@ -1,7 +1,7 @@
 """However a workflow ends, no training is left behind that nobody waits for."""
 
 from tests.cluster.kube import until
-from tests.cluster.run import Place, Run
+from tests.cluster.run import Place, Run, rekindle
 
 SHORT = ["name=endings", "data.source=simulate://7?cards=150&terminals=300&days=70", "gate.minimum={}"]
 
@@ -16,7 +16,7 @@ def _left(run: Run) -> list[str]:
 def test_a_stopped_run_leaves_no_job_behind(place: Place):
     run = Run.submit(place, *SHORT, "train.steps=100000")
     run.trains(10, 400)
-    place.kube("patch", "workflow", run.name, "--type=merge", "-p", '{"spec": {"shutdown": "Stop"}}')
+    rekindle("stop", run.name, "--cluster", "--namespace", place.kube.namespace)
     assert run.ended(120).startswith("Failed")
     until("the job and its pods are gone", lambda: not _left(run), 60)
 

@@ -1,7 +1,5 @@
 """A schedule runs by itself, and never twice at once."""
 
-import json
-
 from tests.cluster.kube import seconds, until
 from tests.cluster.run import DEMO, Place, Run, rekindle
 
@@ -15,13 +13,13 @@ SMALL = [
 
 
 def test_a_schedule_fires_twice_without_overlap(place: Place):
-    for kind in ("template", "cron"):
-        place.kube("apply", "-f", "-", stdin=rekindle("render", str(DEMO), "--kind", kind, *place.sets(SMALL)))
+    flags = [str(DEMO), "--namespace", place.kube.namespace, *place.sets(SMALL)]
+    rekindle("schedule", *flags)
     try:
         label = "workflows.argoproj.io/cron-workflow=weekly"
         until("it has fired twice", lambda: len(place.kube.items("workflows", label)) >= 2, 600, pause=2)
     finally:
-        place.kube("patch", "cronworkflow", "weekly", "--type=merge", "-p", json.dumps({"spec": {"suspend": True}}))
+        rekindle("schedule", *flags, "--suspend")
     found = place.kube.items("workflows", label)
     first, second = sorted(found, key=lambda each: each["metadata"]["creationTimestamp"])[:2]
     runs = [Run(place, each["metadata"]["name"]) for each in (first, second)]

@@ -172,6 +172,15 @@ def test_a_second_signal_or_ctrl_c_does_not_wait_for_the_routes(sha256: str, sig
         assert server.end(5)[0] == 0
 
 
+def test_a_pods_server_is_reached_by_port_forward_which_comes_from_within(sha256: str) -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
+        sender.connect(("192.0.2.1", 9))  # nothing is sent: it only chooses the address that the others know us by
+        address = sender.getsockname()[0]
+    with Running(f"--model={PREFIX}", f"--host={address}") as server:
+        within = server.url.replace(address, "127.0.0.1")
+        assert server.until_ready()["model_sha256"] == httpx.get(f"{within}/health/ready").json()["model_sha256"]
+
+
 def test_an_address_in_use_is_named(server: Running) -> None:
     port = server.url.rpartition(":")[2]
     command = [sys.executable, "-m", "steps", "serve", f"--model={PREFIX}", f"--port={port}"]
