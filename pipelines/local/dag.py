@@ -32,6 +32,7 @@ from pipelines.local.when import WhenError, should_execute
 if TYPE_CHECKING:
     from pipelines.local.scheduler import Scheduler
 NAMES = re.compile(r"(?P<result>[a-zA-Z0-9][-a-zA-Z0-9]*?\.[A-Z][a-zA-Z]+)|(?P<task>[a-zA-Z0-9][-a-zA-Z0-9]*)")
+WORDS = re.compile(r"[-a-zA-Z0-9_]+")
 RESULTS = {"Succeeded": "Succeeded", "Failed": "Failed", "Errored": "Error", "Skipped": "Skipped", "Omitted": "Omitted"}
 
 
@@ -70,7 +71,8 @@ class Dag:
         needed = {name for names in self.needs.values() for name in names}
         target = template["dag"].get("target")
         self.targets = target.split(" ") if target else sorted(set(self.tasks) - needed)
-        eager = {name for name, task in self.tasks.items() if task.get("when") or loops(task)}
+        self.looped = {name for name, task in self.tasks.items() if loops(task)}
+        eager = self.looped | {name for name, task in self.tasks.items() if task.get("when")}
         self.order = Order(self.targets, self.needs, eager)
 
     def node(self, task: str) -> Node | None:
@@ -82,13 +84,17 @@ class Dag:
     def scope(self, task: str) -> scopes.Scope:
         """What `task` sees: all its ancestors. Raises ValueError for a loop's result that is no JSON."""
         scope, text = scopes.of_template(self.s, self.template), json.dumps(self.tasks[task])
-        computes = "{{=" in text or "xpression" in text  # may reach a task without its name
-        for name in above([task], self.needs)[:-1]:
+        seen = self.looped | self.tasks.keys() & set(WORDS.findall(text))
+        if "{{=" in text or "xpression" in text:  # may reach a task without its name
+            seen = self.tasks.keys()
+        seen = seen - {task}
+        if not seen <= set(self.needs[task]):
+            seen = seen & set(above([task], self.needs))
+        for name in sorted(seen):
             node = self.node(name)
             if node is None:
                 raise ValueError(f"Ancestor task node {name} not found")
-            if computes or name in text or node["type"] == "TaskGroup":
-                self.add(scope, name, node)
+            self.add(scope, name, node)
         return scope
 
     def add(self, scope: scopes.Scope, name: str, node: Node) -> None:

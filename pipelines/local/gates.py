@@ -1,14 +1,15 @@
-"""What holds a node back, or makes it needless: locks that others hold, and outputs that a cache has kept.
+"""What holds a node back, or makes it needless: limits, locks that others hold, and outputs that a cache has kept.
 
 A node that waits for a lock is Pending and says for which; one that is found in the cache succeeds without having run.
 Source: Argo's operator.go (operate, executeTemplate, markNodeWaitingForLock, initializeCacheHitNode).
 """
 
 import contextlib
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from pipelines.local.shared import locks_of
-from pipelines.local.table import FULFILLED, Node, NodeError, Options, keep_inputs
+from pipelines.local.table import FULFILLED, Node, NodeError, Options, Parallel, keep_inputs
 
 if TYPE_CHECKING:
     from pipelines.local.scheduler import Scheduler
@@ -90,6 +91,43 @@ def keep(scheduler: "Scheduler", node: Node) -> None:
     if node.get("memoizationStatus"):
         with contextlib.suppress(NodeError):
             remember(scheduler, node)
+
+
+def limit(scheduler: "Scheduler", template: dict[str, Any], node: Node | None, boundary: str) -> None:
+    """Raises Parallel where parallelism or failFast forbid going on."""
+    if full(scheduler):
+        raise Parallel
+    if node and ("dag" in template or "steps" in template):
+        _limited(scheduler, node, template, lambda id: _pods(scheduler, id))
+    if boundary and (not node or node["phase"] not in ("Pending", "Running")):
+        parent = scheduler.nodes[boundary]
+        _limited(scheduler, parent, scheduler.memory.get(parent["name"], {}), lambda id: scheduler.tally[id, "active"])
+
+
+def full(scheduler: "Scheduler") -> bool:
+    limit = scheduler.spec.get("parallelism")
+    return limit is not None and len(scheduler.active) >= int(limit)
+
+
+def _pods(scheduler: "Scheduler", boundary: str) -> int:
+    return sum(scheduler.nodes[id].get("boundaryID") == boundary for id in scheduler.active)
+
+
+def _limited(scheduler: "Scheduler", parent: Node, template: dict[str, Any], count: Callable[[str], int]) -> None:
+    """Argo holds a DAG or steps node up by its pods, and its children by all that is active beside them."""
+    boundary, limit = parent["id"], template.get("parallelism")
+    if template.get("failFast") is True and scheduler.tally[boundary, "failed"]:
+        if not _pods(scheduler, boundary):
+            message = "template has failed or errored children and failFast enabled"
+            groups = [
+                n for n in scheduler.nodes.values() if n.get("boundaryID") == boundary and n["type"] == "StepGroup"
+            ]
+            if groups:
+                scheduler.mark(groups[-1]["name"], "Failed", message)
+            scheduler.mark(parent["name"], "Failed", message)
+        raise Parallel
+    if limit is not None and count(boundary) >= int(limit):
+        raise Parallel
 
 
 def _locks(scheduler: "Scheduler", synchronization: dict[str, Any]) -> list[tuple[str, int]]:

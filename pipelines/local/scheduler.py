@@ -10,7 +10,7 @@ from disk goes on where it was. Source: Argo's workflow/controller/operator.go, 
 
 import json
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -35,8 +35,9 @@ from pipelines.local.table import (
     stamp,
 )
 from pipelines.local.template import TemplateError, substitute
-from pipelines.local.values import Values
+from pipelines.local.values import Filled, Values
 
+RESULTS = r"""KIND(?:\.([-\w]+)\.|\[\\?['"]([-\w]+)\\?['"]\]\.)outputs\.result"""
 LEAVES = ("container", "script", "resource")
 WORKFLOW_PHASE = {"Skipped": "Succeeded", "Omitted": "Succeeded"}
 
@@ -124,6 +125,7 @@ class Scheduler(Values):
             except NodeError as error:
                 phase, message = "Error", str(error)
         self.mark(node["name"], phase, message)
+        self.memory.pop(node["name"], None)
 
     def _control(self) -> None:
         """Ends what a shutdown or the workflow's deadline forbids."""
@@ -199,7 +201,7 @@ class Scheduler(Values):
         node = self.get(name)
         if node and node["phase"] in FULFILLED:
             return node
-        if not node and self._full():
+        if not node and gates.full(self):
             raise Parallel
         try:
             template = self.memory.get(name) or self._enter(name, holder, arguments, options)
@@ -214,7 +216,7 @@ class Scheduler(Values):
             and node["id"] not in self.started
         ):
             self._check_timeout(node, template)
-        self.limit(template, node, options.boundary)
+        gates.limit(self, template, node, options.boundary)
         self.memory[name] = template
         if not retried and ("synchronization" in template or "memoize" in template):
             try:
@@ -248,39 +250,6 @@ class Scheduler(Values):
         if self.now > moment(node["startedAt"]) + golang.seconds(template["timeout"]):
             self.mark(node["name"], "Failed", "timeout")
             raise TimedOut("timeout")
-
-    def limit(self, template: dict[str, Any], node: Node | None, boundary: str) -> None:
-        """Raises Parallel where parallelism or failFast forbid going on."""
-        if self._full():
-            raise Parallel
-        if node and ("dag" in template or "steps" in template):
-            self._limited(node, template, self._pods)
-        if boundary and (not node or node["phase"] not in ("Pending", "Running")):
-            parent = self.nodes[boundary]
-            self._limited(parent, self.memory.get(parent["name"], {}), lambda id: self.tally[id, "active"])
-
-    def _full(self) -> bool:
-        limit = self.spec.get("parallelism")
-        return limit is not None and len(self.active) >= int(limit)
-
-    def _pods(self, boundary: str) -> int:
-        return sum(self.nodes[id].get("boundaryID") == boundary for id in self.active)
-
-    def _limited(self, parent: Node, template: dict[str, Any], count: Callable[[str], int]) -> None:
-        """Argo holds a DAG or steps node up by its pods, and its children by all that is active beside them."""
-        boundary, limit = parent["id"], template.get("parallelism")
-        if template.get("failFast") is True and self.tally[boundary, "failed"]:
-            if not self._pods(boundary):
-                message = "template has failed or errored children and failFast enabled"
-                groups = [
-                    n for n in self.nodes.values() if n.get("boundaryID") == boundary and n["type"] == "StepGroup"
-                ]
-                if groups:
-                    self.mark(groups[-1]["name"], "Failed", message)
-                self.mark(parent["name"], "Failed", message)
-            raise Parallel
-        if limit is not None and count(boundary) >= int(limit):
-            raise Parallel
 
     def _retry(
         self, name: str, holder: dict[str, Any], template: dict[str, Any], strategy: dict[str, Any], options: Options
@@ -372,7 +341,8 @@ class Scheduler(Values):
         pod = self.pod_name(name, template["name"])
         scope = {f"inputs.parameters.{each['name']}": each["value"] for each in template["inputs"]["parameters"]}
         try:
-            final = substitute(template, {**self.globals, **scope, "pod.name": pod})
+            known = {**self.globals, **scope, "pod.name": pod}
+            final = template if isinstance(template, Filled) else substitute(template, known)
         except TemplateError as error:
             raise NodeError(str(error)) from None
         self.started.add(node["id"])
@@ -387,9 +357,11 @@ class Scheduler(Values):
             return False
         parent = self.memory.get(self.nodes[boundary]["name"], {})
         kind = "tasks" if "dag" in parent else "steps"
-        task = re.escape(re.sub(r"(\([^()]*\)|\[[^\[\]]*\])+$", "", name).rpartition(".")[2])
-        text = self.memory.get(("text", boundary)) or self.memory.setdefault(("text", boundary), json.dumps(parent))
-        return bool(re.search(rf"{kind}(\.{task}\.|\[(\\?[\'\"]){task}\\?[\'\"]\]\.)outputs\.result", text))
+        mentioned: set[str] | None = self.memory.get(("results", boundary))
+        if mentioned is None:
+            found = re.findall(RESULTS.replace("KIND", kind), json.dumps(parent))
+            mentioned = self.memory["results", boundary] = {plain or quoted for plain, quoted in found}
+        return re.sub(r"(\([^()]*\)|\[[^\[\]]*\])+$", "", name).rpartition(".")[2] in mentioned
 
     def _suspend(self, name: str, holder: dict[str, Any], template: dict[str, Any], options: Options) -> Node:
         node = self.get(name)

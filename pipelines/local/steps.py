@@ -36,13 +36,18 @@ def execute(
     if not node:
         node = scheduler.create(name, "Steps", "Running", holder, options)
         keep_inputs(node, template)
-    scope = scopes.of_template(scheduler, template)
+    scope: scopes.Scope = scheduler.memory.setdefault(("scope", name), scopes.Scope())
+    scope |= scopes.of_template(scheduler, template)
     inner = Options(node["id"], options.on_exit, "steps")
     group, before = node, ""
     for index, steps in enumerate(template["steps"]):
         group_name = f"{name}[{index}]"
-        group = scheduler.get(group_name) or scheduler.create(group_name, "StepGroup", "Running", {}, inner)
-        _connect(scheduler, name, before, group_name)
+        if (group_name, "added") in scheduler.memory:
+            before = group_name
+            continue
+        if not (group := scheduler.get(group_name)):
+            group = scheduler.create(group_name, "StepGroup", "Running", {}, inner)
+            _connect(scheduler, name, before, group_name)
         before = group_name
         if group["phase"] not in FULFILLED:
             Group(scheduler, group_name, scope, inner).run(steps)
@@ -58,6 +63,8 @@ def execute(
                 _add(scheduler, scope, group, step, inner)
         except ValueError as error:
             raise NodeError(str(error)) from None
+        scheduler.memory[group_name, "added"] = True
+    group = scheduler.nodes[scheduler.ids[before]] if before else node
     node["outboundNodes"] = _outbound(scheduler, group)
     try:
         outputs = scopes.outputs_of(template, scope)
@@ -111,8 +118,8 @@ class Group:
         expanded = self._expanded(steps)
         if expanded is None:
             return
-        running: dict[str, dict[str, Any]] = {}
-        for step in expanded:
+        left, kept = self.s.memory.get(("left", self.name), expanded), []
+        for index, step in enumerate(left):
             name = f"{self.name}.{step['name']}"
             node = self.s.get(name)
             if not node:
@@ -130,7 +137,9 @@ class Group:
             try:
                 node = self.s.execute(name, step, step.get("arguments") or {}, self.options)
             except Parallel:
-                node = self.s.get(name)
+                if not node:  # a limit: those after it have not begun either
+                    kept += left[index:]
+                    break
             except TimedOut as error:
                 self.s.mark(self.name, "Failed", str(error))
                 return
@@ -139,10 +148,12 @@ class Group:
                 self.s.mark(self.name, "Error", f"step group deemed errored due to child {name} error: {error}")
                 return
             if node:
-                running[name] = step
                 self.s.child(self.name, name)
-        if all(self.s.get(f"{self.name}.{step['name']}") for step in expanded):
-            self._end(running)
+            kept += [] if node and fulfilled(node) else [step]
+        self.s.memory["left", self.name] = kept
+        hooked = any(step.get("hooks") or step.get("onExit") for step in expanded)
+        if not kept or (hooked and all(self.s.get(f"{self.name}.{step['name']}") for step in kept)):
+            self._end({f"{self.name}.{step['name']}": step for step in expanded})
 
     def _expanded(self, steps: list[dict[str, Any]]) -> list[dict[str, Any]] | None:
         known = self.s.memory.get(("steps", self.name))
@@ -175,7 +186,7 @@ class Group:
         group = self.s.nodes[self.s.ids[self.name]]
         children = [self.s.nodes[id] for id in group.get("children", [])]
         for node in children:
-            step = steps.get(node["name"], {})
+            step = steps.get(node["name"], {}) if node["type"] != "Skipped" else {}
             hooked = step.get("hooks") or step.get("onExit")
             try:
                 if hooked and not hooks.during(self.s, step, node, self.scope, self.options):

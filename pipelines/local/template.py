@@ -38,8 +38,13 @@ def substitute(value: T, scope: Scope, strict: re.Pattern[str] | None = None, ar
     text = json.dumps(value)
     if "{{" not in text:
         return value
+    return loaded(replace(text, scope, strict, artifacts))
+
+
+def loaded(text: str) -> Any:
+    """What `replace` has made of JSON text. Raises TemplateError."""
     try:
-        return json.loads(replace(text, scope, strict, artifacts))
+        return json.loads(text)
     except json.JSONDecodeError:
         raise TemplateError("cannot finish template replacement because the result was invalid JSON") from None
 

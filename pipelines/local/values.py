@@ -3,15 +3,22 @@
 Source: Argo's setGlobalParameters (operator.go), ProcessArgs and SubstituteParams (common/util.go).
 """
 
+import json
+import re
 from datetime import datetime
 from typing import Any
 
 from pipelines.local import golang
 from pipelines.local.scope import ABSENT, MARK
 from pipelines.local.table import NodeError, Table
-from pipelines.local.template import TemplateError, substitute
+from pipelines.local.template import TemplateError, loaded, replace
 
+WHOLE = re.compile(r"inputs\.parameters(?!\.)")
 STRFTIME = "BbmAadHIMSYypZzL"
+
+
+class Filled(dict[str, Any]):
+    """A template with no tag left in it."""
 
 
 class Values(Table):
@@ -112,22 +119,24 @@ class Values(Table):
     def substituted(self, template: dict[str, Any], local: dict[str, str]) -> dict[str, Any]:
         """Globals and locals first, then the inputs, as values may hold tags themselves. Raises NodeError."""
         scope: dict[str, str | None] = {**self.globals, **local}
+        given, outputs = template["inputs"], template.get("outputs") or {}
         try:
-            template = substitute(template, scope)
-            scope |= {f"inputs.parameters.{each['name']}": each["value"] for each in template["inputs"]["parameters"]}
-            scope["inputs.parameters"] = golang.dumps(template["inputs"]["parameters"])
-            outputs = template.get("outputs") or {}
-            for way, files in (
-                ("inputs", template["inputs"]["artifacts"]),
-                ("outputs", outputs.get("artifacts") or []),
-            ):
+            text = replace(json.dumps(template), scope)
+            if "{{" in repr((given, outputs)):
+                new = loaded(text)
+                given, outputs = new["inputs"], new.get("outputs") or {}
+            scope |= {f"inputs.parameters.{each['name']}": each["value"] for each in given["parameters"]}
+            if WHOLE.search(text):
+                scope["inputs.parameters"] = golang.dumps(given["parameters"])
+            for way, files in (("inputs", given["artifacts"]), ("outputs", outputs.get("artifacts") or [])):
                 scope |= {
                     f"{way}.artifacts.{each['name']}.path": MARK + each["path"] for each in files if each.get("path")
                 }
             for each in outputs.get("parameters") or []:
                 if path := (each.get("valueFrom") or {}).get("path"):
                     scope[f"outputs.parameters.{each['name']}.path"] = MARK + path
-            return substitute(template, scope)
+            text = replace(text, scope)
+            return loaded(text) if "{{" in text else Filled(loaded(text))
         except TemplateError as error:
             raise NodeError(str(error)) from None
 
