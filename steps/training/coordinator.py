@@ -248,6 +248,8 @@ class Connection(asyncio.Protocol):
             self.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        if self.server.over.done():  # it is we who hang up: nobody is lost
+            return
         if self.server.connections.get(self.worker) is self:  # not if it has connected anew in the meantime
             del self.server.connections[self.worker]
             self.server.membership.lost(time.monotonic(), self.worker)

@@ -114,12 +114,8 @@ class Watch:
 
     def _read(self) -> None:
         assert self._process.stdout
-        text = ""
-        for line in self._process.stdout:
-            text += line
-            if line.rstrip("\n") != "}":  # objects are printed one after the other, indented
-                continue
-            event, text = json.loads(text), ""
+        for line in self._process.stdout:  # an event a line
+            event = json.loads(line)
             with self._lock:
                 self._see(event["object"], gone=event["type"] == "DELETED")
 

@@ -16,6 +16,8 @@ from steps.storage import Store
 from steps.train import Inputs
 from steps.training import client, peers
 from steps.training.claim import Claim
+from steps.training.ledger import read
+from steps.training.membership import PROTOCOL
 from tests.steps.training.crew import Crew, Member, flags
 
 INPUTS = Inputs.model_validate({"dataset": "d", "digest": "x", "out": "o", "checkpoints": "c"})
@@ -127,6 +129,19 @@ def test_a_coordinator_ends_with_its_verdict_though_the_object_store_does_not_an
         with socket.create_connection((crew.meeting["MASTER_ADDR"], int(crew.meeting["MASTER_PORT"]))) as worker:
             worker.sendall(b'{"failed": "no such column", "code": 65, "name": "a"}\n')
             assert coordinator.code(30) == 65
+
+
+def test_workers_of_a_coordinator_that_is_told_to_go_are_not_lost(crew: Crew, s3: Store) -> None:
+    coordinator = crew.coordinator(flags("told", workers=1))
+    crew.until(lambda: _listens(crew))
+    join = {"protocol": PROTOCOL, "id": "1", "name": "a", "address": "", "fingerprint": {}, "step": -1}
+    with socket.create_connection((crew.meeting["MASTER_ADDR"], int(crew.meeting["MASTER_PORT"]))) as worker:
+        worker.sendall(json.dumps({"join": join | {"generation": 0, "group": 0, "peers": []}}).encode() + b"\n")
+        assert b"open" in worker.recv(1000)
+        coordinator.send(signal.SIGTERM)
+        assert coordinator.code() == 143
+    events = [event["event"] for event in read(s3, "told/checkpoints/ledger")]
+    assert "join" in events and "lost" not in events
 
 
 def _listens(crew: Crew) -> bool:
