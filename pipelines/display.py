@@ -29,6 +29,7 @@ MARKS = {
     "Omitted": ("–", "dim"),
 }
 NOT_RUN = ("Skipped", "Omitted")  # as the manifest meant it
+STARTING = ("PodInitializing", "ContainerCreating")  # what every pod waits for, and not for long
 ProgressOf = Callable[[Step], str]  # how far a step that runs has come, in words or ""
 
 
@@ -76,6 +77,7 @@ class Lines:
     def __init__(self, name: str, progress: ProgressOf, out: TextIO) -> None:
         self.name, self.progress, self.out = name, progress, out
         self.seen: dict[str, str] = {}
+        self.waits: set[tuple[str, str]] = set()
         self.status: Status = {}
         self.said = ("", 0.0)
         self.lock = threading.RLock()  # the ticker, the runner, and a signal handler amid either print
@@ -87,11 +89,20 @@ class Lines:
             self.say(f"{self.name} running" + (f"; {len(leaves(before))} steps were done before" if before else ""))
         self.status = status
         for row in steps(self.name, status):
-            if row.phase != self.seen.get(row.name) and row.phase != "Pending":
+            if row.phase == "Pending":
+                self._waits(row)
+            elif row.phase != self.seen.get(row.name):
                 self.seen[row.name] = row.phase
                 took = f" in {duration(row.seconds)}" if row.phase in FINISHED and row.seconds else ""
                 cause = f": {' '.join(row.message.split())[:200]}" if row.message and row.phase in FAILED else ""
                 self.say(f"{row.name} {row.phase.lower()}{took}{cause}")
+
+    def _waits(self, row: Step) -> None:
+        """Once for each reason: an image that cannot be pulled, no node with room."""
+        reason = row.message.partition(":")[0]
+        if reason and reason not in STARTING and (row.name, reason) not in self.waits:
+            self.waits.add((row.name, reason))
+            self.say(f"{row.name} waits: {' '.join(row.message.split())[:200]}")
 
     def tick(self) -> None:
         text, at = self.said

@@ -64,9 +64,9 @@ def submit(
 
     with refusals(output):
         found = manifest_of(config, sets, manifest)
-        for each in lint.lint(found, str(config or manifest)):
-            click.echo(f"{'error' if each.fatal else 'warning'}: {each}", err=True)
         lint.check(found)
+        for each in lint.lint(found, str(config or manifest)):
+            click.echo(f"warning: {each}", err=True)
         for other in beside_of(manifest):
             click.echo(f"note: {other.get('kind')} beside it is not sent: `kubectl apply` it first", err=True)
         wanted = namespace or (found.get("metadata") or {}).get("namespace") or ""

@@ -112,7 +112,7 @@ class Cluster:
         query, found = {"labelSelector": labels, "limit": "200"}, []
         while True:
             page = self.call("GET", resource.path(self.namespace), query=query, accept=kind if metadata_only else "")
-            found += page["items"]
+            found += page["items"] or []  # an empty list of metadata comes as null
             if not (more := (page.get("metadata") or {}).get("continue")):
                 return found
             query["continue"] = more
@@ -194,7 +194,7 @@ class Cluster:
     ) -> tuple[str, list[tuple[str, Object]]]:
         """What a new list says that the events so far did not, deletions included."""
         found = self.call("GET", resource.path(self.namespace), query=select)
-        now = {each["metadata"]["uid"]: each for each in found["items"]}
+        now = {each["metadata"]["uid"]: each for each in found["items"] or []}
         changes = [("DELETED", each) for uid, each in known.items() if uid not in now]
         changes += [
             ("MODIFIED" if uid in known else "ADDED", each)

@@ -155,8 +155,10 @@ def addresses(cluster: Cluster, _: ClusterConfig) -> Iterator[Check]:
     """That steps and Argo are told of the same bucket."""
     remedy = RENDER.format(cluster.namespace)
     steps = (cluster.find(CONFIG_MAPS, pods.CONFIG_MAP) or {}).get("data") or {}
-    missing = [name for name in ("S3_BUCKET", "MLFLOW_TRACKING_URI") if not steps.get(name)]
-    found = f"{pods.CONFIG_MAP} has no {' and no '.join(missing)}" if missing else f"of {pods.CONFIG_MAP} are there"
+    names = ("S3_BUCKET", "MLFLOW_TRACKING_URI")
+    missing = [name for name in names if not steps.get(name)]
+    has = f"no {' and no '.join(missing)}" if missing else " and ".join(names)
+    found = f"ConfigMap {pods.CONFIG_MAP} has {has}"
     yield Check("addresses", not missing, found, remedy)
     bucket, endpoint = _repository(cluster)
     wanted = steps.get("S3_BUCKET"), re.sub("^https?://", "", steps.get("S3_ENDPOINT_URL") or "").rstrip("/")

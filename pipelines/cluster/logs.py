@@ -20,6 +20,7 @@ from pipelines.summary import Step
 
 NODE_NAME = "workflows.argoproj.io/node-name"
 OURS = ("init", "wait", "supervisor")  # Argo's own containers
+EXECUTOR = re.compile(rb" argo=true |^Error: exit status \d+$")  # its last words in the log of a step
 COLORS = (36, 32, 33, 35, 34, 96, 92, 93, 95, 94)
 SILENCE = 300.0  # seconds without a line; then the connection is made anew, in case it died unnoticed
 LAST_WORDS = 5.0  # seconds for the last lines after a run is over
@@ -190,7 +191,7 @@ def _tail_of(cluster: Cluster, pod: Mapping[str, Any], container: str, size: int
     path = PODS.path(cluster.namespace, pod["metadata"]["name"], "log")
     try:
         lines = cluster.lines(path, {"container": container, "tailLines": str(size)}, 10)
-        return b"".join(lines).decode(errors="replace")
+        return b"".join(line for line in lines if not EXECUTOR.search(line)).decode(errors="replace")
     except ApiError:  # gone meanwhile, or not ours to read: the failure is told without it
         return ""
 

@@ -22,7 +22,7 @@ from pipelines.cli import commands
 REKINDLE = str(Path(sys.executable).with_name("rekindle"))
 ROOT = Path(__file__).parents[2]
 DEMO = str(ROOT / "configs/demo.yaml")
-HEAVY = ("torch", "hera", "mlflow", "boto3", "polars", "numpy", "pydantic", "rich")
+HEAVY = ("torch", "hera", "mlflow", "boto3", "polars", "numpy", "pydantic", "rich", "kubernetes")
 
 
 def rekindle(*args: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -95,10 +95,14 @@ def test_every_command_has_help_with_an_example_that_parses_and_is_in_the_docs(n
         (["run", "--manifest", "nowhere.yaml"], "nowhere.yaml"),
         (["run", "--manifest", DEMO], "only Workflow"),
         (["render", DEMO, "--kind", "corn"], "cron"),
+        (["status", "--watch"], "--cluster"),
+        (["submit", DEMO], "no cluster is configured"),
+        (["submit", "--dry-run"], "configs/demo.yaml"),
+        (["stop", "--cluster"], "no cluster is configured"),
     ],
 )
 def test_wrong_usage_or_config_ends_with_2_and_the_way_out(args: list[str], hint: str):
-    done = rekindle(*args, cwd=ROOT)
+    done = rekindle(*args, cwd=ROOT, KUBECONFIG="/none")
     assert (done.returncode, done.stdout) == (2, "")
     assert hint in done.stderr
     assert "Traceback" not in done.stderr

@@ -130,6 +130,21 @@ def test_a_pipe_gets_one_plain_line_a_change_and_no_control_codes():
     assert "\x1b" not in out.getvalue()
 
 
+def test_a_step_that_cannot_start_says_why_once():
+    out = io.StringIO()
+    with display.show(WORKFLOW, lambda row: "", {}, out) as shown:
+        for message in (
+            "PodInitializing",
+            "ErrImagePull: no such image",
+            "ImagePullBackOff",
+            "ErrImagePull: no such image",
+        ):
+            shown(status(ROOT, node(".a", phase="Pending", message=message)))
+    assert [line[9:] for line in out.getvalue().splitlines()[1:]] == [
+        "a waits: ErrImagePull: no such image", "a waits: ImagePullBackOff",
+    ]  # fmt: skip
+
+
 def test_training_progress_reaches_the_reader(tmp_path: Path):
     (tmp_path / "logs").mkdir()
     log = tmp_path / "logs" / f"{WORKFLOW}-train-worker-0.log"

@@ -42,6 +42,7 @@ class ApiServer:
         self.logs: dict[tuple[str, str], list[tuple[str, str]]] = {}  # (pod, container) → time, text
         self.ended: set[tuple[str, str]] = set()
         self.requests: list[tuple[str, str, Object]] = []  # method, path with its query, body
+        self.tokens: set[str | None] = set()
         self.port = 0
 
     def __enter__(self) -> "ApiServer":
@@ -148,6 +149,7 @@ class _Handler(BaseHTTPRequestHandler):
         parts, api = urlsplit(self.path), self.api
         query = {key: values[0] for key, values in parse_qs(parts.query).items()}
         api.requests.append((self.command, self.path, body))
+        api.tokens.add(self.headers.get("Authorization"))
         if refused := api.refusal(self.command, self.path):
             self.answer(*refused)
         elif found := LOG.search(parts.path):
@@ -185,7 +187,11 @@ class _Handler(BaseHTTPRequestHandler):
     def listed(self, path: str, query: dict[str, str]) -> Object:
         with self.api.changed:
             items = [each for each in self.api.objects.get(path, {}).values() if selected(each, query)]
-            return {"kind": "List", "metadata": {"resourceVersion": str(self.api.version)}, "items": items}
+            return {
+                "kind": "List",
+                "metadata": {"resourceVersion": str(self.api.version)},
+                "items": items or None,
+            }  # as Go writes an empty list
 
     def watch(self, path: str, query: dict[str, str]) -> None:
         api, since = self.api, int(query["resourceVersion"])
