@@ -11,7 +11,7 @@ Training of other frameworks, on the training operator; a replica is replicas.Re
   xgboost_job.xgboost_job(name, {"Master": ..., "Worker": ...}, cluster)
   paddle_job.paddle_job(name, {"Worker": ...}, cluster)
   jax_job.jax_job(name, workers, cluster)
-  mpi_job.mpi_job(name, launcher, workers, cluster)  v1 of the training operator; mpi_job_v2: the mpi-operator's
+  mpi_job.mpi_job(name, launcher, pod, 4, cluster)  v1 of the training operator; mpi_job_v2: the mpi-operator's
   mx_job.mx_job(name)                                refused, with the reason
 Without it:
   train_job.train_job(name, runtime, args, ...)      Kubeflow Trainer v2, on train_job.training_runtime(...)

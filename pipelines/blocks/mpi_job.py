@@ -6,7 +6,7 @@ reaches its workers by `kubectl exec`; `mpi_job_v2` is v2beta1 of the mpi-operat
 Source: Kubeflow training operator 1.9, MPIJobSpec, mpi/mpijob_controller.go; mpi-operator 0.8, v2beta1/types.go.
 """
 
-from pipelines.blocks.cluster import ClusterConfig
+from pipelines.blocks.cluster import ClusterConfig, PodConfig
 from pipelines.blocks.pod import Manifest
 from pipelines.blocks.replicas import FAILED, Framework, Replica, Role, check, pod, replica, run_policy, training_job
 from pipelines.blocks.replicas import metadata as named
@@ -18,30 +18,37 @@ MPI_JOB = Framework(
     kind="MPIJob",
     replicas="mpiReplicaSpecs",
     container="mpi",
-    roles={"Launcher": Role(least=1, most=1), "Worker": Role(least=1)},
+    # under OnFailure a worker that is deleted fails the job; a Launcher is restarted in place, with its mpirun
+    roles={"Launcher": Role(least=1, most=1), "Worker": Role("ExitCode", least=1)},
     lead="Launcher",
 )
+IDLE = "trap 'exit 143' TERM; sleep 365d & wait"  # a bare `sleep`, as process 1, would not hear of its end
 MPI_USER = 1000  # `mpiuser` of the mpi-operator's images, whose sshd runs without root
 SSH = "/home/mpiuser"
 
 
-def mpi_job(name: str, launcher: Replica, workers: Replica, cluster: ClusterConfig, slots: int = 1) -> Manifest:
-    """Version v1. Workers wait (`sleep`) for what `mpirun` starts in them; one that is evicted fails the job.
+def mpi_job(
+    name: str, launcher: Replica, workers: PodConfig, count: int, cluster: ClusterConfig, slots: int = 1
+) -> Manifest:
+    """Version v1, with `count` workers, which idle until `mpirun` starts something in them.
 
+    A worker that is deleted or drained is made anew; if its node throws it out for want of memory, the job fails.
     Not for a namespace that enforces the PodSecurity standard `restricted`: the operator's own init container, which
     brings kubectl, is not hardened. The Launcher runs as the ServiceAccount that the operator makes for it.
     """
-    job = training_job(MPI_JOB, name, {"Launcher": launcher, "Worker": workers}, cluster, slotsPerWorker=slots)
-    specs = job["spec"]["mpiReplicaSpecs"]
+    replicas = {"Launcher": launcher, "Worker": Replica(workers, [IDLE], count, ("sh", "-c"))}
+    job = training_job(MPI_JOB, name, replicas, cluster, slotsPerWorker=slots)
     for key in ("serviceAccountName", "automountServiceAccountToken"):
-        del specs["Launcher"]["template"]["spec"][key]
+        del job["spec"]["mpiReplicaSpecs"]["Launcher"]["template"]["spec"][key]
     return job
 
 
-def mpi_job_v2(name: str, launcher: Replica, workers: Replica, cluster: ClusterConfig, slots: int = 1) -> Manifest:
+def mpi_job_v2(
+    name: str, launcher: Replica, workers: PodConfig, count: int, cluster: ClusterConfig, slots: int = 1
+) -> Manifest:
     """Version v2beta1, of an image made like mpioperator/base: `mpiuser` with an sshd of its own."""
-    check(MPI_JOB, name, {"Launcher": launcher, "Worker": workers})
-    sshd = Replica(workers.pod, ["-De", "-f", f"{SSH}/.sshd_config"], workers.count, ("/usr/sbin/sshd",))
+    sshd = Replica(workers, ["-De", "-f", f"{SSH}/.sshd_config"], count, ("/usr/sbin/sshd",))
+    check(MPI_JOB, name, {"Launcher": launcher, "Worker": sshd})
     return {
         "apiVersion": "kubeflow.org/v2beta1",
         "kind": "MPIJob",
@@ -50,10 +57,10 @@ def mpi_job_v2(name: str, launcher: Replica, workers: Replica, cluster: ClusterC
             "slotsPerWorker": slots,
             "sshAuthMountPath": f"{SSH}/.ssh",
             "launcherCreationPolicy": "WaitForWorkersReady",
-            "runPolicy": run_policy(cluster, workers.pod) | {"backoffLimit": 3},
+            "runPolicy": run_policy(cluster, workers) | {"backoffLimit": 3},
             "mpiReplicaSpecs": {
                 "Launcher": replica(1, "OnFailure", _as_user(pod(MPI_JOB, "Launcher", launcher, cluster))),
-                "Worker": replica(workers.count, "Never", _as_user(pod(MPI_JOB, "Worker", sshd, cluster))),
+                "Worker": replica(count, "Never", _as_user(pod(MPI_JOB, "Worker", sshd, cluster))),
             },
         },
     }
