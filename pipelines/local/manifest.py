@@ -16,7 +16,7 @@ from typing import Any
 import yaml
 
 from pipelines.local.golang import anystring
-from pipelines.local.references import Find, joined
+from pipelines.local.references import Find, filled, joined
 from pipelines.scopes import misshapen
 from steps.errors import ConfigError, did_you_mean
 
@@ -115,6 +115,13 @@ def workflow(
     metadata.setdefault("namespace", "default")
     _texts(spec)
     _set(spec, parameters or {})
+    filled(spec, find)
+    for each in (spec.get("arguments") or {}).get("parameters") or []:
+        if isinstance(known := each.get("enum"), list) and each.get("value") not in [anystring(e) for e in known]:
+            choices = ", ".join(map(anystring, known))
+            raise ConfigError(
+                f"the parameter {each.get('name')} is {each.get('value')!r}: it must be one of {choices}."
+            )
     return {"apiVersion": "argoproj.io/v1alpha1", "kind": "Workflow", "metadata": metadata, "spec": spec}
 
 

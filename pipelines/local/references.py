@@ -16,6 +16,7 @@ from pipelines.scopes import misshapen
 from steps.errors import ConfigError
 
 Find = Callable[[str, str], Mapping[str, Any] | None]
+TYPE = "workflows.argoproj.io/configmap-type"
 WORKFLOW_TEMPLATES = {False: ("WorkflowTemplate", "namespaced"), True: ("ClusterWorkflowTemplate", "cluster")}
 
 
@@ -59,6 +60,28 @@ def resolved(workflow: dict[str, Any], find: Find, check: Callable[[dict[str, An
         if "template" in reference and "{{" not in name and f"{scope}/{name}" not in stored:
             raise ConfigError(f"{path}.template is {name!r}, which {reference['name']} does not have.")
     return {**workflow, "storedTemplates": stored} if stored else workflow
+
+
+def filled(spec: dict[str, Any], find: Find) -> None:
+    """Gives parameters from ConfigMaps their values. Raises ConfigError."""
+    holders = [(spec.get("arguments") or {}, "spec.arguments")]
+    holders += [(template.get("inputs") or {}, f"{path}.inputs") for template, path in bodies(spec, "spec")]
+    for holder, path in holders:
+        for index, each in enumerate(holder.get("parameters") or []):
+            source = each.get("valueFrom") or {}
+            reference = source.get("configMapKeyRef")
+            if not reference or (holder is spec.get("arguments") and each.get("value") is not None):
+                continue
+            where, name, key = f"{path}.parameters[{index}].valueFrom", reference.get("name"), reference.get("key")
+            found = find("ConfigMap", str(name)) or {}
+            labels = (found.get("metadata") or {}).get("labels") or {}
+            if found and labels.get(TYPE) != "Parameter":
+                raise ConfigError(f"{where}: the ConfigMap {name!r} needs the label {TYPE}: Parameter.")
+            value = (found.get("data") or {}).get(key, source.get("default"))
+            if value is None:
+                way = "Put it into the same file as the Workflow, separated by ---, or give a default."
+                raise ConfigError(f"{where}: there is no ConfigMap {name!r} with {key!r} here. {way}")
+            each["value"] = value
 
 
 def _found(reference: dict[str, Any], path: str, find: Find) -> dict[str, Any]:

@@ -17,11 +17,12 @@ from contextlib import contextmanager
 from typing import Any
 
 from pipelines.local import golang
+from pipelines.local.references import TYPE
 from pipelines.local.state import write
 from pipelines.local.table import NodeError, moment, stamp
 
 KEY = re.compile(r"[a-zA-Z0-9][-a-zA-Z0-9]*")
-TYPE, CACHE = "workflows.argoproj.io/configmap-type", "Cache"
+CACHE = "Cache"
 Lock = tuple[str, int]
 
 

@@ -10,6 +10,8 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+import yaml
+
 from pipelines.local import companions, executor, expr, resource
 from pipelines.local.functions import ARGO, BUILTINS, PREDICATES, SPRIG, ExprError
 from pipelines.local.golang import seconds
@@ -20,22 +22,23 @@ FIELDS = """
 Workflow apiVersion kind metadata -status spec=Spec
 Spec entrypoint onExit parallelism activeDeadlineSeconds priority serviceAccountName arguments=Arguments
   templates=[Template] hooks={Hook} retryStrategy=Retry templateDefaults=Template workflowMetadata=Metadata
-  volumes=[Volume] synchronization=Locks !podSpecPatch -nodeSelector -tolerations -affinity
-  -schedulerName -hostAliases -securityContext -executor -automountServiceAccountToken -imagePullSecrets
+  volumes=[Volume] synchronization=Locks workflowTemplateRef=Reference -podSpecPatch -nodeSelector -tolerations
+  -affinity -schedulerName -hostAliases -securityContext -executor -automountServiceAccountToken -imagePullSecrets
   -podPriorityClassName -ttlStrategy -podGC -podDisruptionBudget -dnsPolicy -dnsConfig -hostNetwork -archiveLogs
   -artifactGC -artifactRepositoryRef -podMetadata -metrics
 Metadata labels annotations
 Arguments parameters=[Argument] artifacts=[Supplied]
-Argument name value enum description
+Argument name value enum description valueFrom=Given
+Given configMapKeyRef=Key default
 Supplied name from fromExpression subPath optional -artifactGC -deleted s3=S3 raw=Raw archive=Archive
 Template name parallelism failFast activeDeadlineSeconds timeout inputs=Inputs outputs=Outputs container=Container
   script=Container resource=Resource dag=Dag steps=[[Step]] suspend=Suspend retryStrategy=Retry
   volumes=[Volume] synchronization=Locks memoize=Memoize daemon initContainers=[Beside] sidecars=[Beside]
   -podSpecPatch -nodeSelector -tolerations -affinity -schedulerName -priorityClassName -hostAliases -securityContext
-  -serviceAccountName -metadata -executor -automountServiceAccountToken -priority -archiveLocation -metrics
-  -annotations -dnsPolicy -hostNetwork !http !plugin !data !containerSet
+  -serviceAccountName -metadata -executor -automountServiceAccountToken -archiveLocation -metrics
+  -annotations !http !plugin !data !containerSet
 Inputs parameters=[Input] artifacts=[InputArtifact]
-Input name value default enum description
+Input name value default enum description valueFrom=Given
 InputArtifact name path optional mode recurseMode subPath -artifactGC -deleted s3=S3 raw=Raw archive=Archive
 S3 key !bucket !endpoint
 Raw data
@@ -54,9 +57,9 @@ Beside name image command args workingDir env=[Env] envFrom=[EnvFrom] volumeMoun
 Env name value valueFrom=EnvSource
 EnvSource configMapKeyRef secretKeyRef fieldRef
 EnvFrom configMapRef secretRef prefix
-Mount name mountPath readOnly !subPath
+Mount name mountPath -readOnly !subPath
 Volume name emptyDir=EmptyDir !configMap !secret
-EmptyDir medium sizeLimit
+EmptyDir -medium -sizeLimit
 Resource action manifest successCondition failureCondition flags mergeStrategy setOwnerReference !manifestFrom
 Suspend duration
 Dag target failFast tasks=[Task]
@@ -86,7 +89,6 @@ WHY = dict.fromkeys(
     ELSEWHERE,
     "only container, script, resource, dag, steps and suspend templates run here",
 ) | {
-    "podSpecPatch": "it changes pods in ways that are not known here",
     "mutex": "Argo 4 has dropped it. Write mutexes: [...]",
     "semaphore": "Argo 4 has dropped it. Write semaphores: [...]",
     "database": "locks lie in this machine's files. Use a mutex, or a semaphore with a configMapKeyRef",
@@ -101,6 +103,7 @@ WHY = dict.fromkeys(
     "manifestFrom": "put the manifest into the template",
 }
 # what the API server refuses, and what would be taken for something else here
+PATCHED = {"containers", "initContainers", "securityContext", "nodeSelector", "tolerations", "priorityClassName"}
 NUMBERS = ("activeDeadlineSeconds", "parallelism")
 TEXTS = ("name", "entrypoint", "onExit", "template", "when", "depends", "image", "source", "manifest")
 LISTS = ("command", "args", "flags", "dependencies")
@@ -122,6 +125,7 @@ def templates(spec: dict[str, Any], cluster: Any) -> None:
 
 
 def _bodies(spec: dict[str, Any], cluster: Any) -> None:
+    _patch(spec, "spec")
     for template, path in bodies(spec, "spec"):
         _template(template, path, cluster)
     _expressions(spec, "spec")
@@ -183,6 +187,7 @@ def _template(template: dict[str, Any], where: str, cluster: Any) -> None:
             for index, each in enumerate(template.get(kind) or []):
                 _image(each, f"{where}.{kind}[{index}]", cluster)
         companions.check(template, where)
+    _patch(template, where)
     backoff = (template.get("retryStrategy") or {}).get("backoff") or {}
     durations = {f"retryStrategy.backoff.{key}": backoff.get(key) for key in ("duration", "cap", "maxDuration")}
     for path, text in {"timeout": template.get("timeout"), **durations}.items():
@@ -191,6 +196,23 @@ def _template(template: dict[str, Any], where: str, cluster: Any) -> None:
                 seconds(str(text))
         except ValueError as error:
             raise ConfigError(f"{where}.{path} is {text!r}: {error}. Write it like 1m30s.") from None
+
+
+def _patch(holder: dict[str, Any], where: str) -> None:
+    """A patch of the pod is ignored where it changes only what has no place on one machine."""
+    text = holder.get("podSpecPatch") or "{}"
+    try:
+        patch = yaml.safe_load(text)
+        containers = [each for kind in ("containers", "initContainers") for each in patch.get(kind) or []]
+        inside = {key for each in containers for key in each}
+        other = set(patch) - PATCHED | inside - {"name", "securityContext", "resources"}
+    except (yaml.YAMLError, AttributeError, TypeError):
+        other = {text}
+    if other:
+        raise ConfigError(
+            f"{where}.podSpecPatch changes {', '.join(sorted(map(str, other)))}, which the local runner cannot: only "
+            "resources and security contexts are ignored. Write it into the template."
+        )
 
 
 def _image(container: dict[str, Any], where: str, cluster: Any) -> None:

@@ -110,3 +110,22 @@ def test_a_template_that_is_referred_to_is_checked_like_the_workflow_itself(tmp_
 def test_a_file_with_two_workflows_is_refused_with_their_names() -> None:
     with pytest.raises(ConfigError, match=r"2 objects \(Workflow a, Workflow b\)"):
         split([{"kind": "Workflow", "metadata": {"name": name}} for name in "ab"])
+
+
+def test_a_parameter_from_a_configmap_has_its_value_and_a_missing_one_is_refused(tmp_path: Path) -> None:
+    cluster, label = LocalCluster(tmp_path), {"workflows.argoproj.io/configmap-type": "Parameter"}
+    cluster.keep([{"kind": "ConfigMap", "metadata": {"name": "m", "labels": label}, "data": {"k": "hello"}}])
+    parameter = {"name": "x", "valueFrom": {"configMapKeyRef": {"name": "m", "key": "k"}}}
+    spec = {"entrypoint": "main", "templates": [], "arguments": {"parameters": [parameter]}}
+    manifest = {"kind": "Workflow", "metadata": {"name": "w"}, "spec": spec}
+    assert workflow(manifest, {}, cluster.find)["spec"]["arguments"]["parameters"][0]["value"] == "hello"
+    assert workflow(manifest, {"x": "mine"}, cluster.find)["spec"]["arguments"]["parameters"][0]["value"] == "mine"
+    with pytest.raises(ConfigError, match=r"spec\.arguments\.parameters\[0\]\.valueFrom: there is no ConfigMap 'm'"):
+        workflow(manifest, {})
+
+
+def test_a_value_outside_its_enum_is_refused() -> None:
+    parameter = {"name": "x", "value": "c", "enum": ["a", "b"]}
+    spec = {"entrypoint": "main", "templates": [], "arguments": {"parameters": [parameter]}}
+    with pytest.raises(ConfigError, match="x is 'c': it must be one of a, b"):
+        workflow({"kind": "Workflow", "metadata": {"name": "w"}, "spec": spec})

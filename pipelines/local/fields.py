@@ -1,0 +1,72 @@
+"""docs/argo-fields.md: what the local runner makes of every field of an Argo Workflow, by the table that it checks.
+
+    python -m pipelines.local.fields > docs/argo-fields.md
+
+The fields are those of Hera's models, which are generated from Argo's API.
+"""
+
+from collections.abc import Iterator
+from typing import Any, get_args
+
+from hera.workflows import models
+from pydantic import BaseModel
+
+from pipelines.local.subset import TABLES, WHY
+
+PARTS = {"Supplied": "arguments", "InputArtifact": "inputs", "OutputArtifact": "outputs"}
+PARTS |= {"Argument": "arguments", "Input": "inputs", "Output": "outputs"}
+HEAD = """# What of Argo's API runs on this machine
+
+`rekindle run` does what a field says as Argo does it, or refuses the manifest before anything starts, with the path of
+the field. *Ignored* is what cannot matter on one machine; a run of a manifest that is not ours says so once. This page
+is generated from the code (`python -m pipelines.local.fields`); fields that Argo has got since are refused.
+"""
+
+
+def described() -> dict[str, dict[str, set[type[BaseModel]]]]:
+    """For each table all fields that Argo has there, and the models that have them."""
+    found: dict[str, dict[str, set[type[BaseModel]]]] = {}
+    waiting: list[tuple[str, type[BaseModel]]] = [("Spec", models.WorkflowSpec)]
+    seen = set(waiting)
+    for table, model in waiting:
+        fields = found.setdefault(table, {})
+        for name, field in model.model_fields.items():
+            alias = field.alias or name
+            fields.setdefault(alias, set()).add(model)
+            below = TABLES[table].get(alias, "").strip("[]{}")
+            for inner in _models(field.annotation):
+                if below in TABLES and (below, inner) not in seen:
+                    seen.add((below, inner))
+                    waiting.append((below, inner))
+    return found
+
+
+def _models(annotation: Any) -> Iterator[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        root = annotation.model_fields.get("__root__") or annotation.model_fields.get("root")
+        yield from _models(root.annotation) if root else iter([annotation])
+    for each in get_args(annotation):
+        yield from _models(each)
+
+
+def page() -> str:
+    """The whole page."""
+    parts = [HEAD]
+    for table, fields in described().items():
+        if not fields:
+            continue
+        rules = {name: TABLES[table].get(name, "!") for name in sorted(fields)}
+        names = ", ".join(sorted({model.__name__ for each in fields.values() for model in each}))
+        done = [f"`{name}`" for name, rule in rules.items() if rule not in "-!"]
+        ignored = [f"`{name}`" for name, rule in rules.items() if rule == "-"]
+        refused = [
+            f"`{name}`" + (f" ({WHY[name]})" if name in WHY else "") for name, rule in rules.items() if rule == "!"
+        ]
+        lines = [("Supported", done), ("Ignored", ignored), ("Refused", refused)]
+        title = names + (f" of {PARTS[table]}" if table in PARTS else "")
+        parts.append(f"## {title}\n\n" + "\n".join(f"- {what}: {', '.join(each)}" for what, each in lines if each))
+    return "\n\n".join(part.strip() for part in parts) + "\n"
+
+
+if __name__ == "__main__":
+    print(page(), end="")
