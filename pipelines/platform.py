@@ -103,7 +103,7 @@ def render(platform: Platform) -> list[Manifest]:
 
 
 def operator(namespace: str = "kubeflow") -> list[Manifest]:
-    """What the training operator lacks, to be applied on the server's side by a manager of its own in the namespace that it runs in."""
+    """What the training operator lacks, for the namespace that it runs in; see the file for how it is applied."""
     return list(_objects("operator", {}, namespace))
 
 
