@@ -1,0 +1,185 @@
+"""submit, status, logs, stop, resume and delete on a real cluster, with steps that only echo.
+
+make test-cluster IMAGE=... runs these, too; they need no object store and no MLflow.
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipelines.cluster.api import WORKFLOWS, Cluster
+from pipelines.cluster.errors import ApiError
+from pipelines.cluster.workflows import SHA256
+from pipelines.render import manifest_sha256
+from tests.cluster.kube import Kube, until
+
+NODE = "workflows.argoproj.io/node-name"
+REKINDLE = str(Path(sys.executable).with_name("rekindle"))
+ROLE = {
+    "apiVersion": "rbac.authorization.k8s.io/v1",
+    "kind": "Role",
+    "metadata": {"name": "executor"},
+    "rules": [{"apiGroups": ["argoproj.io"], "resources": ["workflowtaskresults"], "verbs": ["create", "patch"]}],
+}
+BINDING = {
+    "apiVersion": "rbac.authorization.k8s.io/v1",
+    "kind": "RoleBinding",
+    "metadata": {"name": "executor"},
+    "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "executor"},
+    "subjects": [{"kind": "ServiceAccount", "name": "rekindle"}],
+}
+MAY = [{"name": "MAY", "valueFrom": {"configMapKeyRef": {"name": "may", "key": "may", "optional": True}}}]
+
+
+@pytest.fixture(scope="module")
+def kube() -> Iterator[Kube]:
+    kube = Kube(f"rekindle-client-{uuid.uuid4().hex[:6]}")
+    namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": kube.namespace}}
+    account = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "rekindle"}}
+    try:
+        kube.apply(namespace)
+        kube.apply(account, ROLE, BINDING)
+        yield kube
+    finally:
+        kube("delete", "namespace", kube.namespace, "--ignore-not-found", "--timeout=120s", timeout=150)
+
+
+class Client:
+    """The command `rekindle` in one namespace."""
+
+    def __init__(self, kube: Kube, folder: Path) -> None:
+        self.kube, self.folder = kube, folder
+
+    def __call__(self, *args: str, **more: Any) -> subprocess.CompletedProcess[str]:
+        command = [REKINDLE, *args, "--namespace", self.kube.namespace]
+        return subprocess.run(command, cwd=self.folder, stdin=subprocess.DEVNULL, capture_output=True, text=True,
+                              timeout=240, **more)  # fmt: skip
+
+    def submit(self, manifest: dict[str, Any], *args: str) -> dict[str, Any]:
+        (self.folder / "w.json").write_text(json.dumps(manifest))
+        done = self("submit", "--manifest", "w.json", "-o", "json", *args)
+        assert done.stdout, done.stderr
+        return json.loads(done.stdout) | {"code": done.returncode}
+
+    def phase(self, name: str) -> str:
+        return json.loads(self("status", name, "-o", "json").stdout)["phase"]
+
+
+@pytest.fixture
+def client(kube: Kube, tmp_path: Path) -> Client:
+    return Client(kube, tmp_path)
+
+
+def manifest(*steps: tuple[str, str], **spec: Any) -> dict[str, Any]:
+    """Steps one after the other: (name, shell script); no script: it waits for somebody."""
+    container = {
+        "image": os.environ["REKINDLE_TEST_IMAGE"],
+        "command": ["sh", "-c"],
+        "env": MAY,
+        "resources": {"requests": {"cpu": "20m", "memory": "16Mi"}, "limits": {"memory": "128Mi"}},
+    }
+    templates: list[dict[str, Any]] = [{"name": "main", "dag": {"tasks": []}}]
+    for i, (name, script) in enumerate(steps):
+        templates[0]["dag"]["tasks"].append(
+            {"name": name, "template": name} | ({"depends": steps[i - 1][0]} if i else {})
+        )
+        does = {"container": container | {"args": [script]}} if script else {"suspend": {}}
+        templates.append({"name": name, **does})
+    return {
+        "apiVersion": "argoproj.io/v1alpha1",
+        "kind": "Workflow",
+        "metadata": {"generateName": "echo-"},
+        "spec": {"entrypoint": "main", "serviceAccountName": "rekindle", "activeDeadlineSeconds": 300,
+                 "templates": templates, **spec},
+    }  # fmt: skip
+
+
+def test_a_run_is_submitted_watched_and_told_and_its_second_submit_is_asked_about(client: Client):
+    given = manifest(("first", "echo one"), ("second", "sleep 3; echo two"))
+    told = client.submit(given)
+    name = told["workflow"]
+    assert told["manifest_sha256"] == manifest_sha256(given)
+    refused = client.submit(given)
+    assert (refused["code"], name in refused["message"]) == (2, True)
+    watched = client("status", name, "--watch", "-o", "json")
+    assert (watched.returncode, json.loads(watched.stdout)["phase"]) == (0, "Succeeded")
+    assert re.search(r"second succeeded in \d", watched.stderr)
+    found = client.kube.get("workflow", name)
+    assert found and found["metadata"]["annotations"][SHA256] == told["manifest_sha256"]
+
+
+def test_logs_are_whole_though_a_pod_is_deleted_by_force(client: Client):
+    lines = "for i in $(seq 1 60); do echo line $i; sleep 0.25; done"
+    again = {"limit": 2, "retryPolicy": "Always"}
+    given = manifest(("early", "echo early"), ("talks", lines), ("late", "echo late"))
+    given["spec"]["templates"][2]["retryStrategy"] = again
+    name = client.submit(given)["workflow"]
+    done: list[str] = []
+    follower = threading.Thread(target=lambda: done.append(client("logs", name, "-f").stdout))
+    follower.start()
+    pods = lambda: [p for p in client.kube.items("pods") if "talks(0)" in p["metadata"]["annotations"].get(NODE, "")]  # noqa: E731
+    running = until("the step to talk", lambda: [p for p in pods() if p["status"]["phase"] == "Running"])
+    client.kube.delete_pods(running[0]["metadata"]["name"], force=True)
+    follower.join(200)
+    said = [line for line in done[0].splitlines() if "argo=true" not in line]
+    assert [line for line in said if line.startswith("talks(1)")] == [f"talks(1) | line {i}" for i in range(1, 61)]
+    assert len(said) == len(set(said))
+    assert {"early | early", "late | late"} <= set(said)
+
+
+def test_a_failed_run_goes_on_from_the_step_that_failed(client: Client):
+    given = manifest(("first", "echo once"), ("second", "test -n \"$MAY\" || { echo 'error: may not'; exit 1; }"))
+    told = client.submit(given, "--watch")
+    assert (told["code"], told["phase"]) == (1, "Failed")
+    first = {step["name"]: step["started"] for step in told["steps"]}["first"]
+    client.kube.apply({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "may"}, "data": {"may": "1"}})
+    assert client("resume", told["workflow"]).returncode == 0
+    watched = client("status", told["workflow"], "--watch", "-o", "json")
+    assert watched.returncode == 0, watched.stderr
+    assert {step["name"]: step["started"] for step in json.loads(watched.stdout)["steps"]}["first"] == first
+    client.kube("delete", "configmap", "may")
+
+
+def test_a_run_that_waits_is_released_and_one_that_is_stopped_runs_its_exit_steps(client: Client):
+    given = manifest(("waits", ""), ("long", "echo begun; sleep 100"), ("end", "echo the end"), onExit="end")
+    given["spec"]["templates"][0]["dag"]["tasks"].pop()
+    name = client.submit(given)["workflow"]
+    until("it to wait", lambda: "waits" in client("status", name).stdout and client.phase(name) == "Running")
+    until("its release", lambda: client("resume", name).returncode == 0, pause=1)
+    until("the long step", lambda: "begun" in client("logs", name).stdout, pause=1)
+    assert client("stop", name).returncode == 0
+    watched = client("status", name, "--watch", "-o", "json")
+    assert watched.returncode == 1
+    phases = {step["name"]: step["phase"] for step in json.loads(watched.stdout)["steps"]}
+    assert (phases["waits"], phases["long"], phases["onExit"]) == ("Succeeded", "Failed", "Succeeded")
+    assert client("delete", name).returncode == 0
+    until("it to be gone", lambda: client.kube.get("workflow", name) is None)
+    assert client.kube.items("pods", f"workflows.argoproj.io/workflow={name}") == []
+
+
+def test_what_a_real_server_refuses_is_understood(client: Client, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    cluster = Cluster.connect(namespace=client.kube.namespace)
+    with pytest.raises(ApiError, match="no namespace rekindle-none"):
+        cluster.within("rekindle-none").create(WORKFLOWS, manifest() | {"metadata": {"name": "x"}})
+    with pytest.raises(ApiError, match="Argo Workflows is not installed there, or in another version"):
+        cluster.call("GET", "/apis/argoproj.io/v9/namespaces/x/workflows")
+    config = json.loads(client.kube("config", "view", "--raw", "--minify", "--flatten", "-o", "json"))
+    config["users"][0]["user"] = {"token": client.kube("create", "token", "rekindle").strip()}
+    (tmp_path / "weak").write_text(json.dumps(config))
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "weak"))
+    weak = Cluster.connect(namespace=client.kube.namespace)
+    with pytest.raises(ApiError, match=f"{client.kube.namespace}:rekindle may not list workflows in namespace"):
+        weak.listed(WORKFLOWS)
+    config["users"][0]["user"] = {"token": "wrong"}
+    (tmp_path / "weak").write_text(json.dumps(config))
+    with pytest.raises(ApiError, match="does not know you"):
+        Cluster.connect(namespace=client.kube.namespace).listed(WORKFLOWS)
