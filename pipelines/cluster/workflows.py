@@ -8,6 +8,7 @@ All is plain data. A status that Argo compressed is unpacked; one that it keeps 
 
 import base64
 import copy
+import difflib
 import gzip
 import json
 import uuid
@@ -20,7 +21,7 @@ from pipelines.cluster.errors import ApiError
 from pipelines.local import manifest as manifests
 from pipelines.local.state import reset
 from pipelines.render import PROVENANCE, manifest_sha256, ordered
-from pipelines.summary import FAILED, timestamp
+from pipelines.summary import FAILED
 from steps.errors import ConfigError, did_you_mean
 
 SHA256 = "rekindle.dev/manifest-sha256"
@@ -272,6 +273,10 @@ def differences(old: Any, new: Any, path: str) -> Iterator[str]:
         ours, theirs = ({_key(i, each): each for i, each in enumerate(items)} for items in (old, new))
         for key in dict.fromkeys([*ours, *theirs]):
             yield from differences(ours.get(key), theirs.get(key), f"{path}.{key}")
+    elif isinstance(old, str) and isinstance(new, str) and "\n" in old:
+        for line in difflib.unified_diff(old.splitlines(), new.splitlines(), n=0, lineterm=""):
+            if line[0] in "+-" and line[:3] not in ("+++", "---"):
+                yield f"{path}: {line[0]} {_cut(line[1:].strip())}"
     elif old != new:
         yield f"{path}: {_short(old)} → {_short(new)}"
 
@@ -281,9 +286,8 @@ def _key(index: int, item: Any) -> str:
 
 
 def _short(value: Any) -> str:
-    text = "nothing" if value is None else json.dumps(value, ensure_ascii=False)
+    return _cut("nothing" if value is None else json.dumps(value, ensure_ascii=False))
+
+
+def _cut(text: str) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
-
-
-def age(workflow: Mapping[str, Any]) -> float:
-    return datetime.now(UTC).timestamp() - timestamp(workflow["metadata"]["creationTimestamp"])

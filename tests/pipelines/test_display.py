@@ -51,6 +51,11 @@ def test_the_tree_has_each_step_below_its_parent_whatever_the_order_of_the_nodes
     }
 
 
+def test_steps_are_listed_as_they_began_for_argo_s_map_has_no_order():
+    rows = steps(WORKFLOW, status(node(".late", start=9), node(".early", start=2), ROOT))
+    assert [row.name for row in rows] == ["early", "late"]
+
+
 def test_a_second_attempt_is_shown_and_a_step_that_came_good_is_no_culprit():
     attempts = [node(".train", "Retry"), node(".train(0)", phase="Failed", message="evicted"), node(".train(1)")]
     rows = steps(WORKFLOW, status(ROOT, *attempts))

@@ -173,7 +173,8 @@ def test_nodes_that_argo_compressed_are_read():
 
 
 def test_a_schedule_says_what_changes_and_leaves_what_others_wrote(server: ApiServer, cluster: Cluster):
-    template = manifest(templates=[{"name": "main", "container": {"image": "a"}}])
+    job = {"manifest": '{\n "kind": "Job",\n "replicas": 3\n}'}
+    template = manifest(templates=[{"name": "main", "container": {"image": "a"}}, {"name": "job", "resource": job}])
     template |= {"kind": "WorkflowTemplate", "metadata": {"name": "cards", "labels": {"ours": "1"}}}
     cron = {"kind": "CronWorkflow", "metadata": {"name": "cards"}, "spec": {"schedules": ["0 3 * * 1"]}}
     put = lambda: list(workflows.schedule(cluster, template, cron))  # noqa: E731
@@ -183,10 +184,12 @@ def test_a_schedule_says_what_changes_and_leaves_what_others_wrote(server: ApiSe
     assert there["spec"]["workflowMetadata"]["annotations"] == {workflows.SHA256: manifest_sha256(template)}
     server.put(f"{ARGO}/cronworkflows", there | {"status": {"active": []}})
     template["spec"]["templates"][0]["container"]["image"] = "b"
+    job["manifest"] = job["manifest"].replace("3", "8")
     cron["spec"] = {"schedules": ["0 4 * * 1"], "suspend": True}
     said = put()
     assert "WorkflowTemplate cards updated" in said
     assert '  spec.templates.main.container.image: "a" → "b"' in said
+    assert '  spec.templates.job.resource.manifest: + "replicas": 8' in said
     assert '  spec.schedules.0: "0 3 * * 1" → "0 4 * * 1"' in said
     assert "  spec.suspend: nothing → true" in said
     assert server.objects[f"{ARGO}/cronworkflows"]["cards"]["status"] == {"active": []}
