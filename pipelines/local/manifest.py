@@ -135,9 +135,9 @@ def _texts(value: Any, parameters: bool = False) -> None:
     if isinstance(value, list):
         for each in value:
             if parameters and isinstance(each, dict):
-                for holder in (each, each.get("valueFrom") or {}):
+                for holder in (each, each.get("valueFrom")):
                     for key in ("value", "default"):
-                        if holder.get(key) is not None:
+                        if isinstance(holder, dict) and holder.get(key) is not None:
                             holder[key] = anystring(holder[key])
             _texts(each)
     elif isinstance(value, dict):

@@ -2,8 +2,9 @@
 
     notes = check(workflow, cluster)     # raises ConfigError: the field, its path, and what to do
 
-One line of FIELDS is one object: `field` is done (or checked below), `-field` cannot matter on one machine (ignored,
-and said once), `field=Object`, `field=[Object]` go on there, `!field` is refused for the reason in WHY.
+One line of FIELDS is one object: `field` is done (or checked below), `field*` must be there, `-field` cannot matter on
+one machine (ignored, and said once), `!field` is refused for the reason in WHY; `field=Object`, `field=[Object]` and
+`field={Object}` (any keys) go on there.
 """
 
 import re
@@ -28,9 +29,9 @@ Spec entrypoint onExit parallelism activeDeadlineSeconds priority serviceAccount
   -artifactGC -artifactRepositoryRef -podMetadata -metrics
 Metadata labels annotations
 Arguments parameters=[Argument] artifacts=[Supplied]
-Argument name value enum description valueFrom=Given
+Argument name* value enum description valueFrom=Given
 Given configMapKeyRef=Key default
-Supplied name from fromExpression subPath optional -artifactGC -deleted s3=S3 raw=Raw archive=Archive
+Supplied name* from fromExpression subPath optional -artifactGC -deleted s3=S3 raw=Raw archive=Archive
 Template name parallelism failFast activeDeadlineSeconds timeout inputs=Inputs outputs=Outputs container=Container
   script=Container resource=Resource dag=Dag steps=[[Step]] suspend=Suspend retryStrategy=Retry
   volumes=[Volume] synchronization=Locks memoize=Memoize daemon initContainers=[Beside] sidecars=[Beside]
@@ -38,52 +39,55 @@ Template name parallelism failFast activeDeadlineSeconds timeout inputs=Inputs o
   -serviceAccountName -metadata -executor -automountServiceAccountToken -archiveLocation -metrics
   -annotations !http !plugin !data !containerSet
 Inputs parameters=[Input] artifacts=[InputArtifact]
-Input name value default enum description valueFrom=Given
-InputArtifact name path optional mode recurseMode subPath -artifactGC -deleted s3=S3 raw=Raw archive=Archive
+Input name* value default enum description valueFrom=Given
+InputArtifact name* path optional mode recurseMode subPath -artifactGC -deleted s3=S3 raw=Raw archive=Archive
 S3 key !bucket !endpoint
-Raw data
+Raw data*
 Archive none=Empty tar=Tar zip=Empty
 Empty
 Tar compressionLevel
 Outputs result exitCode parameters=[Output] artifacts=[OutputArtifact]
-Output name value globalName description valueFrom=ValueFrom
+Output name* value globalName description valueFrom=ValueFrom
 ValueFrom path default parameter expression jsonPath !jqFilter !supplied
-OutputArtifact name path optional from fromExpression subPath globalName mode -artifactGC -deleted s3=S3 archive=Archive
+OutputArtifact name* path optional from fromExpression subPath globalName mode -artifactGC -deleted s3=S3
+  archive=Archive
 Container name image command args source workingDir env=[Env] envFrom=[EnvFrom] volumeMounts=[Mount] !lifecycle
   -imagePullPolicy -resources -securityContext -terminationMessagePath -terminationMessagePolicy -ports -livenessProbe
   -readinessProbe -startupProbe -tty -stdin
-Beside name image command args workingDir env=[Env] envFrom=[EnvFrom] volumeMounts=[Mount] mirrorVolumeMounts
+Beside name* image command args workingDir env=[Env] envFrom=[EnvFrom] volumeMounts=[Mount] mirrorVolumeMounts
   -imagePullPolicy -resources -securityContext -ports -livenessProbe -readinessProbe -startupProbe -tty -stdin
-Env name value valueFrom=EnvSource
+Env name* value valueFrom=EnvSource
 EnvSource configMapKeyRef secretKeyRef fieldRef
 EnvFrom configMapRef secretRef prefix
-Mount name mountPath -readOnly !subPath
-Volume name emptyDir=EmptyDir !configMap !secret
+Mount name* mountPath* -readOnly !subPath
+Volume name* emptyDir=EmptyDir !configMap !secret
 EmptyDir -medium -sizeLimit
 Resource action manifest successCondition failureCondition flags mergeStrategy setOwnerReference !manifestFrom
 Suspend duration
-Dag target failFast tasks=[Task]
-Task name template when withItems withParam continueOn onExit depends dependencies arguments=Arguments hooks={Hook}
+Dag target failFast tasks*=[Task]
+Task name* template when withItems withParam continueOn onExit depends dependencies arguments=Arguments hooks={Hook}
   withSequence=Sequence templateRef=Reference inline=Template
-Step name template when withItems withParam continueOn onExit arguments=Arguments hooks={Hook} withSequence=Sequence
+Step name* template when withItems withParam continueOn onExit arguments=Arguments hooks={Hook} withSequence=Sequence
   templateRef=Reference inline=Template
 Sequence start end count format
 Hook template expression arguments=Arguments templateRef=Reference
-Reference name template clusterScope
+Reference name* template clusterScope
 Locks semaphores=[Semaphore] mutexes=[Mutex] !semaphore !mutex
-Semaphore configMapKeyRef=Key namespace !database
-Key name key optional
-Mutex name namespace !database
-Memoize key maxAge cache=Cache
-Cache configMap=Key
+Semaphore configMapKeyRef*=Key namespace !database
+Key name* key optional
+Mutex name* namespace !database
+Memoize key* maxAge cache*=Cache
+Cache configMap*=Key
 Retry limit retryPolicy expression backoff=Backoff -affinity
 Backoff duration factor cap maxDuration
 """
 TABLES: dict[str, dict[str, str]] = {}
+REQUIRED: dict[str, list[str]] = {}
 for line in FIELDS.replace("\n  ", " ").strip().splitlines():
     words = line.split()
-    pairs = (word.partition("=") for word in words[1:])
-    TABLES[words[0]] = {name.lstrip("-!"): type or name[0] for name, _, type in pairs}
+    pairs = [word.partition("=") for word in words[1:]]
+    TABLES[words[0]] = {name.strip("-!*"): type or name[0] for name, _, type in pairs}
+    REQUIRED[words[0]] = [name.rstrip("*") for name, _, _ in pairs if name.endswith("*")]
 ELSEWHERE = ("http", "plugin", "data", "containerSet")
 WHY = dict.fromkeys(
     ELSEWHERE,
@@ -105,7 +109,19 @@ WHY = dict.fromkeys(
 # what the API server refuses, and what would be taken for something else here
 PATCHED = {"containers", "initContainers", "securityContext", "nodeSelector", "tolerations", "priorityClassName"}
 NUMBERS = ("activeDeadlineSeconds", "parallelism")
-TEXTS = ("name", "entrypoint", "onExit", "template", "when", "depends", "image", "source", "manifest")
+TEXTS = ("name", "entrypoint", "onExit", "template", "when", "depends", "image", "source", "manifest", "key", "path")
+TEXTS += (
+    "maxAge",
+    "mountPath",
+    "workingDir",
+    "expression",
+    "fromExpression",
+    "retryPolicy",
+    "target",
+    "timeout",
+    "data",
+)
+TEXTS += ("globalName", "from", "subPath", "withParam", "jsonPath", "parameter")
 LISTS = ("command", "args", "flags", "dependencies")
 BASES = ("python", "alpine", "busybox", "debian", "ubuntu", "bash")
 TAG = re.compile(r"\{\{=(.*?)\}\}", re.DOTALL)
@@ -114,6 +130,9 @@ TAG = re.compile(r"\{\{=(.*?)\}\}", re.DOTALL)
 def check(workflow: dict[str, Any], cluster: Any) -> list[str]:
     """Raises ConfigError for the first thing that cannot be done as Argo does it; gives notes on what is ignored."""
     ignored = dict.fromkeys(_walk(workflow, "Workflow", ""))
+    for each in (workflow["spec"].get("arguments") or {}).get("parameters") or []:
+        if each.get("value") is None:
+            raise ConfigError(f"the parameter {each['name']} has no value: give one, as with -p {each['name']}=...")
     _bodies(workflow["spec"], cluster)
     return [f"ignored here, as one machine has no use for it: {', '.join(ignored)}"] if ignored else []
 
@@ -146,6 +165,9 @@ def _walk(value: Any, table: str, path: str) -> Iterator[str]:
     if not isinstance(value, dict | None):
         raise ConfigError(f"{path} is {value!r}: it must be an object.")
     fields = TABLES[table.strip("{}")]
+    for key in REQUIRED[table.strip("{}")]:
+        if (value or {}).get(key) is None:
+            raise ConfigError(f"{path}.{key} is missing: give it.")
     for key, each in (value or {}).items():
         where = f"{path}.{key}" if path else key
         rule = fields.get(key)
@@ -190,6 +212,8 @@ def _template(template: dict[str, Any], where: str, cluster: Any) -> None:
     _patch(template, where)
     backoff = (template.get("retryStrategy") or {}).get("backoff") or {}
     durations = {f"retryStrategy.backoff.{key}": backoff.get(key) for key in ("duration", "cap", "maxDuration")}
+    durations["suspend.duration"] = (template.get("suspend") or {}).get("duration")
+    durations["memoize.maxAge"] = (template.get("memoize") or {}).get("maxAge")
     for path, text in {"timeout": template.get("timeout"), **durations}.items():
         try:
             if text and "{{" not in str(text):
