@@ -7,6 +7,7 @@ NEEDED says what must be set. The operator's part (`rekindle platform render --o
 """
 
 import os
+import socket
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -55,7 +56,7 @@ def place() -> Iterator[Place]:
         watch = Watch(kube)
         for name in ("s3-proxy", "mlflow", "mlflow-proxy"):
             kube("rollout", "status", f"deployment/{name}", "--timeout=300s", timeout=320)
-        yield Place(kube, store, watch, image)
+        yield Place(kube, store, watch, image, _free_port())
     finally:
         if watch:
             watch.close()
@@ -66,8 +67,18 @@ def place() -> Iterator[Place]:
 
 @pytest.fixture(scope="session")
 def undisturbed(place: Place, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The sha256 of the weights that nobody disturbed: those of story.LONG, by one worker, on this machine."""
+    """The sha256 of the weights that nobody disturbed: those of story.LONG, by one worker, on this machine.
+
+    REKINDLE_TEST_UNDISTURBED is that of an earlier session of as many steps, and saves minutes.
+    """
+    if known := os.environ.get("REKINDLE_TEST_UNDISTURBED"):
+        return known
     return local(tmp_path_factory.mktemp("undisturbed"), *place.sets([*LONG, "train.workers=1"]))["model_sha256"]
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return free.getsockname()[1]
 
 
 def _platform(kube: Kube, image: str) -> list[dict]:

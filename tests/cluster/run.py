@@ -3,7 +3,6 @@
 run = Run.submit(place, SMALL); run.trains(20); ...; assert run.ended() == "Succeeded"
 """
 
-import hashlib
 import json
 import subprocess
 from collections.abc import Iterable
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from steps.storage import Store
-from steps.training.account import Incident, Summary
+from steps.training.account import Summary
 from steps.training.bookkeeping import account
 from steps.training.ledger import Event, read
 from tests.cluster.kube import Kube, Object, Sight, Watch, until
@@ -31,11 +30,12 @@ class Place:
     store: Store
     watch: Watch
     image: str
+    port: int  # of what serves: one that is free on this machine, too
 
     def sets(self, more: Iterable[str] = ()) -> list[str]:
-        """--set flags: our image, and requests that fit on a small node."""
+        """--set flags: our image and port, and requests that fit on a small node."""
         small = [f"cluster.pods.{pod}={{cpu: 50m, memory: {_memory(pod)}}}" for pod in PODS]
-        given = [f"cluster.image={self.image}", *small, *more]
+        given = [f"cluster.image={self.image}", f"serve.port={self.port}", *small, *more]
         return [flag for each in given for flag in ("--set", each)]
 
 
@@ -128,10 +128,7 @@ class Run:
             return bool(groups) and len(groups[-1]) == workers
 
         until(f"{workers} workers train together", look, seconds, 0.5)
-        self.goes_on(2)
-
-    def incidents(self, since: float, kind: str) -> list[Incident]:
-        return [each for each in self.summary().incidents if each.kind == kind and each.t >= since - 0.5]
+        self.goes_on(1)
 
     def training_pod(self, replica: str) -> str:
         return f"{self.name}-train-{replica}"
@@ -141,8 +138,8 @@ class Run:
         return self.place.watch.of(self.training_pod(replica))
 
     def sha256(self) -> str:
-        """Of the weights in the object store."""
-        return hashlib.sha256(self.place.store.get(f"{self.name}/model/model.safetensors")).hexdigest()
+        """Of the weights, as training left them in the object store."""
+        return json.loads(self.place.store.get(f"{self.name}/model/model.json"))["sha256"]
 
     def story(self) -> str:
         """For who must find out why."""

@@ -13,7 +13,7 @@ from tests.cluster.kube import Sight
 from tests.cluster.run import Place, Run
 
 WORKERS = 3
-STEPS = int(os.environ.get("REKINDLE_TEST_STEPS", "2000"))  # long enough to be hit again and again: minutes
+STEPS = int(os.environ.get("REKINDLE_TEST_STEPS", "4000"))  # minutes: long enough to be hit again and again
 LONG = [
     "name=faults",
     "data.source=simulate://7?cards=300&terminals=600&days=91",
@@ -65,7 +65,7 @@ class Story:
     def hit(self, name: str, strike: Callable[[], object]) -> None:
         """Strike while training goes on, then wait until it goes on with everybody."""
         assert self.run.workflow()["status"]["phase"] == "Running"
-        hit = self.hits[name] = Hit(time.time(), self.run.goes_on(1))
+        hit = self.hits[name] = Hit(time.time(), self.run.step())
         there = [each for each in self._pods() if each.deleting is None]
         strike()
         self.run.goes_on()

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from tests.cluster.kube import Kube
 from tests.cluster.run import Place, Run, local
 
 MODEL = "demo"
@@ -24,9 +23,9 @@ def demo(place: Place) -> Run:
 
 
 @contextmanager
-def reached(kube: Kube) -> Iterator[str]:
+def reached(place: Place) -> Iterator[str]:
     """The address of the model's service, for this machine."""
-    command = ["kubectl", "--namespace", kube.namespace, "port-forward", f"service/{MODEL}", ":8080"]
+    command = ["kubectl", "--namespace", place.kube.namespace, "port-forward", f"service/{MODEL}", f":{place.port}"]
     with Popen(command, stdout=PIPE, text=True) as forward:
         assert forward.stdout
         try:  # Forwarding from 127.0.0.1:43210 -> 8080
@@ -35,9 +34,9 @@ def reached(kube: Kube) -> Iterator[str]:
             forward.terminate()
 
 
-def served(kube: Kube) -> dict[str, Any]:
+def served(place: Place) -> dict[str, Any]:
     """What serves: it scores its own example, and says which weights did."""
-    with reached(kube) as address:
+    with reached(place) as address:
         with urllib.request.urlopen(f"{address}/v1/example") as answer:
             body = answer.read()
         request = urllib.request.Request(f"{address}/v1/score", body, {"content-type": "application/json"})
@@ -54,7 +53,7 @@ def here(place: Place, tmp_path_factory: pytest.TempPathFactory) -> dict[str, An
 def test_the_demo_serves_a_verified_model(demo: Run):
     outputs = demo.outputs()
     assert outputs["verdict"] == "release"
-    answer = served(demo.place.kube)
+    answer = served(demo.place)
     assert answer["model_sha256"] == outputs["model_sha256"] == demo.sha256()
     assert 0 < answer["scores"][0]["score"] < 1
     assert [node["phase"] for node in demo.nodes("verify")] == ["Succeeded"]
@@ -81,11 +80,11 @@ def test_a_gate_that_refuses_leaves_the_champion_serving(demo: Run):
     kept = Run.submit(demo.place, "gate.minimum={auc: 0.9999}", "train.seed=9")
     assert kept.ended() == "Succeeded"
     assert kept.outputs()["verdict"] == "keep"
-    assert served(demo.place.kube)["model_sha256"] == demo.sha256() != kept.sha256()
+    assert served(demo.place)["model_sha256"] == demo.sha256() != kept.sha256()
 
 
 def test_a_worse_model_never_replaces_a_better_one(demo: Run):
     worse = Run.submit(demo.place, "train.steps=2", "gate.minimum={}")
     assert worse.ended() == "Succeeded"
     assert worse.outputs()["verdict"] == "keep"
-    assert served(demo.place.kube)["model_sha256"] == demo.sha256() != worse.sha256()
+    assert served(demo.place)["model_sha256"] == demo.sha256() != worse.sha256()
