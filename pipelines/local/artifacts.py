@@ -8,6 +8,7 @@ import gzip
 import os
 import shutil
 import tarfile
+import urllib.request
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -21,18 +22,20 @@ class ArtifactError(Exception):
 
 def load(artifact: dict[str, Any], path: Path, store: Any) -> None:
     """Brings an input artifact to `path`. Raises ArtifactError, StorageError."""
-    from_nowhere = not any(artifact.get(kind) for kind in ("s3", "raw"))
+    from_nowhere = not any(artifact.get(kind) for kind in ("s3", "raw", "http"))
     if from_nowhere and artifact.get("optional"):
         return
     path.parent.mkdir(parents=True, exist_ok=True)
     fetched = path.with_name(path.name + ".tmp")
     if artifact.get("raw"):
         fetched.write_text(artifact["raw"]["data"])
+    elif artifact.get("http"):
+        _get(artifact, fetched)
     else:
         from steps.storage import NotFound
 
         try:
-            store().download(artifact["s3"]["key"], fetched)
+            store(artifact["s3"]).download(artifact["s3"]["key"], fetched)
         except NotFound as error:
             if artifact.get("optional"):
                 return
@@ -49,6 +52,17 @@ def load(artifact: dict[str, Any], path: Path, store: Any) -> None:
     if artifact.get("mode") is not None:
         for each in [path, *(path.rglob("*") if artifact.get("recurseMode") else ())]:
             each.chmod(int(artifact["mode"]))
+
+
+def _get(artifact: dict[str, Any], into: Path) -> None:
+    http = artifact["http"]
+    headers = {each["name"]: each["value"] for each in http.get("headers") or []}
+    try:
+        request = urllib.request.Request(http["url"], headers=headers)
+        with urllib.request.urlopen(request, timeout=60) as answer, into.open("wb") as file:
+            shutil.copyfileobj(answer, file)
+    except (OSError, ValueError) as error:
+        raise ArtifactError(f"artifact {artifact['name']} failed to load: {http['url']}: {error}") from None
 
 
 def _tarball(path: Path) -> bool:
@@ -102,7 +116,7 @@ def save(artifact: dict[str, Any], path: Path, pod: str, workflow: str, store: A
             tar.add(path, arcname=path.name)
     key = (artifact.get("s3") or {}).get("key") or f"{workflow}/{pod}/{name}"
     try:
-        store().upload(packed, key)
+        store(artifact.get("s3") or {}).upload(packed, key)
     except StorageError as error:
         raise ArtifactError(f"artifact {artifact['name']} failed to save: {error}") from None
     finally:

@@ -86,8 +86,19 @@ class LocalCluster:
         """What an image is here."""
         return self.images.get(image, Image())
 
-    def store(self) -> "Store":
-        """The object store that the pods use."""
+    def store(self, s3: Mapping[str, Any] | None = None) -> "Store":
+        """The object store that the pods use, or another that an artifact names. Raises ConfigError, KeyError."""
+        if s3 and (s3.get("bucket") or s3.get("endpoint")):
+            from steps.storage import Store
+
+            keys = self.services.credentials()
+            url = s3.get("endpoint") and f"{'http' if s3.get('insecure') else 'https'}://{s3['endpoint']}"
+            given = [
+                (s3.get("accessKeySecret"), "AWS_ACCESS_KEY_ID"),
+                (s3.get("secretKeySecret"), "AWS_SECRET_ACCESS_KEY"),
+            ]
+            access, secret = (self._key(ref) if ref else keys.get(name) for ref, name in given)
+            return Store(s3.get("bucket") or BUCKET, url or self.services.url("s3"), access, secret)
         if not self._store:
             from steps.storage import Store
 
@@ -95,6 +106,15 @@ class LocalCluster:
             access, secret = keys.get("AWS_ACCESS_KEY_ID"), keys.get("AWS_SECRET_ACCESS_KEY")
             self._store = Store(self.services.environ.get("S3_BUCKET", BUCKET), url, access, secret)
         return self._store
+
+    def _key(self, reference: Mapping[str, str]) -> str:
+        try:
+            return self.secret(reference["name"])[reference["key"]]
+        except KeyError:
+            raise ConfigError(
+                f"there is no Secret {reference.get('name')!r} with {reference.get('key')!r} here: put it into the "
+                "file of the Workflow, separated by ---."
+            ) from None
 
     def address(self, pod: str) -> str:
         """A pod's loopback address: the same for the same name, and no other pod's."""

@@ -179,9 +179,9 @@ class Executor:
 
         threading.Thread(target=transfer, daemon=True).start()
 
-    def _store(self) -> Any:
+    def _store(self, s3: dict[str, Any]) -> Any:
         with self.one_at_a_time:  # the first call imports boto3 and may start the service
-            return self.cluster.store()
+            return self.cluster.store(s3)
 
     def _worked(self, one: Running) -> None:
         work, one.work = one.work, None

@@ -64,9 +64,9 @@ def resolved(workflow: dict[str, Any], find: Find, check: Callable[[dict[str, An
 
 def filled(spec: dict[str, Any], find: Find) -> None:
     """Gives parameters from ConfigMaps their values. Raises ConfigError."""
-    holders = [(spec.get("arguments") or {}, "spec.arguments")]
-    holders += [(template.get("inputs") or {}, f"{path}.inputs") for template, path in bodies(spec, "spec")]
-    for holder, path in holders:
+    given = [(spec.get("arguments") or {}, "spec.arguments")]
+    given += [(template.get("inputs") or {}, f"{path}.inputs") for template, path in bodies(spec, "spec")]
+    for holder, path in given:
         for index, each in enumerate(holder.get("parameters") or []):
             source = each.get("valueFrom") or {}
             reference = source.get("configMapKeyRef")
@@ -101,7 +101,7 @@ def _found(reference: dict[str, Any], path: str, find: Find) -> dict[str, Any]:
 
 def _qualify(spec: dict[str, Any], scope: str, path: str, waiting: list[Any]) -> None:
     """Gives every caller in `spec` the full name of what it calls, and notes the objects that it lies in."""
-    for holder, where in _holders(spec, path):
+    for holder, where in holders(spec, path):
         if isinstance(reference := holder.get("templateRef"), dict):
             other = f"{WORKFLOW_TEMPLATES[bool(reference.get('clusterScope'))][1]}/{reference.get('name')}"
             holder["template"] = f"{other}/{reference.get('template')}"
@@ -112,7 +112,7 @@ def _qualify(spec: dict[str, Any], scope: str, path: str, waiting: list[Any]) ->
             holder["onExit"] = f"{scope}/{holder['onExit']}"
 
 
-def _holders(spec: dict[str, Any], path: str) -> Iterator[tuple[dict[str, Any], str]]:
+def holders(spec: dict[str, Any], path: str) -> Iterator[tuple[dict[str, Any], str]]:
     """Every step, task and hook."""
     for name, hook in (spec.get("hooks") or {}).items():
         yield hook, f"{path}.hooks.{name}"

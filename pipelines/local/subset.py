@@ -16,7 +16,7 @@ import yaml
 from pipelines.local import companions, executor, expr, resource
 from pipelines.local.functions import ARGO, BUILTINS, PREDICATES, SPRIG, ExprError
 from pipelines.local.golang import seconds
-from pipelines.local.references import bodies
+from pipelines.local.references import bodies, holders
 from steps.errors import ConfigError, did_you_mean
 
 FIELDS = """
@@ -31,7 +31,7 @@ Metadata labels annotations
 Arguments parameters=[Argument] artifacts=[Supplied]
 Argument name* value enum description valueFrom=Given
 Given configMapKeyRef=Key default
-Supplied name* from fromExpression subPath optional -artifactGC -deleted s3=S3 raw=Raw archive=Archive
+Supplied name* from fromExpression subPath optional -artifactGC -deleted s3=S3 raw=Raw http=Http archive=Archive
 Template name parallelism failFast activeDeadlineSeconds timeout inputs=Inputs outputs=Outputs container=Container
   script=Container resource=Resource dag=Dag steps=[[Step]] suspend=Suspend retryStrategy=Retry
   volumes=[Volume] synchronization=Locks memoize=Memoize daemon initContainers=[Beside] sidecars=[Beside]
@@ -40,8 +40,10 @@ Template name parallelism failFast activeDeadlineSeconds timeout inputs=Inputs o
   -annotations !http !plugin !data !containerSet
 Inputs parameters=[Input] artifacts=[InputArtifact]
 Input name* value default enum description valueFrom=Given
-InputArtifact name* path optional mode recurseMode subPath -artifactGC -deleted s3=S3 raw=Raw archive=Archive
-S3 key !bucket !endpoint
+InputArtifact name* path optional mode recurseMode subPath -artifactGC -deleted s3=S3 raw=Raw http=Http archive=Archive
+S3 key bucket endpoint insecure accessKeySecret=Key secretKeySecret=Key -region
+Http url* headers=[Header] !auth
+Header name* value*
 Raw data*
 Archive none=Empty tar=Tar zip=Empty
 Empty
@@ -88,24 +90,26 @@ for line in FIELDS.replace("\n  ", " ").strip().splitlines():
     pairs = [word.partition("=") for word in words[1:]]
     TABLES[words[0]] = {name.strip("-!*"): type or name[0] for name, _, type in pairs}
     REQUIRED[words[0]] = [name.rstrip("*") for name, _, _ in pairs if name.endswith("*")]
-ELSEWHERE = ("http", "plugin", "data", "containerSet")
-WHY = dict.fromkeys(
-    ELSEWHERE,
-    "only container, script, resource, dag, steps and suspend templates run here",
-) | {
-    "mutex": "Argo 4 has dropped it. Write mutexes: [...]",
-    "semaphore": "Argo 4 has dropped it. Write semaphores: [...]",
-    "database": "locks lie in this machine's files. Use a mutex, or a semaphore with a configMapKeyRef",
-    "bucket": "artifacts lie in the store of the repository. Give the key only",
-    "endpoint": "artifacts lie in the store of the repository. Give the key only",
-    "jqFilter": "use jsonPath",
-    "supplied": "nobody supplies it here",
-    "lifecycle": "a pod here has one process and no hooks",
-    "subPath": "volumes are empty directories here",
-    "configMap": "read it from the environment instead",
-    "secret": "read it from the environment instead",
-    "manifestFrom": "put the manifest into the template",
-}
+ELSEWHERE = ("plugin", "data", "containerSet")
+WHY = (
+    {"http": "requests belong into a script", "auth": "give the header"}
+    | dict.fromkeys(
+        ELSEWHERE,
+        "only container, script, resource, dag, steps and suspend templates run here",
+    )
+    | {
+        "mutex": "Argo 4 has dropped it. Write mutexes: [...]",
+        "semaphore": "Argo 4 has dropped it. Write semaphores: [...]",
+        "database": "locks lie in this machine's files. Use a mutex, or a semaphore with a configMapKeyRef",
+        "jqFilter": "use jsonPath",
+        "supplied": "nobody supplies it here",
+        "lifecycle": "a pod here has one process and no hooks",
+        "subPath": "volumes are empty directories here",
+        "configMap": "read it from the environment instead",
+        "secret": "read it from the environment instead",
+        "manifestFrom": "put the manifest into the template",
+    }
+)
 # what the API server refuses, and what would be taken for something else here
 PATCHED = {"containers", "initContainers", "securityContext", "nodeSelector", "tolerations", "priorityClassName"}
 NUMBERS = ("activeDeadlineSeconds", "parallelism")
@@ -145,6 +149,7 @@ def templates(spec: dict[str, Any], cluster: Any) -> None:
 
 def _bodies(spec: dict[str, Any], cluster: Any) -> None:
     _patch(spec, "spec")
+    _hooks(spec)
     for template, path in bodies(spec, "spec"):
         _template(template, path, cluster)
     _expressions(spec, "spec")
@@ -220,6 +225,12 @@ def _template(template: dict[str, Any], where: str, cluster: Any) -> None:
                 seconds(str(text))
         except ValueError as error:
             raise ConfigError(f"{where}.{path} is {text!r}: {error}. Write it like 1m30s.") from None
+
+
+def _hooks(spec: dict[str, Any]) -> None:
+    for hook, path in holders(spec, "spec"):
+        if ".hooks." in path and not path.endswith(".hooks.exit") and not hook.get("expression"):
+            raise ConfigError(f"{path}.expression is missing: only an exit hook runs without one.")
 
 
 def _patch(holder: dict[str, Any], where: str) -> None:

@@ -64,8 +64,8 @@ def checked(path: str = "", value: Any = None) -> list[str]:
         ),
         (
             "spec.templates.0.inputs",
-            {"artifacts": [{"name": "a", "path": "/tmp/a", "s3": {"key": "k", "bucket": "b"}}]},
-            r"s3\.bucket",
+            {"artifacts": [{"name": "a", "path": "/tmp/a", "s3": {"key": "k", "roleARN": "b"}}]},
+            r"s3\.roleARN",
         ),
         (
             "spec.templates.0.podSpecPatch",
