@@ -23,6 +23,7 @@ from pipelines.local.table import (
     NodeError,
     Options,
     Parallel,
+    TimedOut,
     fulfilled,
     keep_inputs,
 )
@@ -230,8 +231,10 @@ class Dag:
             found = self.s.execute(full, each, each.get("arguments") or {}, options)
         except Parallel:
             return False if node else None
-        except NodeError:
+        except TimedOut:
             found = self.node(each["name"])
+        except NodeError as error:
+            found = self.s.mark(full, "Error", f"task '{full}' errored: {error}")
         if found is None:
             return False
         self.connect(name, full, group)
@@ -316,6 +319,12 @@ def execute(
     dag = scheduler.memory.get(("dag", name)) or Dag(scheduler, name, template, options)
     scheduler.memory[("dag", name)] = dag
     dag.order.walk(dag.visit)
+    try:
+        for target in dag.targets if dag.looped else ():
+            if dag.node(target):
+                dag.scope(target)
+    except ValueError as error:  # a loop's results are no JSON: the whole DAG ends here
+        raise NodeError(str(error)) from None
     if node["phase"] in FULFILLED:
         return node
     stopped = scheduler.shutdown and not options.on_exit

@@ -106,3 +106,19 @@ def item(value: Any) -> str:
     text = dumps(value)
     text = text[1:-1] if text.startswith('"') else text
     return text.replace("\\u003c", "<").replace("\\u003e", ">").replace("\\u0026", "&")
+
+
+def parsed(text: str) -> Any:
+    """JSON as Go reads it. Raises ValueError with Go's words."""
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        at = error.pos
+        word = next((word for word in ("null", "true", "false") if text[at : at + 1] == word[0]), "")
+        if wrong := next((i for i, c in enumerate(word) if text[at + i : at + i + 1] != c), 0):
+            at, where = at + wrong, f"in literal {word} (expecting '{word[wrong]}')"
+        else:
+            where = "after top-level value" if error.msg == "Extra data" else "looking for beginning of value"
+        if at >= len(text):
+            raise ValueError("unexpected end of JSON input") from None
+        raise ValueError(f"invalid character '{text[at]}' {where}") from None

@@ -3,7 +3,6 @@
 Source: Argo's expandTask, expandStep, processItem, expandSequence and Item.
 """
 
-import json
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -42,7 +41,7 @@ def _items(step: dict[str, Any]) -> list[Any]:
     if step.get("withItems"):
         return step["withItems"]
     if step.get("withParam"):
-        items = json.loads(step["withParam"])
+        items = golang.parsed(step["withParam"])
         if not isinstance(items, list):
             raise ValueError("json: cannot unmarshal it into a list")
         return items

@@ -100,7 +100,7 @@ def aggregate(scope: Scope, kind: str, name: str, nodes: Iterable["Node"]) -> No
         for key, value in row.items():
             columns.setdefault(key, []).append(value)
         if outputs.get("result") is not None:
-            results.append(json.loads(outputs["result"]))
+            results.append(golang.parsed(outputs["result"]))
     prefix = f"{kind}.{name}.outputs"
     scope[f"{prefix}.result"] = golang.dumps(results)
     scope[f"{prefix}.parameters"] = golang.dumps(rows)
