@@ -110,7 +110,8 @@ class Run:
 
     def step(self) -> int:
         """The newest that the ledger knows."""
-        return max((event["step"] for event in self.events() if event["event"] == "step"), default=0)
+        made = [event["step"] for event in self.events() if event["event"] in ("step", "complete")]
+        return max(made, default=0)
 
     def trains(self, step: int, seconds: float = 300) -> int:
         """Wait until the training has come so far."""
