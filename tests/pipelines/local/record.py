@@ -38,8 +38,9 @@ def main() -> None:
         time.sleep(2)
         for path, since in list(running.items()):
             flow = json.loads(kubectl(given.namespace, "get", "workflow", path.stem, "-o", "json"))
-            stuck = time.monotonic() - since > TIMEOUT
-            if stuck or (flow.get("status") or {}).get("phase") in OVER:
+            over = (flow.get("status") or {}).get("phase") in OVER
+            stuck = not over and time.monotonic() - since > TIMEOUT
+            if stuck or over:
                 outcome = recorded(flow, path.stem) | ({"phase": "Stuck"} if stuck else {})
                 path.with_suffix(".json").write_text(json.dumps(outcome, indent=1) + "\n")
                 print(path.stem, outcome["phase"], outcome["message"], flush=True)
