@@ -22,8 +22,8 @@ def test_a_stopped_run_leaves_no_job_behind(place: Place):
 
 
 def test_a_job_that_hangs_ends_at_its_deadline(place: Place):
-    nowhere = 'cluster.pods.train={cpu: 50m, memory: 1Gi, deadline_minutes: 1, node_selector: {kubernetes.io/hostname: none-such}}'
-    run = Run.submit(place, *SHORT, nowhere)
+    nowhere = "node_selector: {kubernetes.io/hostname: none-such}"
+    run = Run.submit(place, *SHORT, f"cluster.pods.train={{cpu: 50m, memory: 1Gi, deadline_minutes: 1, {nowhere}}}")
     assert run.ended(400).startswith("Failed")
     (train,) = run.nodes("train")
     assert "failure condition" in train["message"]

@@ -25,9 +25,10 @@ def _starve(story: Story) -> None:
     """The next executor gets too little memory and is killed for it; the one after gets enough again."""
     kube, run = story.run.place.kube, story.run
     limits = kube.get("limitrange", "rekindle")
+    pod = run.pod_of("train")  # before there is too little: it would not come
     kube.apply(_limit(TOO_LITTLE))
     try:
-        kube.delete_pods(run.pod_of("train"), force=True)
+        kube.delete_pods(pod, force=True)
         until("an executor was killed for its memory", lambda: any("OOMKilled" in m for m in _messages(story)), 120)
     finally:
         if limits:
