@@ -53,7 +53,10 @@ def pytorch_job(name: str, train: TrainConfig, cluster: ClusterConfig, flags: li
 
 def _coordinator(cluster: ClusterConfig, flags: list[str]) -> Manifest:
     pod = cluster.pod("coordinator")
-    return pod_spec(pod, cluster.pod_account, [container("pytorch", pod, ["-m", "steps.training.coordinator", *flags])])
+    coordinator = container("pytorch", pod, ["-m", "steps.training.coordinator", *flags])
+    # the operator looks at the job's own deadline only when something happens to a pod: this is what happens then
+    deadline = 60 * cluster.pod("train").deadline_minutes
+    return pod_spec(pod, cluster.pod_account, [coordinator], activeDeadlineSeconds=deadline)
 
 
 def _worker(train: TrainConfig, cluster: ClusterConfig, flags: list[str]) -> Manifest:
