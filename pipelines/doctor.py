@@ -18,10 +18,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pipelines.local.cluster import LocalCluster
 from pipelines.local.services import REAL, SERVICES, answers
 from steps.errors import RekindleError
+
+if TYPE_CHECKING:
+    from packaging.requirements import Requirement
 
 PYTHON = (3, 11)
 GIB = 1 << 30
@@ -75,7 +79,8 @@ def packages(_: Path) -> Check:
         needed = [Requirement(each) for each in metadata.requires("rekindle") or []]
     except (ImportError, metadata.PackageNotFoundError) as error:
         return Check("packages", False, f"{error}", "Install: make install")
-    wanted = [each for each in needed if each.name != "rekindle" and (not each.marker or "dev" not in str(each.marker))]
+    extras = {""}.union(*(each.extras for each in needed if each.name == "rekindle" and _of(each, "all")))
+    wanted = [each for each in needed if each.name != "rekindle" and any(_of(each, extra) for extra in extras)]
     wrong = []
     for each in wanted:
         try:
@@ -86,6 +91,10 @@ def packages(_: Path) -> Check:
             wrong.append(f"{each.name} is missing")
     found = ", ".join(sorted(set(wrong))) or f"{len({each.name for each in wanted})} found"
     return Check("packages", not wrong, found, "Install them: make install, or pip install -e '.[all]'")
+
+
+def _of(needed: "Requirement", extra: str) -> bool:
+    return needed.marker is None or needed.marker.evaluate({"extra": extra})
 
 
 def system(_: Path) -> Check:
