@@ -50,13 +50,13 @@ def test_a_home_that_is_a_file_is_a_failure_and_nothing_is_started(tmp_path: Pat
 
 
 def test_missing_packages_are_all_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        doctor.metadata, "requires", lambda name: ["boto3>=1", "nosuch>=1", "pydantic>=99; extra == 'x'"]
-    )
+    some = ["boto3>=1", "nosuch>=1", "pydantic>=99; extra == 'x'", "elsewhere>=1; extra == 'image'"]
+    monkeypatch.setattr(doctor.metadata, "requires", lambda name: [*some, "rekindle[x]; extra == 'all'"])
     check = doctor.packages(Path())
     assert not check.ok
     assert "nosuch is missing" in check.found
     assert "pydantic 2" in check.found
+    assert "elsewhere" not in check.found
     assert "boto3" not in check.found
 
 
