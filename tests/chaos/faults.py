@@ -88,6 +88,8 @@ class Proxy:
                 pass
         except (OSError, EOFError):
             _reset(client)
+        except asyncio.CancelledError:
+            return  # the end of the proxy; Python 3.11 would print it as a fault
         finally:
             self._clients.discard(client)
             for stream in (client, server):
