@@ -102,6 +102,11 @@ def left_over(cluster: LocalCluster) -> list[str]:
     return found
 
 
+def nothing_left(cluster: LocalCluster) -> None:
+    """What was killed may need a moment to vanish."""
+    _until(lambda: left_over(cluster) == [])
+
+
 def test_killing_the_runner_at_any_moment_loses_nothing_and_repeats_no_finished_step(tmp_path: Path) -> None:
     moments = random.Random(7)
     expected: Any = None
@@ -126,7 +131,7 @@ def test_killing_the_runner_at_any_moment_loses_nothing_and_repeats_no_finished_
         process.wait()
         assert outcome(resume("w", home)) == expected
         assert all(mark.read_text().split().count(step) == 1 for step in done if step.isdigit())
-        assert left_over(home) == []
+        nothing_left(home)
 
 
 def test_a_dead_runner_leaves_no_process_once_its_run_is_resumed(cluster: LocalCluster, tmp_path: Path) -> None:
@@ -140,7 +145,7 @@ def test_a_dead_runner_leaves_no_process_once_its_run_is_resumed(cluster: LocalC
     process.wait()
     (tmp_path / "go").touch()
     assert resume("w", cluster)["phase"] == "Succeeded"
-    assert left_over(cluster) == []
+    nothing_left(cluster)
 
 
 def test_a_second_runner_of_the_same_run_is_refused(cluster: LocalCluster, tmp_path: Path) -> None:
@@ -176,7 +181,7 @@ def test_stop_ends_pods_within_two_seconds_and_still_runs_the_exit_handler(
         "Stopped with strategy 'Stop'",
         "Failed\n",
     )
-    _until(lambda: left_over(cluster) == [])  # what was killed may need a moment to vanish
+    nothing_left(cluster)
     with pytest.raises(ConfigError, match="is over"):
         stop("w", cluster.home)
 
@@ -195,7 +200,7 @@ def test_a_stop_that_comes_while_a_pod_is_being_started_does_not_leave_it_behind
     monkeypatch.setattr(pod, "start", start)
     with pytest.raises(KeyboardInterrupt):
         execute(workflow([sh("main", "trap '' TERM; sleep 60 & wait")]), {}, cluster)
-    _until(lambda: left_over(cluster) == [])
+    nothing_left(cluster)
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
@@ -208,7 +213,7 @@ def test_ctrl_c_ends_everything_in_order_and_the_run_can_go_on(cluster: LocalClu
     with pytest.raises(KeyboardInterrupt):
         run.run()
     assert time.monotonic() - began < 2
-    assert left_over(cluster) == []
+    nothing_left(cluster)
     gate.touch()
     assert resume("w", cluster)["phase"] == "Succeeded"
 
