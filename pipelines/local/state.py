@@ -11,6 +11,7 @@ import fcntl
 import json
 import os
 import shutil
+import time
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from steps.errors import ConfigError, RekindleError, did_you_mean
 
 Status = dict[str, Any]
 FULL = (errno.ENOSPC, errno.EDQUOT)
+LETS_GO = 2.0  # seconds in which the lock of a dead runner is free
 
 
 class DiskFull(RekindleError):
@@ -99,15 +101,18 @@ class RunFiles:
     def lock(self) -> None:
         """Raises Busy if another process holds it. The lock goes with the process, however it ends."""
         self.owner = os.open(self.root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        try:
-            fcntl.flock(self.owner, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            pid = os.read(self.owner, 32).decode().strip()
+        until = time.monotonic() + LETS_GO
+        while not _locked(self.owner):
+            pid = os.pread(self.owner, 32, 0).decode().strip()
+            # a pod that a killed runner was just starting has the lock until it is a program of its own
+            if pid.isdigit() and not Path(f"/proc/{pid}").exists() and time.monotonic() < until:
+                time.sleep(0.01)
+                continue
             os.close(self.owner)
             raise Busy(
                 f'run "{self.name}" is being run by process {pid}: only one may. Follow it with '
                 f"`rekindle logs -f {self.name}`, or stop it with `rekindle stop {self.name}`."
-            ) from None
+            )
         os.ftruncate(self.owner, 0)
         os.pwrite(self.owner, f"{os.getpid()}\n".encode(), 0)
 
@@ -147,6 +152,14 @@ class RunFiles:
     def _open(self) -> None:
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
         self.journal = os.open(self.root / "journal.jsonl", flags, 0o644)
+
+
+def _locked(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
 
 
 def _head(status: Status) -> Status:

@@ -148,6 +148,20 @@ def test_a_dead_runner_leaves_no_process_once_its_run_is_resumed(cluster: LocalC
     nothing_left(cluster)
 
 
+def test_a_runner_killed_while_it_starts_a_pod_does_not_keep_the_run_from_going_on(tmp_path: Path) -> None:
+    files = state.RunFiles(tmp_path, "w")
+    files.root.mkdir(parents=True)
+    holder = os.fork()
+    if not holder:
+        files.lock()
+        if not os.fork():
+            time.sleep(0.3)  # between fork and exec: it has the lock of its parent, who is dead
+        os._exit(0)
+    os.waitpid(holder, 0)
+    files.lock()
+    files.close()
+
+
 def test_a_second_runner_of_the_same_run_is_refused(cluster: LocalCluster, tmp_path: Path) -> None:
     manifest = tmp_path / "w.json"
     manifest.write_text(json.dumps(workflow([sh("main", "sleep 30")])))
