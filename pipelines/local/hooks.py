@@ -4,6 +4,7 @@
 node runs or after it. Whatever comes after the node waits for its hooks. Source: Argo's exit_handler.go and hooks.go.
 """
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from pipelines.local.expr import truth
@@ -20,23 +21,18 @@ EXIT = "exit"
 def of_workflow(scheduler: "Scheduler") -> bool:
     """Runs the workflow's hooks, but for exit; true when those that began are over."""
     s, done = scheduler, True
-    for key, hook in (s.spec.get("hooks") or {}).items():
-        if key == EXIT:
-            continue
-        name = f"{s.name}.hooks.{key}"
-        try:
-            if not hook.get("expression"):
-                raise NodeError(f"Expression required for hook {name}")
+    try:
+        for name, hook in _conditional(s.spec, s.name):
             if truth(hook["expression"], expanded(s.globals)) or s.get(name):
                 node = s.execute(name, hook, hook.get("arguments") or {}, Options(flag={"hooked": True}))
                 s.child(s.name, name)
                 done &= bool(node and fulfilled(node))
-        except Parallel:  # Argo takes its own limit for an error here
-            s.mark(s.name, "Error", "Max parallelism reached")
-            return True
-        except (NodeError, ExprError) as error:
-            s.mark(s.name, "Error", str(error))
-            return True
+    except Parallel:  # Argo takes its own limit for an error here
+        s.mark(s.name, "Error", "Max parallelism reached")
+        return True
+    except (NodeError, ExprError) as error:
+        s.mark(s.name, "Error", str(error))
+        return True
     return done
 
 
@@ -70,13 +66,8 @@ def during(scheduler: "Scheduler", holder: dict[str, Any], node: Node, scope: Sc
     """Runs the hooks of a step or task, but for exit; true when those that began are over. Raises NodeError."""
     s, done, values = scheduler, True, Scope(scope)
     values[f"{options.kind}.{holder['name']}.status"] = node["phase"]
-    for key, hook in (holder.get("hooks") or {}).items():
-        if key == EXIT:
-            continue
-        name = f"{node['name']}.hooks.{key}"
+    for name, hook in _conditional(holder, node["name"]):
         try:
-            if not hook.get("expression"):
-                raise NodeError(f"Expression required for hook {name}")
             if not s.get(name) and not truth(hook["expression"], expanded(values.parameters(s.globals))):
                 continue
             outputs = s.last(node).get("outputs")
@@ -120,6 +111,17 @@ def after(scheduler: "Scheduler", holder: dict[str, Any], node: Node, scope: Sco
     if done:
         scheduler.child(node["name"], name)
     return bool(done and fulfilled(done))
+
+
+def _conditional(holder: dict[str, Any], name: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The hooks of a workflow, step or task but for exit, by the names of their nodes. Raises NodeError."""
+    for key, hook in (holder.get("hooks") or {}).items():
+        if key == EXIT:
+            continue
+        node = f"{name}.hooks.{key}"
+        if not hook.get("expression"):
+            raise NodeError(f"Expression required for hook {node}")
+        yield node, hook
 
 
 def _resolved(

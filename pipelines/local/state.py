@@ -123,10 +123,7 @@ class RunFiles:
         except FileNotFoundError:
             return None
         try:
-            fcntl.flock(probe, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return None
-        except OSError:
-            return int(os.read(probe, 32) or 0) or None
+            return None if _locked(probe) else int(os.read(probe, 32) or 0) or None
         finally:
             os.close(probe)
 
