@@ -58,6 +58,7 @@ OWNERS = {
     "serving.kserve.io": "KServe",
 }
 CANNOT_HELP = (400, 404, 409, 413, 422)
+NOR_CAN = re.compile("denied the request|violates PodSecurity|request is too large")  # whatever code they come with
 
 
 def explained(code: int, body: bytes, path: str, **about: str) -> ApiError:
@@ -65,7 +66,7 @@ def explained(code: int, body: bytes, path: str, **about: str) -> ApiError:
     status = _status(body)
     message = str(status.get("message") or body.decode(errors="replace")[:500]).strip()
     facts = _named(path) | about
-    kind = BadObject if code in CANNOT_HELP else ApiError
+    kind = BadObject if code in CANNOT_HELP or NOR_CAN.search(message) else ApiError
     return kind(_words(code, message, status, facts), code, str(status.get("reason") or ""))
 
 
