@@ -53,7 +53,7 @@ spec:
       env: [{name: A, value: b}], volumeMounts: [{name: work, mountPath: /work}]}
     outputs: {parameters: [{name: out, valueFrom: {path: /tmp/y, default: "2"}}], artifacts: [{name: g, path: /tmp/g}]}
 """
-RECORDED = sorted((Path(__file__).parent / "conformance").glob("*.yaml"))
+RECORDED = sorted((Path(__file__).parents[2] / "conformance/recorded").glob("*.yaml"))
 VALUES: list[Any] = [
     None,
     7,

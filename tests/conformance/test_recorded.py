@@ -11,9 +11,9 @@ from pipelines.local.manifest import documents, split
 from pipelines.local.run import execute
 from steps.errors import ConfigError
 from steps.storage import Store
-from tests.pipelines.local.record import node_of
+from tests.conformance.record import node_of
 
-RECORDED = sorted((Path(__file__).parent / "conformance").glob("*.yaml"))
+RECORDED = sorted((Path(__file__).parent / "recorded").glob("*.yaml"))
 
 
 @pytest.mark.skipif(not isolation.available(), reason="no private mount namespace here")

@@ -1,6 +1,6 @@
 """What a real Argo makes of a folder of manifests, written beside each as NAME.json; what has one is left alone.
 
-    python -m tests.pipelines.local.record FOLDER --namespace NS [--image python:3.11] [--at-once 4]
+    python -m tests.conformance.record FOLDER --namespace NS [--image python:3.11] [--at-once 4]
 
 It needs kubectl, a KUBECONFIG, and in the namespace what executors need (workflowtaskresults: create, patch); for
 manifests with `memoize` the controller also must be allowed to get, create and update ConfigMaps there.
@@ -63,7 +63,7 @@ def kubectl(namespace: str, *arguments: str, text: str = "") -> str:
 
 
 def recorded(flow: dict[str, Any], name: str) -> dict[str, Any]:
-    """The outcome as test_conformance compares it."""
+    """The outcome as test_recorded compares it."""
     status = flow.get("status") or {}
     outputs = (status.get("outputs") or {}).get("parameters") or []
     return {
