@@ -64,8 +64,7 @@ def submit(
 
     with refusals(output):
         found = manifest_of(config, sets, manifest)
-        lint.check(found)
-        for each in lint.lint(found, str(config or manifest)):
+        for each in lint.check(found, str(config or manifest)):
             click.echo(f"warning: {each}", err=True)
         for other in beside_of(manifest):
             click.echo(f"note: {other.get('kind')} beside it is not sent: `kubectl apply` it first", err=True)
@@ -151,7 +150,8 @@ def schedule(
     loaded = config_of(config, (*sets, *(f"{key}={value}" for key, value in chosen.items())))
     template, cron = (rendering.render(loaded.config, kind) for kind in ("template", "cron"))
     for each in (template, cron):
-        lint.check(each)
+        for finding in lint.check(each, str(config)):
+            click.echo(f"warning: {finding}", err=True)
     cluster = Cluster.connect(context or None, namespace or loaded.config.cluster.namespace or None)
     said = list(workflows.schedule(cluster, template, cron))
     told = {"schedule": cron["metadata"]["name"], "namespace": cluster.namespace, "changes": said}

@@ -20,10 +20,12 @@ from steps.errors import ConfigError
 __all__ = ["Finding", "check", "lint"]
 
 
-def check(manifest: Mapping[str, Any]) -> None:
-    """Raises ConfigError with all that is fatal, one line each."""
-    if wrong := [str(finding) for finding in lint(manifest) if finding.fatal]:
+def check(manifest: Mapping[str, Any], file: str = "") -> list[Finding]:
+    """What is found and not fatal. Raises ConfigError with all that is, one line each."""
+    found = lint(manifest, file)
+    if wrong := [str(finding) for finding in found if finding.fatal]:
         raise ConfigError("\n".join(["the manifest cannot run:", *wrong]))
+    return found
 
 
 def lint(manifest: Mapping[str, Any], file: str = "") -> list[Finding]:
