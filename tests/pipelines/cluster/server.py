@@ -19,6 +19,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+from pipelines.local.resource import merge
+
 Object = dict[str, Any]
 NAMED = re.compile(r"(/apis?/.*?/namespaces/[^/]+/[^/]+)/([^/]+)$")
 LOG = re.compile(r"(.*/pods)/([^/]+)/log$")
@@ -181,7 +183,7 @@ class _Handler(BaseHTTPRequestHandler):
                 return 409, status(409, "Conflict", "the object has been modified")
             there = api.put(collection, body)
         if self.command == "PATCH":
-            there = api.put(collection, merged(there, body))
+            there = api.put(collection, merge(there, body))
         return 200, there
 
     def listed(self, path: str, query: dict[str, str]) -> Object:
@@ -256,16 +258,3 @@ def selected(found: Object, query: dict[str, str]) -> bool:
         if (labels.get(key) == value) == ("!=" in each):
             return False
     return name in ("", found["metadata"]["name"])
-
-
-def merged(old: Any, change: Any) -> Any:
-    """RFC 7396."""
-    if not isinstance(change, dict):
-        return change
-    result = dict(old) if isinstance(old, dict) else {}
-    for key, value in change.items():
-        if value is None:
-            result.pop(key, None)
-        else:
-            result[key] = merged(result.get(key), value)
-    return result
