@@ -4,9 +4,10 @@ Addresses and credentials come from a ConfigMap and a Secret of the namespace, n
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from pipelines.blocks.cluster import PodConfig
+if TYPE_CHECKING:
+    from pipelines.blocks.cluster import PodConfig
 
 Manifest = dict[str, Any]
 
@@ -35,13 +36,14 @@ EXECUTOR_SECURITY = {
     "containers": [{"name": "wait", "securityContext": CONTAINER_SECURITY}],
 }
 # `argo logs` finds the pods of a workflow by this label
-OF_WORKFLOW = {"workflows.argoproj.io/workflow": "{{workflow.name}}"}
+OF = "workflows.argoproj.io/workflow"
+OF_WORKFLOW = {OF: "{{workflow.name}}"}
 # the one place where a pod can write; Argo's artifacts are below it
 VOLUMES = [{"name": "tmp", "emptyDir": {}}]
 MOUNTS = [{"name": "tmp", "mountPath": "/tmp"}]
 
 
-def resources(pod: PodConfig) -> Manifest:
+def resources(pod: "PodConfig") -> Manifest:
     """Memory is limited to the request; CPU is not limited, since throttling only makes a pod slow."""
     limits = {"memory": pod.memory}
     if pod.gpus:
@@ -49,7 +51,7 @@ def resources(pod: PodConfig) -> Manifest:
     return {"requests": {"cpu": pod.cpu or "1", "memory": pod.memory}, "limits": limits}
 
 
-def container(name: str, pod: PodConfig, args: list[str], **more: Any) -> Manifest:
+def container(name: str, pod: "PodConfig", args: list[str], **more: Any) -> Manifest:
     """A container that runs `python ARGS` with our environment, hardened."""
     return {
         "name": name,
@@ -66,7 +68,7 @@ def container(name: str, pod: PodConfig, args: list[str], **more: Any) -> Manife
     }
 
 
-def affinity(pod: PodConfig) -> Manifest:
+def affinity(pod: "PodConfig") -> Manifest:
     """Keeps a pod off the nodes it must avoid; those without the label are none of them."""
     if not pod.avoid:
         return {}
@@ -75,7 +77,7 @@ def affinity(pod: PodConfig) -> Manifest:
     return {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}}
 
 
-def tolerations(pod: PodConfig) -> list[Manifest]:
+def tolerations(pod: "PodConfig") -> list[Manifest]:
     """The pod's own, and those that say how long a silent node keeps its pods."""
     lost = {"operator": "Exists", "effect": "NoExecute", "tolerationSeconds": pod.node_lost_seconds}
     taints = [] if pod.node_lost_seconds is None else ["not-ready", "unreachable"]
@@ -83,7 +85,7 @@ def tolerations(pod: PodConfig) -> list[Manifest]:
 
 
 def pod_spec(
-    pod: PodConfig, account: str, containers: list[Manifest], labels: Mapping[str, str] = OF_WORKFLOW, **more: Any
+    pod: "PodConfig", account: str, containers: list[Manifest], labels: Mapping[str, str] = OF_WORKFLOW, **more: Any
 ) -> Manifest:
     """A PodSpec around `containers` that needs nothing of the Kubernetes API; `labels` are those of its pods."""
     apart = {"maxSkew": 1, "whenUnsatisfiable": "ScheduleAnyway", "labelSelector": {"matchLabels": dict(labels)}}

@@ -13,12 +13,13 @@ import gzip
 import json
 import uuid
 from collections.abc import Iterator, Mapping
-from datetime import UTC, datetime
 from typing import Any
 
+from pipelines.blocks.pod import OF
 from pipelines.cluster.api import CRONS, PODS, TEMPLATES, WORKFLOWS, Cluster, Object, Resource
 from pipelines.cluster.errors import ApiError
 from pipelines.local import manifest as manifests
+from pipelines.local.golang import timestamp
 from pipelines.local.state import reset
 from pipelines.render import PROVENANCE, manifest_sha256, ordered
 from pipelines.summary import FAILED
@@ -26,7 +27,6 @@ from steps.errors import ConfigError, did_you_mean
 
 SHA256 = "rekindle.dev/manifest-sha256"
 SUBMISSION = "rekindle.dev/submission"  # one `submit`, so that its second attempt knows its first
-OF = "workflows.argoproj.io/workflow"
 NODE = "workflows.argoproj.io/node-id"
 PHASE = "workflows.argoproj.io/phase"
 COMPLETED = "workflows.argoproj.io/completed"
@@ -183,7 +183,7 @@ def _released(workflow: Object) -> Object:
                     f"`argo node set {name} --output-parameter {each['name']}=VALUE`, then resume."
                 )
             each["value"] = each.get("value") or each["valueFrom"]["default"]
-        node |= {"phase": "Succeeded", "finishedAt": _now(), "message": "resumed by rekindle"}
+        node |= {"phase": "Succeeded", "finishedAt": timestamp(), "message": "resumed by rekindle"}
     return workflow | {"spec": spec} | ({"status": status} if status else {})
 
 
@@ -206,7 +206,7 @@ def _retried(workflow: Object) -> Object:
             node["outboundNodes"] = [each for each in node["outboundNodes"] if each in fresh["nodes"]]
     status |= fresh | {
         "phase": "Running",
-        "startedAt": _now(),  # the workflow's deadline counts from here
+        "startedAt": timestamp(),  # the workflow's deadline counts from here
         "conditions": [*conditions, {"type": "Completed", "status": "False"}],
         "taskResultsCompletionStatus": {id: value for id, value in known.items() if id in fresh["nodes"]},
         "persistentVolumeClaims": [],
@@ -226,10 +226,6 @@ def _remove_pods(cluster: Cluster, name: str, nodes: set[str]) -> None:
             except ApiError as error:
                 if error.code != 404:
                     raise
-
-
-def _now() -> str:
-    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def schedule(cluster: Cluster, template: Object, cron: Object) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""What Go prints and reads where Argo lets it show: durations, numbers, JSON, and `%v`.
+"""What Go prints and reads where Argo lets it show: durations, times, numbers, JSON, and `%v`.
 
 Sources: Go's time.ParseDuration, strconv, encoding/json; Argo's anystring.go, item.go and ParseStringToDuration.
 """
@@ -6,6 +6,7 @@ Sources: Go's time.ParseDuration, strconv, encoding/json; Argo's anystring.go, i
 import json
 import math
 import re
+import time
 from typing import Any
 
 UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
@@ -23,6 +24,11 @@ def seconds(text: str) -> float:
         raise ValueError(f'unable to parse {text} as a duration: time: invalid duration "{text}"')
     total = sum(float(number) * UNITS[unit] for number, unit in parts)
     return -total if text.startswith("-") else total
+
+
+def timestamp() -> str:
+    """Now, as Kubernetes writes a time."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 
 
 def humane(wait: float) -> str:

@@ -10,12 +10,11 @@ import re
 import time
 import uuid
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from typing import Any
 
 import yaml
 
-from pipelines.local.golang import anystring
+from pipelines.local.golang import anystring, timestamp
 from pipelines.local.references import Find, filled, joined
 from pipelines.scopes import misshapen
 from steps.errors import ConfigError, did_you_mean
@@ -110,8 +109,7 @@ def workflow(
     spec = joined(spec, find)
     for key in ("labels", "annotations"):
         metadata[key] = {**(metadata.get(key) or {}), **((spec.get("workflowMetadata") or {}).get(key) or {})}
-    now = datetime.now(UTC)
-    metadata |= {"uid": str(uuid.uuid4()), "creationTimestamp": now.strftime("%Y-%m-%dT%H:%M:%SZ")}
+    metadata |= {"uid": str(uuid.uuid4()), "creationTimestamp": timestamp()}
     metadata.setdefault("namespace", "default")
     _texts(spec)
     _set(spec, parameters or {})

@@ -15,8 +15,9 @@ from pathlib import Path
 from shutil import rmtree
 from typing import TYPE_CHECKING, Any
 
+from pipelines.local.golang import timestamp
 from pipelines.local.resources.pods import Pod, wait_all
-from pipelines.local.resources.stored import Object, Stored, container_of, timestamp
+from pipelines.local.resources.stored import Object, Stored, container_of
 from steps.errors import ConfigError
 
 if TYPE_CHECKING:

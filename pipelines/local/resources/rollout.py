@@ -19,9 +19,10 @@ from pathlib import Path
 from shutil import rmtree
 from typing import TYPE_CHECKING, Any
 
+from pipelines.local.golang import timestamp
 from pipelines.local.resources.deployment import Deployments, selects
 from pipelines.local.resources.pods import Pod
-from pipelines.local.resources.stored import Object, Stored, timestamp
+from pipelines.local.resources.stored import Object, Stored
 
 if TYPE_CHECKING:
     from pipelines.local.cluster import LocalCluster

@@ -7,14 +7,13 @@ one are built on. A change is a read and a rename under a lock, for a supervisor
 import copy
 import fcntl
 import json
-import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pipelines.local.golang import timestamp
 from steps.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -116,11 +115,6 @@ def merge(last: Any, new: Any, now: Any) -> Any:
     last = last if isinstance(last, dict) else {}
     kept = {key: value for key, value in now.items() if key not in last or key in new}
     return kept | {key: merge(last.get(key), value, now.get(key)) for key, value in new.items()}
-
-
-def timestamp(seconds: float | None = None) -> str:
-    """Unix seconds (default: now) as Kubernetes writes them."""
-    return datetime.fromtimestamp(time.time() if seconds is None else seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def container_of(spec: Object, where: str, name: str | None = None) -> Object:
