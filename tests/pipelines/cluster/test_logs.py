@@ -41,12 +41,15 @@ def until(true: Callable[[], Any]) -> None:
 
 @pytest.fixture
 def out(server: ApiServer, cluster: Cluster) -> Iterator[io.StringIO]:
-    """What `logs -f` writes of the run `demo`, which ends with the test."""
+    """What `logs -f` writes of the run `demo`, which ends with the test, and its pods with it."""
     server.put(WORKFLOWS_AT, workflow("demo"))
     out = io.StringIO()
     follower = threading.Thread(target=Logs(cluster, "demo", out).follow)
     follower.start()
     yield out
+    for name in list(server.objects.get(PODS_AT, {})):
+        server.put(PODS_AT, pod(name, state="terminated"))
+        server.end_log(name)
     server.put(WORKFLOWS_AT, workflow("demo", "Succeeded"))
     follower.join(20)
     assert not follower.is_alive()
