@@ -2,7 +2,8 @@
 
     cluster = LocalCluster(Path(".rekindle")); cluster.prefetch(); cluster.configmap("rekindle")["S3_ENDPOINT_URL"]
 
-All state is below the home directory: `objects/<Kind>/<name>.json`, `services/`, `deployments/`, `s3/`, `mlflow.db`.
+All state is below the home directory: `objects/<Kind>/<name>.json`, `services/`, `deployments/`, `s3/`, `mlflow.db`;
+`images.yaml` there may say what images are on this machine: `alpine/git:v2: {command: [git], env: {A: b}}`.
 """
 
 import base64
@@ -12,7 +13,7 @@ import json
 import re
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -31,18 +32,43 @@ ADDRESSES = 1000  # remembered; older ones are given out again
 
 @dataclass(frozen=True)
 class Image:
-    """What an image is on this machine: the interpreter that its `python` means, and variables that it sets."""
+    """What an image is on this machine: the interpreter that its `python` means, and variables that it sets.
+
+    `command` and `args` are what it runs, as of its Dockerfile, where a container does not say; `directory` is where.
+    """
 
     python: str = sys.executable
     env: Mapping[str, str] = field(default_factory=dict)
+    command: Sequence[str] = ()
+    args: Sequence[str] = ()
+    directory: str | None = None
+
+    @classmethod
+    def table(cls, file: Path) -> "dict[str, Image]":
+        """The images of a YAML file: name → fields. Raises ConfigError."""
+        if not file.exists():
+            return {}
+        import yaml
+
+        known = {"python": str, "env": dict, "command": list, "args": list, "directory": str}
+        try:
+            found = yaml.safe_load(file.read_text()) or {}
+            for name, fields in found.items():
+                for key, value in fields.items():
+                    if not isinstance(value, known.get(key, ())):
+                        rule = f"a {known[key].__name__}" if key in known else f"one of {', '.join(known)}"
+                        raise ConfigError(f"{file}: {name}.{key} is {value!r}: it must be {rule}.")
+        except (yaml.YAMLError, AttributeError) as error:
+            raise ConfigError(f"{file} must map images to what they are here: {error}") from None
+        return {name: cls(**fields) for name, fields in found.items()}
 
 
 class LocalCluster:
-    """The cluster whose state is in `home`. `images` maps an image to what it is here (default: this interpreter)."""
+    """The cluster whose state is in `home`. `images` says what an image is here (default: those of images.yaml)."""
 
     def __init__(self, home: Path = Path(".rekindle"), images: Mapping[str, Image] | None = None) -> None:
         self.home = home.resolve()
-        self.images = images or {}
+        self.images = Image.table(self.home / "images.yaml") if images is None else images
         self.services = Services(self.home)
         self._store: Store | None = None
         self._looked = 0.0

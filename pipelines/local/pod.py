@@ -74,15 +74,16 @@ def start(pod: PodRun, cluster: Cluster) -> subprocess.Popen[bytes]:
     """Starts the process and returns at once. Raises ConfigError for what this machine cannot run."""
     container = _container(pod)
     environment = environ(pod, container, cluster)
-    arguments = [
-        expand(str(each), environment) for each in [*(container.get("command") or []), *(container.get("args") or [])]
-    ]
-    if not container.get("command"):
+    image = cluster.image(container["image"])
+    command = container.get("command") or image.command
+    if not command:
         raise ConfigError(
             f"{pod.name}: container {container['name']} has no command, and its image's own is not known. Set it."
         )
+    given = container.get("args") or ([] if container.get("command") else image.args)
+    arguments = [expand(str(each), environment) for each in [*command, *given]]
     if PYTHON.fullmatch(arguments[0]):
-        arguments[0] = cluster.image(container["image"]).python
+        arguments[0] = image.python
     pod.root.mkdir(parents=True, exist_ok=True)
     pod.log.parent.mkdir(parents=True, exist_ok=True)
     enter = None
@@ -94,17 +95,17 @@ def start(pod: PodRun, cluster: Cluster) -> subprocess.Popen[bytes]:
         binds = [(pod.volumes.get(each["name"], inside[each["mountPath"]]), each["mountPath"]) for each in mounts]
         workloads = [Path(each) for each in environment["REKINDLE_PATH"].split(os.pathsep) if each]
         enter = isolation.entry(pod.root, pod.private, [cluster.home, *workloads], binds)
-    directory = container.get("workingDir") or (None if enter else str(pod.root))
+    wanted = container.get("workingDir") or image.directory
     with open(pod.log, "ab") as log, open(pod.stdout or pod.log, "ab") as out:
         return subprocess.Popen(
             arguments,
             env=environment,
-            cwd=None if enter else directory,
+            cwd=None if enter else wanted or str(pod.root),
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=log,
             start_new_session=True,
-            preexec_fn=_Child(os.getpid(), enter, container.get("workingDir")),
+            preexec_fn=_Child(os.getpid(), enter, wanted),
         )
 
 

@@ -252,16 +252,18 @@ def _patch(holder: dict[str, Any], where: str) -> None:
 
 def _image(container: dict[str, Any], where: str, cluster: Any) -> None:
     """Without containers an image is a program of this machine: Python, a shell, or this repository's own steps."""
-    for key in ("image", "command"):
-        if not container.get(key):
-            raise ConfigError(f"{where}.{key} is missing: what an image holds is not known here. Give it.")
-    image = container["image"]
+    image, command = container.get("image"), container.get("command")
+    if not image:
+        raise ConfigError(f"{where}.image is missing: give it.")
+    if not command and not cluster.image(image).command:
+        raise ConfigError(f"{where}.command is missing, and what {image} runs is not known here. Give it.")
     base = image.split("@")[0].rpartition("/")[2].partition(":")[0]
-    own = [*container["command"], *(container.get("args") or [])][1:3] == ["-m", "steps"]
+    own = [*(command or []), *(container.get("args") or [])][1:3] == ["-m", "steps"]
     if base not in BASES and not own and image not in cluster.images and "{{" not in image:
         raise ConfigError(
             f"{where}.image is {image!r}, and what it holds is not known on this machine: only {', '.join(BASES)} are, "
-            "and images of this repository (they run python -m steps). Use one of these, or submit to a cluster."
+            "and images of this repository (they run python -m steps). Use one of these, say what it is here in "
+            f"{cluster.home / 'images.yaml'} ({image}: {{command: [...]}}), or submit to a cluster."
         )
 
 

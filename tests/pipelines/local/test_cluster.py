@@ -9,6 +9,7 @@ import pytest
 
 from pipelines.local.cluster import Image, LocalCluster
 from pipelines.local.resources.stored import LAST_APPLIED, Stored
+from pipelines.local.run import execute
 from steps.errors import ConfigError
 
 
@@ -84,3 +85,29 @@ def test_apply_merges_as_kubectl_does(cluster: LocalCluster) -> None:
     assert not kind.delete("a")
     with pytest.raises(ConfigError, match=r"metadata\.name"):
         kind.apply({"spec": {}})
+
+
+def test_what_images_are_here_is_read_from_the_home(tmp_path: Path) -> None:
+    table = tmp_path / "images.yaml"
+    table.write_text("tool:v1: {command: [sh, -c], args: ['echo own'], env: {A: b}, directory: /usr}")
+    image = LocalCluster(tmp_path).image("tool:v1")
+    assert (image.command, image.args, image.env, image.directory) == (["sh", "-c"], ["echo own"], {"A": "b"}, "/usr")
+    for text, said in (
+        ("tool: {comand: [sh]}", r"tool\.comand"),
+        ("tool: {command: sh}", "a list"),
+        ("[", "map"),
+        ("x: 1", "map"),
+    ):
+        table.write_text(text)
+        with pytest.raises(ConfigError, match=said):
+            LocalCluster(tmp_path)
+
+
+def test_a_container_without_a_command_runs_what_its_image_runs(tmp_path: Path) -> None:
+    (tmp_path / "images.yaml").write_text("tool: {command: [sh, -c, 'echo $A $0'], args: [own], env: {A: b}}")
+    for index, (args, said) in enumerate(((None, "b own"), (["given"], "b given"))):
+        container = {"image": "tool", **({"args": args} if args else {})}
+        spec = {"entrypoint": "main", "templates": [{"name": "main", "container": container}]}
+        manifest = {"kind": "Workflow", "metadata": {"name": f"w{index}"}, "spec": spec}
+        assert execute(manifest, {}, LocalCluster(tmp_path))["phase"] == "Succeeded"
+        assert (tmp_path / f"runs/w{index}/logs/w{index}.log").read_text() == f"{said}\n"
