@@ -16,6 +16,8 @@ from steps.errors import ConfigError, RekindleError, say
 
 Name = Literal["train", "serve", "mlflow"]
 ROOT = Path(__file__).parents[1]
+# where each is made, and of which extras
+FILES = {"train": ("train", []), "serve": ("train", ["--build-arg", "EXTRAS=serve"]), "mlflow": ("mlflow", [])}
 # a client without its daemon is no help; buildah needs none
 TOOLS = {"docker": ["docker", "info"], "buildah": ["buildah", "info"]}
 
@@ -40,21 +42,23 @@ class Image:
 
 
 def build(name: Name, tag: str, *, push: bool = False, more: Sequence[str] = ()) -> Image:
-    """Build images/NAME/Dockerfile as `tag`; `more` are flags of the builder, such as --build-arg.
+    """Build an image as `tag`; `more` are flags of the builder, such as --build-arg.
 
     What the builder says goes to stderr. Raises ConfigError without a Dockerfile or a builder, RekindleError if it
     fails.
     """
-    file = ROOT / "images" / name / "Dockerfile"
+    folder, extras = FILES[name]
+    file = ROOT / "images" / folder / "Dockerfile"
     if not file.is_file():
         raise ConfigError(f"{file} does not exist: images are built from a clone of the repository, not from a wheel.")
     tool = _tool()
-    with TemporaryDirectory() as folder:
-        identity = Path(folder, "id")
+    with TemporaryDirectory() as scratch:
+        identity = Path(scratch, "id")
         layers = ["--layers"] if tool == "buildah" else []  # docker keeps them without being asked
-        _run(tool, "build", *layers, "--file", str(file), "--tag", tag, "--iidfile", str(identity), *more, str(ROOT))
+        named = ["--file", str(file), "--tag", tag, "--iidfile", str(identity)]
+        _run(tool, "build", *layers, *named, *extras, *more, str(ROOT))
         image = Image(tag, identity.read_text().strip())
-        return replace(image, digest=_pushed(tool, image, Path(folder, "digest"))) if push else image
+        return replace(image, digest=_pushed(tool, image, Path(scratch, "digest"))) if push else image
 
 
 def _pushed(tool: str, image: Image, file: Path) -> str:
