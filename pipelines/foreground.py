@@ -18,7 +18,8 @@ from types import FrameType
 from typing import Any
 
 from pipelines import display, summary
-from pipelines.local.run import LocalRun
+from pipelines.local import suspend
+from pipelines.local.run import LocalRun, let_go
 from pipelines.render import manifest_sha256
 from pipelines.scopes import misshapen
 from steps.errors import ConfigError, RekindleError
@@ -45,11 +46,15 @@ def run(
     return _watched(local, manifest, as_json, ask, whole)
 
 
-def resume(home: Path, name: str | None, *, as_json: bool, ask: bool) -> int:
-    """Go on with a run. Raises ConfigError, Busy."""
+def resume(home: Path, name: str | None, values: Mapping[str, str], *, as_json: bool, ask: bool) -> int:
+    """Go on with a run; let its suspended steps go on if another process runs it. Raises ConfigError, Busy."""
     from pipelines import overview
 
-    local = LocalRun.old(name or overview.newest(home, ("Interrupted", "Failed", "Error")), _cluster(home))
+    name = name or overview.newest(home, ("Interrupted", "Failed", "Error"))
+    if let_go(name, values, home):
+        print(json.dumps({"workflow": name, "phase": "Running"}) if as_json else f"{name} goes on", flush=True)
+        return 0
+    local = LocalRun.old(name, _cluster(home))
     return _watched(local, local.workflow, as_json, ask)
 
 
@@ -92,7 +97,7 @@ def _watched(local: LocalRun, manifest: Mapping[str, Any], as_json: bool, ask: b
         interrupts.say = shown.say
         try:
             _serve_again(local)
-            status = local.run(shown)
+            status = local.run(_saying_what_waits(local, shown))
         except KeyboardInterrupt:
             status = {**local.status, "phase": "Interrupted", "message": "stopped by Ctrl-C or SIGTERM"}
         except ConfigError:
@@ -115,6 +120,22 @@ def _watched(local: LocalRun, manifest: Mapping[str, Any], as_json: bool, ask: b
     else:
         sys.stderr.write(_failure(local, status))
     return code
+
+
+def _saying_what_waits(local: LocalRun, shown: display.Shown) -> Callable[[summary.Status], None]:
+    """`shown`, which also says once of each suspended step what lets it go on."""
+    said: set[str] = set()
+    if local.workflow["spec"].get("suspend"):
+        shown.say(f"{local.name} is suspended: `rekindle resume {local.name}` in another terminal lets it go on")
+
+    def changed(status: summary.Status) -> None:
+        shown(status)
+        for node in suspend.waiting(status):
+            if node["id"] not in said:
+                said.add(node["id"])
+                shown.say(suspend.told(local.name, node))
+
+    return changed
 
 
 def _serve_again(local: LocalRun) -> None:

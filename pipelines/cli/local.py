@@ -65,27 +65,33 @@ def run(
 
 @command
 @click.argument("name", required=False)
+@click.option("-p", "--parameter", "values", multiple=True, metavar="NAME=VALUE",
+              help="A value that a suspended step waits for.")  # fmt: skip
 @cluster_flag
 @output_option("text", "json")
 @click.option("--yes", is_flag=True, help="Do not ask: the first Ctrl-C stops the run.")
-def resume(name: str | None, output: str, yes: bool, **where: Any) -> int:
-    """Go on with a run that failed, was stopped or killed.
+def resume(name: str | None, values: tuple[str, ...], output: str, yes: bool, **where: Any) -> int:
+    """Go on with a run that failed, was stopped or killed, or with its suspended steps.
 
     Finished steps are not done again. NAME is a run of `rekindle status`; without it, the newest that did not succeed.
-    On a cluster, NAME is needed, what failed is tried again as by `argo retry`, and what is suspended goes on.
+    Where NAME still runs, its suspended steps go on. On a cluster, NAME is needed, what failed is tried again as by
+    `argo retry`, and what is suspended goes on.
 
     Example:
       rekindle resume
+      rekindle resume approval-7xk2p -p approve=YES
       rekindle resume fraud-4k2xp --cluster
     """
     if there := meant(**where):
         from pipelines.cli import cluster
 
+        if values:
+            raise click.UsageError("-p is for runs of this machine. On a cluster: argo node set NAME -p NAME=VALUE.")
         return cluster.resume(there, name, output)
     from pipelines import foreground
 
     with refusals(output):
-        return foreground.resume(HOME, name, as_json=output == "json", ask=not yes)
+        return foreground.resume(HOME, name, pairs_of(values), as_json=output == "json", ask=not yes)
 
 
 @command

@@ -1,7 +1,7 @@
 """Runs a manifest on this machine: clocks, processes and the disk around the pure scheduler.
 
     status = execute(manifest, parameters, LocalCluster(), on_change=print)     # → Argo's WorkflowStatus
-    status = resume("demo-4k2xp", LocalCluster()); stop("demo-4k2xp")
+    status = resume("demo-4k2xp", LocalCluster()); stop("demo-4k2xp"); let_go("demo-4k2xp", {"approve": "YES"})
 
 Everything is written to the run's journal before it is acted on, so that after `kill -9` of this process `resume`
 goes on with what is there: finished steps stay, and what ran is ended and runs again. KeyboardInterrupt stops all
@@ -19,15 +19,15 @@ from typing import Any
 
 from pipelines import lint
 from pipelines.local import manifest as manifests
-from pipelines.local import subset
+from pipelines.local import subset, suspend
 from pipelines.local.executor import Executor
 from pipelines.local.pod import Cluster
 from pipelines.local.processes import HeldInterrupts, alive, signal_group
 from pipelines.local.references import resolved
 from pipelines.local.scheduler import Scheduler
 from pipelines.local.shared import Shared
-from pipelines.local.state import RunFiles, Status, reset
-from pipelines.local.table import COMPLETED, FAILED, Kill, Start
+from pipelines.local.state import RunFiles, Status, reset, write
+from pipelines.local.table import COMPLETED, FAILED, Kill, Resumed, Start
 from steps.errors import ConfigError, RekindleError
 
 GRACE = 1.0  # seconds that pods have to end when the run is stopped
@@ -76,6 +76,25 @@ def stop(name: str, home: Path | None = None, cluster: Cluster | None = None) ->
     return name
 
 
+def let_go(name: str, values: Mapping[str, str], home: Path | None = None) -> bool:
+    """Lets the suspended steps of a run go on. False where nobody runs it: whoever does, gives them `values`, if any.
+
+    What is asked for is on disk until the runner has it in its journal. Raises ConfigError, Busy if nothing waits.
+    """
+    files = RunFiles(home or Path(os.environ.get("REKINDLE_HOME", HOME)), name)
+    workflow, runs = files.workflow(), files.runner() is not None
+    nodes = suspend.requested(files.load()[0], values) if runs or values else {}
+    if runs and not nodes and not workflow["spec"].get("suspend"):
+        files.lock()  # raises Busy
+        files.close()
+    elif runs or values:
+        write(files.asked, json.dumps(nodes))
+        while files.asked.exists() and files.runner():
+            time.sleep(0.05)
+        return not files.asked.exists()
+    return False
+
+
 class LocalRun:
     """One run, held by this process. `name`, `files.root` and `notes` are known before it runs."""
 
@@ -85,6 +104,7 @@ class LocalRun:
         self.status, self.shutdown = status, ""
         self.on_change: OnChange | None = None
         self.head = ""
+        self.asked = False  # somebody let it go on, which is not in the journal yet
 
     @classmethod
     def new(
@@ -147,6 +167,9 @@ class LocalRun:
         while True:
             actions = scheduler.advance(time.time(), events)
             self._record(scheduler)
+            if self.asked:
+                self.files.asked.unlink()
+                self.asked = False
             if scheduler.done:
                 executor.halt(GRACE)
                 return scheduler.status
@@ -156,7 +179,16 @@ class LocalRun:
                 elif isinstance(action, Start):
                     executor.start(action)
             timeout = None if scheduler.wake is None else max(0.0, scheduler.wake - time.time())
-            events = executor.wait(timeout)
+            events = [*executor.wait(timeout), *self._let_go()]
+
+    def _let_go(self) -> list[Resumed]:
+        """What `let_go` asks for."""
+        if not self.files.asked.exists():
+            return []
+        self.asked = True
+        if self.workflow["spec"].pop("suspend", None):
+            write(self.files.root / "manifest.yaml", json.dumps(self.workflow, indent=1))
+        return [Resumed(id, values) for id, values in json.loads(self.files.asked.read_text()).items()]
 
     def _record(self, scheduler: Scheduler) -> None:
         entry = {key: value for key, value in scheduler.taken().items() if value}

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from pipelines.local import dag, gates, golang, hooks, retries, steps
+from pipelines.local import dag, gates, golang, hooks, retries, steps, suspend
 from pipelines.local.functions import ExprError
 from pipelines.local.shared import Shared
 from pipelines.local.table import (
@@ -28,6 +28,7 @@ from pipelines.local.table import (
     NodeError,
     Options,
     Parallel,
+    Resumed,
     Start,
     TimedOut,
     keep_inputs,
@@ -39,6 +40,7 @@ from pipelines.local.values import Filled, Values
 
 RESULTS = r"""KIND(?:\.([-\w]+)\.|\[\\?['"]([-\w]+)\\?['"]\]\.)outputs\.result"""
 LEAVES = ("container", "script", "resource")
+Event = Began | Ended | Resumed
 WORKFLOW_PHASE = {"Skipped": "Succeeded", "Omitted": "Succeeded"}
 
 
@@ -61,7 +63,7 @@ class Scheduler(Values):
         self.wake: float | None = None
         self.stuck = ""
 
-    def advance(self, now: float, events: Iterable[Began | Ended] = ()) -> list[Start | Kill]:
+    def advance(self, now: float, events: Iterable[Event] = ()) -> list[Start | Kill]:
         """Takes what happened, decides what is to be done. `wake` is when to call again at the latest."""
         self.now, self.wake, self.actions = now, None, []
         if not self.status["phase"]:
@@ -71,16 +73,21 @@ class Scheduler(Values):
         if not gates.admitted(self):
             return []
         self._control()
+        if self.spec.get("suspend") and not self.shutdown:
+            return self.actions
         self.again = True
         while self.again and self.status["phase"] == "Running":
             self.again, self.stuck = False, ""
             gates.release(self)
             self._operate()
-        if self.status["phase"] == "Running" and not self.active and self.wake is None:
+        if self.status["phase"] == "Running" and not self._goes_on():
             self.finish("Error", f"{self.stuck or 'nothing is left to run'}: Argo would wait for it for ever")
         if self.deadline and self.status["phase"] == "Running" and now < self.deadline:
             self.wake_at(self.deadline)
         return self.actions
+
+    def _goes_on(self) -> bool:
+        return bool(self.active) or self.wake is not None or bool(suspend.waiting(self.status))
 
     @property
     def shared(self) -> Shared:
@@ -99,7 +106,10 @@ class Scheduler(Values):
     def wake_at(self, when: float) -> None:
         self.wake = when if self.wake is None else min(self.wake, when)
 
-    def _apply(self, event: Began | Ended) -> None:
+    def _apply(self, event: Event) -> None:
+        if isinstance(event, Resumed):
+            suspend.resume(self, event)
+            return
         node = self.nodes[event.id]
         if node["phase"] in FULFILLED:
             return
@@ -307,7 +317,7 @@ class Scheduler(Values):
                     self._end_daemons(node["id"])
                 return node
         if "suspend" in template:
-            return self._suspend(name, holder, template, options)
+            return suspend.execute(self, name, holder, template, options)
         if not any(kind in template for kind in LEAVES):
             raise NodeError(f"Template '{template['name']}' missing specification")
         return self._pod(name, holder, template, options)
@@ -347,6 +357,7 @@ class Scheduler(Values):
             raise NodeError(str(error)) from None
         self.started.add(node["id"])
         self.active.add(node["id"])
+        self.lost.discard(node["id"])
         deadline = min(limits) if limits else None
         self.actions.append(Start(node["id"], pod, final, self._captured(name, options.boundary), deadline))
         return node
@@ -362,14 +373,3 @@ class Scheduler(Values):
             found = re.findall(RESULTS.replace("KIND", kind), json.dumps(parent))
             mentioned = self.memory["results", boundary] = {plain or quoted for plain, quoted in found}
         return re.sub(r"(\([^()]*\)|\[[^\[\]]*\])+$", "", name).rpartition(".")[2] in mentioned
-
-    def _suspend(self, name: str, holder: dict[str, Any], template: dict[str, Any], options: Options) -> Node:
-        node = self.get(name)
-        if not node:
-            node = self.create(name, "Suspend", "Running", holder, options)
-            keep_inputs(node, template)
-        until = moment(node["startedAt"]) + golang.seconds(str(template["suspend"]["duration"]))
-        if self.now >= until:
-            return self.mark(name, "Succeeded")
-        self.wake_at(until)
-        return node

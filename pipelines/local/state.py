@@ -1,4 +1,4 @@
-"""A run on disk: .rekindle/runs/NAME/{manifest.yaml, journal.jsonl, lock, stop, logs/POD.log, pods/POD/}.
+"""A run on disk: .rekindle/runs/NAME/{manifest.yaml, journal.jsonl, lock, stop, asked, logs/POD.log, pods/POD/}.
 
 The journal holds one JSON object a line: what changed in the workflow's status (`status`, `nodes` by id, the new
 `children` of those that but got some) and which process runs which pod (`pods`: id → [pid, start time], null when it
@@ -37,6 +37,7 @@ class RunFiles:
         self.home, self.name = home.resolve(), name
         self.root = self.home / "runs" / name
         self.logs, self.pods = self.root / "logs", self.root / "pods"
+        self.asked = self.root / "asked"  # which suspended nodes are to go on, and with which values
         self.journal, self.owner = -1, -1
 
     def create(self, workflow: dict[str, Any]) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from pipelines.local import companions, executor, expr, resource
+from pipelines.local import companions, executor, expr, resource, suspend
 from pipelines.local.functions import ARGO, BUILTINS, PREDICATES, SPRIG, ExprError
 from pipelines.local.golang import seconds
 from pipelines.local.references import bodies, holders
@@ -21,7 +21,7 @@ from steps.errors import ConfigError, did_you_mean
 
 FIELDS = """
 Workflow apiVersion kind metadata -status spec=Spec
-Spec entrypoint onExit parallelism activeDeadlineSeconds priority serviceAccountName arguments=Arguments
+Spec entrypoint onExit parallelism suspend activeDeadlineSeconds priority serviceAccountName arguments=Arguments
   templates=[Template] hooks={Hook} retryStrategy=Retry templateDefaults=Template workflowMetadata=Metadata
   volumes=[Volume] synchronization=Locks workflowTemplateRef=Reference -podSpecPatch -nodeSelector -tolerations
   -affinity -schedulerName -hostAliases -securityContext -executor -automountServiceAccountToken -imagePullSecrets
@@ -50,7 +50,7 @@ Empty
 Tar compressionLevel
 Outputs result exitCode parameters=[Output] artifacts=[OutputArtifact]
 Output name* value globalName description valueFrom=ValueFrom
-ValueFrom path default parameter expression jsonPath !jqFilter !supplied
+ValueFrom path default parameter expression jsonPath supplied=Empty !jqFilter
 OutputArtifact name* path optional from fromExpression subPath globalName mode -artifactGC -deleted s3=S3
   archive=Archive
 Container name image command args source workingDir env=[Env] envFrom=[EnvFrom] volumeMounts=[Mount] !lifecycle
@@ -102,7 +102,6 @@ WHY = (
         "semaphore": "Argo 4 has dropped it. Write semaphores: [...]",
         "database": "locks lie in this machine's files. Use a mutex, or a semaphore with a configMapKeyRef",
         "jqFilter": "use jsonPath",
-        "supplied": "nobody supplies it here",
         "lifecycle": "a pod here has one process and no hooks",
         "subPath": "volumes are empty directories here",
         "configMap": "read it from the environment instead",
@@ -203,8 +202,7 @@ def _template(template: dict[str, Any], where: str, cluster: Any) -> None:
     types = [each for each in ("container", "script", "resource", "suspend", "dag", "steps") if each in template]
     if len(types) != 1:
         raise ConfigError(f"{where} ({template.get('name')}) has {len(types)} types {types}: it must have exactly one.")
-    if "suspend" in template and not (template["suspend"] or {}).get("duration"):
-        raise ConfigError(f"{where}.suspend has no duration: nobody could resume it here. Give it one.")
+    suspend.check(template, where)
     if "resource" in template:
         resource.check(template["resource"], f"{where}.resource")
     if container := template.get("container") or template.get("script"):

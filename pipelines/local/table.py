@@ -72,6 +72,14 @@ class Ended:
 
 
 @dataclass(frozen=True)
+class Resumed:
+    """Somebody lets a suspended node go on, and gives it values for its outputs."""
+
+    id: str
+    values: dict[str, str]
+
+
+@dataclass(frozen=True)
 class Options:
     """How a template is entered."""
 
@@ -115,7 +123,8 @@ class Table:
             for id, node in self.nodes.items()
             if node["type"] == "Pod" and node["phase"] not in FULFILLED and "synchronizationStatus" not in node
         }
-        self.changed: set[str] = set()
+        self.lost = set(self.active)  # with the runner before: to be started again, whatever the limits say
+        self.changed: dict[str, None] = {}
         self.linked = {(node["name"], id) for node in self.nodes.values() for id in node.get("children", [])}
         self.added: dict[str, list[str]] = {}  # new children of nodes
         self.tally: Counter[tuple[str, str]] = Counter()  # of the children of a boundary, by what they do
@@ -125,7 +134,7 @@ class Table:
 
     def taken(self) -> dict[str, Any]:
         """What differs since the last call: nodes, and of nodes that have but got children, those."""
-        changed, self.changed, added, self.added = self.changed, set(), self.added, {}
+        changed, self.changed, added, self.added = self.changed, {}, self.added, {}
         nodes = {id: self.nodes[id] for id in changed}
         return {"nodes": nodes, "children": {id: new for id, new in added.items() if id not in changed}}
 
@@ -162,7 +171,7 @@ class Table:
         self.nodes[node["id"]] = node
         self._count(node, 1)
         self.ids[name] = node["id"]
-        self.changed.add(node["id"])
+        self.changed[node["id"]] = None
         self.again |= phase in FULFILLED
         if type == "Pod":
             self.active.add(node["id"])
@@ -172,7 +181,7 @@ class Table:
         """Sets phase and message, and the end when there is one."""
         node = self.nodes[self.ids[name]]
         if node["phase"] != phase or (message is not None and message != node.get("message", "")):
-            self.changed.add(node["id"])
+            self.changed[node["id"]] = None
         self.again |= phase in FULFILLED and node["phase"] not in FULFILLED
         self._count(node, -1)
         node["phase"] = phase
@@ -184,6 +193,7 @@ class Table:
         if phase in FULFILLED:
             node["finishedAt"] = node.get("finishedAt") or stamp(self.now)
             self.active.discard(node["id"])
+            self.lost.discard(node["id"])
         return node
 
     def error(self, name: str, holder: dict[str, Any], options: Options, message: str) -> Node:
