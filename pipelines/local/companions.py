@@ -90,8 +90,6 @@ def check(template: dict[str, Any], where: str) -> None:
     kinds = [kind for kind in KINDS if template.get(kind)]
     if kinds and not isolation.available():
         raise ConfigError(f"{where}.{kinds[0]} needs a private mount namespace, which this system does not give.")
-    if template.get("daemon") and "retryStrategy" in template:
-        raise ConfigError(f"{where}.daemon is not supported by the local runner beside retryStrategy. Remove one.")
     container = template.get("container") or template.get("script") or {}
     if template.get("daemon") and container.get("readinessProbe"):
         raise ConfigError(

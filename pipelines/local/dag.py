@@ -240,7 +240,7 @@ class Dag:
         self.connect(name, full, group)
         if found["phase"] in COMPLETED and (task.get("hooks") or task.get("onExit")):
             return hooks.after(self.s, task, found, self.scope(name), options)
-        return fulfilled(found)
+        return found["phase"] in FULFILLED if found["type"] == "Retry" and not group else fulfilled(found)
 
     def phase(self) -> str:
         """The phase of the whole, from its targets."""

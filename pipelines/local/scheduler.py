@@ -57,6 +57,7 @@ class Scheduler(Values):
         super().__init__(workflow, status or {"phase": "", "nodes": {}})
         self.shutdown, self._shared = shutdown, shared
         self.holding: set[str] = set()  # nodes with locks
+        self.daemons = {id: None for id, node in self.nodes.items() if node.get("daemoned")}
         self.started: set[str] = set()  # pods that this process was told to start
         self.actions: list[Start | Kill] = []
         self.memory: dict[Any, Any] = {}  # derived from the nodes: what has been substituted and expanded
@@ -118,6 +119,7 @@ class Scheduler(Values):
                 return
             if self.memory.get(node["name"], {}).get("daemon"):
                 node |= {"daemoned": True, "podIP": event.ip}
+                self.daemons[node["id"]] = None
                 self.again = True
             self.mark(node["name"], "Running", "")
             return
@@ -127,6 +129,7 @@ class Scheduler(Values):
         if node["phase"] in FULFILLED:
             return  # it was ended from here
         phase, message = event.phase, event.message
+        self.daemons.pop(node["id"], None)
         if node.pop("daemoned", None) and phase == "Succeeded":
             phase = "Failed"  # a daemon is to run until its steps are over
         if phase == "Succeeded" and node.get("memoizationStatus"):
@@ -305,6 +308,10 @@ class Scheduler(Values):
                 child = self.get(attempt)
             if child:
                 self.child(name, attempt)
+            if child and child.get("daemoned") and not parent.get("daemoned"):
+                parent["daemoned"] = self.again = True
+                self.daemons[parent["id"]] = None
+                self.changed[parent["id"]] = None
             if not child or child["phase"] not in FULFILLED:
                 return parent
         return parent
@@ -323,11 +330,12 @@ class Scheduler(Values):
         return self._pod(name, holder, template, options)
 
     def _end_daemons(self, boundary: str) -> None:
-        for id in [id for id in self.active if self.nodes[id].get("daemoned")]:
-            if self.nodes[id].get("boundaryID") == boundary:
-                del self.nodes[id]["daemoned"]
-                self.mark(self.nodes[id]["name"], "Succeeded")
-                self.actions.append(Kill(id))
+        for node in [self.nodes[id] for id in self.daemons]:
+            if node.get("boundaryID") == boundary:
+                self.daemons.pop(node["id"], None)
+                node.pop("daemoned", None)
+                self.mark(node["name"], "Succeeded")
+                self.actions += [Kill(node["id"])] if node["type"] == "Pod" else []
 
     def _pod(self, name: str, holder: dict[str, Any], template: dict[str, Any], options: Options) -> Node:
         node = self.get(name)

@@ -84,6 +84,20 @@ def test_a_daemon_that_ends_before_its_steps_has_failed() -> None:
     assert phase(s, "db") == "Failed"
 
 
+def test_a_daemon_that_died_is_tried_again_beside_those_that_use_it_and_ends_with_them() -> None:
+    tasks = {"name": "db"}, {"name": "use", "depends": "db", "template": "use"}
+    s = scheduler(dag(*tasks), leaf(daemon=True, retryStrategy={"limit": 1}), leaf("use"))
+    (first,) = s.advance(1)
+    (use,) = s.advance(2, [Began(first.id)])
+    assert s.nodes[use.id]["name"] == "w.use" and s.nodes[s.ids["w.db"]]["daemoned"]
+    (second,) = s.advance(3, [Ended(first.id, "Failed")])
+    assert isinstance(second, Start) and s.nodes[second.id]["name"] == "w.db(1)"
+    assert s.advance(4, [Began(second.id), Began(use.id)]) == []
+    assert s.advance(5, [Ended(use.id, "Succeeded")]) == [Kill(second.id)]
+    assert s.status["phase"] == "Succeeded"
+    assert [phase(s, name) for name in ("db", "db(0)", "db(1)")] == ["Succeeded", "Failed", "Succeeded"]
+
+
 @needs_namespaces
 def test_a_daemon_of_a_run_is_a_process_that_ends_with_the_run(tmp_path: Path) -> None:
     spec = {
