@@ -25,7 +25,7 @@ from steps.errors import ConfigError
 if TYPE_CHECKING:
     from steps.storage import Store
 
-KEPT = ("WorkflowTemplate", "ClusterWorkflowTemplate", "ConfigMap", "Secret")
+KEPT = ("WorkflowTemplate", "ClusterWorkflowTemplate", "ConfigMap", "Secret", "PersistentVolumeClaim")
 NAME = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?")
 ADDRESSES = 1000  # remembered; older ones are given out again
 
@@ -92,21 +92,26 @@ class LocalCluster:
 
     def configmap(self, name: str) -> dict[str, str]:
         """The data of a ConfigMap; `rekindle` has the addresses of the services. Raises KeyError if there is none."""
-        found = self._data("ConfigMap", name)
-        if name == "rekindle":
-            return self.services.environment() | (found or {})
-        if found is None:
-            raise KeyError(name)
-        return found
+        return _texts(self.files("ConfigMap", name), name)
 
     def secret(self, name: str) -> dict[str, str]:
         """The data of a Secret; `rekindle-s3` has the credentials of the object store. Raises KeyError if none."""
-        found = self._data("Secret", name)
-        if name == "rekindle-s3":
-            return self.services.credentials() | (found or {})
-        if found is None:
-            raise KeyError(name)
-        return found
+        return _texts(self.files("Secret", name), name)
+
+    def files(self, kind: str, name: str) -> dict[str, bytes] | None:
+        """What a ConfigMap or Secret has as files of a volume; None if there is none."""
+        own = {
+            ("ConfigMap", "rekindle"): self.services.environment,
+            ("Secret", "rekindle-s3"): self.services.credentials,
+        }
+        found, obj = {}, self.find(kind, name)
+        if read := own.get((kind, name)):
+            found = {key: value.encode() for key, value in read().items()}
+        elif obj is None:
+            return None
+        data, plain = ("data", "stringData") if kind == "Secret" else ("binaryData", "data")
+        found |= {key: base64.b64decode(value) for key, value in ((obj or {}).get(data) or {}).items()}
+        return found | {key: value.encode() for key, value in ((obj or {}).get(plain) or {}).items()}
 
     def image(self, image: str) -> Image:
         """What an image is here."""
@@ -202,16 +207,29 @@ class LocalCluster:
             kind, name = each.get("kind"), (each.get("metadata") or {}).get("name")
             if kind not in KEPT or not isinstance(name, str) or not NAME.fullmatch(name):
                 raise ConfigError(f"{kind} {name!r} beside the Workflow: it must be a {', '.join(KEPT)} with a name.")
+            _check(each, f"{kind} {name}")
             path = self.home / "objects" / str(kind) / f"{name}.json"
             path.parent.mkdir(parents=True, exist_ok=True)
             path.touch(mode=0o600)
             path.write_text(json.dumps(each))
 
-    def _data(self, kind: str, name: str) -> dict[str, str] | None:
-        obj = self.find(kind, name)
-        if obj is None:
-            return None
-        data = obj.get("data") or {}
-        if kind == "Secret":
-            data = {key: base64.b64decode(value).decode() for key, value in data.items()}
-        return {**data, **(obj.get("stringData") or {})}
+
+def _texts(data: Mapping[str, bytes] | None, name: str) -> dict[str, str]:
+    if data is None:
+        raise KeyError(name)
+    return {key: value.decode(errors="surrogateescape") for key, value in data.items()}
+
+
+def _check(each: Mapping[str, Any], where: str) -> None:
+    """Raises ConfigError for data that an API server refuses."""
+    kind = each.get("kind")
+    for key in ("data", "binaryData", "stringData") if kind in ("ConfigMap", "Secret") else ():
+        coded = key == "binaryData" or (key == "data" and kind == "Secret")
+        for name, value in (each.get(key) or {}).items():
+            if not isinstance(value, str):
+                raise ConfigError(f"{where}.{key}.{name} is no text: quote it.")
+            try:
+                base64.b64decode(value if coded else "", validate=True)
+            except ValueError:
+                way = "Encode it, or write it as it is below stringData (of a ConfigMap: data)."
+                raise ConfigError(f"{where}.{key}.{name} is not base64. {way}") from None

@@ -3,13 +3,14 @@
     companions = Companions(template, name, root, log, namespace, cluster)
     process = companions.next_init(); companions.start_sidecars(); code = companions.stop(grace)
 
-Each sees a root of its own; what they share lies in volumes, whose directories are those of the main container.
+Each sees a root of its own; what they share lies in volumes.
 """
 
 import contextlib
 import signal
 import subprocess
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -66,16 +67,13 @@ class Companions:
         return self.run.root.with_name(f"{self.run.root.name}.{container['name']}")
 
     def _start(self, container: dict[str, Any]) -> subprocess.Popen[bytes]:
-        mounts = self.main.get("volumeMounts") or []
-        volumes = {each["name"]: self.run.root / each["mountPath"].lstrip("/") for each in mounts}
-        own = container.get("volumeMounts") or (mounts if container.get("mirrorVolumeMounts") else [])
-        for each in own:
-            volumes.setdefault(each["name"], self.run.root.with_name(f"{self.run.root.name}.volumes") / each["name"])
+        mirrored = (self.main.get("volumeMounts") or []) if container.get("mirrorVolumeMounts") else []
+        own = [*(container.get("volumeMounts") or []), *mirrored]
         spec = {"containers": [{**container, "name": "main", "volumeMounts": own}]}
         private = tuple(each["mountPath"] for each in own)
         root, log = self._root(container), self.run.log.with_name(f"{self.run.name}.{container['name']}.log")
         return pod.start(
-            pod.PodRun(self.run.name, spec, root, log, namespace=self.run.namespace, private=private, volumes=volumes),
+            replace(self.run, spec=spec, root=root, log=log, private=private, stdout=None),
             self.cluster,
         )
 

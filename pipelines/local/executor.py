@@ -16,11 +16,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pipelines.local import artifacts, isolation, pod
+from pipelines.local import artifacts, isolation, pod, volumes
 from pipelines.local.artifacts import ArtifactError
 from pipelines.local.companions import KINDS, Companions, exit_code
 from pipelines.local.processes import HeldInterrupts, signal_group, started
@@ -28,6 +28,7 @@ from pipelines.local.resource import Resources
 from pipelines.local.scope import MARK
 from pipelines.local.state import RunFiles
 from pipelines.local.table import Began, Ended, Start
+from pipelines.local.volumes import Made, bound
 from steps.errors import ConfigError, RekindleError
 
 GRACE = 10.0  # seconds between SIGTERM and SIGKILL of a pod whose time is over
@@ -48,12 +49,27 @@ class Running:
     descriptor: int = -1
     work: Future[Any] | None = None
     companions: Companions | None = None
+    volumes: dict[str, Made] = field(default_factory=dict)
     killed: str | None = None
     kill_at: float | None = None
 
     @property
     def template(self) -> dict[str, Any]:
         return self.action.template
+
+    @property
+    def shared(self) -> Path:
+        """Where its volumes are."""
+        return self.root.with_name(f"{self.root.name}.volumes")
+
+    def host(self, path: str) -> Path:
+        """Where the file is that the main container knows as `path`."""
+        if self.private is not None:
+            container = self.template.get("container") or self.template.get("script") or {}
+            for place, at, _ in reversed(bound(self.volumes, container.get("volumeMounts") or [])):
+                if Path(path).is_relative_to(at):
+                    return place / Path(path).relative_to(at)
+        return isolation.below(self.root, path)
 
 
 class Executor:
@@ -82,9 +98,14 @@ class Executor:
         root.mkdir(parents=True)
         one = Running(action, root, self.files.logs / f"{action.pod}.log", _private(action.template))
         self.running[action.id] = one
+        try:
+            one.volumes = self._volumes(one)
+        except (ConfigError, OSError) as error:
+            self._end(one, "Error", str(error), None)
+            return
         inputs = [each for each in action.template["inputs"]["artifacts"] if each.get("path")]
         if inputs:
-            self._later(one, lambda: [artifacts.load(each, _host(root, each["path"]), self._store) for each in inputs])
+            self._later(one, lambda: [artifacts.load(each, one.host(each["path"]), self._store) for each in inputs])
         else:
             self._spawn(one)
 
@@ -137,6 +158,7 @@ class Executor:
                     one.process.wait()
                 signal_group(one.process.pid, signal.SIGKILL)  # what it left behind in its group
                 self._unwatch(one)
+            artifacts.clear(one.shared)
         self.running.clear()
 
     def close(self) -> None:
@@ -213,7 +235,7 @@ class Executor:
             path = str(script) if one.private is None else "/argo/staging/script"
             container["args"] = [*(container.get("args") or []), path]
         for path in _paths(template) if one.private is None else ():
-            _host(one.root, path).parent.mkdir(parents=True, exist_ok=True)
+            one.host(path).parent.mkdir(parents=True, exist_ok=True)
         run = pod.PodRun(
             one.action.pod,
             {"containers": [container]},
@@ -222,6 +244,7 @@ class Executor:
             namespace=self.workflow["metadata"]["namespace"],
             private=one.private,
             stdout=one.root / ".stdout" if one.action.capture else None,
+            volumes=one.volumes,
         )
         if any(template.get(kind) for kind in KINDS) and not one.companions:
             one.companions = Companions(template, run, self.cluster)
@@ -244,6 +267,13 @@ class Executor:
         self.files.append({"pods": {one.action.id: [one.process.pid, started(one.process.pid) or 0]}})
         if not (one.companions and one.companions.name):
             self.events.append(Began(one.action.id, run.ip))
+
+    def _volumes(self, one: Running) -> dict[str, Made]:
+        run = pod.PodRun(one.action.pod, {}, one.root, one.log, namespace=self.workflow["metadata"]["namespace"])
+        artifacts.clear(one.shared)
+        own = [each["persistentVolumeClaim"]["claimName"] for each in volumes.claims(self.workflow)]
+        wanted = one.template.get("volumes") or []
+        return volumes.made(wanted, one.shared, self.cluster, lambda path, name: pod.fact(run, path, name), own)
 
     def _unwatch(self, one: Running) -> None:
         if one.descriptor >= 0:
@@ -272,6 +302,7 @@ class Executor:
     def _end(self, one: Running, phase: str, message: str, outputs: Outputs | None) -> None:
         self.running.pop(one.action.id)
         self.files.append({"pods": {one.action.id: None}})
+        artifacts.clear(one.shared)  # a Secret's files do not stay
         if phase == "Succeeded":
             artifacts.clear(one.root)
         self.events.append(Ended(one.action.id, phase, message, outputs))
@@ -286,7 +317,7 @@ class Executor:
         if one.action.capture:
             outputs["result"] = _result(one.root / ".stdout", one.log)
         for each in declared.get("parameters") or []:
-            value = _parameter(one.root, each)
+            value = _parameter(one, each)
             if value is None:
                 missing = (each.get("valueFrom") or {}).get("path", "")
                 errors.append(f"open /var/run/argo/outputs/parameters{missing}: no such file or directory")
@@ -294,7 +325,7 @@ class Executor:
         failed: list[str] = []
         for each in declared.get("artifacts") or []:
             try:
-                if saved := artifacts.save(each, _host(one.root, each["path"]), one.action.pod, self.name, self._store):
+                if saved := artifacts.save(each, one.host(each["path"]), one.action.pod, self.name, self._store):
                     outputs.setdefault("artifacts", []).append(saved)
             except (ArtifactError, OSError) as error:
                 failed.append(str(error))
@@ -320,9 +351,13 @@ def _private(template: dict[str, Any]) -> tuple[str, ...] | None:
 
 
 def _mounts(template: dict[str, Any]) -> list[str]:
-    """Where volumes (empty directories, all of them) are mounted; a shared /tmp and /dev/shm are the machine's."""
+    """Where volumes are mounted; an empty /tmp and /dev/shm are the machine's."""
     mounts = (template.get("container") or template.get("script") or {}).get("volumeMounts") or []
-    return [each["mountPath"] for each in mounts if each["mountPath"].rstrip("/") not in ("/tmp", "/dev/shm")]
+    filled = {each["name"] for each in template.get("volumes") or [] if set(each) - {"name", "emptyDir"}}
+    own = [
+        each for each in mounts if each["name"] in filled or each["mountPath"].rstrip("/") not in ("/tmp", "/dev/shm")
+    ]
+    return [each["mountPath"] for each in own]
 
 
 def _paths(template: dict[str, Any]) -> Iterator[str]:
@@ -342,16 +377,12 @@ def _placed(template: dict[str, Any], root: Path | None) -> dict[str, Any]:
     return json.loads(text.replace(MARK, json.dumps(str(root))[1:-1] if root else ""))
 
 
-def _host(root: Path, path: str) -> Path:
-    return root / os.path.normpath(path).lstrip("/")
-
-
-def _parameter(root: Path, parameter: dict[str, Any]) -> str | None:
+def _parameter(one: Running, parameter: dict[str, Any]) -> str | None:
     source = parameter.get("valueFrom") or {}
     if "path" not in source:
         return parameter.get("value", source.get("default"))
     try:
-        text = _host(root, source["path"]).read_text(errors="replace")
+        text = one.host(source["path"]).read_text(errors="replace")
     except OSError:
         text = source.get("default")
     return text.removesuffix("\n") if text is not None else None

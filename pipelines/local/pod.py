@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from pipelines.local import isolation
+from pipelines.local.volumes import Made, bound
 from steps.errors import ConfigError
 
 PR_SET_PDEATHSIG = 1
@@ -40,6 +41,8 @@ class Cluster(Protocol):
 
     def secret(self, name: str) -> Mapping[str, str]: ...
 
+    def files(self, kind: str, name: str) -> Mapping[str, bytes] | None: ...
+
     def image(self, image: str) -> Any: ...
 
     @property
@@ -54,7 +57,7 @@ class Cluster(Protocol):
 class PodRun:
     """One container to run. `extra_env` comes last; `stdout`: a file for it alone, else it goes to the log.
 
-    `volumes`: the directories of those that it shares with the other containers of its pod.
+    `volumes`: the directories of those that it mounts.
     """
 
     name: str
@@ -67,7 +70,7 @@ class PodRun:
     extra_env: Mapping[str, str] = field(default_factory=dict)
     private: tuple[str, ...] | None = None
     stdout: Path | None = None
-    volumes: Mapping[str, Path] = field(default_factory=dict)
+    volumes: Mapping[str, Made] = field(default_factory=dict)
 
 
 def start(pod: PodRun, cluster: Cluster) -> subprocess.Popen[bytes]:
@@ -89,10 +92,7 @@ def start(pod: PodRun, cluster: Cluster) -> subprocess.Popen[bytes]:
     enter = None
     if pod.private is not None:
         mounts = container.get("volumeMounts") or []
-        for mount in mounts:
-            (pod.root / mount["mountPath"].lstrip("/")).mkdir(parents=True, exist_ok=True)
-        inside = {each["mountPath"]: pod.root / each["mountPath"].lstrip("/") for each in mounts}
-        binds = [(pod.volumes.get(each["name"], inside[each["mountPath"]]), each["mountPath"]) for each in mounts]
+        binds = bound(pod.volumes, mounts, lambda text: expand(text, environment))
         workloads = [Path(each) for each in environment["REKINDLE_PATH"].split(os.pathsep) if each]
         enter = isolation.entry(pod.root, pod.private, [cluster.home, *workloads], binds)
     wanted = container.get("workingDir") or image.directory
@@ -182,7 +182,11 @@ def _value(pod: PodRun, variable: Mapping[str, Any], cluster: Cluster) -> str | 
             raise ConfigError(
                 f"{pod.name}: {reference['name']} has no key {reference['key']!r} (for {variable['name']})."
             )
-    path = (source.get("fieldRef") or {}).get("fieldPath", "")
+    return fact(pod, (source.get("fieldRef") or {}).get("fieldPath", ""), variable["name"])
+
+
+def fact(pod: PodRun, path: str, name: str) -> str:
+    """What a fieldRef to `path` gives `name`. Raises ConfigError."""
     fields = {
         "metadata.name": pod.name,
         "metadata.namespace": pod.namespace,
@@ -191,8 +195,7 @@ def _value(pod: PodRun, variable: Mapping[str, Any], cluster: Cluster) -> str | 
         "spec.nodeName": os.uname().nodename,
     }
     if path not in fields:
-        known = ", ".join(fields)
-        raise ConfigError(f"{pod.name}: the value of {variable['name']} cannot be had here: only {known} can.")
+        raise ConfigError(f"{pod.name}: the value of {name} cannot be had here: only {', '.join(fields)} can.")
     return fields[path]
 
 

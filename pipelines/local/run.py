@@ -19,7 +19,7 @@ from typing import Any
 
 from pipelines import lint
 from pipelines.local import manifest as manifests
-from pipelines.local import subset, suspend
+from pipelines.local import subset, suspend, volumes
 from pipelines.local.executor import Executor
 from pipelines.local.pod import Cluster
 from pipelines.local.processes import HeldInterrupts, alive, signal_group
@@ -192,6 +192,12 @@ class LocalRun:
 
     def _record(self, scheduler: Scheduler) -> None:
         entry = {key: value for key, value in scheduler.taken().items() if value}
+    def _tidy(self, scheduler: Scheduler) -> None:
+        """Deletes what goes with the end of the run; again, if a run that is over is gone on with."""
+        for volume in volumes.claims(self.workflow):
+            if volume not in scheduler.status.get("persistentVolumeClaims", []):
+                volumes.delete(self.cluster, volume)
+
         head = json.dumps({key: value for key, value in scheduler.status.items() if key != "nodes"})
         if head != self.head:
             self.head = head

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from pipelines.local import dag, gates, golang, hooks, retries, steps, suspend
+from pipelines.local import dag, gates, golang, hooks, retries, steps, suspend, volumes
 from pipelines.local.functions import ExprError
 from pipelines.local.shared import Shared
 from pipelines.local.table import (
@@ -69,6 +69,8 @@ class Scheduler(Values):
         self.now, self.wake, self.actions = now, None, []
         if not self.status["phase"]:
             self.status |= {"phase": "Running", "startedAt": stamp(now)}
+        if "volumeClaimTemplates" in self.spec and not self.done:
+            self.status["persistentVolumeClaims"] = volumes.claims(self.workflow)
         for event in events:
             self._apply(event)
         if not gates.admitted(self):
@@ -206,6 +208,8 @@ class Scheduler(Values):
 
     def finish(self, phase: str, message: str) -> None:
         self.status |= {"phase": phase, "message": message, "finishedAt": stamp(self.now)}
+        if not volumes.kept(self.spec, phase):
+            self.status.pop("persistentVolumeClaims", None)
 
     def execute(
         self, name: str, holder: dict[str, Any], arguments: dict[str, Any], options: Options, retried: bool = False
@@ -254,6 +258,8 @@ class Scheduler(Values):
 
     def _enter(self, name: str, holder: dict[str, Any], arguments: dict[str, Any], options: Options) -> dict[str, Any]:
         template = retries.with_defaults(self.template(holder), self.spec.get("templateDefaults"))
+        if mounted := volumes.declared(self.spec, self.status, template):
+            template = {**template, "volumes": mounted}
         local = {"node.name": name, f"{options.kind}.name": holder.get("name", "")}
         if any(kind in template for kind in LEAVES) and self.strategy(template) is None:
             local["pod.name"] = self.pod_name(name, template["name"])

@@ -91,7 +91,7 @@ class RunFiles:
             if not line.endswith(b"\n"):
                 break
             entry = json.loads(line)
-            status |= entry.get("status", {})
+            status = {**entry["status"], "nodes": status["nodes"]} if "status" in entry else status
             status["nodes"] |= entry.get("nodes", {})
             for id, new in entry.get("children", {}).items():
                 status["nodes"][id].setdefault("children", []).extend(new)

@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from pipelines.local import companions, executor, expr, resource, suspend
+from pipelines.local import companions, executor, expr, resource, suspend, volumes
 from pipelines.local.functions import ARGO, BUILTINS, PREDICATES, SPRIG, ExprError
 from pipelines.local.golang import seconds
 from pipelines.local.references import bodies, holders
@@ -23,7 +23,8 @@ FIELDS = """
 Workflow apiVersion kind metadata -status spec=Spec
 Spec entrypoint onExit parallelism suspend activeDeadlineSeconds priority serviceAccountName arguments=Arguments
   templates=[Template] hooks={Hook} retryStrategy=Retry templateDefaults=Template workflowMetadata=Metadata
-  volumes=[Volume] synchronization=Locks workflowTemplateRef=Reference -podSpecPatch -nodeSelector -tolerations
+  volumes=[Volume] volumeClaimTemplates=[Claim] volumeClaimGC=ClaimGC synchronization=Locks
+  workflowTemplateRef=Reference -podSpecPatch -nodeSelector -tolerations
   -affinity -schedulerName -hostAliases -securityContext -executor -automountServiceAccountToken -imagePullSecrets
   -podPriorityClassName -ttlStrategy -podGC -podDisruptionBudget -dnsPolicy -dnsConfig -hostNetwork -archiveLogs
   -artifactGC -artifactRepositoryRef -podMetadata -metrics
@@ -61,9 +62,23 @@ Beside name* image command args workingDir env=[Env] envFrom=[EnvFrom] volumeMou
 Env name* value valueFrom=EnvSource
 EnvSource configMapKeyRef secretKeyRef fieldRef
 EnvFrom configMapRef secretRef prefix
-Mount name* mountPath* -readOnly !subPath
-Volume name* emptyDir=EmptyDir !configMap !secret
+Mount name* mountPath* readOnly subPath subPathExpr -mountPropagation
+Volume name* emptyDir=EmptyDir configMap=MapVolume secret=SecretVolume projected=Projected downwardAPI=Facts
+  persistentVolumeClaim=ClaimRef !hostPath !ephemeral !csi !nfs
 EmptyDir -medium -sizeLimit
+MapVolume name* items=[File] defaultMode optional
+SecretVolume secretName* items=[File] defaultMode optional
+MapPart name* items=[File] optional
+File key* path* mode
+Projected sources=[Projection] defaultMode
+Projection configMap=MapPart secret=MapPart downwardAPI=Facts !serviceAccountToken
+Facts items=[Fact] defaultMode
+Fact path* fieldRef*=FieldRef mode
+FieldRef fieldPath* -apiVersion
+ClaimRef claimName* readOnly
+Claim metadata*=ClaimName -apiVersion -kind -spec -status
+ClaimName name* -labels -annotations -creationTimestamp
+ClaimGC strategy
 Resource action manifest successCondition failureCondition flags mergeStrategy setOwnerReference !manifestFrom
 Suspend duration
 Dag target failFast tasks*=[Task]
@@ -103,9 +118,11 @@ WHY = (
         "database": "locks lie in this machine's files. Use a mutex, or a semaphore with a configMapKeyRef",
         "jqFilter": "use jsonPath",
         "lifecycle": "a pod here has one process and no hooks",
-        "subPath": "volumes are empty directories here",
-        "configMap": "read it from the environment instead",
-        "secret": "read it from the environment instead",
+        "hostPath": "a pod here sees nothing of the machine that is not in its volumes. Use a claim",
+        "serviceAccountToken": "there are no service accounts here",
+    }
+    | dict.fromkeys(("ephemeral", "csi", "nfs"), "use volumeClaimTemplates")
+    | {
         "manifestFrom": "put the manifest into the template",
     }
 )
@@ -125,6 +142,7 @@ TEXTS += (
     "data",
 )
 TEXTS += ("globalName", "from", "subPath", "withParam", "jsonPath", "parameter")
+TEXTS += ("claimName", "secretName", "fieldPath", "subPathExpr")
 LISTS = ("command", "args", "flags", "dependencies")
 BASES = ("python", "alpine", "busybox", "debian", "ubuntu", "bash")
 TAG = re.compile(r"\{\{=(.*?)\}\}", re.DOTALL)
@@ -137,6 +155,7 @@ def check(workflow: dict[str, Any], cluster: Any) -> list[str]:
         if each.get("value") is None:
             raise ConfigError(f"the parameter {each['name']} has no value: give one, as with -p {each['name']}=...")
     _bodies(workflow["spec"], cluster)
+    volumes.check(workflow["spec"], bodies(workflow["spec"], "spec"))
     return [f"ignored here, as one machine has no use for it: {', '.join(ignored)}"] if ignored else []
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipelines.local import isolation, pod
 from pipelines.local.processes import signal_group
+from pipelines.local.volumes import Made
 
 if TYPE_CHECKING:
     from pipelines.local.cluster import LocalCluster
@@ -104,11 +105,13 @@ class Pod:
     def _start(self) -> None:
         self.started = time.monotonic()
         container = self.spec["containers"][0]["name"]
+        mounts = [mount for each in self.spec["containers"] for mount in each.get("volumeMounts") or []]
+        volumes = {each["name"]: Made(self.root / each["mountPath"].lstrip("/")) for each in mounts}
         private = private_paths(self.spec) if isolation.available() else None
         self.process = pod.start(
             pod.PodRun(
                 name=self.name, spec=self.spec, root=self.root, log=self.log, container=container, ip=self.ip,
-                extra_env=self.env, private=private,
+                extra_env=self.env, private=private, volumes=volumes,
             ),
             self.cluster,
         )  # fmt: skip

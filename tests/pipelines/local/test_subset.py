@@ -56,7 +56,7 @@ def checked(path: str = "", value: Any = None) -> list[str]:
         ("spec.templates.0.retryStrategy", {"backoff": {"duration": "1d"}}, r"retryStrategy\.backoff\.duration"),
         ("spec.templates.0.retryStrategy", {"expression": "now() > 1"}, r"calls now\(\)"),
         ("spec.templates.0.container.args", ["{{=sprig.uper('x')}}"], r'sprig\.uper.*Did you mean "upper"'),
-        ("spec.templates.0.outputs", {"parameters": [{"name": "p", "valueFrom": {"path": "/etc/x"}}]}, r"/etc/x.*/tmp"),
+        ("spec.templates.0.outputs", {"parameters": [{"name": "p", "valueFrom": {"path": "/sys/x"}}]}, r"/sys/x.*/tmp"),
         (
             "spec.templates.0.outputs",
             {"parameters": [{"name": True, "valueFrom": {"path": "/tmp/x"}}]},
