@@ -173,6 +173,7 @@ class LocalRun:
             if scheduler.done:
                 executor.halt(GRACE)
                 return scheduler.status
+                self._tidy(scheduler)
             for action in actions:
                 if isinstance(action, Kill):
                     executor.kill(action.id)

@@ -128,7 +128,7 @@ WHY = (
 )
 # what the API server refuses, and what would be taken for something else here
 PATCHED = {"containers", "initContainers", "securityContext", "nodeSelector", "tolerations", "priorityClassName"}
-NUMBERS = ("activeDeadlineSeconds", "parallelism")
+NUMBERS = ("activeDeadlineSeconds", "parallelism", "mode", "defaultMode")
 TEXTS = ("name", "entrypoint", "onExit", "template", "when", "depends", "image", "source", "manifest", "key", "path")
 TEXTS += (
     "maxAge",
