@@ -64,9 +64,10 @@ def submit(
 
     with refusals(output):
         found = manifest_of(config, sets, manifest)
-        for each in lint.check(found, str(config or manifest)):
+        beside = beside_of(manifest)
+        for each in lint.check(found, str(config or manifest), beside):
             click.echo(f"warning: {each}", err=True)
-        for other in beside_of(manifest):
+        for other in beside:
             click.echo(f"note: {other.get('kind')} beside it is not sent: `kubectl apply` it first", err=True)
         wanted = namespace or (found.get("metadata") or {}).get("namespace") or ""
         server = ArgoServer.configured(argo_server, wanted)

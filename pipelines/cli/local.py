@@ -18,6 +18,7 @@ from pipelines.cli.shared import (
     commands,
     config_of,
     configured,
+    files_of,
     manifest_of,
     manifest_option,
     meant,
@@ -116,16 +117,17 @@ def render(config: Path | None, sets: tuple[str, ...], kind: "Kind", output: str
 @click.argument("configs", nargs=-1, type=click.Path(path_type=Path))
 @click.option("--set", "sets", multiple=True, metavar="A.B=C", help="Override one value of the configs.")
 @click.option("--manifest", "manifests", multiple=True, metavar="FILE", type=click.Path(path_type=Path),
-              help="Objects of Argo or Kubernetes (YAML or JSON), from wherever they come.")  # fmt: skip
+              help="Objects of Argo or Kubernetes (YAML or JSON), files or folders of them.")  # fmt: skip
 @output_option("text", "json")
 def lint(configs: tuple[Path, ...], sets: tuple[str, ...], manifests: tuple[Path, ...], output: str) -> int:
     """Check for what Argo would refuse, or worse, accept.
 
-    Exit codes: 0 all can run (there may be warnings), 1 something cannot, 2 bad usage or config.
+    Templates of WorkflowTemplates that are among what is given are looked into. Exit codes: 0 all can run (there may be
+    warnings), 1 something cannot, 2 bad usage or config.
 
     Example:
       rekindle lint configs/demo.yaml
-      rekindle lint --manifest workflow.yaml --manifest template.yaml -o json
+      rekindle lint --manifest workflow.yaml --manifest templates/ -o json
     """
     from dataclasses import asdict
 
@@ -133,9 +135,9 @@ def lint(configs: tuple[Path, ...], sets: tuple[str, ...], manifests: tuple[Path
 
     if not configs and not manifests:
         raise click.UsageError("give a config file, such as configs/demo.yaml, or --manifest FILE.")
-    objects = [(file, manifest_of(file, sets, None)) for file in configs]
-    objects += [(file, each) for file in manifests for each in objects_of(file)]
-    findings = [finding for file, each in objects for finding in linting.lint(each, str(file))]
+    objects = [(str(file), manifest_of(file, sets, None)) for file in configs]
+    objects += [(str(file), each) for path in manifests for file in files_of(path) for each in objects_of(file)]
+    findings = linting.lint_all(objects)
     if output == "json":
         click.echo(json.dumps([asdict(each) for each in findings], indent=2))
     for each in findings if output == "text" else []:

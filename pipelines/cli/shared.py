@@ -43,7 +43,7 @@ def configured(function: Any) -> Any:
 
 
 def manifest_option(function: Any) -> Any:
-    note = "An Argo Workflow or WorkflowTemplate (YAML or JSON) instead of a config."
+    note = "An Argo Workflow or WorkflowTemplate (YAML or JSON) instead of a config; a folder has what it needs, too."
     return click.option("--manifest", metavar="FILE", type=click.Path(path_type=Path), help=note)(function)
 
 
@@ -139,8 +139,17 @@ def manifest_of(
 
 
 def beside_of(manifest: Path | None) -> list[dict[str, Any]]:
-    """What else the file of a manifest holds: templates it refers to, ConfigMaps, Secrets."""
+    """What else the file or folder of a manifest holds: templates it refers to, ConfigMaps, Secrets."""
     return _read(manifest)[1] if manifest else []
+
+
+def files_of(path: Path) -> list[Path]:
+    """The file itself, or the manifests in a folder, at least one. Raises ConfigError."""
+    if not path.is_dir():
+        return [path]
+    if found := sorted(each for each in path.iterdir() if each.suffix in (".yaml", ".yml", ".json")):
+        return found
+    raise ConfigError(f"{path} has no file that ends with .yaml, .yml or .json: give a folder of manifests.")
 
 
 def objects_of(file: Path) -> list[dict[str, Any]]:
@@ -157,14 +166,14 @@ def objects_of(file: Path) -> list[dict[str, Any]]:
         raise ConfigError(f"{file}: {error}") from error
 
 
-def _read(file: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+def _read(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     from pipelines.local.manifest import split
 
-    found = objects_of(file)
+    found = [each for file in files_of(path) for each in objects_of(file)]
     try:
         return split(found)
     except ConfigError as error:
-        raise ConfigError(f"{file}: {error}") from error
+        raise ConfigError(f"{path}: {error}") from error
 
 
 def pairs_of(items: tuple[str, ...]) -> dict[str, str]:

@@ -10,8 +10,9 @@ from typing import Any
 from pipelines import scopes
 from pipelines.lint import graph, objects, pods, tags
 from pipelines.lint.findings import Findings
+from pipelines.local import references
 from pipelines.scopes import Names, Nodes, Scope, names
-from steps.errors import did_you_mean
+from steps.errors import ConfigError, did_you_mean
 
 Manifest = Mapping[str, Any]
 
@@ -32,21 +33,38 @@ METRIC = re.compile(r"\{\{\s*(?:tasks|steps)\.[^}]*\.outputs\.")
 class WorkflowRules:
     """All rules on one manifest of Argo's; `run` fills `found`."""
 
-    def __init__(self, manifest: Manifest, found: Findings) -> None:
-        self.manifest, self.found = manifest, found
+    def __init__(self, manifest: Manifest, found: Findings, find: references.Find) -> None:
+        self.manifest, self.found, self.find = manifest, found, find
+        self.base: Manifest | None = None  # that it refers to as a whole
         self.kind = str(manifest.get("kind"))
         self.root = "spec.workflowSpec" if self.kind == "CronWorkflow" else "spec"
         spec = manifest.get("spec") or {}
-        self.spec: Manifest = (spec.get("workflowSpec") or {}) if self.kind == "CronWorkflow" else spec
-        self.templates = {t["name"]: t for t in self.spec.get("templates") or [] if t.get("name")}
-        self.everywhere = Names(scopes.workflow(self.spec))
+        self.spec: dict[str, Any] = (spec.get("workflowSpec") or {}) if self.kind == "CronWorkflow" else spec
+
+    @cached_property
+    def stored(self) -> dict[str, dict[str, Manifest] | None]:
+        """The templates of each other object that is referred to, by the scope of their names; None: it is not here."""
+        waiting: list[tuple[str, Manifest, str]] = []
+        references.qualify(self.spec, "", self.root, waiting)
+        there = {scope: references.referred(reference, self.find) for scope, reference, _ in waiting}
+        return {scope: _templates(found) for scope, found in there.items()}
+
+    @cached_property
+    def templates(self) -> dict[str, Manifest]:
+        """By the names by which they are called."""
+        own = {t["name"]: t for t in self.spec.get("templates") or [] if t.get("name")}
+        return own | {f"{scope}/{name}": t for scope, found in self.stored.items() for name, t in (found or {}).items()}
+
+    @cached_property
+    def everywhere(self) -> Names:
+        return Names(scopes.workflow({**self.spec, "templates": list(self.templates.values())}))
 
     def run(self) -> None:
         self.metadata()
         if self.kind == "CronWorkflow":
             self.cron(self.manifest.get("spec") or {})
         tags.closed(self.found, self.root, {key: each for key, each in self.spec.items() if key != "templates"})
-        if self.spec.get("workflowTemplateRef"):
+        if self.spec.get("workflowTemplateRef") and (self.kind in REUSED or not self.joined()):
             return
         arguments = self.spec.get("arguments") or {}
         for field in ("entrypoint", "onExit"):
@@ -64,6 +82,18 @@ class WorkflowRules:
         self.unique(f"{self.root}.templates", names(self.spec.get("templates")))
         for template in self.spec.get("templates") or []:
             self.template(f"{self.root}.templates[{template.get('name')}]", template)
+
+    def joined(self) -> bool:
+        """Whether the WorkflowTemplate that it refers to is here; from now on its spec lies below ours."""
+        self.base = references.referred(self.spec["workflowTemplateRef"], self.find)
+        if not self.base:
+            return False
+        try:
+            self.spec = scopes.present(references.joined(self.spec, self.find))
+        except ConfigError as error:
+            self.found.add(f"{self.root}.workflowTemplateRef", "template", str(error))
+            return False
+        return True
 
     def metadata(self) -> None:
         metadata = self.manifest.get("metadata") or {}
@@ -197,7 +227,7 @@ class WorkflowRules:
             self.target(path, str(task["template"]), task.get("arguments") or {})
         elif task.get("inline"):
             self.template(f"{path}.inline", task["inline"])
-        elif not task.get("templateRef"):
+        else:
             self.found.add(path, "template", "it names no template: give template, templateRef or inline.")
         hooks = dict(task.get("hooks") or {})
         if task.get("onExit"):
@@ -220,9 +250,12 @@ class WorkflowRules:
 
     def target(self, path: str, name: str, arguments: Manifest, loose: bool = False) -> None:
         """That a template exists and gets what it needs; `loose`: it may be given more than it takes."""
-        template = self.templates.get(name)
+        template, (scope, _, short) = self.templates.get(name), name.rpartition("/")
+        of = f" of {scope.partition('/')[2]}" if scope else ""
         if template is None:
-            self.found.add(path, "template", f'"{name}" is no template.{self.found.hint(name, self.templates)}')
+            there = self.stored.get(scope) if scope else self.templates
+            if there is not None and not (scope and "{{" in short):
+                self.found.add(path, "template", f'"{short}" is no template{of}.{self.found.hint(short, there)}')
             return
         brought = loose and self.kind in REUSED  # by the workflow that uses the template
         for kind in ("parameters", "artifacts"):
@@ -230,15 +263,23 @@ class WorkflowRules:
             given, taken = dict.fromkeys(names(arguments.get(kind))), set(names(inputs))
             for extra in [] if loose else [each for each in given if each not in taken]:
                 near = did_you_mean(extra, taken)  # without one it is only superfluous
-                why = f'template {name} has no input "{extra}".{near or " Take it out."}'
+                why = f'template {short}{of} has no input "{extra}".{near or " Take it out."}'
                 self.found.add(f"{path}.arguments", "argument", why, fatal=bool(near))
             for each in inputs:
                 if _required(each, kind) and each.get("name") not in given and not brought:
-                    why = f'template {name} needs the input "{each.get("name")}", which is not supplied.'
+                    why = f'template {short}{of} needs the input "{each.get("name")}", which is not supplied.'
                     self.found.add(f"{path}.arguments", "input", why + self.found.hint(str(each.get("name")), given))
 
     def tags(self, path: str, value: Any, scope: Scope) -> None:
         tags.check(self.found, path, value, scope, whole=self.kind == "Workflow")
+
+
+def _templates(found: Manifest | None) -> dict[str, Manifest] | None:
+    """Those of a WorkflowTemplate, by name; one that is misshapen is not looked into: that is a finding of its own."""
+    if not found or any(scopes.misshapen(found)):
+        return None
+    spec = scopes.present(found.get("spec") or {})
+    return {str(t.get("name")): t for t in spec.get("templates") or []}
 
 
 def _required(item: Manifest, kind: str) -> bool:

@@ -61,14 +61,20 @@ Loader.add_constructor("tag:yaml.org,2002:bool", lambda _, node: node.value.lowe
 
 
 def documents(text: str) -> list[dict[str, Any]]:
-    """The objects of a YAML or JSON text. Raises ConfigError."""
+    """The objects of a YAML or JSON text, those of its Lists among them. Raises ConfigError."""
     try:
-        found = [document for document in yaml.load_all(text, Loader) if document]
+        found = [each for document in yaml.load_all(text, Loader) if document for each in _items(document)]
     except (yaml.YAMLError, ValueError) as error:
         raise ConfigError(f"the manifest is not YAML: {error}") from error
     if not all(isinstance(document, dict) for document in found):
         raise ConfigError("the manifest holds something that is no Kubernetes object: each document must be a mapping.")
     return found
+
+
+def _items(document: Any) -> list[Any]:
+    """As kubectl takes a List apart."""
+    listed = isinstance(document, dict) and str(document.get("kind")).endswith("List")
+    return document["items"] if listed and isinstance(document.get("items"), list) else [document]
 
 
 def split(found: list[dict[str, Any]]) -> tuple[dict[str, Any], list[dict[str, Any]]]:

@@ -8,7 +8,7 @@ Source: Argo's workflow/templateresolution and util/merge.go.
 """
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from pipelines.local.retries import merged
@@ -45,7 +45,7 @@ def joined(spec: dict[str, Any], find: Find) -> dict[str, Any]:
 def resolved(workflow: dict[str, Any], find: Find, check: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
     """The workflow with all that it refers to as `storedTemplates`; each spec is checked first. Raises ConfigError."""
     workflow, stored, waiting = copy.deepcopy(workflow), {}, []
-    _qualify(workflow["spec"], "", "spec", waiting)
+    qualify(workflow["spec"], "", "spec", waiting)
     seen: set[str] = set()
     while waiting:
         scope, reference, path = waiting.pop()
@@ -54,7 +54,7 @@ def resolved(workflow: dict[str, Any], find: Find, check: Callable[[dict[str, An
         seen.add(scope)
         spec = _found(reference, path, find)
         check(spec)
-        _qualify(spec, scope, f"{scope}.spec", waiting)
+        qualify(spec, scope, f"{scope}.spec", waiting)
         stored |= {f"{scope}/{each['name']}": each for each in spec.get("templates") or []}
         name = str(reference.get("template"))
         if "template" in reference and "{{" not in name and f"{scope}/{name}" not in stored:
@@ -89,7 +89,7 @@ def _found(reference: dict[str, Any], path: str, find: Find) -> dict[str, Any]:
     name = reference.get("name")
     if "{{" in str(name):
         raise ConfigError(f"{path}.name is {name!r}: the local runner must know it before the run. Write it out.")
-    found = find(kind, str(name))
+    found = referred(reference, find)
     if not found:
         raise ConfigError(
             f"{path}: there is no {kind} {name!r} here. Put it into the same file as the Workflow, separated by ---."
@@ -99,7 +99,22 @@ def _found(reference: dict[str, Any], path: str, find: Find) -> dict[str, Any]:
     return copy.deepcopy(dict(found.get("spec") or {}))
 
 
-def _qualify(spec: dict[str, Any], scope: str, path: str, waiting: list[Any]) -> None:
+def among(objects: Iterable[Mapping[str, Any]]) -> Find:
+    """Finds what is among these."""
+    known = {
+        (str(each.get("kind")), str(metadata.get("name"))): each
+        for each in objects
+        if isinstance(metadata := each.get("metadata"), dict)
+    }
+    return lambda kind, name: known.get((kind, name))
+
+
+def referred(reference: Mapping[str, Any], find: Find) -> Mapping[str, Any] | None:
+    """The WorkflowTemplate of a templateRef or workflowTemplateRef, if it is there."""
+    return find(WORKFLOW_TEMPLATES[bool(reference.get("clusterScope"))][0], str(reference.get("name")))
+
+
+def qualify(spec: dict[str, Any], scope: str, path: str, waiting: list[Any]) -> None:
     """Gives every caller in `spec` the full name of what it calls, and notes the objects that it lies in."""
     for holder, where in holders(spec, path):
         if isinstance(reference := holder.get("templateRef"), dict):

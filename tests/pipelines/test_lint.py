@@ -525,6 +525,42 @@ def test_the_command_takes_configs_and_tells_bad_usage_from_a_bad_manifest(tmp_p
         assert command(tmp_path, *args).returncode == 2
 
 
+def test_templates_of_other_files_are_looked_into_where_they_are_used(tmp_path: Path) -> None:
+    """In a List, a folder, or a file of their own; what is wrong with them is told once, and where."""
+    api = {"apiVersion": "argoproj.io/v1alpha1"}
+    shared: Any = api | {
+        "kind": "WorkflowTemplate",
+        "metadata": {"name": "shared"},
+        "spec": copy.deepcopy(RIGHT["spec"]),
+    }
+    shared["spec"].pop("arguments")
+    (tmp_path / "templates").mkdir()
+    (tmp_path / "templates/shared.json").write_text(json.dumps(api | {"kind": "List", "items": [shared]}))
+    whole = api | {"kind": "Workflow", "metadata": {"name": "whole"}}
+    whole |= {"spec": {"workflowTemplateRef": {"name": "shared"}}}
+    part = copy.deepcopy(RIGHT)
+    for name, called in {"one": "finish", "two": "finsh"}.items():
+        step(part, name).update(templateRef={"name": "shared", "template": called}, arguments=arguments(noet="1"))
+        step(part, name).pop("template")
+    step(part, "three").update(arguments=arguments(note="{{steps.one.outputs.parameters.auc}}"))
+    (tmp_path / "flows.yaml").write_text(yaml.safe_dump_all([whole, part]))
+    alone = command(tmp_path, "--manifest", "flows.yaml", "-o", "json")
+    assert (alone.returncode, json.loads(alone.stdout)) == (0, [])
+    done = command(tmp_path, "--manifest", "flows.yaml", "--manifest", "templates", "-o", "json")
+    found = [(each["file"], each["path"], each["message"]) for each in json.loads(done.stdout) if each["fatal"]]
+    here, base = "flows.yaml", "spec.workflowTemplateRef[shared].templates"
+    for path in ("[apply].resource.manifest", "[stages].steps[0][two].when"):
+        assert [m for f, p, m in found if (f, p) == (here, base + path) and "workflow.parameters.rows" in m], found
+    at = "spec.templates[stages].steps"
+    tag = "steps.one.outputs.parameters.auc"
+    assert [(p.removeprefix(at), m.partition(" Did")[0]) for _, p, m in found if p.startswith(at)] == [
+        ("[0][one].arguments", 'template finish of shared has no input "noet".'),
+        ("[0][two]", '"finsh" is no template of shared.'),
+        ("[1][three].arguments.parameters[note].value", f"{{{{{tag}}}}}: nothing gives a value to {tag} here."),
+    ]
+    assert {f for f, _, _ in found} == {here} and done.returncode == 1
+
+
 # speed and robustness
 
 
