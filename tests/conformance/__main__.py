@@ -1,0 +1,70 @@
+"""Runs workflows by the local runner and by a real Argo, and says where the two differ.
+
+    python -m tests.conformance --count 300 --seed 1 --namespace NS [--image python:3.11] [--at-once 8]
+    python -m tests.conformance --namespace NS FOLDER            # the manifests of a folder
+    python -m tests.conformance --namespace NS --record FOLDER   # and keep what Argo made of those without NAME.json
+
+It needs kubectl and a KUBECONFIG; argo.py says what else. Exit code 1 if there is a difference.
+"""
+
+import argparse
+import sys
+import tempfile
+from pathlib import Path
+
+from tests.conformance.argo import STANDS_FOR, Argo
+from tests.conformance.differ import Compared, compare, record, written
+from tests.conformance.here import Here
+
+
+def main() -> int:
+    options = argparse.ArgumentParser(
+        prog="python -m tests.conformance", description=(__doc__ or "").partition("\n")[0]
+    )
+    options.add_argument("folder", type=Path, nargs="?", help="manifests to compare instead of random ones")
+    options.add_argument("--count", type=int, default=20)
+    options.add_argument("--seed", type=int, default=1)
+    options.add_argument("--namespace", required=True, help="made if there is none, and gone at the end then")
+    options.add_argument("--image", default=STANDS_FOR, help="what stands for python:3.11 on that cluster")
+    options.add_argument("--at-once", type=int, default=4, help="so many workflows on the cluster")
+    options.add_argument("--record", action="store_true", help="keep what Argo makes of each beside it, as NAME.json")
+    options.add_argument("--differences", type=Path, default=Path("differences"), help="where they are written")
+    given = options.parse_args()
+    with tempfile.TemporaryDirectory() as folder, Argo(given.namespace, given.image) as argo:
+        if given.record:
+            manifests = [path for path in sorted(given.folder.glob("*.yaml")) if not path.with_suffix(".json").exists()]
+            record(manifests, argo, given.at_once, print)
+            return 0
+        manifests = sorted(given.folder.glob("*.yaml")) if given.folder else []
+        manifests = manifests or written(Path(folder), given.count, given.seed, bool(argo.store))
+        with Here(Path(folder) / "home") as here:
+            found = compare(manifests, here, argo, given.at_once, lambda one: told(one, given.differences))
+        print(table(found, argo.version()))
+        return int(any(one.differences for one in found))
+
+
+def told(one: Compared, folder: Path) -> None:
+    """A line of progress; a difference is kept as a folder: the manifest and both outcomes."""
+    seconds = f"{one.seconds:5.1f} s on Argo, {one.seconds_here:5.1f} s here"
+    print(f"{one.name:24} {one.argos['phase']:10} {seconds}  {'; '.join(one.differences) or 'same'}", flush=True)
+    if one.differences:
+        one.keep(folder / one.name)
+
+
+def table(found: list[Compared], version: str) -> str:
+    different = [one for one in found if one.differences]
+    phases = [f"{phase} {sum(one.argos['phase'] == phase for one in found)}" for phase in
+              sorted({one.argos["phase"] for one in found})]  # fmt: skip
+    nodes = sum(len(one.argos.get("nodes", [])) for one in found)
+    mean = sum(one.seconds_here for one in found) / max(1, len(found))
+    what = f"{nodes} nodes; {', '.join(phases)}"
+    return "\n".join(
+        [
+            f"{len(found)} workflows ({what}) on Argo {version} and here, {mean:.1f} s each here",
+            f"{len(different)} differ: {', '.join(one.name for one in different) or 'none'}",
+        ]
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,185 @@
+"""Random templates that run one pod, or none: what they do is decided by their text, never by their timing.
+
+template, gives = leaf(chance, "echo")     # gives: what can be referred to (result, p, f)
+"""
+
+from typing import Any
+
+from tests.conformance.chance import Chance
+
+Template = dict[str, Any]
+IMAGE = "python:3.11"
+FACTS = ("007", "NaN", "True", "3", "5e-05", "-1", "''", "'a b'", "'ünï'", "'two\nlines'", '\'{"k": 1, "v": "x"}\'')
+LISTS = ('["a", "b"]', '[{"k": 1, "v": "x"}, {"k": 2, "v": "y"}]', "[]", "[1, 2.5, true]")
+LISTING = "cd /tmp/in 2>/dev/null && find . | sort && find . -type f | sort | xargs cat || cat /tmp/in || echo none"
+
+
+def leaf(chance: Chance, kind: str) -> tuple[Template, set[str]]:
+    """A template of that kind, without a name, and what it gives."""
+    template, gives = KINDS[kind](chance)
+    template.setdefault("inputs", {})["parameters"] = [
+        {"name": "a", **chance.one({"default": "x"}, {"default": ""}, {"default": "7"}, {"default": "a b"})}
+    ]
+    if kind not in BARE:
+        _dress(chance, template)
+    return template, gives
+
+
+def sh(text: str, **container: Any) -> Template:
+    return {"container": {"image": IMAGE, "command": ["sh", "-c"], "args": [text], **container}}
+
+
+def python(text: str) -> Template:
+    return {"script": {"image": IMAGE, "command": ["python3"], "source": text}}
+
+
+def echo(chance: Chance) -> tuple[Template, set[str]]:
+    tag = chance.one("inputs.parameters.a", "=inputs.parameters.a", "workflow.parameters.wp", "nope.at.all")
+    return sh(f"echo 'got {{{{{tag}}}}}'"), {"result"}
+
+
+def fact(chance: Chance) -> tuple[Template, set[str]]:
+    return sh(f"printf '%s\\n' {chance.one(*FACTS)}"), {"result"}
+
+
+def listed(chance: Chance) -> tuple[Template, set[str]]:
+    return sh(f"echo '{chance.one(*LISTS)}'"), {"result", "list"}
+
+
+def script(chance: Chance) -> tuple[Template, set[str]]:
+    lines = (
+        "import json\nprint(json.dumps({'a': '{{inputs.parameters.a}}', 'n': 1 + 1}))\n",
+        "print(len('{{inputs.parameters.a}}'), end='')\n",
+        "import sys\nsys.exit(len('{{inputs.parameters.a}}') % 3)\n",
+    )
+    return python(chance.one(*lines)), {"result"}
+
+
+def fails(chance: Chance) -> tuple[Template, set[str]]:
+    return sh(f"echo bad; exit {chance.one(1, 2, 3, 4, 64, 127, 137, 143)}"), {"result"}
+
+
+def flaky(chance: Chance) -> tuple[Template, set[str]]:
+    """Good from some attempt on, which may be one too many."""
+    good, limit = chance.one(1, 2), chance.one("0", "1", "2", 2)
+    template = sh(f"[ {{{{retries}}}} -ge {good} ] && echo ok{{{{retries}}}} {{{{lastRetry.exitCode}}}} || exit 4")
+    strategy: dict[str, Any] = {"limit": limit}
+    if chance(40):
+        strategy["retryPolicy"] = chance.one("Always", "OnFailure", "OnError", "OnTransientError")
+    if chance(40):
+        strategy["expression"] = chance.one(
+            "asInt(lastRetry.exitCode) == 4",
+            "lastRetry.exitCode != '4'",
+            "lastRetry.status == 'Failed'",
+            "asInt(retries) < 1",
+            "lastRetry.message contains 'code 4'",
+            "lastRetry.exitCode == 4",
+        )
+    if chance(20):
+        strategy["backoff"] = {"duration": chance.one("1", "1s"), **chance.one({}, {"factor": 2, "cap": "2s"})}
+    return template | {"retryStrategy": strategy}, {"result"}
+
+
+def parameter(chance: Chance) -> tuple[Template, set[str]]:
+    text = chance.one("v1", "12", "a\\nb\\n\\n", "", '{"k": 1}', '["x"]')
+    output: dict[str, Any] = {"name": "p", "valueFrom": {"path": "/tmp/o"}}
+    output |= chance.one({}, {"globalName": "g"})
+    after = chance.one("", "; exit 2")  # outputs of what failed count, too
+    return sh(f"printf '{text}' > /tmp/o{after}") | {"outputs": {"parameters": [output]}}, {"p"}
+
+
+def missing(chance: Chance) -> tuple[Template, set[str]]:
+    source = {"path": "/tmp/nothere", **chance.one({"default": "dflt"}, {"default": ""}, {})}
+    code = chance.one("true", "exit 1")
+    return sh(code) | {"outputs": {"parameters": [{"name": "p", "valueFrom": source}]}}, {"p"}
+
+
+def file(chance: Chance) -> tuple[Template, set[str]]:
+    """An artifact: a file, a directory, one within another, a tarball, or nothing."""
+    make = chance.one(
+        "echo {{inputs.parameters.a}} > /tmp/d",
+        "mkdir -p /tmp/d/s; echo 1 > /tmp/d/one; echo 2 > /tmp/d/s/two",
+        "mkdir -p /tmp/d/only; echo 3 > /tmp/d/only/three",
+        "mkdir -p /tmp/x; echo 4 > /tmp/x/four; tar czf /tmp/d -C /tmp x",
+        "true",
+    )
+    artifact: dict[str, Any] = {"name": "f", "path": "/tmp/d"}
+    artifact |= chance.one({}, {}, {"archive": {"none": {}}}, {"archive": {"zip": {}}}, {"archive": {"tar": {}}})
+    artifact |= chance.one({}, {"optional": True})
+    return sh(make) | {"outputs": {"artifacts": [artifact]}}, {"f"}
+
+
+def reader(chance: Chance) -> tuple[Template, set[str]]:
+    artifact: dict[str, Any] = {"name": "f", "path": "/tmp/in"}
+    artifact |= chance.one({}, {"optional": True}, {"archive": {"none": {}}}, {"mode": 0o700})
+    listing = "cat /tmp/in | head -c 2 | od -c" if "archive" in artifact else LISTING
+    return sh(listing) | {"inputs": {"artifacts": [artifact]}}, {"result"}
+
+
+def raw(chance: Chance) -> tuple[Template, set[str]]:
+    data = chance.one("some text\n", "{{inputs.parameters.a}}", "")
+    artifact = {"name": "r", "path": "/tmp/in", "raw": {"data": data}, **chance.one({}, {"mode": 0o755})}
+    return sh("cat /tmp/in; stat -c %a /tmp/in") | {"inputs": {"artifacts": [artifact]}}, {"result"}
+
+
+def environment(chance: Chance) -> tuple[Template, set[str]]:
+    env = [{"name": "A", "value": "{{inputs.parameters.a}}"}, {"name": "B", "value": "$(A)-$(NO)-$$(A)"}]
+    env += chance.one([], [{"name": "C", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}])
+    return sh('echo "$A|$B|$C"', env=env), {"result"}
+
+
+def suspend(chance: Chance) -> tuple[Template, set[str]]:
+    return {"suspend": {"duration": chance.one("1", "2s", "1s")}}, set()
+
+
+def companions(chance: Chance) -> tuple[Template, set[str]]:
+    """An init container that shares a volume, and a sidecar that would never end."""
+    mounts = [{"name": "work", "mountPath": "/work"}]
+    code = chance.one(0, 0, 5)
+    prepare = {"name": "prepare", "image": IMAGE, "command": ["sh", "-c"], "volumeMounts": mounts}
+    beside = {"name": "beside", "image": IMAGE, "command": ["sh", "-c"], "args": ["sleep 1000"]}
+    template = sh("cat /work/x", volumeMounts=mounts) | {"volumes": [{"name": "work", "emptyDir": {}}]}
+    template["initContainers"] = [prepare | {"args": [f"echo made > /work/x; exit {code}"]}]
+    return template | chance.one({}, {"sidecars": [beside]}), {"result"}
+
+
+def resource(chance: Chance) -> tuple[Template, set[str]]:
+    name = f"made-by-{{{{workflow.name}}}}-{chance.one('x', 'y')}"
+    data = "v {{inputs.parameters.a}}"
+    manifest = f"{{apiVersion: v1, kind: ConfigMap, metadata: {{name: '{name}'}}, data: {{x: '{data}'}}}}"
+    condition = chance.one({}, {"successCondition": "data.x"})
+    condition |= chance.one({}, {"failureCondition": "data.y"}) if condition else {}
+    output = {"name": "p", "valueFrom": {"jsonPath": "{.data.x}"}}
+    return {
+        "resource": {"action": "apply", "manifest": manifest, **condition},
+        "outputs": {"parameters": [output]},
+    }, {"p"}
+
+
+def late(chance: Chance) -> tuple[Template, set[str]]:
+    return sh("sleep 300") | {"activeDeadlineSeconds": 8}, {"result"}
+
+
+KINDS = {each.__name__: each for each in (
+    echo, fact, listed, script, fails, flaky, parameter, missing, file, reader, raw, environment, suspend, companions,
+    resource, late,
+)}  # fmt: skip
+COMMON = ("echo", "fact", "listed", "script", "fails", "flaky", "parameter", "missing")
+RARE = ("raw", "environment", "suspend", "companions", "resource")
+BARE = ("suspend", "resource", "late", "companions")
+
+
+def _dress(chance: Chance, template: Template) -> None:
+    """What any pod may have besides."""
+    if chance(8):
+        template["memoize"] = {
+            "key": chance.one("{{workflow.name}}-k", "{{workflow.name}}-{{inputs.parameters.a}}"),
+            "maxAge": "1h",
+            "cache": {"configMap": {"name": "memos-{{workflow.name}}"}},
+        }
+    if chance(6):
+        template["synchronization"] = {"mutexes": [{"name": "{{workflow.name}}-m"}]}
+    if chance(6) and "retryStrategy" not in template:
+        template["retryStrategy"] = {"limit": chance.one("1", 1, "0"), **chance.one({}, {"retryPolicy": "Always"})}
+    if chance(5):
+        template |= chance.one({"timeout": "10m"}, {"activeDeadlineSeconds": 600})

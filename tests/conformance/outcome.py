@@ -1,0 +1,139 @@
+"""What became of a workflow, as plain data that two runners can be compared by.
+
+outcome = of_status("NAME", status, contents)      # contents(key) → {path: text} of an artifact
+different = differences(mine, argos)               # one line each; none if they agree
+
+Phase, message, outputs, and of every node its name (WF for the workflow's), type, phase, message, outputs, exit code,
+input parameters, artifacts and children. What a recorded outcome does not say is not compared.
+"""
+
+import io
+import re
+import tarfile
+import zipfile
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from steps.storage import Store
+
+Outcome = dict[str, Any]
+Contents = Callable[[str], dict[str, str]]
+OVER = ("Succeeded", "Failed", "Error")
+LOGS = "main-logs"  # an artifact that only a cluster makes
+STUCK = "Stuck"  # it would never end
+REFUSED = "invalid spec"  # how the message of what Argo's own check refuses begins
+# messages whose rest is the words of a kubelet, a store or a Go library
+CLASSES = (
+    r"(?P<said>(init|wait): Error \(exit code 64\): artifact \S+ failed to (load|save)):.*",
+    r"(?P<said>invalid spec):.*",
+)
+
+
+def of_status(name: str, status: dict[str, Any], contents: Contents | None = None) -> Outcome:
+    """The outcome that a WorkflowStatus says."""
+    outputs = (status.get("outputs") or {}).get("parameters") or []
+    nodes: dict[str, Any] = status.get("nodes") or {}
+    names: dict[str, str] = {id: node["name"].replace(name, "WF", 1) for id, node in nodes.items()}
+    found = [_node(node, name, names, contents) for node in nodes.values()]
+    return {
+        "phase": status.get("phase", ""),
+        "message": status.get("message") or "",
+        "outputs": {each["name"]: each.get("value") for each in outputs},
+        "nodes": sorted(found, key=lambda node: node["name"]),
+    }
+
+
+def _node(node: dict[str, Any], name: str, names: dict[str, str], contents: Contents | None) -> dict[str, Any]:
+    outputs = node.get("outputs") or {}
+    children: list[str] = node.get("children") or []
+    found = {
+        "name": node["name"].replace(name, "WF", 1),
+        "displayName": node["displayName"].replace(name, "WF", 1),
+        "type": node["type"],
+        "phase": node["phase"],
+        "message": node.get("message") or "",
+        "params": {each["name"]: each.get("value") for each in outputs.get("parameters") or []},
+        "result": outputs.get("result"),
+        "exitCode": outputs.get("exitCode"),
+        "inputs": {each["name"]: each.get("value") for each in (node.get("inputs") or {}).get("parameters") or []},
+        "children": sorted(names.get(id, id) for id in children),
+    }
+    artifacts = [each for each in outputs.get("artifacts") or [] if (each.get("s3") or {}).get("key")]
+    if artifacts and contents and node["type"] == "Pod":
+        found["artifacts"] = {each["name"]: contents(each["s3"]["key"]) for each in artifacts if each["name"] != LOGS}
+    return found
+
+
+def in_store(store: Store) -> Contents:
+    """Artifacts in a bucket: what an archive holds, a file, or all below a key."""
+
+    def contents(key: str) -> dict[str, str]:
+        return {
+            f"{entry.key.removeprefix(key)}{path}": text
+            for entry in store.list(key)
+            if entry.key == key or entry.key.removeprefix(key).startswith("/") or key.endswith("/")
+            for path, text in _files(store.get(entry.key)).items()
+        }
+
+    return contents
+
+
+def _files(data: bytes) -> dict[str, str]:
+    if data[:2] == b"\x1f\x8b":
+        with tarfile.open(fileobj=io.BytesIO(data)) as archive:
+            return {f"{each.name}{'/' * each.isdir()}": _member(archive, each) for each in archive if each.name != "."}
+    if data[:2] == b"PK":
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            return {each: archive.read(each).decode() for each in archive.namelist()}
+    return {"": data.decode()}
+
+
+def _member(archive: tarfile.TarFile, member: tarfile.TarInfo) -> str:
+    file = archive.extractfile(member)
+    return file.read().decode() if file else ""
+
+
+def differences(mine: Outcome, argos: Outcome) -> list[str]:
+    """In which points the local runner's outcome is another than Argo's, a line each."""
+    return list(_differences(mine, argos))
+
+
+def _differences(mine: Outcome, argos: Outcome) -> Iterator[str]:
+    if refused(argos) or refused(mine):
+        if refused(argos) != refused(mine):
+            one, where = (mine, "here") if refused(mine) else (argos, "on Argo")
+            yield f"refused {where} only: {one['message']}"
+        return
+    if argos["phase"] == STUCK:  # Argo waits for ever; here that is an end with its reason
+        if mine["phase"] != "Error" or "Argo would wait" not in mine["message"]:
+            yield f"phase: {mine['phase']} here ({mine['message']}), Argo never ends"
+        argos = argos.get("was") or argos
+    else:
+        for key in ("phase", "message"):
+            yield from _unequal(key, mine[key], argos.get(key, ""))
+    yield from _unequal("outputs", mine["outputs"], argos.get("outputs", {}))
+    here, there = ({node["name"]: node for node in each["nodes"]} for each in (mine, argos))
+    for name in sorted({*here, *there}):
+        if name not in here or name not in there:
+            node = here.get(name) or there[name]
+            yield f"{name}: {'here' if name in here else 'on Argo'} only ({node['type']} {node['phase']})"
+            continue
+        for key, value in there[name].items():
+            yield from _unequal(f"{name}: {key}", here[name].get(key), value)
+
+
+def refused(outcome: Outcome) -> bool:
+    """Whether nothing ran, as the manifest is none."""
+    return outcome.get("message", "").startswith(REFUSED)
+
+
+def _unequal(what: str, mine: Any, argos: Any) -> Iterator[str]:
+    if (_class(mine) if isinstance(mine, str) else mine) != (_class(argos) if isinstance(argos, str) else argos):
+        yield f"{what}: {mine!r} here, {argos!r} on Argo"
+
+
+def _class(message: str) -> str:
+    for pattern in CLASSES:
+        if found := re.fullmatch(pattern, message, re.DOTALL):
+            return found["said"]
+    return message

@@ -1,0 +1,58 @@
+"""Random workflows: whatever is written, the local runner comes to an end, and to Argo's end."""
+
+import os
+import uuid
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import HealthCheck, given, settings
+
+from pipelines.local import isolation
+from pipelines.local.cluster import LocalCluster
+from pipelines.local.manifest import split
+from pipelines.local.run import execute
+from pipelines.local.table import FULFILLED
+from steps.errors import ConfigError
+from steps.storage import Store
+from tests.conformance.argo import STANDS_FOR, Argo
+from tests.conformance.differ import Plain, compare, written
+from tests.conformance.here import Here
+from tests.conformance.workflows import NAME, workflows
+
+SOME = 20
+
+
+@pytest.mark.skipif(not isolation.available(), reason="no private mount namespace here")
+@pytest.mark.timeout(300)
+@settings(
+    max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
+@given(workflows())
+def test_a_workflow_of_any_shape_ends_or_is_refused_in_a_sentence(
+    s3: Store, tmp_path_factory: pytest.TempPathFactory, objects: list[dict[str, Any]]
+) -> None:
+    text = yaml.dump_all(objects, Dumper=Plain).replace(NAME, f"w-{uuid.uuid4().hex[:8]}")
+    main, beside = split(list(yaml.safe_load_all(text)))
+    cluster = LocalCluster(tmp_path_factory.mktemp("home"))
+    cluster.keep(beside)
+    try:
+        status = execute(main, {}, cluster)
+    except ConfigError as error:
+        assert 10 < len(str(error)) < 3000
+        return
+    assert status["phase"] in ("Succeeded", "Failed", "Error")
+    if "Argo would wait" not in status["message"]:
+        assert all(node["phase"] in FULFILLED for node in status["nodes"].values())
+
+
+@pytest.mark.cluster
+@pytest.mark.timeout(1800)
+def test_random_workflows_end_here_as_they_end_on_argo(tmp_path: Path) -> None:
+    image = os.environ.get("REKINDLE_TEST_PYTHON", STANDS_FOR)
+    seed = int(os.environ.get("REKINDLE_TEST_SEED", "0"))
+    with Argo(f"rekindle-test-{uuid.uuid4().hex[:6]}", image) as argo, Here(tmp_path / "home") as here:
+        manifests = written(tmp_path, SOME, seed, bool(argo.store))
+        found = compare(manifests, here, argo, 4, lambda one: None)
+    assert not {one.name: one.differences for one in found if one.differences}
