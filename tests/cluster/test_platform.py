@@ -13,7 +13,7 @@ import yaml
 
 from pipelines.blocks import pod as pods
 from pipelines.blocks.pod import EXECUTOR_SECURITY
-from pipelines.platform import rules
+from pipelines.platform import Platform, render, rules
 from tests.cluster.kube import Kube, Object, until
 from tests.cluster.run import Place, rekindle
 
@@ -125,6 +125,32 @@ def test_without_any_one_of_its_rights_a_workflow_could_not_apply_or_delete(plac
     with ThreadPoolExecutor(len(accounts)) as pool:
         failed = pool.map(lambda account: applies_and_deletes(place.kube, account, resource, deletes), accounts)
         assert [account for account, why in zip(accounts, failed, strict=True) if not why] == ["all-rights"]
+
+
+def test_kinds_whose_operators_may_not_be_here_are_for_the_account_of_workflows_alone(place: Place) -> None:
+    """Their rights are those of the kinds above, which are tried: applied by the same commands."""
+    absent = [each for each in APPLIED if each[1] not in OBJECTS]
+    assert {each[1] for each in absent} == {"trainjobs", "inferenceservices"}
+    asked = Platform(place.kube.namespace, mlflow="http://mlflow", options=("frameworks",))
+    place.kube.apply(*(each for each in render(asked) if each["metadata"]["name"] == "rekindle-frameworks"))
+    for account, may in (("rekindle", "true"), ("default", "false")):
+        user = f"system:serviceaccount:{place.kube.namespace}:{account}"
+        reviews = [
+            {
+                "apiVersion": "authorization.k8s.io/v1",
+                "kind": "SubjectAccessReview",
+                "spec": {
+                    "user": user,
+                    "resourceAttributes": {
+                        "namespace": place.kube.namespace,
+                        **dict(zip(("group", "resource", "verb"), right, strict=True)),
+                    },
+                },
+            }
+            for right in absent
+        ]
+        flags = ["create", "-f", "-", "-o", "jsonpath={.status.allowed} "]
+        assert place.kube(*flags, stdin=yaml.safe_dump_all(reviews)).split() == [may] * len(absent)
 
 
 def workflow(place: Place, account: str) -> Object:

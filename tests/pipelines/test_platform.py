@@ -15,6 +15,7 @@ from pipelines.config import load_config
 from pipelines.platform import Platform
 from pipelines.render import render
 from steps.errors import ConfigError
+from tests.kinds import kinds
 from tests.pipelines.pod_security import pods, violations
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -54,6 +55,14 @@ def test_the_account_may_do_what_the_pipeline_does_and_nothing_else(workflow: di
         verbs = {"get", "create", "patch"} | ({"list", "watch", "delete"} if each["kind"].lower() in going else set())
         needed |= {(group, resource, verb) for verb in verbs}
     assert set(platform.rules()) == needed
+
+
+def test_the_account_may_apply_and_remove_every_kind_that_a_workflow_waits_for_and_nothing_else() -> None:
+    """Of the blocks, where it is asked for; the cluster's tests take each right away in turn."""
+    waited = [(each.manifest["apiVersion"], each.manifest["kind"]) for each in kinds().values() if each.success]
+    verbs = ("get", "list", "watch", "create", "patch", "delete")
+    needed = {(api.rpartition("/")[0], f"{kind.lower()}s", verb) for api, kind in waited for verb in verbs}
+    assert set(platform.rules("frameworks")) == needed - set(platform.rules())
 
 
 def test_pods_are_let_in_where_the_pipeline_connects_and_nowhere_else(
