@@ -155,6 +155,12 @@ MISTAKES: dict[str, tuple[Callable[[Any], Any], str, str]] = {
     "result": (lambda w: task(w, "ship").update(depends="score.Suceeded"), "depends", 'mean "Succeeded"'),
     "syntax": (lambda w: task(w, "ship").update(depends="(score && "), "depends", "cannot be read"),
     "cycle": (lambda w: task(w, "make").update(depends="ship"), "depends", "make → ship → score → make is a cycle"),
+    "no value": (lambda w: step(w, "three").update(arguments={"parameters": [{"name": "note"}]}), "argument", "no value"),
+    "continue": (lambda w: task(w, "make").update(continueOn={"failed": True}), "depends", r"make\]\.continueOn.*Succeeded"),
+    "key of an item": (
+        lambda w: task(w, "loop").update(withItems=["x"], arguments=arguments(note="{{item.k}}")), "tag", "item.k"),
+    "item with keys": (
+        lambda w: task(w, "loop").update(withItems=[{"k": 1}], arguments=arguments(note="{{item}}")), "tag", "item"),
     "two kinds": (lambda w: task(w, "after").update(dependencies=["away"]), "depends", "both"),
     "target": (lambda w: template(w, "main")["dag"].update(target="shop"), "depends", 'mean "ship"'),
     "sibling": (
@@ -342,6 +348,17 @@ def plain(kind: str, *path: str, **spec: Any) -> Any:
     return {"apiVersion": "batch/v1", "kind": kind, "metadata": {"name": "plain"}, "spec": spec}
 
 
+def scheduled(job: Any) -> Any:
+    job["spec"]["schedule"] = "0 3 * * *"
+    return job
+
+
+def serving(deployment: Any) -> Any:
+    deployment["spec"]["template"]["metadata"] = {"labels": {"app": "plain"}}
+    deployment["spec"]["template"]["spec"].pop("restartPolicy")
+    return deployment | {"apiVersion": "apps/v1"}
+
+
 OBJECTS = {
     "PyTorchJob": lambda: (
         job("PyTorchJob", "pytorchReplicaSpecs", "pytorch", Master=1, Worker=2)
@@ -353,8 +370,8 @@ OBJECTS = {
     "JAXJob": lambda: job("JAXJob", "jaxReplicaSpecs", "jax", Worker=2),
     "MPIJob": lambda: job("MPIJob", "mpiReplicaSpecs", "any", Launcher=1, Worker=2),
     "Job": lambda: plain("Job", activeDeadlineSeconds=60),
-    "CronJob": lambda: plain("CronJob", "jobTemplate", activeDeadlineSeconds=60),
-    "Deployment": lambda: plain("Deployment"),
+    "CronJob": lambda: scheduled(plain("CronJob", "jobTemplate", activeDeadlineSeconds=60)),
+    "Deployment": lambda: serving(plain("Deployment", selector={"matchLabels": {"app": "plain"}})),
 }
 
 
