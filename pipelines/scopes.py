@@ -135,6 +135,26 @@ class Names:
         return any(parent in self.names and OPEN.fullmatch(parent) for parent in _parents(name))
 
 
+class Items(Names):
+    """Tags of the item of a loop; of one over a list that is written down only what its members have.
+
+    Source: Argo's addItemsToScope.
+    """
+
+    def __init__(self, task: Data) -> None:
+        self.open = bool(task.get("withParam"))
+        super().__init__({name for item in task.get("withItems") or [""] for name in _of_item(item)})
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.names or (self.open and _head(name) == "item")
+
+
+def _of_item(item: Any) -> list[str]:
+    if isinstance(item, Mapping):
+        return [f"item.{key}" for key in item]
+    return [f"item.[{index}]" for index in range(len(item))] if isinstance(item, list) else ["item"]
+
+
 class Nodes:
     """What can be said of the tasks or steps (`kind`) of a template once they are finished."""
 

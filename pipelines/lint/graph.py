@@ -19,8 +19,12 @@ def check(found: Findings, path: str, dag: Data, tasks: Mapping[str, Data]) -> B
     for name in str(dag.get("target") or "").split():
         if name not in tasks and "{{" not in str(dag["target"]):
             found.add(f"{path}.target", "depends", f'"{name}" is no task.{found.hint(name, tasks)}')
-    if any("depends" in t for t in tasks.values()) and any("dependencies" in t for t in tasks.values()):
+    depends = any("depends" in t for t in tasks.values())
+    if depends and any("dependencies" in t for t in tasks.values()):
         found.add(path, "depends", "it has both depends and dependencies: a DAG must use one of them.")
+    for name in [name for name, task in tasks.items() if depends and "continueOn" in task]:
+        why = "it is not for a DAG with depends: write there what the next tasks wait for, as A.Succeeded || A.Failed."
+        found.add(f"{path}.tasks[{name}].continueOn", "depends", why)
     before = {name: _depends(found, f"{path}.tasks[{name}].depends", task, tasks) for name, task in tasks.items()}
     for name in tasks if any(before.values()) else ():
         if name[:1].isdigit():

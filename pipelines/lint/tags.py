@@ -20,7 +20,8 @@ def check(found: Findings, path: str, value: Any, scope: Scope, whole: bool) -> 
             for name in _read(found, where, tag):
                 if name.split(".")[0] in PREFIXES and name not in scope:
                     why = f"{{{{{short(tag)}}}}}: nothing gives a value to {name} here.{found.hint(*scope.near(name))}"
-                    found.add(where, "tag", why, fatal=whole or not name.startswith("workflow."))
+                    late = tag.startswith("=") and name.split(".")[0] == "item"  # Argo finds out when it gets there
+                    found.add(where, "tag", why, fatal=(whole or not name.startswith("workflow.")) and not late)
 
 
 def closed(found: Findings, path: str, value: Any) -> list[tuple[str, str]]:

@@ -11,7 +11,7 @@ from pipelines import scopes
 from pipelines.lint import graph, objects, pods, tags
 from pipelines.lint.findings import Findings
 from pipelines.local import references
-from pipelines.scopes import Names, Nodes, Scope, names
+from pipelines.scopes import Items, Names, Nodes, Scope, names
 from steps.errors import ConfigError, did_you_mean
 
 Manifest = Mapping[str, Any]
@@ -21,7 +21,6 @@ TYPES = ("container", "script", "resource", "dag", "steps", "suspend", "http", "
 REUSED = ("WorkflowTemplate", "ClusterWorkflowTemplate")  # may leave the entrypoint to who uses them
 LOCATIONS = ("s3", "gcs", "http", "git", "raw", "hdfs", "oss", "azure", "artifactory", "plugin")
 SUPPLIED = (*LOCATIONS, "from", "fromExpression")
-ITEM = Names({"item"})
 
 NAME = re.compile(r"[a-zA-Z0-9][-a-zA-Z0-9]*")
 PARAMETER = re.compile(r"[-a-zA-Z0-9_]+")
@@ -229,6 +228,9 @@ class WorkflowRules:
             self.template(f"{path}.inline", task["inline"])
         else:
             self.found.add(path, "template", "it names no template: give template, templateRef or inline.")
+        for each in (task.get("arguments") or {}).get("parameters") or []:
+            if "value" not in each and "valueFrom" not in each:
+                self.found.add(f"{path}.arguments[{each.get('name')}]", "argument", "it has no value: give one.")
         hooks = dict(task.get("hooks") or {})
         if task.get("onExit"):
             hooks["onExit"] = {"template": task["onExit"]}
@@ -239,7 +241,7 @@ class WorkflowRules:
             why = f"it compares an output as text, and fails for 5e-05 or NaN: write {way}."
             self.found.warn(f"{path}.when", "when", why)
         if any(key in task for key in ("withItems", "withParam", "withSequence")):
-            scope = replace(scope, layers=(*scope.layers, ITEM))
+            scope = replace(scope, layers=(*scope.layers, Items(task)))
         plain = {key: value for key, value in task.items() if key not in ("hooks", "inline", "depends")}
         self.tags(path, plain, scope)
         self.tags(f"{path}.hooks", hooks, replace(scope, done=lambda other: other == name or scope.done(other)))
