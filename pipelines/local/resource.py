@@ -4,7 +4,6 @@ Failure of a condition, a deleted object and anything kubectl would refuse make 
 64"). Source: Argo's executor/resource.go and cmd/argoexec/commands/resource.go.
 """
 
-import copy
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ import yaml
 
 from pipelines.local import golang
 from pipelines.local.manifest import Loader, random_name
+from pipelines.local.patches import PATCHES, PatchError
 from pipelines.local.selector import MISSING, SelectorError, lookup, verdict
 from pipelines.local.table import Began, Ended, Start
 from steps.errors import ConfigError, RekindleError
@@ -93,14 +93,17 @@ class Resources:
 
     def _act(self, resource: dict[str, Any]) -> tuple[str, str]:
         action, flags = resource["action"], resource.get("flags") or []
-        if resource.get("manifest"):
-            obj = self._object(resource)
+        strategy = (resource.get("mergeStrategy") or "strategic") if action == "patch" else ""
+        obj = self._object(resource) if resource.get("manifest") else {}
+        if strategy != "json" and not isinstance(obj, dict):
+            raise KubectlError("the manifest holds no object")
+        if not obj or (strategy and flags and (strategy == "json" or not obj.get("kind"))):
+            kind, name = self._flags(flags)
+        else:
             meta = obj.get("metadata") or {}
             if action == "create" and not meta.get("name") and meta.get("generateName"):
                 obj["metadata"] = {**meta, "name": random_name(str(meta["generateName"]))}
             kind, name = obj.get("kind", ""), (obj.get("metadata") or {}).get("name", "")
-        else:
-            obj, (kind, name) = {}, self._flags(flags)
         if not kind or not name:
             raise KubectlError("Kind and name are both required but at least one of them is missing from the manifest")
         controller = self._controller(kind)
@@ -114,19 +117,28 @@ class Resources:
         elif action in ("get", "patch", "replace") and now is None:
             raise KubectlError(missing)
         elif action == "patch":
-            controller.apply(merge({key: value for key, value in (now or {}).items() if key != "status"}, obj))
+            controller.apply(self._patched(now or {}, obj, strategy))
         elif action != "get":
             controller.apply(obj)
         return kind, name
 
-    def _object(self, resource: dict[str, Any]) -> Object:
+    def _patched(self, now: Object, patch: Any, strategy: str) -> Object:
+        if strategy == "strategic" and now["kind"] == "PyTorchJob":
+            raise KubectlError(
+                "error from server (UnsupportedMediaType): the body of the request was in an unknown format - accepted "
+                "media types include: application/json-patch+json, application/merge-patch+json"
+            )
+        try:
+            return PATCHES[strategy]({key: value for key, value in now.items() if key != "status"}, patch)
+        except PatchError as error:
+            raise KubectlError(f"The request is invalid: the server rejected our request: {error}") from None
+
+    def _object(self, resource: dict[str, Any]) -> Any:
         try:
             obj = yaml.load(resource["manifest"], Loader)
         except yaml.YAMLError as error:
             raise KubectlError(f"the manifest is not YAML: {error}") from None
-        if not isinstance(obj, dict):
-            raise KubectlError("the manifest holds no object")
-        if resource.get("setOwnerReference"):
+        if isinstance(obj, dict) and resource.get("setOwnerReference"):
             meta = self.workflow["metadata"]
             owner = {
                 "apiVersion": self.workflow["apiVersion"],
@@ -182,19 +194,6 @@ def _failed(id: str, why: str) -> Ended:
     return Ended(id, "Failed", f"main: Error (exit code 64): {why}", {"exitCode": "64"})
 
 
-def merge(base: Any, patch: Any) -> Any:
-    """A JSON merge patch (RFC 7396)."""
-    if not isinstance(patch, dict):
-        return copy.deepcopy(patch)
-    merged = dict(base) if isinstance(base, dict) else {}
-    for key, value in patch.items():
-        if value is None:
-            merged.pop(key, None)
-        else:
-            merged[key] = merge(merged.get(key), value)
-    return merged
-
-
 def jsonpath(obj: Object, path: str) -> str | None:
     """kubectl's `{.a.b[0].c}`. Raises nothing; subset.py refuses other forms."""
     keys = re.sub(r"\[['\"]?([^\]'\"]+)['\"]?\]", r".\1", path.strip().strip("{}")).strip(".")
@@ -202,18 +201,27 @@ def jsonpath(obj: Object, path: str) -> str | None:
     return None if value is MISSING else value if isinstance(value, str) else golang.dumps(value)
 
 
+def _kind(resource: dict[str, Any]) -> str:
+    """The kind that a manifest names, as it is written."""
+    found = re.search(r"^\s{0,3}[\"']?kind[\"']?:\s*[\"']?([A-Za-z]+)", resource.get("manifest") or "", re.M)
+    return found[1] if found else ""
+
+
 def check(resource: dict[str, Any], where: str) -> None:
     """Raises ConfigError for what a resource template may not say here."""
     from pipelines.local.resources import KINDS
 
-    for kind in re.findall(r"^\s{0,3}[\"']?kind[\"']?:\s*[\"']?([A-Za-z]+)", resource.get("manifest") or "", re.M)[:1]:
-        if kind not in KINDS:
-            known = ", ".join(KINDS)
-            raise ConfigError(f"{where}.manifest is a {kind}, which the local runner does not have: only {known} are.")
+    known = {word: kind for kind in KINDS for word in (kind, kind.lower(), kind.lower() + "s")}
+    words = [word for flag in resource.get("flags") or [] for word in re.split(r"[\s/]+", flag) if word[:1] != "-"]
+    kind, at = _kind(resource) or "".join(words[:1]), "manifest" if _kind(resource) else "flags"
+    if kind and "{{" not in kind and kind.split(".")[0] not in known:
+        raise ConfigError(
+            f"{where}.{at} is a {kind}, which the local runner does not have: only {', '.join(KINDS)} are."
+        )
     if resource.get("action") not in ACTIONS:
         raise ConfigError(f"{where}.action is {resource.get('action')!r}: it must be one of {', '.join(ACTIONS)}.")
-    if resource.get("mergeStrategy") == "json":
-        raise ConfigError(f"{where}.mergeStrategy json is not supported by the local runner: use merge.")
+    if (strategy := resource.get("mergeStrategy") or "strategic") not in PATCHES:
+        raise ConfigError(f"{where}.mergeStrategy is {strategy!r}: it must be one of {', '.join(PATCHES)}.")
     if resource.get("failureCondition") and not resource.get("successCondition"):
         raise ConfigError(
             f"{where}.failureCondition without successCondition: Argo takes it for success at the first look. Set both."

@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 
 from pipelines.local.cluster import LocalCluster
-from pipelines.local.resource import jsonpath, merge
+from pipelines.local.patches import PATCHES, PatchError, merge
+from pipelines.local.resource import jsonpath
 from pipelines.local.resources.stored import Stored
 from pipelines.local.run import execute
+from steps.errors import ConfigError
 
 
 def workflow(*resources: dict[str, Any], outputs: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -102,3 +104,73 @@ def test_small_parts() -> None:
         "1",
         None,
     ]
+
+
+def test_a_patch_by_operations_reaches_the_object_that_the_flags_name(cluster: LocalCluster) -> None:
+    create = {"action": "create", "manifest": configmap(a="1", b="2")}
+    operations = [{"op": "add", "path": "/data/x~1y", "value": "3"}, {"op": "remove", "path": "/data/a"}]
+    patch = {
+        "action": "patch",
+        "mergeStrategy": "json",
+        "flags": ["configmap", "c"],
+        "manifest": json.dumps(operations),
+    }
+    change = json.dumps({"data": {"b": None}})
+    named = {"action": "patch", "mergeStrategy": "merge", "flags": ["configmap/c"], "manifest": change}
+    status = execute(workflow(create, patch, named), {}, cluster)
+    assert status["phase"] == "Succeeded", status
+    assert cluster.configmap("c") == {"x/y": "3"}
+    operations[1]["path"] = "/data/none"
+    status = execute(workflow({**patch, "manifest": json.dumps(operations)}), {}, cluster)
+    assert "missing path: /data/none" in message(status)
+    assert cluster.configmap("c") == {"x/y": "3"}
+
+
+def test_a_patch_of_operations_is_that_of_rfc_6902() -> None:
+    base = {"a": [1, 2], "b": {"c": 1}}
+    for operation, expected in (
+        ({"op": "add", "path": "/a/-", "value": 3}, {"a": [1, 2, 3], "b": {"c": 1}}),
+        ({"op": "add", "path": "/a/0", "value": 0}, {"a": [0, 1, 2], "b": {"c": 1}}),
+        ({"op": "remove", "path": "/a/0"}, {"a": [2], "b": {"c": 1}}),
+        ({"op": "replace", "path": "/b", "value": None}, {"a": [1, 2], "b": None}),
+        ({"op": "move", "from": "/b/c", "path": "/d"}, {"a": [1, 2], "b": {}, "d": 1}),
+        ({"op": "copy", "from": "/a", "path": "/b/a"}, {"a": [1, 2], "b": {"c": 1, "a": [1, 2]}}),
+        ({"op": "test", "path": "/b/c", "value": 1}, base),
+        ({"op": "replace", "path": "", "value": 5}, 5),
+    ):
+        assert PATCHES["json"](base, [operation]) == expected, operation
+        assert base == {"a": [1, 2], "b": {"c": 1}}
+    for operation in (
+        {"op": "test", "path": "/b/c", "value": 2},
+        {"op": "remove", "path": "/a/5"},
+        {"op": "replace", "path": "/none", "value": 1},
+        {"op": "add", "path": "/none/x", "value": 1},
+        {"op": "add", "path": "no", "value": 1},
+        {"op": "add", "path": "/x"},
+        {"op": "frob", "path": "/a"},
+    ):
+        with pytest.raises(PatchError):
+            PATCHES["json"](base, [operation])
+
+
+def test_a_strategic_patch_changes_the_container_that_it_names_and_no_other() -> None:
+    container = {"name": "a", "image": "1", "args": ["x"], "env": [{"name": "E", "value": "1"}]}
+    base = {"spec": {"containers": [container, {"name": "b", "image": "1"}], "x": 1}}
+    change = {"name": "a", "args": ["y"], "env": [{"name": "F", "value": "2"}]}
+    patched = PATCHES["strategic"](base, {"spec": {"containers": [change], "x": None}})
+    env = [{"name": "E", "value": "1"}, {"name": "F", "value": "2"}]
+    changed = {"name": "a", "image": "1", "args": ["y"], "env": env}
+    assert patched == {"spec": {"containers": [changed, {"name": "b", "image": "1"}]}}
+
+
+@pytest.mark.parametrize(
+    "resource",
+    [
+        {"action": "patch", "mergeStrategy": "json", "flags": ["pod", "x"], "manifest": "[]"},
+        {"action": "get", "flags": ["pods/x"]},
+        {"action": "create", "manifest": "kind: Job"},
+    ],
+)
+def test_a_kind_that_is_not_here_is_refused_before_the_run(cluster: LocalCluster, resource: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=r"spec\.templates\[1\]\.resource\.(flags|manifest) is a (pods?|Job),"):
+        execute(workflow(resource), {}, cluster)
