@@ -7,6 +7,7 @@ Both read only the workflow's status (plain data) and what the training says of 
 tree alone: a piped run does not pay for it.
 """
 
+import json
 import os
 import sys
 import threading
@@ -195,7 +196,12 @@ def running(rows: list[Step]) -> list[Step]:
     return [row for row in rows if row.phase == "Running"]
 
 
-def follow(logs: Path, stem: str, finished: Any, out: TextIO = sys.stdout) -> None:
+def log_line(label: str, text: str, as_json: bool) -> str:
+    """A line of a log with its step, for people or as an object."""
+    return json.dumps({"step": label, "line": text}, ensure_ascii=False) if as_json else f"{label} | {text}"
+
+
+def follow(logs: Path, stem: str, finished: Any, out: TextIO = sys.stdout, as_json: bool = False) -> None:
     """Copy the logs whose name contains `stem` to `out`, each line with its pod, until `finished()` and all is said."""
     places: dict[Path, int] = {}
     while True:
@@ -209,7 +215,7 @@ def follow(logs: Path, stem: str, finished: Any, out: TextIO = sys.stdout) -> No
                     if not line.endswith(b"\n") and not over:
                         break
                     places[path] = places.get(path, 0) + len(line)
-                    out.write(f"{path.stem} | {line.decode(errors='replace').rstrip()}\n")
+                    out.write(log_line(path.stem, line.decode(errors="replace").rstrip(), as_json) + "\n")
         out.flush()
         if over:
             return

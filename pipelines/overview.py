@@ -73,11 +73,11 @@ def steps_table(name: str, status: Status) -> str:
     return f"{name}: {status.get('phase') or 'Pending'} {status.get('message') or ''}".rstrip() + "\n\n" + table(rows)
 
 
-def logs(home: Path, name: str | None, step: str, follow: bool, out: TextIO) -> None:
+def logs(home: Path, name: str | None, step: str, follow: bool, out: TextIO, as_json: bool) -> None:
     """Copy the logs of a run to `out`; with `follow`, until nobody runs it any more."""
     files = RunFiles(home, name or newest(home))
     files.workflow()
-    display.follow(files.logs, step, lambda: not follow or files.runner() is None, out)
+    display.follow(files.logs, step, lambda: not follow or files.runner() is None, out, as_json)
 
 
 def _runs(home: Path) -> Iterator[dict[str, str]]:

@@ -201,14 +201,14 @@ def status(cluster: "Cluster", name: str | None, watch: bool, output: str) -> in
     return 0
 
 
-def logs(cluster: "Cluster", name: str | None, step: str, follow: bool) -> None:
+def logs(cluster: "Cluster", name: str | None, step: str, follow: bool, output: str) -> None:
     """`rekindle logs --cluster`."""
     from pipelines.cluster.logs import Logs
     from pipelines.cluster.workflows import newest, read
 
     name = name or newest(cluster)
     read(cluster, name)
-    reader = Logs(cluster, name, sys.stdout, step)
+    reader = Logs(cluster, name, sys.stdout, step, output == "json")
     if follow:
         reader.follow()
     elif not reader.print():

@@ -178,10 +178,11 @@ def status(name: str | None, watch: bool, output: str, **where: Any) -> int:
 @click.argument("step", required=False)
 @click.option("-f", "--follow", is_flag=True, help="Go on until the run is over.")
 @cluster_flag
-def logs(name: str | None, step: str | None, follow: bool, **where: Any) -> None:
+@output_option("text", "json")
+def logs(name: str | None, step: str | None, follow: bool, output: str, **where: Any) -> None:
     """Print what the steps of a run and the replicas of its training wrote.
 
-    NAME is the newest run unless given; STEP limits it to the steps whose name contains it.
+    NAME is the newest run unless given; STEP limits it to the steps whose name contains it. JSON is an object a line.
 
     Example:
       rekindle logs -f
@@ -190,10 +191,10 @@ def logs(name: str | None, step: str | None, follow: bool, **where: Any) -> None
     if there := meant(**where):
         from pipelines.cli import cluster
 
-        return cluster.logs(there, name, step or "", follow)
+        return cluster.logs(there, name, step or "", follow, output)
     from pipelines import overview
 
-    overview.logs(HOME, name, step or "", follow, sys.stdout)
+    overview.logs(HOME, name, step or "", follow, sys.stdout, output == "json")
 
 
 @command
@@ -238,7 +239,8 @@ def stop(name: str | None, output: str, **where: Any) -> None:
 
 
 @command
-def down() -> None:
+@output_option("text", "json")
+def down(output: str) -> None:
     """Stop the deployments and the embedded services.
 
     Data, models and runs stay.
@@ -248,7 +250,10 @@ def down() -> None:
     """
     from pipelines.local.cluster import LocalCluster
 
-    for each in LocalCluster(HOME).down():
+    stopped = LocalCluster(HOME).down()
+    if output == "json":
+        click.echo(json.dumps({"stopped": stopped}))
+    for each in stopped if output == "text" else []:
         click.echo(f"stopped {each}")
 
 

@@ -15,7 +15,7 @@ from typing import Any, TextIO
 from pipelines.cluster.api import PODS, WORKFLOWS, Cluster, Object
 from pipelines.cluster.errors import ApiError
 from pipelines.cluster.workflows import OF, OVER
-from pipelines.display import is_terminal, progress_in
+from pipelines.display import is_terminal, log_line, progress_in
 from pipelines.summary import Step
 
 NODE_NAME = "workflows.argoproj.io/node-name"
@@ -31,9 +31,9 @@ REPLICA = "training.kubeflow.org/replica-type"
 class Logs:
     """The logs of one run, written to `out`."""
 
-    def __init__(self, cluster: Cluster, name: str, out: TextIO, step: str = "") -> None:
-        self.cluster, self.name, self.out, self.step = cluster, name, out, step
-        self.colors: dict[str, int] | None = {} if is_terminal(out) else None
+    def __init__(self, cluster: Cluster, name: str, out: TextIO, step: str = "", as_json: bool = False) -> None:
+        self.cluster, self.name, self.out, self.step, self.as_json = cluster, name, out, step, as_json
+        self.colors: dict[str, int] | None = {} if is_terminal(out) and not as_json else None
         self.lock = threading.Lock()
         self.readers: dict[tuple[str, str, int], threading.Thread] = {}
         self.over = threading.Event()
@@ -153,7 +153,7 @@ class Logs:
     def _say(self, label: str, line: str) -> None:
         with self.lock:
             if self.colors is None:
-                self.out.write(f"{label} | {line}\n")
+                self.out.write(log_line(label, line, self.as_json) + "\n")
             else:
                 color = self.colors.setdefault(label, COLORS[len(self.colors) % len(COLORS)])
                 self.out.write(f"\x1b[{color}m{label}\x1b[0m | {line}\n")

@@ -186,6 +186,10 @@ def test_status_and_logs_show_what_ran(tmp_path: Path):
     assert [(step["name"], step["phase"]) for step in steps] == [("first", "Succeeded"), ("second", "Failed")]
     assert rekindle("logs", cwd=tmp_path).stdout.count("|") == 2
     assert rekindle("logs", "four", "second", cwd=tmp_path).stdout.endswith("| two\n")
+    said = [json.loads(line) for line in rekindle("logs", "-o", "json", cwd=tmp_path).stdout.splitlines()]
+    assert ["first" in each["step"] for each in said] == [True, False]
+    assert [each["line"] for each in said] == ["one", "two"]
+    assert json.loads(rekindle("down", "-o", "json", cwd=tmp_path).stdout) == {"stopped": []}
     unknown = rekindle("status", "fuor", cwd=tmp_path)
     assert (unknown.returncode, 'Did you mean "four"?' in unknown.stderr) == (2, True)
 

@@ -1,6 +1,7 @@
 """What a reader of logs would lose: lines after a cut, pods that come later, the end; or get twice."""
 
 import io
+import json
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -110,6 +111,14 @@ def test_a_step_is_chosen_by_a_part_of_its_name(server: ApiServer, cluster: Clus
     out = io.StringIO()
     assert Logs(cluster, "demo", out, "rai").print() == 1
     assert out.getvalue() == "train | of train\n"
+
+
+def test_a_machine_gets_each_line_as_an_object(server: ApiServer, cluster: Cluster):
+    server.put(PODS_AT, pod("demo-train-1", "demo.train"))
+    server.say("demo-train-1", 'a "line" | of é')
+    out = io.StringIO()
+    Logs(cluster, "demo", out, as_json=True).print()
+    assert json.loads(out.getvalue()) == {"step": "train", "line": 'a "line" | of é'}
 
 
 def test_who_may_not_read_logs_is_told(server: ApiServer, cluster: Cluster):
