@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from pipelines.local.resource import merge
+from pipelines.local.patches import merge
 
 Object = dict[str, Any]
 NAMED = re.compile(r"(/apis?/.*?/namespaces/[^/]+/[^/]+)/([^/]+)$")
