@@ -99,6 +99,8 @@ def render(platform: Platform) -> list[Manifest]:
     """Every object, in the order in which they are to be applied."""
     names = [*ALWAYS, *(["quota"] if platform.quota else []), *(n for n in OPTIONS if n in platform.options)]
     found = [each for name in names for each in _objects(name, platform.values, platform.namespace)]
+    for each in found if platform.iam else []:
+        _take_out_secret(each)
     return [each for one in found for each in _ephemeral(one)] if platform.ephemeral else found
 
 
@@ -161,6 +163,12 @@ def _repository(platform: Platform, endpoint: str) -> dict[str, Any]:
         return found | {"useSDKCreds": True}
     keys = {"accessKeySecret": "AWS_ACCESS_KEY_ID", "secretKeySecret": "AWS_SECRET_ACCESS_KEY"}
     return found | {field: {"name": SECRET, "key": key} for field, key in keys.items()}
+
+
+def _take_out_secret(found: Manifest) -> None:
+    """Nobody makes it where pods have a cloud role."""
+    for container in found.get("spec", {}).get("template", {}).get("spec", {}).get("containers", []):
+        container["envFrom"] = [e for e in container["envFrom"] if e.get("secretRef", {}).get("name") != SECRET]
 
 
 def _ephemeral(found: Manifest) -> Iterator[Manifest]:

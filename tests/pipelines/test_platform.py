@@ -196,6 +196,15 @@ def test_argo_and_the_steps_are_told_of_the_same_bucket(
         assert maps["rekindle"]["data"]["S3_BUCKET"] == "b-1"
 
 
+@pytest.mark.parametrize("iam", [False, True])
+def test_mlflow_waits_for_the_credentials_unless_it_has_a_role(iam: bool) -> None:
+    """The Secret is made after the namespace: an MLflow that began without it would never write an artifact."""
+    found = platform.render(Platform("models", options=("mlflow",), iam=iam))
+    ((_, spec),) = pods(found)
+    secrets = [e["secretRef"] for e in spec["containers"][0]["envFrom"] if "secretRef" in e]
+    assert secrets == [{"name": "mlflow", "optional": True}, *([] if iam else [{"name": "rekindle-s3"}])]
+
+
 def test_a_trial_needs_no_volumes(objects: dict[Any, Any]) -> None:
     assert {name for kind, name in objects if kind == "PersistentVolumeClaim"} == {"mlflow", "minio"}
     found = platform.render(Platform("models", options=("mlflow", "minio"), ephemeral=True))
