@@ -20,12 +20,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipelines.local.services import BUCKET, Services
+from pipelines.local.state import write
 from steps.errors import ConfigError
 
 if TYPE_CHECKING:
     from steps.storage import Store
 
 KEPT = ("WorkflowTemplate", "ClusterWorkflowTemplate", "ConfigMap", "Secret", "PersistentVolumeClaim")
+BASES = {  # images whose programs every machine has: what each runs if nobody says
+    "python": ("python3",),
+    "alpine": ("/bin/sh",),
+    "busybox": ("sh",),
+    "debian": ("bash",),
+    "ubuntu": ("/bin/bash",),
+    "bash": ("bash",),
+}
 NAME = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?")
 ADDRESSES = 1000  # remembered; older ones are given out again
 
@@ -61,6 +70,11 @@ class Image:
         except (yaml.YAMLError, AttributeError) as error:
             raise ConfigError(f"{file} must map images to what they are here: {error}") from None
         return {name: cls(**fields) for name, fields in found.items()}
+
+
+def base(image: str) -> str:
+    """An image's name without registry, tag and digest."""
+    return image.split("@")[0].rpartition("/")[2].partition(":")[0]
 
 
 class LocalCluster:
@@ -115,7 +129,7 @@ class LocalCluster:
 
     def image(self, image: str) -> Image:
         """What an image is here."""
-        return self.images.get(image, Image())
+        return self.images.get(image) or Image(args=BASES.get(base(image), ()))
 
     def store(self, s3: Mapping[str, Any] | None = None) -> "Store":
         """The object store that the pods use, or another that an artifact names. Raises ConfigError, KeyError."""
@@ -150,15 +164,14 @@ class LocalCluster:
     def address(self, pod: str) -> str:
         """A pod's loopback address: the same for the same name, and no other pod's."""
         self.home.mkdir(parents=True, exist_ok=True)
-        with open(self.home / "addresses.json", "a+") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            file.seek(0)
-            taken: dict[str, str] = json.loads(file.read() or "{}")
+        path = self.home / "addresses.json"
+        with open(path.with_suffix(".lock"), "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            taken: dict[str, str] = json.loads(path.read_text()) if path.exists() else {}
             tries = (hashlib.sha256(f"{self.home}/{pod}/{attempt}".encode()).digest() for attempt in count())
             candidates = (f"127.{1 + a % 254}.{b}.{1 + c % 254}" for a, b, c, *_ in tries)
             address = next(each for each in candidates if taken.setdefault(each, pod) == pod)
-            file.truncate(0)
-            json.dump(dict(list(taken.items())[-ADDRESSES:]), file)
+            write(path, json.dumps(dict(list(taken.items())[-ADDRESSES:])))
         return address
 
     def service_variables(self) -> dict[str, str]:
@@ -210,8 +223,7 @@ class LocalCluster:
             _check(each, f"{kind} {name}")
             path = self.home / "objects" / str(kind) / f"{name}.json"
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.touch(mode=0o600)
-            path.write_text(json.dumps(each))
+            write(path, json.dumps(each), 0o600)
 
 
 def _texts(data: Mapping[str, bytes] | None, name: str) -> dict[str, str]:

@@ -32,28 +32,30 @@ from pipelines.local.when import WhenError, should_execute
 
 if TYPE_CHECKING:
     from pipelines.local.scheduler import Scheduler
-NAMES = re.compile(r"(?P<result>[a-zA-Z0-9][-a-zA-Z0-9]*?\.[A-Z][a-zA-Z]+)|(?P<task>[a-zA-Z0-9][-a-zA-Z0-9]*)")
+NAMES = re.compile(r"[a-zA-Z0-9][-a-zA-Z0-9]*?\.[A-Z][a-zA-Z]+|[a-zA-Z0-9][-a-zA-Z0-9]*")
 WORDS = re.compile(r"[-a-zA-Z0-9_]+")
 RESULTS = {"Succeeded": "Succeeded", "Failed": "Failed", "Errored": "Error", "Skipped": "Skipped", "Omitted": "Omitted"}
 
 
 def dependencies(task: dict[str, Any], tasks: dict[str, dict[str, Any]]) -> tuple[list[str], str]:
-    """The tasks that `task` waits for, and its `depends` with every bare name spelled out."""
-    found: dict[str, None] = {}
+    """The tasks that `task` waits for, and its `depends` as an expression over them, in which they are t0, t1, ...
+
+    So that tasks that wait for others in the same way have the same expression, which is parsed once.
+    """
+    found: dict[str, str] = {}
 
     def spelled(match: re.Match[str]) -> str:
-        name = match[0].split(".")[0]
-        found[name] = None
-        return _passes(name, tasks) if match["task"] else match[0]
+        name, _, result = match[0].partition(".")
+        short = found.setdefault(name, f"t{len(found)}")
+        return f"{short}.{result}" if result else _passes(short, tasks.get(name, {}).get("continueOn") or {})
 
     depends = task.get("depends") or " && ".join(task.get("dependencies") or [])
     logic = NAMES.sub(spelled, depends)
     return list(found), logic
 
 
-def _passes(name: str, tasks: dict[str, dict[str, Any]]) -> str:
+def _passes(name: str, goes_on: dict[str, Any]) -> str:
     results = ["Succeeded", "Skipped", "Daemoned"]
-    goes_on = tasks.get(name, {}).get("continueOn") or {}
     results += ["Errored"] if goes_on.get("error") else []
     results += ["Failed"] if goes_on.get("failed") else []
     return "(" + " || ".join(f"{name}.{result}" for result in results) + ")"
@@ -73,6 +75,7 @@ class Dag:
         target = template["dag"].get("target")
         self.targets = target.split(" ") if target else sorted(set(self.tasks) - needed)
         self.looped = {name for name, task in self.tasks.items() if loops(task)}
+        self.seen: dict[str, list[str]] = {}  # by each task whose turn has come
         eager = self.looped | {name for name, task in self.tasks.items() if task.get("when")}
         self.order = Order(self.targets, self.needs, eager)
 
@@ -84,19 +87,25 @@ class Dag:
 
     def scope(self, task: str) -> scopes.Scope:
         """What `task` sees: all its ancestors. Raises ValueError for a loop's result that is no JSON."""
-        scope, text = scopes.of_template(self.s, self.template), json.dumps(self.tasks[task])
+        scope = scopes.of_template(self.s, self.template)
+        if task not in self.seen:
+            self.seen[task] = self._sees(task)
+        for name in self.seen[task]:
+            node = self.node(name)
+            if node is None:
+                raise ValueError(f"Ancestor task node {name} not found")
+            self.add(scope, name, node)
+        return scope
+
+    def _sees(self, task: str) -> list[str]:
+        text = json.dumps(self.tasks[task])
         seen = self.looped | self.tasks.keys() & set(WORDS.findall(text))
         if "{{=" in text or "xpression" in text:  # may reach a task without its name
             seen = self.tasks.keys()
         seen = seen - {task}
         if not seen <= set(self.needs[task]):
             seen = seen & set(above([task], self.needs))
-        for name in sorted(seen):
-            node = self.node(name)
-            if node is None:
-                raise ValueError(f"Ancestor task node {name} not found")
-            self.add(scope, name, node)
-        return scope
+        return sorted(seen)
 
     def add(self, scope: scopes.Scope, name: str, node: Node) -> None:
         if node["type"] == "TaskGroup":
@@ -154,8 +163,8 @@ class Dag:
             )
             results |= {"Daemoned": bool(node.get("daemoned")), "AnySucceeded": "Succeeded" in phases}
             results |= {"AllFailed": bool(phases) and all(phase == "Failed" for phase in phases)}
-            scope[need.replace("-", "_")] = results
-        return truth(self.logic[name].replace("-", "_"), scope)
+            scope[f"t{len(scope)}"] = results
+        return truth(self.logic[name], scope)
 
     def connect(self, task: str, name: str, group: str | None = None) -> None:
         """Hangs node `name` below what `task` waited for."""

@@ -15,6 +15,7 @@ from pipelines.local import golang
 from pipelines.local.manifest import Loader, random_name
 from pipelines.local.patches import PATCHES, PatchError
 from pipelines.local.selector import MISSING, SelectorError, lookup, verdict
+from pipelines.local.state import write
 from pipelines.local.table import Began, Ended, Start
 from steps.errors import ConfigError, RekindleError
 
@@ -52,7 +53,7 @@ class Resources:
         """Does the action; what has conditions to wait for is over later."""
         resource = action.template["resource"]
         try:
-            kind, name = self._act(resource)
+            kind, name = self._act(resource, self.run / "creates" / action.id)
         except (KubectlError, RekindleError) as error:
             return [Began(action.id), _failed(action.id, str(error))]
         if resource["action"] == "delete" or not (resource.get("successCondition") or resource.get("failureCondition")):
@@ -91,7 +92,11 @@ class Resources:
             )
         return found
 
-    def _act(self, resource: dict[str, Any]) -> tuple[str, str]:
+    def _act(self, resource: dict[str, Any], creates: Path) -> tuple[str, str]:
+        """Does it, and gives kind and name. `creates`: the file with the name of what a dead runner began to create.
+
+        Raises KubectlError, ConfigError.
+        """
         action, flags = resource["action"], resource.get("flags") or []
         strategy = (resource.get("mergeStrategy") or "strategic") if action == "patch" else ""
         obj = self._object(resource) if resource.get("manifest") else {}
@@ -102,7 +107,8 @@ class Resources:
         else:
             meta = obj.get("metadata") or {}
             if action == "create" and not meta.get("name") and meta.get("generateName"):
-                obj["metadata"] = {**meta, "name": random_name(str(meta["generateName"]))}
+                name = creates.read_text() if creates.exists() else random_name(str(meta["generateName"]))
+                obj["metadata"] = {**meta, "name": name}
             kind, name = obj.get("kind", ""), (obj.get("metadata") or {}).get("name", "")
         if not kind or not name:
             raise KubectlError("Kind and name are both required but at least one of them is missing from the manifest")
@@ -112,13 +118,16 @@ class Resources:
         if action == "delete":
             if now is not None:
                 controller.delete(name)
-        elif action == "create" and now is not None:
+        elif action == "create" and now is not None and not creates.exists():
             raise KubectlError(f'Error from server (AlreadyExists): {kind.lower()}s "{name}" already exists')
         elif action in ("get", "patch", "replace") and now is None:
             raise KubectlError(missing)
         elif action == "patch":
             controller.apply(self._patched(now or {}, obj, strategy))
         elif action != "get":
+            if action == "create":
+                creates.parent.mkdir(exist_ok=True)
+                write(creates, name)
             controller.apply(obj)
         return kind, name
 

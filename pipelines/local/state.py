@@ -1,4 +1,4 @@
-"""A run on disk: .rekindle/runs/NAME/{manifest.yaml, journal.jsonl, lock, stop, asked, logs/POD.log, pods/POD/}.
+"""A run on disk: .rekindle/runs/NAME/{manifest.yaml, journal.jsonl, lock, stop, asked, creates/, logs/, pods/POD/}.
 
 The journal holds one JSON object a line: what changed in the workflow's status (`status`, `nodes` by id, the new
 `children` of those that but got some) and which process runs which pod (`pods`: id → [pid, start time], null when it
@@ -178,10 +178,11 @@ def _named(error: OSError, root: Path) -> RekindleError:
     return RekindleError(f"{root} cannot be written ({error.strerror}): the state of a run is kept there.")
 
 
-def write(path: Path, text: str) -> None:
+def write(path: Path, text: str, mode: int = 0o666) -> None:
     """A whole file or the one before."""
     beside = path.with_name(path.name + ".new")
-    beside.write_text(text)
+    with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "w") as file:
+        file.write(text)
     beside.replace(path)
 
 
@@ -190,6 +191,23 @@ def read(home: Path, name: str) -> Status:
     files = RunFiles(home, name)
     files.workflow()
     return files.load()[0]
+
+
+def interrupted(status: Status, now: str) -> Status:
+    """A status whose runner died, ready to go on: what ran begins anew, and so does its time (`now`: RFC 3339).
+
+    What had begun once a daemon ran waits for it again: the group that it was the end of is not over.
+    """
+    nodes: dict[str, dict[str, Any]] = status["nodes"]
+    for id, node in nodes.items():
+        if node["type"] == "Pod" and node["phase"] in ("Pending", "Running") and "synchronizationStatus" not in node:
+            if node.pop("daemoned", None):
+                node.pop("podIP", None)
+                for group in (each for each in nodes.values() if id in each.get("children", [])):
+                    if group["type"] in ("StepGroup", "TaskGroup"):
+                        group |= {"phase": "Running", "finishedAt": None}
+            node |= {"phase": "Pending", "startedAt": now}
+    return status
 
 
 def reset(status: Status) -> Status:
