@@ -35,6 +35,7 @@ BASES = {  # images whose programs every machine has: what each runs if nobody s
     "ubuntu": ("/bin/bash",),
     "bash": ("bash",),
 }
+OWN = {("ConfigMap", "rekindle"), ("Secret", "rekindle-s3")}  # there without being kept
 NAME = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?")
 ADDRESSES = 1000  # remembered; older ones are given out again
 
@@ -213,6 +214,12 @@ class LocalCluster:
         """An object that was kept."""
         path = self.home / "objects" / kind / f"{name}.json"
         return json.loads(path.read_text()) if path.exists() else None
+
+    def has(self, kind: str, name: str, key: str | None = None) -> bool:
+        """Whether there is such an object, and if it is asked for, the key in it."""
+        obj = {} if (kind, name) in OWN else self.find(kind, name)
+        keys = {each for part in ("data", "binaryData", "stringData") for each in (obj or {}).get(part) or {}}
+        return obj is not None and (key is None or key in keys or (kind, name) in OWN)
 
     def keep(self, objects: Iterable[Mapping[str, Any]]) -> None:
         """What lies beside a Workflow in its file, as `kubectl apply` would. Raises ConfigError."""

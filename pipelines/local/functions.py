@@ -10,10 +10,11 @@ import json
 import math
 import re
 from collections.abc import Callable, Mapping
+from datetime import datetime
 from functools import cmp_to_key
 from typing import Any, TypeGuard
 
-from pipelines.local.golang import dumps, verb
+from pipelines.local.golang import date, dumps, verb
 
 Numeric = int | float
 
@@ -232,6 +233,12 @@ def _cast(value: Any) -> int:
         return 0
 
 
+def _date(layout: str, moment: Any) -> str:
+    """sprig's date: of unix seconds, in this machine's zone; anything else, a text too, is now."""
+    known = is_number(moment) and isinstance(moment, int)
+    return date(layout, (datetime.fromtimestamp(moment) if known else datetime.now()).astimezone())
+
+
 SPRIG: dict[str, Callable[..., Any]] = {
     "upper": str.upper,
     "lower": str.lower,
@@ -275,6 +282,7 @@ SPRIG: dict[str, Callable[..., Any]] = {
     "int": _cast,
     "int64": _cast,
     "float64": lambda v: float(v) if re.fullmatch(r"[+-]?[\d.]+([eE][+-]?\d+)?", verb(v)) else 0.0,
+    "date": _date,
     "toString": verb,
     "toJson": dumps,
     "fromJson": json.loads,

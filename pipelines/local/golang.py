@@ -7,6 +7,7 @@ import json
 import math
 import re
 import time
+from datetime import datetime
 from typing import Any
 
 UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
@@ -29,6 +30,44 @@ def seconds(text: str) -> float:
 def timestamp() -> str:
     """Now, as Kubernetes writes a time."""
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+
+
+def date(layout: str, moment: datetime) -> str:
+    """`time.Format`: the parts of Go's reference time, Mon Jan 2 15:04:05 MST 2006, replaced by those of `moment`."""
+    offset = moment.strftime("%z")
+    parts = {
+        "2006": f"{moment.year:04}",
+        "January": moment.strftime("%B"),
+        "Monday": moment.strftime("%A"),
+        "-07:00": f"{offset[:3]}:{offset[3:5]}",
+        "Z07:00": "Z" if offset == "+0000" else f"{offset[:3]}:{offset[3:5]}",
+        "-0700": offset,
+        "Jan": moment.strftime("%b"),
+        "Mon": moment.strftime("%a"),
+        "MST": moment.tzname() or "UTC",
+        "002": f"{moment.timetuple().tm_yday:03}",
+        "01": f"{moment.month:02}",
+        "02": f"{moment.day:02}",
+        "03": f"{(moment.hour + 11) % 12 + 1:02}",
+        "04": f"{moment.minute:02}",
+        "05": f"{moment.second:02}",
+        "06": f"{moment.year % 100:02}",
+        "15": f"{moment.hour:02}",
+        "_2": f"{moment.day:2}",
+        "PM": moment.strftime("%p"),
+        "pm": moment.strftime("%p").lower(),
+        "1": str(moment.month),
+        "2": str(moment.day),
+        "3": str((moment.hour + 11) % 12 + 1),
+        "4": str(moment.minute),
+        "5": str(moment.second),
+    }
+
+    def written(found: re.Match[str]) -> str:
+        digits = f"{moment.microsecond:06}000"
+        return parts[found[0]] if found[0] in parts else found[0][0] + digits[: len(found[0]) - 1]
+
+    return re.sub("|".join([*map(re.escape, parts), r"(?<=05)[.,]0+"]), written, layout)
 
 
 def humane(wait: float) -> str:

@@ -79,11 +79,11 @@ def start(pod: PodRun, cluster: Cluster) -> subprocess.Popen[bytes]:
     environment = environ(pod, container, cluster)
     image = cluster.image(container["image"])
     command = container.get("command") or image.command
-    if not command:
+    given = container.get("args") or ([] if container.get("command") else image.args)
+    if not (command or given):
         raise ConfigError(
             f"{pod.name}: container {container['name']} has no command, and its image's own is not known. Set it."
         )
-    given = container.get("args") or ([] if container.get("command") else image.args)
     arguments = [expand(str(each), environment) for each in [*command, *given]]
     if PYTHON.fullmatch(arguments[0]):
         arguments[0] = image.python

@@ -2,6 +2,7 @@
 
 import json
 import math
+from datetime import UTC, datetime
 
 import pytest
 from hypothesis import given
@@ -213,3 +214,20 @@ def test_durations(text: str, seconds: float) -> None:
 def test_durations_that_go_does_not_read(text: str) -> None:
     with pytest.raises(ValueError, match="unable to parse"):
         golang.seconds(text)
+
+
+@pytest.mark.parametrize(
+    ("layout", "text"),
+    [
+        ("2006-01-02T15:04:05Z07:00", "2009-03-07T14:05:09Z"),
+        ("Mon Jan _2 3:04:05.000 PM 2006 -0700", "Sat Mar  7 2:05:09.012 PM 2009 +0000"),
+        ("Monday, January 2, 06 (002) 1/4/5 03pm", "Saturday, March 7, 09 (066) 3/5/9 02pm"),
+    ],
+)
+def test_a_time_is_written_in_the_layout_of_go(layout: str, text: str) -> None:
+    assert golang.date(layout, datetime(2009, 3, 7, 14, 5, 9, 12345, UTC)) == text
+
+
+def test_a_date_of_sprig_is_that_of_a_number_and_now_for_any_text() -> None:
+    assert evaluate("sprig.date('2006', 86400 * 365)", ARGO) == "1971"
+    assert evaluate("sprig.date('2006', '1999-01-01T00:00:00Z')", ARGO) == str(datetime.now().year)
