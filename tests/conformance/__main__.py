@@ -26,11 +26,12 @@ def main() -> int:
     options.add_argument("--seed", type=int, default=1)
     options.add_argument("--namespace", required=True, help="made if there is none, and gone at the end then")
     options.add_argument("--image", default=STANDS_FOR, help="what stands for python:3.11 on that cluster")
+    options.add_argument("--instance", default="", help="the instanceID of the controller, where it has one")
     options.add_argument("--at-once", type=int, default=4, help="so many workflows on the cluster")
     options.add_argument("--record", action="store_true", help="keep what Argo makes of each beside it, as NAME.json")
     options.add_argument("--differences", type=Path, default=Path("differences"), help="where they are written")
     given = options.parse_args()
-    with tempfile.TemporaryDirectory() as folder, Argo(given.namespace, given.image) as argo:
+    with tempfile.TemporaryDirectory() as folder, Argo(given.namespace, given.image, given.instance) as argo:
         if given.record:
             manifests = [path for path in sorted(given.folder.glob("*.yaml")) if not path.with_suffix(".json").exists()]
             record(manifests, argo, given.at_once, print)
@@ -39,7 +40,7 @@ def main() -> int:
         manifests = manifests or written(Path(folder), given.count, given.seed, bool(argo.store))
         with Here(Path(folder) / "home") as here:
             found = compare(manifests, here, argo, given.at_once, lambda one: told(one, given.differences))
-        print(table(found, argo.version()))
+        print(table(found, argo.version))
         return int(any(one.differences for one in found))
 
 

@@ -3,15 +3,17 @@
 with Argo("NS", image="python:3.11") as argo:
     argo.submit(name, text); ended = argo.ended()      # name → outcome of those that are over since
 
-The namespace is made where there is none, and then is gone at the end. In it every service account may what executors
-do, and what the controller needs for `memoize`. Where REKINDLE_TEST_S3 (an endpoint that pods and this machine reach)
-and AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY are set, it has an artifact repository: a bucket of the namespace's name.
+The namespace is made where there is none, and then is gone at the end. In it every service account may do what
+executors do, and in the controller's namespace what `memoize` needs. Where REKINDLE_TEST_S3 (an endpoint that pods and
+this machine reach) and AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY are set, there is an artifact repository: a bucket of
+its own. `instance`: the instanceID of the controller, where it has one.
 """
 
 import json
 import os
 import subprocess
 import time
+import uuid
 from typing import Any, Self
 from urllib.parse import urlsplit
 
@@ -21,61 +23,58 @@ from pipelines.local.manifest import documents, split
 from steps.storage import Store
 from tests.conformance.outcome import OVER, REFUSED, STUCK, Outcome, in_store, of_status
 
-TIMEOUT = 240.0  # seconds after which a workflow is called Stuck
+TIMEOUT = 150.0  # seconds without any change after which a workflow is called Stuck
 STANDS_FOR = "python:3.11"
-RULES = [
-    {"apiGroups": ["argoproj.io"], "resources": ["workflowtaskresults"], "verbs": ["create", "patch"]},
-    {"apiGroups": [""], "resources": ["configmaps"], "verbs": ["get", "create", "update", "patch", "delete"]},
-]
+GROUP = "rbac.authorization.k8s.io"
+CACHES = {"apiGroups": [""], "resources": ["configmaps"], "verbs": ["get", "create", "update", "patch", "delete"]}
+RESULTS = {"apiGroups": ["argoproj.io"], "resources": ["workflowtaskresults"], "verbs": ["create", "patch"]}
+MEMOS = "memos-"  # how the caches of random workflows are called
+CACHE = "workflows.argoproj.io/configmap-type=Cache"
+INSTANCE = "workflows.argoproj.io/controller-instanceid"
 
 
 class Argo:
     """One namespace. `image`: what stands for python:3.11 on that cluster."""
 
-    def __init__(self, namespace: str, image: str = STANDS_FOR) -> None:
-        self.namespace, self.image = namespace, image
-        self.running: dict[str, tuple[float, list[dict[str, Any]]]] = {}  # since when, and what lies beside it
+    def __init__(self, namespace: str, image: str = STANDS_FOR, instance: str = "") -> None:
+        self.namespace, self.image, self.instance = namespace, image, instance
+        self.running: dict[str, list[dict[str, Any]]] = {}  # what lies beside each
+        self.changed: dict[str, tuple[str, float]] = {}  # the version of each, and since when
         self.refused: dict[str, Outcome] = {}
         endpoint = os.environ.get("REKINDLE_TEST_S3")
         keys = [os.environ.get(name, "") for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")]
-        self.store = Store(namespace, endpoint, *keys) if endpoint else None
+        self.store = Store(f"conformance-{uuid.uuid4().hex[:8]}", endpoint, *keys) if endpoint else None
 
     def __enter__(self) -> Self:
         self.made = not self("get", "namespace", self.namespace, "--ignore-not-found", "-o", "name")
         if self.made:
             self("create", "namespace", self.namespace)
-            self("apply", "-f", "-", text=yaml.safe_dump_all(self._needed()))
-            if self.store:
-                self.store.client.create_bucket(Bucket=self.store.bucket)
+        if self.store:
+            self.store.client.create_bucket(Bucket=self.store.bucket)
+        self.controller, self.version = self._controller()
+        self("apply", "-f", "-", text=yaml.safe_dump_all(self._needed()))
+        caches = yaml.safe_dump_all(_allowed(self.namespace, [CACHES]))
+        self("apply", "--namespace", self.controller, "-f", "-", text=caches)
         return self
 
     def __exit__(self, *_: object) -> None:
-        if not self.made:
-            return
-        self("delete", "namespace", self.namespace, "--wait=false")
+        caches = self("get", "configmaps", "--namespace", self.controller, "-l", CACHE, "-o", "name").split()
+        mine = [each for each in caches if each.startswith(f"configmap/{MEMOS}")]
+        self("delete", "--namespace", self.controller, f"role/{self.namespace}", f"rolebinding/{self.namespace}", *mine)
+        if self.made:
+            self("delete", "namespace", self.namespace, "--wait=false")
         if self.store:
             self.store.delete([entry.key for entry in self.store.list("")])
             self.store.client.delete_bucket(Bucket=self.store.bucket)
 
     def _needed(self) -> list[dict[str, Any]]:
-        group = "rbac.authorization.k8s.io"
-        everyone = {"kind": "Group", "name": "system:serviceaccounts", "apiGroup": group}
-        found: list[dict[str, Any]] = [
-            {"apiVersion": f"{group}/v1", "kind": "Role", "metadata": {"name": "conformance"}, "rules": RULES},
-            {
-                "apiVersion": f"{group}/v1",
-                "kind": "RoleBinding",
-                "metadata": {"name": "conformance"},
-                "roleRef": {"apiGroup": group, "kind": "Role", "name": "conformance"},
-                "subjects": [everyone],
-            },
-        ]
+        found = _allowed("executors", [CACHES, RESULTS])
         if not self.store:
             return found
         endpoint = urlsplit(os.environ["REKINDLE_TEST_S3"])
         keys = {key: {"name": "store", "key": key} for key in ("accessKey", "secretKey")}
         s3 = {
-            "bucket": self.namespace,
+            "bucket": self.store.bucket,
             "endpoint": endpoint.netloc,
             "insecure": endpoint.scheme == "http",
             "accessKeySecret": keys["accessKey"],
@@ -99,11 +98,13 @@ class Argo:
         flow, beside = split(documents(text.replace(STANDS_FOR, self.image)))
         if beside:
             self("apply", "-f", "-", text=yaml.safe_dump_all(beside))
+        if self.instance:
+            flow["metadata"].setdefault("labels", {})[INSTANCE] = self.instance
         try:
             self("create", "-f", "-", text=json.dumps(flow))
         except subprocess.CalledProcessError as error:  # the API server's own check of a Workflow
             self.refused[name] = _refused(f"{REFUSED}: {error.stderr}")
-        self.running[name] = (time.monotonic(), beside)
+        self.running[name] = beside
 
     def ended(self) -> dict[str, Outcome]:
         """Those of the submitted that are over since the last call, by name; they are gone from the cluster then."""
@@ -112,12 +113,11 @@ class Argo:
             name, status = flow["metadata"]["name"], flow.get("status") or {}
             if name not in self.running:
                 continue
-            stuck = time.monotonic() - self.running[name][0] > TIMEOUT
-            if _settled(flow) or stuck:
+            if _settled(flow) or self._stuck(name, flow["metadata"]["resourceVersion"]):
                 outcome = of_status(name, status, in_store(self.store) if self.store else None)
                 found[name] = outcome if status.get("phase") in OVER else {"phase": STUCK, "was": outcome}
         for name in found:
-            _, beside = self.running.pop(name)
+            beside = self.running.pop(name)
             if name not in self.refused:
                 self("delete", "workflow", name, "--wait=false")
             if beside:
@@ -125,20 +125,40 @@ class Argo:
         self.refused.clear()
         return found
 
-    def version(self) -> str:
-        """The image of the controller, from what pods of workflows show; empty if it cannot be seen."""
-        found = self("get", "deployments", "--all-namespaces", "-o", "json")
-        images = [
-            container["image"]
-            for each in json.loads(found)["items"]
+    def _stuck(self, name: str, version: str) -> bool:
+        before, since = self.changed.get(name, ("", 0.0))
+        if before != version:
+            since = time.monotonic()
+            self.changed[name] = (version, since)
+        return time.monotonic() - since > TIMEOUT
+
+    def _controller(self) -> tuple[str, str]:
+        """The namespace and the version of the controller, from its Deployment."""
+        found = json.loads(self("get", "deployments", "--all-namespaces", "-o", "json"))["items"]
+        images = {
+            each["metadata"]["namespace"]: container["image"].rpartition(":")[2]
+            for each in found
             for container in each["spec"]["template"]["spec"]["containers"]
-        ]
-        return next((image.rpartition(":")[2] for image in images if "workflow-controller" in image), "")
+            if "workflow-controller" in container["image"]
+        }
+        namespace = self.namespace if self.namespace in images else next(iter(images))
+        return namespace, images[namespace]
 
     def __call__(self, *arguments: str, text: str = "") -> str:
         """kubectl in the namespace. Raises CalledProcessError."""
         command = ["kubectl", "--namespace", self.namespace, *arguments]
         return subprocess.run(command, input=text, capture_output=True, text=True, check=True).stdout
+
+
+def _allowed(name: str, rules: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What lets every service account do that."""
+    version, metadata = {"apiVersion": f"{GROUP}/v1"}, {"metadata": {"name": name}}
+    role = {"apiGroup": GROUP, "kind": "Role", "name": name}
+    everyone = {"kind": "Group", "name": "system:serviceaccounts", "apiGroup": GROUP}
+    return [
+        {**version, "kind": "Role", **metadata, "rules": rules},
+        {**version, "kind": "RoleBinding", **metadata, "roleRef": role, "subjects": [everyone]},
+    ]
 
 
 def _refused(message: str) -> Outcome:

@@ -16,7 +16,7 @@ from tests.conformance.outcome import Outcome, differences
 from tests.conformance.workflows import NAME, some
 
 PAUSE = 1.0  # seconds between looks at the cluster
-LOCALLY = 2  # runs on this machine at once
+LOCALLY = 1  # runs on this machine at once
 
 
 class Plain(yaml.SafeDumper):
