@@ -13,13 +13,21 @@ from collections.abc import Mapping
 from typing import Any
 
 import yaml
+from yaml.constructor import ConstructorError
 
 from pipelines.local.golang import anystring, timestamp
 from pipelines.local.references import Find, filled, joined
 from pipelines.scopes import misshapen
 from steps.errors import ConfigError, did_you_mean
 
+ALIASED = 400_000  # values that aliases may make, as goyaml has it (decode.go, alias_ratio_range_low)
 Base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+FIELDS = ("apiVersion", "kind", "metadata", "spec", "status")
+META = (  # ObjectMeta of Kubernetes
+    *("name", "generateName", "namespace", "labels", "annotations", "ownerReferences", "finalizers", "managedFields"),
+    *("uid", "resourceVersion", "generation", "selfLink", "creationTimestamp", "deletionTimestamp"),
+    "deletionGracePeriodSeconds",
+)
 KINDS = ("Workflow", "WorkflowTemplate", "CronWorkflow")
 
 
@@ -37,6 +45,11 @@ class Loader(Base):
 
 
 def _mapping(loader: Any, node: Any) -> dict[str, Any]:
+    seen: set[str] = set()
+    for name, _ in node.value:
+        if isinstance(name, yaml.ScalarNode) and name.value in seen and name.value != "<<":
+            raise ConstructorError(None, None, f'the key "{name.value}" is there twice: remove one', name.start_mark)
+        seen.add(str(name.value))
     loader.flatten_mapping(node)
     return {
         key
@@ -64,11 +77,25 @@ def documents(text: str) -> list[dict[str, Any]]:
     """The objects of a YAML or JSON text, those of its Lists among them. Raises ConfigError."""
     try:
         found = [each for document in yaml.load_all(text, Loader) if document for each in _items(document)]
+        if (size := _size(found, {})) > max(ALIASED, len(text)):
+            raise ConfigError(f"the manifest would have {size:.2g} values with all its aliases: use fewer of them.")
     except (yaml.YAMLError, ValueError) as error:
         raise ConfigError(f"the manifest is not YAML: {error}") from error
+    except RecursionError:
+        raise ConfigError("the manifest has lists or mappings hundreds of levels deep: flatten it.") from None
     if not all(isinstance(document, dict) for document in found):
         raise ConfigError("the manifest holds something that is no Kubernetes object: each document must be a mapping.")
     return found
+
+
+def _size(value: Any, known: dict[int, int]) -> int:
+    """How many values there are, those that are the same by alias each time they occur."""
+    if not isinstance(value, (dict, list)):
+        return 1
+    if id(value) not in known:
+        below = value.values() if isinstance(value, dict) else value
+        known[id(value)] = 1 + sum(_size(each, known) for each in below)
+    return known[id(value)]
 
 
 def _items(document: Any) -> list[Any]:
@@ -101,6 +128,12 @@ def workflow(
     kind = manifest.get("kind")
     if kind not in KINDS:
         raise ConfigError(f"kind is {kind!r}: only {', '.join(KINDS)} can be run.{did_you_mean(str(kind), set(KINDS))}")
+    for where, value, known in (("", manifest, FIELDS), ("metadata.", manifest.get("metadata") or {}, META)):
+        for key in value:
+            if key not in known:
+                raise ConfigError(
+                    f"{where}{key} is no field of a {kind}.{did_you_mean(str(key), set(known))} Remove it."
+                )
     spec = copy.deepcopy(manifest.get("spec") or {})
     metadata = copy.deepcopy(manifest.get("metadata") or {})
     if kind == "CronWorkflow":
