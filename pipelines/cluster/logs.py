@@ -9,7 +9,7 @@ comes twice. Pods may come, go, and come again under the same name.
 import re
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TextIO
 
 from pipelines.cluster.api import PODS, WORKFLOWS, Cluster, Object
@@ -36,9 +36,10 @@ class Logs:
         self.colors: dict[str, int] | None = {} if is_terminal(out) and not as_json else None
         self.lock = threading.Lock()
         self.readers: dict[tuple[str, str, int], threading.Thread] = {}
+        self.ended = threading.Event()  # the run, or a thread that could not go on
         self.over = threading.Event()
         self.gone = threading.Event()  # all that can be read has been
-        self.failed: ApiError | None = None
+        self.failed: Exception | None = None
 
     def print(self) -> int:
         """What is there now; gives the number of pods."""
@@ -51,13 +52,12 @@ class Logs:
         return len([pod for pod in pods if self.step in label_of(self.name, pod)])
 
     def follow(self) -> None:
-        """Until the run is over or deleted, and all is said. Raises ApiError."""
-        threading.Thread(target=self._watch_pods, name="pods", daemon=True).start()
-        for kind, workflow in self.cluster.watch(WORKFLOWS, name=self.name):
-            if kind == "DELETED" or (workflow.get("status") or {}).get("phase") in OVER:
-                break
-            if self.failed:
-                raise self.failed
+        """Until the run is over or deleted, and all is said. Raises ApiError, BrokenPipeError if nobody reads `out`."""
+        for watch in (self._watch_pods, self._watch_workflow):
+            threading.Thread(target=self._try, args=(watch,), daemon=True).start()
+        self.ended.wait()
+        if self.failed:
+            raise self.failed
         self._catch_up()
         self.over.set()
         until = time.monotonic() + LAST_WORDS
@@ -67,15 +67,24 @@ class Logs:
         if self.failed:
             raise self.failed
 
-    def _watch_pods(self) -> None:
+    def _try(self, function: Callable[..., None], *args: Any) -> None:
         try:
-            for kind, pod in self.cluster.watch(PODS, labels=f"{OF}={self.name}"):
-                if self.over.is_set():
-                    return
-                if kind != "DELETED":
-                    self._begin(pod)
-        except ApiError as error:
+            function(*args)
+        except (ApiError, BrokenPipeError) as error:
             self.failed = error
+            self.ended.set()
+
+    def _watch_workflow(self) -> None:
+        for kind, workflow in self.cluster.watch(WORKFLOWS, name=self.name):
+            if kind == "DELETED" or (workflow.get("status") or {}).get("phase") in OVER:
+                return self.ended.set()
+
+    def _watch_pods(self) -> None:
+        for kind, pod in self.cluster.watch(PODS, labels=f"{OF}={self.name}"):
+            if self.over.is_set():
+                return
+            if kind != "DELETED":
+                self._begin(pod)
 
     def _catch_up(self) -> None:
         """A pod whose start was not heard of yet still has its log."""
@@ -87,15 +96,10 @@ class Logs:
             for container, starts in _started(pod):
                 key = (pod["metadata"]["uid"], container, starts)
                 if key not in self.readers:
-                    reader = threading.Thread(target=self._reading, args=(pod, container, starts), daemon=True)
+                    reading = (self._read, pod, container, starts, True)
+                    reader = threading.Thread(target=self._try, args=reading, daemon=True)
                     self.readers[key] = reader
                     reader.start()
-
-    def _reading(self, pod: Object, container: str, starts: int) -> None:
-        try:
-            self._read(pod, container, starts, follow=True)
-        except ApiError as error:
-            self.failed = error
 
     def _read(self, pod: Object, container: str, starts: int, follow: bool) -> None:
         label = label_of(self.name, pod)

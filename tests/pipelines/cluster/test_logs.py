@@ -129,6 +129,18 @@ def test_who_may_not_read_logs_is_told(server: ApiServer, cluster: Cluster):
         Logs(cluster, "demo", io.StringIO()).follow()
 
 
+def test_a_reader_that_has_enough_ends_it_though_the_run_goes_on(server: ApiServer, cluster: Cluster):
+    class Head(io.StringIO):
+        def write(self, text: str) -> int:
+            raise BrokenPipeError
+
+    server.put(WORKFLOWS_AT, workflow("demo"))
+    server.put(PODS_AT, pod("demo-a-1", "demo.a"))
+    server.say("demo-a-1", "one line too many")
+    with pytest.raises(BrokenPipeError):
+        Logs(cluster, "demo", Head()).follow()
+
+
 def test_the_end_of_a_failed_step_is_found_without_what_argo_says_after_it(server: ApiServer, cluster: Cluster):
     server.put(PODS_AT, pod("demo-train-worker-0"))
     server.put(PODS_AT, pod("demo-train-worker-1"))
