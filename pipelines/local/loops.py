@@ -14,6 +14,9 @@ from pipelines.local.when import WhenError, should_execute
 LOOPS = ("withItems", "withParam", "withSequence")
 
 
+MOST = 100_000  # items; on Argo a workflow with as many no longer fits into its object
+
+
 def loops(step: Mapping[str, Any]) -> bool:
     """Whether a step or task is one for each of several items."""
     return any(step.get(key) for key in LOOPS)
@@ -56,7 +59,10 @@ def _items(step: dict[str, Any]) -> list[Any]:
     else:
         raise ValueError("neither end nor count was specified in withSequence")
     form = sequence.get("format") or "%d"
-    return [form % number for number in range(start, end + (1 if start <= end else -1), 1 if start <= end else -1)]
+    numbers = range(start, end + (1 if start <= end else -1), 1 if start <= end else -1)
+    if numbers[MOST:]:
+        raise ValueError(f"withSequence from {start} to {end}: a loop may have {MOST} items at most")
+    return [form % number for number in numbers]
 
 
 def _runs(when: str) -> bool:

@@ -5,7 +5,7 @@ Source: Argo's scope.go, and buildLocalScope and processAggregateNodeOutputs of 
 """
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from pipelines.local import golang
@@ -24,12 +24,27 @@ MARK = "\ue000"  # before each path that a placeholder stood for: the executor m
 class Scope(dict[str, Any]):
     """Tag → value."""
 
-    def parameters(self, globals: Mapping[str, str] | None = None) -> dict[str, str | None]:
+    def parameters(self, globals: Mapping[str, str] | None = None) -> "Texts":
         """All that is text or absent, over the workflow's values."""
-        return {
-            **(globals or {}),
-            **{key: value for key, value in self.items() if value is None or isinstance(value, str)},
-        }
+        return Texts(self, globals or {})
+
+
+class Texts(Mapping[str, str | None]):
+    """A view, as a step that may see a thousand names uses one or two."""
+
+    def __init__(self, scope: Scope, globals: Mapping[str, str]) -> None:
+        self.scope, self.globals = scope, globals
+
+    def __getitem__(self, name: str) -> str | None:
+        value = self.scope.get(name, self)
+        return value if value is None or isinstance(value, str) else self.globals[name]
+
+    def __iter__(self) -> Iterator[str]:
+        kept = (name for name, value in self.scope.items() if value is None or isinstance(value, str))
+        return iter(dict.fromkeys((*self.globals, *kept)))
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
 
 
 def of_template(scheduler: "Scheduler", template: dict[str, Any]) -> Scope:

@@ -39,12 +39,10 @@ def execute(
     scope: scopes.Scope = scheduler.memory.setdefault(("scope", name), scopes.Scope())
     scope |= scopes.of_template(scheduler, template)
     inner = Options(node["id"], options.on_exit, "steps")
-    group, before = node, ""
-    for index, steps in enumerate(template["steps"]):
+    over = scheduler.memory.get(("over", name), 0)  # groups of which the scope has all
+    group, before = node, f"{name}[{over - 1}]" if over else ""
+    for index, steps in enumerate(template["steps"][over:], over):
         group_name = f"{name}[{index}]"
-        if (group_name, "added") in scheduler.memory:
-            before = group_name
-            continue
         if not (group := scheduler.get(group_name)):
             group = scheduler.create(group_name, "StepGroup", "Running", {}, inner)
             _connect(scheduler, name, before, group_name)
@@ -63,7 +61,7 @@ def execute(
                 _add(scheduler, scope, group, step, inner)
         except ValueError as error:
             raise NodeError(str(error)) from None
-        scheduler.memory[group_name, "added"] = True
+        scheduler.memory["over", name] = index + 1
     group = scheduler.nodes[scheduler.ids[before]] if before else node
     node["outboundNodes"] = _outbound(scheduler, group)
     try:
