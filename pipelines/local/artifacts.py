@@ -13,7 +13,9 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
-from steps.errors import StorageError
+from steps.errors import RekindleError, StorageError
+
+GC = ("OnWorkflowCompletion", "OnWorkflowDeletion", "Never", "")
 
 
 class ArtifactError(Exception):
@@ -94,8 +96,13 @@ def _unpack(archive: Path, path: Path, extract: Any) -> None:
         beside.rmdir()
 
 
-def save(artifact: dict[str, Any], path: Path, pod: str, workflow: str, store: Any) -> dict[str, Any] | None:
-    """Uploads an output artifact and gives it with its key; None if it is optional and absent. Raises ArtifactError."""
+def save(
+    artifact: dict[str, Any], path: Path, pod: str, workflow: str, store: Any, location: dict[str, Any] | None = None
+) -> dict[str, Any] | None:
+    """Uploads an output artifact and gives it with its key; None if it is optional and absent. Raises ArtifactError.
+
+    `location`: the S3 place of the template's archiveLocation, for what does not say where it goes itself.
+    """
     archive = artifact.get("archive") or {}
     if not path.exists():
         if artifact.get("optional"):
@@ -114,21 +121,72 @@ def save(artifact: dict[str, Any], path: Path, pod: str, workflow: str, store: A
         level = 6 if level is None else int(level)
         with gzip.GzipFile(packed, "wb", level, mtime=0) as zipped, tarfile.open(fileobj=zipped, mode="w") as tar:
             tar.add(path, arcname=path.name)
-    key = (artifact.get("s3") or {}).get("key") or f"{workflow}/{pod}/{name}"
+    own, base = artifact.get("s3") or {}, _base(location, f"{workflow}/{pod}")
+    where = {**base, "key": f"{base['key']}/{name}"} | own
+    if own.get("endpoint") and own.get("bucket"):
+        where = {**own, "key": where["key"]}
+    key = where["key"]
     try:
-        store(artifact.get("s3") or {}).upload(packed, key)
+        store(where).upload(packed, key)
     except StorageError as error:
         raise ArtifactError(f"artifact {artifact['name']} failed to save: {error}") from None
     finally:
         if packed != path:
             packed.unlink()
-    return {**artifact, "s3": {**(artifact.get("s3") or {}), "key": key}}
+    return {**artifact, "s3": where}
+
+
+def _base(location: dict[str, Any] | None, prefix: str) -> dict[str, Any]:
+    """Where artifacts go that do not say it: an archiveLocation that is whole, or the default repository."""
+    whole = location and all(location.get(part) for part in ("endpoint", "bucket", "key"))
+    return dict(location) if location and whole else {"key": prefix}
+
+
+def save_log(container: str, log: Path, template: dict[str, Any], prefix: str, store: Any) -> dict[str, Any]:
+    """Uploads what a container said, and gives it as an artifact. Raises StorageError."""
+    base = _base(template["archiveLocation"].get("s3"), prefix)
+    where = {**base, "key": f"{base['key']}/{container}.log"}
+    store(where).upload(log, where["key"])
+    return {"name": f"{container}-logs", "s3": where}
 
 
 def _zip(path: Path, into: Path) -> None:
     with zipfile.ZipFile(into, "w", zipfile.ZIP_DEFLATED) as archive:
         for file in [path] if path.is_file() else sorted(path.rglob("*")):
             archive.write(file, file.relative_to(path.parent))
+
+
+def collect(status: dict[str, Any], spec: dict[str, Any], store: Any) -> list[str]:
+    """Deletes the output artifacts that go with the completion of their workflow; gives the nodes that change by it.
+
+    What cannot be deleted is a condition of the status. One machine never deletes a workflow: what is to go with its
+    deletion stays. Source: Argo's artifact_gc.go and the S3 driver, which takes a key for a directory by its last /.
+    """
+    changed = []
+    for id, node in status["nodes"].items():
+        for artifact in ((node.get("outputs") or {}).get("artifacts") or []) if node["type"] == "Pod" else ():
+            if artifact.get("deleted") or strategy(artifact, spec) != GC[0] or not artifact.get("s3"):
+                continue
+            try:
+                _delete(artifact["s3"]["key"], store(artifact["s3"]))
+            except (RekindleError, KeyError) as error:
+                other = [each for each in status.get("conditions", []) if each["type"] != "ArtifactGCError"]
+                failed = {"type": "ArtifactGCError", "status": "True", "message": str(error)}
+                status["conditions"] = [*other, failed]
+            else:
+                artifact["deleted"] = True
+                changed.append(id)
+    return changed
+
+
+def _delete(key: str, store: Any) -> None:
+    store.delete([each.key for each in store.list(key)] if key.endswith("/") else [key])
+
+
+def strategy(artifact: dict[str, Any], spec: dict[str, Any]) -> str:
+    """When an artifact is deleted: its own strategy, else that of the workflow."""
+    given = ((holder.get("artifactGC") or {}).get("strategy") for holder in (artifact, spec))
+    return next(filter(None, given), "Never")
 
 
 def clear(root: Path) -> None:

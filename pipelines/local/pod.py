@@ -12,7 +12,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -71,6 +71,15 @@ class PodRun:
     private: tuple[str, ...] | None = None
     stdout: Path | None = None
     volumes: Mapping[str, Made] = field(default_factory=dict)
+
+
+FACTS: dict[str, Callable[[PodRun], str]] = {
+    "metadata.name": lambda pod: pod.name,
+    "metadata.namespace": lambda pod: pod.namespace,
+    "status.podIP": lambda pod: pod.ip,
+    "status.hostIP": lambda pod: "127.0.0.1",
+    "spec.nodeName": lambda pod: os.uname().nodename,
+}
 
 
 def start(pod: PodRun, cluster: Cluster) -> subprocess.Popen[bytes]:
@@ -187,16 +196,9 @@ def _value(pod: PodRun, variable: Mapping[str, Any], cluster: Cluster) -> str | 
 
 def fact(pod: PodRun, path: str, name: str) -> str:
     """What a fieldRef to `path` gives `name`. Raises ConfigError."""
-    fields = {
-        "metadata.name": pod.name,
-        "metadata.namespace": pod.namespace,
-        "status.podIP": pod.ip,
-        "status.hostIP": "127.0.0.1",
-        "spec.nodeName": os.uname().nodename,
-    }
-    if path not in fields:
-        raise ConfigError(f"{pod.name}: the value of {name} cannot be had here: only {', '.join(fields)} can.")
-    return fields[path]
+    if path not in FACTS:
+        raise ConfigError(f"{pod.name}: the value of {name} cannot be had here: only {', '.join(FACTS)} can.")
+    return FACTS[path](pod)
 
 
 def expand(text: str, environment: Mapping[str, str]) -> str:

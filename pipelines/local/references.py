@@ -17,6 +17,12 @@ from steps.errors import ConfigError
 
 Find = Callable[[str, str], Mapping[str, Any] | None]
 TYPE = "workflows.argoproj.io/configmap-type"
+OBJECTS = {
+    **dict.fromkeys(("configMapKeyRef", "configMapRef", "configMap"), ("ConfigMap", "name")),
+    **dict.fromkeys(("secretKeyRef", "secretRef", "accessKeySecret", "secretKeySecret"), ("Secret", "name")),
+    "secret": ("Secret", "secretName"),
+    "persistentVolumeClaim": ("PersistentVolumeClaim", "claimName"),
+}
 WORKFLOW_TEMPLATES = {False: ("WorkflowTemplate", "namespaced"), True: ("ClusterWorkflowTemplate", "cluster")}
 
 
@@ -82,6 +88,39 @@ def filled(spec: dict[str, Any], find: Find) -> None:
                 way = "Put it into the same file as the Workflow, separated by ---, or give a default."
                 raise ConfigError(f"{where}: there is no ConfigMap {name!r} with {key!r} here. {way}")
             each["value"] = value
+
+
+def needed(spec: dict[str, Any]) -> Iterator[tuple[str, str, str, str | None]]:
+    """Path, kind, name and key of every object that the pods of a spec cannot do without, as far as it is written."""
+    sources: list[tuple[Any, str]] = [((spec.get("arguments") or {}).get("artifacts"), "spec.arguments.artifacts")]
+    sources.append((spec.get("volumes"), "spec.volumes"))
+    for template, path in bodies(spec, "spec"):
+        for way in ("inputs", "outputs"):
+            sources.append(((template.get(way) or {}).get("artifacts"), f"{path}.{way}.artifacts"))
+        sources.append((template.get("volumes"), f"{path}.volumes"))
+        group = template.get("containerSet") or {}
+        for holder, at in ((template, path), (group, f"{path}.containerSet")):
+            for kind in ("container", "script", "containers", "initContainers", "sidecars"):
+                given = holder.get(kind) or []
+                for index, each in enumerate(given if isinstance(given, list) else [given]):
+                    where = f"{at}.{kind}[{index}]" if isinstance(given, list) else f"{at}.{kind}"
+                    sources += [(each.get("env"), f"{where}.env"), (each.get("envFrom"), f"{where}.envFrom")]
+    for source, path in sources:
+        yield from _objects(source, path)
+
+
+def _objects(value: Any, path: str) -> Iterator[tuple[str, str, str, str | None]]:
+    if isinstance(value, list):
+        for index, each in enumerate(value):
+            yield from _objects(each, f"{path}[{index}]")
+    for key, each in value.items() if isinstance(value, dict) else ():
+        if isinstance(each, dict) and key in OBJECTS and not each.get("optional"):
+            kind, field = OBJECTS[key]
+            name = each.get(field) or each.get("name")
+            if name and "{{" not in f"{name}{each.get('key')}":
+                yield f"{path}.{key}", kind, str(name), each.get("key")
+        else:
+            yield from _objects(each, f"{path}.{key}")
 
 
 def _found(reference: dict[str, Any], path: str, find: Find) -> dict[str, Any]:

@@ -11,6 +11,7 @@ pods in order and leaves a run that can be resumed.
 import contextlib
 import json
 import os
+import shutil
 import signal
 import time
 from collections.abc import Callable, Mapping
@@ -18,16 +19,17 @@ from pathlib import Path
 from typing import Any
 
 from pipelines import lint
+from pipelines.local import artifacts, subset, suspend, volumes
 from pipelines.local import manifest as manifests
-from pipelines.local import subset, suspend, volumes
 from pipelines.local.executor import Executor
 from pipelines.local.pod import Cluster
-from pipelines.local.processes import HeldInterrupts, alive, signal_group
+from pipelines.local.processes import HeldInterrupts, alive, signal_group, started
 from pipelines.local.references import resolved
 from pipelines.local.scheduler import Scheduler
 from pipelines.local.shared import Shared
-from pipelines.local.state import RunFiles, Status, reset, write
-from pipelines.local.table import COMPLETED, FAILED, Kill, Resumed, Start
+from pipelines.local.state import RunFiles, Status, interrupted, reset, write
+from pipelines.local.table import COMPLETED, FAILED, Kill, Resumed, Start, stamp
+from pipelines.local.values import labelled
 from steps.errors import ConfigError, RekindleError
 
 GRACE = 1.0  # seconds that pods have to end when the run is stopped
@@ -121,7 +123,7 @@ class LocalRun:
             if note:
                 note(line)
         lint.check(workflow)
-        workflow = resolved(workflow, cluster.find, lambda spec: subset.templates(spec, cluster))
+        workflow = resolved(labelled(workflow), cluster.find, lambda spec: subset.templates(spec, cluster))
         files = RunFiles(cluster.home, workflow["metadata"]["name"])
         files.create(workflow)
         return cls(files, workflow, {"phase": "", "nodes": {}}, cluster)
@@ -134,7 +136,13 @@ class LocalRun:
         workflow, status, pods = files.open()
         try:
             _clear(files, pods)
-            files.snapshot(status := reset(status) if status["phase"] in FAILED else status)
+            now = stamp(time.time())
+            if status["phase"] in FAILED:
+                status = reset(status) | {"startedAt": now}  # as Argo's FormulateRetryWorkflow has it
+                shutil.rmtree(files.root / "creates", ignore_errors=True)
+            else:
+                status = interrupted(status, now)
+            files.snapshot(status)
         except BaseException:
             files.close()
             raise
@@ -172,8 +180,8 @@ class LocalRun:
                 self.asked = False
             if scheduler.done:
                 executor.halt(GRACE)
-                return scheduler.status
                 self._tidy(scheduler)
+                return scheduler.status
             for action in actions:
                 if isinstance(action, Kill):
                     executor.kill(action.id)
@@ -191,14 +199,17 @@ class LocalRun:
             write(self.files.root / "manifest.yaml", json.dumps(self.workflow, indent=1))
         return [Resumed(id, values) for id, values in json.loads(self.files.asked.read_text()).items()]
 
-    def _record(self, scheduler: Scheduler) -> None:
-        entry = {key: value for key, value in scheduler.taken().items() if value}
     def _tidy(self, scheduler: Scheduler) -> None:
         """Deletes what goes with the end of the run; again, if a run that is over is gone on with."""
         for volume in volumes.claims(self.workflow):
             if volume not in scheduler.status.get("persistentVolumeClaims", []):
                 volumes.delete(self.cluster, volume)
+        changed = artifacts.collect(scheduler.status, self.workflow["spec"], self.cluster.store)
+        scheduler.changed |= dict.fromkeys(changed)
+        self._record(scheduler)
 
+    def _record(self, scheduler: Scheduler) -> None:
+        entry = {key: value for key, value in scheduler.taken().items() if value}
         head = json.dumps({key: value for key, value in scheduler.status.items() if key != "nodes"})
         if head != self.head:
             self.head = head
@@ -216,28 +227,30 @@ def _cluster(home: Path | None = None) -> Cluster:
 
 
 def _clear(files: RunFiles, pods: Mapping[str, list[int]]) -> None:
-    """Ends what a dead runner left: the recorded pods, and whatever writes to this run's logs."""
-    found = {pid for pid, since in pods.values() if alive(pid, since)}
-    logs = str(files.logs) + "/"
-    roots = str(files.pods) + "/"
-    for process in Path("/proc").iterdir():
-        if process.name.isdigit() and int(process.name) != os.getpid():
-            try:
-                ends = [os.readlink(process / "fd" / number) for number in ("1", "2")]
-            except OSError:  # gone, or not ours
-                continue
-            if any(end.startswith((logs, roots)) for end in ends):
-                found.add(int(process.name))
+    """Ends what a dead runner left: the sessions of its pods, what writes to its logs, what has a pod's root as `/`."""
+    sessions, places = {pid: since for pid, since in pods.values()}, (f"{files.logs}/", f"{files.pods}/")
+    pids = [int(each.name) for each in Path("/proc").iterdir() if each.name.isdigit()]
+    found = {pid: started(pid) for pid in pids if pid != os.getpid() and _left(pid, sessions, places)}
     for pid in found:
         signal_group(pid, signal.SIGKILL)
-        try:
+        with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-        except ProcessLookupError:
-            continue
     until = time.monotonic() + 5
-    while any(Path(f"/proc/{pid}/fd/1").exists() for pid in found):
+    while any(since and alive(pid, since) for pid, since in found.items()):
         if time.monotonic() > until:
             raise RekindleError(
                 f"processes {sorted(found)} of the dead runner of {files.name} do not end: they must first."
             )
         time.sleep(0.01)
+
+
+def _left(pid: int, sessions: Mapping[int, int], places: tuple[str, ...]) -> bool:
+    for link in ("fd/1", "fd/2", "root"):
+        with contextlib.suppress(OSError):  # gone, or not ours
+            if os.readlink(f"/proc/{pid}/{link}").startswith(places):
+                return True
+    try:
+        since = sessions.get(os.getsid(pid))
+    except (ProcessLookupError, PermissionError):
+        return False
+    return since is not None and (started(pid) or 0) >= since

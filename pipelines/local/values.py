@@ -9,11 +9,15 @@ from datetime import datetime
 from typing import Any
 
 from pipelines.local import golang
+from pipelines.local.expr import evaluate
+from pipelines.local.functions import ExprError
 from pipelines.local.scope import ABSENT, MARK
 from pipelines.local.table import NodeError, Table
-from pipelines.local.template import TemplateError, loaded, replace
+from pipelines.local.template import TemplateError, expanded, loaded, replace
+from steps.errors import ConfigError
 
 WHOLE = re.compile(r"inputs\.parameters(?!\.)")
+LABEL = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?")
 STRFTIME = "BbmAadHIMSYypZzL"
 
 
@@ -139,6 +143,28 @@ class Values(Table):
             return loaded(text) if "{{" in text else Filled(loaded(text))
         except TemplateError as error:
             raise NodeError(str(error)) from None
+
+
+def labelled(workflow: dict[str, Any]) -> dict[str, Any]:
+    """The workflow with the labels of `workflowMetadata.labelsFrom`. Raises ConfigError.
+
+    Source: Argo's updateWorkflowMetadata.
+    """
+    metadata, given = workflow["metadata"], workflow["spec"].get("workflowMetadata") or {}
+    if not given.get("labelsFrom"):
+        return workflow
+    env, labels = expanded(Values(workflow, {"phase": "", "nodes": {}}).globals), dict(metadata["labels"])
+    for name, source in given["labelsFrom"].items():
+        where = f"spec.workflowMetadata.labelsFrom.{name}.expression"
+        try:
+            value = evaluate(source["expression"], env)
+        except ExprError as error:
+            raise ConfigError(f"{where} cannot be evaluated: {error}.") from None
+        if not isinstance(value, str) or not LABEL.fullmatch(value):
+            rule = "it must be a text of at most 63 letters, digits, -, _ and ., with no sign at its ends"
+            raise ConfigError(f"{where} gives {value!r}: {rule}.")
+        labels[name] = value
+    return {**workflow, "metadata": {**metadata, "labels": labels}}
 
 
 def _artifact(artifact: dict[str, Any], given: dict[str, Any] | None) -> dict[str, Any]:
