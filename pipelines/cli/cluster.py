@@ -147,9 +147,11 @@ def schedule(
     from pipelines.cluster import workflows
     from pipelines.cluster.api import Cluster
 
-    chosen = {} if suspend is None else {"schedule.suspend": str(suspend).lower()}
-    loaded = config_of(config, (*sets, *(f"{key}={value}" for key, value in chosen.items())))
+    loaded = config_of(config, sets)
     template, cron = (rendering.render(loaded.config, kind) for kind in ("template", "cron"))
+    if suspend is not None:  # as no other config would: what it runs stays the same
+        cron["spec"].pop("suspend", None)
+        cron["spec"] |= {"suspend": True} if suspend else {}
     for each in (template, cron):
         for finding in lint.check(each, str(config)):
             click.echo(f"warning: {finding}", err=True)

@@ -18,6 +18,7 @@ from tests.pipelines.cluster.test_api import WORKFLOWS_AT
 from tests.pipelines.cluster.test_workflows import manifest, node
 
 REKINDLE = str(Path(sys.executable).with_name("rekindle"))
+GOLDEN = Path(__file__).parents[2] / "golden"
 
 
 def rekindle(*args: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -122,6 +123,15 @@ def test_an_argo_server_gets_the_same_workflow_with_its_token(server: ApiServer,
     assert sent["workflow"]["spec"]["pendingTimeout"] == "1h"  # Hera's models do not know it
     away = rekindle(*command, "--argo-server", "http://127.0.0.1:9", cwd=tmp_path, KUBECONFIG="/none")
     assert (away.returncode, "does not answer" in away.stderr) == (1, True)
+
+
+def test_a_schedule_that_pauses_or_goes_on_runs_what_it_ran(server: ApiServer, tmp_path: Path):
+    command = ("schedule", str(GOLDEN / "config.yaml"), "-o", "json")
+    assert rekindle(*command, cwd=tmp_path).returncode == 0
+    for flag, change in (("--suspend", "nothing → true"), ("--unsuspend", "true → nothing")):
+        told = json.loads(rekindle(*command, flag, cwd=tmp_path).stdout)["changes"]
+        assert [each.rpartition(" ")[2] for each in told[:2]] == ["unchanged", "updated"], told
+        assert told[2:] == [f"  spec.suspend: {change}"]
 
 
 def test_the_table_of_a_namespace_has_runs_and_schedules(server: ApiServer, tmp_path: Path):
