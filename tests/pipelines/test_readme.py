@@ -52,6 +52,20 @@ def test_links_lead_somewhere(document: Path):
         assert (document.parent / target).exists(), target
 
 
+@pytest.mark.timeout(600)
+def test_every_command_of_the_cluster_document_is_one(tmp_path: Path):
+    """Those that need no cluster do their work; of the others, everything that they are given is known."""
+    shutil.copytree(ROOT / "configs", tmp_path / "configs")
+    lines = "".join(blocks(ROOT / "docs/cluster.md", "sh")).replace("\\\n", "").splitlines()
+    found = [line.partition(" | ")[0] for line in lines if line.startswith("rekindle ")]
+    offline = [each for each in found if each.startswith(("rekindle platform render", "rekindle lint"))]
+    assert len(found) > 12 and len(offline) == 3
+    with shell(tmp_path) as typed:
+        for command in found:
+            done = typed(command if command in offline else f"{command} --help")
+            assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
+
+
 @pytest.mark.timeout(600)  # several whole runs
 def test_your_own_model_runs_as_the_document_says(tmp_path: Path, s3_environment: dict[str, str], mlflow_server: str):
     import numpy as np
