@@ -93,6 +93,9 @@ def steps(name: str, status: Status, plan: Iterable[str] = ()) -> list[Step]:
             hidden = node.get("type") == "StepGroup" or (_attempt(child, nodes) and len(children[parent]) == 1)
             if not hidden:
                 row = _step(name, parent, node, depth)
+                if row.kind == "Retry" and row.phase == "Running" and status.get("phase") in FINISHED:
+                    # Argo leaves it so when it stops a run
+                    row = _step(name, parent, {**node, **_end(last_attempt(status, row))}, depth)
                 if row.kind == "Retry" and row.phase in FAILED:  # why it failed, not why it is not tried again
                     row = replace(row, message=last_attempt(status, row).get("message") or row.message)
                 rows.append(row)
@@ -105,6 +108,10 @@ def steps(name: str, status: Status, plan: Iterable[str] = ()) -> list[Step]:
     waiting = [Step(task, task, 0, "", "Waiting") for task in plan if task not in begun]
     exits = [row for row in rows if row.name.startswith("onExit")]
     return [row for row in rows if row not in exits] + waiting + exits
+
+
+def _end(node: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: node[key] for key in ("phase", "finishedAt", "message") if key in node}
 
 
 def leaves(rows: Iterable[Step]) -> list[Step]:

@@ -77,6 +77,15 @@ def test_a_step_that_failed_says_why_and_not_why_it_is_not_tried_again():
     assert steps(WORKFLOW, status(ROOT, *attempts))[0].message == "exit code 65"
 
 
+def test_a_run_that_was_stopped_has_no_step_that_runs_for_ever():
+    """A real Argo left the counter of attempts Running."""
+    counter = {**node("demo.cleanup", "Retry", "Running"), "finishedAt": None}
+    ended = status(counter, node("demo.cleanup(0)"), phase="Failed")
+    (row,) = steps("demo", ended)
+    assert (row.phase, row.seconds) == ("Succeeded", 1)
+    assert [row.phase for row in steps("demo", {**ended, "phase": "Running"})] == ["Running"]
+
+
 def test_steps_to_come_are_listed_before_they_begin():
     rows = steps(WORKFLOW, status(ROOT, node(".prepare"), node(".onExit")), ["prepare", "train"])
     assert [(row.name, row.phase) for row in rows] == [
