@@ -88,9 +88,3 @@ def check(template: dict[str, Any], where: str) -> None:
     kinds = [kind for kind in KINDS if template.get(kind)]
     if kinds and not isolation.available():
         raise ConfigError(f"{where}.{kinds[0]} needs a private mount namespace, which this system does not give.")
-    container = template.get("container") or template.get("script") or {}
-    if template.get("daemon") and container.get("readinessProbe"):
-        raise ConfigError(
-            f"{where}.daemon with a readinessProbe is not supported by the local runner: nobody probes here. Let the "
-            "first step that needs it wait for it."
-        )

@@ -13,7 +13,7 @@ from pipelines.local.table import FULFILLED, Node, NodeError, Options, Parallel,
 
 if TYPE_CHECKING:
     from pipelines.local.scheduler import Scheduler
-TYPES = {"dag": "DAG", "steps": "Steps", "suspend": "Suspend"}
+TYPES = {"dag": "DAG", "steps": "Steps", "suspend": "Suspend", "http": "HTTP"}
 POLL = 0.2  # seconds between two tries to get a lock that another run may hold
 
 

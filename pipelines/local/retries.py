@@ -16,7 +16,7 @@ from pipelines.local.template import expanded
 
 if TYPE_CHECKING:
     from pipelines.local.scheduler import Scheduler
-TYPES = ("container", "script", "resource", "dag", "steps", "suspend")
+TYPES = ("container", "script", "resource", "dag", "steps", "suspend", "containerSet", "http", "data")
 TRANSIENT = ("i/o timeout", "connection refused", "connection reset", "TLS handshake timeout", "EOF", "transient")
 POLICIES = {"Always": ("Failed", "Error"), "OnError": ("Error",), "OnFailure": ("Failed",)}
 

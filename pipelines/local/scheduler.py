@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from pipelines.local import dag, gates, golang, hooks, retries, steps, suspend, volumes
+from pipelines.local import containerset, dag, gates, golang, hooks, retries, steps, suspend, volumes
 from pipelines.local.functions import ExprError
 from pipelines.local.shared import Shared
 from pipelines.local.table import (
@@ -39,7 +39,7 @@ from pipelines.local.template import TemplateError, substitute
 from pipelines.local.values import Filled, Values
 
 RESULTS = r"""KIND(?:\.([-\w]+)\.|\[\\?['"]([-\w]+)\\?['"]\]\.)outputs\.result"""
-LEAVES = ("container", "script", "resource")
+LEAVES = ("container", "script", "resource", "containerSet", "data", "http")
 Event = Began | Ended | Resumed
 WORKFLOW_PHASE = {"Skipped": "Succeeded", "Omitted": "Succeeded"}
 
@@ -90,7 +90,12 @@ class Scheduler(Values):
         return self.actions
 
     def _goes_on(self) -> bool:
-        return bool(self.active) or self.wake is not None or bool(suspend.waiting(self.status))
+        waits = ("Suspend", "HTTP")
+        return (
+            bool(self.active)
+            or self.wake is not None
+            or any(node["type"] in waits and node["phase"] not in FULFILLED for node in self.nodes.values())
+        )
 
     @property
     def shared(self) -> Shared:
@@ -125,6 +130,8 @@ class Scheduler(Values):
                 self.again = True
             self.mark(node["name"], "Running", "")
             return
+        for id in node.get("children", []) if node["type"] == "Pod" else ():
+            self._end_containers(id)
         if event.outputs is not None:
             node["outputs"] = event.outputs
             self.export(event.outputs)
@@ -142,18 +149,26 @@ class Scheduler(Values):
         self.mark(node["name"], phase, message)
         self.memory.pop(node["name"], None)
 
+    def _end_containers(self, id: str) -> None:
+        """Those of a pod that is over: they did not begin, or nobody knows how they ended."""
+        node = self.nodes[id]
+        if node["type"] == "Container":
+            if node["phase"] not in FULFILLED:
+                self.mark(node["name"], "Failed", "Pod Failed whilst container running")
+            for child in node.get("children", []):
+                self._end_containers(child)
+
     def _control(self) -> None:
         """Ends what a shutdown or the workflow's deadline forbids."""
         late = bool(self.deadline and self.now >= self.deadline)
         if not (late or self.shutdown):
             return
         for id, node in list(self.nodes.items()):
-            if node["phase"] in FULFILLED or node["type"] not in ("Pod", "Suspend"):
+            if node["phase"] in FULFILLED or node["type"] not in ("Pod", "Suspend", "HTTP"):
                 continue
             exiting = self.on_exit(node)
             if self.shutdown and not self.may_run(exiting):
-                suspended = node["type"] == "Suspend"
-                how = "Stopped with strategy '{}'" if suspended else "workflow shutdown with strategy:  {}"
+                how = "Stopped with strategy '{}'" if node["type"] != "Pod" else "workflow shutdown with strategy:  {}"
                 self.mark(node["name"], "Failed", how.format(self.shutdown))
             elif late and not exiting:
                 self.mark(node["name"], "Failed", "Step exceeded its deadline")
@@ -346,7 +361,7 @@ class Scheduler(Values):
     def _pod(self, name: str, holder: dict[str, Any], template: dict[str, Any], options: Options) -> Node:
         node = self.get(name)
         if not node:
-            node = self.create(name, "Pod", "Pending", holder, options)
+            node = self.create(name, "HTTP" if "http" in template else "Pod", "Pending", holder, options)
             keep_inputs(node, template)
             if memo := template.get("memoize"):
                 node["memoizationStatus"] = gates.memoized(memo, hit=False)
@@ -370,10 +385,12 @@ class Scheduler(Values):
         except TemplateError as error:
             raise NodeError(str(error)) from None
         self.started.add(node["id"])
-        self.active.add(node["id"])
+        if node["type"] == "Pod":
+            self.active.add(node["id"])
         self.lost.discard(node["id"])
-        deadline = min(limits) if limits else None
-        self.actions.append(Start(node["id"], pod, final, self._captured(name, options.boundary), deadline))
+        inside = containerset.nodes(self, node, template, holder, options) if "containerSet" in template else {}
+        deadline, captured = min(limits, default=None), self._captured(name, options.boundary)
+        self.actions.append(Start(node["id"], pod, final, captured, deadline, inside))
         return node
 
     def _captured(self, name: str, boundary: str) -> bool:

@@ -13,10 +13,11 @@ from typing import Any
 
 import yaml
 
-from pipelines.local import companions, executor, expr, resource, suspend, volumes
+from pipelines.local import companions, containerset, expr, probes, resource, running, suspend, volumes
 from pipelines.local.functions import ARGO, BUILTINS, PREDICATES, SPRIG, ExprError
 from pipelines.local.golang import seconds
 from pipelines.local.references import bodies, holders
+from pipelines.local.retries import TYPES
 from steps.errors import ConfigError, did_you_mean
 
 FIELDS = """
@@ -38,7 +39,7 @@ Template name parallelism failFast activeDeadlineSeconds timeout inputs=Inputs o
   volumes=[Volume] synchronization=Locks memoize=Memoize daemon initContainers=[Beside] sidecars=[Beside]
   -podSpecPatch -nodeSelector -tolerations -affinity -schedulerName -priorityClassName -hostAliases -securityContext
   -serviceAccountName -metadata -executor -automountServiceAccountToken -archiveLocation -metrics
-  -annotations !http !plugin !data !containerSet
+  -annotations containerSet=ContainerSet data=Data http=Request !plugin
 Inputs parameters=[Input] artifacts=[InputArtifact]
 Input name* value default enum description valueFrom=Given
 InputArtifact name* path optional mode recurseMode subPath -artifactGC -deleted s3=S3 raw=Raw http=Http archive=Archive
@@ -56,7 +57,25 @@ OutputArtifact name* path optional from fromExpression subPath globalName mode -
   archive=Archive
 Container name image command args source workingDir env=[Env] envFrom=[EnvFrom] volumeMounts=[Mount] !lifecycle
   -imagePullPolicy -resources -securityContext -terminationMessagePath -terminationMessagePolicy -ports -livenessProbe
-  -readinessProbe -startupProbe -tty -stdin
+  readinessProbe=Probe -startupProbe -tty -stdin
+Probe exec=Exec httpGet=HttpGet tcpSocket=Tcp initialDelaySeconds periodSeconds timeoutSeconds successThreshold
+  -failureThreshold -terminationGracePeriodSeconds !grpc
+Exec command*
+HttpGet port* path host scheme httpHeaders=[Header]
+Tcp port* host
+ContainerSet containers*=[Member] volumeMounts=[Mount] retryStrategy=Tries
+Tries retries* duration
+Member name* image command args workingDir env=[Env] envFrom=[EnvFrom] volumeMounts=[Mount] dependencies !lifecycle
+  -imagePullPolicy -resources -securityContext -ports -livenessProbe -readinessProbe -startupProbe -tty -stdin
+  -terminationMessagePath -terminationMessagePolicy
+Request url* method headers=[RequestHeader] body bodyFrom=BodyFrom successCondition timeoutSeconds insecureSkipVerify
+RequestHeader name* value valueFrom=HeaderFrom
+HeaderFrom secretKeyRef*=Key
+BodyFrom bytes
+Data source*=DataSource transformation=[Transformation]
+DataSource artifactPaths*=ArtifactPaths
+ArtifactPaths name s3*=S3 -artifactGC -deleted
+Transformation expression
 Beside name* image command args workingDir env=[Env] envFrom=[EnvFrom] volumeMounts=[Mount] mirrorVolumeMounts
   -imagePullPolicy -resources -securityContext -ports -livenessProbe -readinessProbe -startupProbe -tty -stdin
 Env name* value valueFrom=EnvSource
@@ -105,13 +124,8 @@ for line in FIELDS.replace("\n  ", " ").strip().splitlines():
     pairs = [word.partition("=") for word in words[1:]]
     TABLES[words[0]] = {name.strip("-!*"): type or name[0] for name, _, type in pairs}
     REQUIRED[words[0]] = [name.rstrip("*") for name, _, _ in pairs if name.endswith("*")]
-ELSEWHERE = ("plugin", "data", "containerSet")
 WHY = (
-    {"http": "requests belong into a script", "auth": "give the header"}
-    | dict.fromkeys(
-        ELSEWHERE,
-        "only container, script, resource, dag, steps and suspend templates run here",
-    )
+    {"plugin": "Argo's plugins do not run here", "auth": "give the header", "grpc": "use exec or tcpSocket"}
     | {
         "mutex": "Argo 4 has dropped it. Write mutexes: [...]",
         "semaphore": "Argo 4 has dropped it. Write semaphores: [...]",
@@ -218,7 +232,7 @@ def _typed(key: str, value: Any, where: str) -> None:
 
 
 def _template(template: dict[str, Any], where: str, cluster: Any) -> None:
-    types = [each for each in ("container", "script", "resource", "suspend", "dag", "steps") if each in template]
+    types = [each for each in TYPES if each in template]
     if len(types) != 1:
         raise ConfigError(f"{where} ({template.get('name')}) has {len(types)} types {types}: it must have exactly one.")
     suspend.check(template, where)
@@ -226,14 +240,22 @@ def _template(template: dict[str, Any], where: str, cluster: Any) -> None:
         resource.check(template["resource"], f"{where}.resource")
     if container := template.get("container") or template.get("script"):
         _image(container, f"{where}.{types[0]}", cluster)
-        executor.check(template)
+        running.check(template)
         for kind in companions.KINDS:
             for index, each in enumerate(template.get(kind) or []):
                 _image(each, f"{where}.{kind}[{index}]", cluster)
         companions.check(template, where)
+        probes.check(template, where)
+    if group := template.get("containerSet"):
+        containerset.check(template, where)
+        for index, each in enumerate(group["containers"]):
+            _image(each, f"{where}.containerSet.containers[{index}]", cluster)
+        running.check(template)
     _patch(template, where)
     backoff = (template.get("retryStrategy") or {}).get("backoff") or {}
     durations = {f"retryStrategy.backoff.{key}": backoff.get(key) for key in ("duration", "cap", "maxDuration")}
+    tries = (template.get("containerSet") or {}).get("retryStrategy") or {}
+    durations["containerSet.retryStrategy.duration"] = tries.get("duration")
     durations["suspend.duration"] = (template.get("suspend") or {}).get("duration")
     durations["memoize.maxAge"] = (template.get("memoize") or {}).get("maxAge")
     for path, text in {"timeout": template.get("timeout"), **durations}.items():
@@ -293,7 +315,7 @@ def _expressions(value: Any, where: str) -> None:
         for index, each in enumerate(value):
             _expressions(each, f"{where}[{index}]")
     elif isinstance(value, str):
-        plain = [value] if where.endswith((".expression", ".fromExpression")) else []
+        plain = [value] if where.endswith((".expression", ".fromExpression", ".http.successCondition")) else []
         for source in [*TAG.findall(value), *plain]:
             _functions(source, where)
 

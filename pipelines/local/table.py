@@ -16,6 +16,7 @@ Node = dict[str, Any]
 FULFILLED = {"Succeeded", "Failed", "Error", "Skipped", "Omitted"}
 COMPLETED = {"Succeeded", "Failed", "Error"}
 FAILED = {"Failed", "Error"}
+LEAVES = ("Pod", "Container", "Skipped", "Suspend", "HTTP")
 
 
 def fulfilled(node: Node) -> bool:
@@ -44,6 +45,7 @@ class Start:
     template: dict[str, Any]
     capture: bool = False  # stdout is an output
     deadline: float | None = None
+    containers: dict[str, str] = field(default_factory=dict)  # of a containerSet, with their nodes' ids
 
 
 @dataclass(frozen=True)
@@ -214,18 +216,20 @@ class Table:
     def outbound(self, id: str) -> list[str]:
         """The nodes that whatever comes after node `id` hangs on."""
         node = self.nodes[id]
-        if node["type"] in ("Pod", "Skipped", "Suspend") or node.get("memoizationStatus", {}).get("hit"):
+        below = [self.nodes[each]["type"] for each in node.get("children", [])[:1]]
+        group = below == ["Container"] or (node["type"] == "Container" and below)
+        if (node["type"] in LEAVES and not group) or node.get("memoizationStatus", {}).get("hit"):
             return [id]
         if node["type"] == "Retry" and node.get("children"):
             return [node["children"][-1]]
-        if node["type"] == "TaskGroup":
+        if node["type"] == "TaskGroup" or group:
             return [out for each in node.get("children", []) for out in self.outbound(each)] or [id]
         return [out for each in node.get("outboundNodes", []) for out in self.outbound(each)]
 
     def attempts(self, node: Node) -> list[Node]:
-        """The attempts of a Retry node, without its hooks."""
+        """The attempts of a Retry node, without its hooks; those of one that is a hook itself are both."""
         found = (self.nodes[id] for id in node.get("children", []) if id in self.nodes)
-        return [each for each in found if not each.get("nodeFlag", {}).get("hooked")]
+        return [each for each in found if each.get("nodeFlag", {}).get("retried")]
 
     def last(self, node: Node) -> Node:
         """A Retry node's last attempt; any other node itself."""

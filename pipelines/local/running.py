@@ -1,0 +1,194 @@
+"""One pod on its way: where its files lie on this machine, and what it leaves.
+
+    one = Running(action, root, log); one.host("/tmp/out.txt"); phase, message, outputs = one.collected(name, store)
+
+A pod's files lie under its own root. Paths that the manifest takes from `{{inputs|outputs...path}}` are moved there
+in its text; if it spells any of them out, the process sees that root as `/` (isolation.py). What is checked and said
+is Argo's: a failed main container wins over outputs that are missing, and outputs are collected even then.
+"""
+
+import json
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pipelines.local import artifacts, isolation
+from pipelines.local.artifacts import ArtifactError
+from pipelines.local.companions import KINDS, Companions, exit_code
+from pipelines.local.containerset import ContainerSet, main_of
+from pipelines.local.scope import MARK
+from pipelines.local.table import Start
+from pipelines.local.volumes import Made, bound
+from steps.errors import ConfigError
+
+GRACE = 10.0  # seconds between SIGTERM and SIGKILL of a pod whose time is over
+RESULT = 256 << 10  # bytes of stdout that become outputs.result: the last ones
+Outputs = dict[str, Any]
+Store = Callable[[dict[str, Any]], Any]
+
+
+@dataclass
+class Running:
+    """One pod. `work` runs beside the loop, which then goes on with the function that comes with it."""
+
+    action: Start
+    root: Path
+    log: Path
+    process: subprocess.Popen[bytes] | None = None
+    descriptors: dict[str, int] = field(default_factory=dict)  # pidfds of its processes, by container
+    work: tuple[Future[Any], Callable[["Running", Future[Any]], None]] | None = None
+    companions: Companions | None = None
+    volumes: dict[str, Made] = field(default_factory=dict)
+    killed: str | None = None
+    kill_at: float | None = None
+
+    def __post_init__(self) -> None:
+        self.private = private(self.template)
+
+    @property
+    def template(self) -> dict[str, Any]:
+        return self.action.template
+
+    @property
+    def group(self) -> ContainerSet | None:
+        return self.companions if isinstance(self.companions, ContainerSet) else None
+
+    @property
+    def processes(self) -> list[subprocess.Popen[bytes]]:
+        """Those that end when the pod is killed: not its sidecars, which end after the others."""
+        return [*self.group.running.values()] if self.group else [self.process] if self.process else []
+
+    @property
+    def shared(self) -> Path:
+        """Where its volumes are."""
+        return self.root.with_name(f"{self.root.name}.volumes")
+
+    def host(self, path: str) -> Path:
+        """Where the file is that the main container knows as `path`."""
+        if self.private is not None:
+            for place, at, _ in reversed(bound(self.volumes, main_of(self.template).get("volumeMounts") or [])):
+                if Path(path).is_relative_to(at):
+                    return place / Path(path).relative_to(at)
+        return isolation.below(self.root, path)
+
+    def collected(self, workflow: str, store: Store) -> tuple[str, str, Outputs]:
+        """Phase, message and outputs when its processes are over."""
+        beside = self.companions.stop(GRACE) if self.companions else ""
+        if self.group:
+            code, failure = self.group.codes.get("main"), self.group.failure()
+        else:
+            assert self.process
+            code = exit_code(self.process)
+            failure = f"main: Error (exit code {code})" if code else ""
+        outputs: Outputs = {} if code is None else {"exitCode": str(code)}
+        errors: list[str] = []
+        if self.action.capture and code is not None:
+            outputs["result"] = _result(self.root / ".stdout", self.log)
+        declared = self.template.get("outputs") or {}
+        for each in declared.get("parameters") or []:
+            value = self._parameter(each)
+            if value is None:
+                missing = (each.get("valueFrom") or {}).get("path", "")
+                errors.append(f"open /var/run/argo/outputs/parameters{missing}: no such file or directory")
+            outputs.setdefault("parameters", []).append(each if value is None else {**each, "value": value})
+        failed: list[str] = []
+        for each in declared.get("artifacts") or []:
+            try:
+                if saved := artifacts.save(each, self.host(each["path"]), self.action.pod, workflow, store):
+                    outputs.setdefault("artifacts", []).append(saved)
+            except (ArtifactError, OSError) as error:
+                failed.append(str(error))
+        if failed:
+            errors.append("".join(f"{each}; " for each in failed))
+        if self.killed:
+            return "Failed", self.killed, outputs
+        if failure:
+            return "Failed", failure, outputs
+        if errors:
+            return "Error", f"wait: Error (exit code 64): {errors[0]}", outputs
+        if beside:
+            return "Failed", beside, outputs
+        return "Succeeded", "", outputs
+
+    def _parameter(self, parameter: dict[str, Any]) -> str | None:
+        source = parameter.get("valueFrom") or {}
+        if "path" not in source:
+            return parameter.get("value", source.get("default"))
+        try:
+            text = self.host(source["path"]).read_text(errors="replace")
+        except OSError:
+            text = source.get("default")
+        return text.removesuffix("\n") if text is not None else None
+
+
+def private(template: dict[str, Any]) -> tuple[str, ...] | None:
+    """The paths that must be the pod's own as the manifest spells them out; None if all come from placeholders."""
+    text = json.dumps(main_of(template), ensure_ascii=False)
+    declared, mounts = list(paths(template)), _mounts(template)
+    several = "containerSet" in template or any(template.get(kind) for kind in KINDS)
+    return (*declared, *mounts) if several or mounts or any(MARK + path not in text for path in declared) else None
+
+
+def _mounts(template: dict[str, Any]) -> list[str]:
+    """Where volumes are mounted; an empty /tmp and /dev/shm are the machine's."""
+    mounts = main_of(template).get("volumeMounts") or []
+    filled = {each["name"] for each in template.get("volumes") or [] if set(each) - {"name", "emptyDir"}}
+    own = [
+        each for each in mounts if each["name"] in filled or each["mountPath"].rstrip("/") not in ("/tmp", "/dev/shm")
+    ]
+    return [each["mountPath"] for each in own]
+
+
+def paths(template: dict[str, Any]) -> Iterator[str]:
+    """The files that a template declares."""
+    yield from (each["path"] for each in template["inputs"]["artifacts"] if each.get("path"))
+    outputs = template.get("outputs") or {}
+    yield from (each["path"] for each in outputs.get("artifacts") or [] if each.get("path"))
+    for each in outputs.get("parameters") or []:
+        if path := (each.get("valueFrom") or {}).get("path"):
+            yield path
+
+
+def placed(template: dict[str, Any], root: Path | None) -> dict[str, Any]:
+    """The template with its marked paths below `root`, or unmarked."""
+    text = json.dumps(template, ensure_ascii=False)
+    if MARK not in text:
+        return template
+    return json.loads(text.replace(MARK, json.dumps(str(root))[1:-1] if root else ""))
+
+
+def _result(stdout: Path, log: Path) -> str:
+    with open(stdout, "rb") as out, open(log, "ab") as whole:
+        size = os.fstat(out.fileno()).st_size
+        for block in iter(lambda: out.read(1 << 20), b""):
+            whole.write(block)
+        out.seek(max(0, size - RESULT - 1))
+        text = out.read().removesuffix(b"\n")
+    return text[-RESULT:].decode(errors="replace")
+
+
+def check(template: dict[str, Any]) -> None:
+    """Raises ConfigError if a template (as written) spells out paths that cannot be made its own here."""
+    text = json.dumps(main_of(template))
+    literal = _mounts(template)
+    filled = {**template, "inputs": {"artifacts": [], **(template.get("inputs") or {})}}
+    for way in ("inputs", "outputs"):
+        for kind in ("artifacts", "parameters"):
+            for each in (filled.get(way) or {}).get(kind) or []:
+                path = each.get("path") or (each.get("valueFrom") or {}).get("path")
+                if path and f"{way}.{kind}.{each['name']}.path" not in text:
+                    literal.append(path)
+    if not literal:
+        return
+    where = f'template "{template.get("name")}"'
+    if bad := isolation.impossible(literal):
+        raise ConfigError(f"{where}: the path {bad} lies in a directory of the system: use one below /tmp.")
+    if not isolation.available():
+        raise ConfigError(
+            f"{where} spells out the path {literal[0]}, and this system gives no private mount namespace, so pods "
+            "would share it. Write {{outputs.parameters.NAME.path}} (or ...artifacts.NAME.path) instead of the path."
+        )
