@@ -16,8 +16,8 @@ NODE += ("outputs.result", "outputs.parameters")
 OPEN = re.compile(r"item|outputs|workflow\.(labels|annotations|creationTimestamp|outputs\.(parameters|artifacts))")
 
 ITEMS: list[Any] = [{}]
-VALUES = {"parameters": ITEMS, "artifacts": ITEMS}
-TASK: dict[str, Any] = {"arguments": VALUES, "hooks": {"": {"arguments": VALUES}}, "dependencies": []}
+VALUES = {"parameters": [{"valueFrom": {"configMapKeyRef": {}}}], "artifacts": ITEMS}
+TASK: dict[str, Any] = {"arguments": VALUES, "hooks": {"": {"arguments": VALUES}}, "dependencies": [], "continueOn": {}}
 SECURITY = {"seccompProfile": {}, "capabilities": {"drop": [], "add": []}}
 CONTAINER = {
     "command": [],
@@ -143,7 +143,8 @@ class Items(Names):
 
     def __init__(self, task: Data) -> None:
         self.open = bool(task.get("withParam"))
-        super().__init__({name for item in task.get("withItems") or [""] for name in _of_item(item)})
+        # `item` alone is never looked up by Argo; of a map or list it is the JSON
+        super().__init__({"item", *(name for item in task.get("withItems") or [] for name in _of_item(item))})
 
     def __contains__(self, name: str) -> bool:
         return name in self.names or (self.open and _head(name) == "item")

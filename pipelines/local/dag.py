@@ -74,6 +74,8 @@ class Dag:
         needed = {name for names in self.needs.values() for name in names}
         target = template["dag"].get("target")
         self.targets = target.split(" ") if target else sorted(set(self.tasks) - needed)
+        if unknown := [each for each in self.targets if each not in self.tasks]:
+            raise NodeError(f"target {unknown[0]} does not exist")
         self.looped = {name for name, task in self.tasks.items() if loops(task)}
         self.seen: dict[str, list[str]] = {}  # by each task whose turn has come
         eager = self.looped | {name for name, task in self.tasks.items() if task.get("when")}

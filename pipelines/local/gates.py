@@ -95,6 +95,8 @@ def keep(scheduler: "Scheduler", node: Node) -> None:
 
 def limit(scheduler: "Scheduler", template: dict[str, Any], node: Node | None, boundary: str) -> None:
     """Raises Parallel where parallelism or failFast forbid going on."""
+    if node and scheduler.lost:
+        return
     if full(scheduler):
         raise Parallel
     if node and ("dag" in template or "steps" in template):

@@ -137,12 +137,12 @@ def workflow(
     spec = copy.deepcopy(manifest.get("spec") or {})
     metadata = copy.deepcopy(manifest.get("metadata") or {})
     if kind == "CronWorkflow":
-        metadata |= {"name": f"{metadata.get('name', 'cron')}-{int(time.time())}"} | {
+        metadata |= {"name": f"{metadata.get('name') or 'cron'}-{int(time.time())}"} | {
             key: (spec.get("workflowMetadata") or {}).get(key, {}) for key in ("labels", "annotations")
         }
         spec = spec.get("workflowSpec") or {}
     elif kind == "WorkflowTemplate":
-        metadata["name"] = random_name(metadata.get("name", "workflow") + "-")
+        metadata["name"] = random_name((metadata.get("name") or "workflow") + "-")
     elif not metadata.get("name"):
         metadata["name"] = random_name(metadata.get("generateName") or "workflow-")
     spec = joined(spec, find)

@@ -10,6 +10,7 @@ from disk goes on where it was. Source: Argo's workflow/controller/operator.go, 
 
 import json
 import re
+import sys
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
@@ -40,6 +41,12 @@ from pipelines.local.values import Filled, Values
 
 RESULTS = r"""KIND(?:\.([-\w]+)\.|\[\\?['"]([-\w]+)\\?['"]\]\.)outputs\.result"""
 LEAVES = ("container", "script", "resource", "containerSet", "data", "http")
+DEPTH = 100  # templates in templates, of which each is a dozen calls here
+TOO_DEEP = (
+    "Maximum recursion depth exceeded. "
+    "See https://argo-workflows.readthedocs.io/en/release-4.1/scaling/#maximum-recursion-depth"
+)
+sys.setrecursionlimit(max(sys.getrecursionlimit(), 30 * DEPTH))
 Event = Began | Ended | Resumed
 WORKFLOW_PHASE = {"Skipped": "Succeeded", "Omitted": "Succeeded"}
 
@@ -62,7 +69,7 @@ class Scheduler(Values):
         self.actions: list[Start | Kill] = []
         self.memory: dict[Any, Any] = {}  # derived from the nodes: what has been substituted and expanded
         self.wake: float | None = None
-        self.stuck = ""
+        self.stuck, self.depth = "", 0
 
     def advance(self, now: float, events: Iterable[Event] = ()) -> list[Start | Kill]:
         """Takes what happened, decides what is to be done. `wake` is when to call again at the latest."""
@@ -230,6 +237,17 @@ class Scheduler(Values):
         self, name: str, holder: dict[str, Any], arguments: dict[str, Any], options: Options, retried: bool = False
     ) -> Node | None:
         """Brings node `name` as far as it can go now. Raises Parallel, NodeError (the node is marked then)."""
+        self.depth += not retried
+        try:
+            if self.depth >= DEPTH:
+                return self.error(name, holder, options, TOO_DEEP)
+            return self._execute(name, holder, arguments, options, retried)
+        finally:
+            self.depth -= not retried
+
+    def _execute(
+        self, name: str, holder: dict[str, Any], arguments: dict[str, Any], options: Options, retried: bool
+    ) -> Node | None:
         node = self.get(name)
         if node and node["phase"] in FULFILLED:
             return node
@@ -275,6 +293,8 @@ class Scheduler(Values):
         template = retries.with_defaults(self.template(holder), self.spec.get("templateDefaults"))
         if mounted := volumes.declared(self.spec, self.status, template):
             template = {**template, "volumes": mounted}
+        if self.spec.get("archiveLogs"):
+            template = {**template, "archiveLocation": {"archiveLogs": True, **(template.get("archiveLocation") or {})}}
         local = {"node.name": name, f"{options.kind}.name": holder.get("name", "")}
         if any(kind in template for kind in LEAVES) and self.strategy(template) is None:
             local["pod.name"] = self.pod_name(name, template["name"])

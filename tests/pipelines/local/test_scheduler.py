@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from pipelines.local.scheduler import Scheduler
-from pipelines.local.table import Began, Ended, Kill, Start, hashed
+from pipelines.local.state import interrupted
+from pipelines.local.table import Began, Ended, Kill, Start, hashed, stamp
 from tests.pipelines.local.played import dag, leaf, parameters, phase, play, scheduler, steps
 
 
@@ -303,3 +304,35 @@ def test_the_duration_of_an_attempt_is_in_whole_seconds_as_expressions_expect() 
     (first,) = s.advance(10.9)
     (again,) = s.advance(11.2, [Began(first.id), Ended(first.id, "Failed")])
     assert isinstance(again, Start)
+
+
+def test_a_template_that_calls_itself_for_ever_ends_in_an_error_as_on_argo() -> None:
+    s = scheduler(steps([{"name": "again", "template": "main"}]))
+    play(s)
+    deepest = [node for node in s.nodes.values() if node["phase"] == "Error"]
+    assert len(deepest) == 1 and "Maximum recursion depth exceeded" in deepest[0]["message"]
+    assert (s.status["phase"], len(s.nodes)) == ("Failed", 2 * 99 + 1)
+    s = scheduler(dag({"name": "again", "template": "main"}))
+    play(s)
+    assert s.status["phase"] == "Error"
+
+
+def test_pods_of_a_dead_runner_are_started_again_although_they_reach_the_limit() -> None:
+    tasks = dag({"name": "a"}, {"name": "b"}, {"name": "c"})
+    before = scheduler(tasks, leaf(), parallelism=2)
+    events = [Began(action.id) for action in before.advance(1000.0, [])]
+    before.advance(1001.0, events)
+    s = Scheduler(before.workflow, interrupted(before.status, stamp(1002.0)))
+    assert play(s) == ["a", "b", "c"]
+    assert s.status["phase"] == "Succeeded"
+
+
+def test_a_daemon_that_died_with_its_runner_is_there_before_its_clients_begin_again() -> None:
+    before = scheduler(
+        steps([{"name": "server", "template": "daemon"}], [{"name": "client"}]), leaf("daemon", daemon=True), leaf()
+    )
+    (server,) = before.advance(1000.0, [])
+    (client,) = before.advance(1001.0, [Began(server.id, "127.0.0.1")])
+    s = Scheduler(before.workflow, interrupted(before.status, stamp(1002.0)))
+    assert [action.id for action in s.advance(1003.0, [])] == [server.id]
+    assert [action.id for action in s.advance(1004.0, [Began(server.id, "127.0.0.1")])] == [client.id]
