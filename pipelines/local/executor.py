@@ -44,7 +44,7 @@ class Executor:
         self.selector = selectors.DefaultSelector()
         self.bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self.selector.register(self.bell, selectors.EVENT_READ, None)
-        self.one_at_a_time, self.transferring = threading.Lock(), False
+        self.one_at_a_time, self.threads = threading.Lock(), list[threading.Thread]()
         self.resources = Resources(cluster, workflow, files.root)
 
     def start(self, action: Start) -> None:
@@ -118,7 +118,6 @@ class Executor:
             self.kill(id, "", grace)
         self.resources.stop(grace)
         until = time.monotonic() + grace
-        self.transferring = any(one.work and not one.work[0].done() for one in self.running.values())
         for one in self.running.values():
             if one.companions:
                 one.companions.stop(grace)
@@ -135,9 +134,9 @@ class Executor:
         self.running.clear()
 
     def close(self) -> None:
-        """Lets go of descriptors, but for the bell of a transfer that still runs."""
+        """Lets go of descriptors, but for the bell that a thread may still ring."""
         self.selector.close()
-        if not self.transferring:
+        if not any(each.is_alive() for each in self.threads):
             os.close(self.bell)
 
     @property
@@ -176,7 +175,9 @@ class Executor:
                 done.set_exception(error)
             os.eventfd_write(self.bell, 1)
 
-        threading.Thread(target=worked, daemon=True).start()
+        self.threads = [each for each in self.threads if each.is_alive()]
+        self.threads.append(threading.Thread(target=worked, daemon=True))
+        self.threads[-1].start()
 
     def _store(self, s3: dict[str, Any]) -> Any:
         with self.one_at_a_time:  # the first call imports boto3 and may start the service
