@@ -158,6 +158,19 @@ def test_a_failure_is_short_and_its_last_line_resumes(tmp_path: Path):
     assert lines[-1] == "resume  rekindle resume four"
 
 
+def test_a_folder_has_the_workflow_and_what_it_refers_to(tmp_path: Path):
+    template = workflow(("shared", "echo from a List")) | {"kind": "WorkflowTemplate", "metadata": {"name": "base"}}
+    folder = tmp_path / "flows"
+    folder.mkdir()
+    written(folder / "a.yml", {"apiVersion": "v1", "kind": "List", "items": [template]})
+    run = workflow() | {"spec": {"workflowTemplateRef": {"name": "base"}}}
+    (folder / "b.json").write_text(json.dumps(run))
+    (folder / "README.md").write_text("no: manifest")
+    done = rekindle("run", "--manifest", "flows", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert rekindle("logs", cwd=tmp_path).stdout.endswith("| from a List\n")
+
+
 @pytest.mark.parametrize(("verdict", "code", "words"), [
     ("release", 0, "released"), ("keep", 3, "not released"), ("same", 0, "already serves"),
 ])  # fmt: skip
