@@ -200,12 +200,12 @@ def interrupted(status: Status, now: str) -> Status:
     """
     nodes: dict[str, dict[str, Any]] = status["nodes"]
     for id, node in nodes.items():
+        if node["phase"] in ("Pending", "Running") and node.pop("daemoned", None):
+            node.pop("podIP", None)
+            for group in (each for each in nodes.values() if id in each.get("children", [])):
+                if group["type"] in ("StepGroup", "TaskGroup"):
+                    group |= {"phase": "Running", "finishedAt": None}
         if node["type"] == "Pod" and node["phase"] in ("Pending", "Running") and "synchronizationStatus" not in node:
-            if node.pop("daemoned", None):
-                node.pop("podIP", None)
-                for group in (each for each in nodes.values() if id in each.get("children", [])):
-                    if group["type"] in ("StepGroup", "TaskGroup"):
-                        group |= {"phase": "Running", "finishedAt": None}
             node |= {"phase": "Pending", "startedAt": now}
     return status
 

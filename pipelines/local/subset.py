@@ -211,7 +211,8 @@ def _walk(value: Any, table: str, path: str) -> Iterator[str]:
         if rule is None:
             hint = did_you_mean(key, set(fields)) or " Remove it, or submit to a cluster."
             raise ConfigError(f"{where} is not supported by the local runner.{hint}")
-        _typed(key, each, where)
+        if rule.strip("[]{}") not in TABLES:
+            _typed(key, each, where)
         if rule == "-":
             yield key
         elif rule == "!":

@@ -1,5 +1,6 @@
 """Containers beside the main one, and daemons: what would be missing when a step starts, or run on when it is over."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,9 @@ import pytest
 from pipelines.local import isolation
 from pipelines.local.cluster import LocalCluster
 from pipelines.local.run import execute
-from pipelines.local.table import Began, Ended, Kill, Start
+from pipelines.local.scheduler import Scheduler
+from pipelines.local.state import interrupted
+from pipelines.local.table import Began, Ended, Kill, Start, stamp
 from tests.pipelines.local.played import dag, leaf, parameters, phase, scheduler, steps
 
 needs_namespaces = pytest.mark.skipif(not isolation.available(), reason="no private mount namespace here")
@@ -96,6 +99,20 @@ def test_a_daemon_that_died_is_tried_again_beside_those_that_use_it_and_ends_wit
     assert s.advance(5, [Ended(use.id, "Succeeded")]) == [Kill(second.id)]
     assert s.status["phase"] == "Succeeded"
     assert [phase(s, name) for name in ("db", "db(0)", "db(1)")] == ["Succeeded", "Failed", "Succeeded"]
+
+
+def test_a_daemon_with_retries_whose_runner_died_is_waited_for_again() -> None:
+    s = scheduler(steps([{"name": "db"}], [{"name": "use", "template": "use"}]), DAEMON, leaf("use"))
+    (db,) = s.advance(1)
+    assert len(s.advance(2, [Began(db.id)])) == 1
+    again = Scheduler(s.workflow, interrupted({**s.status, "nodes": json.loads(json.dumps(s.nodes))}, stamp(3)))
+    started = [again.nodes[action.id]["name"] for action in again.advance(3)]
+    assert started == ["w[0].db(0)"]
+    (use,) = again.advance(4, [Began(db.id)])
+    assert again.nodes[use.id]["name"] == "w[1].use"
+
+
+DAEMON = leaf(daemon=True, retryStrategy={"limit": 1})
 
 
 @needs_namespaces

@@ -129,6 +129,27 @@ def test_data_lists_keys_and_puts_them_through_its_expressions() -> None:
     assert "no key found of name none" in data.listed({"source": source}, lambda s3: Bucket())[1]
 
 
+def test_the_files_of_a_bucket_are_the_items_of_a_loop(tmp_path: Path) -> None:
+    source = {"artifactPaths": {"name": "logs", "s3": {"key": "in"}}}
+    listing = {"name": "list", "data": {"source": source, "transformation": [{"expression": "data"}]}}
+    made = {"name": "x", "path": "/tmp/x", "archive": {"none": {}}, "s3": {"key": "in/one.log"}}
+    make = {"image": "busybox", "command": ["sh", "-c", "echo one > /tmp/x"]}
+    each = {"name": "use", "template": "use", "withParam": "{{steps.list.outputs.result}}"}
+    steps = [[{"name": "make", "template": "make"}], [{"name": "list", "template": "list"}], [each]]
+    cluster = LocalCluster(tmp_path)
+    try:
+        templates = (
+            {"name": "make", "container": make, "outputs": {"artifacts": [made]}},
+            {"name": "use", "suspend": ZERO},
+        )
+        status = ran(tmp_path, {"name": "main", "steps": steps}, listing, *templates)
+    finally:
+        cluster.down()
+    assert status["phase"] == "Succeeded", status
+    assert [n["displayName"] for n in status["nodes"].values() if n["type"] == "Suspend"] == ["use(0:in/one.log)"]
+
+
+ZERO = {"duration": "0s"}
 SERVER = """
 import http.server, os, sys, time
 time.sleep(0.5)
