@@ -319,7 +319,7 @@ class Executor:
                 self._end(one, "Failed", f"{name}: Error (exit code {code})", None)
             else:
                 self._spawn(one)
-        elif one.companions or (one.template.get("outputs") or {}).get("artifacts"):
+        elif one.companions or one.logs or (one.template.get("outputs") or {}).get("artifacts"):
             self._later(one, lambda: one.collected(self.name, self._store), self._collected)
         else:
             self._end(one, *one.collected(self.name, self._store))

@@ -20,6 +20,17 @@ HEAD = """# What of Argo's API runs on this machine
 `rekindle run` does what a field says as Argo does it, or refuses the manifest before anything starts, with the path of
 the field. *Ignored* is what cannot matter on one machine; a run of a manifest that is not ours says so once. This page
 is generated from the code (`python -m pipelines.local.fields`); fields that Argo has got since are refused.
+
+Without containers an image is a program of this machine: `python`, `alpine`, `busybox`, `debian`, `ubuntu` and `bash`
+run on its own interpreter and shell. What any other image is here, `.rekindle/images.yaml` says:
+
+```yaml
+alpine/git:v2.26.2: {command: [git]}                          # what it runs where a container gives no command
+registry.example.com/train:7: {python: /venvs/train/bin/python, env: {OMP_NUM_THREADS: "2"}, directory: /srv/train}
+```
+
+ConfigMaps, Secrets and PersistentVolumeClaims lie in the file of the Workflow, separated by `---`, and are kept; a
+claim is a directory below `.rekindle/claims`.
 """
 
 

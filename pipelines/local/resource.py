@@ -14,11 +14,13 @@ import yaml
 from pipelines.local import golang
 from pipelines.local.manifest import Loader, random_name
 from pipelines.local.patches import PATCHES, PatchError
-from pipelines.local.selector import MISSING, SelectorError, lookup, verdict
+from pipelines.local.selector import MISSING, SelectorError, lookup, selects, verdict
 from pipelines.local.state import write
 from pipelines.local.table import Began, Ended, Start
 from steps.errors import ConfigError, RekindleError
 
+VALUED = ("-n", "--namespace", "--field-manager", "--grace-period", "--timeout")  # of no matter here
+IGNORED = ("--validate", "--cascade", "--wait", "--force", "--now", "--ignore-not-found", "--overwrite")
 ACTIONS = ("get", "create", "apply", "patch", "delete", "replace")
 Object = dict[str, Any]
 
@@ -100,6 +102,9 @@ class Resources:
         action, flags = resource["action"], resource.get("flags") or []
         strategy = (resource.get("mergeStrategy") or "strategic") if action == "patch" else ""
         obj = self._object(resource) if resource.get("manifest") else {}
+        words, selector = parsed(flags)
+        if action == "delete" and selector and not obj and len(words) == 1:
+            return self._delete_selected(words[0], selector)
         if strategy != "json" and not isinstance(obj, dict):
             raise KubectlError("the manifest holds no object")
         if not obj or (strategy and flags and (strategy == "json" or not obj.get("kind"))):
@@ -160,15 +165,27 @@ class Resources:
         return obj
 
     def _flags(self, flags: list[str]) -> tuple[str, str]:
-        words = [word for flag in flags for word in re.split(r"[\s/]+", flag) if word and not word.startswith("-")]
+        words, _ = parsed(flags)
         if len(words) != 2:
             raise KubectlError(f"flags {flags} must name a kind and an object")
+        return self._plain(words[0]), words[1]
+
+    def _plain(self, word: str) -> str:
+        """The kind that kubectl means by `pod`, `pods` or `deployments.apps`."""
         self._controller(next(iter(self.controllers), "PyTorchJob"))
-        word = words[0].lower().split(".")[0]
-        for kind in self.controllers:
-            if word in (kind.lower(), kind.lower() + "s"):
-                return kind, words[1]
-        return words[0], words[1]
+        known = {form: kind for kind in self.controllers for form in (kind.lower(), kind.lower() + "s")}
+        return known.get(word.lower().split(".")[0], word)
+
+    def _delete_selected(self, word: str, selector: str) -> tuple[str, str]:
+        kind = self._plain(word)
+        controller = self._controller(kind)
+        try:
+            for name in controller.names():
+                if selects(selector, ((controller.read(name) or {}).get("metadata") or {}).get("labels") or {}):
+                    controller.delete(name)
+        except SelectorError as error:
+            raise KubectlError(f"error: unable to parse requirement: {error}") from None
+        return kind, ""
 
     def _look(self, one: Waiting) -> list[Began | Ended]:
         resource, id = one.action.template["resource"], one.action.id
@@ -199,6 +216,25 @@ class Resources:
         return Ended(one.action.id, "Succeeded", "", outputs)
 
 
+def parsed(flags: list[str]) -> tuple[list[str], str]:
+    """What the flags name, and their selector. Raises KubectlError for one that would change what is done."""
+    words, selector = [], ""
+    given = iter([word for flag in flags for word in flag.split()])
+    for word in given:
+        flag, equals, value = word.partition("=")
+        if not word.startswith("-"):
+            words += [part for part in word.split("/") if part]
+        elif flag in ("-l", "--selector"):
+            selector = value if equals else next(given, "")
+        elif flag in VALUED:
+            value = value if equals else next(given, "")
+        elif flag not in IGNORED:
+            raise KubectlError(
+                f"the flag {flag} is not known here: only {', '.join(('--selector', *VALUED, *IGNORED))} are"
+            )
+    return words, selector
+
+
 def _failed(id: str, why: str) -> Ended:
     return Ended(id, "Failed", f"main: Error (exit code 64): {why}", {"exitCode": "64"})
 
@@ -221,7 +257,14 @@ def check(resource: dict[str, Any], where: str) -> None:
     from pipelines.local.resources import KINDS
 
     known = {word: kind for kind in KINDS for word in (kind, kind.lower(), kind.lower() + "s")}
-    words = [word for flag in resource.get("flags") or [] for word in re.split(r"[\s/]+", flag) if word[:1] != "-"]
+    try:
+        words, selector = parsed(resource.get("flags") or [])
+    except KubectlError as error:
+        raise ConfigError(f"{where}.flags: {error}.") from None
+    if selector and (resource.get("action") != "delete" or resource.get("manifest")):
+        raise ConfigError(
+            f"{where}.flags has a selector: here only delete without a manifest takes one. Name the object."
+        )
     kind, at = _kind(resource) or "".join(words[:1]), "manifest" if _kind(resource) else "flags"
     if kind and "{{" not in kind and kind.split(".")[0] not in known:
         raise ConfigError(

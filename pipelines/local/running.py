@@ -67,6 +67,15 @@ class Running:
         """Where its volumes are."""
         return self.root.with_name(f"{self.root.name}.volumes")
 
+    @property
+    def logs(self) -> dict[str, Path]:
+        """Of its containers, those that are to be artifacts, too."""
+        if not (self.template.get("archiveLocation") or {}).get("archiveLogs"):
+            return {}
+        names = [each["name"] for each in (self.template.get("containerSet") or {}).get("containers") or []]
+        paths = {each: self.log.with_name(f"{self.log.stem}.{each}.log") for each in names} | {"main": self.log}
+        return {name: path for name, path in paths.items() if path.exists()}
+
     def host(self, path: str) -> Path:
         """Where the file is that the main container knows as `path`."""
         if self.private is not None:
@@ -98,10 +107,15 @@ class Running:
         failed: list[str] = []
         for each in declared.get("artifacts") or []:
             try:
-                if saved := artifacts.save(each, self.host(each["path"]), self.action.pod, workflow, store):
+                place = (self.template.get("archiveLocation") or {}).get("s3")
+                if saved := artifacts.save(each, self.host(each["path"]), self.action.pod, workflow, store, place):
                     outputs.setdefault("artifacts", []).append(saved)
             except (ArtifactError, OSError) as error:
                 failed.append(str(error))
+        for name, log in self.logs.items():
+            outputs.setdefault("artifacts", []).append(
+                artifacts.save_log(name, log, self.template, f"{workflow}/{self.action.pod}", store)
+            )
         if failed:
             errors.append("".join(f"{each}; " for each in failed))
         if self.killed:

@@ -12,7 +12,7 @@ Source: k8s.io/apimachinery/pkg/labels, Argo's executor/resource.go matchConditi
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pipelines.local.golang import dumps, general
@@ -131,6 +131,14 @@ def _text(value: Any) -> str:
     if isinstance(value, (int, float)):
         return str(value) if isinstance(value, int) else general(value, 1e-6)
     return dumps(value)
+
+
+def selects(selector: str, labels: Mapping[str, str]) -> bool:
+    """Whether an object with these labels is meant, as by kubectl's --selector. Raises SelectorError."""
+    return all(
+        replace(each, key="label").matches({"label": labels[each.key]} if each.key in labels else {})
+        for each in parse(selector)
+    )
 
 
 def verdict(document: Any, success: str, failure: str) -> tuple[bool | None, str]:

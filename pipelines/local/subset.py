@@ -13,10 +13,11 @@ from typing import Any
 
 import yaml
 
-from pipelines.local import companions, containerset, expr, probes, resource, running, suspend, volumes
+from pipelines.local import artifacts, companions, containerset, expr, pod, probes, resource, running, suspend, volumes
+from pipelines.local.cluster import BASES, base
 from pipelines.local.functions import ARGO, BUILTINS, PREDICATES, SPRIG, ExprError
 from pipelines.local.golang import seconds
-from pipelines.local.references import bodies, holders
+from pipelines.local.references import bodies, holders, needed
 from pipelines.local.retries import TYPES
 from steps.errors import ConfigError, did_you_mean
 
@@ -27,22 +28,30 @@ Spec entrypoint onExit parallelism suspend activeDeadlineSeconds priority servic
   volumes=[Volume] volumeClaimTemplates=[Claim] volumeClaimGC=ClaimGC synchronization=Locks
   workflowTemplateRef=Reference -podSpecPatch -nodeSelector -tolerations
   -affinity -schedulerName -hostAliases -securityContext -executor -automountServiceAccountToken -imagePullSecrets
-  -podPriorityClassName -ttlStrategy -podGC -podDisruptionBudget -dnsPolicy -dnsConfig -hostNetwork -archiveLogs
-  -artifactGC -artifactRepositoryRef -podMetadata -metrics
-Metadata labels annotations
+  -podPriorityClassName -ttlStrategy -podGC -podDisruptionBudget -dnsPolicy -dnsConfig -hostNetwork archiveLogs
+  artifactGC=WorkflowGC -artifactRepositoryRef -podMetadata -podResources -metrics
+Metadata labels annotations labelsFrom={LabelFrom}
+LabelFrom expression*
+WorkflowGC strategy -forceFinalizerRemoval -podMetadata -podSpecPatch -serviceAccountName
+ArtifactGC strategy -podMetadata -serviceAccountName
+Location archiveLogs s3=S3
 Arguments parameters=[Argument] artifacts=[Supplied]
 Argument name* value enum description valueFrom=Given
 Given configMapKeyRef=Key default
-Supplied name* from fromExpression subPath optional -artifactGC -deleted s3=S3 raw=Raw http=Http archive=Archive
+Supplied name* from fromExpression subPath optional artifactGC=ArtifactGC -deleted s3=S3 raw=Raw http=Http
+  archive=Archive
+  !git !gcs !oss !azure !hdfs !artifactory !plugin
 Template name parallelism failFast activeDeadlineSeconds timeout inputs=Inputs outputs=Outputs container=Container
   script=Container resource=Resource dag=Dag steps=[[Step]] suspend=Suspend retryStrategy=Retry
   volumes=[Volume] synchronization=Locks memoize=Memoize daemon initContainers=[Beside] sidecars=[Beside]
   -podSpecPatch -nodeSelector -tolerations -affinity -schedulerName -priorityClassName -hostAliases -securityContext
-  -serviceAccountName -metadata -executor -automountServiceAccountToken -archiveLocation -metrics
-  -annotations containerSet=ContainerSet data=Data http=Request !plugin
+  -serviceAccountName -metadata -executor -automountServiceAccountToken archiveLocation=Location -metrics
+  -annotations -podResources containerSet=ContainerSet data=Data http=Request !plugin
 Inputs parameters=[Input] artifacts=[InputArtifact]
 Input name* value default enum description valueFrom=Given
-InputArtifact name* path optional mode recurseMode subPath -artifactGC -deleted s3=S3 raw=Raw http=Http archive=Archive
+InputArtifact name* path optional mode recurseMode subPath artifactGC=ArtifactGC -deleted s3=S3 raw=Raw http=Http
+  archive=Archive
+  !git !gcs !oss !azure !hdfs !artifactory !plugin
 S3 key bucket endpoint insecure accessKeySecret=Key secretKeySecret=Key -region
 Http url* headers=[Header] !auth
 Header name* value*
@@ -53,8 +62,9 @@ Tar compressionLevel
 Outputs result exitCode parameters=[Output] artifacts=[OutputArtifact]
 Output name* value globalName description valueFrom=ValueFrom
 ValueFrom path default parameter expression jsonPath supplied=Empty !jqFilter
-OutputArtifact name* path optional from fromExpression subPath globalName mode -artifactGC -deleted s3=S3
+OutputArtifact name* path optional from fromExpression subPath globalName mode artifactGC=ArtifactGC -deleted s3=S3
   archive=Archive
+  !git !gcs !oss !azure !hdfs !artifactory !plugin
 Container name image command args source workingDir env=[Env] envFrom=[EnvFrom] volumeMounts=[Mount] !lifecycle
   -imagePullPolicy -resources -securityContext -terminationMessagePath -terminationMessagePolicy -ports -livenessProbe
   readinessProbe=Probe -startupProbe -tty -stdin
@@ -79,7 +89,7 @@ Transformation expression
 Beside name* image command args workingDir env=[Env] envFrom=[EnvFrom] volumeMounts=[Mount] mirrorVolumeMounts
   -imagePullPolicy -resources -securityContext -ports -livenessProbe -readinessProbe -startupProbe -tty -stdin
 Env name* value valueFrom=EnvSource
-EnvSource configMapKeyRef secretKeyRef fieldRef
+EnvSource configMapKeyRef secretKeyRef fieldRef=FieldRef
 EnvFrom configMapRef secretRef prefix
 Mount name* mountPath* readOnly subPath subPathExpr -mountPropagation
 Volume name* emptyDir=EmptyDir configMap=MapVolume secret=SecretVolume projected=Projected downwardAPI=Facts
@@ -135,6 +145,7 @@ WHY = (
         "hostPath": "a pod here sees nothing of the machine that is not in its volumes. Use a claim",
         "serviceAccountToken": "there are no service accounts here",
     }
+    | dict.fromkeys(("git", "gcs", "oss", "azure", "hdfs", "artifactory"), "artifacts are s3, http or raw here")
     | dict.fromkeys(("ephemeral", "csi", "nfs"), "use volumeClaimTemplates")
     | {
         "manifestFrom": "put the manifest into the template",
@@ -142,6 +153,7 @@ WHY = (
 )
 # what the API server refuses, and what would be taken for something else here
 PATCHED = {"containers", "initContainers", "securityContext", "nodeSelector", "tolerations", "priorityClassName"}
+FLAGS = ("archiveLogs", "readOnly")
 NUMBERS = ("activeDeadlineSeconds", "parallelism", "mode", "defaultMode")
 TEXTS = ("name", "entrypoint", "onExit", "template", "when", "depends", "image", "source", "manifest", "key", "path")
 TEXTS += (
@@ -153,13 +165,12 @@ TEXTS += (
     "retryPolicy",
     "target",
     "timeout",
-    "data",
 )
 TEXTS += ("globalName", "from", "subPath", "withParam", "jsonPath", "parameter")
 TEXTS += ("claimName", "secretName", "fieldPath", "subPathExpr")
 LISTS = ("command", "args", "flags", "dependencies")
-BASES = ("python", "alpine", "busybox", "debian", "ubuntu", "bash")
-TAG = re.compile(r"\{\{=(.*?)\}\}", re.DOTALL)
+EXPRESSION = re.compile(r"\{\{=(.*?)\}\}", re.DOTALL)
+TAG = re.compile(r"\{\{.*?\}\}", re.DOTALL)
 
 
 def check(workflow: dict[str, Any], cluster: Any) -> list[str]:
@@ -170,7 +181,21 @@ def check(workflow: dict[str, Any], cluster: Any) -> list[str]:
             raise ConfigError(f"the parameter {each['name']} has no value: give one, as with -p {each['name']}=...")
     _bodies(workflow["spec"], cluster)
     volumes.check(workflow["spec"], bodies(workflow["spec"], "spec"))
+    _objects(workflow["spec"], cluster)
     return [f"ignored here, as one machine has no use for it: {', '.join(ignored)}"] if ignored else []
+
+
+def _objects(spec: dict[str, Any], cluster: Any) -> None:
+    """What pods wait for in vain is said at once; but a resource template may make it while the workflow runs."""
+    if any("resource" in template for template, _ in bodies(spec, "spec")):
+        return
+    for where, kind, name, key in needed(spec):
+        if not cluster.has(kind, name, key):
+            what = f"{kind} {name!r}" + (f" with {key!r}" if key else "")
+            raise ConfigError(
+                f"{where}: there is no {what} here, and its pods would wait for it. Put it into the file of the "
+                "Workflow, separated by ---."
+            )
 
 
 def templates(spec: dict[str, Any], cluster: Any) -> None:
@@ -202,9 +227,6 @@ def _walk(value: Any, table: str, path: str) -> Iterator[str]:
     if not isinstance(value, dict | None):
         raise ConfigError(f"{path} is {value!r}: it must be an object.")
     fields = TABLES[table.strip("{}")]
-    for key in REQUIRED[table.strip("{}")]:
-        if (value or {}).get(key) is None:
-            raise ConfigError(f"{path}.{key} is missing: give it.")
     for key, each in (value or {}).items():
         where = f"{path}.{key}" if path else key
         rule = fields.get(key)
@@ -220,14 +242,23 @@ def _walk(value: Any, table: str, path: str) -> Iterator[str]:
                 raise ConfigError(f"{where} is not supported by the local runner: {WHY[key]}.")
         elif rule.strip("[]{}") in TABLES:
             yield from _walk(each, rule, where)
+    for key in REQUIRED[table.strip("{}")]:
+        if (value or {}).get(key) is None:
+            raise ConfigError(f"{path}.{key} is missing: give it.")
 
 
 def _typed(key: str, value: Any, where: str) -> None:
     quote = "Quote it (unquoted, YAML reads y as true and 1 as a number)."
-    if key in TEXTS and value is not None and not isinstance(value, str):
+    if (key in TEXTS or where.endswith(".raw.data")) and value is not None and not isinstance(value, str):
         raise ConfigError(f"{where} is {value!r}: it must be a text. {quote}")
     if key in LISTS and value is not None and not (isinstance(value, list) and all(isinstance(v, str) for v in value)):
         raise ConfigError(f"{where} is {value!r}: it must be a list of texts. {quote}")
+    if where.endswith("artifactGC.strategy") and (value or "") not in artifacts.GC:
+        raise ConfigError(f"{where} is {value!r}: it must be one of {', '.join(artifacts.GC[:-1])}.")
+    if key in FLAGS and not isinstance(value, bool | None):
+        raise ConfigError(f"{where} is {value!r}: it must be true or false.")
+    if key == "fieldPath" and value not in pod.FACTS:
+        raise ConfigError(f"{where} is {value!r}, which a pod here does not know: only {', '.join(pod.FACTS)} are.")
     if key in NUMBERS and value is not None and "{{" not in str(value) and not str(value).isdecimal():
         raise ConfigError(f"{where} is {value!r}: it must be a whole number.")
 
@@ -277,7 +308,7 @@ def _patch(holder: dict[str, Any], where: str) -> None:
     """A patch of the pod is ignored where it changes only what has no place on one machine."""
     text = holder.get("podSpecPatch") or "{}"
     try:
-        patch = yaml.safe_load(text)
+        patch = yaml.safe_load(TAG.sub("0", text))
         containers = [each for kind in ("containers", "initContainers") for each in patch.get(kind) or []]
         inside = {key for each in containers for key in each}
         other = set(patch) - PATCHED | inside - {"name", "securityContext", "resources"}
@@ -295,11 +326,11 @@ def _image(container: dict[str, Any], where: str, cluster: Any) -> None:
     image, command = container.get("image"), container.get("command")
     if not image:
         raise ConfigError(f"{where}.image is missing: give it.")
-    if not command and not cluster.image(image).command:
+    known = cluster.image(image)
+    if not (command or known.command or known.args):
         raise ConfigError(f"{where}.command is missing, and what {image} runs is not known here. Give it.")
-    base = image.split("@")[0].rpartition("/")[2].partition(":")[0]
     own = [*(command or []), *(container.get("args") or [])][1:3] == ["-m", "steps"]
-    if base not in BASES and not own and image not in cluster.images and "{{" not in image:
+    if base(image) not in BASES and not own and image not in cluster.images and "{{" not in image:
         raise ConfigError(
             f"{where}.image is {image!r}, and what it holds is not known on this machine: only {', '.join(BASES)} are, "
             "and images of this repository (they run python -m steps). Use one of these, say what it is here in "
@@ -317,7 +348,7 @@ def _expressions(value: Any, where: str) -> None:
             _expressions(each, f"{where}[{index}]")
     elif isinstance(value, str):
         plain = [value] if where.endswith((".expression", ".fromExpression", ".http.successCondition")) else []
-        for source in [*TAG.findall(value), *plain]:
+        for source in [*EXPRESSION.findall(value), *plain]:
             _functions(source, where)
 
 

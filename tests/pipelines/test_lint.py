@@ -159,8 +159,6 @@ MISTAKES: dict[str, tuple[Callable[[Any], Any], str, str]] = {
     "continue": (lambda w: task(w, "make").update(continueOn={"failed": True}), "depends", r"make\]\.continueOn.*Succeeded"),
     "key of an item": (
         lambda w: task(w, "loop").update(withItems=["x"], arguments=arguments(note="{{item.k}}")), "tag", "item.k"),
-    "item with keys": (
-        lambda w: task(w, "loop").update(withItems=[{"k": 1}], arguments=arguments(note="{{item}}")), "tag", "item"),
     "two kinds": (lambda w: task(w, "after").update(dependencies=["away"]), "depends", "both"),
     "target": (lambda w: template(w, "main")["dag"].update(target="shop"), "depends", 'mean "ship"'),
     "sibling": (

@@ -8,11 +8,15 @@ from typing import Any
 
 import pytest
 
-from pipelines.local import artifacts
+from pipelines.local import artifacts, isolation
 from pipelines.local.artifacts import ArtifactError
 from pipelines.local.cluster import LocalCluster
+from pipelines.local.run import execute
+from pipelines.local.state import RunFiles
 from steps.errors import ConfigError
 from steps.storage import Store
+
+needs_namespaces = pytest.mark.skipif(not isolation.available(), reason="no private mount namespace here")
 
 
 def sent(store: Store, path: Path, **artifact: Any) -> dict[str, Any]:
@@ -115,3 +119,105 @@ def test_an_artifact_may_name_its_own_bucket_and_the_secrets_to_it(tmp_path: Pat
     cluster.keep([{"kind": "Secret", "metadata": {"name": "mine"}, "stringData": {"access": "me"}}])
     store = cluster.store(s3)
     assert (store.bucket, store.endpoint) == ("other", "http://s3.example:9000")
+
+
+def made(
+    home: Path, *artifacts_: dict[str, Any], script: str = "echo hi; echo 1 > /tmp/a", **spec: Any
+) -> dict[str, Any]:
+    container = {"image": "busybox", "command": ["sh", "-c"], "args": [script]}
+    more = spec.pop("template", {})
+    template = {"name": "main", "container": container, "outputs": {"artifacts": [*artifacts_]}, **more}
+    return execute(
+        {
+            "kind": "Workflow",
+            "metadata": {"name": home.name},
+            "spec": {"entrypoint": "main", "templates": [template], **spec},
+        },
+        {},
+        LocalCluster(home),
+    )
+
+
+def kept(status: dict[str, Any], home: Path) -> list[dict[str, Any]]:
+    return status["nodes"][home.name]["outputs"]["artifacts"]
+
+
+@needs_namespaces
+def test_what_is_to_go_with_the_completion_goes_and_nothing_else(s3: Store, tmp_path: Path) -> None:
+    """One strategy for all, and each may have its own; one machine deletes no workflow, so that strategy keeps."""
+    home, when = tmp_path / "gc-w", "OnWorkflowCompletion"
+    wanted = {"gone": {}, "never": {"strategy": "Never"}, "later": {"strategy": "OnWorkflowDeletion"}}
+    outputs = [{"name": name, "path": "/tmp/a", "artifactGC": gc} for name, gc in wanted.items()]
+    status = made(home, *outputs, artifactGC={"strategy": when})
+    assert [(each["name"], each.get("deleted")) for each in kept(status, home)] == [
+        ("gone", True),
+        ("never", None),
+        ("later", None),
+    ]
+    assert [s3.head(each["s3"]["key"]) is None for each in kept(status, home)] == [True, False, False]
+    assert RunFiles(home, home.name).load()[0]["nodes"][home.name]["outputs"] == status["nodes"][home.name]["outputs"]
+
+
+@needs_namespaces
+def test_a_failed_run_deletes_what_it_made_and_one_without_a_strategy_nothing(s3: Store, tmp_path: Path) -> None:
+    output = {"name": "a", "path": "/tmp/a"}
+    failing = "echo 1 > /tmp/a; exit 1"
+    status = made(tmp_path / "gc-f", output, script=failing, artifactGC={"strategy": "OnWorkflowCompletion"})
+    assert status["phase"] == "Failed"
+    assert s3.head(kept(status, tmp_path / "gc-f")[0]["s3"]["key"]) is None
+    status = made(tmp_path / "gc-n", output)
+    assert s3.head(kept(status, tmp_path / "gc-n")[0]["s3"]["key"])
+
+
+def test_what_cannot_be_deleted_is_a_condition_and_stays_told(tmp_path: Path) -> None:
+    artifact = {"name": "a", "s3": {"key": "k"}, "artifactGC": {"strategy": "OnWorkflowCompletion"}}
+    status: dict[str, Any] = {"nodes": {"w": {"type": "Pod", "outputs": {"artifacts": [artifact]}}}}
+    secret = {"name": "none", "key": "k"}
+    artifact["s3"] |= {"bucket": "b", "endpoint": "127.0.0.1:1", "accessKeySecret": secret}
+    assert artifacts.collect(status, {}, LocalCluster(tmp_path).store) == []
+    assert [each["type"] for each in status["conditions"]] == ["ArtifactGCError"]
+    assert "deleted" not in artifact
+
+
+def test_a_strategy_that_is_none_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"spec\.artifactGC\.strategy is 'Always'.*OnWorkflowCompletion"):
+        made(tmp_path, artifactGC={"strategy": "Always"})
+
+
+@pytest.mark.parametrize(
+    ("spec", "own", "saved"),
+    [
+        ({"archiveLogs": True}, {}, True),
+        ({"archiveLogs": True}, {"archiveLogs": False}, False),
+        ({}, {"archiveLogs": True}, True),
+        ({}, {}, False),
+    ],
+)
+def test_logs_are_artifacts_if_they_are_wanted(
+    s3: Store, tmp_path: Path, spec: dict[str, Any], own: dict[str, Any], saved: bool
+) -> None:
+    home = tmp_path / f"logs-{saved}{len(spec)}".lower()
+    template = {"archiveLocation": own} if own else {}
+    status = made(home, script="echo hi; echo oops >&2; exit 3", template=template, **spec)
+    assert status["message"] == "main: Error (exit code 3)"
+    key = f"{home.name}/{home.name}/main.log"
+    found = status["nodes"][home.name]["outputs"].get("artifacts", [])
+    assert found == ([{"name": "main-logs", "s3": {"key": key}}] if saved else [])
+    if saved:
+        assert s3.get(key) == b"hi\noops\n"
+
+
+def test_an_artifact_goes_where_the_archive_location_says(s3: Store, tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("1")
+    asked: list[dict[str, Any]] = []
+    location = {"endpoint": "x:1", "bucket": "b", "key": "base"}
+    for artifact, expected in (
+        ({"archive": {"none": {}}}, {**location, "key": "base/a"}),
+        ({"s3": {"key": "own"}}, {**location, "key": "own"}),
+        ({"s3": {"key": "own", "bucket": "c", "endpoint": "y"}}, {"key": "own", "bucket": "c", "endpoint": "y"}),
+    ):
+        store = lambda where: asked.append(where) or s3  # noqa: E731
+        given = {"name": "a", "path": "/tmp/a", **artifact}
+        saved = artifacts.save(given, tmp_path / "a", "pod", "w", store, location)
+        assert saved
+        assert (saved["s3"], asked.pop()) == (expected, expected)

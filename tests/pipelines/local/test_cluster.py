@@ -105,9 +105,11 @@ def test_what_images_are_here_is_read_from_the_home(tmp_path: Path) -> None:
 
 def test_a_container_without_a_command_runs_what_its_image_runs(tmp_path: Path) -> None:
     (tmp_path / "images.yaml").write_text("tool: {command: [sh, -c, 'echo $A $0'], args: [own], env: {A: b}}")
-    for index, (args, said) in enumerate(((None, "b own"), (["given"], "b given"))):
-        container = {"image": "tool", **({"args": args} if args else {})}
+    cases = ("tool", None, "b own\n"), ("tool", ["given"], "b given\n")
+    cases += ("busybox:1", ["echo", "x"], "x\n"), ("busybox:1", None, ""), ("docker.io/python:3", None, "")
+    for index, (image, args, said) in enumerate(cases):
+        container = {"image": image, **({"args": args} if args else {})}
         spec = {"entrypoint": "main", "templates": [{"name": "main", "container": container}]}
         manifest = {"kind": "Workflow", "metadata": {"name": f"w{index}"}, "spec": spec}
         assert execute(manifest, {}, LocalCluster(tmp_path))["phase"] == "Succeeded"
-        assert (tmp_path / f"runs/w{index}/logs/w{index}.log").read_text() == f"{said}\n"
+        assert (tmp_path / f"runs/w{index}/logs/w{index}.log").read_text() == said

@@ -1,12 +1,14 @@
 """Templates that lie in other objects: a manifest that runs on a cluster must run here, from the same file."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from pipelines.local.cluster import LocalCluster
 from pipelines.local.manifest import documents, split, workflow
 from pipelines.local.run import execute
+from pipelines.local.subset import check
 from steps.errors import ConfigError
 
 FILE = """
@@ -129,3 +131,37 @@ def test_a_value_outside_its_enum_is_refused() -> None:
     spec = {"entrypoint": "main", "templates": [], "arguments": {"parameters": [parameter]}}
     with pytest.raises(ConfigError, match="x is 'c': it must be one of a, b"):
         workflow({"kind": "Workflow", "metadata": {"name": "w"}, "spec": spec})
+
+
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        (
+            {"env": [{"name": "A", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}]},
+            r"env\[0\]\.valueFrom\.secr",
+        ),
+        ({"env": [{"name": "A", "valueFrom": {"configMapKeyRef": {"name": "c", "key": "none"}}}]}, "'c' with 'none'"),
+        (
+            {"envFrom": [{"secretRef": {"name": "s"}}]},
+            r"container\.envFrom\[0\]\.secretRef: there is no Secret 's' here",
+        ),
+        ({"envFrom": [{"configMapRef": {"name": "c"}}, {"secretRef": {"name": "s", "optional": True}}]}, ""),
+        ({"envFrom": [{"secretRef": {"name": "rekindle-s3"}}]}, ""),
+    ],
+)
+def test_objects_that_pods_would_wait_for_are_missed_before_the_run(
+    tmp_path: Path, template: dict[str, Any], message: str
+) -> None:
+    cluster = LocalCluster(tmp_path)
+    cluster.keep([{"kind": "ConfigMap", "metadata": {"name": "c"}, "data": {"k": "v"}}])
+    main = {"name": "main", "container": {"image": "busybox", "command": ["true"], **template}}
+    manifest = workflow(
+        {"kind": "Workflow", "metadata": {"name": "w"}, "spec": {"entrypoint": "main", "templates": [main]}}
+    )
+    if message:
+        with pytest.raises(ConfigError, match=message):
+            check(manifest, cluster)
+        manifest["spec"]["templates"].append(
+            {"name": "maker", "resource": {"action": "create", "manifest": "kind: Secret"}}
+        )
+    assert check(manifest, cluster) == []

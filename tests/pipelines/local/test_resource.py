@@ -174,3 +174,29 @@ def test_a_strategic_patch_changes_the_container_that_it_names_and_no_other() ->
 def test_a_kind_that_is_not_here_is_refused_before_the_run(cluster: LocalCluster, resource: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=r"spec\.templates\[1\]\.resource\.(flags|manifest) is a (pods?|Job),"):
         execute(workflow(resource), {}, cluster)
+
+
+def test_a_delete_by_labels_deletes_what_has_them_and_nothing_else(cluster: LocalCluster) -> None:
+    for name, labels in {"a": {"app.kubernetes.io/x": "1"}, "b": {"app.kubernetes.io/x": "2"}, "c": {}}.items():
+        Stored(cluster, "ConfigMap").apply({"kind": "ConfigMap", "metadata": {"name": name, "labels": labels}})
+    delete = {"action": "delete", "flags": ["configmap", "--selector", "app.kubernetes.io/x=1", "-n", "default"]}
+    assert execute(workflow(delete), {}, cluster)["phase"] == "Succeeded"
+    assert Stored(cluster, "ConfigMap").names() == ["b", "c"]
+    delete = {"action": "delete", "flags": ["configmaps", "--selector=app.kubernetes.io/x"]}
+    assert execute(workflow(delete), {}, cluster)["phase"] == "Succeeded"
+    assert Stored(cluster, "ConfigMap").names() == ["c"]
+
+
+@pytest.mark.parametrize(
+    ("resource", "said"),
+    [
+        ({"action": "delete", "flags": ["configmap", "--all"]}, "flag --all is not known here"),
+        ({"action": "create", "manifest": configmap(), "flags": ["--dry-run=server"]}, "flag --dry-run"),
+        ({"action": "get", "flags": ["configmap", "-l", "a=b"]}, "has a selector: here only delete"),
+    ],
+)
+def test_a_flag_that_would_change_what_is_done_is_refused(
+    cluster: LocalCluster, resource: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(ConfigError, match=r"resource\.flags.*" + said):
+        execute(workflow(resource), {}, cluster)

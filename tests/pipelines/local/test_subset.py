@@ -49,7 +49,12 @@ def checked(path: str = "", value: Any = None) -> list[str]:
         ("spec.workflowTemplateRef", {"name": "x"}, r"beside workflowTemplateRef.*Take one"),
         ("spec.synchronization", {"mutex": {"name": "m"}}, r"synchronization\.mutex .*Write mutexes"),
         ("spec.templates.0.container.image", "pytorch/pytorch:2.0", r"pytorch/pytorch:2\.0.*python, alpine"),
-        ("spec.templates.0.container.command", None, r"container\.command is missing"),
+        ("spec.templates.0.container", {"image": "nginx"}, r"container\.command is missing"),
+        (
+            "spec.templates.0.podSpecPatch",
+            '{"containers": [{"name": "main", "image": "{{inputs.parameters.x}}"}]}',
+            "podSpecPatch changes image",
+        ),
         ("spec.templates.0.container.lifecycle", {"preStop": {}}, r"container\.lifecycle"),
         ("spec.templates.0.suspend", {}, r"has 2 types"),
         ("spec.templates.0.timeout", "5 minutes", r"timeout is '5 minutes'.*1m30s"),
@@ -85,6 +90,11 @@ def test_what_does_not_matter_here_is_ignored_and_said_once() -> None:
     notes = checked("spec.templates.0.nodeSelector", {"gpu": "yes"})
     assert len(notes) == 1
     assert "nodeSelector" in notes[0]
+
+
+def test_a_patch_of_resources_is_ignored_though_their_numbers_come_later() -> None:
+    patch = '{"containers": [{"name": "main", "resources": {"limits": {{inputs.parameters.r}}}}]}'
+    assert "podSpecPatch" in checked("spec.templates.0.podSpecPatch", patch)[0]
 
 
 @pytest.mark.parametrize("command", [["python", "-m", "steps", "train"], ["python"]])
@@ -153,5 +163,11 @@ def test_no_field_of_the_table_is_misspelt() -> None:
     from pipelines.local.fields import described
 
     dropped = {"Locks": {"mutex", "semaphore"}}  # Argo 4 has them no more, and says nothing
+    dropped |= {key: {"podResources"} for key in ("Spec", "Template")}  # Argo 4.1 has it, Hera's models not yet
     for table, fields in described().items():
         assert set(TABLES[table]) - set(fields) - dropped.get(table, set()) == set(), table
+
+
+def test_a_lock_in_a_database_is_refused_for_what_it_is_and_not_for_what_it_lacks() -> None:
+    with pytest.raises(ConfigError, match=r"semaphores\[0\]\.database is not supported"):
+        checked("spec.synchronization", {"semaphores": [{"database": {"key": "x"}}]})

@@ -142,15 +142,13 @@ def test_a_claim_beside_the_workflow_outlives_it(tmp_path: Path) -> None:
     volume = {"persistentVolumeClaim": {"claimName": "data"}}
     said(tmp_path, shell("echo 1 > /v/x; touch /tmp/out", mount("/v")), volume, claim)
     assert (tmp_path / "claims/data/x").read_text() == "1\n"
-    status = ran(tmp_path / "other", shell("true", mount("/v")), volumes=[{"name": "v", **volume}])
-    assert status["phase"] == "Error"
-    assert "no PersistentVolumeClaim 'data'" in status["message"]
+    with pytest.raises(ConfigError, match="no PersistentVolumeClaim 'data' here"):
+        ran(tmp_path / "other", shell("true", mount("/v")), volumes=[{"name": "v", **volume}])
 
 
 @pytest.mark.parametrize(
     ("volume", "message"),
     [
-        ({"configMap": {"name": "none"}}, "no ConfigMap 'none'"),
         ({"secret": {"secretName": "s", "items": [{"key": "no", "path": "x"}]}}, "no key 'no'"),
         ({"secret": {"secretName": "s", "items": [{"key": "key", "path": "../../x"}]}}, "leads out"),
     ],
@@ -170,6 +168,14 @@ def test_a_volume_that_cannot_be_made_is_an_error_that_names_it(
         ({"volumes": [{"name": "v"}]}, r"spec\.volumes\[0\] has the kinds \[\]"),
         ({"volumes": [{"name": "w", "emptyDir": {}}]}, r"templates\[0\] mounts 'v'.*must be w"),
         ({"volumeClaimTemplates": [{"spec": {}}]}, r"volumeClaimTemplates\[0\]\.metadata is missing"),
+        (
+            {"volumes": [{"name": "v", "configMap": {"name": "none"}}]},
+            r"volumes\[0\]\.configMap: there is no ConfigMap",
+        ),
+        (
+            {"volumes": [{"name": "v", "downwardAPI": {"items": [{"path": "x", "fieldRef": {"fieldPath": "no"}}]}}]},
+            "fieldPath is 'no', which a pod here does not know: only metadata.name",
+        ),
         ({"volumes": [{"name": "../v", "emptyDir": {}}]}, r"has a volume '\.\./v'"),
         ({"volumes": [{"name": "v", "secret": {"secretName": 5}}]}, r"secretName is 5: it must be a text"),
         ({"volumes": [{"name": "v", "configMap": {"name": "c", "defaultMode": "rw"}}]}, "defaultMode.*whole number"),
