@@ -29,6 +29,7 @@ MARKS = {
     "Skipped": ("–", "dim"),
     "Omitted": ("–", "dim"),
 }
+MANY, REST = 200, 30  # so many steps are looked at for a thirtieth of the time
 NOT_RUN = ("Skipped", "Omitted")  # as the manifest meant it
 STARTING = ("PodInitializing", "ContainerCreating")  # what every pod waits for, and not for long
 ProgressOf = Callable[[Step], str]  # how far a step that runs has come, in words or ""
@@ -65,6 +66,8 @@ def show(name: str, progress: ProgressOf, manifest: Mapping[str, Any], out: Text
     finally:
         stop.set()
         ticker.join()
+        if isinstance(shown, Lines) and shown.changed:
+            shown.look()
 
 
 def is_terminal(out: TextIO) -> bool:
@@ -73,13 +76,18 @@ def is_terminal(out: TextIO) -> bool:
 
 
 class Lines:
-    """One line for each change of a step, and one every five seconds of training."""
+    """One line for each change of a step, and one every five seconds of training.
+
+    Of a run of many steps not every change is looked at: that would take longer than the steps.
+    """
 
     def __init__(self, name: str, progress: ProgressOf, out: TextIO) -> None:
         self.name, self.progress, self.out = name, progress, out
         self.seen: dict[str, str] = {}
         self.waits: set[tuple[str, str]] = set()
         self.status: Status = {}
+        self.due, self.changed = 0.0, False
+        self.running: list[Step] = []
         self.said = ("", 0.0)
         self.lock = threading.RLock()  # the ticker, the runner, and a signal handler amid either print
 
@@ -88,15 +96,25 @@ class Lines:
             before = [row for row in steps(self.name, status) if row.phase in FINISHED]
             self.seen = {row.name: row.phase for row in before}
             self.say(f"{self.name} running" + (f"; {len(leaves(before))} steps were done before" if before else ""))
-        self.status = status
-        for row in steps(self.name, status):
-            if row.phase == "Pending":
-                self._waits(row)
-            elif row.phase != self.seen.get(row.name):
-                self.seen[row.name] = row.phase
-                took = f" in {duration(row.seconds)}" if row.phase in FINISHED and row.seconds else ""
-                cause = f": {' '.join(row.message.split())[:200]}" if row.message and row.phase in FAILED else ""
-                self.say(f"{row.name} {row.phase.lower()}{took}{cause}")
+        self.status, self.changed = status, True
+        if time.monotonic() >= self.due:
+            self.look()
+
+    def look(self) -> None:
+        """Says what has changed."""
+        with self.lock:
+            began, self.changed = time.monotonic(), False
+            rows = steps(self.name, self.status)
+            self.running = [row for row in rows if row.phase == "Running"]
+            for row in rows:
+                if row.phase == "Pending":
+                    self._waits(row)
+                elif row.phase != self.seen.get(row.name):
+                    self.seen[row.name] = row.phase
+                    took = f" in {duration(row.seconds)}" if row.phase in FINISHED and row.seconds else ""
+                    cause = f": {' '.join(row.message.split())[:200]}" if row.message and row.phase in FAILED else ""
+                    self.say(f"{row.name} {row.phase.lower()}{took}{cause}")
+            self.due = began + REST * (time.monotonic() - began) if len(rows) > MANY else 0.0
 
     def _waits(self, row: Step) -> None:
         """Once for each reason: an image that cannot be pulled, no node with room."""
@@ -106,10 +124,12 @@ class Lines:
             self.say(f"{row.name} waits: {' '.join(row.message.split())[:200]}")
 
     def tick(self) -> None:
+        if self.changed and time.monotonic() >= self.due:
+            self.look()
         text, at = self.said
         if time.monotonic() - at < 5:
             return
-        for row in running(steps(self.name, self.status)):
+        for row in self.running:
             now = self.progress(row)
             if now and now != text:
                 self.said = (now, time.monotonic())
@@ -190,10 +210,6 @@ class LogProgress:
             if "progress step=" in text:
                 return text
         return ""
-
-
-def running(rows: list[Step]) -> list[Step]:
-    return [row for row in rows if row.phase == "Running"]
 
 
 def log_line(label: str, text: str, as_json: bool) -> str:

@@ -183,3 +183,19 @@ def test_the_tree_draws_every_phase_that_argo_knows():
     Console(file=out, width=100).print(tree.drawn())
     assert [phase.lower() in out.getvalue() for phase in phases] == [True] * len(phases)
     assert "\x1b" not in out.getvalue()
+
+
+def test_a_run_of_a_thousand_steps_is_not_slowed_down_by_being_shown() -> None:
+    out = io.StringIO()
+    shown = display.Lines("w", lambda row: "", out)
+    nodes = {f"w-{i}": {"name": f"w.t{i}", "type": "Pod", "phase": "Running"} for i in range(1000)}
+    began = time.process_time()
+    shown({"nodes": nodes})
+    once = time.process_time() - began
+    for node in nodes.values():
+        node["phase"] = "Succeeded"
+        shown({"nodes": nodes})
+    assert time.process_time() - began < 100 * once
+    shown.due = 0.0
+    shown.tick()
+    assert out.getvalue().count("succeeded") == 1000
