@@ -198,7 +198,8 @@ class WorkflowRules:
         nodes, finished = Nodes("tasks", tasks, self.templates), graph.finished(before)
         layers = (Names(inputs), self.everywhere)
         for name, task in tasks.items():
-            self.task(f"{at}.tasks[{name}]", name, task, Scope(layers, nodes, finished(name)))
+            items = (Items(task),) if _loops(task) else ()
+            self.task(f"{at}.tasks[{name}]", name, task, Scope((*layers, *items), nodes, finished(name)))
         rest = {key: value for key, value in template.items() if key != "dag"}
         self.tags(path, rest, Scope(layers, nodes, lambda name: True))
 
@@ -209,9 +210,11 @@ class WorkflowRules:
         self.unique(f"{path}.steps", names(step for _, step in listed))
         self.leaf(path, template)
         nodes, layers = Nodes("steps", everything, self.templates), (Names(inputs), self.everywhere)
+        items: tuple[Names, ...] = ()  # Argo never forgets one that an earlier step had
         for number, step in listed:
             name = str(step.get("name"))
-            scope = Scope(layers, nodes, lambda other, number=number: group_of[other] < number)
+            items += (Items(step),) if _loops(step) else ()
+            scope = Scope((*layers, *items), nodes, lambda other, number=number: group_of[other] < number)
             self.task(f"{path}.steps[{number}][{name}]", name, step, scope)
         rest = {key: value for key, value in template.items() if key != "steps"}
         self.tags(path, rest, Scope(layers, nodes, lambda name: True))
@@ -240,8 +243,6 @@ class WorkflowRules:
             way = "{{=asFloat(...) > ...}}"
             why = f"it compares an output as text, and fails for 5e-05 or NaN: write {way}."
             self.found.warn(f"{path}.when", "when", why)
-        if any(key in task for key in ("withItems", "withParam", "withSequence")):
-            scope = replace(scope, layers=(*scope.layers, Items(task)))
         plain = {key: value for key, value in task.items() if key not in ("hooks", "inline", "depends")}
         self.tags(path, plain, scope)
         self.tags(f"{path}.hooks", hooks, replace(scope, done=lambda other: other == name or scope.done(other)))
@@ -282,6 +283,10 @@ def _templates(found: Manifest | None) -> dict[str, Manifest] | None:
         return None
     spec = scopes.present(found.get("spec") or {})
     return {str(t.get("name")): t for t in spec.get("templates") or []}
+
+
+def _loops(task: Manifest) -> bool:
+    return any(key in task for key in ("withItems", "withParam", "withSequence"))
 
 
 def _required(item: Manifest, kind: str) -> bool:

@@ -96,6 +96,8 @@ class Dag:
             node = self.node(name)
             if node is None:
                 raise ValueError(f"Ancestor task node {name} not found")
+            if node["type"] == "TaskGroup":
+                scopes.named(self.tasks[name])
             self.add(scope, name, node)
         return scope
 

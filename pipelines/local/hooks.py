@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipelines.local.expr import truth
 from pipelines.local.functions import ExprError
-from pipelines.local.scope import Scope, absent_arguments, artifact_of, node_outputs
+from pipelines.local.scope import Scope, absent_arguments, add_outputs, artifact_of
 from pipelines.local.table import COMPLETED, FAILED, Node, NodeError, Options, Parallel, fulfilled
 from pipelines.local.template import TemplateError, expanded, substitute
 
@@ -130,7 +130,7 @@ def _resolved(
     """The arguments of a hook, which can see what its own node gave. Raises NodeError."""
     if not arguments:
         return arguments
-    node_outputs(scope, kind, name, outputs)
+    add_outputs(scope, f"{kind}.{name}", outputs)
     try:
         arguments = absent_arguments(scope, arguments)
         arguments = substitute(arguments, scope.parameters(scheduler.globals))

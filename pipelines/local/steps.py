@@ -101,6 +101,8 @@ def _add(scheduler: "Scheduler", scope: scopes.Scope, group: Node, step: dict[st
         return
     children = (scheduler.nodes[id] for id in group.get("children", []))
     found = [each for each in children if each["name"].startswith(name + "(") and each["type"] != "Skipped"]
+    if found:
+        scopes.named(step)
     scopes.aggregate(scope, "steps", step["name"], found)
     scopes.add_node(scheduler, scope, "steps", step["name"], group)
 

@@ -201,7 +201,10 @@ class Maker:
             holder["when"] = self._when(before, loops)
         if self.chance(30):
             holder["continueOn"] = self.chance.one({"failed": True}, {"error": True}, {"failed": True, "error": True})
-        if self.chance(10):
+        if prefix == "steps" and self.chance(10):
+            holder["hooks"] = self._hooks(Called(name, prefix, gives, loops))
+        elif kind and not loops and not holder.keys() & {"when", "arguments"} and self.chance(30):
+            # a DAG may be over before it looks at the hooks of what never ran, or of a loop
             holder["hooks"] = self._hooks(Called(name, prefix, gives, loops))
         into.append(holder)
         called.append(Called(name, prefix, gives - {"f"} if loops else gives, loops))
