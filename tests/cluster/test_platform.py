@@ -45,6 +45,7 @@ OBJECTS: dict[str, Object] = {
     "jaxjobs": job("JAXJob", "jaxReplicaSpecs", "Worker", "jax"),
     "jobs": {"apiVersion": "batch/v1", "kind": "Job", "spec": BATCH},
 }
+WAITS = 3.0  # seconds in which who may watch has seen it; who may not has asked twice and then rests longer
 ARGO = [each for each in rules() if each[0] == "argoproj.io"]
 APPLIED = [each for each in (*rules(), *rules("frameworks")) if each not in ARGO]
 
@@ -97,18 +98,23 @@ def applies_and_deletes(kube: Kube, account: str, resource: str, deletes: bool) 
 def deletes_and_waits(kube: Kube, command: list[str], resource: str, name: str) -> str:
     """The object has a finalizer: who waits for its end, waits for that."""
     process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+    until("its end is asked for", lambda: process.poll() is not None or _ends(kube, resource, name), 30)
     try:
-        process.wait(1.5)
+        process.wait(WAITS)
         return f"delete: it did not wait: {process.communicate()[1]}"
     except subprocess.TimeoutExpired:
         release(kube, resource, name)
     try:
-        said = process.communicate(timeout=3)[1]  # what may not be watched is asked for again, ever less often
+        said = process.communicate(timeout=WAITS)[1]  # what may not be watched is asked for again, ever less often
         return f"delete: {said}" if said or process.returncode else ""
     except subprocess.TimeoutExpired:
         process.kill()
         process.communicate()
         return "delete: it did not end"
+
+
+def _ends(kube: Kube, resource: str, name: str) -> bool:
+    return "deletionTimestamp" in (kube.get(resource, name) or {}).get("metadata", {})
 
 
 def release(kube: Kube, resource: str, name: str) -> None:
