@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipelines.local import golang, isolation, pod
 from pipelines.local.companions import KINDS, Companions, exit_code
-from pipelines.local.table import Node, Options
+from pipelines.local.table import Node, Options, stamp
 from steps.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def nodes(
     names = {each["name"]: f"{node['name']}.{each['name']}" for each in template["containerSet"]["containers"]}
     for name in names.values():
         if found := scheduler.get(name):
-            found["finishedAt"] = None
+            found |= {"startedAt": stamp(scheduler.now), "finishedAt": None}
             scheduler.mark(name, "Pending", "")
         else:
             scheduler.create(name, "Container", "Pending", holder, replace(options, boundary=node["id"]))
