@@ -144,7 +144,12 @@ def private(template: dict[str, Any]) -> tuple[str, ...] | None:
     text = json.dumps(main_of(template), ensure_ascii=False)
     declared, mounts = list(paths(template)), _mounts(template)
     several = "containerSet" in template or any(template.get(kind) for kind in KINDS)
-    return (*declared, *mounts) if several or mounts or any(MARK + path not in text for path in declared) else None
+    if not (several or mounts or any(MARK + path not in text for path in declared)):
+        for path in sorted(declared, key=len, reverse=True):
+            text = text.replace(MARK + path, "")
+        if not any(path in text for path in declared):  # a path can come from a placeholder and be spelled out, too
+            return None
+    return (*declared, *mounts)
 
 
 def _mounts(template: dict[str, Any]) -> list[str]:
@@ -194,7 +199,7 @@ def check(template: dict[str, Any]) -> None:
         for kind in ("artifacts", "parameters"):
             for each in (filled.get(way) or {}).get(kind) or []:
                 path = each.get("path") or (each.get("valueFrom") or {}).get("path")
-                if path and f"{way}.{kind}.{each['name']}.path" not in text:
+                if path and (path in text or f"{way}.{kind}.{each['name']}.path" not in text):
                     literal.append(path)
     if not literal:
         return

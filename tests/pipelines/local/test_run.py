@@ -373,7 +373,7 @@ def test_a_missing_program_fails_its_step_with_the_reason(cluster: LocalCluster)
 
 def test_nothing_starts_when_the_manifest_is_wrong(cluster: LocalCluster) -> None:
     with pytest.raises(ConfigError, match="sidecars"):
-        execute(workflow([sh("main", "true", sidecars=[{"name": "s", "image": "alpine"}])]), {}, cluster)
+        execute(workflow([sh("main", "true", sidecars=[{"name": "s", "image": "nginx"}])]), {}, cluster)
     assert not (cluster.home / "runs").exists()
 
 
