@@ -1,4 +1,5 @@
-"""What the local runner adds to the processes it runs: `rekindle run --manifest` of 4 and of 100 trivial Python steps.
+"""What the local runner adds to the processes it runs: `rekindle run --manifest` of 4 and of 100 trivial Python
+steps, and of 1,000 containers that do nothing.
 
     python -m benchmarks.runner [--json]
 
@@ -19,6 +20,7 @@ from typing import Any
 
 from benchmarks.bars import Bar, bar, parser, report
 
+OUT = {"parameters": [{"name": "out", "value": "1"}]}
 STEP = 'open("{{outputs.parameters.out.path}}", "w").write(str(int("{{inputs.parameters.x}}") + 1))'
 
 
@@ -49,10 +51,23 @@ def cpu(call: Callable[[], Any]) -> float:
     return after.children_user + after.children_system - before.children_user - before.children_system
 
 
-def run(folder: Path, count: int) -> None:
+def loop(count: int) -> dict[str, Any]:
+    """A workflow of `count` containers that do nothing, two at once."""
+    tasks = [{"name": "t", "template": "nothing", "withSequence": {"count": str(count)}}]
+    nothing = {"name": "nothing", "container": {"image": "busybox", "command": ["true"]}}
+    found = chain(1)
+    found["spec"] = {
+        "entrypoint": "main",
+        "parallelism": 2,
+        "templates": [{"name": "main", "dag": {"tasks": tasks}}, nothing],
+    }
+    return found
+
+
+def run(folder: Path, workflow: dict[str, Any]) -> None:
     """One `rekindle run --manifest`."""
-    manifest = folder / f"{count}.json"
-    manifest.write_text(json.dumps(chain(count)))
+    manifest = folder / "manifest.json"
+    manifest.write_text(json.dumps(workflow))
     command = [str(Path(sys.executable).with_name("rekindle")), "run", "--manifest", str(manifest), "-o", "json"]
     environment = {**os.environ, "REKINDLE_HOME": str(folder / "home")}
     result = subprocess.run(command, capture_output=True, text=True, env=environment, check=True)
@@ -66,37 +81,48 @@ def bare(folder: Path, count: int) -> None:
         subprocess.run([sys.executable, "-I", "-c", source], check=True)
 
 
-def transitions(count: int = 1000) -> float:
-    """Node phases a second that the state machine alone gets through, for one wide loop at parallelism 2."""
+def processes(count: int) -> float:
+    """CPU seconds of `count` processes that do nothing."""
+    return cpu(lambda: [subprocess.run(["true"], check=True) for _ in range(count)])
+
+
+def transitions(spec: dict[str, Any], count: int) -> float:
+    """Node phases a second that the state machine alone gets through, for `count` pods at parallelism 2."""
     from pipelines.local.manifest import workflow
     from pipelines.local.scheduler import Scheduler
     from pipelines.local.table import Began, Ended, Start
 
-    spec = chain(1)["spec"]
-    spec["templates"][0]["dag"]["tasks"][0]["withItems"] = list(range(count))
     manifest = {"kind": "Workflow", "metadata": {"name": "w"}, "spec": {**spec, "parallelism": 2}}
     scheduler, events, began = Scheduler(workflow(manifest)), [], time.process_time()
     while not scheduler.done:
         starts = [action for action in scheduler.advance(time.time(), events) if isinstance(action, Start)]
-        events = [event for start in starts for event in (Began(start.id), Ended(start.id, "Succeeded", "", {}))]
+        events = [event for start in starts for event in (Began(start.id), Ended(start.id, "Succeeded", "", OUT))]
+    assert scheduler.status["phase"] == "Succeeded"
     return 3 * count / (time.process_time() - began)  # created, running, over
 
 
 def memory(count: int) -> float:
     """MB of a process that brings a workflow of `count` nodes to its end."""
     code = (
-        "import resource; from benchmarks.runner import transitions\n"
-        f"transitions({count}); print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)"
+        "import resource; from benchmarks.runner import loop, transitions\n"
+        f"transitions(loop({count})['spec'], {count}); print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)"
     )
     return float(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
+
+
+def best(workflow: dict[str, Any]) -> float:
+    """The best of five, for workflows of 1,000 pods."""
+    return max(transitions(workflow["spec"], 1000) for _ in range(5))
 
 
 def measure() -> list[Bar]:
     """The bars."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        four = median(cpu(lambda: run(folder, 4)) for _ in range(5))
-        hundred = median(cpu(lambda: run(folder, 100)) for _ in range(3))
+        four = median(cpu(lambda: run(folder, chain(4))) for _ in range(5))
+        hundred = median(cpu(lambda: run(folder, chain(100))) for _ in range(3))
+        trivial = (cpu(lambda: run(folder, loop(1000))) - processes(1000)) / 1000
+        journal = max(path.stat().st_size for path in folder.glob("home/runs/*/journal.jsonl")) / 1000
         floor = median(cpu(lambda: bare(folder, 100)) for _ in range(3)) / 100
     step = (hundred - four) / 96
     return [
@@ -104,7 +130,10 @@ def measure() -> list[Bar]:
         bar("one step more", step, "CPU s", 0.1),
         bar("one step more, beyond the bare process", step - floor, "CPU s", 0.015),
         bar("one step against a bare process", step / floor, "times"),
-        bar("state machine alone", max(transitions() for _ in range(5)), "transitions/s", 20_000, "more"),
+        bar("a node of 1,000 that do nothing, beyond its process", trivial, "CPU s", 0.015),
+        bar("its journal", journal, "bytes"),
+        bar("state machine alone", best(loop(1000)), "transitions/s", 20_000, "more"),
+        bar("the same for a chain", best(chain(1000)), "transitions/s"),
         bar("memory at 10,000 nodes", memory(10_000), "MB", 200),
     ]
 

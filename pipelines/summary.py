@@ -79,9 +79,7 @@ def planned(manifest: Mapping[str, Any]) -> list[str]:
 
 def steps(name: str, status: Status, plan: Iterable[str] = ()) -> list[Step]:
     """The nodes of run `name`, each below its parent, then the tasks of `plan` that have not begun."""
-    found = list(
-        (status.get("nodes") or {}).values()
-    )  # a copy, as the runner may add to it meanwhile
+    found = list((status.get("nodes") or {}).values())  # a copy, as the runner may add to it meanwhile
     nodes = {n["name"]: n for n in sorted(found, key=lambda n: n.get("startedAt") or "~")}
     children: dict[str, list[str]] = {}
     for each in nodes:

@@ -132,7 +132,7 @@ def workflow(
         for key in value:
             if key not in known:
                 raise ConfigError(
-                    f"{where}{key} is no field of a {kind}.{did_you_mean(str(key), set(known))} Remove it."
+                    f'"{where}{key}" is no field of a {kind}.{did_you_mean(str(key), set(known))} Remove it.'
                 )
     spec = copy.deepcopy(manifest.get("spec") or {})
     metadata = copy.deepcopy(manifest.get("metadata") or {})
