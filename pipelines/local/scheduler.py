@@ -135,6 +135,8 @@ class Scheduler(Values):
                 node |= {"daemoned": True, "podIP": event.ip}
                 self.daemons[node["id"]] = None
                 self.again = True
+            if node["type"] == "Pod":
+                node["hostNodeName"] = event.host
             self.mark(node["name"], "Running", "")
             return
         for id in node.get("children", []) if node["type"] == "Pod" else ():

@@ -5,6 +5,7 @@ loop's NAME(INDEX:ITEM), an attempt NAME(N), a hook NAME.onExit. Source: Argo's 
 markNodePhase, getOutboundNodes) and util/pod_name.go.
 """
 
+import os
 import re
 from collections import Counter
 from dataclasses import dataclass, field
@@ -61,6 +62,7 @@ class Began:
 
     id: str
     ip: str = ""
+    host: str = os.uname().nodename
 
 
 @dataclass(frozen=True)

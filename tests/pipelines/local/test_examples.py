@@ -1,5 +1,6 @@
 """What Argo's own examples were done wrongly for, each as small as it can be."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -39,3 +40,15 @@ def test_an_item_with_keys_is_given_as_a_whole_too(tmp_path: Path) -> None:
     assert ran(tmp_path, {"name": "main", "steps": [[step]]}, say)["phase"] == "Succeeded"
     (log,) = (tmp_path / "runs/w/logs").glob("w-say-*.log")
     assert log.read_text() == 'v of {"k":"v"}\n'
+
+
+def test_a_later_step_knows_the_machine_of_one_before_it(tmp_path: Path) -> None:
+    """Argo waits for ever where a tag of a step has no value; the name of the node has one on every machine."""
+    one = {"name": "one", "container": {"image": "busybox", "command": ["true"]}}
+    two: dict[str, Any] = {"name": "two", "inputs": {"parameters": [{"name": "x"}]}}
+    two["container"] = {"image": "busybox", "command": ["echo", "{{inputs.parameters.x}}"]}
+    arguments = {"parameters": [{"name": "x", "value": "{{steps.a.hostNodeName}}"}]}
+    steps = [[{"name": "a", "template": "one"}], [{"name": "b", "template": "two", "arguments": arguments}]]
+    assert ran(tmp_path, {"name": "main", "steps": steps}, one, two)["phase"] == "Succeeded"
+    (log,) = (tmp_path / "runs/w/logs").glob("w-two-*.log")
+    assert log.read_text().strip() == os.uname().nodename
