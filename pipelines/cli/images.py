@@ -30,8 +30,8 @@ def images() -> None:
 def build(name: "Name", more: tuple[str, ...], tag: str, push: bool, output: str) -> None:
     """Build an image with docker or buildah.
 
-    train runs every step but the server, serve the server, mlflow MLflow. What follows -- are flags of the builder. A
-    pushed image is printed with its digest: name it so in `cluster.image`, and the run records what ran.
+    train can do every step and serve, serve only serves, mlflow is the server of MLflow. What follows -- are flags of
+    the builder. A pushed image is printed with its digest: name it so in `cluster.image`, and the run records what ran.
 
     \b
     Example:
