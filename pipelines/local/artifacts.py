@@ -15,6 +15,7 @@ from typing import Any
 
 from steps.errors import RekindleError, StorageError
 
+STAGED = "/tmp/argo/outputs/artifacts"  # where Argo's executor puts a file that it zips, and looks by its name
 GC = ("OnWorkflowCompletion", "OnWorkflowDeletion", "Never", "")
 
 
@@ -114,7 +115,7 @@ def save(
     name, packed = path.name, path
     if "zip" in archive:
         name, packed = f"{artifact['name']}.zip", path.with_name(f".{artifact['name']}.zip")
-        _zip(path, packed)
+        _zip(path, packed, artifact["name"])
     elif "none" not in archive:
         level = (archive.get("tar") or {}).get("compressionLevel")
         name, packed = f"{artifact['name']}.tgz", path.with_name(f".{artifact['name']}.tgz")
@@ -150,10 +151,21 @@ def save_log(container: str, log: Path, template: dict[str, Any], prefix: str, s
     return {"name": f"{container}-logs", "s3": where}
 
 
-def _zip(path: Path, into: Path) -> None:
+def _zip(path: Path, into: Path, name: str) -> None:
+    """A directory goes by the artifact's name and without empty ones, a file by where Argo has it.
+
+    Raises ArtifactError for a file that is not called as its artifact: Argo looks for it in vain.
+    """
     with zipfile.ZipFile(into, "w", zipfile.ZIP_DEFLATED) as archive:
-        for file in [path] if path.is_file() else sorted(path.rglob("*")):
-            archive.write(file, file.relative_to(path.parent))
+        if path.is_file():
+            if path.name != name:
+                raise ArtifactError(f"stat {STAGED}/{name}: no such file or directory")
+            entry = zipfile.ZipInfo.from_file(path)
+            entry.filename = f"{STAGED}/{name}"
+            with archive.open(entry, "w") as into_it, path.open("rb") as file:
+                shutil.copyfileobj(file, into_it)
+        for file in sorted(each for each in path.rglob("*") if each.is_file()):
+            archive.write(file, Path(name) / file.relative_to(path))
 
 
 def collect(status: dict[str, Any], spec: dict[str, Any], store: Any) -> list[str]:

@@ -102,7 +102,7 @@ class ContainerSet(Companions):
                     process = self._run(name)
                 except (FileNotFoundError, PermissionError) as error:
                     needs = self.containers[name].get("dependencies")
-                    why = f'failed to find name in PATH: exec: "{error.filename}": {error.strerror}'
+                    why = pod.unknown_program(error)
                     self._end(name, EMISSARY, why, 0 if needs else EMISSARY)  # Argo forgets the code of the last
                     again = True
                     continue

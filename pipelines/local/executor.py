@@ -247,7 +247,7 @@ class Executor:
                 one.process = pod.start(run, self.cluster)
         except (FileNotFoundError, PermissionError) as error:
             one.log.open("a").write(f"{error}\n")
-            message = f'failed to find name in PATH: exec: "{error.filename}": {error.strerror}'
+            message = pod.unknown_program(error)
             self._end(one, "Failed", f"main: Error (exit code 64): {message}", {"exitCode": "64"})
             return
         except (ConfigError, OSError, subprocess.SubprocessError) as error:

@@ -7,6 +7,7 @@ import json
 import math
 import re
 import time
+from collections.abc import Callable
 from datetime import datetime
 from typing import Any
 
@@ -146,17 +147,32 @@ def verb(value: Any) -> str:
     return str(value)
 
 
+class Literal(float):
+    """A number that keeps its spelling."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+
 def item(value: Any) -> str:
-    """A loop item as Argo writes it into names and tags: strings bare, the rest as JSON."""
-    text = dumps(value)
+    """A loop item as Argo writes it into names and tags: strings bare, the rest as JSON, spelt as it was."""
+    text = _spelt(value)
     text = text[1:-1] if text.startswith('"') else text
     return text.replace("\\u003c", "<").replace("\\u003e", ">").replace("\\u0026", "&")
 
 
-def parsed(text: str) -> Any:
-    """JSON as Go reads it. Raises ValueError with Go's words."""
+def _spelt(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{dumps(key)}:{_spelt(each)}" for key, each in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ",".join(map(_spelt, value)) + "]"
+    return value.text if isinstance(value, Literal) else dumps(value)
+
+
+def parsed(text: str, number: Callable[[str], Any] = float) -> Any:
+    """JSON as Go reads it; `number` makes of the text of those with a point or an exponent. Raises ValueError."""
     try:
-        return json.loads(text)
+        return json.loads(text, parse_float=number)
     except json.JSONDecodeError as error:
         at = error.pos
         word = next((word for word in ("null", "true", "false") if text[at : at + 1] == word[0]), "")

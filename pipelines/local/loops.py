@@ -42,9 +42,9 @@ def expand(step: dict[str, Any], scope: Mapping[str, str | None]) -> list[dict[s
 
 def _items(step: dict[str, Any]) -> list[Any]:
     if step.get("withItems"):
-        return step["withItems"]
+        return golang.parsed(golang.dumps(step["withItems"]))  # as an API server keeps it
     if step.get("withParam"):
-        items = golang.parsed(step["withParam"])
+        items = golang.parsed(step["withParam"], golang.Literal)
         if not isinstance(items, list):
             raise ValueError("json: cannot unmarshal it into a list")
         return items
@@ -94,5 +94,5 @@ def _one(step: dict[str, Any], index: int, item: Any, scope: Mapping[str, str | 
 
 def _text(item: Any) -> str:
     return (
-        item if isinstance(item, str) else golang.dumps(item) if isinstance(item, (dict, list)) else golang.item(item)
+        item if isinstance(item, str) else golang.item(dict(sorted(item.items())) if isinstance(item, dict) else item)
     )

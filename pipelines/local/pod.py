@@ -118,6 +118,14 @@ def start(pod: PodRun, cluster: Cluster) -> subprocess.Popen[bytes]:
         )
 
 
+def unknown_program(error: OSError) -> str:
+    """What Argo's executor says of a command that is not there, in the words of Go's exec.LookPath."""
+    name, why = str(error.filename), "permission denied"
+    if isinstance(error, FileNotFoundError):
+        why = f"stat {name}: no such file or directory" if "/" in name else "executable file not found in $PATH"
+    return f'failed to find name in PATH: exec: "{name}": {why}'
+
+
 class _Child:
     """Runs in the new process, before the program."""
 

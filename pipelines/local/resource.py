@@ -4,6 +4,7 @@ Failure of a condition, a deleted object and anything kubectl would refuse make 
 64"). Source: Argo's executor/resource.go and cmd/argoexec/commands/resource.go.
 """
 
+import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,7 @@ from steps.errors import ConfigError, RekindleError
 
 VALUED = ("-n", "--namespace", "--field-manager", "--grace-period", "--timeout")  # of no matter here
 IGNORED = ("--validate", "--cascade", "--wait", "--force", "--now", "--ignore-not-found", "--overwrite")
+EXISTS = 'Error from server (AlreadyExists): error when creating "/tmp/manifest.yaml":'
 ACTIONS = ("get", "create", "apply", "patch", "delete", "replace")
 Object = dict[str, Any]
 
@@ -57,7 +59,7 @@ class Resources:
         try:
             kind, name = self._act(resource, self.run / "creates" / action.id)
         except (KubectlError, RekindleError) as error:
-            return [Began(action.id), _failed(action.id, str(error))]
+            return [Began(action.id), _failed(action.id, f"no more retries {error}")]
         if resource["action"] == "delete" or not (resource.get("successCondition") or resource.get("failureCondition")):
             return [Began(action.id), self._done(Waiting(action, kind, name))]
         self.waiting[action.id] = Waiting(action, kind, name)
@@ -124,7 +126,7 @@ class Resources:
             if now is not None:
                 controller.delete(name)
         elif action == "create" and now is not None and not creates.exists():
-            raise KubectlError(f'Error from server (AlreadyExists): {kind.lower()}s "{name}" already exists')
+            raise KubectlError(f'{EXISTS} {kind.lower()}s "{name}" already exists')
         elif action in ("get", "patch", "replace") and now is None:
             raise KubectlError(missing)
         elif action == "patch":
@@ -148,8 +150,13 @@ class Resources:
             raise KubectlError(f"The request is invalid: the server rejected our request: {error}") from None
 
     def _object(self, resource: dict[str, Any]) -> Any:
+        text = resource["manifest"]
         try:
-            obj = yaml.load(resource["manifest"], Loader)
+            if resource["action"] == "patch" and text.lstrip()[:1] == "{":
+                json.loads(text)  # kubectl takes a patch that begins so for JSON
+            obj = yaml.load(text, Loader)
+        except json.JSONDecodeError as error:
+            raise KubectlError(f"Error from server (BadRequest): error decoding patch: {error}") from None
         except yaml.YAMLError as error:
             raise KubectlError(f"the manifest is not YAML: {error}") from None
         if isinstance(obj, dict) and resource.get("setOwnerReference"):

@@ -145,5 +145,6 @@ def verdict(document: Any, success: str, failure: str) -> tuple[bool | None, str
     """(True, "") fulfilled, (False, why) failed, (None, "") keep waiting. Raises SelectorError."""
     for requirement in parse(failure):
         if requirement.matches(document):
-            return False, f"failure condition '{requirement}' evaluated true"
+            said = f"{{{requirement.key} {requirement.operator} [{' '.join(requirement.values)}]}}"  # Go's %s of it
+            return False, f"failure condition '{said}' evaluated true"
     return (True, "") if all(each.matches(document) for each in parse(success)) else (None, "")

@@ -104,8 +104,6 @@ def _expression(tag: str, env: Mapping[str, Any], strict: re.Pattern[str] | None
     try:
         missing = [name for name in identifiers(source) if not _known(env, name)]
     except ExprError as error:
-        if strict is None:
-            return literal
         raise TemplateError(f"failed to evaluate expression: {error}") from None
     for name in missing:
         if strict and strict.match(name):

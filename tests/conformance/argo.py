@@ -96,11 +96,11 @@ class Argo:
     def submit(self, name: str, text: str) -> None:
         """Creates the Workflow of a manifest's text, and applies what lies beside it."""
         flow, beside = split(documents(text.replace(STANDS_FOR, self.image)))
-        if beside:
-            self("apply", "-f", "-", text=yaml.safe_dump_all(beside))
         if self.instance:
             flow["metadata"].setdefault("labels", {})[INSTANCE] = self.instance
         try:
+            if beside:
+                self("apply", "-f", "-", text=yaml.safe_dump_all(beside))
             self("create", "-f", "-", text=json.dumps(flow))
         except subprocess.CalledProcessError as error:  # the API server's own check of a Workflow
             self.refused[name] = _refused(f"{REFUSED}: {error.stderr}")

@@ -143,6 +143,14 @@ def companions(chance: Chance) -> tuple[Template, set[str]]:
     return template | chance.one({}, {"sidecars": [beside]}), {"result"}
 
 
+def containers(chance: Chance) -> tuple[Template, set[str]]:
+    """A set of containers, one after the other."""
+    code = chance.one(0, 0, 3)
+    first = {"name": "first", "image": IMAGE, "command": ["sh", "-c"], "args": [f"echo 1; exit {code}"]}
+    main = {"name": "main", "image": IMAGE, "command": ["sh", "-c"], "args": ["echo '{{inputs.parameters.a}}'"]}
+    return {"containerSet": {"containers": [first, main | {"dependencies": ["first"]}]}}, {"result"}
+
+
 def resource(chance: Chance) -> tuple[Template, set[str]]:
     name = f"made-by-{{{{workflow.name}}}}-{chance.one('x', 'y')}"
     data = "v {{inputs.parameters.a}}"
@@ -162,11 +170,11 @@ def late(chance: Chance) -> tuple[Template, set[str]]:
 
 KINDS = {each.__name__: each for each in (
     echo, fact, listed, script, fails, flaky, parameter, missing, file, reader, raw, environment, suspend, companions,
-    resource, late,
+    containers, resource, late,
 )}  # fmt: skip
 COMMON = ("echo", "fact", "listed", "script", "fails", "flaky", "parameter", "missing")
-RARE = ("raw", "environment", "suspend", "companions", "resource")
-BARE = ("suspend", "resource", "late", "companions")
+RARE = ("raw", "environment", "suspend", "companions", "containers", "resource")
+BARE = ("suspend", "resource", "late", "companions", "containers")
 
 
 def _dress(chance: Chance, template: Template) -> None:

@@ -40,10 +40,8 @@ VALUES = (
     "x",
     "hello world",
     "",
-    7,
-    0.5,
-    1e-5,
-    True,
+    "7",
+    "0.00001",
     "{{workflow.parameters.wp}}",
     "{{workflow.parameters.num}}-{{workflow.name}}",
     "{{inputs.parameters.a}}",
@@ -292,7 +290,7 @@ class Maker:
     def workflow(self) -> list[dict[str, Any]]:
         top, _ = self.composite(0)
         self.templates.append(top)
-        parameters = {"wp": self.chance.one("prod", "dev-1", "a b"), "num": self.chance.one(1, 5, 0.5)}
+        parameters = {"wp": self.chance.one("prod", "dev-1", "a b"), "num": self.chance.one("1", "5", "0.5")}
         parameters |= {"js": '{"a": {"b": [1, 2]}}', "list": self.chance.one('["p", "q"]', "[]", "[1, {}]")}
         given = [{"name": name, "value": value} for name, value in parameters.items()]
         spec: dict[str, Any] = {"entrypoint": top["name"], "arguments": {"parameters": given}}

@@ -36,7 +36,7 @@ def test_a_file_and_a_directory_come_back_as_they_were(s3: Store, tmp_path: Path
         {"archive": {"tar": {"compressionLevel": 0}}},
         {"archive": {"zip": {}}},
     ):
-        for source in (tree, tree / "y"):
+        for source in (tree, tree / "y")[: 1 if "zip" in str(archive) else 2]:
             saved = sent(s3, source, **archive, s3={"key": f"keys/{len(str(archive))}/{source.name}"})
             target = tmp_path / f"in-{len(str(archive))}-{source.name}"
             artifacts.load(saved, target, lambda _: s3)
@@ -50,7 +50,10 @@ def test_keys_are_those_of_the_default_repository(s3: Store, tmp_path: Path) -> 
     (tmp_path / "model.bin").write_text("m")
     assert sent(s3, tmp_path / "model.bin")["s3"]["key"] == "w/pod/a.tgz"
     assert sent(s3, tmp_path / "model.bin", archive={"none": {}})["s3"]["key"] == "w/pod/model.bin"
-    assert sent(s3, tmp_path / "model.bin", archive={"zip": {}})["s3"]["key"] == "w/pod/a.zip"
+    (tmp_path / "a").write_text("x")
+    assert sent(s3, tmp_path / "a", archive={"zip": {}})["s3"]["key"] == "w/pod/a.zip"
+    with pytest.raises(artifacts.ArtifactError, match="stat /tmp/argo/outputs/artifacts/a"):  # as on Argo
+        sent(s3, tmp_path / "model.bin", archive={"zip": {}})
 
 
 def test_a_tarball_is_unpacked_unless_the_artifact_says_none(s3: Store, tmp_path: Path) -> None:
