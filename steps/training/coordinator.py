@@ -187,16 +187,17 @@ class Server:
         """Is the model there? With `sha256` a worker says so."""
         while True:
             try:
-                there = await asyncio.to_thread(finished, self.inputs)
+                model = await asyncio.to_thread(finished, self.inputs)
                 break
             except StorageError as error:
                 note(f"{error} Trying again.")
                 await asyncio.sleep(1)
             except RekindleError as error:
                 return self.end(fail(error))
-        if there:
-            if sha256:
-                self.ledger.note("complete", step=self.membership.step, sha256=sha256)
+        if self.over.done():
+            return  # whoever looked at the same time has said it
+        if model:  # its step is the last: that of the newest beat may be older
+            self.ledger.note("complete", step=model["step"], sha256=model["sha256"])
             self._tell_all({"complete": True})
             self.end(0)
         elif sha256:
@@ -256,15 +257,19 @@ class Connection(asyncio.Protocol):
             self.server.flush()
 
 
-def finished(inputs: Inputs) -> bool:
-    """Whether this very run's model is in the object store. Raises ConfigError if another run's is."""
+def finished(inputs: Inputs) -> dict[str, Any] | None:
+    """What this very run's model says of itself (`sha256`, `step`), if it is in the object store.
+
+    Raises ConfigError if another run's is.
+    """
     from steps.storage import NotFound
 
     objects, key = store(), f"{inputs.out}/model.json"
     try:
-        theirs = json.loads(objects.get(key))["identity"]
+        model = json.loads(objects.get(key))
+        theirs = model["identity"]
     except NotFound:
-        return False
+        return None
     except (ValueError, KeyError, TypeError) as error:
         raise ConfigError(
             f"{objects.uri(key)} is not what a run writes ({error!r}): nothing was changed. Remove it, or give this "
@@ -275,7 +280,7 @@ def finished(inputs: Inputs) -> bool:
             f"{objects.uri(key)} is the model of another run (identity {str(theirs)[:12]}, this run's is "
             f"{inputs.identity_hash()[:12]}): nothing was changed. Give this run another `out` prefix."
         )
-    return True
+    return model
 
 
 def store() -> "Store":

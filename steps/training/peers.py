@@ -148,7 +148,7 @@ class Elastic(Peers):
         self._waker: threading.Thread | None = None
         # each worker offers a store; the group meets in that of its first member, so no store outlives its use
         self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-        self.client = Client(*where, self._store.port, fingerprint, lambda: finished(inputs))
+        self.client = Client(*where, self._store.port, fingerprint, lambda: bool(finished(inputs)))
         self.client.on_hard = self._abort
 
     def form(self, step: int, leaving: threading.Event) -> Formation | None:

@@ -211,3 +211,19 @@ def test_a_sender_that_dies_in_the_middle_of_a_message_is_not_waited_for(crew: C
         caller.run(lambda: None)
     over.clear()
     assert caller.run(lambda: 7) == 7
+
+
+def test_the_ledger_has_the_last_step_also_when_nobody_said_that_it_was_made(crew: Crew, s3: Store) -> None:
+    argv = flags("last", workers=1, steps=400, checkpoint_steps=0)
+    coordinator, worker = crew.coordinator(argv), crew.worker("a", argv)
+    assert (worker.code(), coordinator.code()) == (0, 0)
+    model = json.loads(s3.get("last/model/model.json"))
+    assert completed(s3, "last") == [(400, model["sha256"])], "not the step of the newest sign of life"
+    s3.delete([entry.key for entry in s3.list("last/checkpoints/ledger")])
+    assert crew.coordinator(argv).code() == 0  # as if the worker had died before it said so
+    assert completed(s3, "last") == [(400, model["sha256"])]
+
+
+def completed(s3: Store, prefix: str) -> list[tuple[int, str]]:
+    events = read(s3, f"{prefix}/checkpoints/ledger")
+    return [(event["step"], event["sha256"]) for event in events if event["event"] == "complete"]
