@@ -144,7 +144,8 @@ class WorkflowRules:
         if retry is not None and "limit" not in retry:
             self.found.warn(path, "retry", "without a limit it retries for ever, and without backoff: give one.")
 
-    def template(self, path: str, template: Manifest) -> None:
+    def template(self, path: str, template: Manifest, around: Scope | None = None) -> None:
+        """`around`: what an inline template sees as well, as it is filled in with its task."""
         types = [each for each in TYPES if each in template]
         if len(types) != 1:
             found = f"it is {' and '.join(types)}" if types else "it does nothing"
@@ -169,7 +170,10 @@ class WorkflowRules:
             self.pod(path, template)
             own = {f"{name}.path" for name in inputs | outputs}
             here = Names({*inputs, *outputs, *own, "outputs.result", "outputs.exitCode", "tasks.name", "steps.name"})
-            self.tags(path, template, Scope((here, self.everywhere)))
+            own_scope = Scope((here, self.everywhere))
+            if around:
+                own_scope = replace(around, layers=(here, *around.layers))
+            self.tags(path, template, own_scope)
 
     def pod(self, path: str, template: Manifest) -> None:
         """The rules of what runs in a pod; what the template does not say, `templateDefaults` and the spec do."""
@@ -198,6 +202,10 @@ class WorkflowRules:
         nodes, finished = Nodes("tasks", tasks, self.templates), graph.finished(before)
         layers = (Names(inputs), self.everywhere)
         for name, task in tasks.items():
+            for each in (task.get("arguments") or {}).get("parameters") or []:
+                if str(each.get("value", "")).startswith("{{tasks.name}}"):
+                    why = "Argo takes what begins with {{tasks.name}} for the output of a task: use it in the template."
+                    self.found.add(f"{at}.tasks[{name}].arguments[{each.get('name')}]", "tag", why)
             items = (Items(task),) if _loops(task) else ()
             self.task(f"{at}.tasks[{name}]", name, task, Scope((*layers, *items), nodes, finished(name)))
         rest = {key: value for key, value in template.items() if key != "dag"}
@@ -228,7 +236,7 @@ class WorkflowRules:
         if task.get("template"):
             self.target(path, str(task["template"]), task.get("arguments") or {})
         elif task.get("inline"):
-            self.template(f"{path}.inline", task["inline"])
+            self.template(f"{path}.inline", task["inline"], scope)
         else:
             self.found.add(path, "template", "it names no template: give template, templateRef or inline.")
         for each in (task.get("arguments") or {}).get("parameters") or []:

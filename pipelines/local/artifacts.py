@@ -32,6 +32,7 @@ def load(artifact: dict[str, Any], path: Path, store: Any) -> None:
     fetched = path.with_name(path.name + ".tmp")
     if artifact.get("raw"):
         fetched.write_text(artifact["raw"]["data"])
+        fetched.chmod(0o666)  # Argo's executor has no umask
     elif artifact.get("http"):
         _get(artifact, fetched)
     else:

@@ -63,7 +63,7 @@ class ContainerSet(Companions):
 
     def __init__(self, template: dict[str, Any], run: pod.PodRun, cluster: pod.Cluster) -> None:
         super().__init__({}, run, cluster)
-        self.main = main_of(template)
+        self.main, self.inline = main_of(template), not template.get("name")
         self.containers = {each["name"]: each for each in members(template)}
         self.sidecars = [each for each in self.containers.values() if each["name"] != "main"]
         strategy = template["containerSet"].get("retryStrategy") or {}
@@ -125,8 +125,10 @@ class ContainerSet(Companions):
             self._end(name, KILLED)
 
     def failure(self) -> str:
-        """What Argo says of the first that failed, by name, or nothing."""
-        failed = sorted(name for name, code in self.codes.items() if code)
+        """What Argo says of the first that failed, by name, or nothing; of an inline template it knows only `main`."""
+        failed = sorted(
+            (name for name, code in self.codes.items() if code), key=lambda name: (self.inline and name != "main", name)
+        )
         return self._said(failed[0]).removesuffix(": ") if failed else ""
 
     def _waiting(self) -> list[str]:

@@ -84,6 +84,17 @@ def _member(value: Any, key: Any, optional: bool) -> Any:
     raise ExprError(f"cannot fetch {key} from {type(value).__name__}")
 
 
+TYPED = ("name", "const", "list", "map")  # only of these expr-lang knows the type before it runs
+
+
+def _kind(value: Any) -> str:
+    if value is None or isinstance(value, bool):
+        return "nil" if value is None else "bool"
+    if is_number(value):
+        return "number"
+    return "string" if isinstance(value, str) else "map" if isinstance(value, Mapping) else "list"
+
+
 def _bool(value: Any) -> bool:
     if not isinstance(value, bool):
         raise ExprError(f"expected a bool but found {value!r}")
@@ -100,15 +111,14 @@ def _unary(operator: str, value: Any) -> Any:
 
 def _binary(node: Node, scope: Mapping[str, Any], at: tuple[Any, ...]) -> Any:
     _, operator, left_node, right_node = node
-    if operator == "??":
-        try:
-            left = _eval(left_node, scope, at)
-        except ExprError as error:
-            if not str(error).startswith("cannot fetch"):
-                raise
-            left = None
-        return _eval(right_node, scope, at) if left is None else left
     left = _eval(left_node, scope, at)
+    if operator == "??":
+        return _eval(right_node, scope, at) if left is None else left
+    if operator in ("==", "!="):
+        kinds = [_kind(left)] if left_node[0] in TYPED else []
+        kinds += [_kind(_eval(right_node, scope, at))] if right_node[0] in TYPED else []
+        if len({*kinds} - {"nil"}) > 1:
+            raise ExprError(f"invalid operation: {operator} (mismatched types {' and '.join(kinds)})")
     if operator in ("||", "or", "&&", "and"):
         stops = operator in ("||", "or")
         return stops if _bool(left) is stops else _bool(_eval(right_node, scope, at))

@@ -130,7 +130,7 @@ def _resolved(
     """The arguments of a hook, which can see what its own node gave. Raises NodeError."""
     if not arguments:
         return arguments
-    add_outputs(scope, f"{kind}.{name}", outputs)
+    add_outputs(scope, f"{kind}.{name}", outputs, missing="")
     try:
         arguments = absent_arguments(scope, arguments)
         arguments = substitute(arguments, scope.parameters(scheduler.globals))

@@ -82,11 +82,11 @@ def named(holder: Mapping[str, Any]) -> None:
         raise ValueError("failed to get a template")
 
 
-def add_outputs(scope: Scope, prefix: str, outputs: Mapping[str, Any]) -> None:
+def add_outputs(scope: Scope, prefix: str, outputs: Mapping[str, Any], missing: str | None = None) -> None:
     """`tasks.NAME.outputs.parameters.*` and artifacts: all that a hook sees of its own node (exit_handler.go)."""
     for each in outputs.get("parameters") or []:
-        if "value" in each:
-            scope[f"{prefix}.outputs.parameters.{each['name']}"] = each["value"]
+        if (value := each.get("value", missing)) is not None:
+            scope[f"{prefix}.outputs.parameters.{each['name']}"] = value
     for each in outputs.get("artifacts") or []:
         scope[f"{prefix}.outputs.artifacts.{each['name']}"] = each
 

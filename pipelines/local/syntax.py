@@ -267,13 +267,13 @@ def _collect(node: Any, names: dict[str, None], guarded: bool) -> None:
     if not isinstance(node, (tuple, list)):
         return
     kind = node[0] if isinstance(node, tuple) and node and isinstance(node[0], str) else ""
-    if isinstance(node, tuple) and (kind == "name" or (kind == "member" and not guarded and _path(node))):
-        names[_path(node) or ""] = None
     if kind == "const":
         return
     if kind == "binary":
         _collect(node[2], names, guarded or node[1] == "??")
         _collect(node[3], names, guarded)
         return
-    for each in node:
+    for each in node:  # what is within comes first, as of it Argo says that it is missing
         _collect(each, names, guarded or (kind == "member" and node[3]))
+    if isinstance(node, tuple) and (kind == "name" or (kind == "member" and not guarded and _path(node))):
+        names[_path(node) or ""] = None

@@ -219,7 +219,8 @@ class Table:
         """The nodes that whatever comes after node `id` hangs on."""
         node = self.nodes[id]
         below = [self.nodes[each]["type"] for each in node.get("children", [])[:1]]
-        group = below == ["Container"] or (node["type"] == "Container" and below)
+        named = node.get("templateName") or node.get("templateRef")  # Argo does not find an inline one again
+        group = (below == ["Container"] and named) or (node["type"] == "Container" and below)
         if (node["type"] in LEAVES and not group) or node.get("memoizationStatus", {}).get("hit"):
             return [id]
         if node["type"] == "Retry" and node.get("children"):

@@ -26,9 +26,8 @@ REFUSED = "invalid spec"  # how the message of what Argo's own check refuses beg
 CLASSES = (
     r"(?P<said>.*(init|wait): Error \(exit code 64\): artifact \S+ failed to (load|save)):.*",
     r"(?P<said>invalid spec):.*",
-    r"(?P<said>.*): (invalid operation: .*|cannot use .*|cannot fetch .*|type .* has no field .*|unexpected token .*)",
+    r"(?P<said>(.*: )?)(invalid (operation|argument)|cannot (use|fetch)|type .* has no field|unexpected token) .*",
     r"(?P<said>.*error decoding patch): .*",
-    r"(?P<said>.*) \(\d+:\d+\)\n.*",
 )
 LATE = "Pod was active on the node longer than the specified deadline"  # what it leaves is a matter of milliseconds
 

@@ -200,7 +200,7 @@ class Maker:
         if self.chance(30):
             holder["continueOn"] = self.chance.one({"failed": True}, {"error": True}, {"failed": True, "error": True})
         if prefix == "steps" and self.chance(10):
-            holder["hooks"] = self._hooks(Called(name, prefix, gives, loops))
+            holder["hooks"] = self._hooks(Called(name, prefix, gives, loops), conditional=not loops)
         elif kind and not loops and not holder.keys() & {"when", "arguments"} and self.chance(30):
             # a DAG may be over before it looks at the hooks of what never ran, or of a loop
             holder["hooks"] = self._hooks(Called(name, prefix, gives, loops))
@@ -257,13 +257,13 @@ class Maker:
                 found += [f"{one.tag('exitCode')} == 0"]
         return self.chance.one(*found)
 
-    def _hooks(self, called: Called) -> dict[str, Any]:
+    def _hooks(self, called: Called, conditional: bool = True) -> dict[str, Any]:
         _, template, _ = self.leaf(("echo", "fails", "parameter"))
         self.templates.append(template)
         hook: dict[str, Any] = {"template": template["name"]}
         if self.chance(50):
             hook["arguments"] = {"parameters": [{"name": "a", "value": self.chance.one(*self._tags(called))}]}
-        if self.chance(30):
+        if conditional and self.chance(30):
             phase = self.chance.one("Succeeded", "Failed")
             return {"some": hook | {"expression": f"{called.tag('status', True)} == '{phase}'"}}
         return {"exit": hook}

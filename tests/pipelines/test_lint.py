@@ -157,6 +157,8 @@ MISTAKES: dict[str, tuple[Callable[[Any], Any], str, str]] = {
     "cycle": (lambda w: task(w, "make").update(depends="ship"), "depends", "make → ship → score → make is a cycle"),
     "no value": (lambda w: step(w, "three").update(arguments={"parameters": [{"name": "note"}]}), "argument", "no value"),
     "continue": (lambda w: task(w, "make").update(continueOn={"failed": True}), "depends", r"make\]\.continueOn.*Succeeded"),
+    "own name": (
+        lambda w: task(w, "loop").update(arguments=arguments(note="{{tasks.name}}")), "tag", "use it in the template"),
     "key of an item": (
         lambda w: task(w, "loop").update(withItems=["x"], arguments=arguments(note="{{item.k}}")), "tag", "item.k"),
     "two kinds": (lambda w: task(w, "after").update(dependencies=["away"]), "depends", "both"),
