@@ -49,13 +49,13 @@ def _items(step: dict[str, Any]) -> list[Any]:
             raise ValueError("json: cannot unmarshal it into a list")
         return items
     sequence = step["withSequence"]
-    start = int(sequence.get("start") or 0)
+    start = whole(sequence.get("start") or 0)
     if sequence.get("end") is not None:
-        end = int(sequence["end"])
+        end = whole(sequence["end"])
     elif sequence.get("count") is not None:
-        if int(sequence["count"]) == 0:
+        if whole(sequence["count"]) == 0:
             return []
-        end = start + int(sequence["count"]) - 1
+        end = start + whole(sequence["count"]) - 1
     else:
         raise ValueError("neither end nor count was specified in withSequence")
     form = sequence.get("format") or "%d"
@@ -63,6 +63,13 @@ def _items(step: dict[str, Any]) -> list[Any]:
     if numbers[MOST:]:
         raise ValueError(f"withSequence from {start} to {end}: a loop may have {MOST} items at most")
     return [form % number for number in numbers]
+
+
+def whole(text: Any) -> int:
+    """Raises ValueError with Go's words."""
+    if not re.fullmatch(r"[+-]?[0-9]+", str(text)):
+        raise ValueError(f'strconv.Atoi: parsing "{text}": invalid syntax')
+    return int(text)
 
 
 def _runs(when: str) -> bool:

@@ -226,6 +226,9 @@ class Table:
         if node["type"] == "Retry" and node.get("children"):
             return [node["children"][-1]]
         if node["type"] == "TaskGroup" or group:
+            within = self.nodes[node["children"][0]].get("boundaryID") == node.get("boundaryID") if group else True
+            if node["type"] == "Container" and not within:
+                return [id]
             return [out for each in node.get("children", []) for out in self.outbound(each)] or [id]
         return [out for each in node.get("outboundNodes", []) for out in self.outbound(each)]
 

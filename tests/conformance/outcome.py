@@ -26,7 +26,7 @@ REFUSED = "invalid spec"  # how the message of what Argo's own check refuses beg
 CLASSES = (
     r"(?P<said>.*(init|wait): Error \(exit code 64\): artifact \S+ failed to (load|save)):.*",
     r"(?P<said>invalid spec):.*",
-    r"(?P<said>(.*: )?)(invalid (operation|argument)|cannot (use|fetch)|type .* has no field|unexpected token) .*",
+    r"(?P<said>(.*: )?)(invalid (operation|argument)|cannot (use|fetch)|type .* has no field|unexpected token)\b.*",
     r"(?P<said>.*error decoding patch): .*",
 )
 LATE = "Pod was active on the node longer than the specified deadline"  # what it leaves is a matter of milliseconds

@@ -118,6 +118,7 @@ class Maker:
     templates: list[Template] = field(default_factory=list)
     elsewhere: list[Template] = field(default_factory=list)
     numbers: int = 0
+    conditional: bool = False  # a hook that finds a limit reached is an error, so there is none then
 
     def number(self) -> int:
         self.numbers += 1
@@ -147,7 +148,7 @@ class Maker:
         gives = self._outputs(template, called)
         if self.chance(6):
             template["retryStrategy"] = {"limit": "1"}
-        if self.chance(8):
+        if self.chance(8) and not self.conditional:
             template |= {"parallelism": 1, **self.chance.one({}, {"failFast": True} if steps else {})}
         return template, gives
 
@@ -264,6 +265,7 @@ class Maker:
         if self.chance(50):
             hook["arguments"] = {"parameters": [{"name": "a", "value": self.chance.one(*self._tags(called))}]}
         if conditional and self.chance(30):
+            self.conditional = True
             phase = self.chance.one("Succeeded", "Failed")
             return {"some": hook | {"expression": f"{called.tag('status', True)} == '{phase}'"}}
         return {"exit": hook}
@@ -294,7 +296,8 @@ class Maker:
         parameters |= {"js": '{"a": {"b": [1, 2]}}', "list": self.chance.one('["p", "q"]', "[]", "[1, {}]")}
         given = [{"name": name, "value": value} for name, value in parameters.items()]
         spec: dict[str, Any] = {"entrypoint": top["name"], "arguments": {"parameters": given}}
-        spec |= self.chance.one({}, {}, {}, {"parallelism": 1}, {"activeDeadlineSeconds": 900})
+        limit = {} if self.conditional else {"parallelism": 1}
+        spec |= self.chance.one({}, {}, {}, limit, {"activeDeadlineSeconds": 900})
         if self.chance(15):
             _, template, _ = self.leaf(("echo", "fails", "script"))
             self.templates.append(template)
