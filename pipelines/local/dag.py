@@ -300,8 +300,11 @@ class Dag:
         return below
 
 
-def resolve(scheduler: "Scheduler", task: dict[str, Any], scope: scopes.Scope) -> dict[str, Any]:
-    """A task or step with everything replaced that is known before its loop. Raises TemplateError, WhenError."""
+def resolve(scheduler: "Scheduler", task: dict[str, Any], scope: scopes.Scope, unable: str = "") -> dict[str, Any]:
+    """A task or step with everything replaced that is known before its loop (`unable`: see `artifact_of`).
+
+    Raises TemplateError, WhenError.
+    """
     values = scope.parameters(scheduler.globals)
     body = {key: value for key, value in task.items() if key != "hooks"}
     hooks = {"hooks": task["hooks"]} if "hooks" in task else {}
@@ -315,7 +318,7 @@ def resolve(scheduler: "Scheduler", task: dict[str, Any], scope: scopes.Scope) -
                 raise
     body["arguments"] = scopes.absent_arguments(scope, body.get("arguments") or {})
     body = substitute(body, values, STEPS)
-    files = [scopes.artifact_of(scope, each) for each in body["arguments"].get("artifacts") or []]
+    files = [scopes.artifact_of(scope, each, unable) for each in body["arguments"].get("artifacts") or []]
     if files:
         body["arguments"] = {**body["arguments"], "artifacts": [each for each in files if each]}
     return {**body, **hooks}

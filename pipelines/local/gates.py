@@ -47,7 +47,9 @@ def before(
     if lock:
         waiting, message = s.shared.acquire(s.id(name), _locks(s, lock))
         if waiting:
-            node = node or s.create(name, type, "Pending", holder, options)
+            if not node:
+                node = s.create(name, type, "Pending", holder, options)
+                keep_inputs(node, template)
             node["synchronizationStatus"] = {"waiting": waiting}
             s.active.discard(node["id"])
             s.wake_at(s.now + POLL)

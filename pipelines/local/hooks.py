@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipelines.local.expr import truth
 from pipelines.local.functions import ExprError
-from pipelines.local.scope import Scope, absent_arguments, add_outputs, artifact_of
+from pipelines.local.scope import UNRESOLVED, Scope, absent_arguments, add_outputs, artifact_of
 from pipelines.local.table import COMPLETED, FAILED, Node, NodeError, Options, Parallel, fulfilled
 from pipelines.local.template import TemplateError, expanded, substitute
 
@@ -134,7 +134,7 @@ def _resolved(
     try:
         arguments = absent_arguments(scope, arguments)
         arguments = substitute(arguments, scope.parameters(scheduler.globals))
-        files = [artifact_of(scope, each) for each in arguments.get("artifacts") or []]
+        files = [artifact_of(scope, each, UNRESOLVED) for each in arguments.get("artifacts") or []]
     except TemplateError as error:
         raise NodeError(str(error)) from None
     return {**arguments, "artifacts": [each for each in files if each]}

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from pipelines.local.scheduler import Scheduler
     from pipelines.local.table import Node
 
+UNRESOLVED = "unable to resolve references: "  # what Argo says of the arguments of steps and of hooks
 ABSENT = "__argo__internal__absent-optional"
 MARK = "\ue000"  # before each path that a placeholder stood for: the executor moves those
 
@@ -153,8 +154,11 @@ def absent_arguments(scope: Scope, arguments: dict[str, Any]) -> dict[str, Any]:
     return {**arguments, "parameters": [marked(each) for each in arguments["parameters"]]}
 
 
-def artifact_of(scope: Scope, artifact: dict[str, Any]) -> dict[str, Any] | None:
-    """The artifact that `from` or `fromExpression` names; None if optional and not there. Raises TemplateError."""
+def artifact_of(scope: Scope, artifact: dict[str, Any], unable: str = "") -> dict[str, Any] | None:
+    """The artifact that `from` or `fromExpression` names; None if optional and not there.
+
+    Raises TemplateError, whose text begins with what Argo was `unable` to do.
+    """
     source, expression = artifact.get("from") or "", artifact.get("fromExpression")
     if not source and not expression:
         return artifact
@@ -172,7 +176,7 @@ def artifact_of(scope: Scope, artifact: dict[str, Any]) -> dict[str, Any] | None
     except (ExprError, TemplateError) as error:
         if artifact.get("optional"):
             return None
-        raise error if isinstance(error, TemplateError) else TemplateError(str(error)) from None
+        raise TemplateError(f"{unable}{error}") from None
     if not isinstance(found, dict):
         raise TemplateError(f"Variable {{{{{source or expression}}}}} is not an artifact")
     found = {**found, "name": artifact["name"]}
@@ -192,7 +196,7 @@ def outputs_of(template: dict[str, Any], scope: Scope) -> dict[str, Any] | None:
             {**{k: v for k, v in each.items() if k != "valueFrom"}, "value": value}
         )
     for each in declared.get("artifacts") or []:
-        found = artifact_of(scope, each)
+        found = artifact_of(scope, each, "unable to resolve outputs from scope: ")
         if found and (each.get("from") or each.get("fromExpression")):
             kept = {"globalName": each["globalName"]} if each.get("globalName") else {}
             found = {key: value for key, value in found.items() if key != "globalName"}
@@ -202,7 +206,7 @@ def outputs_of(template: dict[str, Any], scope: Scope) -> dict[str, Any] | None:
 
 def _value(parameter: dict[str, Any], scope: Scope) -> str:
     source = parameter.get("valueFrom") or {}
-    default, value, tag = source.get("default"), None, ""
+    default, value = source.get("default"), None
     try:
         if source.get("expression"):
             value = evaluate(source["expression"], expanded(scope))
@@ -224,7 +228,7 @@ def _value(parameter: dict[str, Any], scope: Scope) -> str:
         return golang.verb(value)
     if default is None:
         raise TemplateError(
-            f'output parameter "{parameter["name"]}": "{tag}" is an absent optional '
+            f'output parameter "{parameter["name"]}": "{source.get("parameter", "")}" is an absent optional '
             "(skipped/omitted node output with no default)"
         )
     return default

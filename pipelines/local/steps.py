@@ -162,7 +162,7 @@ class Group:
         expanded: list[dict[str, Any]] = []
         try:
             try:
-                resolved = [resolve(self.s, step, self.scope) for step in steps]
+                resolved = [resolve(self.s, step, self.scope, scopes.UNRESOLVED) for step in steps]
             except Missing as error:
                 self.s.stuck = str(error)
                 return None

@@ -27,7 +27,11 @@ SOME = 20
 @pytest.mark.skipif(not isolation.available(), reason="no private mount namespace here")
 @pytest.mark.timeout(300)
 @settings(
-    max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+    max_examples=15,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(workflows())
 def test_a_workflow_of_any_shape_ends_or_is_refused_in_a_sentence(
@@ -43,7 +47,7 @@ def test_a_workflow_of_any_shape_ends_or_is_refused_in_a_sentence(
         assert 10 < len(str(error)) < 3000
         return
     assert status["phase"] in ("Succeeded", "Failed", "Error")
-    if "Argo would wait" not in status["message"]:
+    if status["phase"] == "Succeeded":  # one that fails may leave a sibling of what failed as it is, as on Argo
         assert all(node["phase"] in FULFILLED for node in status["nodes"].values())
 
 
