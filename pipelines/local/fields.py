@@ -19,7 +19,8 @@ HEAD = """# What of Argo's API runs on this machine
 
 `rekindle run` does what a field says as Argo does it, or refuses the manifest before anything starts, with the path of
 the field. *Ignored* is what cannot matter on one machine; a run of a manifest that is not ours says so once. This page
-is generated from the code (`python -m pipelines.local.fields`); fields that Argo has got since are refused.
+is generated from the code (`python -m pipelines.local.fields`); fields that Argo has got since are refused. Where Argo
+3.7 and 4.1 differ the runner is as 4.1: [what was seen of it](../tests/conformance/README.md#where-37-and-41-differ).
 
 Without containers an image is a program of this machine: `python`, `alpine`, `busybox`, `debian`, `ubuntu` and `bash`
 run on its own interpreter and shell. What any other image is here, `.rekindle/images.yaml` says:
