@@ -18,7 +18,7 @@ def executor(place: Place) -> Story:
     story.hit("out of memory", lambda: _starve(story))
     run.trains(STEPS, 600)
     kube.scale("mlflow-proxy", 0)  # so that the evaluation cannot be over before it is evicted
-    kube.evict(run.pod_of("evaluate"))
+    kube.evict(run.pod_of("evaluate", 600))  # the executor rests ever longer between its attempts
     kube.scale("mlflow-proxy", 1)
     return story
 
