@@ -25,7 +25,6 @@ from pipelines.local.table import (
     Parallel,
     TimedOut,
     fulfilled,
-    keep_inputs,
 )
 from pipelines.local.template import STEPS, Missing, TemplateError, substitute
 from pipelines.local.when import WhenError, should_execute
@@ -328,10 +327,7 @@ def execute(
     scheduler: "Scheduler", name: str, holder: dict[str, Any], template: dict[str, Any], options: Options
 ) -> Node:
     """Brings a DAG node as far as it can go."""
-    node = scheduler.get(name)
-    if not node:
-        node = scheduler.create(name, "DAG", "Running", holder, options)
-        keep_inputs(node, template)
+    node = scheduler.begun(name, "DAG", "Running", holder, template, options)
     dag = scheduler.memory.get(("dag", name)) or Dag(scheduler, name, template, options)
     scheduler.memory[("dag", name)] = dag
     dag.order.walk(dag.visit)

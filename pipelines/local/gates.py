@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from pipelines.local.shared import locks_of
-from pipelines.local.table import FULFILLED, Node, NodeError, Options, Parallel, keep_inputs
+from pipelines.local.table import FULFILLED, Node, NodeError, Options, Parallel
 
 if TYPE_CHECKING:
     from pipelines.local.scheduler import Scheduler
@@ -47,9 +47,7 @@ def before(
     if lock:
         waiting, message = s.shared.acquire(s.id(name), _locks(s, lock))
         if waiting:
-            if not node:
-                node = s.create(name, type, "Pending", holder, options)
-                keep_inputs(node, template)
+            node = s.begun(name, type, "Pending", holder, template, options)
             node["synchronizationStatus"] = {"waiting": waiting}
             s.active.discard(node["id"])
             s.wake_at(s.now + POLL)
@@ -60,9 +58,7 @@ def before(
     if memo and (not node or (lock and node["phase"] == "Pending" and node["id"] not in s.started)):
         status = memoized(memo, hit=False)
         status["hit"], outputs = s.shared.recall(status["cacheName"], status["key"], memo.get("maxAge"), s.now)
-        if not node:
-            node = s.create(name, type, "Pending", holder, options)
-            keep_inputs(node, template)
+        node = s.begun(name, type, "Pending", holder, template, options)
         node["memoizationStatus"] = status
         if status["hit"]:
             node |= {"outputs": outputs} if outputs is not None else {}

@@ -19,7 +19,6 @@ from pipelines.local.table import (
     Parallel,
     TimedOut,
     fulfilled,
-    keep_inputs,
 )
 from pipelines.local.template import Missing, TemplateError
 from pipelines.local.when import WhenError, should_execute
@@ -32,10 +31,7 @@ def execute(
     scheduler: "Scheduler", name: str, holder: dict[str, Any], template: dict[str, Any], options: Options
 ) -> Node:
     """Brings a steps node as far as it can go."""
-    node = scheduler.get(name)
-    if not node:
-        node = scheduler.create(name, "Steps", "Running", holder, options)
-        keep_inputs(node, template)
+    node = scheduler.begun(name, "Steps", "Running", holder, template, options)
     scope: scopes.Scope = scheduler.memory.setdefault(("scope", name), scopes.Scope())
     scope |= scopes.of_template(scheduler, template)
     inner = Options(node["id"], options.on_exit, "steps")

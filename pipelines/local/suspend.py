@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from pipelines.local import golang
-from pipelines.local.table import FULFILLED, Node, NodeError, Options, Resumed, keep_inputs, moment
+from pipelines.local.table import FULFILLED, Node, NodeError, Options, Resumed, moment
 from steps.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
@@ -22,10 +22,7 @@ def execute(
     scheduler: "Scheduler", name: str, holder: dict[str, Any], template: dict[str, Any], options: Options
 ) -> Node:
     """Brings a suspend node as far as it can go. Raises NodeError."""
-    node = scheduler.get(name)
-    if not node:
-        node = scheduler.create(name, "Suspend", "Running", holder, options)
-        keep_inputs(node, template)
+    node = scheduler.begun(name, "Suspend", "Running", holder, template, options)
     if node["phase"] == "Pending":  # it had waited for a lock
         scheduler.mark(name, "Running")
     if "outputs" not in node and (expected := _expected(template)):

@@ -181,6 +181,16 @@ class Table:
             self.active.add(node["id"])
         return node
 
+    def begun(
+        self, name: str, type: str, phase: str, holder: dict[str, Any], template: dict[str, Any], options: Options
+    ) -> Node:
+        """The node; if there is none yet, a new one with what the template was given."""
+        node = self.get(name)
+        if not node:
+            node = self.create(name, type, phase, holder, options)
+            keep_inputs(node, template)
+        return node
+
     def mark(self, name: str, phase: str, message: str | None = None) -> Node:
         """Sets phase and message, and the end when there is one."""
         node = self.nodes[self.ids[name]]
