@@ -51,6 +51,13 @@ TEMPLATES: dict[str, tuple[str, ...]] = {
     "Pod": ("spec",),
 }
 SERVERS = ("Deployment", "StatefulSet")
+SELECTING = (*SERVERS, "DaemonSet", "ReplicaSet")
+NEEDED: dict[str, tuple[str, ...]] = {  # fields of the spec without which nothing is accepted
+    **dict.fromkeys(SELECTING, ("selector", "template")),
+    "Job": ("template",),
+    "CronJob": ("schedule", "jobTemplate"),
+    "HorizontalPodAutoscaler": ("scaleTargetRef", "maxReplicas"),
+}
 # longest name, what it must be, and why
 LETTERS = "begin with a letter and have at most {} lower-case letters, digits and dashes"
 NAMES: dict[str, tuple[int, re.Pattern[str], str]] = {
@@ -86,6 +93,11 @@ def check(found: Findings, path: str, thing: Data) -> None:
             found.add(where, "shape", f"{why}.")
         return
     _metadata(found, at, kind, thing.get("metadata") or {})
+    for field in NEEDED.get(kind, ()):
+        if not (thing.get("spec") or {}).get(field):
+            found.add(f"{at}spec.{field}", "shape", f"it is missing: a {kind} needs it.")
+    if kind in SELECTING:
+        _selector(found, f"{at}spec", thing.get("spec") or {})
     if kind in JOBS:
         _job(found, f"{at}spec", kind, thing.get("spec") or {})
     if kind in TEMPLATES:
@@ -143,7 +155,7 @@ def _shape(kind: str) -> dict[str, Any]:
         spec = {"jobTemplate": {"spec": {"template": template}}}
     elif kind in TEMPLATES:
         spec = {"template": template, "selector": {"matchLabels": {}}}
-    return {"metadata": {"labels": {}, "annotations": {}}, **({"spec": spec} if spec else {})}
+    return {"metadata": {"labels": {}, "annotations": {}}, **({"spec": spec} if spec or kind in NEEDED else {})}
 
 
 def _at(value: Any, path: Sequence[str]) -> Data:
@@ -174,6 +186,17 @@ def labels(found: Findings, path: str, labels: Data) -> None:
         if not isinstance(value, str) or not LABEL.fullmatch(TAG.sub("x", value.replace(UNKNOWN, "x"))):
             rule = "a text of at most 63 letters, digits, dashes, dots and underscores"
             found.add(f"{path}.{key}", "name", f'"{value}" must be {rule}.')
+
+
+def _selector(found: Findings, path: str, spec: Data) -> None:
+    """It must find the pods that are made. A tag may become anything."""
+    carried = _at(spec, ("template", "metadata", "labels"))
+    for key, value in _at(spec, ("selector", "matchLabels")).items():
+        if UNKNOWN not in f"{key}{value}{''.join(map(str, carried.items()))}" and carried.get(key) != value:
+            why = (
+                f"the pods have {'no such label' if key not in carried else repr(carried[key])}: let the two be equal."
+            )
+            found.add(f"{path}.selector.matchLabels.{key}", "name", f'it is "{value}", and {why}')
 
 
 def _job(found: Findings, path: str, kind: str, spec: Data) -> None:

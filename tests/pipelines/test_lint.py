@@ -372,6 +372,12 @@ OBJECTS = {
     "Job": lambda: plain("Job", activeDeadlineSeconds=60),
     "CronJob": lambda: scheduled(plain("CronJob", "jobTemplate", activeDeadlineSeconds=60)),
     "Deployment": lambda: serving(plain("Deployment", selector={"matchLabels": {"app": "plain"}})),
+    "HorizontalPodAutoscaler": lambda: {
+        "apiVersion": "autoscaling/v2",
+        "kind": "HorizontalPodAutoscaler",
+        "metadata": {"name": "plain"},
+        "spec": {"maxReplicas": 2, "scaleTargetRef": {"apiVersion": "apps/v1", "kind": "Deployment", "name": "plain"}},
+    },
 }
 
 
@@ -425,6 +431,13 @@ WRONG_OBJECTS: dict[str, tuple[str, Callable[[Any], Any], str, str]] = {
     "failure policy": (
         "Job", lambda j: j["spec"].update(podFailurePolicy={}) or pod(j).update(restartPolicy="OnFailure"), "job", "Never"),
     "shape": ("CronJob", lambda j: pod(j).update(containers={}), "shape", "must be a list"),
+    "no schedule": ("CronJob", lambda j: j["spec"].pop("schedule"), "shape", "schedule: it is missing"),
+    "no selector": ("Deployment", lambda j: j["spec"].pop("selector"), "shape", "selector: it is missing"),
+    "other pods": (
+        "Deployment", lambda j: j["spec"]["selector"].update(matchLabels={"app": "other"}), "name", "the pods have 'plain'"),
+    "no such pods": (
+        "Deployment", lambda j: j["spec"]["template"].update(metadata={}), "name", "the pods have no such label"),
+    "no target": ("HorizontalPodAutoscaler", lambda j: j["spec"].pop("scaleTargetRef"), "shape", "scaleTargetRef"),
 }  # fmt: skip
 
 
