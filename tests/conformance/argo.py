@@ -11,6 +11,7 @@ its own. `instance`: the instanceID of the controller, where it has one.
 
 import json
 import os
+import re
 import subprocess
 import time
 import uuid
@@ -19,12 +20,14 @@ from urllib.parse import urlsplit
 
 import yaml
 
+from pipelines.local.cluster import BASES
 from pipelines.local.manifest import documents, split
 from steps.storage import Store
 from tests.conformance.outcome import OVER, REFUSED, STUCK, Outcome, in_store, of_status
 
 TIMEOUT = 150.0  # seconds without any change after which a workflow is called Stuck
 STANDS_FOR = "python:3.11"
+PLAIN = re.compile(rf"(docker\.io/library/)?({'|'.join(BASES)})(:[\w.-]+)?")
 GROUP = "rbac.authorization.k8s.io"
 CACHES = {"apiGroups": [""], "resources": ["configmaps"], "verbs": ["get", "create", "update", "patch", "delete"]}
 RESULTS = {"apiGroups": ["argoproj.io"], "resources": ["workflowtaskresults"], "verbs": ["create", "patch"]}
@@ -34,7 +37,7 @@ INSTANCE = "workflows.argoproj.io/controller-instanceid"
 
 
 class Argo:
-    """One namespace. `image`: what stands for python:3.11 on that cluster."""
+    """One namespace. `image`: what stands for python:3.11 and the like on that cluster."""
 
     def __init__(self, namespace: str, image: str = STANDS_FOR, instance: str = "") -> None:
         self.namespace, self.image, self.instance = namespace, image, instance
@@ -95,7 +98,7 @@ class Argo:
 
     def submit(self, name: str, text: str) -> None:
         """Creates the Workflow of a manifest's text, and applies what lies beside it."""
-        flow, beside = split(documents(text.replace(STANDS_FOR, self.image)))
+        flow, beside = split([self._imaged(each) for each in documents(text)])
         if self.instance:
             flow["metadata"].setdefault("labels", {})[INSTANCE] = self.instance
         try:
@@ -105,6 +108,17 @@ class Argo:
         except subprocess.CalledProcessError as error:  # the API server's own check of a Workflow
             self.refused[name] = _refused(f"{REFUSED}: {error.stderr}")
         self.running[name] = beside
+
+    def _imaged(self, value: Any) -> Any:
+        """With our image in the place of those that are programs of the machine for the local runner."""
+        if isinstance(value, list):
+            return [self._imaged(each) for each in value]
+        if not isinstance(value, dict):
+            return value
+        return {
+            key: self.image if key == "image" and PLAIN.fullmatch(str(each).strip()) else self._imaged(each)
+            for key, each in value.items()
+        }
 
     def ended(self) -> dict[str, Outcome]:
         """Those of the submitted that are over since the last call, by name; they are gone from the cluster then."""
