@@ -106,13 +106,10 @@ def save(
     `location`: the S3 place of the template's archiveLocation, for what does not say where it goes itself.
     """
     archive = artifact.get("archive") or {}
-    if not path.exists():
+    if missed := _missed(artifact, path, archive):
         if artifact.get("optional"):
             return None
-        suffix = "" if "none" in archive else ".tgz"
-        raise ArtifactError(
-            f"open /var/run/argo/outputs/artifacts{artifact['path']}{suffix}: no such file or directory"
-        )
+        raise ArtifactError(f"{missed}: no such file or directory")
     name, packed = path.name, path
     if "zip" in archive:
         name, packed = f"{artifact['name']}.zip", path.with_name(f".{artifact['name']}.zip")
@@ -138,6 +135,14 @@ def save(
     return {**artifact, "s3": where}
 
 
+def _missed(artifact: dict[str, Any], path: Path, archive: dict[str, Any]) -> str:
+    """What Argo looks for in vain, if it does; a file that it zips it looks for by the name of its artifact."""
+    if not path.exists():
+        return f"open /var/run/argo/outputs/artifacts{artifact['path']}{'' if 'none' in archive else '.tgz'}"
+    lost = "zip" in archive and path.is_file() and path.name != artifact["name"]
+    return f"stat {STAGED}/{artifact['name']}" if lost else ""
+
+
 def _base(location: dict[str, Any] | None, prefix: str) -> dict[str, Any]:
     """Where artifacts go that do not say it: an archiveLocation that is whole, or the default repository."""
     whole = location and all(location.get(part) for part in ("endpoint", "bucket", "key"))
@@ -153,14 +158,9 @@ def save_log(container: str, log: Path, template: dict[str, Any], prefix: str, s
 
 
 def _zip(path: Path, into: Path, name: str) -> None:
-    """A directory goes by the artifact's name and without empty ones, a file by where Argo has it.
-
-    Raises ArtifactError for a file that is not called as its artifact: Argo looks for it in vain.
-    """
+    """A directory goes by the artifact's name and without empty ones, a file by where Argo has it."""
     with zipfile.ZipFile(into, "w", zipfile.ZIP_DEFLATED) as archive:
         if path.is_file():
-            if path.name != name:
-                raise ArtifactError(f"stat {STAGED}/{name}: no such file or directory")
             entry = zipfile.ZipInfo.from_file(path)
             entry.filename = f"{STAGED}/{name}"
             with archive.open(entry, "w") as into_it, path.open("rb") as file:

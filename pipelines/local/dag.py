@@ -128,8 +128,7 @@ class Dag:
             except (NodeError, ValueError) as error:
                 self.s.mark(node["name"], "Error", str(error))
         if node and node["phase"] in FULFILLED:
-            over = not hooked or hooks.after(self.s, task, node, self.scope(name), self.options())
-            return self.s.hooks_done(node), over
+            return self.s.hooks_done(node), not hooked or self._exited(name, node)
         if not (node and node["type"] == "Pod" and node["id"] in self.s.started):
             if not node and self.logic[name] and not self._may_start(name, task):
                 node = self.node(name)
@@ -251,8 +250,16 @@ class Dag:
             return False
         self.connect(name, full, group)
         if found["phase"] in COMPLETED and (task.get("hooks") or task.get("onExit")):
-            return hooks.after(self.s, task, found, self.scope(name), options)
+            return self._exited(name, found)
+        found = self.node(each["name"]) or found
         return found["phase"] in FULFILLED if found["type"] == "Retry" and not group else fulfilled(found)
+
+    def _exited(self, name: str, node: Node) -> bool:
+        """Whether the exit hook of a task that is over is over, too: one that cannot run never is."""
+        try:
+            return hooks.after(self.s, self.tasks[name], node, self.scope(name), self.options())
+        except NodeError:
+            return False
 
     def phase(self) -> str:
         """The phase of the whole, from its targets."""

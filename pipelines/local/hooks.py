@@ -85,7 +85,10 @@ def during(scheduler: "Scheduler", holder: dict[str, Any], node: Node, scope: Sc
 
 
 def after(scheduler: "Scheduler", holder: dict[str, Any], node: Node, scope: Scope, options: Options) -> bool:
-    """Runs the exit hook of a completed step or task; true when there is none or it is over. Raises NodeError."""
+    """Runs the exit hook of a completed step or task; true when there is none or it is over.
+
+    Raises NodeError where it cannot run, or not yet: an error of a group of steps, while a DAG goes on without it.
+    """
     hook = (holder.get("hooks") or {}).get(EXIT)
     if holder.get("onExit") and not hook:
         hook = {"template": holder["onExit"], "arguments": scheduler.arguments()}
@@ -104,12 +107,10 @@ def after(scheduler: "Scheduler", holder: dict[str, Any], node: Node, scope: Sco
     options = Options(options.boundary, True, "steps", flag={"hooked": True})
     try:
         done = scheduler.execute(name, hook, arguments, options)
-    except Parallel:
-        return False
-    except NodeError:
-        done = scheduler.get(name)
-    if done:
-        scheduler.child(node["name"], name)
+    except Parallel as error:
+        raise NodeError("Max parallelism reached") from error
+    finally:
+        scheduler.child(node["name"], name)  # even if it cannot begin
     return bool(done and fulfilled(done))
 
 

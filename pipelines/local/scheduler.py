@@ -253,7 +253,7 @@ class Scheduler(Values):
         node = self.get(name)
         if node and node["phase"] in FULFILLED:
             return node
-        if not node and gates.full(self):
+        if not node and not retried and gates.full(self):
             raise Parallel
         try:
             template = self.memory.get(name) or self._enter(name, holder, arguments, options)
@@ -268,7 +268,8 @@ class Scheduler(Values):
             and node["id"] not in self.started
         ):
             self._check_timeout(node, template)
-        gates.limit(self, template, node, options.boundary)
+        if not retried:
+            gates.limit(self, template, node, options.boundary)
         self.memory[name] = template
         if not retried and ("synchronization" in template or "memoize" in template):
             try:
@@ -315,9 +316,15 @@ class Scheduler(Values):
             parent = self.create(name, "Retry", "Running", holder, options)
             keep_inputs(parent, template)
         options = replace(options, flag={**options.flag, "retried": True})
-        for _ in range(2):  # once more when an attempt ends at once
+        for again in (False, True):  # once more when an attempt ends at once
             attempts = self.attempts(parent)
             last = attempts[-1] if attempts else None
+            if again and last:
+                try:
+                    gates.limit(self, template, parent, options.boundary)
+                except Parallel:
+                    self.mark(last["name"], "Error", "Max parallelism reached")
+                    raise
             if last and last["phase"] in FULFILLED:
                 try:
                     step = retries.decide(self, parent, attempts, strategy)

@@ -43,8 +43,8 @@ def execute(
             group = scheduler.create(group_name, "StepGroup", "Running", {}, inner)
             _connect(scheduler, name, before, group_name)
         before = group_name
-        if group["phase"] not in FULFILLED:
-            Group(scheduler, group_name, scope, inner).run(steps)
+        if not _settled(scheduler, group) and Group(scheduler, group_name, scope, inner).run(steps):
+            return group
         if node["phase"] in FULFILLED:  # failFast ended the whole
             return node
         if group["phase"] not in FULFILLED:
@@ -69,6 +69,12 @@ def execute(
         scheduler.export(outputs)
     gates.keep(scheduler, node)
     return scheduler.mark(name, "Succeeded")
+
+
+def _settled(scheduler: "Scheduler", node: Node) -> bool:
+    """Whether a node is over with all below it: a group in error goes on while something in it does."""
+    below = [scheduler.nodes[id] for id in node.get("children", []) if id in scheduler.nodes]
+    return node["phase"] in FULFILLED and all(_settled(scheduler, each) for each in below)
 
 
 def _connect(scheduler: "Scheduler", name: str, before: str, group: str) -> None:
@@ -109,11 +115,11 @@ class Group:
     def __init__(self, scheduler: "Scheduler", name: str, scope: scopes.Scope, options: Options) -> None:
         self.s, self.name, self.scope, self.options = scheduler, name, scope, options
 
-    def run(self, steps: list[dict[str, Any]]) -> None:
-        """Brings the group as far as it can go; marks it when it is over."""
+    def run(self, steps: list[dict[str, Any]]) -> bool:
+        """Brings the group as far as it can go; marks it when it is over. Whether an exit hook could not run."""
         expanded = self._expanded(steps)
         if expanded is None:
-            return
+            return False
         left, kept = self.s.memory.get(("left", self.name), expanded), []
         for index, step in enumerate(left):
             name = f"{self.name}.{step['name']}"
@@ -129,27 +135,28 @@ class Group:
                     self.s.create(name, "Skipped", "Error", step, self.options, str(error))
                     self.s.child(self.name, name)
                     self.s.mark(self.name, "Error", str(error))
-                    return
+                    return False
             try:
-                node = self.s.execute(name, step, step.get("arguments") or {}, self.options)
+                self.s.execute(name, step, step.get("arguments") or {}, self.options)
             except Parallel:
                 if not node:  # a limit: those after it have not begun either
                     kept += left[index:]
                     break
             except TimedOut as error:
                 self.s.mark(self.name, "Failed", str(error))
-                return
+                return False
             except NodeError as error:
                 self.s.child(self.name, name)
                 self.s.mark(self.name, "Error", f"step group deemed errored due to child {name} error: {error}")
-                return
-            if node:
+                return False
+            if node := self.s.get(name):
                 self.s.child(self.name, name)
             kept += [] if node and fulfilled(node) else [step]
         self.s.memory["left", self.name] = kept
         hooked = any(step.get("hooks") or step.get("onExit") for step in expanded)
         if not kept or (hooked and all(self.s.get(f"{self.name}.{step['name']}") for step in kept)):
-            self._end({f"{self.name}.{step['name']}": step for step in expanded})
+            return self._end({f"{self.name}.{step['name']}": step for step in expanded})
+        return False
 
     def _expanded(self, steps: list[dict[str, Any]]) -> list[dict[str, Any]] | None:
         known = self.s.memory.get(("steps", self.name))
@@ -177,7 +184,7 @@ class Group:
         self.s.memory[("steps", self.name)] = expanded
         return expanded
 
-    def _end(self, steps: dict[str, dict[str, Any]]) -> None:
+    def _end(self, steps: dict[str, dict[str, Any]]) -> bool:
         complete = True
         group = self.s.nodes[self.s.ids[self.name]]
         children = [self.s.nodes[id] for id in group.get("children", [])]
@@ -186,21 +193,27 @@ class Group:
             hooked = step.get("hooks") or step.get("onExit")
             try:
                 if hooked and not hooks.during(self.s, step, node, self.scope, self.options):
-                    return
+                    return False
+            except NodeError as error:
+                self.s.mark(self.name, "Error", str(error))
+                return False
+            try:
                 if not fulfilled(node):
                     complete = False
                 elif hooked:
                     complete &= hooks.after(self.s, step, node, self.scope, self.options)
             except NodeError as error:
                 self.s.mark(self.name, "Error", str(error))
-                return
+                return True
         if not complete:
-            return
+            self.s.mark(self.name, "Running")
+            return False
         for node in children:
             step = steps.get(node["name"], {})
             goes_on = step.get("continueOn") or {}
             allowed = goes_on.get("failed") if node["phase"] == "Failed" else goes_on.get("error")
             if node["phase"] in FAILED and not allowed:
                 self.s.mark(self.name, "Failed", f"child '{node['id']}' failed")
-                return
+                return False
         self.s.mark(self.name, "Succeeded")
+        return False

@@ -228,10 +228,11 @@ class Table:
     def outbound(self, id: str) -> list[str]:
         """The nodes that whatever comes after node `id` hangs on."""
         node = self.nodes[id]
-        below = [self.nodes[each]["type"] for each in node.get("children", [])[:1]]
+        below = [self.nodes[each]["type"] for each in node.get("children", [])[:1] if each in self.nodes]
         named = node.get("templateName") or node.get("templateRef")  # Argo does not find an inline one again
         group = (below == ["Container"] and named) or (node["type"] == "Container" and below)
-        if (node["type"] in LEAVES and not group) or node.get("memoizationStatus", {}).get("hit"):
+        cached = node["type"] in ("Steps", "DAG") and node.get("memoizationStatus", {}).get("hit")
+        if (node["type"] in LEAVES and not group) or cached:
             return [id]
         if node["type"] == "Retry" and node.get("children"):
             return [node["children"][-1]]
