@@ -31,6 +31,19 @@ PLAIN = re.compile(rf"(docker\.io/library/)?({'|'.join(BASES)})(:[\w.-]+)?")
 GROUP = "rbac.authorization.k8s.io"
 CACHES = {"apiGroups": [""], "resources": ["configmaps"], "verbs": ["get", "create", "update", "patch", "delete"]}
 RESULTS = {"apiGroups": ["argoproj.io"], "resources": ["workflowtaskresults"], "verbs": ["create", "patch"]}
+TASKS = [  # what the pod needs that asks by http
+    {"apiGroups": ["argoproj.io"], "resources": ["workflowtasksets"], "verbs": ["list", "watch"]},
+    {"apiGroups": ["argoproj.io"], "resources": ["workflowtasksets/status"], "verbs": ["patch"]},
+]
+TOKEN = {
+    "apiVersion": "v1",
+    "kind": "Secret",
+    "type": "kubernetes.io/service-account-token",
+    "metadata": {
+        "name": "default.service-account-token",
+        "annotations": {"kubernetes.io/service-account.name": "default"},
+    },
+}
 MEMOS = "memos-"  # how the caches of random workflows are called
 CACHE = "workflows.argoproj.io/configmap-type=Cache"
 INSTANCE = "workflows.argoproj.io/controller-instanceid"
@@ -71,7 +84,7 @@ class Argo:
             self.store.client.delete_bucket(Bucket=self.store.bucket)
 
     def _needed(self) -> list[dict[str, Any]]:
-        found = _allowed("executors", [CACHES, RESULTS])
+        found = [*_allowed("executors", [CACHES, RESULTS, *TASKS]), TOKEN]
         if not self.store:
             return found
         endpoint = urlsplit(os.environ["REKINDLE_TEST_S3"])

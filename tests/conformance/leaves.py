@@ -11,6 +11,9 @@ Template = dict[str, Any]
 IMAGE = "python:3.11"
 FACTS = ("007", "NaN", "True", "3", "5e-05", "-1", "''", "'a b'", "'ünï'", "'two\nlines'", '\'{"k": 1, "v": "x"}\'')
 LISTS = ('["a", "b"]', '[{"k": 1, "v": "x"}, {"k": 2, "v": "y"}]', "[]", "[1, 2.5, true]")
+PORT = 18347  # of a daemon, of which there is one in a workflow
+LIMITS = "{{workflow.name}}-limits"  # the ConfigMap of semaphores: one, two, and a text
+NOBODY = "http://127.0.0.2:1"
 LISTING = "cd /tmp/in 2>/dev/null && find . | sort && find . -type f | sort | xargs cat || cat /tmp/in || echo none"
 
 
@@ -129,7 +132,47 @@ def environment(chance: Chance) -> tuple[Template, set[str]]:
 
 
 def suspend(chance: Chance) -> tuple[Template, set[str]]:
-    return {"suspend": {"duration": chance.one("1", "2s", "1s")}}, set()
+    """Waits its time; a value that nobody supplies is its default, if there is one."""
+    template: Template = {"suspend": {"duration": chance.one("1", "2s", "1s")}}
+    if not chance(40):
+        return template, set()
+    source = {"supplied": {}, **chance.one({"default": "d"}, {"default": ""}, {})}
+    output = {"name": chance.one("p", "p", "a"), "valueFrom": source}  # the default of an input of that name holds, too
+    return template | {"outputs": {"parameters": [output]}}, {"p"} if output["name"] == "p" else set()
+
+
+def daemon(chance: Chance) -> tuple[Template, set[str]]:
+    """Runs as long as what is around it, and may give a file to who asks for it by http."""
+    retried = chance.one({}, {}, {"retryStrategy": {"limit": "1"}})
+    if not chance(60):
+        return sh("sleep 1000") | {"daemon": True} | retried, set()
+    serve = f"mkdir -p /tmp/w; cd /tmp/w; printf 'one\\n' > one; exec python3 -m http.server {PORT}"
+    probe = chance.one({"httpGet": {"path": "/one", "port": PORT}}, {"tcpSocket": {"port": PORT}})
+    return sh(serve, readinessProbe={**probe, "periodSeconds": 1}) | {"daemon": True} | retried, {"serves"}
+
+
+def asks(chance: Chance) -> tuple[Template, set[str]]:
+    """A request by http, to what is its parameter or where nobody answers."""
+    http: dict[str, Any] = {"url": chance.one("{{inputs.parameters.a}}", "{{inputs.parameters.a}}", f"{NOBODY}/x")}
+    http |= chance.one({}, {}, {"method": "HEAD"}, {"headers": [{"name": "X-A", "value": "{{workflow.name}}"}]})
+    conditions = ("response.statusCode == 200", "response.body contains 'one'", "response.statusCode == 404", "nope +")
+    http |= chance.one({}, {}, {"successCondition": chance.one(*conditions)})
+    return {"http": http}, {"result"}
+
+
+def listing(chance: Chance) -> tuple[Template, set[str]]:
+    """The keys of what an earlier step kept; who calls it says where."""
+    expressions = (
+        "map(data, {split(#, '/')[1]})",
+        "filter(data, {# endsWith 'f'})",
+        "len(data)",
+        "data[0]",
+        "data.nope",
+        "sort(map(data, {len(split(#, '/'))}))",
+    )
+    steps = [{"expression": chance.one(*expressions)} for _ in range(chance.one(1, 1, 2))]
+    source = {"artifactPaths": {"name": "f", "s3": {"key": ""}}}
+    return {"data": {"source": source, "transformation": steps}}, {"result"}
 
 
 def companions(chance: Chance) -> tuple[Template, set[str]]:
@@ -165,16 +208,16 @@ def resource(chance: Chance) -> tuple[Template, set[str]]:
 
 
 def late(chance: Chance) -> tuple[Template, set[str]]:
-    return sh("sleep 300") | {"activeDeadlineSeconds": 8}, {"result"}
+    return sh("sleep 300") | {"activeDeadlineSeconds": 8}, set()
 
 
 KINDS = {each.__name__: each for each in (
     echo, fact, listed, script, fails, flaky, parameter, missing, file, reader, raw, environment, suspend, companions,
-    containers, resource, late,
+    containers, resource, late, daemon, asks, listing,
 )}  # fmt: skip
 COMMON = ("echo", "fact", "listed", "script", "fails", "flaky", "parameter", "missing")
 RARE = ("raw", "environment", "suspend", "companions", "containers", "resource")
-BARE = ("suspend", "resource", "late", "companions", "containers")
+BARE = ("suspend", "resource", "late", "companions", "containers", "daemon", "asks", "listing")
 
 
 def _dress(chance: Chance, template: Template) -> None:
@@ -185,8 +228,11 @@ def _dress(chance: Chance, template: Template) -> None:
             "maxAge": "1h",
             "cache": {"configMap": {"name": "memos-{{workflow.name}}"}},
         }
-    if chance(6):
-        template["synchronization"] = {"mutexes": [{"name": "{{workflow.name}}-m"}]}
+    if chance(12):
+        semaphore = {"configMapKeyRef": {"name": LIMITS, "key": chance.one("one", "two", "one", "two", "text", "nope")}}
+        template["synchronization"] = chance.one(
+            {"mutexes": [{"name": "{{workflow.name}}-m"}]}, {"semaphores": [semaphore]}
+        )
     if chance(6) and "retryStrategy" not in template:
         template["retryStrategy"] = {"limit": chance.one("1", 1, "0"), **chance.one({}, {"retryPolicy": "Always"})}
     if chance(5):

@@ -8,6 +8,7 @@ input parameters, artifacts and children. What a recorded outcome does not say i
 """
 
 import io
+import json
 import re
 import tarfile
 import zipfile
@@ -29,11 +30,14 @@ CLASSES = (
     r"(?P<said>(.*: )?)(invalid (operation|argument)|cannot (use|fetch)|type .* has no field|unexpected token)\b.*",
     r"(?P<said>.*error decoding patch): .*",
 )
-LATE = "Pod was active on the node longer than the specified deadline"  # what it leaves is a matter of milliseconds
+# whose pod was killed: what it leaves, and with which code, is a matter of milliseconds
+KILLED = ("Pod was active on the node longer than the specified deadline", "Step exceeded its deadline")
 
 
 def of_status(name: str, status: dict[str, Any], contents: Contents | None = None) -> Outcome:
     """The outcome that a WorkflowStatus says."""
+    for ip in {node["podIP"] for node in (status.get("nodes") or {}).values() if node.get("podIP")}:
+        status = json.loads(json.dumps(status).replace(ip, "IP"))
     outputs = (status.get("outputs") or {}).get("parameters") or []
     nodes: dict[str, Any] = status.get("nodes") or {}
     names: dict[str, str] = {id: node["name"].replace(name, "WF", 1) for id, node in nodes.items()}
@@ -61,6 +65,8 @@ def _node(node: dict[str, Any], name: str, names: dict[str, str], contents: Cont
         "inputs": {each["name"]: each.get("value") for each in (node.get("inputs") or {}).get("parameters") or []},
         "children": sorted(names.get(id, id) for id in children),
     }
+    if node.get("podIP"):
+        found["daemon"] = True
     artifacts = [each for each in outputs.get("artifacts") or [] if (each.get("s3") or {}).get("key")]
     if artifacts and contents and node["type"] == "Pod":
         found["artifacts"] = {each["name"]: contents(each["s3"]["key"]) for each in artifacts if each["name"] != LOGS}
@@ -121,13 +127,15 @@ def _differences(mine: Outcome, argos: Outcome) -> Iterator[str]:
             yield from _unequal(key, mine[key], argos.get(key, ""))
     yield from _unequal("outputs", mine["outputs"], argos.get("outputs", {}))
     here, there = ({node["name"]: node for node in each["nodes"]} for each in (mine, argos))
+    killed = {name for name, node in there.items() if node["message"] in KILLED or node.get("daemon")}
+    killed |= {name for name in there if any(f"{name}({count})" in killed for count in range(10))}
     for name in sorted({*here, *there}):
         if name not in here or name not in there:
             node = here.get(name) or there[name]
             yield f"{name}: {'here' if name in here else 'on Argo'} only ({node['type']} {node['phase']})"
             continue
         for key, value in there[name].items():
-            if key in ("result", "exitCode") and there[name]["message"] == LATE:
+            if key in ("result", "exitCode") and name in killed:
                 continue
             yield from _unequal(f"{name}: {key}", here[name].get(key), value)
 

@@ -9,13 +9,13 @@ What such a workflow comes to is decided by its text: nothing in it races. A few
 
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hypothesis import strategies as st
 
 from tests.conformance.chance import Chance
-from tests.conformance.leaves import COMMON, RARE, Template, leaf
+from tests.conformance.leaves import COMMON, LIMITS, NOBODY, PORT, RARE, Template, leaf
 
 NAME = "random-wf"
 ITEMS: tuple[list[Any], ...] = (
@@ -93,12 +93,14 @@ WHENS = (
 
 @dataclass(frozen=True)
 class Called:
-    """A step or task: what it can be asked for, and those before it."""
+    """A step or task: what it can be asked for, and those before it. `place`: below which its artifact is kept."""
 
     name: str
     prefix: str
     gives: set[str]
     loops: bool
+    place: str = ""
+    nested: bool = False
     before: frozenset[str] = frozenset()
 
     def tag(self, path: str, expression: bool = False) -> str:
@@ -119,6 +121,7 @@ class Maker:
     elsewhere: list[Template] = field(default_factory=list)
     numbers: int = 0
     conditional: bool = False  # a hook that finds a limit reached is an error, so there is none then
+    daemons: bool = False  # how one ends that is killed before the whole is over is a matter of milliseconds
 
     def number(self) -> int:
         self.numbers += 1
@@ -126,7 +129,11 @@ class Maker:
 
     def leaf(self, kinds: tuple[str, ...]) -> tuple[str, Template, set[str]]:
         template, gives = leaf(self.chance, kind := self.chance.one(*kinds))
-        return kind, {"name": f"{kind}{self.number()}", **template}, gives
+        template = {"name": f"{kind}{self.number()}", **template}
+        if kind == "file" and self.chance(40):
+            key = f"{{{{workflow.name}}}}/{template['name']}/{{{{pod.name}}}}/f"
+            template["outputs"]["artifacts"][0]["s3"] = {"key": key}
+        return kind, template, gives
 
     def composite(self, depth: int) -> tuple[Template, set[str]]:
         steps = self.chance(50)
@@ -146,17 +153,21 @@ class Maker:
                 self._task(tasks, called, how, depth)
             template["dag"] |= self.chance.one({}, {}, {}, {"failFast": False}, {"target": called[-1].name})
         gives = self._outputs(template, called)
-        if self.chance(6):
+        if self.chance(6) and not (self.daemons and depth == 0):
             template["retryStrategy"] = {"limit": "1"}
+        if self.chance(5):
+            template["synchronization"] = {"mutexes": [{"name": f"{{{{workflow.name}}}}-{template['name']}"}]}
         if self.chance(8) and not self.conditional:
-            template |= {"parallelism": 1, **self.chance.one({}, {"failFast": True} if steps else {})}
+            # what fails fast does not wait for what runs below its own steps
+            flat = steps and not any(each.nested for each in called)
+            template |= {"parallelism": 1, **self.chance.one({}, {"failFast": True} if flat else {})}
         return template, gives
 
     def _task(self, tasks: list[Any], called: list[Called], how: str, depth: int) -> None:
         before = [each for each in called if self.chance(60)]
         named = {each.name for each in before} | {name for each in before for name in each.before}
         task = self._call(tasks, called, [each for each in called if each.name in named], "tasks", depth)
-        called[-1] = Called(called[-1].name, "tasks", called[-1].gives, called[-1].loops, frozenset(named))
+        called[-1] = replace(called[-1], before=frozenset(named))
         if before and how == "dependencies":
             task["dependencies"] = [each.name for each in before]
         elif before:
@@ -181,8 +192,16 @@ class Maker:
         holders = [each for each in before if "f" in each.gives]
         kinds = (*COMMON, *COMMON, *RARE, *(("file", "file") if self.artifacts else ()))
         kinds += ("late",) if self.slow else ()
-        if holders and self.chance(70):
+        kinds += ("asks",) if self.chance(30) else ()
+        kinds += ("daemon", "daemon") if depth == 0 and not self.daemons else ()
+        places = [each.place for each in before if each.place]
+        serving = [each for each in before if "serves" in each.gives]
+        if places and self.chance(60):
+            kinds = ("listing",)
+        elif holders and self.chance(70):
             kinds = ("reader",)
+        elif serving and self.chance(70):
+            kinds = ("asks",)
         kind = ""
         if depth < 2 and self.left > 1 and self.chance(25):
             template, gives = self.composite(depth + 1)
@@ -190,9 +209,22 @@ class Maker:
             kind, template, gives = self.leaf(kinds)
         if kind == "flaky" and self.chance(10):
             gives = set()
+        place = ""
+        if kind == "file" and "s3" in template["outputs"]["artifacts"][0]:
+            place = f"{{{{workflow.name}}}}/{template['name']}"
+        elif kind == "listing":
+            template["data"]["source"]["artifactPaths"]["s3"]["key"] = self.chance.one(*places)
+        elif kind == "daemon":
+            self.daemons = self.conditional = True  # it takes a place where there is a limit
         holder: dict[str, Any] = {"name": name, **self._place(template)}
-        loops = self._loop(holder, before)
+        loops = "serves" not in gives and self._loop(holder, before)
         self._arguments(holder, before, prefix, loops)
+        if kind == "asks":
+            urls = [f"http://{each.tag('ip')}:{PORT}/{self.chance.one('one', 'one', 'nope')}" for each in serving]
+            url = self.chance.one(*urls) if urls else NOBODY
+            holder["arguments"] = {"parameters": [{"name": "a", "value": url}]}
+            if url.endswith("nope"):  # what it says then is the server's own
+                template["http"]["method"] = "HEAD"
         if kind == "reader":
             artifact = {"name": "f", "from": self.chance.one(*holders).tag("outputs.artifacts.f")}
             holder.setdefault("arguments", {})["artifacts"] = [artifact]
@@ -206,7 +238,7 @@ class Maker:
             # a DAG may be over before it looks at the hooks of what never ran, or of a loop
             holder["hooks"] = self._hooks(Called(name, prefix, gives, loops))
         into.append(holder)
-        called.append(Called(name, prefix, gives - {"f"} if loops else gives, loops))
+        called.append(Called(name, prefix, gives - {"f"} if loops else gives, loops, place, not kind))
         return holder
 
     def _place(self, template: Template) -> dict[str, Any]:
@@ -298,13 +330,15 @@ class Maker:
         spec: dict[str, Any] = {"entrypoint": top["name"], "arguments": {"parameters": given}}
         limit = {} if self.conditional else {"parallelism": 1}
         spec |= self.chance.one({}, {}, {}, limit, {"activeDeadlineSeconds": 900})
-        if self.chance(15):
+        if self.chance(4):
+            spec["synchronization"] = {"mutexes": [{"name": f"{NAME}-whole"}]}
+        if self.chance(15) and not self.daemons:
             _, template, _ = self.leaf(("echo", "fails", "script"))
             self.templates.append(template)
             tag = self.chance.one("{{workflow.status}}", "{{=workflow.status == 'Failed'}}", "{{workflow.name}}")
             hook = {"template": template["name"], "arguments": {"parameters": [{"name": "a", "value": tag}]}}
             spec |= self.chance.one({"onExit": template["name"]}, {"hooks": {"exit": hook}})
-        if self.chance(5):
+        if self.chance(5) and not self.daemons:
             spec["templateDefaults"] = {"retryStrategy": {"limit": "1"}}
         spec["templates"] = self.templates
         if self.chance(6):
@@ -314,6 +348,9 @@ class Maker:
     def _objects(self, spec: dict[str, Any]) -> list[dict[str, Any]]:
         version = {"apiVersion": "argoproj.io/v1alpha1"}
         beside = []
+        if LIMITS in repr((self.templates, self.elsewhere)):
+            limits = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": f"{NAME}-limits"}}
+            beside.append(limits | {"data": {"one": "1", "two": "2", "text": "few"}})
         if self.elsewhere:
             library = {"kind": "WorkflowTemplate", "metadata": {"name": f"{NAME}-lib"}}
             beside.append(version | library | {"spec": {"templates": self.elsewhere}})
