@@ -25,8 +25,8 @@ def names(home: Path) -> list[str]:
 
 def newest(home: Path, phases: Collection[str] = ()) -> str:
     """The run that a command without NAME means, in one of `phases`. Raises ConfigError if there is none."""
-    for name in names(home):
-        if not phases or state(home, name)["phase"] in phases:
+    for name, status in _known(home):
+        if not phases or status["phase"] in phases:
             return name
     what = f"run that is {' or '.join(phases).lower()}" if phases else "run"
     raise ConfigError(f"there is no {what} in {home}: `rekindle status` lists all, `rekindle run CONFIG` starts one.")
@@ -80,9 +80,17 @@ def logs(home: Path, name: str | None, step: str, follow: bool, out: TextIO, as_
     display.follow(files.logs, step, lambda: not follow or files.runner() is None, out, as_json)
 
 
-def _runs(home: Path) -> Iterator[dict[str, str]]:
+def _known(home: Path) -> Iterator[tuple[str, Status]]:
+    """The runs, newest first; one whose files were spoiled hides no other."""
     for name in names(home):
-        status = state(home, name)
+        try:
+            yield name, state(home, name)
+        except ConfigError:
+            yield name, {"phase": "Unreadable"}
+
+
+def _runs(home: Path) -> Iterator[dict[str, str]]:
+    for name, status in _known(home):
         began, ended = status.get("startedAt"), status.get("finishedAt")
         yield {
             "run": name,

@@ -15,10 +15,13 @@ import time
 from pathlib import Path
 from typing import Any
 
+from pipelines.local.table import FULFILLED
 from steps.errors import ConfigError, RekindleError, did_you_mean
 
 Status = dict[str, Any]
 FULL = (errno.ENOSPC, errno.EDQUOT)
+SHAPE = (KeyError, TypeError, AttributeError)  # what is raised where something has another form
+PHASES = {"Pending", "Running", *FULFILLED}
 LETS_GO = 2.0  # seconds in which the lock of a dead runner is free
 
 
@@ -60,7 +63,11 @@ class RunFiles:
         """Takes the lock of an existing run; gives its workflow, its status, and the pods that may still live."""
         workflow = self.workflow()
         self.lock()
-        return workflow, *self.load()
+        try:
+            return workflow, *self.load()
+        except BaseException:
+            self.close()
+            raise
 
     def snapshot(self, status: Status) -> None:
         """Begins the journal anew with all of `status` and no pods."""
@@ -73,8 +80,14 @@ class RunFiles:
 
     def workflow(self) -> dict[str, Any]:
         """The workflow of this run. Raises ConfigError if there is none."""
+        path = self.root / "manifest.yaml"
         try:
-            return json.loads((self.root / "manifest.yaml").read_text())
+            found = json.loads(path.read_text())
+            if not (found["metadata"]["name"] and found["spec"]["entrypoint"] and found["spec"]["templates"]):
+                raise ValueError("it has no name, entrypoint or templates")
+            return found
+        except (ValueError, *SHAPE) as error:
+            raise self._spoiled(path, error) from error
         except FileNotFoundError:
             runs = self.home / "runs"
             known = {each.name for each in runs.iterdir()} if runs.is_dir() else set()
@@ -83,21 +96,37 @@ class RunFiles:
             ) from None
 
     def load(self) -> tuple[Status, dict[str, list[int]]]:
-        """What the journal adds up to."""
+        """What the journal adds up to. Raises ConfigError if somebody else wrote to it."""
         status: Status = {"phase": "", "nodes": {}}
         pods: dict[str, list[int]] = {}
         path = self.root / "journal.jsonl"
-        for line in path.read_bytes().splitlines(keepends=True) if path.exists() else ():
+        lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+        for number, line in enumerate(lines, 1):
             if not line.endswith(b"\n"):
                 break
-            entry = json.loads(line)
-            status = {**entry["status"], "nodes": status["nodes"]} if "status" in entry else status
-            status["nodes"] |= entry.get("nodes", {})
-            for id, new in entry.get("children", {}).items():
-                status["nodes"][id].setdefault("children", []).extend(new)
-            for id, process in entry.get("pods", {}).items():
-                pods[id] = process
+            try:
+                entry = json.loads(line)
+                status = {**entry["status"], "nodes": status["nodes"]} if "status" in entry else status
+                status["nodes"] |= entry.get("nodes", {})
+                for id, new in entry.get("children", {}).items():
+                    status["nodes"][id].setdefault("children", []).extend(new)
+                for id, process in entry.get("pods", {}).items():
+                    pods[id] = process
+            except (ValueError, *SHAPE) as error:
+                raise self._spoiled(f"{path}, line {number}", error) from error
+        try:
+            _check(status)
+        except (ValueError, *SHAPE) as error:
+            raise self._spoiled(path, error) from error
         return status, {id: process for id, process in pods.items() if process}
+
+    def _spoiled(self, where: Path | str, error: Exception) -> ConfigError:
+        missing = f"{error} is missing" if isinstance(error, KeyError) else "it has another shape"
+        why = missing if isinstance(error, SHAPE) else error
+        return ConfigError(
+            f"{where} is not as the runner wrote it ({why}): only the runner may change it. Put it back, or remove "
+            f"{self.root} and start the run again."
+        )
 
     def lock(self) -> None:
         """Raises Busy if another process holds it. The lock goes with the process, however it ends."""
@@ -150,6 +179,18 @@ class RunFiles:
     def _open(self) -> None:
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
         self.journal = os.open(self.root / "journal.jsonl", flags, 0o644)
+
+
+def _check(status: Status) -> None:
+    """Raises ValueError, or one of SHAPE, for a table that cannot be gone on with."""
+    nodes = status["nodes"]
+    for id, node in nodes.items():
+        if node["id"] != id or node["phase"] not in PHASES or not (node["name"] and node["type"] and node["startedAt"]):
+            raise ValueError(f"node {id} has no name, type or known phase")
+        if node.get("boundaryID", id) not in nodes:
+            raise ValueError(f"there is no node {node['boundaryID']}, to which {id} belongs")
+    if status["phase"] not in PHASES | {""}:
+        raise ValueError(f"the phase {status['phase']!r} is none")
 
 
 def _locked(descriptor: int) -> bool:
