@@ -97,8 +97,9 @@ class Resources:
         return found
 
     def _act(self, resource: dict[str, Any], creates: Path) -> tuple[str, str]:
-        """Does it, and gives kind and name. `creates`: the file with the name of what a dead runner began to create.
+        """Does it, and gives kind and name.
 
+        `creates`: the file with what a dead runner began: the name of what it created, or what a patch came to.
         Raises KubectlError, ConfigError.
         """
         action, flags = resource["action"], resource.get("flags") or []
@@ -130,7 +131,10 @@ class Resources:
         elif action in ("get", "patch", "replace") and now is None:
             raise KubectlError(missing)
         elif action == "patch":
-            controller.apply(self._patched(now or {}, obj, strategy))
+            patched = json.loads(creates.read_text()) if creates.exists() else self._patched(now or {}, obj, strategy)
+            creates.parent.mkdir(exist_ok=True)
+            write(creates, json.dumps(patched))  # to patch it once more could be an error, or another result
+            controller.apply(patched)
         elif action != "get":
             if action == "create":
                 creates.parent.mkdir(exist_ok=True)

@@ -10,9 +10,10 @@ import pytest
 
 from pipelines.local.cluster import LocalCluster
 from pipelines.local.patches import PATCHES, PatchError, merge
-from pipelines.local.resource import jsonpath
+from pipelines.local.resource import Resources, jsonpath
 from pipelines.local.resources.stored import Stored
 from pipelines.local.run import execute
+from pipelines.local.table import Ended, Start
 from steps.errors import ConfigError
 
 
@@ -38,6 +39,16 @@ def message(status: dict[str, Any]) -> str:
     return next(
         node["message"] for node in status["nodes"].values() if node["type"] == "Pod" and node["phase"] == "Failed"
     )
+
+
+def test_what_a_dead_runner_had_patched_is_not_patched_again(cluster: LocalCluster, tmp_path: Path) -> None:
+    execute(workflow({"action": "create", "manifest": configmap(a="1")}), {}, cluster)
+    move = json.dumps([{"op": "move", "from": "/data/a", "path": "/data/b"}])
+    patch = {"action": "patch", "mergeStrategy": "json", "flags": ["configmap/c"], "manifest": move}
+    for _ in range(2):  # the second runner does not know how far the first one came
+        _, ended = Resources(cluster, {}, tmp_path).start(Start("w-1", "w-1", {"resource": patch}))
+        assert isinstance(ended, Ended) and ended.phase == "Succeeded", ended
+        assert cluster.configmap("c") == {"b": "1"}
 
 
 def test_apply_patch_get_and_delete(cluster: LocalCluster) -> None:
