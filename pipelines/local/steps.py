@@ -163,14 +163,18 @@ class Group:
         if known is not None:
             return known
         expanded: list[dict[str, Any]] = []
+        resolved, missing = list[dict[str, Any]](), ""
         try:
-            try:
-                resolved = [resolve(self.s, step, self.scope, scopes.UNRESOLVED) for step in steps]
-            except Missing as error:
-                self.s.stuck = str(error)
+            for step in steps:
+                try:
+                    resolved.append(resolve(self.s, step, self.scope, scopes.UNRESOLVED))
+                except Missing as error:  # Argo tries again, until it comes across another's error first
+                    missing = str(error)
+                except (TemplateError, WhenError) as error:
+                    raise TemplateError(f"failed to resolve references: {error}") from None
+            if missing:
+                self.s.stuck = missing
                 return None
-            except (TemplateError, WhenError) as error:
-                raise TemplateError(f"failed to resolve references: {error}") from None
             for step in resolved:
                 found = expand(step, self.scope.parameters(self.s.globals))
                 if loops(step) and not found:

@@ -6,7 +6,9 @@ The body of the answer is `outputs.result`. Source: Argo's workflow/executor/age
 """
 
 import base64
+import errno
 import ipaddress
+import os
 import ssl
 import urllib.error
 import urllib.parse
@@ -30,7 +32,7 @@ def answer(http: Mapping[str, Any], secret: Secret) -> Answer:
         return "Failed", f"secrets {error} not found", None
     except (OSError, ValueError) as error:
         method = (http.get("method") or "GET").capitalize()
-        return "Failed", f'{method} "{http["url"]}": {getattr(error, "reason", error)}', None
+        return "Failed", f'{method} "{http["url"]}": {_words(getattr(error, "reason", error), http["url"])}', None
     outputs = {"result": body}
     condition = http.get("successCondition")
     if not condition:
@@ -62,6 +64,15 @@ def _ask(http: Mapping[str, Any], headers: list[tuple[str, str]]) -> tuple[int, 
             return found.status, found.read().decode(errors="replace"), found.getheaders()
     except urllib.error.HTTPError as error:  # an answer like any other
         return error.code, error.read().decode(errors="replace"), list(error.headers.items())
+
+
+def _words(error: object, url: str) -> str:
+    """Go's, which a policy of retries reads, for one that cannot connect."""
+    if not isinstance(error, OSError) or error.errno not in (errno.ECONNREFUSED, errno.EHOSTUNREACH, errno.ENETUNREACH):
+        return str(error)
+    found = urllib.parse.urlsplit(url)
+    port = found.port or {"https": 443}.get(found.scheme, 80)
+    return f"dial tcp {found.hostname}:{port}: connect: {os.strerror(error.errno).lower()}"
 
 
 def _near(host: str) -> bool:
