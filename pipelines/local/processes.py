@@ -6,10 +6,12 @@ A pid alone may have been given to somebody else since, so a process is known by
 import json
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -79,8 +81,22 @@ def alive(pid: int, since: int) -> bool:
     return started(pid) == since
 
 
+def recorded(child: subprocess.Popen[bytes]) -> None:
+    """Lets a child go on that has a pipe as stdin and waits: it is written down, so that others can find it."""
+    assert child.stdin
+    with suppress(BrokenPipeError), child.stdin:  # it may be over already
+        child.stdin.write(b"\n")
+
+
+def wait_until_recorded() -> None:
+    """Ends this process if the one that started it died before it wrote that down: nobody would ever end it."""
+    if not os.read(0, 1):
+        sys.exit("who started this process died before it was recorded")
+
+
 def end_unless_recorded(record: Path) -> None:
     """Watch a file from a thread, and end this process once it is gone or has another pid: the home was removed."""
+    wait_until_recorded()
 
     def watch() -> None:
         while True:

@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from pipelines.local.processes import alive, end_group, started
+from pipelines.local.processes import alive, end_group, recorded, started
 from steps.errors import RekindleError, StorageError, TrackingError
 
 BUCKET = "rekindle"
@@ -162,11 +162,12 @@ class Services:
             child = subprocess.Popen(
                 [sys.executable, "-m", *self._command(name, listening.fileno())],
                 pass_fds=[listening.fileno()], start_new_session=True, cwd=self.home, env=self._environment(name),
-                stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                stdin=subprocess.PIPE, stdout=log, stderr=log,
             )  # fmt: skip
             self.children[name] = child
             record = Record(name, listening.getsockname()[1], child.pid, started(child.pid) or 0)
         self._write(record)
+        recorded(child)
 
     def _write(self, record: Record) -> None:
         draft = self.folder / f"{record.name}.json.new"

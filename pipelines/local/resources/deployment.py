@@ -15,7 +15,7 @@ import time
 from shutil import rmtree
 from typing import TYPE_CHECKING, Any
 
-from pipelines.local.processes import alive, end_group, started
+from pipelines.local.processes import alive, end_group, recorded, started
 from pipelines.local.resources.stored import Object, Stored, container_of
 from steps.errors import ConfigError, RekindleError
 
@@ -151,12 +151,13 @@ class Deployments(Stored):
                 command = [sys.executable, "-m", "pipelines.local.resources.rollout"]
                 child = subprocess.Popen(
                     [*command, "--home", str(self.cluster.home), "--name", name],
-                    stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, cwd=self.cluster.home,
+                    stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True, cwd=self.cluster.home,
                 )  # fmt: skip
             CHILDREN.append(child)
             draft = folder / "supervisor.json.new"
             draft.write_text(json.dumps({"pid": child.pid, "since": started(child.pid) or 0}))
             draft.replace(folder / "supervisor.json")
+            recorded(child)
 
     def _stop(self, name: str) -> bool:
         record, obj = self._record(name), self.read(name)

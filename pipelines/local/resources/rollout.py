@@ -20,6 +20,7 @@ from shutil import rmtree
 from typing import TYPE_CHECKING, Any
 
 from pipelines.local.golang import timestamp
+from pipelines.local.processes import wait_until_recorded
 from pipelines.local.resources.deployment import Deployments, selects
 from pipelines.local.resources.pods import Pod
 from pipelines.local.resources.stored import Object, Stored
@@ -367,6 +368,7 @@ def main() -> None:
     parser.add_argument("--home", type=Path, required=True)
     parser.add_argument("--name", required=True)
     args = parser.parse_args()
+    wait_until_recorded()
     from pipelines.local.cluster import LocalCluster
 
     asyncio.run(Supervisor(LocalCluster(args.home), args.name).run())

@@ -48,6 +48,21 @@ def killed(services: Services, name: str) -> Record:
     return before
 
 
+def test_a_command_killed_as_it_writes_down_a_service_leaves_none_behind(services: Services) -> None:
+    command = (
+        "import os, signal, sys; from pathlib import Path; from pipelines.local.services import Services\n"
+        "sys.addaudithook(lambda event, args: event == 'os.rename' and os.kill(os.getpid(), signal.SIGKILL))\n"
+        "Services(Path(sys.argv[1]), {}).start('s3')"
+    )
+    assert subprocess.run([sys.executable, "-c", command, services.home]).returncode == -signal.SIGKILL
+    store(services).put("key", b"value")  # an orphan would have kept the folder for itself
+    for _ in range(20):
+        services.start("s3")
+        time.sleep(0.05)
+    record(services, "s3")
+    assert services.down() == ["s3"]
+
+
 def test_two_commands_at_once_start_one_service(tmp_path: Path) -> None:
     command = (
         "import sys; from pathlib import Path; from pipelines.local.services import Services; "

@@ -5,6 +5,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import threading
 import time
 import urllib.error
@@ -193,6 +194,29 @@ def test_pods_that_die_or_hang_are_started_again(kinds: dict[str, Stored], clust
         time.sleep(0.05)
     sick.unlink()
     until(kinds, lambda obj: obj["status"].get("readyReplicas") == 2)
+
+
+def test_a_command_killed_as_it_writes_down_a_supervisor_leaves_none_behind(
+    kinds: dict[str, Stored], cluster: LocalCluster
+) -> None:
+    command = """
+import json, os, signal, sys
+from pathlib import Path
+from pipelines.local.cluster import LocalCluster
+from pipelines.local.resources.deployment import Deployments
+def die(event, args):
+    if event == "os.rename" and str(args[1]).endswith("supervisor.json"):
+        os.kill(os.getpid(), signal.SIGKILL)
+sys.addaudithook(die)
+Deployments(LocalCluster(Path(sys.argv[1]))).apply(json.loads(sys.argv[2]))
+"""
+    arguments = [sys.executable, "-c", command, str(cluster.home), json.dumps(deployment("one"))]
+    assert subprocess.run(arguments).returncode == -signal.SIGKILL
+    kinds["Deployment"].apply(deployment("one"))
+    until(kinds, rolled_out)
+    assert cluster.down() == ["deployment fraud"]
+    supervisors = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline")]
+    assert not [each for each in supervisors if str(cluster.home).encode() in each]
 
 
 def test_a_killed_supervisor_takes_its_pods_along_and_is_revived(
