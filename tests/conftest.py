@@ -1,6 +1,7 @@
 """Fixtures: a real S3 endpoint and a real MLflow server, shared by all processes of a test session."""
 
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
 
 THREADS = {"OMP_NUM_THREADS": "1", "POLARS_MAX_THREADS": "1", "MKL_NUM_THREADS": "1"}
 os.environ.update(THREADS)  # two test processes share two cores
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # or each of their hundreds of processes compiles all our modules anew
+sys.dont_write_bytecode = False
 ALONE = "PYTEST_XDIST_WORKER" not in os.environ  # or the process that waits for the others
 # begun first, or one process works on them alone at the end
 LONG = (
