@@ -1,6 +1,6 @@
 """submit, status, logs, stop, resume and delete on a real cluster, with steps that only echo.
 
-make test-cluster IMAGE=... runs these, too; they need no object store and no MLflow.
+make test-cluster runs these, too; they need no object store and no MLflow.
 """
 
 import json

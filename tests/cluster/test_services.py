@@ -21,11 +21,13 @@ def services(place: Place) -> Story:
 
 @pytest.fixture(scope="module")
 def judged(place: Place) -> Story:
-    """MLflow is away when the training is over and the next steps need it."""
+    """MLflow, and then the object store, is away when the training is over and the next steps need them."""
     story = Story(place)
     story.run.trains(STEPS, 600)
     story.run.pod_of("evaluate")
     away(place.kube, "mlflow", AWAY)
+    story.run.pod_of("release")
+    away(place.kube, "s3", AWAY)
     return story
 
 
@@ -39,5 +41,5 @@ def test_a_training_does_not_wait_for_what_is_away(services: Story, name: str, u
     assert services.ended_well(undisturbed)
 
 
-def test_steps_wait_for_mlflow_to_come_back(judged: Story, undisturbed: str):
+def test_steps_wait_for_mlflow_and_the_object_store_to_come_back(judged: Story, undisturbed: str):
     assert judged.ended_well(undisturbed)
