@@ -51,6 +51,7 @@ def kinds(name: str = "kind", lead: str = PASS, worker: str = PASS, **cluster: A
     pods = {each: SMALL for each in ("train", "coordinator", "serve")}
     config = ClusterConfig.model_validate({"image": image, "pods": pods, "retries": 1, **cluster})
     pod, code = config.pod("train"), ["-c", lead]
+    alone = config.model_copy(update={"gang": ""}) if config.gang == "coscheduling" else config  # takes no plain Job
     first, others = Replica(pod, code), Replica(pod, ["-c", worker], count=2)
     serve = ServeConfig.model_validate({})
     training = pytorch_job.pytorch_job(name, TrainConfig.model_validate({"workers": 2}), config, [])
@@ -78,9 +79,9 @@ def kinds(name: str = "kind", lead: str = PASS, worker: str = PASS, **cluster: A
         "MPIJob/v2beta1": Kind(mpi_job.mpi_job_v2(name, first, pod, 2, config), mpi_job.SUCCESS, mpi_job.FAILURE),
         "TrainingRuntime": Kind(train_job.training_runtime(name, pod, config)),
         "TrainJob": Kind(train_job.train_job(name, name, code, config, nodes=2), train_job.SUCCESS, train_job.FAILURE),
-        "Job": Kind(job.job(name, pod, code, config), job.SUCCESS, job.FAILURE),
+        "Job": Kind(job.job(name, pod, code, alone), job.SUCCESS, job.FAILURE),
         "Job/search": Kind(
-            search.search(name, pod, code, config, trials=3, tolerated=1), search.success(), search.FAILURE
+            search.search(name, pod, code, alone, trials=3, tolerated=1), search.success(), search.FAILURE
         ),
         "InferenceService": Kind(
             inference_service.inference_service(name, serve, config, ["--model=m"], canary=10, idle=True),

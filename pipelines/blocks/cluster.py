@@ -9,6 +9,9 @@ from steps.workload import Section
 
 CPU = r"^(\d+(\.\d+)?|\d+m)?$"
 MEMORY = r"^\d+(\.\d+)?([kMGTPE]|[KMGTPE]i)?$"
+# labels of nodes whose GPUs are shared: GKE's, and that of NVIDIA's plugin
+GKE_PARTS = {"cloud.google.com/gke-gpu-sharing-strategy", "cloud.google.com/gke-gpu-partition-size"}
+SHARING = "nvidia.com/gpu.sharing-strategy"
 PodName = Literal["prepare", "train", "coordinator", "evaluate", "release", "serve", "verify", "report"]
 Names = Annotated[list[str], BeforeValidator(lambda value: [value] if isinstance(value, str) else value)]
 
@@ -43,6 +46,7 @@ class PodConfig(Section):
         return self.model_copy(update=changes)
 
 
+SEVERAL = ("train", "coordinator", "serve")  # kinds of which more than one pod runs, or beside its workers
 DEFAULTS: dict[str, dict[str, Any]] = {
     "prepare": {"cpu": "2", "memory": "8Gi"},
     "train": {"cpu": "", "memory": "8Gi", "deadline_minutes": 24 * 60, "node_lost_seconds": 30},
@@ -88,10 +92,23 @@ class ClusterConfig(Section):
             raise ValueError(f"cluster.gang is {self.gang}: it needs cluster.queue, the queue that jobs wait in")
         for name in self.pods:
             pod = self.pod(name)
-            if pod.gpus > 1 and ("/mig-" in pod.gpu_resource or ".shared" in pod.gpu_resource):
+            part = "/mig-" in pod.gpu_resource or ".shared" in pod.gpu_resource or GKE_PARTS & pod.node_selector.keys()
+            if pod.gpus > 1 and part:
                 raise ValueError(
                     f"cluster.pods.{name}.gpus is {pod.gpus}: of {pod.gpu_resource}, a part of a GPU, a pod gets one. "
                     "Set it to 1, and start more workers"
+                )
+            # source: NVIDIA's device plugin, internal/plugin/mps.go; pytorch_job.SHARED_MOUNT
+            if name == "train" and pod.node_selector.get(SHARING) == "mps":
+                raise ValueError(
+                    "cluster.pods.train is to share its GPU by MPS, whose memory NVIDIA's device plugin mounts at "
+                    "/dev/shm of the container, where a worker keeps its newest states. Take gpu-time-slicing or a mig "
+                    "preset; gpu-mps is for the other pods"
+                )
+            if pod.spread and name not in SEVERAL:
+                raise ValueError(
+                    f"cluster.pods.{name} is to be spread over {', '.join(pod.spread)}: it is one pod, with nothing to "
+                    f"be kept apart from. Leave its preset or spread out; {', '.join(SEVERAL)} can have it"
                 )
             if name == "coordinator" and pod.preemptible:
                 raise ValueError(

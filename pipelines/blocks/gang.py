@@ -8,6 +8,7 @@ from typing import Any
 from pipelines.blocks.cluster import ClusterConfig, PodConfig
 from pipelines.blocks.pod import Manifest
 from pipelines.blocks.presets import presets
+from steps.errors import ConfigError
 
 
 def labels(cluster: ClusterConfig) -> dict[str, str]:
@@ -23,6 +24,29 @@ def policy(cluster: ClusterConfig, workers: PodConfig, least: int | None = None)
 def runtime(cluster: ClusterConfig) -> Manifest:
     """`podGroupPolicy` of a TrainingRuntime."""
     return _filled("runtime", cluster, "")
+
+
+def pods(cluster: ClusterConfig) -> Manifest:
+    """Fields of a PodSpec, where no operator says who schedules the pod."""
+    return _filled("pods", cluster, "")
+
+
+def queued(cluster: ClusterConfig) -> Manifest:
+    """The metadata that tell the queue of such pods.
+
+    Source: Volcano, pkg/controllers/podgroup (a Job's pods); Kubeflow Trainer, plugins/volcano (a runtime's template).
+    """
+    annotations = _filled("annotations", cluster, "")
+    return {"annotations": annotations} if annotations else {}
+
+
+def check_job(name: str, cluster: ClusterConfig) -> None:
+    """Raises ConfigError where a plain Job cannot take part."""
+    if why := presets()["gang"].get(cluster.gang, {}).get("no_job"):
+        raise ConfigError(
+            f"Job {name}: cluster.gang is {cluster.gang}, and {why}. Set it to volcano or kueue, or build this "
+            'Job from a ClusterConfig with gang="": its pods wait for no other ones.'
+        )
 
 
 def _filled(part: str, cluster: ClusterConfig, priority: str) -> dict[str, Any]:

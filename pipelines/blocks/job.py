@@ -28,9 +28,11 @@ def job(name: str, pod: PodConfig, args: list[str], cluster: ClusterConfig, **sp
     """`python ARGS`, up to cluster.retries times more; evictions, preemptions and drains do not count.
 
     It goes by itself after cluster.keep_days, so that a retried workflow still finds it and starts nothing twice.
+    Raises ConfigError where cluster.gang takes no plain Job.
     """
+    gang.check_job(name, cluster)
     runs = container(NAME, pod, args)
-    template = pod_spec(pod, cluster.pod_account, [runs], restartPolicy="Never")
+    template = pod_spec(pod, cluster.pod_account, [runs], restartPolicy="Never", **gang.pods(cluster))
     return {
         "apiVersion": "batch/v1",
         "kind": "Job",
@@ -40,7 +42,7 @@ def job(name: str, pod: PodConfig, args: list[str], cluster: ClusterConfig, **sp
             "activeDeadlineSeconds": 60 * pod.deadline_minutes,
             "ttlSecondsAfterFinished": 86400 * cluster.keep_days,
             "podFailurePolicy": {"rules": POLICY},
-            "template": {"metadata": {"labels": OF_WORKFLOW}, "spec": template},
+            "template": {"metadata": {"labels": OF_WORKFLOW} | gang.queued(cluster), "spec": template},
             **spec,
         },
     }

@@ -15,13 +15,15 @@ from steps.errors import did_you_mean
 
 @cache
 def presets() -> dict[str, dict[str, Any]]:
-    """The file: `pods` and `gang`, each a mapping of presets by name."""
+    """The file: `pods`, `gang` and what is `refused`, each a mapping by name."""
     return yaml.safe_load(Path(__file__).with_name("presets.yaml").read_text())
 
 
 def find(name: str, where: str, known: Mapping[str, Any]) -> Any:
     """The preset called `name`. Raises ValueError that says what is known."""
     if name not in known:
+        if why := presets()["refused"].get(name):
+            raise ValueError(f"{where} is {name}: {why}")
         hint = did_you_mean(name, set(known)) or f" Known: {', '.join(known)}."
         raise ValueError(f'{where} is "{name}": there is no such preset.{hint}')
     return known[name]

@@ -28,7 +28,13 @@ def training_runtime(name: str, pod: PodConfig, cluster: ClusterConfig, cluster_
     """What a training pod of PyTorch is: image, resources, nodes, security; for one namespace or for all."""
     runs = container(NODE, pod, [])
     template = pod_spec(
-        pod, cluster.pod_account, [runs], labels={}, restartPolicy="Never", terminationGracePeriodSeconds=GRACE
+        pod,
+        cluster.pod_account,
+        [runs],
+        labels={},
+        restartPolicy="Never",
+        terminationGracePeriodSeconds=GRACE,
+        **gang.pods(cluster),
     )
     rules = [
         rule | {"onExitCodes": rule["onExitCodes"] | {"containerName": NODE}} if "onExitCodes" in rule else rule
@@ -36,7 +42,7 @@ def training_runtime(name: str, pod: PodConfig, cluster: ClusterConfig, cluster_
     ]
     nodes = {"backoffLimit": RESTARTS, "podFailurePolicy": {"rules": rules}, "template": {"spec": template}}
     step = {"metadata": {"labels": {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}}, "spec": nodes}
-    together = gang.runtime(cluster)
+    together, queued = gang.runtime(cluster), gang.queued(cluster)
     return {
         "apiVersion": API,
         "kind": "ClusterTrainingRuntime" if cluster_wide else "TrainingRuntime",
@@ -44,7 +50,10 @@ def training_runtime(name: str, pod: PodConfig, cluster: ClusterConfig, cluster_
         "spec": {
             "mlPolicy": {"numNodes": 1, "torch": {}},
             **({"podGroupPolicy": together} if together else {}),
-            "template": {"spec": {"replicatedJobs": [{"name": NODE, "template": step}]}},
+            "template": {
+                **({"metadata": queued} if queued else {}),
+                "spec": {"replicatedJobs": [{"name": NODE, "template": step}]},
+            },
         },
     }
 

@@ -5,8 +5,11 @@ from typing import Any
 import pytest
 
 from pipelines.blocks.cluster import ClusterConfig, PodConfig
+from pipelines.blocks.job import job
 from pipelines.blocks.pod import affinity, pod_spec, resources, tolerations
 from pipelines.blocks.presets import presets
+from pipelines.blocks.pytorch_job import SHARED_MOUNT
+from steps.errors import ConfigError
 from tests.kinds import kinds, pod_specs
 
 
@@ -65,13 +68,45 @@ def test_a_preset_of_ones_own_has_any_field_of_a_pod() -> None:
         ("mig-1g.10gb", "nvidia.com/mig-1g.10gb"),
         ("gpu-mps", "nvidia.com/gpu.shared"),
         ("gpu-time-slicing", "nvidia.com/gpu.shared"),
+        ("gke-gpu-time-sharing", "nvidia.com/gpu"),
+        ("gke-mig-1g.10gb", "nvidia.com/gpu"),
     ],
 )
 def test_a_pod_asks_for_the_part_of_a_gpu_that_its_preset_names(name: str, resource: str) -> None:
-    assert resources(train(name))["limits"][resource] == "1"
+    pod = config(pods={"evaluate": {"preset": name}}).pod("evaluate")
+    assert resources(pod)["limits"][resource] == "1"
     if name != "gpu":
         with pytest.raises(ValueError, match="a pod gets one"):
-            train(name, gpus=2)
+            config(pods={"evaluate": {"preset": name, "gpus": 2}})
+
+
+SHARED = [
+    ("gpu-time-slicing", "nvidia.com/gpu.sharing-strategy", "time-slicing"),
+    ("gpu-mps", "nvidia.com/gpu.sharing-strategy", "mps"),
+    ("gke-gpu-time-sharing", "cloud.google.com/gke-gpu-sharing-strategy", "time-sharing"),
+    ("gke-mig-1g.10gb", "cloud.google.com/gke-gpu-partition-size", "1g.10gb"),
+]
+
+
+@pytest.mark.parametrize("name, label, value", SHARED)
+def test_a_part_of_a_gpu_is_looked_for_where_the_cluster_has_such(name: str, label: str, value: str) -> None:
+    assert config(pods={"serve": {"preset": name}}).pod("serve").node_selector == {label: value}
+
+
+def test_training_is_not_put_where_mps_and_its_newest_states_would_hide_each_other() -> None:
+    wrong = {"node_selector": {"nvidia.com/gpu.sharing-strategy": "mps"}, "gpus": 1}
+    for train in ({"preset": "gpu-mps"}, wrong):
+        with pytest.raises(
+            ValueError, match=r"cluster\.pods\.train .*/dev/shm.* Take gpu-time-slicing or a mig preset"
+        ):
+            config(pods={"train": train})
+    assert SHARED_MOUNT["mountPath"] == "/dev/shm"
+
+
+@pytest.mark.parametrize("name", ["prepare", "evaluate", "release", "verify", "report"])
+def test_a_step_that_cannot_be_spread_is_not_rendered_as_if_it_were(name: str) -> None:
+    with pytest.raises(ValueError, match=rf"cluster\.pods\.{name} is to be spread .* it is one pod"):
+        config(pods={name: {"preset": "spread-zones"}})
 
 
 @pytest.mark.parametrize(
@@ -80,6 +115,7 @@ def test_a_pod_asks_for_the_part_of_a_gpu_that_its_preset_names(name: str, resou
         ({"pods": {"train": {"preset": "gke-spto"}}}, 'Did you mean "gke-spot"'),
         ({"gang": "volcanoo"}, 'Did you mean "volcano"'),
         ({"gang": "kueue"}, "needs cluster.queue"),
+        ({"pods": {"serve": {"preset": "gke-gpu-mps"}}}, "hostIPC.* Take gke-gpu-time-sharing"),
     ],
 )
 def test_a_misspelt_preset_is_told_before_anything_is_rendered(wrong: dict[str, Any], says: str) -> None:
@@ -122,3 +158,31 @@ def test_a_training_runtime_asks_for_its_gang_by_itself() -> None:
         {"coscheduling": {"scheduleTimeoutSeconds": 120}},
     ]
     assert all(pod_specs(spec) for spec in groups.values())
+
+
+QUEUE = {"scheduling.volcano.sh/queue-name": "nightly"}
+
+
+def test_a_gang_of_a_training_runtime_has_its_scheduler_and_its_queue() -> None:
+    """Trainer makes the PodGroup only; without the scheduler's name the default one places pod after pod."""
+    for gang, scheduler in (("", None), ("volcano", "volcano"), ("coscheduling", "scheduler-plugins-scheduler")):
+        template = kinds(gang=gang, queue="nightly")["TrainingRuntime"].manifest["spec"]["template"]
+        assert [pod.get("schedulerName") for pod in pod_specs(template)] == [scheduler]
+        assert template.get("metadata", {}).get("annotations") == (QUEUE if gang == "volcano" else None)
+    assert (
+        "metadata" not in kinds(gang="volcano")["TrainingRuntime"].manifest["spec"]["template"]
+    )  # Volcano's own default
+    labels = kinds(gang="kueue", queue="nightly")["TrainJob"].manifest["metadata"]["labels"]
+    assert labels["kueue.x-k8s.io/queue-name"] == "nightly"
+
+
+@pytest.mark.parametrize("kind", ["Job", "Job/search"])
+def test_a_plain_job_waits_in_its_queue_or_is_refused(kind: str) -> None:
+    template = kinds(gang="volcano", queue="nightly")[kind].manifest["spec"]["template"]
+    assert template["spec"]["schedulerName"] == "volcano" and template["metadata"]["annotations"] == QUEUE
+    queued = kinds(gang="kueue", queue="nightly")[kind].manifest
+    assert queued["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "nightly"
+    assert "schedulerName" not in queued["spec"]["template"]["spec"]
+    cluster = config(gang="coscheduling")
+    with pytest.raises(ConfigError, match=r"Job x: cluster\.gang is coscheduling, .*PodGroup.* volcano or kueue"):
+        job("x", cluster.pod("train"), [], cluster)
