@@ -124,6 +124,7 @@ def _ship(config: "Config", cleaner: Resource) -> DAG:
             run_id=given["run_id"],
             max_batch=serve.max_batch,
             max_history=serve.max_history,
+            wait_seconds=float(serving.STARTUP_SECONDS),
         )
         _chain(release, deployed, verify)
         failed = " || ".join(f"{task}.{phase}" for task in ("deploy", "verify") for phase in ("Failed", "Errored"))
@@ -138,7 +139,7 @@ def _deploy(config: "Config") -> tuple[DAG, Resource]:
     """The DAG that applies all a served model needs, and the template of the Deployment alone."""
     cluster, name = config.cluster, config.name
     values = {"model": "{{inputs.parameters.model_uri}}", "host": "$(POD_IP)", "port": serving.PORT}
-    module, retry = load("serve"), retries(2)
+    module, retry = load("serve"), retries(2)  # the first look may see what failed before
     limits = {n: v for n, v in dict(config.serve).items() if n in module.Inputs.model_fields}
     flags = command("serve", module, limits | values)
     server = apply(

@@ -7,9 +7,14 @@ from pipelines.blocks.pod import Manifest, container, pod_spec
 from steps.serve import ServeConfig
 
 PORT = 8080
-STARTUP_SECONDS = 600  # to load the model
+STARTUP_SECONDS = 600  # to load the model; `verify` waits as long for it
 
-SUCCESS = "status.availableReplicas > 0,!status.unavailableReplicas"
+# Available and Progressing, in any order: all pods are of the version that the controller has seen, and ready. Right
+# after an apply that may be the version before, as a condition cannot compare observedGeneration with generation: who
+# needs the new one waits for it (steps.verify), and an old failure costs an attempt of the step, not the step.
+SUCCESS = ",".join(
+    f"status.conditions.{i}.reason in (NewReplicaSetAvailable,MinimumReplicasAvailable)" for i in range(2)
+)
 FAILURE = tuple(f"status.conditions.{i}.reason == ProgressDeadlineExceeded" for i in range(3))
 SCORING = {"app.kubernetes.io/component": "scoring"}  # who may connect to these pods: configs/platform/network.yaml
 

@@ -1,8 +1,11 @@
 """The serving objects: when a rollout counts as done, and that no request is lost in one."""
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from hera.workflows import models as m
 
 from pipelines.blocks.autoscaler import autoscaler
@@ -10,8 +13,13 @@ from pipelines.blocks.cluster import ClusterConfig
 from pipelines.blocks.deployment import FAILURE, PORT, SUCCESS, deployment
 from pipelines.blocks.disruption_budget import disruption_budget
 from pipelines.blocks.service import service
+from pipelines.config import load_config
 from pipelines.local.selector import verdict
+from pipelines.render import render
 from steps.serve import ServeConfig
+from tests.pipelines.blocks.schema import SCHEMAS
+
+MANIFEST = render(load_config(Path(__file__).parents[2] / "golden/config.yaml", environment={}).config)
 
 CLUSTER, SERVE = ClusterConfig.model_validate({}), ServeConfig.model_validate({"min_replicas": 2})
 
@@ -22,6 +30,7 @@ def status(reason: str, **counts: int) -> dict[str, Any]:
 
 
 OLD_AND_NEW = {"replicas": 2, "availableReplicas": 1, "unavailableReplicas": 1}
+ONE_OF_THREE_IS_NEW = {"replicas": 3, "updatedReplicas": 1, "availableReplicas": 3}
 
 
 @pytest.mark.parametrize(
@@ -30,6 +39,7 @@ OLD_AND_NEW = {"replicas": 2, "availableReplicas": 1, "unavailableReplicas": 1}
         ("just applied", {"status": {}}, None),
         ("first pod starts", status("NewReplicaSetCreated", replicas=1, unavailableReplicas=1), None),
         ("first pod ready", status("NewReplicaSetAvailable", replicas=1, availableReplicas=1), True),
+        ("two old ones still serve", status("ReplicaSetUpdated", **ONE_OF_THREE_IS_NEW), None),
         ("old serves, new starts", status("ReplicaSetUpdated", **OLD_AND_NEW), None),
         ("new never became ready", status("ProgressDeadlineExceeded", **OLD_AND_NEW), False),
     ],
@@ -37,6 +47,30 @@ OLD_AND_NEW = {"replicas": 2, "availableReplicas": 1, "unavailableReplicas": 1}
 )
 def test_a_deployment_is_done_when_the_new_pods_serve(name: str, document: Any, expected: bool | None) -> None:
     assert verdict(document, SUCCESS, ",".join(FAILURE))[0] is expected
+
+
+def test_what_failed_before_costs_an_attempt_of_restore_and_not_the_champion() -> None:
+    """Argo looks at once, and the controller may not have seen yet that the champion was applied again."""
+    story = yaml.safe_load((SCHEMAS.parent / "statuses/Deployment.yaml").read_text())
+    seen = [story["failed"][-1], *story["rollout"]]  # the old end, and then the new beginning
+    assert [verdict({"status": each}, SUCCESS, ",".join(FAILURE))[0] for each in seen] == [False, None, True]
+    templates = {each["name"]: each for each in MANIFEST["spec"]["templates"]}
+    restore = next(each for each in templates["ship"]["dag"]["tasks"] if each["name"] == "restore")
+    retry = templates[restore["template"]]["retryStrategy"]
+    assert int(retry["limit"]) >= 2 and retry["retryPolicy"] == "Always" and "expression" not in retry
+    assert retry["backoff"]["duration"] == "2s"  # in which the controller has seen it
+
+
+def test_verification_waits_as_long_as_a_server_may_take_to_start() -> None:
+    """Right after an apply the old pods may count as the new ones; a slow start must not take a good model back."""
+    templates = {each["name"]: each for each in MANIFEST["spec"]["templates"]}
+    verify = next(each for each in templates["ship"]["dag"]["tasks"] if each["name"] == "verify")
+    wait = {each["name"]: each["value"] for each in verify["arguments"]["parameters"]}["wait_seconds"]
+    deployment = next(t for t in templates.values() if t["name"] == "deployment")["resource"]["manifest"]
+    (server,) = json.loads(deployment)["spec"]["template"]["spec"]["containers"]
+    probe = server["startupProbe"]
+    assert float(wait) >= probe["periodSeconds"] * probe["failureThreshold"]
+    assert float(wait) < templates["verify"]["activeDeadlineSeconds"]
 
 
 def test_the_old_model_serves_until_the_new_one_is_ready() -> None:
