@@ -61,7 +61,7 @@ class Executor:
             self.events.append(Began(action.id))
             self._later(one, lambda: data.listed(asked, self._store), self._answered)
             return
-        artifacts.clear(root)
+        one.forget()
         root.mkdir(parents=True)
         try:
             one.volumes = self._volumes(one)

@@ -78,6 +78,11 @@ class Resources:
         """Stops watching; the object stays, as on a cluster."""
         self.waiting.pop(id, None)
 
+    def tidy(self) -> None:
+        """Removes what a dead runner left of jobs that are over."""
+        if (self.cluster.home / "objects/PyTorchJob").exists():  # else the import is for nothing
+            self._controller("PyTorchJob").tidy()
+
     def stop(self, grace: float) -> None:
         """Ends the processes of jobs."""
         self.waiting.clear()

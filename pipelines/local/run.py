@@ -25,6 +25,7 @@ from pipelines.local.executor import Executor
 from pipelines.local.pod import Cluster
 from pipelines.local.processes import HeldInterrupts, alive, signal_group, started
 from pipelines.local.references import resolved
+from pipelines.local.resource import Resources
 from pipelines.local.scheduler import Scheduler
 from pipelines.local.shared import Shared
 from pipelines.local.state import RunFiles, Status, interrupted, reset, write
@@ -136,6 +137,7 @@ class LocalRun:
         workflow, status, pods = files.open()
         try:
             _clear(files, pods)
+            Resources(cluster, workflow, files.root).tidy()
             now = stamp(time.time())
             if status["phase"] in FAILED:
                 status = reset(status) | {"startedAt": now}  # as Argo's FormulateRetryWorkflow has it

@@ -72,9 +72,20 @@ class Running:
         """Of its containers, those that are to be artifacts, too."""
         if not (self.template.get("archiveLocation") or {}).get("archiveLogs"):
             return {}
-        names = [each["name"] for each in (self.template.get("containerSet") or {}).get("containers") or []]
-        paths = {each: self.log.with_name(f"{self.log.stem}.{each}.log") for each in names} | {"main": self.log}
+        members = (self.template.get("containerSet") or {}).get("containers") or []
+        paths = {each["name"]: self._log(each) for each in members} | {"main": self.log}
         return {name: path for name, path in paths.items() if path.exists()}
+
+    def _log(self, container: dict[str, Any]) -> Path:
+        return self.log.with_name(f"{self.log.stem}.{container['name']}.log")
+
+    def forget(self) -> None:
+        """Removes what an earlier try left, whose runner died: a pod that begins anew has said nothing."""
+        members = (self.template.get("containerSet") or {}).get("containers") or []
+        for each in [*members, *(each for kind in KINDS for each in self.template.get(kind) or [])]:
+            self._log(each).unlink(missing_ok=True)
+        self.log.unlink(missing_ok=True)
+        artifacts.clear(self.root)
 
     def host(self, path: str) -> Path:
         """Where the file is that the main container knows as `path`."""

@@ -115,6 +115,19 @@ class PyTorchJobs(Stored):
             os.close(job.lock)
         self.jobs.clear()
 
+    def tidy(self) -> None:
+        """Removes what a dead runner left of the jobs of this run that are over."""
+        for name in self.names():
+            obj = self.read(name) or {}
+            if finished(status := obj.get("status") or {}):
+                self._clean(obj, status)
+
+    def _clean(self, obj: Object, status: Object) -> None:
+        rmtree(shared_memory(self.run, obj["metadata"]["name"]), ignore_errors=True)
+        if condition(status, "Succeeded"):  # the directories of a failed job's pods stay to be looked at
+            for pod in names_of(obj):
+                rmtree(self.run / "pods" / pod, ignore_errors=True)
+
     def _adopt(self, obj: Object) -> None:
         """Take over a job that goes on and that no living process runs; its pods are lost as with their node."""
         name = obj["metadata"]["name"]
@@ -160,10 +173,7 @@ class PyTorchJobs(Stored):
         self._save(obj, status, ",".join(sorted(done)))
         if finished(status) and not job.pods and not job.leaving:
             os.close(self.jobs.pop(name).lock)
-            rmtree(shared_memory(self.run, name), ignore_errors=True)
-            if condition(status, "Succeeded"):  # the directories of a failed job's pods stay to be looked at
-                for pod in names_of(obj):
-                    rmtree(self.run / "pods" / pod, ignore_errors=True)
+            self._clean(obj, status)
 
     def _pods(self, obj: Object, job: Job, done: set[str]) -> None:
         """Make the pods that must be there, delete those that must not."""

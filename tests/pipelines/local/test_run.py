@@ -136,7 +136,7 @@ def test_killing_the_runner_at_any_moment_loses_nothing_and_repeats_no_finished_
 
 def test_a_dead_runner_leaves_no_process_once_its_run_is_resumed(cluster: LocalCluster, tmp_path: Path) -> None:
     manifest = tmp_path / "w.json"
-    grandchild = workflow([sh("main", "if [ -e go ]; then exit 0; fi; sleep 987 & sleep 986; true")])
+    grandchild = workflow([sh("main", "echo try; if [ -e go ]; then exit 0; fi; sleep 987 & sleep 986; true")])
     grandchild["spec"]["templates"][0]["container"]["workingDir"] = str(tmp_path)
     manifest.write_text(json.dumps(grandchild))
     process = runner(cluster, manifest)
@@ -146,6 +146,7 @@ def test_a_dead_runner_leaves_no_process_once_its_run_is_resumed(cluster: LocalC
     (tmp_path / "go").touch()
     assert resume("w", cluster)["phase"] == "Succeeded"
     nothing_left(cluster)
+    assert (cluster.home / "runs/w/logs/w.log").read_text() == "try\n"  # of the pod that counts
 
 
 def test_a_runner_killed_while_it_starts_a_pod_does_not_keep_the_run_from_going_on(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from pipelines.local.cluster import LocalCluster
+from pipelines.local.resource import Resources
 from pipelines.local.resources import controllers
 from pipelines.local.resources.pytorch_job import PyTorchJobs, condition, injected, shared_memory
 from pipelines.local.selector import verdict
@@ -257,6 +258,19 @@ def test_a_job_goes_on_after_its_runner_was_killed(tmp_path: Path) -> None:
     assert jobs.apply(obj)["metadata"]["generation"] == 1, "applied again, it is the same job"
     jobs.stop(5)
     assert not subprocess.run(["pgrep", "-f", str(tmp_path)], capture_output=True).stdout
+
+
+def test_what_a_runner_left_that_died_as_its_job_ended_is_removed(jobs: PyTorchJobs) -> None:
+    jobs.apply(job(master=replica("")))
+    until(jobs, lambda status: has("Succeeded")(status) and not jobs.jobs)
+    left = [shared_memory(jobs.run, "job"), jobs.run / "pods/job-master-0"]
+    jobs.apply(job("other", master=replica(SLEEP)))
+    kept = shared_memory(jobs.run, "other")
+    for each in (*left, kept):
+        each.mkdir(parents=True)
+    Resources(jobs.cluster, {}, jobs.run).tidy()
+    assert [each.exists() for each in (*left, kept)] == [False, False, True]
+    kept.rmdir()
 
 
 WRONG: dict[str, Callable[[dict, dict], Any]] = {
