@@ -253,7 +253,10 @@ class WorkflowRules:
             self.found.warn(f"{path}.when", "when", why)
         plain = {key: value for key, value in task.items() if key not in ("hooks", "inline", "depends")}
         self.tags(path, plain, scope)
-        self.tags(f"{path}.hooks", hooks, replace(scope, done=lambda other: other == name or scope.done(other)))
+        # a hook knows what its own node gave, that of a step only if one of them runs at its exit (validateSteps)
+        own = replace(scope, done=lambda other: other == name or scope.done(other))
+        early = ".steps[" in path and not hooks.keys() & {"exit", "onExit"}
+        self.tags(f"{path}.hooks", hooks, replace(scope, running=name) if early else own)
 
     def hooks(self, path: str, hooks: Manifest) -> None:
         for name, hook in hooks.items():

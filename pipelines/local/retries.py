@@ -53,11 +53,10 @@ def decide(scheduler: "Scheduler", parent: Node, attempts: list[Node], strategy:
             return Step(last["phase"], "Backoff would exceed max duration limit")
         if now < until and limit is not None and len(attempts) <= limit:
             return Step(message=f"Backoff for {golang.humane(wait)}", wait=until)
-    policy = strategy.get("retryPolicy") or ("Always" if strategy.get("expression") else "OnFailure")
-    if policy == "OnTransientError":
+    if (kind := policy(strategy)) == "OnTransientError":
         again = any(word in last.get("message", "") for word in TRANSIENT)
     else:
-        again = last["phase"] in POLICIES[policy]
+        again = last["phase"] in POLICIES[kind]
     if not again:
         return Step(last["phase"], last.get("message", ""))
     if limit is not None and len(attempts) > limit:
@@ -67,6 +66,11 @@ def decide(scheduler: "Scheduler", parent: Node, attempts: list[Node], strategy:
         if not truth(strategy["expression"], expanded(scope)):
             return Step(last["phase"], "retryStrategy.expression evaluated to false")
     return Step(deadline=end)
+
+
+def policy(strategy: dict[str, Any]) -> str:
+    """Which ends of attempts another one may follow."""
+    return strategy.get("retryPolicy") or ("Always" if strategy.get("expression") else "OnFailure")
 
 
 def pause(backoff: dict[str, Any], attempts: int) -> float:

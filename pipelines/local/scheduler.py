@@ -316,14 +316,15 @@ class Scheduler(Values):
             parent = self.create(name, "Retry", "Running", holder, options)
             keep_inputs(parent, template)
         options = replace(options, flag={**options.flag, "retried": True})
-        for again in (False, True):  # once more when an attempt ends at once
+        child = None
+        for _ in range(2):  # once more when an attempt ends at once
             attempts = self.attempts(parent)
             last = attempts[-1] if attempts else None
-            if again and last:
+            if child:
                 try:
                     gates.limit(self, template, parent, options.boundary)
                 except Parallel:
-                    self.mark(last["name"], "Error", "Max parallelism reached")
+                    self.mark(child["name"], "Error", "Max parallelism reached")
                     raise
             if last and last["phase"] in FULFILLED:
                 try:
@@ -355,6 +356,9 @@ class Scheduler(Values):
             try:
                 child = self.execute(attempt, holder, {}, options, retried=True)
             except NodeError:
+                if retries.policy(strategy) == "OnFailure":  # the error goes on to whoever called it
+                    self.child(name, attempt)
+                    raise
                 child = self.get(attempt)
             if child:
                 self.child(name, attempt)

@@ -43,7 +43,8 @@ def execute(
             group = scheduler.create(group_name, "StepGroup", "Running", {}, inner)
             _connect(scheduler, name, before, group_name)
         before = group_name
-        if not _settled(scheduler, group) and Group(scheduler, group_name, scope, inner).run(steps):
+        settled = group["phase"] in FULFILLED and _settled(scheduler, group)
+        if not settled and Group(scheduler, group_name, scope, inner).run(steps):
             return group
         if node["phase"] in FULFILLED:  # failFast ended the whole
             return node
@@ -72,9 +73,11 @@ def execute(
 
 
 def _settled(scheduler: "Scheduler", node: Node) -> bool:
-    """Whether a node is over with all below it: a group in error goes on while something in it does."""
-    below = [scheduler.nodes[id] for id in node.get("children", []) if id in scheduler.nodes]
-    return node["phase"] in FULFILLED and all(_settled(scheduler, each) for each in below)
+    """Whether all below a node is over, as Argo looks at it: at what has nothing below it (childrenFulfilled)."""
+    below = node.get("children", [])
+    return all(_settled(scheduler, scheduler.nodes[id]) for id in below if id in scheduler.nodes) and (
+        bool(below) or node["phase"] in FULFILLED
+    )
 
 
 def _connect(scheduler: "Scheduler", name: str, before: str, group: str) -> None:

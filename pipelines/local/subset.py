@@ -268,6 +268,11 @@ def _template(template: dict[str, Any], where: str, cluster: Any) -> None:
     if len(types) != 1:
         raise ConfigError(f"{where} ({template.get('name')}) has {len(types)} types {types}: it must have exactly one.")
     suspend.check(template, where)
+    if template.get("daemon") and where.endswith(".inline"):
+        raise ConfigError(
+            f"{where}.daemon is true, but Argo does not find an inline template again, and waits for its pod to end. "
+            "Put it with the other templates."
+        )
     if "resource" in template:
         resource.check(template["resource"], f"{where}.resource")
     if container := template.get("container") or template.get("script"):

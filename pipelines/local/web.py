@@ -67,7 +67,9 @@ def _ask(http: Mapping[str, Any], headers: list[tuple[str, str]]) -> tuple[int, 
 
 
 def _words(error: object, url: str) -> str:
-    """Go's, which a policy of retries reads, for one that cannot connect."""
+    """Go's, which a policy of retries reads, for what is no address and for one that cannot connect."""
+    if "unknown url type" in str(error):
+        return f'unsupported protocol scheme "{urllib.parse.urlsplit(url).scheme}"'
     if not isinstance(error, OSError) or error.errno not in (errno.ECONNREFUSED, errno.EHOSTUNREACH, errno.ENETUNREACH):
         return str(error)
     found = urllib.parse.urlsplit(url)

@@ -214,6 +214,9 @@ class Maker:
             place = f"{{{{workflow.name}}}}/{template['name']}"
         elif kind == "listing":
             template["data"]["source"]["artifactPaths"]["s3"]["key"] = self.chance.one(*places)
+        elif kind == "suspend" and prefix == "steps":  # an error ends the group, whatever runs beside
+            for output in (template.get("outputs") or {}).get("parameters") or []:
+                output["valueFrom"].setdefault("default", "d")
         elif kind == "daemon":
             self.daemons = self.conditional = True  # it takes a place where there is a limit
         holder: dict[str, Any] = {"name": name, **self._place(template)}
@@ -244,7 +247,7 @@ class Maker:
     def _place(self, template: Template) -> dict[str, Any]:
         """Where a template is: with the others, in the step itself, or in a WorkflowTemplate."""
         where = self.chance.one("here", "here", "here", "here", "inline", "elsewhere")
-        if where == "inline" and "steps" not in template and "dag" not in template:
+        if where == "inline" and "daemon" not in template and "steps" not in template and "dag" not in template:
             return {"inline": {key: value for key, value in template.items() if key != "name"}}
         if where == "elsewhere" and "steps" not in template and "dag" not in template:
             self.elsewhere.append(template)

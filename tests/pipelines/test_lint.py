@@ -146,6 +146,9 @@ MISTAKES: dict[str, tuple[Callable[[Any], Any], str, str]] = {
     "step's template": (lambda w: step(w, "one").update(template="finsh"), "template", r"steps\[0\]\[one\]"),
     "hook's template": (
         lambda w: task(w, "score")["hooks"]["exit"].update(template="finis"), "template", r"hooks\[exit\].*finish"),
+    "own outputs": (lambda w: step(w, "three").update(hooks={"some": {
+        "template": "finish", "expression": "true", "arguments": arguments(note="{{steps.three.outputs.result}}")}}),
+        "tag", r"three\]\.hooks.*steps\.three\.outputs\.result"),
     "argument": (
         lambda w: step(w, "three").update(arguments=arguments(noet="1")), "argument", 'no input "noet".*mean "note"'),
     "input": (lambda w: task(w, "make").pop("arguments"), "input", 'make needs the input "rows"'),

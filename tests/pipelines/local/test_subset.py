@@ -57,6 +57,11 @@ def checked(path: str = "", value: Any = None) -> list[str]:
         ),
         ("spec.templates.0.container.lifecycle", {"preStop": {}}, r"container\.lifecycle"),
         ("spec.templates.0.suspend", {}, r"has 2 types"),
+        (
+            "spec.templates",
+            [{"name": "main", "steps": [[{"name": "a", "inline": {"container": {}, "daemon": True}}]]}],
+            r"templates\[0\]\.steps\[0\]\[0\]\.inline\.daemon .*Put it with the other templates",
+        ),
         ("spec.templates.0.timeout", "5 minutes", r"timeout is '5 minutes'.*1m30s"),
         ("spec.templates.0.retryStrategy", {"backoff": {"duration": "1d"}}, r"retryStrategy\.backoff\.duration"),
         ("spec.templates.0.retryStrategy", {"expression": "now() > 1"}, r"calls now\(\)"),
