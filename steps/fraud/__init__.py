@@ -64,6 +64,6 @@ def replay(
     dataset: Path, report: Path, count: int, seed: int, max_batch: int, max_history: int
 ) -> Iterator[tuple[dict[str, Any], list[float]]]:
     """Requests for a sample of the test transactions, and the offline scores to expect."""
-    from steps.fraud.scoring import replay
+    from steps.fraud.replays import replay
 
     return replay(dataset, report, count, seed, max_batch, max_history)

@@ -1,4 +1,4 @@
-"""Scoring raw transactions: the server's half of the model, and requests that show whether a server scores right.
+"""Scoring raw transactions: the server's half of the model.
 
 A request: {"transactions": [{transaction_id, time, card, terminal, amount}], "history": [the same, with "fraud" once
 it is known]}. `time` is ISO 8601 (UTC if it names no zone), ids are whole numbers or text, `amount` is in units.
@@ -7,24 +7,21 @@ rows of the cards to be scored, and of every terminal that these rows and the tr
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from steps.errors import DataError, did_you_mean
 from steps.fraud.checks import HIGHEST
-from steps.fraud.config import CONTEXT
-from steps.fraud.schema import DAY, Rows, identity
+from steps.fraud.schema import Rows, identity
 from steps.fraud.state import State
 from steps.fraud.transformer import load, score_windows
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-BATCH = 20  # transactions in one request of a replay, at most
 
 
 class FraudScorer:
@@ -116,80 +113,3 @@ FIELDS: dict[str, Callable[[Any], Any]] = {
     "amount": _amount,
 }
 LABEL: dict[str, Callable[[Any], Any]] = {"fraud": _label}
-
-
-def replay(
-    dataset: Path, report: Path, count: int, seed: int, max_batch: int, max_history: int
-) -> Iterator[tuple[dict[str, Any], list[float]]]:
-    """Requests for about `count` test transactions of all weeks, half of them frauds, with the scores to expect.
-
-    Each comes with the history it needs, labels included where they were known by then; the few that need more than
-    `max_history` rows are left out.
-    """
-    import json
-
-    import polars as pl
-
-    facts = json.loads((dataset / "dataset.json").read_text())
-    start, delay = facts["train_end"], facts["label_delay_days"] * DAY
-    frame = pl.read_parquet(dataset / "transactions.parquet").filter(pl.col("time").dt.epoch("us") >= start)
-    later = Rows.from_frame(frame)
-    expected = _sample(pl.read_parquet(report / "scores.parquet"), count, np.random.default_rng(seed))
-    chosen = np.flatnonzero(np.isin(later.id, list(expected)))
-    batch: list[int] = []
-    needed = np.zeros(len(later), bool)
-    for row in chosen.tolist():
-        mine = _needed(later, row)
-        if mine.sum() > max_history:
-            continue
-        # an own label must not be due within a batch, since a transaction to be scored has none
-        due = batch and later.time[row] - later.time[batch[0]] >= max(delay, 1)
-        if batch and (due or len(batch) == min(max_batch, BATCH) or (needed | mine).sum() > max_history):
-            yield _request(later, batch, needed, delay), [expected[int(later.id[r])] for r in batch]
-            batch, needed = [], np.zeros(len(later), bool)
-        batch.append(row)
-        needed |= mine
-    if batch:
-        yield _request(later, batch, needed, delay), [expected[int(later.id[r])] for r in batch]
-
-
-def _sample(scores: Any, count: int, draw: np.random.Generator) -> dict[int, float]:
-    """{transaction id: offline score} of about `count` rows: each week the same number, half of them frauds."""
-    chosen: dict[int, float] = {}
-    weeks = scores.partition_by("week")
-    for week in weeks:
-        labels = week["label"].to_numpy()
-        size = -(-count // len(weeks))
-        frauds = draw.permutation(np.flatnonzero(labels == 1))[: size // 2]
-        others = draw.permutation(np.flatnonzero(labels == 0))[: size - len(frauds)]
-        for place in np.concatenate([frauds, others]).tolist():
-            chosen[week["id"][place]] = week["score"][place]
-    return chosen
-
-
-def _needed(later: Rows, row: int) -> NDArray[np.bool_]:
-    """Which of the rows up to `row` matter to its score: its card's, and those of the terminals that these name."""
-    own = later.card == later.card[row]
-    seen = np.flatnonzero(own[: row + 1])[-CONTEXT - 1 :]
-    needed = (later.time <= later.time[row]) & (own | np.isin(later.terminal, later.terminal[seen]))
-    needed[row] = False
-    return needed
-
-
-def _request(later: Rows, batch: list[int], needed: NDArray[np.bool_], delay: int) -> dict[str, Any]:
-    history = np.flatnonzero(needed & ~np.isin(np.arange(len(later)), batch))
-    known = later.time[history] <= later.time[batch].max() - delay
-    rows = _records(later, history)
-    for record, label, is_known in zip(rows, later.fraud[history].tolist(), known.tolist(), strict=True):
-        if is_known:
-            record["fraud"] = label
-    return {"transactions": _records(later, np.array(batch)), "history": rows}
-
-
-def _records(rows: Rows, places: NDArray[np.int64]) -> list[dict[str, Any]]:
-    times = np.datetime_as_string(rows.time[places].astype("datetime64[us]")).tolist()
-    columns = (rows.id[places], rows.card[places], rows.terminal[places], rows.cents[places] / 100)
-    return [
-        {"transaction_id": i, "time": time, "card": card, "terminal": terminal, "amount": amount}
-        for time, i, card, terminal, amount in zip(times, *(c.tolist() for c in columns), strict=True)
-    ]

@@ -90,14 +90,15 @@ def test_every_step_documents_its_inputs(name: str) -> None:
     assert not undocumented
 
 
-def test_reading_a_step_for_its_inputs_imports_nothing_heavy() -> None:
+def test_reading_a_step_for_its_inputs_imports_nothing_heavy_and_a_replay_no_torch() -> None:
     heavy = ["torch", "mlflow", "polars", "sklearn", "matplotlib", "boto3"]
     code = (
         "import sys, json; from steps.step import STEPS, load; [load(s) for s in STEPS]; "
-        f"print(json.dumps([m for m in {heavy} if m in sys.modules]))"
+        f"loaded = [m for m in {heavy} if m in sys.modules]; import steps.fraud.replays; "
+        "print(json.dumps([loaded, 'torch' in sys.modules]))"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert json.loads(found.stdout) == []
+    assert json.loads(found.stdout) == [[], False]
 
 
 def test_a_module_that_is_no_workload_is_refused_by_what_it_lacks() -> None:

@@ -12,7 +12,8 @@ import pytest
 
 from steps import fraud
 from steps.errors import DataError
-from steps.fraud.scoring import FraudScorer, replay
+from steps.fraud.replays import replay
+from steps.fraud.scoring import FraudScorer
 from steps.gate import Gate
 
 CLOSE = 1e-5
