@@ -203,5 +203,11 @@ def strategy(artifact: dict[str, Any], spec: dict[str, Any]) -> str:
 
 
 def clear(root: Path) -> None:
-    """Removes a pod's directory; what lies there is in the store by now."""
-    shutil.rmtree(root, ignore_errors=not os.access(root, os.W_OK))
+    """Removes a pod's directory; what lies there is in the store by now. A thread that collects may do so, too."""
+    ours = os.access(root, os.W_OK)
+
+    def failed(_function: Any, _path: str, error: Any) -> None:
+        if ours and not isinstance(error[1], FileNotFoundError):
+            raise error[1]
+
+    shutil.rmtree(root, onerror=failed)

@@ -49,15 +49,16 @@ class Companions:
 
     def stop(self, grace: float) -> str:
         """Ends the sidecars and waits; what Argo says of one that failed by itself, or nothing."""
-        for process in self.running.values():
+        running = dict(self.running)  # a thread that collects and a run that is stopped may both end them
+        for process in running.values():
             signal_group(process.pid, signal.SIGTERM)
         until = time.monotonic() + grace
-        for process in self.running.values():
+        for process in running.values():
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(max(0.0, until - time.monotonic()))
             signal_group(process.pid, signal.SIGKILL)
             process.wait()
-        codes = {name: exit_code(process) for name, process in self.running.items()}
+        codes = {name: exit_code(process) for name, process in running.items()}
         self.running.clear()
         for each in (*self.sidecars, *self.waiting):
             artifacts.clear(self._root(each))

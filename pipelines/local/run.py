@@ -28,7 +28,7 @@ from pipelines.local.references import resolved
 from pipelines.local.resource import Resources
 from pipelines.local.scheduler import Scheduler
 from pipelines.local.shared import Shared
-from pipelines.local.state import RunFiles, Status, interrupted, reset, write
+from pipelines.local.state import FULL, RunFiles, Status, interrupted, named, reset, write
 from pipelines.local.table import COMPLETED, FAILED, Kill, Resumed, Start, stamp
 from pipelines.local.values import labelled
 from steps.errors import ConfigError, RekindleError
@@ -165,8 +165,10 @@ class LocalRun:
                     if shutdown or not (self.files.root / "stop").exists():
                         raise
                     shutdown, self.status = "Stop", self.files.load()[0]
-                except BaseException:
+                except BaseException as error:
                     executor.halt(GRACE)
+                    if isinstance(error, OSError) and error.errno in FULL:
+                        raise named(error, self.files.root) from error
                     raise
                 finally:
                     executor.close()

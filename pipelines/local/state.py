@@ -57,7 +57,7 @@ class RunFiles:
             self._open()
         except OSError as error:
             shutil.rmtree(self.root, ignore_errors=True)
-            raise _named(error, self.root) from error
+            raise named(error, self.root) from error
 
     def open(self) -> tuple[dict[str, Any], Status, dict[str, list[int]]]:
         """Takes the lock of an existing run; gives its workflow, its status, and the pods that may still live."""
@@ -75,7 +75,7 @@ class RunFiles:
         try:
             write(self.root / "journal.jsonl", _line(entry))
         except OSError as error:
-            raise _named(error, self.root) from error
+            raise named(error, self.root) from error
         self._open()
 
     def workflow(self) -> dict[str, Any]:
@@ -167,7 +167,7 @@ class RunFiles:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError as error:
             os.ftruncate(self.journal, size)
-            raise _named(error, self.root) from error
+            raise named(error, self.root) from error
 
     def close(self) -> None:
         """Lets go of the run."""
@@ -209,7 +209,8 @@ def _line(entry: dict[str, Any]) -> str:
     return json.dumps(entry, separators=(",", ":")) + "\n"
 
 
-def _named(error: OSError, root: Path) -> RekindleError:
+def named(error: OSError, root: Path) -> RekindleError:
+    """What keeps the state of a run in `root` from being written, and the way out."""
     if error.errno in FULL:
         way = f"then `rekindle resume {root.name}`" if (root / "manifest.yaml").exists() else "then start it again"
         return DiskFull(

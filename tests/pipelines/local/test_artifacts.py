@@ -2,6 +2,7 @@
 
 import tarfile
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
@@ -185,6 +186,14 @@ def test_what_cannot_be_deleted_is_a_condition_and_stays_told(tmp_path: Path) ->
 def test_a_strategy_that_is_none_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"spec\.artifactGC\.strategy is 'Always'.*OnWorkflowCompletion"):
         made(tmp_path, artifactGC={"strategy": "Always"})
+
+
+def test_a_directory_that_a_run_and_its_thread_remove_at_once_is_gone(tmp_path: Path) -> None:
+    for number in range(2000):
+        (tmp_path / "root" / f"{number}").mkdir(parents=True)
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(artifacts.clear, [tmp_path / "root"] * 4))
+    assert not (tmp_path / "root").exists()
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,8 @@ from pipelines.local.cluster import LocalCluster
 from pipelines.local.patches import PATCHES, PatchError, merge
 from pipelines.local.resource import Resources, jsonpath
 from pipelines.local.resources.stored import Stored
-from pipelines.local.run import execute
+from pipelines.local.run import LocalRun, execute, resume
+from pipelines.local.state import DiskFull
 from pipelines.local.table import Ended, Start
 from steps.errors import ConfigError
 
@@ -49,6 +50,17 @@ def test_what_a_dead_runner_had_patched_is_not_patched_again(cluster: LocalClust
         _, ended = Resources(cluster, {}, tmp_path).start(Start("w-1", "w-1", {"resource": patch}))
         assert isinstance(ended, Ended) and ended.phase == "Succeeded", ended
         assert cluster.configmap("c") == {"b": "1"}
+
+
+def test_a_disk_that_is_full_for_an_object_is_said_and_the_run_can_go_on(cluster: LocalCluster) -> None:
+    draft = cluster.home / "objects/ConfigMap/c.new"
+    draft.parent.mkdir(parents=True)
+    draft.symlink_to("/dev/full")
+    run = LocalRun.new(workflow({"action": "create", "manifest": configmap(a="1")}), {}, cluster)
+    with pytest.raises(DiskFull, match=f"Free some space, then `rekindle resume {run.name}`"):
+        run.run()
+    draft.unlink()
+    assert resume(run.name, cluster)["phase"] == "Succeeded"
 
 
 def test_apply_patch_get_and_delete(cluster: LocalCluster) -> None:
