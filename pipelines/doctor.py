@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 from pipelines.local.cluster import LocalCluster
 from pipelines.local.services import REAL, SERVICES, answers
-from steps.errors import RekindleError
+from steps.errors import RekindleError, without_user
 
 if TYPE_CHECKING:
     from packaging.requirements import Requirement
@@ -205,4 +205,4 @@ def mlflow(cluster: LocalCluster) -> Check:
     except RekindleError as error:
         return Check("MLflow", False, str(error), remedy)
     ok = not url.startswith("http") or answers(f"{url}/version", 10)
-    return Check("MLflow", ok, f"{url} answers" if ok else f"{url} does not answer", remedy)
+    return Check("MLflow", ok, without_user(url) + (" answers" if ok else " does not answer"), remedy)

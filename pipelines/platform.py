@@ -56,7 +56,7 @@ class Platform:
                 raise ConfigError(f'the {name} is "{value}": it must be {rule}.')
         for name, url in (("endpoint", self.endpoint), ("MLflow", self.mlflow)):
             parts = urlsplit(url)
-            if "@" in parts.netloc:
+            if "@" in url:
                 raise ConfigError(f"the address of {name} holds a user or password: put them into a Secret.")
             if url and (parts.scheme not in ("http", "https") or not parts.netloc):
                 raise ConfigError(f'the address of {name} is "{url}": it must be http(s)://HOST[:PORT].')

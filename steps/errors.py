@@ -4,9 +4,13 @@ Raised deep, printed once at the edge: `exit_code` is what the process ends with
 a retry cannot cure the cause (78 EX_CONFIG, 65 EX_DATAERR), so that a retry strategy can tell them apart.
 """
 
+import re
 import sys
 from contextlib import suppress
 from difflib import get_close_matches
+
+# the second form has a slash in its password, the third no scheme: no URLs, but nobody's business all the same
+USER = re.compile(r"(?<=://)([^\s/?#]*@|[^\s/?#@:]+:(?!\d+([/?#\s]|$))\S*@)|^[^\s/:@]+:(?!//)\S*@")
 
 
 class RekindleError(Exception):
@@ -48,6 +52,11 @@ def say(text: str) -> None:
     with suppress(OSError, ValueError):
         sys.stderr.write(text + "\n")
         sys.stderr.flush()
+
+
+def without_user(text: str) -> str:
+    """The user and password of every URL taken out: what is printed ends up in logs."""
+    return USER.sub("", text)
 
 
 def rule(message: str) -> str:

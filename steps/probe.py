@@ -43,7 +43,7 @@ def store(objects: Store) -> Finding:
     finally:
         objects.delete([key])
     end = "a stale write was accepted" if overwritten else "a stale write was refused"
-    found = f"{objects.endpoint or 'AWS'}: {winners} of {RACERS} racing creators won, {end}"
+    found = f"{objects.place}: {winners} of {RACERS} racing creators won, {end}"
     return winners == 1 and not overwritten, found
 
 

@@ -24,7 +24,7 @@ from botocore.parsers import ResponseParserError
 from botocore.session import get_session
 from urllib3.exceptions import HTTPError
 
-from steps.errors import ConfigError, Conflict, StorageError, say
+from steps.errors import ConfigError, Conflict, StorageError, say, without_user
 
 THREADS = 8  # parallel transfers; more gains nothing against one endpoint
 LOADER = create_loader()  # keeps the parsed descriptions of S3: 0.1 s of each client otherwise
@@ -79,14 +79,20 @@ class Store:
         )
         session = get_session()
         session.register_component("data_loader", LOADER)
-        self.client: Any = Session(botocore_session=session).client(
-            "s3",
-            endpoint_url=endpoint,
-            region_name=os.environ.get("AWS_REGION") or "us-east-1",
-            aws_access_key_id=access_key,
-            aws_secret_access_key=secret_key,
-            config=config,
-        )
+        try:
+            self.client: Any = Session(botocore_session=session).client(
+                "s3",
+                endpoint_url=endpoint,
+                region_name=os.environ.get("AWS_REGION") or "us-east-1",
+                aws_access_key_id=access_key,
+                aws_secret_access_key=secret_key,
+                config=config,
+            )
+        except ValueError as error:
+            raise ConfigError(
+                f'the address of the object store is "{self.place}": it must be http(s)://HOST[:PORT]. Correct '
+                "S3_ENDPOINT_URL."
+            ) from error
 
     @classmethod
     def from_env(cls) -> "Store":
@@ -192,6 +198,11 @@ class Store:
         with ThreadPoolExecutor(THREADS) as pool:
             list(pool.map(fetch, entries))
 
+    @property
+    def place(self) -> str:
+        """The endpoint as it may be shown."""
+        return without_user(self.endpoint or "AWS")
+
     def uri(self, key: str) -> str:
         """How a person writes the object: s3://bucket/key."""
         return f"s3://{self.bucket}/{key}"
@@ -204,13 +215,12 @@ class Store:
             if code in ("404", "NoSuchKey", "NotFound"):
                 raise NotFound(f"{self.uri(key)} does not exist.") from error
             if code == "NoSuchBucket":
-                where = self.endpoint or "AWS"
                 raise ConfigError(
-                    f'there is no bucket "{self.bucket}" at {where}: correct the name, or create it.'
+                    f'there is no bucket "{self.bucket}" at {self.place}: correct the name, or create it.'
                 ) from error
             if code in REFUSED:
                 raise ConfigError(
-                    f"{self.uri(key)}: the object store at {self.endpoint or 'AWS'} refuses our keys ({code}). Correct "
+                    f"{self.uri(key)}: the object store at {self.place} refuses our keys ({code}). Correct "
                     f"AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or let them read, write and list the bucket "
                     f'"{self.bucket}".'
                 ) from error
@@ -218,10 +228,9 @@ class Store:
                 raise Conflict(f"{self.uri(key)} was written by somebody else in the meantime.") from error
             raise StorageError(f"{self.uri(key)}: the object store answered {code} ({error}).") from error
         except (BotoCoreError, Boto3Error, ResponseParserError, HTTPError) as error:  # the latter of torn answers
-            where = self.endpoint or "AWS"
             raise StorageError(
-                f"{self.uri(key)}: the object store at {where} cannot be used ({error}). Check S3_ENDPOINT_URL and the "
-                "AWS_* credentials."
+                f"{self.uri(key)}: the object store at {self.place} cannot be used ({without_user(str(error))}). Check "
+                "S3_ENDPOINT_URL and the AWS_* credentials."
             ) from error
 
 

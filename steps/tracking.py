@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from steps.errors import TrackingError
+from steps.errors import TrackingError, without_user
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -210,12 +210,13 @@ def _speaking() -> Iterator[None]:
 
         if not isinstance(error, (MlflowException, requests.RequestException)):
             raise
-        cause = _root(error)
+        cause, uri = _root(error), without_user(_uri())
         if isinstance(error, MlflowException) and cause is error:  # it answered, and refused
-            raise TrackingError(f"MLflow at {_uri()} refused: {str(error).splitlines()[0]}") from error
+            said = without_user(str(error).splitlines()[0])
+            raise TrackingError(f"MLflow at {uri} refused: {said}") from error
         raise TrackingError(
-            f"MLflow at {_uri()} does not answer ({cause}). Check MLFLOW_TRACKING_URI and that `curl {_uri()}/health` "
-            "says OK, then run this step again: nothing is recorded twice."
+            f"MLflow at {uri} does not answer ({without_user(str(cause))}). Check MLFLOW_TRACKING_URI and that `curl "
+            f"{uri}/health` says OK, then run this step again: nothing is recorded twice."
         ) from error
 
 

@@ -80,11 +80,13 @@ def submit(
             return 0
         if server:
             server.namespace = wanted
-            _ask_about(server.equal(workflow), yes)
+            if not yes:
+                _ask_about(server.equal(workflow))
             server.submit(workflow)
         else:
             assert cluster
-            _ask_about(workflows.equal(cluster, workflow), yes)
+            if not yes:
+                _ask_about(workflows.equal(cluster, workflow))
             workflows.submit(cluster, workflow)
     return _submitted(workflow, cluster, watch, output)
 
@@ -95,9 +97,9 @@ def _print(workflow: dict[str, Any], output: str) -> None:
     click.echo(json.dumps(workflow, indent=2) if output == "json" else to_yaml(workflow), nl=output == "json")
 
 
-def _ask_about(running: str | None, yes: bool) -> None:
+def _ask_about(running: str | None) -> None:
     """Raises ConfigError, click.Abort."""
-    if not running or yes:
+    if not running:
         return
     said = f"{running} is running and does the same: equal manifest, equal parameters"
     if not sys.stdin.isatty():

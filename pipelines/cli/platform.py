@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from pipelines.cli.shared import (
     CONTEXT,
@@ -28,7 +29,7 @@ def platform() -> None:
 
 
 @platform.command(context_settings=CONTEXT)
-@click.option("-n", "--namespace", default="rekindle", show_default=True, help="Namespace of the pipelines.")
+@click.option("-n", "--namespace", help="Namespace of the pipelines (default: rekindle; --operator: kubeflow).")
 @click.option("--bucket", default="rekindle", show_default=True, help="Bucket for artifacts, checkpoints and models.")
 @click.option("--endpoint", default="", metavar="URL", help="S3 endpoint (default: AWS).")
 @click.option("--region", default="", metavar="NAME", help="Region of the bucket.")
@@ -47,7 +48,7 @@ def platform() -> None:
     "--image", "images", multiple=True, metavar="NAME=IMAGE", help="Image of rekindle, mlflow or minio, to pin it."
 )
 @click.option("--operator", is_flag=True, help="Instead: the training operator's part, once a cluster.")
-def render(operator: bool, namespace: str, images: tuple[str, ...], **given: Any) -> None:
+def render(operator: bool, namespace: str | None, images: tuple[str, ...], **given: Any) -> None:
     """Print the objects of a namespace, for `kubectl apply`.
 
     Accounts with the rights that a pipeline uses, addresses of the object store and MLflow, who may connect to whom,
@@ -64,19 +65,33 @@ def render(operator: bool, namespace: str, images: tuple[str, ...], **given: Any
     from pipelines.cli.shared import pairs_of
 
     if operator:
-        click.echo(objects.text(objects.operator("kubeflow" if namespace == "rekindle" else namespace)), nl=False)
+        _alone("operator", "namespace")
+        click.echo(objects.text(objects.operator(namespace or "kubeflow")), nl=False)
         return
-    asked = objects.Platform(namespace, images=pairs_of(images), **given)
+    asked = objects.Platform(namespace or "rekindle", images=pairs_of(images), **given)
     click.echo(objects.text(objects.render(asked)), nl=False)
     if not asked.iam:
-        click.echo(f"The credentials of the object store are yours to give:\n  {objects.secret(namespace)}", err=True)
+        how = objects.secret(asked.namespace)
+        click.echo(f"The credentials of the object store are yours to give:\n  {how}", err=True)
+
+
+def _alone(*names: str) -> None:
+    """Refuses what would be ignored."""
+    context = click.get_current_context()
+    for each in context.command.params:
+        given = context.get_parameter_source(each.name or "") is ParameterSource.COMMANDLINE
+        if given and each.name not in names:
+            raise click.UsageError(f"--{names[0]} is by itself: {each.opts[-1]} means nothing with it, leave it out.")
 
 
 @platform.command(context_settings=CONTEXT)
 @configured
 @cluster_options
+@click.option("--wait", type=click.FloatRange(min=1), metavar="SECONDS", help="For a pod's images (default: 180).")
 @output_option("text", "json")
-def check(config: Path | None, sets: tuple[str, ...], namespace: str, context: str, output: str) -> int:
+def check(
+    config: Path | None, sets: tuple[str, ...], namespace: str, context: str, wait: float | None, output: str
+) -> int:
     """Examine a namespace of a cluster: all that a pipeline needs there, from the API server to a pod's view of S3.
 
     Nothing is left behind. Each failure comes with its remedy. A config says which images and priorities are meant.
@@ -85,15 +100,20 @@ def check(config: Path | None, sets: tuple[str, ...], namespace: str, context: s
     Example:
       rekindle platform check configs/cluster.yaml -n models
     """
-    return examine(config, sets, namespace, context, output)
+    return examine(config, sets, namespace, context, output, wait)
 
 
-def examine(config: Path | None, sets: tuple[str, ...], namespace: str, context: str, output: str) -> int:
+def examine(
+    config: Path | None, sets: tuple[str, ...], namespace: str, context: str, output: str, wait: float | None = None
+) -> int:
     """Of `platform check` and `doctor --cluster`."""
     from pipelines.blocks.cluster import ClusterConfig
     from pipelines.cluster import doctor
     from pipelines.cluster.api import Cluster
+    from steps.training.config import TrainConfig
 
-    settings = config_of(config, sets).config.cluster if config else ClusterConfig.model_validate({})
-    cluster = Cluster.connect(context or None, namespace or settings.namespace or None)
-    return told(doctor.check(cluster, settings), output)
+    settings = config_of(config, sets).config if config else None
+    place = settings.cluster if settings else ClusterConfig.model_validate({})
+    train = settings.train if settings else TrainConfig.model_validate({})
+    cluster = Cluster.connect(context or None, namespace or place.namespace or None)
+    return told(doctor.check(cluster, place, train, wait or doctor.SECONDS), output)

@@ -9,16 +9,14 @@ this module is cheap; `connect` imports the kubernetes client (half a second).
 """
 
 import json
-import os
 import shlex
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from pipelines.cluster.errors import ApiError, explained
-from steps.errors import ConfigError, did_you_mean
+from steps.errors import without_user
 
 Object = dict[str, Any]
 TIMEOUT = (4, 30)  # seconds to connect, and to wait for an answer
@@ -26,7 +24,6 @@ WATCH_SECONDS = 45  # one watch request; a connection that died unnoticed is fou
 AGAIN = (429, 500, 502, 503, 504)
 BROKEN = "BrokenOff"  # the reason of an answer that ends too early; asking again is all there is to do
 PATIENCE = 30.0  # a server that has just restarted may not know its users and roles yet
-IN_POD = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
 
 @dataclass(frozen=True)
@@ -56,40 +53,22 @@ class Cluster:
     def __init__(self, client: Any, context: str, namespace: str, flags: str = "") -> None:
         self.client, self.context, self.namespace = client, context, namespace
         self.flags = flags  # of kubectl and rekindle, to come back here
-        self.server: str = client.configuration.host
+        self.server: str = without_user(client.configuration.host)
 
     @classmethod
     def connect(cls, context: str | None = None, namespace: str | None = None) -> "Cluster":
         """As kubectl finds its cluster: KUBECONFIG, ~/.kube/config, or the pod this runs in. Raises ConfigError."""
-        from kubernetes import client, config
+        from kubernetes.client import ApiClient
         from urllib3 import Retry
 
-        settings = client.Configuration()
+        from pipelines.cluster import kubeconfig
+
+        settings, chosen, usual = kubeconfig.chosen(context)
         settings.retries = Retry(total=4, backoff_factor=0.3, status_forcelist=AGAIN, allowed_methods=None,
                                  redirect=0, raise_on_status=False)  # fmt: skip
-        if context is None and IN_POD.exists() and not _kubeconfig():
-            config.load_incluster_config(client_configuration=settings)
-            return cls(client.ApiClient(settings), "in-cluster", namespace or IN_POD.read_text().strip())
-        if not _kubeconfig():
-            raise ConfigError(
-                "no cluster is configured: neither KUBECONFIG nor ~/.kube/config names a file that is there. Your "
-                "provider's `get-credentials` command writes one; `kubectl cluster-info` shows whether it works."
-            )
-        try:
-            found: tuple[Any, Any] = config.list_kube_config_contexts(_kubeconfig())
-            known, current = found
-            names: dict[str, Any] = {each["name"]: each.get("context") or {} for each in known}
-            chosen = context or str(current["name"])
-            if chosen not in names:
-                hint = did_you_mean(chosen, set(names)) or f" There are: {', '.join(names)}."
-                raise ConfigError(f"--context {chosen}: the kubeconfig has no such context.{hint}")
-            config.load_kube_config(_kubeconfig(), context=chosen, client_configuration=settings)
-        except config.ConfigException as error:
-            raise ConfigError(f"the kubeconfig {_kubeconfig()} cannot be used: {error}") from error
-        usual = names[chosen].get("namespace") or "default"
         here = f" --context {shlex.quote(context)}" if context else ""
         there = f" --namespace {namespace}" if namespace not in (None, usual) else ""
-        return cls(client.ApiClient(settings), chosen, namespace or usual, here + there)
+        return cls(ApiClient(settings), chosen, namespace or usual, here + there)
 
     def within(self, namespace: str) -> "Cluster":
         """The same cluster, another namespace."""
@@ -165,6 +144,7 @@ class Cluster:
         version, pause = "", 0.1
         worked: float | None = None
         while True:
+            began = time.monotonic()
             try:
                 if not version:
                     version, changes = self._relisted(resource, select, known)
@@ -186,8 +166,10 @@ class Cluster:
                     raise
                 elif lost and error.reason != BROKEN:
                     lost(error)
-                time.sleep(pause)
-                pause = min(5.0, pause * 2)
+            if time.monotonic() - began > WATCH_SECONDS / 2:
+                pause = 0.1
+            time.sleep(pause)  # also after a watch that ended well: some proxies end each of them at once
+            pause = min(5.0, pause * 2)
 
     def _relisted(
         self, resource: Resource, select: Mapping[str, str], known: dict[str, Object]
@@ -234,12 +216,6 @@ class Cluster:
             return answer
         about = {"server": self.server, "context": self.context, "namespace": self.namespace}
         raise explained(answer.status, answer.data, path, **about)
-
-
-def _kubeconfig() -> str:
-    """The files that kubectl would read, as far as they are there."""
-    paths = os.environ.get("KUBECONFIG") or str(Path.home() / ".kube/config")
-    return os.pathsep.join(each for each in paths.split(os.pathsep) if Path(each).expanduser().is_file())
 
 
 def _event(line: bytes) -> tuple[str, Object]:

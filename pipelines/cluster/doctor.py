@@ -1,6 +1,6 @@
 """Can a pipeline run in this namespace? Asked of the cluster itself; each failure comes with its remedy.
 
-    for check in check(Cluster.connect(namespace="models"), config.cluster): print(check)
+    for check in check(Cluster.connect(namespace="models"), config.cluster, config.train): print(check)
 
 Nothing is believed that can be tried: pods and a job are created (dry run), the webhook is given what it must refuse,
 and a pod looks at the object store and at MLflow, and is deleted again. What may not be asked is said as a warning.
@@ -9,6 +9,7 @@ and a pod looks at the object store and at MLflow, and is deleted again. What ma
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import get_args
 
 import yaml
@@ -19,9 +20,9 @@ from pipelines.blocks.cluster import ClusterConfig, PodName
 from pipelines.blocks.pytorch_job import pytorch_job
 from pipelines.cluster.api import PODS, Cluster, Object, Resource
 from pipelines.cluster.errors import ApiError
-from pipelines.cluster.probe import inside, manifest
+from pipelines.cluster.probe import SECONDS, inside, manifest
 from pipelines.doctor import Check
-from steps.errors import RekindleError
+from steps.errors import RekindleError, without_user
 from steps.training.config import TrainConfig
 
 JOBS = Resource("kubeflow.org/v1", "pytorchjobs")
@@ -33,14 +34,14 @@ SERVED = {
     "argoproj.io/v1alpha1": ("workflows", "workflowtemplates", "cronworkflows", "workflowtaskresults"),
     "kubeflow.org/v1": ("pytorchjobs",),
 }
-OLDEST = (1, 28)
+KUBERNETES, ARGO, OPERATOR = (1, 30), (3, 7), (1, 9)  # the oldest that will do; docs/cluster.md says the same
+INSTALL = {
+    "argoproj.io/v1alpha1": f"install Argo Workflows {ARGO[0]}.{ARGO[1]} or newer",
+    "kubeflow.org/v1": f"install the Kubeflow training operator {OPERATOR[0]}.{OPERATOR[1]}",
+}
 CONTROLLERS = {
-    "Argo's controller": ("app=workflow-controller", (3, 6), "install Argo Workflows 3.7 or newer"),
-    "training operator": (
-        "control-plane=kubeflow-training-operator",
-        (1, 8),
-        "install the Kubeflow training operator 1.9",
-    ),
+    "Argo's controller": ("app=workflow-controller", ARGO, INSTALL["argoproj.io/v1alpha1"]),
+    "training operator": ("control-plane=kubeflow-training-operator", OPERATOR, INSTALL["kubeflow.org/v1"]),
 }
 # what the commands of this program do as whoever calls them: (group, resource, verbs)
 YOURS = (
@@ -53,21 +54,29 @@ YOURS = (
 RENDER = "rekindle platform render -n {0} ... | kubectl apply -f -"
 
 
-def check(cluster: Cluster, config: ClusterConfig) -> list[Check]:
-    """Every check, in order. A pod has to start: that takes some seconds, or minutes where its image is not there."""
+def check(cluster: Cluster, config: ClusterConfig, train: TrainConfig, seconds: float = SECONDS) -> list[Check]:
+    """Every check, in order. A pod has to start: that takes some seconds, or minutes where its image is not there.
+
+    What keeps one check from its end is a finding of that check, and the others go on. `seconds`: how long to wait for
+    the pod.
+    """
     found = [_api(cluster)]
     if not found[0].ok:
         return found
-    examined: list[Callable[[Cluster, ClusterConfig], Iterable[Check]]] = [
-        *(kinds, controllers, namespace, rights, account, addresses, credentials, admission, webhook, init_container),
-        inside,
-    ]
-    for each in examined:
+    examined: dict[str, Callable[[Cluster, ClusterConfig], Iterable[Check]]] = {
+        **{each.__name__.replace("_", " "): each for each in (kinds, controllers, namespace, rights, account)},
+        **{each.__name__.replace("_", " "): each for each in (addresses, artifact_repository, credentials, admission)},
+        "webhook": partial(webhook, train=train),
+        "init container": init_container,
+        "probe": partial(inside, seconds=seconds),
+    }
+    for name, each in examined.items():
         try:
-            found += each(cluster, config)
-        except ApiError as error:
-            asked = error.code != 403  # it is no failure not to be allowed to look
-            found.append(Check(each.__name__.replace("_", " "), False, str(error), "See above.", required=asked))
+            for one in each(cluster, config):
+                found.append(one)
+        except RekindleError as error:
+            asked = getattr(error, "code", 0) != 403  # it is no failure not to be allowed to look
+            found.append(Check(name, False, f"not examined: {error}", "Mend that, then check again.", required=asked))
     return found
 
 
@@ -78,7 +87,9 @@ def _api(cluster: Cluster) -> Check:
         return Check("API server", False, str(error), "Choose a --context that answers: kubectl config get-contexts")
     known = tuple(int(re.sub(r"\D", "", version[part]) or 0) for part in ("major", "minor"))
     found = f"{cluster.server}, Kubernetes {version['gitVersion']}"
-    return Check("API server", known >= OLDEST, found, f"Kubernetes {OLDEST[0]}.{OLDEST[1]} or newer is needed.")
+    return Check(
+        "API server", known >= KUBERNETES, found, f"Kubernetes {KUBERNETES[0]}.{KUBERNETES[1]} or newer is needed."
+    )
 
 
 def kinds(cluster: Cluster, _: ClusterConfig) -> Iterator[Check]:
@@ -91,7 +102,7 @@ def kinds(cluster: Cluster, _: ClusterConfig) -> Iterator[Check]:
                 raise
             served = set()
         missing = [each for each in wanted if each not in served]
-        remedy = "Install what defines them: Argo Workflows 3.7 or newer, the Kubeflow training operator 1.9."
+        remedy = f"What defines them is away or too old: {INSTALL[api]}."
         yield Check(api, not missing, f"no {', '.join(missing)}" if missing else ", ".join(wanted), remedy)
 
 
@@ -152,7 +163,7 @@ def account(cluster: Cluster, config: ClusterConfig) -> Iterator[Check]:
 
 
 def addresses(cluster: Cluster, _: ClusterConfig) -> Iterator[Check]:
-    """That steps and Argo are told of the same bucket."""
+    """That steps are told where things are."""
     remedy = RENDER.format(cluster.namespace)
     steps = (cluster.find(CONFIG_MAPS, pods.CONFIG_MAP) or {}).get("data") or {}
     names = ("S3_BUCKET", "MLFLOW_TRACKING_URI")
@@ -160,11 +171,17 @@ def addresses(cluster: Cluster, _: ClusterConfig) -> Iterator[Check]:
     has = f"no {' and no '.join(missing)}" if missing else " and ".join(names)
     found = f"ConfigMap {pods.CONFIG_MAP} has {has}"
     yield Check("addresses", not missing, found, remedy)
+
+
+def artifact_repository(cluster: Cluster, _: ClusterConfig) -> Iterator[Check]:
+    """That Argo is told of the same bucket."""
+    steps = (cluster.find(CONFIG_MAPS, pods.CONFIG_MAP) or {}).get("data") or {}
     bucket, endpoint = _repository(cluster)
-    wanted = steps.get("S3_BUCKET"), re.sub("^https?://", "", steps.get("S3_ENDPOINT_URL") or "").rstrip("/")
+    address = without_user(steps.get("S3_ENDPOINT_URL") or "")
+    wanted = steps.get("S3_BUCKET"), re.sub("^https?://", "", address).rstrip("/")
     same = bucket == wanted[0] and (endpoint == wanted[1] or (not wanted[1] and "amazonaws.com" in endpoint))
     found = f"bucket {bucket!r} at {endpoint!r}" + ("" if same else f", while steps use {wanted[0]!r} at {wanted[1]!r}")
-    yield Check("artifact repository", same, found, remedy)
+    yield Check("artifact repository", same, found, RENDER.format(cluster.namespace))
 
 
 def credentials(cluster: Cluster, _: ClusterConfig) -> Iterator[Check]:
@@ -189,9 +206,9 @@ def admission(cluster: Cluster, config: ClusterConfig) -> Iterator[Check]:
             yield Check(f"pod of {name}", True, "would be admitted")
 
 
-def webhook(cluster: Cluster, config: ClusterConfig) -> Iterator[Check]:
-    """A job as we render it is taken, and one that only the webhook can find wrong is not (dry run)."""
-    good = pytorch_job("rekindle-doctor", TrainConfig.model_validate({}), config, [])
+def webhook(cluster: Cluster, config: ClusterConfig, train: TrainConfig) -> Iterator[Check]:
+    """The job that the config asks for is taken, and one that only the webhook can find wrong is not (dry run)."""
+    good = pytorch_job("rekindle-doctor", train, config, [])
     good["metadata"]["labels"] = {}
     for replica in good["spec"]["pytorchReplicaSpecs"].values():
         replica["template"]["metadata"]["labels"] = {}
@@ -259,7 +276,7 @@ def _repository(cluster: Cluster) -> tuple[str, str]:
         s3 = (yaml.safe_load((found.get("data") or {}).get(key, "")) or {}).get("s3") or {}
     except (yaml.YAMLError, AttributeError) as error:
         raise RekindleError(f"ConfigMap artifact-repositories, key {key}: {error}") from error
-    return str(s3.get("bucket", "")), str(s3.get("endpoint", ""))
+    return str(s3.get("bucket", "")), str(s3.get("endpoint", "")).rpartition("@")[2]
 
 
 def _labels(cluster: Cluster) -> dict[str, str]:
@@ -273,7 +290,7 @@ def _ready(pod: Object) -> bool:
 
 def _value(words: list[str], flag: str) -> str:
     """The value of `--flag VALUE` or `--flag=VALUE`."""
-    for word, after in zip(words, [*words[1:], ""], strict=True):
+    for word, after in zip(words, [*words, ""][1:], strict=True):
         name, equals, value = word.partition("=")
         if name == flag:
             return value if equals else after

@@ -23,7 +23,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from pipelines.local.processes import alive, end_group, recorded, started
-from steps.errors import RekindleError, StorageError, TrackingError
+from steps.errors import RekindleError, StorageError, TrackingError, without_user
 
 BUCKET = "rekindle"
 REGION = "us-east-1"
@@ -221,7 +221,7 @@ def _reachable(name: str, url: str) -> None:
             return
     except OSError as error:
         raise FAILS_WITH[name](
-            f"{REAL[name]} is {url}, but nothing answers there ({error}). Start it or correct the address; unset "
+            f"{REAL[name]} is {without_user(url)}, but nothing answers there ({error}). Start it or correct the address; unset "
             f"{REAL[name]} to use the embedded one."
         ) from error
 

@@ -231,7 +231,19 @@ def test_what_does_not_fit_together_is_said(given: dict[str, Any], message: str)
         Platform(**values)
 
 
-def test_a_password_in_an_address_is_refused_and_not_repeated() -> None:
+@pytest.mark.parametrize("namespace", ["rekindle", "training", ""])
+def test_the_operators_part_is_for_the_namespace_that_is_named(namespace: str) -> None:
+    named = ["-n", namespace] if namespace else []
+    done = CliRunner().invoke(commands, ["platform", "render", "--operator", *named])
+    assert {each["metadata"]["namespace"] for each in yaml.safe_load_all(done.stdout)} == {namespace or "kubeflow"}
+    alone = CliRunner().invoke(commands, ["platform", "render", *named, "--mlflow", "http://m"])
+    assert f"kubectl -n {namespace or 'rekindle'} create secret" in alone.stderr
+    done = CliRunner().invoke(commands, ["platform", "render", "--operator", *named, "--with", "minio"])
+    assert done.exit_code == 2 and "--with means nothing with it" in done.output
+
+
+@pytest.mark.parametrize("address", ["http://user:hunter2@m", "user:hunter2@m"])
+def test_a_password_in_an_address_is_refused_and_not_repeated(address: str) -> None:
     with pytest.raises(ConfigError, match="put them into a Secret") as caught:
-        Platform("models", mlflow="http://user:hunter2@m")
+        Platform("models", mlflow=address)
     assert "hunter2" not in str(caught.value)

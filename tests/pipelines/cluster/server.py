@@ -16,7 +16,7 @@ import time
 import uuid
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 from urllib.parse import parse_qs, urlsplit
 
 from pipelines.local.patches import merge
@@ -45,9 +45,10 @@ class ApiServer:
         self.ended: set[tuple[str, str]] = set()
         self.requests: list[tuple[str, str, Object]] = []  # method, path with its query, body
         self.tokens: set[str | None] = set()
+        self.fixed: dict[str, Object] = {}  # path → what is there, beside the objects of a namespace
         self.port = 0
 
-    def __enter__(self) -> "ApiServer":
+    def __enter__(self) -> Self:
         self.start()
         url = f"http://127.0.0.1:{self.port}"
         config = {
@@ -116,6 +117,10 @@ class ApiServer:
         """The next `times` requests of that method whose path matches get this answer."""
         self.refusals.append((method, path, code, body, times))
 
+    def admit(self, path: str, body: Object, dry_run: bool) -> tuple[int, Object] | None:
+        """The answer to what is to be created; None: it is kept, unless that is a dry run."""
+        return (201, body) if dry_run else None
+
     def cut(self) -> None:
         with self.changed:
             self.generation += 1
@@ -165,7 +170,11 @@ class _Handler(BaseHTTPRequestHandler):
 
     def respond(self, path: str, body: Object, query: dict[str, str]) -> tuple[int, Object]:
         api = self.api
+        if self.command == "GET" and path in api.fixed:
+            return 200, api.fixed[path]
         if self.command == "POST":
+            if answer := api.admit(path, body, "dryRun" in query):
+                return answer
             if body["metadata"]["name"] in api.objects.get(path, {}):
                 return 409, status(409, "AlreadyExists", f'x "{body["metadata"]["name"]}" already exists')
             return 201, api.put(path, body)

@@ -3,6 +3,7 @@
 import json
 import queue
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -92,6 +93,17 @@ def test_whoever_watches_hears_that_the_server_is_away(server: ApiServer, cluste
     server.put(WORKFLOWS_AT, workflow("a", "Succeeded"))
     assert events.next() == ("MODIFIED", "a", "Succeeded")
     assert heard and "does not answer (Connection refused)" in heard[0]
+
+
+def test_a_server_that_ends_each_watch_at_once_is_asked_ever_less_often(server: ApiServer, cluster: Cluster):
+    server.put(WORKFLOWS_AT, workflow("a"))
+    server.refuse("GET", "watch=true", 200, "", times=6)
+    events = Events(cluster.watch(WORKFLOWS))
+    events.next()
+    time.sleep(1)
+    assert 2 <= len([path for _, path, _ in server.requests if "watch=true" in path]) <= 5
+    server.put(WORKFLOWS_AT, workflow("a", "Succeeded"))
+    assert events.next() == ("MODIFIED", "a", "Succeeded")
 
 
 def test_what_is_not_allowed_ends_a_watch_at_once(server: ApiServer, cluster: Cluster):
