@@ -4,22 +4,17 @@ rekindle render configs/demo.yaml --kind template | kubectl apply -f -
 rekindle render configs/demo.yaml --kind cron | kubectl apply -f -
 """
 
-import re
 from typing import TYPE_CHECKING
-from zoneinfo import ZoneInfo, ZoneInfoNotFoundError, available_timezones
 
 from pydantic import Field, field_validator
 
-from steps.errors import did_you_mean
+from pipelines import crontab
 from steps.workload import Section
 
 if TYPE_CHECKING:
     from hera.workflows import CronWorkflow, WorkflowTemplate
 
     from pipelines.config import Config
-
-FIELDS = (("minute", 0, 59), ("hour", 0, 23), ("day of the month", 1, 31), ("month", 1, 12), ("day of the week", 0, 6))
-PART = re.compile(r"(\*|\d+|[A-Za-z]{3})(-(\d+|[A-Za-z]{3}))?(/\d+)?")
 
 
 class ScheduleConfig(Section):
@@ -35,29 +30,17 @@ class ScheduleConfig(Section):
     @field_validator("cron")
     @classmethod
     def _cron(cls, text: str) -> str:
-        fields = text.split()
-        if len(fields) != len(FIELDS):
-            names = ", ".join(name for name, _, _ in FIELDS)
-            raise ValueError(f"it must have five fields ({names}), not {len(fields)}")
-        for value, (name, low, high) in zip(fields, FIELDS, strict=True):
-            for part in value.split(","):
-                found = PART.fullmatch(part)
-                numbers = [int(n) for n in (found[1], found[3]) if n and n.isdigit()] if found else []
-                if not found or not all(low <= n <= high for n in numbers):
-                    rule = f"* or {low}-{high}, with lists, ranges and /steps"
-                    raise ValueError(f'the {name} is "{value}": it must be {rule}')
+        if text.startswith(("@", "TZ=", "CRON_TZ=")):
+            raise ValueError("it must have five fields; the time zone is schedule.timezone")
+        if why := crontab.wrong(text):
+            raise ValueError(why)
         return text
 
     @field_validator("timezone")
     @classmethod
     def _timezone(cls, name: str) -> str:
-        try:
-            ZoneInfo(name)
-        except (ZoneInfoNotFoundError, ValueError, OSError) as error:
-            known = available_timezones()
-            if known:  # a machine without a time zone database cannot tell
-                rule = f"it must be an IANA time zone, such as Europe/Paris.{did_you_mean(name, known)}"
-                raise ValueError(rule) from error
+        if why := crontab.wrong_zone(name):
+            raise ValueError(why)
         return name
 
 

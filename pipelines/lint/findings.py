@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from steps.errors import did_you_mean
 
 HINTS = 50
+SHOWN = 6  # names of what is there
 
 
 @dataclass(frozen=True)
@@ -37,10 +38,18 @@ class Findings:
     def warn(self, path: str, rule: str, message: str) -> None:
         self.add(path, rule, message, fatal=False)
 
-    def hint(self, word: str, known: Iterable[str]) -> str:
+    def near(self, word: str, known: Iterable[str]) -> str:
         """`did_you_mean` for the first of many mistakes: a hint takes as long as there are names."""
         self.hints += 1
         return did_you_mean(word, set(known)) if self.hints <= HINTS else ""
+
+    def hint(self, word: str, known: Iterable[str]) -> str:
+        """The way out of a wrong name: what may be meant, else what is there."""
+        if (near := self.near(word, known)) or self.hints > HINTS:
+            return near or " Name one that is there."
+        names = sorted(set(known))
+        more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+        return f" There is {', '.join(names[:SHOWN])}{more}." if names else " There is none: add it, or take this out."
 
     def image(self, path: str, image: str, why: str) -> None:
         self.images.setdefault((image, why), []).append(path)

@@ -13,7 +13,7 @@ from pipelines.lint import pods
 from pipelines.lint.findings import Findings
 from pipelines.lint.tags import TAG, UNKNOWN, closed
 from pipelines.local import selector
-from pipelines.scopes import ITEMS, POD, Data, misshapen, present
+from pipelines.scopes import CONTAINER, ITEMS, POD, Data, misshapen, present
 from steps.errors import ConfigError
 
 ACTIONS = ("get", "create", "apply", "delete", "replace", "patch")
@@ -51,6 +51,8 @@ TEMPLATES: dict[str, tuple[str, ...]] = {
     "Pod": ("spec",),
 }
 SERVERS = ("Deployment", "StatefulSet")
+ROLES = ("predictor", "transformer", "explainer")  # of an InferenceService: PodSpecs
+RUNTIMES = ("TrainingRuntime", "ClusterTrainingRuntime")
 SELECTING = (*SERVERS, "DaemonSet", "ReplicaSet")
 NEEDED: dict[str, tuple[str, ...]] = {  # fields of the spec without which nothing is accepted
     **dict.fromkeys(SELECTING, ("selector", "template")),
@@ -100,6 +102,8 @@ def check(found: Findings, path: str, thing: Data) -> None:
         _selector(found, f"{at}spec", thing.get("spec") or {})
     if kind in JOBS:
         _job(found, f"{at}spec", kind, thing.get("spec") or {})
+    if kind in OF_KIND:
+        OF_KIND[kind](found, f"{at}spec", thing.get("spec") or {})
     if kind in TEMPLATES:
         spec = _at(thing, TEMPLATES[kind])
         where = at + ".".join(TEMPLATES[kind])
@@ -108,6 +112,42 @@ def check(found: Findings, path: str, thing: Data) -> None:
             pods.probes(found, pods.named(where, spec, "containers"))
         if kind in ("Job", "CronJob"):
             _plain_job(found, where.removesuffix(".template.spec"), _at(thing, TEMPLATES[kind][:-2]), spec)
+
+
+def _inference(found: Findings, path: str, spec: Data) -> None:
+    """Its roles are PodSpecs. Source: KServe v1beta1, PredictorSpec and TransformerSpec."""
+    for role in [each for each in ROLES if each in spec]:
+        where, pod = f"{path}.{role}", spec[role]
+        # a model without an image of its own is served by the container of a runtime, which is not here
+        model = [(f"{where}.model", pod["model"])] if (pod.get("model") or {}).get("image") else []
+        pods.check(found, where, pod, [*pods.named(where, pod), *model])
+        pods.probes(found, [*pods.named(where, pod, "containers"), *model])
+
+
+def _runtime(found: Findings, path: str, spec: Data, whole: bool = True) -> None:
+    """Source: Kubeflow Trainer v2, TrainingRuntimeSpec: a JobSet."""
+    for number, job in enumerate(_at(spec, ("template", "spec")).get("replicatedJobs") or []):
+        where = f"{path}.template.spec.replicatedJobs[{job.get('name', number)}].template.spec.template.spec"
+        pod = _at(job, ("template", "spec", "template", "spec"))
+        pods.check(found, where, pod, pods.named(where, pod), whole)
+
+
+def _train_job(found: Findings, path: str, spec: Data) -> None:
+    """What it says over its runtime. Source: Kubeflow Trainer, TrainJobSpec; overrides until 2.2, patches since."""
+    trainer = spec.get("trainer") or {}
+    pods.check(found, path, {}, [(f"{path}.trainer", trainer)], whole=False)
+    if "resourcesPerNode" in trainer:
+        pods.resources(found, f"{path}.trainer.resourcesPerNode", trainer["resourcesPerNode"])
+    for number, each in enumerate(spec.get("podTemplateOverrides") or []):
+        where, pod = f"{path}.podTemplateOverrides[{number}].spec", each.get("spec") or {}
+        pods.check(found, where, pod, pods.named(where, pod), whole=False)
+    for number, each in enumerate(spec.get("runtimePatches") or []):
+        _runtime(
+            found, f"{path}.runtimePatches[{number}].trainingRuntimeSpec", each.get("trainingRuntimeSpec") or {}, False
+        )
+
+
+OF_KIND = {"InferenceService": _inference, "TrainJob": _train_job, **dict.fromkeys(RUNTIMES, _runtime)}
 
 
 def _conditions(found: Findings, path: str, resource: Data) -> None:
@@ -145,6 +185,7 @@ def _read(found: Findings, path: str, text: str) -> Sequence[Data]:
 
 def _shape(kind: str) -> dict[str, Any]:
     template = {"metadata": {"labels": {}}, "spec": POD}
+    runtime = {"template": {"spec": {"replicatedJobs": [{"template": {"spec": {"template": template}}}]}}}
     spec: dict[str, Any] = {}
     if kind in JOBS:
         replicas = {JOBS[kind].replicas: {"": {"template": template}}}
@@ -155,6 +196,14 @@ def _shape(kind: str) -> dict[str, Any]:
         spec = {"jobTemplate": {"spec": {"template": template}}}
     elif kind in TEMPLATES:
         spec = {"template": template, "selector": {"matchLabels": {}}}
+    elif kind == "InferenceService":
+        spec = {role: {**POD, "model": CONTAINER} for role in ROLES}
+    elif kind in RUNTIMES:
+        spec = runtime
+    elif kind == "TrainJob":
+        trainer = {**CONTAINER, "resourcesPerNode": {"requests": {}, "limits": {}}}
+        spec = {"trainer": trainer, "podTemplateOverrides": [{"spec": POD}]}
+        spec["runtimePatches"] = [{"trainingRuntimeSpec": runtime}]
     return {"metadata": {"labels": {}, "annotations": {}}, **({"spec": spec} if spec or kind in NEEDED else {})}
 
 
@@ -211,7 +260,7 @@ def _job(found: Findings, path: str, kind: str, spec: Data) -> None:
     for name, each in replicas.items():
         if name not in job.types:
             why = f'"{name}" is no replica type of a {kind}: only {", ".join(job.types)} are.'
-            found.add(f"{where}.{name}", "job", why + found.hint(name, job.types))
+            found.add(f"{where}.{name}", "job", why + found.near(name, job.types))
         number = each.get("replicas", 1 if kind == "MPIJob" else "missing")
         if name in job.one and number not in (1, UNKNOWN):
             why = f"it is {number}: it must be there and be 1, or the job is refused."

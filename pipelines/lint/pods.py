@@ -6,6 +6,7 @@ secrets, and shell syntax that no shell reads.
 
 import re
 from collections.abc import Iterable, Iterator
+from itertools import pairwise
 
 from pipelines.lint.findings import Findings
 from pipelines.lint.tags import UNKNOWN
@@ -15,7 +16,13 @@ DIGEST = re.compile(r".*@sha256:[0-9a-f]{64}")
 SHELLS = ("sh", "bash", "ash", "dash", "zsh")
 CALL = re.compile(r"(?<!\$)\$\(([^()]+)\)")
 VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]*")
-SECRET = re.compile(r".*(PASSWORD|PASSWD|SECRET|TOKEN|ACCESS_KEY|API_KEY|CREDENTIALS?)")
+SECRET = re.compile(
+    r"(.*(PASSWORD|PASSWD|SECRET|SECRET_KEY|ACCESS_KEY|API_KEY|CREDENTIALS?)|(.*_)?(PASS|TOKEN)|.+_PWD)", re.IGNORECASE
+)
+VOCABULARY = re.compile(r"(.*_)?(PAD|EOS|BOS|UNK|MASK|SEP|CLS|NEW|MAX|MIN|START|STOP|END|SPECIAL)_TOKEN", re.IGNORECASE)
+FLAG = re.compile(r"--([A-Za-z][\w-]*)(?:=|\s+)(\S+)")
+LOGIN = re.compile(r"\b([a-z][a-z0-9+.-]*)://[^\s/:@]*:([^\s/@]+)@", re.IGNORECASE)
+FILLED = ("{{", UNKNOWN, "$")  # what comes from elsewhere
 LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 VOLUMES = {"configMap", "csi", "downwardAPI", "emptyDir", "ephemeral", "persistentVolumeClaim", "projected", "secret"}
 
@@ -29,8 +36,8 @@ def named(path: str, pod: Data, *lists: str) -> Iterator[tuple[str, Data]]:
             yield f"{path}.{key}[{each.get('name', number)}]", each
 
 
-def check(found: Findings, path: str, pod: Data, containers: Containers) -> None:
-    """`pod` is a PodSpec, or as much of it as a template has."""
+def check(found: Findings, path: str, pod: Data, containers: Containers, whole: bool = True) -> None:
+    """`pod` is a PodSpec, or as much of it as a template has; not `whole`: it is laid over another one."""
     for key in ("hostNetwork", "hostPID", "hostIPC"):
         if pod.get(key) is True:
             found.warn(f"{path}.{key}", "security", "PodSecurity restricted refuses it: take it out.")
@@ -46,9 +53,11 @@ def check(found: Findings, path: str, pod: Data, containers: Containers) -> None
             if len(str(port.get("name", ""))) > 15:
                 found.add(f"{where}.ports", "name", f'"{port["name"]}" must have at most 15 characters.')
         _image(found, f"{where}.image", str(container.get("image") or ""))
-        _resources(found, f"{where}.resources", container.get("resources") or {})
-        _security(found, f"{where}.securityContext", pod.get("securityContext") or {}, container)
-        _secrets(found, f"{where}.env", container.get("env") or [])
+        if whole or "resources" in container:
+            resources(found, f"{where}.resources", container.get("resources") or {})
+        if whole:
+            _security(found, f"{where}.securityContext", pod.get("securityContext") or {}, container)
+        _secrets(found, where, container)
         _calls(found, where, container)
 
 
@@ -73,8 +82,9 @@ def _image(found: Findings, path: str, image: str) -> None:
     found.image(path, image, why)
 
 
-def _resources(found: Findings, path: str, resources: Data) -> None:
-    requests, limits = resources.get("requests") or {}, resources.get("limits") or {}
+def resources(found: Findings, path: str, given: Data) -> None:
+    """Without requests a container is placed anywhere, without a limit it takes what it wants."""
+    requests, limits = given.get("requests") or {}, given.get("limits") or {}
     missing = [f"requests.{key}" for key in ("cpu", "memory") if key not in requests and key not in limits]
     missing += ["limits.memory"] if "memory" not in limits else []
     if missing:
@@ -99,18 +109,57 @@ def _security(found: Findings, path: str, pod: Data, container: Data) -> None:
         found.warn(path, "security", f"PodSecurity restricted refuses it: it needs {', '.join(missing)}.")
 
 
-def _secrets(found: Findings, path: str, env: list[Data]) -> None:
-    for each in env:
-        name, value = str(each.get("name", "")), each.get("value")
-        if value and SECRET.fullmatch(name) and not any(mark in str(value) for mark in ("{{", UNKNOWN, "$(")):
+def _secrets(found: Findings, path: str, container: Data) -> None:
+    """Passwords in plain sight: by the names of variables and flags, and in addresses."""
+    for each in container.get("env") or []:
+        name, value = str(each.get("name", "")), str(each.get("value") or "")
+        if _secret(name, value) or _logs_in(value):
             why = "whoever reads the manifest reads it. Take it from a Secret (valueFrom.secretKeyRef)."
-            found.warn(f"{path}[{name}]", "secret", why)
+            found.warn(f"{path}.env[{name}]", "secret", why)
+    for key in ("command", "args"):
+        words = [str(each) for each in container.get(key) or []]
+        flags = [flag for text in words for flag in FLAG.findall(text)]
+        flags += [(flag[2:], value) for flag, value in pairwise(words) if flag.startswith("--")]
+        named = [f"--{name}" for name, value in flags if not value.startswith("-") and _secret(name, value)]
+        for what in dict.fromkeys([*named, *(f"{scheme}://" for text in words if (scheme := _logs_in(text)))]):
+            why = (
+                f"{what} shows a password to whoever reads the manifest. Take it from a Secret, by a variable: $(NAME)."
+            )
+            found.warn(f"{path}.{key}", "secret", why)
+
+
+def _secret(name: str, value: str) -> bool:
+    name = name.replace("-", "_")
+    plain = value and not any(mark in value for mark in FILLED)
+    return bool(plain and SECRET.fullmatch(name) and not VOCABULARY.fullmatch(name))
+
+
+def _logs_in(text: str) -> str:
+    """The scheme of the first address in `text` that holds a password, or ""."""
+    plain = (scheme for scheme, word in LOGIN.findall(text) if not any(mark in word for mark in FILLED))
+    return next(plain, "")
+
+
+def shell(template: Data) -> bool:
+    """Whether a shell reads what a template runs."""
+    return "script" in template or _shell(template.get("container") or {})
+
+
+def _shell(container: Data) -> bool:
+    """`sh -c`, also where something else starts it: env, tini, timeout, busybox."""
+    command = [str(each) for each in container.get("command") or []]
+    words = [*command, *map(str, container.get("args") or [])]
+    started = any(_is_shell(word) and re.fullmatch(r"-\w*c", after) for word, after in pairwise(words))
+    return "source" in container or started or bool(command and _is_shell(command[0]))
+
+
+def _is_shell(word: str) -> bool:
+    return word.rpartition("/")[2] in SHELLS
 
 
 def _calls(found: Findings, path: str, container: Data) -> None:
     """`$(date)` is for a shell; Kubernetes fills in `$(VARIABLE)` only and passes the rest on as it is."""
-    command = [str(each) for each in container.get("command") or []]
-    if "source" in container or (command and command[0].rpartition("/")[2] in SHELLS):
+    if _shell(container):
         return
     known = {str(each.get("name")) for each in container.get("env") or []}
     for key in ("command", "args"):

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
-from pipelines import scopes
+from pipelines import crontab, scopes
 from pipelines.lint import graph, objects, pods, tags
 from pipelines.lint.findings import Findings
 from pipelines.local import references
@@ -26,7 +26,7 @@ NAME = re.compile(r"[a-zA-Z0-9][-a-zA-Z0-9]*")
 PARAMETER = re.compile(r"[-a-zA-Z0-9_]+")
 PREFIX = 58  # of a generated name; five characters follow
 LENGTHS = {"CronWorkflow": 52}  # its workflows are called NAME-UNIXTIME
-METRIC = re.compile(r"\{\{\s*(?:tasks|steps)\.[^}]*\.outputs\.")
+METRIC = re.compile(r"\{\{\s*(?:(?:tasks|steps)\.[^}]*\.outputs\.|workflow\.outputs\.parameters\.)")
 
 
 class WorkflowRules:
@@ -77,7 +77,8 @@ class WorkflowRules:
         if "activeDeadlineSeconds" not in self.spec:
             why = "nothing ends a workflow that hangs: give a number of seconds."
             self.found.warn(f"{self.root}.activeDeadlineSeconds", "deadline", why)
-        self.retry(f"{self.root}.retryStrategy", self.spec.get("retryStrategy"))
+        for path, holder in (("", self.spec), (".templateDefaults", self.spec.get("templateDefaults") or {})):
+            self.retry(f"{self.root}{path}.retryStrategy", holder.get("retryStrategy"))
         self.unique(f"{self.root}.templates", names(self.spec.get("templates")))
         for template in self.spec.get("templates") or []:
             self.template(f"{self.root}.templates[{template.get('name')}]", template)
@@ -99,7 +100,7 @@ class WorkflowRules:
         name, prefix = str(metadata.get("name") or ""), str(metadata.get("generateName") or "")
         longest = LENGTHS.get(self.kind, 63)
         if self.kind not in KINDS:
-            hint = self.found.hint(self.kind, KINDS)
+            hint = self.found.near(self.kind, KINDS)
             self.found.add("kind", "kind", f'"{self.kind}" must be {", ".join(KINDS)}.{hint}')
         if not name and not prefix:
             self.found.add("metadata.name", "name", "it is missing: give a name, or a generateName.")
@@ -125,10 +126,19 @@ class WorkflowRules:
         if not spec.get("schedules"):
             old = "`schedule` is gone in Argo 4" if spec.get("schedule") else "it never runs"
             self.found.warn("spec.schedules", "cron", f"it is missing, so {old}: give a list of cron expressions.")
-        for each in (self.spec.get("arguments") or {}).get("parameters") or []:
+        schedules = spec.get("schedules") or ([spec["schedule"]] if spec.get("schedule") else [])
+        for number, schedule in enumerate(schedules if isinstance(schedules, list) else []):
+            if why := crontab.wrong(str(schedule)):
+                self.found.add(f"spec.schedules[{number}]", "cron", f'"{schedule}" is no schedule: {why}.')
+        if why := crontab.wrong_zone(str(spec.get("timezone") or "")):
+            self.found.add("spec.timezone", "cron", f'"{spec["timezone"]}" is no time zone: {why.rstrip(".")}.')
+        self.calls(f"{self.root}.arguments", self.spec.get("arguments") or {})
+
+    def calls(self, path: str, arguments: Manifest) -> None:
+        """A schedule tempts to `$(date)` in `arguments`, which no shell ever reads."""
+        for each in arguments.get("parameters") or []:
             for inside in pods.CALL.findall(str(each.get("value", ""))):
-                where = f"{self.root}.arguments.parameters[{each.get('name')}]"
-                self.found.warn(where, "shell", pods.call(inside))
+                self.found.warn(f"{path}.parameters[{each.get('name')}]", "shell", pods.call(inside))
 
     # what a template or task is made of
 
@@ -242,6 +252,8 @@ class WorkflowRules:
         for each in (task.get("arguments") or {}).get("parameters") or []:
             if "value" not in each and "valueFrom" not in each:
                 self.found.add(f"{path}.arguments[{each.get('name')}]", "argument", "it has no value: give one.")
+        if self.kind == "CronWorkflow" and not pods.shell(self.templates.get(str(task.get("template"))) or {}):
+            self.calls(f"{path}.arguments", task.get("arguments") or {})
         hooks = dict(task.get("hooks") or {})
         if task.get("onExit"):
             hooks["onExit"] = {"template": task["onExit"]}
@@ -260,6 +272,9 @@ class WorkflowRules:
 
     def hooks(self, path: str, hooks: Manifest) -> None:
         for name, hook in hooks.items():
+            if name not in ("exit", "onExit") and not hook.get("expression"):
+                why = "it has no expression, and Argo refuses it: say when it runs, or call it exit."
+                self.found.add(f"{path}[{name}].expression", "hook", why)
             self.target(f"{path}[{name}]", str(hook.get("template")), hook.get("arguments") or {})
 
     def target(self, path: str, name: str, arguments: Manifest, loose: bool = False) -> None:
@@ -269,7 +284,8 @@ class WorkflowRules:
         if template is None:
             there = self.stored.get(scope) if scope else self.templates
             if there is not None and not (scope and "{{" in short):
-                self.found.add(path, "template", f'"{short}" is no template{of}.{self.found.hint(short, there)}')
+                known = [each for each in there if "/" not in each]  # not those of other objects
+                self.found.add(path, "template", f'"{short}" is no template{of}.{self.found.hint(short, known)}')
             return
         brought = loose and self.kind in REUSED  # by the workflow that uses the template
         for kind in ("parameters", "artifacts"):
@@ -281,8 +297,8 @@ class WorkflowRules:
                 self.found.add(f"{path}.arguments", "argument", why, fatal=bool(near))
             for each in inputs:
                 if _required(each, kind) and each.get("name") not in given and not brought:
-                    why = f'template {short}{of} needs the input "{each.get("name")}", which is not supplied.'
-                    self.found.add(f"{path}.arguments", "input", why + self.found.hint(str(each.get("name")), given))
+                    why = f'template {short}{of} needs the input "{each.get("name")}", which is not supplied: add it.'
+                    self.found.add(f"{path}.arguments", "input", why + self.found.near(str(each.get("name")), given))
 
     def tags(self, path: str, value: Any, scope: Scope) -> None:
         tags.check(self.found, path, value, scope, whole=self.kind == "Workflow")

@@ -21,6 +21,7 @@ from pipelines.config import load_config
 from pipelines.lint import check, lint
 from pipelines.render import render
 from steps.errors import ConfigError
+from tests.kinds import kinds
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 
@@ -146,6 +147,10 @@ MISTAKES: dict[str, tuple[Callable[[Any], Any], str, str]] = {
     "step's template": (lambda w: step(w, "one").update(template="finsh"), "template", r"steps\[0\]\[one\]"),
     "hook's template": (
         lambda w: task(w, "score")["hooks"]["exit"].update(template="finis"), "template", r"hooks\[exit\].*finish"),
+    "hook": (
+        lambda w: task(w, "score")["hooks"].update(running={"template": "finish"}), "hook", r"hooks\[running\]\.expression"),
+    "workflow's hook": (
+        lambda w: w["spec"].update(hooks={"h": {"template": "finish"}}), "hook", r"spec\.hooks\[h\].*no expression"),
     "own outputs": (lambda w: step(w, "three").update(hooks={"some": {
         "template": "finish", "expression": "true", "arguments": arguments(note="{{steps.three.outputs.result}}")}}),
         "tag", r"three\]\.hooks.*steps\.three\.outputs\.result"),
@@ -228,6 +233,10 @@ def container(manifest: Any) -> Any:
 WARNINGS: dict[str, tuple[Callable[[Any], Any], str, str]] = {
     "when": (
         lambda w: task(w, "ship").update(when="{{tasks.score.outputs.parameters.auc}} > 0.5"), "when", "asFloat"),
+    "when by the workflow": (
+        lambda w: task(w, "ship").update(when="{{workflow.outputs.parameters.auc}} > 0.5"), "when", "asFloat"),
+    "retry by default": (
+        lambda w: w["spec"]["templateDefaults"].update(retryStrategy={}), "retry", r"spec\.templateDefaults\.retryStrategy"),
     "retry": (lambda w: template(w, "make").update(retryStrategy={}), "retry", r"templates\[make\].*for ever"),
     "retry of all": (lambda w: w["spec"].update(retryStrategy={}), "retry", "spec.retryStrategy"),
     "superfluous": (lambda w: step(w, "one").update(arguments=arguments(superfluous="1")), "argument", "Take it out"),
@@ -250,6 +259,20 @@ WARNINGS: dict[str, tuple[Callable[[Any], Any], str, str]] = {
         "image", r"sidecars\[s\]"),
     "secret": (lambda w: container(w).update(env=[{"name": "DB_PASSWORD", "value": "x"}]), "secret", "secretKeyRef"),
     "shell": (lambda w: container(w).update(args=["--day=$(date +%F)"]), "shell", r"\$\(date \+%F\).*sh -c"),
+    **{
+        f"secret {name}": (
+            lambda w, name=name: container(w).update(env=[{"name": name, "value": "x1"}]), "secret", rf"env\[{name}\]")
+        for name in ("DB_PASS", "DJANGO_SECRET_KEY", "password", "HF_TOKEN", "DB_PWD", "token")
+    },
+    "secret address": (
+        lambda w: container(w).update(env=[{"name": "DB", "value": "postgresql://u:pw@h/db"}]), "secret", r"env\[DB\]"),
+    **{
+        f"secret {args[0][:6]}{len(args)}": (
+            lambda w, args=args: container(w).update(args=list(args)), "secret", rf"score\].container.args: {what} shows")
+        for args, what in {
+            ("--password=x",): "--password", ("--db-password", "x1"): "--db-password", ("redis://:pw@h:6379/0",): "redis://",
+            ("psql --api-key x1",): "--api-key"}.items()
+    },
 }  # fmt: skip
 
 
@@ -286,9 +309,59 @@ def test_what_a_shell_or_kubernetes_reads_is_no_finding() -> None:
     manifest = copy.deepcopy(RIGHT)
     container(manifest).update(command=["/bin/sh", "-c"], args=["echo $(date)"])
     assert lint(manifest) == []
+    for command in (
+        "/usr/bin/env bash -c",
+        "tini -- sh -c",
+        "timeout 60 bash -c",
+        "busybox sh -c",
+        "bash -euc",
+        "dash",
+    ):
+        container(manifest).update(command=command.split())
+        assert lint(manifest) == [], command
+    container(manifest).update(command=["/usr/bin/env"], args=["bash", "-ec", "echo $(date)"])
+    assert lint(manifest) == []
     own = {"command": ["a"], "args": ["$(POD_IP) $(day) $$(date)"], "env": [{"name": "day", "value": "1"}]}
     container(manifest).update(own)
     assert lint(manifest) == []
+
+
+@pytest.mark.parametrize(
+    "name", ["PAD_TOKEN", "MAX_NEW_TOKEN", "eos_token", "COMPASS", "PWD", "TOKEN_FILE", "MAX_NEW_TOKENS"]
+)
+def test_what_only_sounds_like_a_secret_is_no_finding(name: str) -> None:
+    manifest = copy.deepcopy(RIGHT)
+    container(manifest).update(env=[{"name": name, "value": "5"}], args=[f"--{name.lower().replace('_', '-')}=5"])
+    assert lint(manifest) == []
+
+
+def test_a_secret_that_comes_from_elsewhere_is_no_finding() -> None:
+    manifest = copy.deepcopy(RIGHT)
+    passed = [
+        "--password=$(DB_PASSWORD)",
+        "--token",
+        "{{inputs.parameters.of}}",
+        "postgres://u:$(PW)@h",
+        "--password",
+        "--x",
+    ]
+    container(manifest).update(
+        args=[*passed, "http://h:80/a@b", "--user=u@h"], env=[{"name": "URL", "value": "s3://a/b@c"}]
+    )
+    assert lint(manifest) == []
+
+
+def test_a_wrong_name_that_is_near_to_none_is_told_what_there_is() -> None:
+    manifest = copy.deepcopy(RIGHT)
+    manifest["spec"]["entrypoint"] = "qqqq"
+    task(manifest, "ship").update(depends="zzzz")
+    found = {f.rule: f.message for f in lint(manifest)}
+    assert found["template"] == '"qqqq" is no template. There is apply, finish, main, make, score, stages.'
+    assert found["depends"] == '"zzzz" is no task of this DAG. There is after, away, loop, make, score, ship.'
+    task(manifest, "ship").update(depends=" && ".join(f"zzzz{n}" for n in range(60)))
+    assert all("There is" in f.message or "Name one" in f.message for f in lint(manifest) if f.rule == "depends")
+    manifest["spec"]["templates"] = []
+    assert "There is none: add it" in next(f.message for f in lint(manifest) if f.rule == "template")
 
 
 def test_a_step_without_a_deadline_is_named_once_each() -> None:
@@ -320,6 +393,24 @@ def test_a_cron_that_never_fires_or_takes_its_arguments_for_a_shell_is_found() -
     assert "never runs" in found["cron"] and "arguments.parameters[unused]" in found["shell"]
     manifest["spec"] |= {"schedule": "0 3 * * *"}
     assert "gone in Argo 4" in str(lint(manifest)[0])
+
+
+def test_a_schedule_that_is_none_is_found_and_its_tasks_arguments_are_not_for_a_shell() -> None:
+    manifest = cron("sample")
+    manifest["spec"] |= {"schedules": ["@daily", "every day"], "timezone": "Mars/Base"}
+    told = {f.path: str(f) for f in lint(manifest) if f.rule == "cron" and f.fatal}
+    assert told.keys() == {"spec.schedules[1]", "spec.timezone"} and "five fields" in told["spec.schedules[1]"]
+    manifest["spec"] |= {"schedules": ["TZ=Europe/Paris 0 3 * * MON-FRI", "@every 1h"], "timezone": "Europe/Paris"}
+    spec = {"spec": manifest["spec"]["workflowSpec"]}
+    day = arguments(note="$(date +%F)")
+    step(spec, "one").update(arguments=day)
+    task(spec, "loop").update(arguments=day)
+    assert [(f.rule, f.path.partition("templates")[2]) for f in lint(manifest)] == [
+        ("shell", "[main].dag.tasks[loop].arguments.parameters[note]"),
+        ("shell", "[stages].steps[0][one].arguments.parameters[note]"),
+    ]
+    template(spec, "finish")["container"].update(command=["sh", "-c"])  # which a shell reads
+    assert lint(manifest) == []
 
 
 # objects
@@ -382,6 +473,96 @@ OBJECTS = {
         "spec": {"maxReplicas": 2, "scaleTargetRef": {"apiVersion": "apps/v1", "kind": "Deployment", "name": "plain"}},
     },
 }
+
+
+def trainer(kind: str, **spec: Any) -> Any:
+    return {"apiVersion": "trainer.kubeflow.org/v1alpha1", "kind": kind, "metadata": {"name": "t"}, "spec": spec}
+
+
+def jobset() -> Any:
+    node = plain("Job")["spec"]["template"]
+    jobs = [{"name": "node", "template": {"spec": {"template": node}}}]
+    return {"template": {"spec": {"replicatedJobs": jobs}}}
+
+
+def served(**more: Any) -> Any:
+    made = plain("Job")["spec"]["template"]["spec"]
+    made["containers"][0].update(readinessProbe={}, livenessProbe={})
+    spec = {"predictor": made, **more}
+    return {
+        "apiVersion": "serving.kserve.io/v1beta1",
+        "kind": "InferenceService",
+        "metadata": {"name": "s"},
+        "spec": spec,
+    }
+
+
+# kinds whose servers are not in the cluster of the tests
+OTHERS = {
+    "InferenceService": served,
+    "TrainingRuntime": lambda: trainer("TrainingRuntime", **jobset()),
+    "ClusterTrainingRuntime": lambda: trainer("ClusterTrainingRuntime", **jobset()),
+    "TrainJob": lambda: trainer("TrainJob", trainer={"image": PINNED, "args": ["x"]}, runtimeRef={"name": "t"}),
+}
+
+
+def role(thing: Any) -> Any:
+    return thing["spec"]["predictor"]["containers"][0]
+
+
+def node(thing: Any) -> Any:
+    return thing["template"]["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]["containers"][0]
+
+
+HOST = {"volumes": [{"name": "a", "hostPath": {"path": "/"}}]}
+OTHER_WARNINGS: dict[str, tuple[str, Callable[[Any], Any], str, str]] = {
+    "image": ("InferenceService", lambda j: role(j).update(image="a:latest"), "image", "spec.predictor.containers[main].image"),
+    "resources": ("InferenceService", lambda j: role(j).pop("resources"), "resources", "spec.predictor.containers[main].resources"),
+    "security": (
+        "InferenceService", lambda j: role(j).pop("securityContext"), "security", "spec.predictor.containers[main].securityContext"),
+    "probes": ("InferenceService", lambda j: role(j).pop("readinessProbe"), "probe", "spec.predictor.containers[main]"),
+    "transformer": (
+        "InferenceService", lambda j: j["spec"].update(transformer={**j["spec"]["predictor"], **HOST}), "security",
+        "spec.transformer.volumes[a]"),
+    "model": (
+        "InferenceService", lambda j: j["spec"].update(predictor={"model": {**role(j), "image": "a:1"}, "securityContext":
+        j["spec"]["predictor"]["securityContext"]}), "image", "spec.predictor.model.image"),
+    "runtime's image": (
+        "TrainingRuntime", lambda j: node(j["spec"]).update(image="a:1"), "image",
+        "spec.template.spec.replicatedJobs[node].template.spec.template.spec.containers[main].image"),
+    "runtime's resources": (
+        "ClusterTrainingRuntime", lambda j: node(j["spec"]).pop("resources"), "resources",
+        "spec.template.spec.replicatedJobs[node].template.spec.template.spec.containers[main].resources"),
+    "trainer's image": ("TrainJob", lambda j: j["spec"]["trainer"].update(image="a"), "image", "spec.trainer.image"),
+    "trainer's resources": (
+        "TrainJob", lambda j: j["spec"]["trainer"].update(resourcesPerNode={"requests": {"cpu": 1}}), "resources",
+        "spec.trainer.resourcesPerNode"),
+    "trainer's secret": (
+        "TrainJob", lambda j: j["spec"]["trainer"].update(env=[{"name": "HF_TOKEN", "value": "x"}]), "secret",
+        "spec.trainer.env[HF_TOKEN]"),
+    "override": (
+        "TrainJob", lambda j: j["spec"].update(podTemplateOverrides=[{"spec": HOST}]), "security",
+        "spec.podTemplateOverrides[0].spec.volumes[a]"),
+    "patch": (
+        "TrainJob", lambda j: j["spec"].update(runtimePatches=[{"trainingRuntimeSpec": jobset()}]) or node(
+            j["spec"]["runtimePatches"][0]["trainingRuntimeSpec"]).update(image="a:1"), "image",
+        "spec.runtimePatches[0].trainingRuntimeSpec.template.spec.replicatedJobs[node].template.spec.template.spec"
+        ".containers[main].image"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("mistake", OTHER_WARNINGS)
+def test_pods_of_servers_and_runtimes_are_looked_at_as_any(mistake: str) -> None:
+    kind, change, rule, path = OTHER_WARNINGS[mistake]
+    thing = OTHERS[kind]()
+    assert lint(thing) == []
+    change(thing)
+    assert [(f.rule, f.path, f.fatal) for f in lint(thing)] == [(rule, path, False)]
+
+
+def test_what_the_blocks_make_has_no_findings() -> None:
+    for kind, one in kinds(image=PINNED).items():
+        assert [str(f) for f in lint(one.manifest)] == [], kind
 
 
 def pod(thing: Any) -> Any:
@@ -658,9 +839,9 @@ def test_no_manifest_is_a_crash(data: st.DataObject) -> None:
 
 
 @settings(max_examples=300, suppress_health_check=[HealthCheck.too_slow], deadline=None)
-@given(st.data(), st.sampled_from(sorted(OBJECTS)))
+@given(st.data(), st.sampled_from(sorted({**OBJECTS, **OTHERS})))
 def test_no_object_is_a_crash(data: st.DataObject, kind: str) -> None:
-    thing = OBJECTS[kind]()
+    thing = {**OBJECTS, **OTHERS}[kind]()
     thing["spec"].setdefault("elasticPolicy", {"minReplicas": 1, "rdzvConf": [{"key": "a", "value": "b"}]})
     for _ in range(data.draw(st.integers(1, 3))):
         mutated(data, thing)
