@@ -46,7 +46,7 @@ def kill_outright(place: Place, beside: Kube, *pods: str) -> None:
     spec = {"hostPID": True, "restartPolicy": "Never", "containers": [killer]}
     spec |= {"nodeName": found[0]["spec"]["nodeName"]}
     beside.apply({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "kill"}, "spec": spec})
-    beside("wait", "pod/kill", "--for=jsonpath={.status.phase}=Succeeded", "--timeout=60s")
+    beside("wait", "pod/kill", "--for=jsonpath={.status.phase}=Succeeded", "--timeout=240s", timeout=250)
     beside("delete", "pod/kill", "--grace-period=0", "--force")
 
 

@@ -82,7 +82,7 @@ def shell(place: Place, node: Kube) -> None:
     spec = {"terminationGracePeriodSeconds": 0, "containers": [container]}
     spec |= {"volumes": [{"name": "disk", "hostPath": {"path": "/var/tmp"}}]}
     node.apply({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "root"}, "spec": spec})
-    node("wait", "pod/root", "--for=condition=Ready", "--timeout=60s")
+    node("wait", "pod/root", "--for=condition=Ready", "--timeout=240s", timeout=250)
 
 
 def stand(kube: Kube) -> None:
