@@ -126,10 +126,10 @@ class WorkflowRules:
         if not spec.get("schedules"):
             old = "`schedule` is gone in Argo 4" if spec.get("schedule") else "it never runs"
             self.found.warn("spec.schedules", "cron", f"it is missing, so {old}: give a list of cron expressions.")
-        schedules = spec.get("schedules") or ([spec["schedule"]] if spec.get("schedule") else [])
-        for number, schedule in enumerate(schedules if isinstance(schedules, list) else []):
+        schedules = spec["schedules"] if isinstance(spec.get("schedules"), list) else []
+        for schedule in [*schedules, *([spec["schedule"]] if spec.get("schedule") else [])]:
             if why := crontab.wrong(str(schedule)):
-                self.found.add(f"spec.schedules[{number}]", "cron", f'"{schedule}" is no schedule: {why}.')
+                self.found.add("spec.schedules", "cron", f'"{schedule}" is no schedule: {why}.')
         if why := crontab.wrong_zone(str(spec.get("timezone") or "")):
             self.found.add("spec.timezone", "cron", f'"{spec["timezone"]}" is no time zone: {why.rstrip(".")}.')
         self.calls(f"{self.root}.arguments", self.spec.get("arguments") or {})

@@ -63,6 +63,10 @@ def test_what_failed_before_costs_an_attempt_of_restore_and_not_the_champion() -
 
 def test_verification_waits_as_long_as_a_server_may_take_to_start() -> None:
     """Right after an apply the old pods may count as the new ones; a slow start must not take a good model back."""
+    before = status("NewReplicaSetAvailable", observedGeneration=1, replicas=1, updatedReplicas=1, availableReplicas=1)
+    assert verdict(before | {"metadata": {"generation": 2}}, SUCCESS, ",".join(FAILURE))[
+        0
+    ]  # as it was seen on a cluster
     templates = {each["name"]: each for each in MANIFEST["spec"]["templates"]}
     verify = next(each for each in templates["ship"]["dag"]["tasks"] if each["name"] == "verify")
     wait = {each["name"]: each["value"] for each in verify["arguments"]["parameters"]}["wait_seconds"]
