@@ -193,7 +193,7 @@ class Scope:
         if not kind or node in ("", "name"):
             return bool(kind) or any(tag in layer for layer in self.layers)
         if node == self.running:
-            return rest == "status"
+            return rest in ("", "status")
         return self._done(node) and (not rest or rest in kind.of(node))
 
     def near(self, tag: str) -> tuple[str, set[str]]:

@@ -106,7 +106,7 @@ def save(
     `location`: the S3 place of the template's archiveLocation, for what does not say where it goes itself.
     """
     archive = artifact.get("archive") or {}
-    if missed := _missed(artifact, path, archive):
+    if missed := _missed(artifact, path):
         if artifact.get("optional"):
             return None
         raise ArtifactError(f"{missed}: no such file or directory")
@@ -135,11 +135,11 @@ def save(
     return {**artifact, "s3": where}
 
 
-def _missed(artifact: dict[str, Any], path: Path, archive: dict[str, Any]) -> str:
+def _missed(artifact: dict[str, Any], path: Path) -> str:
     """What Argo looks for in vain, if it does; a file that it zips it looks for by the name of its artifact."""
     if not path.exists():
-        return f"open /var/run/argo/outputs/artifacts{artifact['path']}{'' if 'none' in archive else '.tgz'}"
-    lost = "zip" in archive and path.is_file() and path.name != artifact["name"]
+        return f"open /var/run/argo/outputs/artifacts{artifact['path']}.tgz"
+    lost = "zip" in (artifact.get("archive") or {}) and path.is_file() and path.name != artifact["name"]
     return f"stat {STAGED}/{artifact['name']}" if lost else ""
 
 

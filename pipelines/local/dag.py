@@ -127,6 +127,9 @@ class Dag:
                     return False, False
             except (NodeError, ValueError) as error:
                 self.s.mark(node["name"], "Error", str(error))
+                if name in self.targets and isinstance(error, NodeError):
+                    # Argo tries again: what fails twice is an error of the whole
+                    hooks.during(self.s, task, node, self.scope(name), self.options())
         if node and node["phase"] in FULFILLED:
             return self.s.hooks_done(node), not hooked or self._exited(name, node)
         if not (node and node["type"] == "Pod" and node["id"] in self.s.started):

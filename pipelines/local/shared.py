@@ -32,13 +32,16 @@ def locks_of(synchronization: dict[str, Any], namespace: str, cluster: Any) -> l
     for each in synchronization.get("semaphores") or []:
         reference = each.get("configMapKeyRef") or {}
         map, key = reference.get("name", ""), reference.get("key", "")
+        name = f"{each.get('namespace') or namespace}/ConfigMap/{map}/{key}"
         try:
-            limit = int(cluster.configmap(map)[key])
-        except KeyError as error:
-            raise NodeError(f"failed to initialize semaphore: the ConfigMap {map} has no {key} ({error})") from None
+            limit, why = int(cluster.configmap(map)[key]), "it is 0"
+        except KeyError:
+            limit, why = 0, f"the ConfigMap {map} has no {key}"
         except ValueError as error:
-            raise NodeError(f"failed to initialize semaphore: {error}") from None
-        locks.append((f"{each.get('namespace') or namespace}/ConfigMap/{map}/{key}", limit))
+            limit, why = 0, str(error)
+        if not limit:
+            raise NodeError(f"failed to initialize semaphore {name} with limit: {why}")
+        locks.append((name, limit))
     for each in synchronization.get("mutexes") or []:
         locks.append((f"{each.get('namespace') or namespace}/Mutex/{each.get('name', '')}", 1))
     if len(set(locks)) < len(locks):
@@ -61,8 +64,7 @@ class Shared:
             if name not in mine and not self._take(mine, name, limit):
                 for each in set(mine) - before:
                     os.close(mine.pop(each))
-                full = f"Waiting for {name} lock. Lock status: 0/{limit}"
-                return name, full if limit else f"Failed to get semaphore limit for {name}"
+                return name, f"Waiting for {name} lock. Lock status: 0/{limit}"
         return "", ""
 
     def release(self, holder: str) -> bool:

@@ -5,6 +5,7 @@ template, gives = leaf(chance, "echo")     # gives: what can be referred to (res
 
 from typing import Any
 
+from pipelines.local.services import BUCKET
 from tests.conformance.chance import Chance
 
 Template = dict[str, Any]
@@ -171,7 +172,7 @@ def listing(chance: Chance) -> tuple[Template, set[str]]:
         "sort(map(data, {len(split(#, '/'))}))",
     )
     steps = [{"expression": chance.one(*expressions)} for _ in range(chance.one(1, 1, 2))]
-    source = {"artifactPaths": {"name": "f", "s3": {"key": ""}}}
+    source = {"artifactPaths": {"name": "f", "s3": {"bucket": BUCKET, "key": ""}}}
     return {"data": {"source": source, "transformation": steps}}, {"result"}
 
 
@@ -229,7 +230,8 @@ def _dress(chance: Chance, template: Template) -> None:
             "cache": {"configMap": {"name": "memos-{{workflow.name}}"}},
         }
     if chance(12):
-        semaphore = {"configMapKeyRef": {"name": LIMITS, "key": chance.one("one", "two", "one", "two", "text", "nope")}}
+        key = chance.one("one", "two", "one", "two", "text", "none", "nope")
+        semaphore = {"configMapKeyRef": {"name": LIMITS, "key": key}}
         template["synchronization"] = chance.one(
             {"mutexes": [{"name": "{{workflow.name}}-m"}]}, {"semaphores": [semaphore]}
         )

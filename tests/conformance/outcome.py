@@ -29,6 +29,7 @@ CLASSES = (
     r"(?P<said>invalid spec):.*",
     r"(?P<said>(.*: )?)(invalid (operation|argument)|cannot (use|fetch)|type .* has no field|unexpected token)\b.*",
     r"(?P<said>.*error decoding patch): .*",
+    r"(?P<said>.*failed to initialize semaphore) .* with limit.*",
     r"(?P<said>failed to resolve references): .*",  # of parallel steps: which of them is heard first is chance
 )
 # whose pod was killed: what it leaves, and with which code, is a matter of milliseconds

@@ -353,7 +353,7 @@ class Maker:
         beside = []
         if LIMITS in repr((self.templates, self.elsewhere)):
             limits = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": f"{NAME}-limits"}}
-            beside.append(limits | {"data": {"one": "1", "two": "2", "text": "few"}})
+            beside.append(limits | {"data": {"one": "1", "two": "2", "text": "few", "none": "0"}})
         if self.elsewhere:
             library = {"kind": "WorkflowTemplate", "metadata": {"name": f"{NAME}-lib"}}
             beside.append(version | library | {"spec": {"templates": self.elsewhere}})
