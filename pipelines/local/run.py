@@ -107,7 +107,7 @@ class LocalRun:
         self.status, self.shutdown = status, ""
         self.on_change: OnChange | None = None
         self.head = ""
-        self.asked = False  # somebody let it go on, which is not in the journal yet
+        self.asked = ""  # what somebody asked who let it go on, and is not in the journal yet
 
     @classmethod
     def new(
@@ -179,9 +179,9 @@ class LocalRun:
         while True:
             actions = scheduler.advance(time.time(), events)
             self._record(scheduler)
-            if self.asked:
+            if self.asked and self.files.asked.read_text() == self.asked:  # else somebody has asked for more
                 self.files.asked.unlink()
-                self.asked = False
+            self.asked = ""
             if scheduler.done:
                 executor.halt(GRACE)
                 self._tidy(scheduler)
@@ -198,10 +198,10 @@ class LocalRun:
         """What `let_go` asks for."""
         if not self.files.asked.exists():
             return []
-        self.asked = True
+        self.asked = self.files.asked.read_text()
         if self.workflow["spec"].pop("suspend", None):
             write(self.files.root / "manifest.yaml", json.dumps(self.workflow, indent=1))
-        return [Resumed(id, values) for id, values in json.loads(self.files.asked.read_text()).items()]
+        return [Resumed(id, values) for id, values in json.loads(self.asked).items()]
 
     def _tidy(self, scheduler: Scheduler) -> None:
         """Deletes what goes with the end of the run; again, if a run that is over is gone on with."""

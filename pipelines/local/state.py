@@ -12,6 +12,7 @@ import json
 import os
 import shutil
 import time
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -221,11 +222,15 @@ def named(error: OSError, root: Path) -> RekindleError:
 
 
 def write(path: Path, text: str, mode: int = 0o666) -> None:
-    """A whole file or the one before."""
-    beside = path.with_name(path.name + ".new")
-    with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "w") as file:
-        file.write(text)
-    beside.replace(path)
+    """A whole file or the one before, also if two write at once."""
+    beside = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    try:
+        with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w") as file:
+            file.write(text)
+        beside.replace(path)
+    except BaseException:
+        beside.unlink(missing_ok=True)
+        raise
 
 
 def read(home: Path, name: str) -> Status:
@@ -247,7 +252,8 @@ def interrupted(status: Status, now: str) -> Status:
             for group in (each for each in nodes.values() if id in each.get("children", [])):
                 if group["type"] in ("StepGroup", "TaskGroup"):
                     group |= {"phase": "Running", "finishedAt": None}
-        if node["type"] == "Pod" and node["phase"] in ("Pending", "Running") and "synchronizationStatus" not in node:
+        begins = node["type"] in ("Pod", "HTTP") and node["phase"] in ("Pending", "Running")
+        if begins and "synchronizationStatus" not in node:
             node |= {"phase": "Pending", "startedAt": now}
     return status
 

@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from pipelines import overview
 from pipelines.local.cluster import LocalCluster
 from pipelines.local.run import execute, resume, stop
-from pipelines.local.state import RunFiles
+from pipelines.local.state import RunFiles, interrupted, write
 from steps.errors import ConfigError
 
 STEPS = [[{"name": "a", "template": "one"}], [{"name": "b", "template": "one"}]]
@@ -72,3 +73,25 @@ def test_a_file_edited_by_hand_is_named_and_neither_run_nor_hides_the_other_runs
 def test_a_journal_that_is_lost_is_a_run_that_begins_anew(files: RunFiles) -> None:
     (files.root / "journal.jsonl").unlink()
     assert resume("w", LocalCluster(files.home))["phase"] == "Succeeded"
+
+
+def test_a_file_that_two_write_at_once_is_that_of_one(tmp_path: Path) -> None:
+    texts = [letter * 100_000 for letter in "abcd"]
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda number: write(tmp_path / "f", texts[number % 4]), range(400)))
+    assert (tmp_path / "f").read_text() in texts
+    assert [path.name for path in tmp_path.iterdir()] == ["f"]
+
+
+def test_a_file_that_cannot_be_written_leaves_the_one_before_and_no_other(tmp_path: Path) -> None:
+    write(tmp_path / "f", "before")
+    with pytest.raises(UnicodeEncodeError):
+        write(tmp_path / "f", "\ud800")
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("f", "before")]
+
+
+def test_what_ran_when_its_runner_died_has_all_its_time_again() -> None:
+    old = {"name": "w", "startedAt": "2026-01-01T00:00:00Z"}
+    nodes = {each: {**old, "id": each, "type": each, "phase": "Pending"} for each in ("Pod", "HTTP", "Suspend")}
+    after = interrupted({"phase": "Running", "nodes": nodes}, "2026-01-02T00:00:00Z")["nodes"]
+    assert [each for each in after if after[each]["startedAt"] != old["startedAt"]] == ["Pod", "HTTP"]
