@@ -178,22 +178,16 @@ class Nodes:
 
 @dataclass(frozen=True)
 class Scope:
-    """What has a value at one place: all of `layers`, and of the `nodes` those that are `done` there.
-
-    `running`: the node of which there is but the status.
-    """
+    """What has a value at one place: all of `layers`, and of the `nodes` those that are `done` there."""
 
     layers: tuple[Names, ...]
     nodes: Nodes | None = None
     done: Callable[[str], bool] = field(default=lambda name: False)
-    running: str = ""
 
     def __contains__(self, tag: str) -> bool:
         kind, node, rest = self._parts(tag)
         if not kind or node in ("", "name"):
             return bool(kind) or any(tag in layer for layer in self.layers)
-        if node == self.running:
-            return rest in ("", "status")
         return self._done(node) and (not rest or rest in kind.of(node))
 
     def near(self, tag: str) -> tuple[str, set[str]]:

@@ -265,10 +265,26 @@ class WorkflowRules:
             self.found.warn(f"{path}.when", "when", why)
         plain = {key: value for key, value in task.items() if key not in ("hooks", "inline", "depends")}
         self.tags(path, plain, scope)
-        # a hook knows what its own node gave, that of a step only if one of them runs at its exit (validateSteps)
-        own = replace(scope, done=lambda other: other == name or scope.done(other))
-        early = ".steps[" in path and not hooks.keys() & {"exit", "onExit"}
-        self.tags(f"{path}.hooks", hooks, replace(scope, running=name) if early else own)
+        self.tags(f"{path}.hooks", hooks, replace(scope, done=lambda other: other == name or scope.done(other)))
+        self.early(path, name, task)
+
+    def early(self, path: str, name: str, task: Manifest) -> None:
+        """What Argo has not got when it checks a step or task, though it would have it in time (resolveAllVariables)."""
+        exits = "onExit" in task or "exit" in (task.get("hooks") or {})
+        own = re.compile(rf"steps\.{re.escape(name)}\.(outputs\.|exitCode)" if not exits else "(?!)")
+        for where, text in scopes.texts(task, path):
+            for tag in map(str.strip, tags.TAG.findall(text)):
+                if tag.startswith("pod."):
+                    why = (
+                        "Argo knows it only in a template that is called by its name: put the template with the others."
+                    )
+                    self.found.add(where, "tag", f"{{{{{tag}}}}}: {why}")
+                elif own.match(tag) and ".hooks" in where:
+                    self.found.add(
+                        where,
+                        "tag",
+                        f"{{{{{tag}}}}}: Argo knows it here only beside an exit hook: write {{{{={tag}}}}}.",
+                    )
 
     def hooks(self, path: str, hooks: Manifest) -> None:
         for name, hook in hooks.items():

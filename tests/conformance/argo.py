@@ -22,6 +22,7 @@ import yaml
 
 from pipelines.local.cluster import BASES
 from pipelines.local.manifest import documents, split
+from pipelines.local.services import BUCKET
 from steps.storage import Store
 from tests.conformance.outcome import OVER, REFUSED, STUCK, Outcome, in_store, of_status
 
@@ -111,6 +112,8 @@ class Argo:
 
     def submit(self, name: str, text: str) -> None:
         """Creates the Workflow of a manifest's text, and applies what lies beside it."""
+        if self.store:
+            text = text.replace(f"bucket: {BUCKET}", f"bucket: {self.store.bucket}")
         flow, beside = split([self._imaged(each) for each in documents(text)])
         if self.instance:
             flow["metadata"].setdefault("labels", {})[INSTANCE] = self.instance

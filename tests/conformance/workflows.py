@@ -247,7 +247,13 @@ class Maker:
     def _place(self, template: Template) -> dict[str, Any]:
         """Where a template is: with the others, in the step itself, or in a WorkflowTemplate."""
         where = self.chance.one("here", "here", "here", "here", "inline", "elsewhere")
-        if where == "inline" and "daemon" not in template and "steps" not in template and "dag" not in template:
+        if (
+            where == "inline"
+            and "daemon" not in template
+            and "pod.name" not in repr(template)
+            and "steps" not in template
+            and "dag" not in template
+        ):
             return {"inline": {key: value for key, value in template.items() if key != "name"}}
         if where == "elsewhere" and "steps" not in template and "dag" not in template:
             self.elsewhere.append(template)

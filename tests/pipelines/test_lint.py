@@ -154,6 +154,7 @@ MISTAKES: dict[str, tuple[Callable[[Any], Any], str, str]] = {
     "own outputs": (lambda w: step(w, "three").update(hooks={"some": {
         "template": "finish", "expression": "true", "arguments": arguments(note="{{steps.three.outputs.result}}")}}),
         "tag", r"three\]\.hooks.*steps\.three\.outputs\.result"),
+    "pod of a step": (lambda w: step(w, "three").update(arguments=arguments(note="{{pod.name}}")), "tag", "by its name"),
     "argument": (
         lambda w: step(w, "three").update(arguments=arguments(noet="1")), "argument", 'no input "noet".*mean "note"'),
     "input": (lambda w: task(w, "make").pop("arguments"), "input", 'make needs the input "rows"'),
