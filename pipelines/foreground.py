@@ -55,7 +55,7 @@ def resume(home: Path, name: str | None, values: Mapping[str, str], *, as_json: 
         print(json.dumps({"workflow": name, "phase": "Running"}) if as_json else f"{name} goes on", flush=True)
         return 0
     local = LocalRun.old(name, _cluster(home))
-    return _watched(local, local.workflow, as_json, ask)
+    return _watched(local, local.workflow, as_json, ask, whole=_label(local, "part-of") != "rekindle")
 
 
 def prefetch(home: Path) -> None:

@@ -161,9 +161,11 @@ def test_an_answer_that_a_dying_runner_did_not_hear_is_heard_by_the_next(
     first.send_signal(signal.SIGKILL)
     first.wait()
     assert not let_go("w", {"go": "later"}, tmp_path / ".rekindle")
-    second = run("resume", "w")
+    second = run("resume", "w", "-o", "json")
     out, _ = second.communicate(timeout=60)
     assert second.returncode == 0, out
+    told = json.loads(next(line for line in out.splitlines() if line.startswith("{")))
+    assert told["status"]["nodes"]["w"]["phase"] == "Succeeded"
     assert not RunFiles(tmp_path / ".rekindle", "w").asked.exists()
 
 
