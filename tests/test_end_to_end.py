@@ -1,13 +1,17 @@
 """A user's own data: from a CSV file with other column names to a champion that answers over HTTP."""
 
 import json
+import threading
 import urllib.request
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import polars as pl
+import psutil
 import pytest
+from mlflow import MlflowClient
 
 from pipelines.local.services import Services
 from steps.fraud.simulate import simulate
@@ -31,9 +35,36 @@ def payments(path: Path) -> None:
     pl.concat([table, broken]).write_csv(path)
 
 
+PASSWORD = "hunter-45871"  # MLflow's
+
+
+@contextmanager
+def watched(seen: set[str]) -> Iterator[None]:
+    """Collects the command lines of all processes, as `ps` would show them."""
+    over = threading.Event()
+
+    def look() -> None:
+        while not over.wait(0.3):
+            seen.update(" ".join(each.info["cmdline"] or ()) for each in psutil.process_iter(["cmdline"]))
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+@pytest.fixture(scope="module")
+def seen() -> set[str]:
+    """The command lines of the processes while `started` ran."""
+    return set()
+
+
 @pytest.fixture(scope="module")
 def started(
-    tmp_path_factory: pytest.TempPathFactory, s3_environment: dict[str, str], services: Services
+    tmp_path_factory: pytest.TempPathFactory, s3_environment: dict[str, str], services: Services, seen: set[str]
 ) -> Iterator[tuple[Shell, dict[str, Any]]]:
     """The README's `rekindle run mine.yaml` has been typed: the shell, and what it said."""
     folder = tmp_path_factory.mktemp("mine")
@@ -42,8 +73,11 @@ def started(
     mlflow = services.url("mlflow")
     services.ready()
     # real ones, as far as this run knows
-    with shell(folder, **s3_environment, MLFLOW_TRACKING_URI=mlflow, REKINDLE_TRAIN__EPOCHS="1") as typed:
-        done = typed("rekindle run mine.yaml -o json")
+    real = {**s3_environment, "MLFLOW_TRACKING_URI": mlflow}
+    real |= {"MLFLOW_TRACKING_USERNAME": "ann", "MLFLOW_TRACKING_PASSWORD": PASSWORD}
+    with shell(folder, **real, REKINDLE_TRAIN__EPOCHS="1") as typed:
+        with watched(seen):
+            done = typed("rekindle run mine.yaml -o json")
         assert done.returncode == 0, done.stderr
         yield typed, json.loads(done.stdout)
 
@@ -60,6 +94,27 @@ def test_a_users_own_data_becomes_a_champion(started: tuple[Shell, dict[str, Any
     assert (told["phase"], told["verdict"]) == ("Succeeded", "release")
     assert 0 < told["metrics"]["ap"] <= 1 and 0.5 < told["metrics"]["auc"] <= 1
     assert served(told) == told["model_sha256"]
+
+
+@pytest.mark.timeout(600)
+def test_no_secret_is_in_a_log_in_mlflow_or_in_a_command_line(
+    started: tuple[Shell, dict[str, Any]], seen: set[str], s3_environment: dict[str, str]
+):
+    typed, told = started
+    secrets = {PASSWORD, s3_environment["AWS_SECRET_ACCESS_KEY"], s3_environment["AWS_ACCESS_KEY_ID"]}
+    logs = typed(f"rekindle logs {told['workflow']}").stdout
+    run = str(MlflowClient(typed.environ["MLFLOW_TRACKING_URI"]).get_run(told["run_id"]).to_dictionary())
+    lines = "\n".join(seen)
+    assert "steps.training" in lines and "rekindle.workflow" in run and len(logs) > 100
+    files = [each for each in (typed.folder / ".rekindle").rglob("*") if each.is_file()]
+    kept = {
+        str(each): each.read_text(errors="replace")
+        for each in files
+        if each.suffix in (".log", ".jsonl", ".json", ".yaml")
+    }
+    assert len(kept) > 5
+    told_where = {"command lines": lines, "MLflow": run, "logs": logs} | kept
+    assert [where for where, text in told_where.items() if any(secret in text for secret in secrets)] == []
 
 
 @pytest.mark.slow  # the parts of it: test_outcomes.py, test_evaluate.py, test_cli.py
