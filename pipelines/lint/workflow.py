@@ -269,22 +269,19 @@ class WorkflowRules:
         self.early(path, name, task)
 
     def early(self, path: str, name: str, task: Manifest) -> None:
-        """What Argo has not got when it checks a step or task, though it would have it in time (resolveAllVariables)."""
+        """What Argo has not got when it checks a step or task, but would in time. Source: resolveAllVariables."""
         exits = "onExit" in task or "exit" in (task.get("hooks") or {})
-        own = re.compile(rf"steps\.{re.escape(name)}\.(outputs\.|exitCode)" if not exits else "(?!)")
         for where, text in scopes.texts(task, path):
             for tag in map(str.strip, tags.TAG.findall(text)):
+                why = ""
                 if tag.startswith("pod."):
-                    why = (
-                        "Argo knows it only in a template that is called by its name: put the template with the others."
-                    )
+                    why = "Argo knows it only in a template that is called by its name: put it with the others."
+                elif (
+                    not exits and ".hooks" in where and tag.startswith((f"steps.{name}.outputs.", f"steps.{name}.exit"))
+                ):
+                    why = f"Argo knows it only beside an exit hook: write {{{{={tag}}}}}."
+                if why:
                     self.found.add(where, "tag", f"{{{{{tag}}}}}: {why}")
-                elif own.match(tag) and ".hooks" in where:
-                    self.found.add(
-                        where,
-                        "tag",
-                        f"{{{{{tag}}}}}: Argo knows it here only beside an exit hook: write {{{{={tag}}}}}.",
-                    )
 
     def hooks(self, path: str, hooks: Manifest) -> None:
         for name, hook in hooks.items():
