@@ -1,5 +1,6 @@
 """Fixtures: a real S3 endpoint and a real MLflow server, shared by all processes of a test session."""
 
+import gc
 import os
 import sys
 from collections.abc import Iterator
@@ -22,15 +23,24 @@ ALONE = "PYTEST_XDIST_WORKER" not in os.environ  # or the process that waits for
 LONG = (
     "test_readme.py",
     "test_train.py",
-    "test_end_to_end.py",
     "test_launchers.py",
     "test_demo.py",
     "test_launcher.py",
+    "test_workers.py",
+    "test_end_to_end.py",
+    "test_recorded.py",
+    "test_peers.py",
+    "test_watch.py",
 )
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: LONG.index(item.path.name) if item.path.name in LONG else len(LONG))
+
+
+def pytest_collection_finish() -> None:
+    gc.collect()
+    gc.freeze()  # or each fork, of thousands, is followed by the copy of all that the imported modules are
 
 
 @pytest.fixture(scope="session")

@@ -7,7 +7,6 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
-from mlflow import MlflowClient
 
 from steps import release, tracking
 from steps.errors import ConfigError, DataError, StorageError
@@ -57,6 +56,8 @@ def test_a_release_holds_what_a_server_needs_and_its_version_says_where_it_is_fr
     record = json.loads(s3.get(made.model_uri + "release.json"))
     assert (record["version"], record["model_sha256"], record["workload"]) == ("1", CARD["sha256"], "steps.fraud")
     assert record["files"].keys() == served
+
+    from mlflow import MlflowClient
 
     client = MlflowClient(mlflow_server)
     version = client.get_model_version_by_alias(name, "candidate")

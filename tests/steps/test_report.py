@@ -3,14 +3,23 @@
 import json
 import uuid
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from mlflow import MlflowClient
-from mlflow.entities import Run
 
 from steps import report, tracking
 from steps.storage import Store
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+    from mlflow.entities import Run
+
+
+def client(uri: str | None = None) -> "MlflowClient":
+    from mlflow import MlflowClient
+
+    return MlflowClient(uri)
+
 
 FAILURE = [{"displayName": "train", "message": "Error (exit code 65): no data", "phase": "Failed"}]
 STOPPED = [{"displayName": "train", "message": "workflow shutdown with strategy:  Stop", "phase": "Failed"}]
@@ -35,7 +44,7 @@ def test_the_run_ends_as_the_workflow_did(
     for _ in range(2):
         inputs = report.Inputs(workflow=name, status=status, failures=failures, experiment="reports")
         assert report.run(inputs).run_id == run_id
-    run = MlflowClient(mlflow_server).get_run(run_id)
+    run = client(mlflow_server).get_run(run_id)
     assert (run.info.status, run.data.tags.get("rekindle.failures")) == (expected, tag)
 
 
@@ -59,7 +68,7 @@ COMPLETE = {"t": 105.1, "event": "complete", "step": 40}
 VERDICT = {"t": 103.6, "event": "verdict", "code": 78, "message": "worker-0: the gradient is not finite"}
 
 
-def reported(store: Store, *last: dict[str, Any], failures: str = "") -> Run:
+def reported(store: Store, *last: dict[str, Any], failures: str = "") -> "Run":
     """The MLflow run after `report`, given a ledger that ends with `last`."""
     name = f"w-{uuid.uuid4().hex[:8]}"
     store.put(f"{name}/ledger/1-a-0.jsonl", "\n".join(json.dumps(event) for event in [*EVENTS, *last]).encode())
@@ -68,7 +77,7 @@ def reported(store: Store, *last: dict[str, Any], failures: str = "") -> Run:
         status = "Failed" if failures else "Succeeded"
         report.run(report.Inputs(workflow=name, status=status, failures=failures, experiment="reports",
                                  ledger=f"{name}/ledger"))  # fmt: skip
-    return MlflowClient().get_run(run_id)
+    return client().get_run(run_id)
 
 
 def test_the_run_says_where_the_time_of_its_workers_went(mlflow_server: str, s3: Store, tmp_path: Path) -> None:
@@ -77,7 +86,7 @@ def test_the_run_says_where_the_time_of_its_workers_went(mlflow_server: str, s3:
     seconds = [round(metrics[f"ledger/worker_seconds_{kind}"], 3) for kind in ("trained", "waited", "lost")]
     assert seconds == [1.5 * 2 + 2.5, 2.1, 0]
     assert (metrics["ledger/preemptions"], tags["rekindle.preemptions"], tags["rekindle.device"]) == (1, "1", "cpu")
-    folder = Path(MlflowClient().download_artifacts(run.info.run_id, "ledger", str(tmp_path)))
+    folder = Path(client().download_artifacts(run.info.run_id, "ledger", str(tmp_path)))
     assert "worker-1 was lost (connection closed) at step 10" in (folder / "story.txt").read_text()
     assert json.loads((folder / "summary.json").read_text())["steps"] == 40
     assert (folder / "timeline.png").read_bytes().startswith(b"\x89PNG")
@@ -97,5 +106,5 @@ def test_a_ledger_that_is_missing_or_out_of_reach_does_not_fail_the_workflow(
     assert report.run(inputs).run_id == run_id
     monkeypatch.delenv("S3_BUCKET")
     assert report.run(inputs).run_id == run_id
-    run = MlflowClient(mlflow_server).get_run(run_id)
+    run = client(mlflow_server).get_run(run_id)
     assert (run.info.status, run.data.metrics) == ("FINISHED", {})

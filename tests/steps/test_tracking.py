@@ -4,16 +4,21 @@ import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
-from mlflow import MlflowClient
 
 from steps import tracking
 from steps.errors import TrackingError
 
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
 
 @pytest.fixture
-def client(mlflow_server: str) -> MlflowClient:
+def client(mlflow_server: str) -> "MlflowClient":
+    from mlflow import MlflowClient
+
     return MlflowClient(mlflow_server, mlflow_server)
 
 
@@ -23,22 +28,22 @@ def name() -> str:
 
 
 @pytest.fixture
-def run_id(client: MlflowClient, name: str) -> str:
+def run_id(client: "MlflowClient", name: str) -> str:
     return tracking.start_run(name, f"{name}-1")
 
 
-def version(client: MlflowClient, name: str, alias: str) -> str:
+def version(client: "MlflowClient", name: str, alias: str) -> str:
     return client.get_model_version_by_alias(name, alias).version
 
 
-def test_a_retried_step_finds_the_run_of_its_workflow(client: MlflowClient, name: str, run_id: str) -> None:
+def test_a_retried_step_finds_the_run_of_its_workflow(client: "MlflowClient", name: str, run_id: str) -> None:
     assert tracking.start_run(name, f"{name}-1") == run_id == tracking.find_run(name, f"{name}-1")
     assert tracking.start_run(name, f"{name}-2", {"color": "red"}) != run_id
     assert tracking.find_run(name, "another") is tracking.find_run("nowhere", "another") is None
     assert client.get_run(run_id).info.run_name == f"{name}-1"
 
 
-def test_everything_logged_arrives_and_may_be_logged_twice(client: MlflowClient, run_id: str, tmp_path: Path) -> None:
+def test_everything_logged_arrives_and_may_be_logged_twice(client: "MlflowClient", run_id: str, tmp_path: Path) -> None:
     (tmp_path / "deep").mkdir()
     (tmp_path / "deep" / "a.txt").write_text("hello")
     for _ in range(2):
@@ -52,7 +57,7 @@ def test_everything_logged_arrives_and_may_be_logged_twice(client: MlflowClient,
     assert [f.path for f in client.list_artifacts(run_id, "report/deep")] == ["report/deep/a.txt"]
 
 
-def test_a_release_registered_twice_is_one_version(client: MlflowClient, name: str, run_id: str) -> None:
+def test_a_release_registered_twice_is_one_version(client: "MlflowClient", name: str, run_id: str) -> None:
     assert tracking.champion(name) is None
     first, again, other = (
         tracking.register(name, f"releases/{n}/", f"s3://b/releases/{n}/", n * 32, run_id, {"git_sha": "1"})
@@ -67,7 +72,7 @@ def test_a_release_registered_twice_is_one_version(client: MlflowClient, name: s
     assert client.get_model_version(name, "1").tags["git_sha"] == "1"
 
 
-def test_a_champion_that_no_release_made_is_named(client: MlflowClient, name: str) -> None:
+def test_a_champion_that_no_release_made_is_named(client: "MlflowClient", name: str) -> None:
     client.create_registered_model(name)
     client.create_model_version(name, "s3://elsewhere/model")
     client.set_registered_model_alias(name, "champion", "1")
@@ -75,7 +80,7 @@ def test_a_champion_that_no_release_made_is_named(client: MlflowClient, name: st
         tracking.champion(name)
 
 
-def test_a_deleted_experiment_is_explained(client: MlflowClient, name: str, run_id: str) -> None:
+def test_a_deleted_experiment_is_explained(client: "MlflowClient", name: str, run_id: str) -> None:
     client.delete_experiment(client.get_run(run_id).info.experiment_id)
     with pytest.raises(TrackingError, match=r"is deleted in MLflow: its name stays taken\. Restore it"):
         tracking.start_run(name, "w")

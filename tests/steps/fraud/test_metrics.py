@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from sklearn.metrics import average_precision_score, roc_auc_score
 
 from steps.fraud.metrics import (
     _weighted_ap,
@@ -43,6 +42,8 @@ def test_a_perfect_and_a_blind_model():
 
 
 def test_ap_and_auc_are_those_of_scikit_learn():
+    from sklearn.metrics import average_precision_score, roc_auc_score
+
     generator = np.random.default_rng(3)
     labels = (generator.random(4000) < 0.02).astype(np.uint8)
     smooth = generator.random(4000) + 0.3 * labels
@@ -52,6 +53,8 @@ def test_ap_and_auc_are_those_of_scikit_learn():
 
 
 def test_the_bootstrap_weighs_as_scikit_learn_does():
+    from sklearn.metrics import average_precision_score
+
     generator = np.random.default_rng(1)
     n, cards = 3000, 200
     labels = (generator.random(n) < 0.1).astype(np.int64)
@@ -64,6 +67,8 @@ def test_the_bootstrap_weighs_as_scikit_learn_does():
 
 
 def test_the_interval_of_a_difference_holds_what_it_should():
+    from sklearn.metrics import average_precision_score
+
     generator = np.random.default_rng(2)
     n, cards = 8000, 400
     labels = (generator.random(n) < 0.05).astype(np.int64)

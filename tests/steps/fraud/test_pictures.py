@@ -5,8 +5,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from steps.fraud.pictures import draw
-
 
 @pytest.mark.parametrize(("frauds", "known_scenarios", "champion"), [(1, False, False), (300, True, True)])
 def test_every_picture_is_drawn_of_much_and_of_little(
@@ -20,5 +18,7 @@ def test_every_picture_is_drawn_of_much_and_of_little(
     if champion:
         scores["champion"] = np.zeros(2000)
         part["champion"] = {"ap": 0.4}
+    from steps.fraud.pictures import draw
+
     draw(tmp_path / "report", labels, scenarios, scores, [part])
     assert len(list((tmp_path / "report").glob("*.png"))) == 5
