@@ -30,6 +30,7 @@ from tests.conformance.outcome import Outcome, differences, refused
 
 FLOWS = ("Workflow", "CronWorkflow", "WorkflowTemplate", "ClusterWorkflowTemplate")
 BESIDE = ("WorkflowTemplate", "ClusterWorkflowTemplate", "ConfigMap", "Secret")
+LONG = 60.0  # seconds; what takes longer here waits for somebody (suspend), or is meant to be long
 VERSION = "argoproj.io/v1alpha1"
 
 
@@ -81,13 +82,15 @@ def _refer(text: str, library: dict[str, Any], needed: dict[str, dict[str, Any]]
             _refer(json.dumps(thing), library, needed)
 
 
-def ran_here(here: Here, path: Path) -> tuple[Outcome, float]:
-    """What it comes to on this machine, and in how many seconds."""
+def ran_here(here: Here, path: Path) -> tuple[Outcome, float] | None:
+    """What it comes to on this machine, and in how many seconds; None if it would wait for somebody, or for long."""
     since = time.monotonic()
     try:
         return here.run(path, path.stem), time.monotonic() - since
-    except (AssertionError, subprocess.TimeoutExpired) as error:
+    except AssertionError as error:
         return {"phase": "Broken", "message": str(error)[-500:], "outputs": {}, "nodes": []}, time.monotonic() - since
+    except subprocess.TimeoutExpired:
+        return None
 
 
 def main() -> int:
@@ -108,16 +111,17 @@ def main() -> int:
 
     with tempfile.TemporaryDirectory() as folder, Argo(given.namespace, given.image, given.instance) as argo:
         mine: dict[Path, tuple[Outcome, float]] = {}
-        with Here(Path(folder) / "home") as here:
+        with Here(Path(folder) / "home", LONG) as here:
             for name, objects in gathered(given.folder):
                 if not re.search(given.only, name):
                     continue
                 (path := Path(folder, f"{name}.yaml")).write_text(yaml.safe_dump_all(objects, sort_keys=False))
-                outcome, seconds = ran_here(here, path)
-                if refused(outcome):
-                    said(name, "refused", outcome["message"][-200:].replace("\n", " "))
+                if not (ran := ran_here(here, path)):
+                    said(name, "waits", f"not over after {here.timeout:g} s")
+                elif refused(ran[0]):
+                    said(name, "refused", ran[0]["message"][-200:].replace("\n", " "))
                 else:
-                    mine[path] = outcome, seconds
+                    mine[path] = ran
 
         def ended(path: Path, argos: Outcome, seconds: float) -> None:
             outcome, seconds_here = mine[path]

@@ -22,8 +22,8 @@ BAD = 2  # the exit code of what is refused
 class Here:
     """A home of its own, whose services end with it."""
 
-    def __init__(self, home: Path) -> None:
-        self.home, self.services = home, Services(home, {})
+    def __init__(self, home: Path, timeout: float = TIMEOUT) -> None:
+        self.home, self.services, self.timeout = home, Services(home, {}), timeout
         self.environment = {key: value for key, value in os.environ.items() if not key.startswith(("S3_", "AWS_"))}
         self.environment |= {"REKINDLE_HOME": str(home)}
 
@@ -37,7 +37,7 @@ class Here:
         """The outcome. Fails with what was printed if the runner breaks or hangs."""
         program = Path(sys.executable).with_name("rekindle")
         command = [str(program), "run", "--manifest", str(manifest), "-o", "json", "--yes"]
-        done = subprocess.run(command, env=self.environment, capture_output=True, text=True, timeout=TIMEOUT)
+        done = subprocess.run(command, env=self.environment, capture_output=True, text=True, timeout=self.timeout)
         assert done.returncode in (0, 1, BAD) and "Traceback" not in done.stderr, done.stderr
         if done.returncode == BAD:
             return {"phase": "Error", "message": f"{REFUSED}: {done.stdout.strip()}", "outputs": {}, "nodes": []}
