@@ -118,7 +118,19 @@ class Dag:
         scopes.add_skipped(scope, "tasks", name, node, self.s.template(self.tasks[name]), artifacts=False)
 
     def visit(self, name: str) -> State:
-        """Brings a task as far as it can go. Whether what depends on it may go on, and whether it is over."""
+        """Brings a task as far as it can go. Whether what depends on it may go on, and whether it is over.
+
+        Raises NodeError where a target of the DAG cannot see what a loop gave: the whole ends here.
+        """
+        state = self._visit(name)
+        if name in self.targets and self.looped and self.node(name):
+            try:
+                self.scope(name)
+            except ValueError as error:
+                raise NodeError(str(error)) from None
+        return state
+
+    def _visit(self, name: str) -> State:
         node, task = self.node(name), self.tasks[name]
         hooked = bool(task.get("hooks") or task.get("onExit"))
         if node and hooked and (node["phase"] != "Pending" or name in self.targets):
@@ -261,7 +273,7 @@ class Dag:
         """Whether the exit hook of a task that is over is over, too: one that cannot run never is."""
         try:
             return hooks.after(self.s, self.tasks[name], node, self.scope(name), self.options())
-        except NodeError:
+        except (NodeError, ValueError):
             return False
 
     def phase(self) -> str:
@@ -341,12 +353,6 @@ def execute(
     dag = scheduler.memory.get(("dag", name)) or Dag(scheduler, name, template, options)
     scheduler.memory[("dag", name)] = dag
     dag.order.walk(dag.visit)
-    try:
-        for target in dag.targets if dag.looped else ():
-            if dag.node(target):
-                dag.scope(target)
-    except ValueError as error:  # a loop's results are no JSON: the whole DAG ends here
-        raise NodeError(str(error)) from None
     if node["phase"] in FULFILLED:
         return node
     stopped = scheduler.shutdown and not options.on_exit

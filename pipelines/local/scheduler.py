@@ -91,7 +91,8 @@ class Scheduler(Values):
             gates.release(self)
             self._operate()
         if self.status["phase"] == "Running" and not self._goes_on():
-            self.finish("Error", f"{self.stuck or 'nothing is left to run'}: Argo would wait for it for ever")
+            message = f"{self.stuck or 'nothing is left to run'}: Argo would wait for it for ever"
+            self.finish("Error", message, stuck=True)
         if self.deadline and self.status["phase"] == "Running" and now < self.deadline:
             self.wake_at(self.deadline)
         return self.actions
@@ -230,7 +231,10 @@ class Scheduler(Values):
             phase, message = exit_node["phase"], exit_node.get("message", "")
         self.finish(phase, message if phase in FAILED else "")
 
-    def finish(self, phase: str, message: str) -> None:
+    def finish(self, phase: str, message: str, stuck: bool = False) -> None:
+        entry = self.get(self.name)
+        if phase == "Error" and entry and entry["phase"] == "Running" and not stuck:  # as after the exit hook of a step
+            self.mark(self.name, "Error", "Workflow operation error")
         self.status |= {"phase": phase, "message": message, "finishedAt": stamp(self.now)}
         if not volumes.kept(self.spec, phase):
             self.status.pop("persistentVolumeClaims", None)
