@@ -11,7 +11,6 @@ from typing import Any
 import polars as pl
 import psutil
 import pytest
-from mlflow import MlflowClient
 
 from pipelines.local.services import Services
 from steps.fraud.simulate import simulate
@@ -100,6 +99,8 @@ def test_a_users_own_data_becomes_a_champion(started: tuple[Shell, dict[str, Any
 def test_no_secret_is_in_a_log_in_mlflow_or_in_a_command_line(
     started: tuple[Shell, dict[str, Any]], seen: set[str], s3_environment: dict[str, str]
 ):
+    from mlflow import MlflowClient
+
     typed, told = started
     secrets = {PASSWORD, s3_environment["AWS_SECRET_ACCESS_KEY"], s3_environment["AWS_ACCESS_KEY_ID"]}
     logs = typed(f"rekindle logs {told['workflow']}").stdout
