@@ -219,10 +219,10 @@ def _reachable(name: str, url: str) -> None:
             (parts.hostname or "", parts.port or {"http": 80, "https": 443}[parts.scheme]), 3
         ):
             return
-    except OSError as error:
+    except (OSError, ValueError) as error:  # ValueError: a port that is none
         raise FAILS_WITH[name](
-            f"{REAL[name]} is {without_user(url)}, but nothing answers there ({error}). Start it or correct the address; unset "
-            f"{REAL[name]} to use the embedded one."
+            f"{REAL[name]} is {without_user(url)}, but nothing answers there ({error}). Start it or correct the address; "
+            f"unset {REAL[name]} to use the embedded one."
         ) from error
 
 
