@@ -221,8 +221,8 @@ def _reachable(name: str, url: str) -> None:
             return
     except (OSError, ValueError) as error:  # ValueError: a port that is none
         raise FAILS_WITH[name](
-            f"{REAL[name]} is {without_user(url)}, but nothing answers there ({error}). Start it or correct the address; "
-            f"unset {REAL[name]} to use the embedded one."
+            f"{REAL[name]} is {without_user(url)}, but nothing answers there ({error}). Start it or correct the "
+            f"address; unset {REAL[name]} to use the embedded one."
         ) from error
 
 
