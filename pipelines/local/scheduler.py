@@ -23,6 +23,7 @@ from pipelines.local.table import (
     FAILED,
     FULFILLED,
     Began,
+    Crashed,
     Ended,
     Kill,
     Node,
@@ -200,6 +201,9 @@ class Scheduler(Values):
             return
         except NodeError as error:
             self.finish("Error", f"error in entry template execution: {error}")
+            return
+        except Crashed as error:
+            self.finish("Error", str(error))
             return
         if node is None:
             return

@@ -33,6 +33,10 @@ class Parallel(Exception):
     """A limit on parallelism is reached: nothing is wrong, try again later."""
 
 
+class Crashed(Exception):
+    """Argo's controller fails at this, and with it the workflow: it looks for a child that could not begin."""
+
+
 class TimedOut(NodeError):
     """The node's `timeout` passed before it could run."""
 
@@ -226,7 +230,9 @@ class Table:
             self.added.setdefault(node["id"], []).append(id)
 
     def outbound(self, id: str) -> list[str]:
-        """The nodes that whatever comes after node `id` hangs on."""
+        """The nodes that whatever comes after node `id` hangs on. Raises Crashed."""
+        if id not in self.nodes:
+            raise Crashed("was unable to obtain node")
         node = self.nodes[id]
         below = [self.nodes[each]["type"] for each in node.get("children", [])[:1] if each in self.nodes]
         named = node.get("templateName") or node.get("templateRef")  # Argo does not find an inline one again
@@ -244,8 +250,14 @@ class Table:
         return [out for each in node.get("outboundNodes", []) for out in self.outbound(each)]
 
     def attempts(self, node: Node) -> list[Node]:
-        """The attempts of a Retry node, without its hooks; those of one that is a hook itself are both."""
-        found = (self.nodes[id] for id in node.get("children", []) if id in self.nodes)
+        """The attempts of a Retry node, without its hooks; those of one that is a hook itself are both.
+
+        Raises Crashed.
+        """
+        for index, id in enumerate(node.get("children", [])):
+            if id not in self.nodes:
+                raise Crashed(f'could not find node named "{id}", index {index} in Children of node {node["name"]}')
+        found = (self.nodes[id] for id in node.get("children", []))
         return [each for each in found if each.get("nodeFlag", {}).get("retried")]
 
     def last(self, node: Node) -> Node:

@@ -27,9 +27,11 @@ REFUSED = "invalid spec"  # how the message of what Argo's own check refuses beg
 CLASSES = (
     r"(?P<said>.*(init|wait): Error \(exit code 64\): artifact \S+ failed to (load|save)):.*",
     r"(?P<said>invalid spec):.*",
+    r"(?P<said>.*error processing data step \d+): .*",
     r"(?P<said>(.*: )?)(invalid (operation|argument)|cannot (use|fetch)|type .* has no field|unexpected token)\b.*",
     r"(?P<said>.*error decoding patch): .*",
     r"(?P<said>.*failed to initialize semaphore) .* with limit.*",
+    r"(?P<said>could not find node named .*, index \d+ in Children of node) .*",
     r"(?P<said>failed to resolve references): .*",  # of parallel steps: which of them is heard first is chance
 )
 # whose pod was killed: what it leaves, and with which code, is a matter of milliseconds
