@@ -112,9 +112,10 @@ def _expression(tag: str, env: Mapping[str, Any], strict: re.Pattern[str] | None
     if tolerant and LATE.intersection(missing):
         return literal
     try:
-        result = evaluate(source, env)
+        if (result := evaluate(source, env)) is None and not tolerant:
+            raise TemplateError(f"failed to evaluate expression {json.dumps(tag, ensure_ascii=False)}")
         if result is None:
-            raise ExprError(json.dumps(source))
+            return literal
         text = dumps(result)
     except (ExprError, TypeError, ValueError) as error:
         if tolerant:
