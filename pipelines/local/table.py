@@ -246,7 +246,7 @@ class Table:
             within = self.nodes[node["children"][0]].get("boundaryID") == node.get("boundaryID") if group else True
             if node["type"] == "Container" and not within:
                 return [id]
-            return [out for each in node.get("children", []) for out in self.outbound(each)] or [id]
+            return [out for each in node["children"] for out in self.outbound(each)] if node.get("children") else [id]
         return [out for each in node.get("outboundNodes", []) for out in self.outbound(each)]
 
     def attempts(self, node: Node) -> list[Node]:
