@@ -236,9 +236,8 @@ class Scheduler(Values):
         self.finish(phase, message if phase in FAILED else "")
 
     def finish(self, phase: str, message: str, stuck: bool = False) -> None:
-        if (
-            any(self.nodes[id].get("daemoned") for id in self.daemons) and not stuck
-        ):  # only the end of its template ends it
+        if not stuck and any(self.nodes[id]["phase"] == "Running" for id in self.daemons):
+            # only the end of its template would have ended it
             phase, message, stuck = "Error", f"{message} (a daemon still runs: Argo would wait for it for ever)", True
         entry = self.get(self.name)
         if phase == "Error" and entry and entry["phase"] == "Running" and not stuck:  # as after the exit hook of a step
