@@ -283,7 +283,7 @@ def config(config: Path | None, sets: tuple[str, ...], output: str) -> None:
 @click.option("--cluster", is_flag=True, help="Examine a namespace of a cluster instead: `rekindle platform check`.")
 @cluster_options
 @output_option("text", "json")
-def doctor(config: Path | None, sets: tuple[str, ...], cluster: bool, output: str, **where: str) -> int:
+def doctor(config: Path | None, sets: tuple[str, ...], cluster: bool, namespace: str, context: str, output: str) -> int:
     """Check that this machine has all that Rekindle needs.
 
     Each failure comes with its remedy.
@@ -294,7 +294,7 @@ def doctor(config: Path | None, sets: tuple[str, ...], cluster: bool, output: st
     if cluster:
         from pipelines.cli.platform import examine
 
-        return examine(config, sets, **where, output=output)
+        return examine(config, sets, namespace, context, output)
     from pipelines import doctor as examination
 
     return told(examination.check(HOME), output)
