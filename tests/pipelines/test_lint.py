@@ -162,6 +162,8 @@ MISTAKES: dict[str, tuple[Callable[[Any], Any], str, str]] = {
     "artifact": (lambda w: task(w, "score")["arguments"].pop("artifacts"), "input", 'score needs the input "data"'),
     "depends": (lambda w: task(w, "ship").update(depends="scor"), "depends", 'no task of this DAG. Did you mean "score"'),
     "result": (lambda w: task(w, "ship").update(depends="score.Suceeded"), "depends", 'mean "Succeeded"'),
+    "result of a loop": (
+        lambda w: task(w, "ship").update(depends="score.AllFailed"), "depends", "does not loop.*score.Failed"),
     "syntax": (lambda w: task(w, "ship").update(depends="(score && "), "depends", "cannot be read"),
     "cycle": (lambda w: task(w, "make").update(depends="ship"), "depends", "make → ship → score → make is a cycle"),
     "no value": (lambda w: step(w, "three").update(arguments={"parameters": [{"name": "note"}]}), "argument", "no value"),
