@@ -21,7 +21,8 @@ DEMO = Path(__file__).parents[2] / "configs/demo.yaml"
 def trained(home: Path, store: Store, name: str, events: list[dict[str, Any]]) -> None:
     """A run of that name with that ledger."""
     files = RunFiles(home, name)
-    files.create({"kind": "Workflow", "metadata": {"name": name}})
+    spec = {"entrypoint": "main", "templates": [{"name": "main"}]}
+    files.create({"kind": "Workflow", "metadata": {"name": name}, "spec": spec})
     files.snapshot({"phase": "Succeeded", "nodes": {}, "startedAt": "2026-01-01T00:00:00Z"})
     files.close()
     ledger = Ledger(lambda: store, prefix(name))

@@ -113,7 +113,7 @@ def test_a_sigterm_is_heard_before_torch_is_there_and_while_it_is_loaded(crew: C
 
 
 def test_a_sigterm_in_training_loses_no_step_although_it_comes_twice(crew: Crew, s3: Store, undisturbed: str) -> None:
-    launcher = alone(crew, "term", TOY_HOLD="20", TOY_LOADER="1")
+    launcher = alone(crew, "launcher-term", TOY_HOLD="20", TOY_LOADER="1")
     crew.held(20, launcher)
     launcher.send(signal.SIGTERM)
     launcher.send(signal.SIGTERM)
@@ -121,9 +121,9 @@ def test_a_sigterm_in_training_loses_no_step_although_it_comes_twice(crew: Crew,
     assert launcher.code() == 143, launcher.said()
     step = launcher.said().split("left after step ")[1].split(",")[0]
     assert not shared(crew)
-    again = alone(crew, "term")
+    again = alone(crew, "launcher-term")
     assert again.code() == 0 and f"going on from step {step} " in again.said(), again.said()
-    assert sha256(s3, "term") == undisturbed
+    assert sha256(s3, "launcher-term") == undisturbed
 
 
 def test_a_worker_that_does_not_leave_is_ended_within_the_grace(crew: Crew) -> None:
@@ -157,16 +157,16 @@ def test_two_workers_in_a_pod_outlive_their_nursery_and_each_other(crew: Crew, s
 
 
 def test_everything_killed_at_once_goes_on_from_shared_memory(crew: Crew, s3: Store, undisturbed: str) -> None:
-    launcher = alone(crew, "killed", TOY_HOLD="70", TOY_LOADER="1")
+    launcher = alone(crew, "launcher-killed", TOY_HOLD="70", TOY_LOADER="1")
     crew.held(70, launcher)
     crew.until(lambda: len(marked(crew.environment["TOY_MARK"])) == 5)  # launcher, nursery, worker, its two
     launcher.send(signal.SIGKILL)
     launcher.code()
     crew.until(lambda: not marked(crew.environment["TOY_MARK"]), 10)
     assert shared(crew)
-    again = alone(crew, "killed")
+    again = alone(crew, "launcher-killed")
     assert again.code() == 0, again.said()
-    assert sha256(s3, "killed") == undisturbed
+    assert sha256(s3, "launcher-killed") == undisturbed
     assert not shared(crew)
 
 
