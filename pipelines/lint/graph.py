@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping, Set
 from graphlib import CycleError, TopologicalSorter
 
 from pipelines.lint.findings import Findings
+from pipelines.local.loops import loops
 from pipelines.scopes import Data
 
 RESULTS = ("Succeeded", "Failed", "Errored", "Skipped", "Omitted", "Daemoned", "AnySucceeded", "AllFailed")
 OF_LOOPS = {"AnySucceeded": "Succeeded", "AllFailed": "Failed"}  # and what a task that is none has instead
-LOOPS = ("withItems", "withParam", "withSequence")
 TASK = re.compile(r"([A-Za-z0-9_][-A-Za-z0-9_]*)(?:\.([A-Za-z]+))?")
 
 Before = Mapping[str, Set[str]]
@@ -64,7 +64,7 @@ def _depends(found: Findings, path: str, task: Data, tasks: Mapping[str, Data]) 
     for name, result in named:
         if name not in tasks:
             found.add(path, "depends", f'"{name}" is no task of this DAG.{found.hint(name, tasks)}')
-        elif result in OF_LOOPS and (name, "") not in named and not any(tasks[name].get(each) for each in LOOPS):
+        elif result in OF_LOOPS and (name, "") not in named and not loops(tasks[name]):
             why = f"{name} does not loop, or over nothing: ask for {name}.{OF_LOOPS[result]}."
             found.add(path, "depends", f'"{name}.{result}" is the result of a loop, and {why}')
         if result and result not in RESULTS:

@@ -11,6 +11,7 @@ from pipelines import crontab, scopes
 from pipelines.lint import graph, objects, pods, tags
 from pipelines.lint.findings import Findings
 from pipelines.local import references
+from pipelines.local.loops import LOOPS
 from pipelines.scopes import Items, Names, Nodes, Scope, names
 from steps.errors import ConfigError, did_you_mean
 
@@ -326,7 +327,7 @@ def _templates(found: Manifest | None) -> dict[str, Manifest] | None:
 
 
 def _loops(task: Manifest) -> bool:
-    return any(key in task for key in ("withItems", "withParam", "withSequence"))
+    return any(key in task for key in LOOPS)
 
 
 def _required(item: Manifest, kind: str) -> bool:

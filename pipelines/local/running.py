@@ -72,17 +72,18 @@ class Running:
         """Of its containers, those that are to be artifacts, too."""
         if not (self.template.get("archiveLocation") or {}).get("archiveLogs"):
             return {}
-        members = (self.template.get("containerSet") or {}).get("containers") or []
-        paths = {each["name"]: self._log(each) for each in members} | {"main": self.log}
+        paths = {each["name"]: self._log(each) for each in self._members()} | {"main": self.log}
         return {name: path for name, path in paths.items() if path.exists()}
+
+    def _members(self) -> list[dict[str, Any]]:
+        return (self.template.get("containerSet") or {}).get("containers") or []
 
     def _log(self, container: dict[str, Any]) -> Path:
         return self.log.with_name(f"{self.log.stem}.{container['name']}.log")
 
     def forget(self) -> None:
         """Removes what an earlier try left, whose runner died: a pod that begins anew has said nothing."""
-        members = (self.template.get("containerSet") or {}).get("containers") or []
-        for each in [*members, *(each for kind in KINDS for each in self.template.get(kind) or [])]:
+        for each in [*self._members(), *(each for kind in KINDS for each in self.template.get(kind) or [])]:
             self._log(each).unlink(missing_ok=True)
         self.log.unlink(missing_ok=True)
         artifacts.clear(self.root)
