@@ -63,9 +63,9 @@ def check(cluster: Cluster, config: ClusterConfig, train: TrainConfig, seconds: 
     found = [_api(cluster)]
     if not found[0].ok:
         return found
+    plain = (kinds, controllers, namespace, rights, account, addresses, artifact_repository, credentials, admission)
     examined: dict[str, Callable[[Cluster, ClusterConfig], Iterable[Check]]] = {
-        **{each.__name__.replace("_", " "): each for each in (kinds, controllers, namespace, rights, account)},
-        **{each.__name__.replace("_", " "): each for each in (addresses, artifact_repository, credentials, admission)},
+        **{each.__name__.replace("_", " "): each for each in plain},
         "webhook": partial(webhook, train=train),
         "init container": init_container,
         "probe": partial(inside, seconds=seconds),
