@@ -32,6 +32,8 @@ def listed(data: Mapping[str, Any], store: Callable[[dict[str, Any]], Any]) -> A
 
 def _keys(s3: dict[str, Any], store: Callable[[dict[str, Any]], Any]) -> list[str]:
     """All keys below one. Raises StorageError, also where there is nothing at all."""
+    if not s3.get("bucket"):  # the one place where Argo does not fill in the artifact repository's
+        raise StorageError("Bucket name cannot be empty")
     key, place = s3.get("key") or "", store(s3)
     prefix = f"{posixpath.normpath(key)}/" if key else ""
     found = [each.key for each in place.list(prefix) if not each.key.endswith("/")]

@@ -69,6 +69,7 @@ class Scheduler(Values):
         self.started: set[str] = set()  # pods that this process was told to start
         self.actions: list[Start | Kill] = []
         self.memory: dict[Any, Any] = {}  # derived from the nodes: what has been substituted and expanded
+        self.entered: set[str] = set()  # nodes whose arguments have no error: that is told before a limit holds one up
         self.wake: float | None = None
         self.stuck, self.depth = "", 0
 
@@ -264,13 +265,14 @@ class Scheduler(Values):
         node = self.get(name)
         if node and node["phase"] in FULFILLED:
             return node
-        if not node and not retried and gates.full(self):
+        if name in self.entered and not node and not retried and gates.full(self):
             raise Parallel
         try:
             template = self.memory.get(name) or self._enter(name, holder, arguments, options)
         except NodeError as error:
             self.error(name, holder, options, str(error))
             raise
+        self.entered.add(name)
         if (
             not retried
             and node

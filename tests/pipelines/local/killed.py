@@ -31,6 +31,7 @@ from pipelines.local.references import TYPE
 from pipelines.local.resources.deployment import Deployments
 from pipelines.local.resources.pytorch_job import SUCCEEDED, shared_memory
 from pipelines.local.run import let_go
+from pipelines.local.services import BUCKET
 from pipelines.local.state import Busy, RunFiles
 from pipelines.local.table import FAILED, FULFILLED
 from steps.errors import ConfigError
@@ -137,6 +138,7 @@ class Run:
         text = json.dumps(workflows()[self.name])
         text = text.replace('\\"@PORT@\\"', "@PORT@").replace("@PORT@", str(_free_port()))
         text = text.replace("@HOME@", str(self.home)).replace("@URL@", self.url)
+        text = text.replace("@BUCKET@", own.get("S3_BUCKET", BUCKET))
         (self.home / "w.json").write_text(text)
 
     def go(self, how: str = "", at: float = 0) -> bool:

@@ -12,6 +12,7 @@ import pytest
 from pipelines.local import data, web
 from pipelines.local.cluster import LocalCluster
 from pipelines.local.run import execute
+from pipelines.local.services import BUCKET
 from steps.errors import ConfigError
 
 
@@ -118,7 +119,7 @@ class Bucket:
 
 
 def test_data_lists_keys_and_puts_them_through_its_expressions() -> None:
-    source = {"artifactPaths": {"name": "x", "s3": {"key": "logs/"}}}
+    source = {"artifactPaths": {"name": "x", "s3": {"bucket": "b", "key": "logs/"}}}
     steps = [{"expression": "filter(data, {# endsWith 'main.log'})"}, {"expression": "map(data, {# + '!'})"}]
     phase, _, outputs = data.listed({"source": source, "transformation": steps}, lambda s3: Bucket())
     assert outputs == {"result": '["logs/a/main.log!","logs/b/main.log!"]', "exitCode": "0"} and phase == "Succeeded"
@@ -126,12 +127,14 @@ def test_data_lists_keys_and_puts_them_through_its_expressions() -> None:
         {"source": source, "transformation": [{"expression": "nope(data)"}]}, lambda s3: Bucket()
     )
     assert phase == "Failed" and "error processing data step 0" in message
-    source = {"artifactPaths": {"name": "x", "s3": {"key": "none"}}}
+    source = {"artifactPaths": {"name": "x", "s3": {"bucket": "b", "key": "none"}}}
     assert "no key found of name none" in data.listed({"source": source}, lambda s3: Bucket())[1]
+    source = {"artifactPaths": {"name": "x", "s3": {"key": "none"}}}  # elsewhere that is the default bucket
+    assert "Bucket name cannot be empty" in data.listed({"source": source}, lambda s3: Bucket())[1]
 
 
 def test_the_files_of_a_bucket_are_the_items_of_a_loop(tmp_path: Path) -> None:
-    source = {"artifactPaths": {"name": "logs", "s3": {"key": "in"}}}
+    source = {"artifactPaths": {"name": "logs", "s3": {"bucket": BUCKET, "key": "in"}}}
     listing = {"name": "list", "data": {"source": source, "transformation": [{"expression": "data"}]}}
     made = {"name": "x", "path": "/tmp/x", "archive": {"none": {}}, "s3": {"key": "in/one.log"}}
     make = {"image": "busybox", "command": ["sh", "-c", "echo one > /tmp/x"]}
