@@ -11,16 +11,16 @@ from typing import Any
 
 from pipelines.local import golang
 from pipelines.local.expr import ExprError, evaluate
-from steps.errors import StorageError
+from steps.errors import ConfigError, StorageError
 
 Answer = tuple[str, str, dict[str, Any] | None]  # phase, message, outputs
 
 
 def listed(data: Mapping[str, Any], store: Callable[[dict[str, Any]], Any]) -> Answer:
-    """Lists and transforms."""
+    """Lists and transforms. That there is no bucket is a failure like any other."""
     try:
         found = _keys(data["source"]["artifactPaths"]["s3"], store)
-    except StorageError as error:
+    except (StorageError, ConfigError) as error:
         return _failed(f"unable to process data source: unable to source artifact paths: {error}")
     for index, step in enumerate(data.get("transformation") or []):
         try:

@@ -14,6 +14,7 @@ from datetime import datetime
 from functools import cmp_to_key
 from typing import Any, TypeGuard
 
+from pipelines.local import json_path
 from pipelines.local.golang import date, dumps, verb
 
 Numeric = int | float
@@ -64,34 +65,11 @@ def to_float(value: Any) -> float:
 
 
 def jsonpath(text: str, path: str) -> Any:
-    """`$.a.b[0]['c']`: names, indexes and `[*]`. Raises ExprError for anything else."""
-    value: Any = json.loads(text)
-    many = False
-    if not path.startswith("$"):
-        raise ExprError(f"jsonpath {path!r} must start with $")
-    for name, quoted, index in re.findall(r"\.([\w-]+|\*)|\[['\"](.+?)['\"]\]|\[(-?\d+|\*)\]", path[1:]):
-        key = name or quoted or index
-        if key == "*":
-            value = [
-                each
-                for part in (value if many else [value])
-                for each in (part.values() if isinstance(part, dict) else part)
-            ]
-            many = True
-        elif many:
-            value = [_child(part, key, bool(index)) for part in value]
-        else:
-            value = _child(value, key, bool(index))
-    if re.sub(r"\.([\w-]+|\*)|\[['\"](.+?)['\"]\]|\[(-?\d+|\*)\]", "", path[1:]):
-        raise ExprError(f"jsonpath {path!r}: only names, indexes and [*] are supported here")
-    return value
-
-
-def _child(value: Any, key: str, index: bool) -> Any:
+    """What `path` selects of JSON (json_path.py). Raises ExprError."""
     try:
-        return value[int(key)] if index and isinstance(value, list) else value[key]
-    except (KeyError, IndexError, TypeError) as error:
-        raise ExprError(f"unknown key {key}") from error
+        return json_path.found(json.loads(text), path)
+    except ValueError as error:
+        raise ExprError(str(error)) from None
 
 
 def _sorted(values: list[Any], order: str = "asc") -> list[Any]:

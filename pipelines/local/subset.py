@@ -13,7 +13,19 @@ from typing import Any
 
 import yaml
 
-from pipelines.local import artifacts, companions, containerset, expr, pod, probes, resource, running, suspend, volumes
+from pipelines.local import (
+    artifacts,
+    companions,
+    containerset,
+    expr,
+    json_path,
+    pod,
+    probes,
+    resource,
+    running,
+    suspend,
+    volumes,
+)
 from pipelines.local.cluster import BASES, base
 from pipelines.local.functions import ARGO, BUILTINS, PREDICATES, SPRIG, ExprError
 from pipelines.local.golang import seconds
@@ -362,8 +374,17 @@ def _functions(source: str, where: str) -> None:
         called = expr.calls(source)
     except ExprError:
         return  # stays as text, or fails its node, as on Argo
-    for name in called:
+    for name, arguments in called:
+        if name == "jsonpath" and isinstance(path := (arguments[1:2] or [None])[0], str):
+            _path(path, where)
         known = set(SPRIG) if name.startswith("sprig.") else {*ARGO, *BUILTINS, *PREDICATES}
         if (short := name.removeprefix("sprig.")) not in known:
             hint = did_you_mean(short, known)
             raise ConfigError(f"{where} calls {name}(), which the local runner does not know.{hint}")
+
+
+def _path(path: str, where: str) -> None:
+    try:
+        json_path.tokens(path)
+    except ValueError as error:
+        raise ConfigError(f"{where}: {error}.") from None

@@ -237,21 +237,26 @@ def identifiers(source: str) -> tuple[str, ...]:
     return tuple(names)
 
 
-def calls(source: str) -> set[str]:
-    """The functions that `source` calls, as written: `len`, `sprig.upper`."""
-    found: set[str] = set()
+def calls(source: str) -> list[tuple[str, list[Any]]]:
+    """The functions that `source` calls, as written (`len`, `sprig.upper`), and their arguments: None for what is no
+    constant."""
+    found: list[tuple[str, list[Any]]] = []
 
     def visit(node: Any) -> None:
         if isinstance(node, tuple) and node and node[0] in ("call", "predicate"):
-            found.add(node[1])
+            found.append((node[1], [_constant(each) for each in node[2]]))
         elif isinstance(node, tuple) and node and node[0] == "method":
-            found.add(_path(node[1]) or "")
+            found.append((_path(node[1]) or "", []))
         if isinstance(node, (tuple, list)):
             for each in node:
                 visit(each)
 
     visit(parse(source))
     return found
+
+
+def _constant(node: Any) -> Any:
+    return node[1] if isinstance(node, tuple) and node[0] == "const" else None
 
 
 def _path(node: Node) -> str | None:

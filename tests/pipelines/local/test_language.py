@@ -146,7 +146,7 @@ def test_expressions_that_are_errors(source: str) -> None:
 def test_the_names_an_expression_needs_are_those_that_nothing_guards() -> None:
     assert "tasks.a.outputs" in identifiers("tasks.a.outputs + 'x'")
     assert "tasks.a.b" not in identifiers("tasks.a.b ?? 'x'")
-    assert calls("sprig.upper(x) + foo(len(y))") == {"sprig.upper", "foo", "len"}
+    assert calls("sprig.upper(x) + foo(len(y), 'z')") == [("sprig.upper", []), ("foo", [None, "z"]), ("len", [None])]
 
 
 @given(st.integers(-(10**9), 10**9), st.integers(-(10**9), 10**9))

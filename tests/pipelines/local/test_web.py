@@ -153,6 +153,16 @@ def test_the_files_of_a_bucket_are_the_items_of_a_loop(tmp_path: Path) -> None:
     assert [n["displayName"] for n in status["nodes"].values() if n["type"] == "Suspend"] == ["use(0:in/one.log)"]
 
 
+def test_a_listing_of_no_bucket_is_a_failure_that_can_be_answered(tmp_path: Path) -> None:
+    cluster, source = LocalCluster(tmp_path), {"artifactPaths": {"name": "x", "s3": {"bucket": "nobodys", "key": "in"}}}
+    try:
+        status = ran(tmp_path, {"name": "main", "data": {"source": source, "transformation": [{"expression": "data"}]}})
+    finally:
+        cluster.down()
+    assert (status["phase"], status["nodes"]["w"]["outputs"]) == ("Failed", {"exitCode": "64"})
+    assert "unable to source artifact paths: there is no bucket" in status["message"]
+
+
 ZERO = {"duration": "0s"}
 SERVER = """
 import http.server, os, sys, time
