@@ -7,7 +7,7 @@ import json
 import math
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from typing import Any
 
@@ -120,6 +120,12 @@ def dumps(value: Any) -> str:
     for char, escape in (("<", "\\u003c"), (">", "\\u003e"), ("&", "\\u0026")):
         text = text.replace(char, escape)
     return text
+
+
+def structs(values: Iterable[Mapping[str, Any]], fields: Iterable[str]) -> str:
+    """JSON of Go structs: their fields in the order in which they are declared."""
+    rows = (",".join(f"{dumps(key)}:{dumps(each[key])}" for key in fields if key in each) for each in values)
+    return "[" + ",".join(f"{{{row}}}" for row in rows) + "]"
 
 
 def _numbers(value: Any) -> Any:

@@ -4,11 +4,14 @@
 node runs or after it. Whatever comes after the node waits for its hooks. Source: Argo's exit_handler.go and hooks.go.
 """
 
+import json
+import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from pipelines.local.expr import truth
 from pipelines.local.functions import ExprError
+from pipelines.local.golang import structs
 from pipelines.local.scope import UNRESOLVED, Scope, absent_arguments, add_outputs, artifact_of
 from pipelines.local.table import COMPLETED, FAILED, Node, NodeError, Options, Parallel, fulfilled
 from pipelines.local.template import TemplateError, expanded, substitute
@@ -46,20 +49,21 @@ def of_exit(scheduler: "Scheduler") -> dict[str, Any] | None:
     return {"template": scheduler.spec["onExit"], "arguments": scheduler.arguments()}
 
 
-def failures(scheduler: "Scheduler") -> list[dict[str, Any]]:
+def failures(scheduler: "Scheduler") -> str:
     """What an exit handler sees as `workflow.failures`."""
-    return [
+    failed = [
         {
             "displayName": node["displayName"],
             "message": node.get("message", ""),
             "templateName": (template := (node.get("templateRef") or {}).get("template") or node["templateName"]),
             "phase": node["phase"],
             "podName": scheduler.pod_name(node["name"], template),
-            "finishedAt": node.get("finishedAt"),
+            "finishedAt": re.sub(r"\.\d+", "", node.get("finishedAt") or "") or None,  # Argo keeps whole seconds
         }
         for node in scheduler.nodes.values()
         if node["phase"] in FAILED
     ]
+    return json.dumps(structs(failed, failed[0]) if failed else "null", ensure_ascii=False)  # as Go quotes a text
 
 
 def during(scheduler: "Scheduler", holder: dict[str, Any], node: Node, scope: Scope, options: Options) -> bool:

@@ -29,6 +29,8 @@ META = (  # ObjectMeta of Kubernetes
     "deletionGracePeriodSeconds",
 )
 KINDS = ("Workflow", "WorkflowTemplate", "CronWorkflow")
+GROUP = "workflows.argoproj.io"
+SCHEDULED = f"{GROUP}/scheduled-time"  # the annotation that is {{workflow.scheduledTime}}
 
 
 class Loader(Base):
@@ -137,9 +139,10 @@ def workflow(
     spec = copy.deepcopy(manifest.get("spec") or {})
     metadata = copy.deepcopy(manifest.get("metadata") or {})
     if kind == "CronWorkflow":
-        metadata |= {"name": f"{metadata.get('name') or 'cron'}-{int(time.time())}"} | {
-            key: (spec.get("workflowMetadata") or {}).get(key, {}) for key in ("labels", "annotations")
-        }
+        name, given = metadata.get("name") or "cron", spec.get("workflowMetadata") or {}
+        metadata["name"] = f"{name}-{int(time.time())}"
+        metadata["labels"] = {f"{GROUP}/cron-workflow": name, **(given.get("labels") or {})}
+        metadata["annotations"] = {SCHEDULED: timestamp(), **(given.get("annotations") or {})}
         spec = spec.get("workflowSpec") or {}
     elif kind == "WorkflowTemplate":
         metadata["name"] = random_name((metadata.get("name") or "workflow") + "-")

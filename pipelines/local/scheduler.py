@@ -76,7 +76,9 @@ class Scheduler(Values):
     def advance(self, now: float, events: Iterable[Event] = ()) -> list[Start | Kill]:
         """Takes what happened, decides what is to be done. `wake` is when to call again at the latest."""
         self.now, self.wake, self.actions = now, None, []
-        if not self.status["phase"]:
+        if self.status["phase"]:
+            self._tell_time()
+        else:
             self.status |= {"phase": "Running", "startedAt": stamp(now)}
         if "volumeClaimTemplates" in self.spec and not self.done:
             self.status["persistentVolumeClaims"] = volumes.claims(self.workflow)
@@ -98,6 +100,10 @@ class Scheduler(Values):
         if self.deadline and self.status["phase"] == "Running" and now < self.deadline:
             self.wake_at(self.deadline)
         return self.actions
+
+    def _tell_time(self) -> None:
+        duration = self.now - moment(self.status["startedAt"])
+        self.globals |= {"workflow.status": self.status["phase"], "workflow.duration": f"{duration:.6f}"}
 
     def _goes_on(self) -> bool:
         waits = ("Suspend", "HTTP")
@@ -211,7 +217,7 @@ class Scheduler(Values):
         phase: str = WORKFLOW_PHASE.get(node["phase"]) or node["phase"]
         self.globals["workflow.status"] = phase
         if self.spec.get("hooks") or node["phase"] in FULFILLED:
-            self.globals["workflow.failures"] = json.dumps(golang.dumps(hooks.failures(self)))
+            self.globals["workflow.failures"] = hooks.failures(self)
         if not hooks.of_workflow(self) or node["phase"] not in FULFILLED:
             return
         phase = WORKFLOW_PHASE.get(node["phase"]) or node["phase"]

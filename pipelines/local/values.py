@@ -11,6 +11,7 @@ from typing import Any
 from pipelines.local import golang
 from pipelines.local.expr import evaluate
 from pipelines.local.functions import ExprError
+from pipelines.local.manifest import SCHEDULED
 from pipelines.local.scope import ABSENT, MARK
 from pipelines.local.table import NodeError, Table
 from pipelines.local.template import TemplateError, expanded, loaded, replace
@@ -23,6 +24,9 @@ STRFTIME = "BbmAadHIMSYypZzL"
 
 class Filled(dict[str, Any]):
     """A template with no tag left in it."""
+
+
+PARAMETER = ("name", "default", "value", "valueFrom", "globalName", "enum", "description")  # as Go declares it
 
 
 class Values(Table):
@@ -57,15 +61,17 @@ class Values(Table):
             "creationTimestamp": meta["creationTimestamp"],
             "creationTimestamp.s": str(int(created.timestamp())),
             "creationTimestamp.RFC3339": meta["creationTimestamp"],
-            "status": self.status["phase"] or "Running",
+            "status": self.status["phase"],  # none yet for what begins at once
             "duration": "0.000000",
         }
         found |= {f"creationTimestamp.{c}": created.strftime(f"%{c}" if c != "L" else "000") for c in STRFTIME}
+        found |= {"scheduledTime": time} if (time := (meta.get("annotations") or {}).get(SCHEDULED)) else {}
         found |= {"priority": str(spec["priority"])} if spec.get("priority") is not None else {}
         found |= {f"parameters.{each['name']}": each["value"] for each in parameters if "value" in each}
-        for key, value in (("parameters", parameters), *((k, meta.get(k) or {}) for k in ("labels", "annotations"))):
-            found |= {key: golang.dumps(value), f"{key}.json": golang.dumps(value)}
-            found |= {f"{key}.{name}": text for name, text in value.items()} if isinstance(value, dict) else {}
+        found |= dict.fromkeys(("parameters", "parameters.json"), golang.structs(parameters, PARAMETER))
+        for key in ("labels", "annotations"):
+            found |= dict.fromkeys((key, f"{key}.json"), golang.dumps(value := meta.get(key) or {}))
+            found |= {f"{key}.{name}": text for name, text in value.items()}
         outputs = (self.status.get("outputs") or {}).get("parameters") or []
         found |= {f"outputs.parameters.{each['name']}": each["value"] for each in outputs}
         return {f"workflow.{key}": value for key, value in found.items()}
@@ -131,7 +137,7 @@ class Values(Table):
                 given, outputs = new["inputs"], new.get("outputs") or {}
             scope |= {f"inputs.parameters.{each['name']}": each["value"] for each in given["parameters"]}
             if WHOLE.search(text):
-                scope["inputs.parameters"] = golang.dumps(given["parameters"])
+                scope["inputs.parameters"] = golang.structs(given["parameters"], PARAMETER)
             for way, files in (("inputs", given["artifacts"]), ("outputs", outputs.get("artifacts") or [])):
                 scope |= {
                     f"{way}.artifacts.{each['name']}.path": MARK + each["path"] for each in files if each.get("path")

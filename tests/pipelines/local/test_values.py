@@ -1,0 +1,72 @@
+"""What a step is told of its workflow: its time, its phase, its parameters as Go writes them."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from pipelines.local.cluster import LocalCluster
+from pipelines.local.manifest import workflow
+from pipelines.local.run import execute
+
+TELL = """cat <<END
+{{workflow.duration}} {{workflow.status}}
+{{workflow.scheduledTime}}
+{{workflow.parameters}}
+{{inputs.parameters}}
+{{workflow.annotations.why}}
+END
+sleep 0.2"""
+
+
+def told(home: Path, manifest: dict[str, Any]) -> list[list[str]]:
+    """The lines of each step, in order of their names."""
+    status = execute(manifest, {}, LocalCluster(home))
+    assert status["phase"] == "Succeeded", status
+    return [log.read_text().splitlines() for log in sorted(home.glob("runs/*/logs/*.log"))]
+
+
+def flow(**spec: Any) -> dict[str, Any]:
+    inputs = {"parameters": [{"value": "v", "description": "no more", "name": "p", "default": "d"}]}
+    tell = {"name": "tell", "inputs": inputs, "script": {"image": "busybox", "command": ["sh"], "source": TELL}}
+    parameters = [{"value": "1", "name": "b", "enum": ["1", "2"]}, {"name": "a", "value": "<é>"}]
+    return {"arguments": {"parameters": parameters}, "templates": [tell], **spec}
+
+
+def test_what_an_exit_handler_is_told_is_of_that_moment(tmp_path: Path) -> None:
+    meta = {"name": "w", "annotations": {"workflows.argoproj.io/scheduled-time": "2026-04-29T00:00:00Z", "why": "b"}}
+    spec = flow(entrypoint="tell", onExit="tell")
+    last, first = told(tmp_path, {"kind": "Workflow", "metadata": meta, "spec": spec})
+    assert first[:2] == ["0.000000 ", "2026-04-29T00:00:00Z"]  # a workflow has no phase yet when its first steps begin
+    seconds, phase = last[0].split()
+    assert float(seconds) >= 0.2 and phase == "Succeeded"
+    assert first[2:] == last[2:] == [
+        '[{"name":"b","value":"1","enum":["1","2"]},{"name":"a","value":"\\u003cé\\u003e"}]',
+        '[{"name":"p","default":"d","value":"v","description":"no more"}]',
+        "b",
+    ]  # fmt: skip
+
+
+def test_a_cron_workflow_says_when_it_was_due() -> None:
+    spec = {
+        "schedules": ["@daily"],
+        "workflowSpec": flow(entrypoint="tell"),
+        "workflowMetadata": {"labels": {"a": "b"}},
+    }
+    meta = workflow({"kind": "CronWorkflow", "metadata": {"name": "c"}, "spec": spec})["metadata"]
+    assert re.fullmatch(r"20\d\d-\d\d-\d\dT[\d:]+Z", meta["annotations"]["workflows.argoproj.io/scheduled-time"])
+    assert meta["labels"] == {"workflows.argoproj.io/cron-workflow": "c", "a": "b"}
+
+
+def test_failures_are_told_in_the_words_of_argo(tmp_path: Path) -> None:
+    fail = {"name": "fail", "container": {"image": "busybox", "command": ["sh", "-c", "exit 3"]}}
+    tell = {"name": "tell", "container": {"image": "busybox", "command": ["echo", "{{workflow.failures}}"]}}
+    for entry, name in (("fail", "bad"), ("tell", "good")):
+        spec = {"entrypoint": entry, "onExit": "tell", "templates": [fail, tell]}
+        execute({"kind": "Workflow", "metadata": {"name": name}, "spec": spec}, {}, LocalCluster(tmp_path))
+    (bad,) = tmp_path.glob("runs/bad/logs/bad-tell-*.log")
+    (good,) = tmp_path.glob("runs/good/logs/good-tell-*.log")
+    text = json.loads(bad.read_text())
+    assert list(json.loads(text)[0]) == ["displayName", "message", "templateName", "phase", "podName", "finishedAt"]
+    assert "." not in json.loads(text)[0]["finishedAt"]
+    assert json.loads(good.read_text()) == "null"
