@@ -13,7 +13,7 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
-from steps.errors import RekindleError, StorageError
+from steps.errors import ConfigError, RekindleError, StorageError
 
 STAGED = "/tmp/argo/outputs/artifacts"  # where Argo's executor puts a file that it zips, and looks by its name
 GC = ("OnWorkflowCompletion", "OnWorkflowDeletion", "Never", "")
@@ -115,9 +115,8 @@ def save(
         name, packed = f"{artifact['name']}.zip", path.with_name(f".{artifact['name']}.zip")
         _zip(path, packed, artifact["name"])
     elif "none" not in archive:
-        level = (archive.get("tar") or {}).get("compressionLevel")
         name, packed = f"{artifact['name']}.tgz", path.with_name(f".{artifact['name']}.tgz")
-        level = 6 if level is None else int(level)
+        level = _level(archive)
         with gzip.GzipFile(packed, "wb", level, mtime=0) as zipped, tarfile.open(fileobj=zipped, mode="w") as tar:
             tar.add(path, arcname=path.name)
     own, base = artifact.get("s3") or {}, _base(location, f"{workflow}/{pod}")
@@ -133,6 +132,12 @@ def save(
         if packed != path:
             packed.unlink()
     return {**artifact, "s3": where}
+
+
+def _level(archive: dict[str, Any]) -> int:
+    """Argo takes notice of it for what lies in a volume alone, where `check` has seen it."""
+    level = (archive.get("tar") or {}).get("compressionLevel")
+    return level if isinstance(level, int) and level in range(10) else 6
 
 
 def _missed(artifact: dict[str, Any], path: Path) -> str:
@@ -200,6 +205,25 @@ def strategy(artifact: dict[str, Any], spec: dict[str, Any]) -> str:
     """When an artifact is deleted: its own strategy, else that of the workflow."""
     given = ((holder.get("artifactGC") or {}).get("strategy") for holder in (artifact, spec))
     return next(filter(None, given), "Never")
+
+
+def check(template: dict[str, Any], where: str) -> None:
+    """Raises ConfigError for an artifact without a path where pods are, or with one elsewhere, and a gzip level."""
+    leaf = not template.keys() & {"dag", "steps", "suspend"}
+    files = {way: (template.get(way) or {}).get("artifacts") or [] for way in ("inputs", "outputs")}
+    mounts = (template.get("container") or template.get("script") or {}).get("volumeMounts") or []
+    own = [*(each.get("mountPath") for each in mounts), *(each.get("path") for each in files["inputs"])]
+    numbered = [(f"{way}.artifacts[{index}]", each) for way in files for index, each in enumerate(files[way])]
+    for which, each in numbered:
+        path, place = each.get("path"), f"{where}.{which}"
+        if leaf and not path:
+            raise ConfigError(f"{place}.path is missing: give it.")
+        if path and not leaf:
+            raise ConfigError(f"{place}.path is {path!r}, but only pods have files. Remove it.")
+        level = ((each.get("archive") or {}).get("tar") or {}).get("compressionLevel")
+        staged = which.startswith("outputs") and any(at and Path(path).is_relative_to(at) for at in own)
+        if staged and level is not None and level not in range(-2, 10):
+            raise ConfigError(f"{place}.archive.tar.compressionLevel is {level!r}: it must be from -2 to 9.")
 
 
 def clear(root: Path) -> None:

@@ -106,8 +106,13 @@ class LocalCluster:
                 self.revive()
 
     def configmap(self, name: str) -> dict[str, str]:
-        """The data of a ConfigMap; `rekindle` has the addresses of the services. Raises KeyError if there is none."""
-        return _texts(self.files("ConfigMap", name), name)
+        """The data of a ConfigMap; `rekindle` has the addresses of the services. Raises KeyError if there is none.
+
+        Its binaryData is for volumes alone, as for the kubelet.
+        """
+        binary = (self.find("ConfigMap", name) or {}).get("binaryData") or {}
+        data = _texts(self.files("ConfigMap", name), name)
+        return {key: value for key, value in data.items() if key not in binary}
 
     def secret(self, name: str) -> dict[str, str]:
         """The data of a Secret; `rekindle-s3` has the credentials of the object store. Raises KeyError if none."""

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from pipelines.local.scheduler import Scheduler
 
 EMISSARY = 64  # exit code of a container whose command did not run
+UNSTARTED = 128  # of one that no runtime can start
 KILLED = 143
 
 
@@ -100,6 +101,10 @@ class ContainerSet(Companions):
                     continue
                 try:
                     process = self._run(name)
+                except pod.StartError as error:
+                    self._end(name, UNSTARTED, str(error))
+                    again = True
+                    continue
                 except (FileNotFoundError, PermissionError) as error:
                     needs = self.containers[name].get("dependencies")
                     why = pod.unknown_program(error)

@@ -28,6 +28,7 @@ from pipelines.local.table import Began, Ended, Start
 from pipelines.local.volumes import Made
 from steps.errors import ConfigError, RekindleError
 
+UNSTARTED = (FileNotFoundError, PermissionError, pod.StartError)
 LATE = "Pod was active on the node longer than the specified deadline"
 
 
@@ -169,10 +170,7 @@ class Executor:
         one.work = done, then
 
         def worked() -> None:
-            try:
-                done.set_result(work())
-            except BaseException as error:  # the loop raises it
-                done.set_exception(error)
+            _settled(done, work)
             os.eventfd_write(self.bell, 1)
 
         self.threads = [each for each in self.threads if each.is_alive()]
@@ -186,7 +184,7 @@ class Executor:
     def _loaded(self, one: Running, work: Future[Any]) -> None:
         try:
             work.result()
-        except (ArtifactError, RekindleError, OSError) as error:
+        except (ArtifactError, RekindleError, OSError, ValueError) as error:
             self._end(one, "Error", f"init: Error (exit code 64): {error}", None)
             return
         self._spawn(one)
@@ -194,13 +192,13 @@ class Executor:
     def _collected(self, one: Running, work: Future[Any]) -> None:
         try:
             self._end(one, *work.result())
-        except (RekindleError, OSError) as error:
+        except (RekindleError, OSError, ValueError) as error:
             self._end(one, "Error", f"wait: Error (exit code 64): {error}", None)
 
     def _answered(self, one: Running, work: Future[Any]) -> None:
         try:
             self._end(one, *work.result())
-        except (RekindleError, OSError) as error:
+        except (RekindleError, OSError, ValueError) as error:
             self._end(one, "Error", str(error), None)
 
     def _probed(self, one: Running, work: Future[Any]) -> None:
@@ -211,11 +209,41 @@ class Executor:
         if one.killed is not None:
             self._end(one, "Failed", one.killed, None)
             return
+        try:
+            run = self._placed(one)
+        except (ConfigError, OSError, ValueError) as error:
+            self._end(one, "Error", str(error), None)
+            return
+        if one.group:
+            self.events += [Began(id, run.ip) for id in (one.action.id, *one.action.containers.values())]
+            self._advance(one)
+            return
+        try:
+            one.process = one.companions.next_init() if one.companions else None
+            if not one.process:
+                if one.companions:
+                    one.companions.start_sidecars()
+                one.process = pod.start(run, self.cluster)
+        except (*UNSTARTED, ConfigError, OSError, ValueError, subprocess.SubprocessError) as error:
+            self._unstarted(one, error)
+            return
+        self._watch(one, one.process)
+        if one.companions and one.companions.name:
+            return
+        container = run.spec["containers"][0]
+        if one.template.get("daemon") and container.get("readinessProbe"):
+            runs = lambda: bool(one.descriptors)  # noqa: E731
+            self._later(one, lambda: probes.ready(container, run, self.cluster, runs), self._probed)
+        else:
+            self.events.append(Began(one.action.id, run.ip))
+
+    def _placed(self, one: Running) -> pod.PodRun:
+        """Puts in place what the pod needs at its start. Raises ConfigError, OSError, ValueError."""
         template = placed(one.template, one.root if one.private is None else None)
         container = {"name": "main", **main_of(template)}
         if source := container.pop("source", ""):
             script = one.root / "argo/staging/script"
-            script.parent.mkdir(parents=True)
+            script.parent.mkdir(parents=True, exist_ok=True)
             script.write_text(source)
             script.chmod(0o755)
             path = str(script) if one.private is None else "/argo/staging/script"
@@ -234,33 +262,24 @@ class Executor:
         )
         if "containerSet" in template:
             one.companions = ContainerSet(template, run, self.cluster)
-            self.events += [Began(id, run.ip) for id in (one.action.id, *one.action.containers.values())]
-            self._advance(one)
-            return
-        if any(template.get(kind) for kind in KINDS) and not one.companions:
+        elif any(template.get(kind) for kind in KINDS) and not one.companions:
             one.companions = Companions(template, run, self.cluster)
-        try:
-            one.process = one.companions.next_init() if one.companions else None
-            if not one.process:
-                if one.companions:
-                    one.companions.start_sidecars()
-                one.process = pod.start(run, self.cluster)
-        except (FileNotFoundError, PermissionError) as error:
-            one.log.open("a").write(f"{error}\n")
-            message = pod.unknown_program(error)
-            self._end(one, "Failed", f"main: Error (exit code 64): {message}", {"exitCode": "64"})
-            return
-        except (ConfigError, OSError, subprocess.SubprocessError) as error:
+        return run
+
+    def _unstarted(self, one: Running, error: Exception) -> None:
+        """Ends a pod one of whose containers cannot start; Argo's executor tells it of all but init containers."""
+        init = one.companions.name if one.companions else ""
+        if one.companions:
+            one.companions.stop(0)
+        if not isinstance(error, UNSTARTED):
             self._end(one, "Error", str(error), None)
             return
-        self._watch(one, one.process)
-        if one.companions and one.companions.name:
-            return
-        if template.get("daemon") and container.get("readinessProbe"):
-            runs = lambda: bool(one.descriptors)  # noqa: E731
-            self._later(one, lambda: probes.ready(container, run, self.cluster, runs), self._probed)
-        else:
-            self.events.append(Began(one.action.id, run.ip))
+        why = str(error) if isinstance(error, pod.StartError) else pod.unknown_program(error)
+        one.log.open("a").write(f"{why}\n")
+        code = 128 if init or isinstance(error, pod.StartError) else 64
+        reason = "StartError" if code == 128 else "Error"
+        outputs = None if init else {"exitCode": str(code)}
+        self._end(one, "Failed", f"{init or 'main'}: {reason} (exit code {code}): {why}", outputs)
 
     def _advance(self, one: Running) -> None:
         """Brings the containers of a set as far as they can go now."""
@@ -269,7 +288,7 @@ class Executor:
         try:
             for name, process in group.begin(time.time()):
                 self._watch(one, process, name)
-        except (ConfigError, OSError, subprocess.SubprocessError) as error:
+        except (ConfigError, OSError, ValueError, subprocess.SubprocessError) as error:
             group.stop(0)
             for name in list(one.descriptors):
                 self._unwatch(one, name)
@@ -319,10 +338,12 @@ class Executor:
                 self._end(one, "Failed", f"{name}: Error (exit code {code})", None)
             else:
                 self._spawn(one)
-        elif one.companions or one.logs or (one.template.get("outputs") or {}).get("artifacts"):
-            self._later(one, lambda: one.collected(self.name, self._store), self._collected)
+            return
+        collect = lambda: one.collected(self.name, self._store)  # noqa: E731
+        if one.companions or one.logs or (one.template.get("outputs") or {}).get("artifacts"):
+            self._later(one, collect, self._collected)
         else:
-            self._end(one, *one.collected(self.name, self._store))
+            self._collected(one, _settled(Future[Any](), collect))
 
     def _end(self, one: Running, phase: str, message: str, outputs: Outputs | None) -> None:
         self.running.pop(one.action.id)
@@ -332,3 +353,11 @@ class Executor:
         if phase == "Succeeded":
             artifacts.clear(one.root)
         self.events.append(Ended(one.action.id, phase, message, outputs))
+
+
+def _settled(done: Future[Any], work: Callable[[], Any]) -> Future[Any]:
+    try:
+        done.set_result(work())
+    except BaseException as error:  # the loop raises it
+        done.set_exception(error)
+    return done

@@ -24,7 +24,12 @@ from steps.errors import ConfigError
 PR_SET_PDEATHSIG = 1
 VARIABLE = re.compile(r"\$\$|\$\(([^()]+)\)")
 PYTHON = re.compile(r"python[0-9.]*")
+ENVIRONMENT_NAME = re.compile(r"[ -<>-~]+")  # printable ASCII but =, as Kubernetes has it since 1.32
 REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+class StartError(Exception):
+    """A container that no runtime can start; the kubelet gives it the exit code 128."""
 
 
 class Cluster(Protocol):
@@ -83,7 +88,7 @@ FACTS: dict[str, Callable[[PodRun], str]] = {
 
 
 def start(pod: PodRun, cluster: Cluster) -> subprocess.Popen[bytes]:
-    """Starts the process and returns at once. Raises ConfigError for what this machine cannot run."""
+    """Starts the process and returns at once. Raises ConfigError for what this machine cannot run, and StartError."""
     container = _container(pod)
     environment = environ(pod, container, cluster)
     image = cluster.image(container["image"])
@@ -94,6 +99,9 @@ def start(pod: PodRun, cluster: Cluster) -> subprocess.Popen[bytes]:
             f"{pod.name}: container {container['name']} has no command, and its image's own is not known. Set it."
         )
     arguments = [expand(str(each), environment) for each in [*command, *given]]
+    for what, text in [*(("an argument", each) for each in arguments), *environment.items()]:
+        if "\0" in text:
+            raise StartError(f"{what} contains a NUL byte: {text!r}")
     if PYTHON.fullmatch(arguments[0]):
         arguments[0] = image.python
     pod.root.mkdir(parents=True, exist_ok=True)
@@ -162,6 +170,7 @@ def environ(pod: PodRun, container: Mapping[str, Any], cluster: Cluster) -> dict
         "REKINDLE_PATH": os.environ.get("REKINDLE_PATH", ""),
     } | dict(cluster.service_variables())
     found |= cluster.image(container["image"]).env
+    _names(pod, container)
     for source in container.get("envFrom") or []:
         for kind, read in (("configMapRef", cluster.configmap), ("secretRef", cluster.secret)):
             if kind in source:
@@ -172,6 +181,19 @@ def environ(pod: PodRun, container: Mapping[str, Any], cluster: Cluster) -> dict
         if value is not None:
             found[each["name"]] = expand(value, found)
     return found | dict(pod.extra_env)
+
+
+def _names(pod: PodRun, container: Mapping[str, Any]) -> None:
+    """Raises ConfigError for a name that an API server refuses."""
+    prefixes = [each.get("prefix") or "x" for each in container.get("envFrom") or []]
+    given = {"env": [each["name"] for each in container.get("env") or []], "envFrom": prefixes}
+    for key, names in given.items():
+        for index, name in enumerate(names):
+            if not ENVIRONMENT_NAME.fullmatch(name):
+                raise ConfigError(
+                    f'Pod "{pod.name}" is invalid: {container["name"]}.{key}[{index}] names {name!r}: a variable\'s name '
+                    "must be of printable ASCII characters other than '='"
+                )
 
 
 def _read(pod: PodRun, read: Any, reference: Mapping[str, Any]) -> Mapping[str, str]:

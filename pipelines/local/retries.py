@@ -6,6 +6,7 @@ Source: Argo's operator.go processNodeRetries, mergedTemplateDefaultsInto.
 """
 
 import copy
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -40,7 +41,7 @@ def decide(scheduler: "Scheduler", parent: Node, attempts: list[Node], strategy:
         return Step(last["phase"], f"Stopped with strategy '{scheduler.shutdown}'")
     if scheduler.deadline and now >= scheduler.deadline:
         return Step(last["phase"], "retry exceeded workflow deadline")
-    limit = int(strategy["limit"]) if strategy.get("limit") is not None else None
+    limit = _whole(strategy["limit"]) if strategy.get("limit") is not None else None
     backoff, end = strategy.get("backoff") or {}, None
     if backoff:
         if backoff.get("maxDuration"):
@@ -78,10 +79,17 @@ def pause(backoff: dict[str, Any], attempts: int) -> float:
     if not backoff.get("duration"):
         raise ValueError("no base duration specified for retryStrategy")
     wait = golang.seconds(str(backoff["duration"]))
-    factor = int(backoff.get("factor") or 0)
+    factor = _whole(backoff.get("factor") or 0)
     if factor > 0:
         wait = min(wait * float(factor) ** (attempts - 1), 2**63 / 1e9)
     return min(wait, golang.seconds(str(backoff["cap"]))) if backoff.get("cap") else wait
+
+
+def _whole(value: Any) -> int:
+    """Raises ValueError in Argo's words."""
+    if not re.fullmatch(r"[+-]?[0-9]+", str(value)):
+        raise ValueError(f"value '{value}' cannot be resolved to an int")
+    return int(value)
 
 
 def variables(last: Node | None, missing: str = "0") -> dict[str, str]:

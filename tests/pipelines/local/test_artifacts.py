@@ -233,3 +233,31 @@ def test_an_artifact_goes_where_the_archive_location_says(s3: Store, tmp_path: P
         saved = artifacts.save(given, tmp_path / "a", "pod", "w", store, location)
         assert saved
         assert (saved["s3"], asked.pop()) == (expected, expected)
+
+
+@pytest.mark.parametrize(
+    ("template", "said"),
+    [
+        ({"container": {}, "outputs": {"artifacts": [{"name": "a"}]}}, r"t\.outputs\.artifacts\[0\]\.path is missing"),
+        ({"data": {}, "inputs": {"artifacts": [{"name": "a"}]}}, r"t\.inputs\.artifacts\[0\]\.path is missing"),
+        ({"dag": {}, "inputs": {"artifacts": [{"name": "a", "path": "/x"}]}}, "only pods have files"),
+        (
+            {
+                "container": {"volumeMounts": [{"name": "v", "mountPath": "/v"}]},
+                "outputs": {"artifacts": [{"name": "a", "path": "/v/a", "archive": {"tar": {"compressionLevel": 77}}}]},
+            },
+            r"compressionLevel is 77: it must be from -2 to 9",
+        ),
+    ],
+)
+def test_an_artifact_that_could_not_be_saved_is_refused_before_the_run(template: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        artifacts.check(template, "t")
+
+
+def test_a_level_that_argo_takes_no_notice_of_packs_all_the_same(s3: Store, tmp_path: Path) -> None:
+    (tmp_path / "x").write_text("x")
+    archive = {"tar": {"compressionLevel": 77}}
+    artifacts.check({"container": {}, "outputs": {"artifacts": [{"name": "a", "path": "/x", "archive": archive}]}}, "t")
+    artifacts.load(sent(s3, tmp_path / "x", archive=archive), tmp_path / "y", lambda _: s3)
+    assert (tmp_path / "y").read_text() == "x"

@@ -1,0 +1,86 @@
+"""One container as a process: what it would lack, or what would end the runner with it."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipelines.local import isolation
+from pipelines.local.cluster import LocalCluster
+from pipelines.local.resources.stored import Stored
+from pipelines.local.run import execute
+
+needs_namespaces = pytest.mark.skipif(not isolation.available(), reason="no private mount namespace here")
+
+
+def ran(template: dict[str, Any], home: Path, **spec: Any) -> dict[str, Any]:
+    spec = {"entrypoint": "main", "templates": [{"name": "main", **template}], **spec}
+    return execute({"kind": "Workflow", "metadata": {"name": "w"}, "spec": spec}, {}, LocalCluster(home))
+
+
+def shell(source: str, **more: Any) -> dict[str, Any]:
+    return {"image": "busybox", "command": ["sh", "-c"], "args": [source], **more}
+
+
+def said(home: Path) -> str:
+    return (home / "runs/w/logs/w.log").read_text()
+
+
+def test_variables_of_a_configmap_are_its_texts_without_its_binary_data(tmp_path: Path) -> None:
+    objects = Stored(LocalCluster(tmp_path), "ConfigMap")
+    objects.apply({"kind": "ConfigMap", "metadata": {"name": "c"}, "data": {"A": "1"}, "binaryData": {"B": "AAE="}})
+    source = {"envFrom": [{"configMapRef": {"name": "c"}}]}
+    assert ran({"container": shell("echo $A-${B-none}", **source)}, tmp_path)["phase"] == "Succeeded"
+    assert said(tmp_path) == "1-none\n"
+
+
+@pytest.mark.parametrize(
+    ("container", "phase", "message"),
+    [
+        ({"env": [{"name": "A=B", "value": "1"}]}, "Error", "main.env[0] names 'A=B'"),
+        ({"env": [{"name": "A", "value": "1"}, {"name": "", "value": "1"}]}, "Error", "main.env[1] names ''"),
+        ({"env": [{"name": "A", "value": "x\0"}]}, "Failed", "StartError (exit code 128): A contains a NUL byte"),
+        ({"args": ["a\0b"]}, "Failed", "main: StartError (exit code 128): an argument contains a NUL byte"),
+        ({"workingDir": "/tmp/\0"}, "Error", "null byte"),
+        ({"command": ["nowhere"]}, "Failed", "main: Error (exit code 64): failed to find name in PATH"),
+    ],
+)
+def test_a_container_that_cannot_start_ends_its_node_and_not_the_runner(
+    tmp_path: Path, container: dict[str, Any], phase: str, message: str
+) -> None:
+    status = ran({"container": shell("true", **container)}, tmp_path)
+    assert (status["phase"], message in status["message"]) == (phase, True), status["message"]
+
+
+@needs_namespaces
+@pytest.mark.parametrize(
+    ("init", "message"),
+    [
+        ({"env": [{"name": "A", "value": "\0"}]}, "StartError (exit code 128): A contains a NUL byte: '\\x00'"),
+        ({"command": ["nowhere"]}, "StartError (exit code 128)"),
+    ],
+)
+def test_an_init_container_that_cannot_start_is_named_and_leaves_no_process(
+    tmp_path: Path, init: dict[str, Any], message: str
+) -> None:
+    status = ran({"initContainers": [{"name": "first", **shell("true", **init)}], "container": shell("true")}, tmp_path)
+    assert status["phase"] == "Failed" and status["message"].startswith(f"first: {message}"), status["message"]
+
+
+@needs_namespaces
+def test_a_script_runs_after_its_init_containers(tmp_path: Path) -> None:
+    script = {"image": "busybox", "command": ["sh"], "source": "echo done"}
+    status = ran({"initContainers": [{"name": "first", **shell("true")}], "script": script}, tmp_path)
+    assert (status["phase"], said(tmp_path)) == ("Succeeded", "done\n")
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [{"limit": "{{inputs.parameters.x}}"}, {"backoff": {"duration": "1s", "factor": "{{inputs.parameters.x}}"}}],
+)
+def test_a_number_of_retries_that_is_none_once_it_is_known_ends_the_node(
+    tmp_path: Path, strategy: dict[str, Any]
+) -> None:
+    inputs = {"parameters": [{"name": "x", "value": ".inf"}]}
+    status = ran({"inputs": inputs, "retryStrategy": strategy, "container": shell("exit 1")}, tmp_path)
+    assert (status["phase"], status["message"].split(": ")[1]) == ("Error", "value '.inf' cannot be resolved to an int")
