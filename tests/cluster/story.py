@@ -15,7 +15,6 @@ from tests.cluster.run import Place, Run
 WORKERS = 3
 STEPS = int(os.environ.get("REKINDLE_TEST_STEPS", "4000"))  # minutes: long enough to be hit again and again
 LONG = [
-    "name=faults",
     "data.source=simulate://7?cards=300&terminals=600&days=91",
     f"train.workers={WORKERS}",
     f"train.steps={STEPS}",
@@ -50,8 +49,8 @@ class Hit:
 class Story:
     """A run, its hits by name, and how it ended."""
 
-    def __init__(self, place: Place) -> None:
-        self.run = Run.submit(place, *LONG)
+    def __init__(self, place: Place, name: str = "faults") -> None:
+        self.run = Run.submit(place, f"name={name}", *LONG)
         self.hits: dict[str, Hit] = {}
         self.run.whole(WORKERS, 400)
         self.uid = self.job()
