@@ -11,7 +11,7 @@ from typing import Any, get_args
 from hera.workflows import models
 from pydantic import BaseModel
 
-from pipelines.local.subset import TABLES, WHY
+from pipelines.local.schema import TABLES, WHY
 
 PARTS = {"Supplied": "arguments", "InputArtifact": "inputs", "OutputArtifact": "outputs"}
 PARTS |= {"Argument": "arguments", "Input": "inputs", "Output": "outputs"}
@@ -38,7 +38,10 @@ claim is a directory below `.rekindle/claims`.
 def described() -> dict[str, dict[str, set[type[BaseModel]]]]:
     """For each table all fields that Argo has there, and the models that have them."""
     found: dict[str, dict[str, set[type[BaseModel]]]] = {}
-    waiting: list[tuple[str, type[BaseModel]]] = [("Spec", models.WorkflowSpec)]
+    waiting: list[tuple[str, type[BaseModel]]] = [
+        ("CronSpec", models.CronWorkflowSpec),
+        ("Spec", models.WorkflowSpec),
+    ]
     seen = set(waiting)
     for table, model in waiting:
         fields = found.setdefault(table, {})

@@ -17,17 +17,12 @@ from yaml.constructor import ConstructorError
 
 from pipelines.local.golang import anystring, timestamp
 from pipelines.local.references import Find, filled, joined
+from pipelines.local.schema import walk
 from pipelines.scopes import misshapen
 from steps.errors import ConfigError, did_you_mean
 
 ALIASED = 400_000  # values that aliases may make, as goyaml has it (decode.go, alias_ratio_range_low)
 Base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-FIELDS = ("apiVersion", "kind", "metadata", "spec", "status")
-META = (  # ObjectMeta of Kubernetes
-    *("name", "generateName", "namespace", "labels", "annotations", "ownerReferences", "finalizers", "managedFields"),
-    *("uid", "resourceVersion", "generation", "selfLink", "creationTimestamp", "deletionTimestamp"),
-    "deletionGracePeriodSeconds",
-)
 KINDS = ("Workflow", "WorkflowTemplate", "CronWorkflow")
 GROUP = "workflows.argoproj.io"
 SCHEDULED = f"{GROUP}/scheduled-time"  # the annotation that is {{workflow.scheduledTime}}
@@ -130,12 +125,7 @@ def workflow(
     kind = manifest.get("kind")
     if kind not in KINDS:
         raise ConfigError(f"kind is {kind!r}: only {', '.join(KINDS)} can be run.{did_you_mean(str(kind), set(KINDS))}")
-    for where, value, known in (("", manifest, FIELDS), ("metadata.", manifest.get("metadata") or {}, META)):
-        for key in value:
-            if key not in known:
-                raise ConfigError(
-                    f'"{where}{key}" is no field of a {kind}.{did_you_mean(str(key), set(known))} Remove it.'
-                )
+    list(walk(manifest, str(kind), ""))
     spec = copy.deepcopy(manifest.get("spec") or {})
     metadata = copy.deepcopy(manifest.get("metadata") or {})
     if kind == "CronWorkflow":

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from pipelines.local.retries import merged
+from pipelines.local.schema import walk
 from pipelines.scopes import misshapen
 from steps.errors import ConfigError
 
@@ -135,6 +136,7 @@ def _found(reference: dict[str, Any], path: str, find: Find) -> dict[str, Any]:
         )
     if wrong := next(misshapen(found), ""):
         raise ConfigError(f"{kind} {name}: {wrong}.")
+    list(walk(found.get("spec"), "Spec", f"{kind} {name}: spec"))
     return copy.deepcopy(dict(found.get("spec") or {}))
 
 

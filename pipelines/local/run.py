@@ -120,7 +120,7 @@ class LocalRun:
         """A run that is checked and on disk, but not started. Raises ConfigError."""
         cluster = cluster or _cluster()
         workflow = manifests.workflow(manifest, parameters, cluster.find)
-        for line in subset.check(workflow, cluster):
+        for line in subset.check(workflow, cluster, manifest):
             if note:
                 note(line)
         lint.check(workflow)

@@ -1,25 +1,21 @@
-"""What of the Argo API the local runner does, as a table: any other field is refused by name, before anything starts.
+"""What of the Argo API the local runner does: what cannot be done as Argo does it is refused before anything starts.
 
     notes = check(workflow, cluster)     # raises ConfigError: the field, its path, and what to do
 
-One line of FIELDS is one object: `field` is done (or checked below), `field*` must be there, `-field` cannot matter on
-one machine (ignored, and said once), `!field` is refused for the reason in WHY; `field=Object`, `field=[Object]` and
-`field={Object}` (any keys) go on there.
+Fields and their types are those of schema.py; here is what more they must be.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Mapping
 from typing import Any
 
 import yaml
 
 from pipelines.local import (
-    artifacts,
     companions,
     containerset,
     expr,
     json_path,
-    pod,
     probes,
     resource,
     running,
@@ -27,167 +23,27 @@ from pipelines.local import (
     volumes,
 )
 from pipelines.local.cluster import BASES, base
-from pipelines.local.functions import ARGO, BUILTINS, PREDICATES, SPRIG, ExprError
-from pipelines.local.golang import seconds
+from pipelines.local.functions import BUILTINS, PREDICATES, ExprError
 from pipelines.local.references import bodies, holders, needed
-from pipelines.local.retries import TYPES
+from pipelines.local.retries import TYPES, with_defaults
+from pipelines.local.schema import walk
+from pipelines.local.sprig import ARGO, SPRIG
 from steps.errors import ConfigError, did_you_mean
 
-FIELDS = """
-Workflow apiVersion kind metadata -status spec=Spec
-Spec entrypoint onExit parallelism suspend activeDeadlineSeconds priority serviceAccountName arguments=Arguments
-  templates=[Template] hooks={Hook} retryStrategy=Retry templateDefaults=Template workflowMetadata=Metadata
-  volumes=[Volume] volumeClaimTemplates=[Claim] volumeClaimGC=ClaimGC synchronization=Locks
-  workflowTemplateRef=Reference -podSpecPatch -nodeSelector -tolerations
-  -affinity -schedulerName -hostAliases -securityContext -executor -automountServiceAccountToken -imagePullSecrets
-  -podPriorityClassName -ttlStrategy -podGC -podDisruptionBudget -dnsPolicy -dnsConfig -hostNetwork archiveLogs
-  artifactGC=WorkflowGC -artifactRepositoryRef -podMetadata -podResources -metrics
-Metadata labels annotations labelsFrom={LabelFrom}
-LabelFrom expression*
-WorkflowGC strategy -forceFinalizerRemoval -podMetadata -podSpecPatch -serviceAccountName
-ArtifactGC strategy -podMetadata -serviceAccountName
-Location archiveLogs s3=S3
-Arguments parameters=[Argument] artifacts=[Supplied]
-Argument name* value enum description valueFrom=Given
-Given configMapKeyRef=Key default
-Supplied name* from fromExpression subPath optional artifactGC=ArtifactGC -deleted s3=S3 raw=Raw http=Http
-  archive=Archive
-  !git !gcs !oss !azure !hdfs !artifactory !plugin
-Template name parallelism failFast activeDeadlineSeconds timeout inputs=Inputs outputs=Outputs container=Container
-  script=Container resource=Resource dag=Dag steps=[[Step]] suspend=Suspend retryStrategy=Retry
-  volumes=[Volume] synchronization=Locks memoize=Memoize daemon initContainers=[Beside] sidecars=[Beside]
-  -podSpecPatch -nodeSelector -tolerations -affinity -schedulerName -priorityClassName -hostAliases -securityContext
-  -serviceAccountName -metadata -executor -automountServiceAccountToken archiveLocation=Location -metrics
-  -annotations -podResources containerSet=ContainerSet data=Data http=Request !plugin
-Inputs parameters=[Input] artifacts=[InputArtifact]
-Input name* value default enum description valueFrom=Given
-InputArtifact name* path optional mode recurseMode subPath artifactGC=ArtifactGC -deleted s3=S3 raw=Raw http=Http
-  archive=Archive
-  !git !gcs !oss !azure !hdfs !artifactory !plugin
-S3 key bucket endpoint insecure accessKeySecret=Key secretKeySecret=Key -region
-Http url* headers=[Header] !auth
-Header name* value*
-Raw data*
-Archive none=Empty tar=Tar zip=Empty
-Empty
-Tar compressionLevel
-Outputs result exitCode parameters=[Output] artifacts=[OutputArtifact]
-Output name* value globalName description valueFrom=ValueFrom
-ValueFrom path default parameter expression jsonPath supplied=Empty !jqFilter
-OutputArtifact name* path optional from fromExpression subPath globalName mode artifactGC=ArtifactGC -deleted s3=S3
-  archive=Archive
-  !git !gcs !oss !azure !hdfs !artifactory !plugin
-Container name image command args source workingDir env=[Env] envFrom=[EnvFrom] volumeMounts=[Mount] !lifecycle
-  -imagePullPolicy -resources -securityContext -terminationMessagePath -terminationMessagePolicy -ports -livenessProbe
-  readinessProbe=Probe -startupProbe -tty -stdin
-Probe exec=Exec httpGet=HttpGet tcpSocket=Tcp initialDelaySeconds periodSeconds timeoutSeconds successThreshold
-  -failureThreshold -terminationGracePeriodSeconds !grpc
-Exec command*
-HttpGet port* path host scheme httpHeaders=[Header]
-Tcp port* host
-ContainerSet containers*=[Member] volumeMounts=[Mount] retryStrategy=Tries
-Tries retries* duration
-Member name* image command args workingDir env=[Env] envFrom=[EnvFrom] volumeMounts=[Mount] dependencies !lifecycle
-  -imagePullPolicy -resources -securityContext -ports -livenessProbe -readinessProbe -startupProbe -tty -stdin
-  -terminationMessagePath -terminationMessagePolicy
-Request url* method headers=[RequestHeader] body bodyFrom=BodyFrom successCondition timeoutSeconds insecureSkipVerify
-RequestHeader name* value valueFrom=HeaderFrom
-HeaderFrom secretKeyRef*=Key
-BodyFrom bytes
-Data source*=DataSource transformation=[Transformation]
-DataSource artifactPaths*=ArtifactPaths
-ArtifactPaths name s3*=S3 -artifactGC -deleted
-Transformation expression
-Beside name* image command args workingDir env=[Env] envFrom=[EnvFrom] volumeMounts=[Mount] mirrorVolumeMounts
-  -imagePullPolicy -resources -securityContext -ports -livenessProbe -readinessProbe -startupProbe -tty -stdin
-Env name* value valueFrom=EnvSource
-EnvSource configMapKeyRef secretKeyRef fieldRef=FieldRef
-EnvFrom configMapRef secretRef prefix
-Mount name* mountPath* readOnly subPath subPathExpr -mountPropagation
-Volume name* emptyDir=EmptyDir configMap=MapVolume secret=SecretVolume projected=Projected downwardAPI=Facts
-  persistentVolumeClaim=ClaimRef !hostPath !ephemeral !csi !nfs
-EmptyDir -medium -sizeLimit
-MapVolume name* items=[File] defaultMode optional
-SecretVolume secretName* items=[File] defaultMode optional
-MapPart name* items=[File] optional
-File key* path* mode
-Projected sources=[Projection] defaultMode
-Projection configMap=MapPart secret=MapPart downwardAPI=Facts !serviceAccountToken
-Facts items=[Fact] defaultMode
-Fact path* fieldRef*=FieldRef mode
-FieldRef fieldPath* -apiVersion
-ClaimRef claimName* readOnly
-Claim metadata*=ClaimName -apiVersion -kind -spec -status
-ClaimName name* -labels -annotations -creationTimestamp
-ClaimGC strategy
-Resource action manifest successCondition failureCondition flags mergeStrategy setOwnerReference !manifestFrom
-Suspend duration
-Dag target failFast tasks*=[Task]
-Task name* template when withItems withParam continueOn onExit depends dependencies arguments=Arguments hooks={Hook}
-  withSequence=Sequence templateRef=Reference inline=Template
-Step name* template when withItems withParam continueOn onExit arguments=Arguments hooks={Hook} withSequence=Sequence
-  templateRef=Reference inline=Template
-Sequence start end count format
-Hook template expression arguments=Arguments templateRef=Reference
-Reference name* template clusterScope
-Locks semaphores=[Semaphore] mutexes=[Mutex] !semaphore !mutex
-Semaphore configMapKeyRef*=Key namespace !database
-Key name* key optional
-Mutex name* namespace !database
-Memoize key* maxAge cache*=Cache
-Cache configMap*=Key
-Retry limit retryPolicy expression backoff=Backoff -affinity
-Backoff duration factor cap maxDuration
-"""
-TABLES: dict[str, dict[str, str]] = {}
-REQUIRED: dict[str, list[str]] = {}
-for line in FIELDS.replace("\n  ", " ").strip().splitlines():
-    words = line.split()
-    pairs = [word.partition("=") for word in words[1:]]
-    TABLES[words[0]] = {name.strip("-!*"): type or name[0] for name, _, type in pairs}
-    REQUIRED[words[0]] = [name.rstrip("*") for name, _, _ in pairs if name.endswith("*")]
-WHY = (
-    {"plugin": "Argo's plugins do not run here", "auth": "give the header", "grpc": "use exec or tcpSocket"}
-    | {
-        "mutex": "Argo 4 has dropped it. Write mutexes: [...]",
-        "semaphore": "Argo 4 has dropped it. Write semaphores: [...]",
-        "database": "locks lie in this machine's files. Use a mutex, or a semaphore with a configMapKeyRef",
-        "jqFilter": "use jsonPath",
-        "lifecycle": "a pod here has one process and no hooks",
-        "hostPath": "a pod here sees nothing of the machine that is not in its volumes. Use a claim",
-        "serviceAccountToken": "there are no service accounts here",
-    }
-    | dict.fromkeys(("git", "gcs", "oss", "azure", "hdfs", "artifactory"), "artifacts are s3, http or raw here")
-    | dict.fromkeys(("ephemeral", "csi", "nfs"), "use volumeClaimTemplates")
-    | {
-        "manifestFrom": "put the manifest into the template",
-    }
-)
 # what the API server refuses, and what would be taken for something else here
 PATCHED = {"containers", "initContainers", "securityContext", "nodeSelector", "tolerations", "priorityClassName"}
-FLAGS = ("archiveLogs", "readOnly")
-NUMBERS = ("activeDeadlineSeconds", "parallelism", "mode", "defaultMode")
-TEXTS = ("name", "entrypoint", "onExit", "template", "when", "depends", "image", "source", "manifest", "key", "path")
-TEXTS += (
-    "maxAge",
-    "mountPath",
-    "workingDir",
-    "expression",
-    "fromExpression",
-    "retryPolicy",
-    "target",
-    "timeout",
-)
-TEXTS += ("globalName", "from", "subPath", "withParam", "jsonPath", "parameter")
-TEXTS += ("claimName", "secretName", "fieldPath", "subPathExpr")
-LISTS = ("command", "args", "flags", "dependencies")
 EXPRESSION = re.compile(r"\{\{=(.*?)\}\}", re.DOTALL)
 TAG = re.compile(r"\{\{.*?\}\}", re.DOTALL)
 
 
-def check(workflow: dict[str, Any], cluster: Any) -> list[str]:
-    """Raises ConfigError for the first thing that cannot be done as Argo does it; gives notes on what is ignored."""
-    ignored = dict.fromkeys(_walk(workflow, "Workflow", ""))
+def check(workflow: dict[str, Any], cluster: Any, manifest: Mapping[str, Any] | None = None) -> list[str]:
+    """Gives notes on what is ignored of a workflow, and of the manifest it is from.
+
+    Raises ConfigError for the first thing that cannot be done as Argo does it.
+    """
+    ignored = dict.fromkeys(walk(workflow, "Workflow", ""))
+    if manifest:
+        ignored |= dict.fromkeys(walk(manifest, manifest["kind"], ""))
     for each in (workflow["spec"].get("arguments") or {}).get("parameters") or []:
         if each.get("value") is None:
             raise ConfigError(f"the parameter {each['name']} has no value: give one, as with -p {each['name']}=...")
@@ -212,7 +68,6 @@ def _objects(spec: dict[str, Any], cluster: Any) -> None:
 
 def templates(spec: dict[str, Any], cluster: Any) -> None:
     """The same for the spec of a WorkflowTemplate that is referred to."""
-    list(_walk(spec, "Spec", "spec"))
     _bodies(spec, cluster)
 
 
@@ -220,59 +75,8 @@ def _bodies(spec: dict[str, Any], cluster: Any) -> None:
     _patch(spec, "spec")
     _hooks(spec)
     for template, path in bodies(spec, "spec"):
-        _template(template, path, cluster)
+        _template(with_defaults(template, spec.get("templateDefaults")), path, cluster)
     _expressions(spec, "spec")
-
-
-def _walk(value: Any, table: str, path: str) -> Iterator[str]:
-    """Every ignored field. Raises ConfigError."""
-    if table.startswith("["):
-        if not isinstance(value, list):
-            raise ConfigError(f"{path} is {value!r}: it must be a list.")
-        for index, each in enumerate(value):
-            yield from _walk(each, table[1:-1], f"{path}[{index}]")
-        return
-    if table.startswith("{") and isinstance(value, dict):
-        for key, each in value.items():
-            yield from _walk(each, table[1:-1], f"{path}.{key}")
-        return
-    if not isinstance(value, dict | None):
-        raise ConfigError(f"{path} is {value!r}: it must be an object.")
-    fields = TABLES[table.strip("{}")]
-    for key, each in (value or {}).items():
-        where = f"{path}.{key}" if path else key
-        rule = fields.get(key)
-        if rule is None:
-            hint = did_you_mean(key, set(fields)) or " Remove it, or submit to a cluster."
-            raise ConfigError(f"{where} is not supported by the local runner.{hint}")
-        if rule.strip("[]{}") not in TABLES:
-            _typed(key, each, where)
-        if rule == "-":
-            yield key
-        elif rule == "!":
-            if each:
-                raise ConfigError(f"{where} is not supported by the local runner: {WHY[key]}.")
-        elif rule.strip("[]{}") in TABLES:
-            yield from _walk(each, rule, where)
-    for key in REQUIRED[table.strip("{}")]:
-        if (value or {}).get(key) is None:
-            raise ConfigError(f"{path}.{key} is missing: give it.")
-
-
-def _typed(key: str, value: Any, where: str) -> None:
-    quote = "Quote it (unquoted, YAML reads y as true and 1 as a number)."
-    if (key in TEXTS or where.endswith(".raw.data")) and value is not None and not isinstance(value, str):
-        raise ConfigError(f"{where} is {value!r}: it must be a text. {quote}")
-    if key in LISTS and value is not None and not (isinstance(value, list) and all(isinstance(v, str) for v in value)):
-        raise ConfigError(f"{where} is {value!r}: it must be a list of texts. {quote}")
-    if where.endswith("artifactGC.strategy") and (value or "") not in artifacts.GC:
-        raise ConfigError(f"{where} is {value!r}: it must be one of {', '.join(artifacts.GC[:-1])}.")
-    if key in FLAGS and not isinstance(value, bool | None):
-        raise ConfigError(f"{where} is {value!r}: it must be true or false.")
-    if key == "fieldPath" and value not in pod.FACTS:
-        raise ConfigError(f"{where} is {value!r}, which a pod here does not know: only {', '.join(pod.FACTS)} are.")
-    if key in NUMBERS and value is not None and "{{" not in str(value) and not str(value).isdecimal():
-        raise ConfigError(f"{where} is {value!r}: it must be a whole number.")
 
 
 def _template(template: dict[str, Any], where: str, cluster: Any) -> None:
@@ -290,9 +94,16 @@ def _template(template: dict[str, Any], where: str, cluster: Any) -> None:
     if container := template.get("container") or template.get("script"):
         _image(container, f"{where}.{types[0]}", cluster)
         running.check(template)
+        names = {"init", "main", "wait"}  # Argo's own
         for kind in companions.KINDS:
             for index, each in enumerate(template.get(kind) or []):
                 _image(each, f"{where}.{kind}[{index}]", cluster)
+                if each["name"] in names:
+                    raise ConfigError(
+                        f"{where}.{kind}[{index}].name is {each['name']!r}, as another container of the pod is called, "
+                        "and Kubernetes refuses that. Give it a name of its own."
+                    )
+                names.add(each["name"])
         companions.check(template, where)
         probes.check(template, where)
     if group := template.get("containerSet"):
@@ -301,18 +112,6 @@ def _template(template: dict[str, Any], where: str, cluster: Any) -> None:
             _image(each, f"{where}.containerSet.containers[{index}]", cluster)
         running.check(template)
     _patch(template, where)
-    backoff = (template.get("retryStrategy") or {}).get("backoff") or {}
-    durations = {f"retryStrategy.backoff.{key}": backoff.get(key) for key in ("duration", "cap", "maxDuration")}
-    tries = (template.get("containerSet") or {}).get("retryStrategy") or {}
-    durations["containerSet.retryStrategy.duration"] = tries.get("duration")
-    durations["suspend.duration"] = (template.get("suspend") or {}).get("duration")
-    durations["memoize.maxAge"] = (template.get("memoize") or {}).get("maxAge")
-    for path, text in {"timeout": template.get("timeout"), **durations}.items():
-        try:
-            if text and "{{" not in str(text):
-                seconds(str(text))
-        except ValueError as error:
-            raise ConfigError(f"{where}.{path} is {text!r}: {error}. Write it like 1m30s.") from None
 
 
 def _hooks(spec: dict[str, Any]) -> None:

@@ -7,7 +7,8 @@ import pytest
 
 from pipelines.local.cluster import LocalCluster
 from pipelines.local.manifest import documents, workflow
-from pipelines.local.subset import TABLES, check
+from pipelines.local.schema import TABLES
+from pipelines.local.subset import check
 from steps.errors import ConfigError
 
 GOOD = """
@@ -90,6 +91,109 @@ def test_what_cannot_run_here_is_named_with_its_path(path: str, value: Any, said
         checked(path, value)
 
 
+def stepped(**fields: Any) -> list[Any]:
+    return [{"name": "main", "steps": [[{"name": "a", "template": "t", **fields}]]}]
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "said"),
+    [
+        ("spec.templates", stepped(withItems=3), r"steps\[0\]\[0\]\.withItems is 3: it must be a list"),
+        ("spec.templates", stepped(withItems="abc"), r"withItems is 'abc': it must be a list"),
+        ("spec.templates", stepped(withItems={"a": 1}), r"withItems is \{'a': 1\}: it must be a list"),
+        ("spec.templates", stepped(hooks={"exit": None}), r"hooks\.exit is empty"),
+        ("spec.templates", stepped(continueOn={"failed": "x"}), r"continueOn\.failed is 'x'.*true or false"),
+        ("spec.templates", stepped(withSequence={"count": [1]}), r"withSequence\.count is \[1\].*whole number"),
+        ("spec.templates", stepped(withSequence={"count": 1.5}), r"withSequence\.count is 1\.5.*whole number"),
+        ("spec.templates", stepped(withSequence={"count": 2, "format": 5}), r"withSequence\.format is 5: .*text"),
+        ("spec.templates", stepped(arguments={"parameters": [{"name": "x", "value": [1]}]}), r"\.value is \[1\]"),
+        ("spec.workflowMetadata", {"labels": ["a"]}, r"workflowMetadata\.labels is \['a'\].*mapping of texts"),
+        ("spec.workflowMetadata", {"annotations": "x"}, r"workflowMetadata\.annotations is 'x'.*mapping of texts"),
+        ("spec.arguments", {"parameters": [{"name": "p", "value": "1", "enum": "1"}]}, r"enum is '1'.*list"),
+        ("spec.arguments", {"parameters": [{"name": "p", "value": {"a": 1}}]}, r"\[0\]\.value is .*text"),
+        ("spec.priority", "x", r"spec\.priority is 'x': it must be a whole number"),
+        ("spec.suspend", "x", r"spec\.suspend is 'x': it must be true or false"),
+        ("spec.activeDeadlineSeconds", "5", r"is '5': it must be a whole number from 0"),
+        ("spec.activeDeadlineSeconds", 10**30, "it must be a whole number from 0 to 9223372036"),
+        ("spec.templates.0.activeDeadlineSeconds", "soon", r"activeDeadlineSeconds is 'soon'.*whole number"),
+        ("spec.templates.0.daemon", "x", r"templates\[0\]\.daemon is 'x': it must be true or false"),
+        ("spec.templates.0.timeout", 5, r"timeout is 5: it must be a text"),
+        ("spec.templates.0.timeout", "9999999999h", r"timeout is '9999999999h'.*at most"),
+        ("spec.templates.0.retryStrategy", {"limit": 2.5}, r"retryStrategy\.limit is 2\.5.*whole number"),
+        ("spec.templates.0.retryStrategy", {"limit": float("inf")}, r"retryStrategy\.limit is inf"),
+        ("spec.templates.0.retryStrategy", {"limit": "x"}, r"retryStrategy\.limit is 'x'"),
+        ("spec.templates.0.retryStrategy", {"limit": {}}, r"retryStrategy\.limit is \{\}"),
+        ("spec.templates.0.retryStrategy", {"retryPolicy": "Sometimes"}, r"is 'Sometimes'.*Always, OnError"),
+        ("spec.templates.0.retryStrategy", {"backoff": {"factor": 1.5}}, r"backoff\.factor is 1\.5"),
+        ("spec.templates.0.container.env", [{"name": "A", "value": [1]}], r"env\[0\]\.value is \[1\]: .*text"),
+        ("spec.templates.0.container.env", [{"name": "A", "valueFrom": {"configMapKeyRef": "x"}}], "must be an object"),
+        ("spec.templates.0.container.envFrom", [{"configMapRef": "x"}], r"envFrom\[0\]\.configMapRef is 'x'"),
+        ("spec.templates.0.inputs", {"artifacts": [{"name": "a", "path": "/x", "mode": 99999}]}, "from 0 to 511"),
+        ("spec.templates.0.sidecars", [{"name": "main", "image": "bash", "command": ["true"]}], "of its own"),
+        ("spec.templates.0.initContainers", [{"name": "wait", "image": "bash", "command": ["true"]}], "of its own"),
+        (
+            "spec.templates.0.sidecars",
+            [{"name": "a", "image": "bash", "command": ["true"]}] * 2,
+            r"sidecars\[1\]\.name",
+        ),
+        (
+            "spec.templates.0.synchronization",
+            {"mutexes": [{"name": ""}]},
+            r"mutexes\[0\]\.name is '': it must not be empty",
+        ),
+    ],
+)
+def test_a_value_of_a_wrong_type_is_named_before_anything_runs(path: str, value: Any, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        checked(path, value)
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("spec.activeDeadlineSeconds", 60.0),
+        ("spec.templates.0.activeDeadlineSeconds", "{{inputs.parameters.s}}"),
+        ("spec.templates.0.retryStrategy", {"limit": "2", "backoff": {"duration": "10", "factor": "2"}}),
+        ("spec.templates.0.retryStrategy", {"limit": "{{=1 + 1}}", "backoff": {"duration": "{{workflow.name}}"}}),
+        ("spec.templates.0.retryStrategy", {"limit": -1}),
+        ("spec.arguments", {"parameters": [{"name": "p", "value": 1.5, "enum": [1.5, True, "x"]}]}),
+    ],
+)
+def test_what_argo_takes_for_a_number_or_a_text_is_taken_for_it(path: str, value: Any) -> None:
+    assert checked(path, value) == []
+
+
+CRON = {"schedules": ["@daily"], "workflowSpec": documents(GOOD)[0]["spec"]}
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"bogusField": 3}, r"spec\.bogusField is not supported"),
+        ({"startingDeadlineSeconds": "nonsense"}, r"spec\.startingDeadlineSeconds is 'nonsense'.*whole number"),
+        ({"schedule": "@daily"}, r"spec\.schedule is not supported .*Write schedules"),
+        ({"schedules": "@daily"}, r"spec\.schedules is '@daily': it must be a list"),
+        ({"concurrencyPolicy": "Sometimes"}, r"spec\.concurrencyPolicy is 'Sometimes'.*Forbid"),
+        ({"workflowMetadata": {"labels": ["a"]}}, r"spec\.workflowMetadata\.labels is \['a'\]"),
+    ],
+)
+def test_what_a_cron_workflow_gets_wrong_is_named_though_it_runs_at_once(fields: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        workflow({"kind": "CronWorkflow", "metadata": {"name": "c"}, "spec": CRON | fields})
+
+
+def test_the_schedule_of_a_workflow_that_runs_at_once_is_said_to_be_ignored() -> None:
+    manifest = {"kind": "CronWorkflow", "metadata": {"name": "c"}, "spec": CRON | {"timezone": "UTC"}}
+    assert "schedules, timezone" in check(workflow(manifest), LocalCluster(Path("nowhere")), manifest)[0]
+
+
+def test_an_image_that_all_templates_share_is_the_image_of_each() -> None:
+    manifest = documents(GOOD)[0]
+    manifest["spec"]["templateDefaults"] = {"container": {"image": "alpine", "command": ["sh", "-c"]}}
+    manifest["spec"]["templates"][0]["container"] = {"args": ["echo hi"]}
+    assert check(workflow(manifest), LocalCluster(Path("nowhere"))) == []
+
+
 def test_what_does_not_matter_here_is_ignored_and_said_once() -> None:
     assert checked() == []
     notes = checked("spec.templates.0.nodeSelector", {"gpu": "yes"})
@@ -168,6 +272,7 @@ def test_no_field_of_the_table_is_misspelt() -> None:
     from pipelines.local.fields import described
 
     dropped = {"Locks": {"mutex", "semaphore"}}  # Argo 4 has them no more, and says nothing
+    dropped |= {"CronSpec": {"schedule"}}
     dropped |= {key: {"podResources"} for key in ("Spec", "Template")}  # Argo 4.1 has it, Hera's models not yet
     for table, fields in described().items():
         assert set(TABLES[table]) - set(fields) - dropped.get(table, set()) == set(), table

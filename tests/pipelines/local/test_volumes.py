@@ -174,7 +174,7 @@ def test_a_volume_that_cannot_be_made_is_an_error_that_names_it(
         ),
         (
             {"volumes": [{"name": "v", "downwardAPI": {"items": [{"path": "x", "fieldRef": {"fieldPath": "no"}}]}}]},
-            "fieldPath is 'no', which a pod here does not know: only metadata.name",
+            "fieldPath is 'no': it must be one of metadata.name",
         ),
         ({"volumes": [{"name": "../v", "emptyDir": {}}]}, r"has a volume '\.\./v'"),
         ({"volumes": [{"name": "v", "secret": {"secretName": 5}}]}, r"secretName is 5: it must be a text"),
