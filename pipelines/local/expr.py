@@ -3,11 +3,26 @@
 Source: expr-lang/expr v1.17 (vm), Argo's util/expr.
 """
 
-import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from pipelines.local.functions import BUILTINS, PREDICATES, ExprError, Numeric, compare, equal, is_number
+from pipelines.local import regexp
+from pipelines.local.functions import (
+    BUDGET,
+    BUILTINS,
+    MEMORY,
+    PREDICATES,
+    ExprError,
+    Numeric,
+    compare,
+    cut,
+    equal,
+    grow,
+    is_number,
+    remainder,
+    series,
+)
+from pipelines.local.golang import divided
 from pipelines.local.syntax import Node, calls, identifiers, parse
 
 __all__ = ["ExprError", "calls", "evaluate", "identifiers", "truth"]
@@ -15,9 +30,10 @@ __all__ = ["ExprError", "calls", "evaluate", "identifiers", "truth"]
 
 def evaluate(source: str, scope: Mapping[str, Any]) -> Any:
     """The value of `source` in `scope` (nested plain data, functions as callables). Raises ExprError."""
+    MEMORY.left = BUDGET
     try:
         return _eval(parse(source), scope, ())
-    except (TypeError, ValueError, AttributeError, IndexError, KeyError, RecursionError, OverflowError) as error:
+    except (TypeError, ValueError, AttributeError, LookupError, RecursionError, ArithmeticError) as error:
         raise ExprError(f"{error} in {source!r}") from error
 
 
@@ -66,8 +82,9 @@ def _eval(node: Node, scope: Mapping[str, Any], at: tuple[Any, ...]) -> Any:
         return {str(_eval(key, scope, at)): _eval(value, scope, at) for key, value in node[1:]}
     if kind == "let":
         return _eval(node[3], {**scope, node[1]: _eval(node[2], scope, at)}, at)
-    start, end = (None if each is None else _eval(each, scope, at) for each in node[2:4])
-    return _eval(node[1], scope, at)[start:end]
+    start, end = (None if each is None else int(_eval(each, scope, at)) for each in node[2:4])
+    value = _eval(node[1], scope, at)
+    return cut(value, start, end) if isinstance(value, str) else value[start:end]
 
 
 def _member(value: Any, key: Any, optional: bool) -> Any:
@@ -135,7 +152,9 @@ def _predicate(node: Node, scope: Mapping[str, Any], at: tuple[Any, ...]) -> Any
     def test(element: Any, index: int, acc: Any = None) -> Any:
         return _eval(arguments[1], scope, (element, index, acc)) if len(arguments) > 1 else element
 
-    return PREDICATES[name](elements, test, *accumulator)
+    result = PREDICATES[name](elements, test, *accumulator)
+    grow(len(result) if name == "map" else 0)
+    return result
 
 
 def _text(operator: str, test: Callable[[str, str], bool]) -> Callable[[Any, Any], bool]:
@@ -152,7 +171,8 @@ def _math(operator: str, apply: Callable[[Numeric, Numeric], Any]) -> Callable[[
         if operator == "+" and isinstance(left, str) and isinstance(right, str):
             return left + right
         if is_number(left) and is_number(right):
-            return apply(left, right)
+            result = apply(left, right)
+            return (result + 2**63) % 2**64 - 2**63 if isinstance(result, int) else result  # an int64
         raise ExprError(f"invalid operation: {operator} (mismatched types {left!r} and {right!r})")
 
     return checked
@@ -166,10 +186,10 @@ def _in(left: Any, right: Any) -> bool:
     raise ExprError(f"operator in is not defined on {right!r}")
 
 
-def _divide(left: Numeric, right: Numeric) -> float:
-    if right == 0:
-        raise ExprError("division by zero")
-    return left / right
+def _modulo(left: Numeric, right: Numeric) -> int:
+    if not (isinstance(left, int) and isinstance(right, int)):
+        raise ExprError(f"invalid operation: {left!r} % {right!r}: both must be whole numbers")
+    return remainder(left, right)
 
 
 OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
@@ -180,16 +200,16 @@ OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
     "<=": lambda a, b: compare(a, b) <= 0,
     ">=": lambda a, b: compare(a, b) >= 0,
     "in": _in,
-    "matches": _text("matches", lambda a, b: bool(re.search(b, a))),
+    "matches": _text("matches", lambda a, b: regexp.matches(b, a)),
     "contains": _text("contains", lambda a, b: b in a),
     "startsWith": _text("startsWith", str.startswith),
     "endsWith": _text("endsWith", str.endswith),
-    "..": _math("..", lambda a, b: list(range(int(a), int(b) + 1))),
+    "..": _math("..", lambda a, b: series(int(a), int(b) + 1)),
     "+": _math("+", lambda a, b: a + b),
     "-": _math("-", lambda a, b: a - b),
     "*": _math("*", lambda a, b: a * b),
-    "/": _math("/", _divide),
-    "%": _math("%", lambda a, b: int(abs(a) % abs(b)) * (1 if a >= 0 else -1)),
+    "/": _math("/", divided),
+    "%": _math("%", _modulo),
     "**": _math("**", lambda a, b: float(a) ** b),
     "^": _math("^", lambda a, b: float(a) ** b),
 }

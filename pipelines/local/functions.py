@@ -1,27 +1,52 @@
-"""What expressions can call: expr-lang's builtins, its predicates, and the common functions of sprig.
+"""What expressions can call: expr-lang's builtins and predicates; sprig.py has what Argo adds.
 
-Anything else is refused by name before a run starts (subset.py). Source: expr-lang/expr v1.17 builtin,
-Masterminds/sprig.
+Anything else is refused by name before a run starts (subset.py). Source: expr-lang/expr v1.17 builtin, vm.
 """
 
 import base64
-import hashlib
-import json
 import math
 import re
+import threading
 from collections.abc import Callable, Mapping
-from datetime import datetime
 from functools import cmp_to_key
 from typing import Any, TypeGuard
 
 from pipelines.local import json_path
-from pipelines.local.golang import date, dumps, verb
+from pipelines.local.golang import dumps, parsed, verb
 
 Numeric = int | float
+BUDGET = 1_000_000  # elements and bytes that one evaluation may make; as in expr-lang
 
 
 class ExprError(Exception):
     """The expression cannot be parsed or evaluated."""
+
+
+class _Memory(threading.local):
+    left = BUDGET
+
+
+MEMORY = _Memory()
+
+
+def grow(size: int) -> None:
+    """Takes `size` of this evaluation's memory. Raises ExprError where none is left."""
+    MEMORY.left -= size
+    if MEMORY.left <= 0:
+        raise ExprError("memory budget exceeded")
+
+
+def series(start: int, stop: int, step: int = 1) -> list[int]:
+    """The numbers from `start` until before `stop`. Raises ExprError."""
+    numbers = range(start, stop, step) if step else range(0)
+    if numbers:
+        grow((numbers[-1] - numbers[0]) // step + 1)
+    return list(numbers)
+
+
+def remainder(left: int, right: int) -> int:
+    """With the sign of `left`. Raises ZeroDivisionError."""
+    return abs(left) % abs(right) * (1 if left >= 0 else -1)
 
 
 def is_number(value: Any) -> TypeGuard[Numeric]:
@@ -67,9 +92,39 @@ def to_float(value: Any) -> float:
 def jsonpath(text: str, path: str) -> Any:
     """What `path` selects of JSON (json_path.py). Raises ExprError."""
     try:
-        return json_path.found(json.loads(text), path)
+        return json_path.found(_loads(text), path)
     except ValueError as error:
         raise ExprError(str(error)) from None
+
+
+def _loads(text: str) -> Any:
+    return parsed(text, whole=float)  # what Go reads without knowing its type has no whole numbers
+
+
+def cut(text: str, start: int | None, end: int | None) -> str:
+    """Of the bytes of `text`, as Go counts."""
+    return text.encode()[start:end].decode(errors="replace")
+
+
+def _repeat(text: str, times: int) -> str:
+    if times < 0:
+        raise ExprError(f"expected positive integer, got {times}")
+    grow(len(text.encode()) * times)
+    return text * times
+
+
+def _position(text: str, at: int) -> int:
+    return len(text[:at].encode()) if at > 0 else at
+
+
+def _unbase64(text: str) -> str:
+    text = re.sub(r"[\r\n]", "", text)
+    good = re.match(r"(?:[\w+/]{4})*(?:[\w+/]{2}==|[\w+/]{3}=)?", text, re.A)
+    if good and good.end() == len(text) and "_" not in text:
+        return base64.b64decode(text).decode(errors="replace")
+    quantum = good.end() if good else 0
+    wrong = re.search(r"[^A-Za-z0-9+/=]", text[quantum:])
+    raise ExprError(f"illegal base64 data at input byte {quantum + (wrong.start() if wrong else 0)}")
 
 
 def _sorted(values: list[Any], order: str = "asc") -> list[Any]:
@@ -125,20 +180,20 @@ BUILTINS: dict[str, Callable[..., Any]] = {
     "split": lambda s, sep, n=-1: s.split(sep, n - 1 if n > 0 else -1) if sep else list(s),
     "splitAfter": lambda s, sep: re.findall(f".*?{re.escape(sep)}|.+$", s, re.S),
     "replace": lambda s, old, new, n=-1: s.replace(old, new, n),
-    "repeat": lambda s, n: s * n,
+    "repeat": _repeat,
     "join": lambda values, sep="": sep.join(values),
-    "indexOf": lambda s, part: s.find(part),
-    "lastIndexOf": lambda s, part: s.rfind(part),
+    "indexOf": lambda s, part: _position(s, s.find(part)),
+    "lastIndexOf": lambda s, part: _position(s, s.rfind(part)),
     "hasPrefix": str.startswith,
     "hasSuffix": str.endswith,
     "max": lambda *v: max(_numbers(*v)),
     "min": lambda *v: min(_numbers(*v)),
     "mean": lambda *v: sum(_numbers(*v)) / max(1, len(_numbers(*v))),
     "median": _median,
-    "toJSON": lambda v: json.dumps(json.loads(dumps(v)), indent=2, ensure_ascii=False),
-    "fromJSON": json.loads,
+    "toJSON": lambda v: dumps(v, ""),
+    "fromJSON": _loads,
     "toBase64": lambda s: base64.b64encode(s.encode()).decode(),
-    "fromBase64": lambda s: base64.b64decode(s).decode(),
+    "fromBase64": _unbase64,
     "first": lambda v: v[0] if v else None,
     "last": lambda v: v[-1] if v else None,
     "get": lambda v, key: v.get(key) if isinstance(v, Mapping) else v[key] if -len(v) <= key < len(v) else None,
@@ -197,78 +252,3 @@ PREDICATES: dict[str, Callable[..., Any]] = {
     "sortBy": _sort_by,
     "reduce": _reduce,
 }
-
-
-def _empty(value: Any) -> bool:
-    return value is None or value is False or (is_number(value) and value == 0) or value in ("", [], {})
-
-
-def _cast(value: Any) -> int:
-    """sprig's toInt64: what cannot be read is 0."""
-    try:
-        return int(float(value))
-    except (TypeError, ValueError):
-        return 0
-
-
-def _date(layout: str, moment: Any) -> str:
-    """sprig's date: of unix seconds, in this machine's zone; anything else, a text too, is now."""
-    known = is_number(moment) and isinstance(moment, int)
-    return date(layout, (datetime.fromtimestamp(moment) if known else datetime.now()).astimezone())
-
-
-SPRIG: dict[str, Callable[..., Any]] = {
-    "upper": str.upper,
-    "lower": str.lower,
-    "title": str.title,
-    "trim": str.strip,
-    "trimAll": lambda cut, s: s.strip(cut),
-    "trimPrefix": lambda cut, s: s.removeprefix(cut),
-    "trimSuffix": lambda cut, s: s.removesuffix(cut),
-    "trunc": lambda n, s: s[:n] if n >= 0 else s[n:],
-    "substr": lambda a, b, s: s[max(a, 0) : None if b < 0 or b > len(s) else b],
-    "replace": lambda old, new, s: s.replace(old, new),
-    "repeat": lambda n, s: s * n,
-    "nospace": lambda s: re.sub(r"\s", "", s),
-    "contains": lambda part, s: part in s,
-    "hasPrefix": lambda part, s: s.startswith(part),
-    "hasSuffix": lambda part, s: s.endswith(part),
-    "quote": lambda *v: " ".join(json.dumps(verb(each), ensure_ascii=False) for each in v if each is not None),
-    "squote": lambda *v: " ".join(f"'{verb(each)}'" for each in v if each is not None),
-    "indent": lambda n, s: " " * n + s.replace("\n", "\n" + " " * n),
-    "splitList": lambda sep, s: s.split(sep),
-    "join": lambda sep, v: sep.join(verb(each) for each in v),
-    "list": lambda *v: list(v),
-    "first": lambda v: v[0] if v else None,
-    "last": lambda v: v[-1] if v else None,
-    "uniq": _unique,
-    "reverse": lambda v: v[::-1],
-    "has": lambda item, v: any(equal(item, each) for each in v),
-    "default": lambda other, *v: other if not v or _empty(v[0]) else v[0],
-    "empty": _empty,
-    "coalesce": lambda *v: next((each for each in v if not _empty(each)), None),
-    "ternary": lambda yes, no, test: yes if test else no,
-    "add": lambda *v: sum(map(_cast, v)),
-    "add1": lambda v: _cast(v) + 1,
-    "sub": lambda a, b: _cast(a) - _cast(b),
-    "mul": lambda *v: math.prod(map(_cast, v)),
-    "div": lambda a, b: int(_cast(a) / _cast(b)),
-    "mod": lambda a, b: int(math.fmod(_cast(a), _cast(b))),
-    "max": lambda *v: max(map(_cast, v)),
-    "min": lambda *v: min(map(_cast, v)),
-    "atoi": lambda s: int(s) if re.fullmatch(r"[+-]?\d+", s) else 0,
-    "int": _cast,
-    "int64": _cast,
-    "float64": lambda v: float(v) if re.fullmatch(r"[+-]?[\d.]+([eE][+-]?\d+)?", verb(v)) else 0.0,
-    "date": _date,
-    "toString": verb,
-    "toJson": dumps,
-    "fromJson": json.loads,
-    "b64enc": BUILTINS["toBase64"],
-    "b64dec": BUILTINS["fromBase64"],
-    "sha1sum": lambda s: hashlib.sha1(s.encode()).hexdigest(),
-    "sha256sum": lambda s: hashlib.sha256(s.encode()).hexdigest(),
-    "regexMatch": lambda pattern, s: bool(re.search(pattern, s)),
-    "regexReplaceAll": lambda pattern, s, new: re.sub(pattern, re.sub(r"\$\{?(\w+)\}?", r"\\g<\1>", new), s),
-}
-ARGO: dict[str, Any] = {"asInt": to_int, "asFloat": to_float, "jsonpath": jsonpath, "toJson": dumps, "sprig": SPRIG}

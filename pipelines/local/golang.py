@@ -1,6 +1,6 @@
 """What Go prints and reads where Argo lets it show: durations, times, numbers, JSON, and `%v`.
 
-Sources: Go's time.ParseDuration, strconv, encoding/json; Argo's anystring.go, item.go and ParseStringToDuration.
+Sources: Go's time.ParseDuration, strconv, fmt, encoding/json; Argo's anystring.go, item.go and ParseStringToDuration.
 """
 
 import json
@@ -9,10 +9,13 @@ import re
 import time
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
+from decimal import Decimal
 from typing import Any
 
 UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 PART = re.compile(r"(\d+\.?\d*|\.\d+)(ns|us|µs|μs|ms|s|m|h)")
+VERB, VERBS = re.compile(r"%([-+ 0]*)(\d*)(.?)", re.S), {"d": "d", "v": "d", "x": "x", "X": "X", "o": "o", "b": "b"}
+ESCAPES = {ord(char): f"\\u{ord(char):04x}" for char in "<>&\u2028\u2029"}
 
 
 def seconds(text: str) -> float:
@@ -83,26 +86,22 @@ def humane(wait: float) -> str:
 
 def plain(number: float) -> str:
     """A float as strconv 'f' with the fewest digits: 1e-05 → 0.00001, 1.0 → 1."""
-    if math.isnan(number) or math.isinf(number):
+    if not math.isfinite(number):
         return {math.inf: "+Inf", -math.inf: "-Inf"}.get(number, "NaN")
-    text = repr(number)
-    if "e" in text:
-        digits, exponent = text.split("e")
-        places = max(0, len(digits.partition(".")[2]) - int(exponent))
-        text = f"{number:.{places}f}"
-    return text.removesuffix(".0")
+    return f"{Decimal(repr(number)):f}".removesuffix(".0")
 
 
-def general(number: float, small: float = 1e-4, big: float = 1e21) -> str:
-    """A float as `%v` prints it (with small=1e-6, as encoding/json): an exponent only for the very small and big."""
-    if number and not math.isinf(number) and not math.isnan(number) and not small <= abs(number) < big:
-        digits, _, exponent = f"{number!r}".partition("e")
-        if not exponent:
-            digits, _, exponent = f"{number:.17e}".partition("e")
-            digits = repr(float(digits))
-        shift = int(exponent)
-        return f"{digits.removesuffix('.0')}e{'-' if shift < 0 else '+'}{abs(shift):02d}"
+def general(number: float, small: float = 1e-4, big: float = 1e6) -> str:
+    """A float as `%v` prints it: with an exponent from `big` and below `small`."""
+    if number and math.isfinite(number) and not small <= abs(number) < big:
+        digits, _, exponent = f"{Decimal(repr(number)).normalize():e}".partition("e")
+        return f"{digits}e{exponent[0]}{exponent[1:]:0>2}"
     return plain(number)
+
+
+def divided(left: float, right: float) -> float:
+    """By zero it is infinite, or no number."""
+    return left / right if right else math.copysign(math.inf, left) if left else math.nan
 
 
 def anystring(value: Any) -> str:
@@ -114,28 +113,34 @@ def anystring(value: Any) -> str:
     return value if isinstance(value, str) else ""
 
 
-def dumps(value: Any) -> str:
-    """JSON as encoding/json writes it: sorted keys, no spaces, `<>&` escaped."""
-    text = json.dumps(_numbers(value), sort_keys=True, separators=(",", ":"), ensure_ascii=False)
-    for char, escape in (("<", "\\u003c"), (">", "\\u003e"), ("&", "\\u0026")):
-        text = text.replace(char, escape)
-    return text
+def dumps(value: Any, margin: str | None = None) -> str:
+    """JSON as encoding/json writes it: sorted keys, `<>&` escaped, no spaces, or indented within `margin`.
+
+    Raises ValueError for NaN and Inf.
+    """
+    inner, colon = (None, ":") if margin is None else (margin + "  ", ": ")
+    if isinstance(value, dict):
+        return _within("{}", [dumps(str(key)) + colon + dumps(value[key], inner) for key in sorted(value)], margin)
+    if isinstance(value, (list, tuple)):
+        return _within("[]", [dumps(each, inner) for each in value], margin)
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            raise ValueError(f"json: unsupported value: {plain(value)}")
+        return general(value, 1e-6, 1e21).replace("e-0", "e-")
+    return json.dumps(value, ensure_ascii=False).translate(ESCAPES)
+
+
+def _within(ends: str, rows: list[str], margin: str | None) -> str:
+    if margin is None or not rows:
+        return ends[0] + ",".join(rows) + ends[1]
+    gap = f"\n{margin}  "
+    return f"{ends[0]}{gap}{f',{gap}'.join(rows)}\n{margin}{ends[1]}"
 
 
 def structs(values: Iterable[Mapping[str, Any]], fields: Iterable[str]) -> str:
     """JSON of Go structs: their fields in the order in which they are declared."""
     rows = (",".join(f"{dumps(key)}:{dumps(each[key])}" for key in fields if key in each) for each in values)
     return "[" + ",".join(f"{{{row}}}" for row in rows) + "]"
-
-
-def _numbers(value: Any) -> Any:
-    if isinstance(value, float):
-        if math.isnan(value) or math.isinf(value):
-            raise ValueError(f"json: unsupported value: {plain(value)}")
-        return int(value) if value.is_integer() and abs(value) < 1e21 else value
-    if isinstance(value, dict):
-        return {key: _numbers(item) for key, item in value.items()}
-    return [_numbers(item) for item in value] if isinstance(value, list) else value
 
 
 def verb(value: Any) -> str:
@@ -151,6 +156,28 @@ def verb(value: Any) -> str:
     if isinstance(value, dict):
         return "map[" + " ".join(f"{key}:{verb(value[key])}" for key in sorted(value)) + "]"
     return str(value)
+
+
+def sprintf(form: str, number: int) -> str:
+    """`fmt.Sprintf` of one whole number. Raises ValueError for a verb, flag or precision that nobody gives one."""
+    used = 0
+
+    def written(found: re.Match[str]) -> str:
+        nonlocal used
+        flags, width, letter = found.groups()
+        if letter == "%":
+            return "%"
+        if letter not in VERBS:
+            raise ValueError(f'the format "{form}": {found[0]} is not known here; use one of %{" %".join(VERBS)}')
+        used += 1
+        left = "-" in flags
+        sign = "+" if "+" in flags else " " if " " in flags else ""
+        zeros = "0" if "0" in flags and not left else ""
+        text = format(number, ("<" if left else "") + sign + zeros + width + VERBS[letter])
+        return text if used == 1 else f"%!{letter}(MISSING)"
+
+    text = VERB.sub(written, form)
+    return text if used else f"{text}%!(EXTRA int={number})"
 
 
 class Literal(float):
@@ -175,10 +202,10 @@ def _spelt(value: Any) -> str:
     return value.text if isinstance(value, Literal) else dumps(value)
 
 
-def parsed(text: str, number: Callable[[str], Any] = float) -> Any:
+def parsed(text: str, number: Callable[[str], Any] = float, whole: Callable[[str], Any] = int) -> Any:
     """JSON as Go reads it; `number` makes of the text of those with a point or an exponent. Raises ValueError."""
     try:
-        return json.loads(text, parse_float=number)
+        return json.loads(text, parse_float=number, parse_int=whole, parse_constant=_unknown)
     except json.JSONDecodeError as error:
         at = error.pos
         word = next((word for word in ("null", "true", "false") if text[at : at + 1] == word[0]), "")
@@ -189,3 +216,9 @@ def parsed(text: str, number: Callable[[str], Any] = float) -> Any:
         if at >= len(text):
             raise ValueError("unexpected end of JSON input") from None
         raise ValueError(f"invalid character '{text[at]}' {where}") from None
+
+
+def _unknown(word: str) -> None:
+    """The NaN and Infinity that Python would read."""
+    where = "in numeric literal" if word[0] == "-" else "looking for beginning of value"
+    raise ValueError(f"invalid character '{word.lstrip('-')[0]}' {where}")

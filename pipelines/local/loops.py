@@ -62,7 +62,7 @@ def _items(step: dict[str, Any]) -> list[Any]:
     numbers = range(start, end + (1 if start <= end else -1), 1 if start <= end else -1)
     if numbers[MOST:]:
         raise ValueError(f"withSequence from {start} to {end}: a loop may have {MOST} items at most")
-    return [form % number for number in numbers]
+    return [golang.parsed(f'"{golang.sprintf(form, number)}"') for number in numbers]
 
 
 def whole(text: Any) -> int:

@@ -16,9 +16,9 @@ from typing import Any
 from pipelines.local.functions import PREDICATES, ExprError
 
 TOKEN = re.compile(
-    r"""\s*(?:(?P<number>0[xX][0-9a-fA-F_]+|0[bB][01_]+|0[oO][0-7_]+|(?:\d[\d_]*)?\.\d[\d_]*(?:[eE][+-]?\d+)?|\d[\d_]*(?:[eE][+-]?\d+)?)
+    r"""(?:\s|//[^\n]*|/\*.*?\*/)+|(?P<number>0[xX][0-9a-fA-F_]+|0[bB][01_]+|0[oO][0-7_]+|(?:\d[\d_]*)?\.\d[\d_]*(?:[eE][+-]?\d+)?|\d[\d_]*(?:[eE][+-]?\d+)?)
     |(?P<text>'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*"|`[^`]*`)|(?P<name>[A-Za-z_$][\w$]*)
-    |(?P<symbol>\?\?|\?\.|\*\*|\.\.|==|!=|<=|>=|&&|\|\||[-+*/%^<>!?:.,()\[\]{}|\#=;]))""",
+    |(?P<symbol>\?\?|\?\.|\*\*|\.\.|==|!=|<=|>=|&&|\|\||[-+*/%^<>!?:.,()\[\]{}|\#=;])""",
     re.X | re.S,
 )
 BINARY = (
@@ -28,7 +28,7 @@ BINARY = (
 )
 NEGATABLE = ("in", "matches", "contains", "startsWith", "endsWith")
 UNARY = {"not": 50, "!": 50, "-": 90, "+": 90}
-ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "a": "\a", "b": "\b", "f": "\f", "v": "\v"}
+ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "a": "\a", "b": "\b", "f": "\f", "v": "\v"} | {c: c for c in "\\'\""}
 Node = tuple[Any, ...]
 
 
@@ -36,13 +36,12 @@ Node = tuple[Any, ...]
 def parse(source: str) -> Node:
     """The syntax tree. Raises ExprError."""
     tokens, at = [], 0
-    while source[at:].strip():
+    while at < len(source):
         found = TOKEN.match(source, at)
         if not found:
-            raise ExprError(f"unexpected character {source[at:].strip()[0]!r} in {source!r}")
-        kind = found.lastgroup or ""
-        tokens.append((kind, found[kind]))
-        at = found.end()
+            raise ExprError(f"unexpected character {source[at]!r} in {source!r}")
+        at, kind = found.end(), found.lastgroup
+        tokens += [(kind, found[kind])] if kind else []
     parser = _Parser(tokens, source)
     tree = parser.expression(0)
     if parser.at < len(tokens):
@@ -197,7 +196,7 @@ class _Parser:
             return "call", name, [*first, *self.items(")")]
         arguments = list(first)
         while not self.accept(")"):
-            if arguments:
+            if len(arguments) > len(first):
                 self.expect(",")
             if not arguments or (name == "reduce" and len(arguments) == 2):
                 arguments.append(self.expression(0))
@@ -224,9 +223,14 @@ def _unquoted(text: str) -> str:
 
     def escape(found: re.Match[str]) -> str:
         code = found[1]
-        return chr(int(code[1:], 16)) if code[0] in "xuU" and len(code) > 1 else ESCAPES.get(code, code)
+        if len(code) > 1:
+            return chr(int(code, 8) if code.isdecimal() else int(code[1:], 16))
+        if code not in ESCAPES:
+            raise ExprError(f"invalid char escape \\{code} in {text}: a backslash of the text itself is two")
+        return ESCAPES[code]
 
-    return re.sub(r"\\(x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|.)", escape, text[1:-1], flags=re.S)
+    codes = r"\\(x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|[0-3][0-7]{2}|.)"
+    return re.sub(codes, escape, text[1:-1], flags=re.S)
 
 
 @lru_cache(4096)

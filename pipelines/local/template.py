@@ -12,8 +12,9 @@ from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from pipelines.local.expr import evaluate, identifiers
-from pipelines.local.functions import ARGO, ExprError
+from pipelines.local.functions import ExprError
 from pipelines.local.golang import dumps
+from pipelines.local.sprig import ARGO
 
 Scope = Mapping[str, str | None]
 T = TypeVar("T")

@@ -13,7 +13,8 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import Any
 
-from pipelines.local.golang import verb
+from pipelines.local import regexp
+from pipelines.local.golang import divided, verb
 
 SYMBOLS = {
     "MODIFIER": {"+", "-", "*", "/", "%", "**", "&", "|", "^", ">>", "<<"},
@@ -68,7 +69,7 @@ def should_execute(when: str) -> bool:
         raise WhenError(f"Invalid 'when' expression '{when}': {error}{hint}") from None
     try:
         result = _Evaluator(tokens).run()
-    except (WhenError, re.error, ZeroDivisionError, OverflowError) as error:
+    except (WhenError, ValueError, ZeroDivisionError, OverflowError) as error:
         raise WhenError(f"Failed to evaluate 'when' expresion '{when}': {error}") from None
     if not isinstance(result, bool):
         raise WhenError(f"Expected boolean evaluation for '{when}'. Got {verb(result)}")
@@ -249,7 +250,7 @@ def _apply(symbol: str, left: Any, right: Any, short: bool) -> Any:
         return (type(left) is type(right) and left == right) == (symbol == "==")
     if symbol in ("=~", "!~"):
         _need(str, symbol, "comparator", "string", left, right)
-        return bool(re.search(right, left)) == (symbol == "=~")
+        return regexp.matches(right, left) == (symbol == "=~")
     if symbol == "in":
         if not isinstance(right, list):
             raise WhenError(f"Value '{verb(right)}' cannot be used with the comparator 'in', it is not an array")
@@ -268,7 +269,7 @@ MODIFIERS: dict[str, Callable[[float, float], float]] = {
     "+": lambda a, b: a + b,
     "-": lambda a, b: a - b,
     "*": lambda a, b: a * b,
-    "/": lambda a, b: a / b if b else math.copysign(math.inf, a) if a else math.nan,
+    "/": divided,
     "%": lambda a, b: math.fmod(a, b) if b else math.nan,
     "**": lambda a, b: a**b,
     "&": lambda a, b: float(int(a) & int(b)),

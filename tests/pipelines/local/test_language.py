@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from pipelines.local import golang, selector
 from pipelines.local.expr import calls, evaluate, identifiers
-from pipelines.local.functions import ARGO, ExprError
+from pipelines.local.functions import ExprError
+from pipelines.local.sprig import ARGO
 from pipelines.local.template import ALL, STEPS, Missing, TemplateError, substitute
 
 SCOPE = {
@@ -111,7 +112,7 @@ def test_what_has_no_tag_is_not_touched(value: object) -> None:
         ("sprig.trunc(2, 'abc') + sprig.upper('x')", "abX"),
         ("sprig.default('d', '')", "d"),
         ('len("héé")', 3),
-        ("fromJSON('{\"a\": 1}').a", 1),
+        ("fromJSON('{\"a\": 1}').a", 1.0),
         ("1_000 + 0x10", 1016),
         ("any([1, 2], # == 2) && none([1], # == 2)", True),
         ("split('a,b', ',') | join('-')", "a-b"),
@@ -120,6 +121,43 @@ def test_what_has_no_tag_is_not_touched(value: object) -> None:
 def test_expressions(source: str, value: object) -> None:
     found = evaluate(source, ARGO)
     assert (type(found), found) == (type(value), value)
+
+
+@pytest.mark.parametrize(
+    ("source", "result"),  # as expr-lang 1.17.8 gives them
+    [
+        ("1e6 * 2 == 2000000", "true"),
+        ("string(1234567.5)", '"1.2345675e+06"'),
+        ("string(fromJSON('{\"n\": 1000000}').n)", '"1e+06"'),
+        ("string(jsonpath('{\"a\": {\"b\": 2000000}}', '$.a'))", '"map[b:2e+06]"'),
+        ("'n=' + string(asFloat('2500000'))", '"n=2.5e+06"'),
+        ("string(0.00001)", '"1e-05"'),
+        ("3 * 0.00001", "0.000030000000000000004"),
+        ("0.0000001", "1e-7"),
+        ("123456789012345678901234.0", "1.2345678901234569e+23"),
+        ("1e20", "100000000000000000000"),
+        (
+            "toJSON({'a': [0.00001, '<'], 'b': {}})",
+            '"{\\n  \\"a\\": [\\n    0.00001,\\n    \\"\\\\u003c\\"\\n  ],\\n  \\"b\\": {}\\n}"',
+        ),
+        ("fromJSON('[1, 2]')[fromJSON('1')]", "2"),
+        ("[1, 2, 3][fromJSON('1'):]", "[2,3]"),
+        ("7 / 0 > 1", "true"),
+        ("9223372036854775807 + 1", "-9223372036854775808"),
+        ("[1, 2, 3] | filter(# > 1)", "[2,3]"),
+        ("[1, 2, 3] | map(# * 2) | reduce(#acc + #, 10)", "22"),
+        ("7 /* whole */ + 1 // comment", "8"),
+        ("'http://x' + '/*y*/'", '"http://x/*y*/"'),
+        ("'éa'[2:]", '"a"'),
+        ("indexOf('éa', 'a')", "2"),
+        ("'abc'[-2:9]", '"bc"'),
+        ("'\\x41\\u00e9\\101\\\\'", '"AéA\\\\"'),
+        ("len(1..999999)", "999999"),
+        ("len(repeat('ab', 499999))", "999998"),
+    ],
+)
+def test_what_an_expression_gives_is_written_as_go_writes_it(source: str, result: str) -> None:
+    assert golang.dumps(evaluate(source, ARGO)) == result
 
 
 @pytest.mark.parametrize(
@@ -136,6 +174,15 @@ def test_expressions(source: str, value: object) -> None:
         "1 ? 2 : 3",
         "1 == true",
         "{a: nil}.a.b ?? 1",
+        "5 % 0",
+        "5.5 % 2",
+        "'a' matches '\\d'",  # in expr-lang's texts a backslash is two
+        'fromJSON(\'{"a": NaN, "b": 1}\').b',
+        "fromBase64('YWI')",
+        "len(1..100000000)",
+        "len(repeat('ab', 500000))",
+        "count(1..1000, count(1..1000, # > 1) > 0)",  # all that one evaluation makes counts
+        "len(map(1..600000, #)) + len(1..300000)",
     ],
 )
 def test_expressions_that_are_errors(source: str) -> None:
@@ -226,6 +273,33 @@ def test_durations(text: str, seconds: float) -> None:
 def test_durations_that_go_does_not_read(text: str) -> None:
     with pytest.raises(ValueError, match="unable to parse"):
         golang.seconds(text)
+
+
+@pytest.mark.parametrize(
+    ("form", "number", "name"),  # as Go 1.24 gives them
+    [
+        ("h-%v", 5, "h-5"),
+        ("host-%04X.x", 254, "host-00FE.x"),
+        ("task", 5, "task%!(EXTRA int=5)"),
+        ("%d%%", 5, "5%"),
+        ("%d-%d", 5, "5-%!d(MISSING)"),
+        ("%-5d|", 5, "5    |"),
+        ("%-05d|", 5, "5    |"),
+        ("%+d", 5, "+5"),
+        ("%06d", -255, "-00255"),
+        ("%08X", -255, "-00000FF"),
+        ("%b", -255, "-11111111"),
+        ("%o", -255, "-377"),
+    ],
+)
+def test_the_names_of_a_sequence_are_formatted_as_go_does(form: str, number: int, name: str) -> None:
+    assert golang.sprintf(form, number) == name
+
+
+@pytest.mark.parametrize("form", ["%s", "%.3d", "%", "%[1]d"])
+def test_a_format_that_is_not_known_is_no_name(form: str) -> None:
+    with pytest.raises(ValueError, match="is not known here; use one of %d %v"):
+        golang.sprintf(form, 1)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,236 @@
+"""What Argo adds to the functions of expressions: the deterministic and common ones of sprig, and its own.
+
+Source: Masterminds/sprig v3.3, spf13/cast v1.7, Argo's util/expr/env.
+"""
+
+import base64
+import hashlib
+import json
+import math
+import operator
+import posixpath
+import re
+import zlib
+from collections.abc import Callable
+from datetime import datetime
+from decimal import Decimal
+from functools import reduce
+from typing import Any
+
+from pipelines.local import regexp
+from pipelines.local.functions import (
+    BUILTINS,
+    ExprError,
+    cut,
+    equal,
+    is_number,
+    jsonpath,
+    remainder,
+    series,
+    to_float,
+    to_int,
+)
+from pipelines.local.golang import date, dumps, verb
+
+
+def _empty(value: Any) -> bool:
+    return value is None or value is False or (is_number(value) and value == 0) or value in ("", [], {})
+
+
+def _cast(value: Any) -> int:
+    """sprig's toInt64: what cannot be read is 0, a zero in front makes it octal."""
+    if isinstance(value, float):
+        return int(value) if math.isfinite(value) else 0
+    text = re.sub(r"\.0+$", "", verb(value)) if not isinstance(value, bool) else str(int(value))
+    try:
+        number = int(re.sub(r"^([+-]?)0(?=[\d_])", r"\g<1>0o", text), 0) if text == text.strip() else 0
+    except ValueError:
+        return 0
+    return number if -(2**63) <= number < 2**63 else 0
+
+
+def _float(value: Any) -> float:
+    """sprig's toFloat64."""
+    try:
+        return float(value) if value == str(value).strip() or not isinstance(value, str) else 0.0
+    except (TypeError, ValueError):
+        return 0.0
+
+
+def _decimals(apply: Callable[[Decimal, Decimal], Decimal]) -> Callable[..., float]:
+    return lambda *v: float(round(reduce(apply, (Decimal(repr(_float(each))) for each in v)), 16))
+
+
+def _rounded(value: Any, places: int) -> float:
+    """Up from .5; of a negative number always down."""
+    shifted = _float(value) * 10**places
+    return (math.ceil if math.fmod(shifted, 1) >= 0.5 else math.floor)(shifted) / 10**places
+
+
+def _dict(*pairs: Any) -> dict[str, Any]:
+    return {verb(key): value for key, value in zip(pairs[::2], [*pairs[1::2], ""], strict=False)}
+
+
+def _dig(*path: Any) -> Any:
+    """dig(key, ..., default, dict)"""
+    *keys, default, found = path
+    for key in keys:
+        if key not in found:
+            return default
+        found = found[key]
+    return found
+
+
+def _seq(*numbers: int) -> str:
+    """seq(last), seq(first, last), seq(first, step, last)"""
+    first, last = (numbers[0] if numbers[1:] else 1), numbers[-1]
+    step = numbers[1] if numbers[2:] else 1 if first <= last else -1
+    return " ".join(map(str, series(first, last + (1 if step > 0 else -1), step)))
+
+
+def _clean(path: str) -> str:
+    return posixpath.normpath(re.sub("/+", "/", path))
+
+
+def _texts(value: Any) -> list[str]:
+    values = value if isinstance(value, list) else [value]
+    return [verb(each) for each in values if each is not None]
+
+
+def _parts(parts: list[str]) -> dict[str, str]:
+    return {f"_{index}": part for index, part in enumerate(parts)}
+
+
+def _matches(pattern: str, text: str) -> bool:
+    try:
+        return regexp.matches(pattern, text)
+    except ValueError:
+        return False
+
+
+def _tried(function: Callable[[str], Any], failed: Callable[[Exception], Any]) -> Callable[[str], Any]:
+    def call(text: str) -> Any:
+        try:
+            return function(text)
+        except (ExprError, ValueError) as error:
+            return failed(error)
+
+    return call
+
+
+def _date(layout: str, moment: Any) -> str:
+    """sprig's date: of unix seconds, in this machine's zone; anything else, a text too, is now."""
+    known = is_number(moment) and isinstance(moment, int)
+    return date(layout, (datetime.fromtimestamp(moment) if known else datetime.now()).astimezone())
+
+
+SPRIG: dict[str, Callable[..., Any]] = {
+    "upper": str.upper,
+    "lower": str.lower,
+    "title": lambda s: re.sub(r"(?<!\w)\w", lambda letter: letter[0].title(), s),
+    "trim": str.strip,
+    "trimAll": lambda cut, s: s.strip(cut),
+    "trimPrefix": lambda cut, s: s.removeprefix(cut),
+    "trimSuffix": lambda cut, s: s.removesuffix(cut),
+    "trunc": lambda n, s: cut(s, None, n) if n >= 0 else cut(s, n, None),
+    "substr": lambda a, b, s: cut(s, max(a, 0), None if b < 0 else b),
+    "replace": lambda old, new, s: s.replace(old, new),
+    "repeat": lambda n, s: BUILTINS["repeat"](s, n),
+    "nospace": lambda s: re.sub(r"\s", "", s),
+    "contains": lambda part, s: part in s,
+    "hasPrefix": lambda part, s: s.startswith(part),
+    "hasSuffix": lambda part, s: s.endswith(part),
+    "quote": lambda *v: " ".join(json.dumps(verb(each), ensure_ascii=False) for each in v if each is not None),
+    "squote": lambda *v: " ".join(f"'{verb(each)}'" for each in v if each is not None),
+    "indent": lambda n, s: " " * n + s.replace("\n", "\n" + " " * n),
+    "splitList": lambda sep, s: s.split(sep),
+    "join": lambda sep, v: sep.join(_texts(v)),
+    "list": lambda *v: list(v),
+    "first": lambda v: v[0] if v else None,
+    "last": lambda v: v[-1] if v else None,
+    "uniq": BUILTINS["uniq"],
+    "reverse": lambda v: v[::-1],
+    "has": lambda item, v: any(equal(item, each) for each in v),
+    "default": lambda other, *v: other if not v or _empty(v[0]) else v[0],
+    "empty": _empty,
+    "coalesce": lambda *v: next((each for each in v if not _empty(each)), None),
+    "ternary": lambda yes, no, test: yes if test else no,
+    "add": lambda *v: sum(map(_cast, v)),
+    "add1": lambda v: _cast(v) + 1,
+    "sub": lambda a, b: _cast(a) - _cast(b),
+    "mul": lambda *v: math.prod(map(_cast, v)),
+    "div": lambda a, b: int(_cast(a) / _cast(b)),
+    "mod": lambda a, b: remainder(_cast(a), _cast(b)),
+    "max": lambda *v: max(map(_cast, v)),
+    "min": lambda *v: min(map(_cast, v)),
+    "atoi": lambda s: int(s) if re.fullmatch(r"[+-]?\d+", s) else 0,
+    "int": _cast,
+    "int64": _cast,
+    "float64": _float,
+    "date": _date,
+    "toString": verb,
+    "toJson": dumps,
+    "toPrettyJson": BUILTINS["toJSON"],
+    "fromJson": _tried(BUILTINS["fromJSON"], lambda error: None),
+    "b64enc": BUILTINS["toBase64"],
+    "b64dec": _tried(BUILTINS["fromBase64"], str),
+    "b32enc": lambda s: base64.b32encode(s.encode()).decode(),
+    "sha1sum": lambda s: hashlib.sha1(s.encode()).hexdigest(),
+    "sha256sum": lambda s: hashlib.sha256(s.encode()).hexdigest(),
+    "sha512sum": lambda s: hashlib.sha512(s.encode()).hexdigest(),
+    "adler32sum": lambda s: str(zlib.adler32(s.encode())),
+    "regexMatch": _matches,
+    "regexFind": lambda pattern, s: (regexp.find_all(pattern, s, 1) or [""])[0],
+    "regexFindAll": regexp.find_all,
+    "regexReplaceAll": regexp.replace_all,
+    "regexReplaceAllLiteral": lambda pattern, s, new: regexp.replace_all(pattern, s, new.replace("$", "$$")),
+    "regexSplit": regexp.split,
+    "regexQuoteMeta": lambda s: re.sub(r"[\\.+*?()|\[\]{}^$]", r"\\\g<0>", s),
+    "cat": lambda *v: " ".join(verb(each) for each in v if each is not None),
+    "nindent": lambda n, s: "\n" + " " * n + s.replace("\n", "\n" + " " * n),
+    "plural": lambda one, many, count: one if count == 1 else many,
+    "split": lambda sep, s: _parts(s.split(sep)),
+    "splitn": lambda sep, n, s: _parts(s.split(sep, n - 1)),
+    "toStrings": _texts,
+    "sortAlpha": lambda v: sorted(_texts(v)),
+    "until": lambda n: series(0, n, 1 if n >= 0 else -1),
+    "untilStep": series,
+    "seq": _seq,
+    "ceil": lambda v: float(math.ceil(_float(v))),
+    "floor": lambda v: float(math.floor(_float(v))),
+    "round": _rounded,
+    "add1f": lambda v: _decimals(operator.add)(v, 1),
+    "addf": _decimals(operator.add),
+    "subf": _decimals(operator.sub),
+    "mulf": _decimals(operator.mul),
+    "divf": _decimals(operator.truediv),
+    "maxf": lambda *v: max(map(_float, v)),
+    "minf": lambda *v: min(map(_float, v)),
+    "tuple": lambda *v: list(v),
+    "append": lambda v, each: [*v, each],
+    "prepend": lambda v, each: [each, *v],
+    "concat": BUILTINS["concat"],
+    "rest": lambda v: v[1:],
+    "initial": lambda v: v[:-1],
+    "slice": lambda v, start=0, end=None: v[start:end],
+    "without": lambda v, *others: [each for each in v if not any(equal(each, other) for other in others)],
+    "compact": lambda v: [each for each in v if not _empty(each)],
+    "chunk": lambda n, v: [v[i : i + n] for i in range(0, len(v), n)],
+    "all": lambda *v: not any(map(_empty, v)),
+    "any": lambda *v: not all(map(_empty, v)),
+    "dict": _dict,
+    "get": lambda d, key: d.get(key, ""),
+    "hasKey": lambda d, key: key in d,
+    "keys": lambda *d: sorted(key for each in d for key in each),
+    "values": BUILTINS["values"],
+    "pluck": lambda key, *d: [each[key] for each in d if key in each],
+    "pick": lambda d, *keys: {key: d[key] for key in keys if key in d},
+    "omit": lambda d, *keys: {key: d[key] for key in d if key not in keys},
+    "dig": _dig,
+    "base": lambda s: posixpath.basename(s.rstrip("/")) or s[:1] or ".",
+    "dir": lambda s: _clean(s[: s.rfind("/") + 1]),
+    "clean": _clean,
+    "ext": lambda s: re.sub(r"^.*?(\.[^./]*)?$", r"\1", s, flags=re.S),
+    "isAbs": lambda s: s.startswith("/"),
+}
+ARGO: dict[str, Any] = {"asInt": to_int, "asFloat": to_float, "jsonpath": jsonpath, "toJson": dumps, "sprig": SPRIG}
