@@ -190,10 +190,8 @@ def _names(pod: PodRun, container: Mapping[str, Any]) -> None:
     for key, names in given.items():
         for index, name in enumerate(names):
             if not ENVIRONMENT_NAME.fullmatch(name):
-                raise ConfigError(
-                    f'Pod "{pod.name}" is invalid: {container["name"]}.{key}[{index}] names {name!r}: a variable\'s name '
-                    "must be of printable ASCII characters other than '='"
-                )
+                where = f'Pod "{pod.name}" is invalid: {container["name"]}.{key}[{index}]'
+                raise ConfigError(f"{where} names {name!r}: it must be of printable ASCII characters other than '='")
 
 
 def _read(pod: PodRun, read: Any, reference: Mapping[str, Any]) -> Mapping[str, str]:

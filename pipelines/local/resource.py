@@ -12,10 +12,10 @@ from typing import Any
 
 import yaml
 
-from pipelines.local import golang
+from pipelines.local import kubectl_path
 from pipelines.local.manifest import Loader, random_name
 from pipelines.local.patches import PATCHES, PatchError
-from pipelines.local.selector import MISSING, SelectorError, lookup, selects, verdict
+from pipelines.local.selector import SelectorError, selects, verdict
 from pipelines.local.state import write
 from pipelines.local.table import Began, Ended, Start
 from steps.errors import ConfigError, RekindleError
@@ -56,11 +56,15 @@ class Resources:
     def start(self, action: Start) -> list[Began | Ended]:
         """Does the action; what has conditions to wait for is over later."""
         resource = action.template["resource"]
+        conditions = resource.get("successCondition") or resource.get("failureCondition")
+        if resource["action"] == "delete" and (conditions or (action.template.get("outputs") or {}).get("parameters")):
+            why = "successCondition, failureCondition and outputs are not supported for delete action"
+            return [Began(action.id), _failed(action.id, why)]
         try:
             kind, name = self._act(resource, self.run / "creates" / action.id)
         except (KubectlError, RekindleError) as error:
             return [Began(action.id), _failed(action.id, f"no more retries {error}")]
-        if resource["action"] == "delete" or not (resource.get("successCondition") or resource.get("failureCondition")):
+        if not conditions:
             return [Began(action.id), self._done(Waiting(action, kind, name))]
         self.waiting[action.id] = Waiting(action, kind, name)
         return [Began(action.id), *self._look(self.waiting[action.id])]
@@ -223,11 +227,14 @@ class Resources:
         outputs: dict[str, Any] = {"exitCode": "0"}
         obj = self._controller(one.kind).get(one.name) or {}
         for each in (one.action.template.get("outputs") or {}).get("parameters") or []:
-            source = each.get("valueFrom") or {}
-            value = each.get("value", source.get("default"))
-            if source.get("jsonPath"):
-                found = jsonpath(obj, source["jsonPath"])
-                value = found if found is not None else value if value is not None else ""
+            value, path = each.get("value"), (each.get("valueFrom") or {}).get("jsonPath")
+            if path:
+                try:
+                    value = kubectl_path.printed(obj, path)
+                except kubectl_path.KubectlPathError as error:
+                    return _failed(
+                        one.action.id, f'error executing jsonpath "{path}": Error executing template: {error}'
+                    )
             outputs.setdefault("parameters", []).append({**each, "value": value})
         return Ended(one.action.id, "Succeeded", "", outputs)
 
@@ -253,13 +260,6 @@ def parsed(flags: list[str]) -> tuple[list[str], str]:
 
 def _failed(id: str, why: str) -> Ended:
     return Ended(id, "Failed", f"main: Error (exit code 64): {why}", {"exitCode": "64"})
-
-
-def jsonpath(obj: Object, path: str) -> str | None:
-    """kubectl's `{.a.b[0].c}`. Raises nothing; subset.py refuses other forms."""
-    keys = re.sub(r"\[['\"]?([^\]'\"]+)['\"]?\]", r".\1", path.strip().strip("{}")).strip(".")
-    value = lookup(obj, keys)
-    return None if value is MISSING else value if isinstance(value, str) else golang.dumps(value)
 
 
 def _kind(resource: dict[str, Any]) -> str:
@@ -294,3 +294,17 @@ def check(resource: dict[str, Any], where: str) -> None:
         raise ConfigError(
             f"{where}.failureCondition without successCondition: Argo takes it for success at the first look. Set both."
         )
+
+
+def check_outputs(template: dict[str, Any], where: str) -> None:
+    """Raises ConfigError for an output that kubectl could not print of any object."""
+    for index, each in enumerate((template.get("outputs") or {}).get("parameters") or []):
+        if not (source := each.get("valueFrom")):
+            continue
+        path, place = source.get("jsonPath"), f"{where}.outputs.parameters[{index}].valueFrom.jsonPath"
+        if not path:
+            raise ConfigError(f"{place} is missing: give it, like {{.status.phase}}.")
+        try:
+            kubectl_path.parse("" if "{{" in path else path)
+        except kubectl_path.KubectlPathError as error:
+            raise ConfigError(f"{place} is {path!r}: {error}. Write it like {{.status.phase}}.") from None

@@ -10,7 +10,7 @@ import pytest
 
 from pipelines.local.cluster import LocalCluster
 from pipelines.local.patches import PATCHES, PatchError, merge
-from pipelines.local.resource import Resources, jsonpath
+from pipelines.local.resource import Resources, check_outputs
 from pipelines.local.resources.stored import Stored
 from pipelines.local.run import LocalRun, execute, resume
 from pipelines.local.state import DiskFull
@@ -83,6 +83,46 @@ def test_apply_patch_get_and_delete(cluster: LocalCluster) -> None:
     assert Stored(cluster, "ConfigMap").get("c") is None
 
 
+def printed(cluster: LocalCluster, *paths: str, **source: str) -> dict[str, Any]:
+    names = [{"name": f"p{i}", "valueFrom": {"jsonPath": path, **source}} for i, path in enumerate(paths)]
+    create = {"action": "apply", "manifest": configmap(**{"x": "1", "y.z": "2"})}
+    status = execute(workflow(create, outputs={"parameters": names}), {}, cluster)
+    return next(node for node in status["nodes"].values() if node["displayName"] == "r0")
+
+
+def test_outputs_are_the_text_that_kubectl_prints(cluster: LocalCluster) -> None:
+    node = printed(
+        cluster, "{.kind}/{.data.x}", r"{.data.y\.z}", "{range .data.*}{@},{end}", "{.data.none}", default="d"
+    )
+    assert [each["value"] for each in node["outputs"]["parameters"]] == ["ConfigMap/1", "2", "1,2,", ""]
+    node = printed(cluster, "{.kind[0]}")
+    assert (node["phase"], node["message"].split(": ")[-1]) == ("Failed", "string is not array or slice")
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ({"jsonPath": "{.data.x"}, "jsonPath is '{.data.x': unclosed action"),
+        ({"jsonPath": "{end}"}, "not in range, nothing to end"),
+        ({"jsonPath": "{.a[?(@.b=='c' && @.d)]}"}, "unrecognized character in action"),
+        ({"default": "x"}, "valueFrom.jsonPath is missing"),
+    ],
+)
+def test_a_path_that_kubectl_cannot_read_is_refused_before_the_run(source: dict[str, str], said: str) -> None:
+    check_outputs({"outputs": {"parameters": [{"name": "a", "valueFrom": {"jsonPath": "{.x[{{item}}]}"}}]}}, "t")
+    with pytest.raises(ConfigError) as raised:
+        check_outputs({"outputs": {"parameters": [{"name": "a", "valueFrom": source}]}}, "t")
+    assert said in str(raised.value) and str(raised.value).startswith("t.outputs.parameters[0].valueFrom.jsonPath")
+
+
+def test_a_delete_with_outputs_fails_and_deletes_nothing(cluster: LocalCluster) -> None:
+    printed(cluster, "{.kind}")
+    outputs = {"parameters": [{"name": "a", "valueFrom": {"jsonPath": "{.kind}"}}]}
+    status = execute(workflow({"action": "delete", "flags": ["configmap/c"]}, outputs=outputs), {}, cluster)
+    assert "are not supported for delete action" in message(status)
+    assert Stored(cluster, "ConfigMap").get("c")
+
+
 def test_what_kubectl_refuses_fails_the_step(cluster: LocalCluster) -> None:
     create = {"action": "create", "manifest": configmap()}
     assert "already exists" in message(execute(workflow(create, create), {}, cluster))
@@ -119,14 +159,8 @@ def test_the_owner_of_an_object_is_its_workflow(cluster: LocalCluster) -> None:
     assert [owner["kind"] for owner in obj["metadata"]["ownerReferences"]] == ["Workflow"]
 
 
-def test_small_parts() -> None:
+def test_a_merge_drops_what_is_null_and_replaces_lists() -> None:
     assert merge({"a": {"b": 1, "c": 2}, "d": 3}, {"a": {"b": None, "e": [1]}}) == {"a": {"c": 2, "e": [1]}, "d": 3}
-    obj = {"status": {"conditions": [{"type": "A"}], "n": 1}}
-    assert [jsonpath(obj, path) for path in ("{.status.conditions[0].type}", "{.status.n}", "{.nope}")] == [
-        "A",
-        "1",
-        None,
-    ]
 
 
 def test_a_patch_by_operations_reaches_the_object_that_the_flags_name(cluster: LocalCluster) -> None:
