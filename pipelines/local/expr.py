@@ -1,4 +1,4 @@
-"""The value of an expression: `{{=...}}`, `depends`, retry and hook expressions; see syntax.py and functions.py.
+"""The value of an expression: `{{=...}}`, `depends`, retry and hook expressions; see syntax.py, functions.py, sprig.py.
 
 Source: expr-lang/expr v1.17 (vm), Argo's util/expr.
 """

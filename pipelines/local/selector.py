@@ -129,7 +129,7 @@ def _text(value: Any) -> str:
     if isinstance(value, (str, bool)):
         return value if isinstance(value, str) else str(value).lower()
     if isinstance(value, (int, float)):
-        return str(value) if isinstance(value, int) else general(value, 1e-6)
+        return str(value) if isinstance(value, int) else general(value, 1e-6, 1e21)
     return dumps(value)
 
 
