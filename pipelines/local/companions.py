@@ -16,6 +16,7 @@ from typing import Any
 
 from pipelines.local import artifacts, isolation, pod
 from pipelines.local.processes import signal_group
+from pipelines.local.volumes import Made
 from steps.errors import ConfigError
 
 KILLED = (0, 137, 143)  # what ends a sidecar that was told to end
@@ -28,6 +29,9 @@ class Companions:
     def __init__(self, template: dict[str, Any], run: pod.PodRun, cluster: pod.Cluster) -> None:
         self.run, self.cluster = run, cluster
         self.main = template.get("container") or template.get("script") or {}
+        self.inputs = [
+            each["path"] for each in (template.get("inputs") or {}).get("artifacts") or [] if each.get("path")
+        ]
         self.waiting = list(template.get("initContainers") or [])
         self.sidecars = list(template.get("sidecars") or [])
         self.running: dict[str, subprocess.Popen[bytes]] = {}
@@ -68,15 +72,31 @@ class Companions:
         return self.run.root.with_name(f"{self.run.root.name}.{container['name']}")
 
     def _start(self, container: dict[str, Any]) -> subprocess.Popen[bytes]:
-        mirrored = (self.main.get("volumeMounts") or []) if container.get("mirrorVolumeMounts") else []
+        mirrored, inputs = self._mirrored() if container.get("mirrorVolumeMounts") else ([], {})
         own = [*(container.get("volumeMounts") or []), *mirrored]
         spec = {"containers": [{**container, "name": "main", "volumeMounts": own}]}
         private = tuple(each["mountPath"] for each in own)
         root, log = self._root(container), self.run.log.with_name(f"{self.run.name}.{container['name']}.log")
         return pod.start(
-            replace(self.run, spec=spec, root=root, log=log, private=private, stdout=None),
+            replace(
+                self.run,
+                spec=spec,
+                root=root,
+                log=log,
+                private=private,
+                stdout=None,
+                volumes={**self.run.volumes, **inputs},
+            ),
             self.cluster,
         )
+
+    def _mirrored(self) -> tuple[list[dict[str, Any]], dict[str, Made]]:
+        """What the main container mounts: its volumes, and its input artifacts, which Argo mounts one by one."""
+        mounts = [*(self.main.get("volumeMounts") or [])]
+        outside = [each for each in self.inputs if not any(Path(each).is_relative_to(m["mountPath"]) for m in mounts)]
+        places = {path: isolation.below(self.run.root, path) for path in outside}
+        made = {f"input-artifacts{path}": Made(place) for path, place in places.items() if place.exists()}
+        return [*mounts, *({"name": name, "mountPath": name.removeprefix("input-artifacts")} for name in made)], made
 
 
 def exit_code(process: subprocess.Popen[bytes]) -> int:
