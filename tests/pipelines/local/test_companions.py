@@ -46,7 +46,7 @@ def test_what_mirrors_the_mounts_of_main_reads_its_input_artifacts(tmp_path: Pat
     files = {"in": "/in/data.txt", "vol": "/work/sub/v.txt", "odd": "/opt/x"}
     raw = [{"name": name, "path": path, "raw": {"data": name}} for name, path in files.items()]
     read = f"cat {' '.join(files.values())} > /work/$0 && echo -n + >> /in/data.txt"
-    init = {"name": "init", "mirrorVolumeMounts": True, **shell(read), "args": [read, "init"]}
+    init = {"name": "first", "mirrorVolumeMounts": True, **shell(read), "args": [read, "init"]}
     side = {"name": "side", "mirrorVolumeMounts": True, **shell(read), "args": [f"{read}; sleep 600", "side"]}
     main = shell("until [ -s /work/side ]; do sleep 0.02; done; cat /work/init /work/side > /work/out", **MOUNT)
     status = ran(
@@ -67,7 +67,7 @@ def test_what_mirrors_the_mounts_of_main_reads_its_input_artifacts(tmp_path: Pat
 @needs_namespaces
 def test_an_artifact_of_main_is_not_seen_by_what_mirrors_nothing(tmp_path: Path) -> None:
     raw = {"name": "in", "path": "/in/data.txt", "raw": {"data": "x"}}
-    init = {"name": "init", **shell("[ ! -e /in/data.txt ]")}
+    init = {"name": "first", **shell("[ ! -e /in/data.txt ]")}
     status = ran({"inputs": {"artifacts": [raw]}, "initContainers": [init], "container": shell("true")}, tmp_path)
     assert status["phase"] == "Succeeded", status
 
