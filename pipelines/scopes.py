@@ -8,8 +8,8 @@ from typing import Any
 
 Data = Mapping[str, Any]
 
-WORKFLOW = ("name", "namespace", "uid", "mainEntrypoint", "serviceAccountName", "priority", "status", "duration")
-WORKFLOW += ("failures", "labels", "annotations", "creationTimestamp", "scheduledTime")
+WORKFLOW = ("name", "namespace", "uid", "mainEntrypoint", "serviceAccountName", "status", "duration")
+WORKFLOW += ("labels", "annotations", "creationTimestamp", "scheduledTime")
 NODE = ("id", "status", "startedAt", "finishedAt", "ip", "hostNodeName", "exitCode")
 NODE += ("outputs.result", "outputs.parameters")
 # below these anything may follow; `outputs` are those of a template that is not here
@@ -101,8 +101,11 @@ def names(items: Any) -> list[str]:
 
 
 def workflow(spec: Data) -> set[str]:
-    """Tags that have a value everywhere."""
+    """Tags that have a value everywhere, once there is one; a name with = before it has one in expressions alone."""
     known = {f"workflow.{name}" for name in WORKFLOW} | {"workflow.parameters.json"}
+    known |= {"workflow.priority"} if spec.get("priority") is not None else set()
+    known |= {"workflow.failures"} if spec.get("onExit") else set()
+    known |= {"=workflow.failures"} if spec.get("hooks") else set()  # Argo's check looks for onExit
     known |= {f"workflow.parameters.{name}" for name in names((spec.get("arguments") or {}).get("parameters"))}
     for template in spec.get("templates") or []:
         for kind in ("parameters", "artifacts"):

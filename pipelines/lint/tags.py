@@ -18,7 +18,8 @@ def check(found: Findings, path: str, value: Any, scope: Scope, whole: bool) -> 
     for where, text in closed(found, path, value):
         for tag in TAG.findall(text):
             for name in _read(found, where, tag):
-                if name.split(".")[0] in PREFIXES and name not in scope:
+                known = name in scope or (tag.startswith("=") and f"={name}" in scope)
+                if name.split(".")[0] in PREFIXES and not known:
                     why = f"{{{{{short(tag)}}}}}: nothing gives a value to {name} here.{found.hint(*scope.near(name))}"
                     late = tag.startswith("=") and name.split(".")[0] == "item"  # Argo finds out when it gets there
                     found.add(where, "tag", why, fatal=(whole or not name.startswith("workflow.")) and not late)

@@ -59,6 +59,25 @@ class WorkflowRules:
     def everywhere(self) -> Names:
         return Names(scopes.workflow({**self.spec, "templates": list(self.templates.values())}))
 
+    @cached_property
+    def reached(self) -> set[str]:
+        """The templates that run before the workflow is over, and so have no failures to read."""
+        found, waiting = set[str](), [str(self.spec.get("entrypoint"))]
+        while waiting:
+            if (name := waiting.pop()) not in found:
+                found.add(name)
+                callers = references.holders({"templates": [self.templates.get(name) or {}]}, "")
+                waiting += [str(caller.get("template")) for caller, _ in callers]
+        return found
+
+    @cached_property
+    def running(self) -> Names:
+        return Names(self.everywhere.names - {"workflow.failures", "=workflow.failures"})
+
+    def known(self, template: Manifest) -> Names:
+        """What has a value in a template beside its own."""
+        return self.running if template.get("name") in self.reached else self.everywhere
+
     def run(self) -> None:
         self.metadata()
         if self.kind == "CronWorkflow":
@@ -181,7 +200,7 @@ class WorkflowRules:
             self.pod(path, template)
             own = {f"{name}.path" for name in inputs | outputs}
             here = Names({*inputs, *outputs, *own, "outputs.result", "outputs.exitCode", "tasks.name", "steps.name"})
-            own_scope = Scope((here, self.everywhere))
+            own_scope = Scope((here, self.known(template)))
             if around:
                 own_scope = replace(around, layers=(here, *around.layers))
             self.tags(path, template, own_scope)
@@ -211,7 +230,7 @@ class WorkflowRules:
         if before is None:
             return
         nodes, finished = Nodes("tasks", tasks, self.templates), graph.finished(before)
-        layers = (Names(inputs), self.everywhere)
+        layers = (Names(inputs), self.known(template))
         for name, task in tasks.items():
             for each in (task.get("arguments") or {}).get("parameters") or []:
                 if str(each.get("value", "")).startswith("{{tasks.name}}"):
@@ -228,7 +247,7 @@ class WorkflowRules:
         group_of = {str(step.get("name")): number for number, step in listed}
         self.unique(f"{path}.steps", names(step for _, step in listed))
         self.leaf(path, template)
-        nodes, layers = Nodes("steps", everything, self.templates), (Names(inputs), self.everywhere)
+        nodes, layers = Nodes("steps", everything, self.templates), (Names(inputs), self.known(template))
         items: tuple[Names, ...] = ()  # Argo never forgets one that an earlier step had
         for number, step in listed:
             name = str(step.get("name"))

@@ -181,8 +181,8 @@ def _each(rule: Rule, words: str) -> Rule:
 
 
 def _map(value: Any) -> str:
-    texts = isinstance(value, dict) and all(isinstance(each, str) for each in value.values())
-    return "" if texts else f"it must be a mapping of texts. {QUOTE}"
+    other = [key for key, each in value.items() if not isinstance(each, str)] if isinstance(value, dict) else [""]
+    return f"it must be a mapping of texts{f', but {other[0]} is none' * bool(other[0])}. {QUOTE}" if other else ""
 
 
 def _number(lowest: int, highest: int, text: bool = False) -> Rule:

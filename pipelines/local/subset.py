@@ -5,6 +5,7 @@
 Fields and their types are those of schema.py; here is what more they must be.
 """
 
+import posixpath
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import yaml
 
 from pipelines.local import (
+    artifacts,
     companions,
     containerset,
     expr,
@@ -73,7 +75,7 @@ def templates(spec: dict[str, Any], cluster: Any) -> None:
 
 def _bodies(spec: dict[str, Any], cluster: Any) -> None:
     _patch(spec, "spec")
-    _hooks(spec)
+    _holders(spec)
     for template, path in bodies(spec, "spec"):
         _template(with_defaults(template, spec.get("templateDefaults")), path, cluster)
     _expressions(spec, "spec")
@@ -84,6 +86,8 @@ def _template(template: dict[str, Any], where: str, cluster: Any) -> None:
     if len(types) != 1:
         raise ConfigError(f"{where} ({template.get('name')}) has {len(types)} types {types}: it must have exactly one.")
     suspend.check(template, where)
+    artifacts.check(template, where)
+    _paths(template, where)
     if template.get("daemon") and where.endswith(".inline"):
         raise ConfigError(
             f"{where}.daemon is true, but Argo does not find an inline template again, and waits for its pod to end. "
@@ -114,10 +118,32 @@ def _template(template: dict[str, Any], where: str, cluster: Any) -> None:
     _patch(template, where)
 
 
-def _hooks(spec: dict[str, Any]) -> None:
-    for hook, path in holders(spec, "spec"):
-        if ".hooks." in path and not path.endswith(".hooks.exit") and not hook.get("expression"):
+def _paths(template: dict[str, Any], where: str) -> None:
+    """No two inputs lie at one path, or where a volume is mounted. Source: Argo's validateLeaf."""
+    mounts = (template.get("container") or {}).get("volumeMounts") or []
+    taken = {each["mountPath"]: f"container.volumeMounts[{index}]" for index, each in enumerate(mounts)}
+    files = (template.get("inputs") or {}).get("artifacts") or [] if "container" in template else []
+    for index, each in enumerate(files):
+        if other := taken.get(path := posixpath.normpath(each["path"])):
+            raise ConfigError(
+                f"{where}.inputs.artifacts[{index}].path is {path!r}, where {other} lies. Give it a path of its own."
+            )
+        taken[path] = f"inputs.artifacts[{index}]"
+
+
+def _holders(spec: dict[str, Any]) -> None:
+    for holder, path in holders(spec, "spec"):
+        hook, expression = ".hooks." in path, holder.get("expression") or ""
+        if hook and not path.endswith(".hooks.exit") and not expression:
             raise ConfigError(f"{path}.expression is missing: only an exit hook runs without one.")
+        if expression and "{{" not in expression:
+            try:
+                expr.calls(expression)
+            except ExprError as error:
+                raise ConfigError(f"{path}.expression is {expression!r}: {error}.") from None
+        sequence = holder.get("withSequence")
+        if sequence is not None and len([end for end in ("count", "end") if sequence.get(end) is not None]) != 1:
+            raise ConfigError(f"{path}.withSequence must have either a count or an end: give one of them.")
 
 
 def _patch(holder: dict[str, Any], where: str) -> None:

@@ -123,6 +123,14 @@ def step(manifest: Any, name: str) -> Any:
     return next(s for group in template(manifest, "stages")["steps"] for s in group if s["name"] == name)
 
 
+def late(manifest: Any, text: str, **spec: Any) -> None:
+    """What runs as the workflow is over says `text`."""
+    body = {"container": {**template(manifest, "finish")["container"], "args": [text]}}
+    del manifest["spec"]["onExit"]
+    manifest["spec"] |= {"hooks": {"exit": {"template": "late"}}, **spec}
+    manifest["spec"]["templates"].append({"name": "late", **body})
+
+
 def arguments(**values: str) -> Any:
     return {"parameters": [{"name": name, "value": value} for name, value in values.items()]}
 
@@ -191,6 +199,11 @@ MISTAKES: dict[str, tuple[Callable[[Any], Any], str, str]] = {
     "item": (lambda w: step(w, "one").update(arguments=arguments(note="{{item}}")), "tag", "item"),
     "global output": (
         lambda w: template(w, "finish")["container"].update(args=["{{workflow.outputs.parameters.acu}}"]), "tag", "auc"),
+    "priority": (
+        lambda w: step(w, "three").update(arguments=arguments(note="{{workflow.priority}}")), "tag", r"workflow\.priority"),
+    "failures": (
+        lambda w: step(w, "three").update(arguments=arguments(note="{{workflow.failures}}")), "tag", r"workflow\.failures"),
+    "failures in an exit hook": (lambda w: late(w, "{{workflow.failures}}"), "tag", r"late\].*workflow\.failures"),
     "unclosed": (lambda w: template(w, "make")["script"].update(source="f'{{x'"), "tag", "without }}"),
     "failure only": (lambda w: template(w, "apply")["resource"].pop("successCondition"), "condition", "first look"),
     "condition": (
@@ -306,6 +319,20 @@ def test_a_template_may_leave_its_inputs_and_a_tag_its_name_to_whoever_uses_it()
     template(manifest, "main")["dag"]["target"] = "{{inputs.parameters.rows}}"
     template(manifest, "score")["outputs"]["parameters"][0]["globalName"] = "{{inputs.parameters.cut}}-auc"
     assert [f for f in lint(manifest) if f.fatal] == []
+
+
+@pytest.mark.parametrize(
+    ("text", "spec"),
+    [
+        ("{{workflow.failures}}", {"onExit": "late", "hooks": {}}),
+        ("{{=toJson(workflow.failures)}}", {}),  # Argo's check reads no expressions
+        ("{{workflow.priority}}", {"priority": 0}),
+    ],
+)
+def test_what_has_a_value_in_time_is_no_finding(text: str, spec: dict[str, Any]) -> None:
+    manifest = copy.deepcopy(RIGHT)
+    late(manifest, text, **spec)
+    assert not [each for each in lint(manifest) if each.fatal]
 
 
 def test_what_a_shell_or_kubernetes_reads_is_no_finding() -> None:

@@ -105,9 +105,13 @@ def stepped(**fields: Any) -> list[Any]:
         ("spec.templates", stepped(continueOn={"failed": "x"}), r"continueOn\.failed is 'x'.*true or false"),
         ("spec.templates", stepped(withSequence={"count": [1]}), r"withSequence\.count is \[1\].*whole number"),
         ("spec.templates", stepped(withSequence={"count": 1.5}), r"withSequence\.count is 1\.5.*whole number"),
+        ("spec.templates", stepped(withSequence={"start": "1"}), r"\[0\]\.withSequence must have .* count or an end"),
+        ("spec.templates", stepped(withSequence={"count": 1, "end": 2}), r"\[0\]\.withSequence must have either"),
+        ("spec.templates", stepped(hooks={"h": {"template": "t", "expression": "1 +"}}), r"h\.expression is '1 \+'"),
         ("spec.templates", stepped(withSequence={"count": 2, "format": 5}), r"withSequence\.format is 5: .*text"),
         ("spec.templates", stepped(arguments={"parameters": [{"name": "x", "value": [1]}]}), r"\.value is \[1\]"),
         ("spec.workflowMetadata", {"labels": ["a"]}, r"workflowMetadata\.labels is \['a'\].*mapping of texts"),
+        ("spec.workflowMetadata", {"labels": {"a": "1", "b": 2}}, r"mapping of texts, but b is none"),
         ("spec.workflowMetadata", {"annotations": "x"}, r"workflowMetadata\.annotations is 'x'.*mapping of texts"),
         ("spec.arguments", {"parameters": [{"name": "p", "value": "1", "enum": "1"}]}, r"enum is '1'.*list"),
         ("spec.arguments", {"parameters": [{"name": "p", "value": {"a": 1}}]}, r"\[0\]\.value is .*text"),
@@ -161,6 +165,38 @@ def test_a_value_of_a_wrong_type_is_named_before_anything_runs(path: str, value:
 )
 def test_what_argo_takes_for_a_number_or_a_text_is_taken_for_it(path: str, value: Any) -> None:
     assert checked(path, value) == []
+
+
+IN = [{"name": "a", "path": "/in/x", "raw": {"data": "1"}}]
+
+
+@pytest.mark.parametrize(
+    ("mounts", "files", "said"),
+    [
+        (
+            [],
+            [*IN, {"name": "b", "path": "/in//x", "raw": {"data": "2"}}],
+            r"artifacts\[1\]\.path .*inputs\.artifacts\[0\]",
+        ),
+        (
+            [{"name": "v", "mountPath": "/in/x"}],
+            IN,
+            r"artifacts\[0\]\.path is '/in/x', where container\.volumeMounts\[0\]",
+        ),
+        ([{"name": "v", "mountPath": "/in"}], IN, ""),
+    ],
+)
+def test_an_input_that_would_hide_another_is_refused(mounts: list[Any], files: list[Any], said: str) -> None:
+    manifest = documents(GOOD)[0]
+    manifest["spec"]["volumes"] = [{"name": "v", "emptyDir": {}}]
+    (template,) = manifest["spec"]["templates"]
+    template["inputs"] = {"artifacts": files}
+    template["container"]["volumeMounts"] = mounts
+    if not said:
+        assert check(workflow(manifest), LocalCluster(Path("nowhere"))) == []
+        return
+    with pytest.raises(ConfigError, match=said):
+        check(workflow(manifest), LocalCluster(Path("nowhere")))
 
 
 CRON = {"schedules": ["@daily"], "workflowSpec": documents(GOOD)[0]["spec"]}
