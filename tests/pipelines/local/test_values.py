@@ -61,8 +61,9 @@ def test_a_cron_workflow_says_when_it_was_due() -> None:
 def test_failures_are_told_in_the_words_of_argo(tmp_path: Path) -> None:
     fail = {"name": "fail", "container": {"image": "busybox", "command": ["sh", "-c", "exit 3"]}}
     tell = {"name": "tell", "container": {"image": "busybox", "command": ["echo", "{{workflow.failures}}"]}}
-    for entry, name in (("fail", "bad"), ("tell", "good")):
-        spec = {"entrypoint": entry, "onExit": "tell", "templates": [fail, tell]}
+    pass_ = {"name": "pass", "container": {"image": "busybox", "command": ["true"]}}
+    for entry, name in (("fail", "bad"), ("pass", "good")):
+        spec = {"entrypoint": entry, "onExit": "tell", "templates": [fail, pass_, tell]}
         execute({"kind": "Workflow", "metadata": {"name": name}, "spec": spec}, {}, LocalCluster(tmp_path))
     (bad,) = tmp_path.glob("runs/bad/logs/bad-tell-*.log")
     (good,) = tmp_path.glob("runs/good/logs/good-tell-*.log")
