@@ -28,7 +28,7 @@ ENVIRONMENT_NAME = re.compile(r"[ -<>-~]+")  # printable ASCII but =, as Kuberne
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 
-class StartError(Exception):
+class StartError(OSError):
     """A container that no runtime can start; the kubelet gives it the exit code 128."""
 
 
@@ -99,7 +99,12 @@ def start(pod: PodRun, cluster: Cluster) -> subprocess.Popen[bytes]:
             f"{pod.name}: container {container['name']} has no command, and its image's own is not known. Set it."
         )
     arguments = [expand(str(each), environment) for each in [*command, *given]]
-    for what, text in [*(("an argument", each) for each in arguments), *environment.items()]:
+    wanted = container.get("workingDir") or image.directory
+    for what, text in [
+        ("workingDir", wanted or ""),
+        *(("an argument", each) for each in arguments),
+        *environment.items(),
+    ]:
         if "\0" in text:
             raise StartError(f"{what} contains a NUL byte: {text!r}")
     if PYTHON.fullmatch(arguments[0]):
@@ -107,12 +112,12 @@ def start(pod: PodRun, cluster: Cluster) -> subprocess.Popen[bytes]:
     pod.root.mkdir(parents=True, exist_ok=True)
     pod.log.parent.mkdir(parents=True, exist_ok=True)
     enter = None
-    if pod.private is not None:
+    private = _private(pod, wanted) if wanted else pod.private
+    if private is not None:
         mounts = container.get("volumeMounts") or []
         binds = bound(pod.volumes, mounts, lambda text: expand(text, environment))
         workloads = [Path(each) for each in environment["REKINDLE_PATH"].split(os.pathsep) if each]
-        enter = isolation.entry(pod.root, pod.private, [cluster.home, *workloads], binds)
-    wanted = container.get("workingDir") or image.directory
+        enter = isolation.entry(pod.root, private, [cluster.home, *workloads], binds)
     with open(pod.log, "ab") as log, open(pod.stdout or pod.log, "ab") as out:
         return subprocess.Popen(
             arguments,
@@ -124,6 +129,20 @@ def start(pod: PodRun, cluster: Cluster) -> subprocess.Popen[bytes]:
             start_new_session=True,
             preexec_fn=_Child(os.getpid(), enter, wanted),
         )
+
+
+def _private(pod: PodRun, directory: str) -> tuple[str, ...] | None:
+    """The pod's own paths, with a working directory that this machine lacks: a container runtime makes it.
+
+    Raises StartError, and ConfigError where a pod cannot have directories of its own.
+    """
+    if not directory.startswith("/"):
+        raise StartError(f"the working directory {directory!r} is not an absolute path")
+    if os.path.exists(directory):
+        return pod.private
+    if isolation.impossible([directory]) or not isolation.available():
+        raise ConfigError(f"{pod.name}: the working directory {directory} is not on this machine, and cannot be made.")
+    return (*(pod.private or ()), directory)
 
 
 def unknown_program(error: OSError) -> str:
@@ -149,6 +168,7 @@ class _Child:
         if self.enter:
             self.enter()
             if self.directory:
+                os.makedirs(self.directory, exist_ok=True)  # where nothing of the machine is: see _private
                 os.chdir(self.directory)
 
 

@@ -41,7 +41,13 @@ def test_variables_of_a_configmap_are_its_texts_without_its_binary_data(tmp_path
         ({"env": [{"name": "A", "value": "1"}, {"name": "", "value": "1"}]}, "Error", "main.env[1] names ''"),
         ({"env": [{"name": "A", "value": "x\0"}]}, "Failed", "StartError (exit code 128): A contains a NUL byte"),
         ({"args": ["a\0b"]}, "Failed", "main: StartError (exit code 128): an argument contains a NUL byte"),
-        ({"workingDir": "/tmp/\0"}, "Error", "null byte"),
+        ({"workingDir": "/tmp/\0"}, "Failed", "main: StartError (exit code 128): workingDir contains a NUL byte"),
+        (
+            {"workingDir": "here"},
+            "Failed",
+            "StartError (exit code 128): the working directory 'here' is not an absolute",
+        ),
+        ({"workingDir": "/proc/new"}, "Error", "the working directory /proc/new is not on this machine"),
         ({"command": ["nowhere"]}, "Failed", "main: Error (exit code 64): failed to find name in PATH"),
     ],
 )
@@ -84,3 +90,24 @@ def test_a_number_of_retries_that_is_none_once_it_is_known_ends_the_node(
     inputs = {"parameters": [{"name": "x", "value": ".inf"}]}
     status = ran({"inputs": inputs, "retryStrategy": strategy, "container": shell("exit 1")}, tmp_path)
     assert (status["phase"], status["message"].split(": ")[1]) == ("Error", "value '.inf' cannot be resolved to an int")
+
+
+@needs_namespaces
+@pytest.mark.parametrize("directory", ["/nowhere/new", "/usr/src/app/deep", "/tmp/rekindle-new", "/opt/new"])
+def test_a_working_directory_that_is_not_there_is_made_for_the_pod_alone(tmp_path: Path, directory: str) -> None:
+    container = shell("pwd; echo x > file; cat file {{outputs.parameters.p.path}}", workingDir=directory)
+    container["args"][0] = "echo out > {{outputs.parameters.p.path}}; " + container["args"][0]
+    outputs = {"parameters": [{"name": "p", "valueFrom": {"path": "/tmp/p"}}]}
+    status = ran({"container": container, "outputs": outputs}, tmp_path)
+    assert (status["phase"], said(tmp_path)) == ("Succeeded", f"{directory}\nx\nout\n"), status
+    assert status["nodes"]["w"]["outputs"]["parameters"][0]["value"] == "out"
+    assert not Path(directory).exists()
+
+
+@needs_namespaces
+def test_a_working_directory_in_a_volume_is_made_there(tmp_path: Path) -> None:
+    mount = {"volumeMounts": [{"name": "v", "mountPath": "/v"}], "workingDir": "/v/new"}
+    outputs = {"parameters": [{"name": "p", "valueFrom": {"path": "/v/new/p"}}]}
+    volumes = [{"name": "v", "emptyDir": {}}]
+    status = ran({"container": shell("echo x > p", **mount), "outputs": outputs, "volumes": volumes}, tmp_path)
+    assert status["nodes"]["w"]["outputs"]["parameters"][0]["value"] == "x", status
