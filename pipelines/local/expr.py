@@ -71,7 +71,8 @@ def _eval(node: Node, scope: Mapping[str, Any], at: tuple[Any, ...]) -> Any:
         function = _eval(node[1], scope, at)
         if not callable(function):
             raise ExprError("this value is no function")
-        return function(*(_eval(each, scope, at) for each in node[2]))
+        inner = {**scope, UNTYPED: True}
+        return function(*(_eval(each, inner, at) for each in node[2]))
     if kind == "predicate":
         return _predicate(node, scope, at)
     if kind == "pointer":
@@ -102,6 +103,7 @@ def _member(value: Any, key: Any, optional: bool) -> Any:
 
 
 TYPED = ("name", "const", "list", "map")  # only of these expr-lang knows the type before it runs
+UNTYPED = ""  # in a scope: an argument of a member (sprig.x), which expr-lang does not check
 
 
 def _kind(value: Any) -> str:
@@ -131,7 +133,7 @@ def _binary(node: Node, scope: Mapping[str, Any], at: tuple[Any, ...]) -> Any:
     left = _eval(left_node, scope, at)
     if operator == "??":
         return _eval(right_node, scope, at) if left is None else left
-    if operator in ("==", "!="):
+    if operator in ("==", "!=") and UNTYPED not in scope:
         kinds = [_kind(left)] if left_node[0] in TYPED else []
         kinds += [_kind(_eval(right_node, scope, at))] if right_node[0] in TYPED else []
         if len({*kinds} - {"nil"}) > 1:
@@ -159,6 +161,8 @@ def _predicate(node: Node, scope: Mapping[str, Any], at: tuple[Any, ...]) -> Any
 
 def _text(operator: str, test: Callable[[str, str], bool]) -> Callable[[Any, Any], bool]:
     def apply(left: Any, right: Any) -> bool:
+        if left is None or right is None:
+            return False
         if not (isinstance(left, str) and isinstance(right, str)):
             raise ExprError(f"operator {operator} is only defined on strings")
         return test(left, right)

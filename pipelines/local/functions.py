@@ -210,9 +210,9 @@ BUILTINS: dict[str, Callable[..., Any]] = {
 }
 
 
-def _find(elements: list[Any], test: Callable[[Any, int], Any], last: bool = False) -> tuple[int, Any]:
+def _find(elements: list[Any], test: Callable[[Any, int], Any], last: bool = False) -> tuple[int | None, Any]:
     order = range(len(elements) - 1, -1, -1) if last else range(len(elements))
-    return next(((i, elements[i]) for i in order if test(elements[i], i) is True), (-1, None))
+    return next(((i, elements[i]) for i in order if test(elements[i], i) is True), (None, None))
 
 
 def _group(elements: list[Any], test: Callable[[Any, int], Any]) -> dict[str, list[Any]]:

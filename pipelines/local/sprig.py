@@ -118,6 +118,11 @@ def _tried(function: Callable[[str], Any], failed: Callable[[Exception], Any]) -
     return call
 
 
+def _filled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """nil for a text is the empty one."""
+    return lambda *values: function(*("" if value is None else value for value in values))
+
+
 def _date(layout: str, moment: Any) -> str:
     """sprig's date: of unix seconds, in this machine's zone; anything else, a text too, is now."""
     known = is_number(moment) and isinstance(moment, int)
@@ -233,4 +238,10 @@ SPRIG: dict[str, Callable[..., Any]] = {
     "ext": lambda s: re.sub(r"^.*?(\.[^./]*)?$", r"\1", s, flags=re.S),
     "isAbs": lambda s: s.startswith("/"),
 }
+TEXTS = (
+    "upper lower title trim trimAll trimPrefix trimSuffix trunc substr replace repeat nospace contains hasPrefix"
+    " hasSuffix indent nindent splitList split splitn atoi b64enc b64dec b32enc sha1sum sha256sum sha512sum adler32sum"
+    " regexMatch regexFind regexFindAll regexReplaceAll regexReplaceAllLiteral regexSplit regexQuoteMeta base dir clean ext isAbs"
+)
+SPRIG |= {name: _filled(SPRIG[name]) for name in TEXTS.split()}
 ARGO: dict[str, Any] = {"asInt": to_int, "asFloat": to_float, "jsonpath": jsonpath, "toJson": dumps, "sprig": SPRIG}

@@ -144,6 +144,8 @@ def test_expressions(source: str, value: object) -> None:
         ),
         ("fromJSON('[1, 2]')[fromJSON('1')]", "2"),
         ("[1, 2, 3][fromJSON('1'):]", "[2,3]"),
+        ("findIndex([1, 2, 3], # == 9)", "null"),
+        ("{}.absent contains 'a' || {}.absent matches 'a'", "false"),
         ("7 / 0 > 1", "true"),
         ("9223372036854775807 + 1", "-9223372036854775808"),
         ("[1, 2, 3] | filter(# > 1)", "[2,3]"),

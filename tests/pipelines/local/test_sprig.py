@@ -83,10 +83,16 @@ from pipelines.local.sprig import ARGO
         ("sprig.adler32sum('a')", '"6422626"'),
         ("sprig.all(1, 'a')", "true"),
         ("sprig.any(0, '')", "false"),
+        ("sprig.upper(p.absent)", '""'),
+        ("sprig.trunc(3, p.absent)", '""'),
+        ("sprig.splitList(',', p.absent)", '[""]'),
+        ("sprig.default('x', p.absent)", '"x"'),
+        ("sprig.int(p.absent)", "0"),
+        ("sprig.ternary('a', 'b', '1' == 1)", '"b"'),  # nobody checks the types of these arguments
     ],
 )
 def test_a_function_gives_what_sprig_gives(source: str, result: str) -> None:
-    assert dumps(evaluate(source, ARGO)) == result
+    assert dumps(evaluate(source, {**ARGO, "p": {}})) == result
 
 
 @pytest.mark.parametrize(
