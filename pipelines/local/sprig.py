@@ -58,7 +58,7 @@ def _float(value: Any) -> float:
 
 
 def _decimals(apply: Callable[[Decimal, Decimal], Decimal]) -> Callable[..., float]:
-    return lambda *v: float(round(reduce(apply, (Decimal(repr(_float(each))) for each in v)), 16))
+    return lambda *v: float(round(reduce(apply, (Decimal(repr(_float(each))) for each in v)), 16)) + 0.0  # no -0
 
 
 def _rounded(value: Any, places: int) -> float:
@@ -241,7 +241,8 @@ SPRIG: dict[str, Callable[..., Any]] = {
 TEXTS = (
     "upper lower title trim trimAll trimPrefix trimSuffix trunc substr replace repeat nospace contains hasPrefix"
     " hasSuffix indent nindent splitList split splitn atoi b64enc b64dec b32enc sha1sum sha256sum sha512sum adler32sum"
-    " regexMatch regexFind regexFindAll regexReplaceAll regexReplaceAllLiteral regexSplit regexQuoteMeta base dir clean ext isAbs"
+    " regexMatch regexFind regexFindAll regexReplaceAll regexReplaceAllLiteral regexSplit regexQuoteMeta"
+    " base dir clean ext isAbs"
 )
 SPRIG |= {name: _filled(SPRIG[name]) for name in TEXTS.split()}
 ARGO: dict[str, Any] = {"asInt": to_int, "asFloat": to_float, "jsonpath": jsonpath, "toJson": dumps, "sprig": SPRIG}

@@ -44,6 +44,7 @@ from pipelines.local.sprig import ARGO
         ("sprig.round(-2.4, 0)", "-3"),
         ("sprig.addf(0.1, 0.2)", "0.3"),
         ("sprig.divf(1, 3)", "0.3333333333333333"),
+        ("sprig.mulf(0, -1)", "0"),
         ("sprig.subf(3, 1.5)", "1.5"),
         ("sprig.until(3)", "[0,1,2]"),
         ("sprig.until(-2)", "[0,-1]"),
