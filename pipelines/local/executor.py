@@ -98,13 +98,14 @@ class Executor:
         events, self.events = self.events, []
         return events
 
-    def kill(self, id: str, why: str = "", grace: float = GRACE) -> None:
-        """Ends a pod: SIGTERM, and SIGKILL after `grace` seconds."""
+    def kill(self, id: str, why: str = "", grace: float | None = None) -> None:
+        """Ends a pod: SIGTERM, and SIGKILL after `grace` seconds, or after its own."""
         self.resources.forget(id)
         one = self.running.get(id)
         if not one or one.killed is not None:
             return
-        one.killed, one.kill_at = why, time.time() + grace
+        own = one.template.get("terminationGracePeriodSeconds")
+        one.killed, one.kill_at = why, time.time() + (grace if grace is not None else GRACE if own is None else own)
         for process in one.processes:
             signal_group(process.pid, signal.SIGTERM)
         if one.template.keys() & {"http", "data"}:

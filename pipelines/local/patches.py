@@ -53,11 +53,15 @@ def _merged(base: Any, patch: Any, keys: dict[str, tuple[str, ...]]) -> Any:
 def _by_key(base: list[Any], patch: list[Any], names: tuple[str, ...], keys: dict[str, tuple[str, ...]]) -> list[Any]:
     key = next((name for name in names if any(name in item for item in patch)), names[0])
     found = {item.get(key): item for item in base}
-    for item in patch:
+    place, new = {name: index for index, name in enumerate(found)}, list[Any]()
+    rest = [name for name in found if name not in [item.get(key) for item in patch]]
+    for item in patch:  # what is new comes before what the patch says nothing of
         if key not in item:
             raise PatchError(f"map: {item} does not contain declared merge key: {key}")
-        found[item[key]] = _merged(found.get(item[key]), item, keys)
-    return list(found.values())
+        while rest and place[rest[0]] < place.get(item[key], 0):
+            new.append(found[rest.pop(0)])
+        new.append(_merged(found.get(item[key]), item, keys))
+    return new + [found[name] for name in rest]
 
 
 def operations(base: Any, patch: Any) -> Any:

@@ -15,8 +15,9 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from pipelines.local import containerset, dag, gates, golang, hooks, retries, steps, suspend, volumes
+from pipelines.local import containerset, dag, gates, golang, hooks, pod_patch, retries, steps, suspend, volumes
 from pipelines.local.functions import ExprError
+from pipelines.local.patches import PatchError
 from pipelines.local.shared import Shared
 from pipelines.local.table import (
     COMPLETED,
@@ -39,6 +40,7 @@ from pipelines.local.table import (
 )
 from pipelines.local.template import TemplateError, substitute
 from pipelines.local.values import Filled, Values
+from steps.errors import ConfigError
 
 RESULTS = r"""KIND(?:\.([-\w]+)\.|\[\\?['"]([-\w]+)\\?['"]\]\.)outputs\.result"""
 LEAVES = ("container", "script", "resource", "containerSet", "data", "http")
@@ -424,18 +426,22 @@ class Scheduler(Values):
             return self.mark(name, "Failed", f"workflow shutdown with strategy: {self.shutdown}")
         if self.deadline and self.now >= self.deadline and not exiting:
             return self.mark(name, "Failed", "Step exceeded its deadline")
-        limits = [options.deadline] if options.deadline else []
-        if (seconds := template.get("activeDeadlineSeconds")) is not None:
-            limits.append(self.now + float(seconds))
-        if template.get("timeout"):
-            limits.append(moment(node["startedAt"]) + golang.seconds(template["timeout"]))
         pod = self.pod_name(name, template["name"])
         scope = {f"inputs.parameters.{each['name']}": each["value"] for each in template["inputs"]["parameters"]}
         try:
             known = {**self.globals, **scope, "pod.name": pod}
             final = template if isinstance(template, Filled) else substitute(template, known)
+            patches = substitute(self.spec.get("podSpecPatch"), known), final.get("podSpecPatch")
+            final = pod_patch.patched(final, patches)
         except TemplateError as error:
             raise NodeError(str(error)) from None
+        except (PatchError, ConfigError) as error:
+            raise NodeError(f"Error applying PodSpecPatch: {error}") from None
+        limits = [options.deadline] if options.deadline else []
+        if (seconds := final.get("activeDeadlineSeconds")) is not None:
+            limits.append(self.now + float(seconds))
+        if template.get("timeout"):
+            limits.append(moment(node["startedAt"]) + golang.seconds(template["timeout"]))
         self.started.add(node["id"])
         if node["type"] == "Pod":
             self.active.add(node["id"])

@@ -31,7 +31,7 @@ Stop expression*
 Spec entrypoint onExit parallelism=atleast1 suspend=bool activeDeadlineSeconds=seconds priority=int32
   serviceAccountName arguments=Arguments templates=[Template] hooks={Hook} retryStrategy=Retry
   templateDefaults=Template workflowMetadata=Metadata volumes=[Volume] volumeClaimTemplates=[Claim]
-  volumeClaimGC=ClaimGC synchronization=Locks workflowTemplateRef=Reference -podSpecPatch=text -nodeSelector=map
+  volumeClaimGC=ClaimGC synchronization=Locks workflowTemplateRef=Reference podSpecPatch=text -nodeSelector=map
   -tolerations=list -affinity -schedulerName=text -hostAliases=list -securityContext -executor
   -automountServiceAccountToken=bool -imagePullSecrets=list -podPriorityClassName=text -ttlStrategy -podGC
   -podDisruptionBudget -dnsPolicy=text -dnsConfig -hostNetwork=bool archiveLogs=bool artifactGC=WorkflowGC
@@ -49,7 +49,7 @@ Supplied name* from fromExpression subPath optional=bool artifactGC=ArtifactGC -
 Template name parallelism=atleast1 failFast=bool activeDeadlineSeconds=deadline timeout=duration inputs=Inputs
   outputs=Outputs container=Container script=Container resource=Resource dag=Dag steps=[[Step]] suspend=Suspend
   retryStrategy=Retry volumes=[Volume] synchronization=Locks memoize=Memoize daemon=bool initContainers=[Beside]
-  sidecars=[Beside] -podSpecPatch=text -nodeSelector=map -tolerations=list -affinity -schedulerName=text
+  sidecars=[Beside] podSpecPatch=text -nodeSelector=map -tolerations=list -affinity -schedulerName=text
   -priorityClassName=text -hostAliases=list -securityContext -serviceAccountName=text -metadata -executor
   -automountServiceAccountToken=bool archiveLocation=Location -metrics -annotations=map -podResources
   containerSet=ContainerSet data=Data http=Request !plugin
@@ -94,6 +94,12 @@ Transformation expression
 Beside name* image command=texts args=texts workingDir env=[Env] envFrom=[EnvFrom] volumeMounts=[Mount]
   mirrorVolumeMounts=bool -imagePullPolicy=text -resources -securityContext -ports=list -livenessProbe -readinessProbe
   -startupProbe -tty=bool -stdin=bool
+PodPatch containers=[Patched] initContainers=[Patched] activeDeadlineSeconds=int64 terminationGracePeriodSeconds=int64
+  -nodeSelector=map -tolerations=list -affinity -priorityClassName=text -securityContext -schedulerName=text -resources
+  -serviceAccountName=text -automountServiceAccountToken=bool -imagePullSecrets=list -runtimeClassName=text
+  -topologySpreadConstraints=list -preemptionPolicy=text -dnsPolicy=text -dnsConfig -hostNetwork=bool -hostAliases=list
+Patched name* env=[Env] -resources -securityContext -imagePullPolicy=text -ports=list -livenessProbe -startupProbe
+  -terminationMessagePath=text -terminationMessagePolicy=text -tty=bool -stdin=bool
 Env name* value valueFrom=EnvSource
 EnvSource configMapKeyRef=Key secretKeyRef=Key fieldRef=FieldRef
 EnvFrom configMapRef=Ref secretRef=Ref prefix

@@ -10,14 +10,13 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-import yaml
-
 from pipelines.local import (
     artifacts,
     companions,
     containerset,
     expr,
     json_path,
+    pod_patch,
     probes,
     resource,
     running,
@@ -32,10 +31,7 @@ from pipelines.local.schema import walk
 from pipelines.local.sprig import ARGO, SPRIG
 from steps.errors import ConfigError, did_you_mean
 
-# what the API server refuses, and what would be taken for something else here
-PATCHED = {"containers", "initContainers", "securityContext", "nodeSelector", "tolerations", "priorityClassName"}
 EXPRESSION = re.compile(r"\{\{=(.*?)\}\}", re.DOTALL)
-TAG = re.compile(r"\{\{.*?\}\}", re.DOTALL)
 
 
 def check(workflow: dict[str, Any], cluster: Any, manifest: Mapping[str, Any] | None = None) -> list[str]:
@@ -52,6 +48,8 @@ def check(workflow: dict[str, Any], cluster: Any, manifest: Mapping[str, Any] | 
     _bodies(workflow["spec"], cluster)
     volumes.check(workflow["spec"], bodies(workflow["spec"], "spec"))
     _objects(workflow["spec"], cluster)
+    for holder, path in [(workflow["spec"], "spec"), *bodies(workflow["spec"], "spec")]:
+        ignored |= dict.fromkeys(pod_patch.check(holder, path))
     return [f"ignored here, as one machine has no use for it: {', '.join(ignored)}"] if ignored else []
 
 
@@ -74,7 +72,7 @@ def templates(spec: dict[str, Any], cluster: Any) -> None:
 
 
 def _bodies(spec: dict[str, Any], cluster: Any) -> None:
-    _patch(spec, "spec")
+    pod_patch.check(spec, "spec")
     _holders(spec)
     for template, path in bodies(spec, "spec"):
         _template(with_defaults(template, spec.get("templateDefaults")), path, cluster)
@@ -95,6 +93,7 @@ def _template(template: dict[str, Any], where: str, cluster: Any) -> None:
         )
     if "resource" in template:
         resource.check(template["resource"], f"{where}.resource")
+        resource.check_outputs(template, where)
     if container := template.get("container") or template.get("script"):
         _image(container, f"{where}.{types[0]}", cluster)
         running.check(template)
@@ -115,7 +114,7 @@ def _template(template: dict[str, Any], where: str, cluster: Any) -> None:
         for index, each in enumerate(group["containers"]):
             _image(each, f"{where}.containerSet.containers[{index}]", cluster)
         running.check(template)
-    _patch(template, where)
+    pod_patch.check(template, where)
 
 
 def _paths(template: dict[str, Any], where: str) -> None:
@@ -144,23 +143,6 @@ def _holders(spec: dict[str, Any]) -> None:
         sequence = holder.get("withSequence")
         if sequence is not None and len([end for end in ("count", "end") if sequence.get(end) is not None]) != 1:
             raise ConfigError(f"{path}.withSequence must have either a count or an end: give one of them.")
-
-
-def _patch(holder: dict[str, Any], where: str) -> None:
-    """A patch of the pod is ignored where it changes only what has no place on one machine."""
-    text = holder.get("podSpecPatch") or "{}"
-    try:
-        patch = yaml.safe_load(TAG.sub("0", text))
-        containers = [each for kind in ("containers", "initContainers") for each in patch.get(kind) or []]
-        inside = {key for each in containers for key in each}
-        other = set(patch) - PATCHED | inside - {"name", "securityContext", "resources"}
-    except (yaml.YAMLError, AttributeError, TypeError):
-        other = {text}
-    if other:
-        raise ConfigError(
-            f"{where}.podSpecPatch changes {', '.join(sorted(map(str, other)))}, which the local runner cannot: only "
-            "resources and security contexts are ignored. Write it into the template."
-        )
 
 
 def _image(container: dict[str, Any], where: str, cluster: Any) -> None:

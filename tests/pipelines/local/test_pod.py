@@ -1,5 +1,6 @@
 """One container as a process: what it would lack, or what would end the runner with it."""
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +8,7 @@ import pytest
 
 from pipelines.local import isolation
 from pipelines.local.cluster import LocalCluster
+from pipelines.local.pod_patch import patched
 from pipelines.local.resources.stored import Stored
 from pipelines.local.run import execute
 
@@ -111,3 +113,51 @@ def test_a_working_directory_in_a_volume_is_made_there(tmp_path: Path) -> None:
     volumes = [{"name": "v", "emptyDir": {}}]
     status = ran({"container": shell("echo x > p", **mount), "outputs": outputs, "volumes": volumes}, tmp_path)
     assert status["nodes"]["w"]["outputs"]["parameters"][0]["value"] == "x", status
+
+
+def test_patches_of_the_pod_change_its_variables_that_of_the_template_last(tmp_path: Path) -> None:
+    patch = (
+        "containers: [{name: main, resources: {}, env: [{name: %s, value: '%s'}, {name: B, value: '{{pod.name}}'}]}]"
+    )
+    template = {"podSpecPatch": patch % ("A", "$(C)2"), "container": shell("echo $A $B $C $D")}
+    template["container"]["env"] = [{"name": "C", "value": "c"}, {"name": "A", "value": "0"}]
+    workflow = {"podSpecPatch": patch % ("D", "{{workflow.parameters.x}}"), "arguments": {"parameters": [PARAMETER]}}
+    assert ran(template, tmp_path, **workflow)["phase"] == "Succeeded"
+    assert said(tmp_path) == "c2 w c d\n"
+
+
+PARAMETER = {"name": "x", "value": "d"}
+
+
+@pytest.mark.parametrize(
+    ("patch", "seconds", "message"),
+    [
+        ("activeDeadlineSeconds: 1", 4, "Pod was active on the node longer than the specified deadline"),
+        ("{activeDeadlineSeconds: 1, terminationGracePeriodSeconds: 0}", 4, "Pod was active on the node longer"),
+        (
+            "containers: [{name: other, env: []}]",
+            2,
+            "Error applying PodSpecPatch: Pod is invalid: spec.containers: other",
+        ),
+        ("activeDeadlineSeconds: {{workflow.parameters.x}}", 2, "activeDeadlineSeconds is 'd'"),
+    ],
+)
+def test_a_patch_of_the_pod_ends_it_in_time(tmp_path: Path, patch: str, seconds: float, message: str) -> None:
+    begin, source = time.monotonic(), "trap '' TERM; sleep 9 & wait; wait" if "Grace" in patch else "sleep 9"
+    template = {"podSpecPatch": patch, "container": shell(source)}
+    status = ran(template, tmp_path, arguments={"parameters": [PARAMETER]})
+    assert message in status["message"] and time.monotonic() - begin < seconds, status["message"]
+
+
+def test_a_patch_of_all_pods_spares_those_without_a_container_of_ours() -> None:
+    patch = (
+        '{"containers": [{"name": "main", "env": [{"name": "A", "value": "1"}]}, {"name": "wait", "resources": {}}]}'
+    )
+    assert patched({"resource": {"action": "get"}}, [patch, None]) == {"resource": {"action": "get"}}
+    group = {"containerSet": {"containers": [{"name": "main"}, {"name": "b"}]}, "sidecars": [{"name": "s"}]}
+    changed = patched(group, [patch, "initContainers: []", "containers: [{name: s, env: [{name: B, value: b}]}]"])
+    assert changed["containerSet"]["containers"] == [
+        {"name": "main", "env": [{"name": "A", "value": "1"}]},
+        {"name": "b"},
+    ]
+    assert changed["sidecars"] == [{"name": "s", "env": [{"name": "B", "value": "b"}]}]

@@ -215,7 +215,7 @@ def test_a_strategic_patch_changes_the_container_that_it_names_and_no_other() ->
     base = {"spec": {"containers": [container, {"name": "b", "image": "1"}], "x": 1}}
     change = {"name": "a", "args": ["y"], "env": [{"name": "F", "value": "2"}]}
     patched = PATCHES["strategic"](base, {"spec": {"containers": [change], "x": None}})
-    env = [{"name": "E", "value": "1"}, {"name": "F", "value": "2"}]
+    env = [{"name": "F", "value": "2"}, {"name": "E", "value": "1"}]  # in the order of apimachinery's own
     changed = {"name": "a", "image": "1", "args": ["y"], "env": env}
     assert patched == {"spec": {"containers": [changed, {"name": "b", "image": "1"}]}}
 

@@ -54,7 +54,7 @@ def checked(path: str = "", value: Any = None) -> list[str]:
         (
             "spec.templates.0.podSpecPatch",
             '{"containers": [{"name": "main", "image": "{{inputs.parameters.x}}"}]}',
-            "podSpecPatch changes image",
+            r"spec\.templates\[0\]\.podSpecPatch\.containers\[0\]\.image is not supported",
         ),
         ("spec.templates.0.container.lifecycle", {"preStop": {}}, r"container\.lifecycle"),
         ("spec.templates.0.suspend", {}, r"has 2 types"),
@@ -81,7 +81,7 @@ def checked(path: str = "", value: Any = None) -> list[str]:
         (
             "spec.templates.0.podSpecPatch",
             '{"containers": [{"name": "main", "image": "x"}]}',
-            r"podSpecPatch changes image",
+            r"spec\.templates\[0\]\.podSpecPatch\.containers\[0\]\.image is not supported",
         ),
         ("spec.templates", {}, r"spec\.templates is .* must be a list"),
     ],
