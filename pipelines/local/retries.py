@@ -41,7 +41,7 @@ def decide(scheduler: "Scheduler", parent: Node, attempts: list[Node], strategy:
         return Step(last["phase"], f"Stopped with strategy '{scheduler.shutdown}'")
     if scheduler.deadline and now >= scheduler.deadline:
         return Step(last["phase"], "retry exceeded workflow deadline")
-    limit = _whole(strategy["limit"]) if strategy.get("limit") is not None else None
+    limit = whole(strategy["limit"]) if strategy.get("limit") is not None else None
     backoff, end = strategy.get("backoff") or {}, None
     if backoff:
         if backoff.get("maxDuration"):
@@ -79,13 +79,13 @@ def pause(backoff: dict[str, Any], attempts: int) -> float:
     if not backoff.get("duration"):
         raise ValueError("no base duration specified for retryStrategy")
     wait = golang.seconds(str(backoff["duration"]))
-    factor = _whole(backoff.get("factor") or 0)
+    factor = whole(backoff.get("factor") or 0)
     if factor > 0:
         wait = min(wait * float(factor) ** (attempts - 1), 2**63 / 1e9)
     return min(wait, golang.seconds(str(backoff["cap"]))) if backoff.get("cap") else wait
 
 
-def _whole(value: Any) -> int:
+def whole(value: Any) -> int:
     """Raises ValueError in Argo's words."""
     if not re.fullmatch(r"[+-]?[0-9]+", str(value)):
         raise ValueError(f"value '{value}' cannot be resolved to an int")

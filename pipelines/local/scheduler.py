@@ -438,10 +438,13 @@ class Scheduler(Values):
         except (PatchError, ConfigError) as error:
             raise NodeError(f"Error applying PodSpecPatch: {error}") from None
         limits = [options.deadline] if options.deadline else []
-        if (seconds := final.get("activeDeadlineSeconds")) is not None:
-            limits.append(self.now + float(seconds))
-        if template.get("timeout"):
-            limits.append(moment(node["startedAt"]) + golang.seconds(template["timeout"]))
+        try:
+            if (seconds := final.get("activeDeadlineSeconds")) is not None:
+                limits.append(self.now + retries.whole(seconds))
+            if template.get("timeout"):
+                limits.append(moment(node["startedAt"]) + golang.seconds(template["timeout"]))
+        except ValueError as error:
+            raise NodeError(str(error)) from None
         self.started.add(node["id"])
         if node["type"] == "Pod":
             self.active.add(node["id"])

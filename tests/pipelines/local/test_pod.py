@@ -161,3 +161,10 @@ def test_a_patch_of_all_pods_spares_those_without_a_container_of_ours() -> None:
         {"name": "b"},
     ]
     assert changed["sidecars"] == [{"name": "s", "env": [{"name": "B", "value": "b"}]}]
+
+
+@pytest.mark.parametrize("field", ["activeDeadlineSeconds", "timeout"])
+def test_a_limit_of_time_that_is_none_once_it_is_known_ends_the_node(tmp_path: Path, field: str) -> None:
+    inputs = {"parameters": [{"name": "x", "value": "abc"}]}
+    status = ran({"inputs": inputs, field: "{{inputs.parameters.x}}", "container": shell("true")}, tmp_path)
+    assert status["phase"] == "Error" and "abc" in status["message"], status["message"]
