@@ -260,7 +260,9 @@ class Dag:
         except TimedOut:
             found = self.node(each["name"])
         except NodeError as error:
-            found = self.s.mark(full, "Error", f"task '{full}' errored: {error}")
+            self.s.mark(full, "Error", f"task '{full}' errored: {error}")
+            self.connect(name, full, group)
+            return False  # its exit hook is for a later look, if the DAG has one
         if found is None:
             return False
         self.connect(name, full, group)

@@ -196,7 +196,7 @@ def containers(chance: Chance) -> tuple[Template, set[str]]:
 
 
 def resource(chance: Chance) -> tuple[Template, set[str]]:
-    name = f"made-by-{{{{workflow.name}}}}-{chance.one('x', 'y')}"
+    name = f"{chance.one('x', 'y')}-of-{{{{pod.name}}}}"  # its own: in a loop others would write to it meanwhile
     data = "v {{inputs.parameters.a}}"
     manifest = f"{{apiVersion: v1, kind: ConfigMap, metadata: {{name: '{name}'}}, data: {{x: '{data}'}}}}"
     condition = chance.one({}, {"successCondition": "data.x"})

@@ -120,7 +120,7 @@ class Maker:
     templates: list[Template] = field(default_factory=list)
     elsewhere: list[Template] = field(default_factory=list)
     numbers: int = 0
-    conditional: bool = False  # a hook that finds a limit reached is an error, so there is none then
+    unlimited: bool = False  # a hook that finds a limit reached is an error, and what follows a set may crash Argo
     daemons: bool = False  # how one ends that is killed before the whole is over is a matter of milliseconds
 
     def number(self) -> int:
@@ -157,7 +157,7 @@ class Maker:
             template["retryStrategy"] = {"limit": "1"}
         if self.chance(5):
             template["synchronization"] = {"mutexes": [{"name": f"{{{{workflow.name}}}}-{template['name']}"}]}
-        if self.chance(8) and not self.conditional:
+        if self.chance(8) and not self.unlimited:
             # what fails fast does not wait for what runs below its own steps
             flat = steps and not any(each.nested for each in called)
             template |= {"parallelism": 1, **self.chance.one({}, {"failFast": True} if flat else {})}
@@ -217,8 +217,10 @@ class Maker:
         elif kind == "suspend" and prefix == "steps":  # an error ends the group, whatever runs beside
             for output in (template.get("outputs") or {}).get("parameters") or []:
                 output["valueFrom"].setdefault("default", "d")
+        elif kind == "containers" and prefix == "tasks":
+            self.unlimited = True
         elif kind == "daemon":
-            self.daemons = self.conditional = True  # it takes a place where there is a limit
+            self.daemons = self.unlimited = True  # it takes a place where there is a limit
         holder: dict[str, Any] = {"name": name, **self._place(template)}
         loops = "serves" not in gives and self._loop(holder, before)
         self._arguments(holder, before, prefix, loops)
@@ -306,7 +308,7 @@ class Maker:
         if self.chance(50):
             hook["arguments"] = {"parameters": [{"name": "a", "value": self.chance.one(*self._tags(called))}]}
         if conditional and self.chance(30):
-            self.conditional = True
+            self.unlimited = True
             phase = self.chance.one("Succeeded", "Failed")
             return {"some": hook | {"expression": f"{called.tag('status', True)} == '{phase}'"}}
         return {"exit": hook}
@@ -337,7 +339,7 @@ class Maker:
         parameters |= {"js": '{"a": {"b": [1, 2]}}', "list": self.chance.one('["p", "q"]', "[]", "[1, {}]")}
         given = [{"name": name, "value": value} for name, value in parameters.items()]
         spec: dict[str, Any] = {"entrypoint": top["name"], "arguments": {"parameters": given}}
-        limit = {} if self.conditional else {"parallelism": 1}
+        limit = {} if self.unlimited else {"parallelism": 1}
         spec |= self.chance.one({}, {}, {}, limit, {"activeDeadlineSeconds": 900})
         if self.chance(4):
             spec["synchronization"] = {"mutexes": [{"name": f"{NAME}-whole"}]}
