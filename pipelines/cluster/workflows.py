@@ -36,7 +36,7 @@ OVER = ("Succeeded", *FAILED)
 def submission(manifest: Mapping[str, Any], parameters: Mapping[str, str], namespace: str) -> Object:
     """The Workflow that is sent: named, its parameters set, its manifest's hash upon it. Raises ConfigError."""
     given, reference = _without_reference(manifest, parameters)
-    workflow = manifests.workflow(given, parameters)
+    workflow = manifests.workflow(given, parameters, here=False)
     metadata = workflow["metadata"]
     metadata["annotations"] |= {SHA256: manifest_sha256(manifest), SUBMISSION: str(uuid.uuid4())}
     kept = {key: metadata[key] for key in ("name", "labels", "annotations") if metadata[key]}

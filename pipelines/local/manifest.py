@@ -17,7 +17,7 @@ from yaml.constructor import ConstructorError
 
 from pipelines.local.golang import anystring, timestamp
 from pipelines.local.references import Find, filled, joined
-from pipelines.local.schema import walk
+from pipelines.local.schema import TABLES, walk
 from pipelines.scopes import misshapen
 from steps.errors import ConfigError, did_you_mean
 
@@ -118,14 +118,24 @@ def workflow(
     manifest: Mapping[str, Any],
     parameters: Mapping[str, str] | None = None,
     find: Find = lambda kind, name: None,
+    here: bool = True,
 ) -> dict[str, Any]:
-    """The Workflow that `manifest` describes, with a name, a uid, and `parameters` set. Raises ConfigError."""
+    """The Workflow that `manifest` describes, with a name, a uid, and `parameters` set.
+
+    Raises ConfigError: if it is to run `here`, also for what only a cluster can do.
+    """
     if wrong := next(misshapen(manifest), ""):
         raise ConfigError(f"{wrong}.")
     kind = manifest.get("kind")
     if kind not in KINDS:
         raise ConfigError(f"kind is {kind!r}: only {', '.join(KINDS)} can be run.{did_you_mean(str(kind), set(KINDS))}")
-    list(walk(manifest, str(kind), ""))
+    if here:
+        list(walk(manifest, kind, ""))
+    for where, value, table in (("", manifest, kind), ("metadata.", manifest.get("metadata") or {}, "ObjectMeta")):
+        for key in value:
+            if key not in TABLES[table]:
+                hint = did_you_mean(str(key), set(TABLES[table]))
+                raise ConfigError(f'"{where}{key}" is no field of a {kind}.{hint} Remove it.')
     spec = copy.deepcopy(manifest.get("spec") or {})
     metadata = copy.deepcopy(manifest.get("metadata") or {})
     if kind == "CronWorkflow":
