@@ -19,7 +19,7 @@ from typing import Any
 from pipelines.local import artifacts, data, pod, probes, volumes, web
 from pipelines.local.artifacts import ArtifactError
 from pipelines.local.companions import KINDS, Companions, exit_code
-from pipelines.local.containerset import ContainerSet, main_of
+from pipelines.local.containerset import EMISSARY, UNSTARTED, ContainerSet, main_of
 from pipelines.local.processes import HeldInterrupts, signal_group, started
 from pipelines.local.resource import Resources
 from pipelines.local.running import GRACE, Outputs, Running, paths, placed
@@ -28,7 +28,7 @@ from pipelines.local.table import Began, Ended, Start
 from pipelines.local.volumes import Made
 from steps.errors import ConfigError, RekindleError
 
-UNSTARTED = (FileNotFoundError, PermissionError, pod.StartError)
+CANNOT_START = (FileNotFoundError, PermissionError, pod.StartError)
 LATE = "Pod was active on the node longer than the specified deadline"
 
 
@@ -225,7 +225,7 @@ class Executor:
                 if one.companions:
                     one.companions.start_sidecars()
                 one.process = pod.start(run, self.cluster)
-        except (*UNSTARTED, ConfigError, OSError, ValueError, subprocess.SubprocessError) as error:
+        except (*CANNOT_START, ConfigError, OSError, ValueError, subprocess.SubprocessError) as error:
             self._unstarted(one, error)
             return
         self._watch(one, one.process)
@@ -272,13 +272,13 @@ class Executor:
         init = one.companions.name if one.companions else ""
         if one.companions:
             one.companions.stop(0)
-        if not isinstance(error, UNSTARTED):
+        if not isinstance(error, CANNOT_START):
             self._end(one, "Error", str(error), None)
             return
         why = str(error) if isinstance(error, pod.StartError) else pod.unknown_program(error)
         one.log.open("a").write(f"{why}\n")
-        code = 128 if init or isinstance(error, pod.StartError) else 64
-        reason = "StartError" if code == 128 else "Error"
+        code = UNSTARTED if init or isinstance(error, pod.StartError) else EMISSARY
+        reason = "StartError" if code == UNSTARTED else "Error"
         outputs = None if init else {"exitCode": str(code)}
         self._end(one, "Failed", f"{init or 'main'}: {reason} (exit code {code}): {why}", outputs)
 

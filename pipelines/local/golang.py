@@ -5,6 +5,7 @@ Sources: Go's time.ParseDuration, strconv, fmt, encoding/json; Argo's anystring.
 
 import json
 import math
+import operator
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -15,6 +16,19 @@ from typing import Any
 UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 PART = re.compile(r"(\d+\.?\d*|\.\d+)(ns|us|µs|μs|ms|s|m|h)")
 VERB, VERBS = re.compile(r"%([-+ 0]*)(\d*)(.?)", re.S), {"d": "d", "v": "d", "x": "x", "X": "X", "o": "o", "b": "b"}
+COMPARE: dict[str, Callable[[Any, Any], bool]] = {
+    "==": operator.eq, "!=": operator.ne, "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge
+}  # fmt: skip
+UNQUOTED = {
+    "n": "\n",
+    "t": "\t",
+    "r": "\r",
+    "a": "\a",
+    "b": "\b",
+    "f": "\f",
+    "v": "\v",
+    "\\": "\\",
+}
 ESCAPES = {ord(char): f"\\u{ord(char):04x}" for char in "<>&\u2028\u2029"}
 
 

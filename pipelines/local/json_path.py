@@ -7,12 +7,10 @@ A filter that cannot be evaluated for an element leaves it out. Not understood, 
 arithmetic, `!`, `in` and `=~` in filters. Source: evilmonkeyinc/jsonpath v0.8.1 (token, script/standard).
 """
 
-import operator
 import re
-from collections.abc import Callable
 from typing import Any
 
-from pipelines.local.golang import verb
+from pipelines.local.golang import COMPARE, verb
 
 
 class PathError(ValueError):
@@ -27,9 +25,6 @@ TOKEN = re.compile(
 TEXT = r"'[^']*'|\"[^\"]*\""
 OPERAND = rf"@(?:\.\w+|{NAMED})*|{TEXT}|-?\d+(?:\.\d+)?|true|false|null"
 ATOM = re.compile(rf"\s*({OPERAND})\s*(?:([=!<>]=|[<>])\s*({OPERAND})\s*)?")
-COMPARE: dict[str, Callable[[Any, Any], bool]] = {
-    "==": operator.eq, "!=": operator.ne, "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge
-}  # fmt: skip
 Token = tuple[str, str]  # its kind, its text
 
 

@@ -6,9 +6,8 @@ What is not there prints nothing. Values of a map come in its order here, and in
 Source: k8s.io/client-go/util/jsonpath, as kubectl get has it (allow-missing-template-keys).
 """
 
-import operator
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from pipelines.local import golang
@@ -20,9 +19,6 @@ TOKEN = re.compile(
     rf"|(?P<recursive>\.\.)|\.(?P<field>{FIELD})|(?P<number>[+-]?[\d.]+)|(?P<word>\w[^\s.,\[\]$@{{}}]*)"
 )
 COMPARISON = re.compile(r"([^!<>=]+)([!<>=]+)(.+)", re.DOTALL)
-OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
-    "==": operator.eq, "!=": operator.ne, "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge
-}  # fmt: skip
 SLICE = re.compile(r"(-?\d*)(:-?\d*)?(:-?\d*)?")
 KEY = re.compile(r"'([^']*)'")
 ESCAPED = re.compile(r"\\(x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|.)")
@@ -120,17 +116,7 @@ def _word(text: str) -> list[Node]:
 
 
 def _text(text: str) -> list[Node]:
-    escapes = {
-        "n": "\n",
-        "t": "\t",
-        "r": "\r",
-        "a": "\a",
-        "b": "\b",
-        "f": "\f",
-        "v": "\v",
-        "\\": "\\",
-        text[0]: text[0],
-    }
+    escapes = golang.UNQUOTED | {text[0]: text[0]}
 
     def char(found: re.Match[str]) -> str:
         return chr(int(found[1][1:], 16)) if found[1][1:] else escapes[found[1]]
@@ -145,7 +131,7 @@ def _filter(text: str) -> list[Node]:
     found = COMPARISON.fullmatch(text)
     if not found:
         return [("filter", (_inner(text), "exists", []))]
-    if found[2] not in OPERATORS:
+    if found[2] not in golang.COMPARE:
         raise KubectlPathError(f"unrecognized filter operator {found[2]}")
     return [("filter", (_inner(found[1]), found[2], _inner(found[3])))]
 
@@ -275,7 +261,7 @@ def _holds(left: Any, sign: str, right: Any) -> bool:
         raise KubectlPathError("invalid type for comparison")
     if len(kinds) > 1:
         raise KubectlPathError("incompatible types for comparison")
-    return OPERATORS[sign](left, right)
+    return golang.COMPARE[sign](left, right)
 
 
 def _type(value: Any) -> str:

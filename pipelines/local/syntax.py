@@ -14,6 +14,7 @@ from functools import lru_cache
 from typing import Any
 
 from pipelines.local.functions import PREDICATES, ExprError
+from pipelines.local.golang import UNQUOTED
 
 TOKEN = re.compile(
     r"""(?:\s|//[^\n]*|/\*.*?\*/)+|(?P<number>0[xX][0-9a-fA-F_]+|0[bB][01_]+|0[oO][0-7_]+|(?:\d[\d_]*)?\.\d[\d_]*(?:[eE][+-]?\d+)?|\d[\d_]*(?:[eE][+-]?\d+)?)
@@ -28,7 +29,7 @@ BINARY = (
 )
 NEGATABLE = ("in", "matches", "contains", "startsWith", "endsWith")
 UNARY = {"not": 50, "!": 50, "-": 90, "+": 90}
-ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "a": "\a", "b": "\b", "f": "\f", "v": "\v"} | {c: c for c in "\\'\""}
+ESCAPES = UNQUOTED | {"'": "'", '"': '"'}
 Node = tuple[Any, ...]
 
 
