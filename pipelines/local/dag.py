@@ -112,7 +112,7 @@ class Dag:
 
     def add(self, scope: scopes.Scope, name: str, node: Node) -> None:
         if node["type"] == "TaskGroup":
-            children = (self.s.nodes[id] for id in node.get("children", []))
+            children = (self.s.nodes[id] for id in node.get("children", []) if id in self.s.nodes)
             scopes.aggregate(scope, "tasks", name, [n for n in children if n["name"].startswith(node["name"] + "(")])
         scopes.add_node(self.s, scope, "tasks", name, node)
         scopes.add_skipped(scope, "tasks", name, node, self.s.template(self.tasks[name]), artifacts=False)
@@ -143,6 +143,7 @@ class Dag:
                     # Argo tries again: what fails twice is an error of the whole
                     hooks.during(self.s, task, node, self.scope(name), self.options())
         if node and node["phase"] in FULFILLED:
+            self.s.leaked.discard(node["id"])
             return self.s.hooks_done(node), not hooked or self._exited(name, node)
         if not (node and node["type"] == "Pod" and node["id"] in self.s.started):
             if not node and self.logic[name] and not self._may_start(name, task):
@@ -175,9 +176,8 @@ class Dag:
             if not node or not fulfilled(node) or not self.s.hooks_done(node):
                 return None
             results: dict[str, bool] = {result: node["phase"] == phase for result, phase in RESULTS.items()}
-            phases = (
-                [self.s.nodes[id]["phase"] for id in node.get("children", [])] if node["type"] == "TaskGroup" else []
-            )
+            below = node.get("children", []) if node["type"] == "TaskGroup" else []
+            phases = [self.s.nodes[id]["phase"] if id in self.s.nodes else "" for id in below]
             results |= {"Daemoned": bool(node.get("daemoned")), "AnySucceeded": "Succeeded" in phases}
             results |= {"AllFailed": bool(phases) and all(phase == "Failed" for phase in phases)}
             scope[f"t{len(scope)}"] = results
@@ -225,49 +225,47 @@ class Dag:
         kept, state = [], None
         for index, each in enumerate(left):
             state = self._one(name, task, each, full if group else None)
-            if state is None:  # a limit: those after it have not begun either
+            if state is None:  # those after it are for a later look
                 kept += left[index:]
                 break
             kept += [] if state else [each]
         self.s.memory[("left", full)] = kept
         if group and not kept:
-            ended = [node["phase"] for each in expanded if (node := self.node(each["name"]))]
-            failed = [phase for phase in ended if phase in FAILED]
-            self.s.mark(full, failed[-1] if failed else "Succeeded")
+            self.s.mark(full, _last([node for each in expanded if (node := self.node(each["name"]))]))
         return state is None and not group and not self.node(name)
 
     def _one(self, name: str, task: dict[str, Any], each: dict[str, Any], group: str | None) -> bool | None:
-        """One task after expansion. Whether it and its exit hook are over; None where it may not begin yet."""
+        """One task after expansion. Whether it and its exit hook are over; None where Argo looks no further now.
+
+        It hangs where it belongs before it begins: what cannot begin leaves the id of a node that is not there.
+        """
         full, options = f"{self.name}.{each['name']}", self.options()
         node = self.node(each["name"])
         if node and node["type"] == "Pod" and node["phase"] not in FULFILLED and node["id"] in self.s.started:
             return fulfilled(node)
         if not node:
+            self.connect(name, full, group)
             try:
                 runs, reason = should_execute(each.get("when", "")), f"when '{each.get('when')}' evaluated false"
             except WhenError as error:
                 self.s.create(full, "Skipped", "Error", task, options, str(error))
-                self.connect(name, full, group)
                 return True
             if not runs:
                 self.s.create(full, "Skipped", "Skipped", task, options, reason)
-                self.connect(name, full, group)
                 return True
         try:
             found = self.s.execute(full, each, each.get("arguments") or {}, options)
         except Parallel:
             return False if node else None
         except TimedOut:
-            found = self.node(each["name"])
+            return None
         except NodeError as error:
             self.s.mark(full, "Error", f"task '{full}' errored: {error}")
-            self.connect(name, full, group)
-            return False  # its exit hook is for a later look, if the DAG has one
+            return None
         if found is None:
-            return False
-        self.connect(name, full, group)
+            return None
         if found["phase"] in COMPLETED and (task.get("hooks") or task.get("onExit")):
-            return self._exited(name, found)
+            return self._exited(name, found) or None
         found = self.node(each["name"]) or found
         return found["phase"] in FULFILLED if found["type"] == "Retry" and not group else fulfilled(found)
 
@@ -281,15 +279,19 @@ class Dag:
     def phase(self) -> str:
         """The phase of the whole, from its targets."""
         live = (self.node(self.order.names[index]) for index in self.order.live)
-        if any(node and not fulfilled(node) for node in live):
+        if any(node and not fulfilled(node) and not self._group_phase(node) for node in live):
             return "Running"
         targets = {self.s.id(f"{self.name}.{name}"): "" for name in self.targets}
         queue = [(id, "Succeeded") for id in self.s.nodes[self.boundary].get("children", [])]
         seen = set(queue)
         for id, branch in queue:
             node = self.s.nodes.get(id)
-            if node is None or not fulfilled(node):
+            if node is None:
                 return "Running"
+            if not fulfilled(node):
+                if not (phase := self._group_phase(node)):
+                    return "Running"
+                self.s.mark(node["name"], phase)
             if node["phase"] in COMPLETED:
                 branch = node["phase"]
             if id in targets and targets[id] not in FAILED:
@@ -314,6 +316,14 @@ class Dag:
                     break
         return result
 
+    def _group_phase(self, node: Node) -> str:
+        """The phase of a loop of which nothing runs, else "". Those of its items that did not begin never will."""
+        items = node.get("children", []) if node["type"] == "TaskGroup" else []
+        nodes = (self.s.nodes.get(id) for id in reversed(items))
+        if not items or any(not each or not fulfilled(each) for each in nodes):
+            return ""
+        return _last([self.s.nodes[id] for id in items])
+
     def _below(self, node: Node) -> list[str]:
         if node["type"] != "Retry":
             return node.get("children", [])
@@ -321,6 +331,12 @@ class Dag:
         for child in (self.s.nodes[id] for id in reversed(node.get("children", [])) if id in self.s.nodes):
             below += [child["id"]] if child.get("nodeFlag", {}).get("hooked") else child.get("children", [])
         return below
+
+
+def _last(nodes: list[Node]) -> str:
+    """The phase of a loop with such items."""
+    failed = [node["phase"] for node in nodes if node["phase"] in FAILED]
+    return failed[-1] if failed else "Succeeded"
 
 
 def resolve(scheduler: "Scheduler", task: dict[str, Any], scope: scopes.Scope, unable: str = "") -> dict[str, Any]:
@@ -354,7 +370,7 @@ def execute(
     node = scheduler.begun(name, "DAG", "Running", holder, template, options)
     dag = scheduler.memory.get(("dag", name)) or Dag(scheduler, name, template, options)
     scheduler.memory[("dag", name)] = dag
-    dag.order.walk(dag.visit)
+    dag.order.walk(dag.visit, lambda task: dag.connect(task, f"{name}.{task}"))
     if node["phase"] in FULFILLED:
         return node
     stopped = scheduler.shutdown and not options.on_exit
@@ -364,9 +380,6 @@ def execute(
         phase = dag.phase()
     if phase == "Running":
         return node
-    node["outboundNodes"] = [
-        out for target in dag.targets if (found := dag.node(target)) for out in scheduler.outbound(found["id"])
-    ]
     if phase == "Succeeded":
         try:
             scope = scopes.of_template(scheduler, template)
@@ -381,4 +394,7 @@ def execute(
             node["outputs"] = outputs
             scheduler.export(outputs)
         gates.keep(scheduler, node)
+    node["outboundNodes"] = [  # one whose outputs err has none, and nothing hangs below it
+        out for target in dag.targets if (found := dag.node(target)) for out in scheduler.outbound(found["id"])
+    ]
     return scheduler.mark(name, phase)

@@ -45,19 +45,27 @@ def before(
     type = "Retry" if retried else next((TYPES[kind] for kind in TYPES if kind in template), "Pod")
     lock, memo = template.get("synchronization"), template.get("memoize")
     if lock:
-        waiting, message = s.shared.acquire(s.id(name), _locks(s, lock))
+        locks = _locks(s, lock)
+        waiting, message = s.shared.acquire(s.id(name), locks)
         if waiting:
             node = s.begun(name, type, "Pending", holder, template, options)
             node["synchronizationStatus"] = {"waiting": waiting}
             s.active.discard(node["id"])
-            s.wake_at(s.now + POLL)
+            if s.shared.alone(waiting, dict(locks)[waiting]):
+                s.stuck = message  # unless something of this run ends
+            else:
+                s.wake_at(s.now + POLL)
             return s.mark(name, node["phase"], message)
         s.holding.add(s.id(name))
         if node and node.pop("synchronizationStatus", None):
             s.mark(name, node["phase"], "")
     if memo and (not node or (lock and node["phase"] == "Pending" and node["id"] not in s.started)):
         status = memoized(memo, hit=False)
-        status["hit"], outputs = s.shared.recall(status["cacheName"], status["key"], memo.get("maxAge"), s.now)
+        try:
+            status["hit"], outputs = s.shared.recall(status["cacheName"], status["key"], memo.get("maxAge"), s.now)
+        except NodeError:
+            s.leaked.add(s.id(name))
+            raise
         node = s.begun(name, type, "Pending", holder, template, options)
         node["memoizationStatus"] = status
         if status["hit"]:
@@ -68,7 +76,9 @@ def before(
 
 def release(scheduler: "Scheduler") -> None:
     """Lets go of the locks of nodes that are over."""
-    for id in [id for id in scheduler.holding if (node := scheduler.nodes.get(id)) and node["phase"] in FULFILLED]:
+    for id in scheduler.holding - scheduler.leaked:
+        if not (node := scheduler.nodes.get(id)) or node["phase"] not in FULFILLED:
+            continue
         scheduler.holding.discard(id)
         scheduler.shared.release(id)
 

@@ -1,6 +1,6 @@
 """The order in which the tasks of a DAG are looked at: as Argo looks at them, but each only while it can change.
 
-    Order(targets, needs, eager).walk(visit)    # visit(task) → may others go on, and is it over; or HELD
+    Order(targets, needs, eager).walk(visit, held)    # visit(task) → may others go on, and is it over; or HELD
 
 Argo goes up from each target to what it waits for, first to last, on every pass. A task that is over, or that waits for
 one that is not, cannot change, so a pass here costs what runs and not what there is.
@@ -28,12 +28,16 @@ class Order:
                 self.after[need].append(name)
         self.live: list[int] = []
         self.fresh: list[int] = []  # a heap
+        self.unseen: list[int] = []
         for name in self.names:
             if not self.waiting[name]:
                 self._push(name, self.live, 0)
 
-    def walk(self, visit: Callable[[str], State]) -> None:
-        """One pass over all that can change, in order, what becomes possible in it included."""
+    def walk(self, visit: Callable[[str], State], on_held: Callable[[str], object]) -> None:
+        """One pass over all that can change, in order, what becomes possible in it included.
+
+        `on_held` hears once of each task that is possible and held up with another.
+        """
         live, self.live = self.live, []
         at, held = 0, False
         while True:
@@ -42,7 +46,7 @@ class Order:
             elif at < len(live):
                 index, at = live[at], at + 1
             else:
-                return
+                break
             name = self.names[index]
             passed, over = visit(name)
             if new and passed is None:
@@ -57,12 +61,16 @@ class Order:
                         self._push(each, live, at)
             if not over:
                 self.live.append(index)
+        unseen, self.unseen = self.unseen, []
+        for index in unseen if held else ():
+            on_held(self.names[index])
 
     def _push(self, name: str, live: list[int], at: int) -> None:
         if name in self.eager:
             insort(live, self.index[name], at)
         else:
             heappush(self.fresh, self.index[name])
+            self.unseen.append(self.index[name])
 
 
 def above(names: Iterable[str], needs: Mapping[str, Collection[str]]) -> list[str]:

@@ -67,6 +67,7 @@ class Scheduler(Values):
         super().__init__(workflow, status or {"phase": "", "nodes": {}})
         self.shutdown, self._shared = shutdown, shared
         self.holding: set[str] = set()  # nodes with locks
+        self.leaked: set[str] = set()  # of those, what erred before it ran: Argo lets go when it looks at one again
         self.daemons = {id: None for id, node in self.nodes.items() if node.get("daemoned")}
         self.started: set[str] = set()  # pods that this process was told to start
         self.actions: list[Start | Kill] = []
@@ -171,8 +172,8 @@ class Scheduler(Values):
 
     def _end_containers(self, id: str) -> None:
         """Those of a pod that is over: they did not begin, or nobody knows how they ended."""
-        node = self.nodes[id]
-        if node["type"] == "Container":
+        node = self.nodes.get(id)
+        if node and node["type"] == "Container":
             if node["phase"] not in FULFILLED:
                 self.mark(node["name"], "Failed", "Pod Failed whilst container running")
             for child in node.get("children", []):
@@ -272,6 +273,7 @@ class Scheduler(Values):
     ) -> Node | None:
         node = self.get(name)
         if node and node["phase"] in FULFILLED:
+            self.leaked.discard(node["id"])
             return node
         if name in self.entered and not node and not retried and gates.full(self):
             raise Parallel

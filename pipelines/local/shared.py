@@ -67,6 +67,10 @@ class Shared:
                 return name, f"Waiting for {name} lock. Lock status: 0/{limit}"
         return "", ""
 
+    def alone(self, name: str, limit: int) -> bool:
+        """Whether this run itself holds all of a lock."""
+        return sum(name in mine for mine in self.held.values()) == limit
+
     def release(self, holder: str) -> bool:
         """Whether there was something to release."""
         found = self.held.pop(holder, {})

@@ -234,20 +234,25 @@ class Table:
         if id not in self.nodes:
             raise Crashed("was unable to obtain node")
         node = self.nodes[id]
-        below = [self.nodes[each]["type"] for each in node.get("children", [])[:1] if each in self.nodes]
+        below = node.get("children", [])
         named = node.get("templateName") or node.get("templateRef")  # Argo does not find an inline one again
-        group = (below == ["Container"] and named) or (node["type"] == "Container" and below)
+        inside = below and named and self.nodes.get(below[0], {}).get("type") == "Container"
+        group = node["type"] in ("Container", "TaskGroup") or (node["type"] == "Pod" and inside)
         cached = node["type"] in ("Steps", "DAG") and node.get("memoizationStatus", {}).get("hit")
-        if (node["type"] in LEAVES and not group) or cached:
+        if cached or (node["type"] in LEAVES and not group) or (group and not below):
             return [id]
-        if node["type"] == "Retry" and node.get("children"):
-            return [node["children"][-1]]
-        if node["type"] == "TaskGroup" or group:
-            within = self.nodes[node["children"][0]].get("boundaryID") == node.get("boundaryID") if group else True
-            if node["type"] == "Container" and not within:
-                return [id]
-            return [out for each in node["children"] for out in self.outbound(each)] if node.get("children") else [id]
+        if group:
+            return [out for child in below for out in self._outbound_of(node, child)]
+        if node["type"] == "Retry" and below:
+            return below[-1:]
         return [out for each in node.get("outboundNodes", []) for out in self.outbound(each)]
+
+    def _outbound_of(self, group: Node, child: str) -> list[str]:
+        if child not in self.nodes:
+            raise Crashed("was unable to obtain child node for child")
+        if group["type"] == "Container" and self.nodes[child].get("boundaryID") != group.get("boundaryID"):
+            return [group["id"]]
+        return self.outbound(child)
 
     def attempts(self, node: Node) -> list[Node]:
         """The attempts of a Retry node, without its hooks; those of one that is a hook itself are both.

@@ -85,6 +85,19 @@ def compare(
     return found
 
 
+def again(found: Sequence[Compared], here: Here, argo: Argo, at_once: int) -> list[Compared]:
+    """Those that differ when they are run twice more, under other names: the rest was chance."""
+    copies: dict[Path, Compared] = {}
+    for one in found:
+        for letter in "bc":
+            path = one.manifest.with_stem(f"{one.name}-{letter}")
+            path.write_text(one.manifest.read_text().replace(one.name, path.stem))
+            copies[path] = one
+    compared = compare(list(copies), here, argo, at_once, lambda one: None)
+    same = [copies[one.manifest] for one in compared if not one.differences]
+    return [one for one in found if one not in same]
+
+
 def record(manifests: Sequence[Path], argo: Argo, at_once: int, say: Callable[..., None]) -> None:
     """Keeps what Argo makes of manifests, beside them."""
 

@@ -31,6 +31,7 @@ CLASSES = (
     r"(?P<said>(.*: )?)(invalid (operation|argument)|cannot (use|fetch)|type .* has no field|unexpected token)\b.*",
     r"(?P<said>.*error decoding patch): .*",
     r"(?P<said>.*failed to initialize semaphore) .* with limit.*",
+    r"Waiting for [^/]+(?P<said>/.*)",
     r"(?P<said>could not find node named .*, index \d+ in Children of node) .*",
     r"(?P<said>failed to resolve references): .*",  # of parallel steps: which of them is heard first is chance
 )

@@ -120,7 +120,7 @@ class Maker:
     templates: list[Template] = field(default_factory=list)
     elsewhere: list[Template] = field(default_factory=list)
     numbers: int = 0
-    unlimited: bool = False  # a hook that finds a limit reached is an error, and what follows a set may crash Argo
+    unlimited: bool = False  # a hook that finds a limit reached is an error
     daemons: bool = False  # how one ends that is killed before the whole is over is a matter of milliseconds
 
     def number(self) -> int:
@@ -217,8 +217,6 @@ class Maker:
         elif kind == "suspend" and prefix == "steps":  # an error ends the group, whatever runs beside
             for output in (template.get("outputs") or {}).get("parameters") or []:
                 output["valueFrom"].setdefault("default", "d")
-        elif kind == "containers" and prefix == "tasks":
-            self.unlimited = True
         elif kind == "daemon":
             self.daemons = self.unlimited = True  # it takes a place where there is a limit
         holder: dict[str, Any] = {"name": name, **self._place(template)}
