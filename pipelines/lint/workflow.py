@@ -22,6 +22,9 @@ TYPES = ("container", "script", "resource", "dag", "steps", "suspend", "http", "
 REUSED = ("WorkflowTemplate", "ClusterWorkflowTemplate")  # may leave the entrypoint to who uses them
 LOCATIONS = ("s3", "gcs", "http", "git", "raw", "hdfs", "oss", "azure", "artifactory", "plugin")
 SUPPLIED = (*LOCATIONS, "from", "fromExpression")
+SOURCES = ("path", "jqFilter", "jsonPath", "parameter", "expression", "supplied")  # of an output parameter
+GIVES = dict.fromkeys(("container", "script", "containerSet"), ("path",)) | {"resource": ("jsonPath", "jqFilter")}
+GIVES |= dict.fromkeys(("dag", "steps"), ("parameter", "expression"))
 
 NAME = re.compile(r"[a-zA-Z0-9][-a-zA-Z0-9]*")
 PARAMETER = re.compile(r"[-a-zA-Z0-9_]+")
@@ -186,6 +189,7 @@ class WorkflowRules:
                     if not PARAMETER.fullmatch(tags.TAG.sub("x", name)) or count > 1:
                         rule = "must be letters, digits, - and _, and there once"
                         self.found.add(f"{path}.{direction}.{kind}", "name", f'"{name}" {rule}.')
+        self.outputs(path, template.get("outputs") or {}, GIVES.get(types[0], SOURCES) if types else SOURCES)
         self.retry(f"{path}.retryStrategy", template.get("retryStrategy"))
         if "memoize" in template and not NAME.fullmatch(tags.TAG.sub("x", str(template["memoize"].get("key")))):
             self.found.add(f"{path}.memoize.key", "name", "the key must be letters, digits and dashes.")
@@ -204,6 +208,25 @@ class WorkflowRules:
             if around:
                 own_scope = replace(around, layers=(here, *around.layers))
             self.tags(path, template, own_scope)
+
+    def outputs(self, path: str, outputs: Manifest, allowed: tuple[str, ...]) -> None:
+        """That an output parameter comes from one place, and from one that its kind of template has."""
+        for kind in ("parameters", "artifacts"):
+            for each in outputs.get(kind) or []:
+                where, name = f"{path}.outputs.{kind}[{each.get('name')}]", each.get("globalName")
+                if name and not PARAMETER.fullmatch(tags.TAG.sub("x", str(name))):
+                    self.found.add(f"{where}.globalName", "name", f'"{name}" must be letters, digits, - and _.')
+        for each in outputs.get("parameters") or []:
+            where, source = f"{path}.outputs.parameters[{each.get('name')}]", each.get("valueFrom") or {}
+            given = ["value"] * ("value" in each) + [
+                k for k in SOURCES if source.get(k) or (k in source and k == SOURCES[-1])
+            ]
+            if len(given) != 1:
+                why = f"it is from {' and '.join(given) or 'nowhere'}: it must have exactly one valueFrom"
+                self.found.add(where, "output", f"{why}, here of {' or '.join(allowed)}.")
+            elif given[0] not in (*allowed, "value"):
+                why = f"{given[0]} is not for this kind of template: give {' or '.join(allowed)}."
+                self.found.add(f"{where}.valueFrom.{given[0]}", "output", why)
 
     def pod(self, path: str, template: Manifest) -> None:
         """The rules of what runs in a pod; what the template does not say, `templateDefaults` and the spec do."""

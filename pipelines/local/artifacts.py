@@ -25,9 +25,10 @@ class ArtifactError(Exception):
 
 def load(artifact: dict[str, Any], path: Path, store: Any) -> None:
     """Brings an input artifact to `path`. Raises ArtifactError, StorageError."""
-    from_nowhere = not any(artifact.get(kind) for kind in ("s3", "raw", "http"))
-    if from_nowhere and artifact.get("optional"):
-        return
+    if not any(artifact.get(kind) for kind in ("s3", "raw", "http")):  # as of a step that was skipped
+        if artifact.get("optional"):
+            return
+        raise ArtifactError(f"required artifact '{artifact['name']}' not supplied")
     path.parent.mkdir(parents=True, exist_ok=True)
     fetched = path.with_name(path.name + ".tmp")
     if artifact.get("raw"):

@@ -34,10 +34,10 @@ class Companions:
         ]
         self.waiting = list(template.get("initContainers") or [])
         self.sidecars = list(template.get("sidecars") or [])
-        self.running: dict[str, subprocess.Popen[bytes]] = {}
+        self.running: dict[str, pod.Process] = {}
         self.name = ""  # of the init container that runs
 
-    def next_init(self) -> subprocess.Popen[bytes] | None:
+    def next_init(self) -> pod.Process | None:
         """Starts the next init container, if one is left. Raises ConfigError, OSError."""
         if not self.waiting:
             self.name = ""
@@ -62,16 +62,16 @@ class Companions:
                 process.wait(max(0.0, until - time.monotonic()))
             signal_group(process.pid, signal.SIGKILL)
             process.wait()
-        codes = {name: exit_code(process) for name, process in running.items()}
         self.running.clear()
         for each in (*self.sidecars, *self.waiting):
             artifacts.clear(self._root(each))
-        return next((f"{name}: Error (exit code {code})" for name, code in codes.items() if code not in KILLED), "")
+        failed = ((name, process) for name, process in running.items() if process.code not in KILLED)
+        return next((f"{name}: {process.failure}" for name, process in failed), "")
 
     def _root(self, container: dict[str, Any]) -> Path:
         return self.run.root.with_name(f"{self.run.root.name}.{container['name']}")
 
-    def _start(self, container: dict[str, Any]) -> subprocess.Popen[bytes]:
+    def _start(self, container: dict[str, Any]) -> pod.Process:
         mirrored, inputs = self._mirrored() if container.get("mirrorVolumeMounts") else ([], {})
         own = [*(container.get("volumeMounts") or []), *mirrored]
         spec = {"containers": [{**container, "name": "main", "volumeMounts": own}]}
@@ -97,11 +97,6 @@ class Companions:
         places = {path: isolation.below(self.run.root, path) for path in outside}
         made = {f"input-artifacts{path}": Made(place) for path, place in places.items() if place.exists()}
         return [*mounts, *({"name": name, "mountPath": name.removeprefix("input-artifacts")} for name in made)], made
-
-
-def exit_code(process: subprocess.Popen[bytes]) -> int:
-    """As a container has it: 128 more than the signal that ended it."""
-    return process.returncode if process.returncode >= 0 else 128 - process.returncode
 
 
 def check(template: dict[str, Any], where: str) -> None:

@@ -9,14 +9,13 @@ often a command runs in all, as Argo counts. Source: Argo's container_set_templa
 inferFailedReason), cmd/argoexec/commands/emissary.go; v4.1.
 """
 
-import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
 from graphlib import CycleError, TopologicalSorter
 from typing import TYPE_CHECKING, Any
 
 from pipelines.local import golang, isolation, pod
-from pipelines.local.companions import KINDS, Companions, exit_code
+from pipelines.local.companions import KINDS, Companions
 from pipelines.local.table import Node, Options, stamp
 from steps.errors import ConfigError
 
@@ -74,6 +73,7 @@ class ContainerSet(Companions):
         self.codes: dict[str, int] = {}  # of those that are over
         self.seen: dict[str, int] = {}  # the codes that those see that depend on them
         self.errors: dict[str, str] = {}
+        self.reasons: dict[str, str] = {}
         self.news: list[tuple[str, str, str]] = []  # name, phase and message of those that have ended
 
     @property
@@ -84,7 +84,7 @@ class ContainerSet(Companions):
     def wake(self) -> float | None:
         return min(self.due.values(), default=None)
 
-    def begin(self, now: float) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+    def begin(self, now: float) -> Iterator[tuple[str, pod.Process]]:
         """Starts what can run. Raises ConfigError, OSError."""
         again = True
         while again:
@@ -116,11 +116,12 @@ class ContainerSet(Companions):
 
     def exited(self, name: str, now: float) -> None:
         """The process of `name` is over: so is the container, or it runs again."""
-        code = exit_code(self.running.pop(name))
-        if code and self.left[name] > 0:
+        process = self.running.pop(name)
+        if process.code and self.left[name] > 0:
             self.due[name] = now + self.pause
         else:
-            self._end(name, code)
+            self.reasons[name] = process.reason
+            self._end(name, process.code)
 
     def kill(self) -> None:
         """What has not begun never will."""
@@ -148,7 +149,7 @@ class ContainerSet(Companions):
                 return False
         return True
 
-    def _run(self, name: str) -> subprocess.Popen[bytes]:
+    def _run(self, name: str) -> pod.Process:
         if name == "main":
             return pod.start(replace(self.run, spec={"containers": [self.main]}), self.cluster)
         return self._start(self.containers[name])
@@ -160,7 +161,7 @@ class ContainerSet(Companions):
         self.news.append((name, phase, self._said(name) if code else ""))
 
     def _said(self, name: str) -> str:
-        return f"{name}: Error (exit code {self.codes[name]}): {self.errors[name]}"
+        return f"{name}: {self.reasons.get(name, 'Error')} (exit code {self.codes[name]}): {self.errors[name]}"
 
 
 def check(template: dict[str, Any], where: str) -> None:

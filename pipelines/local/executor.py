@@ -18,7 +18,7 @@ from typing import Any
 
 from pipelines.local import artifacts, data, pod, probes, volumes, web
 from pipelines.local.artifacts import ArtifactError
-from pipelines.local.companions import KINDS, Companions, exit_code
+from pipelines.local.companions import KILLED, KINDS, Companions
 from pipelines.local.containerset import EMISSARY, UNSTARTED, ContainerSet, main_of
 from pipelines.local.processes import HeldInterrupts, signal_group, started
 from pipelines.local.resource import Resources
@@ -29,6 +29,7 @@ from pipelines.local.volumes import Made
 from steps.errors import ConfigError, RekindleError
 
 CANNOT_START = (FileNotFoundError, PermissionError, pod.StartError)
+UNBEGUN = "Pod failed before main container starts due to PodInitializing: "
 LATE = "Pod was active on the node longer than the specified deadline"
 
 
@@ -309,7 +310,7 @@ class Executor:
         wanted = one.template.get("volumes") or []
         return volumes.made(wanted, one.shared, self.cluster, lambda path, name: pod.fact(run, path, name), own)
 
-    def _watch(self, one: Running, process: subprocess.Popen[bytes], name: str = "main") -> None:
+    def _watch(self, one: Running, process: pod.Process, name: str = "main") -> None:
         one.descriptors[name] = os.pidfd_open(process.pid)
         self.selector.register(one.descriptors[name], selectors.EVENT_READ, (one.action.id, name))
         self.files.append({"pods": {self._key(one, name): [process.pid, started(process.pid) or 0]}})
@@ -333,10 +334,12 @@ class Executor:
             return
         one.kill_at = None
         if one.companions and (name := one.companions.name):
-            code, one.process = exit_code(process), None
-            if code and one.killed is None:
+            one.process = None
+            if process.code and one.killed is None:
                 one.companions.stop(0)
-                self._end(one, "Failed", f"{name}: Error (exit code {code})", None)
+                ignored = process.code in KILLED  # Argo takes it for one that was told to end
+                ends = ("Error", UNBEGUN) if ignored else ("Failed", f"{name}: {process.failure}")
+                self._end(one, *ends, None)
             else:
                 self._spawn(one)
             return

@@ -30,6 +30,10 @@ alpine/git:v2.26.2: {command: [git]}                          # what it runs whe
 registry.example.com/train:7: {python: /venvs/train/bin/python, env: {OMP_NUM_THREADS: "2"}, directory: /srv/train}
 ```
 
+A container that uses more memory than `resources.limits.memory` is killed (exit code 137, OOMKilled) where the runner
+may make cgroups: in version 1 as root, in version 2 where the cgroup above its own is the user's, as in a terminal of a
+desktop or below `systemd-run --user --scope`; elsewhere the run says that it is not held to it.
+
 ConfigMaps, Secrets and PersistentVolumeClaims lie in the file of the Workflow, separated by `---`, and are kept; a
 claim is a directory below `.rekindle/claims`.
 """

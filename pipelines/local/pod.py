@@ -17,7 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from pipelines.local import isolation
+from pipelines.local import isolation, limits
+from pipelines.local.processes import signal_group
 from pipelines.local.volumes import Made, bound
 from steps.errors import ConfigError
 
@@ -87,8 +88,47 @@ FACTS: dict[str, Callable[[PodRun], str]] = {
 }
 
 
-def start(pod: PodRun, cluster: Cluster) -> subprocess.Popen[bytes]:
-    """Starts the process and returns at once. Raises ConfigError for what this machine cannot run, and StartError."""
+class Process(subprocess.Popen[bytes]):
+    """A container's first process. `memory`: its limit, which is of no more use once the process is over."""
+
+    memory: limits.Memory | None = None
+
+    def wait(self, timeout: float | None = None) -> int:
+        code = super().wait(timeout)
+        self._over()
+        return code
+
+    def poll(self) -> int | None:
+        code = super().poll()
+        if code is not None:
+            self._over()
+        return code
+
+    def _over(self) -> None:
+        if self.memory and self.memory.folder.exists():
+            signal_group(self.pid, signal.SIGKILL)  # the container is gone when its first process is
+            self.memory.close()
+
+    @property
+    def code(self) -> int:
+        """As a container has it: 128 more than the signal that ended it."""
+        return self.returncode if self.returncode >= 0 else 128 - self.returncode
+
+    @property
+    def reason(self) -> str:
+        """What Kubernetes calls its failure."""
+        return "OOMKilled" if self.memory and self.memory.exceeded else "Error"
+
+    @property
+    def failure(self) -> str:
+        return f"{self.reason} (exit code {self.code})"
+
+
+def start(pod: PodRun, cluster: Cluster) -> Process:
+    """Starts the process and returns at once.
+
+    Raises ConfigError for what this machine cannot run, StartError, and OSError, ValueError for its limits.
+    """
     container = _container(pod)
     environment = environ(pod, container, cluster)
     image = cluster.image(container["image"])
@@ -118,17 +158,25 @@ def start(pod: PodRun, cluster: Cluster) -> subprocess.Popen[bytes]:
         binds = bound(pod.volumes, mounts, lambda text: expand(text, environment))
         workloads = [Path(each) for each in environment["REKINDLE_PATH"].split(os.pathsep) if each]
         enter = isolation.entry(pod.root, private, [cluster.home, *workloads], binds)
+    memory = limits.limited(container, f"{pod.name}.{container['name']}")
     with open(pod.log, "ab") as log, open(pod.stdout or pod.log, "ab") as out:
-        return subprocess.Popen(
-            arguments,
-            env=environment,
-            cwd=None if enter else wanted or str(pod.root),
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=log,
-            start_new_session=True,
-            preexec_fn=_Child(os.getpid(), enter, wanted),
-        )
+        try:
+            process = Process(
+                arguments,
+                env=environment,
+                cwd=None if enter else wanted or str(pod.root),
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=log,
+                start_new_session=True,
+                preexec_fn=_Child(os.getpid(), memory, enter, wanted),
+            )
+        except BaseException:
+            if memory:
+                memory.close()
+            raise
+    process.memory = memory
+    return process
 
 
 def _private(pod: PodRun, directory: str) -> tuple[str, ...] | None:
@@ -156,8 +204,8 @@ def unknown_program(error: OSError) -> str:
 class _Child:
     """Runs in the new process, before the program."""
 
-    def __init__(self, parent: int, enter: Any, directory: str | None) -> None:
-        self.parent, self.enter, self.directory = parent, enter, directory
+    def __init__(self, parent: int, memory: limits.Memory | None, enter: Any, directory: str | None) -> None:
+        self.parent, self.memory, self.enter, self.directory = parent, memory, enter, directory
         self.prctl = ctypes.CDLL(None).prctl
 
     def __call__(self) -> None:
@@ -165,6 +213,8 @@ class _Child:
         if os.getppid() != self.parent:  # it died before the line above
             os._exit(1)
         signal.pthread_sigmask(signal.SIG_SETMASK, set())
+        if self.memory:
+            self.memory.enter()
         if self.enter:
             self.enter()
             if self.directory:

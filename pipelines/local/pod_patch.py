@@ -1,4 +1,4 @@
-"""podSpecPatch: a strategic merge patch of a pod, as far as one machine has it: variables, and two times.
+"""podSpecPatch: a strategic merge patch of a pod, as far as one machine has it: variables, limits, and two times.
 
     template = patched(template, [spec.get("podSpecPatch"), template.get("podSpecPatch")])
 
@@ -18,6 +18,7 @@ from steps.errors import ConfigError
 
 TAG = re.compile(r"\{\{.*?\}\}", re.DOTALL)
 TIMES = ("activeDeadlineSeconds", "terminationGracePeriodSeconds")
+DONE = ("env", "resources")
 OURS = ("wait", "init")  # containers of Argo's own
 Template = dict[str, Any]
 
@@ -35,14 +36,14 @@ def patched(template: Template, texts: Iterable[str | None]) -> Template:
 
 
 def _container(template: Template, kind: str, patch: dict[str, Any]) -> Template:
-    name, env = patch["name"], {"env": patch.get("env") or []}
+    name, given = patch["name"], {key: patch[key] for key in DONE if key in patch}
     main = next((key for key in ("container", "script") if key in template), None)
     if kind == "containers" and main and name == "main":
-        return {**template, main: strategic(template[main], env)}
+        return {**template, main: strategic(template[main], given)}
     group, beside = template.get("containerSet") or {}, "sidecars" if kind == "containers" else kind
     for holder, key in ((group, "containers"), (template, beside)) if kind == "containers" else ((template, kind),):
         if any(each["name"] == name for each in holder.get(key) or []):
-            new = [strategic(each, env) if each["name"] == name else each for each in holder[key]]
+            new = [strategic(each, given) if each["name"] == name else each for each in holder[key]]
             return {**template, "containerSet": {**group, key: new}} if holder is group else {**template, key: new}
     if name not in OURS and (name != "main" or "containerSet" in template):  # Argo's own where nothing of ours runs
         raise PatchError(f"Pod is invalid: spec.{kind}: {name} has no image: Required value")
@@ -65,8 +66,12 @@ def check(holder: dict[str, Any], where: str) -> list[str]:
     if not text:
         return []
     where = f"{where}.podSpecPatch"
-    try:
-        found = list(walk(_loaded(TAG.sub("0", text), where), "PodPatch", where))
-    except ConfigError:  # a tag may stand for a text, too
-        found = list(walk(_loaded(TAG.sub("text", text), where), "PodPatch", where))
-    return [f"podSpecPatch.{each}" for each in found]
+    wrong = None
+    for value in ("0", "text", "{}"):  # what a tag may stand for
+        try:
+            found = walk(_loaded(TAG.sub(value, text), where), "PodPatch", where)
+            return [f"podSpecPatch.{each}" for each in found]
+        except ConfigError as error:
+            wrong = wrong or error
+    assert wrong
+    raise wrong

@@ -9,16 +9,15 @@ is Argo's: a failed main container wins over outputs that are missing, and outpu
 
 import json
 import os
-import subprocess
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pipelines.local import artifacts, isolation
+from pipelines.local import artifacts, isolation, pod
 from pipelines.local.artifacts import ArtifactError
-from pipelines.local.companions import KINDS, Companions, exit_code
+from pipelines.local.companions import KINDS, Companions
 from pipelines.local.containerset import ContainerSet, main_of
 from pipelines.local.scope import MARK
 from pipelines.local.table import Start
@@ -38,7 +37,7 @@ class Running:
     action: Start
     root: Path
     log: Path
-    process: subprocess.Popen[bytes] | None = None
+    process: pod.Process | None = None
     descriptors: dict[str, int] = field(default_factory=dict)  # pidfds of its processes, by container
     work: tuple[Future[Any], Callable[["Running", Future[Any]], None]] | None = None
     companions: Companions | None = None
@@ -58,7 +57,7 @@ class Running:
         return self.companions if isinstance(self.companions, ContainerSet) else None
 
     @property
-    def processes(self) -> list[subprocess.Popen[bytes]]:
+    def processes(self) -> list[pod.Process]:
         """Those that end when the pod is killed: not its sidecars, which end after the others."""
         return [*self.group.running.values()] if self.group else [self.process] if self.process else []
 
@@ -103,8 +102,8 @@ class Running:
             code, failure = self.group.codes.get("main"), self.group.failure()
         else:
             assert self.process
-            code = exit_code(self.process)
-            failure = f"main: Error (exit code {code})" if code else ""
+            code = self.process.code
+            failure = f"main: {self.process.failure}" if code else ""
         outputs: Outputs = {} if code is None else {"exitCode": str(code)}
         errors: list[str] = []
         if self.action.capture and code is not None:

@@ -247,6 +247,8 @@ class Scheduler(Values):
 
     def finish(self, phase: str, message: str, stuck: bool = False) -> None:
         if not stuck and any(self.nodes[id]["phase"] == "Running" for id in self.daemons):
+            if self.again:
+                return  # Argo looks again as long as there is one
             # only the end of its template would have ended it
             phase, message, stuck = "Error", f"{message} (a daemon still runs: Argo would wait for it for ever)", True
         entry = self.get(self.name)

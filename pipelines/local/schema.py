@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from pipelines.local import artifacts, pod
+from pipelines.local import artifacts, limits, pod
 from pipelines.local.golang import seconds
 from pipelines.local.retries import POLICIES
 from steps.errors import ConfigError, did_you_mean
@@ -70,7 +70,7 @@ ValueFrom path default=any parameter expression jsonPath supplied=Empty !jqFilte
 OutputArtifact name* path optional=bool from fromExpression subPath globalName mode=mode artifactGC=ArtifactGC
   -deleted=bool s3=S3 archive=Archive !git !gcs !oss !azure !hdfs !artifactory !plugin
 Container name image command=texts args=texts source workingDir env=[Env] envFrom=[EnvFrom] volumeMounts=[Mount]
-  !lifecycle -imagePullPolicy=text -resources -securityContext -terminationMessagePath=text
+  !lifecycle -imagePullPolicy=text resources=Resources -securityContext -terminationMessagePath=text
   -terminationMessagePolicy=text -ports=list -livenessProbe readinessProbe=Probe -startupProbe -tty=bool -stdin=bool
 Probe exec=Exec httpGet=HttpGet tcpSocket=Tcp initialDelaySeconds=int32 periodSeconds=int32 timeoutSeconds=int32
   successThreshold=int32 -failureThreshold=int32 -terminationGracePeriodSeconds=int64 !grpc
@@ -80,7 +80,7 @@ Tcp port*=port host
 ContainerSet containers*=[Member] volumeMounts=[Mount] retryStrategy=Tries
 Tries retries*=intstr duration=duration
 Member name* image command=texts args=texts workingDir env=[Env] envFrom=[EnvFrom] volumeMounts=[Mount]
-  dependencies=texts !lifecycle -imagePullPolicy=text -resources -securityContext -ports=list -livenessProbe
+  dependencies=texts !lifecycle -imagePullPolicy=text resources=Resources -securityContext -ports=list -livenessProbe
   -readinessProbe -startupProbe -tty=bool -stdin=bool -terminationMessagePath=text -terminationMessagePolicy=text
 Request url* method headers=[RequestHeader] body bodyFrom=BodyFrom successCondition timeoutSeconds=int64
   insecureSkipVerify=bool
@@ -92,14 +92,15 @@ DataSource artifactPaths*=ArtifactPaths
 ArtifactPaths name s3*=S3 -artifactGC -deleted=bool
 Transformation expression
 Beside name* image command=texts args=texts workingDir env=[Env] envFrom=[EnvFrom] volumeMounts=[Mount]
-  mirrorVolumeMounts=bool -imagePullPolicy=text -resources -securityContext -ports=list -livenessProbe -readinessProbe
-  -startupProbe -tty=bool -stdin=bool
+  mirrorVolumeMounts=bool -imagePullPolicy=text resources=Resources -securityContext -ports=list -livenessProbe
+  -readinessProbe -startupProbe -tty=bool -stdin=bool
 PodPatch containers=[Patched] initContainers=[Patched] activeDeadlineSeconds=int64 terminationGracePeriodSeconds=int64
   -nodeSelector=map -tolerations=list -affinity -priorityClassName=text -securityContext -schedulerName=text -resources
   -serviceAccountName=text -automountServiceAccountToken=bool -imagePullSecrets=list -runtimeClassName=text
   -topologySpreadConstraints=list -preemptionPolicy=text -dnsPolicy=text -dnsConfig -hostNetwork=bool -hostAliases=list
-Patched name* env=[Env] -resources -securityContext -imagePullPolicy=text -ports=list -livenessProbe -startupProbe
-  -terminationMessagePath=text -terminationMessagePolicy=text -tty=bool -stdin=bool
+Patched name* env=[Env] resources=Resources -securityContext -imagePullPolicy=text -ports=list -livenessProbe
+  -startupProbe -terminationMessagePath=text -terminationMessagePolicy=text -tty=bool -stdin=bool
+Resources limits=quantities -requests=quantities -claims=list
 Env name* value valueFrom=EnvSource
 EnvSource configMapKeyRef=Key secretKeyRef=Key fieldRef=FieldRef
 EnvFrom configMapRef=Ref secretRef=Ref prefix
@@ -217,6 +218,19 @@ def _duration(value: Any) -> str:
     return ""
 
 
+def _quantities(value: Any) -> str:
+    if not isinstance(value, dict):
+        return "it must be a mapping"
+    for name, each in value.items():
+        try:
+            number = limits.quantity(each)
+        except ValueError as error:
+            return f"{error}: {name} must be like 2 or 512Mi, without tags (podSpecPatch may have them)"
+        if number < 0:
+            return f"{name} must not be negative"
+    return ""
+
+
 def _choice(*known: str) -> Rule:
     words = f"it must be one of {', '.join(filter(None, known))}"
     return lambda value: "" if isinstance(value, str) and value in known else words
@@ -242,6 +256,7 @@ RULES: dict[str, Rule] = {
     "deadline": _number(0, INT32[1], text=True),
     "port": _is(int | str, "a number or a name"),
     "duration": _duration,
+    "quantities": _quantities,
     "policy": _choice(*POLICIES, "OnTransientError", ""),
     "gc": _choice(*artifacts.GC),
     "concurrency": _choice("Allow", "Forbid", "Replace", ""),

@@ -76,7 +76,7 @@ def _settled(scheduler: "Scheduler", node: Node) -> bool:
     """Whether all below a node is over, as Argo looks at it: at what has nothing below it (childrenFulfilled)."""
     below = node.get("children", [])
     return all(_settled(scheduler, scheduler.nodes[id]) for id in below if id in scheduler.nodes) and (
-        bool(below) or node["phase"] in FULFILLED
+        bool(below) or fulfilled(node)
     )
 
 
@@ -156,8 +156,7 @@ class Group:
                 self.s.child(self.name, name)
             kept += [] if node and fulfilled(node) else [step]
         self.s.memory["left", self.name] = kept
-        hooked = any(step.get("hooks") or step.get("onExit") for step in expanded)
-        if not kept or (hooked and all(self.s.get(f"{self.name}.{step['name']}") for step in kept)):
+        if not kept or any(step.get("hooks") or step.get("onExit") for step in expanded):
             return self._end({f"{self.name}.{step['name']}": step for step in expanded})
         return False
 

@@ -5,6 +5,7 @@
 Fields and their types are those of schema.py; here is what more they must be.
 """
 
+import json
 import posixpath
 import re
 from collections.abc import Mapping
@@ -16,6 +17,7 @@ from pipelines.local import (
     containerset,
     expr,
     json_path,
+    limits,
     pod_patch,
     probes,
     resource,
@@ -50,7 +52,10 @@ def check(workflow: dict[str, Any], cluster: Any, manifest: Mapping[str, Any] | 
     _objects(workflow["spec"], cluster)
     for holder, path in [(workflow["spec"], "spec"), *bodies(workflow["spec"], "spec")]:
         ignored |= dict.fromkeys(pod_patch.check(holder, path))
-    return [f"ignored here, as one machine has no use for it: {', '.join(ignored)}"] if ignored else []
+    notes = [f"ignored here, as one machine has no use for it: {', '.join(ignored)}"] if ignored else []
+    if '"limits": {' in json.dumps(workflow["spec"]) and not limits.available():
+        notes.append("containers may use more memory than resources.limits says: this system gives no cgroups for it")
+    return notes
 
 
 def _objects(spec: dict[str, Any], cluster: Any) -> None:

@@ -146,7 +146,21 @@ def test_a_right_manifest_has_no_findings() -> None:
     assert lint(cron("sample")) == []
 
 
+def gives(manifest: Any, **output: Any) -> None:
+    template(manifest, "score")["outputs"]["parameters"][0] = {"name": "auc", **output}
+
+
 MISTAKES: dict[str, tuple[Callable[[Any], Any], str, str]] = {
+    "output from nowhere": (lambda w: gives(w), "output", r"outputs\.parameters\[auc\].*from nowhere.*of path"),
+    "output with a default only": (lambda w: gives(w, valueFrom={"default": "1"}), "output", "from nowhere"),
+    "output from two places": (
+        lambda w: gives(w, value="1", valueFrom={"path": "/a", "expression": "1"}), "output", "value and path and expr"),
+    "output of another kind": (
+        lambda w: gives(w, valueFrom={"expression": "1"}), "output", r"valueFrom\.expression: .* give path"),
+    "output of steps": (
+        lambda w: template(w, "main")["outputs"]["parameters"][0].update(valueFrom={"path": "/a"}),
+        "output", r"valueFrom\.path: .* give parameter or expression"),
+    "global name": (lambda w: gives(w, globalName="a b", valueFrom={"path": "/a"}), "name", 'globalName: "a b" must'),
     "entrypoint": (lambda w: w["spec"].update(entrypoint="mian"), "template", 'entrypoint.*Did you mean "main"'),
     "no entrypoint": (lambda w: w["spec"].pop("entrypoint"), "entrypoint", "missing"),
     "exit handler": (lambda w: w["spec"].update(onExit="finnish"), "template", 'onExit.*Did you mean "finish"'),

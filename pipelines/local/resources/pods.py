@@ -5,7 +5,6 @@ The back-off before a restart is shorter than a kubelet's (10 s, 20 s, ... 5 min
 """
 
 import os
-import subprocess
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -38,7 +37,7 @@ class Pod:
         self.cluster, self.name, self.spec, self.env = cluster, name, spec, env
         self.root, self.log = folder / "pods" / name, folder / "logs" / f"{name}.log"
         self.ip = cluster.address(name)
-        self.process: subprocess.Popen[bytes] | None = None
+        self.process: pod.Process | None = None
         self.restarts = self.recent = 0
         self.started = 0.0
         self.start_at, self.kill_at = 0.0, float("inf")
@@ -57,14 +56,14 @@ class Pod:
             if not self.ending and now >= self.start_at:
                 self._start()
             return None
-        code = self.process.poll()
-        if code is None:
+        process = self.process
+        if process.poll() is None:
             if now >= self.kill_at:
-                signal_group(self.process.pid, SIGKILL)
+                signal_group(process.pid, SIGKILL)
             return None
-        signal_group(self.process.pid, SIGKILL)  # what it left behind in its group
+        signal_group(process.pid, SIGKILL)  # what it left behind in its group
         self.process = None
-        return code if code >= 0 else 128 - code
+        return process.code
 
     def restart(self, code: int, anew: bool = False) -> None:
         """Start the container again, after the back-off; `anew`: as a new pod of the same name."""

@@ -237,9 +237,9 @@ def test_what_does_not_matter_here_is_ignored_and_said_once() -> None:
     assert "nodeSelector" in notes[0]
 
 
-def test_a_patch_of_resources_is_ignored_though_their_numbers_come_later() -> None:
+def test_a_patch_of_resources_may_be_one_whose_numbers_come_later() -> None:
     patch = '{"containers": [{"name": "main", "resources": {"limits": {{inputs.parameters.r}}}}]}'
-    assert "podSpecPatch" in checked("spec.templates.0.podSpecPatch", patch)[0]
+    assert not any("podSpecPatch" in note for note in checked("spec.templates.0.podSpecPatch", patch))
 
 
 @pytest.mark.parametrize("command", [["python", "-m", "steps", "train"], ["python"]])

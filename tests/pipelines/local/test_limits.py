@@ -1,0 +1,106 @@
+"""Memory limits: a step that would be killed on the cluster is killed here, and leaves nothing behind."""
+
+import os
+import subprocess
+import sys
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipelines.local import limits
+from pipelines.local.cluster import LocalCluster
+from pipelines.local.resources import pods
+from pipelines.local.run import execute
+from pipelines.local.subset import check
+from steps.errors import ConfigError
+
+needs_cgroups = pytest.mark.skipif(not limits.available(), reason="no cgroups of one's own here")
+MAIN = "from pipelines.cli import main; raise SystemExit(main())"
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
+GREEDY = "import sys; x = bytearray(int(sys.argv[1]) << 20)"
+
+
+def workflow(megabytes: int, limit: str, **more: Any) -> dict[str, Any]:
+    container = {"image": "python:3.11", "command": ["python3", "-c", GREEDY, str(megabytes)]}
+    container["resources"] = {"limits": {"memory": limit}}
+    template = {"name": "main", "container": container, **more}
+    return {"kind": "Workflow", "metadata": {"name": "w"}, "spec": {"entrypoint": "main", "templates": [template]}}
+
+
+def left() -> list[Path]:
+    place = limits._place()
+    return [*place[0].glob(f"{limits.PREFIX}w*")] if place else []
+
+
+@needs_cgroups
+def test_a_step_over_its_memory_is_killed_and_named_so(tmp_path: Path) -> None:
+    status = execute(workflow(200, "100Mi"), {}, LocalCluster(tmp_path))
+    assert (status["phase"], status["message"]) == ("Failed", "main: OOMKilled (exit code 137)")
+    assert not left()
+
+
+@needs_cgroups
+def test_a_step_within_its_memory_is_left_alone(tmp_path: Path) -> None:
+    assert execute(workflow(20, "100Mi"), {}, LocalCluster(tmp_path))["phase"] == "Succeeded"
+    assert not left()
+
+
+@needs_cgroups
+def test_a_retry_can_have_more_memory(tmp_path: Path) -> None:
+    memory = '"{{=(sprig.int(retries) + 1) * 100}}Mi"'
+    patch = '{"containers": [{"name": "main", "resources": {"limits": {"memory": MEMORY}}}]}'.replace("MEMORY", memory)
+    retry = {"limit": "2", "expression": 'lastRetry.exitCode == "137"'}
+    status = execute(workflow(150, "1Gi", podSpecPatch=patch, retryStrategy=retry), {}, LocalCluster(tmp_path))
+    phases = {node["name"]: node["phase"] for node in status["nodes"].values()}
+    assert phases == {"w": "Succeeded", "w(0)": "Failed", "w(1)": "Succeeded"}
+
+
+@needs_cgroups
+def test_a_program_that_cannot_start_leaves_no_cgroup(tmp_path: Path) -> None:
+    manifest = workflow(1, "100Mi")
+    manifest["spec"]["templates"][0]["container"]["command"] = ["/no/such/program"]
+    assert execute(manifest, {}, LocalCluster(tmp_path))["phase"] == "Failed"
+    assert not left()
+
+
+@needs_cgroups
+def test_the_pods_of_a_job_are_held_to_their_memory_too(tmp_path: Path) -> None:
+    container = {"name": "main", "image": "python:3.11", "command": [sys.executable, "-c", GREEDY, "200"]}
+    spec = {"containers": [{**container, "resources": {"limits": {"memory": "100Mi"}}}]}
+    pod = pods.Pod(LocalCluster(tmp_path), "p", spec, tmp_path, {})
+    while (code := pod.poll()) is None:
+        pass
+    assert code == 137
+
+
+@pytest.mark.parametrize("memory", ["1 Gi", "much", "{{inputs.parameters.memory}}", True, "-1Mi"])
+def test_a_limit_that_is_no_quantity_is_named(memory: Any, tmp_path: Path) -> None:
+    manifest = workflow(1, "1Gi")
+    manifest["spec"]["templates"][0]["container"]["resources"]["limits"]["memory"] = memory
+    with pytest.raises(ConfigError, match=r"templates\[0\]\.container\.resources\.limits.*memory"):
+        check(manifest, LocalCluster(tmp_path))
+
+
+@needs_cgroups
+def test_where_nothing_holds_a_step_to_its_memory_the_run_says_so(tmp_path: Path) -> None:
+    manifest = tmp_path / "w.yaml"
+    manifest.write_text(yaml.safe_dump({"apiVersion": "argoproj.io/v1alpha1", **workflow(20, "10Mi")}))
+    hidden = 'mount -t tmpfs none /sys/fs/cgroup && exec "$@"'
+    run = ["unshare", "--mount", "sh", "-c", hidden, "sh", sys.executable, "-c", MAIN, "run", "--manifest"]
+    ended = subprocess.run([*run, str(manifest)], cwd=tmp_path, capture_output=True, text=True, env=ENVIRONMENT)
+    assert ended.returncode == 0, ended.stderr
+    assert "more memory than resources.limits says" in ended.stderr
+
+
+@given(st.integers(0, 10**6), st.sampled_from(["", "m", "k", "M", "G", "T", "Ki", "Mi", "Gi", "e3", "E2", "Ei", "E"]))
+def test_quantities_are_those_of_kubernetes(number: int, unit: str) -> None:
+    powers = {"": 0, "m": -3, "k": 3, "M": 6, "G": 9, "T": 12, "e3": 3, "E2": 2, "E": 18}
+    two = {"Ki": 10, "Mi": 20, "Gi": 30, "Ei": 60}
+    expected = Decimal(number) * (2 ** two[unit] if unit in two else Decimal(10) ** powers[unit])
+    assert limits.quantity(f"{number}{unit}") == expected
+    assert limits.quantity(f"{number}.5{unit}") > expected
