@@ -111,7 +111,7 @@ class Scheduler(Values):
     def _goes_on(self) -> bool:
         waits = ("Suspend", "HTTP")
         return (
-            bool(self.active)
+            bool(self.active - self.daemons.keys())  # a daemon ends with its template only
             or self.wake is not None
             or any(node["type"] in waits and node["phase"] not in FULFILLED for node in self.nodes.values())
         )
