@@ -43,6 +43,7 @@ def load(artifact: dict[str, Any], path: Path, store: Any) -> None:
             store(artifact["s3"]).download(artifact["s3"]["key"], fetched)
         except NotFound as error:
             if artifact.get("optional"):
+                path.mkdir(exist_ok=True)  # where the kubelet would have mounted it
                 return
             raise ArtifactError(f"artifact {artifact['name']} failed to load: {error}") from None
         except StorageError as error:

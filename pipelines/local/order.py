@@ -48,7 +48,13 @@ class Order:
             else:
                 break
             name = self.names[index]
-            passed, over = visit(name)
+            try:
+                passed, over = visit(name)
+            except Exception:  # the next pass looks at it again, and at those after it
+                if new:
+                    heappush(self.fresh, index)
+                self.live += live[at - (not new) :]
+                raise
             if new and passed is None:
                 heappush(self.fresh, index)
                 held = True

@@ -246,9 +246,10 @@ class Scheduler(Values):
         self.finish(phase, message if phase in FAILED else "")
 
     def finish(self, phase: str, message: str, stuck: bool = False) -> None:
-        if not stuck and any(self.nodes[id]["phase"] == "Running" for id in self.daemons):
-            if self.again:
-                return  # Argo looks again as long as there is one
+        running = {id for id in {*self.active, *self.daemons} if self.nodes[id]["phase"] == "Running"}
+        if running and not stuck:  # Argo waits for what they give, and looks again
+            if self.again or running - self.daemons.keys():
+                return
             # only the end of its template would have ended it
             phase, message, stuck = "Error", f"{message} (a daemon still runs: Argo would wait for it for ever)", True
         entry = self.get(self.name)

@@ -42,7 +42,7 @@ def main() -> int:
         with Here(Path(folder) / "home") as here:
             found = compare(manifests, here, argo, given.at_once, lambda one: told(one, given.differences))
             once = [one for one in found if one.differences]
-            different = again(once, here, argo, given.at_once)
+            different = again(once, Path(folder), here, argo, given.at_once)
         print(table(found, argo.version))
         print(f"{len(different)} differ: {names(different)}")
         print(f"{len(once) - len(different)} differed by chance: {names(one for one in once if one not in different)}")

@@ -85,12 +85,12 @@ def compare(
     return found
 
 
-def again(found: Sequence[Compared], here: Here, argo: Argo, at_once: int) -> list[Compared]:
-    """Those that differ when they are run twice more, under other names: the rest was chance."""
+def again(found: Sequence[Compared], folder: Path, here: Here, argo: Argo, at_once: int) -> list[Compared]:
+    """Those that differ when they are run twice more, under other names, from `folder`: the rest was chance."""
     copies: dict[Path, Compared] = {}
     for one in found:
         for letter in "bc":
-            path = one.manifest.with_stem(f"{one.name}-{letter}")
+            path = folder / f"{one.name}-{letter}.yaml"
             path.write_text(one.manifest.read_text().replace(one.name, path.stem))
             copies[path] = one
     compared = compare(list(copies), here, argo, at_once, lambda one: None)

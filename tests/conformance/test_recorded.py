@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.local import isolation
+from pipelines.local import isolation, limits
 from pipelines.local.cluster import LocalCluster
 from pipelines.local.manifest import documents, split
 from pipelines.local.run import execute
@@ -14,12 +14,15 @@ from steps.errors import ConfigError
 from steps.storage import Store
 from tests.conformance.outcome import differences, in_store, of_status, refused
 
+NEEDS = {"out-of-memory": limits.available}
 RECORDED = sorted((Path(__file__).parent / "recorded").glob("*.yaml"))
 
 
 @pytest.mark.skipif(not isolation.available(), reason="no private mount namespace here")
 @pytest.mark.parametrize("manifest", RECORDED, ids=lambda path: path.stem)
 def test_a_manifest_ends_here_as_it_ended_on_argo(manifest: Path, tmp_path: Path, s3: Store) -> None:
+    if not NEEDS.get(manifest.stem, lambda: True)():
+        pytest.skip("no cgroups of one's own here")
     recorded = json.loads(manifest.with_suffix(".json").read_text())
     text = manifest.read_text().replace(f"bucket: {BUCKET}", f"bucket: {s3.bucket}")
     main, beside = split(documents(text))
