@@ -8,16 +8,11 @@ from disk goes on where it was. Source: Argo's workflow/controller/operator.go, 
 (v4.1).
 """
 
-import json
-import re
 import sys
 from collections.abc import Iterable
-from dataclasses import replace
 from typing import Any
 
-from pipelines.local import containerset, dag, gates, golang, hooks, pod_patch, retries, steps, suspend, volumes
-from pipelines.local.functions import ExprError
-from pipelines.local.patches import PatchError
+from pipelines.local import attempts, dag, gates, golang, hooks, leaf, retries, steps, suspend, volumes
 from pipelines.local.shared import Shared
 from pipelines.local.table import (
     COMPLETED,
@@ -34,16 +29,11 @@ from pipelines.local.table import (
     Resumed,
     Start,
     TimedOut,
-    keep_inputs,
     moment,
     stamp,
 )
-from pipelines.local.template import TemplateError, substitute
-from pipelines.local.values import Filled, Values
-from steps.errors import ConfigError
+from pipelines.local.values import Values
 
-RESULTS = r"""KIND(?:\.([-\w]+)\.|\[\\?['"]([-\w]+)\\?['"]\]\.)outputs\.result"""
-LEAVES = ("container", "script", "resource", "containerSet", "data", "http")
 DEPTH = 100  # templates in templates, of which each is a dozen calls here
 TOO_DEEP = (
     "Maximum recursion depth exceeded. "
@@ -307,7 +297,7 @@ class Scheduler(Values):
                 return node
         strategy = self.strategy(template)
         if strategy is not None and not retried:
-            return self._retry(name, holder, template, strategy, options)
+            return attempts.execute(self, name, holder, template, strategy, options)
         try:
             return self._run(name, holder, template, options)
         except NodeError as error:
@@ -325,7 +315,7 @@ class Scheduler(Values):
         if self.spec.get("archiveLogs"):
             template = {**template, "archiveLocation": {"archiveLogs": True, **(template.get("archiveLocation") or {})}}
         local = {"node.name": name, f"{options.kind}.name": holder.get("name", "")}
-        if any(kind in template for kind in LEAVES) and self.strategy(template) is None:
+        if any(kind in template for kind in leaf.KINDS) and self.strategy(template) is None:
             local["pod.name"] = self.pod_name(name, template["name"])
         return self.processed(template, arguments, local)
 
@@ -333,68 +323,6 @@ class Scheduler(Values):
         if self.now > moment(node["startedAt"]) + golang.seconds(template["timeout"]):
             self.mark(node["name"], "Failed", "timeout")
             raise TimedOut("timeout")
-
-    def _retry(
-        self, name: str, holder: dict[str, Any], template: dict[str, Any], strategy: dict[str, Any], options: Options
-    ) -> Node | None:
-        parent = self.get(name)
-        if not parent:
-            parent = self.create(name, "Retry", "Running", holder, options)
-            keep_inputs(parent, template)
-        options = replace(options, flag={**options.flag, "retried": True})
-        child = None
-        for _ in range(2):  # once more when an attempt ends at once
-            attempts = self.attempts(parent)
-            last = attempts[-1] if attempts else None
-            if child:
-                try:
-                    gates.limit(self, template, parent, options.boundary)
-                except Parallel:
-                    self.mark(child["name"], "Error", "Max parallelism reached")
-                    raise
-            if last and last["phase"] in FULFILLED:
-                try:
-                    step = retries.decide(self, parent, attempts, strategy)
-                except (ExprError, ValueError) as error:
-                    self.mark(name, "Error", str(error))
-                    raise NodeError(str(error)) from None
-                if step.phase:
-                    if last.get("outputs") is not None:
-                        parent["outputs"] = last["outputs"]
-                    return self.mark(name, step.phase, step.message or None)
-                self.mark(name, parent["phase"], step.message)
-                if step.wait:
-                    self.wake_at(step.wait)
-                    return parent
-                options = replace(options, deadline=step.deadline or options.deadline)
-                last = None
-            number = len(attempts) - (1 if last else 0)
-            attempt = last["name"] if last else f"{name}({number})"
-            if attempt not in self.memory:
-                local = {"retries": str(number), "pod.name": self.pod_name(attempt, template["name"])}
-                local |= retries.variables(attempts[number - 1] if number else None)
-                try:
-                    self.memory[attempt] = self.substituted(template, local)
-                except NodeError as error:
-                    self.error(attempt, holder, options, str(error))
-                    self.child(name, attempt)
-                    raise
-            try:
-                child = self.execute(attempt, holder, {}, options, retried=True)
-            except NodeError:
-                if retries.policy(strategy) == "OnFailure":  # the error goes on to whoever called it
-                    self.child(name, attempt)
-                    raise
-                child = self.get(attempt)
-            if child:
-                self.child(name, attempt)
-            if child and child.get("daemoned") and not parent.get("daemoned"):
-                parent["daemoned"] = self.again = True
-                self.daemons[parent["id"]] = None
-                self.changed[parent["id"]] = None
-            if not child or child["phase"] not in FULFILLED:
-                return parent
-        return parent
 
     def _run(self, name: str, holder: dict[str, Any], template: dict[str, Any], options: Options) -> Node | None:
         for kind, module in (("dag", dag), ("steps", steps)):
@@ -405,9 +333,9 @@ class Scheduler(Values):
                 return node
         if "suspend" in template:
             return suspend.execute(self, name, holder, template, options)
-        if not any(kind in template for kind in LEAVES):
+        if not any(kind in template for kind in leaf.KINDS):
             raise NodeError(f"Template '{template['name']}' missing specification")
-        return self._pod(name, holder, template, options)
+        return leaf.execute(self, name, holder, template, options)
 
     def _end_daemons(self, boundary: str) -> None:
         for node in [self.nodes[id] for id in self.daemons]:
@@ -416,57 +344,3 @@ class Scheduler(Values):
                 node.pop("daemoned", None)
                 self.mark(node["name"], "Succeeded")
                 self.actions += [Kill(node["id"])] if node["type"] == "Pod" else []
-
-    def _pod(self, name: str, holder: dict[str, Any], template: dict[str, Any], options: Options) -> Node:
-        node = self.get(name)
-        if not node:
-            node = self.create(name, "HTTP" if "http" in template else "Pod", "Pending", holder, options)
-            keep_inputs(node, template)
-            if memo := template.get("memoize"):
-                node["memoizationStatus"] = gates.memoized(memo, hit=False)
-        if node["id"] in self.started:
-            return node
-        exiting = options.on_exit or self.on_exit(node)
-        if not self.may_run(exiting):
-            return self.mark(name, "Failed", f"workflow shutdown with strategy: {self.shutdown}")
-        if self.deadline and self.now >= self.deadline and not exiting:
-            return self.mark(name, "Failed", "Step exceeded its deadline")
-        pod = self.pod_name(name, template["name"])
-        scope = {f"inputs.parameters.{each['name']}": each["value"] for each in template["inputs"]["parameters"]}
-        try:
-            known = {**self.globals, **scope, "pod.name": pod}
-            final = template if isinstance(template, Filled) else substitute(template, known)
-            patches = substitute(self.spec.get("podSpecPatch"), known), final.get("podSpecPatch")
-            final = pod_patch.patched(final, patches)
-        except TemplateError as error:
-            raise NodeError(str(error)) from None
-        except (PatchError, ConfigError) as error:
-            raise NodeError(f"Error applying PodSpecPatch: {error}") from None
-        limits = [options.deadline] if options.deadline else []
-        try:
-            if (seconds := final.get("activeDeadlineSeconds")) is not None:
-                limits.append(self.now + retries.whole(seconds))
-            if template.get("timeout"):
-                limits.append(moment(node["startedAt"]) + golang.seconds(template["timeout"]))
-        except ValueError as error:
-            raise NodeError(str(error)) from None
-        self.started.add(node["id"])
-        if node["type"] == "Pod":
-            self.active.add(node["id"])
-        self.lost.discard(node["id"])
-        inside = containerset.nodes(self, node, template, holder, options) if "containerSet" in template else {}
-        deadline, captured = min(limits, default=None), self._captured(name, options.boundary)
-        self.actions.append(Start(node["id"], pod, final, captured, deadline, inside))
-        return node
-
-    def _captured(self, name: str, boundary: str) -> bool:
-        """Whether the parent's template mentions this step's outputs.result."""
-        if not boundary:
-            return False
-        parent = self.memory.get(self.nodes[boundary]["name"], {})
-        kind = "tasks" if "dag" in parent else "steps"
-        mentioned: set[str] | None = self.memory.get(("results", boundary))
-        if mentioned is None:
-            found = re.findall(RESULTS.replace("KIND", kind), json.dumps(parent))
-            mentioned = self.memory["results", boundary] = {plain or quoted for plain, quoted in found}
-        return re.sub(r"(\([^()]*\)|\[[^\[\]]*\])+$", "", name).rpartition(".")[2] in mentioned

@@ -47,11 +47,9 @@ def check(workflow: dict[str, Any], cluster: Any, manifest: Mapping[str, Any] | 
     for each in (workflow["spec"].get("arguments") or {}).get("parameters") or []:
         if each.get("value") is None:
             raise ConfigError(f"the parameter {each['name']} has no value: give one, as with -p {each['name']}=...")
-    _bodies(workflow["spec"], cluster)
+    ignored |= dict.fromkeys(_bodies(workflow["spec"], cluster))
     volumes.check(workflow["spec"], bodies(workflow["spec"], "spec"))
     _objects(workflow["spec"], cluster)
-    for holder, path in [(workflow["spec"], "spec"), *bodies(workflow["spec"], "spec")]:
-        ignored |= dict.fromkeys(pod_patch.check(holder, path))
     notes = [f"ignored here, as one machine has no use for it: {', '.join(ignored)}"] if ignored else []
     if '"limits": {' in json.dumps(workflow["spec"]) and not limits.available():
         notes.append("containers may use more memory than resources.limits says: this system gives no cgroups for it")
@@ -76,12 +74,15 @@ def templates(spec: dict[str, Any], cluster: Any) -> None:
     _bodies(spec, cluster)
 
 
-def _bodies(spec: dict[str, Any], cluster: Any) -> None:
-    pod_patch.check(spec, "spec")
+def _bodies(spec: dict[str, Any], cluster: Any) -> list[str]:
+    """What is ignored of the patches of pods."""
+    ignored = pod_patch.check(spec, "spec")
     _holders(spec)
     for template, path in bodies(spec, "spec"):
         _template(with_defaults(template, spec.get("templateDefaults")), path, cluster)
+        ignored += pod_patch.check(template, path)
     _expressions(spec, "spec")
+    return ignored
 
 
 def _template(template: dict[str, Any], where: str, cluster: Any) -> None:
@@ -119,7 +120,6 @@ def _template(template: dict[str, Any], where: str, cluster: Any) -> None:
         for index, each in enumerate(group["containers"]):
             _image(each, f"{where}.containerSet.containers[{index}]", cluster)
         running.check(template)
-    pod_patch.check(template, where)
 
 
 def _paths(template: dict[str, Any], where: str) -> None:
