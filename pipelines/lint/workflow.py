@@ -221,7 +221,7 @@ class WorkflowRules:
             given = ["value"] * ("value" in each) + [
                 k for k in SOURCES if source.get(k) or (k in source and k == SOURCES[-1])
             ]
-            if len(given) != 1:
+            if len(given) != 1 or ("value" in each and "valueFrom" in each):
                 why = f"it is from {' and '.join(given) or 'nowhere'}: it must have exactly one valueFrom"
                 self.found.add(where, "output", f"{why}, here of {' or '.join(allowed)}.")
             elif given[0] not in (*allowed, "value"):

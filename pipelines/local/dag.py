@@ -150,7 +150,7 @@ class Dag:
                 node = self.node(name)
                 return node is not None, node is not None
             if self._run(name, task):
-                return HELD
+                return (False, False) if self.s.lost else HELD
             node = self.node(name)
         passed = bool(node and fulfilled(node) and self.s.hooks_done(node))
         return passed, bool(node and node["phase"] in FULFILLED and not hooked)
@@ -192,6 +192,8 @@ class Dag:
         else:
             for need in self.needs[task]:
                 for id in self.s.outbound(self.s.ids[f"{self.name}.{need}"]):
+                    if id not in self.s.nodes:  # an exit hook that could not begin
+                        return
                     self.s.child(self.s.nodes[id]["name"], name)
 
     def _run(self, name: str, task: dict[str, Any]) -> bool:
@@ -225,7 +227,7 @@ class Dag:
         kept, state = [], None
         for index, each in enumerate(left):
             state = self._one(name, task, each, full if group else None)
-            if state is None:  # those after it are for a later look
+            if state is None and not self.s.lost:  # those after it are for a later look
                 kept += left[index:]
                 break
             kept += [] if state else [each]

@@ -32,7 +32,8 @@ registry.example.com/train:7: {python: /venvs/train/bin/python, env: {OMP_NUM_TH
 
 A container that uses more memory than `resources.limits.memory` is killed (exit code 137, OOMKilled) where the runner
 may make cgroups: in version 1 as root, in version 2 where the cgroup above its own is the user's, as in a terminal of a
-desktop or below `systemd-run --user --scope`; elsewhere the run says that it is not held to it.
+desktop or below `systemd-run --user --scope` (limits of the scope itself do not hold for these containers). Elsewhere,
+and for all other limits, the run says that nothing holds it to them.
 
 ConfigMaps, Secrets and PersistentVolumeClaims lie in the file of the Workflow, separated by `---`, and are kept; a
 claim is a directory below `.rekindle/claims`.

@@ -8,8 +8,9 @@ import contextlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from pipelines.local import golang
 from pipelines.local.shared import locks_of
-from pipelines.local.table import FULFILLED, Node, NodeError, Options, Parallel
+from pipelines.local.table import FULFILLED, Node, NodeError, Options, Parallel, moment
 
 if TYPE_CHECKING:
     from pipelines.local.scheduler import Scheduler
@@ -51,10 +52,12 @@ def before(
             node = s.begun(name, type, "Pending", holder, template, options)
             node["synchronizationStatus"] = {"waiting": waiting}
             s.active.discard(node["id"])
-            if s.shared.alone(waiting, dict(locks)[waiting]):
-                s.stuck = message  # unless something of this run ends
-            else:
+            if not s.shared.alone(waiting, dict(locks)[waiting]):
                 s.wake_at(s.now + POLL)
+            elif ends := [*([s.deadline] if s.deadline else []), *_timeout(template, node)]:
+                s.wake_at(min(ends))
+            else:
+                s.stuck = message  # unless something of this run ends
             return s.mark(name, node["phase"], message)
         s.holding.add(s.id(name))
         if node and node.pop("synchronizationStatus", None):
@@ -72,6 +75,10 @@ def before(
             node |= {"outputs": outputs} if outputs is not None else {}
             return s.mark(name, "Succeeded")
     return node
+
+
+def _timeout(template: dict[str, Any], node: Node) -> list[float]:
+    return [moment(node["startedAt"]) + golang.seconds(template["timeout"])] if template.get("timeout") else []
 
 
 def release(scheduler: "Scheduler") -> None:

@@ -158,8 +158,8 @@ def start(pod: PodRun, cluster: Cluster) -> Process:
         binds = bound(pod.volumes, mounts, lambda text: expand(text, environment))
         workloads = [Path(each) for each in environment["REKINDLE_PATH"].split(os.pathsep) if each]
         enter = isolation.entry(pod.root, private, [cluster.home, *workloads], binds)
-    memory = limits.limited(container, f"{pod.name}.{container['name']}")
     with open(pod.log, "ab") as log, open(pod.stdout or pod.log, "ab") as out:
+        memory = limits.limited(container, f"{pod.name}.{container['name']}")
         try:
             process = Process(
                 arguments,

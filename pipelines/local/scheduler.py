@@ -10,6 +10,7 @@ from disk goes on where it was. Source: Argo's workflow/controller/operator.go, 
 
 import sys
 from collections.abc import Iterable
+from collections.abc import Set as AbstractSet
 from typing import Any
 
 from pipelines.local import attempts, dag, gates, golang, hooks, leaf, retries, steps, suspend, volumes
@@ -87,6 +88,9 @@ class Scheduler(Values):
             self.again, self.stuck = False, ""
             gates.release(self)
             self._operate()
+            if self.lost and not self.again and not self._goes_on(besides=self.lost):
+                for id in [*self.lost]:  # what they were for was over when the runner died: nothing starts them again
+                    self.mark(self.nodes[id]["name"], "Failed", "its runner died")
         if self.status["phase"] == "Running" and not self._goes_on():
             message = f"{self.stuck or 'nothing is left to run'}: Argo would wait for it for ever"
             self.finish("Error", message, stuck=True)
@@ -98,10 +102,11 @@ class Scheduler(Values):
         duration = self.now - moment(self.status["startedAt"])
         self.globals |= {"workflow.status": self.status["phase"], "workflow.duration": f"{duration:.6f}"}
 
-    def _goes_on(self) -> bool:
+    def _goes_on(self, besides: AbstractSet[str] = frozenset()) -> bool:
         waits = ("Suspend", "HTTP")
+        over = set[str]() if self.deadline and not self.stuck else self.daemons.keys()  # they end with their templates
         return (
-            bool(self.active - self.daemons.keys())  # a daemon ends with its template only
+            bool(self.active - over - besides)
             or self.wake is not None
             or any(node["type"] in waits and node["phase"] not in FULFILLED for node in self.nodes.values())
         )
@@ -131,8 +136,6 @@ class Scheduler(Values):
         if node["phase"] in FULFILLED:
             return
         if isinstance(event, Began):
-            if node["phase"] in FULFILLED:
-                return
             if self.memory.get(node["name"], {}).get("daemon"):
                 node |= {"daemoned": True, "podIP": event.ip}
                 self.daemons[node["id"]] = None
@@ -196,14 +199,17 @@ class Scheduler(Values):
 
     def _operate(self) -> None:
         try:
+            self._look()
+        except Crashed as error:
+            self.finish("Error", str(error))
+
+    def _look(self) -> None:
+        try:
             node = self.execute(self.name, {"template": self.spec["entrypoint"]}, self.arguments(), Options())
         except Parallel:
             return
         except NodeError as error:
             self.finish("Error", f"error in entry template execution: {error}")
-            return
-        except Crashed as error:
-            self.finish("Error", str(error))
             return
         if node is None:
             return
@@ -236,7 +242,9 @@ class Scheduler(Values):
         self.finish(phase, message if phase in FAILED else "")
 
     def finish(self, phase: str, message: str, stuck: bool = False) -> None:
-        running = {id for id in {*self.active, *self.daemons} if self.nodes[id]["phase"] == "Running"}
+        running = {
+            id for id in {*self.active, *self.daemons} if self.nodes[id]["phase"] == "Running" or id in self.anew
+        }
         if running and not stuck:  # Argo waits for what they give, and looks again
             if self.again or running - self.daemons.keys():
                 return

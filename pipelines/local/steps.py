@@ -13,6 +13,7 @@ from pipelines.local.loops import expand, loops
 from pipelines.local.table import (
     FAILED,
     FULFILLED,
+    Crashed,
     Node,
     NodeError,
     Options,
@@ -89,6 +90,8 @@ def _connect(scheduler: "Scheduler", name: str, before: str, group: str) -> None
         scheduler.child(before, group)
     for child in previous.get("children", []):
         for out in scheduler.outbound(child):
+            if out not in scheduler.nodes:
+                raise Crashed(f"could not obtain the out noden name for {out}")
             scheduler.child(scheduler.nodes[out]["name"], group)
 
 
@@ -142,7 +145,7 @@ class Group:
             try:
                 self.s.execute(name, step, step.get("arguments") or {}, self.options)
             except Parallel:
-                if not node:  # a limit: those after it have not begun either
+                if not node and not self.s.lost:  # a limit: those after it have not begun either
                     kept += left[index:]
                     break
             except TimedOut as error:

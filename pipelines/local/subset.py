@@ -5,7 +5,6 @@
 Fields and their types are those of schema.py; here is what more they must be.
 """
 
-import json
 import posixpath
 import re
 from collections.abc import Mapping
@@ -51,8 +50,11 @@ def check(workflow: dict[str, Any], cluster: Any, manifest: Mapping[str, Any] | 
     volumes.check(workflow["spec"], bodies(workflow["spec"], "spec"))
     _objects(workflow["spec"], cluster)
     notes = [f"ignored here, as one machine has no use for it: {', '.join(ignored)}"] if ignored else []
-    if '"limits": {' in json.dumps(workflow["spec"]) and not limits.available():
-        notes.append("containers may use more memory than resources.limits says: this system gives no cgroups for it")
+    kept = {"memory"} if limits.available() else set[str]()
+    if beyond := dict.fromkeys(name for name in limits.named(workflow["spec"]) if name not in kept):
+        notes.append(
+            f"containers may use more {', '.join(beyond)} than their limits say: nothing here holds them to it"
+        )
     return notes
 
 

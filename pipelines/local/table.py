@@ -132,6 +132,7 @@ class Table:
             if node["type"] == "Pod" and node["phase"] not in FULFILLED and "synchronizationStatus" not in node
         }
         self.lost = set(self.active)  # with the runner before: to be started again, whatever the limits say
+        self.anew = frozenset(self.active)
         self.changed: dict[str, None] = {}
         self.linked = {(node["name"], id) for node in self.nodes.values() for id in node.get("children", [])}
         self.added: dict[str, list[str]] = {}  # new children of nodes

@@ -1,18 +1,21 @@
 """Workflows run by both, side by side, and compared."""
 
 import json
+import re
 import subprocess
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import yaml
 
+from pipelines.local.manifest import documents
 from tests.conformance.argo import Argo
 from tests.conformance.here import Here
-from tests.conformance.outcome import Outcome, differences
+from tests.conformance.outcome import Outcome, differences, refused
 from tests.conformance.workflows import NAME, some
 
 PAUSE = 1.0  # seconds between looks at the cluster
@@ -91,11 +94,22 @@ def again(found: Sequence[Compared], folder: Path, here: Here, argo: Argo, at_on
     for one in found:
         for letter in "bc":
             path = folder / f"{one.name}-{letter}.yaml"
-            path.write_text(one.manifest.read_text().replace(one.name, path.stem))
+            named = [_renamed(each, one.name, path.stem) for each in documents(one.manifest.read_text())]
+            path.write_text(yaml.dump_all(named, Dumper=Plain, sort_keys=False))
             copies[path] = one
     compared = compare(list(copies), here, argo, at_once, lambda one: None)
-    same = [copies[one.manifest] for one in compared if not one.differences]
+    alike = [each for each in compared if not each.differences]
+    same = [copies[each.manifest] for each in alike if refused(each.argos) == refused(copies[each.manifest].argos)]
     return [one for one in found if one not in same]
+
+
+def _renamed(value: Any, name: str, new: str) -> Any:
+    """With another name wherever it is in a value, as a whole word."""
+    if isinstance(value, dict):
+        return {key: _renamed(each, name, new) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_renamed(each, name, new) for each in value]
+    return re.sub(rf"(?<![\w-]){re.escape(name)}(?!\w)", new, value) if isinstance(value, str) else value
 
 
 def record(manifests: Sequence[Path], argo: Argo, at_once: int, say: Callable[..., None]) -> None:

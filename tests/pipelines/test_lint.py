@@ -155,6 +155,7 @@ MISTAKES: dict[str, tuple[Callable[[Any], Any], str, str]] = {
     "output with a default only": (lambda w: gives(w, valueFrom={"default": "1"}), "output", "from nowhere"),
     "output from two places": (
         lambda w: gives(w, value="1", valueFrom={"path": "/a", "expression": "1"}), "output", "value and path and expr"),
+    "output with a value and a default": (lambda w: gives(w, value="1", valueFrom={"default": "2"}), "output", "it is from"),
     "output of another kind": (
         lambda w: gives(w, valueFrom={"expression": "1"}), "output", r"valueFrom\.expression: .* give path"),
     "output of steps": (
