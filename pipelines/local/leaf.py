@@ -70,7 +70,8 @@ def _captured(s: "Scheduler", name: str, boundary: str) -> bool:
     """Whether the parent's template mentions this step's outputs.result."""
     if not boundary:
         return False
-    parent = s.memory.get(s.nodes[boundary]["name"], {})
+    above = s.nodes[boundary]
+    parent = s.memory.get(above["name"]) or s.templates.get(s.holder(above)["template"], {})
     kind = "tasks" if "dag" in parent else "steps"
     mentioned: set[str] | None = s.memory.get(("results", boundary))
     if mentioned is None:

@@ -8,6 +8,7 @@ from disk goes on where it was. Source: Argo's workflow/controller/operator.go, 
 (v4.1).
 """
 
+import contextlib
 import sys
 from collections.abc import Iterable
 from collections.abc import Set as AbstractSet
@@ -89,14 +90,33 @@ class Scheduler(Values):
             gates.release(self)
             self._operate()
             if self.lost and not self.again and not self._goes_on(besides=self.lost):
-                for id in [*self.lost]:  # what they were for was over when the runner died: nothing starts them again
-                    self.mark(self.nodes[id]["name"], "Failed", "its runner died")
+                for node in [self.nodes[id] for id in self.lost]:
+                    self._revive(node)
         if self.status["phase"] == "Running" and not self._goes_on():
             message = f"{self.stuck or 'nothing is left to run'}: Argo would wait for it for ever"
             self.finish("Error", message, stuck=True)
         if self.deadline and self.status["phase"] == "Running" and now < self.deadline:
             self.wake_at(self.deadline)
         return self.actions
+
+    def _revive(self, node: Node) -> None:
+        """Starts a pod again that nothing will that is above it: that was over already when the runner died."""
+        retries = (each for each in self.nodes.values() if each["type"] == "Retry")
+        top = next((each for each in retries if node["id"] in each.get("children", [])), node)
+        options = Options(top.get("boundaryID", ""), self.on_exit(top), flag=dict(top.get("nodeFlag", {})))
+        if (holder := self.holder(top))["template"] in self.templates:
+            with contextlib.suppress(NodeError, Parallel):
+                self.execute(top["name"], holder, top.get("inputs", {}), options)
+        if node["id"] in self.lost:
+            self.mark(node["name"], "Failed", "its runner died")
+
+    def holder(self, node: Node) -> dict[str, Any]:
+        """What calls a node's template, as far as the node says it: of an inline one nothing is known."""
+        scope, name = node.get("templateScope", ""), node.get("templateName", "")
+        if reference := node.get("templateRef"):
+            kind = "cluster" if reference.get("clusterScope") else "namespaced"
+            scope, name = f"{kind}/{reference['name']}", reference["template"]
+        return {"name": node["displayName"], "template": name if scope.startswith("local/") else f"{scope}/{name}"}
 
     def _tell_time(self) -> None:
         duration = self.now - moment(self.status["startedAt"])
@@ -328,7 +348,7 @@ class Scheduler(Values):
         return self.processed(template, arguments, local)
 
     def _check_timeout(self, node: Node, template: dict[str, Any]) -> None:
-        if self.now > moment(node["startedAt"]) + golang.seconds(template["timeout"]):
+        if self.now >= moment(node["startedAt"]) + golang.seconds(template["timeout"]):
             self.mark(node["name"], "Failed", "timeout")
             raise TimedOut("timeout")
 

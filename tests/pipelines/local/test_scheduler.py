@@ -336,3 +336,49 @@ def test_a_daemon_that_died_with_its_runner_is_there_before_its_clients_begin_ag
     s = Scheduler(before.workflow, interrupted(before.status, stamp(1002.0)))
     assert [action.id for action in s.advance(1003.0, [])] == [server.id]
     assert [action.id for action in s.advance(1004.0, [Began(server.id, "127.0.0.1")])] == [client.id]
+
+
+def test_a_pod_that_a_dead_runner_left_runs_again_though_all_above_it_is_over() -> None:
+    group = [{"name": "a", "template": "given", "arguments": parameters(x="y")}, {"name": "b", "template": "inline"}]
+    gives = {"parameters": [{"name": "r", "valueFrom": {"parameter": "{{steps.a.outputs.result}}"}}]}
+    given = leaf("given", inputs={"parameters": [{"name": "x"}]}, retryStrategy={"limit": "1"})
+    given["container"] = {**given["container"], "args": ["{{inputs.parameters.x}} {{retries}}"]}
+    inline = {"name": "b", "template": "", "inline": {"container": leaf()["container"]}}
+    before = scheduler({**steps([group[0], inline]), "outputs": gives}, given)
+    pods = before.advance(1000.0, [])
+    before.advance(1001.0, [Began(pod.id) for pod in pods])
+    status = interrupted(before.status, stamp(1002.0))
+    for name in ("w", "w[0]"):  # as after the time limit of another step
+        status["nodes"][before.id(name)] |= {"phase": "Failed", "finishedAt": stamp(1001.0)}
+    s = Scheduler(before.workflow, status)
+    (first,) = (action for action in s.advance(1002.0, []) if s.nodes[action.id]["name"] == "w[0].a(0)")
+    assert isinstance(first, Start)
+    assert (first.template["container"]["args"], first.capture) == (["y 0"], True)
+    assert s.nodes[s.id("w[0].b")]["message"] == "its runner died"  # nobody knows an inline template again
+    s.advance(1003.0, [Began(first.id), Ended(first.id, "Succeeded", "", {"result": "1"})])
+    assert (s.status["phase"], s.nodes[first.id]["phase"]) == ("Failed", "Succeeded")
+
+
+def test_an_error_waits_for_the_pods_that_run_also_for_those_that_a_dead_runner_left() -> None:
+    tasks = [{"name": "slow"}, {"name": "quick"}, {"name": "bad", "template": "bad"}]
+    bad = leaf("bad", retryStrategy={"limit": "1", "expression": "nothing.here > 1"})
+    before = scheduler(steps(tasks), leaf(), bad)
+    slow, quick, wrong = before.advance(1000.0, [])
+    before.advance(1001.0, [Began(each.id) for each in (slow, quick, wrong)])
+    before.advance(1002.0, [Ended(quick.id, "Succeeded", ""), Ended(wrong.id, "Failed", "")])
+    assert before.status["phase"] == "Running"
+    s = Scheduler(before.workflow, interrupted(before.status, stamp(1003.0)))
+    assert [action.id for action in s.advance(1003.0, [])] == [slow.id] and s.status["phase"] == "Running"
+    s.advance(1004.0, [Began(slow.id), Ended(slow.id, "Succeeded", "")])
+    assert (s.status["phase"], s.nodes[slow.id]["phase"]) == ("Failed", "Succeeded")
+
+
+def test_what_is_lost_behind_what_a_limit_holds_up_is_started_again() -> None:
+    before = scheduler(dag({"name": "a"}, {"name": "b", "depends": "a"}, {"name": "c"}), leaf(), parallelism=2)
+    a, c = before.advance(1000.0, [])
+    before.advance(1001.0, [Began(a.id), Began(c.id)])
+    status = interrupted(before.status, stamp(1002.0))
+    status["nodes"][a.id] |= {"phase": "Succeeded", "finishedAt": stamp(1001.0)}
+    s = Scheduler({**before.workflow, "spec": {**before.workflow["spec"], "parallelism": 1}}, status)
+    assert play(s) == ["c", "b"]
+    assert s.status["phase"] == "Succeeded"

@@ -59,6 +59,33 @@ def test_a_semaphore_without_its_configmap_is_an_error_and_no_wait_for_ever(tmp_
     assert (s.status["phase"], "limits" in s.nodes[s.id("w.t")]["message"]) == ("Error", True)
 
 
+@pytest.mark.parametrize(("limit", "said"), [({}, "for ever"), ({"timeout": "9s"}, "timeout")])
+def test_who_waits_for_his_own_lock_hears_of_it_or_of_his_time_limit(
+    limit: dict[str, str], said: str, tmp_path: Path
+) -> None:
+    outer = {**dag({"name": "t"}), "synchronization": MUTEX}
+    s = scheduler(outer, leaf(synchronization=MUTEX, **limit), home=tmp_path)
+    play(s)
+    assert said in s.status["message"] + s.nodes[s.id("w.t")].get("message", "")
+    assert bool(limit) == (s.now >= 1009)
+
+
+def test_who_waits_for_his_own_lock_is_ended_by_the_deadline_if_there_is_one(tmp_path: Path) -> None:
+    outer = {**dag({"name": "t"}), "synchronization": MUTEX}
+    s = scheduler(outer, leaf(synchronization=MUTEX), home=tmp_path, activeDeadlineSeconds=60)
+    play(s)
+    assert (s.status["phase"], s.now) == ("Failed", 1060.0)
+
+
+def test_a_lock_that_this_run_holds_only_a_part_of_is_asked_for_again(tmp_path: Path) -> None:
+    first = scheduler(leaf("main", synchronization=MUTEX), home=tmp_path, name="other")
+    starts(first, 1)
+    s = scheduler(dag({"name": "t"}), leaf(synchronization=MUTEX), home=tmp_path)
+    assert starts(s, 1) == [] and s.wake == pytest.approx(1.2)
+    first.shared.close()
+    assert starts(s, 2) == ["w.t"]
+
+
 def test_a_lock_is_held_over_all_attempts_and_over_a_whole_dag(tmp_path: Path) -> None:
     inner = {"name": "inner", "steps": [[{"name": "x", "template": "one"}]], "synchronization": MUTEX}
     tasks = ({"name": "a", "template": "inner"}, {"name": "b", "template": "again"})
