@@ -89,9 +89,9 @@ def misshapen(value: Any, shape: Any = MANIFEST, path: str = "manifest") -> Iter
 
 
 def present(value: Any) -> Any:
-    """The same without what is null, which is as if it were not there."""
+    """The same without what is null, which is as if it were not there; but the items of a loop are what they are."""
     if isinstance(value, dict):
-        return {key: present(each) for key, each in value.items() if each is not None}
+        return {k: each if k == "withItems" else present(each) for k, each in value.items() if each is not None}
     return [present(each) for each in value] if isinstance(value, list) else value
 
 

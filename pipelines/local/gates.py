@@ -54,8 +54,8 @@ def before(
             s.active.discard(node["id"])
             if not s.shared.alone(waiting, dict(locks)[waiting]):
                 s.wake_at(s.now + POLL)
-            elif ends := [*([s.deadline] if s.deadline else []), *_timeout(template, node)]:
-                s.wake_at(min(ends))
+            elif template.get("timeout"):
+                s.wake_at(moment(node["startedAt"]) + golang.seconds(template["timeout"]))
             else:
                 s.stuck = message  # unless something of this run ends
             return s.mark(name, node["phase"], message)
@@ -75,10 +75,6 @@ def before(
             node |= {"outputs": outputs} if outputs is not None else {}
             return s.mark(name, "Succeeded")
     return node
-
-
-def _timeout(template: dict[str, Any], node: Node) -> list[float]:
-    return [moment(node["startedAt"]) + golang.seconds(template["timeout"])] if template.get("timeout") else []
 
 
 def release(scheduler: "Scheduler") -> None:

@@ -18,7 +18,7 @@ from yaml.constructor import ConstructorError
 from pipelines.local.golang import anystring, timestamp
 from pipelines.local.references import Find, filled, joined
 from pipelines.local.schema import TABLES, walk
-from pipelines.scopes import misshapen
+from pipelines.scopes import misshapen, present
 from steps.errors import ConfigError, did_you_mean
 
 ALIASED = 400_000  # values that aliases may make, as goyaml has it (decode.go, alias_ratio_range_low)
@@ -136,7 +136,7 @@ def workflow(
             if key not in TABLES[table]:
                 hint = did_you_mean(str(key), set(TABLES[table]))
                 raise ConfigError(f'"{where}{key}" is no field of a {kind}.{hint} Remove it.')
-    spec = copy.deepcopy(manifest.get("spec") or {})
+    spec = copy.deepcopy(present(manifest.get("spec") or {}))
     metadata = copy.deepcopy(manifest.get("metadata") or {})
     if kind == "CronWorkflow":
         name, given = metadata.get("name") or "cron", spec.get("workflowMetadata") or {}

@@ -13,7 +13,7 @@ from typing import Any
 
 from pipelines.local.retries import merged
 from pipelines.local.schema import walk
-from pipelines.scopes import misshapen
+from pipelines.scopes import misshapen, present
 from steps.errors import ConfigError
 
 Find = Callable[[str, str], Mapping[str, Any] | None]
@@ -152,7 +152,7 @@ def among(objects: Iterable[Mapping[str, Any]]) -> Find:
 
 def referred(reference: Mapping[str, Any], find: Find) -> Mapping[str, Any] | None:
     """The WorkflowTemplate of a templateRef or workflowTemplateRef, if it is there."""
-    return find(WORKFLOW_TEMPLATES[bool(reference.get("clusterScope"))][0], str(reference.get("name")))
+    return present(find(WORKFLOW_TEMPLATES[bool(reference.get("clusterScope"))][0], str(reference.get("name"))))
 
 
 def qualify(spec: dict[str, Any], scope: str, path: str, waiting: list[Any]) -> None:

@@ -93,7 +93,8 @@ class Scheduler(Values):
                 for node in [self.nodes[id] for id in self.lost]:
                     self._revive(node)
         if self.status["phase"] == "Running" and not self._goes_on():
-            message = f"{self.stuck or 'nothing is left to run'}: Argo would wait for it for ever"
+            long = "until the deadline" if self.deadline else "for ever"
+            message = f"{self.stuck or 'nothing is left to run'}: Argo would wait for it {long}"
             self.finish("Error", message, stuck=True)
         if self.deadline and self.status["phase"] == "Running" and now < self.deadline:
             self.wake_at(self.deadline)
@@ -124,9 +125,8 @@ class Scheduler(Values):
 
     def _goes_on(self, besides: AbstractSet[str] = frozenset()) -> bool:
         waits = ("Suspend", "HTTP")
-        over = set[str]() if self.deadline and not self.stuck else self.daemons.keys()  # they end with their templates
         return (
-            bool(self.active - over - besides)
+            bool(self.active - self.daemons.keys() - besides)  # a daemon ends with its template
             or self.wake is not None
             or any(node["type"] in waits and node["phase"] not in FULFILLED for node in self.nodes.values())
         )

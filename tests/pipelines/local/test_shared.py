@@ -70,11 +70,12 @@ def test_who_waits_for_his_own_lock_hears_of_it_or_of_his_time_limit(
     assert bool(limit) == (s.now >= 1009)
 
 
-def test_who_waits_for_his_own_lock_is_ended_by_the_deadline_if_there_is_one(tmp_path: Path) -> None:
+def test_who_waits_for_his_own_lock_until_a_deadline_hears_of_it_before(tmp_path: Path) -> None:
     outer = {**dag({"name": "t"}), "synchronization": MUTEX}
     s = scheduler(outer, leaf(synchronization=MUTEX), home=tmp_path, activeDeadlineSeconds=60)
     play(s)
-    assert (s.status["phase"], s.now) == ("Failed", 1060.0)
+    assert (s.status["phase"], s.now) == ("Error", 1000.0)
+    assert s.status["message"].endswith("lock. Lock status: 0/1: Argo would wait for it until the deadline")
 
 
 def test_a_lock_that_this_run_holds_only_a_part_of_is_asked_for_again(tmp_path: Path) -> None:

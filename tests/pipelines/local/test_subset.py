@@ -317,3 +317,18 @@ def test_no_field_of_the_table_is_misspelt() -> None:
 def test_a_lock_in_a_database_is_refused_for_what_it_is_and_not_for_what_it_lacks() -> None:
     with pytest.raises(ConfigError, match=r"semaphores\[0\]\.database is not supported"):
         checked("spec.synchronization", {"semaphores": [{"database": {"key": "x"}}]})
+
+
+@pytest.mark.parametrize("kind", ["resource", "container", "script", "dag", "steps", "suspend", "data", "http"])
+def test_a_template_whose_body_is_null_does_nothing_and_is_refused(kind: str) -> None:
+    manifest = documents(GOOD)[0]
+    manifest["spec"]["templates"][0] = {"name": "main", kind: None}
+    with pytest.raises(ConfigError, match="has 0 types|is missing"):
+        check(workflow(manifest), LocalCluster(Path("nowhere")))
+
+
+def test_an_item_that_is_null_is_an_item() -> None:
+    manifest = documents(GOOD)[0]
+    task = {"name": "t", "template": "main", "withItems": [None, {"a": None}]}
+    manifest["spec"]["templates"].append({"name": "loop", "dag": {"tasks": [task]}})
+    assert workflow(manifest)["spec"]["templates"][-1]["dag"]["tasks"][0]["withItems"] == [None, {"a": None}]
