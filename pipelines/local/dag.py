@@ -120,28 +120,26 @@ class Dag:
     def visit(self, name: str) -> State:
         """Brings a task as far as it can go. Whether what depends on it may go on, and whether it is over.
 
-        Raises NodeError where a target of the DAG cannot see what a loop gave: the whole ends here.
+        Raises NodeError where a target cannot see what a loop gave, or its hook fails: the whole DAG ends here.
         """
-        state = self._visit(name)
-        if name in self.targets and self.looped and self.node(name):
+        state, task = self._visit(name), self.tasks[name]
+        if name in self.targets and (self.looped or task.get("hooks")) and (node := self.node(name)):
             try:
-                self.scope(name)
+                scope = self.scope(name)
             except ValueError as error:
                 raise NodeError(str(error)) from None
+            hooks.during(self.s, task, node, scope, self.options())  # once more, as it may be over since
         return state
 
     def _visit(self, name: str) -> State:
         node, task = self.node(name), self.tasks[name]
         hooked = bool(task.get("hooks") or task.get("onExit"))
-        if node and hooked and (node["phase"] != "Pending" or name in self.targets):
+        if node and hooked and node["phase"] != "Pending":
             try:
                 if not hooks.during(self.s, task, node, self.scope(name), self.options()):
                     return False, False
             except (NodeError, ValueError) as error:
                 self.s.mark(node["name"], "Error", str(error))
-                if name in self.targets and isinstance(error, NodeError):
-                    # Argo tries again: what fails twice is an error of the whole
-                    hooks.during(self.s, task, node, self.scope(name), self.options())
         if node and node["phase"] in FULFILLED:
             self.s.leaked.discard(node["id"])
             return self.s.hooks_done(node), not hooked or self._exited(name, node)
