@@ -142,7 +142,8 @@ class Dag:
                 self.s.mark(node["name"], "Error", str(error))
         if node and node["phase"] in FULFILLED:
             self.s.leaked.discard(node["id"])
-            return self.s.hooks_done(node), not hooked or self._exited(name, node)
+            over = not hooked or self._exited(name, node)  # first: its attempts may end in it
+            return self.s.hooks_done(node), over
         if not (node and node["type"] == "Pod" and node["id"] in self.s.started):
             if not node and self.logic[name] and not self._may_start(name, task):
                 node = self.node(name)
