@@ -189,7 +189,7 @@ class WorkflowRules:
                     if not PARAMETER.fullmatch(tags.TAG.sub("x", name)) or count > 1:
                         rule = "must be letters, digits, - and _, and there once"
                         self.found.add(f"{path}.{direction}.{kind}", "name", f'"{name}" {rule}.')
-        self.outputs(path, template.get("outputs") or {}, GIVES.get(types[0], SOURCES) if types else SOURCES)
+        self.outputs(path, template.get("outputs") or {}, GIVES.get("".join(types[:1]), SOURCES))
         self.retry(f"{path}.retryStrategy", template.get("retryStrategy"))
         if "memoize" in template and not NAME.fullmatch(tags.TAG.sub("x", str(template["memoize"].get("key")))):
             self.found.add(f"{path}.memoize.key", "name", "the key must be letters, digits and dashes.")
@@ -218,9 +218,7 @@ class WorkflowRules:
                     self.found.add(f"{where}.globalName", "name", f'"{name}" must be letters, digits, - and _.')
         for each in outputs.get("parameters") or []:
             where, source = f"{path}.outputs.parameters[{each.get('name')}]", each.get("valueFrom") or {}
-            given = ["value"] * ("value" in each) + [
-                k for k in SOURCES if source.get(k) or (k in source and k == SOURCES[-1])
-            ]
+            given = ["value"] * ("value" in each) + [key for key in SOURCES if source.get(key, "") != ""]
             if len(given) != 1 or ("value" in each and "valueFrom" in each):
                 why = f"it is from {' and '.join(given) or 'nowhere'}: it must have exactly one valueFrom"
                 self.found.add(where, "output", f"{why}, here of {' or '.join(allowed)}.")

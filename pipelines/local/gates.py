@@ -55,7 +55,7 @@ def before(
             if not s.shared.alone(waiting, dict(locks)[waiting]):
                 s.wake_at(s.now + POLL)
             elif template.get("timeout"):
-                s.wake_at(moment(node["startedAt"]) + golang.seconds(template["timeout"]))
+                s.wake_at(times_out(node, template))
             else:
                 s.stuck = message  # unless something of this run ends
             return s.mark(name, node["phase"], message)
@@ -75,6 +75,11 @@ def before(
             node |= {"outputs": outputs} if outputs is not None else {}
             return s.mark(name, "Succeeded")
     return node
+
+
+def times_out(node: Node, template: dict[str, Any]) -> float:
+    """When a node of a template with a `timeout` has had its time. Raises ValueError."""
+    return moment(node["startedAt"]) + golang.seconds(template["timeout"])
 
 
 def release(scheduler: "Scheduler") -> None:

@@ -9,9 +9,9 @@ import json
 import re
 from typing import TYPE_CHECKING, Any
 
-from pipelines.local import containerset, gates, golang, pod_patch, retries
+from pipelines.local import containerset, gates, pod_patch, retries
 from pipelines.local.patches import PatchError
-from pipelines.local.table import Node, NodeError, Options, Start, keep_inputs, moment
+from pipelines.local.table import Node, NodeError, Options, Start, keep_inputs
 from pipelines.local.template import TemplateError, substitute
 from pipelines.local.values import Filled
 from steps.errors import ConfigError
@@ -53,7 +53,7 @@ def execute(s: "Scheduler", name: str, holder: dict[str, Any], template: dict[st
         if (seconds := final.get("activeDeadlineSeconds")) is not None:
             limits.append(s.now + retries.whole(seconds))
         if template.get("timeout"):
-            limits.append(moment(node["startedAt"]) + golang.seconds(template["timeout"]))
+            limits.append(gates.times_out(node, template))
     except ValueError as error:
         raise NodeError(str(error)) from None
     s.started.add(node["id"])

@@ -71,11 +71,11 @@ class Memory:
                 found = re.search(r"^oom_kill (\d+)$", events, re.MULTILINE)
                 self.exceeded |= bool(found and int(found[1]))
                 self.folder.rmdir()
-            except FileNotFoundError:
+            except FileNotFoundError:  # it is gone, as a rule at the second look
                 return
             except OSError:
-                for pid in (self.folder / "cgroup.procs").read_text().split():
-                    with contextlib.suppress(ProcessLookupError):
+                with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                    for pid in (self.folder / "cgroup.procs").read_text().split():
                         os.kill(int(pid), signal.SIGKILL)
                 time.sleep(pause)
 

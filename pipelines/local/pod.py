@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from pipelines.local import isolation, limits
-from pipelines.local.processes import signal_group
 from pipelines.local.volumes import Made, bound
 from steps.errors import ConfigError
 
@@ -105,8 +104,7 @@ class Process(subprocess.Popen[bytes]):
         return code
 
     def _over(self) -> None:
-        if self.memory and self.memory.folder.exists():
-            signal_group(self.pid, signal.SIGKILL)  # the container is gone when its first process is
+        if self.memory:
             self.memory.close()
 
     @property

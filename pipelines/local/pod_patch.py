@@ -66,12 +66,11 @@ def check(holder: dict[str, Any], where: str) -> list[str]:
     if not text:
         return []
     where = f"{where}.podSpecPatch"
-    wrong = None
+    wrong: list[ConfigError] = []
     for value in ("0", "text", "{}"):  # what a tag may stand for
         try:
             found = walk(_loaded(TAG.sub(value, text), where), "PodPatch", where)
             return [f"podSpecPatch.{each}" for each in found]
         except ConfigError as error:
-            wrong = wrong or error
-    assert wrong
-    raise wrong
+            wrong.append(error)
+    raise wrong[0]

@@ -155,12 +155,21 @@ def referred(reference: Mapping[str, Any], find: Find) -> Mapping[str, Any] | No
     return present(find(WORKFLOW_TEMPLATES[bool(reference.get("clusterScope"))][0], str(reference.get("name"))))
 
 
+def scope_of(reference: Mapping[str, Any]) -> str:
+    """How names of the WorkflowTemplate begin in a run."""
+    return f"{WORKFLOW_TEMPLATES[bool(reference.get('clusterScope'))][1]}/{reference.get('name')}"
+
+
+def called(reference: Mapping[str, Any]) -> str:
+    """The name in a run of the template of a templateRef."""
+    return f"{scope_of(reference)}/{reference.get('template')}"
+
+
 def qualify(spec: dict[str, Any], scope: str, path: str, waiting: list[Any]) -> None:
     """Gives every caller in `spec` the full name of what it calls, and notes the objects that it lies in."""
     for holder, where in holders(spec, path):
         if isinstance(reference := holder.get("templateRef"), dict):
-            other = f"{WORKFLOW_TEMPLATES[bool(reference.get('clusterScope'))][1]}/{reference.get('name')}"
-            holder["template"] = f"{other}/{reference.get('template')}"
+            other, holder["template"] = scope_of(reference), called(reference)
             waiting.append((other, reference, f"{where}.templateRef"))
         elif scope and holder.get("template"):
             holder["template"] = f"{scope}/{holder['template']}"

@@ -14,7 +14,8 @@ from collections.abc import Iterable
 from collections.abc import Set as AbstractSet
 from typing import Any
 
-from pipelines.local import attempts, dag, gates, golang, hooks, leaf, retries, steps, suspend, volumes
+from pipelines.local import attempts, dag, gates, hooks, leaf, retries, steps, suspend, volumes
+from pipelines.local.references import called
 from pipelines.local.shared import Shared
 from pipelines.local.table import (
     COMPLETED,
@@ -114,10 +115,11 @@ class Scheduler(Values):
     def holder(self, node: Node) -> dict[str, Any]:
         """What calls a node's template, as far as the node says it: of an inline one nothing is known."""
         scope, name = node.get("templateScope", ""), node.get("templateName", "")
-        if reference := node.get("templateRef"):
-            kind = "cluster" if reference.get("clusterScope") else "namespaced"
-            scope, name = f"{kind}/{reference['name']}", reference["template"]
-        return {"name": node["displayName"], "template": name if scope.startswith("local/") else f"{scope}/{name}"}
+        plain = name if scope.startswith("local/") else f"{scope}/{name}"
+        return {
+            "name": node["displayName"],
+            "template": called(node["templateRef"]) if "templateRef" in node else plain,
+        }
 
     def _tell_time(self) -> None:
         duration = self.now - moment(self.status["startedAt"])
@@ -348,7 +350,7 @@ class Scheduler(Values):
         return self.processed(template, arguments, local)
 
     def _check_timeout(self, node: Node, template: dict[str, Any]) -> None:
-        if self.now >= moment(node["startedAt"]) + golang.seconds(template["timeout"]):
+        if self.now >= gates.times_out(node, template):
             self.mark(node["name"], "Failed", "timeout")
             raise TimedOut("timeout")
 

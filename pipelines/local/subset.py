@@ -50,8 +50,8 @@ def check(workflow: dict[str, Any], cluster: Any, manifest: Mapping[str, Any] | 
     volumes.check(workflow["spec"], bodies(workflow["spec"], "spec"))
     _objects(workflow["spec"], cluster)
     notes = [f"ignored here, as one machine has no use for it: {', '.join(ignored)}"] if ignored else []
-    kept = {"memory"} if limits.available() else set[str]()
-    if beyond := dict.fromkeys(name for name in limits.named(workflow["spec"]) if name not in kept):
+    named = dict.fromkeys(limits.named(workflow["spec"]))
+    if beyond := [name for name in named if name != "memory" or not limits.available()]:
         notes.append(
             f"containers may use more {', '.join(beyond)} than their limits say: nothing here holds them to it"
         )

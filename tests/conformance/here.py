@@ -15,7 +15,7 @@ from pipelines.local.services import BUCKET, Services
 from steps.storage import Store
 from tests.conformance.outcome import REFUSED, Contents, Outcome, in_store, of_status
 
-TIMEOUT = 180.0  # seconds
+TIMEOUT = 600.0  # seconds: a workflow that waits for its retries takes its time on Argo too
 BAD = 2  # the exit code of what is refused
 
 

@@ -363,7 +363,8 @@ class Maker:
         if self.elsewhere:
             library = {"kind": "WorkflowTemplate", "metadata": {"name": f"{NAME}-lib"}}
             beside.append(version | library | {"spec": {"templates": self.elsewhere}})
-        if self.chance(5):
+        unique = len({template["name"] for template in self.templates}) == len(self.templates)
+        if unique and self.chance(5):  # of what a workflowTemplateRef names, Argo does not check this
             whole = {"kind": "WorkflowTemplate", "metadata": {"name": f"{NAME}-whole"}}
             beside.append(version | whole | {"spec": spec})
             spec = {"workflowTemplateRef": {"name": f"{NAME}-whole"}}
