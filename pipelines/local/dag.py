@@ -125,10 +125,10 @@ class Dag:
         state, task = self._visit(name), self.tasks[name]
         if name in self.targets and (self.looped or task.get("hooks")) and (node := self.node(name)):
             try:
-                scope = self.scope(name)
-            except ValueError as error:
+                hooks.during(self.s, task, node, self.scope(name), self.options())  # once more: it may be over since
+            except (NodeError, ValueError) as error:
+                self.s.mark(self.name, "Error", str(error))
                 raise NodeError(str(error)) from None
-            hooks.during(self.s, task, node, scope, self.options())  # once more, as it may be over since
         return state
 
     def _visit(self, name: str) -> State:

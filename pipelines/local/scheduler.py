@@ -357,10 +357,11 @@ class Scheduler(Values):
     def _run(self, name: str, holder: dict[str, Any], template: dict[str, Any], options: Options) -> Node | None:
         for kind, module in (("dag", dag), ("steps", steps)):
             if kind in template:
-                node = module.execute(self, name, holder, template, options)
-                if node["phase"] in FULFILLED:
-                    self._end_daemons(node["id"])
-                return node
+                try:
+                    return module.execute(self, name, holder, template, options)
+                finally:  # also where it ends by an error
+                    if (node := self.get(name)) and node["phase"] in FULFILLED:
+                        self._end_daemons(node["id"])
         if "suspend" in template:
             return suspend.execute(self, name, holder, template, options)
         if not any(kind in template for kind in leaf.KINDS):
