@@ -165,12 +165,12 @@ class Store:
         origin = {"Bucket": self.bucket, "Key": source}
         self._named(source, lambda: self.client.copy_object(Bucket=self.bucket, Key=target, CopySource=origin))
 
-    def upload(self, path: Path, key: str) -> None:
-        """A file to `key`, or every file of a directory below the prefix `key`."""
+    def upload(self, path: Path, key: str, links: bool = True) -> None:
+        """A file to `key`, or every file of a directory below the prefix `key` (`links`: also what links lead to)."""
         if path.is_file():
             self._named(key, lambda: self.client.upload_file(str(path), self.bucket, key))
             return
-        files = [file for file in sorted(path.rglob("*")) if file.is_file()]
+        files = [file for file in sorted(path.rglob("*")) if file.is_file() and (links or not file.is_symlink())]
         with ThreadPoolExecutor(THREADS) as pool:
             list(pool.map(lambda file: self.upload(file, f"{key.rstrip('/')}/{file.relative_to(path)}"), files))
 

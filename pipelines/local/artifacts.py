@@ -19,6 +19,14 @@ STAGED = "/tmp/argo/outputs/artifacts"  # where Argo's executor puts a file that
 GC = ("OnWorkflowCompletion", "OnWorkflowDeletion", "Never", "")
 
 
+class Tar(tarfile.TarFile):
+    """With the whole of each file, as Go writes it, also of what is a second name of one."""
+
+    def gettarinfo(self, *given: Any, **named: Any) -> tarfile.TarInfo:
+        self.inodes.clear()  # pyright: ignore
+        return super().gettarinfo(*given, **named)
+
+
 class ArtifactError(Exception):
     """An artifact that cannot be loaded or saved; the text is Argo's."""
 
@@ -82,8 +90,27 @@ def _tarball(path: Path) -> bool:
 
 
 def _untar(path: Path, into: Path) -> None:
+    root = os.path.realpath(into)
+
+    def taken(member: tarfile.TarInfo, _: str) -> tarfile.TarInfo | None:
+        """As Argo's executor takes it: links that stay within, and files and directories without an owner."""
+        target = os.path.normpath(os.path.join(root, member.name))
+        if not target.startswith(f"{root}/"):
+            raise ArtifactError(f"illegal file path: {member.name}")
+        if member.issym():
+            if not os.path.normpath(os.path.join(os.path.dirname(target), member.linkname)).startswith(f"{root}/"):
+                raise ArtifactError(f"illegal symlink target: {member.name} -> {member.linkname}")
+            return member
+        if not f"{os.path.realpath(os.path.dirname(target))}/".startswith(f"{root}/"):
+            raise ArtifactError(
+                f"illegal file path after symlink resolution: {member.name} resolves outside destination"
+            )
+        mode = 0o755 if member.isdir() else member.mode & 0o777
+        plain = member.replace(mode=mode, uid=None, gid=None, uname=None, gname=None, deep=False)  # pyright: ignore
+        return plain if member.isdir() or member.isreg() else None
+
     with tarfile.open(path, "r:gz") as archive:
-        archive.extractall(into, filter="data")
+        archive.extractall(into, filter=taken)
 
 
 def _unpack(archive: Path, path: Path, extract: Any) -> None:
@@ -101,33 +128,42 @@ def _unpack(archive: Path, path: Path, extract: Any) -> None:
 
 
 def save(
-    artifact: dict[str, Any], path: Path, pod: str, workflow: str, store: Any, location: dict[str, Any] | None = None
+    artifact: dict[str, Any],
+    link: Path,
+    path: Path,
+    pod: str,
+    workflow: str,
+    store: Any,
+    location: dict[str, Any] | None = None,
 ) -> dict[str, Any] | None:
     """Uploads an output artifact and gives it with its key; None if it is optional and absent. Raises ArtifactError.
 
+    `link`: what the template names, which as a rule is the file at `path` itself, but may lead to it.
     `location`: the S3 place of the template's archiveLocation, for what does not say where it goes itself.
     """
     archive = artifact.get("archive") or {}
-    if missed := _missed(artifact, path):
+    if missed := _missed(artifact, link, path):
         if artifact.get("optional"):
             return None
         raise ArtifactError(f"{missed}: no such file or directory")
-    name, packed = path.name, path
+    if not (path.is_file() or path.is_dir()):
+        raise ArtifactError(f"{artifact['path']} is not a regular file or directory")
+    name, packed = link.name, path
     if "zip" in archive:
-        name, packed = f"{artifact['name']}.zip", path.with_name(f".{artifact['name']}.zip")
+        name, packed = f"{artifact['name']}.zip", link.with_name(f".{artifact['name']}.zip")
         _zip(path, packed, artifact["name"])
     elif "none" not in archive:
-        name, packed = f"{artifact['name']}.tgz", path.with_name(f".{artifact['name']}.tgz")
+        name, packed = f"{artifact['name']}.tgz", link.with_name(f".{artifact['name']}.tgz")
         level = _level(archive)
-        with gzip.GzipFile(packed, "wb", level, mtime=0) as zipped, tarfile.open(fileobj=zipped, mode="w") as tar:
-            tar.add(path, arcname=path.name)
+        with gzip.GzipFile(packed, "wb", level, mtime=0) as zipped, Tar.open(fileobj=zipped, mode="w") as tar:
+            tar.add(link if path.is_dir() else path, arcname=link.name)
     own, base = artifact.get("s3") or {}, _base(location, f"{workflow}/{pod}")
     where = {**base, "key": f"{base['key']}/{name}"} | own
     if own.get("endpoint") and own.get("bucket"):
         where = {**own, "key": where["key"]}
     key = where["key"]
     try:
-        store(where).upload(packed, key)
+        store(where).upload(packed, key, links=False)
     except StorageError as error:
         raise ArtifactError(f"artifact {artifact['name']} failed to save: {error}") from None
     finally:
@@ -142,11 +178,14 @@ def _level(archive: dict[str, Any]) -> int:
     return level if isinstance(level, int) and level in range(10) else 6
 
 
-def _missed(artifact: dict[str, Any], path: Path) -> str:
+def _missed(artifact: dict[str, Any], link: Path, path: Path) -> str:
     """What Argo looks for in vain, if it does; a file that it zips it looks for by the name of its artifact."""
+    archive = artifact.get("archive") or {}
     if not path.exists():
         return f"open /var/run/argo/outputs/artifacts{artifact['path']}.tgz"
-    lost = "zip" in (artifact.get("archive") or {}) and path.is_file() and path.name != artifact["name"]
+    if "none" in archive and path.is_dir() and link.is_symlink():
+        return f"open {STAGED}/{link.name}"
+    lost = "zip" in archive and path.is_file() and link.name != artifact["name"]
     return f"stat {STAGED}/{artifact['name']}" if lost else ""
 
 

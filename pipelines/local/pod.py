@@ -78,6 +78,7 @@ class PodRun:
     volumes: Mapping[str, Made] = field(default_factory=dict)
 
 
+POD = "REKINDLE_POD"  # the variable by which what a pod leaves is known: its root
 FACTS: dict[str, Callable[[PodRun], str]] = {
     "metadata.name": lambda pod: pod.name,
     "metadata.namespace": lambda pod: pod.namespace,
@@ -155,7 +156,7 @@ def start(pod: PodRun, cluster: Cluster) -> Process:
         mounts = container.get("volumeMounts") or []
         binds = bound(pod.volumes, mounts, lambda text: expand(text, environment))
         workloads = [Path(each) for each in environment["REKINDLE_PATH"].split(os.pathsep) if each]
-        enter = isolation.entry(pod.root, private, [cluster.home, *workloads], binds)
+        enter = isolation.entry(pod.root, private, workloads, binds, itself=pod.private is None)
     with open(pod.log, "ab") as log, open(pod.stdout or pod.log, "ab") as out:
         memory = limits.limited(container, f"{pod.name}.{container['name']}")
         try:
@@ -248,7 +249,7 @@ def environ(pod: PodRun, container: Mapping[str, Any], cluster: Cluster) -> dict
         value = _value(pod, each, cluster)
         if value is not None:
             found[each["name"]] = expand(value, found)
-    return found | dict(pod.extra_env)
+    return found | dict(pod.extra_env) | {POD: str(pod.root)}
 
 
 def _names(pod: PodRun, container: Mapping[str, Any]) -> None:

@@ -22,7 +22,7 @@ from pipelines import lint
 from pipelines.local import artifacts, subset, suspend, volumes
 from pipelines.local import manifest as manifests
 from pipelines.local.executor import Executor
-from pipelines.local.pod import Cluster
+from pipelines.local.pod import POD, Cluster
 from pipelines.local.processes import HeldInterrupts, alive, signal_group, started
 from pipelines.local.references import resolved
 from pipelines.local.resource import Resources
@@ -172,6 +172,7 @@ class LocalRun:
                     raise
                 finally:
                     executor.close()
+                    _clear(self.files, {})  # what left its session
 
     def _loop(self, scheduler: Scheduler, executor: Executor) -> Status:
         self.status = scheduler.status
@@ -231,7 +232,7 @@ def _cluster(home: Path | None = None) -> Cluster:
 
 
 def _clear(files: RunFiles, pods: Mapping[str, list[int]]) -> None:
-    """Ends what a dead runner left: the sessions of its pods, what writes to its logs, what has a pod's root as `/`."""
+    """Ends what pods left: their sessions, what writes to their logs, has a pod's root as `/` or its environment."""
     sessions, places = {pid: since for pid, since in pods.values()}, (f"{files.logs}/", f"{files.pods}/")
     pids = [int(each.name) for each in Path("/proc").iterdir() if each.name.isdigit()]
     found = {pid: started(pid) for pid in pids if pid != os.getpid() and _left(pid, sessions, places)}
@@ -242,9 +243,7 @@ def _clear(files: RunFiles, pods: Mapping[str, list[int]]) -> None:
     until = time.monotonic() + 5
     while any(since and alive(pid, since) for pid, since in found.items()):
         if time.monotonic() > until:
-            raise RekindleError(
-                f"processes {sorted(found)} of the dead runner of {files.name} do not end: they must first."
-            )
+            raise RekindleError(f"processes {sorted(found)} that {files.name} left do not end: they must first.")
         time.sleep(0.01)
 
 
@@ -253,6 +252,9 @@ def _left(pid: int, sessions: Mapping[int, int], places: tuple[str, ...]) -> boo
         with contextlib.suppress(OSError):  # gone, or not ours
             if os.readlink(f"/proc/{pid}/{link}").startswith(places):
                 return True
+    with contextlib.suppress(OSError):
+        if any(f"\0{POD}={place}".encode() in b"\0" + Path(f"/proc/{pid}/environ").read_bytes() for place in places):
+            return True
     try:
         since = sessions.get(os.getsid(pid))
     except (ProcessLookupError, PermissionError):

@@ -88,12 +88,19 @@ class Running:
         artifacts.clear(self.root)
 
     def host(self, path: str) -> Path:
-        """Where the file is that the main container knows as `path`."""
-        if self.private is not None:
-            for place, at, _ in reversed(bound(self.volumes, main_of(self.template).get("volumeMounts") or [])):
-                if Path(path).is_relative_to(at):
-                    return place / Path(path).relative_to(at)
-        return isolation.below(self.root, path)
+        """Where the file is that the main container reaches by `path`. Raises OSError."""
+        return isolation.below(self.root, path) if self.private is None else isolation.followed(path, self._place)
+
+    def _named(self, path: str) -> Path:
+        """The same, but where that is a link the link."""
+        parent, _, name = os.path.normpath(path).rpartition("/")
+        return self.host(parent) / name if parent else self.host(path)
+
+    def _place(self, path: Path) -> Path:
+        for place, at, _ in reversed(bound(self.volumes, main_of(self.template).get("volumeMounts") or [])):
+            if path.is_relative_to(at):
+                return place / path.relative_to(at)
+        return isolation.own(self.root, self.private or (), path)
 
     def collected(self, workflow: str, store: Store) -> tuple[str, str, Outputs]:
         """Phase, message and outputs when its processes are over."""
@@ -119,7 +126,8 @@ class Running:
         for each in declared.get("artifacts") or []:
             try:
                 place = (self.template.get("archiveLocation") or {}).get("s3")
-                if saved := artifacts.save(each, self.host(each["path"]), self.action.pod, workflow, store, place):
+                link, file = self._named(each["path"]), self.host(each["path"])
+                if saved := artifacts.save(each, link, file, self.action.pod, workflow, store, place):
                     outputs.setdefault("artifacts", []).append(saved)
             except (ArtifactError, OSError) as error:
                 failed.append(str(error))
@@ -144,7 +152,10 @@ class Running:
         if "path" not in source:
             return parameter.get("value", source.get("default"))
         try:
-            text = self.host(source["path"]).read_text(errors="replace")
+            file = self.host(source["path"])
+            if not file.is_file():  # a pipe would be waited for
+                raise FileNotFoundError(file)
+            text = file.read_bytes().decode(errors="replace")
         except OSError:
             text = source.get("default")
         return text.removesuffix("\n") if text is not None else None

@@ -14,6 +14,7 @@ import socket
 import subprocess
 import sys
 import tarfile
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -126,6 +127,8 @@ class Run:
 
     def __post_init__(self) -> None:
         self.home.mkdir(parents=True)
+        self.shared = tempfile.TemporaryDirectory(prefix="rekindle-kills-", dir="/dev/shm")
+        self.notes = Path(self.shared.name)  # which pods with a /tmp of their own see, too
         bucket = f"kills-{self.home.name}"
         self.cluster = LocalCluster(self.home)
         self.files = RunFiles(self.home, self.name)
@@ -133,11 +136,11 @@ class Run:
         if own:
             store = self.store = Store(bucket, own["S3_ENDPOINT_URL"], *(own[key] for key in KEYS))
             store.client.create_bucket(Bucket=bucket)
-        self.environment = {**os.environ, **own, "HOME_OF_ALL": str(self.home)}
+        self.environment = {**os.environ, **own, "HOME_OF_ALL": str(self.notes)}
         self.cluster.keep(each for each in documents() if each["kind"] != "Workflow")
         text = json.dumps(workflows()[self.name])
         text = text.replace('\\"@PORT@\\"', "@PORT@").replace("@PORT@", str(_free_port()))
-        text = text.replace("@HOME@", str(self.home)).replace("@URL@", self.url)
+        text = text.replace("@HOME@", str(self.notes)).replace("@URL@", self.url)
         text = text.replace("@BUCKET@", own.get("S3_BUCKET", BUCKET))
         (self.home / "w.json").write_text(text)
 
@@ -194,7 +197,7 @@ class Run:
         return Counter(mark.split()[1] for mark in self.marks() if mark.startswith("begin"))
 
     def marks(self) -> list[str]:
-        path = self.home / "marks"
+        path = self.notes / "marks"
         return path.read_text().splitlines() if path.exists() else []
 
     def outcome(self) -> Any:
@@ -253,7 +256,7 @@ class Run:
         return found + [f"left behind: {path}" for path in [*memory, self.files.asked] if path.exists()]
 
     def _processes(self) -> list[str]:
-        mark, found = f"HOME_OF_ALL={self.home}\0".encode(), []
+        mark, found = f"HOME_OF_ALL={self.notes}\0".encode(), []
         for process in Path("/proc").glob("[0-9]*"):
             try:
                 if mark in (process / "environ").read_bytes() + b"\0":

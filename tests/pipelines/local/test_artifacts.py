@@ -21,7 +21,9 @@ needs_namespaces = pytest.mark.skipif(not isolation.available(), reason="no priv
 
 
 def sent(store: Store, path: Path, **artifact: Any) -> dict[str, Any]:
-    saved = artifacts.save({"name": "a", "path": f"/tmp/{path.name}", **artifact}, path, "pod", "w", lambda _: store)
+    saved = artifacts.save(
+        {"name": "a", "path": f"/tmp/{path.name}", **artifact}, path, path, "pod", "w", lambda _: store
+    )
     assert saved
     return saved
 
@@ -69,14 +71,51 @@ def test_a_tarball_is_unpacked_unless_the_artifact_says_none(s3: Store, tmp_path
     assert (tmp_path / "two").read_bytes() == (tmp_path / "model.tar.gz").read_bytes()
 
 
+def test_a_tree_comes_back_with_its_modes_and_both_names_of_a_file(s3: Store, tmp_path: Path) -> None:
+    tree = tmp_path / "tree"
+    tree.mkdir()
+    (tree / "run").write_text("x")
+    (tree / "run").chmod(0o777)
+    (tree / "again").hardlink_to(tree / "run")
+    (tree / "link").symlink_to("run")
+    artifacts.load(sent(s3, tree), tmp_path / "in", lambda _: s3)
+    found = {each.name: (each.read_text(), each.stat().st_mode & 0o777) for each in (tmp_path / "in").iterdir()}
+    assert found == dict.fromkeys(("run", "again", "link"), ("x", 0o777))
+    assert (tmp_path / "in/link").is_symlink() and (tmp_path / "in/again").stat().st_nlink == 1
+    artifacts.load(sent(s3, tree, archive={"none": {}}), tmp_path / "plain", lambda _: s3)
+    assert sorted(each.name for each in (tmp_path / "plain").iterdir()) == ["again", "run"]  # as on Argo
+
+
+@pytest.mark.parametrize("target", ["/etc/hosts", "../../out"])
+def test_a_link_out_of_an_artifact_is_refused(s3: Store, tmp_path: Path, target: str) -> None:
+    (tmp_path / "tree").mkdir()
+    (tmp_path / "tree/link").symlink_to(target)
+    with pytest.raises(ArtifactError, match=f"illegal symlink target: tree/link -> {target}"):
+        artifacts.load(sent(s3, tmp_path / "tree"), tmp_path / "in", lambda _: s3)
+
+
+def test_a_link_to_a_directory_is_saved_as_argo_saves_it(s3: Store, tmp_path: Path) -> None:
+    (tmp_path / "tree").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "tree")
+    named = {"name": "a", "path": "/tmp/link"}
+    with pytest.raises(ArtifactError, match="open /tmp/argo/outputs/artifacts/link: no such file"):
+        bare = {**named, "archive": {"none": {}}}
+        artifacts.save(bare, tmp_path / "link", tmp_path / "tree", "pod", "w", lambda _: s3)
+    saved = artifacts.save(named, tmp_path / "link", tmp_path / "tree", "pod", "w", lambda _: s3)
+    with pytest.raises(ArtifactError, match="illegal symlink target: link -> /"):  # nothing but the link is there
+        artifacts.load(saved or {}, tmp_path / "in", lambda _: s3)
+
+
 def test_what_is_missing_is_an_error_unless_it_is_optional(s3: Store, tmp_path: Path) -> None:
     with pytest.raises(ArtifactError, match="failed to load"):
         artifacts.load({"name": "a", "s3": {"key": "nope"}}, tmp_path / "in", lambda _: s3)
     artifacts.load({"name": "a", "s3": {"key": "nope"}, "optional": True}, tmp_path / "in", lambda _: s3)
     with pytest.raises(ArtifactError, match="no such file"):
-        artifacts.save({"name": "a", "path": "/tmp/a"}, tmp_path / "a", "pod", "w", lambda _: s3)
+        artifacts.save({"name": "a", "path": "/tmp/a"}, tmp_path / "a", tmp_path / "a", "pod", "w", lambda _: s3)
     assert (
-        artifacts.save({"name": "a", "path": "/tmp/a", "optional": True}, tmp_path / "a", "pod", "w", lambda _: s3)
+        artifacts.save(
+            {"name": "a", "path": "/tmp/a", "optional": True}, tmp_path / "a", tmp_path / "a", "pod", "w", lambda _: s3
+        )
         is None
     )
 
@@ -230,7 +269,7 @@ def test_an_artifact_goes_where_the_archive_location_says(s3: Store, tmp_path: P
     ):
         store = lambda where: asked.append(where) or s3  # noqa: E731
         given = {"name": "a", "path": "/tmp/a", **artifact}
-        saved = artifacts.save(given, tmp_path / "a", "pod", "w", store, location)
+        saved = artifacts.save(given, tmp_path / "a", tmp_path / "a", "pod", "w", store, location)
         assert saved
         assert (saved["s3"], asked.pop()) == (expected, expected)
 

@@ -32,7 +32,7 @@ def test_ten_moments_of_each_workflow(stage: Stage, number: int) -> None:
 
 
 def orphan(run: Run) -> Callable[[], Any]:
-    return subprocess.Popen(["sleep", "60"], env={"HOME_OF_ALL": str(run.home)}).kill
+    return subprocess.Popen(["sleep", "60"], env={"HOME_OF_ALL": str(run.notes)}).kill
 
 
 def written(path: Path, text: str) -> Callable[[], Any]:
@@ -83,7 +83,7 @@ def test_what_a_run_lost_or_left_behind_would_be_found(stage: Stage) -> None:
         assert [problem for problem in judged(run, expected) if problem.startswith(what)], what
         undo()
     over = run.over()
-    with (run.home / "marks").open("a") as marks:
+    with (run.notes / "marks").open("a") as marks:
         marks.write(f"begin {next(iter(over))} 1\n")
     assert again(over, run.begun()) == [f"{next(iter(over))} was over and began again"]
 

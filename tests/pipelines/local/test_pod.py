@@ -9,6 +9,7 @@ import pytest
 from pipelines.local import isolation
 from pipelines.local.cluster import LocalCluster
 from pipelines.local.pod_patch import patched
+from pipelines.local.processes import started
 from pipelines.local.resources.stored import Stored
 from pipelines.local.run import execute
 
@@ -104,6 +105,55 @@ def test_a_working_directory_that_is_not_there_is_made_for_the_pod_alone(tmp_pat
     assert (status["phase"], said(tmp_path)) == ("Succeeded", f"{directory}\nx\nout\n"), status
     assert status["nodes"]["w"]["outputs"]["parameters"][0]["value"] == "out"
     assert not Path(directory).exists()
+
+
+@needs_namespaces
+def test_what_a_pod_deletes_of_the_machine_is_still_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    beside, code = Path.cwd() / f".{tmp_path.name}-marker", tmp_path / "workloads"
+    code.mkdir()
+    (code / "mine.py").write_text("")
+    beside.write_text("")
+    monkeypatch.setenv("REKINDLE_PATH", str(code))  # below /tmp, as is the home: seen in spite of the pod's own /tmp
+    source = f"ls {beside} {code}; rm -rf {beside} {code}; rm -rf /tmp/*; ls {beside}; find /tmp -path '*/etc/passwd'"
+    outputs = {"parameters": [{"name": "p", "valueFrom": {"path": "/tmp/p", "default": ""}}]}
+    try:
+        assert ran({"container": shell(source), "outputs": outputs}, tmp_path)["phase"] == "Succeeded"
+        assert beside.exists() and (code / "mine.py").exists()
+    finally:
+        beside.unlink()
+    seen = said(tmp_path)
+    assert f"{beside}\n" in seen and "mine.py\n" in seen
+    assert "/etc/passwd" not in seen, "the pod's own root must not lead back to the machine"
+
+
+@needs_namespaces
+@pytest.mark.parametrize("link", ["/tmp/secret", "secret", "../tmp/secret", "/tmp/on/secret"])
+def test_a_link_to_an_output_is_followed_within_the_pod(tmp_path: Path, link: str) -> None:
+    source = f"echo mine > /tmp/secret; ln -s /tmp /tmp/on; ln -s {link} /tmp/p"
+    outputs = {"parameters": [{"name": "p", "valueFrom": {"path": "/tmp/p"}}]}
+    status = ran({"container": shell(source), "outputs": outputs}, tmp_path)
+    assert status["nodes"]["w"]["outputs"]["parameters"][0]["value"] == "mine", status
+
+
+@needs_namespaces
+@pytest.mark.parametrize("source", ["mkfifo /tmp/p", "ln -s /dev/zero /tmp/p", "ln -s p /tmp/p", "mkdir /tmp/p"])
+def test_an_output_that_is_no_file_is_an_error_and_no_hang(tmp_path: Path, source: str) -> None:
+    outputs = {"parameters": [{"name": "p", "valueFrom": {"path": "/tmp/p"}}]}
+    status = ran({"container": shell(source), "outputs": outputs}, tmp_path)
+    assert (status["phase"], "outputs/parameters/tmp/p: no such file" in status["message"]) == ("Error", True), status
+
+
+def test_an_output_loses_one_line_end_and_nothing_else(tmp_path: Path) -> None:
+    outputs = {"parameters": [{"name": "p", "valueFrom": {"path": "/tmp/p"}}]}
+    source = r"printf 'a\r\n\r\n' > {{outputs.parameters.p.path}}"
+    status = ran({"container": shell(source), "outputs": outputs}, tmp_path)
+    assert status["nodes"]["w"]["outputs"]["parameters"][0]["value"] == "a\r\n\r", status
+
+
+def test_what_a_step_leaves_behind_in_a_session_of_its_own_ends_with_the_run(tmp_path: Path) -> None:
+    source = f"setsid sleep 1000 > /dev/null 2>&1 & echo $! > {tmp_path}/pid; sleep 0.3"
+    assert ran({"container": shell(source)}, tmp_path)["phase"] == "Succeeded"
+    assert started(int((tmp_path / "pid").read_text())) is None
 
 
 @needs_namespaces
