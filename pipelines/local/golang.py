@@ -13,9 +13,11 @@ from datetime import datetime
 from decimal import Decimal
 from typing import Any
 
+WIDEST = 1_000_000  # Go reads no further digit of a width beyond it, nor anything behind that
 UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 PART = re.compile(r"(\d+\.?\d*|\.\d+)(ns|us|µs|μs|ms|s|m|h)")
 VERB, VERBS = re.compile(r"%([-+ 0]*)(\d*)(.?)", re.S), {"d": "d", "v": "d", "x": "x", "X": "X", "o": "o", "b": "b"}
+TOKENS, DECODER = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|\s+'), json.JSONDecoder()
 COMPARE: dict[str, Callable[[Any, Any], bool]] = {
     "==": operator.eq, "!=": operator.ne, "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge
 }  # fmt: skip
@@ -190,36 +192,37 @@ def sprintf(form: str, number: int) -> str:
         text = format(number, ("<" if left else "") + sign + zeros + width + VERBS[letter])
         return text if used == 1 else f"%!{letter}(MISSING)"
 
-    text = VERB.sub(written, form)
+    cut = next((found.start() for found in VERB.finditer(form) if int(found[2][:-1][:8] or 0) > WIDEST), None)
+    text = VERB.sub(written, form[:cut]) + ("" if cut is None else "%!(NOVERB)")
     return text if used else f"{text}%!(EXTRA int={number})"
 
 
-class Literal(float):
-    """A number that keeps its spelling."""
+def compact(text: str) -> str:
+    """JSON without its spaces, else as it is spelt: 1.50 stays so, and so does \\u00fc. Raises ValueError."""
+    parsed(text)
+    return TOKENS.sub(lambda found: found[0].strip(), text).translate(ESCAPES)
 
-    def __init__(self, text: str) -> None:
-        self.text = text
+
+def parts(text: str) -> list[str]:
+    """What a compact JSON list holds, as it is spelt; of an object its keys and values in turn."""
+    found, at = [], 1
+    while at < len(text) - 1:
+        _, end = DECODER.raw_decode(text, at)
+        found.append(text[at:end])
+        at = end + 1
+    return found
 
 
-def item(value: Any) -> str:
-    """A loop item as Argo writes it into names and tags: strings bare, the rest as JSON, spelt as it was."""
-    text = _spelt(value)
+def item(text: str) -> str:
+    """A loop item, of compact JSON, as Argo writes it into names and tags: strings bare, but as they are spelt."""
     text = text[1:-1] if text.startswith('"') else text
     return text.replace("\\u003c", "<").replace("\\u003e", ">").replace("\\u0026", "&")
 
 
-def _spelt(value: Any) -> str:
-    if isinstance(value, dict):
-        return "{" + ",".join(f"{dumps(key)}:{_spelt(each)}" for key, each in value.items()) + "}"
-    if isinstance(value, list):
-        return "[" + ",".join(map(_spelt, value)) + "]"
-    return value.text if isinstance(value, Literal) else dumps(value)
-
-
-def parsed(text: str, number: Callable[[str], Any] = float, whole: Callable[[str], Any] = int) -> Any:
-    """JSON as Go reads it; `number` makes of the text of those with a point or an exponent. Raises ValueError."""
+def parsed(text: str, whole: Callable[[str], Any] = int) -> Any:
+    """JSON as Go reads it; `whole` makes of the text of whole numbers what they are. Raises ValueError."""
     try:
-        return json.loads(text, parse_float=number, parse_int=whole, parse_constant=_unknown)
+        return json.loads(text, parse_int=whole, parse_constant=_unknown)
     except json.JSONDecodeError as error:
         at = error.pos
         word = next((word for word in ("null", "true", "false") if text[at : at + 1] == word[0]), "")

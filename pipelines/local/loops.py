@@ -3,6 +3,7 @@
 Source: Argo's expandTask, expandStep, processItem, expandSequence and Item.
 """
 
+import json
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -40,14 +41,15 @@ def expand(step: dict[str, Any], scope: Mapping[str, str | None]) -> list[dict[s
     return [_one(body, index, item, scope) for index, item in enumerate(items)]
 
 
-def _items(step: dict[str, Any]) -> list[Any]:
+def _items(step: dict[str, Any]) -> list[str]:
+    """Compact JSON."""
     if step.get("withItems"):
-        return golang.parsed(golang.dumps(step["withItems"]))  # as an API server keeps it
+        return golang.parts(golang.dumps(step["withItems"]))  # as an API server keeps it
     if step.get("withParam"):
-        items = golang.parsed(step["withParam"], golang.Literal)
-        if not isinstance(items, list):
+        items = golang.compact(step["withParam"])
+        if not items.startswith("["):
             raise ValueError("json: cannot unmarshal it into a list")
-        return items
+        return golang.parts(items)
     sequence = step["withSequence"]
     start = whole(sequence.get("start") or 0)
     if sequence.get("end") is not None:
@@ -62,7 +64,7 @@ def _items(step: dict[str, Any]) -> list[Any]:
     numbers = range(start, end + (1 if start <= end else -1), 1 if start <= end else -1)
     if numbers[MOST:]:
         raise ValueError(f"withSequence from {start} to {end}: a loop may have {MOST} items at most")
-    return [golang.parsed(f'"{golang.sprintf(form, number)}"') for number in numbers]
+    return [golang.compact(f'"{golang.sprintf(form, number)}"') for number in numbers]
 
 
 def whole(text: Any) -> int:
@@ -79,14 +81,19 @@ def _runs(when: str) -> bool:
         return True
 
 
-def _one(step: dict[str, Any], index: int, item: Any, scope: Mapping[str, str | None]) -> dict[str, Any]:
-    values: dict[str, str | None] = {**scope, "item": _text(item)}
-    name = golang.item(item)
-    if isinstance(item, dict):
-        values |= {f"item.{key}": golang.item(value) for key, value in item.items()}
-        name = ",".join(sorted(f"{key}:{golang.item(value)}" for key, value in item.items()))
-    elif isinstance(item, list):
-        name = "[" + " ".join(map(golang.item, item)) + "]"
+def _one(step: dict[str, Any], index: int, item: str, scope: Mapping[str, str | None]) -> dict[str, Any]:
+    text, name, values = item, golang.item(item), {**scope}
+    if item.startswith("{"):
+        within = golang.parts(item)
+        fields = dict(zip(map(json.loads, within[::2]), within[1::2], strict=True))
+        text = "{" + ",".join(f"{golang.dumps(key)}:{fields[key]}" for key in sorted(fields)) + "}"
+        values |= {f"item.{key}": golang.item(value) for key, value in fields.items()}
+        name = ",".join(sorted(f"{key}:{golang.item(value)}" for key, value in fields.items()))
+    elif item.startswith('"'):
+        text = json.loads(item)
+    elif item == "null" or item.startswith("["):  # to Argo null is a list with nothing in it
+        name = "[" + " ".join(map(golang.item, golang.parts(item) if item != "null" else [])) + "]"
+    values["item"] = text
     try:
         never = not should_execute(step.get("when", ""))
     except WhenError:
@@ -97,9 +104,3 @@ def _one(step: dict[str, Any], index: int, item: Any, scope: Mapping[str, str | 
     else:
         new = substitute(step, values, ALL, artifacts=False)
     return {**new, "name": f"{step['name']}({index}:{re.sub('[()]', '', name)})", "template": step.get("template", "")}
-
-
-def _text(item: Any) -> str:
-    return (
-        item if isinstance(item, str) else golang.item(dict(sorted(item.items())) if isinstance(item, dict) else item)
-    )

@@ -121,9 +121,9 @@ def aggregate(scope: Scope, kind: str, name: str, nodes: Iterable["Node"]) -> No
         for key, value in row.items():
             columns.setdefault(key, []).append(value)
         if outputs.get("result") is not None:
-            results.append(golang.parsed(outputs["result"]))
+            results.append(golang.compact(outputs["result"]))
     prefix = f"{kind}.{name}.outputs"
-    scope[f"{prefix}.result"] = golang.dumps(results)
+    scope[f"{prefix}.result"] = f"[{','.join(results)}]"
     scope[f"{prefix}.parameters"] = golang.dumps(rows)
     for key, values in columns.items():
         scope[f"{prefix}.parameters.{key}"] = golang.dumps(_structured(values))
@@ -132,7 +132,7 @@ def aggregate(scope: Scope, kind: str, name: str, nodes: Iterable["Node"]) -> No
 def _structured(values: list[str]) -> list[Any]:
     """The values as lists and maps if all of them are, else as the texts they are."""
     try:
-        parsed = [json.loads(value) for value in values]
+        parsed = [golang.parsed(value, whole=float) for value in values]
     except ValueError:
         return values
     return parsed if all(isinstance(each, (list, dict)) for each in parsed) else values

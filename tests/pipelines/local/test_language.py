@@ -294,6 +294,9 @@ def test_durations_that_go_does_not_read(text: str) -> None:
         ("%08X", -255, "-00000FF"),
         ("%b", -255, "-11111111"),
         ("%o", -255, "-377"),
+        ("%1000000000d", 5, "%!(NOVERB)%!(EXTRA int=5)"),  # not a gigabyte
+        ("a%d%99999999dz", 5, "a5%!(NOVERB)"),
+        ("%-010000010d", 5, "%!(NOVERB)%!(EXTRA int=5)"),
     ],
 )
 def test_the_names_of_a_sequence_are_formatted_as_go_does(form: str, number: int, name: str) -> None:

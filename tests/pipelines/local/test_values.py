@@ -1,4 +1,4 @@
-"""What a step is told of its workflow: its time, its phase, its parameters as Go writes them."""
+"""What a step is told of its workflow: its time, its phase, its parameters as Go writes them, what others gave."""
 
 import json
 import re
@@ -8,6 +8,7 @@ from typing import Any
 from pipelines.local.cluster import LocalCluster
 from pipelines.local.manifest import workflow
 from pipelines.local.run import execute
+from tests.pipelines.local.played import dag, leaf, parameters, play, scheduler
 
 TELL = """cat <<END
 {{workflow.duration}} {{workflow.status}}
@@ -71,3 +72,28 @@ def test_failures_are_told_in_the_words_of_argo(tmp_path: Path) -> None:
     assert list(json.loads(text)[0]) == ["displayName", "message", "templateName", "phase", "podName", "finishedAt"]
     assert "." not in json.loads(text)[0]["finishedAt"]
     assert json.loads(good.read_text()) == "null"
+
+
+def test_results_that_a_loop_gathers_are_spelt_as_they_were() -> None:
+    one, given = leaf("one", inputs={"parameters": [{"name": "x"}]}), parameters(x="{{item}}")
+    results = ['{"b": 1, "a": 1.0}', " 1.50 ", "1e3", '"\\u00fc<"', "null", '{"a":1,"a":2}', "[1 , 1.0]"]
+    tasks = (
+        {"name": "a", "withItems": [0, 1, 2, 3, 4, 5, 6], "arguments": given},
+        {"name": "b", "depends": "a", "arguments": parameters(x="{{tasks.a.outputs.result}}")},
+        {"name": "c", "depends": "a", "withParam": "{{tasks.a.outputs.result}}", "arguments": given},
+    )
+    s = scheduler(dag(*tasks), one)
+    ran = play(s, outputs={f"a({i}:{i})": {"result": result} for i, result in enumerate(results)})
+    expected = '[{"b":1,"a":1.0},1.50,1e3,"\\u00fc\\u003c",null,{"a":1,"a":2},[1,1.0]]'
+    assert s.get("w.b")["inputs"]["parameters"][0]["value"] == expected  # type: ignore[index]
+    names = [name for name in ran if name.startswith("c(")]
+    assert names == ["c(0:a:1.0,b:1)", "c(1:1.50)", "c(2:1e3)", "c(3:\\u00fc<)", "c(4:[])", "c(5:a:2)", "c(6:[1 1.0])"]
+    items = [s.get(f"w.{name}")["inputs"]["parameters"][0]["value"] for name in names]  # type: ignore[index]
+    assert items == ['{"a":1.0,"b":1}', "1.50", "1e3", "ü<", "null", '{"a":2}', "[1,1.0]"]
+
+
+def test_lists_that_a_loop_gathers_hold_the_numbers_of_go() -> None:
+    show = {"name": "b", "depends": "a", "arguments": parameters(x="{{tasks.a.outputs.parameters.p}}")}
+    s = scheduler(dag({"name": "a", "withItems": [0]}, show), leaf("one", inputs=parameters(x="")))
+    play(s, outputs={"a(0:0)": {"parameters": [{"name": "p", "value": "[1.0, 12345678901234567890]"}]}})
+    assert s.get("w.b")["inputs"]["parameters"][0]["value"] == "[[1,12345678901234567000]]"  # type: ignore[index]
