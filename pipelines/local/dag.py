@@ -392,8 +392,7 @@ def execute(
         except (TemplateError, ValueError) as error:
             raise NodeError(str(error)) from None
         if outputs:
-            node["outputs"] = outputs
-            scheduler.export(outputs)
+            node["outputs"] = outputs  # exported only by a DAG above, as those of its task
         gates.keep(scheduler, node)
     node["outboundNodes"] = [  # one whose outputs err has none, and nothing hangs below it
         out for target in dag.targets if (found := dag.node(target)) for out in scheduler.outbound(found["id"])

@@ -205,7 +205,9 @@ def outputs_of(template: dict[str, Any], scope: Scope) -> dict[str, Any] | None:
 
 
 def _value(parameter: dict[str, Any], scope: Scope) -> str:
-    source = parameter.get("valueFrom") or {}
+    if "valueFrom" not in parameter:
+        raise TemplateError("output parameters must have a valueFrom specified")
+    source = parameter["valueFrom"] or {}
     default, value = source.get("default"), None
     try:
         if source.get("expression"):

@@ -5,10 +5,12 @@ import re
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from pipelines.local.cluster import LocalCluster
 from pipelines.local.manifest import workflow
 from pipelines.local.run import execute
-from tests.pipelines.local.played import dag, leaf, parameters, play, scheduler
+from tests.pipelines.local.played import dag, leaf, parameters, play, scheduler, steps
 
 TELL = """cat <<END
 {{workflow.duration}} {{workflow.status}}
@@ -97,3 +99,22 @@ def test_lists_that_a_loop_gathers_hold_the_numbers_of_go() -> None:
     s = scheduler(dag({"name": "a", "withItems": [0]}, show), leaf("one", inputs=parameters(x="")))
     play(s, outputs={"a(0:0)": {"parameters": [{"name": "p", "value": "[1.0, 12345678901234567890]"}]}})
     assert s.get("w.b")["inputs"]["parameters"][0]["value"] == "[[1,12345678901234567000]]"  # type: ignore[index]
+
+
+@pytest.mark.parametrize(("above", "known"), [("dag", ["g", "own"]), ("steps", ["g"])])
+def test_a_dags_own_output_with_a_global_name_is_the_workflows_only_below_another_dag(
+    above: str, known: list[str]
+) -> None:
+    output = {"name": "q", "valueFrom": {"parameter": "{{tasks.a.outputs.parameters.p}}"}, "globalName": "own"}
+    inner = {**dag({"name": "a"}), "name": "inner", "outputs": {"parameters": [output]}}
+    call = {"name": "c", "template": "inner"}
+    s = scheduler(dag(call) if above == "dag" else steps([call]), inner, leaf())
+    name = "c.a" if above == "dag" else "w[0].c.a"
+    play(s, outputs={name: {"parameters": [{"name": "p", "value": "P", "globalName": "g"}]}})
+    assert [each["name"] for each in s.status["outputs"]["parameters"]] == known
+
+
+def test_an_output_of_a_dag_that_says_nothing_of_its_source_ends_in_the_words_of_argo() -> None:
+    s = scheduler({**dag({"name": "a"}), "outputs": {"parameters": [{"name": "p", "value": "v"}]}}, leaf())
+    play(s)
+    assert s.get("w")["message"] == "output parameters must have a valueFrom specified"  # type: ignore[index]
