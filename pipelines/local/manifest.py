@@ -16,7 +16,7 @@ import yaml
 from yaml.constructor import ConstructorError
 
 from pipelines.local.golang import anystring, timestamp
-from pipelines.local.references import Find, filled, joined
+from pipelines.local.references import Find, filled, joined, texts
 from pipelines.local.schema import TABLES, walk
 from pipelines.scopes import misshapen, present
 from steps.errors import ConfigError, did_you_mean
@@ -136,7 +136,7 @@ def workflow(
             if key not in TABLES[table]:
                 hint = did_you_mean(str(key), set(TABLES[table]))
                 raise ConfigError(f'"{where}{key}" is no field of a {kind}.{hint} Remove it.')
-    spec = copy.deepcopy(present(manifest.get("spec") or {}))
+    reference, spec = None, copy.deepcopy(present(manifest.get("spec") or {}))
     metadata = copy.deepcopy(manifest.get("metadata") or {})
     if kind == "CronWorkflow":
         name, given = metadata.get("name") or "cron", spec.get("workflowMetadata") or {}
@@ -145,20 +145,24 @@ def workflow(
         metadata["annotations"] = {SCHEDULED: timestamp(), **(given.get("annotations") or {})}
         spec = spec.get("workflowSpec") or {}
     elif kind == "WorkflowTemplate":
-        metadata["name"] = random_name((metadata.get("name") or "workflow") + "-")
+        reference = {"name": metadata.get("name") or "workflow"}
+        metadata |= {"name": random_name(f"{reference['name']}-"), "labels": {}, "annotations": {}}
     elif not metadata.get("name"):
         metadata["name"] = random_name(metadata.get("generateName") or "workflow-")
-    spec = joined(spec, find)
+    reference, spec = reference or spec.get("workflowTemplateRef"), joined(spec, find)
+    if reference:
+        label = "cluster-workflow-template" if reference.get("clusterScope") else "workflow-template"
+        metadata["labels"] = {**(metadata.get("labels") or {}), f"{GROUP}/{label}": reference["name"]}
     for key in ("labels", "annotations"):
         metadata[key] = {**(metadata.get(key) or {}), **((spec.get("workflowMetadata") or {}).get(key) or {})}
     metadata |= {"uid": str(uuid.uuid4()), "creationTimestamp": timestamp()}
     metadata.setdefault("namespace", "default")
-    _texts(spec)
+    texts(spec)
     _set(spec, parameters or {})
     filled(spec, find)
     for each in (spec.get("arguments") or {}).get("parameters") or []:
-        if isinstance(known := each.get("enum"), list) and each.get("value") not in [anystring(e) for e in known]:
-            choices = ", ".join(map(anystring, known))
+        if isinstance(known := each.get("enum"), list) and each.get("value") not in known:
+            choices = ", ".join(known)
             raise ConfigError(
                 f"the parameter {each.get('name')} is {each.get('value')!r}: it must be one of {choices}."
             )
@@ -168,21 +172,6 @@ def workflow(
 def random_name(prefix: str) -> str:
     """`generateName` as the API server does it."""
     return prefix[:58] + "".join(random.SystemRandom().choices("bcdfghjklmnpqrstvwxz2456789", k=5))
-
-
-def _texts(value: Any, parameters: bool = False) -> None:
-    """Turns every parameter's value into the text that Argo sees."""
-    if isinstance(value, list):
-        for each in value:
-            if parameters and isinstance(each, dict):
-                for holder in (each, each.get("valueFrom")):
-                    for key in ("value", "default"):
-                        if isinstance(holder, dict) and holder.get(key) is not None:
-                            holder[key] = anystring(holder[key])
-            _texts(each)
-    elif isinstance(value, dict):
-        for key, each in value.items():
-            _texts(each, key == "parameters")
 
 
 def _set(spec: dict[str, Any], parameters: Mapping[str, str]) -> None:

@@ -11,6 +11,7 @@ import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
+from pipelines.local.golang import anystring
 from pipelines.local.retries import merged
 from pipelines.local.schema import walk
 from pipelines.scopes import misshapen, present
@@ -137,7 +138,26 @@ def _found(reference: dict[str, Any], path: str, find: Find) -> dict[str, Any]:
     if wrong := next(misshapen(found), ""):
         raise ConfigError(f"{kind} {name}: {wrong}.")
     list(walk(found.get("spec"), "Spec", f"{kind} {name}: spec"))
-    return copy.deepcopy(dict(found.get("spec") or {}))
+    spec = copy.deepcopy(dict(found.get("spec") or {}))
+    texts(spec)
+    return spec
+
+
+def texts(value: Any, parameters: bool = False) -> None:
+    """Turns every parameter's value into the text that Argo sees."""
+    if isinstance(value, list):
+        for each in value:
+            if parameters and isinstance(each, dict):
+                for holder in (each, each.get("valueFrom")):
+                    for key in ("value", "default"):
+                        if isinstance(holder, dict) and holder.get(key) is not None:
+                            holder[key] = anystring(holder[key])
+                if isinstance(each.get("enum"), list):
+                    each["enum"] = [*map(anystring, each["enum"])]
+            texts(each)
+    elif isinstance(value, dict):
+        for key, each in value.items():
+            texts(each, key == "parameters")
 
 
 def among(objects: Iterable[Mapping[str, Any]]) -> Find:

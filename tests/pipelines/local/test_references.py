@@ -61,6 +61,19 @@ def test_a_template_of_another_object_calls_its_own_neighbours_and_not_the_workf
     assert nodes["w.a[0].once"]["templateScope"] == "namespaced/tools"
 
 
+def test_a_number_in_a_template_of_another_object_is_the_text_that_argo_sees(tmp_path: Path) -> None:
+    cluster = LocalCluster(tmp_path)
+    main, beside = split(
+        documents(FILE.replace("{parameters: [{name: x}]}", "{parameters: [{name: x, default: 1.50}]}"))
+    )
+    cluster.keep(beside)
+    main["spec"]["templates"][1]["dag"]["tasks"][0].pop("arguments")
+    status = execute(main, {}, cluster)
+    assert status["phase"] == "Succeeded", status
+    nodes = {node["name"]: node for node in status["nodes"].values()}
+    assert nodes["w.a[0].once"]["outputs"]["parameters"][0]["value"] == "1.5! me"
+
+
 REFERRED = """
 kind: WorkflowTemplate
 metadata: {name: t}
@@ -124,6 +137,24 @@ def test_a_parameter_from_a_configmap_has_its_value_and_a_missing_one_is_refused
     assert workflow(manifest, {"x": "mine"}, cluster.find)["spec"]["arguments"]["parameters"][0]["value"] == "mine"
     with pytest.raises(ConfigError, match=r"spec\.arguments\.parameters\[0\]\.valueFrom: there is no ConfigMap 'm'"):
         workflow(manifest, {})
+
+
+def test_a_run_of_a_template_has_its_name_as_a_label_and_none_of_its_own() -> None:
+    metadata = {"name": "t", "namespace": "n", "labels": {"a": "b"}, "annotations": {"c": "d"}}
+    spec = {"entrypoint": "main", "templates": [], "workflowMetadata": {"labels": {"e": "f"}}}
+    meta = workflow({"kind": "WorkflowTemplate", "metadata": metadata, "spec": spec})["metadata"]
+    assert meta["labels"] == {"workflows.argoproj.io/workflow-template": "t", "e": "f"}
+    assert (meta["annotations"], meta["namespace"]) == ({}, "n")
+
+
+@pytest.mark.parametrize(
+    ("cluster_scope", "label"), [(False, "workflow-template"), (True, "cluster-workflow-template")]
+)
+def test_a_workflow_over_a_template_has_its_name_as_a_label_too(cluster_scope: bool, label: str) -> None:
+    reference = {"name": "t", "clusterScope": cluster_scope}
+    manifest = {"kind": "Workflow", "metadata": {"name": "w", "labels": {"a": "b"}}}
+    found = workflow({**manifest, "spec": {"workflowTemplateRef": reference}}, {}, lambda kind, name: {"spec": {}})
+    assert found["metadata"]["labels"] == {"a": "b", f"workflows.argoproj.io/{label}": "t"}
 
 
 def test_a_value_outside_its_enum_is_refused() -> None:

@@ -30,9 +30,9 @@ def told(home: Path, manifest: dict[str, Any]) -> list[list[str]]:
 
 
 def flow(**spec: Any) -> dict[str, Any]:
-    inputs = {"parameters": [{"value": "v", "description": "no more", "name": "p", "default": "d"}]}
+    inputs = {"parameters": [{"value": 1, "enum": [1, True], "description": "no more", "name": "p", "default": "d"}]}
     tell = {"name": "tell", "inputs": inputs, "script": {"image": "busybox", "command": ["sh"], "source": TELL}}
-    parameters = [{"value": "1", "name": "b", "enum": ["1", "2"]}, {"name": "a", "value": "<é>"}]
+    parameters = [{"value": 1.50, "name": "b", "enum": [1.5, 2]}, {"name": "a", "value": "<é>"}]
     return {"arguments": {"parameters": parameters}, "templates": [tell], **spec}
 
 
@@ -44,8 +44,8 @@ def test_what_an_exit_handler_is_told_is_of_that_moment(tmp_path: Path) -> None:
     seconds, phase = last[0].split()
     assert float(seconds) >= 0.2 and phase == "Succeeded"
     assert first[2:] == last[2:] == [
-        '[{"name":"b","value":"1","enum":["1","2"]},{"name":"a","value":"\\u003cé\\u003e"}]',
-        '[{"name":"p","default":"d","value":"v","description":"no more"}]',
+        '[{"name":"b","value":"1.5","enum":["1.5","2"]},{"name":"a","value":"\\u003cé\\u003e"}]',
+        '[{"name":"p","default":"d","value":"1","enum":["1","true"],"description":"no more"}]',
         "b",
     ]  # fmt: skip
 
