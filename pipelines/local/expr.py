@@ -14,15 +14,18 @@ from pipelines.local.functions import (
     PREDICATES,
     ExprError,
     Numeric,
+    boolean,
     compare,
     cut,
     equal,
     grow,
+    indexed,
     is_number,
+    nil,
     remainder,
     series,
 )
-from pipelines.local.golang import divided
+from pipelines.local.golang import divided, int64, power
 from pipelines.local.syntax import Node, calls, identifiers, parse
 
 __all__ = ["ExprError", "calls", "evaluate", "identifiers", "truth"]
@@ -61,7 +64,7 @@ def _eval(node: Node, scope: Mapping[str, Any], at: tuple[Any, ...]) -> Any:
     if kind == "unary":
         return _unary(node[1], _eval(node[2], scope, at))
     if kind == "if":
-        return _eval(node[2] if _bool(_eval(node[1], scope, at)) else node[3], scope, at)
+        return _eval(node[2] if boolean(_eval(node[1], scope, at)) else node[3], scope, at)
     if kind == "call":
         function = scope.get(node[1]) if callable(scope.get(node[1])) else BUILTINS.get(node[1])
         if function is None:
@@ -95,10 +98,10 @@ def _member(value: Any, key: Any, optional: bool) -> Any:
         raise ExprError(f"cannot fetch {key} from <nil>")
     if isinstance(value, Mapping):
         return value.get(key)
-    if isinstance(value, list) and is_number(key):
-        if not -len(value) <= int(key) < len(value):
-            raise ExprError(f"index out of range: {key} (array length is {len(value)})")
-        return value[int(key)]
+    if isinstance(value, (list, str)) and is_number(key):
+        if not -len(within := indexed(value)) <= int(key) < len(within):
+            raise ExprError(f"index out of range: {key} (array length is {len(within)})")
+        return within[int(key)]
     raise ExprError(f"cannot fetch {key} from {type(value).__name__}")
 
 
@@ -114,15 +117,9 @@ def _kind(value: Any) -> str:
     return "string" if isinstance(value, str) else "map" if isinstance(value, Mapping) else "list"
 
 
-def _bool(value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise ExprError(f"expected a bool but found {value!r}")
-    return value
-
-
 def _unary(operator: str, value: Any) -> Any:
     if operator in ("not", "!"):
-        return not _bool(value)
+        return not boolean(value)
     if not is_number(value):
         raise ExprError(f"operator {operator} is not defined on {value!r}")
     return -value if operator == "-" else value
@@ -132,7 +129,7 @@ def _binary(node: Node, scope: Mapping[str, Any], at: tuple[Any, ...]) -> Any:
     _, operator, left_node, right_node = node
     left = _eval(left_node, scope, at)
     if operator == "??":
-        return _eval(right_node, scope, at) if left is None else left
+        return _eval(right_node, scope, at) if nil(left) else left
     if operator in ("==", "!=") and UNTYPED not in scope:
         kinds = [_kind(left)] if left_node[0] in TYPED else []
         kinds += [_kind(_eval(right_node, scope, at))] if right_node[0] in TYPED else []
@@ -140,21 +137,21 @@ def _binary(node: Node, scope: Mapping[str, Any], at: tuple[Any, ...]) -> Any:
             raise ExprError(f"invalid operation: {operator} (mismatched types {' and '.join(kinds)})")
     if operator in ("||", "or", "&&", "and"):
         stops = operator in ("||", "or")
-        return stops if _bool(left) is stops else _bool(_eval(right_node, scope, at))
+        return stops if boolean(left) is stops else boolean(_eval(right_node, scope, at))
     return OPERATORS[operator](left, _eval(right_node, scope, at))
 
 
 def _predicate(node: Node, scope: Mapping[str, Any], at: tuple[Any, ...]) -> Any:
     name, arguments = node[1], node[2]
-    elements = _eval(arguments[0], scope, at)
-    if not isinstance(elements, list):
-        raise ExprError(f"{name} needs a list, not {elements!r}")
+    found = _eval(arguments[0], scope, at)
+    if not isinstance(found, list):
+        raise ExprError(f"{name} needs a list, not {found!r}")
     accumulator = [_eval(each, scope, at) for each in arguments[2:3]]
 
     def test(element: Any, index: int, acc: Any = None) -> Any:
         return _eval(arguments[1], scope, (element, index, acc)) if len(arguments) > 1 else element
 
-    result = PREDICATES[name](elements, test, *accumulator)
+    result = PREDICATES[name](found, test, *accumulator)
     grow(len(result) if name == "map" else 0)
     return result
 
@@ -176,7 +173,7 @@ def _math(operator: str, apply: Callable[[Numeric, Numeric], Any]) -> Callable[[
             return left + right
         if is_number(left) and is_number(right):
             result = apply(left, right)
-            return (result + 2**63) % 2**64 - 2**63 if isinstance(result, int) else result  # an int64
+            return int64(result) if isinstance(result, int) else result
         raise ExprError(f"invalid operation: {operator} (mismatched types {left!r} and {right!r})")
 
     return checked
@@ -214,6 +211,6 @@ OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
     "*": _math("*", lambda a, b: a * b),
     "/": _math("/", divided),
     "%": _math("%", _modulo),
-    "**": _math("**", lambda a, b: float(a) ** b),
-    "^": _math("^", lambda a, b: float(a) ** b),
+    "**": _math("**", power),
+    "^": _math("^", power),
 }

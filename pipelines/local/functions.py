@@ -12,7 +12,7 @@ from functools import cmp_to_key
 from typing import Any, TypeGuard
 
 from pipelines.local import json_path
-from pipelines.local.golang import dumps, parsed, verb
+from pipelines.local.golang import Nil, dumps, int64, parsed, verb
 
 Numeric = int | float
 BUDGET = 1_000_000  # elements and bytes that one evaluation may make; as in expr-lang
@@ -49,6 +49,29 @@ def remainder(left: int, right: int) -> int:
     return abs(left) % abs(right) * (1 if left >= 0 else -1)
 
 
+def nil(value: Any) -> bool:
+    return value is None or isinstance(value, Nil)
+
+
+def boolean(value: Any) -> bool:
+    """Raises ExprError for anything else than a bool."""
+    if not isinstance(value, bool):
+        raise ExprError(f"expected a bool but found {value!r}")
+    return value
+
+
+def listed(value: Any) -> list[Any]:
+    """Raises ExprError for anything else than a list."""
+    if not isinstance(value, list):
+        raise ExprError(f"expected a list but found {value!r}")
+    return value
+
+
+def indexed(value: Any) -> Any:
+    """What an index counts: of a text its bytes, which are numbers."""
+    return value.encode() if isinstance(value, str) else value
+
+
 def is_number(value: Any) -> TypeGuard[Numeric]:
     """Whether Go would call it a number (a bool is none)."""
     return isinstance(value, (int, float)) and not isinstance(value, bool)
@@ -56,6 +79,8 @@ def is_number(value: Any) -> TypeGuard[Numeric]:
 
 def equal(left: Any, right: Any) -> bool:
     """expr's ==: numbers by value, everything else by type and value."""
+    if nil(left) and nil(right):
+        return True
     if is_number(left) and is_number(right):
         return left == right
     if isinstance(left, list) and isinstance(right, list):
@@ -72,8 +97,8 @@ def compare(left: Any, right: Any) -> int:
 
 def to_int(value: Any) -> int:
     if is_number(value):
-        return int(value)
-    if isinstance(value, str) and re.fullmatch(r"[+-]?\d+", value):
+        return int64(value)
+    if isinstance(value, str) and re.fullmatch(r"[+-]?\d+", value) and int64(int(value)) == int(value):
         return int(value)
     raise ExprError(f"invalid argument for int: {verb(value)!r}")
 
@@ -106,6 +131,37 @@ def cut(text: str, start: int | None, end: int | None) -> str:
     return text.encode()[start:end].decode(errors="replace")
 
 
+def split(text: str, separator: str, most: int = -1) -> list[str]:
+    """Go's SplitN: into `most` parts at most, into all if that is negative; by "" into letters."""
+    if most == 0:
+        return Nil()
+    if separator:
+        return text.split(separator, max(most - 1, -1))
+    return list(text) if most < 0 else [each for each in (*text[: most - 1], text[most - 1 :]) if each]
+
+
+def _split_after(text: str, separator: str, most: int = -1) -> list[str]:
+    parts = split(text, separator, most)
+    return [*(each + separator for each in parts[:-1]), parts[-1]] if parts else parts
+
+
+def concat(*values: Any) -> list[Any]:
+    return [each for part in values for each in listed(part)] or Nil()
+
+
+def _get(values: Any, key: Any) -> Any:
+    if isinstance(values, Mapping):
+        return values.get(key)
+    within = indexed(values)
+    return within[key] if -len(within) <= key < len(within) else None
+
+
+def _take(values: Any, count: int) -> list[Any]:
+    if count < 0:
+        raise ExprError("slice index out of bounds")
+    return listed(values)[:count]
+
+
 def _repeat(text: str, times: int) -> str:
     if times < 0:
         raise ExprError(f"expected positive integer, got {times}")
@@ -128,7 +184,13 @@ def _unbase64(text: str) -> str:
 
 
 def _sorted(values: list[Any], order: str = "asc") -> list[Any]:
-    return sorted(values, key=cmp_to_key(compare), reverse=order == "desc")
+    return sorted(values, key=cmp_to_key(compare), reverse=_descends(order))
+
+
+def _descends(order: str) -> bool:
+    if order not in ("asc", "desc"):
+        raise ExprError(f"invalid order {order}, expected asc or desc")
+    return order == "desc"
 
 
 def _flat(values: list[Any]) -> list[Any]:
@@ -161,7 +223,16 @@ def _round(value: Numeric) -> float:
     return float(math.floor(abs(value) + 0.5)) * (1 if value >= 0 else -1)
 
 
-TYPES = {str: "string", bool: "bool", int: "int", float: "float", list: "array", dict: "map", type(None): "nil"}
+TYPES = {
+    str: "string",
+    bool: "bool",
+    int: "int",
+    float: "float",
+    list: "array",
+    Nil: "array",
+    dict: "map",
+    type(None): "nil",
+}
 BUILTINS: dict[str, Callable[..., Any]] = {
     "len": _length,
     "type": lambda v: TYPES.get(type(v), "unknown"),
@@ -177,8 +248,8 @@ BUILTINS: dict[str, Callable[..., Any]] = {
     "trimSuffix": lambda s, cut=" ": s.removesuffix(cut),
     "upper": str.upper,
     "lower": str.lower,
-    "split": lambda s, sep, n=-1: s.split(sep, n - 1 if n > 0 else -1) if sep else list(s),
-    "splitAfter": lambda s, sep: re.findall(f".*?{re.escape(sep)}|.+$", s, re.S),
+    "split": split,
+    "splitAfter": _split_after,
     "replace": lambda s, old, new, n=-1: s.replace(old, new, n),
     "repeat": _repeat,
     "join": lambda values, sep="": sep.join(values),
@@ -194,17 +265,17 @@ BUILTINS: dict[str, Callable[..., Any]] = {
     "fromJSON": _loads,
     "toBase64": lambda s: base64.b64encode(s.encode()).decode(),
     "fromBase64": _unbase64,
-    "first": lambda v: v[0] if v else None,
-    "last": lambda v: v[-1] if v else None,
-    "get": lambda v, key: v.get(key) if isinstance(v, Mapping) else v[key] if -len(v) <= key < len(v) else None,
-    "take": lambda v, n: v[:n],
+    "first": lambda v: indexed(v)[0] if v else None,
+    "last": lambda v: indexed(v)[-1] if v else None,
+    "get": _get,
+    "take": _take,
     "keys": lambda v: sorted(v),
     "values": lambda v: [v[key] for key in sorted(v)],
     "toPairs": lambda v: [[key, v[key]] for key in sorted(v)],
     "fromPairs": dict,
-    "reverse": lambda v: v[::-1],
+    "reverse": lambda v: listed(v)[::-1],
     "uniq": _unique,
-    "concat": lambda *v: [each for part in v for each in part],
+    "concat": lambda first, *v: concat(first, *v),
     "flatten": _flat,
     "sort": _sorted,
 }
@@ -212,7 +283,7 @@ BUILTINS: dict[str, Callable[..., Any]] = {
 
 def _find(elements: list[Any], test: Callable[[Any, int], Any], last: bool = False) -> tuple[int | None, Any]:
     order = range(len(elements) - 1, -1, -1) if last else range(len(elements))
-    return next(((i, elements[i]) for i in order if test(elements[i], i) is True), (None, None))
+    return next(((i, elements[i]) for i in order if boolean(test(elements[i], i))), (None, None))
 
 
 def _group(elements: list[Any], test: Callable[[Any, int], Any]) -> dict[str, list[Any]]:
@@ -230,19 +301,20 @@ def _reduce(elements: list[Any], test: Callable[..., Any], *start: Any) -> Any:
     return accumulator
 
 
-def _sort_by(elements: list[Any], test: Callable[[Any, int], Any]) -> list[Any]:
+def _sort_by(elements: list[Any], test: Callable[[Any, int], Any], order: str = "asc") -> list[Any]:
     keyed = [(test(element, i), element) for i, element in enumerate(elements)]
-    return [each for _, each in sorted(keyed, key=cmp_to_key(lambda a, b: compare(a[0], b[0])))]
+    descends = _descends(order)
+    return [each for _, each in sorted(keyed, key=cmp_to_key(lambda a, b: compare(a[0], b[0])), reverse=descends)]
 
 
 PREDICATES: dict[str, Callable[..., Any]] = {
-    "all": lambda e, t: all(t(x, i) is True for i, x in enumerate(e)),
-    "any": lambda e, t: any(t(x, i) is True for i, x in enumerate(e)),
-    "none": lambda e, t: not any(t(x, i) is True for i, x in enumerate(e)),
-    "one": lambda e, t: sum(t(x, i) is True for i, x in enumerate(e)) == 1,
-    "filter": lambda e, t: [x for i, x in enumerate(e) if t(x, i) is True],
+    "all": lambda e, t: all(boolean(t(x, i)) for i, x in enumerate(e)),
+    "any": lambda e, t: any(boolean(t(x, i)) for i, x in enumerate(e)),
+    "none": lambda e, t: not any(boolean(t(x, i)) for i, x in enumerate(e)),
+    "one": lambda e, t: sum(boolean(t(x, i)) for i, x in enumerate(e)) == 1,
+    "filter": lambda e, t: [x for i, x in enumerate(e) if boolean(t(x, i))],
     "map": lambda e, t: [t(x, i) for i, x in enumerate(e)],
-    "count": lambda e, t: sum(t(x, i) is True for i, x in enumerate(e)),
+    "count": lambda e, t: sum(boolean(t(x, i)) for i, x in enumerate(e)),
     "sum": lambda e, t: sum(_numbers(*(t(x, i) for i, x in enumerate(e)))),
     "find": lambda e, t: _find(e, t)[1],
     "findIndex": lambda e, t: _find(e, t)[0],

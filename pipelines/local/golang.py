@@ -31,6 +31,7 @@ UNQUOTED = {
     "v": "\v",
     "\\": "\\",
 }
+QUOTES = {char: f"\\{letter}" for letter, char in UNQUOTED.items()} | {'"': '\\"'}
 ESCAPES = {ord(char): f"\\u{ord(char):04x}" for char in "<>&\u2028\u2029"}
 
 
@@ -115,6 +116,23 @@ def general(number: float, small: float = 1e-4, big: float = 1e6) -> str:
     return plain(number)
 
 
+def int64(number: float) -> int:
+    """A whole number that overflows begins again at the other end; a float that is too big is the lowest of all."""
+    if isinstance(number, float):
+        return int(number) if abs(number) < 2**63 else -(2**63)
+    return (number + 2**63) % 2**64 - 2**63
+
+
+def power(left: float, right: float) -> float:
+    """`math.Pow`, which is infinite or no number where Python raises an error."""
+    try:
+        return math.pow(left, right)
+    except OverflowError:
+        return -math.inf if left < 0 and right % 2 == 1 else math.inf
+    except ValueError:
+        return math.nan if left else math.inf
+
+
 def divided(left: float, right: float) -> float:
     """By zero it is infinite, or no number."""
     return left / right if right else math.copysign(math.inf, left) if left else math.nan
@@ -129,6 +147,10 @@ def anystring(value: Any) -> str:
     return value if isinstance(value, str) else ""
 
 
+class Nil(list[Any]):
+    """A list that was never made: nothing in it, and in JSON it is null."""
+
+
 def dumps(value: Any, margin: str | None = None) -> str:
     """JSON as encoding/json writes it: sorted keys, `<>&` escaped, no spaces, or indented within `margin`.
 
@@ -137,6 +159,8 @@ def dumps(value: Any, margin: str | None = None) -> str:
     inner, colon = (None, ":") if margin is None else (margin + "  ", ": ")
     if isinstance(value, dict):
         return _within("{}", [dumps(str(key)) + colon + dumps(value[key], inner) for key in sorted(value)], margin)
+    if isinstance(value, Nil):
+        return "null"
     if isinstance(value, (list, tuple)):
         return _within("[]", [dumps(each, inner) for each in value], margin)
     if isinstance(value, float):
@@ -172,6 +196,18 @@ def verb(value: Any) -> str:
     if isinstance(value, dict):
         return "map[" + " ".join(f"{key}:{verb(value[key])}" for key in sorted(value)) + "]"
     return str(value)
+
+
+def quoted(text: str) -> str:
+    """`%q`."""
+
+    def written(char: str) -> str:
+        if char in QUOTES or char.isprintable():
+            return QUOTES.get(char, char)
+        code = ord(char)
+        return f"\\x{code:02x}" if code < 0x80 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+
+    return f'"{"".join(map(written, text))}"'
 
 
 def sprintf(form: str, number: int) -> str:

@@ -1,11 +1,10 @@
 """What Argo adds to the functions of expressions: the deterministic and common ones of sprig, and its own.
 
-Source: Masterminds/sprig v3.3, spf13/cast v1.7, Argo's util/expr/env.
+Source: Masterminds/sprig v3.3, spf13/cast v1.10, Argo's util/expr/env.
 """
 
 import base64
 import hashlib
-import json
 import math
 import operator
 import posixpath
@@ -21,16 +20,19 @@ from pipelines.local import regexp
 from pipelines.local.functions import (
     BUILTINS,
     ExprError,
+    boolean,
+    concat,
     cut,
-    equal,
     is_number,
     jsonpath,
+    listed,
     remainder,
     series,
+    split,
     to_float,
     to_int,
 )
-from pipelines.local.golang import date, dumps, verb
+from pipelines.local.golang import Nil, date, dumps, int64, quoted, verb
 
 
 def _empty(value: Any) -> bool:
@@ -38,15 +40,17 @@ def _empty(value: Any) -> bool:
 
 
 def _cast(value: Any) -> int:
-    """sprig's toInt64: what cannot be read is 0, a zero in front makes it octal."""
+    """sprig's toInt64: what cannot be read is 0, a zero in front makes it octal, and decimals do not count."""
     if isinstance(value, float):
-        return int(value) if math.isfinite(value) else 0
-    text = re.sub(r"\.0+$", "", verb(value)) if not isinstance(value, bool) else str(int(value))
+        return int64(value)
+    text = verb(value) if not isinstance(value, bool) else str(int(value))
+    if decimal := re.fullmatch(r"([-+]?\d*)\.\d*", text):
+        text = decimal[1] if decimal[1][-1:].isdigit() else "0"
     try:
         number = int(re.sub(r"^([+-]?)0(?=[\d_])", r"\g<1>0o", text), 0) if text == text.strip() else 0
     except ValueError:
         return 0
-    return number if -(2**63) <= number < 2**63 else 0
+    return number if int64(number) == number else 0
 
 
 def _float(value: Any) -> float:
@@ -55,6 +59,11 @@ def _float(value: Any) -> float:
         return float(value) if value == str(value).strip() or not isinstance(value, str) else 0.0
     except (TypeError, ValueError):
         return 0.0
+
+
+def _div(left: Any, right: Any) -> int:
+    left, right = _cast(left), _cast(right)
+    return int64((left - remainder(left, right)) // right)
 
 
 def _decimals(apply: Callable[[Decimal, Decimal], Decimal]) -> Callable[..., float]:
@@ -74,7 +83,11 @@ def _dict(*pairs: Any) -> dict[str, Any]:
 def _dig(*path: Any) -> Any:
     """dig(key, ..., default, dict)"""
     *keys, default, found = path
+    if not keys:
+        raise ExprError("dig needs at least three arguments")
     for key in keys:
+        if not isinstance(found, dict):
+            raise ExprError(f"expected a map but found {found!r}")
         if key not in found:
             return default
         found = found[key]
@@ -83,9 +96,58 @@ def _dig(*path: Any) -> Any:
 
 def _seq(*numbers: int) -> str:
     """seq(last), seq(first, last), seq(first, step, last)"""
+    if not 1 <= len(numbers) <= 3:
+        return ""
     first, last = (numbers[0] if numbers[1:] else 1), numbers[-1]
-    step = numbers[1] if numbers[2:] else 1 if first <= last else -1
-    return " ".join(map(str, series(first, last + (1 if step > 0 else -1), step)))
+    one = 1 if first <= last else -1
+    return " ".join(map(str, series(first, last + one, numbers[1] if numbers[2:] else one)))
+
+
+def _same(left: Any, right: Any) -> bool:
+    """Go's DeepEqual: 1 is not 1.0."""
+    if type(left) is not type(right):
+        return False
+    if isinstance(left, list):
+        return len(left) == len(right) and all(map(_same, left, right))
+    if isinstance(left, dict):
+        return left.keys() == right.keys() and all(_same(left[key], right[key]) for key in left)
+    return left == right
+
+
+def _among(item: Any, values: Any) -> bool:
+    return any(_same(item, each) for each in values)
+
+
+def _uniq(values: list[Any]) -> list[Any]:
+    return [each for i, each in enumerate(values) if not _among(each, values[:i])]
+
+
+def _slice(values: list[Any], first: Any = 0, last: Any = None, *_: Any) -> list[Any] | None:
+    start, end = _cast(first), len(values) if last is None else _cast(last)
+    if values and not 0 <= start <= end <= len(values):
+        raise ExprError("slice index out of bounds")
+    return values[start:end] if values else None
+
+
+def _substr(start: int, end: int, text: str) -> str:
+    size = len(text.encode())
+    if start >= 0 and not 0 <= end <= size:
+        end = size
+    if not max(start, 0) <= end <= size:
+        raise ExprError(f"slice bounds out of range [{start}:{end}]")
+    return cut(text, max(start, 0), end)
+
+
+def _indent(spaces: int, text: str) -> str:
+    pad = BUILTINS["repeat"](" ", spaces)
+    return pad + text.replace("\n", "\n" + pad)
+
+
+def _nospace(text: str) -> str:
+    """Of its bytes, of which each is a letter then; where there is none to leave out, they stay what they are."""
+    letters = text.encode().decode("latin-1")
+    kept = re.sub(r"[\t-\r \x85\xa0]", "", letters)
+    return kept if kept != letters else text
 
 
 def _clean(path: str) -> str:
@@ -138,37 +200,37 @@ SPRIG: dict[str, Callable[..., Any]] = {
     "trimPrefix": lambda cut, s: s.removeprefix(cut),
     "trimSuffix": lambda cut, s: s.removesuffix(cut),
     "trunc": lambda n, s: cut(s, None, n) if n >= 0 else cut(s, n, None),
-    "substr": lambda a, b, s: cut(s, max(a, 0), None if b < 0 else b),
+    "substr": _substr,
     "replace": lambda old, new, s: s.replace(old, new),
     "repeat": lambda n, s: BUILTINS["repeat"](s, n),
-    "nospace": lambda s: re.sub(r"\s", "", s),
+    "nospace": _nospace,
     "contains": lambda part, s: part in s,
     "hasPrefix": lambda part, s: s.startswith(part),
     "hasSuffix": lambda part, s: s.endswith(part),
-    "quote": lambda *v: " ".join(json.dumps(verb(each), ensure_ascii=False) for each in v if each is not None),
+    "quote": lambda *v: " ".join(quoted(verb(each)) for each in v if each is not None),
     "squote": lambda *v: " ".join(f"'{verb(each)}'" for each in v if each is not None),
-    "indent": lambda n, s: " " * n + s.replace("\n", "\n" + " " * n),
-    "splitList": lambda sep, s: s.split(sep),
+    "indent": _indent,
+    "splitList": lambda sep, s: split(s, sep),
     "join": lambda sep, v: sep.join(_texts(v)),
     "list": lambda *v: list(v),
-    "first": lambda v: v[0] if v else None,
-    "last": lambda v: v[-1] if v else None,
-    "uniq": BUILTINS["uniq"],
-    "reverse": lambda v: v[::-1],
-    "has": lambda item, v: any(equal(item, each) for each in v),
+    "first": lambda v: next(iter(listed(v)), None),
+    "last": lambda v: next(reversed(listed(v)), None),
+    "uniq": lambda v: _uniq(listed(v)),
+    "reverse": lambda v: listed(v)[::-1],
+    "has": lambda item, v: v is not None and _among(item, listed(v)),
     "default": lambda other, *v: other if not v or _empty(v[0]) else v[0],
     "empty": _empty,
     "coalesce": lambda *v: next((each for each in v if not _empty(each)), None),
-    "ternary": lambda yes, no, test: yes if test else no,
-    "add": lambda *v: sum(map(_cast, v)),
-    "add1": lambda v: _cast(v) + 1,
-    "sub": lambda a, b: _cast(a) - _cast(b),
-    "mul": lambda *v: math.prod(map(_cast, v)),
-    "div": lambda a, b: int(_cast(a) / _cast(b)),
+    "ternary": lambda yes, no, test: yes if test is not None and boolean(test) else no,
+    "add": lambda *v: int64(sum(map(_cast, v))),
+    "add1": lambda v: int64(_cast(v) + 1),
+    "sub": lambda a, b: int64(_cast(a) - _cast(b)),
+    "mul": lambda a, *v: int64(math.prod(map(_cast, (a, *v)))),
+    "div": _div,
     "mod": lambda a, b: remainder(_cast(a), _cast(b)),
     "max": lambda *v: max(map(_cast, v)),
     "min": lambda *v: min(map(_cast, v)),
-    "atoi": lambda s: int(s) if re.fullmatch(r"[+-]?\d+", s) else 0,
+    "atoi": lambda s: max(-(2**63), min(int(s), 2**63 - 1)) if re.fullmatch(r"[+-]?\d+", s) else 0,
     "int": _cast,
     "int64": _cast,
     "float64": _float,
@@ -186,16 +248,16 @@ SPRIG: dict[str, Callable[..., Any]] = {
     "adler32sum": lambda s: str(zlib.adler32(s.encode())),
     "regexMatch": _matches,
     "regexFind": lambda pattern, s: (regexp.find_all(pattern, s, 1) or [""])[0],
-    "regexFindAll": regexp.find_all,
+    "regexFindAll": lambda pattern, s, n: regexp.find_all(pattern, s, n) or Nil(),
     "regexReplaceAll": regexp.replace_all,
     "regexReplaceAllLiteral": lambda pattern, s, new: regexp.replace_all(pattern, s, new.replace("$", "$$")),
-    "regexSplit": regexp.split,
+    "regexSplit": lambda pattern, s, n: regexp.split(pattern, s, n) if n else Nil(),
     "regexQuoteMeta": lambda s: re.sub(r"[\\.+*?()|\[\]{}^$]", r"\\\g<0>", s),
     "cat": lambda *v: " ".join(verb(each) for each in v if each is not None),
-    "nindent": lambda n, s: "\n" + " " * n + s.replace("\n", "\n" + " " * n),
+    "nindent": lambda n, s: "\n" + _indent(n, s),
     "plural": lambda one, many, count: one if count == 1 else many,
-    "split": lambda sep, s: _parts(s.split(sep)),
-    "splitn": lambda sep, n, s: _parts(s.split(sep, n - 1)),
+    "split": lambda sep, s: _parts(split(s, sep)),
+    "splitn": lambda sep, n, s: _parts(split(s, sep, n)),
     "toStrings": _texts,
     "sortAlpha": lambda v: sorted(_texts(v)),
     "until": lambda n: series(0, n, 1 if n >= 0 else -1),
@@ -205,22 +267,22 @@ SPRIG: dict[str, Callable[..., Any]] = {
     "floor": lambda v: float(math.floor(_float(v))),
     "round": _rounded,
     "add1f": lambda v: _decimals(operator.add)(v, 1),
-    "addf": _decimals(operator.add),
+    "addf": lambda *v: _decimals(operator.add)(0, *v),
     "subf": _decimals(operator.sub),
     "mulf": _decimals(operator.mul),
     "divf": _decimals(operator.truediv),
     "maxf": lambda *v: max(map(_float, v)),
     "minf": lambda *v: min(map(_float, v)),
     "tuple": lambda *v: list(v),
-    "append": lambda v, each: [*v, each],
-    "prepend": lambda v, each: [each, *v],
-    "concat": BUILTINS["concat"],
-    "rest": lambda v: v[1:],
-    "initial": lambda v: v[:-1],
-    "slice": lambda v, start=0, end=None: v[start:end],
-    "without": lambda v, *others: [each for each in v if not any(equal(each, other) for other in others)],
-    "compact": lambda v: [each for each in v if not _empty(each)],
-    "chunk": lambda n, v: [v[i : i + n] for i in range(0, len(v), n)],
+    "append": lambda v, each: [*listed(v), each],
+    "prepend": lambda v, each: [each, *listed(v)],
+    "concat": concat,
+    "rest": lambda v: listed(v)[1:] if v != [] else Nil(),
+    "initial": lambda v: listed(v)[:-1] if v != [] else Nil(),
+    "slice": lambda v, *ends: _slice(listed(v), *ends),
+    "without": lambda v, *others: [each for each in listed(v) if not _among(each, others)],
+    "compact": lambda v: [each for each in listed(v) if not _empty(each)],
+    "chunk": lambda n, v: [v[i : i + n] for i in range(0, len(listed(v)), n)],
     "all": lambda *v: not any(map(_empty, v)),
     "any": lambda *v: not all(map(_empty, v)),
     "dict": _dict,

@@ -43,6 +43,7 @@ SCOPE = {
         ("{{=tasks.skipped.outputs.parameters.p ?? 'none'}}", "none"),
         ("{{=workflow.parameters['nope'] ?? 'none'}}", "none"),
         ("{{=5 % 0}} {{=sprig.div(1, 0)}}", "{{=5 % 0}} {{=sprig.div(1, 0)}}"),
+        ("{{=9**9**9**9}}", "{{=9**9**9**9}}"),
         ("{{='a' matches '['}}", "{{='a' matches '['}}"),
         ("{{=retries}}", "{{=retries}}"),  # known later
         ("{{=1 < 2 && 'a' != 'b'}}", "true"),
@@ -157,16 +158,43 @@ def test_expressions(source: str, value: object) -> None:
         ("'abc'[-2:9]", '"bc"'),
         ("'\\x41\\u00e9\\101\\\\'", '"AéA\\\\"'),
         ("len(1..999999)", "999999"),
+        ("map(sortBy([{n: 1}, {n: 3}, {n: 2}], .n, 'desc'), .n)", "[3,2,1]"),
+        ("sortBy([3, 1, 2], #, 'asc')", "[1,2,3]"),
+        ("p.text[0]", "195"),  # a byte
+        ("p.text[-1]", "97"),
+        ("[first(p.text), last(p.text), get(p.text, 2), get(p.text, 9)]", "[195,97,97,null]"),
+        ("splitAfter('a,b,c', ',', 2)", '["a,","b,c"]'),
+        ("splitAfter('a,b,', ',')", '["a,","b,",""]'),
+        ("split('abc', '', 2)", '["a","bc"]'),
+        ("[split('a', ',', 0), concat([], []), sprig.rest([])]", "[null,null,null]"),
+        ("len(sprig.rest([])) == 0 && sprig.rest([]) == nil", "true"),
+        ("sprig.rest([]) ?? type(sprig.rest([]))", '"array"'),
+        ("concat([1], ['a'])", '[1,"a"]'),
+        ("any([true, 1], #)", "true"),
+        ("asInt(1e30)", "-9223372036854775808"),
+        ("string(9**9**9**9)", '"+Inf"'),
+        ("[string((-9)**9999), string(0 ** -1), string((-8) ** 0.5)]", '["-Inf","+Inf","NaN"]'),
         ("len(repeat('ab', 499999))", "999998"),
     ],
 )
 def test_what_an_expression_gives_is_written_as_go_writes_it(source: str, result: str) -> None:
-    assert golang.dumps(evaluate(source, ARGO)) == result
+    assert golang.dumps(evaluate(source, {**ARGO, "p": {"text": "éa"}})) == result
 
 
 @pytest.mark.parametrize(
     "source",
     [
+        "reverse('abc')",
+        "take([1], -1)",
+        "take('abc', 1)",
+        "concat([1], 'a')",
+        "concat()",
+        "count(1..3)",
+        "filter([{a: 1}], .b)",
+        "sortBy([1], #, 'up')",
+        "sort([1], 'up')",
+        "'abc'[3]",
+        "asInt('9223372036854775808')",
         "1 + 'a'",
         "unknown",
         "nil.a",
@@ -192,6 +220,11 @@ def test_what_an_expression_gives_is_written_as_go_writes_it(source: str, result
 def test_expressions_that_are_errors(source: str) -> None:
     with pytest.raises(ExprError):
         evaluate(source, ARGO)
+
+
+def test_a_number_that_is_too_big_is_said_in_the_words_of_go() -> None:
+    with pytest.raises(TemplateError, match=r"json: unsupported value: \+Inf$"):
+        substitute({"k": "{{=9**9**9**9}}"}, SCOPE, STEPS)
 
 
 def test_the_names_an_expression_needs_are_those_that_nothing_guards() -> None:
