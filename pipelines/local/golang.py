@@ -240,9 +240,9 @@ def compact(text: str) -> str:
 
 
 def parts(text: str) -> list[str]:
-    """What a compact JSON list holds, as it is spelt; of an object its keys and values in turn."""
+    """What a compact JSON list holds, as it is spelt; of an object its keys and values in turn; of null nothing."""
     found, at = [], 1
-    while at < len(text) - 1:
+    while at < len(text) - 1 and text != "null":
         _, end = DECODER.raw_decode(text, at)
         found.append(text[at:end])
         at = end + 1

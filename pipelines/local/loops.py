@@ -47,7 +47,7 @@ def _items(step: dict[str, Any]) -> list[str]:
         return golang.parts(golang.dumps(step["withItems"]))  # as an API server keeps it
     if step.get("withParam"):
         items = golang.compact(step["withParam"])
-        if not items.startswith("["):
+        if not items.startswith(("[", "null")):
             raise ValueError("json: cannot unmarshal it into a list")
         return golang.parts(items)
     sequence = step["withSequence"]
@@ -91,8 +91,8 @@ def _one(step: dict[str, Any], index: int, item: str, scope: Mapping[str, str | 
         name = ",".join(sorted(f"{key}:{golang.item(value)}" for key, value in fields.items()))
     elif item.startswith('"'):
         text = json.loads(item)
-    elif item == "null" or item.startswith("["):  # to Argo null is a list with nothing in it
-        name = "[" + " ".join(map(golang.item, golang.parts(item) if item != "null" else [])) + "]"
+    elif item.startswith(("[", "null")):  # to Argo null is a list with nothing in it
+        name = "[" + " ".join(map(golang.item, golang.parts(item))) + "]"
     values["item"] = text
     try:
         never = not should_execute(step.get("when", ""))

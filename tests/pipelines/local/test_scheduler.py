@@ -97,8 +97,9 @@ def test_each_attempt_knows_its_number_and_the_last_one() -> None:
     assert seen == ["0 0 w-main", "1 4 w-main", "2 4 w-main"]
 
 
-def test_an_empty_loop_is_skipped_and_its_successor_runs() -> None:
-    s = scheduler(dag({"name": "a", "withParam": "[]"}, {"name": "b", "depends": "a"}), leaf())
+@pytest.mark.parametrize("items", ["[]", " null "])
+def test_an_empty_loop_is_skipped_and_its_successor_runs(items: str) -> None:
+    s = scheduler(dag({"name": "a", "withParam": items}, {"name": "b", "depends": "a"}), leaf())
     assert play(s) == ["b"]
     assert s.get("w.a")["message"] == "Skipped, empty params"  # type: ignore[index]
 
