@@ -107,7 +107,7 @@ class Scheduler(Values):
         top = next((each for each in retries if node["id"] in each.get("children", [])), node)
         options = Options(top.get("boundaryID", ""), self.on_exit(top), flag=dict(top.get("nodeFlag", {})))
         if (holder := self.holder(top))["template"] in self.templates:
-            with contextlib.suppress(NodeError, Parallel):
+            with contextlib.suppress(NodeError, Parallel, Crashed):
                 self.execute(top["name"], holder, top.get("inputs", {}), options)
         if node["id"] in self.lost:
             self.mark(node["name"], "Failed", "its runner died")

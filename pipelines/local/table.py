@@ -17,6 +17,7 @@ Node = dict[str, Any]
 FULFILLED = {"Succeeded", "Failed", "Error", "Skipped", "Omitted"}
 COMPLETED = {"Succeeded", "Failed", "Error"}
 FAILED = {"Failed", "Error"}
+NODES = 50_000  # of a run: several times what Argo has room for in a status, and made in some ten seconds
 LEAVES = ("Pod", "Container", "Skipped", "Suspend", "HTTP")
 
 
@@ -34,7 +35,10 @@ class Parallel(Exception):
 
 
 class Crashed(Exception):
-    """Argo's controller fails at this, and with it the workflow: it looks for a child that could not begin."""
+    """Argo's controller fails at this, and with it the workflow: it looks for a child that could not begin.
+
+    Here it does at too many nodes, too: a status that Argo has no room for.
+    """
 
 
 class TimedOut(NodeError):
@@ -161,7 +165,10 @@ class Table:
     def create(
         self, name: str, type: str, phase: str, holder: dict[str, Any], options: Options, message: str = ""
     ) -> Node:
-        """A new node. Its times are now; what is created fulfilled is finished too."""
+        """A new node. Its times are now; what is created fulfilled is finished too. Raises Crashed at NODES."""
+        if len(self.nodes) >= NODES:
+            way = "do templates call themselves more than once? Give them a `when` that ends it, or use several runs"
+            raise Crashed(f"{name} would be node {NODES + 1} of the run: at most {NODES} are possible here ({way})")
         boundary = self.nodes.get(options.boundary)
         shown = name[len(boundary["name"]) :] if boundary else name
         node: Node = {

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from pipelines.local import table
 from pipelines.local.scheduler import Scheduler
 from pipelines.local.state import interrupted
 from pipelines.local.table import Began, Ended, Kill, Start, hashed, stamp
@@ -316,6 +317,16 @@ def test_a_template_that_calls_itself_for_ever_ends_in_an_error_as_on_argo() -> 
     s = scheduler(dag({"name": "again", "template": "main"}))
     play(s)
     assert s.status["phase"] == "Error"
+
+
+def test_templates_that_call_themselves_twice_end_in_an_error_and_not_never(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(table, "NODES", 1000)
+    again = {"template": "twice"}
+    twice = {"name": "twice", "dag": {"tasks": [{"name": "a", **again}, {"name": "b", **again}]}}
+    s = scheduler(dag({"name": "pod"}, {"name": "tree", "depends": "pod", **again}), leaf(), twice)
+    assert play(s) == ["pod"]
+    assert (s.status["phase"], len(s.nodes)) == ("Error", 1000)
+    assert "at most 1000" in s.status["message"]
 
 
 def test_pods_of_a_dead_runner_are_started_again_although_they_reach_the_limit() -> None:
