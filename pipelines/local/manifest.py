@@ -5,11 +5,14 @@ texts, 1e3 is a number, and dates and 1:30 are texts.
 """
 
 import copy
+import json
 import random
 import re
 import time
 import uuid
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from typing import Any
 
 import yaml
@@ -24,6 +27,7 @@ from steps.errors import ConfigError, did_you_mean
 ALIASED = 400_000  # values that aliases may make, as goyaml has it (decode.go, alias_ratio_range_low)
 Base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 KINDS = ("Workflow", "WorkflowTemplate", "CronWorkflow")
+TWICE = 'the key "{}" is there twice: remove one'
 GROUP = "workflows.argoproj.io"
 SCHEDULED = f"{GROUP}/scheduled-time"  # the annotation that is {{workflow.scheduledTime}}
 
@@ -45,7 +49,7 @@ def _mapping(loader: Any, node: Any) -> dict[str, Any]:
     seen: set[str] = set()
     for name, _ in node.value:
         if isinstance(name, yaml.ScalarNode) and name.value in seen and name.value != "<<":
-            raise ConstructorError(None, None, f'the key "{name.value}" is there twice: remove one', name.start_mark)
+            raise ConstructorError(None, None, TWICE.format(name.value), name.start_mark)
         seen.add(str(name.value))
     loader.flatten_mapping(node)
     return {
@@ -73,7 +77,7 @@ Loader.add_constructor("tag:yaml.org,2002:bool", lambda _, node: node.value.lowe
 def documents(text: str) -> list[dict[str, Any]]:
     """The objects of a YAML or JSON text, those of its Lists among them. Raises ConfigError."""
     try:
-        found = [each for document in yaml.load_all(text, Loader) if document for each in _items(document)]
+        found = [each for document in _read(text) if document for each in _items(document)]
         if (size := _size(found, {})) > max(ALIASED, len(text)):
             raise ConfigError(f"the manifest would have {size:.2g} values with all its aliases: use fewer of them.")
     except (yaml.YAMLError, ValueError) as error:
@@ -83,6 +87,28 @@ def documents(text: str) -> list[dict[str, Any]]:
     if not all(isinstance(document, dict) for document in found):
         raise ConfigError("the manifest holds something that is no Kubernetes object: each document must be a mapping.")
     return found
+
+
+def _read(text: str) -> Iterable[Any]:
+    """The documents. JSON is read as such, as kubectl does: what it escapes is not always YAML."""
+    if text.lstrip().startswith("{"):
+        with suppress(json.JSONDecodeError):  # YAML may begin so, too
+            found = json.loads(text, object_pairs_hook=_unique, parse_constant=_no_json)
+            json.dumps(found, ensure_ascii=False).encode()  # raises ValueError for half a character
+            return [found]
+    return yaml.load_all(text, Loader)
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        twice = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
+        raise ValueError(TWICE.format(twice))
+    return found
+
+
+def _no_json(word: str) -> Any:
+    raise json.JSONDecodeError("no number of JSON", word, 0)
 
 
 def _size(value: Any, known: dict[int, int]) -> int:

@@ -1,5 +1,6 @@
 """What the local runner does not do must be said before anything starts, with its place."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -276,6 +277,16 @@ def test_yaml_is_read_as_kubernetes_reads_it() -> None:
         "h": 16,
     }
     assert documents(text)[0] == expected | {"i": -1.5}
+
+
+def test_json_is_read_as_json_where_yaml_would_not_take_it() -> None:
+    named = {"name": "\U0001f600 / \u00e9", "n": [1, 1.5, 1e3, -0.0, None, True]}
+    assert documents(json.dumps(named)) == documents(f"# YAML\n{json.dumps(named, ensure_ascii=False)}") == [named]
+    assert documents('{"kind": "List", "items": [{"a": 1}, {"b": "\\/"}]}') == [{"a": 1}, {"b": "/"}]
+    assert documents("{a: 1}\n---\nb: 2") == [{"a": 1}, {"b": 2}]
+    for text, said in {'{"a": 1, "a": 2}': '"a" is there twice', '{"a": "\\ud83d"}': "surrogates"}.items():
+        with pytest.raises(ConfigError, match=said):
+            documents(text)
 
 
 def test_a_cron_workflow_and_a_template_run_as_their_spec() -> None:
