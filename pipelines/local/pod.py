@@ -185,6 +185,8 @@ def _private(pod: PodRun, directory: str) -> tuple[str, ...] | None:
     """
     if not directory.startswith("/"):
         raise StartError(f"the working directory {directory!r} is not an absolute path")
+    if max(map(len, os.fsencode(directory).split(b"/"))) > 255 or len(directory) > 4000:
+        raise StartError(f"mkdir {directory}: file name too long")
     if os.path.exists(directory):
         return pod.private
     if isolation.impossible([directory]) or not isolation.available():

@@ -44,6 +44,7 @@ def test_variables_of_a_configmap_are_its_texts_without_its_binary_data(tmp_path
         ({"env": [{"name": "A", "value": "1"}, {"name": "", "value": "1"}]}, "Error", "main.env[1] names ''"),
         ({"env": [{"name": "A", "value": "x\0"}]}, "Failed", "StartError (exit code 128): A contains a NUL byte"),
         ({"args": ["a\0b"]}, "Failed", "main: StartError (exit code 128): an argument contains a NUL byte"),
+        ({"workingDir": "/new/" + "x" * 300}, "Failed", "main: StartError (exit code 128): mkdir /new/xxx"),
         ({"workingDir": "/tmp/\0"}, "Failed", "main: StartError (exit code 128): workingDir contains a NUL byte"),
         (
             {"workingDir": "here"},
