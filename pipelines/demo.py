@@ -25,6 +25,7 @@ from typing import Any
 
 import yaml
 
+from pipelines.local.processes import on_ending
 from pipelines.show import Run, Show, Strike, View, on_screen
 from pipelines.watched import COORDINATOR, Stage, Training
 
@@ -253,7 +254,7 @@ def as_object(told: Show) -> dict[str, Any]:
 
 @contextmanager
 def _ends_once_told(folder: Path) -> Iterator[None]:
-    """Ctrl-C and SIGTERM end the show in order, and no second one disturbs that."""
+    """Ctrl-C, SIGTERM and SIGHUP end the show in order, and no second one disturbs that."""
     caught: list[int] = []
 
     def told(number: int, frame: object) -> None:
@@ -261,7 +262,7 @@ def _ends_once_told(folder: Path) -> Iterator[None]:
             caught.append(number)
             raise KeyboardInterrupt
 
-    before = {number: signal.signal(number, told) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = on_ending(told)
     try:
         yield
     except KeyboardInterrupt:

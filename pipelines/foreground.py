@@ -1,7 +1,7 @@
 """A run in the foreground: shown while it runs, stopped when asked to, its end in words or as JSON, and the exit code.
 
     run(home, manifest, parameters, as_json=False, ask=True)
-    # → 0 done, 1 failed, 3 kept by the gate, 130 stopped by Ctrl-C, 143 by SIGTERM
+    # → 0 done, 1 failed, 3 kept by the gate, 130 stopped by Ctrl-C, 143 by SIGTERM, 129 by SIGHUP
 
 With `as_json` stdout gets exactly one object; everything else goes to stderr.
 """
@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,11 +20,13 @@ from typing import Any
 
 from pipelines import display, summary
 from pipelines.local import suspend
+from pipelines.local.processes import on_ending
 from pipelines.local.run import LocalRun, let_go
 from pipelines.render import manifest_sha256
 from pipelines.scopes import misshapen
 from steps.errors import ConfigError, RekindleError
 
+LONG = 3.0  # seconds that stopping does not take, unless something hangs
 TAIL = 8192  # bytes of a log that may hold what a step said last
 
 
@@ -99,7 +102,7 @@ def _watched(local: LocalRun, manifest: Mapping[str, Any], as_json: bool, ask: b
             _serve_again(local)
             status = local.run(_saying_what_waits(local, shown))
         except KeyboardInterrupt:
-            status = {**local.status, "phase": "Interrupted", "message": "stopped by Ctrl-C or SIGTERM"}
+            status = {**local.status, "phase": "Interrupted", "message": "stopped by Ctrl-C, SIGTERM or SIGHUP"}
         except ConfigError:
             raise
         except (RekindleError, OSError) as error:  # the runner itself cannot go on: no space for its state, say
@@ -182,17 +185,21 @@ def _resume(local: LocalRun) -> str:
 
 
 class Interrupts:
-    """Ctrl-C asks once (on a terminal), then raises KeyboardInterrupt; SIGTERM and `rekindle stop` do at once."""
+    """Ctrl-C asks once (on a terminal), then raises KeyboardInterrupt; SIGTERM, SIGHUP and `rekindle stop` do at once.
+
+    What has not stopped soon after is left as it is, for `rekindle resume` to clear.
+    """
 
     def __init__(self, stop: Path, ask: bool) -> None:
         self.stop = stop  # is there while `rekindle stop` asks the runner to end the run
         self.ask = ask and sys.stdin is not None and sys.stdin.isatty()
         self.say: Callable[[str], None] = _note  # until there is a display
         self.caught: int | None = None
+        self.since = 0.0
 
     @contextmanager
     def caught_here(self) -> Iterator[None]:
-        before = {number: signal.signal(number, self._on) for number in (signal.SIGINT, signal.SIGTERM)}
+        before = on_ending(self._on)
         try:
             yield
         finally:
@@ -201,6 +208,8 @@ class Interrupts:
 
     def _on(self, number: int, frame: FrameType | None) -> None:
         if self.caught:
+            if time.monotonic() - self.since > LONG:
+                os._exit(128 + number)
             return  # it is stopping already
         if self.stop.exists():
             raise KeyboardInterrupt
@@ -209,12 +218,15 @@ class Interrupts:
             self.say("Stop this run? y or Ctrl-C again stops it, anything else lets it go on.")
             threading.Thread(target=self._answered, daemon=True).start()
             return
-        self.caught = number
+        self.caught, self.since = number, time.monotonic()
         raise KeyboardInterrupt
 
     def _answered(self) -> None:
-        # not sys.stdin.readline(): its lock, held by a thread that waits, is fatal when the interpreter ends
-        if os.read(sys.stdin.fileno(), 100).strip().lower().startswith(b"y"):
+        try:  # not sys.stdin.readline(): its lock, held by a thread that waits, is fatal when the interpreter ends
+            answer = os.read(sys.stdin.fileno(), 100)
+        except OSError:  # the terminal is closed
+            return
+        if answer.strip().lower().startswith(b"y"):
             os.kill(os.getpid(), signal.SIGINT)
         else:
             self.ask = True

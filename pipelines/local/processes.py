@@ -17,24 +17,36 @@ from types import FrameType
 from typing import Any
 
 WATCH = 3.0  # seconds between looks at the record
+PATIENCE = 0.5  # seconds after which a signal acts at once if one is held already; `timeout` sends two in no time
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def on_ending(handler: Callable[[int, FrameType | None], Any]) -> dict[int, Any]:
+    """Sets the handler of what ends a run; gives those before. A SIGHUP that `nohup` had us ignore stays ignored."""
+    before: dict[int, Any] = {number: signal.getsignal(number) for number in ENDING}
+    if before[signal.SIGHUP] == signal.SIG_IGN:
+        del before[signal.SIGHUP]
+    for number in before:
+        signal.signal(number, handler)
+    return before
 
 
 class HeldInterrupts:
-    """SIGINT and SIGTERM reach the main thread only where it waits: in between, a process just started would be lost.
+    """What ends a run reaches the main thread only where it waits: in between, a process just started would be lost.
 
-    A SIGTERM that nobody handles becomes a KeyboardInterrupt. In other threads it does nothing.
+    Where it does not come to wait, a second signal acts at once (`hasty`). A SIGTERM or SIGHUP that nobody handles
+    becomes a KeyboardInterrupt. In other threads it does nothing.
     """
 
     def __init__(self) -> None:
         self.before: dict[int, Any] = {}
         self.kept: list[tuple[int, FrameType | None]] = []
-        self.welcome = False
+        self.since = 0.0  # when the first was kept
+        self.welcome = self.hasty = False
 
     def __enter__(self) -> "HeldInterrupts":
         if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
-                self.before[number] = signal.getsignal(number)
-                signal.signal(number, self._on)
+            self.before = on_ending(self._on)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -46,24 +58,28 @@ class HeldInterrupts:
         """What came before and what comes meanwhile goes to its handler, which may raise KeyboardInterrupt."""
         self.welcome = True
         try:
-            while self.kept:
-                self._deliver(*self.kept.pop(0))
+            self._deliver()
             yield
         finally:
             self.welcome = False
 
     def _on(self, number: int, frame: FrameType | None) -> None:
+        self.since = self.since if self.kept else time.monotonic()
+        self.kept.append((number, frame))
         if self.welcome:
-            self._deliver(number, frame)
-        else:
-            self.kept.append((number, frame))
+            self._deliver()
+        elif time.monotonic() - self.since > PATIENCE:
+            self.hasty = True
+            self._deliver()
 
-    def _deliver(self, number: int, frame: FrameType | None) -> None:
-        handler: Callable[[int, FrameType | None], Any] | int | None = self.before[number]
-        if callable(handler):
-            handler(number, frame)
-        elif handler != signal.SIG_IGN:
-            raise KeyboardInterrupt
+    def _deliver(self) -> None:
+        while self.kept:
+            number, frame = self.kept.pop(0)
+            handler: Callable[[int, FrameType | None], Any] | int | None = self.before[number]
+            if callable(handler):
+                handler(number, frame)
+            elif handler != signal.SIG_IGN:
+                raise KeyboardInterrupt
 
 
 def started(pid: int) -> int | None:

@@ -162,6 +162,8 @@ class LocalRun:
                     return self._loop(Scheduler(self.workflow, self.status, shutdown, shared), executor)
                 except KeyboardInterrupt:
                     executor.halt(GRACE)
+                    if interrupts.hasty:  # a process may have been lost amid its start
+                        _clear(self.files, {})
                     if shutdown or not (self.files.root / "stop").exists():
                         raise
                     shutdown, self.status = "Stop", self.files.load()[0]

@@ -237,7 +237,7 @@ def started(process: subprocess.Popen[Any], tmp_path: Path) -> list[psutil.Proce
     raise AssertionError("the step never began")
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_an_interrupt_ends_within_two_seconds_and_leaves_nothing_running(tmp_path: Path, number: int, code: int):
     file = written(tmp_path / "w.yaml", workflow(("long", "echo begun; sleep 100; exit 0")))
     process = subprocess.Popen([REKINDLE, "run", "--manifest", file], cwd=tmp_path, stdin=subprocess.DEVNULL,
