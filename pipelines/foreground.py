@@ -94,7 +94,7 @@ def _note(line: str) -> None:
 def _watched(local: LocalRun, manifest: Mapping[str, Any], as_json: bool, ask: bool, whole: bool = False) -> int:
     out = sys.stderr if as_json else sys.stdout
     interrupts = Interrupts(local.files.root / "stop", ask)
-    status: summary.Status = local.status
+    status, why = local.status, ""
     progress = display.LogProgress(local.name, local.files.logs).of
     with interrupts.caught_here(), display.show(local.name, progress, local.workflow, out) as shown:
         interrupts.say = shown.say
@@ -106,12 +106,10 @@ def _watched(local: LocalRun, manifest: Mapping[str, Any], as_json: bool, ask: b
         except ConfigError:
             raise
         except (RekindleError, OSError) as error:  # the runner itself cannot go on: no space for its state, say
-            status = {**local.status, "phase": "Error", "message": str(error)}
-    code = (
-        128 + interrupts.caught
-        if interrupts.caught
-        else summary.exit_code(status, _label(local, "part-of") == "rekindle")
-    )
+            why = str(error)
+            status = {**local.status, "phase": "Error", "message": why}
+    ours = _label(local, "part-of") == "rekindle"
+    code = 128 + interrupts.caught if interrupts.caught else summary.exit_code(status, ours)
     facts = {"manifest_sha256": manifest_sha256(manifest), "endpoint": _endpoint(local)}
     if as_json:
         told = summary.as_json(local.name, status, **facts) | ({"status": status} if whole else {})
@@ -121,7 +119,7 @@ def _watched(local: LocalRun, manifest: Mapping[str, Any], as_json: bool, ask: b
     elif interrupts.caught:
         sys.stderr.write(f"\n{local.name} is stopped: nothing of it runs any more\nresume  {_resume(local)}\n")
     else:
-        sys.stderr.write(_failure(local, status))
+        sys.stderr.write(_failure(local, status, why))
     return code
 
 
@@ -169,7 +167,7 @@ def _shown(status: summary.Status, endpoint: str | None) -> dict[str, str | None
     }
 
 
-def _failure(local: LocalRun, status: summary.Status) -> str:
+def _failure(local: LocalRun, status: summary.Status, why: str) -> str:
     step = summary.culprit(summary.steps(local.name, status))
     log = summary.log_of(local.name, status, step, local.files.logs, local.cluster.home / "deployments")
     said, place = "", None
@@ -177,7 +175,7 @@ def _failure(local: LocalRun, status: summary.Status) -> str:
         with log.open("rb") as file:
             file.seek(max(0, log.stat().st_size - TAIL))
             said, place = file.read().decode(errors="replace"), os.path.relpath(log)
-    return "\n" + summary.failure(local.name, status, said, place, _resume(local)) + "\n"
+    return "\n" + summary.failure(local.name, status, said, place, _resume(local), why) + "\n"
 
 
 def _resume(local: LocalRun) -> str:

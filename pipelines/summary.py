@@ -102,8 +102,8 @@ def steps(name: str, status: Status, plan: Iterable[str] = ()) -> list[Step]:
             add(child, depth + (not hidden))
 
     add(name, 0)
-    if not rows and name in nodes:
-        rows.append(_step(name, "", nodes[name], 0))
+    if name in nodes and all(row.name.startswith("onExit") for row in rows):
+        rows.insert(0, _step(name, "", nodes[name], 0))
     begun = {row.name for row in rows if row.depth == 0}
     waiting = [Step(task, task, 0, "", "Waiting") for task in plan if task not in begun]
     exits = [row for row in rows if row.name.startswith("onExit")]
@@ -198,12 +198,15 @@ def success(status: Status, facts: Mapping[str, str | None]) -> str:
     return "\n" + "".join(f"{name:9} {text}\n" for name, text in lines.items() if text)
 
 
-def failure(name: str, status: Status, log: str, place: str | None, resume: str) -> str:
-    """At most 15 lines: the step, the cause, what its log says last and where it is, and the command that goes on."""
+def failure(name: str, status: Status, log: str, place: str | None, resume: str, why: str = "") -> str:
+    """At most 15 lines: the step, the cause, what its log says last and where it is, and the command that goes on.
+
+    `why` the runner itself could not go on comes before what failed in it.
+    """
     row = culprit(steps(name, status))
     lines = [f"{name}: {status.get('phase') or 'stopped'}" + (f" in step {row.name}" if row else "")]
     lines += [f"  {line}" for line in log_tail(log, 7)]
-    message = (row and row.message) or status.get("message") or ""
+    message = why or (row and row.message) or status.get("message") or ""
     lines += [
         f"step    {row.name if row else 'none: ' + str(status.get('message') or '')}",
         f"cause   {' '.join(str(message).split())[:300]}",

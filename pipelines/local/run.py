@@ -28,7 +28,7 @@ from pipelines.local.references import resolved
 from pipelines.local.resource import Resources
 from pipelines.local.scheduler import Scheduler
 from pipelines.local.shared import Shared
-from pipelines.local.state import FULL, RunFiles, Status, interrupted, named, reset, write
+from pipelines.local.state import FULL, Busy, DiskFull, RunFiles, Status, interrupted, named, reset, write
 from pipelines.local.table import COMPLETED, FAILED, Kill, Resumed, Start, stamp
 from pipelines.local.values import labelled
 from steps.errors import ConfigError, RekindleError
@@ -144,7 +144,11 @@ class LocalRun:
                 shutil.rmtree(files.root / "creates", ignore_errors=True)
             else:
                 status = interrupted(status, now)
-            files.snapshot(status)
+            try:
+                files.snapshot(status)
+            except DiskFull:  # what steps that failed left behind may be what fills it
+                artifacts.clear(files.pods)
+                files.snapshot(status)
         except BaseException:
             files.close()
             raise

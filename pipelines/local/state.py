@@ -21,6 +21,7 @@ from steps.errors import ConfigError, RekindleError, did_you_mean
 
 Status = dict[str, Any]
 FULL = (errno.ENOSPC, errno.EDQUOT)
+NONE = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG)  # there is no such file
 SHAPE = (KeyError, TypeError, AttributeError)  # what is raised where something has another form
 PHASES = {"Pending", "Running", *FULFILLED}
 LETS_GO = 2.0  # seconds in which the lock of a dead runner is free
@@ -89,12 +90,13 @@ class RunFiles:
             return found
         except (ValueError, *SHAPE) as error:
             raise self._spoiled(path, error) from error
-        except FileNotFoundError:
+        except OSError as error:
+            if error.errno not in NONE:
+                raise
             runs = self.home / "runs"
             known = {each.name for each in runs.iterdir()} if runs.is_dir() else set()
-            raise ConfigError(
-                f'there is no run "{self.name}" in {runs}.{did_you_mean(self.name, known)} `rekindle status` has all.'
-            ) from None
+            hint = f"{did_you_mean(self.name, known)} `rekindle status` has all."
+            raise ConfigError(f'there is no run "{self.name[:100]}" in {runs}.{hint}') from None
 
     def load(self) -> tuple[Status, dict[str, list[int]]]:
         """What the journal adds up to. Raises ConfigError if somebody else wrote to it."""
@@ -213,7 +215,11 @@ def _line(entry: dict[str, Any]) -> str:
 def named(error: OSError, root: Path) -> RekindleError:
     """What keeps the state of a run in `root` from being written, and the way out."""
     if error.errno in FULL:
-        way = f"then `rekindle resume {root.name}`" if (root / "manifest.yaml").exists() else "then start it again"
+        way = (
+            f"then `rekindle resume {root.name}`, which deletes what failed steps left in pods/ if it must"
+            if (root / "manifest.yaml").exists()
+            else "then start it again"
+        )
         return DiskFull(
             f"no space is left for the state of the run in {root} ({error.strerror}): the run stopped where it was. "
             f"Free some space, {way}."
