@@ -115,7 +115,7 @@ def _watched(local: LocalRun, manifest: Mapping[str, Any], as_json: bool, ask: b
         told = summary.as_json(local.name, status, **facts) | ({"status": status} if whole else {})
         print(json.dumps(told), flush=True)
     if code in (0, summary.KEPT):
-        out.write(summary.success(status, _shown(status, facts["endpoint"])))
+        out.write(summary.success(status, _shown(status, facts["endpoint"]), ours))
     elif interrupts.caught:
         sys.stderr.write(f"\n{local.name} is stopped: nothing of it runs any more\nresume  {_resume(local)}\n")
     else:

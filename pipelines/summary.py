@@ -183,9 +183,12 @@ def log_tail(text: str, lines: int) -> list[str]:
     return said[-lines:] if last is None else said[last : last + lines]
 
 
-def success(status: Status, facts: Mapping[str, str | None]) -> str:
-    """What came out, one line each. `facts` (endpoint, where to look, ...) stand before the time it took."""
-    told = parameters(status)
+def success(status: Status, facts: Mapping[str, str | None], ours: bool) -> str:
+    """What came out, one line each. `facts` (endpoint, where to look, ...) stand before the time it took.
+
+    Only the outputs of `ours` are known to be a verdict and metrics.
+    """
+    told = parameters(status) if ours else {}
     took = timestamp(status["finishedAt"]) - timestamp(status["startedAt"])
     figures = [f"{name} {float(told[key]):.3f}" for name, key in METRICS.items() if told.get(key, "nan") != "nan"]
     lines = {
@@ -209,7 +212,7 @@ def failure(name: str, status: Status, log: str, place: str | None, resume: str,
     message = why or (row and row.message) or status.get("message") or ""
     lines += [
         f"step    {row.name if row else 'none: ' + str(status.get('message') or '')}",
-        f"cause   {' '.join(str(message).split())[:300]}",
+        f"cause   {' '.join(str(message).split())[:600]}",
         f"log     {place}" if place else "",
         f"resume  {resume}",
     ]
@@ -221,7 +224,7 @@ def exit_code(status: Status, ours: bool) -> int:
     if status.get("phase") != "Succeeded":
         codes = {(node.get("outputs") or {}).get("exitCode") for node in (status.get("nodes") or {}).values()}
         return 2 if ours and str(ConfigError.exit_code) in codes else 1
-    return KEPT if parameters(status).get("verdict") == "keep" else 0
+    return KEPT if ours and parameters(status).get("verdict") == "keep" else 0
 
 
 def _number(text: str | None) -> float | None:

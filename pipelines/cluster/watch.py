@@ -74,12 +74,13 @@ def ended(cluster: Cluster, workflow: Object, as_json: bool) -> int:
     """Tell how a finished run ended; gives the exit code."""
     metadata, status = workflow["metadata"], workflow["status"]
     labels = metadata.get("labels") or {}
-    code = summary.exit_code(status, labels.get(PART_OF) == "rekindle")
+    ours = labels.get(PART_OF) == "rekindle"
+    code = summary.exit_code(status, ours)
     endpoint = _endpoint(cluster, labels.get(NAME))
     if as_json:
         print(json.dumps(as_object(workflow) | {"endpoint": endpoint}), flush=True)
     if code in (0, summary.KEPT):
-        (sys.stderr if as_json else sys.stdout).write(summary.success(status, _facts(cluster, labels, endpoint)))
+        (sys.stderr if as_json else sys.stdout).write(summary.success(status, _facts(cluster, labels, endpoint), ours))
     else:
         sys.stderr.write("\n" + _failure(cluster, workflow) + "\n")
     return code

@@ -48,6 +48,7 @@ def workflow(*scripts: tuple[str, str], **spec: Any) -> dict[str, Any]:
 def judged(verdict: str) -> dict[str, Any]:
     """A workflow whose gate says `verdict`."""
     manifest = workflow(("evaluate", f"printf {verdict} > /tmp/verdict"))
+    manifest["metadata"]["labels"] = {"app.kubernetes.io/part-of": "rekindle"}
     manifest["spec"]["templates"][1]["outputs"] = {
         "parameters": [{"name": "verdict", "valueFrom": {"path": "/tmp/verdict"}, "globalName": "verdict"}]
     }
@@ -178,6 +179,13 @@ def test_the_exit_code_tells_what_the_gate_said(tmp_path: Path, verdict: str, co
     done = rekindle("run", "--manifest", written(tmp_path / "w.yaml", judged(verdict)), cwd=tmp_path)
     assert done.returncode == code
     assert words in done.stdout
+
+
+def test_an_output_of_somebody_else_is_no_verdict(tmp_path: Path):
+    manifest = judged("keep")
+    del manifest["metadata"]["labels"]
+    done = rekindle("run", "--manifest", written(tmp_path / "w.yaml", manifest), cwd=tmp_path)
+    assert (done.returncode, "verdict" in done.stdout) == (0, False)
 
 
 @pytest.mark.parametrize(("label", "code"), [("rekindle", 2), ("somebody-else", 1)])
