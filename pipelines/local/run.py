@@ -125,8 +125,7 @@ class LocalRun:
                 note(line)
         lint.check(workflow)
         workflow = resolved(labelled(workflow), cluster.find, lambda spec: subset.templates(spec, cluster))
-        files = RunFiles(cluster.home, workflow["metadata"]["name"])
-        files.create(workflow)
+        files = _created(cluster.home, workflow, manifest["kind"] == "CronWorkflow")
         return cls(files, workflow, {"phase": "", "nodes": {}}, cluster)
 
     @classmethod
@@ -229,6 +228,20 @@ class LocalRun:
             self.files.append(entry)
             if self.on_change:
                 self.on_change(scheduler.status)
+
+
+def _created(home: Path, workflow: dict[str, Any], scheduled: bool) -> RunFiles:
+    """The run on disk. That of a CronWorkflow is named by its second, or the next that is free. Raises ConfigError."""
+    while True:
+        files = RunFiles(home, workflow["metadata"]["name"])
+        try:
+            files.create(workflow)
+            return files
+        except (ConfigError, Busy):
+            if not scheduled:
+                raise
+            name, _, second = files.name.rpartition("-")
+            workflow["metadata"]["name"] = f"{name}-{int(second) + 1}"
 
 
 def _cluster(home: Path | None = None) -> Cluster:

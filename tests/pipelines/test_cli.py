@@ -215,6 +215,41 @@ def test_status_and_logs_show_what_ran(tmp_path: Path):
     assert (unknown.returncode, 'Did you mean "four"?' in unknown.stderr) == (2, True)
 
 
+def test_a_manifest_that_can_be_read_but_once_runs(tmp_path: Path):
+    manifest = json.dumps(workflow(("a", "echo it ran")))
+    environ = {**os.environ, "REKINDLE": REKINDLE, "MANIFEST": manifest}
+    for name, typed in {
+        "stdin": 'echo "$MANIFEST" | "$REKINDLE" run --manifest /dev/stdin',
+        "pipe": '"$REKINDLE" run --manifest <(echo "$MANIFEST")',
+        "fifo": 'mkfifo f; echo "$MANIFEST" > f & "$REKINDLE" run --manifest f',
+    }.items():
+        (folder := tmp_path / name).mkdir()
+        done = subprocess.run(
+            ["bash", "-c", typed], cwd=folder, env=environ, capture_output=True, text=True, timeout=20
+        )
+        assert (done.returncode, "a succeeded" in done.stdout) == (0, True), done.stderr
+
+
+def test_runs_of_a_schedule_in_one_second_are_all_done(tmp_path: Path):
+    cron = workflow(("a", "true")) | {"kind": "CronWorkflow"}
+    cron["spec"] = {"schedules": ["@daily"], "workflowSpec": cron["spec"]}
+    file = written(tmp_path / "w.yaml", cron)
+    runs = [
+        subprocess.Popen([REKINDLE, "run", "--manifest", file], cwd=tmp_path, stdout=subprocess.DEVNULL)
+        for _ in range(3)
+    ]
+    assert [run.wait(20) for run in runs] == [0, 0, 0]
+    names = [path.name for path in (tmp_path / ".rekindle/runs").iterdir()]
+    assert len(names) == 3 and all(re.fullmatch(r"four-\d{10}", name) for name in names)
+
+
+def test_a_directory_that_is_gone_is_said(tmp_path: Path):
+    typed = 'rmdir "$PWD"; exec "$REKINDLE" status'
+    done = subprocess.run(["bash", "-c", typed], cwd=tmp_path, env={**os.environ, "REKINDLE": REKINDLE},
+                          capture_output=True, text=True, timeout=20)  # fmt: skip
+    assert (done.returncode, "current directory" in done.stderr, "Traceback" in done.stderr) == (2, True, False)
+
+
 def test_what_is_refused_is_an_object_too(tmp_path: Path):
     refused = rekindle("run", str(tmp_path / "none.yaml"), "-o", "json", cwd=tmp_path)
     assert (refused.returncode, json.loads(refused.stdout)["phase"]) == (2, "Failed")
