@@ -14,15 +14,18 @@ import click
 from pipelines.cli import local  # noqa: F401 (the commands register themselves, in the order of the help)
 
 # isort: split
-from pipelines.cli import cluster, images, platform  # noqa: F401
+from pipelines.cli import cluster, images, platform, streams  # noqa: F401
 from pipelines.cli.shared import HOME, commands
 from steps.errors import ConfigError, RekindleError
+
+STOPPED = (129, 130, 143)  # by a terminal that was closed, by Ctrl-C, by SIGTERM
 
 
 def main() -> None:
     """Run a command; the exit code says how it went."""
-    os.environ.setdefault("REKINDLE_PATH", os.getcwd())  # a workload may be a module of this directory
+    streams.prepare()
     try:
+        os.environ.setdefault("REKINDLE_PATH", _here())  # a workload may be a module of this directory
         code = commands.main(standalone_mode=False)
     except click.ClickException as error:
         error.show()
@@ -39,8 +42,15 @@ def main() -> None:
         way = "make room there or make it writable, or set REKINDLE_HOME to another directory"
         click.echo(f"error: {error.filename or home}: {error.strerror}. State is kept in {home}: {way}.", err=True)
         code = 1
-    if code in (130, 143):  # all is stopped and said; the interpreter would take half a second more to tidy up
+    if code in STOPPED:  # all is stopped and said; the interpreter would take half a second more to tidy up
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _here() -> str:
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        raise ConfigError("the current directory is not there any more: `cd` to one that is.") from None

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pipelines.cli.shared import (
-    beside_of,
+    Name,
     cluster_options,
     command,
     config_of,
@@ -63,8 +63,7 @@ def submit(
     from pipelines.cluster.argo_server import ArgoServer
 
     with refusals(output):
-        found = manifest_of(config, sets, manifest)
-        beside = beside_of(manifest)
+        found, beside = manifest_of(config, sets, manifest)
         for each in lint.check(found, str(config or manifest), beside):
             click.echo(f"warning: {each}", err=True)
         for other in beside:
@@ -164,7 +163,7 @@ def schedule(
 
 
 @command
-@click.argument("name")
+@click.argument("name", type=Name())
 @cluster_options
 @click.option("--cluster", "on_cluster", is_flag=True, hidden=True, help="It acts nowhere else.")
 @output_option("text", "json")

@@ -11,7 +11,8 @@ from pipelines.cli.shared import (
     CONTEXT,
     HOME,
     Commands,
-    beside_of,
+    File,
+    Name,
     cluster_flag,
     cluster_options,
     command,
@@ -19,13 +20,13 @@ from pipelines.cli.shared import (
     config_of,
     configured,
     files_of,
+    going_on,
     manifest_of,
     manifest_option,
     meant,
     objects_of,
     output_option,
     pairs_of,
-    refusals,
     told,
 )
 
@@ -57,15 +58,14 @@ def run(
     """
     from pipelines import foreground
 
-    with refusals(output):
-        workflow = manifest_of(config, sets, manifest, lambda: foreground.prefetch(HOME))
-        given, as_json = pairs_of(parameters), output == "json"
-        beside, whole = beside_of(manifest), bool(manifest)
+    with going_on(output):
+        workflow, beside = manifest_of(config, sets, manifest, lambda: foreground.prefetch(HOME))
+        given, as_json, whole = pairs_of(parameters), output == "json", bool(manifest)
         return foreground.run(HOME, workflow, given, as_json=as_json, ask=not yes, whole=whole, beside=beside)
 
 
 @command
-@click.argument("name", required=False)
+@click.argument("name", required=False, type=Name())
 @click.option("-p", "--parameter", "values", multiple=True, metavar="NAME=VALUE",
               help="A value that a suspended step waits for.")  # fmt: skip
 @cluster_flag
@@ -91,7 +91,7 @@ def resume(name: str | None, values: tuple[str, ...], output: str, yes: bool, **
         return cluster.resume(there, name, output)
     from pipelines import foreground
 
-    with refusals(output):
+    with going_on(output):
         return foreground.resume(HOME, name, pairs_of(values), as_json=output == "json", ask=not yes)
 
 
@@ -114,9 +114,9 @@ def render(config: Path | None, sets: tuple[str, ...], kind: "Kind", output: str
 
 
 @command
-@click.argument("configs", nargs=-1, type=click.Path(path_type=Path))
+@click.argument("configs", nargs=-1, type=File())
 @click.option("--set", "sets", multiple=True, metavar="A.B=C", help="Override one value of the configs.")
-@click.option("--manifest", "manifests", multiple=True, metavar="FILE", type=click.Path(path_type=Path),
+@click.option("--manifest", "manifests", multiple=True, metavar="FILE", type=File(),
               help="Objects of Argo or Kubernetes (YAML or JSON), files or folders of them.")  # fmt: skip
 @output_option("text", "json")
 def lint(configs: tuple[Path, ...], sets: tuple[str, ...], manifests: tuple[Path, ...], output: str) -> int:
@@ -135,7 +135,7 @@ def lint(configs: tuple[Path, ...], sets: tuple[str, ...], manifests: tuple[Path
 
     if not configs and not manifests:
         raise click.UsageError("give a config file, such as configs/demo.yaml, or --manifest FILE.")
-    objects = [(str(file), manifest_of(file, sets, None)) for file in configs]
+    objects = [(str(file), manifest_of(file, sets, None)[0]) for file in configs]
     objects += [(str(file), each) for path in manifests for file in files_of(path) for each in objects_of(file)]
     findings = linting.lint_all(objects)
     if output == "json":
@@ -148,7 +148,7 @@ def lint(configs: tuple[Path, ...], sets: tuple[str, ...], manifests: tuple[Path
 
 
 @command
-@click.argument("name", required=False)
+@click.argument("name", required=False, type=Name())
 @click.option("-w", "--watch", is_flag=True, help="Show the run until it is over; only on a cluster.")
 @cluster_flag
 @output_option("text", "json")
@@ -174,7 +174,7 @@ def status(name: str | None, watch: bool, output: str, **where: Any) -> int:
 
 
 @command
-@click.argument("name", required=False)
+@click.argument("name", required=False, type=Name())
 @click.argument("step", required=False)
 @click.option("-f", "--follow", is_flag=True, help="Go on until the run is over.")
 @cluster_flag
@@ -198,7 +198,7 @@ def logs(name: str | None, step: str | None, follow: bool, output: str, **where:
 
 
 @command
-@click.argument("name", required=False)
+@click.argument("name", required=False, type=Name())
 @output_option("text", "json")
 def explain(name: str | None, output: str) -> None:
     """Tell what happened to the training of a run.
@@ -215,7 +215,7 @@ def explain(name: str | None, output: str) -> None:
 
 
 @command
-@click.argument("name", required=False)
+@click.argument("name", required=False, type=Name())
 @cluster_flag
 @output_option("text", "json")
 def stop(name: str | None, output: str, **where: Any) -> None:
@@ -345,5 +345,5 @@ def chaos(workers: int, seconds: float, steps: int, seed: int, output: str) -> i
     """
     from pipelines.demo import Plan, run
 
-    with refusals(output):
+    with going_on(output):
         return run(HOME, Plan(workers, seconds, steps, seed), as_json=output == "json")

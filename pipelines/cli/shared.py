@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from pipelines.cli import streams
 from steps.errors import ConfigError, RekindleError, did_you_mean
 
 if TYPE_CHECKING:
@@ -16,6 +17,25 @@ if TYPE_CHECKING:
 
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
 HOME = Path(os.environ.get("REKINDLE_HOME", ".rekindle"))  # runs, services and their data of this directory's user
+
+
+class Name(click.ParamType):
+    """A name that is given: `rekindle stop "$RUN"` with no RUN would mean another run than its user does."""
+
+    name = "text"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return value or self.fail("it is empty: name one, or leave it out.", param, ctx)
+
+
+class File(click.Path):
+    """A path that is given: an empty one would be the current folder."""
+
+    def __init__(self) -> None:
+        super().__init__(path_type=Path)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return super().convert(value or self.fail("it is empty: give a file or folder.", param, ctx), param, ctx)
 
 
 class Commands(click.Group):
@@ -39,12 +59,12 @@ def command(function: Callable[..., Any]) -> click.Command:
 def configured(function: Any) -> Any:
     """CONFIG and --set."""
     setting = click.option("--set", "sets", multiple=True, metavar="A.B=C", help="Override one value of the config.")
-    return click.argument("config", required=False, type=click.Path(path_type=Path))(setting(function))
+    return click.argument("config", required=False, type=File())(setting(function))
 
 
 def manifest_option(function: Any) -> Any:
     note = "An Argo Workflow or WorkflowTemplate (YAML or JSON) instead of a config; a folder has what it needs, too."
-    return click.option("--manifest", metavar="FILE", type=click.Path(path_type=Path), help=note)(function)
+    return click.option("--manifest", metavar="FILE", type=File(), help=note)(function)
 
 
 def output_option(*formats: str) -> Any:
@@ -114,6 +134,15 @@ def refusals(output: str) -> Iterator[None]:
         raise
 
 
+@contextmanager
+def going_on(output: str) -> Iterator[None]:
+    """`refusals`, of a command that does more than to print: it goes on where its text cannot be shown."""
+    if output == "text":
+        streams.steady()
+    with refusals(output):
+        yield
+
+
 def config_of(file: Path | None, sets: tuple[str, ...]) -> Any:
     """The config of a file with its overrides, and where each value came from."""
     from pipelines.config import load_config
@@ -125,22 +154,20 @@ def config_of(file: Path | None, sets: tuple[str, ...]) -> Any:
 
 def manifest_of(
     config: Path | None, sets: tuple[str, ...], manifest: Path | None, meanwhile: Callable[[], None] = lambda: None
-) -> dict[str, Any]:
-    """The manifest as plain data: read from a file, or rendered from a checked config (`meanwhile` is called first)."""
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """The manifest as plain data: read from a file, or rendered from a checked config (`meanwhile` is called first).
+
+    And what else its file or folder holds: templates it refers to, ConfigMaps, Secrets.
+    """
     if manifest and (config or sets):
         raise click.UsageError("give a config or --manifest FILE, not both (--set changes a config, -p a manifest).")
     if manifest:
-        return _read(manifest)[0]
+        return _read(manifest)
     loaded = config_of(config, sets)
     meanwhile()
     from pipelines import render as rendering
 
-    return rendering.render(loaded.config)
-
-
-def beside_of(manifest: Path | None) -> list[dict[str, Any]]:
-    """What else the file or folder of a manifest holds: templates it refers to, ConfigMaps, Secrets."""
-    return _read(manifest)[1] if manifest else []
+    return rendering.render(loaded.config), []
 
 
 def files_of(path: Path) -> list[Path]:

@@ -100,6 +100,11 @@ def test_every_command_has_help_with_an_example_that_parses_and_is_in_the_docs(n
         (["submit", DEMO], "no cluster is configured"),
         (["submit", "--dry-run"], "configs/demo.yaml"),
         (["stop", "--cluster"], "no cluster is configured"),
+        (["stop", ""], "it is empty"),
+        (["resume", ""], "it is empty"),
+        (["resume", "x" * 5000], "there is no run"),
+        (["run", "--manifest", ""], "it is empty"),
+        (["run", ""], "it is empty"),
     ],
 )
 def test_wrong_usage_or_config_ends_with_2_and_the_way_out(args: list[str], hint: str):
