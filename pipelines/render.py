@@ -33,7 +33,10 @@ def render(config: "Config", kind: Kind = "workflow") -> Manifest:
         "template": retraining.template,
         "cron": retraining.cron,
     }
-    manifest = ordered(builders[kind](config).to_dict())
+    made = builders[kind](config).to_dict()
+    if kind == "cron":  # or its runs have no labels; Hera has no field for it
+        made["spec"]["workflowMetadata"] = {"labels": {**made["metadata"]["labels"]}}
+    manifest = ordered(made)
     own = {"git_sha": git_sha(), "config_hash": _sha256(config.model_dump(mode="json"))}
     own["manifest_hash"] = manifest_sha256(manifest)
     for parameter in manifest["spec"].get("arguments", {}).get("parameters", []):

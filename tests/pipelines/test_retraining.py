@@ -23,6 +23,7 @@ def schedule(**values: Any) -> ScheduleConfig:
 def test_the_weekly_run_is_the_template_and_nothing_else() -> None:
     config = load_config(GOLDEN / "config.yaml", environment={}).config
     template, cron = render(config, "template"), render(config, "cron")
+    assert cron["spec"]["workflowMetadata"] == {"labels": cron["metadata"]["labels"]}  # so its runs are ours
     assert cron["spec"]["workflowSpec"] == {"workflowTemplateRef": {"name": template["metadata"]["name"]}}
     assert template["metadata"]["namespace"] == cron["metadata"]["namespace"] == "models"
 

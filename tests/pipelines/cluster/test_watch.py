@@ -32,7 +32,13 @@ def run(phase: str, *nodes: dict[str, Any], verdict: str = "") -> dict[str, Any]
     times = {"startedAt": "2026-11-21T20:00:00Z", "finishedAt": "2026-11-21T20:01:00Z"}
     found = {each["id"]: each for each in nodes}
     status = {"phase": phase, "nodes": found, "outputs": outputs, **times}
-    return {"kind": "Workflow", "metadata": {"name": "demo"}, "spec": {"entrypoint": "main"}, "status": status}
+    labels = {"app.kubernetes.io/part-of": "rekindle"}
+    return {
+        "kind": "Workflow",
+        "metadata": {"name": "demo", "labels": labels},
+        "spec": {"entrypoint": "main"},
+        "status": status,
+    }
 
 
 @pytest.mark.parametrize(("there", "code", "words"), [
