@@ -71,6 +71,17 @@ def test_a_runner_that_could_not_go_on_names_the_step_that_ran():
     assert "step    train" in said and "cause   No space left on device" in said
 
 
+def test_a_runner_that_could_not_go_on_is_the_cause_and_not_the_step_that_made_it_so():
+    failed = node(".fill", phase="Failed", message="main: Error (exit code 1)")
+    said = failure(WORKFLOW, status(ROOT, failed, phase="Error"), "", None, "rekindle resume x", "no space is left")
+    assert "step    fill" in said and "cause   no space is left" in said
+
+
+def test_a_run_of_one_pod_is_not_hidden_by_its_exit_hook():
+    rows = steps(WORKFLOW, status(node("", phase="Failed"), node(".onExit")))
+    assert [row.phase for row in rows] == ["Failed", "Succeeded"]
+
+
 def test_a_step_that_failed_says_why_and_not_why_it_is_not_tried_again():
     again = "retryStrategy.expression evaluated to false"
     attempts = [node(".a", "Retry", "Failed", message=again), node(".a(0)", phase="Failed", message="exit code 65")]
