@@ -15,8 +15,10 @@ NODE += ("outputs.result", "outputs.parameters")
 # below these anything may follow; `outputs` are those of a template that is not here
 OPEN = re.compile(r"item|outputs|workflow\.(labels|annotations|creationTimestamp|outputs\.(parameters|artifacts))")
 
+PARAMETER = re.compile(r"[-a-zA-Z0-9_]+")  # the name of one, or of an artifact
+
 ITEMS: list[Any] = [{}]
-VALUES = {"parameters": [{"valueFrom": {"configMapKeyRef": {}}}], "artifacts": ITEMS}
+VALUES = {"parameters": [{"valueFrom": {"configMapKeyRef": {}}}], "artifacts": [{"s3": {}}]}
 TASK: dict[str, Any] = {"arguments": VALUES, "hooks": {"": {"arguments": VALUES}}, "dependencies": [], "continueOn": {}}
 SECURITY = {"seccompProfile": {}, "capabilities": {"drop": [], "add": []}}
 CONTAINER = {
@@ -49,6 +51,7 @@ TEMPLATE = {
     "steps": [[TASK]],
     "retryStrategy": {},
     "memoize": {},
+    "metrics": {"prometheus": [{"labels": ITEMS, "gauge": {}, "counter": {}, "histogram": {}}]},
 }
 TASK["inline"] = TEMPLATE
 SPEC = {
@@ -60,6 +63,7 @@ SPEC = {
     "retryStrategy": {},
     "volumes": ITEMS,
     "securityContext": SECURITY,
+    "podGC": {},
 }
 MANIFEST = {"metadata": {"labels": {}, "annotations": {}}, "spec": {**SPEC, "workflowSpec": SPEC}}
 
@@ -107,10 +111,15 @@ def workflow(spec: Data) -> set[str]:
     known |= {"workflow.failures"} if spec.get("onExit") else set()
     known |= {"=workflow.failures"} if spec.get("hooks") else set()  # Argo's check looks for onExit
     known |= {f"workflow.parameters.{name}" for name in names((spec.get("arguments") or {}).get("parameters"))}
-    for template in spec.get("templates") or []:
-        for kind in ("parameters", "artifacts"):
-            outputs = (template.get("outputs") or {}).get(kind) or []
-            for name in [str(each["globalName"]) for each in outputs if each.get("globalName")]:
+    return known
+
+
+def exported(template: Data) -> set[str]:
+    """Tags that the outputs of a template give a value to everywhere; that of a globalName with tags may be any."""
+    known = set[str]()
+    for kind in ("parameters", "artifacts"):
+        for each in (template.get("outputs") or {}).get(kind) or []:
+            if name := str(each.get("globalName") or ""):
                 known.add(f"workflow.outputs.{kind}" if "{{" in name else f"workflow.outputs.{kind}.{name}")
     return known
 

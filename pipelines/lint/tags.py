@@ -20,7 +20,7 @@ def check(found: Findings, path: str, value: Any, scope: Scope, whole: bool) -> 
             for name in _read(found, where, tag):
                 known = name in scope or (tag.startswith("=") and f"={name}" in scope)
                 if name.split(".")[0] in PREFIXES and not known:
-                    why = f"{{{{{short(tag)}}}}}: nothing gives a value to {name} here.{found.hint(*scope.near(name))}"
+                    why = f"{{{{{short(tag)}}}}}: {_unknown(found, name, scope)}"
                     late = tag.startswith("=") and name.split(".")[0] == "item"  # Argo finds out when it gets there
                     found.add(where, "tag", why, fatal=(whole or not name.startswith("workflow.")) and not late)
 
@@ -36,6 +36,12 @@ def closed(found: Findings, path: str, value: Any) -> list[tuple[str, str]]:
 
 def short(text: str) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _unknown(found: Findings, name: str, scope: Scope) -> str:
+    if f"={name}" in scope:
+        return f"for Argo's check nothing before this gives a value to {name}. It does not read {{{{={name}}}}}."
+    return f"nothing gives a value to {name} here.{found.hint(*scope.near(name))}"
 
 
 def _read(found: Findings, path: str, tag: str) -> tuple[str, ...]:

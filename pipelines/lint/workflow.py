@@ -8,26 +8,25 @@ from functools import cached_property
 from typing import Any
 
 from pipelines import crontab, scopes
-from pipelines.lint import graph, objects, pods, tags
+from pipelines.lint import arguments, graph, metrics, objects, pods, tags
+from pipelines.lint.exported import Exported
 from pipelines.lint.findings import Findings
 from pipelines.local import references
 from pipelines.local.loops import LOOPS
-from pipelines.scopes import Items, Names, Nodes, Scope, names
-from steps.errors import ConfigError, did_you_mean
+from pipelines.scopes import PARAMETER, Items, Names, Nodes, Scope, names
+from steps.errors import ConfigError
 
 Manifest = Mapping[str, Any]
 
 KINDS = ("Workflow", "WorkflowTemplate", "ClusterWorkflowTemplate", "CronWorkflow")
 TYPES = ("container", "script", "resource", "dag", "steps", "suspend", "http", "data", "containerSet", "plugin")
 REUSED = ("WorkflowTemplate", "ClusterWorkflowTemplate")  # may leave the entrypoint to who uses them
-LOCATIONS = ("s3", "gcs", "http", "git", "raw", "hdfs", "oss", "azure", "artifactory", "plugin")
-SUPPLIED = (*LOCATIONS, "from", "fromExpression")
 SOURCES = ("path", "jqFilter", "jsonPath", "parameter", "expression", "supplied")  # of an output parameter
+POD_GC = ("OnPodCompletion", "OnPodSuccess", "OnWorkflowCompletion", "OnWorkflowSuccess")
 GIVES = dict.fromkeys(("container", "script", "containerSet"), ("path",)) | {"resource": ("jsonPath", "jqFilter")}
 GIVES |= dict.fromkeys(("dag", "steps"), ("parameter", "expression"))
 
 NAME = re.compile(r"[a-zA-Z0-9][-a-zA-Z0-9]*")
-PARAMETER = re.compile(r"[-a-zA-Z0-9_]+")
 PREFIX = 58  # of a generated name; five characters follow
 LENGTHS = {"CronWorkflow": 52}  # its workflows are called NAME-UNIXTIME
 METRIC = re.compile(r"\{\{\s*(?:(?:tasks|steps)\.[^}]*\.outputs\.|workflow\.outputs\.parameters\.)")
@@ -60,7 +59,12 @@ class WorkflowRules:
 
     @cached_property
     def everywhere(self) -> Names:
-        return Names(scopes.workflow({**self.spec, "templates": list(self.templates.values())}))
+        return Names(scopes.workflow(self.spec))
+
+    @cached_property
+    def exported(self) -> Exported:
+        first = [str(self.spec.get(field)) for field in ("entrypoint", "onExit")]
+        return Exported(self.templates, [*first, *names(self.spec.get("templates"))])
 
     @cached_property
     def reached(self) -> set[str]:
@@ -77,9 +81,10 @@ class WorkflowRules:
     def running(self) -> Names:
         return Names(self.everywhere.names - {"workflow.failures", "=workflow.failures"})
 
-    def known(self, template: Manifest) -> Names:
-        """What has a value in a template beside its own."""
-        return self.running if template.get("name") in self.reached else self.everywhere
+    def known(self, template: Manifest, step: Manifest | None = None) -> tuple[Names, Names]:
+        """What has a value in a template beside its own; in a step of it, what has by then."""
+        everywhere = self.running if template.get("name") in self.reached else self.everywhere
+        return everywhere, self.exported.at(template if step is None else step)
 
     def run(self) -> None:
         self.metadata()
@@ -88,10 +93,11 @@ class WorkflowRules:
         tags.closed(self.found, self.root, {key: each for key, each in self.spec.items() if key != "templates"})
         if self.spec.get("workflowTemplateRef") and (self.kind in REUSED or not self.joined()):
             return
-        arguments = self.spec.get("arguments") or {}
+        given = self.spec.get("arguments") or {}
+        arguments.check(self.found, f"{self.root}.arguments", given, later=True)
         for field in ("entrypoint", "onExit"):
             if name := self.spec.get(field):
-                self.target(f"{self.root}.{field}", str(name), arguments, loose=True)
+                self.target(f"{self.root}.{field}", str(name), given, loose=True)
             elif field == "entrypoint" and self.kind not in REUSED:
                 self.found.add(
                     f"{self.root}.entrypoint", "entrypoint", "it is missing: name the template to begin with."
@@ -100,6 +106,9 @@ class WorkflowRules:
         if "activeDeadlineSeconds" not in self.spec:
             why = "nothing ends a workflow that hangs: give a number of seconds."
             self.found.warn(f"{self.root}.activeDeadlineSeconds", "deadline", why)
+        if (strategy := (self.spec.get("podGC") or {}).get("strategy") or POD_GC[0]) not in POD_GC:
+            hint = self.found.hint(str(strategy), POD_GC)
+            self.found.add(f"{self.root}.podGC.strategy", "shape", f'"{strategy}" is no strategy.{hint}')
         for path, holder in (("", self.spec), (".templateDefaults", self.spec.get("templateDefaults") or {})):
             self.retry(f"{self.root}{path}.retryStrategy", holder.get("retryStrategy"))
         self.unique(f"{self.root}.templates", names(self.spec.get("templates")))
@@ -148,7 +157,7 @@ class WorkflowRules:
     def cron(self, spec: Manifest) -> None:
         if not spec.get("schedules"):
             old = "`schedule` is gone in Argo 4" if spec.get("schedule") else "it never runs"
-            self.found.warn("spec.schedules", "cron", f"it is missing, so {old}: give a list of cron expressions.")
+            self.found.add("spec.schedules", "cron", f"it is missing, so {old}: give a list of cron expressions.")
         schedules = spec["schedules"] if isinstance(spec.get("schedules"), list) else []
         for schedule in [*schedules, *([spec["schedule"]] if spec.get("schedule") else [])]:
             if why := crontab.wrong(str(schedule)):
@@ -157,9 +166,9 @@ class WorkflowRules:
             self.found.add("spec.timezone", "cron", f'"{spec["timezone"]}" is no time zone: {why.rstrip(".")}.')
         self.calls(f"{self.root}.arguments", self.spec.get("arguments") or {})
 
-    def calls(self, path: str, arguments: Manifest) -> None:
-        """A schedule tempts to `$(date)` in `arguments`, which no shell ever reads."""
-        for each in arguments.get("parameters") or []:
+    def calls(self, path: str, given: Manifest) -> None:
+        """A schedule tempts to `$(date)` in arguments, which no shell ever reads."""
+        for each in given.get("parameters") or []:
             for inside in pods.CALL.findall(str(each.get("value", ""))):
                 self.found.warn(f"{path}.parameters[{each.get('name')}]", "shell", pods.call(inside))
 
@@ -184,11 +193,8 @@ class WorkflowRules:
             found = f"it is {' and '.join(types)}" if types else "it does nothing"
             self.found.add(path, "template", f"{found}: it must have exactly one of {', '.join(TYPES[:6])}.")
         for direction in ("inputs", "outputs"):
-            for kind in ("parameters", "artifacts"):
-                for name, count in Counter(names((template.get(direction) or {}).get(kind))).items():
-                    if not PARAMETER.fullmatch(tags.TAG.sub("x", name)) or count > 1:
-                        rule = "must be letters, digits, - and _, and there once"
-                        self.found.add(f"{path}.{direction}.{kind}", "name", f'"{name}" {rule}.')
+            arguments.unique(self.found, f"{path}.{direction}", template.get(direction) or {})
+        metrics.check(self.found, f"{path}.metrics", template.get("metrics") or {})
         self.outputs(path, template.get("outputs") or {}, GIVES.get("".join(types[:1]), SOURCES))
         self.retry(f"{path}.retryStrategy", template.get("retryStrategy"))
         if "memoize" in template and not NAME.fullmatch(tags.TAG.sub("x", str(template["memoize"].get("key")))):
@@ -199,12 +205,15 @@ class WorkflowRules:
         elif "steps" in template:
             self.steps(path, template, inputs)
         else:
+            self.only(path, template, "dag or steps", "parallelism")
+            if "suspend" in template:
+                self.only(path, template, "a pod", "timeout")
             if "resource" in template:
                 objects.resource(self.found, f"{path}.resource", template["resource"], self.workflow_name)
             self.pod(path, template)
             own = {f"{name}.path" for name in inputs | outputs}
             here = Names({*inputs, *outputs, *own, "outputs.result", "outputs.exitCode", "tasks.name", "steps.name"})
-            own_scope = Scope((here, self.known(template)))
+            own_scope = Scope((here, *self.known(template)))
             if around:
                 own_scope = replace(around, layers=(here, *around.layers))
             self.tags(path, template, own_scope)
@@ -246,12 +255,14 @@ class WorkflowRules:
         at, listed = f"{path}.dag", template["dag"].get("tasks") or []
         tasks = {str(task.get("name")): task for task in listed}
         self.unique(f"{at}.tasks", names(listed))
-        self.leaf(path, template)
+        self.only(path, template, "a pod", "activeDeadlineSeconds", "timeout")
+        if not listed:
+            self.found.add(f"{at}.tasks", "template", "it is empty: a DAG must have a task.")
         before = graph.check(self.found, at, template["dag"], tasks)
         if before is None:
             return
         nodes, finished = Nodes("tasks", tasks, self.templates), graph.finished(before)
-        layers = (Names(inputs), self.known(template))
+        layers = (Names(inputs), *self.known(template))
         for name, task in tasks.items():
             for each in (task.get("arguments") or {}).get("parameters") or []:
                 if str(each.get("value", "")).startswith("{{tasks.name}}"):
@@ -267,34 +278,38 @@ class WorkflowRules:
         everything = {str(step.get("name")): step for _, step in listed}
         group_of = {str(step.get("name")): number for number, step in listed}
         self.unique(f"{path}.steps", names(step for _, step in listed))
-        self.leaf(path, template)
-        nodes, layers = Nodes("steps", everything, self.templates), (Names(inputs), self.known(template))
+        self.only(path, template, "a pod", "activeDeadlineSeconds", "timeout")
+        nodes, own = Nodes("steps", everything, self.templates), Names(inputs)
         items: tuple[Names, ...] = ()  # Argo never forgets one that an earlier step had
         for number, step in listed:
             name = str(step.get("name"))
             items += (Items(step),) if _loops(step) else ()
-            scope = Scope((*layers, *items), nodes, lambda other, number=number: group_of[other] < number)
+            layers = (own, *self.known(template, step), *items)
+            scope = Scope(layers, nodes, lambda other, number=number: group_of[other] < number)
             self.task(f"{path}.steps[{number}][{name}]", name, step, scope)
         rest = {key: value for key, value in template.items() if key != "steps"}
-        self.tags(path, rest, Scope(layers, nodes, lambda name: True))
+        self.tags(path, rest, Scope((own, *self.known(template)), nodes, lambda name: True))
 
-    def leaf(self, path: str, template: Manifest) -> None:
-        for field in [each for each in ("activeDeadlineSeconds", "timeout") if each in template]:
-            why = "only a template that runs a pod may have it: put it there, or on the whole workflow."
-            self.found.add(f"{path}.{field}", "deadline", why)
+    def only(self, path: str, template: Manifest, kind: str, *fields: str) -> None:
+        """That what is only for another kind of template is not in this one."""
+        for field in [each for each in fields if each in template]:
+            why = f"only a template with {kind} may have it: put it there, or on the whole workflow."
+            self.found.add(f"{path}.{field}", "template", why)
 
     def task(self, path: str, name: str, task: Manifest, scope: Scope) -> None:
+        given = task.get("arguments") or {}
         if task.get("template"):
-            self.target(path, str(task["template"]), task.get("arguments") or {})
-        elif task.get("inline"):
-            self.template(f"{path}.inline", task["inline"], scope)
+            self.target(path, str(task["template"]), given)
+        elif inline := task.get("inline"):
+            self.template(f"{path}.inline", inline, scope)
+            arguments.supplied(self.found, f"{path}.arguments", "the inline template", inline, given, False, False)
         else:
             self.found.add(path, "template", "it names no template: give template, templateRef or inline.")
-        for each in (task.get("arguments") or {}).get("parameters") or []:
-            if "value" not in each and "valueFrom" not in each:
-                self.found.add(f"{path}.arguments[{each.get('name')}]", "argument", "it has no value: give one.")
+        arguments.check(self.found, f"{path}.arguments", given)
+        if len(over := [key for key in LOOPS if task.get(key) or (key in task and key == LOOPS[2])]) > 1:
+            self.found.add(path, "loop", f"it has {' and '.join(over)}: one of them is all that Argo takes.")
         if self.kind == "CronWorkflow" and not pods.shell(self.templates.get(str(task.get("template"))) or {}):
-            self.calls(f"{path}.arguments", task.get("arguments") or {})
+            self.calls(f"{path}.arguments", given)
         hooks = dict(task.get("hooks") or {})
         if task.get("onExit"):
             hooks["onExit"] = {"template": task["onExit"]}
@@ -331,7 +346,7 @@ class WorkflowRules:
                 self.found.add(f"{path}[{name}].expression", "hook", why)
             self.target(f"{path}[{name}]", str(hook.get("template")), hook.get("arguments") or {})
 
-    def target(self, path: str, name: str, arguments: Manifest, loose: bool = False) -> None:
+    def target(self, path: str, name: str, given: Manifest, loose: bool = False) -> None:
         """That a template exists and gets what it needs; `loose`: it may be given more than it takes."""
         template, (scope, _, short) = self.templates.get(name), name.rpartition("/")
         of = f" of {scope.partition('/')[2]}" if scope else ""
@@ -342,17 +357,8 @@ class WorkflowRules:
                 self.found.add(path, "template", f'"{short}" is no template{of}.{self.found.hint(short, known)}')
             return
         brought = loose and self.kind in REUSED  # by the workflow that uses the template
-        for kind in ("parameters", "artifacts"):
-            inputs = (template.get("inputs") or {}).get(kind) or []
-            given, taken = dict.fromkeys(names(arguments.get(kind))), set(names(inputs))
-            for extra in [] if loose else [each for each in given if each not in taken]:
-                near = did_you_mean(extra, taken)  # without one it is only superfluous
-                why = f'template {short}{of} has no input "{extra}".{near or " Take it out."}'
-                self.found.add(f"{path}.arguments", "argument", why, fatal=bool(near))
-            for each in inputs:
-                if _required(each, kind) and each.get("name") not in given and not brought:
-                    why = f'template {short}{of} needs the input "{each.get("name")}", which is not supplied: add it.'
-                    self.found.add(f"{path}.arguments", "input", why + self.found.near(str(each.get("name")), given))
+        where, called = f"{path}.arguments", f"template {short}{of}"
+        arguments.supplied(self.found, where, called, template, given, not loose, brought)
 
     def tags(self, path: str, value: Any, scope: Scope) -> None:
         tags.check(self.found, path, value, scope, whole=self.kind == "Workflow")
@@ -368,9 +374,3 @@ def _templates(found: Manifest | None) -> dict[str, Manifest] | None:
 
 def _loops(task: Manifest) -> bool:
     return any(key in task for key in LOOPS)
-
-
-def _required(item: Manifest, kind: str) -> bool:
-    if kind == "parameters":
-        return not any(key in item for key in ("value", "default", "valueFrom"))
-    return not item.get("optional") and not any(key in item for key in SUPPLIED)

@@ -150,6 +150,27 @@ def gives(manifest: Any, **output: Any) -> None:
     template(manifest, "score")["outputs"]["parameters"][0] = {"name": "auc", **output}
 
 
+def artifact(manifest: Any, **source: Any) -> None:
+    task(manifest, "score")["arguments"]["artifacts"] = [{"name": "data", **source}]
+
+
+def metric(manifest: Any, **fields: Any) -> None:
+    template(manifest, "score")["metrics"] = {"prometheus": [fields]}
+
+
+def only_late(manifest: Any) -> Any:
+    """A template that gives `late` to everything after it."""
+    outputs = {"parameters": [{"name": "p", "globalName": "late", "valueFrom": {"path": "/tmp/p"}}]}
+    return {"outputs": outputs, "container": template(manifest, "score")["container"] | {"args": []}}
+
+
+def exported(manifest: Any, by: str, to: str) -> None:
+    """Of the steps one gives what another reads."""
+    manifest["spec"]["templates"].append({"name": "gives", **only_late(manifest)})
+    step(manifest, by)["template"] = "gives"
+    step(manifest, to)["arguments"] = arguments(note="{{workflow.outputs.parameters.late}}")
+
+
 MISTAKES: dict[str, tuple[Callable[[Any], Any], str, str]] = {
     "output from nowhere": (lambda w: gives(w), "output", r"outputs\.parameters\[auc\].*from nowhere.*of path"),
     "output with a default only": (lambda w: gives(w, valueFrom={"default": "1"}), "output", "from nowhere"),
@@ -219,6 +240,57 @@ MISTAKES: dict[str, tuple[Callable[[Any], Any], str, str]] = {
     "failures": (
         lambda w: step(w, "three").update(arguments=arguments(note="{{workflow.failures}}")), "tag", r"workflow\.failures"),
     "failures in an exit hook": (lambda w: late(w, "{{workflow.failures}}"), "tag", r"late\].*workflow\.failures"),
+    "step without a value's source": (
+        lambda w: step(w, "three").update(arguments={"parameters": [{"name": "note", "valueFrom": {"default": "x"}}]}),
+        "argument", r"three\]\.arguments\.parameters\[note\]\.valueFrom.*must have a configMapKeyRef"),
+    "value and a default": (
+        lambda w: task(w, "loop")["arguments"]["parameters"][0].update(valueFrom={"default": "x"}),
+        "argument", r"loop\]\.arguments\.parameters\[note\]\.valueFrom"),
+    "workflow's parameter from a default": (
+        lambda w: w["spec"]["arguments"]["parameters"].append({"name": "p", "valueFrom": {"default": "x"}}),
+        "argument", r"spec\.arguments\.parameters\[p\]\.valueFrom"),
+    "not of the enum": (
+        lambda w: step(w, "three")["arguments"]["parameters"][0].update(value=1, enum=[2, "3"]),
+        "argument", r'three\].*"1" is none of its enum: it must be 2 or 3'),
+    "parameter twice": (
+        lambda w: w["spec"]["arguments"]["parameters"].append({"name": "rows", "value": "6"}),
+        "name", r'spec\.arguments\.parameters: "rows" must be .* there once'),
+    "argument twice": (
+        lambda w: task(w, "loop")["arguments"]["parameters"].append({"name": "note", "value": "6"}), "name", r"loop\].*once"),
+    "artifact by expression": (
+        lambda w: artifact(w, fromExpression="tasks.make.outputs.artifacts.data"), "argument", "fromExpression alone"),
+    "artifact from two": (
+        lambda w: artifact(w, fromExpression="x", **{"from": "{{tasks.make.outputs.artifacts.data}}"}),
+        "argument", r"score\]\.arguments\.artifacts\[data\]: it has both"),
+    "artifact from nowhere": (lambda w: artifact(w, optional=True), "argument", "it comes from nowhere.*optional or not"),
+    "artifact without a key": (lambda w: artifact(w, s3={"bucket": "b"}), "argument", "it comes from nowhere"),
+    "workflow's artifact": (
+        lambda w: w["spec"]["arguments"].update(artifacts=[{"name": "x"}]), "argument", r"spec\.arguments\.artifacts\[x\]"),
+    "inline input": (
+        lambda w: step(w, "one").update(template="", inline={
+            "inputs": {"parameters": [{"name": "x"}]}, "suspend": {}}), "input", 'the inline template needs the input "x"'),
+    "parallel leaf": (lambda w: template(w, "make").update(parallelism=2), "template", r"make\]\.parallelism.*dag or steps"),
+    "suspend's timeout": (
+        lambda w: w["spec"]["templates"].append({"name": "s", "suspend": {}, "timeout": "5s"}), "template", r"s\]\.timeout.*a pod"),
+    "two loops": (lambda w: task(w, "loop").update(withParam="[1]"), "loop", r"loop\]: it has withItems and withParam"),
+    "loop and a sequence": (
+        lambda w: task(w, "loop").update(withSequence={"count": 1}), "loop", "withItems and withSequence"),
+    "no tasks": (lambda w: w["spec"]["templates"].append({"name": "d", "dag": {"tasks": []}}), "template", "must have a task"),
+    "podGC": (lambda w: w["spec"].update(podGC={"strategy": "OnPodSucess"}), "shape", 'podGC.strategy.*mean "OnPodSuccess"'),
+    "metric": (lambda w: metric(w, name="a-b", help="h"), "metric", r"metrics\.prometheus\[a-b\].*letters"),
+    "metric's label": (
+        lambda w: metric(w, name="a", help="h", labels=[{"key": "1", "value": ""}]), "metric", r'prometheus\[a\]: "1" must'),
+    "metric's help": (lambda w: metric(w, name="a"), "metric", r"prometheus\[a\]\.help: it is missing"),
+    "metric's value": (lambda w: metric(w, name="a", help="h", gauge={"realtime": True}), "metric", r"a\]\.gauge\.value"),
+    "global of a later step": (
+        lambda w: exported(w, "two", "one"), "tag", r"steps\[0\]\[one\].*nothing before this gives a value to .*\.late"),
+    "global of the entrypoint": (
+        lambda w: template(w, "main")["outputs"]["parameters"][0].update(globalName="all") or
+        container(w).update(args=["{{workflow.outputs.parameters.all}}"]), "tag", r"score\].*parameters\.all"),
+    "global of a hook's template": (
+        lambda w: w["spec"]["templates"].append({"name": "hooked", **only_late(w)}) or
+        step(w, "one").update(hooks={"exit": {"template": "hooked"}}) or
+        template(w, "finish")["container"].update(args=["{{workflow.outputs.parameters.late}}"]), "tag", r"finish\].*late"),
     "unclosed": (lambda w: template(w, "make")["script"].update(source="f'{{x'"), "tag", "without }}"),
     "failure only": (lambda w: template(w, "apply")["resource"].pop("successCondition"), "condition", "first look"),
     "condition": (
@@ -348,6 +420,20 @@ def test_what_has_a_value_in_time_is_no_finding(text: str, spec: dict[str, Any])
     manifest = copy.deepcopy(RIGHT)
     late(manifest, text, **spec)
     assert not [each for each in lint(manifest) if each.fatal]
+
+
+def test_a_global_output_is_known_to_later_steps_and_all_of_a_dag() -> None:
+    manifest = copy.deepcopy(RIGHT)
+    exported(manifest, "one", "three")
+    task(manifest, "make")["arguments"]["parameters"][0]["value"] = "{{workflow.outputs.parameters.auc}}"
+    assert lint(manifest) == []
+    step(manifest, "two")["arguments"] = arguments()
+    step(manifest, "one")["hooks"] = {
+        "exit": {"template": "finish", "arguments": arguments(note="{{workflow.outputs.parameters.late}}")}
+    }
+    assert lint(manifest) == []
+    step(manifest, "two").update(when="{{=workflow.outputs.parameters.auc == '1'}}")
+    assert lint(manifest) == []
 
 
 def test_what_a_shell_or_kubernetes_reads_is_no_finding() -> None:
@@ -832,6 +918,7 @@ def pipeline(tasks: int) -> Any:
         for n in range(1, tasks)
     )]}  # fmt: skip
     template(manifest, "main")["outputs"] = {}
+    template(manifest, "finish")["container"]["args"] = ["{{workflow.status}}"]
     return manifest
 
 
