@@ -9,7 +9,7 @@ often a command runs in all, as Argo counts. Source: Argo's container_set_templa
 inferFailedReason), cmd/argoexec/commands/emissary.go; v4.1.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from graphlib import CycleError, TopologicalSorter
 from typing import TYPE_CHECKING, Any
@@ -25,9 +25,10 @@ if TYPE_CHECKING:
 EMISSARY = 64  # exit code of a container whose command did not run
 UNSTARTED = 128  # of one that no runtime can start
 KILLED = 143
+RESERVED = ("wait", "supervisor")
 
 
-def members(template: dict[str, Any]) -> list[dict[str, Any]]:
+def members(template: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The containers, each with the mounts of all."""
     group = template["containerSet"]
     shared = group.get("volumeMounts") or []
@@ -171,6 +172,9 @@ def check(template: dict[str, Any], where: str) -> None:
     if not needs or len(needs) != len(group["containers"]):
         raise ConfigError(f"{where}.containers must be at least one, each with a name of its own.")
     for index, each in enumerate(group["containers"]):
+        if each["name"] in RESERVED or each["name"].startswith("artifact-plugin-"):
+            name = f"{where}.containers[{index}].name is {each['name']!r}"
+            raise ConfigError(f"{name}, as Argo calls a container of its own. Give it another.")
         if unknown := next((need for need in needs[each["name"]] if need not in needs), None):
             raise ConfigError(f"{where}.containers[{index}].dependencies names {unknown!r}, which is not in the set.")
     try:

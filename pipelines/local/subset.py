@@ -13,6 +13,7 @@ from typing import Any
 from pipelines.local import (
     artifacts,
     companions,
+    containers,
     containerset,
     expr,
     json_path,
@@ -24,7 +25,6 @@ from pipelines.local import (
     suspend,
     volumes,
 )
-from pipelines.local.cluster import BASES, base
 from pipelines.local.functions import BUILTINS, PREDICATES, ExprError
 from pipelines.local.references import bodies, holders, needed
 from pipelines.local.retries import TYPES, with_defaults
@@ -32,6 +32,7 @@ from pipelines.local.schema import walk
 from pipelines.local.sprig import ARGO, SPRIG
 from steps.errors import ConfigError, did_you_mean
 
+PODS = {"container", "script", "containerSet", "resource", "data"}
 EXPRESSION = re.compile(r"\{\{=(.*?)\}\}", re.DOTALL)
 
 
@@ -102,13 +103,14 @@ def _template(template: dict[str, Any], where: str, cluster: Any) -> None:
     if "resource" in template:
         resource.check(template["resource"], f"{where}.resource")
         resource.check_outputs(template, where)
-    if container := template.get("container") or template.get("script"):
-        _image(container, f"{where}.{types[0]}", cluster)
+    containers.check(template, where, cluster)
+    containers.known(template, where, cluster)
+    _deadline(template, where)
+    if "container" in template or "script" in template:
         running.check(template)
         names = {"init", "main", "wait"}  # Argo's own
         for kind in companions.KINDS:
             for index, each in enumerate(template.get(kind) or []):
-                _image(each, f"{where}.{kind}[{index}]", cluster)
                 if each["name"] in names:
                     raise ConfigError(
                         f"{where}.{kind}[{index}].name is {each['name']!r}, as another container of the pod is called, "
@@ -117,11 +119,17 @@ def _template(template: dict[str, Any], where: str, cluster: Any) -> None:
                 names.add(each["name"])
         companions.check(template, where)
         probes.check(template, where)
-    if group := template.get("containerSet"):
+    if template.get("containerSet"):
         containerset.check(template, where)
-        for index, each in enumerate(group["containers"]):
-            _image(each, f"{where}.containerSet.containers[{index}]", cluster)
         running.check(template)
+
+
+def _deadline(template: dict[str, Any], where: str) -> None:
+    seconds = template.get("activeDeadlineSeconds")
+    if template.keys() & PODS and seconds is not None and "{{" not in str(seconds) and int(seconds) == 0:
+        raise ConfigError(
+            f"{where}.activeDeadlineSeconds is 0: Kubernetes refuses a pod whose deadline is not at least 1."
+        )
 
 
 def _paths(template: dict[str, Any], where: str) -> None:
@@ -150,23 +158,6 @@ def _holders(spec: dict[str, Any]) -> None:
         sequence = holder.get("withSequence")
         if sequence is not None and len([end for end in ("count", "end") if sequence.get(end) is not None]) != 1:
             raise ConfigError(f"{path}.withSequence must have either a count or an end: give one of them.")
-
-
-def _image(container: dict[str, Any], where: str, cluster: Any) -> None:
-    """Without containers an image is a program of this machine: Python, a shell, or this repository's own steps."""
-    image, command = container.get("image"), container.get("command")
-    if not image:
-        raise ConfigError(f"{where}.image is missing: give it.")
-    known = cluster.image(image)
-    if not (command or known.command or known.args):
-        raise ConfigError(f"{where}.command is missing, and what {image} runs is not known here. Give it.")
-    own = [*(command or []), *(container.get("args") or [])][1:3] == ["-m", "steps"]
-    if base(image) not in BASES and not own and image not in cluster.images and "{{" not in image:
-        raise ConfigError(
-            f"{where}.image is {image!r}, and what it holds is not known on this machine: only {', '.join(BASES)} are, "
-            "and images of this repository (they run python -m steps). Use one of these, say what it is here in "
-            f"{cluster.home / 'images.yaml'} ({image}: {{command: [...]}}), or submit to a cluster."
-        )
 
 
 def _expressions(value: Any, where: str) -> None:

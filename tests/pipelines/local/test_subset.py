@@ -60,6 +60,40 @@ def checked(path: str = "", value: Any = None) -> list[str]:
         ("spec.templates.0.container.lifecycle", {"preStop": {}}, r"container\.lifecycle"),
         ("spec.templates.0.suspend", {}, r"has 2 types"),
         (
+            "spec.templates.0.container.env",
+            [{"name": "A", "value": "x", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}],
+            r"container\.env\[0\] has both a value and valueFrom",
+        ),
+        (
+            "spec.templates.0.container.resources",
+            {"requests": {"memory": "1Gi"}, "limits": {"memory": "512Mi"}},
+            r"container\.resources\.requests\.memory is 1Gi: .*limits\.memory \(512Mi\)",
+        ),
+        (
+            "spec.templates.0.sidecars",
+            [
+                {
+                    "name": "s",
+                    "image": "bash",
+                    "command": ["true"],
+                    "resources": {"requests": {"cpu": 1}, "limits": {"cpu": "900m"}},
+                }
+            ],
+            r"sidecars\[0\]\.resources\.requests\.cpu is 1",
+        ),
+        (
+            "spec.templates.0.container.volumeMounts",
+            [{"name": "a", "mountPath": "/a"}, {"name": "b", "mountPath": "/b"}, {"name": "b", "mountPath": "/a"}],
+            r"volumeMounts\[2\]\.mountPath is '/a', as that of .*volumeMounts\[0\]",
+        ),
+        ("spec.templates.0.activeDeadlineSeconds", 0, r"templates\[0\]\.activeDeadlineSeconds is 0.*at least 1"),
+        ("spec.templateDefaults", {"activeDeadlineSeconds": "0"}, r"templates\[0\]\.activeDeadlineSeconds is 0"),
+        (
+            "spec.templates",
+            [{"name": "main", "containerSet": {"containers": [{"name": "wait", "image": "bash", "command": ["a"]}]}}],
+            r"containerSet\.containers\[0\]\.name is 'wait'",
+        ),
+        (
             "spec.templates",
             [{"name": "main", "steps": [[{"name": "a", "inline": {"container": {}, "daemon": True}}]]}],
             r"templates\[0\]\.steps\[0\]\[0\]\.inline\.daemon .*Put it with the other templates",
