@@ -14,6 +14,7 @@ from pydantic import BaseModel
 from pipelines.local.schema import TABLES, WHY
 
 PARTS = {"Supplied": "arguments", "InputArtifact": "inputs", "OutputArtifact": "outputs"}
+ONLY = {("Supplied", "fromExpression"): "of hooks: steps and tasks need from, or a location"}
 PARTS |= {"Argument": "arguments", "Input": "inputs", "Output": "outputs"}
 HEAD = """# What of Argo's API runs on this machine
 
@@ -77,7 +78,11 @@ def page() -> str:
             continue
         rules = {name: TABLES[table].get(name, "!") for name in sorted(fields)}
         names = ", ".join(sorted({model.__name__ for each in fields.values() for model in each}))
-        done = [f"`{name}`" for name, rule in rules.items() if rule not in "-!"]
+        done = [
+            f"`{name}`" + (f" ({ONLY[table, name]})" if (table, name) in ONLY else "")
+            for name, rule in rules.items()
+            if rule not in "-!"
+        ]
         ignored = [f"`{name}`" for name, rule in rules.items() if rule == "-"]
         refused = [
             f"`{name}`" + (f" ({WHY[name]})" if name in WHY else "") for name, rule in rules.items() if rule == "!"
