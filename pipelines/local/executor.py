@@ -16,7 +16,7 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
-from pipelines.local import artifacts, data, pod, probes, volumes, web
+from pipelines.local import artifacts, containers, data, pod, probes, volumes, web
 from pipelines.local.artifacts import ArtifactError
 from pipelines.local.companions import KILLED, KINDS, Companions
 from pipelines.local.containerset import EMISSARY, UNSTARTED, ContainerSet, main_of
@@ -241,6 +241,7 @@ class Executor:
 
     def _placed(self, one: Running) -> pod.PodRun:
         """Puts in place what the pod needs at its start. Raises ConfigError, OSError, ValueError."""
+        containers.known(one.template, one.action.pod, self.cluster)  # by a tag it may be any
         template = placed(one.template, one.root if one.private is None else None)
         container = {"name": "main", **main_of(template)}
         if source := container.pop("source", ""):

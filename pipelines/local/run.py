@@ -124,6 +124,8 @@ class LocalRun:
             if note:
                 note(line)
         lint.check(workflow)
+        if manifest["kind"] == "CronWorkflow":  # as Argo takes none that never could run by itself
+            lint.check({**manifest, "spec": {**manifest["spec"], "workflowSpec": workflow["spec"]}})
         workflow = resolved(labelled(workflow), cluster.find, lambda spec: subset.templates(spec, cluster))
         files = _created(cluster.home, workflow, manifest["kind"] == "CronWorkflow")
         return cls(files, workflow, {"phase": "", "nodes": {}}, cluster)

@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -380,6 +381,48 @@ def test_nothing_starts_when_the_manifest_is_wrong(cluster: LocalCluster) -> Non
     with pytest.raises(ConfigError, match="sidecars"):
         execute(workflow([sh("main", "true", sidecars=[{"name": "s", "image": "nginx"}])]), {}, cluster)
     assert not (cluster.home / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"schedules": ["99 99 * * *"]}, r'spec\.schedules: "99 99 \* \* \*" is no schedule: the minute'),
+        ({"timezone": "Mars/Olympus"}, r'spec\.timezone: "Mars/Olympus" is no time zone'),
+        ({"schedules": []}, r"spec\.schedules: it is missing"),
+    ],
+)
+def test_a_cron_workflow_that_a_cluster_refuses_does_not_run_here_either(
+    cluster: LocalCluster, fields: dict[str, Any], said: str
+) -> None:
+    spec = {"schedules": ["@daily"], "workflowSpec": workflow([sh("main", "true")])["spec"]}
+    cron = {"kind": "CronWorkflow", "metadata": {"name": "c"}, "spec": spec}
+    assert execute(cron, {}, cluster)["phase"] == "Succeeded"
+    shutil.rmtree(cluster.home / "runs")
+    with pytest.raises(ConfigError, match=said):
+        execute({**cron, "spec": spec | fields}, {}, cluster)
+    assert not (cluster.home / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    "beside",
+    [False, pytest.param(True, marks=pytest.mark.skipif(not isolation.available(), reason="no sidecars here"))],
+)
+def test_an_image_that_a_parameter_names_must_be_known_as_its_step_starts(cluster: LocalCluster, beside: bool) -> None:
+    container = {"image": "{{inputs.parameters.i}}", "command": ["sh", "-c", "true"]}
+    body = {"sidecars": [{**container, "name": "s"}], "container": {**container, "image": "bash"}}
+    template = {
+        "name": "t",
+        "inputs": {"parameters": [{"name": "i"}]},
+        **(body if beside else {"container": container}),
+    }
+    given = {"parameters": [{"name": "i", "value": "{{workflow.parameters.i}}"}]}
+    manifest = workflow([dag({"name": "a", "template": "t", "arguments": given}), template])
+    manifest["spec"]["arguments"] = {"parameters": [{"name": "i", "value": "alpine"}]}
+    assert execute(manifest, {}, cluster)["phase"] == "Succeeded"
+    status = execute({**manifest, "metadata": {"name": "other"}}, {"i": "nginx"}, cluster)
+    ((phase, why),) = [(n["phase"], n["message"]) for n in status["nodes"].values() if n["displayName"] == "a"]
+    assert (status["phase"], phase) == ("Error", "Error")
+    assert f"{'sidecars[0]' if beside else 'container'}.image is 'nginx', and what it holds is not known" in why
 
 
 def test_a_run_holds_no_process_and_no_descriptor_afterwards(cluster: LocalCluster) -> None:
