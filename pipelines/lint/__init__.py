@@ -5,7 +5,8 @@
 
 Hera compiles an unknown entrypoint, a misspelt argument or a tag that nothing fills without a word, and some of
 these Argo runs as well. Needs no cluster, no network and no Hera. The rules: workflow.py (a workflow and its
-templates), graph.py (who waits for whom), tags.py, objects.py (what resource templates apply), pods.py.
+templates), arguments.py, graph.py (who waits for whom), tags.py, exported.py (which global outputs are known where),
+metrics.py, objects.py (what resource templates apply), pods.py.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
