@@ -25,9 +25,14 @@ __all__ = ["Finding", "check", "lint", "lint_all"]
 Manifest = Mapping[str, Any]
 
 
-def check(manifest: Manifest, file: str = "", beside: Iterable[Manifest] = ()) -> list[Finding]:
-    """What is found and not fatal, also in what lies beside it. Raises ConfigError with all that is, one line each."""
-    found = lint_all([(file, manifest), *((file, each) for each in beside)])
+def check(
+    manifest: Manifest, file: str = "", beside: Iterable[Manifest] = (), find: Find | None = None
+) -> list[Finding]:
+    """What is found and not fatal, also in what lies beside it. Raises ConfigError with all that is, one line each.
+
+    `find`: what is stored already, and was looked at then.
+    """
+    found = lint(manifest, file, find) if find else lint_all([(file, manifest), *((file, each) for each in beside)])
     if wrong := [str(finding) for finding in found if finding.fatal]:
         raise ConfigError("\n".join(["the manifest cannot run:", *wrong]))
     return found

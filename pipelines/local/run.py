@@ -123,7 +123,7 @@ class LocalRun:
         for line in subset.check(workflow, cluster, manifest):
             if note:
                 note(line)
-        lint.check(workflow)
+        lint.check(workflow, find=cluster.find)
         if manifest["kind"] == "CronWorkflow":  # as Argo takes none that never could run by itself
             lint.check({**manifest, "spec": {**manifest["spec"], "workflowSpec": workflow["spec"]}})
         workflow = resolved(labelled(workflow), cluster.find, lambda spec: subset.templates(spec, cluster))

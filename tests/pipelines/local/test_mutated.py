@@ -15,7 +15,7 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pipelines.cli.shared import beside_of, manifest_of
+from pipelines.cli.shared import manifest_of
 from pipelines.local.cluster import LocalCluster
 from pipelines.local.manifest import documents
 from pipelines.local.run import LocalRun
@@ -210,8 +210,8 @@ def refusal(data: bytes, home: Path) -> str:
     file.write_bytes(data)
     shared = Shared(cluster)
     try:
-        manifest = manifest_of(None, (), file)
-        cluster.keep(beside_of(file))
+        manifest, beside = manifest_of(None, (), file)
+        cluster.keep(beside)
         run = LocalRun.new(manifest, {}, cluster)
         run.files.close()
         assert run.files.root.parent == cluster.home / "runs"

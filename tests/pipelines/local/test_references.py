@@ -74,6 +74,18 @@ def test_a_number_in_a_template_of_another_object_is_the_text_that_argo_sees(tmp
     assert nodes["w.a[0].once"]["outputs"]["parameters"][0]["value"] == "1.5! me"
 
 
+def test_what_a_template_of_another_object_gives_and_needs_is_known_before_the_run(tmp_path: Path) -> None:
+    cluster = LocalCluster(tmp_path)
+    text = FILE.replace('{name: "y", ', '{name: "y", globalName: all, ')
+    text = text.replace('command: ["true"]', 'command: [test, "{{workflow.outputs.parameters.all}}", "=", "hello! me"]')
+    main, beside = split(documents(text))
+    cluster.keep(beside)
+    assert execute(main, {}, cluster)["phase"] == "Succeeded"
+    del main["spec"]["templates"][1]["dag"]["tasks"][0]["arguments"]
+    with pytest.raises(ConfigError, match=r'template twice of tools needs the input "x"'):
+        execute({**main, "metadata": {"name": "other"}}, {}, cluster)
+
+
 REFERRED = """
 kind: WorkflowTemplate
 metadata: {name: t}
@@ -101,7 +113,7 @@ def test_a_workflow_over_a_template_keeps_its_own_values_and_takes_the_rest(tmp_
     ("reference", "said"),
     [
         ("{name: nowhere, template: x}", r"spec\.templates\[1\]\.dag\.tasks\[0\]\.templateRef: .*'nowhere'.*same file"),
-        ("{name: tools, template: sya}", r"templateRef\.template is 'sya'"),
+        ("{name: tools, template: sya}", r'"sya" is no template of tools. Did you mean "say"'),
         ("{name: '{{workflow.name}}', template: say}", r"before the run"),
     ],
 )
