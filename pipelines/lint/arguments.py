@@ -40,15 +40,17 @@ def unique(found: Findings, path: str, fields: Data) -> None:
                 found.add(f"{path}.{kind}", "name", f'"{name}" must be letters, digits, - and _, and there once.')
 
 
-def supplied(found: Findings, path: str, called: str, template: Data, given: Data, taken: bool, brought: bool) -> None:
+def supplied(
+    found: Findings, path: str, called: str, template: Data, given: Data, loose: bool = False, brought: bool = False
+) -> None:
     """That a template (`called` so) gets what it needs.
 
-    `taken`: what it does not need is superfluous; `brought`: what it needs may come later.
+    `loose`: it may be given more than it takes; `brought`: what it needs may come later.
     """
     for kind in KINDS:
         inputs = (template.get("inputs") or {}).get(kind) or []
         there, known = dict.fromkeys(names(given.get(kind))), set(names(inputs))
-        _superfluous(found, path, called, [each for each in there if taken and each not in known], known)
+        _superfluous(found, path, called, [each for each in there if not loose and each not in known], known)
         for each in inputs:
             if _required(each, kind) and each.get("name") not in there and not brought:
                 why = f'{called} needs the input "{each.get("name")}", which is not supplied: add it.'

@@ -302,7 +302,7 @@ class WorkflowRules:
             self.target(path, str(task["template"]), given)
         elif inline := task.get("inline"):
             self.template(f"{path}.inline", inline, scope)
-            arguments.supplied(self.found, f"{path}.arguments", "the inline template", inline, given, False, False)
+            arguments.supplied(self.found, f"{path}.arguments", "the inline template", inline, given, loose=True)
         else:
             self.found.add(path, "template", "it names no template: give template, templateRef or inline.")
         arguments.check(self.found, f"{path}.arguments", given)
@@ -358,7 +358,7 @@ class WorkflowRules:
             return
         brought = loose and self.kind in REUSED  # by the workflow that uses the template
         where, called = f"{path}.arguments", f"template {short}{of}"
-        arguments.supplied(self.found, where, called, template, given, not loose, brought)
+        arguments.supplied(self.found, where, called, template, given, loose, brought)
 
     def tags(self, path: str, value: Any, scope: Scope) -> None:
         tags.check(self.found, path, value, scope, whole=self.kind == "Workflow")
