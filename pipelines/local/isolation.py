@@ -9,6 +9,7 @@ As in a container, nothing that a pod writes or deletes elsewhere reaches the ma
 in memory) that ends with it. Where the kernel allows no layer, and on file systems mounted below, it can only read.
 """
 
+import contextlib
 import ctypes
 import errno
 import os
@@ -152,7 +153,8 @@ def entry(
         for number, source in enumerate(layers):
             _layer(source, root / source.relative_to("/"), spare / str(number))
         for path in mounted:
-            _bind(path, root / path.relative_to("/"), read_only=True)
+            with contextlib.suppress(OSError):  # others mount and unmount meanwhile
+                _bind(path, root / path.relative_to("/"), read_only=True)
         if itself:  # without what is mounted in it
             _checked(
                 LIBC.mount(os.fsencode(root), os.fsencode(root / root.relative_to("/")), None, BIND, None), "mount"

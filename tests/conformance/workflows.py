@@ -130,6 +130,8 @@ class Maker:
     def leaf(self, kinds: tuple[str, ...]) -> tuple[str, Template, set[str]]:
         template, gives = leaf(self.chance, kind := self.chance.one(*kinds))
         template = {"name": f"{kind}{self.number()}", **template}
+        if "memoize" in template:  # of a key of two templates it is a race who finds what the other gave
+            template["memoize"]["key"] += f"-{template['name']}"
         if kind == "file" and self.chance(40):
             key = f"{{{{workflow.name}}}}/{template['name']}/{{{{pod.name}}}}/f"
             template["outputs"]["artifacts"][0]["s3"] = {"key": key}
@@ -301,6 +303,7 @@ class Maker:
 
     def _hooks(self, called: Called, conditional: bool = True) -> dict[str, Any]:
         _, template, _ = self.leaf(("echo", "fails", "parameter"))
+        template.pop("synchronization", None)  # an error of its lock comes before or after what runs beside
         self.templates.append(template)
         hook: dict[str, Any] = {"template": template["name"]}
         if self.chance(50):
