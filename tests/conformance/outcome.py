@@ -103,6 +103,8 @@ def _files(data: bytes) -> dict[str, str]:
 
 
 def _member(archive: tarfile.TarFile, member: tarfile.TarInfo) -> str:
+    if member.issym():
+        return f"-> {member.linkname}"
     file = archive.extractfile(member)
     return _text(file.read()) if file else ""
 
