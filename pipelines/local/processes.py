@@ -34,7 +34,7 @@ def on_ending(handler: Callable[[int, FrameType | None], Any]) -> dict[int, Any]
 class HeldInterrupts:
     """What ends a run reaches the main thread only where it waits: in between, a process just started would be lost.
 
-    Where it does not come to wait, a second signal acts at once (`hasty`). A SIGTERM or SIGHUP that nobody handles
+    Where it does not come to wait, a second signal acts at once. A SIGTERM or SIGHUP that nobody handles
     becomes a KeyboardInterrupt. In other threads it does nothing.
     """
 
@@ -42,7 +42,7 @@ class HeldInterrupts:
         self.before: dict[int, Any] = {}
         self.kept: list[tuple[int, FrameType | None]] = []
         self.since = 0.0  # when the first was kept
-        self.welcome = self.hasty = False
+        self.welcome = False
 
     def __enter__(self) -> "HeldInterrupts":
         if threading.current_thread() is threading.main_thread():
@@ -66,10 +66,7 @@ class HeldInterrupts:
     def _on(self, number: int, frame: FrameType | None) -> None:
         self.since = self.since if self.kept else time.monotonic()
         self.kept.append((number, frame))
-        if self.welcome:
-            self._deliver()
-        elif time.monotonic() - self.since > PATIENCE:
-            self.hasty = True
+        if self.welcome or time.monotonic() - self.since > PATIENCE:
             self._deliver()
 
     def _deliver(self) -> None:

@@ -167,8 +167,6 @@ class LocalRun:
                     return self._loop(Scheduler(self.workflow, self.status, shutdown, shared), executor)
                 except KeyboardInterrupt:
                     executor.halt(GRACE)
-                    if interrupts.hasty:  # a process may have been lost amid its start
-                        _clear(self.files, {})
                     if shutdown or not (self.files.root / "stop").exists():
                         raise
                     shutdown, self.status = "Stop", self.files.load()[0]
@@ -179,7 +177,7 @@ class LocalRun:
                     raise
                 finally:
                     executor.close()
-                    _clear(self.files, {})  # what left its session
+                    _clear(self.files, {})  # what left its session, or was lost amid its start
 
     def _loop(self, scheduler: Scheduler, executor: Executor) -> Status:
         self.status = scheduler.status
