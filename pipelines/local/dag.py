@@ -134,6 +134,8 @@ class Dag:
     def _visit(self, name: str) -> State:
         node, task = self.node(name), self.tasks[name]
         hooked = bool(task.get("hooks") or task.get("onExit"))
+        if node and hooked and node["phase"] in FULFILLED and self._passed_by(name):
+            return True, True
         if node and hooked and node["phase"] != "Pending":
             try:
                 if not hooks.during(self.s, task, node, self.scope(name), self.options()):
@@ -153,6 +155,11 @@ class Dag:
             node = self.node(name)
         passed = bool(node and fulfilled(node) and self.s.hooks_done(node))
         return passed, bool(node and node["phase"] in FULFILLED and not hooked)
+
+    def _passed_by(self, name: str) -> bool:
+        """Whether Argo looks at a task no more: it does so on its way up from what is not over yet."""
+        after = (self.node(each) for each in self.order.after[name])
+        return name not in self.targets and all(node and node["phase"] in FULFILLED for node in after)
 
     def _may_start(self, name: str, task: dict[str, Any]) -> bool:
         full = f"{self.name}.{name}"
