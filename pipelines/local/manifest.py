@@ -136,7 +136,8 @@ def split(found: list[dict[str, Any]]) -> tuple[dict[str, Any], list[dict[str, A
             return main[0], [each for each in found if each is not main[0]]
         if main:
             break
-    names = [f"{each.get('kind')} {(each.get('metadata') or {}).get('name')}" for each in found]
+    named = [(each.get("kind"), each.get("metadata")) for each in found]
+    names = [f"{kind} {metadata.get('name') if isinstance(metadata, dict) else ''}".strip() for kind, metadata in named]
     raise ConfigError(f"it holds {len(found)} objects ({', '.join(names)}): it must hold one Argo Workflow to run.")
 
 
