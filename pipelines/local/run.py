@@ -272,7 +272,8 @@ def _left(pid: int, sessions: Mapping[int, int], places: tuple[str, ...]) -> boo
             if os.readlink(f"/proc/{pid}/{link}").startswith(places):
                 return True
     with contextlib.suppress(OSError):
-        if any(f"\0{POD}={place}".encode() in b"\0" + Path(f"/proc/{pid}/environ").read_bytes() for place in places):
+        environment = b"\0" + Path(f"/proc/{pid}/environ").read_bytes()
+        if any(f"\0{POD}={place}".encode() in environment for place in places):
             return True
     try:
         since = sessions.get(os.getsid(pid))
