@@ -70,13 +70,18 @@ def followed(path: str, place: Callable[[Path], Path]) -> Path:
     return place(at)
 
 
+def _tops(declared: Iterable[tuple[str, ...]]) -> set[str]:
+    """The directories in / that are a pod's own, by the parts of its declared paths."""
+    return {"tmp"} | {parts[1] for parts in declared if parts[1:]} - SYSTEM
+
+
 def own(root: Path, paths: Iterable[str], path: Path) -> Path:
     """Where `path` is of a pod whose declared `paths` these are: its own, or what it sees of the machine."""
     top, declared = path.parts[1:2], [Path(each) for each in paths]
     if top and top[0] in SYSTEM:
         private = any(path.is_relative_to(each) for each in declared)
     else:
-        private = top in [("tmp",), *(each.parts[1:2] for each in declared)] or not os.path.lexists(Path("/", *top))
+        private = {*top} & _tops(each.parts for each in declared) or not os.path.lexists(Path("/", *top))
     return below(root, str(path)) if private else path
 
 
@@ -115,7 +120,7 @@ def entry(
             place = beside
             for part in parts[1:]:
                 place = place.setdefault(part, {})
-    private = {"tmp"} | {parts[1] for parts in declared if parts[1:]} - SYSTEM
+    private = _tops(declared)
     for name in {"tmp"} | {parts[1] for parts in declared if len(parts) > 2} - SYSTEM:  # /x is a file itself
         (root / name).mkdir(mode=0o777, exist_ok=True)
     volumes = [(source, below(root, path), read_only) for source, path, read_only in binds]

@@ -17,6 +17,7 @@ from pipelines.local import (
     containerset,
     expr,
     json_path,
+    leaf,
     limits,
     pod_patch,
     probes,
@@ -32,7 +33,7 @@ from pipelines.local.schema import walk
 from pipelines.local.sprig import ARGO, SPRIG
 from steps.errors import ConfigError, did_you_mean
 
-PODS = {"container", "script", "containerSet", "resource", "data"}
+PODS = {*leaf.KINDS} - {"http"}
 EXPRESSION = re.compile(r"\{\{=(.*?)\}\}", re.DOTALL)
 
 
