@@ -180,9 +180,9 @@ def namespaces(_: Path) -> Check:
     from pipelines.local import isolation
 
     remedy = (
-        "Pods share /tmp here; manifests with literal paths are refused. To allow it: sysctl user.max_user_namespaces"
+        "Pods share this machine's files; manifests with literal paths are refused. See sysctl user.max_user_namespaces"
     )
-    found = "a pod can have its own /tmp" if isolation.available() else "unshare is not permitted"
+    found = "each pod has files of its own" if isolation.available() else "unshare is not permitted"
     return Check("mount namespaces", isolation.available(), found, remedy, required=False)
 
 

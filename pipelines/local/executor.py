@@ -16,13 +16,13 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
-from pipelines.local import artifacts, containers, data, pod, probes, volumes, web
+from pipelines.local import artifacts, containers, data, isolation, pod, probes, volumes, web
 from pipelines.local.artifacts import ArtifactError
 from pipelines.local.companions import KILLED, KINDS, Companions
 from pipelines.local.containerset import EMISSARY, UNSTARTED, ContainerSet, main_of
 from pipelines.local.processes import HeldInterrupts, signal_group, started
 from pipelines.local.resource import Resources
-from pipelines.local.running import GRACE, Outputs, Running, paths, placed
+from pipelines.local.running import GRACE, SCRIPT, Outputs, Running, paths, placed
 from pipelines.local.state import RunFiles
 from pipelines.local.table import Began, Ended, Start
 from pipelines.local.volumes import Made
@@ -245,11 +245,11 @@ class Executor:
         template = placed(one.template, one.root if one.private is None else None)
         container = {"name": "main", **main_of(template)}
         if source := container.pop("source", ""):
-            script = one.root / "argo/staging/script"
+            script = isolation.below(one.root, SCRIPT)
             script.parent.mkdir(parents=True, exist_ok=True)
             script.write_text(source)
             script.chmod(0o755)
-            path = str(script) if one.private is None else "/argo/staging/script"
+            path = str(script) if one.private is None else SCRIPT
             container["args"] = [*(container.get("args") or []), path]
         for path in paths(template) if one.private is None else ():
             one.host(path).parent.mkdir(parents=True, exist_ok=True)

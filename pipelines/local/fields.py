@@ -36,10 +36,12 @@ may make cgroups: in version 1 as root, in version 2 where the cgroup above its 
 desktop or below `systemd-run --user --scope` (limits of the scope itself do not hold for these containers). Elsewhere,
 and for all other limits, the run says that nothing holds it to them.
 
-A pod that names files by their paths, or mounts a volume, has a `/` of its own (mount namespaces, where the system
-gives them): /tmp and the directories of those files are its own, the rest is the machine's, which it sees and cannot
-change. What it writes there goes with it (a layer in memory), or is refused where the kernel allows no layer. **Any
-other pod is a process of this machine with your rights**: what it deletes is gone. Read a stranger's manifest first.
+Each pod has a `/` of its own (mount namespaces): /tmp and the directories of the files that its template names are its
+own, the rest is the machine's, which it sees and cannot change. What it writes there goes with it (a layer in memory),
+or is refused where the kernel allows no layer. **It is no sandbox**: a pod reads what you can read, reaches your
+network and signals your processes. Where the system gives no mount namespaces, pods are processes of this machine with your
+rights (the run says so), a template that spells out a path or mounts a volume is refused, and one that takes its paths
+from `{{outputs.parameters.NAME.path}}` runs. Read a stranger's manifest first.
 
 ConfigMaps, Secrets and PersistentVolumeClaims lie in the file of the Workflow, separated by `---`, and are kept; a
 claim is a directory below `.rekindle/claims`.

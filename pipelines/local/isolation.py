@@ -70,6 +70,10 @@ def followed(path: str, place: Callable[[Path], Path]) -> Path:
     return place(at)
 
 
+def _top(path: Path | str) -> str:
+    return next(iter(Path(path).parts[1:2]), "")
+
+
 def _tops(declared: Iterable[tuple[str, ...]]) -> set[str]:
     """The directories in / that are a pod's own, by the parts of its declared paths."""
     return {"tmp"} | {parts[1] for parts in declared if parts[1:]} - SYSTEM
@@ -85,87 +89,94 @@ def own(root: Path, paths: Iterable[str], path: Path) -> Path:
     return below(root, str(path)) if private else path
 
 
-@cache
-def available() -> bool:
-    """Whether this system allows it; tried once, in a child."""
+def _possible(what: Callable[[], None]) -> bool:
+    """Whether the kernel allows it, tried in a child."""
     child = os.fork()
     if child == 0:
         try:
-            _namespace(os.getuid(), os.getgid())
+            what()
             os._exit(0)
         except BaseException:
             os._exit(1)
     return os.waitpid(child, 0)[1] == 0
 
 
+@cache
+def available() -> bool:
+    """Whether this system allows it; tried once."""
+    return _possible(lambda: _namespace(os.getuid(), os.getgid()))
+
+
+@cache
+def _layered() -> bool:
+    """Whether one layer can lie over the whole machine; tried once."""
+
+    def mounted() -> None:
+        _namespace(os.getuid(), os.getgid())
+        _checked(LIBC.mount(b"none", b"/tmp", b"tmpfs", 0, None), "mount")
+        view = Path("/tmp/view")
+        view.mkdir()
+        _checked(not _overlaid(Path("/"), view, Path("/tmp/machine")), "mount")
+
+    return _possible(mounted)
+
+
 def entry(
-    root: Path,
-    paths: Iterable[str],
-    keep: Iterable[Path],
-    binds: Iterable[tuple[Path, str, bool]] = (),
-    itself: bool = False,
+    root: Path, paths: Iterable[str], keep: Iterable[Path], binds: Iterable[tuple[Path, str, bool]] = ()
 ) -> Callable[[], None]:
     """What the new process calls to see `root` as `/`. `paths`: files declared in it; `keep`: what must stay visible.
 
     `binds`: files and directories that lie elsewhere, where they are seen, and whether they are read only.
-    `itself`: whether the root is also seen where it is outside.
 
     Prepares the directories now, so that only system calls remain for the child.
     """
-    binds = sorted(binds, key=lambda each: each[1].count("/"))
+    binds = sorted((each for each in binds if _top(each[1]) not in KERNEL), key=lambda each: each[1].count("/"))
     declared = [Path("/", below(root, path).relative_to(root)).parts for path in [*paths, *(each[1] for each in binds)]]
-    beside: dict[str, Any] = {}
-    for parts in declared:
-        if len(parts) > 1 and parts[1] in SYSTEM - KERNEL:
-            place = beside
-            for part in parts[1:]:
-                place = place.setdefault(part, {})
     private = _tops(declared)
     for name in {"tmp"} | {parts[1] for parts in declared if len(parts) > 2} - SYSTEM:  # /x is a file itself
         (root / name).mkdir(mode=0o777, exist_ok=True)
-    volumes = [(source, below(root, path), read_only) for source, path, read_only in binds]
-    for (source, inside, _), (_, path, _) in zip(volumes, binds, strict=True):
-        _place(source, inside)
+    for source, path, _ in binds:
+        _place(source, below(root, path))
         _place_in_volumes(source, path, binds)
-    layers: list[Path] = []
-    for path in {*keep, Path(sys.prefix), Path(sys.base_prefix), Path.cwd(), Path(__file__).parents[2]}:
-        if path.parts[1:2] and path.parts[1] in private:
-            _place(path, root / path.relative_to("/"))
-            _place_in_volumes(path, str(path), binds)
-            layers.append(path)
-    for name in sorted(os.listdir("/")):
-        source, target = Path("/") / name, root / name
-        if name in private or target.is_symlink():
-            continue
-        if source.is_symlink():
-            target.symlink_to(os.readlink(source))
-        elif name in beside:
-            layers += _around(source, target, beside[name])
-        elif source.is_dir():
-            target.mkdir(exist_ok=True)
-            layers.append(source)
-    if itself and root.parts[1] in private:
-        _place(root, root / root.relative_to("/"))
-    spare = root / ".layers"
+    needed = {*keep, Path(sys.prefix), Path(sys.base_prefix), Path.cwd(), Path(__file__).parents[2]}
+    kept = [path for path in needed if _top(path) in private]
+    for path in kept:
+        _place(path, root / path.relative_to("/"))
+        _place_in_volumes(path, str(path), binds)
+    spare, points = root / ".layers", _mount_points()
     spare.mkdir(exist_ok=True)
-    uid, gid, mounted = os.getuid(), os.getgid(), _mounted(layers)
+    tops = [Path(each.path) for each in os.scandir("/") if each.name not in private]
+    whole = _layered() and all(parts[1] not in SYSTEM and (root / parts[1]).is_dir() for parts in declared if parts[1:])
+    if whole:
+        view, layers = spare / "view", [each for each in tops if each.name in KERNEL or os.fsencode(each) in points]
+        own = [name for name in os.listdir(root) if name in private]
+    else:  # its own files lie beside the machine's, in root itself
+        view, layers, own = root, [*_fitted(tops, root, declared)], []
+    mounted = _below(points, [*(top for top in tops if top.name not in KERNEL), *kept])
+    volumes = [(source, below(view, path), read_only) for source, path, read_only in binds]
+    uid, gid = os.getuid(), os.getgid()
 
     def enter() -> None:
         _namespace(uid, gid)
+        _checked(LIBC.mount(b"none", os.fsencode(spare), b"tmpfs", 0, None), "mount")
+        if whole:
+            view.mkdir()
+            _overlaid(Path("/"), view, spare / "machine")
+        for name in own:
+            if (view / name).is_symlink() or not (view / name).is_dir():
+                (view / name).unlink(missing_ok=True)
+                (view / name).mkdir()
+            _bind(root / name, view / name, read_only=False)
         for source, target, read_only in volumes:
             _bind(source, target, read_only)
-        _checked(LIBC.mount(b"none", os.fsencode(spare), b"tmpfs", 0, None), "mount")
-        for number, source in enumerate(layers):
-            _layer(source, root / source.relative_to("/"), spare / str(number))
+        for number, source in enumerate([*layers, *kept]):
+            _layer(source, view / source.relative_to("/"), spare / str(number))
         for path in mounted:
             with contextlib.suppress(OSError):  # others mount and unmount meanwhile
-                _bind(path, root / path.relative_to("/"), read_only=True)
-        if itself:  # without what is mounted in it
-            _checked(
-                LIBC.mount(os.fsencode(root), os.fsencode(root / root.relative_to("/")), None, BIND, None), "mount"
-            )
-        _checked(LIBC.umount2(os.fsencode(spare), DETACH), "umount")  # the layers keep it
-        os.chroot(root)
+                _bind(path, view / path.relative_to("/"), read_only=True)
+        if not whole:
+            _checked(LIBC.umount2(os.fsencode(spare), DETACH), "umount")  # the layers keep it
+        os.chroot(view)
         os.chdir("/")
 
     return enter
@@ -178,11 +189,14 @@ def _place_in_volumes(source: Path, path: str, binds: list[tuple[Path, str, bool
             _place(source, outer / Path(path).relative_to(at))
 
 
-def _mounted(layers: list[Path]) -> list[Path]:
-    """What is mounted below the layers, which a layer does not show."""
-    prefixes = tuple(os.fsencode(layer) + b"/" for layer in layers if layer.parts[1] not in KERNEL)
+def _mount_points() -> set[bytes]:
     with open("/proc/self/mountinfo", "rb") as table:
-        points = {OCTAL.sub(lambda code: bytes([int(code[1], 8)]), line.split(b" ")[4]) for line in table}
+        return {OCTAL.sub(lambda code: bytes([int(code[1], 8)]), line.split(b" ")[4]) for line in table}
+
+
+def _below(points: set[bytes], layers: Iterable[Path]) -> list[Path]:
+    """What is mounted below the layers, which a layer does not show."""
+    prefixes = tuple(os.fsencode(layer) + b"/" for layer in layers)
     found: list[bytes] = []
     for point in sorted(each for each in points if each.startswith(prefixes)):
         if not point.startswith(tuple(each + b"/" for each in found)) and os.path.exists(point):
@@ -192,17 +206,21 @@ def _mounted(layers: list[Path]) -> list[Path]:
 
 def _layer(source: Path, target: Path, own: Path) -> None:
     """Shows a directory of the machine at `target`; what is changed there lies in `own`."""
-    if source.parts[1] in KERNEL:
-        return _bind(source, target, read_only=source.parts[1] != "proc", recursive=False)
-    if source.is_dir():
-        for each in (own, own / "upper", own / "work"):
-            each.mkdir()
-        lower = str(source).replace("\\", "\\\\").replace(":", "\\:").replace(",", "\\,")
-        options = f"lowerdir={lower},upperdir={own}/upper,workdir={own}/work"
-        for also in ("", ",userxattr"):  # without privileges only with it
-            if not LIBC.mount(b"overlay", os.fsencode(target), b"overlay", 0, os.fsencode(options + also)):
-                return None
-    return _bind(source, target, read_only=True)
+    if _top(source) in KERNEL:
+        _bind(source, target, read_only=source.parts[1] != "proc", recursive=False)
+    elif not (source.is_dir() and _overlaid(source, target, own)):
+        _bind(source, target, read_only=True)
+
+
+def _overlaid(source: Path, target: Path, own: Path) -> bool:
+    for each in (own, own / "upper", own / "work"):
+        each.mkdir()
+    lower = str(source).replace("\\", "\\\\").replace(":", "\\:").replace(",", "\\,")
+    options = f"lowerdir={lower},upperdir={own}/upper,workdir={own}/work"
+    return not all(  # without privileges only with userxattr
+        LIBC.mount(b"overlay", os.fsencode(target), b"overlay", 0, os.fsencode(options + also))
+        for also in ("", ",userxattr")
+    )
 
 
 def _bind(source: Path, target: Path, read_only: bool, recursive: bool = True) -> None:
@@ -213,6 +231,27 @@ def _bind(source: Path, target: Path, read_only: bool, recursive: bool = True) -
     if read_only and LIBC.syscall(MOUNT_SETATTR, AT_FDCWD, at, how, attributes, ctypes.sizeof(attributes)):
         flags = os.statvfs(target).f_flag & LOCKED | BIND | REMOUNT | READ_ONLY
         _checked(LIBC.mount(None, at, None, flags, None), "mount")
+
+
+def _fitted(tops: Iterable[Path], root: Path, declared: Iterable[tuple[str, ...]]) -> Iterator[Path]:
+    """Makes places in `root` for what the machine has in /, and gives what is to be shown there."""
+    beside: dict[str, Any] = {}
+    for parts in declared:
+        if parts[1:] and parts[1] in SYSTEM - KERNEL:
+            place = beside
+            for part in parts[1:]:
+                place = place.setdefault(part, {})
+    for source in tops:
+        target = root / source.name
+        if target.is_symlink():
+            continue
+        if source.is_symlink():
+            target.symlink_to(os.readlink(source))
+        elif source.name in beside:
+            yield from _around(source, target, beside[source.name])
+        elif source.is_dir():
+            target.mkdir(exist_ok=True)
+            yield source
 
 
 def _around(source: Path, target: Path, own: dict[str, Any]) -> Iterator[Path]:

@@ -156,7 +156,7 @@ def start(pod: PodRun, cluster: Cluster) -> Process:
         mounts = container.get("volumeMounts") or []
         binds = bound(pod.volumes, mounts, lambda text: expand(text, environment))
         workloads = [Path(each) for each in environment["REKINDLE_PATH"].split(os.pathsep) if each]
-        enter = isolation.entry(pod.root, private, workloads, binds, itself=pod.private is None)
+        enter = isolation.entry(pod.root, private, workloads, binds)
     with open(pod.log, "ab") as log, open(pod.stdout or pod.log, "ab") as out:
         memory = limits.limited(container, f"{pod.name}.{container['name']}")
         try:

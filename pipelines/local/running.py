@@ -2,9 +2,9 @@
 
     one = Running(action, root, log); one.host("/tmp/out.txt"); phase, message, outputs = one.collected(name, store)
 
-A pod's files lie under its own root. Paths that the manifest takes from `{{inputs|outputs...path}}` are moved there
-in its text; if it spells any of them out, the process sees that root as `/` (isolation.py). What is checked and said
-is Argo's: a failed main container wins over outputs that are missing, and outputs are collected even then.
+A pod's files lie under its own root, which it sees as `/` (isolation.py). Where the system allows no such thing, paths
+that the manifest takes from `{{inputs|outputs...path}}` are moved there in its text. What is checked and said is
+Argo's: a failed main container wins over outputs that are missing, and outputs are collected even then.
 """
 
 import json
@@ -25,6 +25,7 @@ from pipelines.local.volumes import Made, bound
 from steps.errors import ConfigError
 
 GRACE = 10.0  # seconds between SIGTERM and SIGKILL of a pod whose time is over
+SCRIPT = "/argo/staging/script"
 RESULT = 256 << 10  # bytes of stdout that become outputs.result: the last ones
 Outputs = dict[str, Any]
 Store = Callable[[dict[str, Any]], Any]
@@ -162,16 +163,10 @@ class Running:
 
 
 def private(template: dict[str, Any]) -> tuple[str, ...] | None:
-    """The paths that must be the pod's own as the manifest spells them out; None if all come from placeholders."""
-    text = json.dumps(main_of(template), ensure_ascii=False)
-    declared, mounts = list(paths(template)), _mounts(template)
-    several = "containerSet" in template or any(template.get(kind) for kind in KINDS)
-    if not (several or mounts or any(MARK + path not in text for path in declared)):
-        for path in sorted(declared, key=len, reverse=True):
-            text = text.replace(MARK + path, "")
-        if not any(path in text for path in declared):  # a path can come from a placeholder and be spelled out, too
-            return None
-    return (*declared, *mounts)
+    """The paths that are the pod's own; None where it has no root of its own, and all come from placeholders."""
+    if not isolation.available():
+        return None
+    return (*paths(template), *_mounts(template), *((SCRIPT,) if "script" in template else ()))
 
 
 def _mounts(template: dict[str, Any]) -> list[str]:
@@ -216,22 +211,20 @@ def _result(stdout: Path, log: Path) -> Outputs:
 
 
 def check(template: dict[str, Any]) -> None:
-    """Raises ConfigError if a template (as written) spells out paths that cannot be made its own here."""
-    text = json.dumps(main_of(template))
+    """Raises ConfigError if a template (as written) names paths that cannot be made its own here."""
+    where, text = f'template "{template.get("name")}"', json.dumps(main_of(template))
     literal = _mounts(template)
-    filled = {**template, "inputs": {"artifacts": [], **(template.get("inputs") or {})}}
+    declared = [*literal]
     for way in ("inputs", "outputs"):
         for kind in ("artifacts", "parameters"):
-            for each in (filled.get(way) or {}).get(kind) or []:
-                path = each.get("path") or (each.get("valueFrom") or {}).get("path")
-                if path and (path in text or f"{way}.{kind}.{each['name']}.path" not in text):
-                    literal.append(path)
-    if not literal:
-        return
-    where = f'template "{template.get("name")}"'
-    if bad := isolation.impossible(literal):
+            for each in (template.get(way) or {}).get(kind) or []:
+                if path := each.get("path") or (each.get("valueFrom") or {}).get("path"):
+                    declared.append(path)
+                    if path in text or f"{way}.{kind}.{each['name']}.path" not in text:
+                        literal.append(path)
+    if bad := isolation.impossible(declared):
         raise ConfigError(f"{where}: the path {bad} lies in a directory of the system: use one below /tmp.")
-    if not isolation.available():
+    if literal and not isolation.available():
         raise ConfigError(
             f"{where} spells out the path {literal[0]}, and this system gives no private mount namespace, so pods "
             "would share it. Write {{outputs.parameters.NAME.path}} (or ...artifacts.NAME.path) instead of the path."

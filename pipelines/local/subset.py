@@ -16,6 +16,7 @@ from pipelines.local import (
     containers,
     containerset,
     expr,
+    isolation,
     json_path,
     leaf,
     limits,
@@ -57,6 +58,8 @@ def check(workflow: dict[str, Any], cluster: Any, manifest: Mapping[str, Any] | 
         notes.append(
             f"containers may use more {', '.join(beyond)} than their limits say: nothing here holds them to it"
         )
+    if not isolation.available():
+        notes.append("pods are processes of this machine with your rights, as it gives no mount namespaces")
     return notes
 
 

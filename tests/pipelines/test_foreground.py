@@ -114,10 +114,11 @@ def test_a_log_that_stdout_cannot_spell_is_printed_all_the_same(tmp_path: Path):
 def test_a_disk_that_a_step_filled_is_the_cause_and_resume_makes_room(tmp_path: Path):
     if typed("unshare -rm mount -t tmpfs tmpfs /mnt", tmp_path).returncode:
         pytest.skip("nothing can be mounted here")
-    again = tmp_path / "again"
-    fills = f"test -e {again} || {{ touch {again}; cat /dev/zero > big; }}"
+    fills = "test -e /again/x || { touch /again/x; cat /dev/zero > /tmp/big; }"
     manifest = workflow(("fill", "seq 5000 > {{outputs.parameters.long.path}};" + fills), ("bye", "true"), onExit="bye")
     manifest["spec"]["templates"][0]["dag"]["tasks"].pop()
+    manifest["spec"]["volumeClaimTemplates"] = [{"metadata": {"name": "again"}, "spec": {}}]
+    manifest["spec"]["templates"][1]["script"]["volumeMounts"] = [{"name": "again", "mountPath": "/again"}]
     manifest["spec"]["templates"][1]["outputs"] = {  # the journal needs room for it
         "parameters": [{"name": "long", "valueFrom": {"path": "/tmp/long"}}]
     }
@@ -128,3 +129,24 @@ def test_a_disk_that_a_step_filled_is_the_cause_and_resume_makes_room(tmp_path: 
     done = typed(line, tmp_path, REKINDLE_HOME="home")
     assert "cause   no space is left" in done.stderr and "pods/" in done.stderr
     assert (done.returncode, "onExit succeeded" in done.stdout) == (0, True), done.stdout + done.stderr
+
+
+NO_NAMESPACES = "for each in mnt user; do echo 0 > /proc/sys/user/max_${each}_namespaces; done"
+
+
+def test_where_pods_cannot_have_a_root_placeholders_keep_them_apart_and_paths_are_refused(tmp_path: Path):
+    if typed(f"unshare -rm bash -c '{NO_NAMESPACES}'", tmp_path).returncode:
+        pytest.skip("what is allowed cannot be taken away here")
+    out, path = {"parameters": [{"name": "x", "valueFrom": {"path": "/tmp/x"}}]}, "{{outputs.parameters.x.path}}"
+    for file, source in ("moved.yaml", f"echo {path} > {path}"), ("spelt.yaml", "echo 1 > /tmp/x"):
+        manifest = workflow(("make", source))
+        manifest["spec"]["templates"][1]["outputs"] = out
+        written(tmp_path / file, manifest)
+    line = f"unshare -rm bash -c '{NO_NAMESPACES}; \"$REKINDLE\" run --manifest moved.yaml -o json'"
+    done = typed(line, tmp_path)
+    assert done.returncode == 0 and "pods are processes of this machine with your rights" in done.stderr, done.stderr
+    nodes = json.loads(done.stdout)["status"]["nodes"].values()
+    made = next(node["outputs"]["parameters"] for node in nodes if node.get("outputs"))
+    assert made[0]["value"].startswith(str(tmp_path)) and made[0]["value"].endswith("/tmp/x")
+    done = typed(line.replace("moved", "spelt"), tmp_path)
+    assert (done.returncode, "spells out the path /tmp/x" in done.stderr) == (2, True), done.stderr

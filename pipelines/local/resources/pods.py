@@ -116,11 +116,11 @@ class Pod:
         )  # fmt: skip
 
 
-def private_paths(spec: Mapping[str, Any]) -> tuple[str, ...] | None:
-    """Where a pod's emptyDir volumes are mounted: those directories are its own. None without any."""
+def private_paths(spec: Mapping[str, Any]) -> tuple[str, ...]:
+    """Where a pod's emptyDir volumes are mounted: those directories are its own."""
     own = {volume["name"] for volume in spec.get("volumes") or [] if "emptyDir" in volume}
     mounts = [mount for container in spec["containers"] for mount in container.get("volumeMounts") or []]
-    return tuple(mount["mountPath"] for mount in mounts if mount["name"] in own) or None
+    return tuple(mount["mountPath"] for mount in mounts if mount["name"] in own)
 
 
 def wait_all(pods: list[Pod], grace: float) -> None:

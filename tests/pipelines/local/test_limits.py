@@ -85,10 +85,10 @@ def test_the_pods_of_a_job_are_held_to_their_memory_too(tmp_path: Path) -> None:
 @needs_cgroups
 def test_what_a_step_leaves_behind_is_ended_with_it(tmp_path: Path) -> None:
     manifest = workflow(1, "100Mi")
-    script = f"setsid sleep 300 & echo $! > {tmp_path}/pid; sleep 0.2"
+    script = "setsid sleep 300 & echo $!; sleep 0.2"
     manifest["spec"]["templates"][0]["container"]["command"] = ["sh", "-c", script]
     assert execute(manifest, {}, LocalCluster(tmp_path))["phase"] == "Succeeded"
-    assert not left() and processes.started(int((tmp_path / "pid").read_text())) is None
+    assert not left() and processes.started(int(next((tmp_path / f"runs/{NAME}/logs").iterdir()).read_text())) is None
 
 
 @needs_cgroups

@@ -109,14 +109,17 @@ def test_a_working_directory_that_is_not_there_is_made_for_the_pod_alone(tmp_pat
 
 
 @needs_namespaces
-def test_what_a_pod_deletes_of_the_machine_is_still_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("paths", [[], ["/tmp/p"], ["/usr/p"], ["/p"]])
+def test_what_a_pod_deletes_of_the_machine_is_still_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, paths: list[str]
+) -> None:
     beside, code = Path.cwd() / f".{tmp_path.name}-marker", tmp_path / "workloads"
     code.mkdir()
     (code / "mine.py").write_text("")
     beside.write_text("")
     monkeypatch.setenv("REKINDLE_PATH", str(code))  # below /tmp, as is the home: seen in spite of the pod's own /tmp
     source = f"ls {beside} {code}; rm -rf {beside} {code}; rm -rf /tmp/*; ls {beside}; find /tmp -path '*/etc/passwd'"
-    outputs = {"parameters": [{"name": "p", "valueFrom": {"path": "/tmp/p", "default": ""}}]}
+    outputs = {"parameters": [{"name": "p", "valueFrom": {"path": path, "default": ""}} for path in paths]}
     try:
         assert ran({"container": shell(source), "outputs": outputs}, tmp_path)["phase"] == "Succeeded"
         assert beside.exists() and (code / "mine.py").exists()
@@ -152,9 +155,9 @@ def test_an_output_loses_one_line_end_and_nothing_else(tmp_path: Path) -> None:
 
 
 def test_what_a_step_leaves_behind_in_a_session_of_its_own_ends_with_the_run(tmp_path: Path) -> None:
-    source = f"setsid sleep 1000 > /dev/null 2>&1 & echo $! > {tmp_path}/pid; sleep 0.3"
+    source = "setsid sleep 1000 > /dev/null 2>&1 & echo $!; sleep 0.3"
     assert ran({"container": shell(source)}, tmp_path)["phase"] == "Succeeded"
-    assert started(int((tmp_path / "pid").read_text())) is None
+    assert started(int(said(tmp_path))) is None
 
 
 @needs_namespaces

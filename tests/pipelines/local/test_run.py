@@ -18,28 +18,48 @@ import pytest
 from pipelines.local import isolation, pod, state
 from pipelines.local.cluster import LocalCluster
 from pipelines.local.processes import alive
+from pipelines.local.resources.stored import Stored
 from pipelines.local.run import LocalRun, execute, resume, stop
 from steps.errors import ConfigError
 
 PYTHON = {"image": "python:3.11", "command": ["python"]}
+CLAIM = {"kind": "PersistentVolumeClaim", "metadata": {"name": "shared"}, "spec": {}}
 
 
 def workflow(templates: list[dict[str, Any]], name: str = "w", **spec: Any) -> dict[str, Any]:
-    spec = {"entrypoint": "main", "templates": templates, **spec}
+    volumes = [{"name": "shared", "persistentVolumeClaim": {"claimName": "shared"}}]
+    spec = {"entrypoint": "main", "templates": templates, "volumes": volumes, **spec}
     return {"apiVersion": "argoproj.io/v1alpha1", "kind": "Workflow", "metadata": {"name": name}, "spec": spec}
 
 
 def sh(name: str, command: str, **template: Any) -> dict[str, Any]:
-    return {"name": name, "container": {"image": "alpine", "command": ["sh", "-c"], "args": [command]}, **template}
+    """One that names /shared sees the claim there: see `shared`."""
+    mounts = [{"name": "shared", "mountPath": "/shared"}] if "/shared" in command else []
+    if mounts and not isolation.available():
+        pytest.skip("no private mount namespace here")
+    container = {"image": "alpine", "command": ["sh", "-c"], "args": [command], "volumeMounts": mounts}
+    return {"name": name, "container": container, **template}
 
 
 def dag(*tasks: dict[str, Any], **template: Any) -> dict[str, Any]:
     return {"name": "main", "dag": {"tasks": list(tasks)}, **template}
 
 
+def made(home: Path) -> LocalCluster:
+    cluster = LocalCluster(home)
+    Stored(cluster, "PersistentVolumeClaim").apply(CLAIM)
+    return cluster
+
+
+def shared(cluster: LocalCluster, name: str) -> Path:
+    """Where a file is that pods know as /shared/NAME."""
+    (folder := cluster.home / "claims/shared").mkdir(parents=True, exist_ok=True)
+    return folder / name
+
+
 @pytest.fixture
 def cluster(tmp_path: Path) -> LocalCluster:
-    return LocalCluster(tmp_path / ".rekindle")
+    return made(tmp_path / ".rekindle")
 
 
 def phases(status: dict[str, Any]) -> dict[str, str]:
@@ -53,10 +73,10 @@ def outcome(status: dict[str, Any]) -> Any:
     return status["phase"], status.get("outputs"), sorted(nodes, key=lambda node: node["name"])
 
 
-def chain(mark: Path, name: str, seconds: float = 0.15) -> dict[str, Any]:
+def chain(name: str, seconds: float = 0.15) -> dict[str, Any]:
     """Four steps that pass a number on and leave a line each time one ran to its end."""
     x = "{{inputs.parameters.x}}"
-    body = f"sleep {seconds}; echo $(( {x} + 1 )) > {{{{outputs.parameters.out.path}}}}; echo {x} >> {mark}"
+    body = f"sleep {seconds}; echo $(( {x} + 1 )) > {{{{outputs.parameters.out.path}}}}; echo {x} >> /shared/done"
     parameters = {"parameters": [{"name": "x"}]}
     out = {
         "parameters": [{"name": "out", "valueFrom": {"path": "/tmp/out"}, "globalName": "last-{{inputs.parameters.x}}"}]
@@ -114,11 +134,12 @@ def test_killing_the_runner_at_any_moment_loses_nothing_and_repeats_no_finished_
     moments = random.Random(7)
     expected: Any = None
     for attempt in range(10):
-        mark, home = tmp_path / f"{attempt}.done", LocalCluster(tmp_path / f"{attempt}")
+        home = made(tmp_path / f"{attempt}")
+        mark = shared(home, "done")
         manifest = tmp_path / "w.json"
-        manifest.write_text(json.dumps(chain(mark, "w")))
+        manifest.write_text(json.dumps(chain("w")))
         if attempt == 0:
-            expected = outcome(execute(chain(mark, "w"), {}, home))
+            expected = outcome(execute(chain("w"), {}, home))
             assert mark.read_text().split() == ["0", "1", "2", "3"]
             continue
         process = runner(home, manifest)
@@ -141,14 +162,13 @@ def test_killing_the_runner_at_any_moment_loses_nothing_and_repeats_no_finished_
 
 def test_a_dead_runner_leaves_no_process_once_its_run_is_resumed(cluster: LocalCluster, tmp_path: Path) -> None:
     manifest = tmp_path / "w.json"
-    grandchild = workflow([sh("main", "echo try; if [ -e go ]; then exit 0; fi; sleep 987 & sleep 986; true")])
-    grandchild["spec"]["templates"][0]["container"]["workingDir"] = str(tmp_path)
+    grandchild = workflow([sh("main", "echo try; if [ -e /shared/go ]; then exit 0; fi; sleep 987 & sleep 986; true")])
     manifest.write_text(json.dumps(grandchild))
     process = runner(cluster, manifest)
     _until(lambda: any("987" in each for each in left_over(cluster)))
     process.kill()
     process.wait()
-    (tmp_path / "go").touch()
+    shared(cluster, "go").touch()
     assert resume("w", cluster)["phase"] == "Succeeded"
     nothing_left(cluster)
     assert (cluster.home / "runs/w/logs/w.log").read_text() == "try\n"  # of the pod that counts
@@ -183,10 +203,10 @@ def test_stop_ends_pods_within_two_seconds_and_still_runs_the_exit_handler(
     cluster: LocalCluster, tmp_path: Path
 ) -> None:
     manifest = tmp_path / "w.json"
-    mark = tmp_path / "exit"
+    mark = shared(cluster, "exit")
     templates = [
         sh("main", "trap '' TERM; sleep 60 & wait; sleep 60"),
-        sh("bye", f"echo {{{{workflow.status}}}} > {mark}"),
+        sh("bye", "echo {{workflow.status}} > /shared/exit"),
     ]
     manifest.write_text(json.dumps(workflow(templates, onExit="bye")))
     process = runner(cluster, manifest)
@@ -225,8 +245,7 @@ def test_a_stop_that_comes_while_a_pod_is_being_started_does_not_leave_it_behind
 
 
 def test_ctrl_c_ends_everything_in_order_and_the_run_can_go_on(cluster: LocalCluster, tmp_path: Path) -> None:
-    gate = tmp_path / "gate"
-    command = f"echo first >> {tmp_path}/said; test -e {gate} || sleep 60"
+    gate, command = shared(cluster, "gate"), "test -e /shared/gate || sleep 60"
     run = LocalRun.new(workflow([dag({"name": "a", "template": "one"}), sh("one", command)]), {}, cluster)
     threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
     began = time.monotonic()
@@ -239,13 +258,14 @@ def test_ctrl_c_ends_everything_in_order_and_the_run_can_go_on(cluster: LocalClu
 
 
 def test_a_failed_run_goes_on_from_what_failed(cluster: LocalCluster, tmp_path: Path) -> None:
-    mark, gate = tmp_path / "good", tmp_path / "gate"
+    mark, gate = shared(cluster, "good"), shared(cluster, "gate")
     tasks = [
         {"name": "good", "template": "good"},
         {"name": "bad", "template": "bad", "depends": "good"},
         {"name": "after", "template": "good", "depends": "bad"},
     ]
-    templates = [dag(*tasks), sh("good", f"echo x >> {mark}"), sh("bad", f"test -e {gate}"), sh("bye", "true")]
+    steps = {"good": "echo x >> /shared/good", "bad": "test -e /shared/gate", "bye": "true"}
+    templates = [dag(*tasks), *(sh(name, command) for name, command in steps.items())]
     status = execute(workflow(templates, onExit="bye"), {}, cluster)
     assert (status["phase"], phases(status)["w.after"]) == ("Failed", "Omitted")
     gate.touch()
@@ -362,7 +382,7 @@ def test_a_backoff_is_waited_for(cluster: LocalCluster, tmp_path: Path) -> None:
     retry = {"limit": 2, "backoff": {"duration": "200ms", "factor": 2}}
     began = time.monotonic()
     status = execute(
-        workflow([sh("main", f"echo x >> {tmp_path}/n; test $(wc -l < {tmp_path}/n) = 3", retryStrategy=retry)]),
+        workflow([sh("main", "echo x >> /shared/n; test $(wc -l < /shared/n) = 3", retryStrategy=retry)]),
         {},
         cluster,
     )

@@ -31,7 +31,7 @@ version, slow = sys.argv[1], float(sys.argv[2])
 time.sleep(slow)
 class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
-        if self.path == "/health" and pathlib.Path("sick").exists():
+        if self.path == "/health" and pathlib.Path("/tmp/sick").exists():
             return self.send_error(503)
         if self.path == "/slow":
             time.sleep(1.0)
@@ -185,7 +185,7 @@ def test_pods_that_die_or_hang_are_started_again(kinds: dict[str, Stored], clust
     until(kinds, lambda obj: obj["status"].get("readyReplicas") == 1)
     until(kinds, lambda obj: obj["status"].get("readyReplicas") == 2)
     pods = cluster.home / "deployments/fraud/pods"
-    sick = next(pods.iterdir()) / "sick"
+    sick = next(pods.iterdir()) / "tmp/sick"
     sick.touch()
     until(kinds, lambda obj: obj["status"].get("readyReplicas") == 1)
     assert answering(port, "one"), "one that is not ready gets no connection"

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -143,10 +144,11 @@ def test_exit_codes_below_128_fail_the_job_and_say_why(jobs: PyTorchJobs) -> Non
 
 
 def test_exit_codes_from_128_make_the_pod_anew(jobs: PyTorchJobs) -> None:
-    tried = jobs.cluster.home / "tried"
+    tried = Path(tempfile.mkdtemp(dir="/dev/shm"))  # the one place that pods and the machine share
     program = (
-        f"import pathlib, sys; p = pathlib.Path({str(tried)!r}); own = pathlib.Path('own'); assert not own.exists()\n"
-        "again = p.exists(); p.touch(); own.touch(); sys.exit(0 if again else 143)"
+        f"import pathlib, sys; p, own = pathlib.Path({str(tried)!r}), pathlib.Path('/tmp/own')\n"
+        "assert not own.exists(); own.touch(); again = not p.exists(); again or p.rmdir()\n"
+        "sys.exit(0 if again else 143)"
     )
     jobs.apply(job(master=replica(program, policy="ExitCode")))
     until(jobs, has("Restarting"))
