@@ -135,14 +135,13 @@ def entry(
     private = _tops(declared)
     for name in {"tmp"} | {parts[1] for parts in declared if len(parts) > 2} - SYSTEM:  # /x is a file itself
         (root / name).mkdir(mode=0o777, exist_ok=True)
-    for source, path, _ in binds:
-        _place(source, below(root, path))
-        _place_in_volumes(source, path, binds)
     needed = {*keep, Path(sys.prefix), Path(sys.base_prefix), Path.cwd(), Path(__file__).parents[2]}
     kept = [path for path in needed if _top(path) in private]
-    for path in kept:
-        _place(path, root / path.relative_to("/"))
-        _place_in_volumes(path, str(path), binds)
+    for source, path in [*((source, path) for source, path, _ in binds), *((path, str(path)) for path in kept)]:
+        _place(source, below(root, path))
+        for outer, at, _ in binds:  # and in the volume that lies there
+            if path != at and Path(path).is_relative_to(at):
+                _place(source, outer / Path(path).relative_to(at))
     spare, points = root / ".layers", _mount_points()
     spare.mkdir(exist_ok=True)
     tops = [Path(each.path) for each in os.scandir("/") if each.name not in private]
@@ -161,7 +160,7 @@ def entry(
         _checked(LIBC.mount(b"none", os.fsencode(spare), b"tmpfs", 0, None), "mount")
         if whole:
             view.mkdir()
-            _overlaid(Path("/"), view, spare / "machine")
+            _checked(not _overlaid(Path("/"), view, spare / "machine"), "mount")
         for name in own:
             if (view / name).is_symlink() or not (view / name).is_dir():
                 (view / name).unlink(missing_ok=True)
@@ -180,13 +179,6 @@ def entry(
         os.chdir("/")
 
     return enter
-
-
-def _place_in_volumes(source: Path, path: str, binds: list[tuple[Path, str, bool]]) -> None:
-    """Makes what `source` is mounted on also in the volumes that lie there."""
-    for outer, at, _ in binds:
-        if path != at and Path(path).is_relative_to(at):
-            _place(source, outer / Path(path).relative_to(at))
 
 
 def _mount_points() -> set[bytes]:

@@ -1,6 +1,7 @@
 """One container as a process: what it would lack, or what would end the runner with it."""
 
 import time
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -113,7 +114,7 @@ def test_a_working_directory_that_is_not_there_is_made_for_the_pod_alone(tmp_pat
 def test_what_a_pod_deletes_of_the_machine_is_still_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, paths: list[str]
 ) -> None:
-    beside, code = Path.cwd() / f".{tmp_path.name}-marker", tmp_path / "workloads"
+    beside, code = Path.cwd() / f".marker-{uuid.uuid4()}", tmp_path / "workloads"
     code.mkdir()
     (code / "mine.py").write_text("")
     beside.write_text("")
