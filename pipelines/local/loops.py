@@ -38,7 +38,8 @@ def expand(step: dict[str, Any], scope: Mapping[str, str | None]) -> list[dict[s
             text = step["withParam"].strip()
             raise TemplateError(f"withParam value could not be parsed as a JSON list: {text}: {error}") from None
     body = {key: value for key, value in step.items() if key not in LOOPS}
-    return [_one(body, index, item, scope) for index, item in enumerate(items)]
+    seen = dict(scope)  # a view is slow to copy for each item
+    return [_one(body, index, item, seen) for index, item in enumerate(items)]
 
 
 def _items(step: dict[str, Any]) -> list[str]:
