@@ -92,7 +92,7 @@ def _tarball(path: Path) -> bool:
 def _untar(path: Path, into: Path) -> None:
     root = os.path.realpath(into)
 
-    def taken(member: tarfile.TarInfo, _: str) -> tarfile.TarInfo | None:
+    def taken(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
         """As Argo's executor takes it: links that stay within, and files and directories without an owner."""
         target = os.path.normpath(os.path.join(root, member.name))
         if not target.startswith(f"{root}/"):
@@ -106,11 +106,12 @@ def _untar(path: Path, into: Path) -> None:
                 f"illegal file path after symlink resolution: {member.name} resolves outside destination"
             )
         mode = 0o755 if member.isdir() else member.mode & 0o777
-        plain = member.replace(mode=mode, uid=None, gid=None, uname=None, gname=None, deep=False)  # pyright: ignore
-        return plain if member.isdir() or member.isreg() else None
+        member.mode, member.uid, member.gid, member.uname, member.gname = mode, os.getuid(), os.getgid(), "", ""
+        return member if member.isdir() or member.isreg() else None
 
     with tarfile.open(path, "r:gz") as archive:
-        archive.extractall(into, filter=taken)
+        archive.extraction_filter = lambda member, _: member  # Python before 3.11.4 has none
+        archive.extractall(into, (member for each in archive if (member := taken(each))))
 
 
 def _unpack(archive: Path, path: Path, extract: Any) -> None:
@@ -131,6 +132,7 @@ def save(
     artifact: dict[str, Any],
     link: Path,
     path: Path,
+    into: Path,
     pod: str,
     workflow: str,
     store: Any,
@@ -138,7 +140,8 @@ def save(
 ) -> dict[str, Any] | None:
     """Uploads an output artifact and gives it with its key; None if it is optional and absent. Raises ArtifactError.
 
-    `link`: what the template names, which as a rule is the file at `path` itself, but may lead to it.
+    `link`: what the template names, which as a rule is the file at `path` itself, but may lead to it. `into`: where it
+    is packed.
     `location`: the S3 place of the template's archiveLocation, for what does not say where it goes itself.
     """
     archive = artifact.get("archive") or {}
@@ -150,10 +153,10 @@ def save(
         raise ArtifactError(f"{artifact['path']} is not a regular file or directory")
     name, packed = link.name, path
     if "zip" in archive:
-        name, packed = f"{artifact['name']}.zip", link.with_name(f".{artifact['name']}.zip")
+        name, packed = f"{artifact['name']}.zip", into / f".{artifact['name']}.zip"
         _zip(path, packed, artifact["name"])
     elif "none" not in archive:
-        name, packed = f"{artifact['name']}.tgz", link.with_name(f".{artifact['name']}.tgz")
+        name, packed = f"{artifact['name']}.tgz", into / f".{artifact['name']}.tgz"
         level = _level(archive)
         with gzip.GzipFile(packed, "wb", level, mtime=0) as zipped, Tar.open(fileobj=zipped, mode="w") as tar:
             tar.add(link if path.is_dir() else path, arcname=link.name)
@@ -275,4 +278,10 @@ def clear(root: Path) -> None:
         if ours and not isinstance(error[1], FileNotFoundError):
             raise error[1]
 
-    shutil.rmtree(root, onerror=failed)
+    try:
+        shutil.rmtree(root, onerror=failed)
+    except PermissionError:  # directories that it made read only, as Go's module cache is
+        for folder, names, _ in os.walk(root):
+            for path in (os.path.join(folder, name) for name in names):
+                os.chmod(path, 0o700, follow_symlinks=False) if not os.path.islink(path) else None
+        shutil.rmtree(root, onerror=failed)

@@ -75,6 +75,7 @@ class ContainerSet(Companions):
         self.seen: dict[str, int] = {}  # the codes that those see that depend on them
         self.errors: dict[str, str] = {}
         self.reasons: dict[str, str] = {}
+        self.view: isolation.View | None = None  # of the container `main`
         self.news: list[tuple[str, str, str]] = []  # name, phase and message of those that have ended
 
     @property
@@ -152,7 +153,9 @@ class ContainerSet(Companions):
 
     def _run(self, name: str) -> pod.Process:
         if name == "main":
-            return pod.start(replace(self.run, spec={"containers": [self.main]}), self.cluster)
+            process = pod.start(replace(self.run, spec={"containers": [self.main]}), self.cluster)
+            self.view = process.view
+            return process
         return self._start(self.containers[name])
 
     def _end(self, name: str, code: int, why: str = "", seen: int | None = None) -> None:

@@ -38,8 +38,9 @@ and for all other limits, the run says that nothing holds it to them.
 
 Each pod has a `/` of its own (mount namespaces): /tmp and the directories of the files that its template names are its
 own, the rest is the machine's, which it sees and cannot change. What it writes there goes with it (a layer in memory),
-or is refused where the kernel allows no layer. **It is no sandbox**: a pod reads what you can read, reaches your
-network and signals your processes. Read a stranger's manifest first.
+or is refused where the kernel allows no layer; /dev/shm is the machine's where no volume is mounted there. **It is no
+sandbox**: a pod reads what you can read, reaches your network and signals your processes. Read a stranger's manifest
+first.
 
 Where the system gives no mount namespaces, pods are processes of this machine with your rights, and the run says so. A
 template that spells out a path or mounts a volume is then refused; one that takes its paths from

@@ -5,8 +5,10 @@ Everything of the machine appears at its place, except the directories that the 
 inside is the root directory plus the path outside. In a directory of the system only the declared path is the pod's
 own: what lies beside it is seen as it is.
 
-As in a container, nothing that a pod writes or deletes elsewhere reaches the machine: it does so in a layer (overlayfs,
-in memory) that ends with it. Where the kernel allows no layer, and on file systems mounted below, it can only read.
+As in a container, nothing that a pod writes or deletes by its other paths reaches the machine: it does so in a layer
+(overlayfs, in memory) that ends with it. Where the kernel allows no layer, and on file systems mounted below, it can
+only read. One layer holds the whole machine where the kernel allows that (to root), and outputs that links lead to are
+read from it; else each directory of / has one. /dev/shm is the machine's where no volume is mounted there.
 """
 
 import contextlib
@@ -14,7 +16,9 @@ import ctypes
 import errno
 import os
 import re
+import socket
 import sys
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from pathlib import Path
@@ -27,16 +31,18 @@ DETACH = 2
 LINKS = 40  # as the kernel follows
 MOUNT_SETATTR, RECURSIVE, AT_FDCWD = 442, 0x8000, -100  # of the kernel since 5.12
 KERNEL = {"dev", "proc", "sys"}
-SYSTEM = KERNEL | {"bin", "sbin", "lib", "lib32", "lib64", "libx32", "usr", "etc", "run", "boot"}
+SYSTEM = KERNEL | {"bin", "sbin", "lib", "lib32", "lib64", "libx32", "usr", "etc", "run", "var", "boot"}
+SHM = "/dev/shm"
 OCTAL = re.compile(rb"\\([0-7]{3})")  # as mountinfo writes spaces
 LIBC = ctypes.CDLL(None, use_errno=True)
+Bind = tuple[Path, str, bool]
 
 
 def impossible(paths: Iterable[str]) -> str | None:
     """The first path that cannot be made private: a directory of the system, or one in the kernel's."""
     for path in paths:
-        parts = Path(path).parts[1:]
-        if parts and (parts[0] in KERNEL or (parts[0] in SYSTEM and (len(parts) == 1 or os.path.isdir(path)))):
+        top = _top(Path(path))
+        if Path(path) != Path(SHM) and (top in KERNEL or (top in SYSTEM and os.path.isdir(path))):
             return path
     return None
 
@@ -49,15 +55,15 @@ def below(root: Path, path: str) -> Path:
     return root / os.path.normpath(path).lstrip("/")
 
 
-def followed(path: str, place: Callable[[Path], Path]) -> Path:
-    """Where the file is that a pod reaches by `path`, whose links are its own; `place` says where a path without is.
+def followed(path: str, seen: Callable[[Path], Path]) -> Path:
+    """What a pod reaches by `path`, whose links are its own; `seen` says where a path without is on this machine.
 
     Raises OSError for links that lead round.
     """
     at, left, links = Path("/"), [*reversed(Path(os.path.normpath(path)).parts[1:])], 0
     while left:
         part = left.pop()
-        here = place(at / part)
+        here = seen(at / part)
         if part == ".." or not here.is_symlink():
             at = at.parent if part == ".." else at / part
             continue
@@ -67,26 +73,11 @@ def followed(path: str, place: Callable[[Path], Path]) -> Path:
         target = Path(os.readlink(here))
         at = Path("/") if target.is_absolute() else at
         left += reversed([each for each in target.parts if each != "/"])
-    return place(at)
+    return at
 
 
-def _top(path: Path | str) -> str:
-    return next(iter(Path(path).parts[1:2]), "")
-
-
-def _tops(declared: Iterable[tuple[str, ...]]) -> set[str]:
-    """The directories in / that are a pod's own, by the parts of its declared paths."""
-    return {"tmp"} | {parts[1] for parts in declared if parts[1:]} - SYSTEM
-
-
-def own(root: Path, paths: Iterable[str], path: Path) -> Path:
-    """Where `path` is of a pod whose declared `paths` these are: its own, or what it sees of the machine."""
-    top, declared = path.parts[1:2], [Path(each) for each in paths]
-    if top and top[0] in SYSTEM:
-        private = any(path.is_relative_to(each) for each in declared)
-    else:
-        private = {*top} & _tops(each.parts for each in declared) or not os.path.lexists(Path("/", *top))
-    return below(root, str(path)) if private else path
+def _top(path: Path) -> str:
+    return next(iter(path.parts[1:2]), "")
 
 
 def _possible(what: Callable[[], None]) -> bool:
@@ -121,64 +112,125 @@ def _layered() -> bool:
     return _possible(mounted)
 
 
-def entry(
-    root: Path, paths: Iterable[str], keep: Iterable[Path], binds: Iterable[tuple[Path, str, bool]] = ()
-) -> Callable[[], None]:
-    """What the new process calls to see `root` as `/`. `paths`: files declared in it; `keep`: what must stay visible.
+class View:
+    """What one container sees as `/`: `root` with the files declared in `paths`, and what lies elsewhere.
 
-    `binds`: files and directories that lie elsewhere, where they are seen, and whether they are read only.
-
-    Prepares the directories now, so that only system calls remain for the child.
+    `binds`: files and directories, where they are seen, and whether they are read only.
     """
-    binds = sorted((each for each in binds if _top(each[1]) not in KERNEL), key=lambda each: each[1].count("/"))
-    declared = [Path("/", below(root, path).relative_to(root)).parts for path in [*paths, *(each[1] for each in binds)]]
-    private = _tops(declared)
-    for name in {"tmp"} | {parts[1] for parts in declared if len(parts) > 2} - SYSTEM:  # /x is a file itself
-        (root / name).mkdir(mode=0o777, exist_ok=True)
-    needed = {*keep, Path(sys.prefix), Path(sys.base_prefix), Path.cwd(), Path(__file__).parents[2]}
-    kept = [path for path in needed if _top(path) in private]
-    for source, path in [*((source, path) for source, path, _ in binds), *((path, str(path)) for path in kept)]:
-        _place(source, below(root, path))
-        for outer, at, _ in binds:  # and in the volume that lies there
-            if path != at and Path(path).is_relative_to(at):
-                _place(source, outer / Path(path).relative_to(at))
-    spare, points = root / ".layers", _mount_points()
-    spare.mkdir(exist_ok=True)
-    tops = [Path(each.path) for each in os.scandir("/") if each.name not in private]
-    whole = _layered() and all(parts[1] not in SYSTEM and (root / parts[1]).is_dir() for parts in declared if parts[1:])
-    if whole:
-        view, layers = spare / "view", [each for each in tops if each.name in KERNEL or os.fsencode(each) in points]
-        own = [name for name in os.listdir(root) if name in private]
-    else:  # its own files lie beside the machine's, in root itself
-        view, layers, own = root, [*_fitted(tops, root, declared)], []
-    mounted = _below(points, [*(top for top in tops if top.name not in KERNEL), *kept])
-    volumes = [(source, below(view, path), read_only) for source, path, read_only in binds]
-    uid, gid = os.getuid(), os.getgid()
 
-    def enter() -> None:
-        _namespace(uid, gid)
-        _checked(LIBC.mount(b"none", os.fsencode(spare), b"tmpfs", 0, None), "mount")
+    def __init__(self, root: Path, paths: Iterable[str], binds: Iterable[Bind] = ()) -> None:
+        self.root, self.binds = root, sorted(binds, key=lambda each: each[1].count("/"))
+        named = [*paths, *(at for _, at, _ in self.binds if at != SHM)]
+        self.declared = [Path("/", below(root, path).relative_to(root)) for path in named]
+        self.private = {"tmp"} | {_top(each) for each in self.declared} - SYSTEM
+        self.ours: socket.socket | None = None
+        self.fd: int | None = None
+
+    def lies(self, path: Path, asked: bool = False) -> Path:
+        """Where the file is on this machine that a pod sees at `path`, which has no links before its last part.
+
+        Raises OSError if that is `asked` for and is nowhere any more, or is the machine's.
+        """
+        for source, at, _ in reversed(self.binds):
+            if path.is_relative_to(at):
+                return source / path.relative_to(at)
+        if _top(path) in self.private or any(path.is_relative_to(each) for each in self.declared if each.parts[1:]):
+            return below(self.root, str(path))
+        if self.fd is not None:
+            return Path(f"/proc/self/fd/{self.fd}") / path.relative_to("/")
+        if not os.path.lexists(Path("/", *path.parts[1:2])):
+            return below(self.root, str(path))
+        if asked:
+            raise OSError(errno.ENOENT, "a link leads to it, out of the directories that the template names", str(path))
+        return path
+
+    def entry(self, keep: Iterable[Path]) -> Callable[[], None]:
+        """What the new process calls; `keep` must stay visible. Raises OSError.
+
+        Prepares the directories now, so that only system calls remain for the child.
+        """
+        root, layers, whole = self.root, list[Path](), _layered() and self._apart()
+        kept = self._placed(keep)
+        spare, points = root / ".layers", _mount_points()
+        spare.mkdir(exist_ok=True)
+        tops = [Path(each.path) for each in os.scandir("/") if each.name not in self.private]
         if whole:
-            view.mkdir()
-            _checked(not _overlaid(Path("/"), view, spare / "machine"), "mount")
-        for name in own:
-            if (view / name).is_symlink() or not (view / name).is_dir():
-                (view / name).unlink(missing_ok=True)
-                (view / name).mkdir()
-            _bind(root / name, view / name, read_only=False)
-        for source, target, read_only in volumes:
-            _bind(source, target, read_only)
-        for number, source in enumerate([*layers, *kept]):
-            _layer(source, view / source.relative_to("/"), spare / str(number))
-        for path in mounted:
-            with contextlib.suppress(OSError):  # others mount and unmount meanwhile
-                _bind(path, view / path.relative_to("/"), read_only=True)
-        if not whole:
-            _checked(LIBC.umount2(os.fsencode(spare), DETACH), "umount")  # the layers keep it
-        os.chroot(view)
-        os.chdir("/")
+            view, layers = spare / "view", [each for each in tops if each.name in KERNEL or os.fsencode(each) in points]
+        else:  # its own files lie beside the machine's, in root itself
+            view, layers = root, [*_fitted(tops, root, self.declared)]
+        mounted = _below(points, [*(top for top in tops if top.name not in KERNEL), *kept])
+        own = [name for name in os.listdir(root) if whole and name in self.private]
+        seen = [*((path, str(path), None) for path in kept), *self.binds]
+        shown = [(source, below(view, at), read_only) for source, at, read_only in seen]
+        shown.sort(key=lambda each: len(each[1].parts))
+        uid, gid = os.getuid(), os.getgid()
+        self.ours, theirs = socket.socketpair()
 
-    return enter
+        def enter() -> None:
+            _namespace(uid, gid)
+            _checked(LIBC.mount(b"none", os.fsencode(spare), b"tmpfs", 0, None), "mount")
+            if whole:
+                view.mkdir()
+                _checked(not _overlaid(Path("/"), view, spare / "machine"), "mount")
+            for number, source in enumerate(layers):
+                _layer(source, view / source.relative_to("/"), spare / str(number))
+            for name in own:
+                if (view / name).is_symlink() or not (view / name).is_dir():
+                    (view / name).unlink(missing_ok=True)
+                    (view / name).mkdir()
+                _bind(root / name, view / name, read_only=False)
+            for path in mounted:
+                with contextlib.suppress(OSError):  # others mount and unmount meanwhile
+                    _bind(path, view / path.relative_to("/"), read_only=True)
+            for number, (source, target, read_only) in enumerate(shown):
+                if read_only is None:
+                    _layer(source, target, spare / f"kept{number}")
+                else:
+                    _bind(source, target, read_only)
+            if whole:
+                socket.send_fds(theirs, [b"/"], [os.open(view, os.O_PATH)])
+            else:
+                _checked(LIBC.umount2(os.fsencode(spare), DETACH), "umount")  # the layers keep it
+            os.chroot(view)
+            os.chdir("/")
+
+        return enter
+
+    def begun(self) -> None:
+        """The process is there: what it changes of the machine can be read here as long as this view is kept."""
+        assert self.ours
+        self.ours.setblocking(False)
+        with contextlib.suppress(BlockingIOError):
+            self.fd = socket.recv_fds(self.ours, 1, 1)[1][0]
+            weakref.finalize(self, os.close, self.fd)
+        self.ours.close()
+
+    def _apart(self) -> bool:
+        """Whether its own files lie in directories of /, where nothing of the machine is beside them."""
+        tops = [(_top(each), each) for each in self.declared]
+        return all(top not in SYSTEM and (len(each.parts) > 2 or (self.root / top).is_dir()) for top, each in tops)
+
+    def _placed(self, keep: Iterable[Path]) -> list[Path]:
+        """Makes its directories, and places for all that is shown in them. Gives what is kept there of the machine."""
+        home = Path(os.environ.get("HOME", "/"))
+        tops = {Path("/", _top(each)) for each in self.declared if len(each.parts) > 2}  # /x is a file itself
+        for path in {Path("/tmp"), *tops, *([home] if home.is_absolute() else [])}:
+            if _top(path) in self.private:
+                (self.root / path.relative_to("/")).mkdir(parents=True, exist_ok=True)
+        (self.root / "tmp").chmod(0o1777)
+        needed = {*keep, Path(sys.prefix), Path(sys.base_prefix), Path(__file__).parents[2]}
+        kept = [path for path in needed if _top(path) in self.private]
+        for source, path in [*((source, at) for source, at, _ in self.binds), *((path, str(path)) for path in kept)]:
+            if path == SHM:
+                continue
+            _place(source, below(self.root, path))
+            for outer, at, _ in self.binds:  # and in the volume that lies there
+                if path != at and Path(path).is_relative_to(at):
+                    within = Path("/", Path(path).relative_to(at))
+                    if followed(str(within), lambda each: outer / each.relative_to("/")) != within:  # noqa: B023
+                        raise OSError(errno.ELOOP, "a link leads out of the volume to where this is mounted", path)
+                    _place(source, outer / Path(path).relative_to(at))
+        return kept
 
 
 def _mount_points() -> set[bytes]:
@@ -207,8 +259,8 @@ def _layer(source: Path, target: Path, own: Path) -> None:
 def _overlaid(source: Path, target: Path, own: Path) -> bool:
     for each in (own, own / "upper", own / "work"):
         each.mkdir()
-    lower = str(source).replace("\\", "\\\\").replace(":", "\\:").replace(",", "\\,")
-    options = f"lowerdir={lower},upperdir={own}/upper,workdir={own}/work"
+    lower, upper = (re.sub(r"([\\\\:,])", r"\\\1", str(each)) for each in (source, own))
+    options = f"lowerdir={lower},upperdir={upper}/upper,workdir={upper}/work"
     return not all(  # without privileges only with userxattr
         LIBC.mount(b"overlay", os.fsencode(target), b"overlay", 0, os.fsencode(options + also))
         for also in ("", ",userxattr")
@@ -225,13 +277,13 @@ def _bind(source: Path, target: Path, read_only: bool, recursive: bool = True) -
         _checked(LIBC.mount(None, at, None, flags, None), "mount")
 
 
-def _fitted(tops: Iterable[Path], root: Path, declared: Iterable[tuple[str, ...]]) -> Iterator[Path]:
+def _fitted(tops: Iterable[Path], root: Path, declared: Iterable[Path]) -> Iterator[Path]:
     """Makes places in `root` for what the machine has in /, and gives what is to be shown there."""
     beside: dict[str, Any] = {}
-    for parts in declared:
-        if parts[1:] and parts[1] in SYSTEM - KERNEL:
+    for path in declared:
+        if _top(path) in SYSTEM - KERNEL:
             place = beside
-            for part in parts[1:]:
+            for part in path.parts[1:]:
                 place = place.setdefault(part, {})
     for source in tops:
         target = root / source.name

@@ -89,9 +89,10 @@ FACTS: dict[str, Callable[[PodRun], str]] = {
 
 
 class Process(subprocess.Popen[bytes]):
-    """A container's first process. `memory`: its limit, which is of no more use once the process is over."""
+    """A container's first process, and what it sees. `memory`: its limit, of no more use once the process is over."""
 
     memory: limits.Memory | None = None
+    view: isolation.View | None = None
 
     def wait(self, timeout: float | None = None) -> int:
         code = super().wait(timeout)
@@ -150,13 +151,14 @@ def start(pod: PodRun, cluster: Cluster) -> Process:
         arguments[0] = image.python
     pod.root.mkdir(parents=True, exist_ok=True)
     pod.log.parent.mkdir(parents=True, exist_ok=True)
-    enter = None
+    view = enter = None
     private = _private(pod, wanted) if wanted else pod.private
     if private is not None:
         mounts = container.get("volumeMounts") or []
         binds = bound(pod.volumes, mounts, lambda text: expand(text, environment))
         workloads = [Path(each) for each in environment["REKINDLE_PATH"].split(os.pathsep) if each]
-        enter = isolation.entry(pod.root, private, workloads, binds)
+        view = isolation.View(pod.root, private, binds)
+        enter = view.entry(workloads)
     with open(pod.log, "ab") as log, open(pod.stdout or pod.log, "ab") as out:
         memory = limits.limited(container, f"{pod.name}.{container['name']}")
         try:
@@ -174,7 +176,9 @@ def start(pod: PodRun, cluster: Cluster) -> Process:
             if memory:
                 memory.close()
             raise
-    process.memory = memory
+    process.memory, process.view = memory, view
+    if view:
+        view.begun()
     return process
 
 

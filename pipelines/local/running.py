@@ -88,20 +88,22 @@ class Running:
         self.log.unlink(missing_ok=True)
         artifacts.clear(self.root)
 
-    def host(self, path: str) -> Path:
-        """Where the file is that the main container reaches by `path`. Raises OSError."""
-        return isolation.below(self.root, path) if self.private is None else isolation.followed(path, self._place)
+    @property
+    def view(self) -> isolation.View | None:
+        """What the main container sees, or is going to see."""
+        if self.private is None:
+            return None
+        begun = self.group.view if self.group else self.process.view if self.process else None
+        mounts = main_of(self.template).get("volumeMounts") or []
+        return begun or isolation.View(self.root, self.private, bound(self.volumes, mounts))
 
-    def _named(self, path: str) -> Path:
-        """The same, but where that is a link the link."""
+    def host(self, path: str, link: bool = False) -> Path:
+        """Where the file is that the main container reaches by `path`, or the `link` there. Raises OSError."""
+        if not (view := self.view):
+            return isolation.below(self.root, path)
         parent, _, name = os.path.normpath(path).rpartition("/")
-        return self.host(parent) / name if parent else self.host(path)
-
-    def _place(self, path: Path) -> Path:
-        for place, at, _ in reversed(bound(self.volumes, main_of(self.template).get("volumeMounts") or [])):
-            if path.is_relative_to(at):
-                return place / path.relative_to(at)
-        return isolation.own(self.root, self.private or (), path)
+        at = isolation.followed(parent, view.lies) / name if link else isolation.followed(path, view.lies)
+        return view.lies(at, asked=True)
 
     def collected(self, workflow: str, store: Store) -> tuple[str, str, Outputs]:
         """Phase, message and outputs when its processes are over."""
@@ -127,8 +129,8 @@ class Running:
         for each in declared.get("artifacts") or []:
             try:
                 place = (self.template.get("archiveLocation") or {}).get("s3")
-                link, file = self._named(each["path"]), self.host(each["path"])
-                if saved := artifacts.save(each, link, file, self.action.pod, workflow, store, place):
+                link, file = self.host(each["path"], link=True), self.host(each["path"])
+                if saved := artifacts.save(each, link, file, self.root, self.action.pod, workflow, store, place):
                     outputs.setdefault("artifacts", []).append(saved)
             except (ArtifactError, OSError) as error:
                 failed.append(str(error))
@@ -170,13 +172,8 @@ def private(template: dict[str, Any]) -> tuple[str, ...] | None:
 
 
 def _mounts(template: dict[str, Any]) -> list[str]:
-    """Where volumes are mounted; an empty /tmp and /dev/shm are the machine's."""
-    mounts = main_of(template).get("volumeMounts") or []
-    filled = {each["name"] for each in template.get("volumes") or [] if set(each) - {"name", "emptyDir"}}
-    own = [
-        each for each in mounts if each["name"] in filled or each["mountPath"].rstrip("/") not in ("/tmp", "/dev/shm")
-    ]
-    return [each["mountPath"] for each in own]
+    """Where volumes are mounted."""
+    return [each["mountPath"] for each in main_of(template).get("volumeMounts") or []]
 
 
 def paths(template: dict[str, Any]) -> Iterator[str]:

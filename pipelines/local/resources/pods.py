@@ -13,6 +13,7 @@ from signal import SIGKILL, SIGTERM
 from typing import TYPE_CHECKING, Any
 
 from pipelines.local import isolation, pod
+from pipelines.local.isolation import SHM
 from pipelines.local.processes import signal_group
 from pipelines.local.volumes import Made
 
@@ -105,7 +106,10 @@ class Pod:
         self.started = time.monotonic()
         container = self.spec["containers"][0]["name"]
         mounts = [mount for each in self.spec["containers"] for mount in each.get("volumeMounts") or []]
-        volumes = {each["name"]: Made(self.root / each["mountPath"].lstrip("/")) for each in mounts}
+        places = {each["name"]: each["mountPath"] for each in mounts}
+        volumes = {  # what is in memory outlives the pod's processes
+            name: Made(Path(SHM) if path == SHM else self.root / path.lstrip("/")) for name, path in places.items()
+        }
         private = private_paths(self.spec) if isolation.available() else None
         self.process = pod.start(
             pod.PodRun(

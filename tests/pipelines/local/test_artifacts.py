@@ -22,7 +22,7 @@ needs_namespaces = pytest.mark.skipif(not isolation.available(), reason="no priv
 
 def sent(store: Store, path: Path, **artifact: Any) -> dict[str, Any]:
     saved = artifacts.save(
-        {"name": "a", "path": f"/tmp/{path.name}", **artifact}, path, path, "pod", "w", lambda _: store
+        {"name": "a", "path": f"/tmp/{path.name}", **artifact}, path, path, path.parent, "pod", "w", lambda _: store
     )
     assert saved
     return saved
@@ -100,8 +100,8 @@ def test_a_link_to_a_directory_is_saved_as_argo_saves_it(s3: Store, tmp_path: Pa
     named = {"name": "a", "path": "/tmp/link"}
     with pytest.raises(ArtifactError, match="open /tmp/argo/outputs/artifacts/link: no such file"):
         bare = {**named, "archive": {"none": {}}}
-        artifacts.save(bare, tmp_path / "link", tmp_path / "tree", "pod", "w", lambda _: s3)
-    saved = artifacts.save(named, tmp_path / "link", tmp_path / "tree", "pod", "w", lambda _: s3)
+        artifacts.save(bare, tmp_path / "link", tmp_path / "tree", tmp_path, "pod", "w", lambda _: s3)
+    saved = artifacts.save(named, tmp_path / "link", tmp_path / "tree", tmp_path, "pod", "w", lambda _: s3)
     with pytest.raises(ArtifactError, match="illegal symlink target: link -> /"):  # nothing but the link is there
         artifacts.load(saved or {}, tmp_path / "in", lambda _: s3)
 
@@ -110,14 +110,10 @@ def test_what_is_missing_is_an_error_unless_it_is_optional(s3: Store, tmp_path: 
     with pytest.raises(ArtifactError, match="failed to load"):
         artifacts.load({"name": "a", "s3": {"key": "nope"}}, tmp_path / "in", lambda _: s3)
     artifacts.load({"name": "a", "s3": {"key": "nope"}, "optional": True}, tmp_path / "in", lambda _: s3)
+    absent = {"name": "a", "path": "/tmp/a"}, tmp_path / "a", tmp_path / "a", tmp_path, "pod", "w", lambda _: s3
     with pytest.raises(ArtifactError, match="no such file"):
-        artifacts.save({"name": "a", "path": "/tmp/a"}, tmp_path / "a", tmp_path / "a", "pod", "w", lambda _: s3)
-    assert (
-        artifacts.save(
-            {"name": "a", "path": "/tmp/a", "optional": True}, tmp_path / "a", tmp_path / "a", "pod", "w", lambda _: s3
-        )
-        is None
-    )
+        artifacts.save(*absent)
+    assert artifacts.save({**absent[0], "optional": True}, *absent[1:]) is None
 
 
 def test_a_tarball_cannot_write_outside_its_place(s3: Store, tmp_path: Path) -> None:
@@ -269,7 +265,7 @@ def test_an_artifact_goes_where_the_archive_location_says(s3: Store, tmp_path: P
     ):
         store = lambda where: asked.append(where) or s3  # noqa: E731
         given = {"name": "a", "path": "/tmp/a", **artifact}
-        saved = artifacts.save(given, tmp_path / "a", tmp_path / "a", "pod", "w", store, location)
+        saved = artifacts.save(given, tmp_path / "a", tmp_path / "a", tmp_path, "pod", "w", store, location)
         assert saved
         assert (saved["s3"], asked.pop()) == (expected, expected)
 

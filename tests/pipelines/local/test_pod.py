@@ -140,6 +140,71 @@ def test_a_link_to_an_output_is_followed_within_the_pod(tmp_path: Path, link: st
     assert status["nodes"]["w"]["outputs"]["parameters"][0]["value"] == "mine", status
 
 
+def value(status: dict[str, Any]) -> str:
+    return status["nodes"]["w"]["outputs"]["parameters"][0]["value"]
+
+
+OUT = {"parameters": [{"name": "p", "valueFrom": {"path": "/tmp/p"}}]}
+
+
+@needs_namespaces
+def test_an_output_behind_a_link_is_what_the_pod_wrote_there_or_an_error_but_never_the_machines(tmp_path: Path) -> None:
+    mine = Path.cwd() / f".marker-{uuid.uuid4()}"
+    mine.write_text("the machine's")
+    try:
+        source = f"echo the pod\\'s > {mine}; ln -s {mine} /tmp/p"
+        status = ran({"container": shell(source), "outputs": OUT}, tmp_path)
+    finally:
+        mine.unlink()
+    assert "no such file" in status["message"] if status["phase"] == "Error" else value(status) == "the pod's"
+
+
+@needs_namespaces
+@pytest.mark.parametrize("where", ["input", "mount"])
+def test_a_link_that_a_pod_left_in_a_volume_leads_the_runner_nowhere(tmp_path: Path, where: str) -> None:
+    machines = tmp_path / "machines"
+    machines.mkdir()
+    (tmp_path / "claims/c").mkdir(parents=True)
+    (tmp_path / "claims/c/link").symlink_to(machines)
+    Stored(LocalCluster(tmp_path), "PersistentVolumeClaim").apply(
+        {"kind": "PersistentVolumeClaim", "metadata": {"name": "c"}, "spec": {}}
+    )
+    artifact = {"name": "a", "path": "/v/link/x", "raw": {"data": "1"}} if where == "input" else None
+    below = [{"name": "e", "mountPath": "/v/link/x"}] if where == "mount" else []
+    template = {
+        "inputs": {"artifacts": [artifact] if artifact else []},
+        "container": shell("true", volumeMounts=[{"name": "v", "mountPath": "/v"}, *below]),
+        "volumes": [{"name": "v", "persistentVolumeClaim": {"claimName": "c"}}, {"name": "e", "emptyDir": {}}],
+    }
+    assert ran(template, tmp_path)["phase"] == {"input": "Succeeded", "mount": "Error"}[where]  # in its own /tmp
+    assert list(machines.iterdir()) == []
+
+
+@needs_namespaces
+@pytest.mark.parametrize(
+    ("source", "path", "found"),
+    [
+        ("mkdir -p /usr/local/rekindle-x; echo 1 > /usr/local/rekindle-x/f", "/usr/local/rekindle-x/f", "1"),
+        ("ls -d /var/cache /var/tmp > /var/tmp/x", "/var/tmp/x", "/var/cache\n/var/tmp"),
+        ("su -s /bin/sh nobody -c 'echo 1 > /tmp/x' || echo 1 > /tmp/x", "/tmp/x", "1"),
+        ("mkdir -p /tmp/x/y; echo 1 > /tmp/x/y/f; chmod 555 /tmp/x/y", "/tmp/x/y/f", "1"),
+    ],
+)
+def test_declared_files_are_found_where_a_container_would_write_them(
+    tmp_path: Path, source: str, path: str, found: str
+) -> None:
+    outputs = {"parameters": [{"name": "p", "valueFrom": {"path": path}}]}
+    assert value(ran({"container": shell(source), "outputs": outputs}, tmp_path)) == found
+    assert not Path(path).exists() or path == "/tmp/x"
+
+
+@needs_namespaces
+def test_the_runners_directory_does_not_cover_the_pods_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir("/tmp")
+    status = ran({"container": shell("ls /tmp > /tmp/p; echo end >> /tmp/p"), "outputs": OUT}, tmp_path)
+    assert "pytest" not in value(status) and value(status).endswith("end")
+
+
 @needs_namespaces
 @pytest.mark.parametrize("source", ["mkfifo /tmp/p", "ln -s /dev/zero /tmp/p", "ln -s p /tmp/p", "mkdir /tmp/p"])
 def test_an_output_that_is_no_file_is_an_error_and_no_hang(tmp_path: Path, source: str) -> None:
