@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -65,14 +66,14 @@ class Executor:
             return
         one.forget()
         root.mkdir(parents=True)
+        inputs = [each for each in action.template["inputs"]["artifacts"] if each.get("path")]
         try:
             one.volumes = self._volumes(one)
+            load = [partial(artifacts.load, each, one.host(each["path"]), self._store) for each in inputs]
         except (ConfigError, OSError) as error:
             self._end(one, "Error", str(error), None)
             return
-        inputs = [each for each in action.template["inputs"]["artifacts"] if each.get("path")]
-        if inputs:
-            load = [partial(artifacts.load, each, one.host(each["path"]), self._store) for each in inputs]
+        if load:
             self._later(one, lambda: [each() for each in load], self._loaded)
         else:
             self._spawn(one)
@@ -234,7 +235,7 @@ class Executor:
             return
         container = run.spec["containers"][0]
         if one.template.get("daemon") and container.get("readinessProbe"):
-            runs = lambda: bool(one.descriptors)  # noqa: E731
+            runs, run = lambda: bool(one.descriptors), replace(run, inside=one.process.pid)
             self._later(one, lambda: probes.ready(container, run, self.cluster, runs), self._probed)
         else:
             self.events.append(Began(one.action.id, run.ip))

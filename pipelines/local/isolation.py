@@ -233,6 +233,20 @@ class View:
         return kept
 
 
+def inside(pid: int) -> Callable[[], None]:
+    """What a new process calls to see what the process `pid` sees. Raises OSError."""
+    root, uid, gid = os.open(f"/proc/{pid}/root", os.O_PATH), os.getuid(), os.getgid()
+
+    def enter() -> None:
+        if uid:
+            _namespace(uid, gid)
+        os.fchdir(root)
+        os.chroot(".")
+
+    weakref.finalize(enter, os.close, root)
+    return enter
+
+
 def _mount_points() -> set[bytes]:
     with open("/proc/self/mountinfo", "rb") as table:
         return {OCTAL.sub(lambda code: bytes([int(code[1], 8)]), line.split(b" ")[4]) for line in table}

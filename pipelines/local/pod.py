@@ -62,7 +62,7 @@ class Cluster(Protocol):
 class PodRun:
     """One container to run. `extra_env` comes last; `stdout`: a file for it alone, else it goes to the log.
 
-    `volumes`: the directories of those that it mounts.
+    `volumes`: the directories of those that it mounts. `inside`: a process whose files it sees instead of its own.
     """
 
     name: str
@@ -76,6 +76,7 @@ class PodRun:
     private: tuple[str, ...] | None = None
     stdout: Path | None = None
     volumes: Mapping[str, Made] = field(default_factory=dict)
+    inside: int | None = None
 
 
 POD = "REKINDLE_POD"  # the variable by which what a pod leaves is known: its root
@@ -153,7 +154,9 @@ def start(pod: PodRun, cluster: Cluster) -> Process:
     pod.log.parent.mkdir(parents=True, exist_ok=True)
     view = enter = None
     private = _private(pod, wanted) if wanted else pod.private
-    if private is not None:
+    if private is not None and pod.inside:
+        enter = isolation.inside(pod.inside)
+    elif private is not None:
         mounts = container.get("volumeMounts") or []
         binds = bound(pod.volumes, mounts, lambda text: expand(text, environment))
         workloads = [Path(each) for each in environment["REKINDLE_PATH"].split(os.pathsep) if each]

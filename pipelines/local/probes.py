@@ -7,6 +7,7 @@ container sooner while it is not ready. Source: Kubernetes' pkg/probe, Argo's op
 """
 
 import contextlib
+import os
 import signal
 import socket
 import ssl
@@ -16,6 +17,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from pipelines.local import pod
@@ -69,7 +71,8 @@ def _get(target: Mapping[str, Any], address: tuple[str, int], timeout: float) ->
 
 def _exec(container: dict[str, Any], run: pod.PodRun, cluster: pod.Cluster, timeout: float) -> bool:
     try:
-        process = pod.start(replace(run, spec={"containers": [container]}, stdout=None), cluster)
+        run = replace(run, spec={"containers": [container]}, stdout=None, log=Path(os.devnull))
+        process = pod.start(run, cluster)
     except (OSError, subprocess.SubprocessError):
         return False
     try:

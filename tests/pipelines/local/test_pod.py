@@ -1,5 +1,6 @@
 """One container as a process: what it would lack, or what would end the runner with it."""
 
+import tempfile
 import time
 import uuid
 from pathlib import Path
@@ -162,8 +163,7 @@ def test_an_output_behind_a_link_is_what_the_pod_wrote_there_or_an_error_but_nev
 @needs_namespaces
 @pytest.mark.parametrize("where", ["input", "mount"])
 def test_a_link_that_a_pod_left_in_a_volume_leads_the_runner_nowhere(tmp_path: Path, where: str) -> None:
-    machines = tmp_path / "machines"
-    machines.mkdir()
+    machines = Path(tempfile.mkdtemp(dir=Path.cwd(), prefix=".marker-"))
     (tmp_path / "claims/c").mkdir(parents=True)
     (tmp_path / "claims/c/link").symlink_to(machines)
     Stored(LocalCluster(tmp_path), "PersistentVolumeClaim").apply(
@@ -176,8 +176,8 @@ def test_a_link_that_a_pod_left_in_a_volume_leads_the_runner_nowhere(tmp_path: P
         "container": shell("true", volumeMounts=[{"name": "v", "mountPath": "/v"}, *below]),
         "volumes": [{"name": "v", "persistentVolumeClaim": {"claimName": "c"}}, {"name": "e", "emptyDir": {}}],
     }
-    assert ran(template, tmp_path)["phase"] == {"input": "Succeeded", "mount": "Error"}[where]  # in its own /tmp
-    assert list(machines.iterdir()) == []
+    assert ran(template, tmp_path)["phase"] == "Error"
+    machines.rmdir()  # nothing was made in it
 
 
 @needs_namespaces

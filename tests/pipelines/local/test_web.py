@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pipelines.local import data, web
+from pipelines.local import data, isolation, web
 from pipelines.local.cluster import LocalCluster
 from pipelines.local.run import execute
 from pipelines.local.services import BUCKET
@@ -84,8 +84,8 @@ def test_a_server_that_is_not_there_and_a_secret_that_is_not_there_fail_the_node
     )
 
 
-def ran(home: Path, *templates: dict[str, Any]) -> dict[str, Any]:
-    spec = {"entrypoint": "main", "templates": [*templates]}
+def ran(home: Path, *templates: dict[str, Any], **more: Any) -> dict[str, Any]:
+    spec = {"entrypoint": "main", "templates": [*templates], **more}
     return execute({"kind": "Workflow", "metadata": {"name": "w"}, "spec": spec}, {}, LocalCluster(home))
 
 
@@ -194,6 +194,16 @@ def test_what_needs_a_daemon_begins_when_its_probe_passes(tmp_path: Path, port: 
     steps = [[{"name": "db", "template": "db"}], [{"name": "use", "template": "use"}]]
     status = ran(tmp_path, {"name": "main", "steps": steps}, daemon(port, probe), use)
     assert status["phase"] == "Succeeded", status
+
+
+@pytest.mark.skipif(not isolation.available(), reason="no private mount namespace here")
+def test_a_probe_sees_the_files_of_its_daemon_and_says_nothing_in_its_log(tmp_path: Path) -> None:
+    probe = {"exec": {"command": ["sh", "-c", "echo asked; cat /serving"]}}
+    container = {"image": "busybox", "command": ["sh", "-c", "sleep 0.2; echo up > /serving; sleep 60"]}
+    db = {"name": "db", "daemon": True, "container": container | {"readinessProbe": probe}}
+    status = ran(tmp_path, {"name": "main", "steps": [[{"name": "db", "template": "db"}]]}, db, activeDeadlineSeconds=9)
+    assert status["phase"] == "Succeeded", status
+    assert [log.read_text() for log in tmp_path.glob("runs/*/logs/*")] == [""]
 
 
 def test_a_daemon_that_ends_before_it_is_ready_has_failed_and_nothing_waits_for_it(tmp_path: Path, port: int) -> None:
