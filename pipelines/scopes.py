@@ -1,7 +1,7 @@
 """Which tags have a value where, in a manifest as plain data, and whether the manifest has the shape to ask that."""
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -10,8 +10,10 @@ Data = Mapping[str, Any]
 
 WORKFLOW = ("name", "namespace", "uid", "mainEntrypoint", "serviceAccountName", "status", "duration")
 WORKFLOW += ("labels", "annotations", "creationTimestamp", "scheduledTime")
-NODE = ("id", "status", "startedAt", "finishedAt", "ip", "hostNodeName", "exitCode")
-NODE += ("outputs.result", "outputs.parameters")
+NODE = ("id", "status", "startedAt", "finishedAt", "hostNodeName")
+RESULT = ("exitCode", "outputs.result")
+PRINTS = ("container", "script", "data", "http", "plugin")  # templates that have a result
+ANY_NODE = (*NODE, *RESULT, "ip", "outputs.parameters")
 # below these anything may follow; `outputs` are those of a template that is not here
 OPEN = re.compile(r"item|outputs|workflow\.(labels|annotations|creationTimestamp|outputs\.(parameters|artifacts))")
 
@@ -169,11 +171,34 @@ def _of_item(item: Any) -> list[str]:
 
 
 class Nodes:
-    """What can be said of the tasks or steps (`kind`) of a template once they are finished."""
+    """What can be said of the tasks or steps (`kind`) of a template once they are finished.
 
-    def __init__(self, kind: str, tasks: Mapping[str, Data], templates: Mapping[str, Data]) -> None:
+    Argo's check knows of a tag only what its kind of template gives; an expression (`wide`) it does not read.
+    Source: validate.go, addOutputsToScope.
+    """
+
+    def __init__(
+        self, kind: str, tasks: Mapping[str, Data], templates: Mapping[str, Data], quiet: Collection[str] = ()
+    ) -> None:
         self.kind, self.tasks, self.templates = kind, tasks, templates
+        self.quiet = quiet  # those of which Argo's check knows no status
         self.found: dict[str, Names] = {}
+
+    def exactly(self, name: str) -> Container[str]:
+        """The names of tags."""
+        task = self.tasks[name]
+        template = task.get("inline") or self.templates.get(str(task.get("template")))
+        if template is None:
+            return self.of(name)
+        known = {*NODE, *declared("outputs", template)} - {"outputs.parameters"}
+        loops = any(task.get(key) for key in ("withItems", "withParam"))
+        known |= {"outputs.parameters"} if loops else set()
+        known -= {"status"} if name in self.quiet else set()
+        known |= {"ip"} if template.get("daemon") else set()
+        group = (template.get("containerSet") or {}).get("containers") or []
+        if "main" in names(group) or (loops and group) or any(key in template for key in PRINTS):
+            known |= {*RESULT}
+        return known
 
     def of(self, name: str) -> Names:
         task = self.tasks[name]
@@ -185,7 +210,7 @@ class Nodes:
         return self.found[template]
 
     def _names(self, template: Data | None) -> Names:
-        return Names({*NODE, *({"outputs"} if template is None else declared("outputs", template))})
+        return Names({*ANY_NODE, *({"outputs"} if template is None else declared("outputs", template))})
 
 
 @dataclass(frozen=True)
@@ -197,10 +222,12 @@ class Scope:
     done: Callable[[str], bool] = field(default=lambda name: False)
 
     def __contains__(self, tag: str) -> bool:
-        kind, node, rest = self._parts(tag)
+        kind, node, rest = self._parts(tag.removeprefix("="))
         if not kind or node in ("", "name"):
             return bool(kind) or any(tag in layer for layer in self.layers)
-        return self._done(node) and (not rest or rest in kind.of(node))
+        if tag.startswith("="):
+            return self._done(node) and (not rest or rest in kind.of(node))
+        return self._done(node) and rest in kind.exactly(node)
 
     def near(self, tag: str) -> tuple[str, set[str]]:
         """What of `tag` may be misspelt, and what it could be here."""

@@ -271,6 +271,7 @@ class WorkflowRules:
             items = (Items(task),) if _loops(task) else ()
             self.task(f"{at}.tasks[{name}]", name, task, Scope((*layers, *items), nodes, finished(name)))
         rest = {key: value for key, value in template.items() if key != "dag"}
+        nodes = Nodes("tasks", tasks, self.templates, [name for name, task in tasks.items() if "hooks" not in task])
         self.tags(path, rest, Scope(layers, nodes, lambda name: True))
 
     def steps(self, path: str, template: Manifest, inputs: set[str]) -> None:

@@ -58,6 +58,8 @@ def _eval(node: Node, scope: Mapping[str, Any], at: tuple[Any, ...]) -> Any:
             raise ExprError(f"unknown name {node[1]}")
         return scope[node[1]]
     if kind == "member":
+        if node[1][0] == "const" and isinstance(node[1][1], str) and node[2][0] == "const":
+            raise ExprError(f"type string[{'int' if is_number(node[2][1]) else 'string'}] is undefined")
         return _member(_eval(node[1], scope, at), _eval(node[2], scope, at), node[3])
     if kind == "binary":
         return _binary(node, scope, at)
@@ -144,6 +146,10 @@ def _binary(node: Node, scope: Mapping[str, Any], at: tuple[Any, ...]) -> Any:
 def _predicate(node: Node, scope: Mapping[str, Any], at: tuple[Any, ...]) -> Any:
     name, arguments = node[1], node[2]
     found = _eval(arguments[0], scope, at)
+    if isinstance(found, str) and (
+        arguments[0][0] in ("name", "member") or arguments[0][1] in ("fromJSON", "fromJson")
+    ):
+        found = list(indexed(found))  # a text of which Argo learns too late that it is no list goes byte by byte
     if not isinstance(found, list):
         raise ExprError(f"{name} needs a list, not {found!r}")
     accumulator = [_eval(each, scope, at) for each in arguments[2:3]]

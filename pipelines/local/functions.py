@@ -12,7 +12,7 @@ from functools import cmp_to_key
 from typing import Any, TypeGuard
 
 from pipelines.local import json_path
-from pipelines.local.golang import Nil, dumps, int64, parsed, verb
+from pipelines.local.golang import Keyed, Nil, dumps, int64, parsed, verb
 
 Numeric = int | float
 BUDGET = 1_000_000  # elements and bytes that one evaluation may make; as in expr-lang
@@ -47,6 +47,16 @@ def series(start: int, stop: int, step: int = 1) -> list[int]:
 def remainder(left: int, right: int) -> int:
     """With the sign of `left`. Raises ZeroDivisionError."""
     return abs(left) % abs(right) * (1 if left >= 0 else -1)
+
+
+def upper(text: str) -> str:
+    """Letter by letter, as in Go: ß stays."""
+    return "".join(new if len(new := each.upper()) == 1 else each for each in text)
+
+
+def lower(text: str) -> str:
+    """Letter by letter, as in Go: an İ is an i."""
+    return "".join(each.lower()[0] for each in text)
 
 
 def nil(value: Any) -> bool:
@@ -231,6 +241,7 @@ TYPES = {
     list: "array",
     Nil: "array",
     dict: "map",
+    Keyed: "map",
     type(None): "nil",
 }
 BUILTINS: dict[str, Callable[..., Any]] = {
@@ -246,8 +257,8 @@ BUILTINS: dict[str, Callable[..., Any]] = {
     "trim": lambda s, cut=None: s.strip(cut),
     "trimPrefix": lambda s, cut=" ": s.removeprefix(cut),
     "trimSuffix": lambda s, cut=" ": s.removesuffix(cut),
-    "upper": str.upper,
-    "lower": str.lower,
+    "upper": upper,
+    "lower": lower,
     "split": split,
     "splitAfter": _split_after,
     "replace": lambda s, old, new, n=-1: s.replace(old, new, n),
@@ -272,7 +283,7 @@ BUILTINS: dict[str, Callable[..., Any]] = {
     "keys": lambda v: sorted(v),
     "values": lambda v: [v[key] for key in sorted(v)],
     "toPairs": lambda v: [[key, v[key]] for key in sorted(v)],
-    "fromPairs": dict,
+    "fromPairs": lambda pairs: Keyed("interface {}", pairs),
     "reverse": lambda v: listed(v)[::-1],
     "uniq": _unique,
     "concat": lambda first, *v: concat(first, *v),
@@ -287,9 +298,9 @@ def _find(elements: list[Any], test: Callable[[Any, int], Any], last: bool = Fal
 
 
 def _group(elements: list[Any], test: Callable[[Any, int], Any]) -> dict[str, list[Any]]:
-    groups: dict[str, list[Any]] = {}
+    groups = Keyed("[]interface {}")
     for i, element in enumerate(elements):
-        groups.setdefault(verb(test(element, i)), []).append(element)
+        groups.setdefault(test(element, i), []).append(element)
     return groups
 
 

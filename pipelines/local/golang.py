@@ -151,12 +151,22 @@ class Nil(list[Any]):
     """A list that was never made: nothing in it, and in JSON it is null."""
 
 
+class Keyed(dict[Any, Any]):
+    """A map with keys of any type, which Go cannot write as JSON; `of` is the type of its values."""
+
+    def __init__(self, of: str, pairs: Iterable[tuple[Any, Any]] = ()) -> None:
+        super().__init__(pairs)
+        self.of = of
+
+
 def dumps(value: Any, margin: str | None = None) -> str:
     """JSON as encoding/json writes it: sorted keys, `<>&` escaped, no spaces, or indented within `margin`.
 
     Raises ValueError for NaN and Inf.
     """
     inner, colon = (None, ":") if margin is None else (margin + "  ", ": ")
+    if isinstance(value, Keyed):
+        raise ValueError(f"json: unsupported type: map[interface {{}}]{value.of}")
     if isinstance(value, dict):
         return _within("{}", [dumps(str(key)) + colon + dumps(value[key], inner) for key in sorted(value)], margin)
     if isinstance(value, Nil):

@@ -41,12 +41,17 @@ def of_workflow(scheduler: "Scheduler") -> bool:
 
 def of_exit(scheduler: "Scheduler") -> dict[str, Any] | None:
     """The workflow's exit handler, whose arguments default to the workflow's."""
-    hook = (scheduler.spec.get("hooks") or {}).get(EXIT)
-    if hook:
-        return {**hook, "arguments": hook.get("arguments") or scheduler.arguments()}
-    if not scheduler.spec.get("onExit"):
-        return None
-    return {"template": scheduler.spec["onExit"], "arguments": scheduler.arguments()}
+    return _exit(scheduler, scheduler.spec)
+
+
+def _exit(scheduler: "Scheduler", holder: dict[str, Any]) -> dict[str, Any] | None:
+    """The exit hook of the workflow, a step or a task: `onExit` goes first, and arguments default to the workflow's."""
+    if holder.get("onExit"):
+        return {"template": holder["onExit"], "arguments": scheduler.arguments()}
+    hook = (holder.get("hooks") or {}).get(EXIT)
+    if not hook or any((hook.get("arguments") or {}).values()):
+        return hook
+    return {**hook, "arguments": scheduler.arguments()}
 
 
 def failures(scheduler: "Scheduler") -> str:
@@ -93,9 +98,7 @@ def after(scheduler: "Scheduler", holder: dict[str, Any], node: Node, scope: Sco
 
     Raises NodeError where it cannot run, or not yet: an error of a group of steps, while a DAG goes on without it.
     """
-    hook = (holder.get("hooks") or {}).get(EXIT)
-    if holder.get("onExit") and not hook:
-        hook = {"template": holder["onExit"], "arguments": scheduler.arguments()}
+    hook = _exit(scheduler, holder)
     if not hook or node["phase"] not in COMPLETED or not scheduler.may_run(True):
         return True
     values = Scope(scope)

@@ -74,6 +74,7 @@ def filled(spec: dict[str, Any], find: Find) -> None:
     """Gives parameters from ConfigMaps their values. Raises ConfigError."""
     given = [(spec.get("arguments") or {}, "spec.arguments")]
     given += [(template.get("inputs") or {}, f"{path}.inputs") for template, path in bodies(spec, "spec")]
+    given += [(caller.get("arguments") or {}, f"{path}.arguments") for caller, path in holders(spec, "spec")]
     for holder, path in given:
         for index, each in enumerate(holder.get("parameters") or []):
             source = each.get("valueFrom") or {}
@@ -189,6 +190,8 @@ def qualify(spec: dict[str, Any], scope: str, path: str, waiting: list[Any]) -> 
     """Gives every caller in `spec` the full name of what it calls, and notes the objects that it lies in."""
     for holder, where in holders(spec, path):
         if isinstance(reference := holder.get("templateRef"), dict):
+            if holder.get("template") not in (None, called(reference)):
+                raise ConfigError(f"{where} has a template beside its templateRef: Argo refuses that. Take one out.")
             other, holder["template"] = scope_of(reference), called(reference)
             waiting.append((other, reference, f"{where}.templateRef"))
         elif scope and holder.get("template"):

@@ -114,15 +114,18 @@ def with_defaults(template: dict[str, Any], defaults: dict[str, Any] | None) -> 
     return merged(fitting, template)
 
 
-def merged(base: Any, over: Any) -> Any:
-    """`over` over `base`, as a strategic merge patch: maps are merged, and lists of named things by name."""
+NAMED = ("parameters", "artifacts", "templates", "tasks", "volumes", "initContainers", "sidecars", "env")
+MERGED = dict.fromkeys((*NAMED, "imagePullSecrets"), "name") | {"volumeMounts": "mountPath", "tolerations": "key"}
+MERGED |= {"ports": "containerPort", "volumeDevices": "devicePath", "hostAliases": "ip"}
+
+
+def merged(base: Any, over: Any, field: str = "") -> Any:
+    """`over` over `base`, as a strategic merge patch: maps are merged, and lists of which Kubernetes says a key."""
     if isinstance(base, dict) and isinstance(over, dict):
-        return {k: merged(base.get(k), over[k]) if k in over else copy.deepcopy(base[k]) for k in {**base, **over}}
-    if (
-        isinstance(base, list)
-        and isinstance(over, list)
-        and all(isinstance(e, dict) and "name" in e for e in base + over)
-    ):
-        named = {each["name"]: each for each in base}
-        return [merged(named.pop(each["name"], None), each) for each in over] + list(named.values())
+        return {k: merged(base.get(k), over[k], k) if k in over else copy.deepcopy(base[k]) for k in {**base, **over}}
+    key = MERGED.get(field)
+    lists = isinstance(base, list) and isinstance(over, list)
+    if key and lists and all(isinstance(each, dict) and key in each for each in (*base, *over)):
+        named = {each[key]: each for each in base}
+        return [merged(named.pop(each[key], None), each) for each in over] + list(named.values())
     return over if over is not None else base

@@ -192,8 +192,8 @@ def _date(layout: str, moment: Any) -> str:
 
 
 SPRIG: dict[str, Callable[..., Any]] = {
-    "upper": str.upper,
-    "lower": str.lower,
+    "upper": BUILTINS["upper"],
+    "lower": BUILTINS["lower"],
     "title": lambda s: re.sub(r"(?<!\w)\w", lambda letter: letter[0].title(), s),
     "trim": str.strip,
     "trimAll": lambda cut, s: s.strip(cut),

@@ -16,6 +16,7 @@ from pipelines.local import (
     containers,
     containerset,
     expr,
+    golang,
     isolation,
     json_path,
     leaf,
@@ -110,6 +111,10 @@ def _template(template: dict[str, Any], where: str, cluster: Any) -> None:
     containers.check(template, where, cluster)
     containers.known(template, where, cluster)
     _deadline(template, where)
+    if re.fullmatch(r"[+-]?0*[1-9][0-9]*", str(template.get("timeout", ""))):
+        raise ConfigError(f"{where}.timeout is {template['timeout']!r}, which Argo refuses: give a unit, as in 30s.")
+    if template.get("steps") == []:
+        raise ConfigError(f"{where}.steps is empty, which to Argo is a template of no type: give a step.")
     if "container" in template or "script" in template:
         running.check(template)
         names = {"init", "main", "wait"}  # Argo's own
@@ -162,6 +167,11 @@ def _holders(spec: dict[str, Any]) -> None:
         sequence = holder.get("withSequence")
         if sequence is not None and len([end for end in ("count", "end") if sequence.get(end) is not None]) != 1:
             raise ConfigError(f"{path}.withSequence must have either a count or an end: give one of them.")
+        if sequence and "{{" not in (form := sequence.get("format") or "%d"):
+            try:
+                golang.sprintf(form, 0)
+            except ValueError as error:
+                raise ConfigError(f"{path}.withSequence.format: {error}.") from None
 
 
 def _expressions(value: Any, where: str) -> None:

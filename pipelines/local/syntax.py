@@ -27,6 +27,7 @@ BINARY = (
     | dict.fromkeys(("==", "!=", "<", ">", "<=", ">=", "in", "matches", "contains", "startsWith", "endsWith"), 20)
     | {"**": 100, "^": 100, "??": 500}
 )
+ORDERED = ("<", ">", "<=", ">=")  # a < b < c is a < b && b < c
 NEGATABLE = ("in", "matches", "contains", "startsWith", "endsWith")
 UNARY = {"not": 50, "!": 50, "-": 90, "+": 90}
 ESCAPES = UNQUOTED | {"'": "'", '"': '"'}
@@ -99,12 +100,22 @@ class _Parser:
                 raise ExprError(f"?? and {operator} cannot be mixed without parentheses in {self.source!r}")
             if operator == "|":
                 left = self.call(self.name(), [left])
+            elif operator in ORDERED:
+                left = self.ordered(left, operator, level + 1)
             else:
                 right = self.expression(level if operator in ("**", "^") else level + 1)
                 left = ("binary", operator, left, right)
             left = ("unary", "not", left) if negated else left
             before = operator
         return self.conditional(left) if floor == 0 else left
+
+    def ordered(self, left: Node, operator: str, floor: int) -> Node:
+        right = self.expression(floor)
+        found: Node = ("binary", operator, left, right)
+        while following := self.accept(*ORDERED):
+            left, right = right, self.expression(floor)
+            found = ("binary", "&&", found, ("binary", following, left, right))
+        return found
 
     def conditional(self, test: Node) -> Node:
         while self.accept("?"):

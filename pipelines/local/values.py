@@ -113,7 +113,7 @@ class Values(Table):
 
     def _input(self, parameter: dict[str, Any], given: dict[str, Any] | None) -> dict[str, Any]:
         value = parameter.get("value", parameter.get("default"))
-        if given is not None and not parameter.get("valueFrom"):  # a ConfigMap's value beats all others
+        if given is not None:
             if given.get("value") == ABSENT:
                 if value is None:
                     raise NodeError(
