@@ -146,9 +146,8 @@ def _binary(node: Node, scope: Mapping[str, Any], at: tuple[Any, ...]) -> Any:
 def _predicate(node: Node, scope: Mapping[str, Any], at: tuple[Any, ...]) -> Any:
     name, arguments = node[1], node[2]
     found = _eval(arguments[0], scope, at)
-    if isinstance(found, str) and (
-        arguments[0][0] in ("name", "member") or arguments[0][1] in ("fromJSON", "fromJson")
-    ):
+    kind, named = arguments[0][:2]
+    if isinstance(found, str) and (kind in ("name", "member") or named in ("fromJSON", "fromJson")):
         found = list(indexed(found))  # a text of which Argo learns too late that it is no list goes byte by byte
     if not isinstance(found, list):
         raise ExprError(f"{name} needs a list, not {found!r}")
