@@ -173,7 +173,8 @@ def _of_item(item: Any) -> list[str]:
 class Nodes:
     """What can be said of the tasks or steps (`kind`) of a template once they are finished.
 
-    Argo's check knows of a tag only what its kind of template gives; an expression (`wide`) it does not read.
+    Argo's check knows of a tag only what its kind of template gives (`exactly`); expressions it does not read (`of`).
+    `quiet`: those of which it knows no status.
     Source: validate.go, addOutputsToScope.
     """
 
@@ -181,7 +182,7 @@ class Nodes:
         self, kind: str, tasks: Mapping[str, Data], templates: Mapping[str, Data], quiet: Collection[str] = ()
     ) -> None:
         self.kind, self.tasks, self.templates = kind, tasks, templates
-        self.quiet = quiet  # those of which Argo's check knows no status
+        self.quiet = quiet
         self.found: dict[str, Names] = {}
 
     def exactly(self, name: str) -> Container[str]:

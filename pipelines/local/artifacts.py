@@ -283,5 +283,6 @@ def clear(root: Path) -> None:
     except PermissionError:  # directories that it made read only, as Go's module cache is
         for folder, names, _ in os.walk(root):
             for path in (os.path.join(folder, name) for name in names):
-                os.chmod(path, 0o700, follow_symlinks=False) if not os.path.islink(path) else None
+                if not os.path.islink(path):
+                    os.chmod(path, 0o700)
         shutil.rmtree(root, onerror=failed)

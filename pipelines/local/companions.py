@@ -75,7 +75,6 @@ class Companions:
         mirrored, inputs = self._mirrored() if container.get("mirrorVolumeMounts") else ([], {})
         own = [*(container.get("volumeMounts") or []), *mirrored]
         spec = {"containers": [{**container, "name": "main", "volumeMounts": own}]}
-        private = tuple(each["mountPath"] for each in own)
         root, log = self._root(container), self.run.log.with_name(f"{self.run.name}.{container['name']}.log")
         return pod.start(
             replace(
@@ -83,7 +82,7 @@ class Companions:
                 spec=spec,
                 root=root,
                 log=log,
-                private=private,
+                private=(),
                 stdout=None,
                 volumes={**self.run.volumes, **inputs},
             ),

@@ -37,9 +37,16 @@ ESCAPES = {ord(char): f"\\u{ord(char):04x}" for char in "<>&\u2028\u2029"}
 
 def seconds(text: str) -> float:
     """A Go duration ("1m30s") or, as Argo allows, a bare whole number of seconds. Raises ValueError."""
+    return float(text) if re.fullmatch(r"\s*[+-]?\d+\s*", text) else duration(text)
+
+
+def duration(text: str) -> float:
+    """Seconds of what Go's time.ParseDuration takes: without a unit only 0. Raises ValueError."""
     text = text.strip()
     if re.fullmatch(r"[+-]?\d+", text):
-        return float(text)
+        if int(text):
+            raise ValueError(f'time: missing unit in duration "{text}"')
+        return 0.0
     body = text.lstrip("+-") if text[:1] in "+-" else text
     parts = PART.findall(body)
     if not parts or "".join(a + b for a, b in parts) != body:

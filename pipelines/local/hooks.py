@@ -39,12 +39,7 @@ def of_workflow(scheduler: "Scheduler") -> bool:
     return done
 
 
-def of_exit(scheduler: "Scheduler") -> dict[str, Any] | None:
-    """The workflow's exit handler, whose arguments default to the workflow's."""
-    return _exit(scheduler, scheduler.spec)
-
-
-def _exit(scheduler: "Scheduler", holder: dict[str, Any]) -> dict[str, Any] | None:
+def of_exit(scheduler: "Scheduler", holder: dict[str, Any]) -> dict[str, Any] | None:
     """The exit hook of the workflow, a step or a task: `onExit` goes first, and arguments default to the workflow's."""
     if holder.get("onExit"):
         return {"template": holder["onExit"], "arguments": scheduler.arguments()}
@@ -98,7 +93,7 @@ def after(scheduler: "Scheduler", holder: dict[str, Any], node: Node, scope: Sco
 
     Raises NodeError where it cannot run, or not yet: an error of a group of steps, while a DAG goes on without it.
     """
-    hook = _exit(scheduler, holder)
+    hook = of_exit(scheduler, holder)
     if not hook or node["phase"] not in COMPLETED or not scheduler.may_run(True):
         return True
     values = Scope(scope)

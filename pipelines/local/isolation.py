@@ -119,7 +119,8 @@ class View:
     """
 
     def __init__(self, root: Path, paths: Iterable[str], binds: Iterable[Bind] = ()) -> None:
-        self.root, self.binds = root, sorted(binds, key=lambda each: each[1].count("/"))
+        self.root, self.binds = root, [(source, os.path.normpath(at), read_only) for source, at, read_only in binds]
+        self.binds.sort(key=lambda each: each[1].count("/"))
         named = [*paths, *(at for _, at, _ in self.binds if at != SHM)]
         self.declared = [Path("/", below(root, path).relative_to(root)) for path in named]
         self.private = {"tmp"} | {_top(each) for each in self.declared} - SYSTEM
@@ -149,7 +150,7 @@ class View:
 
         Prepares the directories now, so that only system calls remain for the child.
         """
-        root, layers, whole = self.root, list[Path](), _layered() and self._apart()
+        root, whole = self.root, _layered() and self._apart()
         kept = self._placed(keep)
         spare, points = root / ".layers", _mount_points()
         spare.mkdir(exist_ok=True)

@@ -3,7 +3,7 @@
     process = start(PodRun(name, spec=pod_spec, root=..., log=...), cluster)
 
 Used for container and script templates, and by the controllers for the pods of jobs and deployments. A pod's root is a
-directory of its own; `private` are the absolute paths that must be its own (see isolation.py).
+directory of its own; `private` are the files that are its own, beside its volumes (see isolation.py).
 """
 
 import ctypes

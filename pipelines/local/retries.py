@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipelines.local import golang
 from pipelines.local.expr import truth
+from pipelines.local.patches import KEYS
 from pipelines.local.table import Node, moment
 from pipelines.local.template import expanded
 
@@ -114,9 +115,10 @@ def with_defaults(template: dict[str, Any], defaults: dict[str, Any] | None) -> 
     return merged(fitting, template)
 
 
-NAMED = ("parameters", "artifacts", "templates", "tasks", "volumes", "initContainers", "sidecars", "env")
-MERGED = dict.fromkeys((*NAMED, "imagePullSecrets"), "name") | {"volumeMounts": "mountPath", "tolerations": "key"}
-MERGED |= {"ports": "containerPort", "volumeDevices": "devicePath", "hostAliases": "ip"}
+# Argo's own lists beside those of Kubernetes, but for the containers of a set, which are replaced
+MERGED = {name: keys[0] for name, keys in KEYS.items() if name != "containers"}
+MERGED |= dict.fromkeys(("parameters", "artifacts", "templates", "tasks", "sidecars"), "name")
+MERGED |= {"tolerations": "key", "volumeDevices": "devicePath"}
 
 
 def merged(base: Any, over: Any, field: str = "") -> Any:

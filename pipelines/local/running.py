@@ -165,10 +165,10 @@ class Running:
 
 
 def private(template: dict[str, Any]) -> tuple[str, ...] | None:
-    """The paths that are the pod's own; None where it has no root of its own, and all come from placeholders."""
+    """The files that are the pod's own; None where it has no root of its own, and all come from placeholders."""
     if not isolation.available():
         return None
-    return (*paths(template), *_mounts(template), *((SCRIPT,) if "script" in template else ()))
+    return (*paths(template), *((SCRIPT,) if "script" in template else ()))
 
 
 def _mounts(template: dict[str, Any]) -> list[str]:

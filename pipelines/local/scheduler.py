@@ -243,7 +243,7 @@ class Scheduler(Values):
             return
         phase = WORKFLOW_PHASE.get(node["phase"]) or node["phase"]
         exit_node = None
-        if hook := hooks.of_exit(self):
+        if hook := hooks.of_exit(self, self.spec):
             name = f"{self.name}.onExit"
             if self.get(name) or self.may_run(True):
                 try:

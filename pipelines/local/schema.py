@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from pipelines.local import artifacts, limits, pod
-from pipelines.local.golang import seconds
+from pipelines.local.golang import duration, seconds
 from pipelines.local.retries import POLICIES
 from steps.errors import ConfigError, did_you_mean
 
@@ -46,7 +46,7 @@ Argument name* value=any enum=anys description=any valueFrom=Given
 Given configMapKeyRef=Key default=any
 Supplied name* from fromExpression subPath optional=bool artifactGC=ArtifactGC -deleted=bool s3=S3 raw=Raw http=Http
   archive=Archive !git !gcs !oss !azure !hdfs !artifactory !plugin
-Template name parallelism=atleast1 failFast=bool activeDeadlineSeconds=deadline timeout=duration inputs=Inputs
+Template name parallelism=atleast1 failFast=bool activeDeadlineSeconds=deadline timeout=timeout inputs=Inputs
   outputs=Outputs container=Container script=Container resource=Resource dag=Dag steps=[[Step]] suspend=Suspend
   retryStrategy=Retry volumes=[Volume] synchronization=Locks memoize=Memoize daemon=bool initContainers=[Beside]
   sidecars=[Beside] podSpecPatch=text -nodeSelector=map -tolerations=list -affinity -schedulerName=text
@@ -218,6 +218,17 @@ def _duration(value: Any) -> str:
     return ""
 
 
+def _timeout(value: Any) -> str:
+    """Where Argo wants Go's own durations."""
+    if (wrong := _duration(value)) or not value or "{{" in value:
+        return wrong
+    try:
+        duration(value)
+    except ValueError as error:
+        return f"{error}: give a unit, as in 30s"
+    return ""
+
+
 def _quantities(value: Any) -> str:
     if not isinstance(value, dict):
         return "it must be a mapping"
@@ -256,6 +267,7 @@ RULES: dict[str, Rule] = {
     "deadline": _number(0, INT32[1], text=True),
     "port": _is(int | str, "a number or a name"),
     "duration": _duration,
+    "timeout": _timeout,
     "quantities": _quantities,
     "policy": _choice(*POLICIES, "OnTransientError", ""),
     "gc": _choice(*artifacts.GC),

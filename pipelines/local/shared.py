@@ -102,9 +102,7 @@ class Shared:
         if not KEY.fullmatch(key):
             raise NodeError(f"invalid cache key: {key}")
         try:
-            if max_age and re.fullmatch(r"[+-]?0*[1-9]\d*", max_age):  # unlike Argo's other durations
-                raise ValueError(f'time: missing unit in duration "{max_age}"')
-            age = golang.seconds(max_age) if max_age else None
+            age = golang.duration(max_age) if max_age else None
         except ValueError as error:
             raise NodeError(f"invalid maxAge: {error}") from None
         with self._configmap(cache) as kept:

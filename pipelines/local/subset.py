@@ -111,8 +111,6 @@ def _template(template: dict[str, Any], where: str, cluster: Any) -> None:
     containers.check(template, where, cluster)
     containers.known(template, where, cluster)
     _deadline(template, where)
-    if re.fullmatch(r"[+-]?0*[1-9][0-9]*", str(template.get("timeout", ""))):
-        raise ConfigError(f"{where}.timeout is {template['timeout']!r}, which Argo refuses: give a unit, as in 30s.")
     if template.get("steps") == []:
         raise ConfigError(f"{where}.steps is empty, which to Argo is a template of no type: give a step.")
     if "container" in template or "script" in template:

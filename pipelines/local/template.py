@@ -112,21 +112,18 @@ def _expression(tag: str, env: Mapping[str, Any], strict: re.Pattern[str] | None
     tolerant = bool(missing) or strict is None
     if tolerant and LATE.intersection(missing):
         return literal
+    failed = "evaluate"
     try:
         if (result := evaluate(source, env)) is None and not tolerant:
             raise TemplateError(f"failed to evaluate expression {json.dumps(tag, ensure_ascii=False)}")
         if result is None:
             return literal
+        failed = "marshal evaluated"
+        text = dumps(result)
     except (ExprError, TypeError, ValueError) as error:
         if tolerant:
             return literal
-        raise TemplateError(f"failed to evaluate expression: {error}") from None
-    try:
-        text = dumps(result)
-    except (TypeError, ValueError) as error:
-        if tolerant:
-            return literal
-        raise TemplateError(f"failed to marshal evaluated expression: {error}") from None
+        raise TemplateError(f"failed to {failed} expression: {error}") from None
     return text[1:-1] if text.startswith('"') else json.dumps(text)[1:-1]
 
 

@@ -110,7 +110,7 @@ class Pod:
         volumes = {  # what is in memory outlives the pod's processes
             name: Made(Path(SHM) if path == SHM else self.root / path.lstrip("/")) for name, path in places.items()
         }
-        private = private_paths(self.spec) if isolation.available() else None
+        private = () if isolation.available() else None
         self.process = pod.start(
             pod.PodRun(
                 name=self.name, spec=self.spec, root=self.root, log=self.log, container=container, ip=self.ip,
@@ -118,13 +118,6 @@ class Pod:
             ),
             self.cluster,
         )  # fmt: skip
-
-
-def private_paths(spec: Mapping[str, Any]) -> tuple[str, ...]:
-    """Where a pod's emptyDir volumes are mounted: those directories are its own."""
-    own = {volume["name"] for volume in spec.get("volumes") or [] if "emptyDir" in volume}
-    mounts = [mount for container in spec["containers"] for mount in container.get("volumeMounts") or []]
-    return tuple(mount["mountPath"] for mount in mounts if mount["name"] in own)
 
 
 def wait_all(pods: list[Pod], grace: float) -> None:

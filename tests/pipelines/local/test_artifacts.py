@@ -1,6 +1,8 @@
 """Artifacts: a model or a dataset must arrive as it was, under the key that Argo would use."""
 
+import os
 import tarfile
+import tempfile
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -114,6 +116,37 @@ def test_what_is_missing_is_an_error_unless_it_is_optional(s3: Store, tmp_path: 
     with pytest.raises(ArtifactError, match="no such file"):
         artifacts.save(*absent)
     assert artifacts.save({**absent[0], "optional": True}, *absent[1:]) is None
+
+
+def test_nothing_is_packed_beside_the_output(s3: Store, tmp_path: Path) -> None:
+    place = Path("/proc/version")  # where nobody can make a file
+    artifact = {"name": "a", "path": str(place)}
+    assert artifacts.save(artifact, place, place, tmp_path, "pod", "w", lambda _: s3)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_directories_that_a_pod_made_read_only_can_be_removed() -> None:
+    root = Path(tempfile.mkdtemp(dir="/tmp"))
+    (root / "go/mod").mkdir(parents=True)
+    (root / "go/mod/x").write_text("")
+    (root / "go/outside").symlink_to("/usr")
+    for path in (root / "go/mod", root / "go"):
+        path.chmod(0o555)
+    if not os.getuid():  # to root they are not
+        for path in (root, *root.rglob("*")):
+            os.chown(path, 65534, 65534, follow_symlinks=False)
+    child = os.fork()
+    if not child:
+        try:
+            if not os.getuid():
+                os.setuid(65534)
+            artifacts.clear(root)
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    assert list(root.rglob("*")) == []
+    if root.exists():  # in a directory that is somebody else's
+        root.rmdir()
 
 
 def test_a_tarball_cannot_write_outside_its_place(s3: Store, tmp_path: Path) -> None:

@@ -187,7 +187,7 @@ def test_a_link_that_a_pod_left_in_a_volume_leads_the_runner_nowhere(tmp_path: P
     [
         ("mkdir -p /usr/local/rekindle-x; echo 1 > /usr/local/rekindle-x/f", "/usr/local/rekindle-x/f", "1"),
         ("ls -d /var/cache /var/tmp > /var/tmp/x", "/var/tmp/x", "/var/cache\n/var/tmp"),
-        ("su -s /bin/sh nobody -c 'echo 1 > /tmp/x' || echo 1 > /tmp/x", "/tmp/x", "1"),
+        ("stat -c %a /tmp > /tmp/x", "/tmp/x", "1777"),
         ("mkdir -p /tmp/x/y; echo 1 > /tmp/x/y/f; chmod 555 /tmp/x/y", "/tmp/x/y/f", "1"),
     ],
 )
@@ -197,6 +197,21 @@ def test_declared_files_are_found_where_a_container_would_write_them(
     outputs = {"parameters": [{"name": "p", "valueFrom": {"path": path}}]}
     assert value(ran({"container": shell(source), "outputs": outputs}, tmp_path)) == found
     assert not Path(path).exists() or path == "/tmp/x"
+
+
+@needs_namespaces
+def test_an_output_in_a_part_of_a_volume_that_a_variable_names_is_found(tmp_path: Path) -> None:
+    mount = {"name": "v", "mountPath": "/v", "subPathExpr": "$(A)/b"}
+    container = shell("echo 1 > /v/p", volumeMounts=[mount], env=[{"name": "A", "value": "a"}])
+    outputs = {"parameters": [{"name": "p", "valueFrom": {"path": "/v/p"}}]}
+    template = {"container": container, "outputs": outputs, "volumes": [{"name": "v", "emptyDir": {}}]}
+    assert value(ran(template, tmp_path)) == "1"
+
+
+@needs_namespaces
+def test_a_home_may_have_any_name(tmp_path: Path) -> None:
+    status = ran({"container": shell("echo 1 > /tmp/p"), "outputs": OUT}, tmp_path / "a,b\\c:d e")
+    assert value(status) == "1"
 
 
 @needs_namespaces
