@@ -32,7 +32,11 @@ def check(
 
     `find`: what is stored already, and was looked at then.
     """
-    found = lint(manifest, file, find) if find else lint_all([(file, manifest), *((file, each) for each in beside)])
+    found = (
+        lint(manifest, file, find, others=True)
+        if find
+        else lint_all([(file, manifest), *((file, each) for each in beside)])
+    )
     if wrong := [str(finding) for finding in found if finding.fatal]:
         raise ConfigError("\n".join(["the manifest cannot run:", *wrong]))
     return found
@@ -44,12 +48,20 @@ def lint_all(objects: Sequence[tuple[str, Manifest]]) -> list[Finding]:
     return [finding for file, each in objects for finding in lint(each, file, find)]
 
 
-def lint(manifest: Manifest, file: str = "", find: Find = lambda kind, name: None) -> list[Finding]:
+def lint(
+    manifest: Manifest, file: str = "", find: Find = lambda kind, name: None, others: bool = False
+) -> list[Finding]:
     """All findings of a Workflow, WorkflowTemplate, CronWorkflow, or of an object such as a training job.
 
-    What is wrong with an object that it refers to is not among them, but what is wrong with how it uses that.
+    What is wrong with how it uses an object that it refers to is among them; `others`: also what is wrong with that.
     """
     found = Findings(file)
+    rules = _rules(manifest, found, find)
+    return list(_own(found.all(), rules)) if rules and not others else found.all()
+
+
+def _rules(manifest: Manifest, found: Findings, find: Find) -> WorkflowRules | None:
+    """Fills `found`; gives the rules of a workflow."""
     other = "argoproj.io/" not in str(manifest.get("apiVersion", "argoproj.io/"))
     if other or manifest.get("kind") in ("WorkflowEventBinding", "EventBus", "EventSource", "Sensor"):
         objects.check(found, "", scopes.present(manifest))
@@ -59,17 +71,20 @@ def lint(manifest: Manifest, file: str = "", find: Find = lambda kind, name: Non
     else:
         rules = WorkflowRules(scopes.present(manifest), found, find)
         rules.run()
-        if rules.base:
-            return list(_own(found.all(), rules.root, rules.base, find))
-    return found.all()
+        return rules
+    return None
 
 
-def _own(found: list[Finding], root: str, base: Manifest, find: Find) -> Iterator[Finding]:
-    """What is not already wrong with the WorkflowTemplate itself; what is in its templates is told to be there."""
-    name = base["metadata"]["name"]
-    theirs = {(each.path, each.rule, each.message, each.fatal) for each in lint(base, find=find)}
+def _own(found: list[Finding], rules: WorkflowRules) -> Iterator[Finding]:
+    """What is not already wrong with other objects; what is in the templates of such is told to be there."""
+    theirs, root = set[tuple[str, str, bool]](), rules.root
+    for at, other in rules.others.items():
+        told = Findings()
+        _rules(other, told, rules.find)
+        theirs |= {(each.path.replace("spec", at, 1), each.rule, each.fatal) for each in told.all()}
+    base = (rules.others.get(root) or {}).get("metadata", {}).get("name")
+    inside = f"{root}.workflowTemplateRef[{base}].templates" if base else f"{root}.templates"
     for each in found:
-        path = each.path.replace(root, "spec", 1)
-        if (path, each.rule, each.message, each.fatal) not in theirs:
-            inside = f"{root}.workflowTemplateRef[{name}].templates"
+        away = each.path.startswith(f"{root}.templateRef[")  # where a warning is for who looks at that object
+        if (each.path, each.rule, each.fatal) not in theirs and (each.fatal or not away):
             yield replace(each, path=each.path.replace(f"{root}.templates", inside, 1))

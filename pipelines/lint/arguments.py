@@ -3,6 +3,7 @@
 Source: Argo's validateArguments and ProcessArgs.
 """
 
+import re
 from collections import Counter
 from collections.abc import Iterable
 
@@ -55,6 +56,17 @@ def supplied(
             if _required(each, kind) and each.get("name") not in there and not brought:
                 why = f'{called} needs the input "{each.get("name")}", which is not supplied: add it.'
                 found.add(path, "input", why + found.near(str(each.get("name")), there))
+
+
+def timeout(found: Findings, path: str, template: Data, given: Data, everywhere: Data) -> None:
+    """That a timeout that comes from arguments has a unit: Argo's check fills in what it knows."""
+    known = {f"workflow.parameters.{each.get('name')}": each for each in everywhere.get("parameters") or []}
+    for each in [*((template.get("inputs") or {}).get("parameters") or []), *(given.get("parameters") or [])]:
+        known[f"inputs.parameters.{each.get('name')}"] = each
+    values = {tag: anystring(each.get("value", each.get("default", ""))) for tag, each in known.items()}
+    text = tags.TAG.sub(lambda tag: values.get(tag[1].strip(), tag[0]), str(template.get("timeout", "")))
+    if re.fullmatch(r"[+-]?\d+", text):
+        found.add(path, "argument", f'the timeout of {template.get("name")} is "{text}" by it: give a unit, as in 30s.')
 
 
 def _superfluous(found: Findings, path: str, called: str, extra: Iterable[str], known: set[str]) -> None:

@@ -84,10 +84,8 @@ class Exported:
         return found
 
     def _calls(self, template: Data) -> Iterator[tuple[Data, list[Data]]]:
-        """Each step or task, and what it calls; of another object that may be any of its templates."""
+        """Each step or task, and what it calls."""
         groups = [(template.get("dag") or {}).get("tasks") or [], *(template.get("steps") or [])]
         for step in (step for group in groups for step in group):
-            scope, _, name = str(step.get("template")).rpartition("/")
-            there = [each for key, each in self.templates.items() if key.startswith(f"{scope}/")] if scope else []
-            own = step.get("inline") or self.templates.get(name)
-            yield step, there or ([own] if own else [])
+            own = step.get("inline") or self.templates.get(str(step.get("template")))
+            yield step, [own] if own else []

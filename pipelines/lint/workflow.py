@@ -37,7 +37,7 @@ class WorkflowRules:
 
     def __init__(self, manifest: Manifest, found: Findings, find: references.Find) -> None:
         self.manifest, self.found, self.find = manifest, found, find
-        self.base: Manifest | None = None  # that it refers to as a whole
+        self.others: dict[str, Manifest] = {}  # objects that it refers to, by the paths of their specs in findings
         self.kind = str(manifest.get("kind"))
         self.root = "spec.workflowSpec" if self.kind == "CronWorkflow" else "spec"
         spec = manifest.get("spec") or {}
@@ -45,17 +45,33 @@ class WorkflowRules:
 
     @cached_property
     def stored(self) -> dict[str, dict[str, Manifest] | None]:
-        """The templates of each other object that is referred to, by the scope of their names; None: it is not here."""
+        """The templates of each object that is referred to, by the scope of their names; None: it is not here."""
+        found: dict[str, dict[str, Manifest] | None] = {}
         waiting: list[tuple[str, Manifest, str]] = []
         references.qualify(self.spec, "", self.root, waiting)
-        there = {scope: references.referred(reference, self.find) for scope, reference, _ in waiting}
-        return {scope: _templates(found) for scope, found in there.items()}
+        while waiting:
+            scope, reference, _ = waiting.pop()
+            if scope not in found:
+                other = references.referred(reference, self.find)
+                spec, found[scope] = {}, None
+                if other and not any(scopes.misshapen(other)):  # else that is a finding of its own
+                    self.others[self.away(scope)] = other
+                    spec = scopes.present(other.get("spec") or {})
+                    found[scope] = _named(spec)
+                references.qualify(spec, scope, f"{scope}.spec", waiting)
+        return found
+
+    def away(self, scope: str) -> str:
+        """The path of the spec of another object."""
+        return f"{self.root}.templateRef[{scope.partition('/')[2]}]"
 
     @cached_property
     def templates(self) -> dict[str, Manifest]:
         """By the names by which they are called."""
-        own = {t["name"]: t for t in self.spec.get("templates") or [] if t.get("name")}
-        return own | {f"{scope}/{name}": t for scope, found in self.stored.items() for name, t in (found or {}).items()}
+        stored = self.stored.items()  # which gives callers their full names
+        return _named(self.spec) | {
+            f"{scope}/{name}": t for scope, found in stored for name, t in (found or {}).items()
+        }
 
     @cached_property
     def everywhere(self) -> Names:
@@ -67,14 +83,18 @@ class WorkflowRules:
         return Exported(self.templates, [*first, *names(self.spec.get("templates"))])
 
     @cached_property
-    def reached(self) -> set[str]:
-        """The templates that run before the workflow is over, and so have no failures to read."""
-        found, waiting = set[str](), [str(self.spec.get("entrypoint"))]
+    def reached(self) -> set[int]:
+        """The ids of templates that run before the workflow is over, and so have no failures to read."""
+        return {id(each) for each in self.called([str(self.spec.get("entrypoint"))]).values()}
+
+    def called(self, waiting: list[str], hooks: bool = True) -> dict[str, Manifest]:
+        """The templates that `waiting` names, and all that these call; or all but those of `hooks`."""
+        found: dict[str, Manifest] = {}
         while waiting:
-            if (name := waiting.pop()) not in found:
-                found.add(name)
-                callers = references.holders({"templates": [self.templates.get(name) or {}]}, "")
-                waiting += [str(caller.get("template")) for caller, _ in callers]
+            if (name := waiting.pop()) in self.templates and name not in found:
+                found[name] = self.templates[name]
+                callers = references.holders({"templates": [found[name]]}, "")
+                waiting += [str(each.get("template")) for each, at in callers if hooks or ".hooks." not in at]
         return found
 
     @cached_property
@@ -83,7 +103,7 @@ class WorkflowRules:
 
     def known(self, template: Manifest, step: Manifest | None = None) -> tuple[Names, Names]:
         """What has a value in a template beside its own; in a step of it, what has by then."""
-        everywhere = self.running if template.get("name") in self.reached else self.everywhere
+        everywhere = self.running if id(template) in self.reached else self.everywhere
         return everywhere, self.exported.at(template if step is None else step)
 
     def run(self) -> None:
@@ -114,12 +134,16 @@ class WorkflowRules:
         self.unique(f"{self.root}.templates", names(self.spec.get("templates")))
         for template in self.spec.get("templates") or []:
             self.template(f"{self.root}.templates[{template.get('name')}]", template)
+        for name, template in self.called(names(self.spec.get("templates")), hooks=False).items():
+            if scope := name.rpartition("/")[0]:
+                self.template(f"{self.away(scope)}.templates[{template.get('name')}]", template)
 
     def joined(self) -> bool:
         """Whether the WorkflowTemplate that it refers to is here; from now on its spec lies below ours."""
-        self.base = references.referred(self.spec["workflowTemplateRef"], self.find)
-        if not self.base:
+        base = references.referred(self.spec["workflowTemplateRef"], self.find)
+        if not base:
             return False
+        self.others[self.root] = base
         try:
             self.spec = scopes.present(references.joined(self.spec, self.find))
         except ConfigError as error:
@@ -360,17 +384,14 @@ class WorkflowRules:
         brought = loose and self.kind in REUSED  # by the workflow that uses the template
         where, called = f"{path}.arguments", f"template {short}{of}"
         arguments.supplied(self.found, where, called, template, given, loose, brought)
+        arguments.timeout(self.found, where, template, given, self.spec.get("arguments") or {})
 
     def tags(self, path: str, value: Any, scope: Scope) -> None:
         tags.check(self.found, path, value, scope, whole=self.kind == "Workflow")
 
 
-def _templates(found: Manifest | None) -> dict[str, Manifest] | None:
-    """Those of a WorkflowTemplate, by name; one that is misshapen is not looked into: that is a finding of its own."""
-    if not found or any(scopes.misshapen(found)):
-        return None
-    spec = scopes.present(found.get("spec") or {})
-    return {str(t.get("name")): t for t in spec.get("templates") or []}
+def _named(spec: Manifest) -> dict[str, Manifest]:
+    return {str(each["name"]): each for each in spec.get("templates") or [] if each.get("name")}
 
 
 def _loops(task: Manifest) -> bool:

@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pipelines.config import load_config
-from pipelines.lint import check, lint
+from pipelines.lint import check, lint, lint_all
 from pipelines.render import render
 from steps.errors import ConfigError
 from tests.kinds import kinds
@@ -303,6 +303,12 @@ MISTAKES: dict[str, tuple[Callable[[Any], Any], str, str]] = {
     "job name": (lambda w: w["metadata"].update(generateName="a" * 45 + "-"), "name", "57 characters"),
     "job letter": (lambda w: w["metadata"].update(generateName="1-"), "name", "begin with a letter"),
     "workflow name": (lambda w: w["metadata"].update(name="Sample_1"), "name", "lower-case"),
+    "timeout": (
+        lambda w: template(w, "score").update(timeout="{{inputs.parameters.of}}") or task(w, "score")["arguments"].update(
+        arguments(of="30")), "argument", r"tasks\[score\].arguments: the timeout of score is .30. by it: give a unit"),
+    "timeout of all": (
+        lambda w: template(w, "make").update(timeout="{{workflow.parameters.rows}}"), "argument",
+        'the timeout of make is "5" by it'),
     "no name": (lambda w: w.update(metadata={}), "name", "missing"),
     "long name": (lambda w: w["metadata"].update(name="a" * 64), "name", "at most 63"),
     "kind": (lambda w: w.update(kind="Workfow"), "kind", 'mean "Workflow"'),
@@ -904,6 +910,32 @@ def test_templates_of_other_files_are_looked_into_where_they_are_used(tmp_path: 
         ("[1][three].arguments.parameters[note].value", f"{{{{{tag}}}}}: nothing gives a value to {tag} here."),
     ]
     assert {f for f, _, _ in found} == {here} and done.returncode == 1
+
+
+def test_a_mistake_in_a_template_is_told_once_however_many_use_it() -> None:
+    api = {"apiVersion": "argoproj.io/v1alpha1"}
+    spec = {"activeDeadlineSeconds": 60, "entrypoint": "main"}
+    body = {
+        "name": "part",
+        "container": {"image": PINNED, "command": ["{{inputs.parameters.x}}", "{{workflow.parameters.x}}"]},
+    }
+    objects: list[Any] = [
+        api | {"kind": "WorkflowTemplate", "metadata": {"name": "t"}, "spec": spec | {"templates": [body]}}
+    ]
+    for name, brought in (("a", arguments(x="1")), ("b", {})):
+        call = {"name": "go", "templateRef": {"name": "t", "template": "part"}}
+        own = spec | {"templates": [{"name": "main", "steps": [[call]]}], "arguments": brought}
+        objects.append(api | {"kind": "Workflow", "metadata": {"name": name}, "spec": own})
+    found = [
+        (f.file, f.path, f.message.partition(":")[0])
+        for f in lint_all([(each["metadata"]["name"], each) for each in objects])
+        if f.rule == "tag" and f.fatal
+    ]
+    at = ".templates[part].container.command"
+    assert found == [
+        ("t", f"spec{at}[0]", "{{inputs.parameters.x}}"),
+        ("b", f"spec.templateRef[t]{at}[1]", "{{workflow.parameters.x}}"),
+    ]
 
 
 # speed and robustness

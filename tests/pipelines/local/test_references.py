@@ -1,5 +1,6 @@
 """Templates that lie in other objects: a manifest that runs on a cluster must run here, from the same file."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +87,49 @@ def test_what_a_template_of_another_object_gives_and_needs_is_known_before_the_r
         execute({**main, "metadata": {"name": "other"}}, {}, cluster)
 
 
+@pytest.mark.parametrize(
+    ("field", "wrong", "said"),
+    [
+        ("say, arguments: {parameters: [{name: x", "say, arguments: {parameters: [{name: z", 'needs the input "x"'),
+        ("say, arguments: {parameters: [", "say, arguments: {parameters: [{name: x, value: z}, ", "there once"),
+        ('"{{inputs.parameters.x}}!"', '"{{inputs.parameters.y}}!"', "gives a value to inputs.parameters.y"),
+        ('"{{inputs.parameters.x}}!"', '"{{workflow.parameters.y}}!"', "gives a value to workflow.parameters.y"),
+        ("template: say, arguments", "template: sya, arguments", '"sya" is no template of tools'),
+    ],
+)
+def test_a_mistake_within_a_template_of_another_object_is_found_before_the_run(
+    tmp_path: Path, field: str, wrong: str, said: str
+) -> None:
+    """If it is called: what else lies there is nobody's, as to Argo."""
+    cluster, text = LocalCluster(tmp_path), FILE.replace(field, wrong, 1)
+    assert text != FILE
+    main, beside = split(documents(text))
+    cluster.keep(beside)
+    with pytest.raises(ConfigError, match=rf"spec.templateRef\[tools\].templates\[twice\].*{re.escape(said)}"):
+        execute(main, {}, cluster)
+    main["spec"]["templates"][1]["dag"]["tasks"][0]["templateRef"]["template"] = "say"
+    assert execute(main, {}, cluster)["phase"] == "Succeeded"
+
+
+def test_templates_of_objects_may_call_each_other_in_a_circle(tmp_path: Path) -> None:
+    def call(other: str, x: str) -> dict[str, Any]:
+        given = {"parameters": [{"name": "x", "value": x}]}
+        return {"name": "next", "templateRef": {"name": other, "template": "t"}, "arguments": given}
+
+    def stored(name: str, other: str) -> dict[str, Any]:
+        step = call(other, "{{=asInt(inputs.parameters.x) - 1}}") | {"when": "{{inputs.parameters.x}} > 0"}
+        template = {"name": "t", "inputs": {"parameters": [{"name": "x"}]}, "steps": [[step]]}
+        return {"kind": "WorkflowTemplate", "metadata": {"name": name}, "spec": {"templates": [template]}}
+
+    cluster = LocalCluster(tmp_path)
+    cluster.keep([stored("a", "b"), stored("b", "a")])
+    spec = {"entrypoint": "main", "templates": [{"name": "main", "steps": [[call("a", "2")]]}]}
+    status = execute({"kind": "Workflow", "metadata": {"name": "w"}, "spec": spec}, {}, cluster)
+    assert status["phase"] == "Succeeded", status
+    nodes = {node["name"]: node for node in status["nodes"].values() if node["name"].endswith("next")}
+    assert [nodes[name]["phase"] for name in sorted(nodes)] == ["Succeeded", "Succeeded", "Succeeded", "Skipped"]
+
+
 REFERRED = """
 kind: WorkflowTemplate
 metadata: {name: t}
@@ -107,6 +151,18 @@ def test_a_workflow_over_a_template_keeps_its_own_values_and_takes_the_rest(tmp_
     spec = workflow(main, {"x": "2"}, cluster.find)["spec"]
     assert {each["name"]: each["value"] for each in spec["arguments"]["parameters"]} == {"x": "2", "z": "4"}
     assert (spec["entrypoint"], len(spec["templates"])) == ("main", 1)
+
+
+def test_an_exit_handler_gets_no_arguments_of_a_template_as_on_argo(tmp_path: Path) -> None:
+    cluster = LocalCluster(tmp_path)
+    text = REFERRED.replace("entrypoint: main", "entrypoint: main\n  onExit: bye")
+    text = text.replace("templates: [", "templates: [{name: bye, inputs: {parameters: [{name: x}]}, suspend: {}}, ")
+    main, beside = split(documents(text))
+    cluster.keep(beside)
+    for each in (main, beside[0]):  # which may be run by itself
+        with pytest.raises(ConfigError, match=r"exit handler bye needs the input 'x'.*-p x=VALUE"):
+            workflow(each, {}, cluster.find)
+        assert workflow(each, {"x": "2"}, cluster.find)
 
 
 @pytest.mark.parametrize(
