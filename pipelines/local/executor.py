@@ -330,6 +330,8 @@ class Executor:
         process.wait()
         signal_group(process.pid, signal.SIGKILL)  # the container is gone when its first process is
         self._unwatch(one, name)
+        if process.said.error:
+            raise process.said.error
         if one.group:
             one.group.exited(name, time.time())
             self._advance(one)

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from pipelines.local import isolation, limits
+from pipelines.local.streams import Said
 from pipelines.local.volumes import Made, bound
 from steps.errors import ConfigError
 
@@ -60,7 +61,7 @@ class Cluster(Protocol):
 
 @dataclass(frozen=True)
 class PodRun:
-    """One container to run. `extra_env` comes last; `stdout`: a file for it alone, else it goes to the log.
+    """One container to run. `extra_env` comes last; `stdout`: a file for it alone, beside the log.
 
     `volumes`: the directories of those that it mounts. `inside`: a process whose files it sees instead of its own.
     """
@@ -90,8 +91,9 @@ FACTS: dict[str, Callable[[PodRun], str]] = {
 
 
 class Process(subprocess.Popen[bytes]):
-    """A container's first process, and what it sees. `memory`: its limit, of no more use once the process is over."""
+    """A container's first process, what it sees and says. `memory`: its limit, of no more use once it is over."""
 
+    said: Said
     memory: limits.Memory | None = None
     view: isolation.View | None = None
 
@@ -107,6 +109,7 @@ class Process(subprocess.Popen[bytes]):
         return code
 
     def _over(self) -> None:
+        self.said.over()
         if self.memory:
             self.memory.close()
 
@@ -162,7 +165,7 @@ def start(pod: PodRun, cluster: Cluster) -> Process:
         workloads = [Path(each) for each in environment["REKINDLE_PATH"].split(os.pathsep) if each]
         view = isolation.View(pod.root, private, binds)
         enter = view.entry(workloads)
-    with open(pod.log, "ab") as log, open(pod.stdout or pod.log, "ab") as out:
+    with Said(pod.log, pod.stdout) as said:
         memory = limits.limited(container, f"{pod.name}.{container['name']}")
         try:
             process = Process(
@@ -170,8 +173,8 @@ def start(pod: PodRun, cluster: Cluster) -> Process:
                 env=environment,
                 cwd=None if enter else wanted or str(pod.root),
                 stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=log,
+                stdout=said.out,
+                stderr=said.err,
                 start_new_session=True,
                 preexec_fn=_Child(os.getpid(), memory, enter, wanted),
             )
@@ -179,7 +182,7 @@ def start(pod: PodRun, cluster: Cluster) -> Process:
             if memory:
                 memory.close()
             raise
-    process.memory, process.view = memory, view
+    process.said, process.memory, process.view = said, memory, view
     if view:
         view.begun()
     return process

@@ -251,7 +251,7 @@ def _cluster(home: Path | None = None) -> Cluster:
 
 
 def _clear(files: RunFiles, pods: Mapping[str, list[int]]) -> None:
-    """Ends what pods left: their sessions, what writes to their logs, has a pod's root as `/` or its environment."""
+    """Ends what pods left: their sessions, and what has a pod's root as `/` or its environment."""
     sessions, places = {pid: since for pid, since in pods.values()}, (f"{files.logs}/", f"{files.pods}/")
     pids = [int(each.name) for each in Path("/proc").iterdir() if each.name.isdigit()]
     found = {pid: started(pid) for pid in pids if pid != os.getpid() and _left(pid, sessions, places)}
@@ -267,10 +267,9 @@ def _clear(files: RunFiles, pods: Mapping[str, list[int]]) -> None:
 
 
 def _left(pid: int, sessions: Mapping[int, int], places: tuple[str, ...]) -> bool:
-    for link in ("fd/1", "fd/2", "root"):
-        with contextlib.suppress(OSError):  # gone, or not ours
-            if os.readlink(f"/proc/{pid}/{link}").startswith(places):
-                return True
+    with contextlib.suppress(OSError):  # gone, or not ours
+        if os.readlink(f"/proc/{pid}/root").startswith(places):
+            return True
     with contextlib.suppress(OSError):
         environment = b"\0" + Path(f"/proc/{pid}/environ").read_bytes()
         if any(f"\0{POD}={place}".encode() in environment for place in places):

@@ -117,7 +117,7 @@ class Running:
         outputs: Outputs = {} if code is None else {"exitCode": str(code)}
         errors: list[str] = []
         if self.action.capture and code is not None:
-            outputs |= _result(self.root / ".stdout", self.log)
+            outputs |= _result(self.root / ".stdout")
         declared = self.template.get("outputs") or {}
         for each in declared.get("parameters") or []:
             value = self._parameter(each)
@@ -194,15 +194,12 @@ def placed(template: dict[str, Any], root: Path | None) -> dict[str, Any]:
     return json.loads(text.replace(MARK, json.dumps(str(root))[1:-1] if root else ""))
 
 
-def _result(stdout: Path, log: Path) -> Outputs:
+def _result(stdout: Path) -> Outputs:
     """What was said, as it is an output; nothing of a container that never began."""
     if not stdout.exists():
         return {}
-    with open(stdout, "rb") as out, open(log, "ab") as whole:
-        size = os.fstat(out.fileno()).st_size
-        for block in iter(lambda: out.read(1 << 20), b""):
-            whole.write(block)
-        out.seek(max(0, size - RESULT - 1))
+    with open(stdout, "rb") as out:
+        out.seek(max(0, os.fstat(out.fileno()).st_size - RESULT - 1))
         text = out.read().removesuffix(b"\n")
     return {"result": text[-RESULT:].decode(errors="replace")}
 

@@ -114,11 +114,11 @@ def runner(cluster: LocalCluster, what: str | Path) -> subprocess.Popen[str]:
 
 
 def left_over(cluster: LocalCluster) -> list[str]:
-    """Processes that write to a log of this cluster's runs."""
+    """Processes of pods of this cluster's runs."""
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         try:
-            if os.readlink(process / "fd/1").startswith(str(cluster.home / "runs")):
+            if f"{pod.POD}={cluster.home / 'runs'}".encode() in (process / "environ").read_bytes():
                 found.append((process / "cmdline").read_text())
         except OSError:
             continue

@@ -1,0 +1,111 @@
+"""What containers say, on its way to their logs: by pipes, as from a container, so `> /dev/stdout` empties nothing.
+
+    with Said(log) as said:
+        process = Popen(..., stdout=said.out, stderr=said.err)
+    process.wait(); said.over()
+
+One thread of this process reads them all.
+"""
+
+import contextlib
+import fcntl
+import os
+import select
+import struct
+import termios
+import threading
+from functools import cache
+from pathlib import Path
+from typing import Self
+
+CHUNK = 1 << 16
+
+
+class Said:
+    """What one process says goes to `log`; its stdout alone to the file `copy` as well.
+
+    `out` and `err` are the process's ends, open until `with` is left. `error`: why some of it is not there.
+    """
+
+    def __init__(self, log: Path, copy: Path | None = None) -> None:
+        self.error: OSError | None = None
+        with contextlib.ExitStack() as opened:
+            files = [opened.enter_context(open(path, "ab", buffering=0)) for path in (log, copy) if path]
+            pipes = [os.pipe2(os.O_CLOEXEC) for _ in files]
+            opened.pop_all()
+        self.files, self.out, self.err = files, pipes[-1][1], pipes[0][1]
+        self.sinks = {ours: files if theirs == self.out else files[:1] for ours, theirs in pipes}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        for end in {self.out, self.err}:
+            os.close(end)
+        for ours in self.sinks:
+            os.set_blocking(ours, False)
+            _reader().add(ours, self)
+        if kind:
+            self.over()
+
+    def read(self, ours: int) -> int:
+        """Takes what is there, at most a chunk, and gives its size: -1 if nothing is there yet, 0 at the end."""
+        try:
+            chunk = os.read(ours, CHUNK)
+        except BlockingIOError:
+            return -1
+        try:
+            for file in self.sinks[ours] if not self.error else []:
+                rest = memoryview(chunk)
+                while rest:
+                    rest = rest[file.write(rest) or 0 :]
+        except OSError as error:  # a full disk; the process may go on, as it may when nobody reads a container's log
+            self.error = error
+        return len(chunk)
+
+    def over(self) -> None:
+        """Takes what the process has said, and hears no more: what it left behind may have its ends still."""
+        for ours in _reader().forget(self):
+            (there,) = struct.unpack("i", fcntl.ioctl(ours, termios.FIONREAD, bytes(4)))
+            while there > 0 and (size := self.read(ours)) > 0:
+                there -= size
+            os.close(ours)
+        for file in self.files:
+            file.close()
+
+
+class _Reader(threading.Thread):
+    def __init__(self) -> None:
+        super().__init__(name="logs", daemon=True)
+        self.lock, self.ready, self.reads = threading.Lock(), select.epoll(), dict[int, Said]()
+        self.start()
+
+    def add(self, ours: int, said: Said) -> None:
+        with self.lock:
+            self.reads[ours] = said
+            self.ready.register(ours, select.EPOLLIN)
+
+    def forget(self, said: Said) -> list[int]:
+        """What is open still."""
+        with self.lock:
+            mine = [ours for ours in said.sinks if self.reads.get(ours) is said]
+            for ours in mine:
+                self._forget(ours)
+        return mine
+
+    def _forget(self, ours: int) -> None:
+        self.ready.unregister(ours)
+        del self.reads[ours]
+
+    def run(self) -> None:
+        while True:
+            for ours, _ in self.ready.poll():
+                with self.lock:
+                    if (said := self.reads.get(ours)) and not said.read(ours):
+                        self._forget(ours)
+                        os.close(ours)
+
+
+@cache
+def _reader() -> _Reader:
+    return _Reader()
