@@ -28,11 +28,16 @@ def typed(line: str, folder: Path, **environment: str) -> subprocess.CompletedPr
 def left(pods: list[psutil.Process]) -> list[psutil.Process]:
     """Those that are not even about to go: what is killed takes its time on a busy machine."""
     until = time.monotonic() + 5
-    while there := [pod for pod in pods if pod.is_running() and pod.status() != psutil.STATUS_ZOMBIE]:
-        if time.monotonic() > until:
-            break
+    while (there := [pod for pod in pods if lives(pod)]) and time.monotonic() < until:
         time.sleep(0.01)
     return there
+
+
+def lives(pod: psutil.Process) -> bool:
+    try:
+        return pod.is_running() and pod.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
