@@ -245,6 +245,8 @@ class Executor:
         containers.known(one.template, one.action.pod, self.cluster)  # by a tag it may be any
         template = placed(one.template, one.root if one.private is None else None)
         container = {"name": "main", **main_of(template)}
+        if "image" in container:
+            one.directory = container.get("workingDir") or self.cluster.image(container["image"]).directory or "/"
         if source := container.pop("source", ""):
             script = isolation.below(one.root, SCRIPT)
             script.parent.mkdir(parents=True, exist_ok=True)

@@ -43,6 +43,7 @@ class Running:
     work: tuple[Future[Any], Callable[["Running", Future[Any]], None]] | None = None
     companions: Companions | None = None
     volumes: dict[str, Made] = field(default_factory=dict)
+    directory: str = "/"  # in which the main container begins, as do relative paths of outputs
     killed: str | None = None
     kill_at: float | None = None
 
@@ -99,6 +100,7 @@ class Running:
 
     def host(self, path: str, link: bool = False) -> Path:
         """Where the file is that the main container reaches by `path`, or the `link` there. Raises OSError."""
+        path = os.path.join(self.directory, path)
         if not (view := self.view):
             return isolation.below(self.root, path)
         parent, _, name = os.path.normpath(path).rpartition("/")
@@ -122,8 +124,8 @@ class Running:
         for each in declared.get("parameters") or []:
             value = self._parameter(each)
             if value is None:
-                missing = (each.get("valueFrom") or {}).get("path", "")
-                errors.append(f"open /var/run/argo/outputs/parameters{missing}: no such file or directory")
+                missing = (each.get("valueFrom") or {}).get("path", "").lstrip("/")
+                errors.append(f"open /var/run/argo/outputs/parameters/{missing}: no such file or directory")
             outputs.setdefault("parameters", []).append(each if value is None else {**each, "value": value})
         failed: list[str] = []
         for each in declared.get("artifacts") or []:
@@ -168,7 +170,7 @@ def private(template: dict[str, Any]) -> tuple[str, ...] | None:
     """The files that are the pod's own; None where it has no root of its own, and all come from placeholders."""
     if not isolation.available():
         return None
-    return (*paths(template), *((SCRIPT,) if "script" in template else ()))
+    return (*filter(os.path.isabs, paths(template)), *((SCRIPT,) if "script" in template else ()))
 
 
 def _mounts(template: dict[str, Any]) -> list[str]:

@@ -200,6 +200,15 @@ def test_declared_files_are_found_where_a_container_would_write_them(
 
 
 @needs_namespaces
+@pytest.mark.parametrize("directory", ["/work", "/tmp", "/usr/share", ""])
+def test_the_path_of_an_output_may_be_relative_to_the_working_directory(tmp_path: Path, directory: str) -> None:
+    given = {"workingDir": directory} if directory else {}
+    outputs = {"parameters": [{"name": "p", "valueFrom": {"path": "a/x"}}]}
+    status = ran({"container": shell("mkdir a; echo 1 > a/x", **given), "outputs": outputs}, tmp_path)
+    assert (value(status), Path(directory or "/", "a").exists()) == ("1", False)
+
+
+@needs_namespaces
 def test_an_output_in_a_part_of_a_volume_that_a_variable_names_is_found(tmp_path: Path) -> None:
     mount = {"name": "v", "mountPath": "/v", "subPathExpr": "$(A)/b"}
     container = shell("echo 1 > /v/p", volumeMounts=[mount], env=[{"name": "A", "value": "a"}])
