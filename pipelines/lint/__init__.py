@@ -23,20 +23,18 @@ from steps.errors import ConfigError
 __all__ = ["Finding", "check", "lint", "lint_all"]
 
 Manifest = Mapping[str, Any]
+Told = dict[tuple[Any, Any], list[Finding]]  # what is wrong with objects, by kind and name
 
 
 def check(
     manifest: Manifest, file: str = "", beside: Iterable[Manifest] = (), find: Find | None = None
 ) -> list[Finding]:
-    """What is found and not fatal, also in what lies beside it. Raises ConfigError with all that is, one line each.
+    """What is found and not fatal, also in what lies beside it, or, with `find`, in what it refers to.
 
-    `find`: what is stored already, and was looked at then.
+    Raises ConfigError with all that is fatal, one line each.
     """
-    found = (
-        lint(manifest, file, find, others=True)
-        if find
-        else lint_all([(file, manifest), *((file, each) for each in beside)])
-    )
+    together = [(file, manifest), *((file, each) for each in beside)]
+    found = lint(manifest, file, find) if find else lint_all(together)
     if wrong := [str(finding) for finding in found if finding.fatal]:
         raise ConfigError("\n".join(["the manifest cannot run:", *wrong]))
     return found
@@ -44,20 +42,21 @@ def check(
 
 def lint_all(objects: Sequence[tuple[str, Manifest]]) -> list[Finding]:
     """All findings of (file, object), which may refer to each other."""
-    find = among(each for _, each in objects)
-    return [finding for file, each in objects for finding in lint(each, file, find)]
+    find, told = among(each for _, each in objects), Told()
+    return [finding for file, each in objects for finding in lint(each, file, find, told)]
 
 
 def lint(
-    manifest: Manifest, file: str = "", find: Find = lambda kind, name: None, others: bool = False
+    manifest: Manifest, file: str = "", find: Find = lambda kind, name: None, told: Told | None = None
 ) -> list[Finding]:
     """All findings of a Workflow, WorkflowTemplate, CronWorkflow, or of an object such as a training job.
 
-    What is wrong with how it uses an object that it refers to is among them; `others`: also what is wrong with that.
+    What is wrong with an object that it refers to is among them. Where all are `told`, which is filled as they are
+    looked at, that is left to the object itself, but not what is wrong with how it is used.
     """
     found = Findings(file)
     rules = _rules(manifest, found, find)
-    return list(_own(found.all(), rules)) if rules and not others else found.all()
+    return found.all() if rules is None or told is None else list(_own(found.all(), rules, told))
 
 
 def _rules(manifest: Manifest, found: Findings, find: Find) -> WorkflowRules | None:
@@ -75,13 +74,14 @@ def _rules(manifest: Manifest, found: Findings, find: Find) -> WorkflowRules | N
     return None
 
 
-def _own(found: list[Finding], rules: WorkflowRules) -> Iterator[Finding]:
+def _own(found: list[Finding], rules: WorkflowRules, told: Told) -> Iterator[Finding]:
     """What is not already wrong with other objects; what is in the templates of such is told to be there."""
     theirs, root = set[tuple[str, str, bool]](), rules.root
     for at, other in rules.others.items():
-        told = Findings()
-        _rules(other, told, rules.find)
-        theirs |= {(each.path.replace("spec", at, 1), each.rule, each.fatal) for each in told.all()}
+        name = other.get("kind"), other["metadata"]["name"]
+        if name not in told:
+            told[name] = lint(other, find=rules.find)
+        theirs |= {(each.path.replace("spec", at, 1), each.rule, each.fatal) for each in told[name]}
     base = (rules.others.get(root) or {}).get("metadata", {}).get("name")
     inside = f"{root}.workflowTemplateRef[{base}].templates" if base else f"{root}.templates"
     for each in found:

@@ -3,13 +3,12 @@
 Source: Argo's validateArguments and ProcessArgs.
 """
 
-import re
 from collections import Counter
 from collections.abc import Iterable
 
 from pipelines.lint import tags
 from pipelines.lint.findings import Findings
-from pipelines.local.golang import anystring
+from pipelines.local.golang import WHOLE, anystring
 from pipelines.scopes import PARAMETER, Data, names
 from steps.errors import did_you_mean
 
@@ -65,7 +64,7 @@ def timeout(found: Findings, path: str, template: Data, given: Data, everywhere:
         known[f"inputs.parameters.{each.get('name')}"] = each
     values = {tag: anystring(each.get("value", each.get("default", ""))) for tag, each in known.items()}
     text = tags.TAG.sub(lambda tag: values.get(tag[1].strip(), tag[0]), str(template.get("timeout", "")))
-    if re.fullmatch(r"[+-]?\d+", text):
+    if WHOLE.fullmatch(text):
         found.add(path, "argument", f'the timeout of {template.get("name")} is "{text}" by it: give a unit, as in 30s.')
 
 

@@ -14,6 +14,7 @@ from pipelines.local.references import bodies
 from pipelines.scopes import Data, Names, exported
 
 ANY = {"workflow.outputs.parameters", "workflow.outputs.artifacts"}
+NOTHING: Data = {}  # a template that is not here
 
 
 class Exported:
@@ -50,9 +51,8 @@ class Exported:
         if "dag" in template:
             yield from self._tasks(template)
         for step, called in self._calls(template) if "steps" in template else ():
-            yield from called
-            given = {tag for each in called for tag in exported(each)}
-            after = self.known | given
+            yield called
+            after = self.known | exported(called)
             if "onExit" in step or "exit" in (step.get("hooks") or {}):
                 self._know(after)
             self.found[id(step)] = self.names
@@ -66,26 +66,25 @@ class Exported:
         count, before = Counter(tag for each in given for tag in each), self.known
         for called, own in zip(calls, given, strict=True):
             self._know(before | {tag for tag in count if count[tag] > (tag in own)})
-            yield from called
+            yield called
         self._know(before | set(count))
 
     def _know(self, known: set[str]) -> None:
         if known != self.known:
             self.known, self.names = known, Names(known | self.later)
 
-    def _given(self, called: list[Data]) -> set[str]:
-        """What templates give, and all that they call."""
-        found, waiting, seen = set[str](), [*called], set[int]()
+    def _given(self, called: Data) -> set[str]:
+        """What a template gives, and all that it calls."""
+        found, waiting, seen = set[str](), [called], set[int]()
         while waiting:
             if id(each := waiting.pop()) not in seen:
                 seen.add(id(each))
                 found |= exported(each)
-                waiting += [below for _, calls in self._calls(each) for below in calls]
+                waiting += [below for _, below in self._calls(each)]
         return found
 
-    def _calls(self, template: Data) -> Iterator[tuple[Data, list[Data]]]:
+    def _calls(self, template: Data) -> Iterator[tuple[Data, Data]]:
         """Each step or task, and what it calls."""
         groups = [(template.get("dag") or {}).get("tasks") or [], *(template.get("steps") or [])]
         for step in (step for group in groups for step in group):
-            own = step.get("inline") or self.templates.get(str(step.get("template")))
-            yield step, [own] if own else []
+            yield step, step.get("inline") or self.templates.get(str(step.get("template")), NOTHING)

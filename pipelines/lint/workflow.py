@@ -323,6 +323,7 @@ class WorkflowRules:
 
     def task(self, path: str, name: str, task: Manifest, scope: Scope) -> None:
         given = task.get("arguments") or {}
+        self.reference(path, task)
         if task.get("template"):
             self.target(path, str(task["template"]), given)
         elif inline := task.get("inline"):
@@ -369,7 +370,12 @@ class WorkflowRules:
             if name not in ("exit", "onExit") and not hook.get("expression"):
                 why = "it has no expression, and Argo refuses it: say when it runs, or call it exit."
                 self.found.add(f"{path}[{name}].expression", "hook", why)
+            self.reference(f"{path}[{name}]", hook)
             self.target(f"{path}[{name}]", str(hook.get("template")), hook.get("arguments") or {})
+
+    def reference(self, path: str, caller: Manifest) -> None:
+        if "templateRef" in caller and caller.get("template") != references.called(caller["templateRef"]):
+            self.found.add(path, "template", "it has a template beside its templateRef: take one of them out.")
 
     def target(self, path: str, name: str, given: Manifest, loose: bool = False) -> None:
         """That a template exists and gets what it needs; `loose`: it may be given more than it takes."""

@@ -4,6 +4,7 @@ On loading an artifact without `archive`, a gzipped tar is found out and unpacke
 that thing gets the artifact's path. Source: Argo's executor.go (loadArtifact, unpack, saveArtifact).
 """
 
+import contextlib
 import gzip
 import os
 import shutil
@@ -270,9 +271,15 @@ def check(template: dict[str, Any], where: str) -> None:
             raise ConfigError(f"{place}.archive.tar.compressionLevel is {level!r}: it must be from -2 to 9.")
 
 
+def _owner(path: Path) -> int | None:
+    with contextlib.suppress(FileNotFoundError):
+        return path.stat().st_uid
+    return None
+
+
 def clear(root: Path) -> None:
     """Removes a pod's directory; what lies there is in the store by now. A thread that collects may do so, too."""
-    ours = os.access(root, os.W_OK)
+    ours = os.getuid() in (0, _owner(root))
 
     def failed(_function: Any, _path: str, error: Any) -> None:
         if ours and not isinstance(error[1], FileNotFoundError):
@@ -281,6 +288,7 @@ def clear(root: Path) -> None:
     try:
         shutil.rmtree(root, onerror=failed)
     except PermissionError:  # directories that it made read only, as Go's module cache is
+        os.chmod(root, 0o700)
         for folder, names, _ in os.walk(root):
             for path in (os.path.join(folder, name) for name in names):
                 if not os.path.islink(path):

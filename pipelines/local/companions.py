@@ -1,7 +1,7 @@
 """What a pod has beside its main container: initContainers before it, one after the other, and sidecars while it runs.
 
-    companions = Companions(template, name, root, log, namespace, cluster)
-    process = companions.next_init(); companions.start_sidecars(); code = companions.stop(grace)
+    companions = Companions(template, run, cluster)
+    process = companions.next_init(); companions.start_sidecars(); why = companions.stop(grace)
 
 Each sees a root of its own; what they share lies in volumes.
 """
@@ -36,6 +36,7 @@ class Companions:
         self.sidecars = list(template.get("sidecars") or [])
         self.running: dict[str, pod.Process] = {}
         self.name = ""  # of the init container that runs
+        self.unsaid: OSError | None = None  # why a sidecar's log lacks some of it
 
     def next_init(self) -> pod.Process | None:
         """Starts the next init container, if one is left. Raises ConfigError, OSError."""
@@ -63,6 +64,7 @@ class Companions:
             signal_group(process.pid, signal.SIGKILL)
             process.wait()
         self.running.clear()
+        self.unsaid = next((process.said.error for process in running.values() if process.said.error), self.unsaid)
         for each in (*self.sidecars, *self.waiting):
             artifacts.clear(self._root(each))
         failed = ((name, process) for name, process in running.items() if process.code not in KILLED)

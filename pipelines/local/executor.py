@@ -67,8 +67,12 @@ class Executor:
         one.forget()
         root.mkdir(parents=True)
         inputs = [each for each in action.template["inputs"]["artifacts"] if each.get("path")]
+        main = {"name": "main", **main_of(action.template)}
         try:
             one.volumes = self._volumes(one)
+            if "image" in main:
+                one.directory = main.get("workingDir") or self.cluster.image(main["image"]).directory or "/"
+                one.expand = lambda text: pod.expand(text, pod.environ(self._run(one), main, self.cluster))
             load = [partial(artifacts.load, each, one.host(each["path"]), self._store) for each in inputs]
         except (ConfigError, OSError) as error:
             self._end(one, "Error", str(error), None)
@@ -245,8 +249,6 @@ class Executor:
         containers.known(one.template, one.action.pod, self.cluster)  # by a tag it may be any
         template = placed(one.template, one.root if one.private is None else None)
         container = {"name": "main", **main_of(template)}
-        if "image" in container:
-            one.directory = container.get("workingDir") or self.cluster.image(container["image"]).directory or "/"
         if source := container.pop("source", ""):
             script = isolation.below(one.root, SCRIPT)
             script.parent.mkdir(parents=True, exist_ok=True)
@@ -256,12 +258,9 @@ class Executor:
             container["args"] = [*(container.get("args") or []), path]
         for path in paths(template) if one.private is None else ():
             one.host(path).parent.mkdir(parents=True, exist_ok=True)
-        run = pod.PodRun(
-            one.action.pod,
-            {"containers": [container]},
-            one.root,
-            one.log,
-            namespace=self.workflow["metadata"]["namespace"],
+        run = replace(
+            self._run(one),
+            spec={"containers": [container]},
             private=one.private,
             stdout=one.root / ".stdout" if one.action.capture else None,
             volumes=one.volumes,
@@ -281,7 +280,8 @@ class Executor:
             self._end(one, "Error", str(error), None)
             return
         why = str(error) if isinstance(error, pod.StartError) else pod.unknown_program(error)
-        one.log.open("a").write(f"{why}\n")
+        with one.log.open("a") as log:
+            log.write(f"{why}\n")
         code = UNSTARTED if init or isinstance(error, pod.StartError) else EMISSARY
         reason = "StartError" if code == UNSTARTED else "Error"
         outputs = None if init else {"exitCode": str(code)}
@@ -307,8 +307,11 @@ class Executor:
             one.kill_at = None
             self._later(one, lambda: one.collected(self.name, self._store), self._collected)
 
+    def _run(self, one: Running) -> pod.PodRun:
+        return pod.PodRun(one.action.pod, {}, one.root, one.log, namespace=self.workflow["metadata"]["namespace"])
+
     def _volumes(self, one: Running) -> dict[str, Made]:
-        run = pod.PodRun(one.action.pod, {}, one.root, one.log, namespace=self.workflow["metadata"]["namespace"])
+        run = self._run(one)
         artifacts.clear(one.shared)
         own = [each["persistentVolumeClaim"]["claimName"] for each in volumes.claims(self.workflow)]
         wanted = one.template.get("volumes") or []

@@ -35,15 +35,18 @@ QUOTES = {char: f"\\{letter}" for letter, char in UNQUOTED.items()} | {'"': '\\"
 ESCAPES = {ord(char): f"\\u{ord(char):04x}" for char in "<>&\u2028\u2029"}
 
 
+WHOLE = re.compile(r"[+-]?\d+")  # what strconv.Atoi reads
+
+
 def seconds(text: str) -> float:
     """A Go duration ("1m30s") or, as Argo allows, a bare whole number of seconds. Raises ValueError."""
-    return float(text) if re.fullmatch(r"\s*[+-]?\d+\s*", text) else duration(text)
+    return float(text) if WHOLE.fullmatch(text.strip()) else duration(text)
 
 
 def duration(text: str) -> float:
     """Seconds of what Go's time.ParseDuration takes: without a unit only 0. Raises ValueError."""
     text = text.strip()
-    if re.fullmatch(r"[+-]?\d+", text):
+    if WHOLE.fullmatch(text):
         if int(text):
             raise ValueError(f'time: missing unit in duration "{text}"')
         return 0.0

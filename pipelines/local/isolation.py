@@ -124,7 +124,7 @@ class View:
         named = [*paths, *(at for _, at, _ in self.binds if at != SHM)]
         self.declared = [Path("/", below(root, path).relative_to(root)) for path in named]
         self.private = {"tmp"} | {_top(each) for each in self.declared} - SYSTEM
-        self.ours: socket.socket | None = None
+        self.sockets: tuple[socket.socket, ...] = ()
         self.fd: int | None = None
 
     def lies(self, path: Path, asked: bool = False) -> Path:
@@ -150,8 +150,8 @@ class View:
 
         Prepares the directories now, so that only system calls remain for the child.
         """
-        root, whole = self.root, _layered() and self._apart()
-        kept = self._placed(keep)
+        root, kept = self.root, self._placed(keep)
+        whole = _layered() and self._apart()  # what is placed is a directory now
         spare, points = root / ".layers", _mount_points()
         spare.mkdir(exist_ok=True)
         tops = [Path(each.path) for each in os.scandir("/") if each.name not in self.private]
@@ -159,13 +159,20 @@ class View:
             view, layers = spare / "view", [each for each in tops if each.name in KERNEL or os.fsencode(each) in points]
         else:  # its own files lie beside the machine's, in root itself
             view, layers = root, [*_fitted(tops, root, self.declared)]
-        mounted = _below(points, [*(top for top in tops if top.name not in KERNEL), *kept])
+        mounted = _below(points, [top for top in tops if top.name not in KERNEL])
+        within = {path: _below(points, [path]) for path in kept}
         own = [name for name in os.listdir(root) if whole and name in self.private]
         seen = [*((path, str(path), None) for path in kept), *self.binds]
         shown = [(source, below(view, at), read_only) for source, at, read_only in seen]
         shown.sort(key=lambda each: len(each[1].parts))
         uid, gid = os.getuid(), os.getgid()
-        self.ours, theirs = socket.socketpair()
+        self.sockets = ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+
+        def mirrored(paths: list[Path]) -> None:
+            for path in paths:
+                with contextlib.suppress(OSError):  # others mount and unmount meanwhile
+                    _bind(path, view / path.relative_to("/"), read_only=True)
 
         def enter() -> None:
             _namespace(uid, gid)
@@ -180,12 +187,11 @@ class View:
                     (view / name).unlink(missing_ok=True)
                     (view / name).mkdir()
                 _bind(root / name, view / name, read_only=False)
-            for path in mounted:
-                with contextlib.suppress(OSError):  # others mount and unmount meanwhile
-                    _bind(path, view / path.relative_to("/"), read_only=True)
+            mirrored(mounted)
             for number, (source, target, read_only) in enumerate(shown):
                 if read_only is None:
                     _layer(source, target, spare / f"kept{number}")
+                    mirrored(within[source])
                 else:
                     _bind(source, target, read_only)
             if whole:
@@ -198,13 +204,14 @@ class View:
         return enter
 
     def begun(self) -> None:
-        """The process is there: what it changes of the machine can be read here as long as this view is kept."""
-        assert self.ours
-        self.ours.setblocking(False)
+        """The process is there, or could not be: what it changes of the machine can be read as long as this is kept."""
+        ours, theirs = self.sockets
         with contextlib.suppress(BlockingIOError):
-            self.fd = socket.recv_fds(self.ours, 1, 1)[1][0]
+            _, fds, _, _ = socket.recv_fds(ours, 1, 1, socket.MSG_CMSG_CLOEXEC)
+            self.fd = fds[0]
             weakref.finalize(self, os.close, self.fd)
-        self.ours.close()
+        ours.close()
+        theirs.close()
 
     def _apart(self) -> bool:
         """Whether its own files lie in directories of /, where nothing of the machine is beside them."""
@@ -215,6 +222,9 @@ class View:
         """Makes its directories, and places for all that is shown in them. Gives what is kept there of the machine."""
         home = Path(os.environ.get("HOME", "/"))
         tops = {Path("/", _top(each)) for each in self.declared if len(each.parts) > 2}  # /x is a file itself
+        for name in self.private:
+            if (self.root / name).is_symlink():  # an earlier try of this pod put it there
+                (self.root / name).unlink()
         for path in {Path("/tmp"), *tops, *([home] if home.is_absolute() else [])}:
             if _top(path) in self.private:
                 (self.root / path.relative_to("/")).mkdir(parents=True, exist_ok=True)

@@ -19,9 +19,9 @@ import yaml
 from yaml.constructor import ConstructorError
 
 from pipelines.local.golang import anystring, timestamp
-from pipelines.local.references import Find, filled, joined, texts
+from pipelines.local.references import Find, exit_handler, filled, joined, texts
 from pipelines.local.schema import TABLES, walk
-from pipelines.scopes import misshapen, names, present
+from pipelines.scopes import misshapen, present
 from steps.errors import ConfigError, did_you_mean
 
 ALIASED = 400_000  # values that aliases may make, as goyaml has it (decode.go, alias_ratio_range_low)
@@ -174,12 +174,11 @@ def workflow(
     elif kind == "WorkflowTemplate":
         reference = {"name": metadata.get("name") or "workflow"}
         metadata |= {"name": random_name(f"{reference['name']}-"), "labels": {}, "annotations": {}}
+        exit_handler(spec, parameters or {})
     elif not metadata.get("name"):
         metadata["name"] = random_name(metadata.get("generateName") or "workflow-")
-    mine = [] if kind == "WorkflowTemplate" else names((spec.get("arguments") or {}).get("parameters"))
-    reference, spec = reference or spec.get("workflowTemplateRef"), joined(spec, find)
+    reference, spec = reference or spec.get("workflowTemplateRef"), joined(spec, find, parameters or {})
     if reference:
-        _exit_handler(spec, {*mine, *(parameters or {})})
         label = "cluster-workflow-template" if reference.get("clusterScope") else "workflow-template"
         metadata["labels"] = {**(metadata.get("labels") or {}), f"{GROUP}/{label}": reference["name"]}
     for key in ("labels", "annotations"):
@@ -196,20 +195,6 @@ def workflow(
                 f"the parameter {each.get('name')} is {each.get('value')!r}: it must be one of {choices}."
             )
     return {"apiVersion": "argoproj.io/v1alpha1", "kind": "Workflow", "metadata": metadata, "spec": spec}
-
-
-def _exit_handler(spec: dict[str, Any], given: set[str]) -> None:
-    """Argo's check gives it the workflow's own arguments, and not those of a WorkflowTemplate.
-
-    Source: validate.go, Workflow.
-    """
-    handler = next((each for each in spec.get("templates") or [] if each.get("name") == spec.get("onExit")), {})
-    for each in (handler.get("inputs") or {}).get("parameters") or []:
-        if each.get("name") not in given and not each.keys() & {"value", "default", "valueFrom"}:
-            raise ConfigError(
-                f"the exit handler {handler['name']} needs the input {each.get('name')!r}, which Argo does not take "
-                f"from the arguments of a WorkflowTemplate: give it a default there, or -p {each.get('name')}=VALUE."
-            )
 
 
 def random_name(prefix: str) -> str:

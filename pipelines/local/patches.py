@@ -19,6 +19,11 @@ KEYS: dict[str, tuple[str, ...]] = {
     "hostAliases": ("ip",),
 }
 
+# Argo's own lists beside those of Kubernetes, but for the containers of a set, which are replaced
+MERGED = {name: keys[0] for name, keys in KEYS.items() if name != "containers"}
+MERGED |= dict.fromkeys(("parameters", "artifacts", "templates", "tasks", "sidecars"), "name")
+MERGED |= {"tolerations": "key", "volumeDevices": "devicePath"}
+
 
 class PatchError(Exception):
     """A patch that does not fit; the text is the API server's."""
@@ -62,6 +67,18 @@ def _by_key(base: list[Any], patch: list[Any], names: tuple[str, ...], keys: dic
             new.append(found[rest.pop(0)])
         new.append(_merged(found.get(item[key]), item, keys))
     return new + [found[name] for name in rest]
+
+
+def merged(base: Any, over: Any, field: str = "") -> Any:
+    """`over` over `base`, as a strategic merge patch: maps are merged, and lists of which Kubernetes says a key."""
+    if isinstance(base, dict) and isinstance(over, dict):
+        return {k: merged(base.get(k), over[k], k) if k in over else copy.deepcopy(base[k]) for k in {**base, **over}}
+    key = MERGED.get(field)
+    lists = isinstance(base, list) and isinstance(over, list)
+    if key and lists and all(isinstance(each, dict) and key in each for each in (*base, *over)):
+        named = {each[key]: each for each in base}
+        return [merged(named.pop(each[key], None), each) for each in over] + list(named.values())
+    return over if over is not None else base
 
 
 def operations(base: Any, patch: Any) -> Any:

@@ -182,9 +182,10 @@ def start(pod: PodRun, cluster: Cluster) -> Process:
             if memory:
                 memory.close()
             raise
+        finally:
+            if view:
+                view.begun()
     process.said, process.memory, process.view = said, memory, view
-    if view:
-        view.begun()
     return process
 
 

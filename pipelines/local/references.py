@@ -8,11 +8,11 @@ Source: Argo's workflow/templateresolution and util/merge.go.
 """
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 from pipelines.local.golang import anystring
-from pipelines.local.retries import merged
+from pipelines.local.patches import merged
 from pipelines.local.schema import walk
 from pipelines.scopes import misshapen, present
 from steps.errors import ConfigError
@@ -28,8 +28,11 @@ OBJECTS = {
 WORKFLOW_TEMPLATES = {False: ("WorkflowTemplate", "namespaced"), True: ("ClusterWorkflowTemplate", "cluster")}
 
 
-def joined(spec: dict[str, Any], find: Find) -> dict[str, Any]:
-    """The spec over that of the WorkflowTemplate it refers to. Raises ConfigError."""
+def joined(spec: dict[str, Any], find: Find, given: Iterable[str] = ()) -> dict[str, Any]:
+    """The spec over that of the WorkflowTemplate it refers to; `given`: parameters that get a value later.
+
+    Raises ConfigError.
+    """
     reference = spec.get("workflowTemplateRef")
     if not reference:
         return spec
@@ -47,7 +50,22 @@ def joined(spec: dict[str, Any], find: Find) -> dict[str, Any]:
     for index, each in enumerate(parameters):
         if "value" in (found := mine.get(each.get("name"), {})):
             parameters[index] = copy.deepcopy(found)
+    exit_handler(both, {*mine, *given})
     return both
+
+
+def exit_handler(spec: dict[str, Any], given: Collection[str | None]) -> None:
+    """Raises ConfigError if it needs more than is `given`: Argo's check leaves the WorkflowTemplate's arguments out.
+
+    Source: validate.go, Workflow.
+    """
+    handler = next((each for each in spec.get("templates") or [] if each.get("name") == spec.get("onExit")), {})
+    for each in (handler.get("inputs") or {}).get("parameters") or []:
+        if each.get("name") not in given and not each.keys() & {"value", "default", "valueFrom"}:
+            raise ConfigError(
+                f"the exit handler {handler['name']} needs the input {each.get('name')!r}, which Argo does not take "
+                f"from the arguments of a WorkflowTemplate: give it a default there, or -p {each.get('name')}=VALUE."
+            )
 
 
 def resolved(workflow: dict[str, Any], find: Find, check: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
@@ -190,10 +208,8 @@ def qualify(spec: dict[str, Any], scope: str, path: str, waiting: list[Any]) -> 
     """Gives every caller in `spec` the full name of what it calls, and notes the objects that it lies in."""
     for holder, where in holders(spec, path):
         if isinstance(reference := holder.get("templateRef"), dict):
-            if holder.get("template") not in (None, called(reference)):
-                raise ConfigError(f"{where} has a template beside its templateRef: Argo refuses that. Take one out.")
-            other, holder["template"] = scope_of(reference), called(reference)
-            waiting.append((other, reference, f"{where}.templateRef"))
+            holder.setdefault("template", called(reference))  # one that is there is for lint to find
+            waiting.append((scope_of(reference), reference, f"{where}.templateRef"))
         elif scope and holder.get("template"):
             holder["template"] = f"{scope}/{holder['template']}"
         if scope and holder.get("onExit"):

@@ -5,14 +5,13 @@ retried still waits out one backoff, and without a limit there is no backoff at 
 Source: Argo's operator.go processNodeRetries, mergedTemplateDefaultsInto.
 """
 
-import copy
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pipelines.local import golang
 from pipelines.local.expr import truth
-from pipelines.local.patches import KEYS
+from pipelines.local.patches import merged
 from pipelines.local.table import Node, moment
 from pipelines.local.template import expanded
 
@@ -107,27 +106,9 @@ def variables(last: Node | None, missing: str = "0") -> dict[str, str]:
 
 
 def with_defaults(template: dict[str, Any], defaults: dict[str, Any] | None) -> dict[str, Any]:
-    """The template over `templateDefaults`: maps are merged, lists of named things by name, all else replaced."""
+    """The template over `templateDefaults`, but for what these say of other kinds of template."""
     if not defaults:
         return template
     kinds = {kind for kind in TYPES if kind in template}
     fitting = {key: value for key, value in defaults.items() if key not in TYPES or key in kinds}
     return merged(fitting, template)
-
-
-# Argo's own lists beside those of Kubernetes, but for the containers of a set, which are replaced
-MERGED = {name: keys[0] for name, keys in KEYS.items() if name != "containers"}
-MERGED |= dict.fromkeys(("parameters", "artifacts", "templates", "tasks", "sidecars"), "name")
-MERGED |= {"tolerations": "key", "volumeDevices": "devicePath"}
-
-
-def merged(base: Any, over: Any, field: str = "") -> Any:
-    """`over` over `base`, as a strategic merge patch: maps are merged, and lists of which Kubernetes says a key."""
-    if isinstance(base, dict) and isinstance(over, dict):
-        return {k: merged(base.get(k), over[k], k) if k in over else copy.deepcopy(base[k]) for k in {**base, **over}}
-    key = MERGED.get(field)
-    lists = isinstance(base, list) and isinstance(over, list)
-    if key and lists and all(isinstance(each, dict) and key in each for each in (*base, *over)):
-        named = {each[key]: each for each in base}
-        return [merged(named.pop(each[key], None), each) for each in over] + list(named.values())
-    return over if over is not None else base

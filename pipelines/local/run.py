@@ -252,9 +252,9 @@ def _cluster(home: Path | None = None) -> Cluster:
 
 def _clear(files: RunFiles, pods: Mapping[str, list[int]]) -> None:
     """Ends what pods left: their sessions, and what has a pod's root as `/` or its environment."""
-    sessions, places = {pid: since for pid, since in pods.values()}, (f"{files.logs}/", f"{files.pods}/")
+    sessions, place = {pid: since for pid, since in pods.values()}, f"{files.pods}/"
     pids = [int(each.name) for each in Path("/proc").iterdir() if each.name.isdigit()]
-    found = {pid: started(pid) for pid in pids if pid != os.getpid() and _left(pid, sessions, places)}
+    found = {pid: started(pid) for pid in pids if pid != os.getpid() and _left(pid, sessions, place)}
     for pid in found:
         signal_group(pid, signal.SIGKILL)
         with contextlib.suppress(ProcessLookupError):
@@ -266,13 +266,12 @@ def _clear(files: RunFiles, pods: Mapping[str, list[int]]) -> None:
         time.sleep(0.01)
 
 
-def _left(pid: int, sessions: Mapping[int, int], places: tuple[str, ...]) -> bool:
+def _left(pid: int, sessions: Mapping[int, int], place: str) -> bool:
     with contextlib.suppress(OSError):  # gone, or not ours
-        if os.readlink(f"/proc/{pid}/root").startswith(places):
+        if os.readlink(f"/proc/{pid}/root").startswith(place):
             return True
     with contextlib.suppress(OSError):
-        environment = b"\0" + Path(f"/proc/{pid}/environ").read_bytes()
-        if any(f"\0{POD}={place}".encode() in environment for place in places):
+        if f"\0{POD}={place}".encode() in b"\0" + Path(f"/proc/{pid}/environ").read_bytes():
             return True
     try:
         since = sessions.get(os.getsid(pid))

@@ -12,6 +12,7 @@ import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -43,12 +44,18 @@ class Running:
     work: tuple[Future[Any], Callable[["Running", Future[Any]], None]] | None = None
     companions: Companions | None = None
     volumes: dict[str, Made] = field(default_factory=dict)
-    directory: str = "/"  # in which the main container begins, as do relative paths of outputs
+    directory: str = "/"  # in which its main container begins, as do relative paths of outputs
+    expand: Callable[[str], str] = str  # a text with that container's variables
     killed: str | None = None
     kill_at: float | None = None
 
-    def __post_init__(self) -> None:
-        self.private = private(self.template)
+    @cached_property
+    def private(self) -> tuple[str, ...] | None:
+        """The files that are the pod's own; None where it has no root of its own, and all come from placeholders."""
+        if not isolation.available():
+            return None
+        named = [os.path.join(self.directory, each) for each in paths(self.template)]
+        return (*named, *((SCRIPT,) if "script" in self.template else ()))
 
     @property
     def template(self) -> dict[str, Any]:
@@ -96,10 +103,13 @@ class Running:
             return None
         begun = self.group.view if self.group else self.process.view if self.process else None
         mounts = main_of(self.template).get("volumeMounts") or []
-        return begun or isolation.View(self.root, self.private, bound(self.volumes, mounts))
+        return begun or isolation.View(self.root, self.private, bound(self.volumes, mounts, self.expand))
 
     def host(self, path: str, link: bool = False) -> Path:
-        """Where the file is that the main container reaches by `path`, or the `link` there. Raises OSError."""
+        """Where the file is that the main container reaches by `path`, or the `link` there.
+
+        Raises OSError, and ConfigError for a volume that cannot be mounted.
+        """
         path = os.path.join(self.directory, path)
         if not (view := self.view):
             return isolation.below(self.root, path)
@@ -110,6 +120,8 @@ class Running:
     def collected(self, workflow: str, store: Store) -> tuple[str, str, Outputs]:
         """Phase, message and outputs when its processes are over."""
         beside = self.companions.stop(GRACE) if self.companions else ""
+        if self.companions and self.companions.unsaid:
+            raise self.companions.unsaid
         if self.group:
             code, failure = self.group.codes.get("main"), self.group.failure()
         else:
@@ -164,13 +176,6 @@ class Running:
         except OSError:
             text = source.get("default")
         return text.removesuffix("\n") if text is not None else None
-
-
-def private(template: dict[str, Any]) -> tuple[str, ...] | None:
-    """The files that are the pod's own; None where it has no root of its own, and all come from placeholders."""
-    if not isolation.available():
-        return None
-    return (*filter(os.path.isabs, paths(template)), *((SCRIPT,) if "script" in template else ()))
 
 
 def _mounts(template: dict[str, Any]) -> list[str]:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from pipelines.local import artifacts, limits, pod
-from pipelines.local.golang import seconds
+from pipelines.local.golang import WHOLE, seconds
 from pipelines.local.retries import POLICIES
 from steps.errors import ConfigError, did_you_mean
 
@@ -219,7 +219,7 @@ def _duration(value: Any) -> str:
 
 
 def _timeout(value: Any) -> str:
-    if (wrong := _duration(value)) or not re.fullmatch(r"[+-]?\d+", value):
+    if (wrong := _duration(value)) or not WHOLE.fullmatch(value):
         return wrong
     return "give a unit, as in 30s"
 

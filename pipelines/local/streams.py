@@ -65,13 +65,13 @@ class Said:
 
     def over(self) -> None:
         """Takes what the process has said, and hears no more: what it left behind may have its ends still."""
-        for ours in _reader().forget(self):
-            (there,) = struct.unpack("i", fcntl.ioctl(ours, termios.FIONREAD, bytes(4)))
-            while there > 0 and (size := self.read(ours)) > 0:
-                there -= size
-            os.close(ours)
-        for file in self.files:
-            file.close()
+        _reader().end(self)
+
+    def rest(self, ours: int) -> None:
+        """Takes what is there now, however much follows."""
+        (there,) = struct.unpack("i", fcntl.ioctl(ours, termios.FIONREAD, bytes(4)))
+        while there > 0 and (size := self.read(ours)) > 0:
+            there -= size
 
 
 class _Reader(threading.Thread):
@@ -85,25 +85,26 @@ class _Reader(threading.Thread):
             self.reads[ours] = said
             self.ready.register(ours, select.EPOLLIN)
 
-    def forget(self, said: Said) -> list[int]:
-        """What is open still."""
+    def end(self, said: Said) -> None:
+        """Several threads may ask for it; whoever goes on has all that was said."""
         with self.lock:
-            mine = [ours for ours in said.sinks if self.reads.get(ours) is said]
-            for ours in mine:
-                self._forget(ours)
-        return mine
+            for ours in [ours for ours in said.sinks if self.reads.get(ours) is said]:
+                said.rest(ours)
+                self._close(ours)
+            for file in said.files:
+                file.close()
 
-    def _forget(self, ours: int) -> None:
+    def _close(self, ours: int) -> None:
         self.ready.unregister(ours)
         del self.reads[ours]
+        os.close(ours)
 
     def run(self) -> None:
         while True:
             for ours, _ in self.ready.poll():
                 with self.lock:
                     if (said := self.reads.get(ours)) and not said.read(ours):
-                        self._forget(ours)
-                        os.close(ours)
+                        self._close(ours)
 
 
 @cache

@@ -60,7 +60,10 @@ def check(workflow: dict[str, Any], cluster: Any, manifest: Mapping[str, Any] | 
             f"containers may use more {', '.join(beyond)} than their limits say: nothing here holds them to it"
         )
     if not isolation.available():
-        notes.append("pods are processes of this machine with your rights, as it gives no mount namespaces")
+        notes.append(
+            "pods are processes of this machine with your rights, as it gives no mount namespaces: what leaves its "
+            "session and clears its environment there outlives them"
+        )
     return notes
 
 

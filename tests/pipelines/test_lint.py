@@ -309,6 +309,11 @@ MISTAKES: dict[str, tuple[Callable[[Any], Any], str, str]] = {
     "timeout of all": (
         lambda w: template(w, "make").update(timeout="{{workflow.parameters.rows}}"), "argument",
         'the timeout of make is "5" by it'),
+    "template beside": (
+        lambda w: task(w, "away").update(template="make"), "template", "beside its templateRef: take one of them out"),
+    "hook's template beside": (
+        lambda w: task(w, "score")["hooks"]["exit"].update(templateRef={"name": "other", "template": "t"}), "template",
+        "beside its templateRef"),
     "no name": (lambda w: w.update(metadata={}), "name", "missing"),
     "long name": (lambda w: w["metadata"].update(name="a" * 64), "name", "at most 63"),
     "kind": (lambda w: w.update(kind="Workfow"), "kind", 'mean "Workflow"'),

@@ -43,6 +43,7 @@ class Pod:
         self.started = 0.0
         self.start_at, self.kill_at = 0.0, float("inf")
         self.ending = False
+        self.unsaid: OSError | None = None
         rmtree(self.root, ignore_errors=True)  # what an earlier pod of this name left
 
     @property
@@ -63,7 +64,7 @@ class Pod:
                 signal_group(process.pid, SIGKILL)
             return None
         signal_group(process.pid, SIGKILL)  # what it left behind in its group
-        self.process = None
+        self.unsaid, self.process = process.said.error, None
         return process.code
 
     def restart(self, code: int, anew: bool = False) -> None:
@@ -95,6 +96,8 @@ class Pod:
 
     def why(self) -> str:
         """The last line of its log, for a message."""
+        if self.unsaid:
+            return f"its log cannot be written: {self.unsaid}"
         if not self.log.exists():
             return ""
         with self.log.open("rb") as log:

@@ -1,5 +1,10 @@
 """One container as a process: what it would lack, or what would end the runner with it."""
 
+import json
+import os
+import shutil
+import subprocess
+import sys
 import tempfile
 import time
 import uuid
@@ -149,15 +154,20 @@ OUT = {"parameters": [{"name": "p", "valueFrom": {"path": "/tmp/p"}}]}
 
 
 @needs_namespaces
-def test_an_output_behind_a_link_is_what_the_pod_wrote_there_or_an_error_but_never_the_machines(tmp_path: Path) -> None:
+@pytest.mark.parametrize("place", ["", "/v", "/mnt/v"])
+def test_an_output_behind_a_link_is_what_the_pod_wrote_there_or_an_error_but_never_the_machines(
+    tmp_path: Path, place: str
+) -> None:
+    mounts = {"volumeMounts": [{"name": "v", "mountPath": place}]} if place else {}
     mine = Path.cwd() / f".marker-{uuid.uuid4()}"
     mine.write_text("the machine's")
     try:
         source = f"echo the pod\\'s > {mine}; ln -s {mine} /tmp/p"
-        status = ran({"container": shell(source), "outputs": OUT}, tmp_path)
+        template = {"container": shell(source, **mounts), "outputs": OUT, "volumes": [{"name": "v", "emptyDir": {}}]}
+        status = ran(template, tmp_path)
     finally:
         mine.unlink()
-    assert "no such file" in status["message"] if status["phase"] == "Error" else value(status) == "the pod's"
+    assert value(status) == "the pod's" if isolation._layered() else "no such file" in status["message"]
 
 
 @needs_namespaces
@@ -215,6 +225,44 @@ def test_an_output_in_a_part_of_a_volume_that_a_variable_names_is_found(tmp_path
     outputs = {"parameters": [{"name": "p", "valueFrom": {"path": "/v/p"}}]}
     template = {"container": container, "outputs": outputs, "volumes": [{"name": "v", "emptyDir": {}}]}
     assert value(ran(template, tmp_path)) == "1"
+
+
+@needs_namespaces
+def test_an_input_in_a_part_of_a_volume_that_a_variable_names_is_found(tmp_path: Path) -> None:
+    mount = {"name": "v", "mountPath": "/v", "subPathExpr": "$(A)/b"}
+    container = shell("cp /v/in /tmp/p", volumeMounts=[mount], env=[{"name": "A", "value": "a"}])
+    inputs = {"artifacts": [{"name": "in", "path": "/v/in", "raw": {"data": "1"}}]}
+    template = {"container": container, "inputs": inputs, "outputs": OUT, "volumes": [{"name": "v", "emptyDir": {}}]}
+    assert value(ran(template, tmp_path)) == "1"
+
+
+@needs_namespaces
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can mount")
+def test_what_is_mounted_in_a_directory_of_workloads_is_seen(tmp_path: Path) -> None:
+    kept = Path(tempfile.mkdtemp(dir="/tmp"))
+    (kept / "m").mkdir()
+    manifest = {"kind": "Workflow", "metadata": {"name": "w"}, "spec": {"entrypoint": "main", "templates": [
+        {"name": "main", "container": shell(f"test $(cat {kept}/m/x) = 1")}]}}  # fmt: skip
+    (tmp_path / "w.json").write_text(json.dumps(manifest))
+    run = f"{Path(sys.executable).with_name('rekindle')} run --manifest w.json"
+    script = f"mount -t tmpfs x {kept}/m && echo 1 > {kept}/m/x && {run}"
+    environment = {**os.environ, "REKINDLE_HOME": str(tmp_path), "REKINDLE_PATH": str(kept)}
+    done = subprocess.run(["unshare", "-m", "sh", "-c", script], cwd=tmp_path, env=environment, capture_output=True)
+    shutil.rmtree(kept)
+    assert done.returncode == 0, done.stderr
+
+
+@needs_namespaces
+def test_what_a_try_left_in_place_of_tmp_changes_nothing_of_the_machine(tmp_path: Path) -> None:
+    machines = Path(tempfile.mkdtemp(dir=Path.cwd(), prefix=".marker-"))
+    before = machines.stat().st_mode
+    root = tmp_path / "root"
+    root.mkdir()
+    (root / "tmp").symlink_to(machines)
+    isolation.View(root, []).entry([])
+    after = machines.stat().st_mode
+    machines.rmdir()
+    assert (before, (root / "tmp").is_symlink()) == (after, False)
 
 
 @needs_namespaces

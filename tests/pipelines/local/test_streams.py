@@ -5,15 +5,22 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from pipelines.local import isolation
 from pipelines.local.cluster import LocalCluster
+from pipelines.local.companions import Companions
+from pipelines.local.pod import PodRun
+from pipelines.local.pod import start as start_pod
 from pipelines.local.run import execute
+from pipelines.local.running import Running
 from pipelines.local.streams import Said
+from pipelines.local.table import Start
 
 
 def said(source: str, log: Path, copy: Path | None = None) -> Said:
@@ -76,6 +83,45 @@ def test_what_a_container_left_behind_holds_nobody_up(tmp_path: Path) -> None:
 def test_a_log_that_cannot_be_written_is_told_and_stops_no_container(tmp_path: Path) -> None:
     found = said(f"head -c 1000000 /dev/zero && touch {tmp_path}/done", Path("/dev/full"))
     assert found.error and found.error.errno == errno.ENOSPC and (tmp_path / "done").exists()
+
+
+def test_whoever_asks_for_the_end_has_all_that_was_said(tmp_path: Path) -> None:
+    """A thread that collects, and the main one that is interrupted, end the same sidecar."""
+    for number in range(20):
+        with Said(log := tmp_path / str(number)) as said:
+            process = subprocess.Popen(["head", "-c", "60000", "/dev/zero"], stdout=said.out, stderr=said.err)
+        process.wait()
+        sizes: list[int] = []
+
+        def ended(said: Said = said, log: Path = log, sizes: list[int] = sizes) -> None:
+            said.over()
+            sizes.append(log.stat().st_size)
+
+        threads = [threading.Thread(target=ended) for _ in range(4)]
+        for each in threads:
+            each.start()
+        for each in threads:
+            each.join()
+        assert sizes == [60000] * 4
+
+
+@pytest.mark.skipif(not isolation.available(), reason="no private mount namespace here")
+def test_a_sidecar_whose_log_cannot_be_written_is_told(tmp_path: Path) -> None:
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs/w.beside.log").symlink_to("/dev/full")
+    beside = {"name": "beside", "image": "busybox", "command": ["sh", "-c"], "args": ["echo hi; exec sleep 9"]}
+    template = {"name": "main", "container": {"image": "busybox", "command": ["true"]}, "sidecars": [beside]}
+    start = Start("w", "w", {**template, "inputs": {"parameters": [], "artifacts": []}}, False)
+    one = Running(start, tmp_path / "w", tmp_path / "logs/w.log")
+    run, cluster = PodRun("w", {"containers": [template["container"]]}, one.root, one.log), LocalCluster(tmp_path)
+    one.companions = Companions(template, run, cluster)
+    one.companions.start_sidecars()
+    one.process = start_pod(replace(run, spec={"containers": [{"name": "main", **template["container"]}]}), cluster)
+    one.process.wait()
+    while not one.companions.running["beside"].said.error:
+        time.sleep(0.01)
+    with pytest.raises(OSError, match="No space left"):
+        one.collected("w", cluster.store)
 
 
 @pytest.mark.skipif(os.getuid() != 0 or not isolation.available(), reason="only root can have a disk of its own")
