@@ -67,12 +67,12 @@ class Executor:
         one.forget()
         root.mkdir(parents=True)
         inputs = [each for each in action.template["inputs"]["artifacts"] if each.get("path")]
-        main = {"name": "main", **main_of(action.template)}
+        main, run = {"name": "main", **main_of(action.template)}, self._run(one)
         try:
             one.volumes = self._volumes(one)
             if "image" in main:
                 one.directory = main.get("workingDir") or self.cluster.image(main["image"]).directory or "/"
-                one.expand = lambda text: pod.expand(text, pod.environ(self._run(one), main, self.cluster))
+                one.expand = lambda text: pod.expand(text, pod.environ(run, main, self.cluster))
             load = [partial(artifacts.load, each, one.host(each["path"]), self._store) for each in inputs]
         except (ConfigError, OSError) as error:
             self._end(one, "Error", str(error), None)
