@@ -10,6 +10,7 @@ One thread of this process reads them all.
 import contextlib
 import fcntl
 import os
+import resource
 import select
 import struct
 import termios
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import Self
 
 CHUNK = 1 << 16
+FILES = 1 << 16
 
 
 class Said:
@@ -109,4 +111,8 @@ class _Reader(threading.Thread):
 
 @cache
 def _reader() -> _Reader:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = FILES if hard == resource.RLIM_INFINITY else min(FILES, hard)
+    if 0 <= soft < most:  # a pod takes a few, and a container of a cluster has as many
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
     return _Reader()

@@ -85,6 +85,17 @@ def test_a_log_that_cannot_be_written_is_told_and_stops_no_container(tmp_path: P
     assert found.error and found.error.errno == errno.ENOSPC and (tmp_path / "done").exists()
 
 
+def test_more_pods_at_once_than_a_shell_lets_one_have_files(tmp_path: Path) -> None:
+    one = {"name": "one", "container": {"image": "busybox", "command": ["sleep", "1"]}}
+    main = {"name": "main", "steps": [[{"name": "each", "template": "one", "withSequence": {"count": "60"}}]]}
+    spec = {"entrypoint": "main", "templates": [main, one]}
+    (tmp_path / "w.json").write_text(json.dumps({"kind": "Workflow", "metadata": {"name": "w"}, "spec": spec}))
+    run = f"ulimit -S -n 128; {Path(sys.executable).with_name('rekindle')} run --manifest w.json"
+    environment = {**os.environ, "REKINDLE_HOME": str(tmp_path)}
+    done = subprocess.run(["bash", "-c", run], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
 def test_whoever_asks_for_the_end_has_all_that_was_said(tmp_path: Path) -> None:
     """A thread that collects, and the main one that is interrupted, end the same sidecar."""
     for number in range(20):
