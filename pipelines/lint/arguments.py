@@ -63,7 +63,9 @@ def timeout(found: Findings, path: str, template: Data, given: Data, everywhere:
     for each in [*((template.get("inputs") or {}).get("parameters") or []), *(given.get("parameters") or [])]:
         known[f"inputs.parameters.{each.get('name')}"] = each
     values = {tag: anystring(each.get("value", each.get("default", ""))) for tag, each in known.items()}
-    text = tags.TAG.sub(lambda tag: values.get(tag[1].strip(), tag[0]), str(template.get("timeout", "")))
+    text = str(template.get("timeout", ""))
+    for _ in range(2):  # an argument may be a tag itself
+        text = tags.TAG.sub(lambda tag: values.get(tag[1].strip(), tag[0]), text)
     if WHOLE.fullmatch(text):
         found.add(path, "argument", f'the timeout of {template.get("name")} is "{text}" by it: give a unit, as in 30s.')
 

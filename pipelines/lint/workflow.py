@@ -327,7 +327,8 @@ class WorkflowRules:
         if task.get("template"):
             self.target(path, str(task["template"]), given)
         elif inline := task.get("inline"):
-            self.template(f"{path}.inline", inline, scope)
+            away = path.startswith(f"{self.root}.templateRef[") or self.root in self.others
+            self.template(f"{path}.inline", inline, None if away else scope)  # stored, it is filled in by itself
             arguments.supplied(self.found, f"{path}.arguments", "the inline template", inline, given, loose=True)
         else:
             self.found.add(path, "template", "it names no template: give template, templateRef or inline.")
@@ -393,7 +394,7 @@ class WorkflowRules:
         arguments.timeout(self.found, where, template, given, self.spec.get("arguments") or {})
 
     def tags(self, path: str, value: Any, scope: Scope) -> None:
-        tags.check(self.found, path, value, scope, whole=self.kind == "Workflow")
+        tags.check(self.found, path, value, scope, whole=self.kind not in REUSED)
 
 
 def _named(spec: Manifest) -> dict[str, Manifest]:

@@ -68,7 +68,7 @@ def exit_handler(spec: dict[str, Any], given: Collection[str | None]) -> None:
             )
 
 
-def resolved(workflow: dict[str, Any], find: Find, check: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
+def resolved(workflow: dict[str, Any], find: Find, check: Callable[[dict[str, Any], str], Any]) -> dict[str, Any]:
     """The workflow with all that it refers to as `storedTemplates`; each spec is checked first. Raises ConfigError."""
     workflow, stored, waiting = copy.deepcopy(workflow), {}, []
     qualify(workflow["spec"], "", "spec", waiting)
@@ -79,7 +79,7 @@ def resolved(workflow: dict[str, Any], find: Find, check: Callable[[dict[str, An
             continue
         seen.add(scope)
         spec = _found(reference, path, find)
-        check(spec)
+        check(spec, f"{WORKFLOW_TEMPLATES[bool(reference.get('clusterScope'))][0]} {reference['name']}: spec")
         qualify(spec, scope, f"{scope}.spec", waiting)
         stored |= {f"{scope}/{each['name']}": each for each in spec.get("templates") or []}
         name = str(reference.get("template"))

@@ -126,7 +126,7 @@ class LocalRun:
         lint.check(workflow, find=cluster.find)
         if manifest["kind"] == "CronWorkflow":  # as Argo takes none that never could run by itself
             lint.check({**manifest, "spec": {**manifest["spec"], "workflowSpec": workflow["spec"]}})
-        workflow = resolved(labelled(workflow), cluster.find, lambda spec: subset.templates(spec, cluster))
+        workflow = resolved(labelled(workflow), cluster.find, lambda spec, path: subset.templates(spec, cluster, path))
         files = _created(cluster.home, workflow, manifest["kind"] == "CronWorkflow")
         return cls(files, workflow, {"phase": "", "nodes": {}}, cluster)
 

@@ -21,6 +21,7 @@ from typing import Self
 
 CHUNK = 1 << 16
 FILES = 1 << 16
+ONE = threading.Lock()
 
 
 class Said:
@@ -33,7 +34,11 @@ class Said:
         self.error: OSError | None = None
         with contextlib.ExitStack() as opened:
             files = [opened.enter_context(open(path, "ab", buffering=0)) for path in (log, copy) if path]
-            pipes = [os.pipe2(os.O_CLOEXEC) for _ in files]
+            pipes = list[tuple[int, int]]()
+            for _ in files:
+                pipes.append(os.pipe2(os.O_CLOEXEC))
+                for end in pipes[-1]:
+                    opened.callback(os.close, end)
             opened.pop_all()
         self.files, self.out, self.err = files, pipes[-1][1], pipes[0][1]
         self.sinks = {ours: files if theirs == self.out else files[:1] for ours, theirs in pipes}
@@ -109,8 +114,13 @@ class _Reader(threading.Thread):
                         self._close(ours)
 
 
-@cache
 def _reader() -> _Reader:
+    with ONE:
+        return _made()
+
+
+@cache
+def _made() -> _Reader:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = FILES if hard == resource.RLIM_INFINITY else min(FILES, hard)
     if 0 <= soft < most:  # a pod takes a few, and a container of a cluster has as many

@@ -80,19 +80,19 @@ def _objects(spec: dict[str, Any], cluster: Any) -> None:
             )
 
 
-def templates(spec: dict[str, Any], cluster: Any) -> None:
+def templates(spec: dict[str, Any], cluster: Any, path: str) -> None:
     """The same for the spec of a WorkflowTemplate that is referred to."""
-    _bodies(spec, cluster)
+    _bodies(spec, cluster, path)
 
 
-def _bodies(spec: dict[str, Any], cluster: Any) -> list[str]:
+def _bodies(spec: dict[str, Any], cluster: Any, where: str = "spec") -> list[str]:
     """What is ignored of the patches of pods."""
-    ignored = pod_patch.check(spec, "spec")
+    ignored = pod_patch.check(spec, where)
     _holders(spec)
-    for template, path in bodies(spec, "spec"):
+    for template, path in bodies(spec, where):
         _template(with_defaults(template, spec.get("templateDefaults")), path, cluster)
         ignored += pod_patch.check(template, path)
-    _expressions(spec, "spec")
+    _expressions(spec, where)
     return ignored
 
 
