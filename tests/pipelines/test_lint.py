@@ -306,6 +306,9 @@ MISTAKES: dict[str, tuple[Callable[[Any], Any], str, str]] = {
     "timeout": (
         lambda w: template(w, "score").update(timeout="{{inputs.parameters.of}}") or task(w, "score")["arguments"].update(
         arguments(of="30")), "argument", r"tasks\[score\].arguments: the timeout of score is .30. by it: give a unit"),
+    "timeout by an argument's tag": (
+        lambda w: template(w, "make").update(timeout="{{inputs.parameters.rows}}") or task(w, "make").update(
+        arguments=arguments(rows="{{workflow.parameters.rows}}")), "argument", 'the timeout of make is "5" by it'),
     "timeout of all": (
         lambda w: template(w, "make").update(timeout="{{workflow.parameters.rows}}"), "argument",
         'the timeout of make is "5" by it'),

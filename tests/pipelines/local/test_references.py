@@ -111,6 +111,21 @@ def test_a_mistake_within_a_template_of_another_object_is_found_before_the_run(
     assert execute(main, {}, cluster)["phase"] == "Succeeded"
 
 
+def test_an_inline_template_of_another_object_sees_no_inputs_around_it_as_on_argo(tmp_path: Path) -> None:
+    """Argo takes it from where it is stored; that of the workflow itself is filled in with its task."""
+    cluster = LocalCluster(tmp_path)
+    inline = "inline: {container: {image: busybox, command: [echo, '{{inputs.parameters.x}}']}}}"
+    main, beside = split(documents(re.sub(r'template: say, arguments: .*}}!"}\]}}', inline, FILE)))
+    cluster.keep(beside)
+    with pytest.raises(ConfigError, match=r"templates\[twice\].*inline.*gives a value to inputs.parameters.x"):
+        execute(main, {}, cluster)
+    main["spec"]["templates"].append({**beside[0]["spec"]["templates"][0], "name": "own"})
+    task = main["spec"]["templates"][1]["dag"]["tasks"][0]
+    del task["templateRef"]
+    task["template"] = "own"
+    assert execute(main, {}, cluster)["phase"] == "Succeeded"
+
+
 def test_templates_of_objects_may_call_each_other_in_a_circle(tmp_path: Path) -> None:
     def call(other: str, x: str) -> dict[str, Any]:
         given = {"parameters": [{"name": "x", "value": x}]}
