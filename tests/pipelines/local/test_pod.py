@@ -167,7 +167,8 @@ def test_an_output_behind_a_link_is_what_the_pod_wrote_there_or_an_error_but_nev
         status = ran(template, tmp_path)
     finally:
         mine.unlink()
-    assert value(status) == "the pod's" if isolation._layered() else "no such file" in status["message"]
+    known = isolation._layered() and not mine.is_relative_to("/tmp")  # where a clone is seen beside the pod's own files
+    assert value(status) == "the pod's" if known else "no such file" in status["message"]
 
 
 @needs_namespaces
