@@ -106,6 +106,11 @@ def names(items: Any) -> list[str]:
     return [str(each.get("name", "")) for each in items or []]
 
 
+def supplied(parameter: Data) -> bool:
+    """Whether a parameter of a template's inputs has a value though its caller gives none."""
+    return any(key in parameter for key in ("value", "default", "valueFrom"))
+
+
 def workflow(spec: Data) -> set[str]:
     """Tags that have a value everywhere, once there is one; a name with = before it has one in expressions alone."""
     known = {f"workflow.{name}" for name in WORKFLOW} | {"workflow.parameters.json"}

@@ -84,7 +84,7 @@ def _own(found: list[Finding], rules: WorkflowRules, told: Told) -> Iterator[Fin
         theirs |= {(each.path.replace("spec", at, 1), each.rule, each.fatal) for each in told[name]}
     base = (rules.others.get(root) or {}).get("metadata", {}).get("name")
     inside = f"{root}.workflowTemplateRef[{base}].templates" if base else f"{root}.templates"
+    away = tuple(rules.others.keys() - {root})  # where a warning is for who looks at that object
     for each in found:
-        away = each.path.startswith(f"{root}.templateRef[")  # where a warning is for who looks at that object
-        if (each.path, each.rule, each.fatal) not in theirs and (each.fatal or not away):
+        if (each.path, each.rule, each.fatal) not in theirs and (each.fatal or not each.path.startswith(away)):
             yield replace(each, path=each.path.replace(f"{root}.templates", inside, 1))

@@ -6,6 +6,7 @@ Source: Argo's validateArguments and ProcessArgs.
 from collections import Counter
 from collections.abc import Iterable
 
+from pipelines import scopes
 from pipelines.lint import tags
 from pipelines.lint.findings import Findings
 from pipelines.local.golang import WHOLE, anystring
@@ -96,5 +97,5 @@ def _located(artifact: Data) -> bool:
 
 def _required(item: Data, kind: str) -> bool:
     if kind == "parameters":
-        return not any(key in item for key in ("value", "default", "valueFrom"))
+        return not scopes.supplied(item)
     return not item.get("optional") and not any(key in item for key in SUPPLIED)

@@ -327,8 +327,8 @@ class WorkflowRules:
         if task.get("template"):
             self.target(path, str(task["template"]), given)
         elif inline := task.get("inline"):
-            away = path.startswith(f"{self.root}.templateRef[") or self.root in self.others
-            self.template(f"{path}.inline", inline, None if away else scope)  # stored, it is filled in by itself
+            stored = path.startswith(tuple(self.others))  # where it is filled in by itself
+            self.template(f"{path}.inline", inline, None if stored else scope)
             arguments.supplied(self.found, f"{path}.arguments", "the inline template", inline, given, loose=True)
         else:
             self.found.add(path, "template", "it names no template: give template, templateRef or inline.")

@@ -14,7 +14,7 @@ from typing import Any
 from pipelines.local.golang import anystring
 from pipelines.local.patches import merged
 from pipelines.local.schema import walk
-from pipelines.scopes import misshapen, present
+from pipelines.scopes import misshapen, present, supplied
 from steps.errors import ConfigError
 
 Find = Callable[[str, str], Mapping[str, Any] | None]
@@ -61,7 +61,7 @@ def exit_handler(spec: dict[str, Any], given: Collection[str | None]) -> None:
     """
     handler = next((each for each in spec.get("templates") or [] if each.get("name") == spec.get("onExit")), {})
     for each in (handler.get("inputs") or {}).get("parameters") or []:
-        if each.get("name") not in given and not each.keys() & {"value", "default", "valueFrom"}:
+        if each.get("name") not in given and not supplied(each):
             raise ConfigError(
                 f"the exit handler {handler['name']} needs the input {each.get('name')!r}, which Argo does not take "
                 f"from the arguments of a WorkflowTemplate: give it a default there, or -p {each.get('name')}=VALUE."

@@ -50,10 +50,16 @@ spec:
 """
 
 
-def test_a_template_of_another_object_calls_its_own_neighbours_and_not_the_workflows(tmp_path: Path) -> None:
-    cluster = LocalCluster(tmp_path)
-    main, beside = split(documents(FILE))
+def kept(text: str, home: Path) -> tuple[dict[str, Any], LocalCluster]:
+    """The object to run, and where those beside it are."""
+    main, beside = split(documents(text))
+    cluster = LocalCluster(home)
     cluster.keep(beside)
+    return main, cluster
+
+
+def test_a_template_of_another_object_calls_its_own_neighbours_and_not_the_workflows(tmp_path: Path) -> None:
+    main, cluster = kept(FILE, tmp_path)
     status = execute(main, {}, cluster)
     assert status["phase"] == "Succeeded", status
     nodes = {node["name"]: node for node in status["nodes"].values()}
@@ -63,11 +69,9 @@ def test_a_template_of_another_object_calls_its_own_neighbours_and_not_the_workf
 
 
 def test_a_number_in_a_template_of_another_object_is_the_text_that_argo_sees(tmp_path: Path) -> None:
-    cluster = LocalCluster(tmp_path)
-    main, beside = split(
-        documents(FILE.replace("{parameters: [{name: x}]}", "{parameters: [{name: x, default: 1.50}]}"))
+    main, cluster = kept(
+        FILE.replace("{parameters: [{name: x}]}", "{parameters: [{name: x, default: 1.50}]}"), tmp_path
     )
-    cluster.keep(beside)
     main["spec"]["templates"][1]["dag"]["tasks"][0].pop("arguments")
     status = execute(main, {}, cluster)
     assert status["phase"] == "Succeeded", status
@@ -76,11 +80,9 @@ def test_a_number_in_a_template_of_another_object_is_the_text_that_argo_sees(tmp
 
 
 def test_what_a_template_of_another_object_gives_and_needs_is_known_before_the_run(tmp_path: Path) -> None:
-    cluster = LocalCluster(tmp_path)
     text = FILE.replace('{name: "y", ', '{name: "y", globalName: all, ')
     text = text.replace('command: ["true"]', 'command: [test, "{{workflow.outputs.parameters.all}}", "=", "hello! me"]')
-    main, beside = split(documents(text))
-    cluster.keep(beside)
+    main, cluster = kept(text, tmp_path)
     assert execute(main, {}, cluster)["phase"] == "Succeeded"
     del main["spec"]["templates"][1]["dag"]["tasks"][0]["arguments"]
     with pytest.raises(ConfigError, match=r'template twice of tools needs the input "x"'):
@@ -101,10 +103,9 @@ def test_a_mistake_within_a_template_of_another_object_is_found_before_the_run(
     tmp_path: Path, field: str, wrong: str, said: str
 ) -> None:
     """If it is called: what else lies there is nobody's, as to Argo."""
-    cluster, text = LocalCluster(tmp_path), FILE.replace(field, wrong, 1)
+    text = FILE.replace(field, wrong, 1)
     assert text != FILE
-    main, beside = split(documents(text))
-    cluster.keep(beside)
+    main, cluster = kept(text, tmp_path)
     with pytest.raises(ConfigError, match=rf"spec.templateRef\[tools\].templates\[twice\].*{re.escape(said)}"):
         execute(main, {}, cluster)
     main["spec"]["templates"][1]["dag"]["tasks"][0]["templateRef"]["template"] = "say"
@@ -160,9 +161,7 @@ spec: {workflowTemplateRef: {name: t}, arguments: {parameters: [{name: z, value:
 
 
 def test_a_workflow_over_a_template_keeps_its_own_values_and_takes_the_rest(tmp_path: Path) -> None:
-    cluster = LocalCluster(tmp_path)
-    main, beside = split(documents(REFERRED))
-    cluster.keep(beside)
+    main, cluster = kept(REFERRED, tmp_path)
     spec = workflow(main, {"x": "2"}, cluster.find)["spec"]
     assert {each["name"]: each["value"] for each in spec["arguments"]["parameters"]} == {"x": "2", "z": "4"}
     assert (spec["entrypoint"], len(spec["templates"])) == ("main", 1)
@@ -189,18 +188,14 @@ def test_an_exit_handler_gets_no_arguments_of_a_template_as_on_argo(tmp_path: Pa
     ],
 )
 def test_a_reference_that_leads_nowhere_is_refused_with_its_path(tmp_path: Path, reference: str, said: str) -> None:
-    cluster = LocalCluster(tmp_path)
-    main, beside = split(documents(FILE.replace("{name: tools, template: twice}", reference)))
-    cluster.keep(beside)
+    main, cluster = kept(FILE.replace("{name: tools, template: twice}", reference), tmp_path)
     with pytest.raises(ConfigError, match=said):
         execute(main, {}, cluster)
     assert not (tmp_path / "runs").exists()
 
 
 def test_a_template_that_is_referred_to_is_checked_like_the_workflow_itself(tmp_path: Path) -> None:
-    cluster = LocalCluster(tmp_path)
-    main, beside = split(documents(FILE.replace("envFrom", "lifecycle")))
-    cluster.keep(beside)
+    main, cluster = kept(FILE.replace("envFrom", "lifecycle"), tmp_path)
     with pytest.raises(ConfigError, match=r"templates\[1\]\.script\.lifecycle"):
         execute(main, {}, cluster)
 
