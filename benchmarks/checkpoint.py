@@ -30,12 +30,12 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import torch
 
 from benchmarks.bars import bar, parser, report
-from steps.storage import Store
-from steps.training.checkpoints import Checkpoints
-from steps.training.config import TrainConfig
-from steps.training.data import Cursor
-from steps.training.durable import CHUNK, parallel
-from steps.training.state import State, raw
+from rekindle.storage import Store
+from rekindle.training.checkpoint.manager import Checkpoints
+from rekindle.training.checkpoint.remote import CHUNK, parallel
+from rekindle.training.data import Cursor
+from rekindle.training.spec import TrainConfig
+from rekindle.training.state import State, raw
 
 STEP = 0.2  # seconds of the step that a write in the background may slow
 SHORT = 0.00043  # of the step that a snapshot of SMALL megabytes must not be felt in
@@ -51,7 +51,7 @@ def endpoint(root: Path) -> Iterator[Store]:
     command = [
         sys.executable,
         "-m",
-        "pipelines.local.s3",
+        "rekindle.local.services.s3",
         "--root",
         str(root),
         "--port",

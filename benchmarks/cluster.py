@@ -21,7 +21,7 @@ from threading import Thread
 from typing import Any
 
 from benchmarks.bars import bar, parser, report
-from pipelines.summary import timestamp
+from rekindle.view.summary import timestamp
 from tests.cluster.place import made
 from tests.cluster.run import DEMO, Place, Run, local
 

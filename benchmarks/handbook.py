@@ -23,7 +23,7 @@ from benchmarks.bars import Bar, bar, parser, report
 LAST_DAYS = ("2018-08-14", "2018-08-21", "2018-08-28", "2018-09-04")  # of the handbook's four test weeks
 BARS = {"ap": 0.700, "auc": 0.879, "cp100": 0.306}
 TRAINING = 600.0  # seconds on two cores
-REKINDLE = [sys.executable, "-c", "import sys; from pipelines.cli import main; sys.exit(main())"]
+REKINDLE = [sys.executable, "-c", "import sys; from rekindle.cli import main; sys.exit(main())"]
 NOT_RELEASED = 3
 
 

@@ -16,8 +16,8 @@ from hera.workflows import DAG, Container, Parameter, Resource, Task, Workflow
 from hera.workflows import models as m
 
 from benchmarks.bars import bar, parser, report
-from pipelines.lint import lint
-from pipelines.render import manifest_sha256, ordered, to_yaml
+from rekindle.argo.validate import lint
+from rekindle.render import manifest_sha256, ordered, to_yaml
 
 JOB = """
 {"apiVersion": "kubeflow.org/v1", "kind": "PyTorchJob",

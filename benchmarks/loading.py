@@ -19,12 +19,12 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from benchmarks.bars import Bar, bar, parser, report
+from rekindle.training.loop import pick_device
+from rekindle.training.sampler import Sampler
+from rekindle.training.spec import TrainingSpec as Inputs
 from steps import fraud
 from steps.fraud.config import Data
 from steps.fraud.sequences import LENGTH, TrainingWindows, open_dataset
-from steps.train import Inputs
-from steps.training.loop import pick_device
-from steps.training.sampler import Sampler
 
 WORLD = "simulate://1?cards=5000&terminals=10000&days=183"
 BATCH = 256

@@ -50,8 +50,8 @@ class Tracker(BaseHTTPRequestHandler):
 @contextmanager
 def environment() -> Iterator[dict[str, str]]:
     """The variables of a running S3 endpoint that holds the data set, and of an MLflow that answers."""
-    from pipelines.local.services import Services
-    from steps.storage import Store
+    from rekindle.local.services.services import Services
+    from rekindle.storage import Store
 
     with tempfile.TemporaryDirectory() as folder, ThreadingHTTPServer(("127.0.0.1", 0), Tracker) as tracker:
         threading.Thread(target=tracker.serve_forever, daemon=True).start()
@@ -104,14 +104,15 @@ def measure(env: dict[str, str], size: int, settings: dict[str, Any], **turns: A
 def member(text: str) -> None:
     """One process: trains, and prints its figures."""
     from benchmarks import mlp
-    from steps.train import Inputs, run
-    from steps.training.signals import die_with
+    from rekindle.training.launch.signals import die_with
+    from rekindle.training.spec import TrainingSpec
+    from rekindle.training.worker import work
 
     settings = json.loads(text)
     die_with(settings["parent"])
-    inputs = Inputs(workload="benchmarks.mlp", dataset="dataset", digest="made-up", **settings["inputs"])
+    inputs = TrainingSpec(workload="benchmarks.mlp", dataset="dataset", digest="made-up", **settings["inputs"])
     mlp.turns = mlp.Turns(inputs, **settings["turns"])
-    run(inputs)
+    work(inputs)
     print(json.dumps(mlp.turns.result()))
 
 

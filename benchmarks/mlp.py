@@ -14,9 +14,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from steps.train import Inputs
-from steps.training.tree import share
-from steps.workload import DataConfig, Section
+from rekindle.sections import Section
+from rekindle.training.group.tree import share
+from rekindle.training.spec import TrainingSpec as Inputs
+from rekindle.workload import DataConfig
 
 Data = DataConfig
 evaluate = prepare = scorer = None
@@ -127,7 +128,7 @@ def others(turns: Turns, data: Numbers) -> dict[str, Loop]:
     """The loops to compare with: alone a bare one, in a group the same around DDP."""
     import torch
 
-    from steps.training.sampler import Sampler
+    from rekindle.training.sampler import Sampler
 
     config = turns.inputs
     sampler = Sampler(SAMPLES, config.batch_size, config.virtual_workers, config.seed)

@@ -20,9 +20,9 @@ from statistics import median
 
 from benchmarks import stamped, torchrun
 from benchmarks.bars import Bar, bar, parser, report
-from pipelines.local.services import Services
-from steps.storage import Store
-from tests.steps.training.crew import Crew
+from rekindle.local.services.services import Services
+from rekindle.storage import Store
+from tests.rekindle.training.crew import Crew
 
 NAMES = ("w0", "w1", "w2")
 VIRTUAL = 8

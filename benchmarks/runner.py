@@ -88,9 +88,9 @@ def processes(count: int) -> float:
 
 def transitions(spec: dict[str, Any], count: int) -> float:
     """Node phases a second that the state machine alone gets through, for `count` pods at parallelism 2."""
-    from pipelines.local.manifest import workflow
-    from pipelines.local.scheduler import Scheduler
-    from pipelines.local.table import Began, Ended, Start
+    from rekindle.argo.manifest.read import workflow
+    from rekindle.local.engine.nodes import Began, Ended, Start
+    from rekindle.local.engine.scheduler import Scheduler
 
     manifest = {"kind": "Workflow", "metadata": {"name": "w"}, "spec": {**spec, "parallelism": 2}}
     scheduler, events, began = Scheduler(workflow(manifest)), [], time.process_time()

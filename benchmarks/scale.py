@@ -23,9 +23,9 @@ from typing import Any
 import psutil
 
 from benchmarks.bars import bar, parser, report
-from pipelines.local.services import Services
-from steps.training.client import BEAT, Client
-from steps.training.membership import PROTOCOL
+from rekindle.local.services.services import Services
+from rekindle.training.membership.client import BEAT, Client
+from rekindle.training.membership.machine import PROTOCOL
 
 FLAGS = ("--dataset=d", "--digest=d", "--out=scale/model", "--checkpoints=scale/checkpoints", "--virtual-workers=4096")
 
@@ -136,7 +136,7 @@ def main() -> int:
         services.start("s3")
         port = 20000 + os.getpid() % 10000
         environment = services.credentials() | {"S3_ENDPOINT_URL": services.url("s3"), "S3_BUCKET": "rekindle"}
-        command = [sys.executable, "-m", "steps.training.coordinator", *FLAGS, f"--workers={options.members}"]
+        command = [sys.executable, "-m", "rekindle.training.membership.server", *FLAGS, f"--workers={options.members}"]
         command += ["--min-workers=1", "--silence-seconds=10"]  # it is one process that beats for all
         environment |= {"MASTER_PORT": str(port), "POD_IP": "127.0.0.1"}
         with open(Path(name) / "log", "w") as log:

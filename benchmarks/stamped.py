@@ -14,7 +14,8 @@ from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any
 
-from steps.workload import DataConfig, Section
+from rekindle.sections import Section
+from rekindle.workload import DataConfig
 
 Data = DataConfig
 evaluate = prepare = scorer = None

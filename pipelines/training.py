@@ -12,18 +12,19 @@ from typing import TYPE_CHECKING, Any
 from hera.workflows import DAG, Parameter, Resource, Task, Workflow
 from hera.workflows import models as m
 
-from pipelines.blocks import deployment as serving
-from pipelines.blocks import pod, pytorch_job
-from pipelines.blocks.autoscaler import autoscaler
-from pipelines.blocks.disruption_budget import disruption_budget
-from pipelines.blocks.resource import apply, delete
-from pipelines.blocks.service import service
-from pipelines.blocks.step import NO_CURE, command, key, retries, step
-from pipelines.render import PROVENANCE
-from steps.step import load, to_text
+from rekindle.blocks import pod
+from rekindle.blocks.jobs import pytorch_job
+from rekindle.blocks.resource import apply, delete
+from rekindle.blocks.serving import deployment as serving
+from rekindle.blocks.serving.autoscaler import autoscaler
+from rekindle.blocks.serving.disruption_budget import disruption_budget
+from rekindle.blocks.serving.service import service
+from rekindle.blocks.step import NO_CURE, command, key, retries, step
+from rekindle.provenance import PROVENANCE
+from rekindle.step import load, to_text
 
 if TYPE_CHECKING:
-    from pipelines.config import Config
+    from rekindle.config import Config
 
 JOB = "{{workflow.name}}-train"
 READ_FIRST = ("main", "ship", "deploy", "finish")  # the plan comes before its parts
@@ -58,8 +59,8 @@ def build(config: "Config", kind: type[Workflow] = Workflow) -> Workflow:
 
 
 def _main(config: "Config", trainer: Resource, shipping: DAG) -> None:
-    preparer = step("prepare", config.cluster, exports=OUTPUTS)
-    evaluator = step("evaluate", config.cluster, exports=OUTPUTS)
+    preparer = step("steps.prepare", config.cluster, exports=OUTPUTS)
+    evaluator = step("steps.evaluate", config.cluster, exports=OUTPUTS)
     with DAG(name="main"):
         ours = {"workload": config.workload, "data": config.data, "experiment": config.name}
         prepare = _task(preparer, workflow="{{workflow.name}}", **ours)
@@ -84,7 +85,7 @@ def _train(config: "Config") -> Resource:
         "digest": "{{inputs.parameters.digest}}",
         "run_id": "{{inputs.parameters.run_id}}",
     }
-    job = pytorch_job.pytorch_job(JOB, config.train, config.cluster, command("train", load("train"), values))
+    job = pytorch_job.pytorch_job(JOB, config.train, config.cluster, command("steps.train", values))
     return apply(
         "train",
         job,
@@ -101,7 +102,7 @@ def _ship(config: "Config", cleaner: Resource) -> DAG:
     """Release, deploy, verify; what does not pass is taken back, and the DAG fails all the same."""
     cluster, serve = config.cluster, config.serve
     deploy, server = _deploy(config)
-    releaser, verifier = step("release", cluster), step("verify", cluster)
+    releaser, verifier = step("steps.release", cluster), step("steps.verify", cluster)
     verifier.retry_strategy = retries(1, NO_CURE)  # it has its own patience
     inputs = [Parameter(name=name) for name in ("run_id", "verdict", "model_sha256")]
     provenance = {name: f"{{{{workflow.parameters.{name}}}}}" for name in PROVENANCE}
@@ -139,9 +140,9 @@ def _deploy(config: "Config") -> tuple[DAG, Resource]:
     """The DAG that applies all a served model needs, and the template of the Deployment alone."""
     cluster, name = config.cluster, config.name
     values = {"model": "{{inputs.parameters.model_uri}}", "host": "$(POD_IP)", "port": serving.PORT}
-    module, retry = load("serve"), retries(2)  # the first look may see what failed before
+    module, retry = load("steps.serve"), retries(2)  # the first look may see what failed before
     limits = {n: v for n, v in dict(config.serve).items() if n in module.Inputs.model_fields}
-    flags = command("serve", module, limits | values)
+    flags = command("steps.serve", limits | values)
     server = apply(
         "deployment",
         serving.deployment(name, config.serve, cluster, flags),
@@ -164,7 +165,7 @@ def _deploy(config: "Config") -> tuple[DAG, Resource]:
 
 def _finish(config: "Config", cleaner: Resource) -> None:
     """Whatever the end: the MLflow run says so, and no training job is left behind."""
-    reporter = step("report", config.cluster)
+    reporter = step("steps.report", config.cluster)
     with DAG(name="finish"):
         about = {n: f"{{{{workflow.{n}}}}}" for n in ("status", "failures")}
         ledger = key("checkpoints/ledger")

@@ -1,6 +1,6 @@
 """Judge a candidate: its metrics on the test rows, beside the champion's on the very same rows, and a verdict.
 
-    python -m steps evaluate --name=fraud --dataset=dataset/ --model=model/ --output reason=why.txt --output report=out/
+    rekindle step steps.evaluate --name=fraud --dataset=dataset/ --model=model/ --output report=out/
 
 The verdict is release (better, or as good as chance allows, or the first), keep (the champion stays) or same (the
 candidate is the champion). The report holds verdict.json, scores.parquet and pictures. Without a `name` there is no
@@ -14,9 +14,9 @@ from typing import Any
 
 from pydantic import Field
 
-from steps.errors import DataError
-from steps.gate import Decision, Evaluation, Gate, decide
-from steps.step import Artifact, StepInputs, StepOutputs
+from rekindle.errors import DataError
+from rekindle.gate import Decision, Evaluation, Gate, decide
+from rekindle.step import Artifact, StepInputs, StepOutputs
 
 
 class Inputs(StepInputs, Gate):
@@ -40,7 +40,7 @@ class Outputs(StepOutputs):
 
 def run(inputs: Inputs) -> Outputs:
     """Score, compare, decide, record. Raises DataError if the candidate cannot be judged."""
-    from steps import tracking, workload
+    from rekindle import tracking, workload
 
     sha256 = _sha256(inputs.model)
     release = tracking.champion(inputs.name) if inputs.name else None
@@ -86,7 +86,7 @@ def _sha256(model: Path) -> str:
 
 def _download(prefix: str, folder: Path) -> Path:
     """The champion's weights and their description. Raises NotFound if its release is gone from the store."""
-    from steps.storage import NotFound, Store
+    from rekindle.storage import NotFound, Store
 
     store = Store.from_env()
     try:
@@ -101,7 +101,7 @@ def _download(prefix: str, folder: Path) -> Path:
 
 
 def _log(run_id: str, found: Evaluation, record: dict[str, Any], report: Path) -> None:
-    from steps import tracking
+    from rekindle import tracking
 
     ours, gap = found.metrics["candidate"], found.difference
     theirs = {f"champion_{name}": value for name, value in found.metrics.get("champion", {}).items()}

@@ -1,6 +1,6 @@
 """Turn raw data into a dataset: checked rows, features, shards with random access, and an identity.
 
-    python -m steps prepare --data='{"source": "simulate://7"}' --workflow=try --output dataset=dataset
+    rekindle step steps.prepare --data='{"source": "simulate://7"}' --workflow=try --output dataset=dataset
 
 What is done with the data is the workload's own: see its `prepare`.
 """
@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import Field
 
-from steps.step import Artifact, StepInputs, StepOutputs
+from rekindle.step import Artifact, StepInputs, StepOutputs
 
 
 class Inputs(StepInputs):
@@ -29,8 +29,9 @@ class Outputs(StepOutputs):
 
 
 def run(inputs: Inputs) -> Outputs:
-    from steps import tracking
-    from steps.workload import checked, load
+    from rekindle import tracking
+    from rekindle.sections import checked
+    from rekindle.workload import load
 
     workload = load(inputs.workload)
     data = checked(workload.Data, inputs.data, "data")

@@ -1,6 +1,6 @@
 """Release a model: its files under a name that is their content, a version in the registry, the alias `candidate`.
 
-    python -m steps release --name=fraud --dataset=dataset/ --model=model/ --report=report/ --verdict=release \\
+    rekindle step steps.release --name=fraud --dataset=dataset/ --model=model/ --report=report/ --verdict=release \\
         --run-id=... --output model_uri=uri.txt
 
 Below `releases/<name>/<hash>/`: model.safetensors, model.json, dataset.json, state/ (what the server needs to know of
@@ -16,8 +16,8 @@ from typing import Any
 
 from pydantic import Field
 
-from steps.errors import ConfigError, DataError
-from steps.step import Artifact, StepInputs, StepOutputs
+from rekindle.errors import ConfigError, DataError
+from rekindle.step import Artifact, StepInputs, StepOutputs
 
 MODEL = ("model.safetensors", "model.json")
 PROVENANCE = ("git_sha", "image", "image_digest", "config_hash", "manifest_hash")
@@ -45,8 +45,8 @@ class Outputs(StepOutputs):
 
 def run(inputs: Inputs) -> Outputs:
     """Copy, register, commit. Raises ConfigError without a verdict to release, DataError for a damaged model."""
-    from steps import tracking
-    from steps.storage import Store
+    from rekindle import tracking
+    from rekindle.storage import Store, file_sha256
 
     if inputs.verdict != "release":
         raise ConfigError(
@@ -56,7 +56,7 @@ def run(inputs: Inputs) -> Outputs:
     store = Store.from_env()
     card = model_card(inputs.model)
     files = release_files(inputs.model, inputs.dataset)
-    hashes = {key: sha256(path) for key, path in sorted(files.items())}
+    hashes = {key: file_sha256(path) for key, path in sorted(files.items())}
     prefix = f"releases/{inputs.name}/{address(hashes)[:12]}/"
     for key, path in (files | {"verdict.json": inputs.report / "verdict.json"}).items():
         store.upload(path, prefix + key)
@@ -101,12 +101,6 @@ def release_files(model: Path, dataset: Path) -> dict[str, Path]:
 def address(hashes: dict[str, str]) -> str:
     """sha256 over names and contents."""
     return hashlib.sha256("".join(f"{content}  {key}\n" for key, content in hashes.items()).encode()).hexdigest()
-
-
-def sha256(path: Path) -> str:
-    """Of a file's bytes."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def provenance(inputs: Inputs, card: dict[str, Any]) -> dict[str, str]:

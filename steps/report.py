@@ -1,6 +1,6 @@
 """Close the workflow's MLflow run with what became of it and of its workers: the exit handler of every pipeline.
 
-    python -m steps report --workflow=fraud-x7k2p --status=Failed --failures='[{"displayName": "train"}]'
+    rekindle step steps.report --workflow=fraud-x7k2p --status=Failed --failures='[{"displayName": "train"}]'
 
 Works whatever happened before, and any number of times; where no run was made there is nothing to close. The ledger's
 account goes to the run as metrics and tags, and as artifacts `ledger/` in words, as JSON and as a picture.
@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
-from steps.errors import RekindleError
-from steps.step import StepInputs, StepOutputs
+from rekindle.errors import RekindleError
+from rekindle.step import StepInputs, StepOutputs
 
 if TYPE_CHECKING:
-    from steps.training.account import Summary
+    from rekindle.ledger.report import Summary
 
 STATUS = {"Succeeded": "FINISHED", "Failed": "FAILED", "Error": "FAILED"}
 STOPPED = ("stopped with strategy", "shutdown with strategy", "terminated with strategy")  # Argo's words for `stop`
@@ -39,7 +39,7 @@ class Outputs(StepOutputs):
 
 def run(inputs: Inputs) -> Outputs:
     """Set the run's final status and, if it failed, why. Raises TrackingError if MLflow is away."""
-    from steps import tracking
+    from rekindle import tracking
 
     run_id = tracking.find_run(inputs.experiment, inputs.workflow)
     if not run_id:
@@ -61,9 +61,9 @@ def account_of(ledger: str) -> "Summary | None":
     """What became of the workers' time; None if nobody wrote it down, or it cannot be read."""
     if not ledger:
         return None
-    from steps.storage import Store
-    from steps.training.bookkeeping import account
-    from steps.training.ledger import read
+    from rekindle.ledger.accounting import account
+    from rekindle.ledger.events import read
+    from rekindle.storage import Store
 
     try:
         summary = account(read(Store.from_env(), ledger))
@@ -75,9 +75,9 @@ def account_of(ledger: str) -> "Summary | None":
 
 def log(run_id: str, summary: "Summary", folder: Path) -> None:
     """Metrics and tags of the MLflow run, and `ledger/` of its artifacts. Raises TrackingError if MLflow is away."""
-    from steps import tracking
-    from steps.training.story import words
-    from steps.training.timeline import draw
+    from rekindle import tracking
+    from rekindle.ledger.plot import draw
+    from rekindle.ledger.text import words
 
     found = summary.as_json()
     metrics = {f"worker_seconds_{kind}": value for kind, value in found["worker_seconds"].items()}

@@ -1,6 +1,6 @@
 """Serve a released model over HTTP until SIGTERM.
 
-    python -m steps serve --model=releases/fraud/0123456789ab/ --host=127.0.0.1 --port=8080
+    rekindle step steps.serve --model=releases/fraud/0123456789ab/ --host=127.0.0.1 --port=8080
 
     curl -s 127.0.0.1:8080/v1/example | curl -s 127.0.0.1:8080/v1/score -d @-
 
@@ -10,55 +10,12 @@ once, new requests are still answered for `drain_seconds`, then those in flight 
 
 import os
 
-from pydantic import Field, model_validator
-
-from steps.step import StepInputs, StepOutputs
-from steps.workload import Section
+from rekindle.serving.config import ServerSettings
+from rekindle.step import StepOutputs
 
 
-class Limits(Section):
-    """What one server takes on."""
-
-    threads: int = Field(default=1, ge=1, description="CPU threads of one server")
-    max_batch: int = Field(default=1000, ge=1, description="records to score in one request")
-    max_history: int = Field(default=100_000, ge=0, description="rows of history in one request")
-    max_bytes: int = Field(default=16_000_000, ge=1000, description="size of a request's body")
-    max_waiting: int = Field(default=32, ge=1, description="requests at a time; more are answered 503 with Retry-After")
-    body_seconds: float = Field(
-        default=10.0, gt=0, description="a client that takes longer to send its request gets 408"
-    )
-    drain_seconds: float = Field(
-        default=2.0, ge=0, description="after SIGTERM, until the routes to this server are gone"
-    )
-    grace_seconds: float = Field(default=20.0, gt=0, description="after that, for the requests in flight")
-
-
-class ServeConfig(Limits):
-    """The `serve:` section of a config: how the released model is offered."""
-
-    port: int = Field(default=8080, ge=1, le=65535, description="of the service")
-    min_replicas: int = Field(default=1, ge=1, description="servers that always run")
-    max_replicas: int = Field(default=4, ge=1, description="servers under load")
-    cpu_percent: int = Field(
-        default=70, ge=1, le=100, description="use of the requested CPU above which servers are added"
-    )
-
-    @model_validator(mode="after")
-    def _ordered(self) -> "ServeConfig":
-        if self.min_replicas > self.max_replicas:
-            raise ValueError(
-                f"min_replicas is {self.min_replicas}: it must be at most max_replicas ({self.max_replicas}). "
-                "Lower it, or raise serve.max_replicas"
-            )
-        return self
-
-
-class Inputs(StepInputs, Limits):
+class Inputs(ServerSettings):
     """One server."""
-
-    model: str = Field(description="key prefix of a release in the object store")
-    host: str = Field(default="127.0.0.1", description="address to listen on")
-    port: int = Field(default=8080, ge=0, le=65535, description="port to listen on (0: a free one)")
 
 
 class Outputs(StepOutputs):
@@ -69,7 +26,7 @@ def run(inputs: Inputs) -> Outputs:
     """Serve until a signal. Raises ConfigError (address in use), StorageError or DataError (no such model)."""
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "POLARS_MAX_THREADS"):  # read when the libraries are loaded
         os.environ[name] = str(inputs.threads)
-    from steps.server import serve
+    from rekindle.serving.server import serve
 
     serve(inputs)
     return Outputs()

@@ -1,6 +1,6 @@
 """See that what serves is what was judged: replay test transactions, compare with the offline scores, then promote.
 
-    python -m steps verify --name=fraud --endpoint=http://127.0.0.1:8080 --dataset=dataset/ --report=report/ \\
+    rekindle step steps.verify --name=fraud --endpoint=http://127.0.0.1:8080 --dataset=dataset/ --report=report/ \\
         --model-sha256=... --version=3
 
 Only if every score agrees does the version become the `champion`. Otherwise the step fails, and the pipeline puts the
@@ -21,8 +21,8 @@ from urllib.parse import urlsplit
 
 from pydantic import Field
 
-from steps.errors import DataError, RekindleError
-from steps.step import Artifact, StepInputs, StepOutputs
+from rekindle.errors import DataError, RekindleError
+from rekindle.step import Artifact, StepInputs, StepOutputs
 
 ENDPOINT = "REKINDLE_ENDPOINT"  # environment: where the service is reached from here, whatever its name
 POLL = 0.1  # seconds between two looks at a server that is not there yet
@@ -76,8 +76,8 @@ class Comparison:
 
 def run(inputs: Inputs) -> Outputs:
     """Wait, replay, compare, promote. Raises DataError if a score differs, RekindleError if nothing serves."""
-    from steps import tracking
-    from steps.workload import load
+    from rekindle import tracking
+    from rekindle.workload import load
 
     endpoint = reached(inputs.endpoint or f"http://{inputs.name}:8080")
     service = Service(endpoint, inputs.model_sha256, time.monotonic() + inputs.wait_seconds)

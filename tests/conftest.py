@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pipelines.local.services import Services
+from rekindle.local.services.services import Services
 
 if TYPE_CHECKING:
-    from steps.storage import Store
+    from rekindle.storage import Store
 
 THREADS = {"OMP_NUM_THREADS": "1", "POLARS_MAX_THREADS": "1", "MKL_NUM_THREADS": "1"}
 os.environ.update(THREADS)  # two test processes share two cores
@@ -59,7 +59,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 @pytest.fixture(scope="session")
 def s3_environment(services: Services) -> dict[str, str]:
     """The variables of a running endpoint, for the processes that a test starts: a bucket a test process."""
-    from steps.storage import Store
+    from rekindle.storage import Store
 
     keys, bucket = services.credentials(), os.environ.get("PYTEST_XDIST_WORKER", "alone")
     found = keys | {"S3_ENDPOINT_URL": services.url("s3"), "S3_BUCKET": f"bucket-{bucket}"}
@@ -71,7 +71,7 @@ def s3_environment(services: Services) -> dict[str, str]:
 @pytest.fixture
 def s3(s3_environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> "Store":
     """The store of the endpoint; this process' environment points to it, too."""
-    from steps.storage import Store
+    from rekindle.storage import Store
 
     for name, value in s3_environment.items():
         monkeypatch.setenv(name, value)

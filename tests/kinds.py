@@ -9,27 +9,31 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pipelines.blocks import (
-    autoscaler,
-    deployment,
-    disruption_budget,
-    inference_service,
+from rekindle.blocks import (
+    volume,
+)
+from rekindle.blocks.cluster import ClusterConfig
+from rekindle.blocks.jobs import (
     jax_job,
     job,
     mpi_job,
     paddle_job,
     pytorch_job,
     search,
-    service,
     tf_job,
     train_job,
-    volume,
     xgboost_job,
 )
-from pipelines.blocks.cluster import ClusterConfig
-from pipelines.blocks.replicas import Replica
-from steps.serve import ServeConfig
-from steps.training.config import TrainConfig
+from rekindle.blocks.jobs.replicas import Replica
+from rekindle.blocks.serving import (
+    autoscaler,
+    deployment,
+    disruption_budget,
+    inference_service,
+    service,
+)
+from rekindle.serving.config import ServeConfig
+from rekindle.training.spec import TrainConfig
 
 PASS, FAIL = "pass", "raise SystemExit(3)"
 SMALL = {"cpu": "10m", "memory": "64Mi"}

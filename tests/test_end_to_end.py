@@ -12,7 +12,7 @@ import polars as pl
 import psutil
 import pytest
 
-from pipelines.local.services import Services
+from rekindle.local.services.services import Services
 from steps.fraud.simulate import simulate
 from steps.fraud.world import parse
 from tests.commands import ROOT, Shell, shell, write_files
@@ -106,7 +106,7 @@ def test_no_secret_is_in_a_log_in_mlflow_or_in_a_command_line(
     logs = typed(f"rekindle logs {told['workflow']}").stdout
     run = str(MlflowClient(typed.environ["MLFLOW_TRACKING_URI"]).get_run(told["run_id"]).to_dictionary())
     lines = "\n".join(seen)
-    assert "steps.training" in lines and "rekindle.workflow" in run and len(logs) > 100
+    assert "rekindle.training" in lines and "rekindle.workflow" in run and len(logs) > 100
     files = [each for each in (typed.folder / ".rekindle").rglob("*") if each.is_file()]
     kept = {
         str(each): each.read_text(errors="replace")

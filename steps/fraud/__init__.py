@@ -1,4 +1,4 @@
-"""The reference workload: a transformer that finds card fraud. What a workload must define: steps/workload.py.
+"""The reference workload: a transformer that finds card fraud. What a workload must define: rekindle/workload.py.
 
 Importing this is cheap; every part is imported when it is used. No submodule may be called like a function below:
 importing it would replace the function.
@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rekindle.gate import Evaluation, Gate
+from rekindle.workload import Dataset, Prepared, Scorer
 from steps.fraud.config import Data, Model
-from steps.gate import Evaluation, Gate
-from steps.workload import Dataset, Prepared, Scorer
 
 if TYPE_CHECKING:
     import torch

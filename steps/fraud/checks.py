@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import polars as pl
 
-from steps.errors import DataError
+from rekindle.errors import DataError
 from steps.fraud.config import Columns
 from steps.fraud.schema import DAY, Rows, identity
 

@@ -6,9 +6,10 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator, model_validator
 
-from steps.errors import did_you_mean
+from rekindle.errors import did_you_mean
+from rekindle.sections import Section
+from rekindle.workload import DataConfig
 from steps.fraud.world import parse
-from steps.workload import DataConfig, Section
 
 CONTEXT = 63  # transactions of a card before the current one that a model may look at
 

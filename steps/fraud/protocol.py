@@ -13,12 +13,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from steps.errors import DataError
+from rekindle.errors import DataError
+from rekindle.gate import Difference, Evaluation, Gate
 from steps.fraud import metrics
 from steps.fraud.schema import DAY
 from steps.fraud.sequences import SCORED, Rows, scoring_windows
 from steps.fraud.transformer import FraudModel, load, score_all
-from steps.gate import Difference, Evaluation, Gate
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]

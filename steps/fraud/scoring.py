@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from steps.errors import DataError, did_you_mean
+from rekindle.errors import DataError, did_you_mean
 from steps.fraud.checks import HIGHEST
 from steps.fraud.schema import Rows, identity
 from steps.fraud.state import State
@@ -25,7 +25,7 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class FraudScorer:
-    """A released model with its serving state; see steps/workload.py."""
+    """A released model with its serving state; see rekindle/workload.py."""
 
     def __init__(self, release: Path) -> None:
         self.model = load(release)

@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from steps.errors import DataError
+from rekindle.errors import DataError
 from steps.fraud.config import CONTEXT
 from steps.fraud.schema import DAY
 

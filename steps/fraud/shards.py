@@ -21,12 +21,12 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from steps.errors import DataError, RekindleError
+from rekindle.errors import DataError, RekindleError
+from rekindle.workload import Prepared
 from steps.fraud import features, source, state
 from steps.fraud.checks import check
 from steps.fraud.config import Data
 from steps.fraud.schema import DAY, Rows
-from steps.workload import Prepared
 
 ARRAYS = {  # of a shard with n rows
     "features": np.float32,  # [n, F]

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 import polars as pl
 
-from steps.errors import DataError, did_you_mean
+from rekindle.errors import DataError, did_you_mean
 from steps.fraud.config import Columns, Data
 from steps.fraud.simulate import simulate
 from steps.fraud.world import parse
@@ -45,7 +45,7 @@ def read(data: Data, scratch: Path) -> pl.DataFrame:
 
 def _download(uri: str, scratch: Path) -> Path:
     """The object or prefix of an s3:// URI, below `scratch`. Raises StorageError, and DataError if it is not there."""
-    from steps.storage import NotFound, Store
+    from rekindle.storage import NotFound, Store
 
     parts = urlsplit(uri)
     bucket, key = parts.netloc, parts.path.lstrip("/")

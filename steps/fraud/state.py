@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from steps.errors import DataError
+from rekindle.errors import DataError
 from steps.fraud.config import CONTEXT
 from steps.fraud.features import NAMES, Floats, card_features, lookback_days, matrix, terminal_features
 from steps.fraud.schema import DAY, Ints, Rows

@@ -15,7 +15,7 @@ import torch.nn.functional as fn
 from pydantic import ValidationError
 from torch import Tensor, nn
 
-from steps.errors import DataError
+from rekindle.errors import DataError
 from steps.fraud.config import Model
 
 CLIP = 8.0  # spreads; heavier tails than that teach nothing

@@ -5,8 +5,8 @@ from urllib.parse import parse_qsl, urlsplit
 
 from pydantic import Field, ValidationError
 
-from steps.errors import did_you_mean
-from steps.workload import Section
+from rekindle.errors import did_you_mean
+from rekindle.sections import Section
 
 
 class World(Section):

@@ -42,7 +42,7 @@ def main(argv: list[str]) -> int:
 
 
 def _play(seeds: list[int], jobs: int, keep_going: bool, story: bool) -> list[Outcome]:
-    from pipelines.local.services import Services
+    from rekindle.local.services.services import Services
 
     outcomes: list[Outcome] = []
     with tempfile.TemporaryDirectory(prefix="chaos-") as folder:

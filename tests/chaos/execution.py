@@ -17,12 +17,12 @@ from pathlib import Path
 
 import psutil
 
-from steps.storage import Store
-from steps.training import hot
+from rekindle.storage import Store
+from rekindle.training.checkpoint import snapshot_file
 from tests.chaos.faults import Proxy
 from tests.chaos.schedule import DAMAGES, FAULTS, FOR_EVER, Act, Moment, Schedule
 from tests.chaos.watch import Watch
-from tests.steps.training.crew import Crew, Member
+from tests.rekindle.training.crew import Crew, Member
 
 SIGNALS = {"kill": signal.SIGKILL, "term": signal.SIGTERM, "stop": signal.SIGSTOP}
 FINAL = (0, 78, 65)  # exit codes after which a pod is not started again
@@ -213,7 +213,9 @@ class Execution:
         for slot in range(self.schedule.per_pod):
             name = pod.name + (f"/{slot}" if slot else "")
             nodes = [hashlib.sha256(node.encode()).hexdigest()[:12] for node in (name, f"{name}/{slot}")]
-            self.watch.keep(name, max(hot.newest_step(Shared / f"rekindle-{self.run}-{node}") for node in nodes))
+            self.watch.keep(
+                name, max(snapshot_file.newest_step(Shared / f"rekindle-{self.run}-{node}") for node in nodes)
+            )
 
     def _processes(self, pod: Pod, target: str) -> list[int]:
         """The living processes of a pod that are meant by "worker", "nursery", "launcher" (its first) or "all"."""

@@ -17,14 +17,14 @@ from typing import Any
 
 import psutil
 
-from steps.storage import NotFound, Store
-from steps.train import Inputs
-from steps.training import hot
+from rekindle.storage import NotFound, Store
+from rekindle.training.checkpoint import snapshot_file
+from rekindle.training.spec import TrainingSpec as Inputs
 from tests.chaos.execution import Execution, Shared
 from tests.chaos.faults import Proxy
 from tests.chaos.schedule import Schedule
 from tests.chaos.watch import Watch
-from tests.steps.training.crew import DATASET, Crew, flags, provide, store
+from tests.rekindle.training.crew import DATASET, Crew, flags, provide, store
 
 MARK = "REKINDLE_CHAOS"  # in the environment of every process of a stage
 PATIENCE = 3.0  # seconds in which the last processes of a run may end
@@ -82,7 +82,7 @@ class Stage:
         folder.mkdir()
         crew = Crew(self.environment | _toy(schedule, inputs, folder), folder)
         before = self._marked()
-        run = hot.run_name(inputs.identity_hash(), inputs.checkpoints)
+        run = snapshot_file.run_name(inputs.identity_hash(), inputs.checkpoints)
         began = time.monotonic()
         with Proxy(self.environment["S3_ENDPOINT_URL"], schedule.seed) as proxy:
             execution = Execution(schedule, crew, proxy, self.store, argv, run)

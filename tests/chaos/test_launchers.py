@@ -11,7 +11,7 @@ import pytest
 from tests.chaos.execution import tell_apart
 from tests.chaos.schedule import DOZEN, Schedule
 from tests.chaos.stage import Stage
-from tests.steps.training.crew import Crew, flags
+from tests.rekindle.training.crew import Crew, flags
 
 
 @pytest.mark.timeout(600)

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 import yaml
 
-from steps.storage import Store
+from rekindle.storage import Store
 from tests.cluster.away import proxy
 from tests.cluster.kube import Kube, Watch
 from tests.cluster.run import Place, rekindle

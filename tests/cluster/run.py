@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from steps.storage import Store
-from steps.training.account import Summary
-from steps.training.bookkeeping import account
-from steps.training.ledger import Event, read
+from rekindle.ledger.accounting import account
+from rekindle.ledger.events import Event, read
+from rekindle.ledger.report import Summary
+from rekindle.storage import Store
 from tests.cluster.kube import Kube, Object, Sight, Watch, until
 from tests.commands import BIN, ROOT
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from steps.training.account import Incident
+from rekindle.ledger.report import Incident
 from tests.cluster.kube import Sight
 from tests.cluster.run import Place, Run
 

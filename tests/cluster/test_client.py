@@ -16,10 +16,10 @@ from typing import Any
 
 import pytest
 
-from pipelines.cluster.api import WORKFLOWS, Cluster
-from pipelines.cluster.errors import ApiError
-from pipelines.cluster.workflows import SHA256
-from pipelines.render import manifest_sha256
+from rekindle.cluster.api import WORKFLOWS, Cluster
+from rekindle.cluster.errors import ApiError
+from rekindle.cluster.workflows import SHA256
+from rekindle.render import manifest_sha256
 from tests.cluster.kube import Kube, until
 
 NODE = "workflows.argoproj.io/node-name"

@@ -4,7 +4,7 @@
 
 Needs kubectl and an image with Python that the nodes have or can pull (REKINDLE_TEST_PYTHON, python:3.11-slim). Kinds
 that the cluster does not serve are skipped. With REKINDLE_RECORD=1 the statuses that were seen are written to
-tests/pipelines/blocks/statuses, where every run of the tests judges the conditions by them.
+tests/rekindle/blocks/statuses, where every run of the tests judges the conditions by them.
 """
 
 import json
@@ -19,11 +19,11 @@ from typing import Any
 import pytest
 import yaml
 
-from pipelines.local.selector import verdict
+from rekindle.argo.manifest.selector import verdict
 from tests.cluster.kube import Kube, until
 from tests.kinds import FAIL, PASS, Kind, kinds
 
-STATUSES = Path(__file__).parents[1] / "pipelines/blocks/statuses"
+STATUSES = Path(__file__).parents[1] / "rekindle/blocks/statuses"
 WAIT = "import signal, sys, time; signal.signal(15, lambda *_: sys.exit(143)); time.sleep({})"
 JOBS = ("PyTorchJob", "TFJob", "TFJob/dynamic", "XGBoostJob", "PaddleJob", "JAXJob", "MPIJob", "Job", "Job/search")
 # who is evicted, by what is in the pod's name

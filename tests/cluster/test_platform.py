@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import yaml
 
-from pipelines.blocks import pod as pods
-from pipelines.blocks.pod import EXECUTOR_SECURITY
-from pipelines.platform import Platform, render, rules
+from rekindle.blocks import pod as pods
+from rekindle.blocks.pod import EXECUTOR_SECURITY
+from rekindle.cluster.platform import Platform, render, rules
 from tests.cluster.kube import Kube, Object, until
 from tests.cluster.run import Place, rekindle
 

@@ -20,10 +20,10 @@ from urllib.parse import urlsplit
 
 import yaml
 
-from pipelines.local.cluster import BASES
-from pipelines.local.manifest import documents, split
-from pipelines.local.services import BUCKET
-from steps.storage import Store
+from rekindle.argo.manifest.read import documents, split
+from rekindle.local.emulator import BASES
+from rekindle.local.services.services import BUCKET
+from rekindle.storage import Store
 from tests.conformance.outcome import OVER, REFUSED, STUCK, Outcome, in_store, of_status
 
 TIMEOUT = 150.0  # seconds without any change after which a workflow is called Stuck

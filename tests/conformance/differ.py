@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from pipelines.local.manifest import documents
+from rekindle.argo.manifest.read import documents
 from tests.conformance.argo import Argo
 from tests.conformance.here import Here
 from tests.conformance.outcome import Outcome, differences, refused

@@ -21,8 +21,8 @@ from typing import Any
 
 import yaml
 
-from pipelines.local.manifest import documents
-from steps.errors import ConfigError
+from rekindle.argo.manifest.read import documents
+from rekindle.errors import ConfigError
 from tests.conformance.argo import STANDS_FOR, Argo
 from tests.conformance.differ import Compared, on_argo
 from tests.conformance.here import Here

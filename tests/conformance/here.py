@@ -11,8 +11,8 @@ import sys
 from pathlib import Path
 from typing import Self
 
-from pipelines.local.services import BUCKET, Services
-from steps.storage import Store
+from rekindle.local.services.services import BUCKET, Services
+from rekindle.storage import Store
 from tests.conformance.outcome import REFUSED, Contents, Outcome, in_store, of_status
 
 TIMEOUT = 600.0  # seconds: a workflow that waits for its retries takes its time on Argo too

@@ -5,7 +5,7 @@ template, gives = leaf(chance, "echo")     # gives: what can be referred to (res
 
 from typing import Any
 
-from pipelines.local.services import BUCKET
+from rekindle.local.services.services import BUCKET
 from tests.conformance.chance import Chance
 
 Template = dict[str, Any]

@@ -15,7 +15,7 @@ import zipfile
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from steps.storage import Store
+from rekindle.storage import Store
 
 Outcome = dict[str, Any]
 Contents = Callable[[str], dict[str, str]]

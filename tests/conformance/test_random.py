@@ -9,13 +9,13 @@ import pytest
 import yaml
 from hypothesis import HealthCheck, given, settings
 
-from pipelines.local import isolation
-from pipelines.local.cluster import LocalCluster
-from pipelines.local.manifest import split
-from pipelines.local.run import execute
-from pipelines.local.table import FULFILLED
-from steps.errors import ConfigError
-from steps.storage import Store
+from rekindle.argo.manifest.read import split
+from rekindle.errors import ConfigError
+from rekindle.local.emulator import LocalCluster
+from rekindle.local.engine.nodes import FULFILLED
+from rekindle.local.pods import filesystem
+from rekindle.local.run import execute
+from rekindle.storage import Store
 from tests.conformance.argo import STANDS_FOR, Argo
 from tests.conformance.differ import Plain, compare, written
 from tests.conformance.here import Here
@@ -24,7 +24,7 @@ from tests.conformance.workflows import NAME, workflows
 SOME = 20
 
 
-@pytest.mark.skipif(not isolation.available(), reason="no private mount namespace here")
+@pytest.mark.skipif(not filesystem.available(), reason="no private mount namespace here")
 @pytest.mark.timeout(300)
 @settings(
     max_examples=15,

@@ -5,20 +5,20 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.local import isolation, limits
-from pipelines.local.cluster import LocalCluster
-from pipelines.local.manifest import documents, split
-from pipelines.local.run import execute
-from pipelines.local.services import BUCKET
-from steps.errors import ConfigError
-from steps.storage import Store
+from rekindle.argo.manifest.read import documents, split
+from rekindle.errors import ConfigError
+from rekindle.local.emulator import LocalCluster
+from rekindle.local.pods import filesystem, limits
+from rekindle.local.run import execute
+from rekindle.local.services.services import BUCKET
+from rekindle.storage import Store
 from tests.conformance.outcome import differences, in_store, of_status, refused
 
 NEEDS = {"out-of-memory": limits.available}
 RECORDED = sorted((Path(__file__).parent / "recorded").glob("*.yaml"))
 
 
-@pytest.mark.skipif(not isolation.available(), reason="no private mount namespace here")
+@pytest.mark.skipif(not filesystem.available(), reason="no private mount namespace here")
 @pytest.mark.parametrize("manifest", RECORDED, ids=lambda path: path.stem)
 def test_a_manifest_ends_here_as_it_ended_on_argo(manifest: Path, tmp_path: Path, s3: Store) -> None:
     if not NEEDS.get(manifest.stem, lambda: True)():

@@ -9,9 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from pipelines.config import load_config
-from pipelines.render import render
-from pipelines.retraining import ScheduleConfig
+from rekindle.config import ScheduleConfig, load_config
+from rekindle.render import render
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 

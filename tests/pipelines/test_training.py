@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 from hera.workflows import models as m
 
-from pipelines.config import Config, load_config
-from pipelines.lint import lint
-from pipelines.local.expr import truth
-from pipelines.local.template import substitute
-from pipelines.render import render
-from steps.step import flag, is_artifact, load
+from rekindle.argo.language.expr import truth
+from rekindle.argo.language.substitute import substitute
+from rekindle.argo.validate import lint
+from rekindle.config import Config, load_config
+from rekindle.render import render
+from rekindle.step import flag, is_artifact, load
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 WORKFLOW = {"workflow.name": "cards-x7k2p"}
@@ -205,11 +205,11 @@ def test_a_pod_holds_only_fields_that_kubernetes_knows(name: str, objects: dict[
 def test_a_pod_can_write_in_one_place_only_a_worker_in_memory_and_its_cache_too(
     objects: dict[str, Any], spec: dict[str, Any]
 ) -> None:
-    """The rest of what a pod may and may not: tests/pipelines/test_platform.py."""
+    """The rest of what a pod may and may not: tests/rekindle/cluster/test_platform.py."""
     steps = [template["container"] for template in spec["templates"] if "container" in template]
     for container in [pod["containers"][0] for pod in pods(objects).values()] + steps:
         assert container["securityContext"]["readOnlyRootFilesystem"] is True
-        more = ["/dev/shm", "/tmp/cache"] if "steps.training.launcher" in container["args"] else []
+        more = ["/dev/shm", "/tmp/cache"] if "rekindle.training.launch.launcher" in container["args"] else []
         assert [mount["mountPath"] for mount in container["volumeMounts"]] == ["/tmp", *more]
         assert container["envFrom"][0] == {"configMapRef": {"name": "rekindle"}}
         assert container["envFrom"][1]["secretRef"] == {"name": "rekindle-s3", "optional": True}

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from steps.fraud.config import Data, Model
-from tests.steps.training.crew import Crew, flags, provide
+from tests.rekindle.training.crew import Crew, flags, provide
 
 WORLD = "simulate://5?cards=150&terminals=200&days=70"
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import httpx
 
-from steps.storage import Store
+from rekindle.storage import Store
 
 
 def release(store: Store, prefix: str, weights: bytes = b"weights") -> str:
@@ -28,11 +28,11 @@ def release(store: Store, prefix: str, weights: bytes = b"weights") -> str:
 
 
 class Running:
-    """`python -m steps serve` on a free port, until the block ends."""
+    """`rekindle step steps.serve` on a free port, until the block ends."""
 
     def __init__(self, *flags: str, **environment: str) -> None:
         here = str(Path(__file__).parent)
-        command = [sys.executable, "-m", "steps", "serve", "--port=0", "--drain-seconds=0.3", *flags]
+        command = [sys.executable, "-m", "rekindle", "step", "steps.serve", "--port=0", "--drain-seconds=0.3", *flags]
         env = {**os.environ, "PYTHONPATH": here, **environment}
         self.process = subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True)
         assert self.process.stderr

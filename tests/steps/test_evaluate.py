@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
-from steps import evaluate, tracking
-from steps.errors import DataError, StorageError
-from steps.gate import Gate
-from steps.step import write_outputs
-from steps.storage import Store
+from rekindle import tracking
+from rekindle.errors import DataError, StorageError
+from rekindle.gate import Gate
+from rekindle.step import write_outputs
+from rekindle.storage import Store
+from steps import evaluate
 
 EXPERIMENT = "evaluate"
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from steps import tracking
+from rekindle import tracking
 from tests.steps.fraud.written import Written
 
 
@@ -17,7 +17,7 @@ def prepare(tmp_path: Path, workflow: str, **data: Any) -> subprocess.CompletedP
     """Run the step; its outputs are files of their names in `tmp_path`."""
     outputs = [f"--output={name}={tmp_path / name}" for name in ("dataset", "digest", "rows", "run_id")]
     flags = [f"--workflow={workflow}", f"--data={json.dumps(data)}", "--experiment=prepare"]
-    command = [sys.executable, "-m", "steps", "prepare", *flags, *outputs]
+    command = [sys.executable, "-m", "rekindle", "step", "steps.prepare", *flags, *outputs]
     environment = os.environ | {"TMPDIR": str(tmp_path / "tmp")}
     (tmp_path / "tmp").mkdir(exist_ok=True)
     return subprocess.run(command, env=environment, capture_output=True, text=True)

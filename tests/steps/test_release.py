@@ -8,9 +8,10 @@ from uuid import uuid4
 
 import pytest
 
-from steps import release, tracking
-from steps.errors import ConfigError, DataError, StorageError
-from steps.storage import NotFound, Store
+from rekindle import tracking
+from rekindle.errors import ConfigError, DataError, StorageError
+from rekindle.storage import NotFound, Store
+from steps import release
 
 pytestmark = pytest.mark.usefixtures("mlflow_server")
 CARD = {"workload": "steps.fraud", "sha256": "ab" * 32, "digest": "d1", "fingerprint": {"torch": "2.13", "threads": 1}}

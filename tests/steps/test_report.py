@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from steps import report, tracking
-from steps.storage import Store
+from rekindle import tracking
+from rekindle.storage import Store
+from steps import report
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

@@ -13,9 +13,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from steps.errors import DataError, StorageError
-from steps.server import load_model
-from steps.storage import Store
+from rekindle.errors import DataError, StorageError
+from rekindle.serving.server import load_model
+from rekindle.storage import Store
 from tests.steps.serving import Running, release
 
 PREFIX = "releases/echo/0123456789ab/"
@@ -183,7 +183,7 @@ def test_a_pods_server_is_reached_by_port_forward_which_comes_from_within(sha256
 
 def test_an_address_in_use_is_named(server: Running) -> None:
     port = server.url.rpartition(":")[2]
-    command = [sys.executable, "-m", "steps", "serve", f"--model={PREFIX}", f"--port={port}"]
+    command = [sys.executable, "-m", "rekindle", "step", "steps.serve", f"--model={PREFIX}", f"--port={port}"]
     ended = subprocess.run(command, capture_output=True, text=True)
     assert ended.returncode == 78
     assert f"cannot listen on 127.0.0.1:{port}" in ended.stderr

@@ -11,10 +11,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from steps.storage import Store
-from steps.training import ledger
+from rekindle.ledger import events as ledger
+from rekindle.storage import Store
 from tests.chaos.faults import Proxy
-from tests.steps.training.crew import Crew, flags, joined
+from tests.rekindle.training.crew import Crew, flags, joined
 
 
 def sha256(s3: Store, prefix: str) -> str:
@@ -218,7 +218,9 @@ def test_plain_torchrun_goes_on_after_a_kill_and_ends_in_order_when_told_to(
     environment = os.environ | crew.environment | {"TOY_HOLD": "16 30", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
     log = tmp_path / "torchrun.log"
     with log.open("w") as file:
-        run = subprocess.Popen([*agent, "-m", "steps", "train", *argv], env=environment, stderr=file, stdout=file)
+        run = subprocess.Popen(
+            [*agent, "-m", "rekindle", "step", "steps.train", *argv], env=environment, stderr=file, stdout=file
+        )
     try:
         crew.until(lambda: "held at 16\n" in log.read_text())
         crew.until(lambda: len(list(s3.list("torchrun/checkpoints/manifests/"))) > 0)

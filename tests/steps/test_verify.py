@@ -11,10 +11,11 @@ from uuid import uuid4
 import polars as pl
 import pytest
 
-from steps import fraud, release, tracking, verify
-from steps.errors import DataError, RekindleError
-from steps.gate import Gate
-from steps.storage import Store
+from rekindle import tracking
+from rekindle.errors import DataError, RekindleError
+from rekindle.gate import Gate
+from rekindle.storage import Store
+from steps import fraud, release, verify
 from tests.steps.serving import Running
 
 pytestmark = pytest.mark.usefixtures("mlflow_server")

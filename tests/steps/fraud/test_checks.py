@@ -6,7 +6,7 @@ from typing import Any
 import polars as pl
 import pytest
 
-from steps.errors import DataError
+from rekindle.errors import DataError
 from steps.fraud.checks import Checked, check
 from steps.fraud.config import Columns
 from steps.fraud.schema import identity

@@ -8,12 +8,12 @@ import numpy as np
 import polars as pl
 import pytest
 
-from steps.errors import DataError
+from rekindle.errors import DataError
+from rekindle.gate import Gate
 from steps.fraud import protocol
 from steps.fraud.protocol import Week, counted_rows, evaluate, is_published, judged_weeks
 from steps.fraud.schema import DAY
 from steps.fraud.sequences import Rows
-from steps.gate import Gate
 
 DELAY = 7
 

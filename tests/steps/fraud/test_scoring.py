@@ -10,11 +10,11 @@ from typing import Any
 import polars as pl
 import pytest
 
+from rekindle.errors import DataError
+from rekindle.gate import Gate
 from steps import fraud
-from steps.errors import DataError
 from steps.fraud.replays import replay
 from steps.fraud.scoring import FraudScorer
-from steps.gate import Gate
 
 CLOSE = 1e-5
 ROW = {"transaction_id": 1, "time": "2024-03-20T12:00:00", "card": 5, "terminal": 6, "amount": 3.5}

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steps.errors import DataError
+from rekindle.errors import DataError
 from steps.fraud.config import CONTEXT
 from steps.fraud.schema import DAY
 from steps.fraud.sequences import LENGTH, OVERLAP, SCORED, Rows, TrainingWindows, open_dataset, scoring_windows

@@ -12,7 +12,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from steps.errors import DataError
+from rekindle.errors import DataError
 from steps.fraud.config import Columns, Data
 from steps.fraud.schema import DAY, Rows
 from steps.fraud.sequences import Rows as Mapped
@@ -152,7 +152,7 @@ def test_a_full_disk_is_said_and_leaves_nothing_that_looks_whole(tmp_path: Path)
     program = """
 import resource, sys
 from pathlib import Path
-from steps.errors import RekindleError
+from rekindle.errors import RekindleError
 from steps.fraud import Data, prepare
 resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, 300_000))  # every larger file fails, as on a full disk
 try:

@@ -7,13 +7,13 @@ import polars as pl
 import pytest
 from pydantic import ValidationError
 
-from steps.errors import ConfigError, DataError
+from rekindle.errors import ConfigError, DataError
+from rekindle.storage import Store
 from steps.fraud.checks import check
 from steps.fraud.config import Columns, Data
 from steps.fraud.simulate import simulate
 from steps.fraud.source import read
 from steps.fraud.world import World
-from steps.storage import Store
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from steps.errors import DataError
+from rekindle.errors import DataError
 from steps.fraud.config import CONTEXT, Data
 from steps.fraud.schema import DAY, Rows
 from steps.fraud.shards import write_dataset

@@ -8,7 +8,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from steps.errors import DataError
+from rekindle.errors import DataError
 from steps.fraud.config import CONTEXT, Model
 from steps.fraud.protocol import score
 from steps.fraud.sequences import Rows, open_dataset

@@ -1,0 +1,76 @@
+"""podSpecPatch: a strategic merge patch of a pod, as far as one machine has it: variables, limits, and two times.
+
+    template = patched(template, [spec.get("podSpecPatch"), template.get("podSpecPatch")])
+
+The tags of the texts are replaced before. Source: Argo's processPodSpecPatch and ApplyPodSpecPatch.
+"""
+
+import re
+from collections.abc import Iterable
+from typing import Any
+
+import yaml
+
+from rekindle.argo.manifest.patch import PatchError, strategic
+from rekindle.argo.manifest.read import Loader
+from rekindle.argo.manifest.schema import walk
+from rekindle.errors import ConfigError
+
+TAG = re.compile(r"\{\{.*?\}\}", re.DOTALL)
+TIMES = ("activeDeadlineSeconds", "terminationGracePeriodSeconds")
+DONE = ("env", "resources")
+OURS = ("wait", "init")  # containers of Argo's own
+Template = dict[str, Any]
+
+
+def patched(template: Template, texts: Iterable[str | None]) -> Template:
+    """The template after the patches. Raises ConfigError, PatchError."""
+    for text in filter(None, texts):
+        patch = _loaded(text, "podSpecPatch")
+        list(walk(patch, "PodPatch", "podSpecPatch"))
+        template = {**template, **{key: patch[key] for key in TIMES if key in patch}}
+        for kind in ("containers", "initContainers"):
+            for each in patch.get(kind) or []:
+                template = _container(template, kind, each)
+    return template
+
+
+def _container(template: Template, kind: str, patch: dict[str, Any]) -> Template:
+    name, given = patch["name"], {key: patch[key] for key in DONE if key in patch}
+    main = next((key for key in ("container", "script") if key in template), None)
+    if kind == "containers" and main and name == "main":
+        return {**template, main: strategic(template[main], given)}
+    group, beside = template.get("containerSet") or {}, "sidecars" if kind == "containers" else kind
+    for holder, key in ((group, "containers"), (template, beside)) if kind == "containers" else ((template, kind),):
+        if any(each["name"] == name for each in holder.get(key) or []):
+            new = [strategic(each, given) if each["name"] == name else each for each in holder[key]]
+            return {**template, "containerSet": {**group, key: new}} if holder is group else {**template, key: new}
+    if name not in OURS and (name != "main" or "containerSet" in template):  # Argo's own where nothing of ours runs
+        raise PatchError(f"Pod is invalid: spec.{kind}: {name} has no image: Required value")
+    return template
+
+
+def _loaded(text: str, where: str) -> dict[str, Any]:
+    try:
+        patch = yaml.load(text, Loader)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{where} is no YAML: {error}") from None
+    if not isinstance(patch, dict):
+        raise ConfigError(f"{where} is {patch!r:.200}: it must be an object.")
+    return patch
+
+
+def check(holder: dict[str, Any], where: str) -> list[str]:
+    """What of the patch is ignored. Raises ConfigError for what would have to be done, and is not."""
+    text = holder.get("podSpecPatch")
+    if not text:
+        return []
+    where = f"{where}.podSpecPatch"
+    wrong: list[ConfigError] = []
+    for value in ("0", "text", "{}"):  # what a tag may stand for
+        try:
+            found = walk(_loaded(TAG.sub(value, text), where), "PodPatch", where)
+            return [f"podSpecPatch.{each}" for each in found]
+        except ConfigError as error:
+            wrong.append(error)
+    raise wrong[0]

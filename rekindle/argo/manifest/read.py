@@ -1,0 +1,217 @@
+"""Reads a Workflow, WorkflowTemplate or CronWorkflow and turns it into the one Workflow that runs.
+
+YAML is read as Kubernetes' Go library reads it, where that differs from PyYAML: `y` and `n` are booleans, keys are
+texts, 1e3 is a number, and dates and 1:30 are texts.
+"""
+
+import copy
+import json
+import random
+import re
+import time
+import uuid
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from typing import Any
+
+import yaml
+from yaml.constructor import ConstructorError
+
+from rekindle.argo.language.gofmt import anystring, timestamp
+from rekindle.argo.manifest.resolve import Find, exit_handler, filled, joined, texts
+from rekindle.argo.manifest.schema import TABLES, walk
+from rekindle.argo.manifest.scopes import misshapen, present
+from rekindle.errors import ConfigError, did_you_mean
+
+ALIASED = 400_000  # values that aliases may make, as goyaml has it (decode.go, alias_ratio_range_low)
+Base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+KINDS = ("Workflow", "WorkflowTemplate", "CronWorkflow")
+TWICE = 'the key "{}" is there twice: remove one'
+GROUP = "workflows.argoproj.io"
+SCHEDULED = f"{GROUP}/scheduled-time"  # the annotation that is {{workflow.scheduledTime}}
+
+
+class Loader(Base):
+    """YAML 1.1 as goyaml reads it."""
+
+    yaml_implicit_resolvers = {  # noqa: RUF012
+        first: [
+            (tag, pattern)
+            for tag, pattern in resolvers
+            if tag not in ("tag:yaml.org,2002:timestamp", "tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
+        ]
+        for first, resolvers in Base.yaml_implicit_resolvers.items()
+    }
+
+
+def _mapping(loader: Any, node: Any) -> dict[str, Any]:
+    seen: set[str] = set()
+    for name, _ in node.value:
+        if isinstance(name, yaml.ScalarNode) and name.value in seen and name.value != "<<":
+            raise ConstructorError(None, None, TWICE.format(name.value), name.start_mark)
+        seen.add(str(name.value))
+    loader.flatten_mapping(node)
+    return {
+        key
+        if isinstance(key := loader.construct_object(name, deep=True), str)
+        else anystring(key): loader.construct_object(value, deep=True)
+        for name, value in node.value
+    }
+
+
+Loader.add_constructor("tag:yaml.org,2002:map", _mapping)
+Loader.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile(r"[yYnN]$"), list("yYnN"))
+NUMBER = list("-+0123456789.")
+Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:int", re.compile(r"[-+]?(0b[01_]+|0x[0-9a-fA-F_]+|0o?[0-7_]*|[1-9][0-9_]*)$"), NUMBER
+)
+Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"[-+]?(\.\d+|\d+(\.\d*)?)([eE][-+]?\d+)?$|[-+]?\.(inf|Inf|INF)$|\.(nan|NaN|NAN)$"),
+    NUMBER,
+)
+Loader.add_constructor("tag:yaml.org,2002:bool", lambda _, node: node.value.lower() in ("y", "yes", "true", "on"))
+
+
+def documents(text: str) -> list[dict[str, Any]]:
+    """The objects of a YAML or JSON text, those of its Lists among them. Raises ConfigError."""
+    try:
+        found = [each for document in _read(text) if document for each in _items(document)]
+        if (size := _size(found, {})) > max(ALIASED, len(text)):
+            raise ConfigError(f"the manifest would have {size:.2g} values with all its aliases: use fewer of them.")
+    except (yaml.YAMLError, ValueError) as error:
+        raise ConfigError(f"the manifest is not YAML: {error}") from error
+    except RecursionError:
+        raise ConfigError("the manifest has lists or mappings hundreds of levels deep: flatten it.") from None
+    if not all(isinstance(document, dict) for document in found):
+        raise ConfigError("the manifest holds something that is no Kubernetes object: each document must be a mapping.")
+    return found
+
+
+def _read(text: str) -> Iterable[Any]:
+    """The documents. JSON is read as such, as kubectl does: what it escapes is not always YAML."""
+    if text.lstrip().startswith("{"):
+        with suppress(json.JSONDecodeError):  # YAML may begin so, too
+            found = json.loads(text, object_pairs_hook=_unique, parse_constant=_no_json)
+            json.dumps(found, ensure_ascii=False).encode()  # raises ValueError for half a character
+            return [found]
+    return yaml.load_all(text, Loader)
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        twice = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
+        raise ValueError(TWICE.format(twice))
+    return found
+
+
+def _no_json(word: str) -> Any:
+    raise json.JSONDecodeError("no number of JSON", word, 0)
+
+
+def _size(value: Any, known: dict[int, int]) -> int:
+    """How many values there are, those that are the same by alias each time they occur."""
+    if not isinstance(value, (dict, list)):
+        return 1
+    if id(value) not in known:
+        below = value.values() if isinstance(value, dict) else value
+        known[id(value)] = 1 + sum(_size(each, known) for each in below)
+    return known[id(value)]
+
+
+def _items(document: Any) -> list[Any]:
+    """As kubectl takes a List apart."""
+    listed = isinstance(document, dict) and str(document.get("kind")).endswith("List")
+    return document["items"] if listed and isinstance(document.get("items"), list) else [document]
+
+
+def split(found: list[dict[str, Any]]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Of the objects of a file the one to run, and those that it needs beside it. Raises ConfigError."""
+    for kinds in (("Workflow", "CronWorkflow"), ("WorkflowTemplate",)):
+        main = [each for each in found if each.get("kind") in kinds]
+        if len(main) == 1 or len(found) == 1:
+            main = main or found
+            return main[0], [each for each in found if each is not main[0]]
+        if main:
+            break
+    named = [(each.get("kind"), each.get("metadata")) for each in found]
+    names = [f"{kind} {metadata.get('name') if isinstance(metadata, dict) else ''}".strip() for kind, metadata in named]
+    raise ConfigError(f"it holds {len(found)} objects ({', '.join(names)}): it must hold one Argo Workflow to run.")
+
+
+def workflow(
+    manifest: Mapping[str, Any],
+    parameters: Mapping[str, str] | None = None,
+    find: Find = lambda kind, name: None,
+    here: bool = True,
+) -> dict[str, Any]:
+    """The Workflow that `manifest` describes, with a name, a uid, and `parameters` set.
+
+    Raises ConfigError: if it is to run `here`, also for what only a cluster can do.
+    """
+    if wrong := next(misshapen(manifest), ""):
+        raise ConfigError(f"{wrong}.")
+    kind = manifest.get("kind")
+    if kind not in KINDS:
+        raise ConfigError(f"kind is {kind!r}: only {', '.join(KINDS)} can be run.{did_you_mean(str(kind), set(KINDS))}")
+    if here:
+        list(walk(manifest, kind, ""))
+    for where, value, table in (("", manifest, kind), ("metadata.", manifest.get("metadata") or {}, "ObjectMeta")):
+        for key in value:
+            if key not in TABLES[table]:
+                hint = did_you_mean(str(key), set(TABLES[table]))
+                raise ConfigError(f'"{where}{key}" is no field of a {kind}.{hint} Remove it.')
+    reference, spec = None, copy.deepcopy(present(manifest.get("spec") or {}))
+    metadata = copy.deepcopy(manifest.get("metadata") or {})
+    if kind == "CronWorkflow":
+        name, given = metadata.get("name") or "cron", spec.get("workflowMetadata") or {}
+        metadata["name"] = f"{name}-{int(time.time())}"
+        metadata["labels"] = {f"{GROUP}/cron-workflow": name, **(given.get("labels") or {})}
+        metadata["annotations"] = {SCHEDULED: timestamp(), **(given.get("annotations") or {})}
+        spec = spec.get("workflowSpec") or {}
+    elif kind == "WorkflowTemplate":
+        reference = {"name": metadata.get("name") or "workflow"}
+        metadata |= {"name": random_name(f"{reference['name']}-"), "labels": {}, "annotations": {}}
+        exit_handler(spec, parameters or {})
+    elif not metadata.get("name"):
+        metadata["name"] = random_name(metadata.get("generateName") or "workflow-")
+    reference, spec = reference or spec.get("workflowTemplateRef"), joined(spec, find, parameters or {})
+    if reference:
+        label = "cluster-workflow-template" if reference.get("clusterScope") else "workflow-template"
+        metadata["labels"] = {**(metadata.get("labels") or {}), f"{GROUP}/{label}": reference["name"]}
+    for key in ("labels", "annotations"):
+        metadata[key] = {**(metadata.get(key) or {}), **((spec.get("workflowMetadata") or {}).get(key) or {})}
+    metadata |= {"uid": str(uuid.uuid4()), "creationTimestamp": timestamp()}
+    metadata.setdefault("namespace", "default")
+    texts(spec)
+    _set(spec, parameters or {})
+    filled(spec, find)
+    for each in (spec.get("arguments") or {}).get("parameters") or []:
+        if isinstance(known := each.get("enum"), list) and each.get("value") not in known:
+            choices = ", ".join(known)
+            raise ConfigError(
+                f"the parameter {each.get('name')} is {each.get('value')!r}: it must be one of {choices}."
+            )
+    return {"apiVersion": "argoproj.io/v1alpha1", "kind": "Workflow", "metadata": metadata, "spec": spec}
+
+
+def random_name(prefix: str) -> str:
+    """`generateName` as the API server does it."""
+    return prefix[:58] + "".join(random.SystemRandom().choices("bcdfghjklmnpqrstvwxz2456789", k=5))
+
+
+def _set(spec: dict[str, Any], parameters: Mapping[str, str]) -> None:
+    known = (spec.get("arguments") or {}).get("parameters") or []
+    for name, value in parameters.items():
+        for each in known:
+            if each.get("name") == name:
+                each.pop("valueFrom", None)
+                each["value"] = value
+                break
+        else:
+            hint = did_you_mean(name, {each.get("name", "") for each in known})
+            raise ConfigError(
+                f'the workflow has no parameter "{name}": spec.arguments.parameters must declare it.{hint}'
+            )

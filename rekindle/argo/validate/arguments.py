@@ -1,0 +1,101 @@
+"""What a step, a task or a workflow is given, and what a template needs.
+
+Source: Argo's validateArguments and ProcessArgs.
+"""
+
+from collections import Counter
+from collections.abc import Iterable
+
+from rekindle.argo.language.gofmt import WHOLE, anystring
+from rekindle.argo.manifest import scopes
+from rekindle.argo.manifest.scopes import PARAMETER, Data, names
+from rekindle.argo.validate import tags
+from rekindle.argo.validate.findings import Findings
+from rekindle.errors import did_you_mean
+
+KINDS = ("parameters", "artifacts")
+LOCATIONS = ("s3", "gcs", "http", "git", "raw", "hdfs", "oss", "azure", "artifactory", "plugin")
+SUPPLIED = (*LOCATIONS, "from", "fromExpression")
+GIVEN = ("configMapKeyRef", "supplied", "event")
+
+
+def check(found: Findings, path: str, arguments: Data, later: bool = False) -> None:
+    """The rules of `arguments`; `later`: values may yet come, as by -p."""
+    unique(found, path, arguments)
+    for each in arguments.get("parameters") or []:
+        _parameter(found, f"{path}.parameters[{each.get('name')}]", each, later)
+    for each in arguments.get("artifacts") or []:
+        where = f"{path}.artifacts[{each.get('name')}]"
+        if each.get("from") and each.get("fromExpression"):
+            found.add(where, "argument", "it has both from and fromExpression: give one of them.")
+        elif not each.get("from") and not _located(each):
+            no = "fromExpression alone is not for arguments" if each.get("fromExpression") else "it comes from nowhere"
+            found.add(where, "argument", f"{no}, and Argo refuses it, optional or not: give from, or a location (s3).")
+
+
+def unique(found: Findings, path: str, fields: Data) -> None:
+    """Names of parameters and artifacts are names, and there once."""
+    for kind in KINDS:
+        for name, count in Counter(names(fields.get(kind))).items():
+            if not PARAMETER.fullmatch(tags.TAG.sub("x", name)) or count > 1:
+                found.add(f"{path}.{kind}", "name", f'"{name}" must be letters, digits, - and _, and there once.')
+
+
+def supplied(
+    found: Findings, path: str, called: str, template: Data, given: Data, loose: bool = False, brought: bool = False
+) -> None:
+    """That a template (`called` so) gets what it needs.
+
+    `loose`: it may be given more than it takes; `brought`: what it needs may come later.
+    """
+    for kind in KINDS:
+        inputs = (template.get("inputs") or {}).get(kind) or []
+        there, known = dict.fromkeys(names(given.get(kind))), set(names(inputs))
+        _superfluous(found, path, called, [each for each in there if not loose and each not in known], known)
+        for each in inputs:
+            if _required(each, kind) and each.get("name") not in there and not brought:
+                why = f'{called} needs the input "{each.get("name")}", which is not supplied: add it.'
+                found.add(path, "input", why + found.near(str(each.get("name")), there))
+
+
+def timeout(found: Findings, path: str, template: Data, given: Data, everywhere: Data) -> None:
+    """That a timeout that comes from arguments has a unit: Argo's check fills in what it knows."""
+    known = {f"workflow.parameters.{each.get('name')}": each for each in everywhere.get("parameters") or []}
+    for each in [*((template.get("inputs") or {}).get("parameters") or []), *(given.get("parameters") or [])]:
+        known[f"inputs.parameters.{each.get('name')}"] = each
+    values = {tag: anystring(each.get("value", each.get("default", ""))) for tag, each in known.items()}
+    text = str(template.get("timeout", ""))
+    for _ in range(2):  # an argument may be a tag itself
+        text = tags.TAG.sub(lambda tag: values.get(tag[1].strip(), tag[0]), text)
+    if WHOLE.fullmatch(text):
+        found.add(path, "argument", f'the timeout of {template.get("name")} is "{text}" by it: give a unit, as in 30s.')
+
+
+def _superfluous(found: Findings, path: str, called: str, extra: Iterable[str], known: set[str]) -> None:
+    for each in extra:
+        near = did_you_mean(each, known)  # without one it is only superfluous
+        why = f'{called} has no input "{each}".{near or " Take it out."}'
+        found.add(path, "argument", why, fatal=bool(near))
+
+
+def _parameter(found: Findings, path: str, each: Data, later: bool) -> None:
+    source, choices = each.get("valueFrom"), each.get("enum")
+    if source is not None and not any(key in source for key in GIVEN):
+        why = "of arguments it must have a configMapKeyRef, beside which a default may be. Give that, or a value."
+        found.add(f"{path}.valueFrom", "argument", why)
+    elif source is None and "value" not in each and not later:
+        found.add(path, "argument", "it has no value: give one.")
+    if not later and isinstance(choices, list) and choices:
+        known, value = [anystring(choice) for choice in choices], each.get("value")
+        if value is None or ("{{" not in (value := anystring(value)) and value not in known):
+            found.add(f"{path}.value", "argument", f'"{value}" is none of its enum: it must be {" or ".join(known)}.')
+
+
+def _located(artifact: Data) -> bool:
+    return any(kind in artifact for kind in LOCATIONS[1:]) or bool((artifact.get("s3") or {}).get("key"))
+
+
+def _required(item: Data, kind: str) -> bool:
+    if kind == "parameters":
+        return not scopes.supplied(item)
+    return not item.get("optional") and not any(key in item for key in SUPPLIED)

@@ -1,0 +1,90 @@
+"""Which `workflow.outputs` Argo knows where: its check walks from the entrypoint, and so needs them in its own order.
+
+    known = Exported(templates, ["main", "exit"]); known.at(step)
+
+What a called template gives by a globalName is known once the check has been there: to later steps, to all of its DAG,
+and to what is only looked at later, as onExit and the templates of hooks. What the entrypoint, or a hook's template,
+gives itself is never known. A globalName with tags may be any. Source: validate.go, addOutputsToScope.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+
+from rekindle.argo.manifest.resolve import bodies
+from rekindle.argo.manifest.scopes import Data, Names, exported
+
+ANY = {"workflow.outputs.parameters", "workflow.outputs.artifacts"}
+NOTHING: Data = {}  # a template that is not here
+
+
+class Exported:
+    """The tags that have a value at each template and step; in expressions, which Argo's check does not read, all."""
+
+    def __init__(self, templates: Mapping[str, Data], roots: Sequence[str]) -> None:
+        self.templates = templates
+        self.all = {tag for each, _ in bodies({"templates": [*templates.values()]}, "") for tag in exported(each)}
+        self.later = {f"={tag}" for tag in self.all} | (self.all & ANY)
+        self.known: set[str] = set()
+        self.names, self.everything = Names(self.later), Names(self.all | self.later)
+        self.found: dict[int, Names] = {}  # by the id of a template or step
+        if not self.all <= ANY and roots[0] in templates:  # else that is what is wrong
+            self._walk([templates[name] for name in roots if name in templates])
+
+    def at(self, holder: Data) -> Names:
+        """What is known as a step, a leaf, or the tasks and outputs of any other template are checked."""
+        return self.found.get(id(holder), self.everything)
+
+    def _walk(self, roots: list[Data]) -> None:
+        waiting = [self._visit(each) for each in reversed(roots)]
+        while waiting:  # templates may be nested deeper than Python's stack
+            template = next(waiting[-1], None)
+            if template is None:
+                waiting.pop()
+            elif id(template) not in self.found:
+                waiting.append(self._visit(template))
+
+    def _visit(self, template: Data) -> Iterator[Data]:
+        """The templates to be visited before this one goes on."""
+        if id(template) in self.found:
+            return
+        self.found[id(template)] = self.names
+        if "dag" in template:
+            yield from self._tasks(template)
+        for step, called in self._calls(template) if "steps" in template else ():
+            yield called
+            after = self.known | exported(called)
+            if "onExit" in step or "exit" in (step.get("hooks") or {}):
+                self._know(after)
+            self.found[id(step)] = self.names
+            self._know(after)
+        self.found[id(template)] = self.names
+
+    def _tasks(self, dag: Data) -> Iterator[Data]:
+        """Argo's order of tasks is by chance: when it gets to one, it may have been at any other."""
+        calls = [called for _, called in self._calls(dag)]
+        given = [self._given(called) for called in calls]
+        count, before = Counter(tag for each in given for tag in each), self.known
+        for called, own in zip(calls, given, strict=True):
+            self._know(before | {tag for tag in count if count[tag] > (tag in own)})
+            yield called
+        self._know(before | set(count))
+
+    def _know(self, known: set[str]) -> None:
+        if known != self.known:
+            self.known, self.names = known, Names(known | self.later)
+
+    def _given(self, called: Data) -> set[str]:
+        """What a template gives, and all that it calls."""
+        found, waiting, seen = set[str](), [called], set[int]()
+        while waiting:
+            if id(each := waiting.pop()) not in seen:
+                seen.add(id(each))
+                found |= exported(each)
+                waiting += [below for _, below in self._calls(each)]
+        return found
+
+    def _calls(self, template: Data) -> Iterator[tuple[Data, Data]]:
+        """Each step or task, and what it calls."""
+        groups = [(template.get("dag") or {}).get("tasks") or [], *(template.get("steps") or [])]
+        for step in (step for group in groups for step in group):
+            yield step, step.get("inline") or self.templates.get(str(step.get("template")), NOTHING)

@@ -1,0 +1,175 @@
+"""What every container needs before a cluster should run it, whether in a template or in an object that is applied.
+
+One finding a container and rule: images that move, resources nobody asked for, what PodSecurity `restricted` refuses,
+secrets, and shell syntax that no shell reads.
+"""
+
+import re
+from collections.abc import Iterable, Iterator
+from itertools import pairwise
+
+from rekindle.argo.manifest.scopes import Data
+from rekindle.argo.validate.findings import Findings
+from rekindle.argo.validate.tags import UNKNOWN
+
+DIGEST = re.compile(r".*@sha256:[0-9a-f]{64}")
+SHELLS = ("sh", "bash", "ash", "dash", "zsh")
+CALL = re.compile(r"(?<!\$)\$\(([^()]+)\)")
+VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]*")
+SECRET = re.compile(
+    r"(.*(PASSWORD|PASSWD|SECRET|SECRET_KEY|ACCESS_KEY|API_KEY|CREDENTIALS?)|(.*_)?(PASS|TOKEN)|.+_PWD)", re.IGNORECASE
+)
+VOCABULARY = re.compile(r"(.*_)?(PAD|EOS|BOS|UNK|MASK|SEP|CLS|NEW|MAX|MIN|START|STOP|END|SPECIAL)_TOKEN", re.IGNORECASE)
+FLAG = re.compile(r"--([A-Za-z][\w-]*)(?:=|\s+)(\S+)")
+LOGIN = re.compile(r"\b([a-z][a-z0-9+.-]*)://[^\s/:@]*:([^\s/@]+)@", re.IGNORECASE)
+FILLED = ("{{", UNKNOWN, "$")  # what comes from elsewhere
+LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
+VOLUMES = {"configMap", "csi", "downwardAPI", "emptyDir", "ephemeral", "persistentVolumeClaim", "projected", "secret"}
+
+Containers = Iterable[tuple[str, Data]]
+
+
+def named(path: str, pod: Data, *lists: str) -> Iterator[tuple[str, Data]]:
+    """The containers in `lists` of a pod, each with its path."""
+    for key in lists or ("initContainers", "containers"):
+        for number, each in enumerate(pod.get(key) or []):
+            yield f"{path}.{key}[{each.get('name', number)}]", each
+
+
+def check(found: Findings, path: str, pod: Data, containers: Containers, whole: bool = True) -> None:
+    """`pod` is a PodSpec, or as much of it as a template has; not `whole`: it is laid over another one."""
+    for key in ("hostNetwork", "hostPID", "hostIPC"):
+        if pod.get(key) is True:
+            found.warn(f"{path}.{key}", "security", "PodSecurity restricted refuses it: take it out.")
+    for volume in pod.get("volumes") or []:
+        if len(kinds := volume.keys() - {"name"}) == 1 and not kinds <= VOLUMES:
+            why = f"PodSecurity restricted refuses a {kinds.pop()}: use a persistentVolumeClaim, or the object store."
+            found.warn(f"{path}.volumes[{volume.get('name')}]", "security", why)
+    for where, container in containers:
+        name = container.get("name")
+        if name and UNKNOWN not in name and (not LABEL.fullmatch(name) or len(name) > 63):
+            found.add(where, "name", f'"{name}" must be lower-case letters, digits and dashes, at most 63 of them.')
+        for port in container.get("ports") or []:
+            if len(str(port.get("name", ""))) > 15:
+                found.add(f"{where}.ports", "name", f'"{port["name"]}" must have at most 15 characters.')
+        _image(found, f"{where}.image", str(container.get("image") or ""))
+        if whole or "resources" in container:
+            resources(found, f"{where}.resources", container.get("resources") or {})
+        if whole:
+            _security(found, f"{where}.securityContext", pod.get("securityContext") or {}, container)
+        _secrets(found, where, container)
+        _calls(found, where, container)
+
+
+def probes(found: Findings, containers: Containers) -> None:
+    """A server that nobody asks whether it is ready gets requests while it starts."""
+    for where, container in containers:
+        if missing := [key for key in ("readinessProbe", "livenessProbe") if key not in container]:
+            why = "it gets requests before it can answer, and a hung one is never replaced"
+            found.warn(where, "probe", f"it has no {' and no '.join(missing)}: {why}. Give it both.")
+
+
+def _image(found: Findings, path: str, image: str) -> None:
+    if not image or "{{" in image or UNKNOWN in image or DIGEST.fullmatch(image):
+        return
+    tag = image.partition("@")[0].rpartition("/")[2].partition(":")[2]
+    if "@" in image:
+        why = "names no digest: it must end with @sha256: and 64 hexadecimal digits."
+    elif tag in ("", "latest"):
+        why = f"is whatever was pushed last{'' if tag else ', as it has no tag'}: pin it by digest (NAME@sha256:...)."
+    else:
+        why = f'can change, as the tag "{tag}" can be pushed again: pin it by digest (NAME@sha256:...).'
+    found.image(path, image, why)
+
+
+def resources(found: Findings, path: str, given: Data) -> None:
+    """Without requests a container is placed anywhere, without a limit it takes what it wants."""
+    requests, limits = given.get("requests") or {}, given.get("limits") or {}
+    missing = [f"requests.{key}" for key in ("cpu", "memory") if key not in requests and key not in limits]
+    missing += ["limits.memory"] if "memory" not in limits else []
+    if missing:
+        why = "the scheduler cannot place it, and it may take its neighbours' memory"
+        found.warn(path, "resources", f"it has no {', no '.join(missing)}: {why}. Give them.")
+
+
+def _security(found: Findings, path: str, pod: Data, container: Data) -> None:
+    own = container.get("securityContext") or {}
+    both = {**pod, **own}
+    seccomp, capabilities = both.get("seccompProfile") or {}, own.get("capabilities") or {}
+    added = set(map(str, capabilities.get("add") or [])) - {"NET_BIND_SERVICE"}
+    wanted = {
+        "runAsNonRoot: true": both.get("runAsNonRoot") in (True, UNKNOWN),
+        "a runAsUser that is not 0": both.get("runAsUser") != 0,
+        "seccompProfile: {type: RuntimeDefault}": seccomp.get("type") in ("RuntimeDefault", "Localhost"),
+        "allowPrivilegeEscalation: false": own.get("allowPrivilegeEscalation") in (False, UNKNOWN),
+        "capabilities: {drop: [ALL]}": "ALL" in (capabilities.get("drop") or []) and not added,
+        "privileged: false": not own.get("privileged"),
+    }
+    if missing := [name for name, there in wanted.items() if not there]:
+        found.warn(path, "security", f"PodSecurity restricted refuses it: it needs {', '.join(missing)}.")
+
+
+def _secrets(found: Findings, path: str, container: Data) -> None:
+    """Passwords in plain sight: by the names of variables and flags, and in addresses."""
+    for each in container.get("env") or []:
+        name, value = str(each.get("name", "")), str(each.get("value") or "")
+        if _secret(name, value) or _logs_in(value):
+            why = "whoever reads the manifest reads it. Take it from a Secret (valueFrom.secretKeyRef)."
+            found.warn(f"{path}.env[{name}]", "secret", why)
+    for key in ("command", "args"):
+        words = [str(each) for each in container.get(key) or []]
+        flags = [flag for text in words for flag in FLAG.findall(text)]
+        flags += [(flag[2:], value) for flag, value in pairwise(words) if flag.startswith("--")]
+        named = [f"--{name}" for name, value in flags if not value.startswith("-") and _secret(name, value)]
+        for what in dict.fromkeys([*named, *(f"{scheme}://" for text in words if (scheme := _logs_in(text)))]):
+            why = (
+                f"{what} shows a password to whoever reads the manifest. Take it from a Secret, by a variable: $(NAME)."
+            )
+            found.warn(f"{path}.{key}", "secret", why)
+
+
+def _secret(name: str, value: str) -> bool:
+    name = name.replace("-", "_")
+    plain = value and not any(mark in value for mark in FILLED)
+    return bool(plain and SECRET.fullmatch(name) and not VOCABULARY.fullmatch(name))
+
+
+def _logs_in(text: str) -> str:
+    """The scheme of the first address in `text` that holds a password, or ""."""
+    plain = (scheme for scheme, word in LOGIN.findall(text) if not any(mark in word for mark in FILLED))
+    return next(plain, "")
+
+
+def shell(template: Data) -> bool:
+    """Whether a shell reads what a template runs."""
+    return "script" in template or _shell(template.get("container") or {})
+
+
+def _shell(container: Data) -> bool:
+    """`sh -c`, also where something else starts it: env, tini, timeout, busybox."""
+    command = [str(each) for each in container.get("command") or []]
+    words = [*command, *map(str, container.get("args") or [])]
+    started = any(_is_shell(word) and re.fullmatch(r"-\w*c", after) for word, after in pairwise(words))
+    return "source" in container or started or bool(command and _is_shell(command[0]))
+
+
+def _is_shell(word: str) -> bool:
+    return word.rpartition("/")[2] in SHELLS
+
+
+def _calls(found: Findings, path: str, container: Data) -> None:
+    """`$(date)` is for a shell; Kubernetes fills in `$(VARIABLE)` only and passes the rest on as it is."""
+    if _shell(container):
+        return
+    known = {str(each.get("name")) for each in container.get("env") or []}
+    for key in ("command", "args"):
+        for text in container.get(key) or []:
+            for inside in CALL.findall(str(text)):
+                if inside not in known and not VARIABLE.fullmatch(inside):
+                    found.warn(f"{path}.{key}", "shell", call(inside))
+
+
+def call(inside: str) -> str:
+    """Why `$(inside)` is not what it seems, and what to write."""
+    way = "Run it by `sh -c`, or use a tag of the workflow's, such as {{workflow.creationTimestamp.Y}}"
+    return f"$({inside}) stays as it is, for no shell reads it. {way}."

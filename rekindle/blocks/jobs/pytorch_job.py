@@ -1,0 +1,75 @@
+"""A PyTorchJob whose Master is the coordinator and whose Workers come and go.
+
+Source: Kubeflow training operator 1.9, PyTorchJobSpec and its status.
+"""
+
+from rekindle.blocks import volume
+from rekindle.blocks.cluster import ClusterConfig
+from rekindle.blocks.jobs.replicas import FAILED, GRACE, metadata, replica, run_policy
+from rekindle.blocks.pod import MOUNTS, POD_IP, VOLUMES, Manifest, container, pod_spec
+from rekindle.errors import ConfigError
+from rekindle.training.spec import TrainConfig
+
+SUCCESS = "status.replicaStatuses.Master.succeeded > 0"
+FAILURE = FAILED
+
+# The newest states, which survive the processes of the pod: they count as the pod's memory, as all it has in a tmpfs.
+# Without a limit of its own the volume may take what the pod may; the default of /dev/shm would be 64 MB.
+SHARED = {"name": "shared-memory", "emptyDir": {"medium": "Memory"}}
+SHARED_MOUNT = {"name": "shared-memory", "mountPath": "/dev/shm"}
+
+
+def pytorch_job(name: str, train: TrainConfig, cluster: ClusterConfig, flags: list[str]) -> Manifest:
+    """The job `name` (at most 53 characters: its pods' names are longer); every process is given `flags`.
+
+    The Master's exit code is the job's: 0 done, 1-127 failed for good, 128 and above (a signal, a drain) starts it
+    again. Workers are started again whatever they end with, for the coordinator decides what cannot go on. A pod with
+    several GPUs runs a worker on each. Raises ConfigError if the workers cannot be shared out so.
+    """
+    share = max(1, cluster.pod("train").gpus)
+    for key in ("workers", "max_workers"):
+        if (number := getattr(train, key)) % share:
+            raise ConfigError(
+                f"train.{key} is {number}: it must be a multiple of cluster.pods.train.gpus ({share}), as each pod "
+                f"runs one worker a GPU. Set it to {number - number % share or share}, or change the GPUs of a pod; "
+                "neither changes the result."
+            )
+    least = -(-train.min_workers // share)
+    return {
+        "apiVersion": "kubeflow.org/v1",
+        "kind": "PyTorchJob",
+        "metadata": metadata(name, cluster),
+        "spec": {
+            "runPolicy": run_policy(cluster, cluster.pod("train"), least + 1),  # and the coordinator
+            **({"nprocPerNode": str(share)} if share > 1 else {}),
+            "elasticPolicy": {"minReplicas": least, "maxReplicas": train.max_workers // share},
+            "pytorchReplicaSpecs": {
+                "Master": replica(1, "ExitCode", _coordinator(cluster, flags)),
+                "Worker": replica(train.workers // share, "OnFailure", _worker(train, cluster, flags)),
+            },
+        },
+    }
+
+
+def _coordinator(cluster: ClusterConfig, flags: list[str]) -> Manifest:
+    pod = cluster.pod("coordinator")
+    coordinator = container("pytorch", pod, ["-m", "rekindle.training.membership.server", *flags])
+    # the operator looks at the job's own deadline only when something happens to a pod: this is what happens then
+    deadline = 60 * cluster.pod("train").deadline_minutes
+    return pod_spec(pod, cluster.pod_account, [coordinator], activeDeadlineSeconds=deadline)
+
+
+def _worker(train: TrainConfig, cluster: ClusterConfig, flags: list[str]) -> Manifest:
+    pod = cluster.pod("train")
+    pod = pod.model_copy(update={"cpu": pod.cpu or str(train.threads * max(1, pod.gpus))})
+    name = {"name": "POD_NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}
+    cache = volume.cache(cluster.cache)
+    worker = container(
+        "pytorch",
+        pod,
+        ["-m", "rekindle.training.launch.launcher", *flags],
+        env=[*POD_IP, name, {"name": "REKINDLE_GRACE", "value": str(GRACE)}, *cache.env],
+        volumeMounts=[*MOUNTS, SHARED_MOUNT, *cache.mounts],
+    )
+    volumes = [*VOLUMES, SHARED, *cache.volumes]
+    return pod_spec(pod, cluster.pod_account, [worker], volumes=volumes, terminationGracePeriodSeconds=GRACE)

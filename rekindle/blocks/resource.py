@@ -1,0 +1,60 @@
+"""Resource templates: apply a Kubernetes object and wait for its status, or delete one.
+
+A condition is a label selector over paths of the object's JSON (grammar: rekindle/argo/manifest/selector.py);
+commas mean AND in `success` and OR in `failure`, and failure is looked at first.
+"""
+
+import json
+import re
+from typing import Any
+
+from hera.workflows import Parameter, Resource, RetryStrategy
+
+from rekindle.blocks.pod import Manifest
+
+NUMBER = re.compile(r'"\{\{!(.+?)\}\}"')
+
+
+def render(manifest: Manifest) -> str:
+    """The object as JSON, which is YAML; `{{!tag}}` marks a number and loses its quotes.
+
+    Indented, so that the braces of JSON and those of tags stay apart. Argo fills tags in as text before it parses:
+    only values that need no escaping may be given by tag.
+    """
+    return NUMBER.sub(r"{{\1}}", json.dumps(manifest, indent=1))
+
+
+def apply(
+    name: str,
+    manifest: Manifest,
+    *,
+    inputs: tuple[str, ...] = (),
+    success: str | None = None,
+    failure: tuple[str, ...] = (),
+    owned: bool = False,
+    retry: RetryStrategy,
+) -> Resource:
+    """Apply `manifest` and wait for `success` or one of `failure`; an `owned` object goes when the workflow does.
+
+    Applied again after its pod was lost, the object is found as it is and waited for: nothing is started twice.
+    """
+    return Resource(
+        name=name,
+        action="apply",
+        manifest=render(manifest),
+        inputs=[Parameter(name=each) for each in inputs],
+        success_condition=success,
+        failure_condition=",".join(failure) or None,
+        set_owner_reference=owned or None,
+        retry_strategy=retry,
+    )
+
+
+def delete(name: str, retry: RetryStrategy) -> Resource:
+    """Delete the object given by the inputs `kind` and `object`, if it is there.
+
+    In the foreground: a job of the same name, made while the old one's pods linger, would take them for its own.
+    """
+    tags: list[Any] = ["{{inputs.parameters.kind}}", "{{inputs.parameters.object}}", "--cascade=foreground"]
+    inputs = [Parameter(name="kind"), Parameter(name="object")]
+    return Resource(name=name, action="delete", flags=tags, inputs=inputs, retry_strategy=retry)

@@ -1,0 +1,68 @@
+"""The Deployment that serves a model: a new version takes over only when it is ready, then the old one drains."""
+
+from math import ceil
+
+from rekindle.blocks.cluster import ClusterConfig, PodConfig
+from rekindle.blocks.pod import Manifest, container, pod_spec
+from rekindle.serving.config import ServeConfig
+
+PORT = 8080
+STARTUP_SECONDS = 600  # to load the model; `verify` waits as long for it
+
+# Available and Progressing, in any order: all pods are of the version that the controller has seen, and ready. Right
+# after an apply that may be the version before, as a condition cannot compare observedGeneration with generation: who
+# needs the new one waits for it (steps.verify), and an old failure costs an attempt of the step, not the step.
+SUCCESS = ",".join(
+    f"status.conditions.{i}.reason in (NewReplicaSetAvailable,MinimumReplicasAvailable)" for i in range(2)
+)
+FAILURE = tuple(f"status.conditions.{i}.reason == ProgressDeadlineExceeded" for i in range(3))
+SCORING = {"app.kubernetes.io/component": "scoring"}  # who may connect to these pods: configs/platform/network.yaml
+
+
+def labels(name: str) -> dict[str, str]:
+    """What the Service, the autoscaler and the budget find the pods by."""
+    return {"app.kubernetes.io/name": name}
+
+
+def deployment(name: str, serve: ServeConfig, cluster: ClusterConfig, flags: list[str]) -> Manifest:
+    """`rekindle step steps.serve FLAGS`. Without `replicas`: the autoscaler owns that number.
+
+    Source: Kubernetes apps/v1 DeploymentSpec.
+    """
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": {"name": name, "labels": labels(name)},
+        "spec": {
+            "selector": {"matchLabels": labels(name)},
+            "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1}},
+            "progressDeadlineSeconds": STARTUP_SECONDS + 60,
+            "revisionHistoryLimit": 3,
+            "template": {"metadata": {"labels": labels(name) | SCORING}, "spec": _server(name, serve, cluster, flags)},
+        },
+    }
+
+
+def _server(name: str, serve: ServeConfig, cluster: ClusterConfig, flags: list[str]) -> Manifest:
+    pod = cluster.pod("serve")
+    grace = ceil(serve.drain_seconds + serve.grace_seconds) + 5  # the server's own, and time to end
+    runs = [server("serve", pod, flags)]
+    return pod_spec(pod, cluster.pod_account, runs, labels(name), terminationGracePeriodSeconds=grace)
+
+
+def server(name: str, pod: PodConfig, flags: list[str], port: str = "http") -> Manifest:
+    """The container, with its probes; it listens at the port called `port`."""
+    return container(
+        name,
+        pod,
+        ["-m", "rekindle", "step", "steps.serve", *flags],
+        ports=[{"name": port, "containerPort": PORT}],
+        startupProbe=_probe("/health/ready", port, period=1, failures=STARTUP_SECONDS),
+        readinessProbe=_probe("/health/ready", port, period=2, failures=3),
+        livenessProbe=_probe("/health/live", port, period=10, failures=3),
+    )
+
+
+def _probe(path: str, port: str, period: int, failures: int) -> Manifest:
+    check = {"httpGet": {"path": path, "port": port}}
+    return {**check, "periodSeconds": period, "timeoutSeconds": 3, "failureThreshold": failures}

@@ -1,0 +1,55 @@
+"""What a namespace of a cluster runs and ran: the tables of `rekindle status --cluster`."""
+
+import json
+import time
+from typing import Any
+
+from rekindle.cluster.api import CRONS, WORKFLOWS, Cluster, Object
+from rekindle.cluster.watch import as_object
+from rekindle.cluster.workflows import PHASE, offloaded, read
+from rekindle.view import overview, summary
+from rekindle.view.summary import duration, timestamp
+
+
+def everything(cluster: Cluster, as_json: bool) -> str:
+    """Runs, newest first, and schedules."""
+    runs = sorted(cluster.listed(WORKFLOWS), key=lambda each: each["metadata"]["creationTimestamp"], reverse=True)
+    tables = {"runs": [_run(each) for each in runs], "schedules": [_cron(each) for each in cluster.listed(CRONS)]}
+    if as_json:
+        return json.dumps(tables, indent=2)
+    empty = f"nothing ran in namespace {cluster.namespace} yet: `rekindle submit CONFIG` starts a run"
+    return "\n\n".join(overview.table(rows) for rows in tables.values() if rows) or empty
+
+
+def run(cluster: Cluster, name: str, as_json: bool) -> str:
+    """The steps of one run. Raises ConfigError if there is none."""
+    workflow = read(cluster, name)
+    if as_json:
+        return json.dumps(as_object(workflow), indent=2)
+    note = f"\n\nits steps are in Argo's database: `argo get {name}`" if offloaded(workflow) else ""
+    return overview.steps_table(name, workflow.get("status") or {}) + note
+
+
+def _run(workflow: Object) -> dict[str, Any]:
+    metadata, status = workflow["metadata"], workflow.get("status") or {}
+    began, ended = status.get("startedAt"), status.get("finishedAt")
+    return {
+        "run": metadata["name"],
+        "phase": status.get("phase") or (metadata.get("labels") or {}).get(PHASE) or "Pending",
+        "verdict": summary.parameters(status).get("verdict", ""),
+        "age": duration(time.time() - timestamp(metadata["creationTimestamp"])),
+        "took": duration(timestamp(ended) - timestamp(began)) if began and ended else "",
+    }
+
+
+def _cron(cron: Object) -> dict[str, Any]:
+    spec, status = cron["spec"], cron.get("status") or {}
+    last = status.get("lastScheduledTime")
+    return {
+        "schedule": cron["metadata"]["name"],
+        "at": " | ".join(spec.get("schedules") or [spec.get("schedule", "")]),
+        "timezone": spec.get("timezone") or "",
+        "suspended": bool(spec.get("suspend")),
+        "running": len(status.get("active") or []),
+        "last": f"{duration(time.time() - timestamp(last))} ago" if last else "never",
+    }

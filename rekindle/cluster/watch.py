@@ -1,0 +1,140 @@
+"""A run on a cluster, shown as a run on this machine is: the same tree, the same last words, the same exit codes.
+
+    watch(cluster, "demo-4k2xp", as_json=False)
+    # → 0 done, 1 failed, 3 kept by the gate, 130 after Ctrl-C, which ends the watch and not the run
+
+With `as_json` stdout gets exactly one object; everything else goes to stderr.
+"""
+
+import json
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from rekindle.cluster import logs
+from rekindle.cluster.api import SERVICES, WORKFLOWS, Cluster, Object
+from rekindle.cluster.errors import ApiError
+from rekindle.cluster.workflows import OVER, SHA256, offloaded, read, unpacked
+from rekindle.errors import RekindleError
+from rekindle.view import display, summary
+
+PART_OF, NAME = "app.kubernetes.io/part-of", "app.kubernetes.io/name"
+
+
+def watch(cluster: Cluster, name: str, *, as_json: bool) -> int:
+    """Show a run until it is over. Raises ConfigError if there is none."""
+    workflow = read(cluster, name)
+    out = sys.stderr if as_json else sys.stdout
+    progress = logs.TrainingProgress(cluster, name).of
+    try:
+        with display.show(name, progress, planned(workflow), out) as shown:
+            workflow = _to_the_end(cluster, name, shown)
+    except KeyboardInterrupt:
+        sys.stderr.write(_goes_on(cluster, name))
+        return 130
+    return ended(cluster, workflow, as_json)
+
+
+def _to_the_end(cluster: Cluster, name: str, shown: display.Shown) -> Object:
+    lost = Lost(shown)
+    for kind, workflow in cluster.watch(WORKFLOWS, name=name, lost=lost.note):
+        lost.found()
+        if kind == "DELETED":
+            raise RekindleError(f"{name} was deleted while it was watched: nothing is known of its end.")
+        if status := unpacked(workflow).get("status"):
+            shown({"phase": "Pending", "nodes": {}, **status})
+            if status.get("phase") in OVER:
+                return unpacked(workflow)
+    raise AssertionError("a watch does not end")
+
+
+class Lost:
+    """Says once that the server is away, and once that it is back."""
+
+    def __init__(self, shown: display.Shown) -> None:
+        self.shown, self.away = shown, False
+
+    def note(self, error: ApiError) -> None:
+        if not self.away:
+            self.shown.say(f"waiting for the cluster: {error}")
+        self.away = True
+
+    def found(self) -> None:
+        if self.away:
+            self.shown.say("the cluster answers again")
+        self.away = False
+
+
+def planned(workflow: Mapping[str, Any]) -> dict[str, Any]:
+    """What the display reads the steps to come from; a run of a template has them in its status."""
+    return {"spec": (workflow.get("status") or {}).get("storedWorkflowTemplateSpec") or workflow["spec"]}
+
+
+def ended(cluster: Cluster, workflow: Object, as_json: bool) -> int:
+    """Tell how a finished run ended; gives the exit code."""
+    metadata, status = workflow["metadata"], workflow["status"]
+    labels = metadata.get("labels") or {}
+    ours = labels.get(PART_OF) == "rekindle"
+    code = summary.exit_code(status, ours)
+    endpoint = _endpoint(cluster, labels.get(NAME))
+    if as_json:
+        print(json.dumps(as_object(workflow) | {"endpoint": endpoint}), flush=True)
+    if code in (0, summary.KEPT):
+        (sys.stderr if as_json else sys.stdout).write(summary.success(status, _facts(cluster, labels, endpoint), ours))
+    else:
+        sys.stderr.write("\n" + _failure(cluster, workflow) + "\n")
+    return code
+
+
+def as_object(workflow: Mapping[str, Any]) -> dict[str, Any]:
+    """The run as `-o json` prints it."""
+    metadata = workflow["metadata"]
+    sha256 = (metadata.get("annotations") or {}).get(SHA256)
+    facts = {"manifest_sha256": sha256, "namespace": metadata["namespace"]}
+    return summary.as_json(metadata["name"], workflow.get("status") or {"phase": "Pending"}, **facts)
+
+
+def _endpoint(cluster: Cluster, name: str | None) -> str | None:
+    """Where the pipeline's own deployment answers inside the cluster, if it is there."""
+    try:
+        service = cluster.find(SERVICES, name) if name else None
+    except ApiError:  # whoever may not read Services has run it all the same
+        return None
+    return f"http://{name}.{cluster.namespace}:{service['spec']['ports'][0]['port']}" if service else None
+
+
+def _facts(cluster: Cluster, labels: Mapping[str, str], endpoint: str | None) -> dict[str, str | None]:
+    port = endpoint and endpoint.rpartition(":")[2]
+    forward = f"kubectl port-forward{cluster.flags} svc/{labels.get(NAME)} {port}"
+    return {
+        "endpoint": endpoint and f"{endpoint} (inside the cluster)",
+        "try it": endpoint and f"{forward} & curl -s localhost:{port}/v1/example",
+    }
+
+
+def _failure(cluster: Cluster, workflow: Object) -> str:
+    name, status = workflow["metadata"]["name"], workflow["status"]
+    if offloaded(workflow):
+        return (
+            f"{name}: {status['phase']}: {status.get('message') or ''}\nsteps   in Argo's database: `argo get {name}`"
+        )
+    step = summary.culprit(summary.steps(name, status))
+    said = place = ""
+    if step:
+        attempt = str(summary.last_attempt(status, step).get("name", "")).removeprefix(f"{name}.")
+        said = logs.tail(cluster, name, [attempt, step.name])
+        place = f"rekindle logs {name} {step.name}{where(cluster)}" if said else ""
+    return summary.failure(name, status, said, place, f"rekindle resume {name}{where(cluster)}")
+
+
+def where(cluster: Cluster) -> str:
+    """The flags that lead back to this cluster and namespace."""
+    return " --cluster" + cluster.flags
+
+
+def _goes_on(cluster: Cluster, name: str) -> str:
+    flags = where(cluster)
+    return (
+        f"\n{name} goes on; only the watch has ended\nback    rekindle status {name} --watch{flags}\n"
+        f"stop    rekindle stop {name}{flags}\n"
+    )

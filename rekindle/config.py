@@ -1,0 +1,222 @@
+"""A config file, checked: default < file < environment < --set, and for every value where it came from.
+
+    name: fraud
+    train: {workers: 3}            # REKINDLE_TRAIN__WORKERS=4 beats the file, --set train.workers=5 beats both
+
+Each section's model lives beside what it configures; `data` and `model` belong to the workload.
+"""
+
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cache, partial
+from pathlib import Path
+from typing import Any, get_args
+
+import yaml
+from pydantic import BaseModel, Field, ValidationError, create_model, field_validator
+
+from rekindle.argo.manifest import cron as crontab
+from rekindle.blocks.cluster import ClusterConfig
+from rekindle.errors import ConfigError, did_you_mean, rule
+from rekindle.gate import Gate
+from rekindle.sections import Section
+from rekindle.serving.config import ServeConfig
+from rekindle.training.spec import TrainConfig
+from rekindle.workload import DataConfig, load
+
+ENVIRONMENT = "REKINDLE_"  # REKINDLE_TRAIN__WORKERS=3 sets train.workers
+DEFAULT_WORKLOAD = "steps.fraud"
+Keys = tuple[str, ...]  # where a value is: ("train", "workers")
+
+
+def _defaults(section: type[Section]) -> Any:
+    return Field(default_factory=partial(section.model_validate, {}))
+
+
+class ScheduleConfig(Section):
+    """When the pipeline runs by itself."""
+
+    cron: str = Field("0 3 * * 1", description="minute, hour, day of the month, month, day of the week (0 is Sunday)")
+    timezone: str = Field("UTC", description="of `cron`; daylight saving may skip or double a run")
+    deadline_minutes: int = Field(60, ge=1, description="a run that was missed is made up for this long")
+    keep_succeeded: int = Field(3, ge=0, description="finished runs kept in the cluster")
+    keep_failed: int = Field(3, ge=0, description="failed runs kept in the cluster")
+    suspend: bool = Field(False, description="do not run")
+
+    @field_validator("cron")
+    @classmethod
+    def _cron(cls, text: str) -> str:
+        if text.startswith(("@", "TZ=", "CRON_TZ=")):
+            raise ValueError("it must have five fields; the time zone is schedule.timezone")
+        if why := crontab.wrong(text):
+            raise ValueError(why)
+        return text
+
+    @field_validator("timezone")
+    @classmethod
+    def _timezone(cls, name: str) -> str:
+        if why := crontab.wrong_zone(name):
+            raise ValueError(why)
+        return name
+
+
+class Config(Section):
+    """Everything a user decides about one pipeline."""
+
+    name: str = Field(
+        pattern=r"^[a-z]([-a-z0-9]{0,28}[a-z0-9])?$",
+        description="of the pipeline, its models and its deployment: a DNS label of at most 30 characters",
+    )
+    workload: str = Field(DEFAULT_WORKLOAD, description="module that defines the data, the model and its metrics")
+    data: DataConfig
+    model: Section
+    train: TrainConfig = _defaults(TrainConfig)
+    gate: Gate = _defaults(Gate)
+    serve: ServeConfig = _defaults(ServeConfig)
+    schedule: ScheduleConfig = _defaults(ScheduleConfig)
+    cluster: ClusterConfig = _defaults(ClusterConfig)
+
+    @field_validator("data")
+    @classmethod
+    def _from_here(cls, data: DataConfig) -> DataConfig:
+        """A relative path is meant from where the user is; the step that reads it runs elsewhere."""
+        source = data.source if "://" in data.source else str(Path(data.source).absolute())
+        return data.model_copy(update={"source": source})
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A config and, by dotted path, where each value that is not a default came from."""
+
+    config: Config
+    origins: dict[str, str] = field(default_factory=dict)
+
+    def rows(self) -> Iterator[tuple[str, Any, str]]:
+        """(dotted path, value, origin) of every value, in the order of the sections."""
+        for keys, value in _leaves(self.config.model_dump(mode="json")):
+            path = ".".join(keys)
+            yield path, value, self._origin(path)
+
+    def _origin(self, path: str) -> str:
+        while path:
+            if path in self.origins:
+                return self.origins[path]
+            path = path.rpartition(".")[0]
+        return "default"
+
+
+def load_config(file: Path, sets: Iterable[str] = (), environment: Mapping[str, str] | None = None) -> Loaded:
+    """The config of `file` with its overrides. Raises ConfigError that names each wrong key or value."""
+    values: dict[str, Any] = {}
+    origins: dict[str, str] = {}
+    for keys, value, origin in _settings(file, sets, os.environ if environment is None else environment):
+        _assign(values, keys, value, origin)
+        path = ".".join(keys)
+        origins = {p: o for p, o in origins.items() if not p.startswith(path + ".")} | {path: origin}
+    model = _schema(str(values.get("workload", DEFAULT_WORKLOAD)))
+    try:
+        return Loaded(model.model_validate(values), origins)
+    except ValidationError as error:
+        loaded = Loaded(model.model_construct(), origins)
+        lines = dict.fromkeys(_sentence(model, e, loaded._origin, str(file)) for e in error.errors())
+        raise ConfigError("\n".join(lines)) from error
+
+
+@cache
+def _schema(name: str) -> type[Config]:
+    workload = load(name)
+    return create_model("Config", __base__=Config, data=(workload.Data, ...), model=(workload.Model, workload.Model()))
+
+
+def _settings(file: Path, sets: Iterable[str], environment: Mapping[str, str]) -> Iterator[tuple[Keys, Any, str]]:
+    for keys, value in _leaves(_read(file)):
+        yield keys, value, str(file)
+    for name, text in sorted(environment.items()):
+        keys = tuple(name.removeprefix(ENVIRONMENT).lower().split("__"))
+        # other REKINDLE_ variables exist; settings are those that name a section, or a top-level key
+        if name.startswith(ENVIRONMENT) and keys[0] in Config.model_fields:
+            yield keys, _parsed(text), name
+    for item in sets:
+        path, equals, text = item.partition("=")
+        if not equals or not path.strip():
+            raise ConfigError(f"--set {item}: it must be KEY=VALUE, such as --set train.workers=3.")
+        yield tuple(path.strip().split(".")), _parsed(text), f"--set {item}"
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        values = yaml.safe_load(file.read_text())
+    except FileNotFoundError as error:
+        known = {str(p) for p in [*file.parent.glob("*.yaml"), *Path("configs").glob("*.yaml")]}
+        raise ConfigError(f"{file} does not exist: give a config file.{did_you_mean(str(file), known)}") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{file} cannot be read ({error}): give a YAML file.") from error
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{file} is not YAML: {error}") from error
+    if not isinstance(values, dict):
+        raise ConfigError(f"{file} holds {type(values).__name__}: a config must be a mapping, see configs/demo.yaml.")
+    if "apiVersion" in values:
+        raise ConfigError(f"{file} is a manifest, not a config: use --manifest {file}.")
+    return values
+
+
+def _parsed(text: str) -> Any:
+    """Text stays text (its field's type reads it); only lists, mappings and null are YAML."""
+    if text.strip()[:1] in ("[", "{") or text.strip() in ("null", "~"):
+        try:
+            return yaml.safe_load(text)
+        except yaml.YAMLError as error:
+            raise ConfigError(f"{text!r} is not YAML: {error}") from error
+    return text
+
+
+def _leaves(values: Mapping[str, Any], above: Keys = ()) -> Iterator[tuple[Keys, Any]]:
+    for key, value in values.items():
+        keys = (*above, str(key))  # a key may hold dots itself: a node's label does
+        if isinstance(value, Mapping) and value:
+            yield from _leaves(value, keys)
+        else:
+            yield keys, value
+
+
+def _assign(values: dict[str, Any], keys: Keys, value: Any, origin: str) -> None:
+    *parents, last = keys
+    for depth, part in enumerate(parents):
+        inner = values.setdefault(part, {})
+        if inner is None:  # `train:` with nothing below it
+            inner = values[part] = {}
+        if not isinstance(inner, dict):
+            raise ConfigError(f"{origin}: {'.'.join(parents[: depth + 1])} is {inner!r}: it has no keys below it.")
+        values = inner
+    values[last] = value
+
+
+def _sentence(model: type[BaseModel], error: Any, origin: Any, file: str) -> str:
+    loc = [str(part) for part in error["loc"] if part != "[key]"]
+    path, given = ".".join(loc), error["input"]
+    source = origin(path)
+    where = file if source == "default" else source
+    if error["type"] == "extra_forbidden":
+        known = _keys(model, loc[:-1])
+        hint = did_you_mean(loc[-1], known) or (f" Known: {', '.join(sorted(known))}." if known else "")
+        return f"{where}: {path} is not a known key.{hint}"
+    if error["type"] == "missing":
+        return f"{where}: {path} is missing: it is required."
+    if error["type"] in ("model_type", "dict_type") and given is None:
+        return f"{where}: {path} is empty: give it keys, or leave it out."
+    shown = "" if error["type"] == "value_error" and isinstance(given, Mapping) else f" is {given!r}"
+    choices = re.findall(r"'(.+?)'", error["ctx"]["expected"]) if error["type"] == "literal_error" else []
+    hint = did_you_mean(str(given), choices)
+    return f"{where}: {path or 'the config'}{shown}: {rule(error['msg'])}{hint}"
+
+
+def _keys(model: Any, path: Iterable[str]) -> set[str]:
+    """The keys that the section at `path` may have; none where that cannot be told."""
+    for part in path:
+        fields = getattr(model, "model_fields", {})
+        inner = fields[part].annotation if part in fields else model
+        within = (each for each in (inner, *get_args(inner)) if hasattr(each, "model_fields"))
+        model = next(within, None)  # also the sections in a dict or a list
+    return set(getattr(model, "model_fields", ()))

@@ -1,0 +1,163 @@
+"""Where the worker-seconds of a run went: the events of its ledger, and what they add up to (see bookkeeping.py).
+
+An event is {"t": unix seconds, "event": name, ...}; names are those of workers, steps count updates made:
+
+    run {device, workers, virtual_workers, steps}    what is to be done, as rank 0 says when it starts
+    coordinator {id}                                 a coordinator started, for the first time or again
+    join {worker, name, step}                        a process is there (`worker`: its id), with the state it holds
+    lost {worker, name, why}                         it is gone: connection, silent, hung, dropped
+    drain {worker, name}                             it is gone on purpose, the others were told before
+    open {generation, hard}                          the group stops: after its step, or at once, for it is broken
+    generation {generation, members, step}           the next group trains
+    step {step}                                      made, at most one event a second
+    checkpoint {step, seconds, bytes, uploaded, name}    restored {step, tier, name}    torn {object, why}
+    fault {name, generation}    refused {name, message}    failed {name, message, code}
+    verdict {code, message}     complete {sha256, step}    dropped {events}    skipped {lines}
+
+Each second of a live worker is one of three kinds. *Trained*: in a group, making steps that count. *Waited*: in no
+group. *Lost*: in a group, for work that was done again: since its last finished step when a group broke, and since the
+restored step when everybody was lost. Steps are noted once a second, so in between they are taken to be equally long.
+"""
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from rekindle.ledger.events import Event
+
+TRAINED, WAITED, LOST = "trained", "waited", "lost"
+
+
+@dataclass
+class Span:
+    """A stretch of time of one worker."""
+
+    start: float
+    end: float
+    kind: str
+
+
+@dataclass
+class Incident:
+    """Something that training had to survive: a worker lost, drained or failed, a newcomer, a new coordinator."""
+
+    t: float
+    kind: str  # lost, drain, failed, join, coordinator
+    name: str
+    why: str = ""
+    step: int = 0  # the newest known then
+    left: int = 0  # members of the group that were still alive
+    resumed: float | None = None  # when the next group trained
+    repeated: int = 0  # steps that had to be done again
+    back: float | None = None  # when one of that name trained again
+    cost: float = 0.0  # worker-seconds of work that had to be done again, for all incidents of that moment together
+
+
+@dataclass
+class Summary:
+    """The account of a run. Times are unix seconds, `trained`, `waited` and `lost` worker-seconds."""
+
+    began: float = 0.0
+    ended: float = 0.0
+    state: str = "running"  # running, complete, failed
+    message: str = ""  # of the verdict
+    code: int = 0
+    sha256: str = ""
+    run: dict[str, Any] = field(default_factory=dict)
+    spans: dict[str, list[Span]] = field(default_factory=dict)  # by name of the worker
+    points: list[tuple[float, int]] = field(default_factory=list)  # (time, step) as noted
+    incidents: list[Incident] = field(default_factory=list)
+    checkpoints: list[Event] = field(default_factory=list)
+    restored: list[Event] = field(default_factory=list)
+    steps: int = 0
+    repeated: int = 0
+    generations: int = 0
+    dropped: int = 0  # events that were never written
+    skipped: int = 0  # lines that could not be read, events that made no sense
+    counts: dict[str, int] = field(default_factory=dict)  # of all events by name
+
+    def seconds(self, kind: str, name: str | None = None) -> float:
+        """Worker-seconds of a kind, of one worker or of all."""
+        spans = [self.spans[name]] if name else self.spans.values()
+        return sum(span.end - span.start for each in spans for span in each if span.kind == kind)
+
+    @property
+    def steps_per_second(self) -> float:
+        """Of those that count, while anybody trained."""
+        first = self.points[0][1] if self.points else 0
+        busy = covered(span for each in self.spans.values() for span in each if span.kind != WAITED)
+        return (self.steps - first) / busy if busy else 0.0
+
+    @property
+    def preemptions(self) -> int:
+        """Workers that were lost or told to go."""
+        return self.number("lost") + self.number("drain")
+
+    @property
+    def uploaded(self) -> int:
+        """Bytes that the durable checkpoints took."""
+        return sum(event.get("uploaded", 0) for event in self.checkpoints)
+
+    def number(self, kind: str) -> int:
+        """Of incidents of a kind."""
+        return sum(incident.kind == kind for incident in self.incidents)
+
+    def as_json(self) -> dict[str, Any]:
+        """All but the raw events, as one object."""
+        seconds = {kind: round(self.seconds(kind), 3) for kind in (TRAINED, WAITED, LOST)}
+        workers = {
+            name: {kind: round(self.seconds(kind, name), 3) for kind in seconds} | {"alive": alive(spans)}
+            for name, spans in self.spans.items()
+        }
+        tiers = [str(event.get("tier")) for event in self.restored]
+        return {
+            "state": self.state,
+            "message": self.message,
+            "began": self.began,
+            "ended": self.ended,
+            "run": self.run,
+            "steps": self.steps,
+            "steps_repeated": self.repeated,
+            "steps_per_second": round(self.steps_per_second, 3),
+            "worker_seconds": seconds,
+            "generations": self.generations,
+            "preemptions": self.preemptions,
+            "drains": self.number("drain"),
+            "coordinator_restarts": self.number("coordinator"),
+            "checkpoints": {
+                "number": len(self.checkpoints),
+                "bytes": sum(event.get("bytes", 0) for event in self.checkpoints),
+                "bytes_uploaded": self.uploaded,
+                "seconds": round(sum(event.get("seconds", 0.0) for event in self.checkpoints), 3),
+            },
+            "restores": {tier: tiers.count(tier) for tier in sorted(set(tiers))},
+            "incidents": [asdict(incident) for incident in self.incidents],
+            "workers": workers,
+            "events": self.counts,
+        }
+
+
+def alive(spans: list[Span]) -> list[tuple[float, float]]:
+    """The intervals that spans cover together."""
+    found: list[tuple[float, float]] = []
+    for span in sorted(spans, key=lambda span: span.start):
+        if found and span.start <= found[-1][1]:
+            found[-1] = found[-1][0], max(found[-1][1], span.end)
+        else:
+            found.append((span.start, span.end))
+    return found
+
+
+def covered(spans: Iterable[Span]) -> float:
+    """Seconds in which at least one of the spans lasts."""
+    return sum(end - start for start, end in alive(list(spans)))
+
+
+def percent(share: float) -> str:
+    """`96.4 %`, `100 %`."""
+    return f"{100 * share:.1f}".removesuffix(".0") + " %"
+
+
+def short_name(worker: str) -> str:
+    """`worker-1` for the pod fraud-x7k2p-train-worker-1."""
+    return worker.rpartition("-train-")[2] or worker

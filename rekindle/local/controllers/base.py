@@ -1,0 +1,129 @@
+"""Objects of a cluster as files: `objects/<Kind>/<name>.json`, applied as kubectl applies them.
+
+`Stored` is the controller of every kind that needs none here (ConfigMap, PodDisruptionBudget, ...), and what those with
+one are built on. A change is a read and a rename under a lock, for a supervisor writes the status of the same file.
+"""
+
+import copy
+import fcntl
+import json
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rekindle.argo.language.gofmt import timestamp
+from rekindle.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rekindle.local.emulator import LocalCluster
+
+Object = dict[str, Any]
+LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
+
+
+class Stored:
+    """The objects of one kind. Also the shape of every controller."""
+
+    kind = ""
+
+    def __init__(self, cluster: "LocalCluster", kind: str = "") -> None:
+        self.cluster = cluster
+        self.kind = kind or self.kind
+        self.folder = cluster.home / "objects" / self.kind
+
+    def check(self, obj: Object) -> None:
+        """Raises ConfigError for what the API server would refuse, or what cannot be had on this machine."""
+        if not (obj.get("metadata") or {}).get("name"):
+            raise ConfigError(f"a {self.kind} has no metadata.name. Give it one.")
+
+    def apply(self, obj: Object) -> Object:
+        """Make the object what `obj` says; fields that `obj` never set stay. Raises ConfigError."""
+        self.check(obj)
+        name = obj["metadata"]["name"]
+
+        def applied(now: Object | None) -> Object:
+            last = json.loads(now["metadata"]["annotations"].get(LAST_APPLIED, "{}")) if now else {}
+            new = merge(last, obj, now or {})
+            meta = {"namespace": "default", "uid": str(uuid.uuid4()), "creationTimestamp": timestamp(), "generation": 0}
+            meta |= {"resourceVersion": "0"} | new["metadata"]
+            meta["annotations"] = {**(meta.get("annotations") or {}), LAST_APPLIED: json.dumps(obj)}
+            if not now or now.get("spec") != new.get("spec"):
+                meta["generation"] += 1
+            return new | {"metadata": meta}
+
+        found = self.change(name, applied)
+        assert found
+        return found
+
+    def get(self, name: str) -> Object | None:
+        """The object as it is now, None if there is none."""
+        return self.read(name)
+
+    def read(self, name: str) -> Object | None:
+        """The object as it is on disk."""
+        try:
+            return json.loads(self._path(name).read_text())
+        except FileNotFoundError:
+            return None
+
+    def names(self) -> list[str]:
+        return sorted(path.stem for path in self.folder.glob("*.json"))
+
+    def delete(self, name: str) -> bool:
+        """Whether there was such an object."""
+        with self._locked():
+            there = self._path(name).exists()
+            self._path(name).unlink(missing_ok=True)
+        return there
+
+    def change(self, name: str, how: Callable[[Object | None], Object | None]) -> Object | None:
+        """Replace the object by `how(the object)`; None leaves it. Gives the object as it is then."""
+        with self._locked():
+            now = self.read(name)
+            new = how(copy.deepcopy(now))
+            if new is None or new == now:
+                return now
+            new["metadata"]["resourceVersion"] = str(int(new["metadata"]["resourceVersion"]) + 1)
+            draft = self._path(name).with_suffix(".new")
+            draft.write_text(json.dumps(new, indent=1))
+            draft.replace(self._path(name))
+            return new
+
+    def poll(self) -> None:
+        """Called every 0.1 s while a run goes on."""
+
+    def stop(self, grace: float) -> None:
+        """End what this process runs for the objects; the objects stay."""
+
+    def _path(self, name: str) -> Path:
+        return self.folder / f"{name}.json"
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with open(self.folder / ".lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
+
+def merge(last: Any, new: Any, now: Any) -> Any:
+    """kubectl's three-way merge: what `new` says, without what only `last` said, with what others put into `now`."""
+    if not (isinstance(new, dict) and isinstance(now, dict)):
+        return copy.deepcopy(new)
+    last = last if isinstance(last, dict) else {}
+    kept = {key: value for key, value in now.items() if key not in last or key in new}
+    return kept | {key: merge(last.get(key), value, now.get(key)) for key, value in new.items()}
+
+
+def container_of(spec: Object, where: str, name: str | None = None) -> Object:
+    """The one container of a pod spec. Raises ConfigError for pods that cannot run as one process."""
+    containers = spec.get("containers") or []
+    if len(containers) != 1 or spec.get("initContainers"):
+        raise ConfigError(f"{where} has {len(containers)} containers or init containers: here a pod is one container.")
+    if name and containers[0].get("name") != name:
+        raise ConfigError(f'{where}: its container is called "{containers[0].get("name")}", it must be "{name}".')
+    if not containers[0].get("image"):
+        raise ConfigError(f"{where}: its container has no image. Set one.")
+    return containers[0]

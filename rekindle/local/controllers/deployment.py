@@ -1,0 +1,191 @@
+"""Deployments and their Services: pods that outlive the run that applied them.
+
+`Deployments.apply` writes the object and sees to it that its supervisor runs, a process of its own (rollout.py). The
+supervisor is recorded in `deployments/<name>/supervisor.json`; one that died is started again by the next command, one
+that was stopped by `down` is not. What differs from Kubernetes is stated: no autoscaler changes `replicas` here, and a
+new version whose pod ended four times in a row is given up before its progressDeadlineSeconds are over.
+"""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from shutil import rmtree
+from typing import TYPE_CHECKING, Any
+
+from rekindle.errors import ConfigError, RekindleError
+from rekindle.local.controllers.base import Object, Stored, container_of
+from rekindle.local.processes import alive, end_group, recorded, started
+
+if TYPE_CHECKING:
+    from rekindle.local.emulator import LocalCluster
+
+PROBES = ("startupProbe", "readinessProbe", "livenessProbe")
+OBSERVED = 10.0  # seconds in which a supervisor must have seen a change
+
+
+class Services(Stored):
+    """Services: the supervisor of the Deployment whose pods they select listens on their ports."""
+
+    kind = "Service"
+
+    def check(self, obj: Object) -> None:
+        """Raises ConfigError for a port that somebody else has, or that cannot be had."""
+        super().check(obj)
+        name, ports = obj["metadata"]["name"], (obj.get("spec") or {}).get("ports") or []
+        if not ports or not (obj["spec"].get("selector")):
+            raise ConfigError(f"Service {name} needs a selector and ports.")
+        if wrong := [port for port in ports if not isinstance(port.get("port"), int)]:
+            raise ConfigError(f"Service {name}: port is {wrong[0].get('port')!r}: it must be a number.")
+        before = self.read(name)
+        ours = [port["port"] for port in before["spec"]["ports"]] if before else []
+        for port in [port["port"] for port in ports]:
+            if port in ours and any(Deployments(self.cluster).running(each) for each in self._deployments(obj)):
+                continue  # it is that supervisor which listens there
+            _free(port, f"Service {name}")
+
+    def _deployments(self, service: Object) -> list[str]:
+        deployments = Deployments(self.cluster)
+        found = {name: deployments.read(name) for name in deployments.names()}
+        return [name for name, obj in found.items() if obj and selects(service, obj["spec"]["template"])]
+
+
+class Deployments(Stored):
+    """The controller, as every process but the supervisor sees it."""
+
+    kind = "Deployment"
+
+    def __init__(self, cluster: "LocalCluster") -> None:
+        super().__init__(cluster)
+        self.home = cluster.home / "deployments"
+
+    def check(self, obj: Object) -> None:
+        """Raises ConfigError for what the API server would refuse, or what cannot be had here."""
+        super().check(obj)
+        where, spec = f"Deployment {obj['metadata']['name']}", obj.get("spec") or {}
+        template = spec.get("template") or {}
+        container = container_of(template.get("spec") or {}, where)
+        labels = (template.get("metadata") or {}).get("labels") or {}
+        selector = (spec.get("selector") or {}).get("matchLabels") or {}
+        if not selector or not selector.items() <= labels.items():
+            raise ConfigError(f"{where}: spec.selector.matchLabels must be some of the labels of its template.")
+        if (spec.get("strategy") or {}).get("type", "RollingUpdate") != "RollingUpdate":
+            raise ConfigError(f"{where}: strategy.type must be RollingUpdate here.")
+        for probe in PROBES:
+            if probe in container and "httpGet" not in container[probe]:
+                raise ConfigError(f"{where}: {probe} must be an httpGet here.")
+
+    def apply(self, obj: Object) -> Object:
+        """Returns once the supervisor has seen the change, so that the status is that of what was applied."""
+        found = super().apply(obj)
+        name, generation = found["metadata"]["name"], found["metadata"]["generation"]
+        until = time.monotonic() + OBSERVED
+        while (found.get("status") or {}).get("observedGeneration") != generation or not self.running(name):
+            self._supervise(name)
+            if time.monotonic() > until:
+                raise RekindleError(f"The supervisor of Deployment {name} does not answer: see {self.home}/{name}.")
+            time.sleep(0.02)
+            found = self.read(name) or found
+        return found
+
+    def get(self, name: str) -> Object | None:
+        self.revive(name)
+        return self.read(name)
+
+    def delete(self, name: str) -> bool:
+        self._stop(name)
+        rmtree(self.home / name / "pods", ignore_errors=True)  # the logs stay: they say why it had to go
+        return super().delete(name)
+
+    def running(self, name: str) -> bool:
+        """Whether its supervisor lives."""
+        record = self._record(name)
+        return bool(record and alive(record["pid"], record["since"]))
+
+    def start(self, name: str) -> None:
+        """See to it that a Deployment runs, also one that was stopped. Returns at once."""
+        if self.read(name):
+            self._supervise(name)
+
+    def revive(self, *names: str) -> list[str]:
+        """Start supervisors again that died without having been stopped (default: all). Gives their names."""
+        dead = [name for name in names or self.names() if self._record(name) and not self.running(name)]
+        for name in dead:
+            self._supervise(name)
+        return dead
+
+    def down(self) -> list[str]:
+        """Stop all supervisors and their pods, and wait. The objects stay."""
+        return [name for name in self.names() if self._stop(name)]
+
+    def overview(self) -> list[dict[str, Any]]:
+        """One entry a Deployment: kind, name, address, whether it runs, how many pods are ready."""
+        services = [json.loads(path.read_text()) for path in (self.cluster.home / "objects/Service").glob("*.json")]
+        found = []
+        for name in self.names():
+            obj = self.read(name)
+            if obj is None:
+                continue
+            ports = [each["spec"]["ports"][0]["port"] for each in services if selects(each, obj["spec"]["template"])]
+            address, running = f"http://127.0.0.1:{ports[0]}" if ports else "", self.running(name)
+            ready = (obj.get("status") or {}).get("readyReplicas", 0) if running else 0
+            entry = {"kind": "deployment", "name": name, "address": address, "running": running, "ready": ready}
+            found.append(entry)
+        return found
+
+    def _record(self, name: str) -> dict[str, int] | None:
+        try:
+            return json.loads((self.home / name / "supervisor.json").read_text())
+        except FileNotFoundError:
+            return None
+
+    def _supervise(self, name: str) -> None:
+        with self._locked():
+            if self.running(name):
+                return
+            folder = self.home / name
+            folder.mkdir(parents=True, exist_ok=True)
+            with open(folder / "supervisor.log", "ab") as log:
+                command = [sys.executable, "-m", "rekindle.local.controllers.supervisor"]
+                child = subprocess.Popen(
+                    [*command, "--home", str(self.cluster.home), "--name", name],
+                    stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True, cwd=self.cluster.home,
+                )  # fmt: skip
+            CHILDREN.append(child)
+            draft = folder / "supervisor.json.new"
+            draft.write_text(json.dumps({"pid": child.pid, "since": started(child.pid) or 0}))
+            draft.replace(folder / "supervisor.json")
+            recorded(child)
+
+    def _stop(self, name: str) -> bool:
+        record, obj = self._record(name), self.read(name)
+        (self.home / name / "supervisor.json").unlink(missing_ok=True)
+        if not record or not alive(record["pid"], record["since"]):
+            return False
+        spec = obj["spec"]["template"]["spec"] if obj else {}
+        end_group(record["pid"], record["since"], spec.get("terminationGracePeriodSeconds", 30) + 5)
+        for child in CHILDREN:
+            child.poll()
+        return True
+
+
+CHILDREN: list[subprocess.Popen] = []  # supervisors that this process started: they outlive it
+
+
+def selects(service: Object, template: Object) -> bool:
+    """Whether a Service goes to the pods of a template."""
+    labels = (template.get("metadata") or {}).get("labels") or {}
+    return service["spec"]["selector"].items() <= labels.items()
+
+
+def _free(port: int, where: str) -> None:
+    try:
+        socket.create_server(("127.0.0.1", port)).close()
+    except (OSError, OverflowError) as error:
+        why = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else str(error)
+        raise ConfigError(
+            f"{where}: port {port} on 127.0.0.1 cannot be used ({why}): another program has it, or `rekindle` in "
+            "another directory. Stop that one, or take another port: --set serve.port=..."
+        ) from error

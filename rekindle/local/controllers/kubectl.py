@@ -1,0 +1,310 @@
+"""Resource templates: kubectl's actions on the local controllers, then waiting for a condition.
+
+Failure of a condition, a deleted object and anything kubectl would refuse make the node Failed ("main: ... exit code
+64"). Source: Argo's executor/resource.go and cmd/argoexec/commands/resource.go.
+"""
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from rekindle.argo.manifest import kubectl_path
+from rekindle.argo.manifest.patch import PATCHES, PatchError
+from rekindle.argo.manifest.read import Loader, random_name
+from rekindle.argo.manifest.selector import SelectorError, selects, verdict
+from rekindle.errors import ConfigError, RekindleError
+from rekindle.local.engine.nodes import Began, Ended, Start
+from rekindle.local.journal import write
+
+VALUED = ("-n", "--namespace", "--field-manager", "--grace-period", "--timeout")  # of no matter here
+IGNORED = ("--validate", "--cascade", "--wait", "--force", "--now", "--ignore-not-found", "--overwrite")
+EXISTS = 'Error from server (AlreadyExists): error when creating "/tmp/manifest.yaml":'
+ACTIONS = ("get", "create", "apply", "patch", "delete", "replace")
+Object = dict[str, Any]
+
+
+class KubectlError(Exception):
+    """What kubectl would answer."""
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """A node whose object is watched until a condition holds."""
+
+    action: Start
+    kind: str
+    name: str
+
+
+class Resources:
+    """The resource templates of one run, over `controllers`, which are made when first needed."""
+
+    def __init__(self, cluster: Any, workflow: dict[str, Any], run: Path) -> None:
+        self.cluster, self.workflow, self.run = cluster, workflow, run
+        self.controllers: dict[str, Any] = {}
+        self.waiting: dict[str, Waiting] = {}
+
+    @property
+    def busy(self) -> bool:
+        """Whether `poll` must be called every 0.1 s."""
+        return bool(self.controllers)
+
+    def start(self, action: Start) -> list[Began | Ended]:
+        """Does the action; what has conditions to wait for is over later."""
+        resource = action.template["resource"]
+        conditions = resource.get("successCondition") or resource.get("failureCondition")
+        if resource["action"] == "delete" and (conditions or (action.template.get("outputs") or {}).get("parameters")):
+            why = "successCondition, failureCondition and outputs are not supported for delete action"
+            return [Began(action.id), _failed(action.id, why)]
+        try:
+            kind, name = self._act(resource, self.run / "creates" / action.id)
+        except (KubectlError, RekindleError) as error:
+            return [Began(action.id), _failed(action.id, f"no more retries {error}")]
+        if not conditions:
+            return [Began(action.id), self._done(Waiting(action, kind, name))]
+        self.waiting[action.id] = Waiting(action, kind, name)
+        return [Began(action.id), *self._look(self.waiting[action.id])]
+
+    def poll(self) -> list[Began | Ended]:
+        """Lets the controllers work, then looks at what is waited for."""
+        for controller in set(self.controllers.values()):
+            controller.poll()
+        return [event for one in list(self.waiting.values()) for event in self._look(one)]
+
+    def late(self, now: float) -> list[str]:
+        return [id for id, one in self.waiting.items() if one.action.deadline and now >= one.action.deadline]
+
+    def forget(self, id: str) -> None:
+        """Stops watching; the object stays, as on a cluster."""
+        self.waiting.pop(id, None)
+
+    def tidy(self) -> None:
+        """Removes what a dead runner left of jobs that are over."""
+        if (self.cluster.home / "objects/PyTorchJob").exists():  # else the import is for nothing
+            self._controller("PyTorchJob").tidy()
+
+    def stop(self, grace: float) -> None:
+        """Ends the processes of jobs."""
+        self.waiting.clear()
+        for controller in set(self.controllers.values()):
+            controller.stop(grace)
+
+    def _controller(self, kind: str) -> Any:
+        if not self.controllers:
+            from rekindle.local.controllers import controllers
+
+            self.controllers = controllers(self.cluster, self.run)
+        found = self.controllers.get(kind)
+        if found is None:
+            raise KubectlError(
+                f'no matches for kind "{kind}": here only {", ".join(sorted(self.controllers))} are known'
+            )
+        return found
+
+    def _act(self, resource: dict[str, Any], creates: Path) -> tuple[str, str]:
+        """Does it, and gives kind and name.
+
+        `creates`: the file with what a dead runner began: the name of what it created, or what a patch came to.
+        Raises KubectlError, ConfigError.
+        """
+        action, flags = resource["action"], resource.get("flags") or []
+        strategy = (resource.get("mergeStrategy") or "strategic") if action == "patch" else ""
+        obj = self._object(resource) if resource.get("manifest") else {}
+        words, selector = parsed(flags)
+        if action == "delete" and selector and not obj and len(words) == 1:
+            return self._delete_selected(words[0], selector)
+        if strategy != "json" and not isinstance(obj, dict):
+            raise KubectlError("the manifest holds no object")
+        if not obj or (strategy and flags and (strategy == "json" or not obj.get("kind"))):
+            kind, name = self._flags(flags)
+        else:
+            meta = obj.get("metadata") or {}
+            if action == "create" and not meta.get("name") and meta.get("generateName"):
+                name = creates.read_text() if creates.exists() else random_name(str(meta["generateName"]))
+                obj["metadata"] = {**meta, "name": name}
+            kind, name = obj.get("kind", ""), (obj.get("metadata") or {}).get("name", "")
+        if not kind or not name:
+            raise KubectlError("Kind and name are both required but at least one of them is missing from the manifest")
+        controller = self._controller(kind)
+        now = controller.get(name)
+        missing = f'Error from server (NotFound): {kind.lower()}s "{name}" not found'
+        if action == "delete":
+            if now is not None:
+                controller.delete(name)
+        elif action == "create" and now is not None and not creates.exists():
+            raise KubectlError(f'{EXISTS} {kind.lower()}s "{name}" already exists')
+        elif action in ("get", "patch", "replace") and now is None:
+            raise KubectlError(missing)
+        elif action == "patch":
+            patched = json.loads(creates.read_text()) if creates.exists() else self._patched(now or {}, obj, strategy)
+            creates.parent.mkdir(exist_ok=True)
+            write(creates, json.dumps(patched))  # to patch it once more could be an error, or another result
+            controller.apply(patched)
+        elif action != "get":
+            if action == "create":
+                creates.parent.mkdir(exist_ok=True)
+                write(creates, name)
+            controller.apply(obj)
+        return kind, name
+
+    def _patched(self, now: Object, patch: Any, strategy: str) -> Object:
+        if strategy == "strategic" and now["kind"] == "PyTorchJob":
+            raise KubectlError(
+                "error from server (UnsupportedMediaType): the body of the request was in an unknown format - accepted "
+                "media types include: application/json-patch+json, application/merge-patch+json"
+            )
+        try:
+            return PATCHES[strategy]({key: value for key, value in now.items() if key != "status"}, patch)
+        except PatchError as error:
+            raise KubectlError(f"The request is invalid: the server rejected our request: {error}") from None
+
+    def _object(self, resource: dict[str, Any]) -> Any:
+        text = resource["manifest"]
+        try:
+            if resource["action"] == "patch" and text.lstrip()[:1] == "{":
+                json.loads(text)  # kubectl takes a patch that begins so for JSON
+            obj = yaml.load(text, Loader)
+        except json.JSONDecodeError as error:
+            raise KubectlError(f"Error from server (BadRequest): error decoding patch: {error}") from None
+        except yaml.YAMLError as error:
+            raise KubectlError(f"the manifest is not YAML: {error}") from None
+        if isinstance(obj, dict) and resource.get("setOwnerReference"):
+            meta = self.workflow["metadata"]
+            owner = {
+                "apiVersion": self.workflow["apiVersion"],
+                "kind": "Workflow",
+                "name": meta["name"],
+                "uid": meta["uid"],
+            }
+            references = obj.setdefault("metadata", {}).setdefault("ownerReferences", [])
+            references.append(owner | {"controller": True, "blockOwnerDeletion": True})
+        return obj
+
+    def _flags(self, flags: list[str]) -> tuple[str, str]:
+        words, _ = parsed(flags)
+        if len(words) != 2:
+            raise KubectlError(f"flags {flags} must name a kind and an object")
+        return self._plain(words[0]), words[1]
+
+    def _plain(self, word: str) -> str:
+        """The kind that kubectl means by `pod`, `pods` or `deployments.apps`."""
+        self._controller(next(iter(self.controllers), "PyTorchJob"))
+        known = {form: kind for kind in self.controllers for form in (kind.lower(), kind.lower() + "s")}
+        return known.get(word.lower().split(".")[0], word)
+
+    def _delete_selected(self, word: str, selector: str) -> tuple[str, str]:
+        kind = self._plain(word)
+        controller = self._controller(kind)
+        try:
+            for name in controller.names():
+                if selects(selector, ((controller.read(name) or {}).get("metadata") or {}).get("labels") or {}):
+                    controller.delete(name)
+        except SelectorError as error:
+            raise KubectlError(f"error: unable to parse requirement: {error}") from None
+        return kind, ""
+
+    def _look(self, one: Waiting) -> list[Began | Ended]:
+        resource, id = one.action.template["resource"], one.action.id
+        obj = self._controller(one.kind).get(one.name)
+        if obj is None:
+            self.forget(id)
+            gone = "The resource has been deleted while its status was still being checked. Will not be retried"
+            return [_failed(id, gone)]
+        try:
+            good, why = verdict(obj, resource.get("successCondition") or "", resource.get("failureCondition") or "")
+        except SelectorError as error:
+            good, why = False, f"condition failed to parse: {error}"
+        if good is None:
+            return []
+        self.forget(id)
+        return [self._done(one) if good else _failed(id, why)]
+
+    def _done(self, one: Waiting) -> Ended:
+        outputs: dict[str, Any] = {"exitCode": "0"}
+        obj = self._controller(one.kind).get(one.name) or {}
+        for each in (one.action.template.get("outputs") or {}).get("parameters") or []:
+            value, path = each.get("value"), (each.get("valueFrom") or {}).get("jsonPath")
+            if path:
+                try:
+                    value = kubectl_path.printed(obj, path)
+                except kubectl_path.KubectlPathError as error:
+                    return _failed(
+                        one.action.id, f'error executing jsonpath "{path}": Error executing template: {error}'
+                    )
+            outputs.setdefault("parameters", []).append({**each, "value": value})
+        return Ended(one.action.id, "Succeeded", "", outputs)
+
+
+def parsed(flags: list[str]) -> tuple[list[str], str]:
+    """What the flags name, and their selector. Raises KubectlError for one that would change what is done."""
+    words, selector = [], ""
+    given = iter([word for flag in flags for word in flag.split()])
+    for word in given:
+        flag, equals, value = word.partition("=")
+        if not word.startswith("-"):
+            words += [part for part in word.split("/") if part]
+        elif flag in ("-l", "--selector"):
+            selector = value if equals else next(given, "")
+        elif flag in VALUED:
+            value = value if equals else next(given, "")
+        elif flag not in IGNORED:
+            raise KubectlError(
+                f"the flag {flag} is not known here: only {', '.join(('--selector', *VALUED, *IGNORED))} are"
+            )
+    return words, selector
+
+
+def _failed(id: str, why: str) -> Ended:
+    return Ended(id, "Failed", f"main: Error (exit code 64): {why}", {"exitCode": "64"})
+
+
+def _kind(resource: dict[str, Any]) -> str:
+    """The kind that a manifest names, as it is written."""
+    found = re.search(r"^\s{0,3}[\"']?kind[\"']?:\s*[\"']?([A-Za-z]+)", resource.get("manifest") or "", re.M)
+    return found[1] if found else ""
+
+
+def check(resource: dict[str, Any], where: str) -> None:
+    """Raises ConfigError for what a resource template may not say here."""
+    from rekindle.local.controllers import KINDS
+
+    known = {word: kind for kind in KINDS for word in (kind, kind.lower(), kind.lower() + "s")}
+    try:
+        words, selector = parsed(resource.get("flags") or [])
+    except KubectlError as error:
+        raise ConfigError(f"{where}.flags: {error}.") from None
+    if selector and (resource.get("action") != "delete" or resource.get("manifest")):
+        raise ConfigError(
+            f"{where}.flags has a selector: here only delete without a manifest takes one. Name the object."
+        )
+    kind, at = _kind(resource) or "".join(words[:1]), "manifest" if _kind(resource) else "flags"
+    if kind and "{{" not in kind and kind.split(".")[0] not in known:
+        raise ConfigError(
+            f"{where}.{at} is a {kind}, which the local runner does not have: only {', '.join(KINDS)} are."
+        )
+    if resource.get("action") not in ACTIONS:
+        raise ConfigError(f"{where}.action is {resource.get('action')!r}: it must be one of {', '.join(ACTIONS)}.")
+    if (strategy := resource.get("mergeStrategy") or "strategic") not in PATCHES:
+        raise ConfigError(f"{where}.mergeStrategy is {strategy!r}: it must be one of {', '.join(PATCHES)}.")
+    if resource.get("failureCondition") and not resource.get("successCondition"):
+        raise ConfigError(
+            f"{where}.failureCondition without successCondition: Argo takes it for success at the first look. Set both."
+        )
+
+
+def check_outputs(template: dict[str, Any], where: str) -> None:
+    """Raises ConfigError for an output that kubectl could not print of any object."""
+    for index, each in enumerate((template.get("outputs") or {}).get("parameters") or []):
+        if not (source := each.get("valueFrom")):
+            continue
+        path, place = source.get("jsonPath"), f"{where}.outputs.parameters[{index}].valueFrom.jsonPath"
+        if not path:
+            raise ConfigError(f"{place} is missing: give it, like {{.status.phase}}.")
+        try:
+            kubectl_path.parse("" if "{{" in path else path)
+        except kubectl_path.KubectlPathError as error:
+            raise ConfigError(f"{place} is {path!r}: {error}. Write it like {{.status.phase}}.") from None

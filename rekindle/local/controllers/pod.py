@@ -1,0 +1,134 @@
+"""One pod of a controller: its process, restarted as a kubelet would, ended by SIGTERM, then SIGKILL.
+
+The back-off before a restart is shorter than a kubelet's (10 s, 20 s, ... 5 min): none for the first, then 1, 2, 4,
+8 s, forgotten once the container ran for a minute.
+"""
+
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from shutil import rmtree
+from signal import SIGKILL, SIGTERM
+from typing import TYPE_CHECKING, Any
+
+from rekindle.local.pods import filesystem
+from rekindle.local.pods import process as pod
+from rekindle.local.pods.filesystem import SHM
+from rekindle.local.pods.volumes import Made
+from rekindle.local.processes import signal_group
+
+if TYPE_CHECKING:
+    from rekindle.local.emulator import LocalCluster
+
+BACKOFF = (0.0, 1.0, 2.0, 4.0, 8.0)
+FORGIVEN = 60.0  # seconds of running after which the next restart is a first one again
+
+
+class Pod:
+    """A pod with one container. `poll` reaps, starts and ends; nothing here waits."""
+
+    def __init__(
+        self,
+        cluster: "LocalCluster",
+        name: str,
+        spec: Mapping[str, Any],
+        folder: Path,
+        env: Mapping[str, str],
+    ) -> None:
+        self.cluster, self.name, self.spec, self.env = cluster, name, spec, env
+        self.root, self.log = folder / "pods" / name, folder / "logs" / f"{name}.log"
+        self.ip = cluster.address(name)
+        self.process: pod.Process | None = None
+        self.restarts = self.recent = 0
+        self.started = 0.0
+        self.start_at, self.kill_at = 0.0, float("inf")
+        self.ending = False
+        self.unsaid: OSError | None = None
+        rmtree(self.root, ignore_errors=True)  # what an earlier pod of this name left
+
+    @property
+    def running(self) -> bool:
+        """Whether its process is there."""
+        return self.process is not None
+
+    def poll(self) -> int | None:
+        """The exit code if its process has just ended (128 + N for signal N); starts it when its time has come."""
+        now = time.monotonic()
+        if self.process is None:
+            if not self.ending and now >= self.start_at:
+                self._start()
+            return None
+        process = self.process
+        if process.poll() is None:
+            if now >= self.kill_at:
+                signal_group(process.pid, SIGKILL)
+            return None
+        signal_group(process.pid, SIGKILL)  # what it left behind in its group
+        self.unsaid, self.process = process.said.error, None
+        return process.code
+
+    def restart(self, code: int, anew: bool = False) -> None:
+        """Start the container again, after the back-off; `anew`: as a new pod of the same name."""
+        self.recent = self.recent + 1 if time.monotonic() - self.started < FORGIVEN else 1
+        self.restarts += 1
+        if anew:
+            self.restarts = 0
+            rmtree(self.root, ignore_errors=True)
+        wait = BACKOFF[min(self.recent, len(BACKOFF)) - 1]
+        self.start_at, self.kill_at = time.monotonic() + wait, float("inf")
+        when = f" in {wait:g} s" if wait else ""
+        with self.log.open("a") as log:
+            log.write(f"[{self.name}] ended with code {code}, is started again{when}\n")
+
+    def end(self, grace: float | None = None) -> None:
+        """SIGTERM now, SIGKILL after `grace` seconds (default: the pod's own); it is not started again."""
+        self.ending = True
+        self.terminate(grace)
+
+    def terminate(self, grace: float | None = None) -> None:
+        """SIGTERM to the process, SIGKILL after `grace` seconds (default: the pod's own)."""
+        own = float(self.spec.get("terminationGracePeriodSeconds", 30))
+        until = time.monotonic() + (own if grace is None else min(grace, own))
+        if self.process and until < self.kill_at:
+            if self.kill_at == float("inf"):
+                signal_group(self.process.pid, SIGTERM)
+            self.kill_at = until
+
+    def why(self) -> str:
+        """The last line of its log, for a message."""
+        if self.unsaid:
+            return f"its log cannot be written: {self.unsaid}"
+        if not self.log.exists():
+            return ""
+        with self.log.open("rb") as log:
+            log.seek(max(0, log.seek(0, os.SEEK_END) - 8192))
+            lines = [line.strip() for line in log.read().decode(errors="replace").splitlines()]
+        return next((line for line in reversed(lines) if line and not line.startswith(f"[{self.name}]")), "")
+
+    def _start(self) -> None:
+        self.started = time.monotonic()
+        container = self.spec["containers"][0]["name"]
+        mounts = [mount for each in self.spec["containers"] for mount in each.get("volumeMounts") or []]
+        places = {each["name"]: each["mountPath"] for each in mounts}
+        volumes = {  # what is in memory outlives the pod's processes
+            name: Made(Path(SHM) if path == SHM else self.root / path.lstrip("/")) for name, path in places.items()
+        }
+        private = () if filesystem.available() else None
+        self.process = pod.start(
+            pod.PodRun(
+                name=self.name, spec=self.spec, root=self.root, log=self.log, container=container, ip=self.ip,
+                extra_env=self.env, private=private, volumes=volumes,
+            ),
+            self.cluster,
+        )  # fmt: skip
+
+
+def wait_all(pods: list[Pod], grace: float) -> None:
+    """End pods, and wait until their processes are gone."""
+    for each in pods:
+        each.end(grace)
+    while any(each.running for each in pods):
+        for each in pods:
+            each.poll()
+        time.sleep(0.01)

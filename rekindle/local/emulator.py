@@ -1,0 +1,259 @@
+"""This machine as the cluster a manifest runs on: its ConfigMaps, Secrets, images, addresses and object store.
+
+    cluster = LocalCluster(Path(".rekindle")); cluster.prefetch(); cluster.configmap("rekindle")["S3_ENDPOINT_URL"]
+
+All state is below the home directory: `objects/<Kind>/<name>.json`, `services/`, `deployments/`, `s3/`, `mlflow.db`;
+`images.yaml` there may say what images are on this machine: `alpine/git:v2: {command: [git], env: {A: b}}`.
+"""
+
+import base64
+import fcntl
+import hashlib
+import json
+import re
+import sys
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rekindle.errors import ConfigError
+from rekindle.local.journal import write
+from rekindle.local.services.services import BUCKET, Services
+
+if TYPE_CHECKING:
+    from rekindle.storage import Store
+
+KEPT = ("WorkflowTemplate", "ClusterWorkflowTemplate", "ConfigMap", "Secret", "PersistentVolumeClaim")
+BASES = {  # images whose programs every machine has: what each runs if nobody says
+    "python": ("python3",),
+    "alpine": ("/bin/sh",),
+    "busybox": ("sh",),
+    "debian": ("bash",),
+    "ubuntu": ("/bin/bash",),
+    "bash": ("bash",),
+}
+OWN = {("ConfigMap", "rekindle"), ("Secret", "rekindle-s3")}  # there without being kept
+NAME = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?")
+ADDRESSES = 1000  # remembered; older ones are given out again
+
+
+@dataclass(frozen=True)
+class Image:
+    """What an image is on this machine: the interpreter that its `python` means, and variables that it sets.
+
+    `command` and `args` are what it runs, as of its Dockerfile, where a container does not say; `directory` is where.
+    """
+
+    python: str = sys.executable
+    env: Mapping[str, str] = field(default_factory=dict)
+    command: Sequence[str] = ()
+    args: Sequence[str] = ()
+    directory: str | None = None
+
+    @classmethod
+    def table(cls, file: Path) -> "dict[str, Image]":
+        """The images of a YAML file: name → fields. Raises ConfigError."""
+        if not file.exists():
+            return {}
+        import yaml
+
+        known = {"python": str, "env": dict, "command": list, "args": list, "directory": str}
+        try:
+            found = yaml.safe_load(file.read_text()) or {}
+            for name, fields in found.items():
+                for key, value in fields.items():
+                    if not isinstance(value, known.get(key, ())):
+                        rule = f"a {known[key].__name__}" if key in known else f"one of {', '.join(known)}"
+                        raise ConfigError(f"{file}: {name}.{key} is {value!r}: it must be {rule}.")
+        except (yaml.YAMLError, AttributeError) as error:
+            raise ConfigError(f"{file} must map images to what they are here: {error}") from None
+        return {name: cls(**fields) for name, fields in found.items()}
+
+
+def base(image: str) -> str:
+    """An image's name without registry, tag and digest."""
+    return image.split("@")[0].rpartition("/")[2].partition(":")[0]
+
+
+class LocalCluster:
+    """The cluster whose state is in `home`. `images` says what an image is here (default: those of images.yaml)."""
+
+    def __init__(self, home: Path = Path(".rekindle"), images: Mapping[str, Image] | None = None) -> None:
+        self.home = home.resolve()
+        self.images = Image.table(self.home / "images.yaml") if images is None else images
+        self.services = Services(self.home)
+        self._store: Store | None = None
+        self._looked = 0.0
+
+    def prefetch(self) -> None:
+        """Start the services, and deployments that died, in the background. Returns at once; all addresses are good."""
+        self.services.start()
+        self.revive()
+
+    def ready(self, timeout: float = 60) -> None:
+        """Wait until the services answer. Raises StorageError or TrackingError."""
+        self.services.ready(timeout)
+
+    def poll(self) -> None:
+        """Start a service or deployment again that died; looks once a second. Raises StorageError or TrackingError."""
+        if time.monotonic() - self._looked > 1:
+            self._looked = time.monotonic()
+            self.services.keep()
+            if (self.home / "objects/Deployment").exists():  # else its import, of 30 ms, is for nothing
+                self.revive()
+
+    def configmap(self, name: str) -> dict[str, str]:
+        """The data of a ConfigMap; `rekindle` has the addresses of the services. Raises KeyError if there is none.
+
+        Its binaryData is for volumes alone, as for the kubelet.
+        """
+        binary = (self.find("ConfigMap", name) or {}).get("binaryData") or {}
+        data = _texts(self.files("ConfigMap", name), name)
+        return {key: value for key, value in data.items() if key not in binary}
+
+    def secret(self, name: str) -> dict[str, str]:
+        """The data of a Secret; `rekindle-s3` has the credentials of the object store. Raises KeyError if none."""
+        return _texts(self.files("Secret", name), name)
+
+    def files(self, kind: str, name: str) -> dict[str, bytes] | None:
+        """What a ConfigMap or Secret has as files of a volume; None if there is none."""
+        own = {
+            ("ConfigMap", "rekindle"): self.services.environment,
+            ("Secret", "rekindle-s3"): self.services.credentials,
+        }
+        found, obj = {}, self.find(kind, name)
+        if read := own.get((kind, name)):
+            found = {key: value.encode() for key, value in read().items()}
+        elif obj is None:
+            return None
+        data, plain = ("data", "stringData") if kind == "Secret" else ("binaryData", "data")
+        found |= {key: base64.b64decode(value) for key, value in ((obj or {}).get(data) or {}).items()}
+        return found | {key: value.encode() for key, value in ((obj or {}).get(plain) or {}).items()}
+
+    def image(self, image: str) -> Image:
+        """What an image is here."""
+        return self.images.get(image) or Image(args=BASES.get(base(image), ()))
+
+    def store(self, s3: Mapping[str, Any] | None = None) -> "Store":
+        """The object store that the pods use, or another that an artifact names. Raises ConfigError, KeyError."""
+        if s3 and (s3.get("bucket") or s3.get("endpoint")):
+            from rekindle.storage import Store
+
+            keys = self.services.credentials()
+            url = s3.get("endpoint") and f"{'http' if s3.get('insecure') else 'https'}://{s3['endpoint']}"
+            given = [
+                (s3.get("accessKeySecret"), "AWS_ACCESS_KEY_ID"),
+                (s3.get("secretKeySecret"), "AWS_SECRET_ACCESS_KEY"),
+            ]
+            access, secret = (self._key(ref) if ref else keys.get(name) for ref, name in given)
+            return Store(s3.get("bucket") or BUCKET, url or self.services.url("s3"), access, secret)
+        if not self._store:
+            from rekindle.storage import Store
+
+            url, keys = self.services.url("s3"), self.services.credentials()  # an artifact needs no MLflow
+            access, secret = keys.get("AWS_ACCESS_KEY_ID"), keys.get("AWS_SECRET_ACCESS_KEY")
+            self._store = Store(self.services.environ.get("S3_BUCKET", BUCKET), url, access, secret)
+        return self._store
+
+    def _key(self, reference: Mapping[str, str]) -> str:
+        try:
+            return self.secret(reference["name"])[reference["key"]]
+        except KeyError:
+            raise ConfigError(
+                f"there is no Secret {reference.get('name')!r} with {reference.get('key')!r} here: put it into the "
+                "file of the Workflow, separated by ---."
+            ) from None
+
+    def address(self, pod: str) -> str:
+        """A pod's loopback address: the same for the same name, and no other pod's."""
+        self.home.mkdir(parents=True, exist_ok=True)
+        path = self.home / "addresses.json"
+        with open(path.with_suffix(".lock"), "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            taken: dict[str, str] = json.loads(path.read_text()) if path.exists() else {}
+            tries = (hashlib.sha256(f"{self.home}/{pod}/{attempt}".encode()).digest() for attempt in count())
+            candidates = (f"127.{1 + a % 254}.{b}.{1 + c % 254}" for a, b, c, *_ in tries)
+            address = next(each for each in candidates if taken.setdefault(each, pod) == pod)
+            write(path, json.dumps(dict(list(taken.items())[-ADDRESSES:])))
+        return address
+
+    def service_variables(self) -> dict[str, str]:
+        """What a kubelet gives every pod for each Service; HOST is where the port forward listens."""
+        found = {}
+        for path in sorted((self.home / "objects/Service").glob("*.json")):
+            service = json.loads(path.read_text())
+            name = service["metadata"]["name"].upper().replace("-", "_")
+            port = str(service["spec"]["ports"][0]["port"])
+            found |= {f"{name}_SERVICE_HOST": "127.0.0.1", f"{name}_SERVICE_PORT": port}
+        return found
+
+    def revive(self) -> list[str]:
+        """Start the supervisors of Deployments again that died. Gives the names of those."""
+        from rekindle.local.controllers.deployment import Deployments
+
+        return Deployments(self).revive()
+
+    def down(self) -> list[str]:
+        """Stop the deployments, then the services, and wait. Gives what was stopped."""
+        from rekindle.local.controllers.deployment import Deployments
+
+        return [f"deployment {name}" for name in Deployments(self).down()] + self.services.down()
+
+    def overview(self) -> list[dict[str, Any]]:
+        """Services and deployments: kind, name, address, whether it runs. Deployments that died are started again."""
+        from rekindle.local.controllers.deployment import Deployments
+        from rekindle.local.services.services import SERVICES
+
+        self.revive()
+        records = [record for name in SERVICES if (record := self.services.find(name))]
+        services = [
+            {"kind": "service", "name": record.name, "address": record.url, "running": record.alive}
+            for record in records
+        ]
+        return services + Deployments(self).overview()
+
+    def find(self, kind: str, name: str) -> dict[str, Any] | None:
+        """An object that was kept."""
+        path = self.home / "objects" / kind / f"{name}.json"
+        return json.loads(path.read_text()) if path.exists() else None
+
+    def has(self, kind: str, name: str, key: str | None = None) -> bool:
+        """Whether there is such an object, and if it is asked for, the key in it."""
+        obj = {} if (kind, name) in OWN else self.find(kind, name)
+        keys = {each for part in ("data", "binaryData", "stringData") for each in (obj or {}).get(part) or {}}
+        return obj is not None and (key is None or key in keys or (kind, name) in OWN)
+
+    def keep(self, objects: Iterable[Mapping[str, Any]]) -> None:
+        """What lies beside a Workflow in its file, as `kubectl apply` would. Raises ConfigError."""
+        for each in objects:
+            kind, name = each.get("kind"), (each.get("metadata") or {}).get("name")
+            if kind not in KEPT or not isinstance(name, str) or not NAME.fullmatch(name):
+                raise ConfigError(f"{kind} {name!r} beside the Workflow: it must be a {', '.join(KEPT)} with a name.")
+            _check(each, f"{kind} {name}")
+            path = self.home / "objects" / str(kind) / f"{name}.json"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write(path, json.dumps(each), 0o600)
+
+
+def _texts(data: Mapping[str, bytes] | None, name: str) -> dict[str, str]:
+    if data is None:
+        raise KeyError(name)
+    return {key: value.decode(errors="surrogateescape") for key, value in data.items()}
+
+
+def _check(each: Mapping[str, Any], where: str) -> None:
+    """Raises ConfigError for data that an API server refuses."""
+    kind = each.get("kind")
+    for key in ("data", "binaryData", "stringData") if kind in ("ConfigMap", "Secret") else ():
+        coded = key == "binaryData" or (key == "data" and kind == "Secret")
+        for name, value in (each.get(key) or {}).items():
+            if not isinstance(value, str):
+                raise ConfigError(f"{where}.{key}.{name} is no text: quote it.")
+            try:
+                base64.b64decode(value if coded else "", validate=True)
+            except ValueError:
+                way = "Encode it, or write it as it is below stringData (of a ConfigMap: data)."
+                raise ConfigError(f"{where}.{key}.{name} is not base64. {way}") from None

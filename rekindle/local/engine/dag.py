@@ -1,0 +1,407 @@
+"""DAG templates: which task may run, what it sees, and what its end means for the whole.
+
+A bare `A` in `depends` means `(A.Succeeded || A.Skipped || A.Daemoned)`: an omitted task lets nothing pass. The phase
+of a DAG is that of its targets (the leaves), where an omitted task has the phase of what is above it. Source: Argo's
+dag.go and common/ancestry.go.
+"""
+
+import json
+import re
+from typing import TYPE_CHECKING, Any
+
+from rekindle.argo.language.expr import truth
+from rekindle.argo.language.functions import ExprError
+from rekindle.argo.language.govaluate import WhenError, should_execute
+from rekindle.argo.language.substitute import STEPS, Missing, TemplateError, substitute
+from rekindle.argo.manifest.loops import expand, loops
+from rekindle.local.engine import admission, hooks
+from rekindle.local.engine import scope as scopes
+from rekindle.local.engine.nodes import (
+    COMPLETED,
+    FAILED,
+    FULFILLED,
+    Node,
+    NodeError,
+    Options,
+    Parallel,
+    TimedOut,
+    fulfilled,
+)
+from rekindle.local.engine.order import HELD, Order, State, above
+
+if TYPE_CHECKING:
+    from rekindle.local.engine.scheduler import Scheduler
+NAMES = re.compile(r"[a-zA-Z0-9][-a-zA-Z0-9]*?\.[A-Z][a-zA-Z]+|[a-zA-Z0-9][-a-zA-Z0-9]*")
+WORDS = re.compile(r"[-a-zA-Z0-9_]+")
+RESULTS = {"Succeeded": "Succeeded", "Failed": "Failed", "Errored": "Error", "Skipped": "Skipped", "Omitted": "Omitted"}
+
+
+def dependencies(task: dict[str, Any], tasks: dict[str, dict[str, Any]]) -> tuple[list[str], str]:
+    """The tasks that `task` waits for, and its `depends` as an expression over them, in which they are t0, t1, ...
+
+    So that tasks that wait for others in the same way have the same expression, which is parsed once.
+    """
+    found: dict[str, str] = {}
+
+    def spelled(match: re.Match[str]) -> str:
+        name, _, result = match[0].partition(".")
+        short = found.setdefault(name, f"t{len(found)}")
+        return f"{short}.{result}" if result else _passes(short, tasks.get(name, {}).get("continueOn") or {})
+
+    depends = task.get("depends") or " && ".join(task.get("dependencies") or [])
+    logic = NAMES.sub(spelled, depends)
+    return list(found), logic
+
+
+def _passes(name: str, goes_on: dict[str, Any]) -> str:
+    results = ["Succeeded", "Skipped", "Daemoned"]
+    results += ["Errored"] if goes_on.get("error") else []
+    results += ["Failed"] if goes_on.get("failed") else []
+    return "(" + " || ".join(f"{name}.{result}" for result in results) + ")"
+
+
+class Dag:
+    """One DAG template at one node."""
+
+    def __init__(self, scheduler: "Scheduler", name: str, template: dict[str, Any], options: Options) -> None:
+        self.s, self.name, self.template, self.on_exit = scheduler, name, template, options.on_exit
+        self.boundary = scheduler.ids[name]
+        self.tasks = {task["name"]: task for task in template["dag"]["tasks"]}
+        self.needs, self.logic = {}, {}
+        for each in self.tasks.values():
+            self.needs[each["name"]], self.logic[each["name"]] = dependencies(each, self.tasks)
+        needed = {name for names in self.needs.values() for name in names}
+        target = template["dag"].get("target")
+        self.targets = target.split(" ") if target else sorted(set(self.tasks) - needed)
+        if unknown := [each for each in self.targets if each not in self.tasks]:
+            raise NodeError(f"target {unknown[0]} does not exist")
+        self.looped = {name for name, task in self.tasks.items() if loops(task)}
+        self.seen: dict[str, list[str]] = {}  # by each task whose turn has come
+        eager = self.looped | {name for name, task in self.tasks.items() if task.get("when")}
+        self.order = Order(self.targets, self.needs, eager)
+
+    def node(self, task: str) -> Node | None:
+        return self.s.get(f"{self.name}.{task}")
+
+    def options(self) -> Options:
+        return Options(self.boundary, self.on_exit, "tasks")
+
+    def scope(self, task: str) -> scopes.Scope:
+        """What `task` sees: all its ancestors. Raises ValueError for a loop's result that is no JSON."""
+        scope = scopes.of_template(self.s, self.template)
+        if task not in self.seen:
+            self.seen[task] = self._sees(task)
+        for name in self.seen[task]:
+            node = self.node(name)
+            if node is None:
+                raise ValueError(f"Ancestor task node {name} not found")
+            if node["type"] == "TaskGroup":
+                scopes.named(self.tasks[name])
+            self.add(scope, name, node)
+        return scope
+
+    def _sees(self, task: str) -> list[str]:
+        text = json.dumps(self.tasks[task])
+        seen = self.looped | self.tasks.keys() & set(WORDS.findall(text))
+        if "{{=" in text or "xpression" in text:  # may reach a task without its name
+            seen = self.tasks.keys()
+        seen = seen - {task}
+        if not seen <= set(self.needs[task]):
+            seen = seen & set(above([task], self.needs))
+        return sorted(seen)
+
+    def add(self, scope: scopes.Scope, name: str, node: Node) -> None:
+        if node["type"] == "TaskGroup":
+            children = (self.s.nodes[id] for id in node.get("children", []) if id in self.s.nodes)
+            scopes.aggregate(scope, "tasks", name, [n for n in children if n["name"].startswith(node["name"] + "(")])
+        scopes.add_node(self.s, scope, "tasks", name, node)
+        scopes.add_skipped(scope, "tasks", name, node, self.s.template(self.tasks[name]), artifacts=False)
+
+    def visit(self, name: str) -> State:
+        """Brings a task as far as it can go. Whether what depends on it may go on, and whether it is over.
+
+        Raises NodeError where a target cannot see what a loop gave, or its hook fails: the whole DAG ends here.
+        """
+        state, task = self._visit(name), self.tasks[name]
+        if name in self.targets and (self.looped or task.get("hooks")) and (node := self.node(name)):
+            try:
+                hooks.during(self.s, task, node, self.scope(name), self.options())  # once more: it may be over since
+            except (NodeError, ValueError) as error:
+                self.s.mark(self.name, "Error", str(error))
+                raise NodeError(str(error)) from None
+        return state
+
+    def _visit(self, name: str) -> State:
+        node, task = self.node(name), self.tasks[name]
+        hooked = bool(task.get("hooks") or task.get("onExit"))
+        if node and hooked and node["phase"] in FULFILLED and self._passed_by(name):
+            return True, True
+        if node and hooked and node["phase"] != "Pending":
+            try:
+                if not hooks.during(self.s, task, node, self.scope(name), self.options()):
+                    return False, False
+            except (NodeError, ValueError) as error:
+                self.s.mark(node["name"], "Error", str(error))
+        if node and node["phase"] in FULFILLED:
+            self.s.leaked.discard(node["id"])
+            over = not hooked or self._exited(name, node)  # first: its attempts may end in it
+            return self.s.hooks_done(node), over
+        if not (node and node["type"] == "Pod" and node["id"] in self.s.started):
+            if not node and self.logic[name] and not self._may_start(name, task):
+                node = self.node(name)
+                return node is not None, node is not None
+            if self._run(name, task):
+                return (False, False) if self.s.lost else HELD
+            node = self.node(name)
+        passed = bool(node and fulfilled(node) and self.s.hooks_done(node))
+        return passed, bool(node and node["phase"] in FULFILLED and not hooked)
+
+    def _passed_by(self, name: str) -> bool:
+        """Whether Argo looks at a task no more: it does so on its way up from what is not over yet."""
+        after = (self.node(each) for each in self.order.after[name])
+        return name not in self.targets and all(node and node["phase"] in FULFILLED for node in after)
+
+    def _may_start(self, name: str, task: dict[str, Any]) -> bool:
+        full = f"{self.name}.{name}"
+        try:
+            verdict = self.depends(name)
+        except ExprError as error:
+            self.s.create(full, "Skipped", "Error", task, self.options(), f"unable to evaluate expression: {error}")
+            self.connect(name, full)
+            return False
+        if verdict is False:
+            self.s.create(full, "Skipped", "Omitted", task, self.options(), "omitted: depends condition not met")
+            self.connect(name, full)
+        return bool(verdict)
+
+    def depends(self, name: str) -> bool | None:
+        """Whether `name` is to run; None while that is open. Raises ExprError."""
+        scope: dict[str, Any] = {}
+        for need in self.needs[name]:
+            node = self.node(need)
+            if not node or not fulfilled(node) or not self.s.hooks_done(node):
+                return None
+            results: dict[str, bool] = {result: node["phase"] == phase for result, phase in RESULTS.items()}
+            below = node.get("children", []) if node["type"] == "TaskGroup" else []
+            phases = [self.s.nodes[id]["phase"] if id in self.s.nodes else "" for id in below]
+            results |= {"Daemoned": bool(node.get("daemoned")), "AnySucceeded": "Succeeded" in phases}
+            results |= {"AllFailed": bool(phases) and all(phase == "Failed" for phase in phases)}
+            scope[f"t{len(scope)}"] = results
+        return truth(self.logic[name], scope)
+
+    def connect(self, task: str, name: str, group: str | None = None) -> None:
+        """Hangs node `name` below what `task` waited for."""
+        if group:
+            self.s.child(group, name)
+        elif not self.needs[task]:
+            self.s.child(self.name, name)
+        else:
+            for need in self.needs[task]:
+                for id in self.s.outbound(self.s.ids[f"{self.name}.{need}"]):
+                    if id not in self.s.nodes:  # an exit hook that could not begin
+                        return
+                    self.s.child(self.s.nodes[id]["name"], name)
+
+    def _run(self, name: str, task: dict[str, Any]) -> bool:
+        """Whether a limit holds it up that holds for all new tasks."""
+        full = f"{self.name}.{name}"
+        expanded = self.s.memory.get(("tasks", full))
+        if expanded is None:
+            try:
+                scope = self.scope(name)
+                try:
+                    resolved = resolve(self.s, task, scope)
+                except Missing as error:
+                    self.s.stuck = str(error)
+                    return False
+                expanded = expand(resolved, scope.parameters(self.s.globals))
+            except (TemplateError, WhenError, ValueError) as error:
+                self.s.error(full, task, self.options(), str(error))
+                self.connect(name, full)
+                return False
+            self.s.memory[("tasks", full)] = expanded
+        group = self.node(name) if loops(task) else None
+        group = group if group and group["type"] == "TaskGroup" else None
+        if loops(task) and not expanded:
+            self.s.create(full, "Skipped", "Skipped", task, self.options(), "Skipped, empty params")
+            self.connect(name, full)
+            return False
+        if loops(task) and not group:
+            group = self.s.create(full, "TaskGroup", "Running", task, self.options())
+            self.connect(name, full)
+        left = self.s.memory.setdefault(("left", full), list(expanded))
+        kept, state = [], None
+        for index, each in enumerate(left):
+            state = self._one(name, task, each, full if group else None)
+            if state is None and not self.s.lost:  # those after it are for a later look
+                kept += left[index:]
+                break
+            kept += [] if state else [each]
+        self.s.memory[("left", full)] = kept
+        if group and not kept:
+            self.s.mark(full, _last([node for each in expanded if (node := self.node(each["name"]))]))
+        return state is None and not group and not self.node(name)
+
+    def _one(self, name: str, task: dict[str, Any], each: dict[str, Any], group: str | None) -> bool | None:
+        """One task after expansion. Whether it and its exit hook are over; None where Argo looks no further now.
+
+        It hangs where it belongs before it begins: what cannot begin leaves the id of a node that is not there.
+        """
+        full, options = f"{self.name}.{each['name']}", self.options()
+        node = self.node(each["name"])
+        if node and node["type"] == "Pod" and node["phase"] not in FULFILLED and node["id"] in self.s.started:
+            return fulfilled(node)
+        if not node:
+            self.connect(name, full, group)
+            try:
+                runs, reason = should_execute(each.get("when", "")), f"when '{each.get('when')}' evaluated false"
+            except WhenError as error:
+                self.s.create(full, "Skipped", "Error", task, options, str(error))
+                return True
+            if not runs:
+                self.s.create(full, "Skipped", "Skipped", task, options, reason)
+                return True
+        try:
+            found = self.s.execute(full, each, each.get("arguments") or {}, options)
+        except Parallel:
+            return False if node else None
+        except TimedOut:
+            return None
+        except NodeError as error:
+            self.s.mark(full, "Error", f"task '{full}' errored: {error}")
+            return None
+        if found is None:
+            return None
+        if found["phase"] in COMPLETED and (task.get("hooks") or task.get("onExit")):
+            return self._exited(name, found) or None
+        found = self.node(each["name"]) or found
+        return found["phase"] in FULFILLED if found["type"] == "Retry" and not group else fulfilled(found)
+
+    def _exited(self, name: str, node: Node) -> bool:
+        """Whether the exit hook of a task that is over is over, too: one that cannot run never is."""
+        try:
+            return hooks.after(self.s, self.tasks[name], node, self.scope(name), self.options())
+        except (NodeError, ValueError):
+            return False
+
+    def phase(self) -> str:
+        """The phase of the whole, from its targets."""
+        live = (self.node(self.order.names[index]) for index in self.order.live)
+        if any(node and not fulfilled(node) and not self._group_phase(node) for node in live):
+            return "Running"
+        targets = {self.s.id(f"{self.name}.{name}"): "" for name in self.targets}
+        queue = [(id, "Succeeded") for id in self.s.nodes[self.boundary].get("children", [])]
+        seen = set(queue)
+        for id, branch in queue:
+            node = self.s.nodes.get(id)
+            if node is None:
+                return "Running"
+            if not fulfilled(node):
+                if not (phase := self._group_phase(node)):
+                    return "Running"
+                self.s.mark(node["name"], phase)
+            if node["phase"] in COMPLETED:
+                branch = node["phase"]
+            if id in targets and targets[id] not in FAILED:
+                targets[id] = branch
+            for below in self._below(node):
+                if (below, branch) not in seen:
+                    seen.add((below, branch))
+                    queue.append((below, branch))
+        result, fast = "Succeeded", self.template["dag"].get("failFast") is not False
+        for name in self.targets:
+            branch = targets[self.s.id(f"{self.name}.{name}")]
+            if not branch:
+                result = "Running"
+                if not fast:
+                    break
+            elif branch in FAILED:
+                goes_on = self.tasks[name].get("continueOn") or {}
+                if goes_on.get("failed" if branch == "Failed" else "error"):
+                    continue
+                result = branch
+                if fast:
+                    break
+        return result
+
+    def _group_phase(self, node: Node) -> str:
+        """The phase of a loop of which nothing runs, else "". Those of its items that did not begin never will."""
+        items = node.get("children", []) if node["type"] == "TaskGroup" else []
+        nodes = (self.s.nodes.get(id) for id in reversed(items))
+        if not items or any(not each or not fulfilled(each) for each in nodes):
+            return ""
+        return _last([self.s.nodes[id] for id in items])
+
+    def _below(self, node: Node) -> list[str]:
+        if node["type"] != "Retry":
+            return node.get("children", [])
+        below: list[str] = []
+        for child in (self.s.nodes[id] for id in reversed(node.get("children", [])) if id in self.s.nodes):
+            below += [child["id"]] if child.get("nodeFlag", {}).get("hooked") else child.get("children", [])
+        return below
+
+
+def _last(nodes: list[Node]) -> str:
+    """The phase of a loop with such items."""
+    failed = [node["phase"] for node in nodes if node["phase"] in FAILED]
+    return failed[-1] if failed else "Succeeded"
+
+
+def resolve(scheduler: "Scheduler", task: dict[str, Any], scope: scopes.Scope, unable: str = "") -> dict[str, Any]:
+    """A task or step with everything replaced that is known before its loop (`unable`: see `artifact_of`).
+
+    Raises TemplateError, WhenError.
+    """
+    values = scope.parameters(scheduler.globals)
+    body = {key: value for key, value in task.items() if key != "hooks"}
+    hooks = {"hooks": task["hooks"]} if "hooks" in task else {}
+    if task.get("when"):
+        when = substitute(task["when"], values, STEPS)
+        try:
+            if not should_execute(when):
+                return {**body, **hooks, "when": when}
+        except WhenError:
+            if not loops(task):
+                raise
+    body["arguments"] = scopes.absent_arguments(scope, body.get("arguments") or {})
+    body = substitute(body, values, STEPS)
+    files = [scopes.artifact_of(scope, each, unable) for each in body["arguments"].get("artifacts") or []]
+    if files:
+        body["arguments"] = {**body["arguments"], "artifacts": [each for each in files if each]}
+    return {**body, **hooks}
+
+
+def execute(
+    scheduler: "Scheduler", name: str, holder: dict[str, Any], template: dict[str, Any], options: Options
+) -> Node:
+    """Brings a DAG node as far as it can go."""
+    node = scheduler.begun(name, "DAG", "Running", holder, template, options)
+    dag = scheduler.memory.get(("dag", name)) or Dag(scheduler, name, template, options)
+    scheduler.memory[("dag", name)] = dag
+    dag.order.walk(dag.visit, lambda task: dag.connect(task, f"{name}.{task}"))
+    if node["phase"] in FULFILLED:
+        return node
+    stopped = scheduler.shutdown and not options.on_exit
+    if stopped and all(scheduler.hooks_done(found) for target in dag.targets if (found := dag.node(target))):
+        phase = "Failed"
+    else:
+        phase = dag.phase()
+    if phase == "Running":
+        return node
+    if phase == "Succeeded":
+        try:
+            scope = scopes.of_template(scheduler, template)
+            for each in dag.tasks:
+                if found := dag.node(each):
+                    dag.add(scope, each, found)
+                    scheduler.export(found.get("outputs") or {})
+            outputs = scopes.outputs_of(template, scope)
+        except (TemplateError, ValueError) as error:
+            raise NodeError(str(error)) from None
+        if outputs:
+            node["outputs"] = outputs  # exported only by a DAG above, as those of its task
+        admission.keep(scheduler, node)
+    node["outboundNodes"] = [  # one whose outputs err has none, and nothing hangs below it
+        out for target in dag.targets if (found := dag.node(target)) for out in scheduler.outbound(found["id"])
+    ]
+    return scheduler.mark(name, phase)

@@ -1,0 +1,191 @@
+"""What templates are filled with: the workflow's own values, the inputs, and the outputs with a globalName.
+
+Source: Argo's setGlobalParameters (operator.go), ProcessArgs and SubstituteParams (common/util.go).
+"""
+
+import json
+import re
+from datetime import datetime
+from typing import Any
+
+from rekindle.argo.language import gofmt
+from rekindle.argo.language.expr import evaluate
+from rekindle.argo.language.functions import ExprError
+from rekindle.argo.language.substitute import TemplateError, expanded, loaded, replace
+from rekindle.argo.manifest.read import SCHEDULED
+from rekindle.errors import ConfigError
+from rekindle.local.engine.nodes import NodeError, Table
+from rekindle.local.engine.scope import ABSENT, MARK
+
+WHOLE = re.compile(r"inputs\.parameters(?!\.)")
+LABEL = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?")
+STRFTIME = "BbmAadHIMSYypZzL"
+
+
+class Filled(dict[str, Any]):
+    """A template with no tag left in it."""
+
+
+PARAMETER = ("name", "default", "value", "valueFrom", "globalName", "enum", "description")  # as Go declares it
+
+
+class Values(Table):
+    """The table, and the values of its workflow."""
+
+    def __init__(self, workflow: dict[str, Any], status: dict[str, Any]) -> None:
+        super().__init__(workflow["metadata"]["name"], status)
+        self.workflow, self.spec = workflow, workflow["spec"]
+        self.templates = {each["name"]: each for each in self.spec.get("templates") or []}
+        self.templates |= workflow.get("storedTemplates") or {}
+        self.globals = self._globals()
+
+    def arguments(self) -> dict[str, Any]:
+        """The workflow's arguments, with the values of those that come from elsewhere."""
+        arguments = self.spec.get("arguments") or {}
+        values = [
+            {"name": each["name"], "value": self.globals[f"workflow.parameters.{each['name']}"]}
+            for each in arguments.get("parameters") or []
+        ]
+        return {**arguments, "parameters": values}
+
+    def _globals(self) -> dict[str, str]:
+        meta, spec = self.workflow["metadata"], self.spec
+        created = datetime.fromisoformat(meta["creationTimestamp"])
+        parameters = (spec.get("arguments") or {}).get("parameters") or []
+        found = {
+            "name": self.name,
+            "namespace": meta.get("namespace", "default"),
+            "uid": meta.get("uid", ""),
+            "mainEntrypoint": spec.get("entrypoint", ""),
+            "serviceAccountName": spec.get("serviceAccountName", ""),
+            "creationTimestamp": meta["creationTimestamp"],
+            "creationTimestamp.s": str(int(created.timestamp())),
+            "creationTimestamp.RFC3339": meta["creationTimestamp"],
+            "status": self.status["phase"],  # none yet for what begins at once
+            "duration": "0.000000",
+        }
+        found |= {f"creationTimestamp.{c}": created.strftime(f"%{c}" if c != "L" else "000") for c in STRFTIME}
+        found |= {"scheduledTime": time} if (time := (meta.get("annotations") or {}).get(SCHEDULED)) else {}
+        found |= {"priority": str(spec["priority"])} if spec.get("priority") is not None else {}
+        found |= {f"parameters.{each['name']}": each["value"] for each in parameters if "value" in each}
+        found |= dict.fromkeys(("parameters", "parameters.json"), gofmt.structs(parameters, PARAMETER))
+        for key in ("labels", "annotations"):
+            found |= dict.fromkeys((key, f"{key}.json"), gofmt.dumps(value := meta.get(key) or {}))
+            found |= {f"{key}.{name}": text for name, text in value.items()}
+        outputs = (self.status.get("outputs") or {}).get("parameters") or []
+        found |= {f"outputs.parameters.{each['name']}": each["value"] for each in outputs}
+        return {f"workflow.{key}": value for key, value in found.items()}
+
+    def export(self, outputs: dict[str, Any]) -> None:
+        """Outputs with a globalName become the workflow's."""
+        for kind in ("parameters", "artifacts"):
+            for each in outputs.get(kind) or []:
+                name = each.get("globalName")
+                if not name or (kind == "parameters" and "value" not in each):
+                    continue
+                kept = self.status.setdefault("outputs", {}).setdefault(kind, [])
+                entry = {
+                    **{k: v for k, v in each.items() if k not in ("globalName", "valueFrom", "path")},
+                    "name": name,
+                }
+                kept[:] = [old for old in kept if old["name"] != name] + [entry]
+                if kind == "parameters":
+                    self.globals[f"workflow.outputs.parameters.{name}"] = each["value"]
+
+    def template(self, holder: dict[str, Any]) -> dict[str, Any]:
+        """The template that a step, task or hook names. Raises NodeError."""
+        if holder.get("inline"):
+            return {"name": "", **holder["inline"]}
+        found = self.templates.get(holder.get("template", ""))
+        if not found:
+            raise NodeError(f"template {holder.get('template')} not found in workflow template")
+        return found
+
+    def processed(self, template: dict[str, Any], arguments: dict[str, Any], local: dict[str, str]) -> dict[str, Any]:
+        """The template with its inputs filled in and its tags replaced. Raises NodeError."""
+        given = {each["name"]: each for each in arguments.get("parameters") or []}
+        files = {each["name"]: each for each in arguments.get("artifacts") or []}
+        inputs = template.get("inputs") or {}
+        parameters = [self._input(each, given.get(each["name"])) for each in inputs.get("parameters") or []]
+        artifacts = [_artifact(each, files.get(each["name"])) for each in inputs.get("artifacts") or []]
+        filled = {**template, "inputs": {"parameters": parameters, "artifacts": artifacts}}
+        return self.substituted(filled, local)
+
+    def _input(self, parameter: dict[str, Any], given: dict[str, Any] | None) -> dict[str, Any]:
+        value = parameter.get("value", parameter.get("default"))
+        if given is not None:
+            if given.get("value") == ABSENT:
+                if value is None:
+                    raise NodeError(
+                        f"inputs.parameters.{parameter['name']}: argument references an absent optional "
+                        "(skipped/omitted node output with no default)"
+                    )
+            else:
+                value = given.get("value")
+        if value is None:
+            raise NodeError(f"inputs.parameters.{parameter['name']} was not supplied")
+        return {**{k: v for k, v in parameter.items() if k != "valueFrom"}, "value": value}
+
+    def substituted(self, template: dict[str, Any], local: dict[str, str]) -> dict[str, Any]:
+        """Globals and locals first, then the inputs, as values may hold tags themselves. Raises NodeError."""
+        scope: dict[str, str | None] = {**self.globals, **local}
+        given, outputs = template["inputs"], template.get("outputs") or {}
+        try:
+            text = replace(json.dumps(template), scope)
+            if "{{" in repr((given, outputs)):
+                new = loaded(text)
+                given, outputs = new["inputs"], new.get("outputs") or {}
+            scope |= {f"inputs.parameters.{each['name']}": each["value"] for each in given["parameters"]}
+            if WHOLE.search(text):
+                scope["inputs.parameters"] = gofmt.structs(given["parameters"], PARAMETER)
+            for way, files in (("inputs", given["artifacts"]), ("outputs", outputs.get("artifacts") or [])):
+                scope |= {
+                    f"{way}.artifacts.{each['name']}.path": MARK + each["path"] for each in files if each.get("path")
+                }
+            for each in outputs.get("parameters") or []:
+                if path := (each.get("valueFrom") or {}).get("path"):
+                    scope[f"outputs.parameters.{each['name']}.path"] = MARK + path
+            text = replace(text, scope)
+            return loaded(text) if "{{" in text else Filled(loaded(text))
+        except TemplateError as error:
+            raise NodeError(str(error)) from None
+
+
+def labelled(workflow: dict[str, Any]) -> dict[str, Any]:
+    """The workflow with the labels of `workflowMetadata.labelsFrom`. Raises ConfigError.
+
+    Source: Argo's updateWorkflowMetadata.
+    """
+    metadata, given = workflow["metadata"], workflow["spec"].get("workflowMetadata") or {}
+    if not given.get("labelsFrom"):
+        return workflow
+    env, labels = expanded(Values(workflow, {"phase": "", "nodes": {}}).globals), dict(metadata["labels"])
+    for name, source in given["labelsFrom"].items():
+        where = f"spec.workflowMetadata.labelsFrom.{name}.expression"
+        try:
+            value = evaluate(source["expression"], env)
+        except ExprError as error:
+            raise ConfigError(f"{where} cannot be evaluated: {error}.") from None
+        if not isinstance(value, str) or not LABEL.fullmatch(value):
+            rule = "it must be a text of at most 63 letters, digits, -, _ and ., with no sign at its ends"
+            raise ConfigError(f"{where} gives {value!r}: {rule}.")
+        labels[name] = value
+    return {**workflow, "metadata": {**metadata, "labels": labels}}
+
+
+def _artifact(artifact: dict[str, Any], given: dict[str, Any] | None) -> dict[str, Any]:
+    located = has_location(artifact)
+    if not artifact.get("optional") and not located:
+        if given is None:
+            raise NodeError(f"inputs.artifacts.{artifact['name']} was not supplied")
+        if not has_location(given):
+            raise NodeError(f"inputs.artifacts.{artifact['name']} missing location information")
+    if given is None:
+        return artifact
+    # everything else, also archive and optional, is the argument's: Argo forgets what the input says
+    return {**given} | {key: artifact[key] for key in ("name", "path", "mode", "recurseMode") if key in artifact}
+
+
+def has_location(artifact: dict[str, Any]) -> bool:
+    """Whether an artifact says where its bytes are."""
+    return any(artifact.get(kind) for kind in ("s3", "raw", "http"))

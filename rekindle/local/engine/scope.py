@@ -1,0 +1,236 @@
+"""What the tags of a step or task can see: the inputs of its template, the workflow's outputs, and the steps before it.
+
+An entry is a text, None (the output of a skipped step that has no default), or an artifact (a dict).
+Source: Argo's scope.go, and buildLocalScope and processAggregateNodeOutputs of operator.go.
+"""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from rekindle.argo.language import gofmt
+from rekindle.argo.language.expr import evaluate
+from rekindle.argo.language.functions import ExprError
+from rekindle.argo.language.substitute import TemplateError, expanded, substitute
+
+if TYPE_CHECKING:
+    from rekindle.local.engine.nodes import Node
+    from rekindle.local.engine.scheduler import Scheduler
+
+UNRESOLVED = "unable to resolve references: "  # what Argo says of the arguments of steps and of hooks
+ABSENT = "__argo__internal__absent-optional"
+MARK = "\ue000"  # before each path that a placeholder stood for: the executor moves those
+
+
+class Scope(dict[str, Any]):
+    """Tag → value."""
+
+    def parameters(self, globals: Mapping[str, str] | None = None) -> "Texts":
+        """All that is text or absent, over the workflow's values."""
+        return Texts(self, globals or {})
+
+
+class Texts(Mapping[str, str | None]):
+    """A view, as a step that may see a thousand names uses one or two."""
+
+    def __init__(self, scope: Scope, globals: Mapping[str, str]) -> None:
+        self.scope, self.globals = scope, globals
+
+    def __getitem__(self, name: str) -> str | None:
+        value = self.scope.get(name, self)
+        return value if value is None or isinstance(value, str) else self.globals[name]
+
+    def __iter__(self) -> Iterator[str]:
+        kept = (name for name, value in self.scope.items() if value is None or isinstance(value, str))
+        return iter(dict.fromkeys((*self.globals, *kept)))
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
+def of_template(scheduler: "Scheduler", template: dict[str, Any]) -> Scope:
+    """The inputs of a template, and what the workflow has exported so far."""
+    scope = Scope({f"inputs.parameters.{each['name']}": each["value"] for each in template["inputs"]["parameters"]})
+    scope |= {f"inputs.artifacts.{each['name']}": each for each in template["inputs"]["artifacts"]}
+    outputs = scheduler.status.get("outputs") or {}
+    scope |= {f"workflow.outputs.parameters.{each['name']}": each["value"] for each in outputs.get("parameters") or []}
+    scope |= {f"workflow.outputs.artifacts.{each['name']}": each for each in outputs.get("artifacts") or []}
+    return scope
+
+
+def add_node(scheduler: "Scheduler", scope: Scope, kind: str, name: str, node: "Node") -> None:
+    """`tasks.NAME.*` of one node; of a retried one, its last attempt's."""
+    node = scheduler.last(node)
+    prefix = f"{kind}.{name}"
+    scope[f"{prefix}.id"] = node["id"]
+    scope[f"{prefix}.status"] = node["phase"]
+    for key in ("startedAt", "finishedAt"):
+        if node.get(key):
+            scope[f"{prefix}.{key}"] = node[key][:19] + "Z"
+    for key, tag in (("podIP", "ip"), ("hostNodeName", "hostNodeName")):
+        if node.get(key):
+            scope[f"{prefix}.{tag}"] = node[key]
+    outputs = node.get("outputs") or {}
+    for key, tag in (("result", "outputs.result"), ("exitCode", "exitCode")):
+        if outputs.get(key) is not None:
+            scope[f"{prefix}.{tag}"] = outputs[key]
+    add_outputs(scope, prefix, outputs)
+
+
+def named(holder: Mapping[str, Any]) -> None:
+    """Argo looks for the template of a finished loop by its name, which an inline one has not. Raises ValueError."""
+    if holder.get("inline"):
+        raise ValueError("failed to get a template")
+
+
+def add_outputs(scope: Scope, prefix: str, outputs: Mapping[str, Any], missing: str | None = None) -> None:
+    """`tasks.NAME.outputs.parameters.*` and artifacts: all that a hook sees of its own node (exit_handler.go)."""
+    for each in outputs.get("parameters") or []:
+        if (value := each.get("value", missing)) is not None:
+            scope[f"{prefix}.outputs.parameters.{each['name']}"] = value
+    for each in outputs.get("artifacts") or []:
+        scope[f"{prefix}.outputs.artifacts.{each['name']}"] = each
+
+
+def add_skipped(scope: Scope, kind: str, name: str, node: "Node", template: dict[str, Any], artifacts: bool) -> None:
+    """The declared outputs of a node that never ran: their defaults, or None."""
+    if node.get("outputs") is not None or node["phase"] not in ("Skipped", "Omitted"):
+        return
+    outputs = template.get("outputs") or {}
+    for each in outputs.get("parameters") or []:
+        tag = f"{kind}.{name}.outputs.parameters.{each['name']}"
+        scope[tag] = (each.get("valueFrom") or {}).get("default")
+    for each in (outputs.get("artifacts") or []) if artifacts else ():
+        scope[f"{kind}.{name}.outputs.artifacts.{each['name']}"] = {}
+
+
+def aggregate(scope: Scope, kind: str, name: str, nodes: Iterable["Node"]) -> None:
+    """The outputs of a loop as JSON lists, in the order of its items. Raises ValueError where a result is no JSON."""
+    plain = (node for node in nodes if not node.get("nodeFlag"))
+    ordered = sorted(plain, key=lambda node: int(node["name"].rpartition("(")[2].partition(":")[0]))
+    if not ordered:
+        return
+    rows, columns, results = [], {}, []
+    for node in ordered:
+        outputs = node.get("outputs")
+        if not outputs or node["phase"] != "Succeeded":
+            continue
+        row = {each["name"]: each.get("value", "") for each in outputs.get("parameters") or []}
+        if row:
+            rows.append(row)
+        for key, value in row.items():
+            columns.setdefault(key, []).append(value)
+        if outputs.get("result") is not None:
+            results.append(gofmt.compact(outputs["result"]))
+    prefix = f"{kind}.{name}.outputs"
+    scope[f"{prefix}.result"] = f"[{','.join(results)}]"
+    scope[f"{prefix}.parameters"] = gofmt.dumps(rows)
+    for key, values in columns.items():
+        scope[f"{prefix}.parameters.{key}"] = gofmt.dumps(_structured(values))
+
+
+def _structured(values: list[str]) -> list[Any]:
+    """The values as lists and maps if all of them are, else as the texts they are."""
+    try:
+        parsed = [gofmt.parsed(value, whole=float) for value in values]
+    except ValueError:
+        return values
+    return parsed if all(isinstance(each, (list, dict)) for each in parsed) else values
+
+
+def absent_arguments(scope: Scope, arguments: dict[str, Any]) -> dict[str, Any]:
+    """Arguments that are nothing but a tag without a value count as not given: the input's default applies."""
+
+    def marked(each: dict[str, Any]) -> dict[str, Any]:
+        value = each.get("value")
+        if isinstance(value, str) and value.startswith("{{") and value.endswith("}}"):
+            tag = value[2:-2].strip()
+            if tag in scope and scope[tag] is None:
+                return {**each, "value": ABSENT}
+        return each
+
+    if not arguments.get("parameters"):
+        return arguments
+    return {**arguments, "parameters": [marked(each) for each in arguments["parameters"]]}
+
+
+def artifact_of(scope: Scope, artifact: dict[str, Any], unable: str = "") -> dict[str, Any] | None:
+    """The artifact that `from` or `fromExpression` names; None if optional and not there.
+
+    Raises TemplateError, whose text begins with what Argo was `unable` to do.
+    """
+    source, expression = artifact.get("from") or "", artifact.get("fromExpression")
+    if not source and not expression:
+        return artifact
+    try:
+        if expression:
+            found = evaluate(expression, expanded(scope))
+        else:
+            tag = source.removeprefix("{{").removesuffix("}}").strip()
+            if tag.startswith("="):
+                found = evaluate(tag[1:], expanded(scope))
+            elif tag in scope:
+                found = scope[tag]
+            else:
+                raise TemplateError(f'Unable to resolve: "{tag}"')
+    except (ExprError, TemplateError) as error:
+        if artifact.get("optional"):
+            return None
+        raise TemplateError(f"{unable}{error}") from None
+    if not isinstance(found, dict):
+        raise TemplateError(f"Variable {{{{{source or expression}}}}} is not an artifact")
+    found = {**found, "name": artifact["name"]}
+    if artifact.get("subPath") and found.get("s3"):
+        sub = substitute(artifact["subPath"], scope.parameters())
+        found["s3"] = {**found["s3"], "key": f"{found['s3']['key'].rstrip('/')}/{sub}"}
+    return found
+
+
+def outputs_of(template: dict[str, Any], scope: Scope) -> dict[str, Any] | None:
+    """The outputs of a DAG or steps template. Raises TemplateError."""
+    declared = template.get("outputs") or {}
+    outputs: dict[str, Any] = {}
+    for each in declared.get("parameters") or []:
+        value = _value(each, scope)
+        outputs.setdefault("parameters", []).append(
+            {**{k: v for k, v in each.items() if k != "valueFrom"}, "value": value}
+        )
+    for each in declared.get("artifacts") or []:
+        found = artifact_of(scope, each, "unable to resolve outputs from scope: ")
+        if found and (each.get("from") or each.get("fromExpression")):
+            kept = {"globalName": each["globalName"]} if each.get("globalName") else {}
+            found = {key: value for key, value in found.items() if key != "globalName"}
+            outputs.setdefault("artifacts", []).append(found | kept)
+    return outputs or None
+
+
+def _value(parameter: dict[str, Any], scope: Scope) -> str:
+    if "valueFrom" not in parameter:
+        raise TemplateError("output parameters must have a valueFrom specified")
+    source = parameter["valueFrom"] or {}
+    default, value = source.get("default"), None
+    try:
+        if source.get("expression"):
+            value = evaluate(source["expression"], expanded(scope))
+            if value is None:
+                raise TemplateError(f"failed to evaluate expression {json.dumps(source['expression'])}")
+        else:
+            tag = source.get("parameter", "").removeprefix("{{").removesuffix("}}").strip()
+            if tag.startswith("="):
+                value = evaluate(tag[1:], expanded(scope))
+            elif tag not in scope:
+                raise TemplateError(f'Unable to resolve: "{tag}"')
+            else:
+                value = scope[tag]
+    except (ExprError, TemplateError) as error:
+        if default is None:
+            raise TemplateError(str(error)) from None
+        return default
+    if value is not None:
+        return gofmt.verb(value)
+    if default is None:
+        raise TemplateError(
+            f'output parameter "{parameter["name"]}": "{source.get("parameter", "")}" is an absent optional '
+            "(skipped/omitted node output with no default)"
+        )
+    return default

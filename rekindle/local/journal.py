@@ -1,0 +1,302 @@
+"""A run on disk: .rekindle/runs/NAME/{manifest.yaml, journal.jsonl, lock, stop, asked, creates/, logs/, pods/POD/}.
+
+The journal holds one JSON object a line: what changed in the workflow's status (`status`, `nodes` by id, the new
+`children` of those that but got some) and which process runs which pod (`pods`: id → [pid, start time], null when it
+is over). A line is one write, made before anything relies on it; a torn last line is as if it had never been written.
+The manifest is the workflow as it runs, in YAML that is JSON.
+"""
+
+import errno
+import fcntl
+import json
+import os
+import shutil
+import time
+import uuid
+from pathlib import Path
+from typing import Any
+
+from rekindle.errors import ConfigError, RekindleError, did_you_mean
+from rekindle.local.engine.nodes import FULFILLED
+
+Status = dict[str, Any]
+FULL = (errno.ENOSPC, errno.EDQUOT)
+NONE = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG)  # there is no such file
+SHAPE = (KeyError, TypeError, AttributeError)  # what is raised where something has another form
+PHASES = {"Pending", "Running", *FULFILLED}
+LETS_GO = 2.0  # seconds in which the lock of a dead runner is free
+
+
+class DiskFull(RekindleError):
+    """There is no room for the state of a run."""
+
+
+class Busy(RekindleError):
+    """Another process runs this run."""
+
+
+class RunFiles:
+    """The directory of one run. Only the holder of its lock writes."""
+
+    def __init__(self, home: Path, name: str) -> None:
+        self.home, self.name = home.resolve(), name
+        self.root = self.home / "runs" / name
+        self.logs, self.pods = self.root / "logs", self.root / "pods"
+        self.asked = self.root / "asked"  # which suspended nodes are to go on, and with which values
+        self.journal, self.owner = -1, -1
+
+    def create(self, workflow: dict[str, Any]) -> None:
+        """Makes the directory and takes its lock. Raises ConfigError if there is such a run already."""
+        if (self.root / "manifest.yaml").exists():
+            raise ConfigError(
+                f'there is a run "{self.name}" already: names are unique. Go on with it (rekindle resume {self.name}), '
+                f"remove {self.root}, or use metadata.generateName."
+            )
+        try:
+            self.logs.mkdir(parents=True, exist_ok=True)
+            self.lock()
+            write(self.root / "manifest.yaml", json.dumps(workflow, indent=1))
+            self._open()
+        except OSError as error:
+            shutil.rmtree(self.root, ignore_errors=True)
+            raise named(error, self.root) from error
+
+    def open(self) -> tuple[dict[str, Any], Status, dict[str, list[int]]]:
+        """Takes the lock of an existing run; gives its workflow, its status, and the pods that may still live."""
+        workflow = self.workflow()
+        self.lock()
+        try:
+            return workflow, *self.load()
+        except BaseException:
+            self.close()
+            raise
+
+    def snapshot(self, status: Status) -> None:
+        """Begins the journal anew with all of `status` and no pods."""
+        entry = {"status": _head(status), "nodes": status["nodes"]}
+        try:
+            write(self.root / "journal.jsonl", _line(entry))
+        except OSError as error:
+            raise named(error, self.root) from error
+        self._open()
+
+    def workflow(self) -> dict[str, Any]:
+        """The workflow of this run. Raises ConfigError if there is none."""
+        path = self.root / "manifest.yaml"
+        try:
+            found = json.loads(path.read_text())
+            if not (found["metadata"]["name"] and found["spec"]["entrypoint"] and found["spec"]["templates"]):
+                raise ValueError("it has no name, entrypoint or templates")
+            return found
+        except (ValueError, *SHAPE) as error:
+            raise self._spoiled(path, error) from error
+        except OSError as error:
+            if error.errno not in NONE:
+                raise
+            runs = self.home / "runs"
+            known = {each.name for each in runs.iterdir()} if runs.is_dir() else set()
+            hint = f"{did_you_mean(self.name, known)} `rekindle status` has all."
+            raise ConfigError(f'there is no run "{self.name[:100]}" in {runs}.{hint}') from None
+
+    def load(self) -> tuple[Status, dict[str, list[int]]]:
+        """What the journal adds up to. Raises ConfigError if somebody else wrote to it."""
+        status: Status = {"phase": "", "nodes": {}}
+        pods: dict[str, list[int]] = {}
+        path = self.root / "journal.jsonl"
+        lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+        for number, line in enumerate(lines, 1):
+            if not line.endswith(b"\n"):
+                break
+            try:
+                entry = json.loads(line)
+                status = {**entry["status"], "nodes": status["nodes"]} if "status" in entry else status
+                status["nodes"] |= entry.get("nodes", {})
+                for id, new in entry.get("children", {}).items():
+                    status["nodes"][id].setdefault("children", []).extend(new)
+                for id, process in entry.get("pods", {}).items():
+                    pods[id] = process
+            except (ValueError, *SHAPE) as error:
+                raise self._spoiled(f"{path}, line {number}", error) from error
+        try:
+            _check(status)
+        except (ValueError, *SHAPE) as error:
+            raise self._spoiled(path, error) from error
+        return status, {id: process for id, process in pods.items() if process}
+
+    def _spoiled(self, where: Path | str, error: Exception) -> ConfigError:
+        missing = f"{error} is missing" if isinstance(error, KeyError) else "it has another shape"
+        why = missing if isinstance(error, SHAPE) else error
+        return ConfigError(
+            f"{where} is not as the runner wrote it ({why}): only the runner may change it. Put it back, or remove "
+            f"{self.root} and start the run again."
+        )
+
+    def lock(self) -> None:
+        """Raises Busy if another process holds it. The lock goes with the process, however it ends."""
+        self.owner = os.open(self.root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        until = time.monotonic() + LETS_GO
+        while not _locked(self.owner):
+            pid = os.pread(self.owner, 32, 0).decode().strip()
+            # a pod that a killed runner was just starting has the lock until it is a program of its own
+            if pid.isdigit() and not Path(f"/proc/{pid}").exists() and time.monotonic() < until:
+                time.sleep(0.01)
+                continue
+            os.close(self.owner)
+            raise Busy(
+                f'run "{self.name}" is being run by process {pid}: only one may. Follow it with '
+                f"`rekindle logs -f {self.name}`, or stop it with `rekindle stop {self.name}`."
+            )
+        os.ftruncate(self.owner, 0)
+        os.pwrite(self.owner, f"{os.getpid()}\n".encode(), 0)
+
+    def runner(self) -> int | None:
+        """The process that holds the lock, if one does."""
+        try:
+            probe = os.open(self.root / "lock", os.O_RDWR | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return None
+        try:
+            return None if _locked(probe) else int(os.read(probe, 32) or 0) or None
+        finally:
+            os.close(probe)
+
+    def append(self, entry: dict[str, Any]) -> None:
+        """One line of the journal. Raises DiskFull; the journal is then as before."""
+        data = _line(entry).encode()
+        size = os.fstat(self.journal).st_size
+        try:
+            written = os.write(self.journal, data)
+            if written < len(data):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError as error:
+            os.ftruncate(self.journal, size)
+            raise named(error, self.root) from error
+
+    def close(self) -> None:
+        """Lets go of the run."""
+        for descriptor in (self.journal, self.owner):
+            if descriptor >= 0:
+                os.close(descriptor)
+        self.journal = self.owner = -1
+
+    def _open(self) -> None:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+        self.journal = os.open(self.root / "journal.jsonl", flags, 0o644)
+
+
+def _check(status: Status) -> None:
+    """Raises ValueError, or one of SHAPE, for a table that cannot be gone on with."""
+    nodes = status["nodes"]
+    for id, node in nodes.items():
+        if node["id"] != id or node["phase"] not in PHASES or not (node["name"] and node["type"] and node["startedAt"]):
+            raise ValueError(f"node {id} has no name, type or known phase")
+        if node.get("boundaryID", id) not in nodes:
+            raise ValueError(f"there is no node {node['boundaryID']}, to which {id} belongs")
+    if status["phase"] not in PHASES | {""}:
+        raise ValueError(f"the phase {status['phase']!r} is none")
+
+
+def _locked(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
+def _head(status: Status) -> Status:
+    return {key: value for key, value in status.items() if key != "nodes"}
+
+
+def _line(entry: dict[str, Any]) -> str:
+    return json.dumps(entry, separators=(",", ":")) + "\n"
+
+
+def named(error: OSError, root: Path) -> RekindleError:
+    """What keeps the state of a run in `root` from being written, and the way out."""
+    if error.errno in FULL:
+        way = (
+            f"then `rekindle resume {root.name}`, which deletes what failed steps left in pods/ if it must"
+            if (root / "manifest.yaml").exists()
+            else "then start it again"
+        )
+        return DiskFull(
+            f"no space is left for the state of the run in {root} ({error.strerror}): the run stopped where it was. "
+            f"Free some space, {way}."
+        )
+    return RekindleError(f"{root} cannot be written ({error.strerror}): the state of a run is kept there.")
+
+
+def write(path: Path, text: str, mode: int = 0o666) -> None:
+    """A whole file or the one before, also if two write at once."""
+    beside = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    try:
+        with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w") as file:
+            file.write(text)
+        beside.replace(path)
+    except BaseException:
+        beside.unlink(missing_ok=True)
+        raise
+
+
+def read(home: Path, name: str) -> Status:
+    """The status of a run, for anyone who only looks. Raises ConfigError if there is no such run."""
+    files = RunFiles(home, name)
+    files.workflow()
+    return files.load()[0]
+
+
+def interrupted(status: Status, now: str) -> Status:
+    """A status whose runner died, ready to go on: what ran begins anew, and so does its time (`now`: RFC 3339).
+
+    What had begun once a daemon ran waits for it again: the group that it was the end of is not over.
+    """
+    nodes: dict[str, dict[str, Any]] = status["nodes"]
+    for id, node in nodes.items():
+        if node["phase"] in ("Pending", "Running") and node.pop("daemoned", None):
+            node.pop("podIP", None)
+            for group in (each for each in nodes.values() if id in each.get("children", [])):
+                if group["type"] in ("StepGroup", "TaskGroup"):
+                    group |= {"phase": "Running", "finishedAt": None}
+        begins = node["type"] in ("Pod", "HTTP") and node["phase"] in ("Pending", "Running")
+        if begins and "synchronizationStatus" not in node:
+            node |= {"phase": "Pending", "startedAt": now}
+    return status
+
+
+def reset(status: Status) -> Status:
+    """A failed or stopped status made ready to go on, as by `argo retry`: what succeeded stays, the rest runs again."""
+    nodes: dict[str, dict[str, Any]] = status["nodes"]
+    groups = ("DAG", "Steps", "StepGroup", "TaskGroup")
+    gone = {
+        id
+        for id, node in nodes.items()
+        if ".onExit" in node["name"]
+        or (node["phase"] != "Succeeded" and node["type"] not in groups)
+        or (node["phase"] in ("Skipped", "Omitted"))
+        or (node["type"] == "Pod" and node["phase"] != "Succeeded")
+    }
+    queue = list(gone)
+    for id in queue:
+        below = [child for child in nodes[id].get("children", []) if child in nodes and child not in gone]
+        gone.update(below)
+        queue.extend(below)
+    inside = {id for id, node in nodes.items() if _within(node, gone, nodes)}
+    kept = {id: node for id, node in nodes.items() if id not in gone | inside}
+    for node in kept.values():
+        node["children"] = [child for child in node.get("children", []) if child in kept]
+        if node["phase"] != "Succeeded":
+            node |= {"phase": "Running", "finishedAt": None}
+            node.pop("message", None)
+            node.pop("outputs", None)
+    fresh = {"phase": "Running", "nodes": kept, "startedAt": status["startedAt"], "message": "", "finishedAt": None}
+    return fresh | ({"outputs": status["outputs"]} if status.get("outputs") else {})
+
+
+def _within(node: dict[str, Any], gone: set[str], nodes: dict[str, dict[str, Any]]) -> bool:
+    boundary = node.get("boundaryID")
+    while boundary and boundary in nodes:
+        if boundary in gone:
+            return True
+        boundary = nodes[boundary].get("boundaryID")
+    return False

@@ -1,0 +1,142 @@
+"""What runs of one home share: mutexes, semaphores, and the outputs that `memoize` keeps.
+
+    shared = Shared(cluster); lock, why = shared.acquire("node", locks_of(...)); shared.release("node")
+
+A slot of a lock is a file that its holder has locked (flock), so that it goes with the process, however it ends; what
+waits asks again. Outputs lie in ConfigMaps of the home, as Argo keeps them.
+Source: Argo's workflow/sync and workflow/controller/cache.
+"""
+
+import fcntl
+import hashlib
+import json
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from rekindle.argo.language import gofmt
+from rekindle.argo.manifest.resolve import TYPE
+from rekindle.local.engine.nodes import NodeError, moment, stamp
+from rekindle.local.journal import write
+
+KEY = re.compile(r"[a-zA-Z0-9][-a-zA-Z0-9]*")
+CACHE = "Cache"
+Lock = tuple[str, int]
+
+
+def locks_of(synchronization: dict[str, Any], namespace: str, cluster: Any) -> list[Lock]:
+    """Name and limit of each lock, semaphores first. Raises NodeError."""
+    locks: list[Lock] = []
+    for each in synchronization.get("semaphores") or []:
+        reference = each.get("configMapKeyRef") or {}
+        map, key = reference.get("name", ""), reference.get("key", "")
+        name = f"{each.get('namespace') or namespace}/ConfigMap/{map}/{key}"
+        try:
+            limit, why = int(cluster.configmap(map)[key]), "it is 0"
+        except KeyError:
+            limit, why = 0, f"the ConfigMap {map} has no {key}"
+        except ValueError as error:
+            limit, why = 0, str(error)
+        if not limit:
+            raise NodeError(f"failed to initialize semaphore {name} with limit: {why}")
+        locks.append((name, limit))
+    for each in synchronization.get("mutexes") or []:
+        locks.append((f"{each.get('namespace') or namespace}/Mutex/{each.get('name', '')}", 1))
+    if len(set(locks)) < len(locks):
+        raise NodeError("requested configuration is invalid: duplicate synchronization item found")
+    return locks
+
+
+class Shared:
+    """The locks that this process holds, and the cache of the home."""
+
+    def __init__(self, cluster: Any) -> None:
+        self.cluster, self.home = cluster, cluster.home
+        self.held: dict[str, dict[str, int]] = {}  # holder → lock → descriptor
+
+    def acquire(self, holder: str, locks: list[Lock]) -> tuple[str, str]:
+        """Takes all of them or none; the first that is not to be had, and what Argo says of it."""
+        mine = self.held.setdefault(holder, {})
+        before = set(mine)
+        for name, limit in locks:
+            if name not in mine and not self._take(mine, name, limit):
+                for each in set(mine) - before:
+                    os.close(mine.pop(each))
+                return name, f"Waiting for {name} lock. Lock status: 0/{limit}"
+        return "", ""
+
+    def alone(self, name: str, limit: int) -> bool:
+        """Whether this run itself holds all of a lock."""
+        return sum(name in mine for mine in self.held.values()) >= limit
+
+    def release(self, holder: str) -> bool:
+        """Whether there was something to release."""
+        found = self.held.pop(holder, {})
+        for descriptor in found.values():
+            os.close(descriptor)
+        return bool(found)
+
+    def close(self) -> None:
+        """Releases everything."""
+        for holder in list(self.held):
+            self.release(holder)
+
+    def _take(self, mine: dict[str, int], name: str, limit: int) -> bool:
+        folder = self.home / "locks" / hashlib.sha256(name.encode()).hexdigest()
+        folder.mkdir(parents=True, exist_ok=True)
+        for slot in range(limit):
+            descriptor = os.open(folder / str(slot), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                os.close(descriptor)
+            else:
+                mine[name] = descriptor
+                return True
+        return False
+
+    def recall(self, cache: str, key: str, max_age: str | None, now: float) -> tuple[bool, dict[str, Any] | None]:
+        """Whether something is kept under `key`, and the outputs. Raises NodeError."""
+        if not KEY.fullmatch(key):
+            raise NodeError(f"invalid cache key: {key}")
+        try:
+            age = gofmt.duration(max_age) if max_age else None
+        except ValueError as error:
+            raise NodeError(f"invalid maxAge: {error}") from None
+        with self._configmap(cache) as kept:
+            if not kept["data"].get(key):
+                return False, None
+            entry = json.loads(kept["data"][key])
+            entry["lastHitTimestamp"] = stamp(now)
+            kept["data"][key] = json.dumps(entry)
+        hit = bool(entry["nodeID"]) and (age is None or now - moment(entry["creationTimestamp"]) <= age)
+        return hit, entry["outputs"] if hit else None
+
+    def remember(self, cache: str, key: str, id: str, outputs: dict[str, Any] | None, now: float) -> None:
+        """Keeps the outputs of a node that succeeded. Raises NodeError."""
+        entry = {"nodeID": id, "outputs": outputs, "creationTimestamp": stamp(now), "lastHitTimestamp": stamp(now)}
+        with self._configmap(cache) as kept:
+            kept["data"][key] = json.dumps(entry)
+
+    @contextmanager
+    def _configmap(self, name: str) -> Iterator[dict[str, Any]]:
+        """A ConfigMap of the cache's kind, made where there is none, and written if it was changed."""
+        folder = self.home / "objects/ConfigMap"
+        folder.mkdir(parents=True, exist_ok=True)
+        with open(folder / f".{name}.lock", "a") as owner:
+            fcntl.flock(owner, fcntl.LOCK_EX)
+            path, label = folder / f"{name}.json", {TYPE: CACHE}
+            fresh = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name, "labels": label}}
+            before = path.read_text() if path.exists() else json.dumps(fresh)
+            kept = json.loads(before)
+            found = (kept["metadata"].get("labels") or {}).get(TYPE)
+            if found is None:
+                raise NodeError(f"memoization configmap doesn't have {TYPE} label, refusing to use it")
+            if found != CACHE:
+                raise NodeError(f"memoization configmap doesn't have label {TYPE} = {CACHE}, refusing to use it")
+            kept["data"] = kept.get("data") or {}
+            yield kept
+            if kept["data"] and (after := json.dumps(kept, indent=1)) != before:
+                write(path, after)

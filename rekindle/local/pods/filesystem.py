@@ -1,0 +1,366 @@
+"""A pod's own file system tree without a container: `/` seen from its root directory, with private directories.
+
+Everything of the machine appears at its place, except the directories that the manifest declares files in: those, and
+/tmp, are the pod's own. So the literal path /tmp/out.txt of one pod is another file than that of the next, and the path
+inside is the root directory plus the path outside. In a directory of the system only the declared path is the pod's
+own: what lies beside it is seen as it is.
+
+As in a container, nothing that a pod writes or deletes by its other paths reaches the machine: it does so in a layer
+(overlayfs, in memory) that ends with it. Where the kernel allows no layer, and on file systems mounted below, it can
+only read. One layer holds the whole machine where the kernel allows that (to root), and outputs that links lead to are
+read from it; else each directory of / has one. /dev/shm is the machine's where no volume is mounted there.
+"""
+
+import contextlib
+import ctypes
+import errno
+import os
+import re
+import socket
+import sys
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from rekindle import project
+
+NEWNS, NEWUSER = 0x00020000, 0x10000000
+READ_ONLY, REMOUNT, BIND, REC, PRIVATE = 1, 32, 4096, 16384, 1 << 18
+LOCKED = 2 | 4 | 8  # nosuid, nodev, noexec: a mount that has them keeps them
+DETACH = 2
+LINKS = 40  # as the kernel follows
+MOUNT_SETATTR, RECURSIVE, AT_FDCWD = 442, 0x8000, -100  # of the kernel since 5.12
+KERNEL = {"dev", "proc", "sys"}
+SYSTEM = KERNEL | {"bin", "sbin", "lib", "lib32", "lib64", "libx32", "usr", "etc", "run", "var", "boot"}
+SHM = "/dev/shm"
+OCTAL = re.compile(rb"\\([0-7]{3})")  # as mountinfo writes spaces
+LIBC = ctypes.CDLL(None, use_errno=True)
+Bind = tuple[Path, str, bool]
+
+
+def impossible(paths: Iterable[str]) -> str | None:
+    """The first path that cannot be made private: a directory of the system, or one in the kernel's."""
+    for path in paths:
+        top = _top(Path(path))
+        if Path(path) != Path(SHM) and (top in KERNEL or (top in SYSTEM and os.path.isdir(path))):
+            return path
+    return None
+
+
+def below(root: Path, path: str) -> Path:
+    """Where the file is that a pod with this root knows as `path`."""
+    parts = Path(os.path.normpath(path)).parts[1:]
+    if parts[:1] and parts[0] in SYSTEM:  # /bin may be a link
+        path = str(Path(os.path.realpath(Path("/", *parts[:-1]))) / parts[-1])
+    return root / os.path.normpath(path).lstrip("/")
+
+
+def followed(path: str, seen: Callable[[Path], Path]) -> Path:
+    """What a pod reaches by `path`, whose links are its own; `seen` says where a path without is on this machine.
+
+    Raises OSError for links that lead round.
+    """
+    at, left, links = Path("/"), [*reversed(Path(os.path.normpath(path)).parts[1:])], 0
+    while left:
+        part = left.pop()
+        here = seen(at / part)
+        if part == ".." or not here.is_symlink():
+            at = at.parent if part == ".." else at / part
+            continue
+        links += 1
+        if links > LINKS:
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
+        target = Path(os.readlink(here))
+        at = Path("/") if target.is_absolute() else at
+        left += reversed([each for each in target.parts if each != "/"])
+    return at
+
+
+def _top(path: Path) -> str:
+    return next(iter(path.parts[1:2]), "")
+
+
+def _possible(what: Callable[[], None]) -> bool:
+    """Whether the kernel allows it, tried in a child."""
+    child = os.fork()
+    if child == 0:
+        try:
+            what()
+            os._exit(0)
+        except BaseException:
+            os._exit(1)
+    return os.waitpid(child, 0)[1] == 0
+
+
+@cache
+def available() -> bool:
+    """Whether this system allows it; tried once."""
+    return _possible(lambda: _namespace(os.getuid(), os.getgid()))
+
+
+@cache
+def _layered() -> bool:
+    """Whether one layer can lie over the whole machine; tried once."""
+
+    def mounted() -> None:
+        _namespace(os.getuid(), os.getgid())
+        _checked(LIBC.mount(b"none", b"/tmp", b"tmpfs", 0, None), "mount")
+        view = Path("/tmp/view")
+        view.mkdir()
+        _checked(not _overlaid(Path("/"), view, Path("/tmp/machine")), "mount")
+
+    return _possible(mounted)
+
+
+class View:
+    """What one container sees as `/`: `root` with the files declared in `paths`, and what lies elsewhere.
+
+    `binds`: files and directories, where they are seen, and whether they are read only.
+    """
+
+    def __init__(self, root: Path, paths: Iterable[str], binds: Iterable[Bind] = ()) -> None:
+        self.root, self.binds = root, [(source, os.path.normpath(at), read_only) for source, at, read_only in binds]
+        self.binds.sort(key=lambda each: each[1].count("/"))
+        named = [*paths, *(at for _, at, _ in self.binds if at != SHM)]
+        self.declared = [Path("/", below(root, path).relative_to(root)) for path in named]
+        self.private = {"tmp"} | {_top(each) for each in self.declared} - SYSTEM
+        self.sockets: tuple[socket.socket, ...] = ()
+        self.fd: int | None = None
+
+    def lies(self, path: Path, asked: bool = False) -> Path:
+        """Where the file is on this machine that a pod sees at `path`, which has no links before its last part.
+
+        Raises OSError if that is `asked` for and is nowhere any more, or is the machine's.
+        """
+        for source, at, _ in reversed(self.binds):
+            if path.is_relative_to(at):
+                return source / path.relative_to(at)
+        if _top(path) in self.private or any(path.is_relative_to(each) for each in self.declared if each.parts[1:]):
+            return below(self.root, str(path))
+        if self.fd is not None:
+            return Path(f"/proc/self/fd/{self.fd}") / path.relative_to("/")
+        if not os.path.lexists(Path("/", *path.parts[1:2])):
+            return below(self.root, str(path))
+        if asked:
+            raise OSError(errno.ENOENT, "a link leads to it, out of the directories that the template names", str(path))
+        return path
+
+    def entry(self, keep: Iterable[Path]) -> Callable[[], None]:
+        """What the new process calls; `keep` must stay visible. Raises OSError.
+
+        Prepares the directories now, so that only system calls remain for the child.
+        """
+        root, kept = self.root, self._placed(keep)
+        whole = _layered() and self._apart()  # what is placed is a directory now
+        spare, points = root / ".layers", _mount_points()
+        spare.mkdir(exist_ok=True)
+        tops = [Path(each.path) for each in os.scandir("/") if each.name not in self.private]
+        if whole:
+            view, layers = spare / "view", [each for each in tops if each.name in KERNEL or os.fsencode(each) in points]
+        else:  # its own files lie beside the machine's, in root itself
+            view, layers = root, [*_fitted(tops, root, self.declared)]
+        mounted = _below(points, [top for top in tops if top.name not in KERNEL])
+        within = {path: _below(points, [path]) for path in kept}
+        own = [name for name in os.listdir(root) if whole and name in self.private]
+        seen = [*((path, str(path), None) for path in kept), *self.binds]
+        shown = [(source, below(view, at), read_only) for source, at, read_only in seen]
+        shown.sort(key=lambda each: len(each[1].parts))
+        uid, gid = os.getuid(), os.getgid()
+        self.sockets = ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+
+        def mirrored(paths: list[Path]) -> None:
+            for path in paths:
+                with contextlib.suppress(OSError):  # others mount and unmount meanwhile
+                    _bind(path, view / path.relative_to("/"), read_only=True)
+
+        def enter() -> None:
+            _namespace(uid, gid)
+            _checked(LIBC.mount(b"none", os.fsencode(spare), b"tmpfs", 0, None), "mount")
+            if whole:
+                view.mkdir()
+                _checked(not _overlaid(Path("/"), view, spare / "machine"), "mount")
+            for number, source in enumerate(layers):
+                _layer(source, view / source.relative_to("/"), spare / str(number))
+            for name in own:
+                if (view / name).is_symlink() or not (view / name).is_dir():
+                    (view / name).unlink(missing_ok=True)
+                    (view / name).mkdir()
+                _bind(root / name, view / name, read_only=False)
+            mirrored(mounted)
+            for number, (source, target, read_only) in enumerate(shown):
+                if read_only is None:
+                    _layer(source, target, spare / f"kept{number}")
+                    mirrored(within[source])
+                else:
+                    _bind(source, target, read_only)
+            if whole:
+                socket.send_fds(theirs, [b"/"], [os.open(view, os.O_PATH)])
+            else:
+                _checked(LIBC.umount2(os.fsencode(spare), DETACH), "umount")  # the layers keep it
+            os.chroot(view)
+            os.chdir("/")
+
+        return enter
+
+    def begun(self) -> None:
+        """The process is there, or could not be: what it changes of the machine can be read as long as this is kept."""
+        ours, theirs = self.sockets
+        with contextlib.suppress(BlockingIOError):
+            _, fds, _, _ = socket.recv_fds(ours, 1, 1, socket.MSG_CMSG_CLOEXEC)
+            self.fd = fds[0]
+            weakref.finalize(self, os.close, self.fd)
+        ours.close()
+        theirs.close()
+
+    def _apart(self) -> bool:
+        """Whether its own files lie in directories of /, where nothing of the machine is beside them."""
+        tops = [(_top(each), each) for each in self.declared]
+        return all(top not in SYSTEM and (len(each.parts) > 2 or (self.root / top).is_dir()) for top, each in tops)
+
+    def _placed(self, keep: Iterable[Path]) -> list[Path]:
+        """Makes its directories, and places for all that is shown in them. Gives what is kept there of the machine."""
+        home = Path(os.environ.get("HOME", "/"))
+        tops = {Path("/", _top(each)) for each in self.declared if len(each.parts) > 2}  # /x is a file itself
+        for name in self.private:
+            if (self.root / name).is_symlink():  # an earlier try of this pod put it there
+                (self.root / name).unlink()
+        for path in {Path("/tmp"), *tops, *([home] if home.is_absolute() else [])}:
+            if _top(path) in self.private:
+                (self.root / path.relative_to("/")).mkdir(parents=True, exist_ok=True)
+        (self.root / "tmp").chmod(0o1777)
+        needed = {*keep, Path(sys.prefix), Path(sys.base_prefix), project.PACKAGE.parent}
+        kept = [path for path in needed if _top(path) in self.private]
+        for source, path in [*((source, at) for source, at, _ in self.binds), *((path, str(path)) for path in kept)]:
+            if path == SHM:
+                continue
+            _place(source, below(self.root, path))
+            for outer, at, _ in self.binds:  # and in the volume that lies there
+                if path != at and Path(path).is_relative_to(at):
+                    within = Path("/", Path(path).relative_to(at))
+                    if followed(str(within), lambda each: outer / each.relative_to("/")) != within:  # noqa: B023
+                        raise OSError(errno.ELOOP, "a link leads out of the volume to where this is mounted", path)
+                    _place(source, outer / Path(path).relative_to(at))
+        return kept
+
+
+def inside(pid: int) -> Callable[[], None]:
+    """What a new process calls to see what the process `pid` sees. Raises OSError."""
+    root, uid, gid = os.open(f"/proc/{pid}/root", os.O_PATH), os.getuid(), os.getgid()
+
+    def enter() -> None:
+        if uid:
+            _namespace(uid, gid)
+        os.fchdir(root)
+        os.chroot(".")
+
+    weakref.finalize(enter, os.close, root)
+    return enter
+
+
+def _mount_points() -> set[bytes]:
+    with open("/proc/self/mountinfo", "rb") as table:
+        return {OCTAL.sub(lambda code: bytes([int(code[1], 8)]), line.split(b" ")[4]) for line in table}
+
+
+def _below(points: set[bytes], layers: Iterable[Path]) -> list[Path]:
+    """What is mounted below the layers, which a layer does not show."""
+    prefixes = tuple(os.fsencode(layer) + b"/" for layer in layers)
+    found: list[bytes] = []
+    for point in sorted(each for each in points if each.startswith(prefixes)):
+        if not point.startswith(tuple(each + b"/" for each in found)) and os.path.exists(point):
+            found.append(point)
+    return [Path(os.fsdecode(each)) for each in found]
+
+
+def _layer(source: Path, target: Path, own: Path) -> None:
+    """Shows a directory of the machine at `target`; what is changed there lies in `own`."""
+    if _top(source) in KERNEL:
+        _bind(source, target, read_only=source.parts[1] != "proc", recursive=False)
+    elif not (source.is_dir() and _overlaid(source, target, own)):
+        _bind(source, target, read_only=True)
+
+
+def _overlaid(source: Path, target: Path, own: Path) -> bool:
+    for each in (own, own / "upper", own / "work"):
+        each.mkdir()
+    lower, upper = (re.sub(r"([\\\\:,])", r"\\\1", str(each)) for each in (source, own))
+    options = f"lowerdir={lower},upperdir={upper}/upper,workdir={upper}/work"
+    return not all(  # without privileges only with userxattr
+        LIBC.mount(b"overlay", os.fsencode(target), b"overlay", 0, os.fsencode(options + also))
+        for also in ("", ",userxattr")
+    )
+
+
+def _bind(source: Path, target: Path, read_only: bool, recursive: bool = True) -> None:
+    """Shows what is at `source` at `target`; read only with all that is mounted below it, or itself alone."""
+    at, how = os.fsencode(target), RECURSIVE if recursive else 0
+    _checked(LIBC.mount(os.fsencode(source), at, None, BIND | REC, None), "mount")
+    attributes = (ctypes.c_uint64 * 4)(READ_ONLY)
+    if read_only and LIBC.syscall(MOUNT_SETATTR, AT_FDCWD, at, how, attributes, ctypes.sizeof(attributes)):
+        flags = os.statvfs(target).f_flag & LOCKED | BIND | REMOUNT | READ_ONLY
+        _checked(LIBC.mount(None, at, None, flags, None), "mount")
+
+
+def _fitted(tops: Iterable[Path], root: Path, declared: Iterable[Path]) -> Iterator[Path]:
+    """Makes places in `root` for what the machine has in /, and gives what is to be shown there."""
+    beside: dict[str, Any] = {}
+    for path in declared:
+        if _top(path) in SYSTEM - KERNEL:
+            place = beside
+            for part in path.parts[1:]:
+                place = place.setdefault(part, {})
+    for source in tops:
+        target = root / source.name
+        if target.is_symlink():
+            continue
+        if source.is_symlink():
+            target.symlink_to(os.readlink(source))
+        elif source.name in beside:
+            yield from _around(source, target, beside[source.name])
+        elif source.is_dir():
+            target.mkdir(exist_ok=True)
+            yield source
+
+
+def _around(source: Path, target: Path, own: dict[str, Any]) -> Iterator[Path]:
+    """All that a directory of the system holds, but for what is the pod's own there."""
+    target.mkdir(exist_ok=True)
+    for each in os.scandir(source):
+        inside = target / each.name
+        if each.name in own:
+            if own[each.name] and each.is_dir():
+                yield from _around(source / each.name, inside, own[each.name])
+        elif each.is_symlink():
+            if not inside.is_symlink():
+                inside.symlink_to(os.readlink(each))
+        else:
+            _place(source / each.name, inside)
+            yield source / each.name
+
+
+def _place(source: Path, target: Path) -> None:
+    """Something of the kind of `source` to mount it on."""
+    if source.is_dir():
+        target.mkdir(parents=True, exist_ok=True)
+    else:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.touch()
+
+
+def _namespace(uid: int, gid: int) -> None:
+    if uid or LIBC.unshare(NEWNS):  # not root, or root of a container that may not
+        _checked(LIBC.unshare(NEWNS | NEWUSER), "unshare")
+        for file, text in (("setgroups", "deny"), ("uid_map", f"{uid} {uid} 1"), ("gid_map", f"{gid} {gid} 1")):
+            descriptor = os.open(f"/proc/self/{file}", os.O_WRONLY)
+            os.write(descriptor, text.encode())
+            os.close(descriptor)
+    _checked(LIBC.mount(b"none", b"/", None, REC | PRIVATE, None), "mount")
+
+
+def _checked(result: int, call: str) -> None:
+    if result:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{call}: {os.strerror(number)}")

@@ -1,0 +1,199 @@
+"""containerSet templates: the containers of one pod as processes, each after those that it depends on.
+
+    ids = nodes(scheduler, node, template, holder, options)     # what Argo's table has below the pod's node
+    group = ContainerSet(template, run, cluster)
+    for name, process in group.begin(now): ...                  # then group.exited(name, now), until group.over
+
+Each sees a root of its own, and shares the volumes; the outputs are those of the container `main`. `retries` is how
+often a command runs in all, as Argo counts. Source: Argo's container_set_template.go, operator.go (assessNodeStatus,
+inferFailedReason), cmd/argoexec/commands/emissary.go; v4.1.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from graphlib import CycleError, TopologicalSorter
+from typing import TYPE_CHECKING, Any
+
+from rekindle.argo.language import gofmt
+from rekindle.errors import ConfigError
+from rekindle.local.engine.nodes import Node, Options, stamp
+from rekindle.local.pods import filesystem
+from rekindle.local.pods import process as pod
+from rekindle.local.pods.kinds.sidecars import KINDS, Companions
+
+if TYPE_CHECKING:
+    from rekindle.local.engine.scheduler import Scheduler
+
+EMISSARY = 64  # exit code of a container whose command did not run
+UNSTARTED = 128  # of one that no runtime can start
+KILLED = 143
+RESERVED = ("wait", "supervisor")
+
+
+def members(template: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The containers, each with the mounts of all."""
+    group = template["containerSet"]
+    shared = group.get("volumeMounts") or []
+    return [{**each, "volumeMounts": [*(each.get("volumeMounts") or []), *shared]} for each in group["containers"]]
+
+
+def main_of(template: dict[str, Any]) -> dict[str, Any]:
+    """The container that makes the outputs, as far as there is one."""
+    if "containerSet" in template:
+        return next((each for each in members(template) if each["name"] == "main"), {})
+    return template.get("container") or template.get("script") or {}
+
+
+def nodes(
+    scheduler: "Scheduler", node: Node, template: dict[str, Any], holder: dict[str, Any], options: Options
+) -> dict[str, str]:
+    """Makes the nodes of the containers, or sets those back whose runner died. Gives their ids by name."""
+    names = {each["name"]: f"{node['name']}.{each['name']}" for each in template["containerSet"]["containers"]}
+    for name in names.values():
+        if found := scheduler.get(name):
+            found |= {"startedAt": stamp(scheduler.now), "finishedAt": None}
+            scheduler.mark(name, "Pending", "")
+        else:
+            scheduler.create(name, "Container", "Pending", holder, replace(options, boundary=node["id"]))
+    for each in template["containerSet"]["containers"]:
+        for above in [names[need] for need in each.get("dependencies") or []] or [node["name"]]:
+            scheduler.child(above, names[each["name"]])
+    return {name: scheduler.ids[full] for name, full in names.items()}
+
+
+class ContainerSet(Companions):
+    """The containers of one pod."""
+
+    def __init__(self, template: dict[str, Any], run: pod.PodRun, cluster: pod.Cluster) -> None:
+        super().__init__({}, run, cluster)
+        self.main, self.inline = main_of(template), not template.get("name")
+        self.containers = {each["name"]: each for each in members(template)}
+        self.sidecars = [each for each in self.containers.values() if each["name"] != "main"]
+        strategy = template["containerSet"].get("retryStrategy") or {}
+        self.pause = gofmt.seconds(strategy["duration"]) if strategy.get("duration") else 0.0
+        self.left = dict.fromkeys(self.containers, int(strategy.get("retries", 1)))
+        self.due: dict[str, float] = {}  # when one that failed runs again
+        self.codes: dict[str, int] = {}  # of those that are over
+        self.seen: dict[str, int] = {}  # the codes that those see that depend on them
+        self.errors: dict[str, str] = {}
+        self.reasons: dict[str, str] = {}
+        self.view: filesystem.View | None = None  # of the container `main`
+        self.news: list[tuple[str, str, str]] = []  # name, phase and message of those that have ended
+
+    @property
+    def over(self) -> bool:
+        return len(self.codes) == len(self.containers)
+
+    @property
+    def wake(self) -> float | None:
+        return min(self.due.values(), default=None)
+
+    def begin(self, now: float) -> Iterator[tuple[str, pod.Process]]:
+        """Starts what can run. Raises ConfigError, OSError."""
+        again = True
+        while again:
+            again = False
+            for name in self._waiting():
+                if self.due.get(name, 0) > now or not self._may_begin(name):
+                    again |= name in self.codes
+                    continue
+                self.due.pop(name, None)
+                self.left[name] -= 1
+                if self.left[name] < 0:  # retries: 0
+                    self._end(name, 0)
+                    again = True
+                    continue
+                try:
+                    process = self._run(name)
+                except pod.StartError as error:
+                    self._end(name, UNSTARTED, str(error))
+                    again = True
+                    continue
+                except (FileNotFoundError, PermissionError) as error:
+                    needs = self.containers[name].get("dependencies")
+                    why = pod.unknown_program(error)
+                    self._end(name, EMISSARY, why, 0 if needs else EMISSARY)  # Argo forgets the code of the last
+                    again = True
+                    continue
+                self.running[name] = process
+                yield name, process
+
+    def exited(self, name: str, now: float) -> None:
+        """The process of `name` is over: so is the container, or it runs again."""
+        process = self.running.pop(name)
+        if process.code and self.left[name] > 0:
+            self.due[name] = now + self.pause
+        else:
+            self.reasons[name] = process.reason
+            self._end(name, process.code)
+
+    def kill(self) -> None:
+        """What has not begun never will."""
+        self.due.clear()
+        self.left = dict.fromkeys(self.left, 0)
+        for name in self._waiting():
+            self._end(name, KILLED)
+
+    def failure(self) -> str:
+        """What Argo says of the first that failed, by name, or nothing; of an inline template it knows only `main`."""
+        failed = sorted(
+            (name for name, code in self.codes.items() if code), key=lambda name: (self.inline and name != "main", name)
+        )
+        return self._said(failed[0]).removesuffix(": ") if failed else ""
+
+    def _waiting(self) -> list[str]:
+        return [name for name in self.containers if name not in self.codes and name not in self.running]
+
+    def _may_begin(self, name: str) -> bool:
+        for need in self.containers[name].get("dependencies") or []:
+            if need not in self.seen:
+                return False
+            if code := self.seen[need]:
+                self._end(name, EMISSARY, f'dependency "{need}" exited with non-zero code: {code}', code)
+                return False
+        return True
+
+    def _run(self, name: str) -> pod.Process:
+        if name == "main":
+            process = pod.start(replace(self.run, spec={"containers": [self.main]}), self.cluster)
+            self.view = process.view
+            return process
+        return self._start(self.containers[name])
+
+    def _end(self, name: str, code: int, why: str = "", seen: int | None = None) -> None:
+        self.codes[name], self.seen[name] = code, code if seen is None else seen
+        self.errors[name] = why
+        phase = {0: "Succeeded", EMISSARY: "Error"}.get(code, "Failed")
+        self.news.append((name, phase, self._said(name) if code else ""))
+
+    def _said(self, name: str) -> str:
+        return f"{name}: {self.reasons.get(name, 'Error')} (exit code {self.codes[name]}): {self.errors[name]}"
+
+
+def check(template: dict[str, Any], where: str) -> None:
+    """Raises ConfigError for what Argo refuses, and for what a pod of several containers cannot be here."""
+    group, where = template["containerSet"], f"{where}.containerSet"
+    needs = {each["name"]: each.get("dependencies") or [] for each in group["containers"]}
+    if not needs or len(needs) != len(group["containers"]):
+        raise ConfigError(f"{where}.containers must be at least one, each with a name of its own.")
+    for index, each in enumerate(group["containers"]):
+        if each["name"] in RESERVED or each["name"].startswith("artifact-plugin-"):
+            name = f"{where}.containers[{index}].name is {each['name']!r}"
+            raise ConfigError(f"{name}, as Argo calls a container of its own. Give it another.")
+        if unknown := next((need for need in needs[each["name"]] if need not in needs), None):
+            raise ConfigError(f"{where}.containers[{index}].dependencies names {unknown!r}, which is not in the set.")
+    try:
+        TopologicalSorter(needs).prepare()
+    except CycleError as error:
+        raise ConfigError(f"{where}.containers wait for each other: {' → '.join(error.args[1])}.") from None
+    files = [(template.get("inputs") or {}).get("artifacts"), *(template.get("outputs") or {}).values()]
+    if any(files) and "main" not in needs:
+        raise ConfigError(f'{where}.containers must have one named "main": input artifacts and outputs are its own.')
+    if (retries := (group.get("retryStrategy") or {}).get("retries")) is not None and str(retries) == "0":
+        raise ConfigError(f"{where}.retryStrategy.retries is 0: Argo would run no container at all. 1 is one try.")
+    if template.get("daemon"):
+        raise ConfigError(f"{where} as a daemon is not supported by the local runner: make its server a template.")
+    if beside := [kind for kind in KINDS if template.get(kind)]:
+        raise ConfigError(f"{where} beside {beside[0]} is not supported by the local runner: put them into the set.")
+    if not filesystem.available():
+        raise ConfigError(f"{where} needs private mount namespaces, which this system does not give.")

@@ -1,0 +1,112 @@
+"""Readiness probes of daemons: what waits for a daemon goes on when its probe passes.
+
+    ready(container, run, cluster, lives)      # blocks; False if the container ended before
+
+A probe that fails is tried again after `periodSeconds`, or a second if that is shorter: the kubelet, too, probes a
+container sooner while it is not ready. Source: Kubernetes' pkg/probe, Argo's operator.go (assessNodeStatus).
+"""
+
+import contextlib
+import os
+import signal
+import socket
+import ssl
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from rekindle.errors import ConfigError
+from rekindle.local.pods import process as pod
+from rekindle.local.processes import signal_group
+
+KINDS = ("exec", "httpGet", "tcpSocket")
+
+
+def ready(container: dict[str, Any], run: pod.PodRun, cluster: pod.Cluster, lives: Callable[[], bool]) -> bool:
+    """Whether the probe passes while the container `lives`."""
+    probe = container["readinessProbe"]
+    time.sleep(float(probe.get("initialDelaySeconds") or 0))
+    timeout = float(probe.get("timeoutSeconds") or 1)
+    period, passed = min(float(probe.get("periodSeconds") or 10), 1.0), 0
+    while lives():
+        passed = passed + 1 if _passes(container, run, cluster, timeout) else 0
+        if passed >= int(probe.get("successThreshold") or 1):
+            return lives()
+        time.sleep(period)
+    return False
+
+
+def _passes(container: dict[str, Any], run: pod.PodRun, cluster: pod.Cluster, timeout: float) -> bool:
+    probe = container["readinessProbe"]
+    if command := (probe.get("exec") or {}).get("command"):
+        return _exec({**container, "command": command, "args": []}, run, cluster, timeout)
+    target = probe.get("httpGet") or probe["tcpSocket"]
+    address = target.get("host") or run.ip, _port(target["port"], container)
+    if "httpGet" in probe:
+        return _get(target, address, timeout)
+    with contextlib.suppress(OSError):
+        socket.create_connection(address, timeout).close()
+        return True
+    return False
+
+
+def _get(target: Mapping[str, Any], address: tuple[str, int], timeout: float) -> bool:
+    scheme = (target.get("scheme") or "HTTP").lower()
+    url = f"{scheme}://{address[0]}:{address[1]}/{(target.get('path') or '/').removeprefix('/')}"
+    headers = {each["name"]: each["value"] for each in target.get("httpHeaders") or []}
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # as the kubelet
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context))
+    try:
+        with opener.open(urllib.request.Request(url, headers=headers), timeout=timeout):
+            return True
+    except (OSError, ValueError):
+        return False
+
+
+def _exec(container: dict[str, Any], run: pod.PodRun, cluster: pod.Cluster, timeout: float) -> bool:
+    try:
+        run = replace(run, spec={"containers": [container]}, stdout=None, log=Path(os.devnull))
+        process = pod.start(run, cluster)
+    except (OSError, subprocess.SubprocessError):
+        return False
+    try:
+        return process.wait(timeout) == 0
+    except subprocess.TimeoutExpired:
+        return False
+    finally:
+        signal_group(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def _port(port: int | str, container: Mapping[str, Any]) -> int:
+    named = {each.get("name"): each["containerPort"] for each in container.get("ports") or []}
+    return int(named.get(port, port))
+
+
+def check(template: dict[str, Any], where: str) -> None:
+    """Raises ConfigError for a probe of a daemon that cannot be tried here."""
+    kind = "container" if "container" in template else "script"
+    container = template.get(kind) or {}
+    if not template.get("daemon"):
+        return
+    if probe := container.get("readinessProbe"):
+        where = f"{where}.{kind}.readinessProbe"
+        kinds = [each for each in KINDS if probe.get(each)]
+        if len(kinds) != 1:
+            raise ConfigError(f"{where} has {len(kinds)} of {', '.join(KINDS)}: it must have exactly one.")
+        try:
+            _port((probe.get("httpGet") or probe.get("tcpSocket") or {"port": 1})["port"], container)
+        except ValueError:
+            raise ConfigError(f"{where}.{kinds[0]}.port must be a number or the name of one of its ports.") from None
+    for index, each in enumerate(template.get("sidecars") or []):
+        if each.get("readinessProbe"):
+            raise ConfigError(
+                f"{where}.sidecars[{index}].readinessProbe is not supported by the local runner beside a daemon: give "
+                "the probe to the daemon."
+            )

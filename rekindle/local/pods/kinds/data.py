@@ -1,0 +1,47 @@
+"""data templates: the keys of a bucket, put through expressions; the result is their JSON.
+
+    phase, message, outputs = listed(template["data"], store)
+
+Source: Argo's workflow/data, workflow/artifacts/s3 (ListObjects) and cmd/argoexec data; v4.1.
+"""
+
+import posixpath
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from rekindle.argo.language import gofmt
+from rekindle.argo.language.expr import ExprError, evaluate
+from rekindle.errors import ConfigError, StorageError
+
+Answer = tuple[str, str, dict[str, Any] | None]  # phase, message, outputs
+
+
+def listed(data: Mapping[str, Any], store: Callable[[dict[str, Any]], Any]) -> Answer:
+    """Lists and transforms. That there is no bucket is a failure like any other."""
+    try:
+        found = _keys(data["source"]["artifactPaths"]["s3"], store)
+    except (StorageError, ConfigError) as error:
+        return _failed(f"unable to process data source: unable to source artifact paths: {error}")
+    for index, step in enumerate(data.get("transformation") or []):
+        try:
+            found = evaluate(step["expression"], {"data": found}) if step.get("expression") else found
+        except ExprError as error:
+            return _failed(f"unable to process data transformation: error processing data step {index}: {error}")
+    return "Succeeded", "", {"result": gofmt.dumps(found), "exitCode": "0"}
+
+
+def _keys(s3: dict[str, Any], store: Callable[[dict[str, Any]], Any]) -> list[str]:
+    """All keys below one. Raises StorageError, also where there is nothing at all."""
+    if not s3.get("bucket"):  # the one place where Argo does not fill in the artifact repository's
+        raise StorageError("Bucket name cannot be empty")
+    key, place = s3.get("key") or "", store(s3)
+    prefix = f"{posixpath.normpath(key)}/" if key else ""
+    found = [each.key for each in place.list(prefix) if not each.key.endswith("/")]
+    if not found and not next(iter(place.list(key)), None):
+        raise StorageError(f"no key found of name {key}")
+    return found
+
+
+def _failed(why: str) -> Answer:
+    message = f"main: Error (exit code 64): unable to process data template: {why}"
+    return "Failed", message, {"exitCode": "64"}

@@ -1,0 +1,102 @@
+"""http templates: one request, and what its answer makes of the node.
+
+    phase, message, outputs = answer(template["http"], cluster.secret)
+
+The body of the answer is `outputs.result`. Source: Argo's workflow/executor/agent.go (executeHTTPTemplate), v4.1.
+"""
+
+import base64
+import errno
+import ipaddress
+import os
+import ssl
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from rekindle.argo.language.expr import ExprError, truth
+
+Answer = tuple[str, str, dict[str, Any] | None]  # phase, message, outputs
+FALSE = "successCondition '{}' evaluated false"
+Secret = Callable[[str], Mapping[str, str]]
+
+
+def answer(http: Mapping[str, Any], secret: Secret) -> Answer:
+    """Asks, and judges what comes back. Without `timeoutSeconds` it waits as long as it takes, as on Argo."""
+    try:
+        headers = [(each["name"], _value(each, secret)) for each in http.get("headers") or []]
+        status, body, given = _ask(http, headers)
+    except KeyError as error:
+        return "Failed", f"secrets {error} not found", None
+    except (OSError, ValueError) as error:
+        method = (http.get("method") or "GET").capitalize()
+        return "Failed", f'{method} "{http["url"]}": {_words(getattr(error, "reason", error), http["url"])}', None
+    outputs = {"result": body}
+    condition = http.get("successCondition")
+    if not condition:
+        good = 200 <= status < 300
+        return ("Succeeded", "", outputs) if good else ("Failed", f"received non-2xx response code: {status}", outputs)
+    request = {key: http.get(key, "") for key in ("method", "url", "body")} | {"headers": _canonical(headers)}
+    response = {"statusCode": status, "body": body, "headers": _canonical(given)}
+    try:
+        good = truth(condition, {"request": request, "response": response})
+    except ExprError as error:
+        return "Failed", str(error), None
+    return ("Succeeded", "", outputs) if good else ("Failed", FALSE.format(condition), outputs)
+
+
+def _ask(http: Mapping[str, Any], headers: list[tuple[str, str]]) -> tuple[int, str, list[tuple[str, str]]]:
+    context = ssl.create_default_context()
+    if http.get("insecureSkipVerify"):
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    handlers: list[Any] = [urllib.request.HTTPSHandler(context=context)]
+    if _near(urllib.parse.urlsplit(http["url"]).hostname or ""):
+        handlers.append(urllib.request.ProxyHandler({}))
+    source = (http.get("bodyFrom") or {}).get("bytes")
+    body = base64.b64decode(source) if source else (http.get("body") or "").encode() or None
+    request = urllib.request.Request(http["url"], body, dict(headers), method=http.get("method") or "GET")
+    request.add_header("User-Agent", dict(_lower(headers)).get("user-agent", "Go-http-client/1.1"))
+    timeout = http.get("timeoutSeconds")
+    try:
+        with urllib.request.build_opener(*handlers).open(request, timeout=timeout and float(timeout)) as found:
+            return found.status, found.read().decode(errors="replace"), found.getheaders()
+    except urllib.error.HTTPError as error:  # an answer like any other
+        return error.code, error.read().decode(errors="replace"), list(error.headers.items())
+
+
+def _words(error: object, url: str) -> str:
+    """Go's, which a policy of retries reads, for what is no address and for one that cannot connect."""
+    if "unknown url type" in str(error):
+        return f'unsupported protocol scheme "{urllib.parse.urlsplit(url).scheme}"'
+    if not isinstance(error, OSError) or error.errno not in (errno.ECONNREFUSED, errno.EHOSTUNREACH, errno.ENETUNREACH):
+        return str(error)
+    found = urllib.parse.urlsplit(url)
+    port = found.port or {"https": 443}.get(found.scheme, 80)
+    return f"dial tcp {found.hostname}:{port}: connect: {os.strerror(error.errno).lower()}"
+
+
+def _near(host: str) -> bool:
+    """Whether a proxy has no place before it, as for Go."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _value(header: Mapping[str, Any], secret: Secret) -> str:
+    reference = (header.get("valueFrom") or {}).get("secretKeyRef")
+    return secret(reference["name"])[reference["key"]] if reference else header.get("value") or ""
+
+
+def _lower(headers: Iterable[tuple[str, str]]) -> Iterable[tuple[str, str]]:
+    return ((name.lower(), value) for name, value in headers)
+
+
+def _canonical(headers: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
+    """As Go's http.Header: `Content-Type` → all its values."""
+    found: dict[str, list[str]] = {}
+    for name, value in headers:
+        found.setdefault("-".join(part.capitalize() for part in name.split("-")), []).append(value)
+    return found

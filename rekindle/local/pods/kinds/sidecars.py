@@ -1,0 +1,108 @@
+"""What a pod has beside its main container: initContainers before it, one after the other, and sidecars while it runs.
+
+    companions = Companions(template, run, cluster)
+    process = companions.next_init(); companions.start_sidecars(); why = companions.stop(grace)
+
+Each sees a root of its own; what they share lies in volumes.
+"""
+
+import contextlib
+import signal
+import subprocess
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from rekindle.errors import ConfigError
+from rekindle.local.pods import artifacts, filesystem
+from rekindle.local.pods import process as pod
+from rekindle.local.pods.volumes import Made
+from rekindle.local.processes import signal_group
+
+KILLED = (0, 137, 143)  # what ends a sidecar that was told to end
+KINDS = ("initContainers", "sidecars")
+
+
+class Companions:
+    """Those of one pod."""
+
+    def __init__(self, template: dict[str, Any], run: pod.PodRun, cluster: pod.Cluster) -> None:
+        self.run, self.cluster = run, cluster
+        self.main = template.get("container") or template.get("script") or {}
+        self.inputs = [
+            each["path"] for each in (template.get("inputs") or {}).get("artifacts") or [] if each.get("path")
+        ]
+        self.waiting = list(template.get("initContainers") or [])
+        self.sidecars = list(template.get("sidecars") or [])
+        self.running: dict[str, pod.Process] = {}
+        self.name = ""  # of the init container that runs
+        self.unsaid: OSError | None = None  # why a sidecar's log lacks some of it
+
+    def next_init(self) -> pod.Process | None:
+        """Starts the next init container, if one is left. Raises ConfigError, OSError."""
+        if not self.waiting:
+            self.name = ""
+            return None
+        container = self.waiting.pop(0)
+        self.name = container["name"]
+        return self._start(container)
+
+    def start_sidecars(self) -> None:
+        """Raises ConfigError, OSError."""
+        for each in self.sidecars:
+            self.running[each["name"]] = self._start(each)
+
+    def stop(self, grace: float) -> str:
+        """Ends the sidecars and waits; what Argo says of one that failed by itself, or nothing."""
+        running = dict(self.running)  # a thread that collects and a run that is stopped may both end them
+        for process in running.values():
+            signal_group(process.pid, signal.SIGTERM)
+        until = time.monotonic() + grace
+        for process in running.values():
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.0, until - time.monotonic()))
+            signal_group(process.pid, signal.SIGKILL)
+            process.wait()
+        self.running.clear()
+        self.unsaid = next((process.said.error for process in running.values() if process.said.error), self.unsaid)
+        for each in (*self.sidecars, *self.waiting):
+            artifacts.clear(self._root(each))
+        failed = ((name, process) for name, process in running.items() if process.code not in KILLED)
+        return next((f"{name}: {process.failure}" for name, process in failed), "")
+
+    def _root(self, container: dict[str, Any]) -> Path:
+        return self.run.root.with_name(f"{self.run.root.name}.{container['name']}")
+
+    def _start(self, container: dict[str, Any]) -> pod.Process:
+        mirrored, inputs = self._mirrored() if container.get("mirrorVolumeMounts") else ([], {})
+        own = [*(container.get("volumeMounts") or []), *mirrored]
+        spec = {"containers": [{**container, "name": "main", "volumeMounts": own}]}
+        root, log = self._root(container), self.run.log.with_name(f"{self.run.name}.{container['name']}.log")
+        return pod.start(
+            replace(
+                self.run,
+                spec=spec,
+                root=root,
+                log=log,
+                private=(),
+                stdout=None,
+                volumes={**self.run.volumes, **inputs},
+            ),
+            self.cluster,
+        )
+
+    def _mirrored(self) -> tuple[list[dict[str, Any]], dict[str, Made]]:
+        """What the main container mounts: its volumes, and its input artifacts, which Argo mounts one by one."""
+        mounts = [*(self.main.get("volumeMounts") or [])]
+        outside = [each for each in self.inputs if not any(Path(each).is_relative_to(m["mountPath"]) for m in mounts)]
+        places = {path: filesystem.below(self.run.root, path) for path in outside}
+        made = {f"input-artifacts{path}": Made(place) for path, place in places.items() if place.exists()}
+        return [*mounts, *({"name": name, "mountPath": name.removeprefix("input-artifacts")} for name in made)], made
+
+
+def check(template: dict[str, Any], where: str) -> None:
+    """Raises ConfigError for what a pod of several containers cannot be here."""
+    kinds = [kind for kind in KINDS if template.get(kind)]
+    if kinds and not filesystem.available():
+        raise ConfigError(f"{where}.{kinds[0]} needs a private mount namespace, which this system does not give.")

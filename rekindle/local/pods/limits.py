@@ -1,0 +1,180 @@
+"""The memory that a container may use, where this system lets a process make cgroups beside or below its own.
+
+    memory = limited(container, "pod.main")     # None: it has no limit, or there can be none here
+    memory.enter()                              # in the container's process, before its program
+    memory.close()                              # once it is over; memory.exceeded: the kernel has killed for it
+
+Source: the kernel's admin-guide/cgroup-v1/memory.rst and cgroup-v2.rst. In version 2 a cgroup with processes cannot
+limit some of them, so a limited one lies beside the runner's, which users own below their systemd's app.slice.
+"""
+
+import contextlib
+import os
+import re
+import signal
+import time
+import uuid
+from collections.abc import Iterator, Mapping
+from decimal import Decimal
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from rekindle.local.processes import started
+
+TEXT = re.compile(r"\blimits\b[^{}]*\{[^{}]*\}|\blimits:\s*\n(?:\s+\w.*\n?)+")  # in JSON, and in YAML
+QUANTITY = re.compile(r"([+-]?(?:\d+\.?\d*|\.\d+))([KMGTPE]i|[numkMGTPE]|[eE][+-]?\d+)?", re.ASCII)
+PREFIX = "rekindle-"  # then the pid and the start time of who made it
+LIMITS = ("memory.limit_in_bytes", "memory.max")  # by version
+MORE = {"memory.memsw.limit_in_bytes": "", "memory.swap.max": "0", "memory.oom.group": "1"}  # where the kernel has it
+EVENTS = ("memory.oom_control", "memory.events")
+PAUSES = [0.001 * 2**number for number in range(8)]  # seconds in which what was killed goes
+
+
+def quantity(text: Any) -> Decimal:
+    """A number as Kubernetes writes it: 512Mi, 1.5G, 500m, 1e3. Raises ValueError."""
+    found = QUANTITY.fullmatch(str(text)) if not isinstance(text, bool) else None
+    if not found:
+        raise ValueError(f"{text!r} is no quantity")
+    number, unit = found.groups(default="")
+    if unit.endswith("i"):
+        return Decimal(number) * 1024 ** (1 + "KMGTPE".index(unit[0]))
+    if unit[1:]:
+        return Decimal(number + unit)
+    return Decimal(number) * Decimal(1000) ** ("num kMGTPE".index(unit or " ") - 3)
+
+
+class Memory:
+    """One cgroup; `exceeded` is known once it is closed. Raises OSError."""
+
+    def __init__(self, folder: Path, version: int, limit: int) -> None:
+        self.folder, self.version, self.exceeded = folder, version, False
+        folder.mkdir()
+        try:
+            _write(folder / LIMITS[version - 1], str(limit))
+            for file, value in MORE.items():
+                if (folder / file).exists():
+                    _write(folder / file, value or str(limit))
+        except OSError:
+            folder.rmdir()
+            raise
+
+    def enter(self) -> None:
+        """Moves this process into it."""
+        _write(self.folder / "cgroup.procs", "0")
+
+    def close(self) -> None:
+        """Reads what happened, ends what still runs in it, and removes it."""
+        for pause in PAUSES:
+            try:
+                events = (self.folder / EVENTS[self.version - 1]).read_text()
+                found = re.search(r"^oom_kill (\d+)$", events, re.MULTILINE)
+                self.exceeded |= bool(found and int(found[1]))
+                self.folder.rmdir()
+            except FileNotFoundError:  # it is gone, as a rule at the second look
+                return
+            except OSError:
+                with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                    for pid in (self.folder / "cgroup.procs").read_text().split():
+                        os.kill(int(pid), signal.SIGKILL)
+                time.sleep(pause)
+
+
+def _write(path: Path, text: str) -> None:
+    descriptor = os.open(path, os.O_WRONLY)  # makes no file where there is none
+    try:
+        os.write(descriptor, text.encode())
+    finally:
+        os.close(descriptor)
+
+
+def limited(container: Mapping[str, Any], name: str) -> Memory | None:
+    """A cgroup for one container. Raises OSError and, for a limit that is no quantity, ValueError."""
+    limits = (container.get("resources") or {}).get("limits") or {}
+    limit = int(quantity(limits.get("memory") or 0))
+    if not limit or not (place := _place()):
+        return None
+    folder, version = place
+    return Memory(folder / f"{_prefix()}-{name[:150]}-{uuid.uuid4().hex[:8]}", version, limit)
+
+
+def _prefix() -> str:
+    return f"{PREFIX}{os.getpid()}-{started(os.getpid())}"
+
+
+def named(value: Any) -> Iterator[str]:
+    """The names of all limits in a spec, in the texts of patches, too."""
+    if isinstance(value, str):
+        yield from re.findall(r"\bmemory\b", "".join(TEXT.findall(value)))
+    for key, each in value.items() if isinstance(value, Mapping) else ():
+        if key == "limits" and isinstance(each, Mapping):
+            yield from each
+        yield from named(each)
+    for each in value if isinstance(value, list) else ():
+        yield from named(each)
+
+
+def available() -> bool:
+    """Whether there can be limits here."""
+    return _place() is not None
+
+
+@cache
+def _place() -> tuple[Path, int] | None:
+    """Where cgroups can be made, and of which version; tried once, by a child that enters one."""
+    for folder, version in _own():
+        _sweep(folder)
+        with contextlib.suppress(OSError):
+            memory = Memory(folder / f"{_prefix()}-{uuid.uuid4().hex}", version, 1 << 30)
+            entered = _enters(memory)
+            memory.close()
+            if entered:
+                return folder, version
+    return None
+
+
+def _sweep(folder: Path) -> None:
+    """Removes what runners left that died."""
+    for each in folder.glob(f"{PREFIX}*-*-*"):
+        pid, since = each.name.removeprefix(PREFIX).split("-")[:2]
+        if str(started(int(pid))) != since:
+            with contextlib.suppress(OSError):  # one in which something runs stays
+                each.rmdir()
+
+
+def _own() -> Iterator[tuple[Path, int]]:
+    """The runner's cgroup and the one above it, where these limit memory."""
+    try:
+        mounts = [line.split(" - ", 1) for line in Path("/proc/self/mountinfo").read_text().splitlines()]
+        groups = [line.split(":", 2) for line in Path("/proc/self/cgroup").read_text().splitlines()]
+    except OSError:
+        return
+    for _, controllers, path in groups:
+        version = 1 if controllers else 2
+        if version == 1 and "memory" not in controllers.split(","):
+            continue
+        for where, what in mounts:
+            type, *_, options = what.split(" ")
+            if type != ("cgroup", "cgroup2")[version - 1] or (version == 1 and "memory" not in options.split(",")):
+                continue
+            root, point = where.split(" ")[3:5]
+            own = Path(point, os.path.relpath(path, root))
+            for folder in (own, own.parent):
+                if (folder / LIMITS[0]).exists() if version == 1 else "memory" in _handed_down(folder):
+                    yield folder, version
+
+
+def _handed_down(folder: Path) -> list[str]:
+    control = folder / "cgroup.subtree_control"
+    return control.read_text().split() if control.exists() else []
+
+
+def _enters(memory: Memory) -> bool:
+    child = os.fork()
+    if child == 0:
+        try:
+            memory.enter()
+            os._exit(0)
+        except BaseException:
+            os._exit(1)
+    return os.waitpid(child, 0)[1] == 0

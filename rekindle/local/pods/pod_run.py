@@ -1,0 +1,233 @@
+"""One pod on its way: where its files lie on this machine, and what it leaves.
+
+    one = Running(action, root, log); one.host("/tmp/out.txt"); phase, message, outputs = one.collected(name, store)
+
+A pod's files lie under its own root, which it sees as `/` (isolation.py). Where the system allows no such thing, paths
+that the manifest takes from `{{inputs|outputs...path}}` are moved there in its text. What is checked and said is
+Argo's: a failed main container wins over outputs that are missing, and outputs are collected even then.
+"""
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from rekindle.errors import ConfigError
+from rekindle.local.engine.nodes import Start
+from rekindle.local.engine.scope import MARK
+from rekindle.local.pods import artifacts, filesystem
+from rekindle.local.pods import process as pod
+from rekindle.local.pods.artifacts import ArtifactError
+from rekindle.local.pods.kinds.container_set import ContainerSet, main_of
+from rekindle.local.pods.kinds.sidecars import KINDS, Companions
+from rekindle.local.pods.volumes import Made, bound
+
+GRACE = 10.0  # seconds between SIGTERM and SIGKILL of a pod whose time is over
+SCRIPT = "/argo/staging/script"
+RESULT = 256 << 10  # bytes of stdout that become outputs.result: the last ones
+Outputs = dict[str, Any]
+Store = Callable[[dict[str, Any]], Any]
+
+
+@dataclass
+class Running:
+    """One pod. `work` runs beside the loop, which then goes on with the function that comes with it."""
+
+    action: Start
+    root: Path
+    log: Path
+    process: pod.Process | None = None
+    descriptors: dict[str, int] = field(default_factory=dict)  # pidfds of its processes, by container
+    work: tuple[Future[Any], Callable[["Running", Future[Any]], None]] | None = None
+    companions: Companions | None = None
+    volumes: dict[str, Made] = field(default_factory=dict)
+    directory: str = "/"  # in which its main container begins, as do relative paths of outputs
+    expand: Callable[[str], str] = str  # a text with that container's variables
+    killed: str | None = None
+    kill_at: float | None = None
+
+    @cached_property
+    def private(self) -> tuple[str, ...] | None:
+        """The files that are the pod's own; None where it has no root of its own, and all come from placeholders."""
+        if not filesystem.available():
+            return None
+        named = [os.path.join(self.directory, each) for each in paths(self.template)]
+        return (*named, *((SCRIPT,) if "script" in self.template else ()))
+
+    @property
+    def template(self) -> dict[str, Any]:
+        return self.action.template
+
+    @property
+    def group(self) -> ContainerSet | None:
+        return self.companions if isinstance(self.companions, ContainerSet) else None
+
+    @property
+    def processes(self) -> list[pod.Process]:
+        """Those that end when the pod is killed: not its sidecars, which end after the others."""
+        return [*self.group.running.values()] if self.group else [self.process] if self.process else []
+
+    @property
+    def shared(self) -> Path:
+        """Where its volumes are."""
+        return self.root.with_name(f"{self.root.name}.volumes")
+
+    @property
+    def logs(self) -> dict[str, Path]:
+        """Of its containers, those that are to be artifacts, too."""
+        if not (self.template.get("archiveLocation") or {}).get("archiveLogs"):
+            return {}
+        paths = {each["name"]: self._log(each) for each in self._members()} | {"main": self.log}
+        return {name: path for name, path in paths.items() if path.exists()}
+
+    def _members(self) -> list[dict[str, Any]]:
+        return (self.template.get("containerSet") or {}).get("containers") or []
+
+    def _log(self, container: dict[str, Any]) -> Path:
+        return self.log.with_name(f"{self.log.stem}.{container['name']}.log")
+
+    def forget(self) -> None:
+        """Removes what an earlier try left, whose runner died: a pod that begins anew has said nothing."""
+        for each in [*self._members(), *(each for kind in KINDS for each in self.template.get(kind) or [])]:
+            self._log(each).unlink(missing_ok=True)
+        self.log.unlink(missing_ok=True)
+        artifacts.clear(self.root)
+
+    @property
+    def view(self) -> filesystem.View | None:
+        """What the main container sees, or is going to see."""
+        if self.private is None:
+            return None
+        begun = self.group.view if self.group else self.process.view if self.process else None
+        mounts = main_of(self.template).get("volumeMounts") or []
+        return begun or filesystem.View(self.root, self.private, bound(self.volumes, mounts, self.expand))
+
+    def host(self, path: str, link: bool = False) -> Path:
+        """Where the file is that the main container reaches by `path`, or the `link` there.
+
+        Raises OSError, and ConfigError for a volume that cannot be mounted.
+        """
+        path = os.path.join(self.directory, path)
+        if not (view := self.view):
+            return filesystem.below(self.root, path)
+        parent, _, name = os.path.normpath(path).rpartition("/")
+        at = filesystem.followed(parent, view.lies) / name if link else filesystem.followed(path, view.lies)
+        return view.lies(at, asked=True)
+
+    def collected(self, workflow: str, store: Store) -> tuple[str, str, Outputs]:
+        """Phase, message and outputs when its processes are over."""
+        beside = self.companions.stop(GRACE) if self.companions else ""
+        if self.companions and self.companions.unsaid:
+            raise self.companions.unsaid
+        if self.group:
+            code, failure = self.group.codes.get("main"), self.group.failure()
+        else:
+            assert self.process
+            code = self.process.code
+            failure = f"main: {self.process.failure}" if code else ""
+        outputs: Outputs = {} if code is None else {"exitCode": str(code)}
+        errors: list[str] = []
+        if self.action.capture and code is not None:
+            outputs |= _result(self.root / ".stdout")
+        declared = self.template.get("outputs") or {}
+        for each in declared.get("parameters") or []:
+            value = self._parameter(each)
+            if value is None:
+                missing = (each.get("valueFrom") or {}).get("path", "").lstrip("/")
+                errors.append(f"open /var/run/argo/outputs/parameters/{missing}: no such file or directory")
+            outputs.setdefault("parameters", []).append(each if value is None else {**each, "value": value})
+        failed: list[str] = []
+        for each in declared.get("artifacts") or []:
+            try:
+                place = (self.template.get("archiveLocation") or {}).get("s3")
+                link, file = self.host(each["path"], link=True), self.host(each["path"])
+                if saved := artifacts.save(each, link, file, self.root, self.action.pod, workflow, store, place):
+                    outputs.setdefault("artifacts", []).append(saved)
+            except (ArtifactError, OSError) as error:
+                failed.append(str(error))
+        for name, log in self.logs.items():
+            outputs.setdefault("artifacts", []).append(
+                artifacts.save_log(name, log, self.template, f"{workflow}/{self.action.pod}", store)
+            )
+        if failed:
+            errors.append("".join(f"{each}; " for each in failed))
+        if self.killed:
+            return "Failed", self.killed, outputs
+        if failure:
+            return "Failed", failure, outputs
+        if errors:
+            return "Error", f"wait: Error (exit code 64): {errors[0]}", outputs
+        if beside:
+            return "Failed", beside, outputs
+        return "Succeeded", "", outputs
+
+    def _parameter(self, parameter: dict[str, Any]) -> str | None:
+        source = parameter.get("valueFrom") or {}
+        if "path" not in source:
+            return parameter.get("value", source.get("default"))
+        try:
+            file = self.host(source["path"])
+            if not file.is_file():  # a pipe would be waited for
+                raise FileNotFoundError(file)
+            text = file.read_bytes().decode(errors="replace")
+        except OSError:
+            text = source.get("default")
+        return text.removesuffix("\n") if text is not None else None
+
+
+def _mounts(template: dict[str, Any]) -> list[str]:
+    """Where volumes are mounted."""
+    return [each["mountPath"] for each in main_of(template).get("volumeMounts") or []]
+
+
+def paths(template: dict[str, Any]) -> Iterator[str]:
+    """The files that a template declares."""
+    yield from (each["path"] for each in template["inputs"]["artifacts"] if each.get("path"))
+    outputs = template.get("outputs") or {}
+    yield from (each["path"] for each in outputs.get("artifacts") or [] if each.get("path"))
+    for each in outputs.get("parameters") or []:
+        if path := (each.get("valueFrom") or {}).get("path"):
+            yield path
+
+
+def placed(template: dict[str, Any], root: Path | None) -> dict[str, Any]:
+    """The template with its marked paths below `root`, or unmarked."""
+    text = json.dumps(template, ensure_ascii=False)
+    if MARK not in text:
+        return template
+    return json.loads(text.replace(MARK, json.dumps(str(root))[1:-1] if root else ""))
+
+
+def _result(stdout: Path) -> Outputs:
+    """What was said, as it is an output; nothing of a container that never began."""
+    if not stdout.exists():
+        return {}
+    with open(stdout, "rb") as out:
+        out.seek(max(0, os.fstat(out.fileno()).st_size - RESULT - 1))
+        text = out.read().removesuffix(b"\n")
+    return {"result": text[-RESULT:].decode(errors="replace")}
+
+
+def check(template: dict[str, Any]) -> None:
+    """Raises ConfigError if a template (as written) names paths that cannot be made its own here."""
+    where, text = f'template "{template.get("name")}"', json.dumps(main_of(template))
+    literal = _mounts(template)
+    declared = [*literal]
+    for way in ("inputs", "outputs"):
+        for kind in ("artifacts", "parameters"):
+            for each in (template.get(way) or {}).get(kind) or []:
+                if path := each.get("path") or (each.get("valueFrom") or {}).get("path"):
+                    declared.append(path)
+                    if path in text or f"{way}.{kind}.{each['name']}.path" not in text:
+                        literal.append(path)
+    if bad := filesystem.impossible(declared):
+        raise ConfigError(f"{where}: the path {bad} lies in a directory of the system: use one below /tmp.")
+    if literal and not filesystem.available():
+        raise ConfigError(
+            f"{where} spells out the path {literal[0]}, and this system gives no private mount namespace, so pods "
+            "would share it. Write {{outputs.parameters.NAME.path}} (or ...artifacts.NAME.path) instead of the path."
+        )

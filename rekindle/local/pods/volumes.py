@@ -1,0 +1,186 @@
+"""Volumes of a pod as directories of this machine: empty ones, ConfigMaps, Secrets, facts of the pod, and claims.
+
+    template["volumes"] = declared(spec, status, template)      # all that its containers mount
+    volumes = made(template["volumes"], place, cluster, fact, ())   # name → Made, below `place` but for claims
+    bound(volumes, mounts)                                       # what is seen where
+
+A claim is a directory of the home that outlives pods and, if nobody deletes it, runs. Sources: Argo's
+addVolumeReferences, createPVCs and deletePVCs; Kubernetes' volume plugins.
+"""
+
+import os
+import re
+import shutil
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rekindle.errors import ConfigError
+
+Volume = Mapping[str, Any]
+Fact = Callable[[str, str], str]  # (path, name of what asks) → a fact of the pod, as of a fieldRef
+KINDS = ("emptyDir", "configMap", "secret", "projected", "downwardAPI", "persistentVolumeClaim")
+READ_ONLY = KINDS[1:5]
+CONTAINERS = ("initContainers", "sidecars")
+NAME = re.compile(r"[a-z0-9]([-.a-z0-9]*[a-z0-9])?")
+GC = ("OnWorkflowSuccess", "OnWorkflowCompletion")
+
+
+@dataclass(frozen=True)
+class Made:
+    """A volume's directory."""
+
+    path: Path
+    read_only: bool = False
+
+
+def mounts(template: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Those of all containers of a template."""
+    group = (template.get("containerSet") or {}).get("containers") or []
+    several = [*group, *(each for kind in CONTAINERS for each in template.get(kind) or [])]
+    main = template.get("container") or template.get("script") or {}
+    own = (template.get("containerSet") or {}).get("volumeMounts") or []
+    return [*own, *(mount for each in (main, *several) for mount in each.get("volumeMounts") or [])]
+
+
+def declared(spec: Mapping[str, Any], status: Mapping[str, Any], template: Mapping[str, Any]) -> list[Volume]:
+    """The volumes that a template mounts: its own, then those of the workflow, then the claims made for it."""
+    sources = template.get("volumes"), spec.get("volumes"), status.get("persistentVolumeClaims")
+    known = {each["name"]: each for source in reversed(sources) for each in source or []}
+    return [known[name] for name in dict.fromkeys(each["name"] for each in mounts(template)) if name in known]
+
+
+def claims(workflow: Mapping[str, Any]) -> list[Volume]:
+    """What the volumeClaimTemplates of a workflow become: `status.persistentVolumeClaims`."""
+    names = [each["metadata"]["name"] for each in workflow["spec"].get("volumeClaimTemplates") or []]
+    prefix = workflow["metadata"]["name"]
+    return [{"name": name, "persistentVolumeClaim": {"claimName": f"{prefix}-{name}"}} for name in names]
+
+
+def kept(spec: Mapping[str, Any], phase: str) -> bool:
+    """Whether the claims stay when the workflow has ended so."""
+    strategy = (spec.get("volumeClaimGC") or {}).get("strategy") or GC[0]
+    return strategy == GC[0] and phase != "Succeeded"
+
+
+def delete(cluster: Any, volume: Volume) -> None:
+    """Removes a claim and all that lies in it."""
+    shutil.rmtree(_claim(cluster, volume["persistentVolumeClaim"]["claimName"]), ignore_errors=True)
+
+
+def made(volumes: list[Volume], place: Path, cluster: Any, fact: Fact, own: Collection[str]) -> dict[str, Made]:
+    """Makes a directory of each; `own` are the names of the run's claims.
+
+    Raises ConfigError for a ConfigMap, Secret, key or claim that is not there.
+    """
+    found: dict[str, Made] = {}
+    for volume in volumes:
+        name = volume["name"]
+        if claim := volume.get("persistentVolumeClaim"):
+            path = _claim(cluster, claim["claimName"])
+            if claim["claimName"] not in own and not cluster.find("PersistentVolumeClaim", claim["claimName"]):
+                raise ConfigError(
+                    f"volume {name}: there is no PersistentVolumeClaim {claim['claimName']!r} here: put it into the "
+                    "file of the Workflow, separated by ---, or use volumeClaimTemplates."
+                )
+            path.mkdir(parents=True, exist_ok=True)
+            found[name] = Made(path, bool(claim.get("readOnly")))
+            continue
+        path = place / name
+        found[name] = Made(path, any(kind in volume for kind in READ_ONLY))
+        path.mkdir(mode=0o777 if "emptyDir" in volume else 0o755, parents=True, exist_ok=True)
+        for file, content, mode in _files(volume, cluster, fact):
+            if not (path / file).resolve().is_relative_to(path.resolve()):
+                raise ConfigError(f"volume {name}: the path {file!r} leads out of it.")
+            (path / file).parent.mkdir(parents=True, exist_ok=True)
+            with open(os.open(path / file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as out:
+                out.write(content)
+                os.fchmod(out.fileno(), mode)
+    return found
+
+
+def bound(
+    volumes: Mapping[str, Made], mounts: list[Mapping[str, Any]], expand: Callable[[str], str] = str
+) -> list[tuple[Path, str, bool]]:
+    """What lies at which path of a container, and whether it is read only; `expand` is for subPathExpr.
+
+    Raises ConfigError for a part of a volume that is not there and cannot be made.
+    """
+    found = []
+    for mount in mounts:
+        volume = volumes.get(mount["name"])
+        if volume is None:
+            raise ConfigError(f"volume '{mount['name']}' not found in workflow spec")
+        part = mount.get("subPath") or expand(mount.get("subPathExpr") or "")
+        path = volume.path / part
+        if not path.resolve().is_relative_to(volume.path.resolve()):
+            raise ConfigError(f"volume {mount['name']}: {part!r} leads out of it.")
+        if not path.exists():
+            if volume.read_only:
+                raise ConfigError(f"volume {mount['name']}: there is no {part!r} in it.")
+            path.mkdir(parents=True)
+        found.append((path, mount["mountPath"], bool(volume.read_only or mount.get("readOnly"))))
+    return sorted(found, key=lambda each: each[1].count("/"))
+
+
+def _claim(cluster: Any, name: str) -> Path:
+    if not NAME.fullmatch(name):
+        raise ConfigError(f"the claim {name!r} can be none: a name is of a-z, 0-9, - and dots.")
+    return cluster.home / "claims" / name
+
+
+def _files(volume: Volume, cluster: Any, fact: Fact, mode: int = 0o644) -> Iterator[tuple[str, bytes, int]]:
+    """Path, content and mode of every file of a volume."""
+    for kind in READ_ONLY:
+        source = volume.get(kind) or {}
+        default = mode if source.get("defaultMode") is None else int(source["defaultMode"])
+        if kind == "projected":
+            for part in source.get("sources") or []:
+                yield from _files({"name": volume["name"], **part}, cluster, fact, default)
+        elif kind == "downwardAPI":
+            for item in source.get("items") or []:
+                text = fact(item["fieldRef"]["fieldPath"], item["path"])
+                yield item["path"], text.encode(), int(item.get("mode", default))
+        elif source:
+            for path, content, own in _keys(kind, source, volume["name"], cluster):
+                yield path, content, default if own is None else own
+
+
+def _keys(kind: str, source: Mapping[str, Any], volume: str, cluster: Any) -> Iterator[tuple[str, bytes, int | None]]:
+    name, kind = source.get("secretName") or source["name"], "ConfigMap" if kind == "configMap" else "Secret"
+    data = cluster.files(kind, name)
+    if data is None and source.get("optional"):
+        return
+    if data is None:
+        raise ConfigError(
+            f"volume {volume}: there is no {kind} {name!r} here: put it into the file of the Workflow, after ---."
+        )
+    items = source.get("items")
+    for item in [{"key": key, "path": key} for key in data] if items is None else items:
+        if item["key"] in data:
+            yield item["path"], data[item["key"]], None if item.get("mode") is None else int(item["mode"])
+        elif not source.get("optional"):
+            raise ConfigError(f"volume {volume}: the {kind} {name!r} has no key {item['key']!r}.")
+
+
+def check(spec: Mapping[str, Any], templates: list[tuple[dict[str, Any], str]]) -> None:
+    """Raises ConfigError for a mount of nothing, and for a volume that is not of one kind or leads out of itself."""
+    shared = [*(spec.get("volumes") or []), *((spec.get("templateDefaults") or {}).get("volumes") or [])]
+    made = [each["metadata"] for each in spec.get("volumeClaimTemplates") or []]
+    if (strategy := (spec.get("volumeClaimGC") or {}).get("strategy") or GC[0]) not in GC:
+        raise ConfigError(f"spec.volumeClaimGC.strategy is {strategy!r}: it must be one of {', '.join(GC)}.")
+    for holder, where in [(spec, "spec"), *templates]:
+        for index, volume in enumerate(holder.get("volumes") or []):
+            kinds = [key for key in volume if key != "name" and volume[key] is not None]
+            if len(kinds) != 1:
+                raise ConfigError(f"{where}.volumes[{index}] has the kinds {kinds}: it must have exactly one.")
+        for each in [*(holder.get("volumes") or []), *(made if holder is spec else [])]:
+            if not NAME.fullmatch(each["name"]):
+                raise ConfigError(f"{where} has a volume {each['name']!r}: a name is of a-z, 0-9 and -.")
+    for template, where in templates:
+        names = {each["name"] for each in [*(template.get("volumes") or []), *shared, *made]}
+        for mount in mounts(template):
+            if mount["name"] not in names:
+                known = ", ".join(sorted(names)) or "one of spec.volumes"
+                raise ConfigError(f"{where} mounts {mount['name']!r}, which is no volume here: it must be {known}.")

@@ -1,0 +1,284 @@
+"""Runs a manifest on this machine: clocks, processes and the disk around the pure scheduler.
+
+    status = execute(manifest, parameters, LocalCluster(), on_change=print)     # → Argo's WorkflowStatus
+    status = resume("demo-4k2xp", LocalCluster()); stop("demo-4k2xp"); let_go("demo-4k2xp", {"approve": "YES"})
+
+Everything is written to the run's journal before it is acted on, so that after `kill -9` of this process `resume`
+goes on with what is there: finished steps stay, and what ran is ended and runs again. KeyboardInterrupt stops all
+pods in order and leaves a run that can be resumed.
+"""
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from rekindle.argo import validate
+from rekindle.argo.manifest import read as manifests
+from rekindle.argo.manifest.resolve import resolved
+from rekindle.errors import ConfigError, RekindleError
+from rekindle.local import preflight
+from rekindle.local.controllers.kubectl import Resources
+from rekindle.local.engine import suspend
+from rekindle.local.engine.inputs import labelled
+from rekindle.local.engine.nodes import COMPLETED, FAILED, Kill, Resumed, Start, stamp
+from rekindle.local.engine.scheduler import Scheduler
+from rekindle.local.journal import FULL, Busy, DiskFull, RunFiles, Status, interrupted, named, reset, write
+from rekindle.local.locks import Shared
+from rekindle.local.pods import artifacts, volumes
+from rekindle.local.pods.executor import Executor
+from rekindle.local.pods.process import POD, Cluster
+from rekindle.local.processes import HeldInterrupts, alive, signal_group, started
+
+GRACE = 1.0  # seconds that pods have to end when the run is stopped
+HOME = Path(".rekindle")
+OnChange = Callable[[Status], None]
+
+
+def execute(
+    manifest: Mapping[str, Any],
+    parameters: Mapping[str, str] | None = None,
+    cluster: Cluster | None = None,
+    on_change: OnChange | None = None,
+    note: Callable[[str], None] | None = None,
+) -> Status:
+    """Runs a Workflow, WorkflowTemplate or CronWorkflow to its end. Raises ConfigError before anything starts."""
+    return LocalRun.new(manifest, parameters, cluster, note).run(on_change)
+
+
+def resume(name: str, cluster: Cluster | None = None, on_change: OnChange | None = None) -> Status:
+    """Goes on with a run: one whose runner died, that was stopped, or that failed. Raises ConfigError, Busy."""
+    return LocalRun.old(name, cluster).run(on_change)
+
+
+def stop(name: str, home: Path | None = None, cluster: Cluster | None = None) -> str:
+    """Stops a run as `argo stop` does: pods are ended, exit handlers run. Returns the name when it is over.
+
+    Where its runner is dead, this process does what is left to do. Raises ConfigError for a run that is over.
+    """
+    files = RunFiles(home or Path(os.environ.get("REKINDLE_HOME", HOME)), name)
+    files.workflow()
+    if (phase := files.load()[0]["phase"]) in COMPLETED and not files.runner():
+        raise ConfigError(f"{name} is over ({phase}): nothing is left to stop. `rekindle down` ends what serves.")
+    (files.root / "stop").touch()
+    try:
+        while pid := files.runner():
+            os.kill(pid, signal.SIGTERM)
+            until = time.monotonic() + 600
+            while files.runner() == pid and time.monotonic() < until:
+                time.sleep(0.05)
+        if files.load()[0]["phase"] not in COMPLETED:
+            run = LocalRun.old(name, cluster or _cluster(home))
+            run.shutdown = "Stop"
+            run.run()
+    finally:
+        (files.root / "stop").unlink(missing_ok=True)
+    return name
+
+
+def let_go(name: str, values: Mapping[str, str], home: Path | None = None) -> bool:
+    """Lets the suspended steps of a run go on. False where nobody runs it: whoever does, gives them `values`, if any.
+
+    What is asked for is on disk until the runner has it in its journal. Raises ConfigError, Busy if nothing waits.
+    """
+    files = RunFiles(home or Path(os.environ.get("REKINDLE_HOME", HOME)), name)
+    workflow, runs = files.workflow(), files.runner() is not None
+    nodes = suspend.requested(files.load()[0], values) if runs or values else {}
+    if runs and not nodes and not workflow["spec"].get("suspend"):
+        files.lock()  # raises Busy
+        files.close()
+    elif runs or values:
+        write(files.asked, json.dumps(nodes))
+        while files.asked.exists() and files.runner():
+            time.sleep(0.05)
+        return not files.asked.exists()
+    return False
+
+
+class LocalRun:
+    """One run, held by this process. `name`, `files.root` and `notes` are known before it runs."""
+
+    def __init__(self, files: RunFiles, workflow: dict[str, Any], status: Status, cluster: Cluster) -> None:
+        self.files, self.workflow, self.cluster = files, workflow, cluster
+        self.name: str = workflow["metadata"]["name"]
+        self.status, self.shutdown = status, ""
+        self.on_change: OnChange | None = None
+        self.head = ""
+        self.asked = ""  # what somebody asked who let it go on, and is not in the journal yet
+
+    @classmethod
+    def new(
+        cls,
+        manifest: Mapping[str, Any],
+        parameters: Mapping[str, str] | None = None,
+        cluster: Cluster | None = None,
+        note: Callable[[str], None] | None = None,
+    ) -> "LocalRun":
+        """A run that is checked and on disk, but not started. Raises ConfigError."""
+        cluster = cluster or _cluster()
+        workflow = manifests.workflow(manifest, parameters, cluster.find)
+        for line in preflight.check(workflow, cluster, manifest):
+            if note:
+                note(line)
+        validate.check(workflow, find=cluster.find)
+        if manifest["kind"] == "CronWorkflow":  # as Argo takes none that never could run by itself
+            validate.check({**manifest, "spec": {**manifest["spec"], "workflowSpec": workflow["spec"]}})
+        workflow = resolved(
+            labelled(workflow), cluster.find, lambda spec, path: preflight.templates(spec, cluster, path)
+        )
+        files = _created(cluster.home, workflow, manifest["kind"] == "CronWorkflow")
+        return cls(files, workflow, {"phase": "", "nodes": {}}, cluster)
+
+    @classmethod
+    def old(cls, name: str, cluster: Cluster | None = None) -> "LocalRun":
+        """A run from disk, whose left-over processes are ended. Raises ConfigError, Busy."""
+        cluster = cluster or _cluster()
+        files = RunFiles(cluster.home, name)
+        workflow, status, pods = files.open()
+        try:
+            _clear(files, pods)
+            Resources(cluster, workflow, files.root).tidy()
+            now = stamp(time.time())
+            if status["phase"] in FAILED:
+                status = reset(status) | {"startedAt": now}  # as Argo's FormulateRetryWorkflow has it
+                shutil.rmtree(files.root / "creates", ignore_errors=True)
+            else:
+                status = interrupted(status, now)
+            try:
+                files.snapshot(status)
+            except DiskFull:  # what steps that failed left behind may be what fills it
+                artifacts.clear(files.pods)
+                files.snapshot(status)
+        except BaseException:
+            files.close()
+            raise
+        return cls(files, workflow, status, cluster)
+
+    def run(self, on_change: OnChange | None = None) -> Status:
+        """Runs to the end and gives the status. KeyboardInterrupt stops it (see module)."""
+        self.on_change = on_change
+        shutdown = self.shutdown
+        shared = Shared(self.cluster)
+        with HeldInterrupts() as interrupts, contextlib.closing(self.files), contextlib.closing(shared):
+            while True:
+                executor = Executor(self.files, self.workflow, self.cluster, interrupts)
+                try:
+                    return self._loop(Scheduler(self.workflow, self.status, shutdown, shared), executor)
+                except KeyboardInterrupt:
+                    executor.halt(GRACE)
+                    if shutdown or not (self.files.root / "stop").exists():
+                        raise
+                    shutdown, self.status = "Stop", self.files.load()[0]
+                except BaseException as error:
+                    executor.halt(GRACE)
+                    if isinstance(error, OSError) and error.errno in FULL:
+                        raise named(error, self.files.root) from error
+                    raise
+                finally:
+                    executor.close()
+                    _clear(self.files, {})  # what left its session, or was lost amid its start
+
+    def _loop(self, scheduler: Scheduler, executor: Executor) -> Status:
+        self.status = scheduler.status
+        events: list[Any] = []
+        while True:
+            actions = scheduler.advance(time.time(), events)
+            self._record(scheduler)
+            if self.asked and self.files.asked.read_text() == self.asked:  # else somebody has asked for more
+                self.files.asked.unlink()
+            self.asked = ""
+            if scheduler.done:
+                executor.halt(GRACE)
+                self._tidy(scheduler)
+                return scheduler.status
+            for action in actions:
+                if isinstance(action, Kill):
+                    executor.kill(action.id)
+                elif isinstance(action, Start):
+                    executor.start(action)
+            timeout = None if scheduler.wake is None else max(0.0, scheduler.wake - time.time())
+            events = [*executor.wait(timeout), *self._let_go()]
+
+    def _let_go(self) -> list[Resumed]:
+        """What `let_go` asks for."""
+        if not self.files.asked.exists():
+            return []
+        self.asked = self.files.asked.read_text()
+        if self.workflow["spec"].pop("suspend", None):
+            write(self.files.root / "manifest.yaml", json.dumps(self.workflow, indent=1))
+        return [Resumed(id, values) for id, values in json.loads(self.asked).items()]
+
+    def _tidy(self, scheduler: Scheduler) -> None:
+        """Deletes what goes with the end of the run; again, if a run that is over is gone on with."""
+        for volume in volumes.claims(self.workflow):
+            if volume not in scheduler.status.get("persistentVolumeClaims", []):
+                volumes.delete(self.cluster, volume)
+        changed = artifacts.collect(scheduler.status, self.workflow["spec"], self.cluster.store)
+        scheduler.changed |= dict.fromkeys(changed)
+        self._record(scheduler)
+
+    def _record(self, scheduler: Scheduler) -> None:
+        entry = {key: value for key, value in scheduler.taken().items() if value}
+        head = json.dumps({key: value for key, value in scheduler.status.items() if key != "nodes"})
+        if head != self.head:
+            self.head = head
+            entry["status"] = json.loads(head)
+        if entry:
+            self.files.append(entry)
+            if self.on_change:
+                self.on_change(scheduler.status)
+
+
+def _created(home: Path, workflow: dict[str, Any], scheduled: bool) -> RunFiles:
+    """The run on disk. That of a CronWorkflow is named by its second, or the next that is free. Raises ConfigError."""
+    while True:
+        files = RunFiles(home, workflow["metadata"]["name"])
+        try:
+            files.create(workflow)
+            return files
+        except (ConfigError, Busy):
+            if not scheduled:
+                raise
+            name, _, second = files.name.rpartition("-")
+            workflow["metadata"]["name"] = f"{name}-{int(second) + 1}"
+
+
+def _cluster(home: Path | None = None) -> Cluster:
+    from rekindle.local.emulator import LocalCluster
+
+    return LocalCluster(home or Path(os.environ.get("REKINDLE_HOME", HOME)))
+
+
+def _clear(files: RunFiles, pods: Mapping[str, list[int]]) -> None:
+    """Ends what pods left: their sessions, and what has a pod's root as `/` or its environment."""
+    sessions, place = {pid: since for pid, since in pods.values()}, f"{files.pods}/"
+    pids = [int(each.name) for each in Path("/proc").iterdir() if each.name.isdigit()]
+    found = {pid: started(pid) for pid in pids if pid != os.getpid() and _left(pid, sessions, place)}
+    for pid in found:
+        signal_group(pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    until = time.monotonic() + 5
+    while any(since and alive(pid, since) for pid, since in found.items()):
+        if time.monotonic() > until:
+            raise RekindleError(f"processes {sorted(found)} that {files.name} left do not end: they must first.")
+        time.sleep(0.01)
+
+
+def _left(pid: int, sessions: Mapping[int, int], place: str) -> bool:
+    with contextlib.suppress(OSError):  # gone, or not ours
+        if os.readlink(f"/proc/{pid}/root").startswith(place):
+            return True
+    with contextlib.suppress(OSError):
+        if f"\0{POD}={place}".encode() in b"\0" + Path(f"/proc/{pid}/environ").read_bytes():
+            return True
+    try:
+        since = sessions.get(os.getsid(pid))
+    except (ProcessLookupError, PermissionError):
+        return False
+    return since is not None and (started(pid) or 0) >= since

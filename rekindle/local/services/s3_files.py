@@ -1,0 +1,249 @@
+"""Objects as files: the storage under `rekindle.local.services.s3`.
+
+An object is one file: its bytes, then its metadata as JSON, then the length of that JSON. It is written beside and
+renamed, so it is whole or absent after `kill -9` of anything. There is no fsync: a power cut may cost the last seconds.
+The file's name is the sha256 of the key, so that every key is possible; the listing lives in memory and is read from
+the files at start. One process owns a root (flock), which is what makes check-and-rename atomic.
+"""
+
+import bisect
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import re
+import shutil
+import sys
+import threading
+import time
+import uuid
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, BinaryIO, Protocol
+
+BLOCK = 1 << 20
+TRAILER = 16 << 10  # metadata never needs more: S3 allows 2 KB of it, and a key of 1 KB
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+SMALLEST_PART = 5 << 20
+UPLOAD_LIFE = 7 * 86400.0  # an abandoned multipart upload is swept at a start after this many seconds
+
+
+class S3Error(Exception):
+    """An answer that is an error: HTTP status, S3 code, message."""
+
+    def __init__(self, status: int, code: str, message: str) -> None:
+        super().__init__(message)
+        self.status, self.code = status, code
+
+
+class Hash(Protocol):
+    """What hashlib gives, as far as it is used here."""
+
+    def update(self, data: Any, /) -> None: ...
+    def digest(self) -> bytes: ...
+
+
+class Crc32:
+    """zlib's CRC-32 as a hash."""
+
+    def __init__(self) -> None:
+        self.value = 0
+
+    def update(self, data: Any, /) -> None:
+        self.value = zlib.crc32(data, self.value)
+
+    def digest(self) -> bytes:
+        return self.value.to_bytes(4, "big")
+
+
+CHECKSUMS: dict[str, Callable[[], Hash]] = {"crc32": Crc32, "sha256": hashlib.sha256, "sha1": hashlib.sha1}
+
+
+@dataclass(frozen=True)
+class Page:
+    """Part of a listing: metadata of objects, common prefixes, and after what to go on ("" at the end)."""
+
+    entries: list[dict]
+    common: list[str]
+    more: str
+
+
+class Files:
+    """Buckets of objects under one directory; every change is one rename. Thread-safe."""
+
+    def __init__(self, root: Path) -> None:
+        self.root, self.buckets, self.uploads, self.temporary = root, root / "buckets", root / "uploads", root / "tmp"
+        for folder in (self.buckets, self.uploads, self.temporary):
+            folder.mkdir(parents=True, exist_ok=True)
+        self.owner = open(root / "lock", "w")  # noqa: SIM115 - held as long as this process lives
+        try:
+            fcntl.flock(self.owner, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise SystemExit(f"{root} is in use by another S3 endpoint: one process owns it. Stop that one.") from error
+        self.lock = threading.Lock()
+        self.index: dict[str, dict[str, dict]] = {}
+        self.keys: dict[str, list[str]] = {}
+        for leftover in self.temporary.iterdir():
+            leftover.unlink()
+        for upload in self.uploads.iterdir():
+            if upload.stat().st_mtime < time.time() - UPLOAD_LIFE:
+                shutil.rmtree(upload)
+        for bucket in self.buckets.iterdir():
+            metas = [meta for file in os.scandir(bucket) if (meta := read_meta(Path(file.path)))]
+            self.index[bucket.name] = {meta["key"]: meta for meta in metas}
+            self.keys[bucket.name] = sorted(self.index[bucket.name], key=str.encode)
+
+    def create(self, bucket: str) -> None:
+        """A bucket; one that is there already is no error."""
+        if not re.fullmatch(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]", bucket):
+            raise S3Error(400, "InvalidBucketName", f'"{bucket}": 3 to 63 lower-case letters, digits, dots, hyphens.')
+        with self.lock:
+            (self.buckets / bucket).mkdir(exist_ok=True)
+            self.index.setdefault(bucket, {})
+            self.keys.setdefault(bucket, [])
+
+    def write(self, blocks: Iterator[Any], finish: Callable[[int], dict]) -> Path:
+        """A temporary file with the blocks and the metadata that `finish(size)` gives once all are there."""
+        path = self.temporary / uuid.uuid4().hex
+        try:
+            with open(path, "xb", buffering=0) as file:
+                size = 0
+                for block in blocks:
+                    size += len(block)
+                    _write_all(file, block)
+                meta = json.dumps({**finish(size), "size": size, "modified": time.time()}).encode()
+                _write_all(file, meta + len(meta).to_bytes(4, "big"))
+            return path
+        except BaseException:
+            path.unlink(missing_ok=True)
+            raise
+
+    def commit(self, bucket: str, key: str, temporary: Path, allowed: Callable[[dict | None], None]) -> dict:
+        """Make a temporary file the object `key`, unless `allowed(the object's metadata now)` raises."""
+        try:
+            meta = read_meta(temporary)
+            if not meta:
+                raise S3Error(500, "InternalError", f"{temporary} cannot be read back.")
+            with self.lock:
+                keys, index = self._bucket(bucket)
+                allowed(index.get(key))
+                os.replace(temporary, self._path(bucket, key))
+                if key not in index:
+                    bisect.insort(keys, key, key=str.encode)
+                index[key] = meta
+            return meta
+        finally:
+            temporary.unlink(missing_ok=True)
+
+    def assemble(self, folder: Path, wanted: list[tuple[int, str]], meta: dict) -> Path:
+        """A temporary file of the parts in `folder`; `wanted`: the number and the etag of each, as it was answered."""
+        if not wanted or [number for number, _ in wanted] != sorted({number for number, _ in wanted}):
+            raise S3Error(400, "InvalidPartOrder", "parts must be listed once each, in ascending order.")
+        with ExitStack() as stack:
+            parts = []
+            for number, etag in wanted:
+                path = folder / f"{number:05d}"
+                found = read_meta(path) if path.exists() else None
+                if not found or found["etag"] != etag.strip('"'):
+                    raise S3Error(400, "InvalidPart", f"part {number} with ETag {etag} was not uploaded.")
+                if found["size"] < SMALLEST_PART and number != wanted[-1][0]:
+                    raise S3Error(400, "EntityTooSmall", "every part but the last must have at least 5 MiB.")
+                parts.append((stack.enter_context(open(path, "rb", buffering=0)), found["size"]))
+            tags = b"".join(bytes.fromhex(etag.strip('"')) for _, etag in wanted)
+            etag = f"{hashlib.md5(tags, usedforsecurity=False).hexdigest()}-{len(wanted)}"
+            return self.write(blocks(parts), lambda _: {**meta, "etag": etag})
+
+    def open(self, bucket: str, key: str) -> tuple[BinaryIO, dict]:
+        """The object's file, which no later write changes, and its metadata."""
+        self.find(bucket, key)
+        try:
+            file = open(self._path(bucket, key), "rb", buffering=0)  # noqa: SIM115 - the caller closes it
+            return file, _meta(file)
+        except (FileNotFoundError, ValueError):
+            raise S3Error(404, "NoSuchKey", f"{bucket}/{key} does not exist.") from None
+
+    def find(self, bucket: str, key: str) -> dict | None:
+        """The metadata of an object, None if there is none. An unknown bucket is an error."""
+        with self.lock:
+            return self._bucket(bucket)[1].get(key)
+
+    def delete(self, bucket: str, key: str) -> None:
+        """Remove an object; an absent one is no error."""
+        with self.lock:
+            keys, index = self._bucket(bucket)
+            if key in index:
+                self._path(bucket, key).unlink(missing_ok=True)
+                keys.pop(bisect.bisect_left(keys, key.encode(), key=str.encode))
+                del index[key]
+
+    def page(self, bucket: str, prefix: str, delimiter: str, after: str, most: int) -> Page:
+        """Keys after `after` (a key, or a common prefix and NUL) in the byte order of UTF-8, at most `most`."""
+        page = Page([], [], "")
+        with self.lock:
+            keys, index = self._bucket(bucket)
+            at = max(bisect.bisect_left(keys, prefix.encode(), key=str.encode), _after(keys, after))
+            while at < len(keys) and keys[at].startswith(prefix) and most > 0:
+                if len(page.entries) + len(page.common) == most:
+                    return replace(page, more=after)
+                end = keys[at].find(delimiter, len(prefix)) if delimiter else -1
+                if end < 0:
+                    page.entries.append(index[keys[at]])
+                    after = keys[at]
+                else:
+                    page.common.append(keys[at][: end + len(delimiter)])
+                    after = page.common[-1] + "\0"
+                at = _after(keys, after)
+        return page
+
+    def _bucket(self, bucket: str) -> tuple[list[str], dict[str, dict]]:
+        if bucket not in self.index:
+            raise S3Error(404, "NoSuchBucket", f'There is no bucket "{bucket}". Create it first.')
+        return self.keys[bucket], self.index[bucket]
+
+    def _path(self, bucket: str, key: str) -> Path:
+        return self.buckets / bucket / hashlib.sha256(key.encode()).hexdigest()
+
+
+def read_meta(path: Path) -> dict | None:
+    """The metadata of a file, None for one that a power cut left torn: it counts as absent."""
+    with open(path, "rb", buffering=0) as file:
+        try:
+            return _meta(file)
+        except ValueError:
+            print(f"{path} is torn and counts as absent", file=sys.stderr, flush=True)
+            return None
+
+
+def blocks(parts: list[tuple[BinaryIO, int]]) -> Iterator[bytes]:
+    """The first `size` bytes of each file, one after the other."""
+    for file, size in parts:
+        for at in range(0, size, BLOCK):
+            yield os.pread(file.fileno(), min(BLOCK, size - at), at)
+
+
+def _meta(file: BinaryIO) -> dict:
+    end = os.fstat(file.fileno()).st_size
+    tail = os.pread(file.fileno(), TRAILER, max(0, end - TRAILER))
+    length = int.from_bytes(tail[-4:], "big")
+    meta = json.loads(tail[-4 - length : -4])
+    if not isinstance(meta, dict) or meta.get("size", 0) + length + 4 != end:
+        raise ValueError("the file does not end with its metadata")
+    return meta
+
+
+def _after(keys: list[str], token: str) -> int:
+    """The index of the first key after a token; one that ends in NUL is a common prefix: after all that it covers."""
+    if token.endswith("\0"):
+        prefix = token[:-1].encode()
+        return bisect.bisect_right(keys, prefix, key=lambda key: key.encode()[: len(prefix)])
+    return bisect.bisect_right(keys, token.encode(), key=str.encode) if token else 0
+
+
+def _write_all(file: Any, block: Any) -> None:
+    view = memoryview(block)
+    while view:
+        view = view[file.write(view) :]

@@ -1,0 +1,94 @@
+"""A pipeline as plain data, its YAML, and the hash that says which manifest ran.
+
+rekindle render configs/demo.yaml --kind template
+"""
+
+import copy
+import hashlib
+import json
+import sys
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Literal
+
+import yaml
+
+from rekindle import project
+from rekindle.provenance import PROVENANCE, git_sha
+
+if TYPE_CHECKING:
+    from rekindle.config import Config
+
+Manifest = dict[str, Any]
+Kind = Literal["workflow", "template", "cron"]
+
+TOO_BIG = 1_200_000  # bytes; Kubernetes refuses objects of 1.5 MB, and Argo keeps its status in the same object
+FIRST = ("apiVersion", "kind", "metadata", "name", "generateName")
+
+
+def render(config: "Config", kind: Kind = "workflow") -> Manifest:
+    """The manifest of a config: the same on every machine, apart from the git sha among its parameters."""
+    training = project.load("pipelines.training", "pipeline", ["build"])
+    retraining = project.load("pipelines.retraining", "pipeline", ["template", "cron"])
+
+    builders: dict[Kind, Callable[[Config], Any]] = {
+        "workflow": training.build,
+        "template": retraining.template,
+        "cron": retraining.cron,
+    }
+    made = builders[kind](config).to_dict()
+    if kind == "cron":  # or its runs have no labels; Hera has no field for it
+        made["spec"]["workflowMetadata"] = {"labels": {**made["metadata"]["labels"]}}
+    manifest = ordered(made)
+    own = {"git_sha": git_sha(), "config_hash": _sha256(config.model_dump(mode="json"))}
+    own["manifest_hash"] = manifest_sha256(manifest)
+    for parameter in manifest["spec"].get("arguments", {}).get("parameters", []):
+        parameter["value"] = own[parameter["name"]]
+    size = len(json.dumps(manifest))
+    if size > TOO_BIG:
+        sys.stderr.write(f"warning: the manifest has {size:,} bytes; Kubernetes refuses 1,500,000 and more.\n")
+    return manifest
+
+
+def manifest_sha256(manifest: Mapping[str, Any]) -> str:
+    """sha256 over the manifest's `spec` as JSON with sorted keys and no spaces, UTF-8.
+
+    Left out: name and labels, so that a Workflow and the WorkflowTemplate of the same pipeline have one hash, and the
+    values of the workflow parameters in `PROVENANCE`, which say where the manifest came from and not what it does.
+    """
+    spec = copy.deepcopy(manifest["spec"])
+    for parameter in (spec.get("arguments") or {}).get("parameters") or []:
+        if parameter.get("name") in PROVENANCE:
+            parameter.pop("value", None)
+    return _sha256(spec)
+
+
+def to_yaml(manifest: Mapping[str, Any]) -> str:
+    """The manifest as YAML, the same text for the same data; long texts (the objects to apply) as blocks."""
+    return yaml.dump(dict(manifest), Dumper=_Dumper, sort_keys=False, width=1000)
+
+
+def ordered(value: Any) -> Any:
+    """Plain data with its keys in the order people expect: identity first, the rest by alphabet."""
+    if isinstance(value, Mapping):
+        keys = sorted(value, key=lambda k: (FIRST.index(k) if k in FIRST else len(FIRST), k))
+        return {key: ordered(value[key]) for key in keys}
+    return [ordered(each) for each in value] if isinstance(value, list) else value
+
+
+def _sha256(value: Any) -> str:
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+class _Dumper(yaml.SafeDumper):
+    """SafeDumper with indented lists and `|` for texts of several lines."""
+
+    def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:
+        return super().increase_indent(flow, False)
+
+
+def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
+
+
+_Dumper.add_representer(str, _text)

@@ -1,0 +1,197 @@
+"""A step is three names: `Inputs`, `Outputs` and `run(inputs) -> outputs`. This makes each of them a command.
+
+    rekindle step steps.prepare --help
+    rekindle step steps.prepare --workload=steps.fraud --data='{"source": "simulate://7"}' --output digest=digest.txt
+
+Every field of `Inputs` is one flag (`label_delay` → `--label-delay=VALUE`): scalars as text, everything else as
+JSON. Every field of `Outputs` is written to the file given by `--output NAME=PATH`; an `Artifact` is moved there.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import sys
+import tempfile
+import types
+import typing
+from contextlib import suppress
+from pathlib import Path
+from typing import Annotated, Any, Protocol, cast
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic.fields import FieldInfo
+
+from rekindle import project
+from rekindle.errors import ConfigError, RekindleError, did_you_mean, rule
+
+SCALARS = (str, int, float, bool, Path)
+TERMINATION_LOG = Path("/dev/termination-log")  # the kubelet shows it as the container's message
+
+
+class ArtifactMark:
+    """Marks a Path field as an artifact: a file or directory that travels through the object store."""
+
+
+Artifact = Annotated[Path, ArtifactMark()]
+
+
+class StepInputs(BaseModel):
+    """What a step is given."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    @property
+    def workdir(self) -> Path:
+        """A directory of this process for what `run` writes; it is on the disk that outputs go to."""
+        path = Path(os.environ.get("TMPDIR", tempfile.gettempdir())) / f"step-{os.getpid()}"
+        path.mkdir(parents=True, exist_ok=True)
+        return path
+
+
+class StepOutputs(BaseModel):
+    """What a step hands on."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Step(Protocol):
+    """A module that is a step."""
+
+    __doc__: str
+    Inputs: type[StepInputs]
+    Outputs: type[StepOutputs]
+
+    def run(self, inputs: Any) -> StepOutputs: ...
+
+
+def load(name: str) -> Step:
+    """The step module called `name`, such as steps.prepare. Raises ConfigError if it cannot be imported or is none."""
+    return cast(Step, project.load(name, "step", ("Inputs", "Outputs", "run")))
+
+
+def short_name(module: str) -> str:
+    """What a step is called in a workflow: `steps.prepare` → `prepare`."""
+    return module.rpartition(".")[2].replace("_", "-")
+
+
+def is_artifact(field: FieldInfo) -> bool:
+    """Whether a field of Inputs or Outputs travels as an artifact rather than as a parameter."""
+    return any(isinstance(mark, ArtifactMark) for mark in field.metadata)
+
+
+def flag(name: str) -> str:
+    """The command-line flag of a field: `label_delay` → `--label-delay`."""
+    return "--" + name.replace("_", "-")
+
+
+def to_text(value: Any) -> str:
+    """A value as Argo carries it: text; JSON for booleans and everything that is not a scalar."""
+    if isinstance(value, BaseModel):
+        return value.model_dump_json()
+    if isinstance(value, bool) or not isinstance(value, SCALARS):
+        return json.dumps(value)
+    return str(value)
+
+
+def parse(inputs: type[StepInputs], texts: dict[str, str]) -> StepInputs:
+    """Text → typed inputs. Raises ConfigError that names each bad flag, its value and the rule."""
+    values: dict[str, Any] = {}
+    for name, text in texts.items():
+        try:
+            values[name] = text if _is_scalar(inputs.model_fields[name].annotation) else json.loads(text)
+        except json.JSONDecodeError as error:
+            raise ConfigError(f"{flag(name)} is {text!r}: it must be JSON ({error}).") from error
+    try:
+        return inputs.model_validate(values)
+    except ValidationError as error:
+        lines = [_sentence(e, texts) for e in error.errors()]
+        raise ConfigError("\n".join(lines)) from error
+
+
+def _sentence(error: Any, texts: dict[str, str]) -> str:
+    name = str(error["loc"][0]) if error["loc"] else ""
+    inner = "".join(f".{part}" for part in error["loc"][1:])
+    if error["type"] == "missing" and not inner:
+        return f"{flag(name)} is missing: it is required."
+    shown = f"{flag(name)}{inner} is {error['input']!r}" if name else "the inputs are wrong"
+    return f"{shown}: {rule(error['msg'])}"
+
+
+def _is_scalar(annotation: Any) -> bool:
+    options = typing.get_args(annotation) if typing.get_origin(annotation) in (typing.Union, types.UnionType) else ()
+    if options:
+        return all(_is_scalar(o) for o in options if o is not type(None))
+    if typing.get_origin(annotation) is typing.Literal:
+        return True
+    return isinstance(annotation, type) and issubclass(annotation, SCALARS)
+
+
+def parser(name: str, inputs: type[StepInputs], description: str = "") -> argparse.ArgumentParser:
+    """The command line of a step, from the documentation of its fields."""
+    result = argparse.ArgumentParser(
+        prog=f"rekindle step {name}",
+        description=description,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    for field_name, field in inputs.model_fields.items():
+        default = "" if field.is_required() else to_text(field.get_default(call_default_factory=True))
+        rule = "required" if field.is_required() else f"default: {default}"
+        note = f"{field.description or ''} ({rule})".strip().replace("%", "%%")
+        result.add_argument(flag(field_name), metavar="VALUE", dest=field_name, help=note, default=argparse.SUPPRESS)
+    return result
+
+
+def write_outputs(outputs: StepOutputs, targets: dict[str, Path]) -> None:
+    """Each output to its file; artifacts are moved, so that none is ever seen half-written."""
+    for name, field in type(outputs).model_fields.items():
+        if name not in targets:
+            continue
+        target, value = targets[name], getattr(outputs, name)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if is_artifact(field):
+            if target.is_dir():
+                shutil.rmtree(target)
+            shutil.move(value, target)
+        else:
+            target.write_text(to_text(value))
+
+
+def main(argv: list[str]) -> int:
+    """Run one step; the exit code says what happened (see rekindle/errors.py)."""
+    if not argv or argv[0] in ("-h", "--help"):
+        sys.stdout.write(f"{__doc__}")
+        return 0 if argv else 2
+    try:
+        step = load(argv[0])
+        flags = parser(argv[0], step.Inputs, step.__doc__)
+        outputs = ", ".join(step.Outputs.model_fields) or "there is none"
+        destination = f"where an output goes: {outputs}"
+        flags.add_argument("--output", action="append", default=[], metavar="NAME=PATH", help=destination)
+        arguments = vars(flags.parse_args(argv[1:]))
+        targets = {}
+        for pair in arguments.pop("output"):
+            name, _, path = pair.partition("=")
+            if name not in step.Outputs.model_fields or not path:
+                known = set(step.Outputs.model_fields)
+                raise ConfigError(f"--output {pair}: it must be NAME=PATH of an output.{did_you_mean(name, known)}")
+            targets[name] = Path(path)
+        inputs = parse(step.Inputs, arguments)
+        try:
+            write_outputs(step.run(inputs), targets)
+        finally:
+            shutil.rmtree(inputs.workdir, ignore_errors=True)
+    except RekindleError as error:
+        return fail(error)
+    return 0
+
+
+def fail(error: RekindleError) -> int:
+    """Say once what went wrong, where a person and the kubelet look; gives the exit code."""
+    with suppress(OSError):  # a full disk must not change the exit code
+        sys.stderr.write(f"error: {error}\n")
+    with suppress(OSError):
+        if TERMINATION_LOG.exists() and os.access(TERMINATION_LOG, os.W_OK):
+            TERMINATION_LOG.write_text(str(error)[:4096])
+    return error.exit_code

@@ -1,0 +1,280 @@
+"""The object store: one bucket of an S3 endpoint, with conditional writes.
+
+Settings come from the environment, as a pod gets them from its ConfigMap and Secret: `S3_BUCKET`, `S3_ENDPOINT_URL`
+(unset: AWS), and whatever boto3's own credential chain finds (`AWS_ACCESS_KEY_ID`, an IAM role, ...).
+"""
+
+import hashlib
+import io
+import math
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from boto3.exceptions import Boto3Error
+from boto3.session import Session
+from botocore.config import Config
+from botocore.exceptions import BotoCoreError, ClientError
+from botocore.loaders import create_loader
+from botocore.parsers import ResponseParserError
+from botocore.session import get_session
+from urllib3.exceptions import HTTPError
+
+from rekindle.errors import ConfigError, Conflict, StorageError, say, without_user
+
+THREADS = 8  # parallel transfers; more gains nothing against one endpoint
+LOADER = create_loader()  # keeps the parsed descriptions of S3: 0.1 s of each client otherwise
+REFUSED = {"403", "AccessDenied", "AllAccessDisabled", "InvalidAccessKeyId", "SignatureDoesNotMatch"}
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One object in a listing."""
+
+    key: str
+    size: int
+    etag: str
+    modified: float  # Unix seconds, by the store's clock
+
+
+class NotFound(StorageError):
+    """There is no such object."""
+
+
+class Store:
+    """Objects of one bucket by key. Thread-safe. Every failure is a StorageError that names the object.
+
+    But for a bucket that is not there or not named, and for keys that are refused: ConfigError, since trying again
+    cannot help.
+    """
+
+    def __init__(
+        self,
+        bucket: str,
+        endpoint: str | None = None,
+        access_key: str | None = None,
+        secret_key: str | None = None,
+        *,
+        hasty: bool = False,
+    ) -> None:
+        """`hasty`: for a caller with a patience of its own; it fails within half a minute, at the second attempt."""
+        self.bucket = bucket
+        self.endpoint = endpoint
+        self._keys = access_key, secret_key
+        config = Config(
+            retries={"total_max_attempts": 2 if hasty else 9, "mode": "standard" if hasty else "adaptive"},
+            connect_timeout=2 if hasty else 5,
+            read_timeout=15 if hasty else 60,
+            max_pool_connections=2 * THREADS,
+            # the default trailing checksums cost more CPU than the transfer, and older S3 servers refuse them
+            request_checksum_calculation="when_required",
+            response_checksum_validation="when_required",
+            # a signature over the body costs a sha256; what must not be damaged carries its own hash
+            s3={"payload_signing_enabled": False} | ({"addressing_style": "path"} if endpoint else {}),
+        )
+        session = get_session()
+        session.register_component("data_loader", LOADER)
+        try:
+            self.client: Any = Session(botocore_session=session).client(
+                "s3",
+                endpoint_url=endpoint,
+                region_name=os.environ.get("AWS_REGION") or "us-east-1",
+                aws_access_key_id=access_key,
+                aws_secret_access_key=secret_key,
+                config=config,
+            )
+        except ValueError as error:
+            raise ConfigError(
+                f'the address of the object store is "{self.place}": it must be http(s)://HOST[:PORT]. Correct '
+                "S3_ENDPOINT_URL."
+            ) from error
+
+    @classmethod
+    def from_env(cls) -> "Store":
+        """The store that S3_BUCKET and S3_ENDPOINT_URL name. Raises ConfigError if S3_BUCKET is not set."""
+        bucket = os.environ.get("S3_BUCKET")
+        if not bucket:
+            raise ConfigError(
+                "S3_BUCKET is not set: steps keep their artifacts in that bucket. Set it (and S3_ENDPOINT_URL for "
+                'anything but AWS), in a cluster through the ConfigMap "rekindle".'
+            )
+        return cls(bucket, os.environ.get("S3_ENDPOINT_URL") or None)
+
+    def hasty(self) -> "Store":
+        """The same bucket with little patience."""
+        return Store(self.bucket, self.endpoint, *self._keys, hasty=True)
+
+    def get(self, key: str) -> bytes:
+        """The bytes of an object. Raises NotFound."""
+        return self.get_with_etag(key)[0]
+
+    def get_with_etag(self, key: str) -> tuple[bytes, str]:
+        """The bytes of an object and the etag for a later `put(if_match=...)`. Raises NotFound."""
+
+        def call() -> tuple[bytes, str]:
+            answer = self.client.get_object(Bucket=self.bucket, Key=key)
+            return answer["Body"].read(), answer["ETag"]
+
+        return self._named(key, call)
+
+    def put(
+        self, key: str, data: bytes | bytearray | memoryview, *, if_absent: bool = False, if_match: str | None = None
+    ) -> str:
+        """Write an object and give its etag. Raises Conflict if a condition does not hold."""
+        condition = {"IfNoneMatch": "*"} if if_absent else {"IfMatch": if_match} if if_match else {}
+        return self._named(
+            key, lambda: self.client.put_object(Bucket=self.bucket, Key=key, Body=_Body(data), **condition)["ETag"]
+        )
+
+    def head(self, key: str) -> Entry | None:
+        """The object's entry, or None if there is none."""
+        try:
+            found = self._named(key, lambda: self.client.head_object(Bucket=self.bucket, Key=key))
+        except NotFound:
+            return None
+        return Entry(key, found["ContentLength"], found["ETag"], found["LastModified"].timestamp())
+
+    def delete(self, keys: Sequence[str]) -> None:
+        """Remove objects; absent ones are no error."""
+        for at in range(0, len(keys), 1000):
+            what = {"Objects": [{"Key": key} for key in keys[at : at + 1000]], "Quiet": True}
+            answer = self._named(
+                keys[at], lambda what=what: self.client.delete_objects(Bucket=self.bucket, Delete=what)
+            )
+            for error in [each for each in answer.get("Errors", []) if each["Code"] != "NoSuchKey"]:
+                raise StorageError(f"{self.uri(error['Key'])} was not deleted: the object store says {error['Code']}.")
+
+    def list(self, prefix: str) -> Iterator[Entry]:
+        """Every object whose key starts with `prefix`, in key order."""
+        pages = self.client.get_paginator("list_objects_v2").paginate(Bucket=self.bucket, Prefix=prefix)
+        iterator = iter(pages)
+        while True:
+            page = self._named(prefix, lambda: next(iterator, None))
+            if page is None:
+                return
+            for item in page.get("Contents", []):
+                yield Entry(item["Key"], item["Size"], item["ETag"], item["LastModified"].timestamp())
+
+    def copy(self, source: str, target: str) -> None:
+        """Copy one object within the bucket."""
+        origin = {"Bucket": self.bucket, "Key": source}
+        self._named(source, lambda: self.client.copy_object(Bucket=self.bucket, Key=target, CopySource=origin))
+
+    def upload(self, path: Path, key: str, links: bool = True) -> None:
+        """A file to `key`, or every file of a directory below the prefix `key` (`links`: also what links lead to)."""
+        if path.is_file():
+            self._named(key, lambda: self.client.upload_file(str(path), self.bucket, key))
+            return
+        files = [file for file in sorted(path.rglob("*")) if file.is_file() and (links or not file.is_symlink())]
+        with ThreadPoolExecutor(THREADS) as pool:
+            list(pool.map(lambda file: self.upload(file, f"{key.rstrip('/')}/{file.relative_to(path)}"), files))
+
+    def download(self, key: str, path: Path) -> None:
+        """The object `key` to a file, or everything below the prefix `key` to a directory. Raises NotFound."""
+        if not key.endswith("/") and self.head(key):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._named(key, lambda: self.client.download_file(self.bucket, key, str(path)))
+            return
+        prefix = key.rstrip("/") + "/"
+        entries = list(self.list(prefix))
+        if not entries:
+            raise NotFound(f"{self.uri(key)} does not exist: neither an object nor a prefix of that name is there.")
+        root = path.resolve()
+        for entry in entries:
+            if not (root / entry.key[len(prefix) :]).resolve().is_relative_to(root):
+                raise StorageError(f"{self.uri(entry.key)} would land outside {path}: its key is not a safe path.")
+
+        def fetch(entry: Entry) -> None:
+            file = path / entry.key[len(prefix) :]
+            file.parent.mkdir(parents=True, exist_ok=True)
+            if not entry.key.endswith("/"):
+                self._named(entry.key, lambda: self.client.download_file(self.bucket, entry.key, str(file)))
+
+        with ThreadPoolExecutor(THREADS) as pool:
+            list(pool.map(fetch, entries))
+
+    @property
+    def place(self) -> str:
+        """The endpoint as it may be shown."""
+        return without_user(self.endpoint or "AWS")
+
+    def uri(self, key: str) -> str:
+        """How a person writes the object: s3://bucket/key."""
+        return f"s3://{self.bucket}/{key}"
+
+    def _named(self, key: str, call: Callable[[], T]) -> T:
+        try:
+            return call()
+        except ClientError as error:
+            code = error.response.get("Error", {}).get("Code", "")
+            if code in ("404", "NoSuchKey", "NotFound"):
+                raise NotFound(f"{self.uri(key)} does not exist.") from error
+            if code == "NoSuchBucket":
+                raise ConfigError(
+                    f'there is no bucket "{self.bucket}" at {self.place}: correct the name, or create it.'
+                ) from error
+            if code in REFUSED:
+                raise ConfigError(
+                    f"{self.uri(key)}: the object store at {self.place} refuses our keys ({code}). Correct "
+                    f"AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or let them read, write and list the bucket "
+                    f'"{self.bucket}".'
+                ) from error
+            if code in ("412", "PreconditionFailed", "409", "ConditionalRequestConflict"):
+                raise Conflict(f"{self.uri(key)} was written by somebody else in the meantime.") from error
+            raise StorageError(f"{self.uri(key)}: the object store answered {code} ({error}).") from error
+        except (BotoCoreError, Boto3Error, ResponseParserError, HTTPError) as error:  # the latter of torn answers
+            raise StorageError(
+                f"{self.uri(key)}: the object store at {self.place} cannot be used ({without_user(str(error))}). Check "
+                "S3_ENDPOINT_URL and the AWS_* credentials."
+            ) from error
+
+
+class _Body(io.RawIOBase):
+    """Bytes as a file that is read without copying them, and at once: each piece would wait for a busy interpreter."""
+
+    def __init__(self, data: bytes | bytearray | memoryview) -> None:
+        self._data, self._at = memoryview(data), 0
+
+    def __len__(self) -> int:
+        return len(self._data)
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self._at = offset + (0, self._at, len(self._data))[whence]
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
+
+    def read(self, size: int = -1) -> Any:
+        found, self._at = self._data[self._at :], len(self._data)
+        return found
+
+
+def patiently(call: Callable[[], T], leaving: threading.Event, what: str) -> T:
+    """`call()`, again and again while the object store is away. Raises at once what no retry cures; SystemExit(143)
+    when told to leave meanwhile."""
+    said, pause = -math.inf, 0.1
+    while True:
+        try:
+            return call()
+        except (NotFound, Conflict):
+            raise
+        except StorageError as error:
+            if time.monotonic() - said >= 10:
+                say(f"waiting for the object store, {what}: {error}")
+                said = time.monotonic()
+        if leaving.wait(pause):
+            raise SystemExit(143)
+        pause = min(2 * pause, 2.0)
+
+
+def file_sha256(path: Path) -> str:
+    """sha256 of a file's bytes, in hex."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

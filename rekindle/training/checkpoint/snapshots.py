@@ -1,0 +1,123 @@
+"""Copies of the state that outlive the step they were made in: three slots of shared memory, or one private one.
+
+The training loop waits for the copy alone. A thread reserves the memory, computes checksums and commits (see hot.py).
+A slot that an upload reads is *pinned*: no later copy is made into it.
+"""
+
+import mmap
+import threading
+from queue import SimpleQueue
+
+import torch
+
+from rekindle.errors import RekindleError, say
+from rekindle.training.checkpoint import snapshot_file
+from rekindle.training.state import State
+
+Job = tuple[int, int, bytes]  # slot, step, the loader's state
+
+
+class Snapshots:
+    """The slots of one worker; without a file, private memory that only an upload needs."""
+
+    def __init__(self, state: State, file: snapshot_file.Hot | None) -> None:
+        self.state, self.file = state, file
+        self.ready = threading.Event()  # memory is reserved, or cannot be
+        self._problem: RekindleError | None = None
+        self._slots: list[memoryview] = []
+        self._tensors: list[torch.Tensor] = []
+        self._kept = file.kept if file else None  # slot of the newest committed snapshot
+        self._queued: set[int] = set()  # slots to be committed
+        self._pinned: set[int] = set()
+        self._lock = threading.Lock()
+        self._jobs: SimpleQueue[Job | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="snapshots", daemon=True)
+        self._thread.start()
+
+    @property
+    def _size(self) -> int:
+        return self.state.memory.numel() * self.state.memory.element_size()
+
+    @property
+    def idle(self) -> bool:
+        """Whether there is shared memory, and all snapshots in it are committed."""
+        return self.ready.is_set() and self.file is not None and not self._queued
+
+    def take(self, extra: bytes, *, pin: bool = False, commit: bool = True) -> int | None:
+        """Copy the state as it is now; gives the slot, None if none is free.
+
+        `pin`: it stays until `unpin`. `commit`: it becomes the newest snapshot in shared memory. Raises RekindleError
+        if there is no memory for any.
+        """
+        if not self.ready.is_set():
+            return None
+        if self._problem:
+            raise self._problem
+        with self._lock:
+            busy = {self._kept, *self._queued, *self._pinned}
+            slot = next((slot for slot in range(len(self._slots)) if slot not in busy), None)
+            if slot is None:
+                return None
+            if pin:
+                self._pinned.add(slot)
+            if self.file:
+                self._queued |= {slot} if commit else set()
+                self.file.begin(slot)
+        self._tensors[slot].copy_(self.state.memory)
+        if self.file and commit:
+            self._jobs.put((slot, self.state.step, extra))
+        return slot
+
+    def view(self, slot: int) -> memoryview:
+        """The bytes of the state in a slot."""
+        return self._slots[slot]
+
+    def unpin(self, slot: int) -> None:
+        """The slot may be written again."""
+        with self._lock:
+            self._pinned.discard(slot)
+
+    def close(self, *, remove: bool) -> None:
+        """Commit what is taken, and let go; `remove`: nobody needs the shared memory any more."""
+        self._jobs.put(None)
+        self._thread.join()
+        file, self.file = self.file, None
+        if file:
+            file.close(remove=remove)
+
+    def _run(self) -> None:
+        try:
+            self._reserve()
+        except OSError as error:  # said by whoever wants a copy: without any, no checkpoint could be made
+            self._problem = RekindleError(
+                f"there is no memory for a copy of the state, {self._size >> 20} MiB ({error}), and so no checkpoint: "
+                "raise cluster.pods.train.memory, or whatever limits this process."
+            )
+        self.ready.set()
+        while job := self._jobs.get():
+            slot, step, extra = job
+            assert self.file
+            self.file.commit(slot, step, extra)
+            with self._lock:
+                self._kept = slot
+                self._queued.discard(slot)
+
+    def _reserve(self) -> None:
+        memory, size = self.state.memory, self._size
+        if self.file:
+            try:
+                self.file.reserve()
+                self._slots = [slot[:size] for slot in self.file.slots]
+            except OSError as error:
+                say(
+                    f"no snapshots in shared memory: {error}. {snapshot_file.SLOTS} times {size >> 20} MiB must fit "
+                    f"into {snapshot_file.directory()}: give the pod an emptyDir with medium: Memory there. "
+                    "Until then the loss of all workers costs the steps since the last durable checkpoint."
+                )
+                self.file.close(remove=True)
+                self.file = None
+        if not self.file:
+            self._slots = [memoryview(mmap.mmap(-1, size))]
+        self._tensors = [torch.frombuffer(slot, dtype=memory.dtype) for slot in self._slots]
+        if not self.file:
+            self._tensors[0].zero_()  # touched now, so that no copy has to wait for a page fault

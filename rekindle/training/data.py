@@ -1,0 +1,80 @@
+"""The dataset on this node: downloaded once, shared by all workers of the node, found again after a restart."""
+
+import fcntl
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rekindle.errors import ConfigError, DataError, RekindleError
+from rekindle.storage import NotFound, Store
+from rekindle.training.checkpoint.snapshot_file import ROOM
+
+CACHE = "REKINDLE_CACHE"  # environment: the directory for datasets, on a disk large enough
+
+
+def local_dataset(store: Store, prefix: str, digest: str) -> Path:
+    """The directory with the dataset below `prefix`. Raises DataError if it is not there, or another than `digest`."""
+    root = Path(os.environ.get(CACHE) or Path(tempfile.gettempdir()) / f"rekindle-{os.getuid()}") / "datasets"
+    root.mkdir(parents=True, exist_ok=True)
+    target = root / digest
+    with open(root / f"{digest}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # released by the kernel, however this process ends
+        if not target.exists():
+            unfinished = root / f"{digest}.unfinished"
+            shutil.rmtree(unfinished, ignore_errors=True)
+            _download(store, prefix, unfinished)
+            found = json.loads((unfinished / "dataset.json").read_text()).get("digest")
+            if found != digest:
+                raise DataError(
+                    f"{store.uri(prefix)} is the dataset {str(found)[:12]}: this run was given the digest "
+                    f"{digest[:12]}. Run the step prepare again, or pass the digest that it gave."
+                )
+            unfinished.rename(target)
+    return target
+
+
+def _download(store: Store, prefix: str, target: Path) -> None:
+    try:
+        store.download(prefix.rstrip("/") + "/", target)
+    except NotFound as error:
+        raise DataError(f"{error} The step prepare must have written the dataset there.") from error
+    except OSError as error:
+        raise RekindleError(
+            f"the dataset cannot be kept in {target.parent} ({error}): make room, or set {CACHE} to a larger disk."
+        ) from error
+    if not (target / "dataset.json").exists():
+        raise DataError(f"{store.uri(prefix)} holds no dataset.json: it is not a dataset. Run the step prepare again.")
+
+
+class Cursor:
+    """The state of the workload's own data loader, if it keeps one: JSON, equal in all workers between steps."""
+
+    def __init__(self, data: Any) -> None:
+        self.data, self.stateful = data, hasattr(data, "state_dict")
+        self.advance: Callable[[int], None] = getattr(data, "advance", lambda step: None)
+
+    def dump(self) -> bytes:
+        """The state now; empty if there is none. Raises ConfigError."""
+        if not self.stateful:
+            return b""
+        try:
+            found = json.dumps(self.data.state_dict(), sort_keys=True).encode()
+        except (TypeError, ValueError) as error:
+            raise ConfigError(
+                f"the dataset's state_dict() is not JSON ({error}): give numbers, texts, lists."
+            ) from error
+        if len(found) > ROOM:
+            raise ConfigError(
+                f"the dataset's state_dict() has {len(found)} bytes: it must have at most {ROOM}, since it travels "
+                "with every snapshot. Keep what can be computed out of it."
+            )
+        return found
+
+    def load(self, found: bytes) -> None:
+        """Go back, or on, to a state that `dump` gave."""
+        if self.stateful and found:
+            self.data.load_state_dict(json.loads(found))

@@ -1,0 +1,90 @@
+"""What a run tells while it trains: one line of progress a second, and curves for MLflow, sent by a thread.
+
+The line's form is fixed, others read it: `progress step=120/600 loss=0.02130 samples_per_s=10234 eta_s=12`.
+"""
+
+import threading
+import time
+from collections.abc import Callable
+
+from rekindle.errors import TrackingError, say
+
+POINTS = 500  # of each curve at most: the mean of as many steps as that takes
+PERIOD = 5.0  # seconds between requests to MLflow
+PATIENCE = 10.0  # seconds the end of a run waits for MLflow
+
+
+class Metrics:
+    """Counts steps of the group's rank 0 (`begun`: at the first); the others make one too, and may become rank 0."""
+
+    def __init__(
+        self, run_id: str, total: int, samples_per_step: int, begun: Callable[[], None] = lambda: None
+    ) -> None:
+        self.run_id, self.total, self.samples, self.begun = run_id, total, samples_per_step, begun
+        self.every = max(1, total // POINTS)
+        self._sums = [0.0, 0.0, 0]  # loss, norm, steps
+        self._since = self._line_at = time.monotonic()
+        self._line_step = -1
+        self._points: list[tuple[str, float, int]] = []
+        self._lock = threading.Lock()
+        self._closing = threading.Event()
+        self._error = ""
+        self._thread = threading.Thread(target=self._run, name="metrics", daemon=True)
+
+    def record(self, step: int, loss: float, norm: float, rate: float) -> None:
+        """Update `step` (from 1) is made."""
+        self._sums[0] += loss
+        self._sums[1] += norm
+        self._sums[2] += 1
+        now = time.monotonic()
+        if step % self.every == 0 or step == self.total:
+            loss, norm, count = self._sums
+            speed = count * self.samples / max(1e-9, now - self._since)
+            values = {"loss": loss / count, "gradient_norm": norm / count, "learning_rate": rate}
+            values["samples_per_s"] = speed
+            self._sums, self._since = [0.0, 0.0, 0], now
+            if self.run_id:
+                with self._lock:
+                    self._points += [(f"train/{name}", value, step) for name, value in values.items()]
+                if not self._thread.ident:
+                    self._thread.start()
+        if self._line_step < 0:  # the first step of this process warms up; it would spoil the speed
+            self._line_at, self._line_step = now, step
+            self.begun()
+        elif now - self._line_at >= 1 or step == self.total:
+            self._progress(step, loss, (step - self._line_step) / max(1e-9, now - self._line_at))
+            self._line_at, self._line_step = now, step
+
+    def close(self) -> None:
+        """Send what is left; say what MLflow did not take."""
+        self._closing.set()
+        if self._thread.ident:
+            self._thread.join(PATIENCE)
+        with self._lock:
+            if self._points:
+                why = self._error or f"it did not answer within {PATIENCE:.0f} s"
+                say(f"{len(self._points)} points of the curves are not in MLflow: {why}")
+            self._points = []
+
+    def _progress(self, step: int, loss: float, steps_per_s: float) -> None:
+        eta = (self.total - step) / max(1e-9, steps_per_s)
+        say(
+            f"progress step={step}/{self.total} loss={loss:.5f} "
+            f"samples_per_s={steps_per_s * self.samples:.0f} eta_s={eta:.0f}"
+        )
+
+    def _run(self) -> None:
+        from rekindle import tracking
+
+        ending = False
+        while not ending:
+            ending = self._closing.wait(PERIOD)
+            with self._lock:
+                points = list(self._points)
+            try:
+                if points:
+                    tracking.log_metrics(self.run_id, points)
+                with self._lock:
+                    del self._points[: len(points)]
+            except TrackingError as error:
+                self._error = str(error)

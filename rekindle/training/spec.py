@@ -1,0 +1,113 @@
+"""The `train:` section of a config: what defines the result, and where it is computed."""
+
+import hashlib
+import json
+import math
+from typing import Any, ClassVar, Literal, Self, cast
+
+from pydantic import Field, model_validator
+
+from rekindle.sections import Section
+from rekindle.step import StepInputs, parse, parser
+
+
+class TrainConfig(Section):
+    """How a model is trained. Every field but those in PLACEMENT is part of what the weights are a function of."""
+
+    PLACEMENT: ClassVar[frozenset[str]] = frozenset(
+        {"workers", "min_workers", "max_workers", "silence_seconds", "hung_seconds"}
+        | {"checkpoint_seconds", "checkpoint_steps", "hot_seconds", "keep_checkpoints", "keep_hours"}
+    )
+
+    workers: int = Field(2, ge=1, description="processes to start; any number gives the same weights")
+    min_workers: int = Field(1, ge=1, description="training waits while fewer than this are alive")
+    max_workers: int = Field(0, ge=0, description="more than this stand by (0: as many as `workers`)")
+    virtual_workers: int = Field(8, ge=1, le=4096, description="units the result is defined on, shared by the workers")
+    threads: int = Field(1, ge=1, description="CPU threads of each worker: part of what defines the result")
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto takes a GPU where there is one")
+    seed: int = Field(0, ge=0, lt=2**63, description="of the first weights, the data order and dropout")
+    batch_size: int = Field(32, ge=1, description="samples of one virtual worker in one step")
+    epochs: float = Field(1.0, gt=0, description="passes over the training data")
+    steps: int = Field(0, ge=0, description="optimizer updates, instead of `epochs` (0: as epochs says)")
+    learning_rate: float = Field(1e-3, gt=0, description="highest learning rate")
+    schedule: Literal["linear", "cosine", "constant"] = Field("linear", description="decay after the warm-up, to 0")
+    warmup: float = Field(0.1, ge=0, lt=1, description="share of the steps in which the learning rate rises")
+    weight_decay: float = Field(0.01, ge=0, description="of matrices; vectors and scalars do not decay")
+    beta1: float = Field(0.9, ge=0, lt=1, description="AdamW's memory of the gradient")
+    beta2: float = Field(0.999, ge=0, lt=1, description="AdamW's memory of the gradient's square")
+    clip: float = Field(1.0, ge=0, description="largest norm of the gradient (0: no limit)")
+    average: float = Field(0.0, ge=0, lt=1, description="keep and release a running average of the weights (0: off)")
+    reduction: Literal["exact", "fast"] = Field("exact", description="fast: a plain all-reduce, bits depend on workers")
+    silence_seconds: float = Field(1.0, ge=0.5, description="a worker silent for so long, without a step, is dropped")
+    hung_seconds: float = Field(600.0, gt=0, description="one that lives, but makes no step for so long, is dropped")
+    checkpoint_seconds: float = Field(0.0, ge=0, description="time between durable checkpoints (0: automatic)")
+    hot_seconds: float = Field(0.0, ge=0, description="time between snapshots in shared memory (0: automatic)")
+    checkpoint_steps: int = Field(0, ge=0, description="and after this many steps (0: time alone decides)")
+    keep_checkpoints: int = Field(3, ge=2, description="durable checkpoints kept")
+    keep_hours: float = Field(0.0, ge=0, description="older ones go, too, but for the newest (0: by number alone)")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "TrainConfig":
+        virtual = self.virtual_workers
+        if self.max_workers == 0:
+            object.__setattr__(self, "max_workers", self.workers)
+        for name in ("workers", "max_workers"):
+            if (value := getattr(self, name)) > virtual:
+                raise ValueError(
+                    f"train.{name} is {value}: it must be at most train.virtual_workers ({virtual}). "
+                    "Lower it, or raise train.virtual_workers (this changes the result)"
+                )
+        if not self.min_workers <= self.workers <= self.max_workers:
+            raise ValueError(
+                f"train.workers is {self.workers}: it must lie between train.min_workers ({self.min_workers}) and "
+                f"train.max_workers ({self.max_workers}). Change one of the three; none of them changes the result"
+            )
+        return self
+
+    def identity(self) -> dict[str, Any]:
+        """The settings that the weights are a function of."""
+        return {name: getattr(self, name) for name in sorted(TrainConfig.model_fields) if name not in self.PLACEMENT}
+
+    def total_steps(self, samples: int) -> int:
+        """Optimizer updates of the whole run over `samples` training samples."""
+        return self.steps or max(1, round(self.epochs * samples / (self.batch_size * self.virtual_workers)))
+
+    def rate(self, step: int, total: int) -> float:
+        """The learning rate of update `step` of `total`."""
+        rise = round(self.warmup * total)
+        if step < rise:
+            return self.learning_rate * (step + 1) / rise
+        left = 1 - (step - rise) / max(1, total - rise)
+        shapes = {"linear": left, "cosine": (1 - math.cos(math.pi * left)) / 2, "constant": 1.0}
+        return self.learning_rate * shapes[self.schedule]
+
+
+class TrainingSpec(StepInputs, TrainConfig):
+    """One training run; every process of the run, and its coordinator, is given the same."""
+
+    workload: str = Field("steps.fraud", description="module that defines the data, the model and its loss")
+    model: dict[str, Any] = Field(default_factory=dict, description="the workload's `model` section")
+    dataset: str = Field(description="key prefix of the dataset directory in the object store")
+    digest: str = Field(description="the dataset's identity, as `prepare` gave it")
+    out: str = Field(description="key prefix for the trained model")
+    checkpoints: str = Field(description="key prefix for this run's checkpoints")
+    run_id: str = Field("", description="MLflow run for the metrics (empty: none)")
+
+    @classmethod
+    def from_flags(cls, argv: list[str]) -> Self:
+        """The inputs of a command line, for who is not the step but given its flags. Raises ConfigError."""
+        flags = vars(parser("steps.train", cls).parse_args(argv))
+        return cast(Self, parse(cls, {name: flags[name] for name in flags if name in cls.model_fields}))
+
+    def identity(self) -> dict[str, Any]:
+        """All that the weights are a function of, apart from the machine: see `fingerprint`."""
+        return {"workload": self.workload, "model": self.model, "train": super().identity(), "digest": self.digest}
+
+    def identity_hash(self) -> str:
+        """sha256 of the identity: what marks a run's checkpoints and model."""
+        return hashlib.sha256(json.dumps(self.identity(), sort_keys=True).encode()).hexdigest()
+
+    @property
+    def ledger(self) -> str:
+        """Key prefix of the run's ledger."""
+        return f"{self.checkpoints}/ledger"

@@ -1,0 +1,30 @@
+"""What happened to the training of a run, from its ledger: `rekindle explain`."""
+
+import json
+from pathlib import Path
+
+from rekindle.view import overview
+
+
+def prefix(name: str) -> str:
+    """Where the training of run `name` writes its ledger."""
+    return f"{name}/checkpoints/ledger"
+
+
+def explain(home: Path, name: str | None, as_json: bool) -> str:
+    """The account of a run's training, the newest one's without a name; as far as it has come.
+
+    Raises ConfigError if there is no such run, StorageError if the object store is away.
+    """
+    name = name or overview.newest(home)
+    phase = overview.state(home, name)["phase"]
+    from rekindle.ledger.accounting import account
+    from rekindle.ledger.events import read
+    from rekindle.ledger.text import words
+    from rekindle.local.emulator import LocalCluster
+
+    summary = account(read(LocalCluster(home).store(), prefix(name)))
+    told = words(summary)
+    if as_json:
+        return json.dumps({"workflow": name, "phase": phase, "words": told} | summary.as_json(), indent=2)
+    return "\n".join([f"{name}: {phase}", "", *told])

@@ -1,0 +1,231 @@
+"""A run in the foreground: shown while it runs, stopped when asked to, its end in words or as JSON, and the exit code.
+
+    run(home, manifest, parameters, as_json=False, ask=True)
+    # → 0 done, 1 failed, 3 kept by the gate, 130 stopped by Ctrl-C, 143 by SIGTERM, 129 by SIGHUP
+
+With `as_json` stdout gets exactly one object; everything else goes to stderr.
+"""
+
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from rekindle.argo.manifest.scopes import misshapen
+from rekindle.errors import ConfigError, RekindleError
+from rekindle.local.engine import suspend
+from rekindle.local.processes import on_ending
+from rekindle.local.run import LocalRun, let_go
+from rekindle.render import manifest_sha256
+from rekindle.view import display, summary
+
+LONG = 3.0  # seconds that stopping does not take, unless something hangs
+TAIL = 8192  # bytes of a log that may hold what a step said last
+
+
+def run(
+    home: Path,
+    manifest: Mapping[str, Any],
+    parameters: Mapping[str, str],
+    *,
+    as_json: bool,
+    ask: bool,
+    whole: bool = False,
+    beside: Iterable[Mapping[str, Any]] = (),
+) -> int:
+    """Run a manifest. Raises ConfigError before anything starts. `whole`: not ours; its JSON holds Argo's status."""
+    cluster = _cluster(home)
+    cluster.keep(beside)
+    _ports_are_free(manifest, cluster)
+    # what Rekindle renders for a cluster is known not to matter here
+    local = LocalRun.new(manifest, parameters, cluster, _note if whole else None)
+    return _watched(local, manifest, as_json, ask, whole)
+
+
+def resume(home: Path, name: str | None, values: Mapping[str, str], *, as_json: bool, ask: bool) -> int:
+    """Go on with a run; let its suspended steps go on if another process runs it. Raises ConfigError, Busy."""
+    from rekindle.view import overview
+
+    name = name or overview.newest(home, ("Interrupted", "Failed", "Error"))
+    if let_go(name, values, home):
+        print(json.dumps({"workflow": name, "phase": "Running"}) if as_json else f"{name} goes on", flush=True)
+        return 0
+    local = LocalRun.old(name, _cluster(home))
+    return _watched(local, local.workflow, as_json, ask, whole=_label(local, "part-of") != "rekindle")
+
+
+def prefetch(home: Path) -> None:
+    """Start the embedded services already; they are up when the first step needs them."""
+    _cluster(home).prefetch()
+
+
+def _cluster(home: Path) -> Any:
+    from rekindle.local.emulator import LocalCluster
+
+    return LocalCluster(home)
+
+
+def _ports_are_free(manifest: Mapping[str, Any], cluster: Any) -> None:
+    """Raises ConfigError for a Service whose port is taken: better now than after the training."""
+    if any(misshapen(manifest)):
+        return  # refused when it is read
+    for template in (manifest.get("spec") or {}).get("templates") or []:
+        text = str((template.get("resource") or {}).get("manifest"))
+        if "Service" in text and "{{" not in text:
+            from rekindle.argo.manifest.read import documents
+            from rekindle.local.controllers.deployment import Services
+
+            for each in documents(text):
+                if each.get("kind") == "Service":
+                    Services(cluster).check(each)
+
+
+def _note(line: str) -> None:
+    sys.stderr.write(f"note: {line}\n")
+
+
+def _watched(local: LocalRun, manifest: Mapping[str, Any], as_json: bool, ask: bool, whole: bool = False) -> int:
+    out = sys.stderr if as_json else sys.stdout
+    interrupts = Interrupts(local.files.root / "stop", ask)
+    status, why = local.status, ""
+    progress = display.LogProgress(local.name, local.files.logs).of
+    with interrupts.caught_here(), display.show(local.name, progress, local.workflow, out) as shown:
+        interrupts.say = shown.say
+        try:
+            _serve_again(local)
+            status = local.run(_saying_what_waits(local, shown))
+        except KeyboardInterrupt:
+            status = {**local.status, "phase": "Interrupted", "message": "stopped by Ctrl-C, SIGTERM or SIGHUP"}
+        except ConfigError:
+            raise
+        except (RekindleError, OSError) as error:  # the runner itself cannot go on: no space for its state, say
+            why = str(error)
+            status = {**local.status, "phase": "Error", "message": why}
+    ours = _label(local, "part-of") == "rekindle"
+    code = 128 + interrupts.caught if interrupts.caught else summary.exit_code(status, ours)
+    facts = {"manifest_sha256": manifest_sha256(manifest), "endpoint": _endpoint(local)}
+    if as_json:
+        told = summary.as_json(local.name, status, **facts) | ({"status": status} if whole else {})
+        print(json.dumps(told), flush=True)
+    if code in (0, summary.KEPT):
+        out.write(summary.success(status, _shown(status, facts["endpoint"]), ours))
+    elif interrupts.caught:
+        sys.stderr.write(f"\n{local.name} is stopped: nothing of it runs any more\nresume  {_resume(local)}\n")
+    else:
+        sys.stderr.write(_failure(local, status, why))
+    return code
+
+
+def _saying_what_waits(local: LocalRun, shown: display.Shown) -> Callable[[summary.Status], None]:
+    """`shown`, which also says once of each suspended step what lets it go on."""
+    said: set[str] = set()
+    if local.workflow["spec"].get("suspend"):
+        shown.say(f"{local.name} is suspended: `rekindle resume {local.name}` in another terminal lets it go on")
+
+    def changed(status: summary.Status) -> None:
+        shown(status)
+        for node in suspend.waiting(status):
+            if node["id"] not in said:
+                said.add(node["id"])
+                shown.say(suspend.told(local.name, node))
+
+    return changed
+
+
+def _serve_again(local: LocalRun) -> None:
+    """What `rekindle down` stopped serves again: a run may end with the champion that stays."""
+    name = _label(local, "name")
+    if name and (local.cluster.home / "objects/Deployment" / f"{name}.json").exists():
+        from rekindle.local.controllers.deployment import Deployments
+
+        Deployments(_cluster(local.cluster.home)).start(name)
+
+
+def _label(local: LocalRun, name: str) -> str | None:
+    return local.workflow["metadata"]["labels"].get(f"app.kubernetes.io/{name}")
+
+
+def _endpoint(local: LocalRun) -> str | None:
+    """Where the pipeline's own deployment answers, if it is there."""
+    name = _label(local, "name")
+    found = [each for each in _cluster(local.cluster.home).overview() if each["kind"] == "deployment"] if name else []
+    return next((each["address"] for each in found if each["name"] == name and each["running"]), None)
+
+
+def _shown(status: summary.Status, endpoint: str | None) -> dict[str, str | None]:
+    return {
+        "endpoint": endpoint,
+        "try it": endpoint and f"curl -s {endpoint}/v1/example | curl -s {endpoint}/v1/score -d @-",
+        "mlflow": "rekindle ui" if summary.parameters(status).get("run_id") else None,
+    }
+
+
+def _failure(local: LocalRun, status: summary.Status, why: str) -> str:
+    step = summary.culprit(summary.steps(local.name, status))
+    log = summary.log_of(local.name, status, step, local.files.logs, local.cluster.home / "deployments")
+    said, place = "", None
+    if log:
+        with log.open("rb") as file:
+            file.seek(max(0, log.stat().st_size - TAIL))
+            said, place = file.read().decode(errors="replace"), os.path.relpath(log)
+    return "\n" + summary.failure(local.name, status, said, place, _resume(local), why) + "\n"
+
+
+def _resume(local: LocalRun) -> str:
+    return f"rekindle resume {local.name}"
+
+
+class Interrupts:
+    """Ctrl-C asks once (on a terminal), then raises KeyboardInterrupt; SIGTERM, SIGHUP and `rekindle stop` do at once.
+
+    What has not stopped soon after is left as it is, for `rekindle resume` to clear.
+    """
+
+    def __init__(self, stop: Path, ask: bool) -> None:
+        self.stop = stop  # is there while `rekindle stop` asks the runner to end the run
+        self.ask = ask and sys.stdin is not None and sys.stdin.isatty()
+        self.say: Callable[[str], None] = _note  # until there is a display
+        self.caught: int | None = None
+        self.since = 0.0
+
+    @contextmanager
+    def caught_here(self) -> Iterator[None]:
+        before = on_ending(self._on)
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _on(self, number: int, frame: FrameType | None) -> None:
+        if self.caught:
+            if time.monotonic() - self.since > LONG:
+                os._exit(128 + number)
+            return  # it is stopping already
+        if self.stop.exists():
+            raise KeyboardInterrupt
+        if number == signal.SIGINT and self.ask:
+            self.ask = False
+            self.say("Stop this run? y or Ctrl-C again stops it, anything else lets it go on.")
+            threading.Thread(target=self._answered, daemon=True).start()
+            return
+        self.caught, self.since = number, time.monotonic()
+        raise KeyboardInterrupt
+
+    def _answered(self) -> None:
+        try:  # not sys.stdin.readline(): its lock, held by a thread that waits, is fatal when the interpreter ends
+            answer = os.read(sys.stdin.fileno(), 100)
+        except OSError:  # the terminal is closed
+            return
+        if answer.strip().lower().startswith(b"y"):
+            os.kill(os.getpid(), signal.SIGINT)
+        else:
+            self.ask = True
+            self.say("It goes on.")

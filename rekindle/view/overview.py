@@ -1,0 +1,117 @@
+"""What this machine runs and ran: the tables of `rekindle status`, the logs of a run, and the end of everything.
+
+A run is a directory of .rekindle/runs (rekindle/local/journal.py); nothing here changes one.
+"""
+
+import json
+import time
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import Any, TextIO
+
+from rekindle.errors import ConfigError
+from rekindle.local.journal import RunFiles
+from rekindle.view import display
+from rekindle.view.summary import FINISHED, Status, as_json, duration, parameters, steps, timestamp
+
+
+def names(home: Path) -> list[str]:
+    """The runs of this home, newest first."""
+    found = [path.parent for path in (home / "runs").glob("*/manifest.yaml")]
+    return [
+        path.name for path in sorted(found, key=lambda path: (path / "manifest.yaml").stat().st_mtime, reverse=True)
+    ]
+
+
+def newest(home: Path, phases: Collection[str] = ()) -> str:
+    """The run that a command without NAME means, in one of `phases`. Raises ConfigError if there is none."""
+    for name, status in _known(home):
+        if not phases or status["phase"] in phases:
+            return name
+    what = f"run that is {' or '.join(phases).lower()}" if phases else "run"
+    raise ConfigError(f"there is no {what} in {home}: `rekindle status` lists all, `rekindle run CONFIG` starts one.")
+
+
+def state(home: Path, name: str) -> dict[str, Any]:
+    """The status of a run; one whose runner is gone is `Interrupted`. Raises ConfigError if there is none."""
+    files = RunFiles(home, name)
+    files.workflow()
+    status, _ = files.load()
+    if status.get("phase") not in FINISHED:
+        status["phase"] = "Running" if files.runner() else "Interrupted"
+    return status
+
+
+def everything(home: Path, as_json: bool) -> str:
+    """Runs, and what serves: deployments and services."""
+    from rekindle.local.emulator import LocalCluster
+
+    tables = {"runs": list(_runs(home)), "serving": LocalCluster(home).overview()}
+    if as_json:
+        return json.dumps(tables, indent=2)
+    empty = f"nothing ran in {home} yet: `rekindle run configs/demo.yaml`"
+    return "\n\n".join(table(rows) for rows in tables.values() if rows) or empty
+
+
+def run(home: Path, name: str, wants_json: bool) -> str:
+    """The steps of one run."""
+    status = state(home, name)
+    return json.dumps(as_json(name, status), indent=2) if wants_json else steps_table(name, status)
+
+
+def steps_table(name: str, status: Status) -> str:
+    """The steps of a run, each with its phase and the time it took."""
+    rows = [
+        {
+            "step": "  " * row.depth + row.label,
+            "phase": row.phase,
+            "took": duration(row.seconds),
+            "message": " ".join(row.message.split())[:80],
+        }
+        for row in steps(name, status)
+    ]
+    return f"{name}: {status.get('phase') or 'Pending'} {status.get('message') or ''}".rstrip() + "\n\n" + table(rows)
+
+
+def logs(home: Path, name: str | None, step: str, follow: bool, out: TextIO, as_json: bool) -> None:
+    """Copy the logs of a run to `out`; with `follow`, until nobody runs it any more."""
+    files = RunFiles(home, name or newest(home))
+    files.workflow()
+    display.follow(files.logs, step, lambda: not follow or files.runner() is None, out, as_json)
+
+
+def _known(home: Path) -> Iterator[tuple[str, Status]]:
+    """The runs, newest first; one whose files were spoiled hides no other."""
+    for name in names(home):
+        try:
+            yield name, state(home, name)
+        except ConfigError:
+            yield name, {"phase": "Unreadable"}
+
+
+def _runs(home: Path) -> Iterator[dict[str, str]]:
+    for name, status in _known(home):
+        began, ended = status.get("startedAt"), status.get("finishedAt")
+        yield {
+            "run": name,
+            "phase": status["phase"],
+            "verdict": parameters(status).get("verdict", ""),
+            "age": duration(time.time() - timestamp(began)) if began else "",
+            "took": duration(timestamp(ended) - timestamp(began)) if began and ended else "",
+        }
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """Columns under their names, as `kubectl get` prints them."""
+    if not rows:
+        return ""
+    columns = list(dict.fromkeys(column for row in rows for column in row))
+    lines = [[name.upper() for name in columns], *[[_cell(row.get(name, "")) for name in columns] for row in rows]]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
+    return "\n".join(
+        "  ".join(f"{text:{width}}" for text, width in zip(line, widths, strict=True)).rstrip() for line in lines
+    )
+
+
+def _cell(value: Any) -> str:
+    return ("yes" if value else "no") if isinstance(value, bool) else str(value)

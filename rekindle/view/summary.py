@@ -1,0 +1,261 @@
+"""What a run was, in words and in one JSON object. Everything here is read from Argo's WorkflowStatus as plain data.
+
+Node names are Argo's: a DAG task is `PARENT.TASK`, a member of a steps template `PARENT[GROUP].STEP`, an attempt of a
+retried node `NAME(N)`; so the tree is in the names.
+"""
+
+import math
+import re
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from rekindle.errors import ConfigError
+
+Status = Mapping[str, Any]
+
+FAILED = ("Failed", "Error")
+FINISHED = ("Succeeded", "Failed", "Error", "Skipped", "Omitted")
+KEPT = 3
+VERDICTS = {
+    "release": "released",
+    "keep": "not released: the champion stays",
+    "same": "nothing to release: this very model already serves",
+}
+METRICS = {"AP": "ap", "AUC": "auc", "CP@100": "cp100"}
+GROUPS = ("DAG", "Steps", "StepGroup", "TaskGroup")
+PROGRESS = re.compile(r"progress step=(\d+)/(\d+) loss=(\S+) samples_per_s=(\S+) eta_s=(\S+)")
+
+
+@dataclass(frozen=True)
+class Step:
+    """One node of a run, as people call it: `ship.release` instead of `demo-4k2xp.ship.release`."""
+
+    name: str
+    label: str
+    depth: int
+    kind: str
+    phase: str
+    started: str | None = None
+    finished: str | None = None
+    message: str = ""
+    node: Mapping[str, Any] | None = None
+
+    @property
+    def seconds(self) -> float | None:
+        """How long it took, or has been running."""
+        if not self.started:
+            return None
+        return round((timestamp(self.finished) if self.finished else time.time()) - timestamp(self.started), 3)
+
+
+def timestamp(text: str) -> float:
+    """RFC 3339 → unix seconds."""
+    return datetime.fromisoformat(text).timestamp()
+
+
+def duration(seconds: float | None) -> str:
+    """`2.3 s`, `1 min 05 s`, `2 h 10 min`."""
+    if seconds is None:
+        return ""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def planned(manifest: Mapping[str, Any]) -> list[str]:
+    """The tasks of the entrypoint, in the manifest's order, so that a tree can show what is still to come."""
+    spec = manifest.get("spec", {})
+    for template in spec.get("templates", []):
+        if template.get("name") == spec.get("entrypoint"):
+            groups = [template.get("dag", {}).get("tasks", []), *template.get("steps", [])]
+            return [task["name"] for group in groups for task in group]
+    return []
+
+
+def steps(name: str, status: Status, plan: Iterable[str] = ()) -> list[Step]:
+    """The nodes of run `name`, each below its parent, then the tasks of `plan` that have not begun."""
+    found = list((status.get("nodes") or {}).values())  # a copy, as the runner may add to it meanwhile
+    nodes = {n["name"]: n for n in sorted(found, key=lambda n: n.get("startedAt") or "~")}
+    children: dict[str, list[str]] = {}
+    for each in nodes:
+        if each != name:
+            children.setdefault(_parent(each, nodes) or name, []).append(each)
+    rows: list[Step] = []
+
+    def add(parent: str, depth: int) -> None:
+        for child in children.get(parent, []):
+            node = nodes[child]
+            hidden = node.get("type") == "StepGroup" or (_attempt(child, nodes) and len(children[parent]) == 1)
+            if not hidden:
+                row = _step(name, parent, node, depth)
+                if row.kind == "Retry" and row.phase == "Running" and status.get("phase") in FINISHED:
+                    # Argo leaves it so when it stops a run
+                    row = _step(name, parent, {**node, **_end(last_attempt(status, row))}, depth)
+                if row.kind == "Retry" and row.phase in FAILED:  # why it failed, not why it is not tried again
+                    row = replace(row, message=last_attempt(status, row).get("message") or row.message)
+                rows.append(row)
+            add(child, depth + (not hidden))
+
+    add(name, 0)
+    if name in nodes and all(row.name.startswith("onExit") for row in rows):
+        rows.insert(0, _step(name, "", nodes[name], 0))
+    begun = {row.name for row in rows if row.depth == 0}
+    waiting = [Step(task, task, 0, "", "Waiting") for task in plan if task not in begun]
+    exits = [row for row in rows if row.name.startswith("onExit")]
+    return [row for row in rows if row not in exits] + waiting + exits
+
+
+def _end(node: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: node[key] for key in ("phase", "finishedAt", "message") if key in node}
+
+
+def leaves(rows: Iterable[Step]) -> list[Step]:
+    """The steps that did the work: neither groups nor single attempts."""
+    return [row for row in rows if row.kind not in GROUPS and not row.label.startswith("(") and row.phase != "Waiting"]
+
+
+def culprit(rows: list[Step]) -> Step | None:
+    """The step that failed first, or else runs; an attempt that a retry made good is none."""
+    whole = [row for row in rows if not row.label.startswith("(") and row.phase in FAILED]
+    failed = leaves(whole) or whole or leaves([row for row in rows if row.phase == "Running"])
+    return min(failed, key=lambda row: (row.name.startswith("onExit"), row.finished or "~"), default=None)
+
+
+def last_attempt(status: Status, step: Step) -> Mapping[str, Any]:
+    """The node that did the work of a step: its pod's, not the one that counts its retries."""
+    name = step.node["name"] if step.node else ""
+    attempts = [n for n in status["nodes"].values() if re.fullmatch(re.escape(name) + r"\(\d+\)", n["name"])]
+    return max(attempts, key=lambda n: n.get("startedAt") or "", default=step.node or {})
+
+
+def as_json(name: str, status: Status, **facts: Any) -> dict[str, Any]:
+    """The object that `-o json` prints. `facts` adds or overrides keys (manifest_sha256, endpoint, status, ...)."""
+    outputs = parameters(status)
+    result: dict[str, Any] = {"workflow": name, "phase": status.get("phase")}
+    if status.get("message"):
+        result["message"] = status["message"]
+    result |= {"manifest_sha256": None, "model_sha256": outputs.get("model_sha256"), "verdict": outputs.get("verdict")}
+    result["metrics"] = {key: _number(outputs.get(key)) for key in METRICS.values()}
+    result |= {"endpoint": None, "run_id": outputs.get("run_id")}
+    result["steps"] = [
+        {
+            "name": row.name,
+            "phase": row.phase,
+            "started": row.started,
+            "finished": row.finished,
+            "seconds": row.seconds,
+            "message": row.message,
+        }
+        for row in leaves(steps(name, status))
+    ]
+    return result | facts
+
+
+def parameters(status: Status) -> dict[str, str]:
+    """The workflow's own outputs (globalName), by name."""
+    return {p["name"]: p.get("value", "") for p in (status.get("outputs") or {}).get("parameters") or []}
+
+
+def log_of(name: str, status: Status, step: Step | None, logs: Path, deployments: Path) -> Path | None:
+    """The log that explains how a step ended: its pod's, or that of a pod of the job or deployment that it applied."""
+    if step is None:
+        return None
+    node = last_attempt(status, step)
+    pod = f"{name}-{node.get('templateName', '')}-{node.get('id', '').rpartition('-')[2]}"
+    if (logs / f"{pod}.log").exists():
+        return logs / f"{pod}.log"
+    paths = list(logs.glob(f"{name}-{step.label}-*.log"))
+    if node.get("templateName") == "deployment":
+        paths = sorted(deployments.glob("*/logs/*.log"), key=lambda path: path.stat().st_mtime)[-1:]
+    told = [path for path in paths if re.search(rb"^(error: |Traceback)", path.read_bytes()[-65536:], re.MULTILINE)]
+    return min(told or paths, key=lambda path: path.stat().st_mtime, default=None)
+
+
+def log_tail(text: str, lines: int) -> list[str]:
+    """What a process said last; an error that it prints itself (`error: ...`) comes alone."""
+    said = [line.rstrip() for line in text.splitlines() if line.strip()]
+    last = max((i for i, line in enumerate(said) if line.startswith("error: ")), default=None)
+    return said[-lines:] if last is None else said[last : last + lines]
+
+
+def success(status: Status, facts: Mapping[str, str | None], ours: bool) -> str:
+    """What came out, one line each. `facts` (endpoint, where to look, ...) stand before the time it took.
+
+    Only the outputs of `ours` are known to be a verdict and metrics.
+    """
+    told = parameters(status) if ours else {}
+    took = timestamp(status["finishedAt"]) - timestamp(status["startedAt"])
+    figures = [f"{name} {float(told[key]):.3f}" for name, key in METRICS.items() if told.get(key, "nan") != "nan"]
+    lines = {
+        "verdict": f"{told['verdict']}: {VERDICTS[told['verdict']]}" if told.get("verdict") in VERDICTS else "",
+        "reason": told.get("reason"),
+        "metrics": "  ".join(figures),
+        **facts,
+        "took": duration(took),
+    }
+    return "\n" + "".join(f"{name:9} {text}\n" for name, text in lines.items() if text)
+
+
+def failure(name: str, status: Status, log: str, place: str | None, resume: str, why: str = "") -> str:
+    """At most 15 lines: the step, the cause, what its log says last and where it is, and the command that goes on.
+
+    `why` the runner itself could not go on comes before what failed in it.
+    """
+    row = culprit(steps(name, status))
+    lines = [f"{name}: {status.get('phase') or 'stopped'}" + (f" in step {row.name}" if row else "")]
+    lines += [f"  {line}" for line in log_tail(log, 7)]
+    message = why or (row and row.message) or status.get("message") or ""
+    lines += [
+        f"step    {row.name if row else 'none: ' + str(status.get('message') or '')}",
+        f"cause   {' '.join(str(message).split())[:600]}",
+        f"log     {place}" if place else "",
+        f"resume  {resume}",
+    ]
+    return "\n".join(line for line in lines if line)
+
+
+def exit_code(status: Status, ours: bool) -> int:
+    """What a finished run ends with. A step of `ours` that found its config wrong makes it bad usage."""
+    if status.get("phase") != "Succeeded":
+        codes = {(node.get("outputs") or {}).get("exitCode") for node in (status.get("nodes") or {}).values()}
+        return 2 if ours and str(ConfigError.exit_code) in codes else 1
+    return KEPT if ours and parameters(status).get("verdict") == "keep" else 0
+
+
+def _number(text: str | None) -> float | None:
+    """A metric; what is absent or not a number is null in JSON."""
+    value = float(text) if text else math.nan
+    return value if math.isfinite(value) else None
+
+
+def _parent(name: str, nodes: Mapping[str, Any]) -> str | None:
+    """The longest other node name that `name` continues with `.`, `[` or `(`."""
+    cuts = [i for i, c in enumerate(name) if c in ".[("]
+    return next((name[:i] for i in reversed(cuts) if name[:i] in nodes), None)
+
+
+def _attempt(name: str, nodes: Mapping[str, Any]) -> bool:
+    parent = _parent(name, nodes)
+    return parent is not None and nodes[parent].get("type") == "Retry" and name[len(parent)] == "("
+
+
+def _step(workflow: str, parent: str, node: Mapping[str, Any], depth: int) -> Step:
+    name = node["name"]
+    path = re.sub(r"^\[\d+\]|(?<=[^.])\[\d+\](?=\.)", "", name.removeprefix(workflow)).lstrip(".") or workflow
+    label = re.sub(r"^\[\d+\]", "", name.removeprefix(parent)).lstrip(".") or path
+    return Step(
+        name=path,
+        label=label,
+        depth=depth,
+        kind=node.get("type", ""),
+        phase=node.get("phase") or "Pending",
+        started=node.get("startedAt"),
+        finished=node.get("finishedAt"),
+        message=node.get("message") or "",
+        node=node,
+    )

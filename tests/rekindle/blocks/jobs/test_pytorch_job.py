@@ -1,0 +1,110 @@
+"""The training job's conditions on the statuses that the operator really writes, and the shape it insists on.
+
+Statuses: Kubeflow training operator 1.9, pkg/util/status.go and pytorchjob_controller.go.
+"""
+
+from typing import Any
+
+import pytest
+
+from rekindle.argo.manifest.selector import verdict
+from rekindle.blocks.cluster import ClusterConfig
+from rekindle.blocks.jobs.pytorch_job import FAILURE, SUCCESS, pytorch_job
+from rekindle.errors import ConfigError
+from rekindle.training.spec import TrainConfig
+
+
+def status(*conditions: str, **replicas: dict[str, int]) -> dict[str, Any]:
+    kinds = [{"type": each, "status": "True", "reason": f"PyTorchJob{each}"} for each in conditions]
+    return {"status": {"conditions": kinds, "replicaStatuses": replicas}}
+
+
+ONE = {"active": 1}
+RUNNING = {"Master": ONE, "Worker": {"active": 2}}
+
+
+@pytest.mark.parametrize(
+    "name, document, expected",
+    [
+        ("just applied", {"metadata": {"name": "x"}}, None),
+        ("created", status("Created"), None),
+        ("running", status("Created", "Running", **RUNNING), None),
+        ("worker evicted", status("Created", "Restarting", Master=ONE, Worker={"active": 1, "failed": 1}), None),
+        ("worker done before the master", status("Created", "Running", Master=ONE, Worker={"succeeded": 1}), None),
+        ("master done", status("Created", "Running", Master={"succeeded": 1}, Worker={"active": 1}), True),
+        ("succeeded", status("Created", "Succeeded", Master={"succeeded": 1}, Worker={}), True),
+        ("master gave up", status("Created", "Running", "Failed", Master={"failed": 1}, Worker={"active": 2}), False),
+        ("deadline before it ran", status("Created", "Failed", Master={}, Worker={}), False),
+        ("failed after restarts", status("Created", "Restarting", "Failed", Master={"failed": 1}), False),
+        ("suspended, resumed, failed", status("Created", "Suspended", "Running", "Failed", Master={}), False),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_the_step_ends_when_the_job_does_and_as_the_job_did(name: str, document: Any, expected: bool | None) -> None:
+    assert verdict(document, SUCCESS, ",".join(FAILURE))[0] is expected
+
+
+GPUS = {"pods": {"train": {"gpus": 2}}}
+
+
+def job(cluster: dict[str, Any] | None = None, **train: Any) -> dict[str, Any]:
+    config = TrainConfig.model_validate(train)
+    return pytorch_job("{{workflow.name}}-train", config, ClusterConfig.model_validate(cluster or {}), ["--seed=7"])
+
+
+def test_the_job_is_one_that_the_operator_accepts() -> None:
+    spec = job(workers=3, max_workers=4)["spec"]
+    master, worker = spec["pytorchReplicaSpecs"]["Master"], spec["pytorchReplicaSpecs"]["Worker"]
+    assert master["replicas"] == 1  # the webhook knows no default
+    assert worker["replicas"] == 3
+    assert spec["elasticPolicy"] == {"minReplicas": 1, "maxReplicas": 4}  # `rdzvConf: []` panics the operator
+    for replica in (master, worker):
+        (container,) = replica["template"]["spec"]["containers"]
+        assert container["name"] == "pytorch"
+        assert replica["template"]["metadata"]["labels"] == {"workflows.argoproj.io/workflow": "{{workflow.name}}"}
+    assert spec["runPolicy"]["cleanPodPolicy"] == "Running"  # workers go when the coordinator is done
+    assert "backoffLimit" not in spec["runPolicy"]  # it counts every restart of every worker
+
+
+def test_a_preempted_worker_comes_back_and_the_coordinators_end_is_the_jobs() -> None:
+    replicas = job()["spec"]["pytorchReplicaSpecs"]
+    assert replicas["Worker"]["restartPolicy"] == "OnFailure"
+    assert replicas["Master"]["restartPolicy"] == "ExitCode"
+
+
+def test_every_process_of_a_run_is_given_the_same_inputs() -> None:
+    replicas = job()["spec"]["pytorchReplicaSpecs"]
+    commands = [replicas[name]["template"]["spec"]["containers"][0]["args"] for name in ("Master", "Worker")]
+    assert commands == [
+        ["-m", f"rekindle.training.{name}", "--seed=7"] for name in ("membership.server", "launch.launcher")
+    ]
+
+
+def test_a_worker_knows_how_long_it_has_to_leave() -> None:
+    pod = job()["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]
+    environment = {each["name"]: each.get("value") for each in pod["containers"][0]["env"]}
+    assert environment["REKINDLE_GRACE"] == str(pod["terminationGracePeriodSeconds"])
+
+
+def test_the_newest_states_have_more_room_than_the_64_mb_of_a_container() -> None:
+    pod = job()["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]
+    (volume,) = [mount["name"] for mount in pod["containers"][0]["volumeMounts"] if mount["mountPath"] == "/dev/shm"]
+    assert {"name": volume, "emptyDir": {"medium": "Memory"}} in pod["volumes"]
+
+
+def test_a_pod_with_several_gpus_runs_a_worker_on_each() -> None:
+    spec = job(GPUS, workers=4, min_workers=3, max_workers=8)["spec"]
+    assert spec["nprocPerNode"] == "2"
+    assert spec["pytorchReplicaSpecs"]["Worker"]["replicas"] == 2
+    assert spec["elasticPolicy"] == {"minReplicas": 2, "maxReplicas": 4}
+
+
+@pytest.mark.parametrize("train", [{"workers": 3}, {"workers": 2, "max_workers": 3}])
+def test_workers_that_do_not_fill_their_pods_are_refused(train: dict[str, int]) -> None:
+    with pytest.raises(ConfigError, match=r"workers is 3: it must be a multiple of cluster.pods.train.gpus \(2\)"):
+        job(GPUS, **train)
+
+
+def test_a_worker_asks_for_the_cores_its_threads_need() -> None:
+    worker = job(threads=6)["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]["containers"][0]
+    assert worker["resources"]["requests"]["cpu"] == "6"

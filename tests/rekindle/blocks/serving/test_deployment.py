@@ -1,0 +1,108 @@
+"""The serving objects: when a rollout counts as done, and that no request is lost in one."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hera.workflows import models as m
+
+from rekindle.argo.manifest.selector import verdict
+from rekindle.blocks.cluster import ClusterConfig
+from rekindle.blocks.serving.autoscaler import autoscaler
+from rekindle.blocks.serving.deployment import FAILURE, PORT, SUCCESS, deployment
+from rekindle.blocks.serving.disruption_budget import disruption_budget
+from rekindle.blocks.serving.service import service
+from rekindle.config import load_config
+from rekindle.render import render
+from rekindle.serving.config import ServeConfig
+from tests.rekindle.blocks.schema import SCHEMAS
+
+MANIFEST = render(load_config(Path(__file__).parents[3] / "golden/config.yaml", environment={}).config)
+
+CLUSTER, SERVE = ClusterConfig.model_validate({}), ServeConfig.model_validate({"min_replicas": 2})
+
+
+def status(reason: str, **counts: int) -> dict[str, Any]:
+    available = {"type": "Available", "reason": "MinimumReplicasAvailable"}
+    return {"status": {"conditions": [available, {"type": "Progressing", "reason": reason}], **counts}}
+
+
+OLD_AND_NEW = {"replicas": 2, "availableReplicas": 1, "unavailableReplicas": 1}
+ONE_OF_THREE_IS_NEW = {"replicas": 3, "updatedReplicas": 1, "availableReplicas": 3}
+
+
+@pytest.mark.parametrize(
+    "name, document, expected",
+    [
+        ("just applied", {"status": {}}, None),
+        ("first pod starts", status("NewReplicaSetCreated", replicas=1, unavailableReplicas=1), None),
+        ("first pod ready", status("NewReplicaSetAvailable", replicas=1, availableReplicas=1), True),
+        ("two old ones still serve", status("ReplicaSetUpdated", **ONE_OF_THREE_IS_NEW), None),
+        ("old serves, new starts", status("ReplicaSetUpdated", **OLD_AND_NEW), None),
+        ("new never became ready", status("ProgressDeadlineExceeded", **OLD_AND_NEW), False),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_deployment_is_done_when_the_new_pods_serve(name: str, document: Any, expected: bool | None) -> None:
+    assert verdict(document, SUCCESS, ",".join(FAILURE))[0] is expected
+
+
+def test_what_failed_before_costs_an_attempt_of_restore_and_not_the_champion() -> None:
+    """Argo looks at once, and the controller may not have seen yet that the champion was applied again."""
+    story = yaml.safe_load((SCHEMAS.parent / "statuses/Deployment.yaml").read_text())
+    seen = [story["failed"][-1], *story["rollout"]]  # the old end, and then the new beginning
+    assert [verdict({"status": each}, SUCCESS, ",".join(FAILURE))[0] for each in seen] == [False, None, True]
+    templates = {each["name"]: each for each in MANIFEST["spec"]["templates"]}
+    restore = next(each for each in templates["ship"]["dag"]["tasks"] if each["name"] == "restore")
+    retry = templates[restore["template"]]["retryStrategy"]
+    assert int(retry["limit"]) >= 2 and retry["retryPolicy"] == "Always" and "expression" not in retry
+    assert retry["backoff"]["duration"] == "2s"  # in which the controller has seen it
+
+
+def test_verification_waits_as_long_as_a_server_may_take_to_start() -> None:
+    """Right after an apply the old pods may count as the new ones; a slow start must not take a good model back."""
+    before = status("NewReplicaSetAvailable", observedGeneration=1, replicas=1, updatedReplicas=1, availableReplicas=1)
+    assert verdict(before | {"metadata": {"generation": 2}}, SUCCESS, ",".join(FAILURE))[
+        0
+    ]  # as it was seen on a cluster
+    templates = {each["name"]: each for each in MANIFEST["spec"]["templates"]}
+    verify = next(each for each in templates["ship"]["dag"]["tasks"] if each["name"] == "verify")
+    wait = {each["name"]: each["value"] for each in verify["arguments"]["parameters"]}["wait_seconds"]
+    deployment = next(t for t in templates.values() if t["name"] == "deployment")["resource"]["manifest"]
+    (server,) = json.loads(deployment)["spec"]["template"]["spec"]["containers"]
+    probe = server["startupProbe"]
+    assert float(wait) >= probe["periodSeconds"] * probe["failureThreshold"]
+    assert float(wait) < templates["verify"]["activeDeadlineSeconds"]
+
+
+def test_the_old_model_serves_until_the_new_one_is_ready() -> None:
+    spec = deployment("cards", SERVE, CLUSTER, [])["spec"]
+    assert spec["strategy"]["rollingUpdate"] == {"maxUnavailable": 0, "maxSurge": 1}
+    (server,) = spec["template"]["spec"]["containers"]
+    assert server["readinessProbe"]["httpGet"]["path"] == "/health/ready"
+    assert server["livenessProbe"]["httpGet"]["path"] == "/health/live"
+    slowest = server["startupProbe"]["periodSeconds"] * server["startupProbe"]["failureThreshold"]
+    assert slowest < spec["progressDeadlineSeconds"]  # a slow start is not taken for a failed one
+    grace = spec["template"]["spec"]["terminationGracePeriodSeconds"]
+    assert grace > SERVE.drain_seconds + SERVE.grace_seconds  # the kubelet waits for the server's own drain
+
+
+def test_the_autoscaler_alone_decides_how_many_serve() -> None:
+    assert "replicas" not in deployment("cards", SERVE, CLUSTER, [])["spec"]
+    spec = autoscaler("cards", SERVE)["spec"]
+    assert (spec["minReplicas"], spec["maxReplicas"]) == (2, 4)
+    assert spec["scaleTargetRef"] == {"apiVersion": "apps/v1", "kind": "Deployment", "name": "cards"}
+
+
+def test_service_budget_and_deployment_mean_the_same_pods() -> None:
+    spec = deployment("cards", SERVE, CLUSTER, [])["spec"]
+    labels = spec["template"]["metadata"]["labels"]
+    budget, address = disruption_budget("cards")["spec"], service("cards", 9000)["spec"]
+    ours = spec["selector"]["matchLabels"]
+    assert ours == budget["selector"]["matchLabels"] == address["selector"] and ours.items() <= labels.items()
+    assert m.PodDisruptionBudgetSpec.model_validate(budget).max_unavailable is not None
+    (port,) = address["ports"]
+    (container,) = spec["template"]["spec"]["containers"]
+    assert port["port"] == 9000 and container["ports"] == [{"name": port["targetPort"], "containerPort": PORT}]

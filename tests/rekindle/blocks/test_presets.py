@@ -1,0 +1,188 @@
+"""A preset puts pods on the nodes it is named after, and what is queued starts whole or waits."""
+
+from typing import Any
+
+import pytest
+
+from rekindle.blocks.cluster import ClusterConfig, PodConfig
+from rekindle.blocks.jobs.job import job
+from rekindle.blocks.jobs.pytorch_job import SHARED_MOUNT
+from rekindle.blocks.pod import affinity, pod_spec, resources, tolerations
+from rekindle.blocks.presets import presets
+from rekindle.errors import ConfigError
+from tests.kinds import kinds, pod_specs
+
+
+def config(**values: Any) -> ClusterConfig:
+    return ClusterConfig.model_validate(values)
+
+
+def train(preset: Any, **own: Any) -> PodConfig:
+    return config(pods={"train": {"preset": preset, **own}}).pod("train")
+
+
+@pytest.mark.parametrize("name", presets()["pods"])
+def test_every_preset_is_one_that_a_pod_can_have(name: str) -> None:
+    assert config(pods={"serve": {"preset": name}}).pod("serve") != config().pod("serve")
+
+
+@pytest.mark.parametrize(
+    "name, label, taint",
+    [
+        ("gke-spot", {"cloud.google.com/gke-spot": "true"}, "cloud.google.com/gke-spot"),
+        ("aks-spot", {"kubernetes.azure.com/scalesetpriority": "spot"}, "kubernetes.azure.com/scalesetpriority"),
+        ("karpenter-spot", {"karpenter.sh/capacity-type": "spot"}, "karpenter.sh/capacity-type"),
+        ("eks-spot", {"eks.amazonaws.com/capacityType": "SPOT"}, None),
+    ],
+)
+def test_workers_go_to_preemptible_nodes_and_the_coordinator_never(name: str, label: Any, taint: str | None) -> None:
+    cluster = config(pods={"train": {"preset": name}})
+    pod = cluster.pod("train")
+    assert pod.node_selector == label and not affinity(pod)
+    assert taint is None or taint in {each["key"] for each in tolerations(pod)}
+    coordinator = cluster.pod("coordinator")
+    assert not coordinator.node_selector and coordinator.avoid == label and affinity(coordinator)
+    with pytest.raises(ValueError, match="Leave its preset out"):
+        config(pods={"coordinator": {"preset": name}})
+
+
+def test_presets_add_up_and_what_is_written_beside_them_wins() -> None:
+    pod = train(["gke-spot", "gpu", "spread-zones"], gpus=2, node_selector={"gpu": "l4"}, node_lost_seconds=5)
+    assert pod.node_selector == {"gpu": "l4", "cloud.google.com/gke-spot": "true"}
+    assert pod.gpus == 2 and pod.spread == ["topology.kubernetes.io/zone"]
+    keys = [each["key"] for each in tolerations(pod)]
+    assert keys[:2] == ["cloud.google.com/gke-spot", "nvidia.com/gpu"]
+    assert {each["tolerationSeconds"] for each in tolerations(pod) if "tolerationSeconds" in each} == {5}
+
+
+def test_a_preset_of_ones_own_has_any_field_of_a_pod() -> None:
+    ours = {"presets": {"night": {"priority_class": "batch", "cpu": 3}}}
+    pod = config(**ours, pods={"train": {"preset": "night"}}).pod("train")
+    assert (pod.priority_class, pod.cpu) == ("batch", "3")
+
+
+@pytest.mark.parametrize(
+    "name, resource",
+    [
+        ("gpu", "nvidia.com/gpu"),
+        ("mig-1g.10gb", "nvidia.com/mig-1g.10gb"),
+        ("gpu-mps", "nvidia.com/gpu.shared"),
+        ("gpu-time-slicing", "nvidia.com/gpu.shared"),
+        ("gke-gpu-time-sharing", "nvidia.com/gpu"),
+        ("gke-mig-1g.10gb", "nvidia.com/gpu"),
+    ],
+)
+def test_a_pod_asks_for_the_part_of_a_gpu_that_its_preset_names(name: str, resource: str) -> None:
+    pod = config(pods={"evaluate": {"preset": name}}).pod("evaluate")
+    assert resources(pod)["limits"][resource] == "1"
+    if name != "gpu":
+        with pytest.raises(ValueError, match="a pod gets one"):
+            config(pods={"evaluate": {"preset": name, "gpus": 2}})
+
+
+SHARED = [
+    ("gpu-time-slicing", "nvidia.com/gpu.sharing-strategy", "time-slicing"),
+    ("gpu-mps", "nvidia.com/gpu.sharing-strategy", "mps"),
+    ("gke-gpu-time-sharing", "cloud.google.com/gke-gpu-sharing-strategy", "time-sharing"),
+    ("gke-mig-1g.10gb", "cloud.google.com/gke-gpu-partition-size", "1g.10gb"),
+]
+
+
+@pytest.mark.parametrize("name, label, value", SHARED)
+def test_a_part_of_a_gpu_is_looked_for_where_the_cluster_has_such(name: str, label: str, value: str) -> None:
+    assert config(pods={"serve": {"preset": name}}).pod("serve").node_selector == {label: value}
+
+
+def test_training_is_not_put_where_mps_and_its_newest_states_would_hide_each_other() -> None:
+    wrong = {"node_selector": {"nvidia.com/gpu.sharing-strategy": "mps"}, "gpus": 1}
+    for train in ({"preset": "gpu-mps"}, wrong):
+        with pytest.raises(
+            ValueError, match=r"cluster\.pods\.train .*/dev/shm.* Take gpu-time-slicing or a mig preset"
+        ):
+            config(pods={"train": train})
+    assert SHARED_MOUNT["mountPath"] == "/dev/shm"
+
+
+@pytest.mark.parametrize("name", ["prepare", "evaluate", "release", "verify", "report"])
+def test_a_step_that_cannot_be_spread_is_not_rendered_as_if_it_were(name: str) -> None:
+    with pytest.raises(ValueError, match=rf"cluster\.pods\.{name} is to be spread .* it is one pod"):
+        config(pods={name: {"preset": "spread-zones"}})
+
+
+@pytest.mark.parametrize(
+    "wrong, says",
+    [
+        ({"pods": {"train": {"preset": "gke-spto"}}}, 'Did you mean "gke-spot"'),
+        ({"gang": "volcanoo"}, 'Did you mean "volcano"'),
+        ({"gang": "kueue"}, "needs cluster.queue"),
+        ({"pods": {"serve": {"preset": "gke-gpu-mps"}}}, "hostIPC.* Take gke-gpu-time-sharing"),
+    ],
+)
+def test_a_misspelt_preset_is_told_before_anything_is_rendered(wrong: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        config(**wrong)
+
+
+def test_pods_are_spread_over_what_fails_as_one() -> None:
+    pod = config(pods={"serve": {"preset": "spread-zones"}}).pod("serve")
+    constraints = pod_spec(pod, "default", [], {"app": "x"})["topologySpreadConstraints"]
+    assert [each["topologyKey"] for each in constraints] == ["kubernetes.io/hostname", "topology.kubernetes.io/zone"]
+    for each in constraints:
+        assert each["labelSelector"] == {"matchLabels": {"app": "x"}}
+        assert each["whenUnsatisfiable"] == "ScheduleAnyway"  # a full zone stops nothing
+
+
+GANGS = {
+    "": {},
+    "volcano": {"queue": "nightly", "priorityClass": "batch"},
+    "coscheduling": {"scheduleTimeoutSeconds": 120},
+    "kueue": {},
+}
+
+
+@pytest.mark.parametrize("gang, policy", GANGS.items())
+def test_an_elastic_job_starts_with_its_fewest_workers_and_the_coordinator(gang: str, policy: dict[str, Any]) -> None:
+    pods = {"train": {"priority_class": "batch"}}
+    job = kinds(gang=gang, queue="nightly" if gang else "", pods=pods)["PyTorchJob"].manifest
+    assert job["spec"]["runPolicy"]["schedulingPolicy"] == {"minAvailable": 2, **policy}  # min_workers is 1
+    assert job["metadata"]["labels"].get("kueue.x-k8s.io/queue-name") == ("nightly" if gang == "kueue" else None)
+    # kueue suspends a job itself; written here, applying it again would suspend one that runs
+    assert "suspend" not in job["spec"]["runPolicy"]
+
+
+def test_a_training_runtime_asks_for_its_gang_by_itself() -> None:
+    groups = {gang: kinds(gang=gang)["TrainingRuntime"].manifest["spec"] for gang in ("", "volcano", "coscheduling")}
+    assert [spec.get("podGroupPolicy") for spec in groups.values()] == [
+        None,
+        {"volcano": {}},
+        {"coscheduling": {"scheduleTimeoutSeconds": 120}},
+    ]
+    assert all(pod_specs(spec) for spec in groups.values())
+
+
+QUEUE = {"scheduling.volcano.sh/queue-name": "nightly"}
+
+
+def test_a_gang_of_a_training_runtime_has_its_scheduler_and_its_queue() -> None:
+    """Trainer makes the PodGroup only; without the scheduler's name the default one places pod after pod."""
+    for gang, scheduler in (("", None), ("volcano", "volcano"), ("coscheduling", "scheduler-plugins-scheduler")):
+        template = kinds(gang=gang, queue="nightly")["TrainingRuntime"].manifest["spec"]["template"]
+        assert [pod.get("schedulerName") for pod in pod_specs(template)] == [scheduler]
+        assert template.get("metadata", {}).get("annotations") == (QUEUE if gang == "volcano" else None)
+    assert (
+        "metadata" not in kinds(gang="volcano")["TrainingRuntime"].manifest["spec"]["template"]
+    )  # Volcano's own default
+    labels = kinds(gang="kueue", queue="nightly")["TrainJob"].manifest["metadata"]["labels"]
+    assert labels["kueue.x-k8s.io/queue-name"] == "nightly"
+
+
+@pytest.mark.parametrize("kind", ["Job", "Job/search"])
+def test_a_plain_job_waits_in_its_queue_or_is_refused(kind: str) -> None:
+    template = kinds(gang="volcano", queue="nightly")[kind].manifest["spec"]["template"]
+    assert template["spec"]["schedulerName"] == "volcano" and template["metadata"]["annotations"] == QUEUE
+    queued = kinds(gang="kueue", queue="nightly")[kind].manifest
+    assert queued["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "nightly"
+    assert "schedulerName" not in queued["spec"]["template"]["spec"]
+    cluster = config(gang="coscheduling")
+    with pytest.raises(ConfigError, match=r"Job x: cluster\.gang is coscheduling, .*PodGroup.* volcano or kueue"):
+        job("x", cluster.pod("train"), [], cluster)

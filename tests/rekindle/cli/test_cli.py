@@ -1,0 +1,323 @@
+"""The command `rekindle` as a user meets it: real processes, their output and exit codes."""
+
+import json
+import os
+import pty
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+import psutil
+import pytest
+import yaml
+
+from rekindle.cli import commands
+
+REKINDLE = str(Path(sys.executable).with_name("rekindle"))
+ROOT = Path(__file__).parents[3]
+DEMO = str(ROOT / "configs/demo.yaml")
+HEAVY = ("torch", "hera", "mlflow", "boto3", "polars", "numpy", "pydantic", "rich", "kubernetes")
+
+
+def rekindle(*args: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    environ = {**os.environ, **environment}
+    return subprocess.run([REKINDLE, *args], cwd=cwd, env=environ, capture_output=True, text=True, timeout=120)
+
+
+def workflow(*scripts: tuple[str, str], **spec: Any) -> dict[str, Any]:
+    """A manifest that runs the given (name, shell script) one after the other."""
+    tasks, templates = [], []
+    for index, (name, script) in enumerate(scripts):
+        tasks.append({"name": name, "template": name} | ({"depends": scripts[index - 1][0]} if index else {}))
+        templates.append({"name": name, "script": {"image": "python:3.11", "command": ["sh"], "source": script}})
+    main = {"name": "main", "dag": {"tasks": tasks}}
+    return {
+        "apiVersion": "argoproj.io/v1alpha1",
+        "kind": "Workflow",
+        "metadata": {"name": "four"},
+        "spec": {"entrypoint": "main", "templates": [main, *templates], **spec},
+    }
+
+
+def judged(verdict: str) -> dict[str, Any]:
+    """A workflow whose gate says `verdict`."""
+    manifest = workflow(("evaluate", f"printf {verdict} > /tmp/verdict"))
+    manifest["metadata"]["labels"] = {"app.kubernetes.io/part-of": "rekindle"}
+    manifest["spec"]["templates"][1]["outputs"] = {
+        "parameters": [{"name": "verdict", "valueFrom": {"path": "/tmp/verdict"}, "globalName": "verdict"}]
+    }
+    return manifest
+
+
+def written(path: Path, manifest: dict[str, Any]) -> str:
+    path.write_text(yaml.safe_dump(manifest))
+    return str(path)
+
+
+def test_help_answers_at_once_because_it_imports_nothing_heavy():
+    probe = (
+        "import sys; from rekindle.cli import commands\n"
+        "try: commands.main(['--help'])\n"
+        f"except SystemExit: print('heavy:', [m for m in {HEAVY} if m in sys.modules])"
+    )
+    told = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True).stdout
+    assert told.splitlines()[-1] == "heavy: []"
+
+
+@pytest.mark.parametrize("name", commands.commands)
+def test_every_command_has_help_with_an_example_that_parses_and_is_in_the_docs(name: str):
+    each = commands.commands[name]
+    text = each.get_help(click.Context(each, info_name=name))
+    examples = re.findall(r"^\s+rekindle (.*)$", text.partition("Example:")[2], re.MULTILINE)
+    assert examples
+    for example in examples:
+        called, *args = shlex.split(example.partition("|")[0])
+        commands.commands[called].make_context(called, args)
+    documents = "\n".join(path.read_text() for path in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+    assert f"rekindle {name}" in documents
+
+
+@pytest.mark.parametrize(
+    ("args", "hint"),
+    [
+        (["rnu"], 'Did you mean "run"?'),
+        (["run", "configs/dmeo.yaml"], "configs/demo.yaml"),
+        (["run", DEMO, "--set", "train.wrokers=3"], 'Did you mean "workers"?'),
+        (["run", DEMO, "--set", "train.workers=many"], "train.workers is 'many'"),
+        (["run", DEMO, "--set", "train.workers"], "KEY=VALUE"),
+        (["run"], "configs/demo.yaml"),
+        (["run", DEMO, "--manifest", DEMO], "not both"),
+        (["run", "--manifest", "nowhere.yaml"], "nowhere.yaml"),
+        (["run", "--manifest", DEMO], "only Workflow"),
+        (["render", DEMO, "--kind", "corn"], "cron"),
+        (["status", "--watch"], "--cluster"),
+        (["submit", DEMO], "no cluster is configured"),
+        (["submit", "--dry-run"], "configs/demo.yaml"),
+        (["stop", "--cluster"], "no cluster is configured"),
+        (["stop", ""], "it is empty"),
+        (["resume", ""], "it is empty"),
+        (["resume", "x" * 5000], "there is no run"),
+        (["run", "--manifest", ""], "it is empty"),
+        (["run", ""], "it is empty"),
+    ],
+)
+def test_wrong_usage_or_config_ends_with_2_and_the_way_out(args: list[str], hint: str):
+    done = rekindle(*args, cwd=ROOT, KUBECONFIG="/none")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert hint in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("args", [("ui",), ("run", DEMO), ("run", "--manifest", "w.yaml")])
+def test_a_home_that_cannot_be_written_is_named_with_the_way_out(tmp_path: Path, args: tuple[str, ...]):
+    written(tmp_path / "w.yaml", workflow(("a", "exit 0")))
+    (tmp_path / "home").write_text("")
+    done = rekindle(*args, cwd=tmp_path, REKINDLE_HOME="home", S3_ENDPOINT_URL="", MLFLOW_TRACKING_URI="")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert str(tmp_path / "home") in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_config_shows_each_value_and_where_it_came_from(tmp_path: Path):
+    done = rekindle("config", DEMO, "--set", "serve.port=9999", cwd=tmp_path, REKINDLE_TRAIN__SEED="5")
+    origins = {line.split()[0]: line for line in done.stdout.splitlines()}
+    assert "9999" in origins["serve.port"] and "--set serve.port=9999" in origins["serve.port"]
+    assert origins["train.seed"].split()[1:] == ["5", "REKINDLE_TRAIN__SEED"]
+    assert origins["data.source"].endswith("demo.yaml")
+    assert any(line.endswith("default") for line in origins.values())
+
+
+def test_json_is_one_object_on_stdout_and_four_steps_cost_less_than_a_second(tmp_path: Path):
+    file = written(tmp_path / "four.yaml", workflow(*[(name, "exit 0") for name in ("a", "b", "c", "d")]))
+    before = os.times()
+    done = rekindle("run", "--manifest", file, "-o", "json", cwd=tmp_path)
+    after = os.times()
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert {"workflow", "phase", "manifest_sha256", "model_sha256", "verdict", "metrics", "endpoint", "run_id"} <= set(
+        told
+    )
+    assert (told["workflow"], told["phase"], told["status"]["phase"]) == ("four", "Succeeded", "Succeeded")
+    assert [(step["name"], step["phase"]) for step in told["steps"]] == [(name, "Succeeded") for name in "abcd"]
+    assert re.fullmatch("[0-9a-f]{64}", told["manifest_sha256"])
+    assert "a succeeded" in done.stderr
+    cpu = after.children_user + after.children_system - before.children_user - before.children_system
+    assert cpu < 1.0
+
+
+def test_a_failure_is_short_and_its_last_line_resumes(tmp_path: Path):
+    broken = workflow(("good", "echo x >> good.txt"), ("bad", "echo 'error: no such column' >&2; test -e /tmp/mended"))
+    file = written(tmp_path / "w.yaml", broken)
+    done = rekindle("run", "--manifest", file, cwd=tmp_path)
+    assert done.returncode == 1
+    lines = done.stderr.splitlines()
+    assert len(lines) <= 15
+    assert "no such column" in done.stderr and "step    bad" in lines
+    (log,) = [line.split()[1] for line in lines if line.startswith("log ")]
+    assert "no such column" in (tmp_path / log).read_text()
+    assert lines[-1] == "resume  rekindle resume four"
+
+
+def test_a_folder_has_the_workflow_and_what_it_refers_to(tmp_path: Path):
+    template = workflow(("shared", "echo from a List")) | {"kind": "WorkflowTemplate", "metadata": {"name": "base"}}
+    folder = tmp_path / "flows"
+    folder.mkdir()
+    written(folder / "a.yml", {"apiVersion": "v1", "kind": "List", "items": [template]})
+    run = workflow() | {"spec": {"workflowTemplateRef": {"name": "base"}}}
+    (folder / "b.json").write_text(json.dumps(run))
+    (folder / "README.md").write_text("no: manifest")
+    done = rekindle("run", "--manifest", "flows", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert rekindle("logs", cwd=tmp_path).stdout.endswith("| from a List\n")
+
+
+@pytest.mark.parametrize(("verdict", "code", "words"), [
+    ("release", 0, "released"), ("keep", 3, "not released"), ("same", 0, "already serves"),
+])  # fmt: skip
+def test_the_exit_code_tells_what_the_gate_said(tmp_path: Path, verdict: str, code: int, words: str):
+    done = rekindle("run", "--manifest", written(tmp_path / "w.yaml", judged(verdict)), cwd=tmp_path)
+    assert done.returncode == code
+    assert words in done.stdout
+
+
+def test_an_output_of_somebody_else_is_no_verdict(tmp_path: Path):
+    manifest = judged("keep")
+    del manifest["metadata"]["labels"]
+    done = rekindle("run", "--manifest", written(tmp_path / "w.yaml", manifest), cwd=tmp_path)
+    assert (done.returncode, "verdict" in done.stdout) == (0, False)
+
+
+@pytest.mark.parametrize(("label", "code"), [("rekindle", 2), ("somebody-else", 1)])
+def test_only_a_step_of_ours_can_say_that_the_config_is_wrong(tmp_path: Path, label: str, code: int):
+    manifest = workflow(("only", "exit 78"))
+    manifest["metadata"]["labels"] = {"app.kubernetes.io/part-of": label}
+    done = rekindle("run", "--manifest", written(tmp_path / "w.yaml", manifest), cwd=tmp_path)
+    assert done.returncode == code
+
+
+def test_status_and_logs_show_what_ran(tmp_path: Path):
+    file = written(tmp_path / "w.yaml", workflow(("first", "echo one"), ("second", "echo two; exit 1")))
+    assert "nothing ran" in rekindle("status", cwd=tmp_path).stdout
+    assert rekindle("run", "--manifest", file, cwd=tmp_path).returncode == 1
+    (row,) = [line for line in rekindle("status", cwd=tmp_path).stdout.splitlines() if line.startswith("four")]
+    assert row.split()[1] == "Failed"
+    assert json.loads(rekindle("status", "-o", "json", cwd=tmp_path).stdout)["runs"][0]["run"] == "four"
+    steps = json.loads(rekindle("status", "four", "-o", "json", cwd=tmp_path).stdout)["steps"]
+    assert [(step["name"], step["phase"]) for step in steps] == [("first", "Succeeded"), ("second", "Failed")]
+    assert rekindle("logs", cwd=tmp_path).stdout.count("|") == 2
+    assert rekindle("logs", "four", "second", cwd=tmp_path).stdout.endswith("| two\n")
+    said = [json.loads(line) for line in rekindle("logs", "-o", "json", cwd=tmp_path).stdout.splitlines()]
+    assert ["first" in each["step"] for each in said] == [True, False]
+    assert [each["line"] for each in said] == ["one", "two"]
+    assert json.loads(rekindle("down", "-o", "json", cwd=tmp_path).stdout) == {"stopped": []}
+    unknown = rekindle("status", "fuor", cwd=tmp_path)
+    assert (unknown.returncode, 'Did you mean "four"?' in unknown.stderr) == (2, True)
+
+
+def test_a_manifest_that_can_be_read_but_once_runs(tmp_path: Path):
+    manifest = json.dumps(workflow(("a", "echo it ran")))
+    environ = {**os.environ, "REKINDLE": REKINDLE, "MANIFEST": manifest}
+    for name, typed in {
+        "stdin": 'echo "$MANIFEST" | "$REKINDLE" run --manifest /dev/stdin',
+        "pipe": '"$REKINDLE" run --manifest <(echo "$MANIFEST")',
+        "fifo": 'mkfifo f; echo "$MANIFEST" > f & "$REKINDLE" run --manifest f',
+    }.items():
+        (folder := tmp_path / name).mkdir()
+        done = subprocess.run(
+            ["bash", "-c", typed], cwd=folder, env=environ, capture_output=True, text=True, timeout=20
+        )
+        assert (done.returncode, "a succeeded" in done.stdout) == (0, True), done.stderr
+
+
+def test_runs_of_a_schedule_in_one_second_are_all_done(tmp_path: Path):
+    cron = workflow(("a", "true")) | {"kind": "CronWorkflow"}
+    cron["spec"] = {"schedules": ["@daily"], "workflowSpec": cron["spec"]}
+    file = written(tmp_path / "w.yaml", cron)
+    runs = [
+        subprocess.Popen([REKINDLE, "run", "--manifest", file], cwd=tmp_path, stdout=subprocess.DEVNULL)
+        for _ in range(3)
+    ]
+    assert [run.wait(20) for run in runs] == [0, 0, 0]
+    names = [path.name for path in (tmp_path / ".rekindle/runs").iterdir()]
+    assert len(names) == 3 and all(re.fullmatch(r"four-\d{10}", name) for name in names)
+
+
+def test_a_directory_that_is_gone_is_said(tmp_path: Path):
+    typed = 'rmdir "$PWD"; exec "$REKINDLE" status'
+    done = subprocess.run(["bash", "-c", typed], cwd=tmp_path, env={**os.environ, "REKINDLE": REKINDLE},
+                          capture_output=True, text=True, timeout=20)  # fmt: skip
+    assert (done.returncode, "current directory" in done.stderr, "Traceback" in done.stderr) == (2, True, False)
+
+
+def test_what_is_refused_is_an_object_too(tmp_path: Path):
+    refused = rekindle("run", str(tmp_path / "none.yaml"), "-o", "json", cwd=tmp_path)
+    assert (refused.returncode, json.loads(refused.stdout)["phase"]) == (2, "Failed")
+
+
+def test_stop_from_another_terminal_ends_the_run_and_resume_goes_on(tmp_path: Path):
+    waits = "echo begun; test -e again || { touch again; sleep 100; }"
+    file = written(tmp_path / "w.yaml", workflow(("long", waits.replace("again", str(tmp_path / "again")))))
+    process = subprocess.Popen([REKINDLE, "run", "--manifest", file], cwd=tmp_path, stdin=subprocess.DEVNULL,
+                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)  # fmt: skip
+    started(process, tmp_path)
+    followed = subprocess.Popen([REKINDLE, "logs", "-f"], cwd=tmp_path, stdout=subprocess.PIPE, text=True)
+    assert rekindle("stop", cwd=tmp_path).stdout == "stopped four\n"
+    told, _ = process.communicate(timeout=20)
+    assert process.returncode == 1
+    assert told.splitlines()[-1] == "resume  rekindle resume four"
+    assert "| begun" in followed.communicate(timeout=20)[0]
+    assert rekindle("resume", cwd=tmp_path).returncode == 0
+
+
+def started(process: subprocess.Popen[Any], tmp_path: Path) -> list[psutil.Process]:
+    """The processes of the run, as soon as its step has said that it began."""
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        if any("begun" in log.read_text() for log in tmp_path.glob(".rekindle/runs/*/logs/*.log")):
+            return psutil.Process(process.pid).children(recursive=True)
+        time.sleep(0.05)
+    raise AssertionError("the step never began")
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_an_interrupt_ends_within_two_seconds_and_leaves_nothing_running(tmp_path: Path, number: int, code: int):
+    file = written(tmp_path / "w.yaml", workflow(("long", "echo begun; sleep 100; exit 0")))
+    process = subprocess.Popen([REKINDLE, "run", "--manifest", file], cwd=tmp_path, stdin=subprocess.DEVNULL,
+                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)  # fmt: skip
+    pods = started(process, tmp_path)
+    assert pods
+    process.send_signal(number)
+    began = time.monotonic()
+    told, _ = process.communicate(timeout=20)
+    assert time.monotonic() - began < 2
+    assert process.returncode == code, told
+    assert "Traceback" not in told
+    assert told.splitlines()[-1].endswith("rekindle resume four")
+    assert [pod for pod in pods if pod.is_running() and pod.status() != psutil.STATUS_ZOMBIE] == []
+
+
+def test_ctrl_c_on_a_terminal_asks_first(tmp_path: Path):
+    file = written(tmp_path / "w.yaml", workflow(("long", "echo begun; sleep 100; exit 0")))
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen([REKINDLE, "run", "--manifest", file], cwd=tmp_path, stdin=theirs, stdout=theirs,
+                               stderr=theirs, start_new_session=True, env={**os.environ, "TERM": "xterm"})  # fmt: skip
+    os.close(theirs)
+    started(process, tmp_path)
+    process.send_signal(signal.SIGINT)
+    time.sleep(1)
+    assert process.poll() is None
+    os.write(ours, b"y\n")
+    assert process.wait(timeout=5) == 130
+    shown = b""
+    try:
+        while chunk := os.read(ours, 65536):
+            shown += chunk
+    except OSError:  # the other side is closed: all is read
+        pass
+    assert b"Stop" in shown and b"rekindle resume four" in shown

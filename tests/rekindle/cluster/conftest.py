@@ -1,0 +1,22 @@
+"""A cluster that is one small HTTP server."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rekindle.cluster.api import Cluster
+from tests.rekindle.cluster.server import ApiServer
+
+
+@pytest.fixture
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ApiServer]:
+    with ApiServer(tmp_path) as running:
+        monkeypatch.setenv("KUBECONFIG", str(running.kubeconfig))
+        monkeypatch.delenv("ARGO_SERVER", raising=False)
+        yield running
+
+
+@pytest.fixture
+def cluster(server: ApiServer) -> Cluster:
+    return Cluster.connect()

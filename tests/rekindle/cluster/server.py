@@ -1,0 +1,269 @@
+"""A small HTTP server that speaks the Kubernetes API's JSON: objects, lists, watches, logs, and its bad days.
+
+with ApiServer(folder) as server:
+    server.put("/api/v1/namespaces/models/pods", pod)
+    server.refuse("POST", "/workflows", 403, status(403, "Forbidden", "..."))
+    server.cut()                    # every open watch and log breaks off
+    server.expire()                 # what was watched from is too old now: 410
+    server.stop(); server.start()   # same address, same objects
+"""
+
+import json
+import re
+import socket
+import threading
+import time
+import uuid
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any, Self
+from urllib.parse import parse_qs, urlsplit
+
+from rekindle.argo.manifest.patch import merge
+
+Object = dict[str, Any]
+NAMED = re.compile(r"(/apis?/.*?/namespaces/[^/]+/[^/]+)/([^/]+)$")
+LOG = re.compile(r"(.*/pods)/([^/]+)/log$")
+
+
+def status(code: int, reason: str, message: str, **details: Any) -> Object:
+    return {"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": code, "reason": reason,
+            "message": message, "details": details}  # fmt: skip
+
+
+class ApiServer:
+    """Runs on a port of its own until it is left."""
+
+    def __init__(self, folder: Path, namespace: str = "models") -> None:
+        self.kubeconfig, self.namespace = folder / "kubeconfig", namespace
+        self.changed = threading.Condition()
+        self.objects: dict[str, dict[str, Object]] = {}  # collection → name → object
+        self.history: list[tuple[int, str, str, Object]] = []
+        self.version, self.oldest, self.generation = 100, 0, 0
+        self.refusals: list[tuple[str, str, int, Object | str, int]] = []
+        self.logs: dict[tuple[str, str], list[tuple[str, str]]] = {}  # (pod, container) → time, text
+        self.ended: set[tuple[str, str]] = set()
+        self.requests: list[tuple[str, str, Object]] = []  # method, path with its query, body
+        self.tokens: set[str | None] = set()
+        self.fixed: dict[str, Object] = {}  # path → what is there, beside the objects of a namespace
+        self.port = 0
+
+    def __enter__(self) -> Self:
+        self.start()
+        url = f"http://127.0.0.1:{self.port}"
+        config = {
+            "apiVersion": "v1", "kind": "Config", "current-context": "here",
+            "clusters": [{"name": "c", "cluster": {"server": url}}],
+            "users": [{"name": "u", "user": {"token": "secret"}}],
+            "contexts": [{"name": "here", "context": {"cluster": "c", "user": "u", "namespace": self.namespace}}],
+        }  # fmt: skip
+        self.kubeconfig.write_text(json.dumps(config))
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        server = self
+
+        class Handler(_Handler):
+            api = server
+
+        ThreadingHTTPServer.allow_reuse_address = True
+        self.http = ThreadingHTTPServer(("127.0.0.1", self.port), Handler)
+        self.http.daemon_threads = True
+        self.port = self.http.server_address[1]
+        threading.Thread(target=self.http.serve_forever, args=(0.02,), daemon=True).start()
+
+    def stop(self) -> None:
+        self.http.shutdown()
+        self.http.server_close()
+        self.cut()
+
+    def put(self, collection: str, found: Object) -> Object:
+        """Create or change an object, as a controller would."""
+        with self.changed:
+            name = found["metadata"]["name"]
+            there = self.objects.setdefault(collection, {})
+            before = there.get(name, {}).get("metadata", {})
+            self.version += 1
+            stamp = {"uid": before.get("uid") or str(uuid.uuid4()), "namespace": self.namespace,
+                     "creationTimestamp": before.get("creationTimestamp") or "2026-11-21T20:00:00Z"}  # fmt: skip
+            metadata = {**stamp, **found["metadata"], "resourceVersion": str(self.version)}
+            there[name] = {**found, "metadata": metadata}
+            self._tell(collection, "MODIFIED" if before else "ADDED", there[name])
+            return there[name]
+
+    def remove(self, collection: str, name: str) -> None:
+        with self.changed:
+            self.version += 1
+            gone = self.objects[collection].pop(name)
+            metadata = {**gone["metadata"], "resourceVersion": str(self.version)}
+            self._tell(collection, "DELETED", {**gone, "metadata": metadata})
+
+    def say(self, pod: str, text: str, at: str = "", container: str = "main") -> None:
+        """A line of a pod's log."""
+        with self.changed:
+            stamp = at or time.strftime("%Y-%m-%dT%H:%M:%S.", time.gmtime()) + f"{time.time_ns() % 10**9:09d}Z"
+            self.logs.setdefault((pod, container), []).append((stamp, text))
+            self.changed.notify_all()
+
+    def end_log(self, pod: str, container: str = "main") -> None:
+        with self.changed:
+            self.ended.add((pod, container))
+            self.changed.notify_all()
+
+    def refuse(self, method: str, path: str, code: int, body: Object | str, times: int = 1) -> None:
+        """The next `times` requests of that method whose path matches get this answer."""
+        self.refusals.append((method, path, code, body, times))
+
+    def admit(self, path: str, body: Object, dry_run: bool) -> tuple[int, Object] | None:
+        """The answer to what is to be created; None: it is kept, unless that is a dry run."""
+        return (201, body) if dry_run else None
+
+    def cut(self) -> None:
+        with self.changed:
+            self.generation += 1
+            self.changed.notify_all()
+
+    def expire(self) -> None:
+        with self.changed:
+            self.oldest = self.version
+            self.history.clear()
+
+    def refusal(self, method: str, path: str) -> tuple[int, Object | str] | None:
+        for i, (wanted, pattern, code, body, times) in enumerate(self.refusals):
+            if wanted == method and re.search(pattern, path):
+                self.refusals[i : i + 1] = [(wanted, pattern, code, body, times - 1)] if times > 1 else []
+                return code, body
+        return None
+
+    def _tell(self, collection: str, kind: str, found: Object) -> None:
+        self.history.append((self.version, collection, kind, found))
+        self.changed.notify_all()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    api: ApiServer
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Quiet."""
+
+    def handle_any(self) -> None:
+        size = int(self.headers.get("Content-Length") or 0)
+        body = json.loads(self.rfile.read(size) or b"{}")
+        parts, api = urlsplit(self.path), self.api
+        query = {key: values[0] for key, values in parse_qs(parts.query).items()}
+        api.requests.append((self.command, self.path, body))
+        api.tokens.add(self.headers.get("Authorization"))
+        if refused := api.refusal(self.command, self.path):
+            self.answer(*refused)
+        elif found := LOG.search(parts.path):
+            self.log(found[2], query)
+        elif query.get("watch"):
+            self.watch(parts.path, query)
+        else:
+            self.answer(*self.respond(parts.path, body, query))
+
+    do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = handle_any
+
+    def respond(self, path: str, body: Object, query: dict[str, str]) -> tuple[int, Object]:
+        api = self.api
+        if self.command == "GET" and path in api.fixed:
+            return 200, api.fixed[path]
+        if self.command == "POST":
+            if answer := api.admit(path, body, "dryRun" in query):
+                return answer
+            if body["metadata"]["name"] in api.objects.get(path, {}):
+                return 409, status(409, "AlreadyExists", f'x "{body["metadata"]["name"]}" already exists')
+            return 201, api.put(path, body)
+        named = NAMED.search(path)
+        if not named:
+            return 200, self.listed(path, query)
+        collection, name = named[1], named[2]
+        there = api.objects.get(collection, {}).get(name)
+        if there is None:
+            return 404, status(404, "NotFound", f'x "{name}" not found', name=name)
+        if self.command == "DELETE":
+            api.remove(collection, name)
+        if self.command == "PUT":
+            if body["metadata"]["resourceVersion"] != there["metadata"]["resourceVersion"]:
+                return 409, status(409, "Conflict", "the object has been modified")
+            there = api.put(collection, body)
+        if self.command == "PATCH":
+            there = api.put(collection, merge(there, body))
+        return 200, there
+
+    def listed(self, path: str, query: dict[str, str]) -> Object:
+        with self.api.changed:
+            items = [each for each in self.api.objects.get(path, {}).values() if selected(each, query)]
+            return {
+                "kind": "List",
+                "metadata": {"resourceVersion": str(self.api.version)},
+                "items": items or None,
+            }  # as Go writes an empty list
+
+    def watch(self, path: str, query: dict[str, str]) -> None:
+        api, since = self.api, int(query["resourceVersion"])
+        self.begin()
+        with api.changed:
+            if since < api.oldest:
+                gone = status(410, "Expired", f"too old resource version: {since} ({api.oldest})")
+                self.chunk(json.dumps({"type": "ERROR", "object": gone}))
+                return self.chunk("")
+            generation = api.generation
+            while api.generation == generation:
+                for version, collection, kind, found in [each for each in api.history if each[0] > since]:
+                    since = version
+                    if collection == path and selected(found, query):
+                        self.chunk(json.dumps({"type": kind, "object": found}))
+                api.changed.wait(0.05)
+        self.broken()
+
+    def log(self, pod: str, query: dict[str, str]) -> None:
+        api, key, sent = self.api, (pod, query["container"]), 0
+        self.begin()
+        with api.changed:
+            generation = api.generation
+            while api.generation == generation:
+                lines = [line for line in api.logs.get(key, []) if line[0][:19] + "Z" >= query.get("sinceTime", "")]
+                for at, text in lines[sent:]:
+                    self.chunk(f"{at} {text}" if query.get("timestamps") else text)
+                sent = len(lines)
+                if not query.get("follow") or key in api.ended:
+                    return self.chunk("")
+                api.changed.wait(0.05)
+        self.broken()
+
+    def answer(self, code: int, body: Object | str) -> None:
+        text = (body if isinstance(body, str) else json.dumps(body)).encode()
+        self.send_response(code)
+        self.send_header("Content-Length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text)
+
+    def begin(self) -> None:
+        self.send_response(200)
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+
+    def chunk(self, text: str) -> None:
+        data = f"{text}\n".encode() if text else b""
+        self.wfile.write(f"{len(data):x}\r\n".encode() + data + b"\r\n")
+
+    def broken(self) -> None:
+        """The connection ends amid the answer."""
+        self.close_connection = True
+        self.connection.shutdown(socket.SHUT_RDWR)
+
+
+def selected(found: Object, query: dict[str, str]) -> bool:
+    labels = found["metadata"].get("labels") or {}
+    name = query.get("fieldSelector", "").removeprefix("metadata.name=")
+    wanted = [each for each in query.get("labelSelector", "").split(",") if each]
+    for each in wanted:
+        key, value = re.split("!?=", each)
+        if (labels.get(key) == value) == ("!=" in each):
+            return False
+    return name in ("", found["metadata"]["name"])

@@ -1,0 +1,77 @@
+"""A cluster on which every check of the doctor passes, to be broken in one place."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from rekindle.cluster.platform import Platform, render
+from tests.rekindle.cluster.server import ApiServer, Object, status
+
+REVIEWS = "/apis/authorization.k8s.io/v1/"
+PODS_AT, JOBS_AT = "/api/v1/namespaces/models/pods", "/apis/kubeflow.org/v1/namespaces/models/pytorchjobs"
+WEBHOOK = "validator.pytorchjob.training-operator.kubeflow.org"
+ENDED = {"terminated": {"exitCode": 0}}
+ANSWERS = {"object store": [True, "1 of 8 racing creators won"], "MLflow": [True, "it answers"]}
+
+
+class SoundCluster(ApiServer):
+    """Argo, the training operator, and a namespace as `platform render` makes it."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.denied: set[tuple[str, str]] = set()  # resource, verb
+        self.webhook = True
+        self.lost = 0  # answers to the creation of a pod that get lost
+        self.states: dict[str, Object] = {}  # by image, of the doctor's pod
+        self.unscheduled = ""
+        for api, names in {
+            "argoproj.io/v1alpha1": ("workflows", "workflowtemplates", "cronworkflows", "workflowtaskresults"),
+            "kubeflow.org/v1": ("pytorchjobs",),
+        }.items():
+            self.fixed[f"/apis/{api}"] = {"resources": [{"name": name} for name in names]}
+        self.version_is("34")
+        labels = {"pod-security.kubernetes.io/enforce": "restricted"}
+        self.fixed["/api/v1/namespaces/models"] = {"metadata": {"name": "models", "labels": labels}}
+        self.controller("argo", {"app": "workflow-controller"}, "quay.io/argoproj/workflow-controller:v3.7.3")
+        operator = {"control-plane": "kubeflow-training-operator"}
+        self.controller("kubeflow", operator, "kubeflow/training-operator:v1.9.3", configMap={"name": "init"})
+        hardened = {"initContainer.yaml": "securityContext: {allowPrivilegeEscalation: false}"}
+        self.put("/api/v1/namespaces/kubeflow/configmaps", {"metadata": {"name": "init"}, "data": hardened})
+        for each in render(Platform("models", endpoint="http://s3:9000", mlflow="http://mlflow")):
+            if each["kind"] in ("ConfigMap", "ServiceAccount"):
+                self.put(f"/api/v1/namespaces/models/{each['kind'].lower()}s", each)
+        keys = {"AWS_ACCESS_KEY_ID": "eA==", "AWS_SECRET_ACCESS_KEY": "eA=="}
+        for name, data in {"rekindle.service-account-token": {"token": "eA=="}, "rekindle-s3": keys}.items():
+            self.put("/api/v1/namespaces/models/secrets", {"metadata": {"name": name}, "data": data})
+
+    def version_is(self, minor: str) -> None:
+        self.fixed["/version"] = {"major": "1", "minor": minor, "gitVersion": f"v1.{minor}.0"}
+
+    def controller(self, namespace: str, labels: dict[str, str], image: str, **volume: Any) -> None:
+        name, ready = "-".join(labels.values()), [{"type": "Ready", "status": "True"}]
+        spec = {"containers": [{"image": image}], "volumes": [{"name": "v", **volume}]}
+        metadata = {"name": name, "namespace": namespace, "labels": labels}
+        self.put("/api/v1/pods", {"metadata": metadata, "spec": spec, "status": {"conditions": ready}})
+
+    def admit(self, path: str, body: Object, dry_run: bool) -> tuple[int, Object] | None:
+        if path.startswith(REVIEWS):
+            asked = body["spec"]["resourceAttributes"]
+            return 201, {"status": {"allowed": (asked["resource"], asked["verb"]) not in self.denied}}
+        if path == JOBS_AT and self.webhook and '"name": "pytorch"' not in json.dumps(body):
+            why = f'admission webhook "{WEBHOOK}" denied the request: a container must be named pytorch'
+            return 403, status(403, "Forbidden", why)
+        if path == PODS_AT and not dry_run and body["metadata"]["name"] not in self.objects.get(PODS_AT, {}):
+            self._start(body)
+            self.lost -= 1
+            return (503, status(503, "Unavailable", "lost")) if self.lost >= 0 else (201, body)
+        return super().admit(path, body, dry_run)
+
+    def _start(self, pod: Object) -> None:
+        """As a kubelet would."""
+        states = [
+            {"name": each["name"], "state": self.states.get(each["image"], ENDED)} for each in pod["spec"]["containers"]
+        ]
+        conditions = [{"type": "PodScheduled", "message": self.unscheduled}] if self.unscheduled else []
+        found = {"conditions": conditions, "containerStatuses": [] if self.unscheduled else states}
+        self.put(PODS_AT, pod | {"status": found})
+        self.say(pod["metadata"]["name"], json.dumps(ANSWERS))

@@ -1,0 +1,164 @@
+"""What a reader of logs would lose: lines after a cut, pods that come later, the end; or get twice."""
+
+import io
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import pytest
+
+from rekindle.cluster.api import Cluster
+from rekindle.cluster.errors import ApiError
+from rekindle.cluster.logs import Logs, TrainingProgress, tail
+from rekindle.cluster.workflows import OF
+from rekindle.view.summary import Step
+from tests.rekindle.cluster.server import ApiServer, status
+from tests.rekindle.cluster.test_api import WORKFLOWS_AT, workflow
+
+PODS_AT = "/api/v1/namespaces/models/pods"
+REPLICA = {"training.kubeflow.org/replica-type": "worker"}
+NODE_NAME = "workflows.argoproj.io/node-name"
+
+
+def pod(name: str, node: str = "", state: str = "running", labels: Mapping[str, str] | None = None) -> dict[str, Any]:
+    container = {"name": "main", "restartCount": 0, "state": {state: {}}}
+    metadata = {
+        "name": name,
+        "labels": {OF: "demo", **(labels or {})},
+        "annotations": {NODE_NAME: node} if node else {},
+    }
+    status = {"phase": "Running", "containerStatuses": [container, {**container, "name": "wait"}]}
+    return {"metadata": metadata, "spec": {"containers": [{"name": "main"}]}, "status": status}
+
+
+def until(true: Callable[[], Any]) -> None:
+    deadline = time.monotonic() + 20
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+@pytest.fixture
+def out(server: ApiServer, cluster: Cluster) -> Iterator[io.StringIO]:
+    """What `logs -f` writes of the run `demo`, which ends with the test, and its pods with it."""
+    server.put(WORKFLOWS_AT, workflow("demo"))
+    out = io.StringIO()
+    follower = threading.Thread(target=Logs(cluster, "demo", out).follow)
+    follower.start()
+    yield out
+    for name in list(server.objects.get(PODS_AT, {})):
+        server.put(PODS_AT, pod(name, state="terminated"))
+        server.end_log(name)
+    server.put(WORKFLOWS_AT, workflow("demo", "Succeeded"))
+    follower.join(20)
+    assert not follower.is_alive()
+
+
+def test_steps_and_replicas_are_merged_under_their_names_and_later_pods_are_followed(
+    server: ApiServer, out: io.StringIO
+):
+    server.put(PODS_AT, pod("demo-prepare-1", "demo.prepare(0)"))
+    server.say("demo-prepare-1", "one")
+    until(lambda: "prepare(0) | one\n" in out.getvalue())
+    server.say("demo-train-worker-0", "two")
+    server.put(PODS_AT, pod("demo-train-worker-0"))
+    until(lambda: "train-worker-0 | two\n" in out.getvalue())
+    assert out.getvalue().count("\n") == 2
+
+
+def test_no_line_is_lost_or_comes_twice_when_the_connection_breaks(server: ApiServer, out: io.StringIO):
+    server.put(PODS_AT, pod("demo-a-1", "demo.a"))
+    second = "2026-11-21T20:00:00."
+    for i in range(30):
+        # several lines of one moment, in one second: the server is asked by the second
+        server.say("demo-a-1", f"line {i}", at=f"{second}{i // 3:09d}Z")
+        if i % 7 == 0:
+            until(lambda i=i: f"line {i}\n" in out.getvalue())
+            server.cut()
+    until(lambda: "line 29\n" in out.getvalue())
+    assert out.getvalue().splitlines() == [f"a | line {i}" for i in range(30)]
+
+
+def test_a_pod_that_comes_again_under_its_name_is_read_again(server: ApiServer, out: io.StringIO):
+    server.put(PODS_AT, pod("demo-train-worker-0"))
+    server.say("demo-train-worker-0", "first life")
+    until(lambda: "first life" in out.getvalue())
+    server.remove(PODS_AT, "demo-train-worker-0")
+    server.logs.clear()
+    server.cut()
+    server.say("demo-train-worker-0", "second life")
+    server.put(PODS_AT, pod("demo-train-worker-0"))
+    until(lambda: "second life" in out.getvalue())
+    assert out.getvalue().splitlines() == ["train-worker-0 | first life", "train-worker-0 | second life"]
+
+
+def test_the_last_lines_of_a_run_are_read_though_its_pods_began_unnoticed(server: ApiServer, cluster: Cluster):
+    server.put(WORKFLOWS_AT, workflow("demo", "Succeeded"))
+    server.put(PODS_AT, pod("demo-a-1", "demo.a", state="terminated"))
+    server.say("demo-a-1", "late")
+    server.end_log("demo-a-1")
+    out = io.StringIO()
+    Logs(cluster, "demo", out).follow()
+    assert out.getvalue() == "a | late\n"
+
+
+def test_a_step_is_chosen_by_a_part_of_its_name(server: ApiServer, cluster: Cluster):
+    for name in ("prepare", "train"):
+        server.put(PODS_AT, pod(f"demo-{name}-1", f"demo.{name}"))
+        server.say(f"demo-{name}-1", f"of {name}")
+    out = io.StringIO()
+    assert Logs(cluster, "demo", out, "rai").print() == 1
+    assert out.getvalue() == "train | of train\n"
+
+
+def test_a_machine_gets_each_line_as_an_object(server: ApiServer, cluster: Cluster):
+    server.put(PODS_AT, pod("demo-train-1", "demo.train"))
+    server.say("demo-train-1", 'a "line" | of é')
+    out = io.StringIO()
+    Logs(cluster, "demo", out, as_json=True).print()
+    assert json.loads(out.getvalue()) == {"step": "train", "line": 'a "line" | of é'}
+
+
+def test_who_may_not_read_logs_is_told(server: ApiServer, cluster: Cluster):
+    server.put(WORKFLOWS_AT, workflow("demo", "Succeeded"))
+    server.put(PODS_AT, pod("demo-a-1", "demo.a"))
+    server.refuse("GET", "/log", 403, status(403, "Forbidden", "no"))
+    with pytest.raises(ApiError, match="no"):
+        Logs(cluster, "demo", io.StringIO()).follow()
+
+
+def test_a_reader_that_has_enough_ends_it_though_the_run_goes_on(server: ApiServer, cluster: Cluster):
+    class Head(io.StringIO):
+        def write(self, text: str) -> int:
+            raise BrokenPipeError
+
+    server.put(WORKFLOWS_AT, workflow("demo"))
+    server.put(PODS_AT, pod("demo-a-1", "demo.a"))
+    server.say("demo-a-1", "one line too many")
+    with pytest.raises(BrokenPipeError):
+        Logs(cluster, "demo", Head()).follow()
+
+
+def test_the_end_of_a_failed_step_is_found_without_what_argo_says_after_it(server: ApiServer, cluster: Cluster):
+    server.put(PODS_AT, pod("demo-train-worker-0"))
+    server.put(PODS_AT, pod("demo-train-worker-1"))
+    server.say("demo-train-worker-0", "all is well")
+    for line in (
+        "error: the data are wrong",
+        'level=info msg="sub-process exited" argo=true x',
+        "Error: exit status 65",
+    ):
+        server.say("demo-train-worker-1", line)
+    assert tail(cluster, "demo", ["train"]) == "error: the data are wrong\n"
+    assert tail(cluster, "demo", ["evaluate"]) == ""
+
+
+def test_training_progress_is_asked_of_the_workers(server: ApiServer, cluster: Cluster):
+    server.put(PODS_AT, pod("demo-train-worker-0", labels=REPLICA))
+    server.say("demo-train-worker-0", "progress step=120/600 loss=0.0213 samples_per_s=10234 eta_s=12")
+    progress = TrainingProgress(cluster, "demo")
+    row = Step("train", "train", 0, "Pod", "Running")
+    until(lambda: progress.of(row))
+    assert progress.of(row) == "step 120/600  loss 0.0213  10 234 samples/s  12 s left"

@@ -1,0 +1,162 @@
+"""A run on a cluster as its user sees it: real processes, their words and exit codes."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rekindle.cluster import workflows
+from rekindle.render import manifest_sha256
+from tests.rekindle.cluster.server import ApiServer
+from tests.rekindle.cluster.test_api import WORKFLOWS_AT
+from tests.rekindle.cluster.test_workflows import manifest, node
+
+REKINDLE = str(Path(sys.executable).with_name("rekindle"))
+GOLDEN = Path(__file__).parents[2] / "golden"
+
+
+def rekindle(*args: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    environ = {**os.environ, **environment}
+    return subprocess.run([REKINDLE, *args], cwd=cwd, env=environ, stdin=subprocess.DEVNULL, capture_output=True,
+                          text=True, timeout=60)  # fmt: skip
+
+
+def run(phase: str, *nodes: dict[str, Any], verdict: str = "") -> dict[str, Any]:
+    outputs = {"parameters": [{"name": "verdict", "value": verdict}]}
+    times = {"startedAt": "2026-11-21T20:00:00Z", "finishedAt": "2026-11-21T20:01:00Z"}
+    found = {each["id"]: each for each in nodes}
+    status = {"phase": phase, "nodes": found, "outputs": outputs, **times}
+    labels = {"app.kubernetes.io/part-of": "rekindle"}
+    return {
+        "kind": "Workflow",
+        "metadata": {"name": "demo", "labels": labels},
+        "spec": {"entrypoint": "main"},
+        "status": status,
+    }
+
+
+@pytest.mark.parametrize(("there", "code", "words"), [
+    (run("Succeeded", node("demo.a")), 0, "took      1 min 00 s"),
+    (run("Succeeded", verdict="keep"), 3, "not released"),
+    (run("Failed", node("demo.a", phase="Failed", message="exit code 1")), 1, "resume  rekindle resume demo --cluster"),
+    (workflows.packed(run("Failed", node("demo.a", phase="Failed", message="m"))), 1, "step    a"),
+])  # fmt: skip
+def test_a_watch_ends_as_a_run_here_does(server: ApiServer, tmp_path: Path, there: Any, code: int, words: str):
+    server.put(WORKFLOWS_AT, there)
+    done = rekindle("status", "demo", "--cluster", "--watch", cwd=tmp_path)
+    assert done.returncode == code
+    assert words in done.stdout + done.stderr
+
+
+def test_ctrl_c_ends_the_watch_and_not_the_run_and_says_how_to_come_back(server: ApiServer, tmp_path: Path):
+    server.put(WORKFLOWS_AT, run("Running", node("demo.a", phase="Running")))
+    process = subprocess.Popen([REKINDLE, "status", "demo", "--cluster", "--watch"], cwd=tmp_path, text=True,
+                               stdout=subprocess.PIPE, stderr=subprocess.PIPE)  # fmt: skip
+    assert process.stdout
+    assert "demo running" in process.stdout.readline()
+    began = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=20)
+    assert time.monotonic() - began < 3
+    assert process.returncode == 130
+    assert "rekindle status demo --watch --cluster" in said and "Traceback" not in said
+    assert {method for method, *_ in server.requests} == {"GET"}
+
+
+def written(folder: Path, **spec: Any) -> str:
+    (folder / "w.yaml").write_text(json.dumps(manifest(**spec)))
+    return str(folder / "w.yaml")
+
+
+SPEC = {
+    "templates": [{"name": "main", "container": {"image": "a:1", "command": ["true"]}}],
+    "arguments": {"parameters": [{"name": "n", "value": "1"}]},
+}
+
+
+def test_what_a_dry_run_prints_is_what_is_sent(server: ApiServer, tmp_path: Path):
+    file = written(tmp_path, **SPEC)
+    printed = json.loads(rekindle("submit", "--manifest", file, "--dry-run", "-o", "json", cwd=tmp_path).stdout)
+    assert [each for each in server.requests if each[0] != "GET"] == []
+    done = rekindle("submit", "--manifest", file, "-n", "models", "-o", "json", cwd=tmp_path)
+    ((_, path, sent),) = [each for each in server.requests if each[0] == "POST"]
+    assert path == WORKFLOWS_AT
+    for each in (printed, sent):
+        assert each["metadata"].pop("name").startswith("demo-")
+        assert each["metadata"]["annotations"].pop(workflows.SUBMISSION)
+    assert printed["metadata"].pop("namespace") == "ours" and sent["metadata"].pop("namespace") == "models"
+    assert printed == sent
+    told = json.loads(done.stdout)
+    assert told["manifest_sha256"] == manifest_sha256(manifest(**SPEC))
+    assert told["phase"] == "Pending"
+
+
+def test_what_runs_already_is_not_submitted_again_unasked(server: ApiServer, tmp_path: Path):
+    command = ("submit", "--manifest", written(tmp_path, **SPEC), "-n", "models")
+    assert rekindle(*command, cwd=tmp_path).returncode == 0
+    (name,) = server.objects[WORKFLOWS_AT]
+    refused = rekindle(*command, "-o", "json", cwd=tmp_path)
+    assert (refused.returncode, json.loads(refused.stdout)["workflow"]) == (2, None)
+    assert f"{name} is running and does the same" in refused.stderr
+    assert rekindle(*command, "-p", "n=2", cwd=tmp_path).returncode == 0
+    assert rekindle(*command, "--yes", cwd=tmp_path).returncode == 0
+    assert len(server.objects[WORKFLOWS_AT]) == 3
+
+
+def test_what_lint_refuses_is_not_sent(server: ApiServer, tmp_path: Path):
+    file = written(tmp_path, **{**SPEC, "entrypoint": "mian"})
+    done = rekindle("submit", "--manifest", file, cwd=tmp_path)
+    assert done.returncode == 2 and "mian" in done.stderr
+    assert server.requests == []
+
+
+def test_an_argo_server_gets_the_same_workflow_with_its_token(server: ApiServer, tmp_path: Path):
+    at = "/argo/api/v1/workflows/models"
+    server.refuse("POST", at, 200, {"metadata": {"name": "x"}, "spec": {}})
+    server.refuse("GET", at, 200, {"metadata": {}, "items": None})
+    url = f"http://127.0.0.1:{server.port}/argo"
+    command = ("submit", "--manifest", written(tmp_path, **SPEC, pendingTimeout="1h"), "-n", "models")
+    done = rekindle(*command, cwd=tmp_path, ARGO_SERVER=url, ARGO_TOKEN="Bearer of argo", KUBECONFIG="/none")
+    assert done.returncode == 0, done.stderr
+    ((_, path, sent),) = [each for each in server.requests if each[0] == "POST"]
+    assert path == at and server.tokens == {"Bearer of argo"}
+    assert sent["workflow"]["spec"]["pendingTimeout"] == "1h"  # Hera's models do not know it
+    away = rekindle(*command, "--argo-server", "http://127.0.0.1:9", cwd=tmp_path, KUBECONFIG="/none")
+    assert (away.returncode, "does not answer" in away.stderr) == (1, True)
+
+
+def test_a_schedule_that_pauses_or_goes_on_runs_what_it_ran(server: ApiServer, tmp_path: Path):
+    command = ("schedule", str(GOLDEN / "config.yaml"), "-o", "json")
+    assert rekindle(*command, cwd=tmp_path).returncode == 0
+    for flag, change in (("--suspend", "nothing → true"), ("--unsuspend", "true → nothing")):
+        told = json.loads(rekindle(*command, flag, cwd=tmp_path).stdout)["changes"]
+        assert [each.rpartition(" ")[2] for each in told[:2]] == ["unchanged", "updated"], told
+        assert told[2:] == [f"  spec.suspend: {change}"]
+
+
+def test_the_table_of_a_namespace_has_runs_and_schedules(server: ApiServer, tmp_path: Path):
+    assert "nothing ran" in rekindle("status", "--cluster", cwd=tmp_path).stdout
+    server.put(WORKFLOWS_AT, run("Succeeded", verdict="release"))
+    cron = {"metadata": {"name": "cards"}, "spec": {"schedules": ["0 3 * * 1"], "suspend": True}}
+    server.put(WORKFLOWS_AT.replace("workflows", "cronworkflows"), cron)
+    told = json.loads(rekindle("status", "--cluster", "-o", "json", cwd=tmp_path).stdout)
+    assert [(each["run"], each["phase"], each["verdict"]) for each in told["runs"]] == [
+        ("demo", "Succeeded", "release")
+    ]
+    assert [(each["schedule"], each["at"], each["suspended"]) for each in told["schedules"]] == [
+        ("cards", "0 3 * * 1", True)
+    ]
+
+
+def test_delete_of_what_runs_needs_a_yes(server: ApiServer, tmp_path: Path):
+    server.put(WORKFLOWS_AT, run("Running"))
+    refused = rekindle("delete", "demo", cwd=tmp_path)
+    assert (refused.returncode, "rekindle stop demo --cluster" in refused.stderr) == (2, True)
+    assert rekindle("delete", "demo", "--yes", "-o", "json", cwd=tmp_path).returncode == 0
+    assert server.objects[WORKFLOWS_AT] == {}

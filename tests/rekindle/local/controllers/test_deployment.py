@@ -1,0 +1,300 @@
+"""Deployments as real processes: rolling updates, probes, drain, supervisors that die, ports that are taken."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rekindle.argo.manifest.selector import verdict
+from rekindle.errors import ConfigError
+from rekindle.local.controllers import controllers
+from rekindle.local.controllers.base import Stored
+from rekindle.local.controllers.deployment import Deployments
+from rekindle.local.emulator import LocalCluster
+
+SUCCESS = "status.availableReplicas > 0,!status.unavailableReplicas"
+FAILURE = ",".join(f"status.conditions.{index}.reason == ProgressDeadlineExceeded" for index in range(3))
+SERVER = """
+import http.server, os, pathlib, signal, sys, threading, time
+version, slow = sys.argv[1], float(sys.argv[2])
+time.sleep(slow)
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        if self.path == "/health" and pathlib.Path("/tmp/sick").exists():
+            return self.send_error(503)
+        if self.path == "/slow":
+            time.sleep(1.0)
+        body = (version + " " + str(os.getpid())).encode()
+        self.send_response(200); self.send_header("Content-Length", str(len(body))); self.end_headers()
+        self.wfile.write(body)
+    def log_message(self, *args): pass
+server = http.server.ThreadingHTTPServer((os.environ["POD_IP"], 8080), Handler)
+server.daemon_threads = False
+signal.signal(signal.SIGTERM, lambda *_: threading.Thread(target=server.shutdown).start())
+print("serving", version, flush=True)
+server.serve_forever()
+server.server_close()   # waits for the requests that are being answered
+print("drained", version, flush=True)
+"""
+
+
+@pytest.fixture
+def port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return free.getsockname()[1]
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[LocalCluster]:
+    cluster = LocalCluster(tmp_path)
+    yield cluster
+    cluster.down()
+    assert not subprocess.run(["pgrep", "-f", str(tmp_path)], capture_output=True).stdout, "down left something"
+
+
+@pytest.fixture
+def kinds(cluster: LocalCluster) -> dict[str, Stored]:
+    return controllers(cluster, cluster.home / "run")
+
+
+def deployment(version: str, program: str = SERVER, slow: float = 0, replicas: int = 1, **spec: Any) -> dict:
+    health = {"httpGet": {"path": "/health", "port": "http"}, "timeoutSeconds": 1}
+    container = {
+        "name": "serve", "image": "any", "command": ["python", "-c", program, version, str(slow)],
+        "ports": [{"name": "http", "containerPort": 8080}],
+        "env": [{"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}],
+        "startupProbe": {**health, "periodSeconds": 1, "failureThreshold": 20},
+        "readinessProbe": {**health, "periodSeconds": 0.1, "failureThreshold": 2},
+        "livenessProbe": {**health, "periodSeconds": 0.2, "failureThreshold": 5},
+    }  # fmt: skip
+    template = {"metadata": {"labels": {"app": "fraud"}}, "spec": {"containers": [container]}}
+    template["spec"]["terminationGracePeriodSeconds"] = 5
+    spec = {"selector": {"matchLabels": {"app": "fraud"}}, "replicas": replicas, "template": template, **spec}
+    return {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "fraud"}, "spec": spec}
+
+
+def service(port: int, name: str = "fraud") -> dict:
+    spec = {"selector": {"app": "fraud"}, "ports": [{"name": "http", "port": port, "targetPort": "http"}]}
+    return {"apiVersion": "v1", "kind": "Service", "metadata": {"name": name}, "spec": spec}
+
+
+def get(port: int, path: str = "/") -> str:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=10) as answer:
+        return answer.read().decode()
+
+
+def until(kinds: dict[str, Stored], holds: Callable[[dict], Any], seconds: float = 30) -> dict:
+    end, obj = time.monotonic() + seconds, {}
+    while time.monotonic() < end:
+        obj = kinds["Deployment"].get("fraud") or {}
+        if holds(obj):
+            return obj
+        time.sleep(0.02)
+    raise AssertionError(f"not in {seconds} s: {json.dumps(obj.get('status'), indent=1)}")
+
+
+def rolled_out(obj: dict) -> bool | None:
+    return verdict(obj, SUCCESS, FAILURE)[0]
+
+
+def answering(port: int, version: str) -> bool:
+    try:
+        return get(port).startswith(version)
+    except OSError:
+        return False
+
+
+def test_an_update_loses_no_request_and_the_old_version_drains(
+    kinds: dict[str, Stored], cluster: LocalCluster, port: int
+) -> None:
+    kinds["Deployment"].apply(deployment("one"))
+    kinds["Service"].apply(service(port))
+    obj = until(kinds, rolled_out)
+    assert [each["reason"] for each in obj["status"]["conditions"]] == [
+        "MinimumReplicasAvailable",
+        "NewReplicaSetAvailable",
+    ]
+    while not answering(port, "one"):
+        time.sleep(0.02)
+    seen, failed, stop, slow = [], [], threading.Event(), []
+
+    def ask() -> None:
+        while not stop.is_set():
+            try:
+                seen.append(get(port).split()[0])
+            except OSError as error:
+                failed.append(error)
+
+    asking = threading.Thread(target=ask)
+    waiting = threading.Thread(target=lambda: slow.append(get(port, "/slow")))
+    asking.start()
+    obj = kinds["Deployment"].apply(deployment("two", slow=0.5))
+    assert obj["status"]["observedGeneration"] == 2
+    assert rolled_out(obj) is None, "right after apply it is not what served before that counts"
+    waiting.start()
+    until(kinds, rolled_out)
+    since = len(seen) + 1  # the one that is being answered now
+    waiting.join()
+    time.sleep(0.2)
+    stop.set()
+    asking.join()
+    assert not failed
+    assert (seen[0], set(seen[since:])) == ("one", {"two"})
+    assert slow[0].startswith("one"), "the answer came from the version that had the connection"
+    logs = cluster.home / "deployments/fraud/logs"
+    until(kinds, lambda _: "drained one" in "".join(path.read_text() for path in logs.iterdir()))
+
+
+def test_a_version_that_cannot_start_never_serves(kinds: dict[str, Stored], port: int) -> None:
+    kinds["Deployment"].apply(deployment("one"))
+    kinds["Service"].apply(service(port))
+    until(kinds, rolled_out)
+    kinds["Deployment"].apply(deployment("two", program="import sys; sys.exit('the model is gone')"))
+    obj = until(kinds, lambda obj: rolled_out(obj) is False)
+    failed = next(each for each in obj["status"]["conditions"] if each["type"] == "Progressing")
+    assert failed["message"].endswith("the model is gone")
+    assert (obj["status"]["readyReplicas"], obj["status"]["unavailableReplicas"]) == (1, 1)
+    assert answering(port, "one")
+    kinds["Deployment"].apply(deployment("one"))
+    until(kinds, rolled_out)
+    assert answering(port, "one")
+
+
+def test_no_progress_within_the_deadline_is_a_failure(kinds: dict[str, Stored]) -> None:
+    kinds["Deployment"].apply(deployment("one", slow=60, progressDeadlineSeconds=1))
+    until(kinds, lambda obj: rolled_out(obj) is False)
+
+
+def test_pods_that_die_or_hang_are_started_again(kinds: dict[str, Stored], cluster: LocalCluster, port: int) -> None:
+    kinds["Service"].apply(service(port))
+    kinds["Deployment"].apply(deployment("one", replicas=2))
+    until(kinds, lambda obj: obj["status"].get("readyReplicas") == 2)
+    first = int(get(port).split()[1])
+    os.kill(first, signal.SIGKILL)
+    until(kinds, lambda obj: obj["status"].get("readyReplicas") == 1)
+    until(kinds, lambda obj: obj["status"].get("readyReplicas") == 2)
+    pods = cluster.home / "deployments/fraud/pods"
+    sick = next(pods.iterdir()) / "tmp/sick"
+    sick.touch()
+    until(kinds, lambda obj: obj["status"].get("readyReplicas") == 1)
+    assert answering(port, "one"), "one that is not ready gets no connection"
+    log = cluster.home / "deployments/fraud/supervisor.log"
+    while "liveness probe failed" not in log.read_text():
+        time.sleep(0.05)
+    sick.unlink()
+    until(kinds, lambda obj: obj["status"].get("readyReplicas") == 2)
+
+
+def test_a_command_killed_as_it_writes_down_a_supervisor_leaves_none_behind(
+    kinds: dict[str, Stored], cluster: LocalCluster
+) -> None:
+    command = """
+import json, os, signal, sys
+from pathlib import Path
+from rekindle.local.emulator import LocalCluster
+from rekindle.local.controllers.deployment import Deployments
+def die(event, args):
+    if event == "os.rename" and str(args[1]).endswith("supervisor.json"):
+        os.kill(os.getpid(), signal.SIGKILL)
+sys.addaudithook(die)
+Deployments(LocalCluster(Path(sys.argv[1]))).apply(json.loads(sys.argv[2]))
+"""
+    arguments = [sys.executable, "-c", command, str(cluster.home), json.dumps(deployment("one"))]
+    assert subprocess.run(arguments).returncode == -signal.SIGKILL
+    kinds["Deployment"].apply(deployment("one"))
+    until(kinds, rolled_out)
+    assert cluster.down() == ["deployment fraud"]
+    supervisors = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline")]
+    assert not [each for each in supervisors if str(cluster.home).encode() in each]
+
+
+def test_a_killed_supervisor_takes_its_pods_along_and_is_revived(
+    kinds: dict[str, Stored], cluster: LocalCluster, port: int
+) -> None:
+    kinds["Deployment"].apply(deployment("one"))
+    kinds["Service"].apply(service(port))
+    until(kinds, rolled_out)
+    while not answering(port, "one"):
+        time.sleep(0.02)
+    pod = int(get(port).split()[1])
+    record = json.loads((cluster.home / "deployments/fraud/supervisor.json").read_text())
+    os.kill(record["pid"], signal.SIGKILL)
+    while Path(f"/proc/{pod}").exists():
+        time.sleep(0.02)
+    assert not Deployments(cluster).running("fraud")
+    shown = {"kind": "deployment", "name": "fraud", "address": f"http://127.0.0.1:{port}", "running": True}
+    until(kinds, lambda _: shown | {"ready": 1} in cluster.overview())
+    until(kinds, lambda _: answering(port, "one"))
+    assert cluster.revive() == []
+    record = json.loads((cluster.home / "deployments/fraud/supervisor.json").read_text())
+    os.kill(record["pid"], signal.SIGKILL)
+    while answering(port, "one"):
+        time.sleep(0.02)
+    while not answering(port, "one"):
+        cluster.poll()  # as a run does while it goes on, say in its verify
+        time.sleep(0.05)
+    assert cluster.service_variables() == {"FRAUD_SERVICE_HOST": "127.0.0.1", "FRAUD_SERVICE_PORT": str(port)}
+
+
+def test_down_ends_everything_and_nothing_revives_it(
+    kinds: dict[str, Stored], cluster: LocalCluster, port: int
+) -> None:
+    kinds["Deployment"].apply(deployment("one"))
+    kinds["Service"].apply(service(port))
+    until(kinds, rolled_out)
+    began = time.monotonic()
+    assert cluster.down() == ["deployment fraud"]
+    assert time.monotonic() - began < 2
+    assert cluster.revive() == []
+    assert not answering(port, "one")
+    kinds["Deployment"].apply(deployment("one"))
+    until(kinds, lambda _: answering(port, "one"))
+    cluster.down()
+    Deployments(cluster).start("fraud")  # as the next run of its pipeline does
+    until(kinds, lambda _: answering(port, "one"))
+
+
+def test_a_deleted_deployment_is_gone(kinds: dict[str, Stored], port: int) -> None:
+    kinds["Deployment"].apply(deployment("one"))
+    kinds["Service"].apply(service(port))
+    until(kinds, rolled_out)
+    assert kinds["Deployment"].delete("fraud")
+    assert kinds["Deployment"].get("fraud") is None
+    assert not answering(port, "one")
+
+
+def test_a_taken_port_is_named_with_the_way_out(kinds: dict[str, Stored], port: int) -> None:
+    with (
+        socket.create_server(("127.0.0.1", port)),
+        pytest.raises(ConfigError, match=r"port \d+ .*--set serve.port=") as error,
+    ):
+        kinds["Service"].check(service(port))
+    assert str(port) in str(error.value)
+    kinds["Deployment"].apply(deployment("one"))
+    kinds["Service"].apply(service(port))
+    until(kinds, lambda _: answering(port, "one"))
+    kinds["Service"].apply(service(port))  # ours already: no conflict with ourselves
+
+
+def test_what_cannot_be_had_here_is_refused_by_name(cluster: LocalCluster) -> None:
+    wrong = deployment("one", strategy={"type": "Recreate"})
+    with pytest.raises(ConfigError, match="strategy"):
+        Deployments(cluster).apply(wrong)
+    wrong = deployment("one")
+    wrong["spec"]["template"]["spec"]["containers"][0]["livenessProbe"] = {"exec": {"command": ["true"]}}
+    with pytest.raises(ConfigError, match="livenessProbe"):
+        Deployments(cluster).apply(wrong)
+    wrong = deployment("one", selector={"matchLabels": {"app": "other"}})
+    with pytest.raises(ConfigError, match="matchLabels"):
+        Deployments(cluster).apply(wrong)

@@ -1,0 +1,331 @@
+"""The embedded S3 endpoint, through boto3, as a real process."""
+
+import base64
+import hashlib
+import http.client
+import os
+import resource
+import signal
+import subprocess
+import sys
+import threading
+import urllib.request
+import zlib
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import boto3
+import pytest
+from botocore.config import Config
+from botocore.exceptions import ClientError
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rekindle.local.services.s3_files import CHECKSUMS, Files
+
+KEY = "local-key"
+
+
+class Endpoint:
+    """The server as a process, and a boto3 client for it."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.start()
+
+    def start(self, port: int = 0) -> None:
+        command = [sys.executable, "-m", "rekindle.local.services.s3", "--root", str(self.root), "--port", str(port)]
+        env = {**os.environ, "AWS_ACCESS_KEY_ID": KEY}
+        self.process = subprocess.Popen([*command, "--bucket", "data"], stdout=subprocess.PIPE, text=True, env=env)
+        assert self.process.stdout
+        self.url = self.process.stdout.readline().strip()
+        self.port = int(self.url.rpartition(":")[2])
+        self.client = self.connect()
+
+    def connect(self, key: str = KEY, **config: Any) -> Any:
+        # total_max_attempts: an error is the answer to look at, not a reason to try again
+        settings = Config(**{"retries": {"total_max_attempts": 1}, "max_pool_connections": 32, **config})
+        return boto3.Session().client(
+            "s3", endpoint_url=self.url, region_name="us-east-1", config=settings, aws_access_key_id=key,
+            aws_secret_access_key="not verified",
+        )  # fmt: skip
+
+    def kill(self) -> None:
+        self.process.send_signal(signal.SIGKILL)
+        self.process.communicate()
+
+
+@pytest.fixture(scope="module")
+def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoint]:
+    server = Endpoint(tmp_path_factory.mktemp("s3"))
+    yield server
+    server.kill()
+
+
+def refused(call: Callable[[], Any]) -> tuple[int, str]:
+    with pytest.raises(ClientError) as caught:
+        call()
+    return caught.value.response["ResponseMetadata"]["HTTPStatusCode"], caught.value.response["Error"]["Code"]
+
+
+def listed(client: Any, **query: Any) -> list[str]:
+    pages = client.get_paginator("list_objects_v2").paginate(Bucket="data", **query)
+    return [item["Key"] for page in pages for item in page.get("Contents", [])]
+
+
+def test_an_object_comes_back_as_it_was_written(endpoint: Endpoint) -> None:
+    body = os.urandom(3 << 20)
+    put = endpoint.client.put_object(Bucket="data", Key="a", Body=body, ContentType="x/y", Metadata={"who": "me"})
+    got = endpoint.client.get_object(Bucket="data", Key="a")
+    assert got["Body"].read() == body
+    assert put["ETag"] == got["ETag"] == f'"{hashlib.md5(body).hexdigest()}"'
+    assert (got["ContentType"], got["Metadata"], got["ContentLength"]) == ("x/y", {"who": "me"}, len(body))
+    assert refused(lambda: endpoint.client.get_object(Bucket="data", Key="none")) == (404, "NoSuchKey")
+    assert refused(lambda: endpoint.client.get_object(Bucket="nobucket", Key="a")) == (404, "NoSuchBucket")
+    assert refused(lambda: endpoint.client.head_object(Bucket="data", Key="none"))[0] == 404
+
+
+def test_ranges_are_the_bytes_asked_for(endpoint: Endpoint) -> None:
+    endpoint.client.put_object(Bucket="data", Key="digits", Body=b"0123456789")
+    for header, expected in {
+        "bytes=2-4": b"234",
+        "bytes=7-": b"789",
+        "bytes=-3": b"789",
+        "bytes=5-99": b"56789",
+    }.items():
+        got = endpoint.client.get_object(Bucket="data", Key="digits", Range=header)
+        assert got["Body"].read() == expected, header
+        assert got["ContentRange"].endswith("/10")
+    late = refused(lambda: endpoint.client.get_object(Bucket="data", Key="digits", Range="bytes=10-12"))
+    assert late == (416, "InvalidRange")
+
+
+def test_exactly_one_of_racing_creators_wins(endpoint: Endpoint) -> None:
+    client = endpoint.client
+
+    def create(racer: int, key: str) -> int:
+        try:
+            client.put_object(Bucket="data", Key=key, Body=str(racer).encode() * 100_000, IfNoneMatch="*")
+            return 1
+        except ClientError as error:
+            assert error.response["Error"]["Code"] == "PreconditionFailed"
+            return 0
+
+    for round in range(5):
+        with ThreadPoolExecutor(8) as pool:
+            assert sum(pool.map(lambda racer, key=f"race{round}": create(racer, key), range(8))) == 1
+
+
+def test_a_stale_etag_overwrites_nothing(endpoint: Endpoint) -> None:
+    client = endpoint.client
+    first = client.put_object(Bucket="data", Key="latest", Body=b"1")["ETag"]
+
+    def replace(racer: int) -> int:
+        try:
+            client.put_object(Bucket="data", Key="latest", Body=b"by %d" % racer, IfMatch=first)
+            return 1
+        except ClientError as error:
+            assert error.response["Error"]["Code"] == "PreconditionFailed"
+            return 0
+
+    with ThreadPoolExecutor(8) as pool:
+        assert sum(pool.map(replace, range(8))) == 1
+    gone = refused(lambda: client.put_object(Bucket="data", Key="absent", Body=b"", IfMatch=first))
+    assert gone == (404, "NoSuchKey")
+    stale = refused(lambda: client.get_object(Bucket="data", Key="latest", IfMatch=first))
+    assert stale[0] == 412
+    now = client.head_object(Bucket="data", Key="latest")["ETag"]
+    assert refused(lambda: client.get_object(Bucket="data", Key="latest", IfNoneMatch=now))[0] == 304
+    assert client.get_object(Bucket="data", Key="latest")["Body"].read().startswith(b"by"), "the connection still works"
+
+
+@pytest.mark.parametrize("name", ["crc32", "sha1", "sha256", "md5"])
+def test_a_flipped_byte_is_refused_and_leaves_the_old_object(endpoint: Endpoint, name: str) -> None:
+    field = "ContentMD5" if name == "md5" else f"Checksum{name.upper()}"
+    value = hashlib.md5() if name == "md5" else CHECKSUMS[name]()
+    value.update(b"good")
+    claim = {field: base64.b64encode(value.digest()).decode()}
+    client = endpoint.connect(request_checksum_calculation="when_required")
+    client.put_object(Bucket="data", Key=name, Body=b"good", **claim)
+    assert refused(lambda: client.put_object(Bucket="data", Key=name, Body=b"gooe", **claim)) == (400, "BadDigest")
+    assert client.get_object(Bucket="data", Key=name)["Body"].read() == b"good"
+
+
+def test_chunked_bodies_with_trailing_checksums_are_decoded_and_verified(endpoint: Endpoint) -> None:
+    def put(body: bytes, checksum: bytes) -> int:
+        connection = http.client.HTTPConnection("127.0.0.1", endpoint.port)
+        chunks = b"".join(b"%x;chunk-signature=0\r\n%s\r\n" % (len(part), part) for part in (body[:70], body[70:]))
+        data = chunks + b"0\r\nx-amz-checksum-crc32:" + base64.b64encode(checksum) + b"\r\n\r\n"
+        headers = {
+            "Authorization": f"AWS4-HMAC-SHA256 Credential={KEY}/20260101/us-east-1/s3/aws4_request",
+            "x-amz-content-sha256": "STREAMING-UNSIGNED-PAYLOAD-TRAILER", "x-amz-trailer": "x-amz-checksum-crc32",
+            "Content-Encoding": "aws-chunked", "x-amz-decoded-content-length": str(len(body)),
+        }  # fmt: skip
+        connection.request("PUT", "/data/chunked", data, headers)
+        return connection.getresponse().status
+
+    body = os.urandom(200)
+    assert put(body, zlib.crc32(body).to_bytes(4, "big")) == 200
+    assert put(body, b"\0\0\0\0") == 400
+    got = endpoint.client.get_object(Bucket="data", Key="chunked", ChecksumMode="ENABLED")
+    assert got["Body"].read() == body
+    assert "ContentEncoding" not in got
+
+
+def test_multipart_uploads_are_one_object_or_none(endpoint: Endpoint) -> None:
+    client, where = endpoint.client, {"Bucket": "data", "Key": "big/one"}
+    parts = [os.urandom(5 << 20), os.urandom(5 << 20), b"end"]
+
+    def upload() -> dict:
+        name = client.create_multipart_upload(**where, Metadata={"m": "1"})["UploadId"]
+        tags = [
+            {"PartNumber": n, "ETag": client.upload_part(**where, UploadId=name, PartNumber=n, Body=part)["ETag"]}
+            for n, part in enumerate(parts, 1)
+        ]
+        return {**where, "UploadId": name, "MultipartUpload": {"Parts": tags}}
+
+    first, second, third = upload(), upload(), upload()
+    assert not listed(client, Prefix="big/")
+    client.complete_multipart_upload(**first, IfNoneMatch="*")
+    got = client.get_object(**where)
+    tags = b"".join(hashlib.md5(part).digest() for part in parts)
+    assert got["Body"].read() == b"".join(parts)
+    assert (got["ETag"], got["Metadata"]) == (f'"{hashlib.md5(tags).hexdigest()}-3"', {"m": "1"})
+    again = refused(lambda: client.complete_multipart_upload(**second, IfNoneMatch="*"))
+    assert again == (412, "PreconditionFailed")
+    third["MultipartUpload"]["Parts"][0]["ETag"] = tags[:16].hex()
+    third["MultipartUpload"]["Parts"][1]["ETag"] = "0" * 32
+    assert refused(lambda: client.complete_multipart_upload(**third)) == (400, "InvalidPart")
+    client.abort_multipart_upload(**where, UploadId=third["UploadId"])
+    assert refused(lambda: client.complete_multipart_upload(**third)) == (404, "NoSuchUpload")
+
+
+def test_keys_of_any_shape_are_different_objects(endpoint: Endpoint) -> None:
+    keys = ["k/a/b", "k/a/b/c", "k/a//b", "k/../up", "k/./dot", "k/ü ñ +%2F&<>'\"?#", "k/" + "x" * 1000, "k/日本/語",
+            "k/end/", "k/\x01ctl"]  # fmt: skip
+    for key in keys:
+        endpoint.client.put_object(Bucket="data", Key=key, Body=key.encode())
+    for key in keys:
+        assert endpoint.client.get_object(Bucket="data", Key=key)["Body"].read() == key.encode()
+    assert listed(endpoint.client, Prefix="k/") == sorted(keys, key=str.encode)
+    endpoint.client.delete_objects(Bucket="data", Delete={"Objects": [{"Key": key} for key in keys[:-1]]})
+    assert listed(endpoint.client, Prefix="k/") == ["k/\x01ctl"]
+    assert refused(lambda: endpoint.client.put_object(Bucket="data", Key="x" * 1025, Body=b"")) == (
+        400,
+        "KeyTooLongError",
+    )
+
+
+def test_a_listing_is_split_into_pages_and_folders(endpoint: Endpoint) -> None:
+    keys = ["l/a", "l/b/1", "l/b/2", "l/b0", "l/c/1/x", "l/d"]
+    for key in keys:
+        endpoint.client.put_object(Bucket="data", Key=key, Body=b"")
+    assert listed(endpoint.client, Prefix="l/", PaginationConfig={"PageSize": 2}) == keys
+    assert listed(endpoint.client, Prefix="l/", StartAfter="l/b/2") == ["l/b0", "l/c/1/x", "l/d"]
+    pages = endpoint.client.get_paginator("list_objects_v2").paginate(
+        Bucket="data", Prefix="l/", Delimiter="/", PaginationConfig={"PageSize": 1}
+    )
+    found = [
+        x.get("Key") or x["Prefix"] for page in pages for x in page.get("Contents", []) + page.get("CommonPrefixes", [])
+    ]
+    assert found == ["l/a", "l/b/", "l/b0", "l/c/", "l/d"]
+
+
+names = st.text("ab/é\U0001f525", min_size=1, max_size=6)
+
+
+@settings(max_examples=100, deadline=None)
+@given(keys=st.sets(names, max_size=12), prefix=st.text("ab/", max_size=2), most=st.integers(1, 5), cut=st.booleans())
+def test_pages_of_any_size_add_up_to_the_whole_listing(keys: set[str], prefix: str, most: int, cut: bool) -> None:
+    files = Files.__new__(Files)
+    ordered = sorted(keys, key=str.encode)
+    files.keys, files.index = {"b": ordered}, {"b": {key: {"key": key} for key in keys}}
+    files.lock = threading.Lock()
+    found, common, after = [], [], ""
+    while True:
+        page = files.page("b", prefix, "/" if cut else "", after, most)
+        found += [meta["key"] for meta in page.entries]
+        common += page.common
+        assert len(page.entries) + len(page.common) <= most
+        if not (after := page.more):
+            break
+    inside = [key for key in ordered if key.startswith(prefix)]
+    folded = [key for key in inside if cut and "/" in key[len(prefix) :]]
+    assert found == [key for key in inside if key not in folded]
+    assert common == list(dict.fromkeys(prefix + key[len(prefix) :].partition("/")[0] + "/" for key in folded))
+
+
+def test_a_copy_keeps_bytes_and_metadata(endpoint: Endpoint) -> None:
+    endpoint.client.put_object(Bucket="data", Key="from ü", Body=b"x" * 3_000_000, Metadata={"a": "b"})
+    endpoint.client.copy_object(Bucket="data", Key="to", CopySource={"Bucket": "data", "Key": "from ü"})
+    got = endpoint.client.get_object(Bucket="data", Key="to")
+    assert (got["Body"].read(), got["Metadata"]) == (b"x" * 3_000_000, {"a": "b"})
+
+
+def test_a_stranger_is_refused(endpoint: Endpoint) -> None:
+    stranger = endpoint.connect(key="other-key")
+    assert refused(lambda: stranger.get_object(Bucket="data", Key="a")) == (403, "InvalidAccessKeyId")
+    connection = http.client.HTTPConnection("127.0.0.1", endpoint.port)
+    connection.request("GET", "/data?list-type=2")
+    assert connection.getresponse().status == 403
+
+
+def test_a_presigned_url_works_as_mlflow_downloads_with_it(endpoint: Endpoint) -> None:
+    endpoint.client.put_object(Bucket="data", Key="p/q.txt", Body=b"0123456789")
+    for version in ("s3", "s3v4"):
+        client = endpoint.connect(signature_version=version)
+        asked = {"Bucket": "data", "Key": "p/q.txt", "ResponseContentType": "text/x"}
+        request = urllib.request.Request(
+            client.generate_presigned_url("get_object", asked), headers={"Range": "bytes=2-4"}
+        )
+        with urllib.request.urlopen(request) as answer:
+            assert (answer.status, answer.read(), answer.headers["Content-Type"]) == (206, b"234", "text/x")
+
+
+def test_what_is_not_supported_says_so(endpoint: Endpoint) -> None:
+    assert refused(lambda: endpoint.client.get_bucket_policy(Bucket="data")) == (501, "NotImplemented")
+    crc = {"ChecksumCRC64NVME": "AAAAAAAAAAA="}
+    assert refused(lambda: endpoint.client.put_object(Bucket="data", Key="a", Body=b"", **crc)) == (
+        501,
+        "NotImplemented",
+    )
+    assert refused(lambda: endpoint.client.put_object_tagging(Bucket="data", Key="a", Tagging={"TagSet": []}))[0] == 501
+    assert refused(lambda: endpoint.client.get_object(Bucket="data", Key="a", VersionId="1"))[0] == 501
+
+
+def test_objects_survive_kill_9_and_nothing_half_written_is_seen(tmp_path: Path) -> None:
+    server = Endpoint(tmp_path)
+    server.client.put_object(Bucket="data", Key="kept/a", Body=b"safe")
+    connection = http.client.HTTPConnection("127.0.0.1", server.port)
+    connection.putrequest("PUT", "/data/kept/half")
+    connection.putheader("Authorization", f"AWS4-HMAC-SHA256 Credential={KEY}/x")
+    connection.putheader("Content-Length", "1000000")
+    connection.endheaders(b"x" * 500_000)
+    while not any((tmp_path / "tmp").iterdir()):
+        pass
+    server.kill()
+    torn = tmp_path / "buckets/data" / ("0" * 64)
+    torn.write_bytes(b"a power cut left this")
+    server.start()
+    assert listed(server.client) == ["kept/a"]
+    assert server.client.get_object(Bucket="data", Key="kept/a")["Body"].read() == b"safe"
+    assert not any((tmp_path / "tmp").iterdir())
+    command = [sys.executable, "-m", "rekindle.local.services.s3", "--root", str(tmp_path)]
+    second = subprocess.run(command, env={**os.environ, "AWS_ACCESS_KEY_ID": KEY}, capture_output=True, text=True)
+    assert second.returncode == 1
+    assert "in use by another S3 endpoint" in second.stderr
+    server.kill()
+
+
+def test_a_full_disk_is_an_error_and_leaves_the_old_object(tmp_path: Path) -> None:
+    server = Endpoint(tmp_path)
+    server.client.put_object(Bucket="data", Key="a", Body=b"old")
+    # a limit on file size fails a write exactly as a full disk does, in the middle of the body
+    resource.prlimit(server.process.pid, resource.RLIMIT_FSIZE, (2 << 20, resource.RLIM_INFINITY))
+    full = refused(lambda: server.client.put_object(Bucket="data", Key="a", Body=os.urandom(5 << 20)))
+    assert full == (507, "InsufficientStorage")
+    assert server.client.get_object(Bucket="data", Key="a")["Body"].read() == b"old"
+    assert not any((tmp_path / "tmp").iterdir())
+    server.kill()

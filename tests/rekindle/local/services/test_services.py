@@ -1,0 +1,176 @@
+"""The embedded services as real processes."""
+
+import json
+import os
+import shutil
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rekindle.errors import StorageError, TrackingError
+from rekindle.local.processes import WATCH, started
+from rekindle.local.services.services import Record, Services, answers
+from rekindle.storage import Store
+
+PLAIN = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
+
+
+@pytest.fixture
+def services(tmp_path: Path) -> Iterator[Services]:
+    services = Services(tmp_path, PLAIN)
+    yield services
+    services.down()
+
+
+def record(services: Services, name: str) -> Record:
+    found = services.find(name)
+    assert found
+    return found
+
+
+def store(services: Services) -> Store:
+    return Store("rekindle", services.url("s3"), *services.credentials().values())
+
+
+def killed(services: Services, name: str) -> Record:
+    before = record(services, name)
+    os.kill(before.pid, signal.SIGKILL)
+    while before.alive:
+        time.sleep(0.01)
+    return before
+
+
+def test_a_command_killed_as_it_writes_down_a_service_leaves_none_behind(services: Services) -> None:
+    command = (
+        "import os, signal, sys; from pathlib import Path; from rekindle.local.services.services import Services\n"
+        "sys.addaudithook(lambda event, args: event == 'os.rename' and os.kill(os.getpid(), signal.SIGKILL))\n"
+        "Services(Path(sys.argv[1]), {}).start('s3')"
+    )
+    assert subprocess.run([sys.executable, "-c", command, services.home]).returncode == -signal.SIGKILL
+    store(services).put("key", b"value")  # an orphan would have kept the folder for itself
+    for _ in range(20):
+        services.start("s3")
+        time.sleep(0.05)
+    record(services, "s3")
+    assert services.down() == ["s3"]
+
+
+def test_two_commands_at_once_start_one_service(tmp_path: Path) -> None:
+    command = (
+        "import sys; from pathlib import Path; from rekindle.local.services.services import Services; "
+        "s = Services(Path(sys.argv[1]), {}); s.start('s3'); print(s.url('s3'), s.credentials())"
+    )
+    racers = [subprocess.Popen([sys.executable, "-c", command, tmp_path], stdout=subprocess.PIPE) for _ in range(4)]
+    assert len({racer.communicate()[0] for racer in racers}) == 1
+    assert Services(tmp_path, PLAIN).down() == ["s3"]
+
+
+def test_a_killed_store_is_back_on_its_port_with_its_objects(services: Services) -> None:
+    objects = store(services)
+    objects.put("a/b", b"kept")
+    before = killed(services, "s3")
+    services.keep()
+    assert record(services, "s3").port == before.port
+    assert objects.get("a/b") == b"kept"
+    assert stat.S_IMODE((services.folder / "credentials.json").stat().st_mode) == 0o600
+
+
+def test_a_port_taken_in_the_meantime_is_given_up(services: Services) -> None:
+    services.start("s3")
+    port = killed(services, "s3").port
+    with socket.create_server(("127.0.0.1", port)):
+        services.start("s3")
+        assert record(services, "s3").port != port
+        store(services).put("a", b"1")
+
+
+def test_down_leaves_no_process_and_no_data_is_lost(services: Services) -> None:
+    store(services).put("a", b"1")
+    was = record(services, "s3")
+    began = time.monotonic()
+    assert services.down() == ["s3"]
+    assert time.monotonic() - began < 2
+    assert started(was.pid) != was.since
+    assert services.down() == []
+    services.keep()
+    assert not record(services, "s3").alive, "it was stopped, it did not die"
+    assert store(services).get("a") == b"1"
+
+
+def test_down_ends_a_service_though_the_disk_is_full(services: Services) -> None:
+    services.start("s3")
+    s3 = record(services, "s3")
+    (services.folder / "s3.json.new").mkdir()  # what is written cannot be
+    assert services.down() == ["s3"]
+    assert started(s3.pid) != s3.since
+
+
+def test_a_removed_home_takes_its_services_along(services: Services) -> None:
+    services.start("s3")
+    was = record(services, "s3")
+    shutil.rmtree(services.home)
+    end = time.monotonic() + 3 * WATCH
+    while was.alive and time.monotonic() < end:
+        time.sleep(0.05)
+    assert not was.alive
+
+
+def test_runs_and_artifacts_survive_a_kill_of_mlflow(services: Services) -> None:
+    services.start()
+    services.ready()
+    env = services.environment()
+
+    def call(path: str, body: dict | bytes | None = None, method: str = "POST") -> dict:
+        data = body if isinstance(body, bytes) else json.dumps(body).encode() if body else None
+        request = urllib.request.Request(f"{env['MLFLOW_TRACKING_URI']}/api/2.0/{path}", data, method=method)
+        request.add_header("Content-Type", "application/json")
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            return json.loads(answer.read() or b"{}")
+
+    run = call("mlflow/runs/create", {"experiment_id": "0", "start_time": 1})["run"]["info"]
+    folder = run["artifact_uri"].removeprefix("mlflow-artifacts:/")
+    call(f"mlflow-artifacts/artifacts/{folder}/a/b.txt", b"hello", "PUT")
+    assert store(services).get(f"mlflow/{folder}/a/b.txt") == b"hello"
+    before = killed(services, "mlflow")
+    assert services.environment() == env, "pods that run have this address"
+    assert record(services, "mlflow").pid != before.pid
+    # no wait: the socket is there before the server is
+    found = call(f"mlflow/runs/get?run_id={run['run_id']}", method="GET")["run"]
+    assert found["info"]["status"] == "RUNNING"
+    children = subprocess.run(["pgrep", "-g", str(record(services, "mlflow").pid)], capture_output=True, text=True)
+    assert len(children.stdout.split()) == 1
+
+
+def test_a_service_that_cannot_start_shows_the_end_of_its_log(services: Services) -> None:
+    (services.home / "s3").write_text("not a folder")
+    with pytest.raises(StorageError, match=r"(?s)s3 service ended with code 1.*s3\.log ends:.*Error"):
+        services.ready()
+
+
+def test_an_address_that_does_not_answer_names_its_variable(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    with pytest.raises(StorageError, match=r"S3_ENDPOINT_URL is http://127.0.0.1.*unset S3_ENDPOINT_URL"):
+        Services(tmp_path, {"S3_ENDPOINT_URL": f"http://127.0.0.1:{port}"}).url("s3")
+    with pytest.raises(TrackingError, match=r"MLFLOW_TRACKING_URI is http://127.0.0.1"):
+        Services(tmp_path, {"MLFLOW_TRACKING_URI": f"http://127.0.0.1:{port}"}).url("mlflow")
+    assert not (tmp_path / "services").exists(), "nothing was started"
+
+
+def test_real_services_are_taken_as_they_are(services: Services, tmp_path: Path) -> None:
+    real = {**services.credentials(), "S3_ENDPOINT_URL": services.url("s3"), "MLFLOW_TRACKING_URI": "databricks"}
+    other = Services(tmp_path / "other", {**real, "S3_BUCKET": "mine"})
+    expected = {"S3_ENDPOINT_URL": services.url("s3"), "S3_BUCKET": "mine", "AWS_REGION": "us-east-1",
+                "MLFLOW_TRACKING_URI": "databricks"}  # fmt: skip
+    assert other.environment() == expected
+    assert other.credentials() == services.credentials()
+    assert not (tmp_path / "other").exists()
+    assert answers(services.url("s3"))

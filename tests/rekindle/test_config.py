@@ -1,0 +1,78 @@
+"""What a user loses if configs are read wrongly: a knob that silently does nothing."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rekindle.config import load_config
+from rekindle.errors import ConfigError
+
+SMALL = {"name": "demo", "data": {"source": "simulate://7"}}
+
+
+def written(path: Path, values: Any) -> Path:
+    path.write_text(values if isinstance(values, str) else yaml.safe_dump(values))
+    return path
+
+
+def test_each_layer_beats_the_one_before_and_says_so(tmp_path: Path) -> None:
+    file = written(tmp_path / "c.yaml", SMALL | {"train": {"workers": 2, "seed": 5}})
+    environment = {"REKINDLE_TRAIN__WORKERS": "3", "REKINDLE_HOME": "/elsewhere"}
+    loaded = load_config(file, ["train.workers=4"], environment)
+    rows = {path: (value, origin) for path, value, origin in loaded.rows()}
+    assert rows["train.workers"] == (4, "--set train.workers=4")
+    assert rows["train.seed"] == (5, str(file))
+    assert rows["train.threads"][1] == "default"
+    loaded = load_config(file, [], environment)
+    assert loaded.config.train.workers == 3
+
+
+@pytest.mark.parametrize(
+    ("values", "sets", "words"),
+    [
+        (SMALL | {"trian": {}}, [], ["trian is not a known key", 'Did you mean "train"?']),
+        (SMALL | {"train": {"worker": 3}}, [], ["train.worker is not", 'Did you mean "workers"?']),
+        (SMALL, ["train.workrs=3"], ["--set train.workrs=3", 'Did you mean "workers"?']),
+        (SMALL, ["train.workers=many"], ["train.workers is 'many'", "integer"]),
+        (SMALL, ["train.workers"], ["must be KEY=VALUE"]),
+        (SMALL, ["cluster.pods.train.gpuz=1"], ["cluster.pods.train.gpuz is not", 'Did you mean "gpus"?']),
+        (SMALL, ["cluster.pods.trian.gpus=1"], ["cluster.pods.trian is", 'Did you mean "train"?']),
+        (SMALL, ["serve.min_replicas=9"], ["min_replicas is 9", "max_replicas (4)"]),
+        (SMALL, ["name.x=1"], ["name", "no keys below"]),
+        (SMALL, ["train.virtual_workers=2", "train.workers=3"], ["train.virtual_workers (2)"]),
+        ({"name": "demo"}, [], ["data is missing"]),
+        (SMALL | {"data": None}, [], ["data"]),
+        (SMALL | {"name": "Not A Name"}, [], ["name is 'Not A Name'"]),
+        (SMALL | {"workload": "no.such"}, [], ['workload "no.such" cannot be imported']),
+        ("- a\n- b\n", [], ["must be a mapping"]),
+        ("a: [1", [], ["is not YAML"]),
+        ("", [], ["must be a mapping"]),
+        ({"apiVersion": "argoproj.io/v1alpha1"}, [], ["--manifest"]),
+    ],
+)
+def test_a_wrong_config_names_file_key_and_rule(tmp_path: Path, values: Any, sets: list[str], words: list[str]) -> None:
+    file = written(tmp_path / "c.yaml", values)
+    with pytest.raises(ConfigError) as caught:
+        load_config(file, sets, {})
+    assert all(word in str(caught.value) for word in words), str(caught.value)
+
+
+def test_a_missing_file_names_the_nearest(tmp_path: Path) -> None:
+    written(tmp_path / "demo.yaml", SMALL)
+    with pytest.raises(ConfigError, match=r"Did you mean .*demo\.yaml"):
+        load_config(tmp_path / "dmo.yaml", [], {})
+
+
+@given(st.integers(1, 8), st.integers(0, 2**31), st.booleans())
+def test_a_value_means_the_same_from_file_environment_and_set(
+    tmp_path_factory: pytest.TempPathFactory, workers: int, seed: int, as_set: bool
+) -> None:
+    file = written(tmp_path_factory.mktemp("c") / "c.yaml", SMALL)
+    whole = written(file.with_name("w.yaml"), SMALL | {"train": {"workers": workers, "seed": seed}})
+    sets = [f"train.workers={workers}", f"train.seed={seed}"] if as_set else []
+    names = {} if as_set else {"REKINDLE_TRAIN__WORKERS": str(workers), "REKINDLE_TRAIN__SEED": str(seed)}
+    assert load_config(file, sets, names).config == load_config(whole, [], {}).config

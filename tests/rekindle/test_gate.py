@@ -1,0 +1,74 @@
+"""A worse model must not replace a better one, and the verdict must say why in figures."""
+
+import pytest
+
+from rekindle.errors import ConfigError
+from rekindle.gate import Difference, Evaluation, Gate, decide
+
+CHAMPION = ("3", "b" * 64)
+
+
+def evaluation(gap: tuple[float, float, float] | None = None, ap: float = 0.7, **more: object) -> Evaluation:
+    metrics = {"candidate": {"ap": ap, "auc": 0.9}}
+    if gap:
+        metrics["champion"] = {"ap": ap - gap[0], "auc": 0.9}
+        more["difference"] = Difference("ap", *gap)
+    return Evaluation(metrics, **more)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("gap", "decision", "words"),
+    [
+        ((0.02, 0.01, 0.03), "release", "better, and not by chance: ap 0.7000 against 0.6800 of the champion"),
+        ((0.02, -0.01, 0.05), "release", "not worse by more than gate.tolerance (0.01)"),
+        ((-0.005, -0.02, 0.01), "release", "-0.0050, 95% interval -0.0200 to +0.0100"),
+        ((-0.005, -0.008, -0.002), "keep", "worse, and not by chance"),
+        ((-0.02, -0.06, 0.02), "keep", "worse by more than gate.tolerance (0.01)"),
+        ((0.0, 0.0, 0.0), "release", "+0.0000"),
+    ],
+)
+def test_the_champion_is_only_replaced_by_one_as_good(gap: tuple[float, float, float], decision: str, words: str):
+    found, reason = decide(Gate(), evaluation(gap), "a" * 64, CHAMPION)
+    assert found == decision
+    assert words in reason
+
+
+def test_the_first_model_is_released_if_it_is_good_enough():
+    assert decide(Gate(), evaluation(), "a" * 64, None)[0] == "release"
+    assert decide(Gate(minimum={"ap": 0.7}), evaluation(), "a" * 64, None)[0] == "release"
+    decision, reason = decide(Gate(minimum={"ap": 0.71, "auc": 0.8}), evaluation(), "a" * 64, None)
+    assert (decision, reason) == ("keep", "The candidate is below gate.minimum: ap 0.7000 < 0.71.")
+
+
+def test_a_minimum_holds_against_a_worse_champion_too():
+    assert decide(Gate(minimum={"ap": 0.71}), evaluation((0.2, 0.1, 0.3)), "a" * 64, CHAMPION)[0] == "keep"
+
+
+def test_a_metric_that_is_not_a_number_passes_no_minimum():
+    assert decide(Gate(minimum={"ap": 0.1}), evaluation(ap=float("nan")), "a" * 64, None)[0] == "keep"
+
+
+def test_the_very_same_weights_are_no_new_version():
+    decision, reason = decide(Gate(minimum={"ap": 0.99}), evaluation(), CHAMPION[1], CHAMPION)
+    assert decision == "same"
+    assert "version 3" in reason
+
+
+def test_a_champion_that_cannot_be_scored_is_never_replaced_in_silence():
+    found = evaluation(incomparable="its features are others.")
+    decision, reason = decide(Gate(), found, "a" * 64, CHAMPION)
+    assert decision == "keep"
+    assert "(version 3) cannot score this data: its features are others." in reason
+    decision, reason = decide(Gate(minimum={"ap": 0.6}), found, "a" * 64, CHAMPION)
+    assert decision == "release"
+    assert "gate.minimum alone decides, and the candidate meets it (ap 0.7000 >= 0.6)" in reason
+
+
+def test_a_warning_reaches_the_reader():
+    _, reason = decide(Gate(), evaluation(warnings=["look for leakage."]), "a" * 64, None)
+    assert reason.endswith("Warning: look for leakage.")
+
+
+def test_an_unknown_metric_is_refused_with_its_neighbour():
+    with pytest.raises(ConfigError, match=r'gate\.minimum\.aup: .* Did you mean "ap"\? Metrics: ap, auc'):
+        decide(Gate(minimum={"aup": 0.5}), evaluation(), "a" * 64, None)

@@ -1,0 +1,112 @@
+"""What a user loses if the runner of steps is wrong: inputs that arrive as something else, outputs nobody finds."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import Field
+
+from rekindle.errors import ConfigError
+from rekindle.step import Artifact, StepInputs, StepOutputs, load, parse, to_text, write_outputs
+from rekindle.workload import load as load_workload
+
+STEPS = [f"steps.{name}" for name in ("prepare", "train", "evaluate", "release", "serve", "verify", "report")]
+
+
+class Inputs(StepInputs):
+    text: str = Field(description="any text")
+    count: int = Field(default=1, ge=1)
+    rate: float = 0.5
+    flag: bool = False
+    items: list[int] = Field(default_factory=list)
+    table: dict[str, float] = Field(default_factory=dict)
+
+
+@given(
+    st.builds(
+        Inputs,
+        text=st.text(),
+        count=st.integers(1, 10**9),
+        rate=st.floats(allow_nan=False, allow_infinity=False),
+        flag=st.booleans(),
+        items=st.lists(st.integers()),
+        table=st.dictionaries(st.text(), st.floats(allow_nan=False, allow_infinity=False)),
+    )
+)
+def test_every_value_survives_the_way_through_an_argo_parameter(inputs: Inputs) -> None:
+    texts = {name: to_text(getattr(inputs, name)) for name in Inputs.model_fields}
+    assert parse(Inputs, texts) == inputs
+
+
+@pytest.mark.parametrize(
+    ("texts", "words"),
+    [
+        ({}, ["--text is missing"]),
+        ({"text": "x", "count": "0"}, ["--count is '0'", "greater than or equal to 1"]),
+        ({"text": "x", "items": "[1,"}, ["--items is '[1,'", "JSON"]),
+        ({"text": "x", "items": '["a"]'}, ["--items.0 is 'a'", "integer"]),
+    ],
+)
+def test_a_wrong_input_is_named_with_its_value_and_rule(texts: dict[str, str], words: list[str]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse(Inputs, texts)
+    assert all(word in str(caught.value) for word in words)
+
+
+def test_outputs_land_where_argo_reads_them(tmp_path: Path) -> None:
+    class Outputs(StepOutputs):
+        report: Artifact
+        rows: int
+
+    (tmp_path / "made").mkdir()
+    (tmp_path / "made" / "a").write_text("1")
+    targets = {"report": tmp_path / "deep" / "report", "rows": tmp_path / "deep" / "rows"}
+    write_outputs(Outputs(report=tmp_path / "made", rows=3), targets)
+    assert (targets["report"] / "a").read_text() == "1"
+    assert targets["rows"].read_text() == "3"
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "rekindle", "step", *arguments], capture_output=True, text=True, timeout=60
+    )
+
+
+def test_a_mistyped_step_flag_or_output_ends_with_one_clear_line() -> None:
+    unknown = run("steps.prepar")
+    assert unknown.returncode == 78 and 'Did you mean "steps.prepare"?' in unknown.stderr
+    output = run("steps.prepare", "--output", "digst=x")
+    assert output.returncode == 78 and 'Did you mean "digest"?' in output.stderr
+    missing = run("steps.prepare")
+    assert missing.returncode == 78 and "is missing" in missing.stderr
+    assert "Traceback" not in unknown.stderr + output.stderr + missing.stderr
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_every_step_documents_its_inputs(name: str) -> None:
+    step = load(name)
+    assert step.__doc__ and f"rekindle step {name} " in step.__doc__
+    undocumented = [n for n, f in [*step.Inputs.model_fields.items()] if not f.description]
+    assert not undocumented
+
+
+def test_reading_a_step_for_its_inputs_imports_nothing_heavy_and_a_replay_no_torch() -> None:
+    heavy = ["torch", "mlflow", "polars", "sklearn", "matplotlib", "boto3"]
+    code = (
+        f"import sys, json; from rekindle.step import load; [load(name) for name in {STEPS}]; "
+        f"loaded = [m for m in {heavy} if m in sys.modules]; import steps.fraud.replays; "
+        "print(json.dumps([loaded, 'torch' in sys.modules]))"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert json.loads(found.stdout) == [[], False]
+
+
+def test_a_module_that_is_no_workload_is_refused_by_what_it_lacks() -> None:
+    with pytest.raises(ConfigError, match="lacks Data, Model"):
+        load_workload("json")
+    with pytest.raises(ConfigError, match="cannot be imported"):
+        load_workload("no.such.module")

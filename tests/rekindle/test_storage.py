@@ -1,0 +1,82 @@
+"""What a user loses if the store is wrong: a checkpoint that two writers both believe to own, a half artifact."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from rekindle.errors import ConfigError, Conflict, StorageError
+from rekindle.storage import NotFound, Store, patiently
+
+
+def test_only_one_of_many_racing_writers_creates_an_object(s3: Store) -> None:
+    def write(n: int) -> bool:
+        try:
+            s3.put("race/new", str(n).encode(), if_absent=True)
+        except Conflict:
+            return False
+        return True
+
+    with ThreadPoolExecutor(8) as pool:
+        won = list(pool.map(write, range(8)))
+    assert won.count(True) == 1
+    assert s3.get("race/new") == str(won.index(True)).encode()
+
+
+def test_a_stale_writer_cannot_move_a_pointer_back(s3: Store) -> None:
+    first = s3.put("pointer", b"1")
+    second = s3.put("pointer", b"2", if_match=first)
+    with pytest.raises(Conflict):
+        s3.put("pointer", b"3", if_match=first)
+    assert s3.get_with_etag("pointer") == (b"2", second)
+
+
+def test_a_directory_comes_back_as_it_went(s3: Store, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    (source / "deep" / "er").mkdir(parents=True)
+    (source / "a.txt").write_bytes(b"a")
+    (source / "deep" / "er" / "b c.bin").write_bytes(b"b" * 100_000)
+    s3.upload(source, "dir/tree/")
+    s3.download("dir/tree", tmp_path / "target")
+    assert (tmp_path / "target" / "a.txt").read_bytes() == b"a"
+    assert (tmp_path / "target" / "deep" / "er" / "b c.bin").read_bytes() == b"b" * 100_000
+    assert [e.key for e in s3.list("dir/")] == ["dir/tree/a.txt", "dir/tree/deep/er/b c.bin"]
+    s3.delete([e.key for e in s3.list("dir/")])
+    assert not list(s3.list("dir/"))
+
+
+def test_what_is_missing_is_named(s3: Store, tmp_path: Path) -> None:
+    with pytest.raises(NotFound, match=r"s3://bucket-.*/no/such"):
+        s3.get("no/such")
+    with pytest.raises(NotFound, match=r"s3://bucket-.*/no/such"):
+        s3.download("no/such", tmp_path / "x")
+    assert s3.head("no/such") is None
+
+
+def test_an_endpoint_that_is_away_is_named_with_the_way_out() -> None:
+    away = Store("rekindle", "http://127.0.0.1:9", "a", "b")
+    away.client.meta.config.retries = {"max_attempts": 1}
+    with pytest.raises(StorageError, match=r"127\.0\.0\.1:9.*S3_ENDPOINT_URL"):
+        away.get("x")
+
+
+def test_without_a_bucket_the_setting_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("S3_BUCKET", raising=False)
+    with pytest.raises(ConfigError, match="S3_BUCKET is not set"):  # which nobody waits for
+        patiently(Store.from_env, threading.Event(), "to begin")
+
+
+def test_keys_that_are_refused_are_a_wrong_setting_which_nobody_waits_for(s3: Store) -> None:
+    stranger = Store(s3.bucket, s3.endpoint, "nobody", "x")
+    said = rf"refuses our keys \((InvalidAccessKeyId|403)\).*AWS_ACCESS_KEY_ID.*\"{s3.bucket}\""
+    for call in (
+        lambda: stranger.get("x"),
+        lambda: stranger.head("x"),
+        lambda: stranger.put("x", b""),
+        lambda: list(stranger.list("")),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            patiently(call, threading.Event(), "to begin")
+    with pytest.raises(ConfigError, match=str(s3.endpoint)):
+        stranger.get("x")

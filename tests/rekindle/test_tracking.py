@@ -1,0 +1,112 @@
+"""One run a workflow and one version a release, however often a step is tried."""
+
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from rekindle import tracking
+from rekindle.errors import TrackingError
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+
+@pytest.fixture
+def client(mlflow_server: str) -> "MlflowClient":
+    from mlflow import MlflowClient
+
+    return MlflowClient(mlflow_server, mlflow_server)
+
+
+@pytest.fixture
+def name() -> str:
+    return f"m-{uuid.uuid4().hex[:8]}"
+
+
+@pytest.fixture
+def run_id(client: "MlflowClient", name: str) -> str:
+    return tracking.start_run(name, f"{name}-1")
+
+
+def version(client: "MlflowClient", name: str, alias: str) -> str:
+    return client.get_model_version_by_alias(name, alias).version
+
+
+def test_a_retried_step_finds_the_run_of_its_workflow(client: "MlflowClient", name: str, run_id: str) -> None:
+    assert tracking.start_run(name, f"{name}-1") == run_id == tracking.find_run(name, f"{name}-1")
+    assert tracking.start_run(name, f"{name}-2", {"color": "red"}) != run_id
+    assert tracking.find_run(name, "another") is tracking.find_run("nowhere", "another") is None
+    assert client.get_run(run_id).info.run_name == f"{name}-1"
+
+
+def test_everything_logged_arrives_and_may_be_logged_twice(client: "MlflowClient", run_id: str, tmp_path: Path) -> None:
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "deep" / "a.txt").write_text("hello")
+    for _ in range(2):
+        tracking.log(run_id, params={f"p{n}": n for n in range(150)}, metrics={"ap": 0.5}, tags={"digest": "abc"})
+        tracking.log_dir(run_id, tmp_path, "report")
+    tracking.log_metrics(run_id, ((name, 1 / (step + 1), step) for step in range(700) for name in ("loss", "rate")))
+    run = client.get_run(run_id)
+    assert len(run.data.params) == 150
+    assert (run.data.metrics["ap"], run.data.tags["digest"]) == (0.5, "abc")
+    assert [m.step for m in client.get_metric_history(run_id, "loss")] == list(range(700))
+    assert [f.path for f in client.list_artifacts(run_id, "report/deep")] == ["report/deep/a.txt"]
+
+
+def test_a_release_registered_twice_is_one_version(client: "MlflowClient", name: str, run_id: str) -> None:
+    assert tracking.champion(name) is None
+    first, again, other = (
+        tracking.register(name, f"releases/{n}/", f"s3://b/releases/{n}/", n * 32, run_id, {"git_sha": "1"})
+        for n in ("aa", "aa", "bb")
+    )
+    assert first == again == tracking.Release("1", "releases/aa/", "aa" * 32)
+    assert other.version == "2"
+    assert version(client, name, "candidate") == "2"
+    assert tracking.champion(name) is None
+    tracking.promote(name, "1")
+    assert tracking.champion(name) == first
+    assert client.get_model_version(name, "1").tags["git_sha"] == "1"
+
+
+def test_a_champion_that_no_release_made_is_named(client: "MlflowClient", name: str) -> None:
+    client.create_registered_model(name)
+    client.create_model_version(name, "s3://elsewhere/model")
+    client.set_registered_model_alias(name, "champion", "1")
+    with pytest.raises(TrackingError, match=f'version 1 of the model "{name}" has no tag'):
+        tracking.champion(name)
+
+
+def test_a_deleted_experiment_is_explained(client: "MlflowClient", name: str, run_id: str) -> None:
+    client.delete_experiment(client.get_run(run_id).info.experiment_id)
+    with pytest.raises(TrackingError, match=r"is deleted in MLflow: its name stays taken\. Restore it"):
+        tracking.start_run(name, "w")
+
+
+def test_a_refusal_says_what_mlflow_said(run_id: str) -> None:
+    tracking.log(run_id, params={"rate": 1})
+    with pytest.raises(TrackingError, match=r"refused: .*Changing param values is not allowed"):
+        tracking.log(run_id, params={"rate": 2})
+
+
+@pytest.fixture
+def nobody(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
+    yield "http://127.0.0.1:9"
+
+
+def test_a_server_that_is_away_is_named_with_the_way_out(nobody: str) -> None:
+    began = time.monotonic()
+    with pytest.raises(TrackingError, match=f"MLflow at {nobody} does not answer .*Connection refused.*curl"):
+        tracking.champion("x")
+    assert time.monotonic() - began < 10
+
+
+def test_without_an_address_the_variable_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    with pytest.raises(TrackingError, match="MLFLOW_TRACKING_URI is not set"):
+        tracking.find_run("a", "b")

@@ -1,0 +1,56 @@
+"""What a wrong interval costs: training that does nothing but save, or hours done again."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rekindle.training.checkpoint import interval
+from rekindle.training.checkpoint.interval import LONGEST, SHORTEST, Interval
+
+
+@pytest.fixture
+def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    clock = [1000.0]
+    monkeypatch.setattr(interval.time, "monotonic", lambda: clock[0])
+    return clock
+
+
+@given(cost=st.floats(0, 1e4), duration=st.floats(0, 1e4), losses=st.integers(0, 1000), seconds=st.floats(0, 1e7))
+def test_an_automatic_interval_is_youngs_within_bounds(
+    cost: float, duration: float, losses: int, seconds: float
+) -> None:
+    found = Interval(0, 0)
+    found.resume(5, {"trained_seconds": seconds, "losses": losses})
+    found.cost, found.duration = cost, duration
+    assert SHORTEST <= found.seconds() <= LONGEST
+    young = math.sqrt(2 * cost * (3600 + seconds) / (2 + losses))
+    if SHORTEST < young < LONGEST and 2 * duration < young:
+        assert found.seconds() == pytest.approx(young, rel=1e-3)
+
+
+def test_more_losses_mean_more_checkpoints_and_the_next_process_knows_of_them(now: list[float]) -> None:
+    found = Interval(0, 0)
+    found.cost = 1.0
+    calm = found.seconds()
+    now[0] += 3600
+    assert found.seconds() > calm
+    for _ in range(20):
+        found.lost()
+    assert found.seconds() < calm / 3
+    later = Interval(0, 0)
+    later.cost = 1.0
+    later.resume(7, found.facts())
+    assert later.seconds() == pytest.approx(found.seconds(), rel=0.05)
+
+
+def test_what_is_set_is_heeded(now: list[float]) -> None:
+    by_time, by_steps = Interval(5.0, 0), Interval(0, 10)
+    assert not by_time.due(10**6) and not by_steps.due(9) and by_steps.due(10)
+    by_steps.began(10)
+    assert not by_steps.due(19) and by_steps.due(20)
+    now[0] += 5
+    assert by_time.due(1)
+    by_time.began(1)
+    assert not by_time.due(2)

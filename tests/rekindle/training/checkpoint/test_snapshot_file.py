@@ -1,0 +1,203 @@
+"""What a user would lose if shared memory lied: the state, silently. Real files, real processes, real SIGKILLs."""
+
+import hashlib
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from rekindle.errors import ConfigError
+from rekindle.training.checkpoint import snapshot_file
+
+SIZE = 3000
+OURS, OTHERS = hashlib.sha256(b"ours").hexdigest(), hashlib.sha256(b"others").hexdigest()
+WRITER = """
+import sys, time
+from pathlib import Path
+from rekindle.training.checkpoint import snapshot_file as hot
+file = hot.Hot(Path(sys.argv[1]), *[sys.argv[2]] * 3, int(sys.argv[3]))
+step = max((found.step for found, _ in file.read()), default=0)
+file.reserve()
+print("ready", file.ours, flush=True)
+while True:
+    step += 1
+    file.begin(step % 3)
+    file.slots[step % 3][:file.size] = bytes([step % 251]) * file.size
+    file.commit(step % 3, step, b"%d" % step)
+    print(step, flush=True)
+"""
+
+
+@pytest.fixture(autouse=True)
+def shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("REKINDLE_SHM", str(tmp_path))
+    return tmp_path
+
+
+def content(step: int) -> bytes:
+    return bytes((step * 7 + place) % 256 for place in range(SIZE))
+
+
+def opened(path: Path, layout: str = OURS) -> snapshot_file.Hot:
+    return snapshot_file.Hot(path, OURS, layout, OURS, SIZE)
+
+
+def write(file: snapshot_file.Hot, *steps: int) -> None:
+    for step in steps:
+        slot = step % snapshot_file.SLOTS
+        file.begin(slot)
+        file.slots[slot][:SIZE] = content(step)
+        file.commit(slot, step, f"loader {step}".encode())
+
+
+def read(path: Path) -> tuple[int, list[str]]:
+    """The step that a new process would go on from, its bytes checked, and what it would say."""
+    file, target = opened(path), bytearray(SIZE)
+    try:
+        found = next(file.read(), None)
+        if not found:
+            return -1, file.damage
+        snapshot, loader = found
+        file.load(snapshot, memoryview(target))
+        assert bytes(target) == content(snapshot.step) and loader == f"loader {snapshot.step}".encode()
+        return snapshot.step, file.damage
+    finally:
+        file.close()
+
+
+def written(path: Path, *steps: int) -> Path:
+    path.unlink(missing_ok=True)
+    file = opened(path)
+    file.reserve()
+    write(file, *steps)
+    file.close()
+    return path
+
+
+def writer(path: Path, size: int = SIZE, **options: Callable[[], None]) -> "subprocess.Popen[str]":
+    command = [sys.executable, "-c", WRITER, str(path), OURS, str(size)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options)  # type: ignore[call-overload]
+
+
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data())
+def test_any_damaged_byte_is_found_and_named_and_the_snapshot_before_is_used(shared: Path, data: st.DataObject) -> None:
+    path = written(shared / "file", 4, 5, 6)
+    stride, places = (
+        -(-(SIZE + snapshot_file.ROOM) // snapshot_file.PAGE) * snapshot_file.PAGE,
+        st.integers(0, SIZE + 10),
+    )
+    anywhere = st.one_of(
+        st.integers(0, snapshot_file.HEADER.size + 4),
+        st.integers(snapshot_file.RECORDS, snapshot_file.RECORDS + snapshot_file.SLOTS * snapshot_file.STRIDE),
+        st.builds(
+            lambda slot, at: snapshot_file.PAGE + slot * stride + at, st.integers(0, snapshot_file.SLOTS - 1), places
+        ),
+    )
+    at = data.draw(anywhere)
+    if data.draw(st.booleans(), "truncate"):
+        os.truncate(path, at)
+    else:
+        with open(path, "r+b") as file:
+            byte = os.pread(file.fileno(), 1, at)[0]
+            os.pwrite(file.fileno(), bytes([byte ^ data.draw(st.integers(1, 255))]), at)
+    step, damage = read(path)
+    emptied = not path.stat().st_size  # as good as not there
+    assert step == 6 or damage or emptied  # `read` has compared the bytes
+    assert all(str(path) in text for text in damage)
+    again = opened(path)
+    list(again.read())
+    again.reserve()  # what is left of it serves the next process
+    write(again, 7)
+    again.close()
+    assert read(path)[0] == 7
+
+
+def test_a_worker_killed_at_any_moment_leaves_a_whole_snapshot(shared: Path) -> None:
+    path, size, newest = shared / "file", 2_000_000, 0
+    for attempt in range(12):
+        process = writer(path, size)
+        assert process.stdout and process.stdout.readline() == "ready True\n"
+        time.sleep(0.003 * attempt)  # anywhere in a copy or a commit
+        process.kill()
+        said = process.stdout.read().split("\n")[:-1]
+        process.communicate()
+        newest = max([newest, *map(int, said)])
+        file, target = snapshot_file.Hot(path, OURS, OURS, OURS, size), bytearray(size)
+        found = next(file.read(), None)
+        assert not file.damage
+        if found:
+            assert newest <= found[0].step <= newest + 1  # it died before it could tell
+            newest = found[0].step
+            file.load(found[0], memoryview(target))
+            assert target == bytes([newest % 251]) * size and found[1] == b"%d" % newest
+        else:
+            assert newest == 0
+        file.close()
+        assert snapshot_file.newest_step(path) == (newest or -1)
+    assert newest > 0
+
+
+def test_a_frozen_worker_and_its_successor_do_not_write_into_each_others_memory(shared: Path) -> None:
+    path = shared / "file"
+    frozen = writer(path)
+    assert frozen.stdout and frozen.stdout.readline() and frozen.stdout.readline() == "1\n"
+    frozen.send_signal(signal.SIGSTOP)
+    successor = snapshot_file.Hot(path, OURS, OURS, OURS, SIZE)
+    assert not successor.ours and next(successor.read())[0].step >= 1
+    successor.close(remove=True)
+    assert path.exists()
+    frozen.kill()
+    frozen.communicate()
+    after = snapshot_file.Hot(path, OURS, OURS, OURS, SIZE)
+    assert after.ours
+    after.close()
+
+
+def test_only_what_no_process_needs_is_swept_away(shared: Path) -> None:
+    run, other = snapshot_file.run_name("identity", "prefix"), snapshot_file.run_name("identity", "elsewhere")
+    held, dead, old, foreign = (
+        snapshot_file.path(run, "held"),
+        snapshot_file.path(run, "dead"),
+        snapshot_file.path(other, "old"),
+        shared / "mine",
+    )
+    process = writer(held)
+    assert process.stdout and process.stdout.readline()
+    for path in (written(dead, 1), written(old, 1), foreign):
+        path.touch()
+    for path in (held, old):
+        os.utime(path, (0, 0))
+    process.send_signal(signal.SIGSTOP)
+    os.utime(held, (0, 0))
+    assert snapshot_file.sweep(other) == []  # a run that begins again, after whatever time
+    assert snapshot_file.sweep(run) == [old]
+    assert snapshot_file.discard(run) == [dead]
+    process.kill()
+    process.communicate()
+    assert snapshot_file.discard(run) == [held] and foreign.exists()
+
+
+def test_another_models_state_is_neither_used_nor_overwritten(shared: Path) -> None:
+    path = written(shared / "file", 3)
+    before = path.read_bytes()
+    with pytest.raises(ConfigError, match=r"holds the state of another run or model .* nothing was changed"):
+        opened(path, OTHERS)
+    assert path.read_bytes() == before
+
+
+def test_a_full_memory_is_an_error_and_not_the_end_of_the_process(shared: Path) -> None:
+    def limited() -> None:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))
+
+    process = writer(shared / "file", preexec_fn=limited)
+    assert "OSError" in process.communicate()[1] and process.returncode == 1

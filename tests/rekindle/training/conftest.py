@@ -1,0 +1,71 @@
+"""Checkpoints of one prefix against a real endpoint."""
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from rekindle.storage import Store
+from rekindle.training.checkpoint import remote
+from rekindle.training.checkpoint.manager import Checkpoints
+from rekindle.training.data import Cursor
+from rekindle.training.spec import TrainConfig
+from rekindle.training.state import State
+from tests.chaos.faults import Proxy
+from tests.rekindle.training.saving import US, Events, Open, numbers
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(remote, "CHUNK", 1024)
+    monkeypatch.setenv("REKINDLE_SHM", str(tmp_path))
+
+
+@pytest.fixture
+def events() -> Events:
+    return []
+
+
+@pytest.fixture
+def open_(small: None, s3: Store, events: Events, monkeypatch: pytest.MonkeyPatch) -> Iterator[Open]:
+    """Opens the checkpoints of one prefix, each time as a new process on a new node would (or on `node`)."""
+    prefix, made = f"checkpoints-{next(numbers)}", list[Checkpoints]()
+
+    def make(
+        *,
+        node: str = "",
+        identity: str = US,
+        width: int = 40,
+        store: Store = s3,
+        data: Any = None,
+        **config: Any,
+    ) -> Checkpoints:
+        monkeypatch.setenv("POD_NAME", node or f"node-{next(numbers)}")
+        torch.manual_seed(1)
+        state = State(torch.nn.Linear(width, 20), TrainConfig.model_validate(config), torch.device("cpu"))
+        found = Checkpoints(
+            store.hasty(),
+            prefix,
+            identity,
+            {"torch": "2"},
+            state,
+            Cursor(data),
+            lambda event, **fields: events.append((event, fields)),
+            threading.Event(),
+        )
+        assert found.snapshots.ready.wait(10)
+        made.append(found)
+        return found
+
+    yield make
+    for each in made:
+        each.close(remove=True)
+
+
+@pytest.fixture
+def proxy(s3: Store) -> Iterator[Proxy]:
+    with Proxy(s3.endpoint or "") as proxy:
+        yield proxy

@@ -1,0 +1,175 @@
+"""Real processes of a training run, forked from one that has torch loaded: a worker starts in a tenth of a second."""
+
+import faulthandler
+import multiprocessing
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+from rekindle.storage import Store
+from rekindle.training.launch.signals import die_with
+from tests.rekindle.training import toy
+
+ROOT = str(Path(__file__).parents[3])
+if ROOT not in sys.path:
+    sys.path.append(ROOT)  # the processes get our path, and import the toy from it
+TOY = "tests.rekindle.training.toy"
+DATASET, DIGEST = "toy/dataset", "toy"
+SAMPLES = 300
+
+
+def flags(prefix: str, **settings: object) -> list[str]:
+    """The command line of a toy run whose results go below `prefix`."""
+    values = {"workload": TOY, "dataset": DATASET, "digest": DIGEST, "batch_size": 8, "virtual_workers": 7}
+    values |= {"out": f"{prefix}/model", "checkpoints": f"{prefix}/checkpoints", "steps": 30, "checkpoint_steps": 5}
+    return [f"--{name.replace('_', '-')}={value}" for name, value in (values | settings).items()]
+
+
+def store(environment: dict[str, str]) -> Store:
+    """The object store of processes with this environment."""
+    names = ("S3_BUCKET", "S3_ENDPOINT_URL", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
+    return Store(*(environment[name] for name in names))
+
+
+def provide(environment: dict[str, str], folder: Path) -> None:
+    """Make the toy's dataset, and put it where `flags` says that it is."""
+    toy.write(folder / "dataset", SAMPLES, DIGEST)
+    store(environment).upload(folder / "dataset", DATASET)
+
+
+def joined(s3: Store, prefix: str) -> bool:
+    """Whether the ledger of the run `flags(prefix)` has a member."""
+    return any(b'"join"' in s3.get(entry.key) for entry in s3.list(f"{prefix}/checkpoints/ledger"))
+
+
+def _main(argv: list[str], environment: dict[str, str], log: str) -> None:
+    file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    for stream in (1, 2):
+        os.dup2(file, stream)
+    sys.stderr = sys.stdout = os.fdopen(file, "w", buffering=1)
+    faulthandler.register(signal.SIGUSR1)
+    die_with(os.getppid())
+    os.environ.update(environment)
+    if argv[0] == "coordinator":
+        from rekindle.training.membership.server import main
+
+        sys.exit(main(argv[1:]))
+    if argv[0] == "launcher":
+        from rekindle.training.launch.launcher import main
+
+        sys.exit(main(argv[1:]))
+    from rekindle.step import main
+
+    sys.exit(main(argv))
+
+
+class Executed(subprocess.Popen[bytes]):
+    """A command, with the interface of a forked process."""
+
+    @property
+    def exitcode(self) -> int | None:
+        return self.poll()
+
+    def join(self, seconds: float | None = None) -> None:
+        with suppress(subprocess.TimeoutExpired):
+            self.wait(seconds)
+
+
+@dataclass
+class Member:
+    process: BaseProcess | Executed
+    log: Path
+
+    def said(self) -> str:
+        return self.log.read_text() if self.log.exists() else ""
+
+    def code(self, seconds: float = 60) -> int:
+        """Wait for its end; gives the exit code."""
+        self.process.join(seconds)
+        assert self.process.exitcode is not None, f"still running:\n{self.said()}"
+        return self.process.exitcode
+
+    def send(self, number: signal.Signals) -> None:
+        assert self.process.pid
+        os.kill(self.process.pid, number)
+
+
+class Crew:
+    """Starts members; none outlives it."""
+
+    def __init__(self, environment: dict[str, str], logs: Path) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        environment = {"REKINDLE_SHM": str(logs)} | environment  # what one test leaves there, no other may find
+        self.environment = environment | {
+            "REKINDLE_CACHE": str(logs / "cache"),
+            "OMP_NUM_THREADS": "1",
+            "TOY_GATES": str(logs),
+        }
+        self.meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        self.logs, self.members = logs, list[Member]()
+        self.context = multiprocessing.get_context("forkserver")
+        self.context.set_forkserver_preload(["rekindle.training.loop"])
+
+    def alone(self, argv: list[str], **environment: str) -> Member:
+        """`rekindle step steps.train` with nobody to meet."""
+        return self._start("alone", ["train", *argv], environment)
+
+    def worker(self, name: str, argv: list[str], **environment: str) -> Member:
+        return self._start(name, ["train", *argv], self.meeting | {"POD_NAME": name} | environment)
+
+    def coordinator(self, argv: list[str], **environment: str) -> Member:
+        return self._start("coordinator", ["coordinator", *argv], self.meeting | environment)
+
+    def light_launcher(self, name: str, argv: list[str], **environment: str) -> Member:
+        """A launcher whose nursery is spared the loading of torch."""
+        return self._start(name, ["launcher", *argv], self.meeting | {"POD_NAME": name} | environment)
+
+    def launcher(self, name: str, argv: list[str], **environment: str) -> Member:
+        """The first process of a worker pod, a command of its own as there."""
+        log = self._log(name)
+        with open(log, "ab") as file:
+            environment = (
+                os.environ | self.environment | self.meeting | {"POD_NAME": name, "PYTHONPATH": ROOT} | environment
+            )
+            command = [sys.executable, "-m", "rekindle.training.launch.launcher", *argv]
+            process = Executed(command, env=environment, stdin=subprocess.DEVNULL, stdout=file, stderr=file)
+        self.members.append(Member(process, log))
+        return self.members[-1]
+
+    def _start(self, name: str, argv: list[str], environment: dict[str, str]) -> Member:
+        log = self._log(name)
+        process = self.context.Process(target=_main, args=(argv, self.environment | environment, str(log)))
+        process.start()
+        self.members.append(Member(process, log))
+        return self.members[-1]
+
+    def _log(self, name: str) -> Path:
+        return self.logs / f"{len(self.members)}-{name}.log"
+
+    def until(self, what: Callable[[], bool], seconds: float = 60) -> None:
+        """Wait for something to happen, or fail with everybody's log."""
+        deadline = time.monotonic() + seconds
+        while not what():
+            assert time.monotonic() < deadline, "\n".join(f"== {m.log.name}\n{m.said()}" for m in self.members)
+            time.sleep(0.02)
+
+    def held(self, number: int, *members: Member) -> None:
+        """Wait until one of them has computed so many micro-batches (the others wait for it); see `release`."""
+        self.until(lambda: any(f"held at {number}\n" in member.said() for member in members))
+
+    def release(self, number: int) -> None:
+        (self.logs / str(number)).touch()
+
+    def close(self) -> None:
+        for member in self.members:
+            member.process.kill()
+            member.process.join()

@@ -1,0 +1,230 @@
+"""How processes find each other, as real processes: whoever dies, and whenever, nobody waits for the dead."""
+
+import json
+import random
+import signal
+import socket
+import threading
+import time
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+
+from rekindle.errors import ConfigError, GivenUp, RekindleError
+from rekindle.ledger.events import read
+from rekindle.storage import Store
+from rekindle.training.group import elastic
+from rekindle.training.membership import client
+from rekindle.training.membership.lease import Claim
+from rekindle.training.membership.machine import PROTOCOL
+from rekindle.training.spec import TrainingSpec as Inputs
+from tests.rekindle.training.crew import Crew, Member, flags
+
+INPUTS = Inputs.model_validate({"dataset": "d", "digest": "x", "out": "o", "checkpoints": "c"})
+
+
+def test_a_second_death_while_the_next_group_is_built_is_not_waited_for(crew: Crew) -> None:
+    argv = flags("twice", workers=4, steps=10**6, checkpoint_steps=0, virtual_workers=8)
+    coordinator = crew.coordinator(argv)
+    workers = {name: crew.worker(name, argv) for name in "abcd"}
+    seconds, chance = [], random.Random(4)
+    for _ in range(6):
+        crew.until(lambda: members(coordinator) == set("abcd"))
+        time.sleep(chance.uniform(0.05, 0.2))
+        first, second = chance.sample("abcd", 2)
+        left = set("abcd") - {first, second}
+        workers[first].send(signal.SIGKILL)
+        time.sleep(chance.uniform(0, 0.1))
+        workers[second].send(signal.SIGKILL)
+        began = time.monotonic()
+        crew.until(lambda left=left: members(coordinator) == left)
+        seconds.append(time.monotonic() - began)
+        for name in (first, second):
+            workers[name].process.join()
+            workers[name] = crew.worker(name, argv)
+    assert max(seconds) < elastic.CONNECT.total_seconds() / 2, seconds
+
+
+def members(coordinator: Member) -> set[str]:
+    """Those of the newest generation."""
+    lines = [line for line in coordinator.said().splitlines() if " generation " in line]
+    return set(lines[-1].split(": ")[-1].split()) if lines else set()
+
+
+def test_a_coordinator_whose_port_is_taken_says_so(crew: Crew) -> None:
+    argv = flags("port", workers=1)
+    first = crew.coordinator(argv)
+    crew.until(lambda: _listens(crew))
+    second = crew.coordinator(argv)
+    assert second.code() == 1
+    assert "another one may be running here" in second.said() and "MASTER_PORT" in second.said()
+    assert first.process.exitcode is None
+
+
+def test_a_verdict_reaches_those_who_train_and_is_not_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    monkeypatch.setattr(client, "AWAY", 0.05)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        worker = elastic.Elastic(INPUTS, server.getsockname(), {}, torch.device("cpu"))
+        worker.client.over = lambda: False
+        threading.Thread(target=_publish_and_give_up, args=(server, worker), daemon=True).start()
+        leaving = threading.Event()
+        assert worker.form(-1, leaving) == elastic.Formation(0, 1)
+        deadline = time.monotonic() + 30
+        while not worker.dead():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+    time.sleep(0.5)  # the coordinator is gone, and the run not complete
+    with pytest.raises(GivenUp, match="no such column") as caught:
+        worker.form(0, leaving)
+    assert caught.value.exit_code == 65
+
+
+def _publish_and_give_up(server: socket.socket, worker: elastic.Elastic) -> None:
+    connection, _ = server.accept()
+    members = [[worker.client.id, "127.0.0.1:1"]]
+    for message in ({"open": 1, "hard": False}, {"members": members, "generation": 1}):
+        connection.sendall(json.dumps(message).encode() + b"\n")
+    while not worker.generation:
+        time.sleep(0.01)
+    connection.sendall(json.dumps({"failed": "no such column", "code": 65}).encode() + b"\n")
+    connection.shutdown(socket.SHUT_WR)
+    while connection.recv(4096):  # closed with something unread, it would be reset, and the verdict lost
+        pass
+    connection.close()
+
+
+def test_only_an_error_that_another_group_may_cure_is_answered_by_one(capsys: pytest.CaptureFixture[str]) -> None:
+    import torch
+
+    worker = elastic.Elastic(INPUTS, ("127.0.0.1", 1), {}, torch.device("cpu"))
+    worker.fault(RuntimeError("Connection closed by peer"))
+    assert capsys.readouterr().err == "generation 0 broke: Connection closed by peer\n"
+    with pytest.raises(torch.OutOfMemoryError):
+        worker.fault(torch.OutOfMemoryError("CUDA out of memory"))
+
+
+def test_the_end_of_a_group_leaves_the_processs_other_connections_alone() -> None:
+    before = elastic.sockets().items()
+    with ExitStack() as stack:
+        hosts = {"us": "127.0.0.2", "them": "127.0.0.3", "store": "127.0.0.4", "coordinator": "127.0.0.3"}
+        servers = {name: stack.enter_context(socket.create_server((host, 0))) for name, host in hosts.items()}
+        ends = {
+            name: stack.enter_context(socket.create_connection(server.getsockname()))
+            for name, server in servers.items()
+        }
+        accepted = stack.enter_context(servers["us"].accept()[0])
+        new = dict(elastic.sockets().items() - before)
+        found = elastic.between({"127.0.0.2", "127.0.0.3"}, new, servers["coordinator"].getsockname()[1])
+        assert set(found) == {accepted.fileno(), ends["us"].fileno(), ends["them"].fileno()}
+
+
+def test_a_coordinator_ends_with_its_verdict_though_the_object_store_does_not_answer(crew: Crew) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        endpoint = "http://{}:{}".format(*silent.getsockname())
+        coordinator = crew.coordinator(flags("hanging", workers=1), S3_ENDPOINT_URL=endpoint)
+        crew.until(lambda: _listens(crew))
+        silent.accept()
+        with socket.create_connection((crew.meeting["MASTER_ADDR"], int(crew.meeting["MASTER_PORT"]))) as worker:
+            worker.sendall(b'{"failed": "no such column", "code": 65, "name": "a"}\n')
+            assert coordinator.code(30) == 65
+
+
+def test_workers_of_a_coordinator_that_is_told_to_go_are_not_lost(crew: Crew, s3: Store) -> None:
+    coordinator = crew.coordinator(flags("told", workers=1))
+    crew.until(lambda: _listens(crew))
+    join = {"protocol": PROTOCOL, "id": "1", "name": "a", "address": "", "fingerprint": {}, "step": -1}
+    with socket.create_connection((crew.meeting["MASTER_ADDR"], int(crew.meeting["MASTER_PORT"]))) as worker:
+        worker.sendall(json.dumps({"join": join | {"generation": 0, "group": 0, "peers": []}}).encode() + b"\n")
+        assert b"open" in worker.recv(1000)
+        coordinator.send(signal.SIGTERM)
+        assert coordinator.code() == 143
+    events = [event["event"] for event in read(s3, "told/checkpoints/ledger")]
+    assert "join" in events and "lost" not in events
+
+
+def _listens(crew: Crew) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex((crew.meeting["MASTER_ADDR"], int(crew.meeting["MASTER_PORT"]))) == 0
+
+
+def test_the_older_of_two_coordinators_ends_and_a_foreign_run_is_left_alone(s3: Store) -> None:
+    inputs = Inputs.model_validate({"dataset": "d", "digest": "x", "out": "o", "checkpoints": "claims"})
+    older, newer = (Claim(lambda: s3, inputs, name) for name in ("older", "newer"))
+    older.hold()
+    older.hold()
+    newer.hold()
+    with pytest.raises(RekindleError, match=r"another coordinator \(newer on .*has taken this run over"):
+        older.hold()
+    newer.hold()
+    other = Claim(lambda: s3, inputs.model_copy(update={"seed": 1}), "other")
+    with pytest.raises(ConfigError, match="belongs to another run"):
+        other.hold()
+    newer.hold()
+
+
+def _send(port: int) -> None:
+    import torch
+
+    pg = _pair(port, 1)
+    pg.broadcast(torch.ones(30_000_000), 1).wait()
+    time.sleep(60)
+
+
+def _pair(port: int, rank: int) -> Any:
+    import torch
+
+    from rekindle.training.group.elastic import dist, process_group
+
+    store = dist.TCPStore("127.0.0.1", port, is_master=not rank, wait_for_workers=False)
+    return process_group(store, rank, 2, torch.device("cpu"), "127.0.0.1")
+
+
+def test_a_sender_that_dies_in_the_middle_of_a_message_is_not_waited_for(crew: Crew) -> None:
+    import torch
+
+    from rekindle.training.group.interruptible import Broken, Caller, bury
+
+    port = int(crew.meeting["MASTER_PORT"])
+    sender = crew.context.Process(target=_send, args=(port,))
+    sender.start()
+    target, over, began = torch.zeros(30_000_000), threading.Event(), time.monotonic()
+    pg = _pair(port, 0)
+    work, caller = pg.broadcast(target, 1), Caller(over.is_set)
+
+    def kill() -> None:
+        while not target[1_000_000]:
+            pass
+        sender.kill()
+        sender.join()
+        over.set()
+        caller.interrupt()  # as the coordinator's news does; gloo itself says nothing for ten minutes
+
+    threading.Thread(target=kill, daemon=True).start()
+    with pytest.raises(Broken):
+        caller.run(work.wait)
+    bury([pg])
+    del pg, work
+    assert time.monotonic() - began < 30
+    with pytest.raises(Broken):
+        caller.run(lambda: None)
+    over.clear()
+    assert caller.run(lambda: 7) == 7
+
+
+def test_the_ledger_has_the_last_step_also_when_nobody_said_that_it_was_made(crew: Crew, s3: Store) -> None:
+    argv = flags("last", workers=1, steps=400, checkpoint_steps=0)
+    coordinator, worker = crew.coordinator(argv), crew.worker("a", argv)
+    assert (worker.code(), coordinator.code()) == (0, 0)
+    model = json.loads(s3.get("last/model/model.json"))
+    assert completed(s3, "last") == [(400, model["sha256"])], "not the step of the newest sign of life"
+    s3.delete([entry.key for entry in s3.list("last/checkpoints/ledger")])
+    assert crew.coordinator(argv).code() == 0  # as if the worker had died before it said so
+    assert completed(s3, "last") == [(400, model["sha256"])]
+
+
+def completed(s3: Store, prefix: str) -> list[tuple[int, str]]:
+    events = read(s3, f"{prefix}/checkpoints/ledger")
+    return [(event["step"], event["sha256"]) for event in events if event["event"] == "complete"]

@@ -1,0 +1,53 @@
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rekindle.training.group.tree import Sum, blocks, joints, share
+
+sizes = st.integers(1, 40).flatmap(lambda leaves: st.tuples(st.just(leaves), st.integers(1, leaves)))
+
+
+def written(lo: int, hi: int) -> str:
+    """The sum over the leaves [lo, hi) as the tree defines it, with its brackets."""
+    if hi - lo == 1:
+        return str(lo)
+    power = 1
+    while 2 * power < hi - lo:
+        power *= 2
+    return f"({written(lo, lo + power)}+{written(lo + power, hi)})"
+
+
+@given(sizes)
+def test_the_order_of_additions_does_not_depend_on_the_number_of_workers(case: tuple[int, int]) -> None:
+    leaves, workers = case
+    total = Sum[str](leaves, lambda a, b: f"({a}+{b})")
+    for rank in range(workers):
+        local = Sum[str](leaves, lambda a, b: f"({a}+{b})")
+        for leaf in share(leaves, workers, rank):
+            local.push((leaf, leaf + 1), str(leaf))
+        parts = local.take()
+        assert tuple(block for block, _ in parts) == blocks(leaves, workers, rank)
+        for block, value in parts:
+            total.push(block, value)
+    assert total.take() == [((0, leaves), written(0, leaves))]
+
+
+@given(sizes)
+def test_every_leaf_belongs_to_one_worker_and_nobody_idles(case: tuple[int, int]) -> None:
+    leaves, workers = case
+    runs = [list(share(leaves, workers, rank)) for rank in range(workers)]
+    assert [leaf for run in runs for leaf in run] == list(range(leaves))
+    assert max(map(len, runs)) - min(map(len, runs)) <= 1
+
+
+@given(st.integers(1, 4096), st.integers(1, 64))
+def test_memory_grows_with_the_logarithm_of_the_leaves_only(leaves: int, workers: int) -> None:
+    run = share(leaves, workers, workers // 2)
+    held, total = 0, Sum[None](leaves, lambda a, b: None)
+    for leaf in run:
+        total.push((leaf, leaf + 1), None)
+        held = max(held, len(total.parts))
+    assert held <= 2 * len(run).bit_length() + 1
+
+
+def test_the_tree_is_balanced() -> None:
+    assert joints(5) == {(0, 1, 2), (2, 3, 4), (0, 2, 4), (0, 4, 5)}

@@ -1,0 +1,96 @@
+"""A worker that is told to leave: it has the time it was promised, and its children do not leave before it."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from rekindle.errors import ConfigError
+from rekindle.training.launch import signals
+from tests.rekindle.training.crew import ROOT
+
+# like a training loop with a DataLoader whose processes must all live until the last step
+SCRIPT = """
+import os, sys, time
+from rekindle.training.launch import signals
+leaving = signals.heed_sigterm()
+from torch.utils.data import DataLoader
+batches = iter(DataLoader(range(10**6), num_workers=2))
+next(batches)
+assert signals.left() == float("inf")
+print("ready", flush=True)
+leaving.wait()
+for _ in range(20):
+    next(batches)
+print(f"left {signals.left():.1f}", flush=True)
+sys.exit(143)
+"""
+
+
+def start(script: str, **environment: str) -> "subprocess.Popen[str]":
+    """A process group of its own, as torchrun makes one for each worker, and its first word."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", script],
+        env=os.environ | {"PYTHONPATH": ROOT} | environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    assert process.stdout and process.stdout.readline() == "ready\n"
+    return process
+
+
+def members(group: int) -> list[int]:
+    """The processes of a group, zombies apart."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # gone meanwhile
+            state, _, number = path.read_text().rpartition(")")[2].split()[:3]
+            if int(number) == group and state != "Z":
+                found.append(int(path.parent.name))
+    return found
+
+
+def test_a_data_loader_outlives_a_sigterm_to_the_whole_group_and_not_its_worker() -> None:
+    process = start(SCRIPT, REKINDLE_GRACE="50")
+    assert len(members(process.pid)) == 3
+    os.killpg(process.pid, signal.SIGTERM)
+    said, _ = process.communicate(timeout=30)
+    assert process.returncode == 143
+    assert said.startswith("left 4"), said  # of 0.9 of the 50 s
+    assert "Traceback" not in said and "Error" not in said
+    assert not members(process.pid)
+
+
+def test_a_data_loader_dies_with_its_worker() -> None:
+    process = start(SCRIPT)
+    process.kill()
+    process.wait()
+    until = time.monotonic() + 10
+    while members(process.pid):
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+def test_a_worker_that_cannot_leave_is_gone_before_it_is_killed() -> None:
+    process = start(
+        "import time; from rekindle.training.launch.signals import heed_sigterm; heed_sigterm(); "
+        "print('ready', flush=True); time.sleep(60)",
+        REKINDLE_GRACE="0.5",
+    )
+    process.terminate()
+    said, _ = process.communicate(timeout=30)
+    assert (process.returncode, said) == (143, "still not done 0.45 s after SIGTERM: leaving now\n")
+
+
+@pytest.mark.parametrize("text", ["soon", "0", "-1", "nan", "inf"])
+def test_a_grace_that_is_no_time_is_refused(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setenv(signals.GRACE, text)
+    with pytest.raises(ConfigError, match=f"REKINDLE_GRACE is '{text}'"):
+        signals.grace()

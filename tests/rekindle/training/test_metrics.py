@@ -1,0 +1,44 @@
+import re
+
+import pytest
+
+from rekindle.training.metrics import Metrics
+
+LINE = re.compile(r"progress step=\d+/\d+ loss=\d+\.\d{5} samples_per_s=\d+ eta_s=\d+")
+
+
+def test_the_progress_line_keeps_the_form_that_others_read(capsys: pytest.CaptureFixture[str]) -> None:
+    metrics = Metrics("", 3, 64)
+    for step in (1, 2, 3):
+        metrics.record(step, 0.5, 1.0, 0.1)
+    metrics.close()
+    lines = capsys.readouterr().err.splitlines()
+    assert lines and all(LINE.fullmatch(line) for line in lines)
+    assert lines[-1].startswith("progress step=3/3 loss=0.50000 ")
+
+
+def test_points_that_mlflow_did_not_take_are_counted_at_the_end(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
+    metrics = Metrics("run", 2, 64)
+    for step in (1, 2):
+        metrics.record(step, 0.5, 1.0, 0.1)
+    metrics.close()
+    assert "8 points of the curves are not in MLflow: " in capsys.readouterr().err
+
+
+def test_the_curves_of_a_run_are_in_mlflow_when_training_ends(mlflow_server: str) -> None:
+    from mlflow import MlflowClient
+
+    from rekindle import tracking
+
+    run = tracking.start_run("training", "metrics-test")
+    metrics = Metrics(run, 1000, 64)
+    for step in range(1, 1001):
+        metrics.record(step, 1 / step, 1.0, 0.1)
+    metrics.close()
+    points = MlflowClient(mlflow_server).get_metric_history(run, "train/loss")
+    assert [point.step for point in points] == list(range(2, 1001, 2))
+    assert points[0].value == pytest.approx(0.75)

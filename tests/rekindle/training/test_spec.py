@@ -1,0 +1,42 @@
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from rekindle.training.spec import TrainConfig
+
+
+def config(**settings: Any) -> TrainConfig:
+    return TrainConfig.model_validate(settings)
+
+
+def test_more_workers_than_virtual_workers_is_said_with_the_way_out() -> None:
+    with pytest.raises(
+        ValidationError, match=r"train.workers is 9: it must be at most train.virtual_workers \(8\). Lower"
+    ):
+        config(workers=9)
+
+
+def test_workers_outside_their_own_bounds_are_refused() -> None:
+    with pytest.raises(ValidationError, match=r"train.workers is 2: it must lie between train.min_workers \(3\)"):
+        config(workers=2, min_workers=3)
+
+
+def test_the_number_of_workers_is_no_part_of_the_result() -> None:
+    assert config(workers=1, keep_checkpoints=9).identity() == config(workers=4, max_workers=6).identity()
+    assert config(threads=2).identity() != config(threads=1).identity()
+
+
+@pytest.mark.parametrize("schedule", ["linear", "cosine", "constant"])
+def test_the_learning_rate_rises_once_and_never_exceeds_its_peak(schedule: str) -> None:
+    found = config(schedule=schedule, warmup=0.25, learning_rate=0.5)
+    rates = [found.rate(step, 40) for step in range(40)]
+    assert rates[:10] == sorted(rates[:10]) and max(rates) == 0.5 == rates[9]
+    assert rates[10:] == sorted(rates[10:], reverse=True) and rates[0] > 0
+    assert schedule == "constant" or rates[-1] < 0.02
+
+
+def test_epochs_become_steps() -> None:
+    assert config(epochs=2, batch_size=10, virtual_workers=5, workers=1).total_steps(1000) == 40
+    assert config(steps=7, epochs=2).total_steps(1000) == 7
+    assert config(epochs=0.001).total_steps(10) == 1

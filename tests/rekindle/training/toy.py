@@ -1,0 +1,118 @@
+"""A workload that trains in milliseconds: a small net with dropout on made-up numbers."""
+
+import itertools
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from rekindle.sections import Section
+from rekindle.workload import DataConfig
+
+Data = DataConfig
+evaluate = prepare = scorer = None
+FEATURES = 10
+
+
+class Model(Section):
+    width: int = 24
+    statistics: bool = False  # BatchNorm, which must be refused
+
+
+def write(path: Path, samples: int, digest: str) -> None:
+    """A dataset directory."""
+    import torch
+
+    path.mkdir(parents=True)
+    generator = torch.Generator().manual_seed(5)
+    torch.save(torch.randn(samples, FEATURES, generator=generator), path / "numbers.pt")
+    (path / "dataset.json").write_text(json.dumps({"digest": digest}))
+
+
+counted = itertools.count(1)
+
+
+def _hold() -> None:
+    """After each number of micro-batches in TOY_HOLD wait for a file of that name in TOY_GATES."""
+    number = str(next(counted))
+    if number in os.environ.get("TOY_HOLD", "").split():
+        sys.stderr.write(f"held at {number}\n")
+        while not (Path(os.environ["TOY_GATES"]) / number).exists():
+            time.sleep(0.005)
+
+
+class Journal:
+    """What this process trains, for whoever watches it: a line `time pid name step` in TOY_JOURNAL as it begins a step.
+
+    The step is found by the first numbers of a micro-batch, TOY_SAMPLER being `batch_size,virtual_workers,steps`.
+    """
+
+    def __init__(self, rows: Any) -> None:
+        from rekindle.training.sampler import Sampler
+
+        size, virtual, steps = map(int, os.environ["TOY_SAMPLER"].split(","))
+        sampler = Sampler(len(rows), size, virtual, 0)
+        self.file = os.open(os.environ["TOY_JOURNAL"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        self.steps: dict[Any, int] = {}
+        for step in range(steps):
+            for leaf in range(virtual):
+                self.steps[self._key(rows.index_select(0, sampler.indices(step, leaf)))] = step
+        self.step, self.name = -1, os.environ.get("POD_NAME", "alone")
+
+    def note(self, rows: Any) -> None:
+        step = self.steps[self._key(rows)]
+        if step != self.step:
+            self.step = step
+            os.write(self.file, f"{time.time():.6f} {os.getpid()} {self.name} {step}\n".encode())
+
+    def _key(self, rows: Any) -> Any:
+        return tuple(rows[:4, 0].tolist())
+
+
+class Numbers:
+    journal: Journal | None = None
+
+    def __init__(self, path: Path) -> None:
+        import torch
+
+        self.facts: dict[str, Any] = {}
+        self.rows = torch.load(path / "numbers.pt")
+        if "TOY_JOURNAL" in os.environ:
+            Numbers.journal = Journal(self.rows)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def batch(self, indices: Any) -> tuple[Any, ...]:
+        rows = self.rows.index_select(0, indices)
+        return rows, rows.square().sum(1, keepdim=True)
+
+
+def dataset(path: Path, split: str) -> Numbers:
+    assert split == "train"
+    return Numbers(path)
+
+
+def model(section: Model, facts: dict[str, Any]) -> Any:
+    import torch
+    from torch import nn
+
+    statistics = [nn.BatchNorm1d(section.width)] if section.statistics else []
+    net = nn.Sequential(
+        nn.Linear(FEATURES, section.width), *statistics, nn.ReLU(), nn.Dropout(0.1), nn.Linear(section.width, 1)
+    )
+    net.register_buffer("scale", torch.full((1,), 0.5))
+    return net
+
+
+def loss(model: Any, batch: tuple[Any, ...]) -> Any:
+    if os.environ.get("TOY_FAILS"):
+        raise RuntimeError("toy trouble")
+    _hold()
+    rows, wanted = batch
+    if Numbers.journal:
+        Numbers.journal.note(rows)
+    time.sleep(float(os.environ.get("TOY_PACE", 0)))
+    return (model(rows) * model.scale - wanted).square().mean()

@@ -1,0 +1,75 @@
+"""The toy workload in trouble: each life of a worker ends as the next word of TROUBLE says, after TROUBLE_AT leaves."""
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+from rekindle.errors import ConfigError, DataError, StorageError
+from tests.rekindle.training import toy
+from tests.rekindle.training.toy import Data, Model, evaluate, model, prepare, scorer
+
+__all__ = ["Data", "Model", "evaluate", "model", "prepare", "scorer"]
+STEP = 7  # leaves
+
+
+def _raise(error: BaseException) -> None:
+    raise error
+
+
+def _hoard() -> None:
+    kept = [b"x" * (1 << 20)]
+    while True:
+        kept.append(bytes(kept[0]) + b"x")
+
+
+TROUBLES: dict[str, Any] = {
+    "config": lambda: _raise(ConfigError("toy.width is wrong")),
+    "data": lambda: _raise(DataError("the toy data is wrong")),
+    "storage": lambda: _raise(StorageError("s3://toy is away")),
+    "traceback": lambda: _raise(RuntimeError("toy trouble")),
+    "exit": lambda: os._exit(3),
+    "crash": lambda: os.kill(os.getpid(), signal.SIGSEGV),
+    "preempted": lambda: os.kill(os.getpid(), signal.SIGKILL),
+    "told": lambda: os.kill(os.getpid(), signal.SIGTERM),
+    "hoard": _hoard,
+}
+
+
+class Fed:
+    """The toy's samples, beside a DataLoader whose processes must all live."""
+
+    def __init__(self, path: Path) -> None:
+        from torch.utils.data import DataLoader
+
+        self.numbers = toy.Numbers(path)
+        self.facts = self.numbers.facts
+        self.loader = iter(DataLoader(range(10**6), num_workers=2))  # type: ignore[arg-type]
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def batch(self, indices: Any) -> tuple[Any, ...]:
+        next(self.loader)
+        return self.numbers.batch(indices)
+
+
+def dataset(path: Path, split: str) -> Any:
+    return Fed(path) if os.environ.get("TOY_LOADER") else toy.dataset(path, split)
+
+
+done = 0
+
+
+def loss(model: Any, batch: tuple[Any, ...]) -> Any:
+    global done
+    if (troubles := os.environ.get("TROUBLE", "").split()) and done == int(os.environ.get("TROUBLE_AT", STEP)):
+        with open(Path(os.environ["TOY_GATES"]) / "lives", "a+") as file:
+            file.seek(0)
+            life = len(file.read())
+            file.write("x")
+            file.flush()
+            if life < len(troubles):
+                TROUBLES[troubles[life]]()
+    done += 1
+    return toy.loss(model, batch)

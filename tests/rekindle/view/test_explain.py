@@ -1,0 +1,77 @@
+"""What happened to a training can be read afterwards, and while it goes on."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rekindle.config import load_config
+from rekindle.errors import ConfigError
+from rekindle.ledger.events import Ledger
+from rekindle.local.journal import RunFiles
+from rekindle.render import render
+from rekindle.storage import Store
+from rekindle.view.explain import explain, prefix
+from tests.steps.test_report import COMPLETE, EVENTS, VERDICT
+
+DEMO = Path(__file__).parents[3] / "configs/demo.yaml"
+
+
+def trained(home: Path, store: Store, name: str, events: list[dict[str, Any]]) -> None:
+    """A run of that name with that ledger."""
+    files = RunFiles(home, name)
+    spec = {"entrypoint": "main", "templates": [{"name": "main"}]}
+    files.create({"kind": "Workflow", "metadata": {"name": name}, "spec": spec})
+    files.snapshot({"phase": "Succeeded", "nodes": {}, "startedAt": "2026-01-01T00:00:00Z"})
+    files.close()
+    ledger = Ledger(lambda: store, prefix(name))
+    for event in events:
+        ledger.note(**event)
+    ledger.close()
+
+
+def test_a_finished_training_in_words_and_as_one_object(tmp_path: Path, s3: Store) -> None:
+    trained(tmp_path, s3, "older", [])
+    trained(tmp_path, s3, "fraud", [*EVENTS, COMPLETE])
+    text = explain(tmp_path, None, as_json=False)
+    assert text.startswith("fraud: Succeeded\n")
+    assert "2 workers trained 40 steps in 5.1 s" in text
+    assert "worker-1 was lost (connection closed) at step 10; the others went on 0.1 s later. No step was lost." in text
+    assert text.endswith("72.4 % of 7.6 worker-seconds trained, 27.6 % waited, 0 % lost.")
+    found = json.loads(explain(tmp_path, "fraud", as_json=True))
+    assert (found["workflow"], found["state"], found["preemptions"], found["steps"]) == ("fraud", "complete", 1, 40)
+    assert text.endswith("\n".join(found["words"]))
+
+
+def test_a_training_that_goes_on_or_was_given_up_says_so(tmp_path: Path, s3: Store) -> None:
+    trained(tmp_path, s3, "on", EVENTS)
+    assert "15 of 40 steps" in explain(tmp_path, "on", as_json=False)
+    assert "The run is not complete." in explain(tmp_path, "on", as_json=False)
+    trained(tmp_path, s3, "off", [*EVENTS, VERDICT])
+    assert "Then the run was given up: worker-0: the gradient is not finite" in explain(tmp_path, "off", as_json=False)
+
+
+def test_a_run_that_has_not_trained_has_nothing_to_tell(tmp_path: Path, s3: Store) -> None:
+    trained(tmp_path, s3, "fresh", [])
+    assert explain(tmp_path, "fresh", as_json=False).endswith("No worker has trained yet.")
+
+
+def test_an_unknown_run_is_an_error_with_the_way_out(tmp_path: Path, s3: Store) -> None:
+    with pytest.raises(ConfigError, match="rekindle run CONFIG"):
+        explain(tmp_path, None, as_json=False)
+    trained(tmp_path, s3, "fresh", [])
+    with pytest.raises(ConfigError, match='Did you mean "fresh"'):
+        explain(tmp_path, "frsh", as_json=False)
+
+
+def test_the_training_writes_where_report_and_explain_read() -> None:
+    from rekindle.training.spec import TrainingSpec as Inputs
+
+    manifest = json.dumps(render(load_config(DEMO).config))
+    assert f'"{prefix("{{workflow.name}}")}"' in manifest
+    inputs = Inputs.model_validate(
+        dict.fromkeys(("dataset", "digest", "out"), "x") | {"checkpoints": "{{workflow.name}}/checkpoints"}
+    )
+    assert inputs.ledger == prefix("{{workflow.name}}")
+    assert f"--checkpoints={inputs.checkpoints}" in manifest

@@ -1,0 +1,140 @@
+"""How a run of the pipeline ends when this or that happens on the way: the rendered manifest in Argo's state machine.
+
+The pods are stand-ins that end as a test says; order, gates, retries, exit handler and phases are the manifest's own.
+"""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rekindle.argo.manifest import read as manifests
+from rekindle.config import load_config
+from rekindle.local.engine.nodes import Ended, Start
+from rekindle.local.engine.scheduler import Scheduler
+from rekindle.render import render
+
+GOLDEN = Path(__file__).parents[2] / "golden"
+OUTPUTS = {
+    **dict.fromkeys(("digest", "run_id", "reason", "model_sha256", "version"), "x"),
+    "verdict": "release",
+    "model_uri": "releases/cards/bbbbbbbbbbbb/",
+    "previous": "releases/cards/aaaaaaaaaaaa/",
+}
+TROUBLE = {  # what Argo makes of the end of a pod: phase, message, exit code
+    "bug": ("Failed", "main: Error (exit code 1)", "1"),
+    "wrong data": ("Failed", "main: Error (exit code 65)", "65"),
+    "evicted": ("Failed", "The node was low on resource: memory.", "-1"),
+    "pod deleted": ("Error", "pod deleted", "-1"),
+    "job failed": ("Failed", "failure condition 'status.conditions.1.type==Failed' evaluated true", "64"),
+}
+
+
+class Run:
+    """Drives the scheduler; `trouble` says how the n-th pod (from 1) of a template ends, None: well."""
+
+    def __init__(self, trouble: Callable[[str, int], str | None], **outputs: str) -> None:
+        rendered = render(load_config(GOLDEN / "config.yaml", environment={}).config)
+        self.scheduler = Scheduler(manifests.workflow(rendered))
+        self.trouble, self.outputs = trouble, OUTPUTS | outputs
+        self.started: list[str] = []
+        self.texts: list[str] = []
+        now, events = 1_700_000_000.0, []
+        while not self.scheduler.done:
+            actions = self.scheduler.advance(now, events)
+            events = [self.end(action) for action in actions if isinstance(action, Start)]
+            now = now + 1 if events else max(now + 1, self.scheduler.wake or 0)
+
+    def end(self, start: Start) -> Ended:
+        name = start.template["name"]
+        self.started.append(name)
+        self.texts.append(json.dumps(start.template))
+        kind = self.trouble(name, self.started.count(name))
+        if kind:
+            phase, message, code = TROUBLE[kind]
+            return Ended(start.id, phase, message, {"exitCode": code})
+        given = (start.template.get("outputs") or {}).get("parameters") or []
+        values = [{**p, "value": self.outputs.get(p["name"], "0.5")} for p in given]
+        return Ended(start.id, "Succeeded", "", {"exitCode": "0", "parameters": values})
+
+    @property
+    def phase(self) -> str:
+        return self.scheduler.status["phase"]
+
+    def node(self, name: str) -> dict[str, Any]:
+        (found,) = [n for n in self.scheduler.nodes.values() if n["name"] == f"{self.scheduler.name}.{name}"]
+        return found
+
+    def phases(self) -> dict[str, str]:
+        return {n["displayName"]: n["phase"] for n in self.scheduler.nodes.values()}
+
+
+def test_a_good_model_is_served_and_the_workflow_says_what_came_out() -> None:
+    run = Run(lambda name, n: None)
+    assert run.phase == "Succeeded"
+    order = [each for each in run.started if each not in ("service", "autoscaler", "disruption-budget")]
+    assert order == ["prepare", "train", "evaluate", "release", "deployment", "verify", "report"]
+    assert {"service", "autoscaler", "disruption-budget"} < set(run.started)
+    outputs = {p["name"]: p["value"] for p in run.scheduler.status["outputs"]["parameters"]}
+    assert outputs == {"digest": "x", "run_id": "x", "model_sha256": "x", "reason": "x", "verdict": "release"} | {
+        "ap": "0.5",
+        "auc": "0.5",
+        "cp100": "0.5",
+    }
+
+
+@pytest.mark.parametrize("verdict", ["keep", "same"])
+def test_a_model_that_the_gate_keeps_back_is_no_failure(verdict: str) -> None:
+    run = Run(lambda name, n: None, verdict=verdict)
+    assert (run.phase, run.started) == ("Succeeded", ["prepare", "train", "evaluate", "report"])
+    assert run.phases()["ship"] == "Skipped"
+
+
+def test_a_model_that_fails_its_verification_fails_the_run_and_the_champion_serves_again() -> None:
+    run = Run(lambda name, n: "wrong data" if name == "verify" else None)
+    assert run.phase == "Failed"
+    assert run.node("ship.restore")["phase"] == "Succeeded" and run.node("ship.withdraw")["phase"] == "Skipped"
+    deployed = [text for name, text in zip(run.started, run.texts, strict=True) if name == "deployment"]
+    assert ["bbbbbbbbbbbb" in text for text in deployed] == [True, False]
+    assert ["aaaaaaaaaaaa" in text for text in deployed] == [False, True]
+
+
+def test_a_first_model_that_fails_its_verification_serves_nobody() -> None:
+    run = Run(lambda name, n: "wrong data" if name == "verify" else None, previous="")
+    assert run.phase == "Failed"
+    assert run.node("ship.withdraw")["phase"] == "Succeeded" and run.node("ship.restore")["phase"] == "Skipped"
+    assert any('["deployment", "cards", "--cascade=foreground"]' in text for text in run.texts)
+
+
+def test_a_model_that_never_becomes_ready_is_taken_back() -> None:
+    run = Run(lambda name, n: "job failed" if name == "deployment" and n <= 3 else None)
+    assert run.phase == "Failed" and "verify" not in run.started
+    assert run.node("ship.restore")["phase"] == "Succeeded"
+
+
+@pytest.mark.parametrize("step", ["prepare", "train", "evaluate", "release"])
+def test_a_step_that_fails_for_good_ends_the_run_without_touching_what_serves(step: str) -> None:
+    run = Run(lambda name, n: ("job failed" if step == "train" else "wrong data") if name == step else None)
+    assert run.phase == "Failed"
+    assert run.started.count(step) == 1  # no retry could cure it
+    assert not {"deployment", "service"} & set(run.started)
+    assert set(run.started[-2:]) == {"report", "delete"}  # the exit handler: MLflow knows, the training job is gone
+
+
+@pytest.mark.parametrize("kind", ["bug", "evicted", "pod deleted"])
+@pytest.mark.parametrize("step", ["prepare", "train", "evaluate", "release", "verify", "report"])
+def test_a_lost_pod_costs_one_more_attempt(step: str, kind: str) -> None:
+    run = Run(lambda name, n: kind if name == step and n == 1 else None)
+    assert run.phase == "Succeeded" and run.started.count(step) == 2
+
+
+def test_a_step_that_keeps_failing_is_given_up() -> None:
+    run = Run(lambda name, n: "bug" if name == "evaluate" else None)
+    assert run.phase == "Failed" and run.started.count("evaluate") == 5
+
+
+def test_a_run_that_mlflow_cannot_be_told_of_is_no_success() -> None:
+    run = Run(lambda name, n: "bug" if name == "report" else None)
+    assert run.phase == "Failed"
