@@ -13,6 +13,7 @@ from rekindle.local.services.services import Services
 
 if TYPE_CHECKING:
     from rekindle.storage import Store
+    from tests.rekindle.training.crew import Crew
 
 THREADS = {"OMP_NUM_THREADS": "1", "POLARS_MAX_THREADS": "1", "MKL_NUM_THREADS": "1"}
 os.environ.update(THREADS)  # two test processes share two cores
@@ -85,3 +86,34 @@ def mlflow_server(services: Services, monkeypatch: pytest.MonkeyPatch) -> str:
     services.ready()
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
     return uri
+
+
+@pytest.fixture(scope="session")
+def toy_dataset(s3_environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> None:
+    """It is in the object store."""
+    from tests.rekindle.training.crew import provide
+
+    provide(s3_environment, tmp_path_factory.mktemp("toy"))
+
+
+@pytest.fixture
+def crew(toy_dataset: None, s3_environment: dict[str, str], tmp_path: Path) -> Iterator["Crew"]:
+    from tests.rekindle.training.crew import Crew
+
+    crew = Crew(s3_environment, tmp_path)
+    yield crew
+    crew.close()
+
+
+@pytest.fixture(scope="session")
+def undisturbed(
+    toy_dataset: None, s3_environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[str]:
+    """The sha256 of one process's weights."""
+    from tests.rekindle.training.crew import Crew, flags
+
+    crew = Crew(s3_environment, tmp_path_factory.mktemp("undisturbed"))
+    member = crew.alone(flags("undisturbed"))
+    assert member.code() == 0, member.said()
+    yield member.said().split("model ")[-1].strip()
+    crew.close()

@@ -105,7 +105,7 @@ def test_a_workflow_that_fails_leaves_no_training_job(
 
 @pytest.mark.parametrize("name", ["prepare", "evaluate", "release", "verify", "report"])
 def test_every_input_and_output_of_a_step_is_in_its_template(name: str, templates: dict[str, dict[str, Any]]) -> None:
-    module, template = load(name), templates[name]
+    module, template = load(f"steps.{name}"), templates[name]
     args = template["container"]["args"]
     for field, info in module.Inputs.model_fields.items():
         kind = "artifacts" if is_artifact(info) else "parameters"

@@ -1,18 +1,14 @@
-"""A small simulated dataset in three shards, and two models trained on it for a moment, one better than the other.
-
-And the toy's dataset, with who trains on it.
-"""
+"""A small simulated dataset in three shards, and two models trained on it for a moment, one better than the other."""
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from steps.fraud.config import Data, Model
-from tests.rekindle.training.crew import Crew, flags, provide
 
 WORLD = "simulate://5?cards=150&terminals=200&days=70"
 
@@ -68,28 +64,3 @@ def novice(train: Train) -> Path:
 def expert(train: Train) -> Path:
     """A model that has learned something."""
     return train(60)
-
-
-@pytest.fixture(scope="session")
-def toy_dataset(s3_environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> None:
-    """It is in the object store."""
-    provide(s3_environment, tmp_path_factory.mktemp("toy"))
-
-
-@pytest.fixture
-def crew(toy_dataset: None, s3_environment: dict[str, str], tmp_path: Path) -> Iterator[Crew]:
-    crew = Crew(s3_environment, tmp_path)
-    yield crew
-    crew.close()
-
-
-@pytest.fixture(scope="session")
-def undisturbed(
-    toy_dataset: None, s3_environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[str]:
-    """The sha256 of one process's weights."""
-    crew = Crew(s3_environment, tmp_path_factory.mktemp("undisturbed"))
-    member = crew.alone(flags("undisturbed"))
-    assert member.code() == 0, member.said()
-    yield member.said().split("model ")[-1].strip()
-    crew.close()

@@ -248,7 +248,7 @@ def environ(pod: PodRun, container: Mapping[str, Any], cluster: Cluster) -> dict
         "HOME": os.environ.get("HOME", "/"),
         "LANG": "C.UTF-8",
         "PYTHONUNBUFFERED": "1",
-        project.PATH: os.pathsep.join(project.search_path()),
+        project.PATH: os.environ.get(project.PATH, str(project.REFERENCE)),
     } | dict(cluster.service_variables())
     found |= cluster.image(container["image"]).env
     _names(pod, container)

@@ -121,10 +121,10 @@ class Crew:
 
     def alone(self, argv: list[str], **environment: str) -> Member:
         """`rekindle step steps.train` with nobody to meet."""
-        return self._start("alone", ["train", *argv], environment)
+        return self._start("alone", ["steps.train", *argv], environment)
 
     def worker(self, name: str, argv: list[str], **environment: str) -> Member:
-        return self._start(name, ["train", *argv], self.meeting | {"POD_NAME": name} | environment)
+        return self._start(name, ["steps.train", *argv], self.meeting | {"POD_NAME": name} | environment)
 
     def coordinator(self, argv: list[str], **environment: str) -> Member:
         return self._start("coordinator", ["coordinator", *argv], self.meeting | environment)

@@ -96,7 +96,7 @@ def test_what_a_step_leaves_behind_is_ended_with_it(tmp_path: Path) -> None:
 def test_two_runners_at_once_leave_each_others_limits_alone() -> None:
     mine = limits.limited({"resources": {"limits": {"memory": "100Mi"}}}, f"{NAME}.main")
     assert mine
-    other = "from rekindle.local import limits; assert limits.available()"
+    other = "from rekindle.local.pods import limits; assert limits.available()"
     subprocess.run([sys.executable, "-c", other], check=True, env=ENVIRONMENT)
     assert mine.folder.exists()
     mine.close()
@@ -106,7 +106,7 @@ def test_two_runners_at_once_leave_each_others_limits_alone() -> None:
 @needs_cgroups
 def test_what_a_runner_left_that_died_is_removed_by_the_next() -> None:
     dies = (
-        "from rekindle.local import limits\n"
+        "from rekindle.local.pods import limits\n"
         "memory = limits.limited({'resources': {'limits': {'memory': '1Gi'}}}, 'dies')\nprint(memory.folder)"
     )
     left = Path(subprocess.check_output([sys.executable, "-c", dies], text=True, env=ENVIRONMENT).strip())
