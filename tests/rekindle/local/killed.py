@@ -57,7 +57,7 @@ ENVIRONMENT = [
 RUNNER = """
 import json, os, signal, sys, threading
 from pathlib import Path
-from pipelines import lint
+from rekindle.argo import validate as lint
 from rekindle.local.emulator import LocalCluster
 from rekindle.local.controllers import controllers
 from rekindle.local.run import execute, let_go, resume
