@@ -33,7 +33,7 @@ from benchmarks.bars import bar, parser, report
 from rekindle.storage import Store
 from rekindle.training.checkpoint.manager import Checkpoints
 from rekindle.training.checkpoint.remote import CHUNK, parallel
-from rekindle.training.data import Cursor
+from rekindle.training.data import LoaderState
 from rekindle.training.spec import TrainConfig
 from rekindle.training.state import State, raw
 
@@ -77,7 +77,7 @@ def opened(store: Store, megabytes: int, events: list[dict[str, Any]]) -> Checkp
     def note(event: str, **fields: Any) -> None:
         events.append({"event": event} | fields)
 
-    found = Checkpoints(store.hasty(), name, "00" * 32, {}, state, Cursor(None), note, threading.Event())
+    found = Checkpoints(store.short_retries(), name, "00" * 32, {}, state, LoaderState(None), note, threading.Event())
     found.snapshots.ready.wait()
     found.restore(-1)
     return found
@@ -119,7 +119,7 @@ def ours(store: Store, megabytes: int, runs: int, steps: Steps) -> dict[str, flo
     checkpoints = opened(store, megabytes, events)
     state, found = checkpoints.state, dict[str, list[float]]()
     target, view = torch.zeros_like(state.memory), raw(state.memory)
-    client = store.hasty()
+    client = store.short_retries()
 
     def record(name: str, value: float) -> None:
         found.setdefault(name, []).append(value)

@@ -104,12 +104,12 @@ def measure(env: dict[str, str], size: int, settings: dict[str, Any], **turns: A
 def member(text: str) -> None:
     """One process: trains, and prints its figures."""
     from benchmarks import mlp
-    from rekindle.training.launch.signals import die_with
+    from rekindle.training.launch.signals import die_with_parent
     from rekindle.training.spec import TrainingSpec
     from rekindle.training.worker import work
 
     settings = json.loads(text)
-    die_with(settings["parent"])
+    die_with_parent(settings["parent"])
     inputs = TrainingSpec(workload="benchmarks.mlp", dataset="dataset", digest="made-up", **settings["inputs"])
     mlp.turns = mlp.Turns(inputs, **settings["turns"])
     work(inputs)

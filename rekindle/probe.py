@@ -65,7 +65,7 @@ def make_bucket(objects: Store) -> None:
 def main() -> int:
     if "--make-bucket" in sys.argv[1:]:
         try:
-            make_bucket(Store.from_env().hasty())
+            make_bucket(Store.from_env().short_retries())
         except RekindleError as error:
             say(f"error: {error}")
             return error.exit_code
@@ -81,7 +81,7 @@ def main() -> int:
 
 
 CHECKS: dict[str, Callable[[], Finding]] = {
-    "object store": lambda: store(Store.from_env().hasty()),
+    "object store": lambda: store(Store.from_env().short_retries()),
     "MLflow": tracking,
 }
 

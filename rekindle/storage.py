@@ -61,16 +61,19 @@ class Store:
         access_key: str | None = None,
         secret_key: str | None = None,
         *,
-        hasty: bool = False,
+        short_retries: bool = False,
     ) -> None:
-        """`hasty`: for a caller with a patience of its own; it fails within half a minute, at the second attempt."""
+        """`short_retries`: two attempts, half a minute at most: for a caller that retries by itself."""
         self.bucket = bucket
         self.endpoint = endpoint
         self._keys = access_key, secret_key
         config = Config(
-            retries={"total_max_attempts": 2 if hasty else 9, "mode": "standard" if hasty else "adaptive"},
-            connect_timeout=2 if hasty else 5,
-            read_timeout=15 if hasty else 60,
+            retries={
+                "total_max_attempts": 2 if short_retries else 9,
+                "mode": "standard" if short_retries else "adaptive",
+            },
+            connect_timeout=2 if short_retries else 5,
+            read_timeout=15 if short_retries else 60,
             max_pool_connections=2 * THREADS,
             # the default trailing checksums cost more CPU than the transfer, and older S3 servers refuse them
             request_checksum_calculation="when_required",
@@ -106,9 +109,9 @@ class Store:
             )
         return cls(bucket, os.environ.get("S3_ENDPOINT_URL") or None)
 
-    def hasty(self) -> "Store":
-        """The same bucket with little patience."""
-        return Store(self.bucket, self.endpoint, *self._keys, hasty=True)
+    def short_retries(self) -> "Store":
+        """The same bucket for a caller that retries by itself."""
+        return Store(self.bucket, self.endpoint, *self._keys, short_retries=True)
 
     def get(self, key: str) -> bytes:
         """The bytes of an object. Raises NotFound."""
@@ -256,9 +259,9 @@ class _Body(io.RawIOBase):
         return found
 
 
-def patiently(call: Callable[[], T], leaving: threading.Event, what: str) -> T:
-    """`call()`, again and again while the object store is away. Raises at once what no retry cures; SystemExit(143)
-    when told to leave meanwhile."""
+def retry_until(call: Callable[[], T], leaving: threading.Event, what: str) -> T:
+    """`call()`, repeated while the object store is away. Raises at once what no retry can cure; SystemExit(143) once
+    `leaving` is set."""
     said, pause = -math.inf, 0.1
     while True:
         try:

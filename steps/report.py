@@ -61,30 +61,30 @@ def account_of(ledger: str) -> "Summary | None":
     """What became of the workers' time; None if nobody wrote it down, or it cannot be read."""
     if not ledger:
         return None
-    from rekindle.ledger.accounting import account
+    from rekindle.ledger.accounting import summarize
     from rekindle.ledger.events import read
     from rekindle.storage import Store
 
     try:
-        summary = account(read(Store.from_env(), ledger))
+        summary = summarize(read(Store.from_env(), ledger))
     except RekindleError as error:  # the end of a workflow must not depend on it
         sys.stderr.write(f"where the time went is not recorded: {error}\n")
         return None
-    return summary if summary.spans else None
+    return summary if summary.intervals else None
 
 
 def log(run_id: str, summary: "Summary", folder: Path) -> None:
     """Metrics and tags of the MLflow run, and `ledger/` of its artifacts. Raises TrackingError if MLflow is away."""
     from rekindle import tracking
     from rekindle.ledger.plot import draw
-    from rekindle.ledger.text import words
+    from rekindle.ledger.text import describe
 
     found = summary.as_json()
     metrics = {f"worker_seconds_{kind}": value for kind, value in found["worker_seconds"].items()}
     metrics |= {"wall_seconds": summary.ended - summary.began, "bytes_uploaded": summary.uploaded}
     metrics |= {name: found[name] for name in COUNTED}
     tags = {name: found[name] for name in ("preemptions", "steps_repeated")}
-    tags |= {"workers": len(summary.spans), "device": summary.run.get("device", "unknown")}
+    tags |= {"workers": len(summary.intervals), "device": summary.run.get("device", "unknown")}
     tracking.log(
         run_id,
         metrics={f"ledger/{name}": value for name, value in metrics.items()},
@@ -92,7 +92,7 @@ def log(run_id: str, summary: "Summary", folder: Path) -> None:
     )
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "summary.json").write_text(json.dumps(found, indent=1))
-    (folder / "story.txt").write_text("\n".join(words(summary)) + "\n")
+    (folder / "story.txt").write_text("\n".join(describe(summary)) + "\n")
     try:
         draw(summary, folder / "timeline.png")
     except ImportError as error:

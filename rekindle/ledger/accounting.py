@@ -8,10 +8,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from rekindle.ledger.events import Event
-from rekindle.ledger.report import LOST, TRAINED, WAITED, Incident, Span, Summary
+from rekindle.ledger.report import LOST, TRAINED, WAITED, Incident, Interval, Summary
 
 
-def account(events: Iterable[Event]) -> Summary:
+def summarize(events: Iterable[Event]) -> Summary:
     """Add up the events of a run, which are in the order of time. What makes no sense is skipped and counted."""
     book = _Book()
     for event in events:
@@ -24,36 +24,36 @@ class _Life:
     """One process: its spans; the last one grows while it lives."""
 
     name: str
-    spans: list[Span] = field(default_factory=list)
+    intervals: list[Interval] = field(default_factory=list)
     alive: bool = False
 
     def turn(self, t: float, kind: str | None) -> None:
         """From now on it does something else; None: it is dead."""
         if self.alive:
-            self.spans[-1].end = t
-            if self.spans[-1].kind == kind:
+            self.intervals[-1].end = t
+            if self.intervals[-1].kind == kind:
                 return
         self.alive = kind is not None
         if kind:
-            self.spans.append(Span(t, t, kind))
+            self.intervals.append(Interval(t, t, kind))
 
     def cut(self, t: float) -> None:
         """It was dead from `t` on."""
         self.alive = False
-        self.spans = [Span(s.start, min(s.end, t), s.kind) for s in self.spans if s.start < t]
+        self.intervals = [Interval(s.start, min(s.end, t), s.kind) for s in self.intervals if s.start < t]
 
     def relabel(self, start: float, end: float, kind: str) -> float:
         """What counted as trained between two times was something else; gives the seconds."""
         if self.alive:
-            self.spans[-1].end = max(self.spans[-1].start, end)
-        at, changed = len(self.spans), 0.0
-        while at and self.spans[at - 1].end > start:
+            self.intervals[-1].end = max(self.intervals[-1].start, end)
+        at, changed = len(self.intervals), 0.0
+        while at and self.intervals[at - 1].end > start:
             at -= 1
-            span = self.spans[at]
-            if span.kind == TRAINED and span.start < end:
-                cuts = [span.start, max(span.start, start), min(span.end, end), span.end]
-                parts = [Span(a, b, k) for a, b, k in zip(cuts, cuts[1:], (TRAINED, kind, TRAINED), strict=False)]
-                self.spans[at : at + 1] = [part for part in parts if part.start < part.end]
+            interval = self.intervals[at]
+            if interval.kind == TRAINED and interval.start < end:
+                cuts = [interval.start, max(interval.start, start), min(interval.end, end), interval.end]
+                parts = [Interval(a, b, k) for a, b, k in zip(cuts, cuts[1:], (TRAINED, kind, TRAINED), strict=False)]
+                self.intervals[at : at + 1] = [part for part in parts if part.start < part.end]
                 changed += cuts[2] - cuts[1]
         return changed
 
@@ -110,7 +110,7 @@ class _Book:
         found, t = self.found, self.latest or 0.0
         self._everybody_ends(t)
         for life in self.lives.values():
-            found.spans.setdefault(life.name, []).extend(life.spans)
+            found.intervals.setdefault(life.name, []).extend(life.intervals)
         found.ended = t
         return found
 
@@ -137,7 +137,7 @@ class _Book:
         life = self.lives.setdefault(id, _Life(name))
         if id != name and name in self.lives and not life.alive:  # known by its name only, from a generation
             known = self.lives.pop(name)
-            life.spans, life.alive = life.spans + known.spans, known.alive
+            life.intervals, life.alive = life.intervals + known.intervals, known.alive
             self.group = {id if each == name else each for each in self.group}
         if not life.alive:
             life.turn(t, WAITED)

@@ -25,7 +25,7 @@ def draw(summary: Summary, file: Path) -> None:
     from matplotlib.figure import Figure
 
     scale, unit = next((scale, unit) for least, scale, unit in UNITS if summary.ended - summary.began >= least)
-    names = sorted(summary.spans, key=_natural)
+    names = sorted(summary.intervals, key=_natural)
     rows = min(9.0, max(0.9, 0.3 * len(names)))
     height = rows + 2.6
     with matplotlib.rc_context({"axes.spines.top": False, "axes.spines.right": False, "font.size": 9}):
@@ -49,7 +49,7 @@ def _workers(axes: Any, summary: Summary, names: list[str], scale: float) -> Non
         for row, name in enumerate(names):
             bars = [
                 ((s.start - summary.began) / scale, (s.end - s.start) / scale)
-                for s in summary.spans[name]
+                for s in summary.intervals[name]
                 if s.kind == kind
             ]
             # the edge keeps a hundredth of a second visible
@@ -102,7 +102,9 @@ def _speed(axes: Any, summary: Summary, scale: float) -> None:
 def _title(summary: Summary) -> str:
     total = sum(summary.seconds(kind) for kind in COLOURS) or 1.0
     shares = ", ".join(f"{percent(summary.seconds(kind) / total)} {kind}" for kind in COLOURS)
-    return f"{summary.steps} steps, {len(summary.spans)} workers in {short(summary.ended - summary.began)}: {shares}"
+    return (
+        f"{summary.steps} steps, {len(summary.intervals)} workers in {short(summary.ended - summary.began)}: {shares}"
+    )
 
 
 def _length(summary: Summary) -> float:

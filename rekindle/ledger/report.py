@@ -29,7 +29,7 @@ TRAINED, WAITED, LOST = "trained", "waited", "lost"
 
 
 @dataclass
-class Span:
+class Interval:
     """A stretch of time of one worker."""
 
     start: float
@@ -64,7 +64,7 @@ class Summary:
     code: int = 0
     sha256: str = ""
     run: dict[str, Any] = field(default_factory=dict)
-    spans: dict[str, list[Span]] = field(default_factory=dict)  # by name of the worker
+    intervals: dict[str, list[Interval]] = field(default_factory=dict)  # by name of the worker
     points: list[tuple[float, int]] = field(default_factory=list)  # (time, step) as noted
     incidents: list[Incident] = field(default_factory=list)
     checkpoints: list[Event] = field(default_factory=list)
@@ -78,14 +78,16 @@ class Summary:
 
     def seconds(self, kind: str, name: str | None = None) -> float:
         """Worker-seconds of a kind, of one worker or of all."""
-        spans = [self.spans[name]] if name else self.spans.values()
-        return sum(span.end - span.start for each in spans for span in each if span.kind == kind)
+        intervals = [self.intervals[name]] if name else self.intervals.values()
+        return sum(interval.end - interval.start for each in intervals for interval in each if interval.kind == kind)
 
     @property
     def steps_per_second(self) -> float:
         """Of those that count, while anybody trained."""
         first = self.points[0][1] if self.points else 0
-        busy = covered(span for each in self.spans.values() for span in each if span.kind != WAITED)
+        busy = union_seconds(
+            interval for each in self.intervals.values() for interval in each if interval.kind != WAITED
+        )
         return (self.steps - first) / busy if busy else 0.0
 
     @property
@@ -106,8 +108,8 @@ class Summary:
         """All but the raw events, as one object."""
         seconds = {kind: round(self.seconds(kind), 3) for kind in (TRAINED, WAITED, LOST)}
         workers = {
-            name: {kind: round(self.seconds(kind, name), 3) for kind in seconds} | {"alive": alive(spans)}
-            for name, spans in self.spans.items()
+            name: {kind: round(self.seconds(kind, name), 3) for kind in seconds} | {"alive": alive(intervals)}
+            for name, intervals in self.intervals.items()
         }
         tiers = [str(event.get("tier")) for event in self.restored]
         return {
@@ -137,20 +139,20 @@ class Summary:
         }
 
 
-def alive(spans: list[Span]) -> list[tuple[float, float]]:
+def alive(intervals: list[Interval]) -> list[tuple[float, float]]:
     """The intervals that spans cover together."""
     found: list[tuple[float, float]] = []
-    for span in sorted(spans, key=lambda span: span.start):
-        if found and span.start <= found[-1][1]:
-            found[-1] = found[-1][0], max(found[-1][1], span.end)
+    for interval in sorted(intervals, key=lambda interval: interval.start):
+        if found and interval.start <= found[-1][1]:
+            found[-1] = found[-1][0], max(found[-1][1], interval.end)
         else:
-            found.append((span.start, span.end))
+            found.append((interval.start, interval.end))
     return found
 
 
-def covered(spans: Iterable[Span]) -> float:
+def union_seconds(intervals: Iterable[Interval]) -> float:
     """Seconds in which at least one of the spans lasts."""
-    return sum(end - start for start, end in alive(list(spans)))
+    return sum(end - start for start, end in alive(list(intervals)))
 
 
 def percent(share: float) -> str:

@@ -22,9 +22,9 @@ WHY = {
 }
 
 
-def words(summary: Summary) -> list[str]:
+def describe(summary: Summary) -> list[str]:
     """What happened, a sentence or two a line: the result, each incident, checkpoints, where the time went."""
-    if not summary.spans:
+    if not summary.intervals:
         return ["No worker has trained yet."]
     form = "%Y-%m-%d %H:%M:%S" if summary.ended - summary.began > 20 * 3600 else "%H:%M:%S"
     told = [(group[0].t, _incident(group, summary)) for _, each in groupby(summary.incidents, _together)
@@ -55,7 +55,7 @@ def _amount(seconds: float, summary: Summary) -> str:
 def _result(summary: Summary) -> str:
     total = summary.run.get("steps")
     known = f"{summary.steps} of {total} steps" if total and total != summary.steps else f"{summary.steps} steps"
-    count = len(summary.spans)
+    count = len(summary.intervals)
     begun = time.strftime("%Y-%m-%d %H:%M:%S %Z", time.localtime(summary.began))
     text = (
         f"{count} worker{'s' * (count > 1)} trained {known} in {short(summary.ended - summary.began)}, "

@@ -50,7 +50,7 @@ def _download(store: Store, prefix: str, target: Path) -> None:
         raise DataError(f"{store.uri(prefix)} holds no dataset.json: it is not a dataset. Run the step prepare again.")
 
 
-class Cursor:
+class LoaderState:
     """The state of the workload's own data loader, if it keeps one: JSON, equal in all workers between steps."""
 
     def __init__(self, data: Any) -> None:

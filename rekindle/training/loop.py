@@ -13,10 +13,10 @@ from torch import Tensor
 
 from rekindle.errors import ConfigError, DataError, RekindleError, StorageError, TrackingError, say
 from rekindle.sections import checked
-from rekindle.storage import Store, patiently
+from rekindle.storage import Store, retry_until
 from rekindle.training.checkpoint import snapshot_file
 from rekindle.training.checkpoint.manager import Checkpoints
-from rekindle.training.data import Cursor, local_dataset
+from rekindle.training.data import LoaderState, local_dataset
 from rekindle.training.group import elastic as peering
 from rekindle.training.group.group import Group
 from rekindle.training.launch import signals
@@ -32,7 +32,7 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of mallopt(3)
 
 def train(inputs: Inputs, leaving: threading.Event) -> None:
     """Make all steps together with whoever is there. Raises ConfigError, DataError; SystemExit(143) when told to go."""
-    if not patiently(lambda: finished(inputs), leaving, "to see whether the run is complete"):
+    if not retry_until(lambda: finished(inputs), leaving, "to see whether the run is complete"):
         _take_part(inputs, leaving)
     snapshot_file.discard(
         snapshot_file.run_name(inputs.identity_hash(), inputs.checkpoints)
@@ -60,7 +60,7 @@ class Training:
         self.inputs, self.device = inputs, device
         self.workload, section = open_workload(inputs)
         self.store = Store.from_env()
-        path = patiently(lambda: local_dataset(self.store, inputs.dataset, inputs.digest), leaving, "for the dataset")
+        path = retry_until(lambda: local_dataset(self.store, inputs.dataset, inputs.digest), leaving, "for the dataset")
         self.data = self.workload.dataset(path, "train")
         if not len(self.data):
             raise DataError("the dataset has no training samples: give more data, or fewer test weeks.")
@@ -75,12 +75,12 @@ class Training:
         self.total = inputs.total_steps(len(self.data))
         self.fingerprint = fingerprint(inputs, device)
         self.checkpoints = Checkpoints(
-            self.store.hasty(),
+            self.store.short_retries(),
             inputs.checkpoints,
             inputs.identity_hash(),
             self.fingerprint,
             self.state,
-            Cursor(self.data),
+            LoaderState(self.data),
             peers.note,
             leaving,
         )
@@ -154,7 +154,7 @@ class Training:
     def put(self, name: str, data: bytes) -> None:
         """Write one file of the model, however long the object store is away."""
         key = f"{self.inputs.out}/{name}"
-        patiently(lambda: self.store.put(key, data), self.group.leaving, f"to write {key}")
+        retry_until(lambda: self.store.put(key, data), self.group.leaving, f"to write {key}")
 
     def leave(self) -> None:
         """Go before the end, as told: if nobody else carries the state on, the object store must.

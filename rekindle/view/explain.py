@@ -18,13 +18,13 @@ def explain(home: Path, name: str | None, as_json: bool) -> str:
     """
     name = name or overview.newest(home)
     phase = overview.state(home, name)["phase"]
-    from rekindle.ledger.accounting import account
+    from rekindle.ledger.accounting import summarize
     from rekindle.ledger.events import read
-    from rekindle.ledger.text import words
+    from rekindle.ledger.text import describe
     from rekindle.local.emulator import LocalCluster
 
-    summary = account(read(LocalCluster(home).store(), prefix(name)))
-    told = words(summary)
+    summary = summarize(read(LocalCluster(home).store(), prefix(name)))
+    told = describe(summary)
     if as_json:
         return json.dumps({"workflow": name, "phase": phase, "words": told} | summary.as_json(), indent=2)
     return "\n".join([f"{name}: {phase}", "", *told])

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rekindle.ledger.accounting import account
+from rekindle.ledger.accounting import summarize
 from rekindle.ledger.events import Event, read
 from rekindle.ledger.report import Summary
 from rekindle.storage import Store
@@ -106,7 +106,7 @@ class Run:
         return read(self.place.store, f"{self.name}/checkpoints/ledger")
 
     def summary(self) -> Summary:
-        return account(self.events())
+        return summarize(self.events())
 
     def step(self) -> int:
         """The newest that the ledger knows."""

@@ -38,7 +38,7 @@ def asks_mlflow(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def asks_the_store(address: str, _: pytest.MonkeyPatch) -> None:
-    Store("b", address, "key", "hunter2", hasty=True).get("x")
+    Store("b", address, "key", "hunter2", short_retries=True).get("x")
 
 
 @pytest.mark.parametrize("asks", [asks_mlflow, asks_the_store])

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from rekindle.errors import ConfigError, Conflict, StorageError
-from rekindle.storage import NotFound, Store, patiently
+from rekindle.storage import NotFound, Store, retry_until
 
 
 def test_only_one_of_many_racing_writers_creates_an_object(s3: Store) -> None:
@@ -64,7 +64,7 @@ def test_an_endpoint_that_is_away_is_named_with_the_way_out() -> None:
 def test_without_a_bucket_the_setting_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("S3_BUCKET", raising=False)
     with pytest.raises(ConfigError, match="S3_BUCKET is not set"):  # which nobody waits for
-        patiently(Store.from_env, threading.Event(), "to begin")
+        retry_until(Store.from_env, threading.Event(), "to begin")
 
 
 def test_keys_that_are_refused_are_a_wrong_setting_which_nobody_waits_for(s3: Store) -> None:
@@ -77,6 +77,6 @@ def test_keys_that_are_refused_are_a_wrong_setting_which_nobody_waits_for(s3: St
         lambda: list(stranger.list("")),
     ):
         with pytest.raises(ConfigError, match=said):
-            patiently(call, threading.Event(), "to begin")
+            retry_until(call, threading.Event(), "to begin")
     with pytest.raises(ConfigError, match=str(s3.endpoint)):
         stranger.get("x")

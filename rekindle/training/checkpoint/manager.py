@@ -18,13 +18,13 @@ from typing import Any, TypeVar
 import torch
 
 from rekindle.errors import ConfigError, StorageError, say
-from rekindle.storage import Store, patiently
+from rekindle.storage import Store, retry_until
 from rekindle.training.checkpoint import snapshot_file
 from rekindle.training.checkpoint.interval import Interval
 from rekindle.training.checkpoint.remote import Draft, Durable, Manifest, Place
 from rekindle.training.checkpoint.retention import Retention
 from rekindle.training.checkpoint.snapshots import Snapshots
-from rekindle.training.data import Cursor
+from rekindle.training.data import LoaderState
 from rekindle.training.group.interruptible import Broken
 from rekindle.training.state import State, raw
 
@@ -45,7 +45,7 @@ class Checkpoints:
         identity: str,
         fingerprint: dict[str, Any],
         state: State,
-        cursor: Cursor,
+        cursor: LoaderState,
         note: Callable[..., None],
         leaving: threading.Event,
     ) -> None:
@@ -196,7 +196,7 @@ class Checkpoints:
                 raise
 
         try:
-            manifest = run(lambda: patiently(read, self.leaving, "for the newest checkpoint"))
+            manifest = run(lambda: retry_until(read, self.leaving, "for the newest checkpoint"))
         finally:
             given_up.set()
         if manifest:

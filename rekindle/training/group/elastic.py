@@ -21,7 +21,7 @@ from rekindle.errors import say
 from rekindle.ledger.events import Ledger
 from rekindle.training.checkpoint import snapshot_file
 from rekindle.training.group.interruptible import Caller, bury
-from rekindle.training.membership.client import Address, Client, coordinator, report
+from rekindle.training.membership.client import Address, Client, coordinator_address, report
 from rekindle.training.membership.server import finished, store
 from rekindle.training.spec import TrainingSpec as Inputs
 
@@ -270,7 +270,7 @@ def sockets() -> dict[int, str]:
     return {number: link for number, link in found.items() if link.startswith("socket:")}
 
 
-def between(hosts: set[str], found: dict[int, str], coordinator: int) -> dict[int, str]:
+def between(hosts: set[str], found: dict[int, str], coordinator_address: int) -> dict[int, str]:
     """Those of the sockets that lead to members; a thread may have opened others meanwhile, as to the object store.
 
     A member is known by its address if we connected, which need not be where it connects from: if it did, by our end,
@@ -286,7 +286,7 @@ def between(hosts: set[str], found: dict[int, str], coordinator: int) -> dict[in
     return {
         number: found[number]
         for number, (here, there) in ends.items()
-        if here in ours or (there[0] in hosts and there[1] != coordinator)
+        if here in ours or (there[0] in hosts and there[1] != coordinator_address)
     }
 
 
@@ -326,7 +326,7 @@ def failed(message: str, code: int, *, temporary: bool) -> None:
 
 def _meeting() -> Address | None:
     """Where our coordinator is, if we are under one."""
-    return coordinator() if "TORCHELASTIC_RUN_ID" not in os.environ else None
+    return coordinator_address() if "TORCHELASTIC_RUN_ID" not in os.environ else None
 
 
 def check_torchrun() -> None:

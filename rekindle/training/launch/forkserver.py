@@ -111,7 +111,7 @@ def _tend(line: socket.socket, berths: list[Berth], launcher: int) -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # a worker hears it once it listens
-    signals.die_with(launcher)
+    signals.die_with_parent(launcher)
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy starts threads else, and we must have none
     gc.disable()  # nothing of what is loaded becomes garbage, and looking for it takes a quarter of the time
     from rekindle.training import loop  # noqa: F401  all that a worker imports
@@ -147,7 +147,7 @@ def _bear(line: socket.socket, slot: int, inputs: "Inputs", berths: list[Berth],
         if not os.read(held, 1):
             os._exit(143)  # the nursery is dead, by no fault of ours
         os.close(held)
-        signals.die_with(launcher)
+        signals.die_with_parent(launcher)
         _live(inputs, slot, berths[slot])
     os.close(held)
     os.waitpid(between, 0)  # only now is the launcher its parent

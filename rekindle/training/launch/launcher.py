@@ -222,9 +222,9 @@ class Launcher:
                 say(f"{place.name} {why}: it is started again{when}")
                 self._start()
             if fate is Fate.BUG and code != 1:
-                from rekindle.training.membership.client import coordinator, report
+                from rekindle.training.membership.client import coordinator_address, report
 
-                if where := coordinator():
+                if where := coordinator_address():
                     report(where, place.name, f"{why}\n{words}", 1, patience=1)  # which it could not do itself
 
     def _cause(self, place: Place, code: int) -> tuple[Fate, str, str]:

@@ -67,7 +67,7 @@ def heed_sigterm() -> threading.Event:
     return leaving
 
 
-def die_with(parent: int) -> None:
+def die_with_parent(parent: int) -> None:
     """Be killed when `parent`, ours, dies; also if it is dead already."""
     LIBC.prctl(SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
@@ -86,7 +86,7 @@ def _shield_children() -> None:
         signal.set_wakeup_fd(-1)
         parent, lasting = forking[0]
         if lasting:  # the kernel would take the end of another thread for the parent's
-            die_with(parent)
+            die_with_parent(parent)
 
     os.register_at_fork(before=before, after_in_child=in_child)
     atexit.register(_end_children)  # after multiprocessing has registered its own, so it comes first

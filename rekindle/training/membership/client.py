@@ -218,7 +218,7 @@ class Client:
         os._exit(1)
 
 
-def coordinator() -> Address | None:
+def coordinator_address() -> Address | None:
     """Where the environment says that the coordinator is; None: there is none."""
     host = os.environ.get("MASTER_ADDR")
     return (host, int(os.environ.get("MASTER_PORT", PORT))) if host else None

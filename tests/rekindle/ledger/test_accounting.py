@@ -5,13 +5,13 @@ from typing import Any
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rekindle.ledger.accounting import account
+from rekindle.ledger.accounting import summarize
 from rekindle.ledger.report import LOST, TRAINED, WAITED, Summary, alive
 
 
 def told(*lines: tuple[Any, ...]) -> Summary:
     """The account of events written as (t, name, {fields})."""
-    return account({"t": t, "event": event, **(fields[0] if fields else {})} for t, event, *fields in lines)
+    return summarize({"t": t, "event": event, **(fields[0] if fields else {})} for t, event, *fields in lines)
 
 
 def seconds(summary: Summary, name: str | None = None) -> tuple[float, ...]:
@@ -199,12 +199,12 @@ def test_trained_waited_and_lost_add_up_to_the_time_alive_whatever_happened(step
                 expected += sum(t - since for since in living.values())
                 living.clear()
     expected += sum(t - since for since in living.values())
-    found = account(events)
+    found = summarize(events)
     total = sum(found.seconds(kind) for kind in (TRAINED, WAITED, LOST))
-    lives = found.spans.values()
-    assert all(span.start <= span.end <= t for spans in lives for span in spans)
+    lives = found.intervals.values()
+    assert all(interval.start <= interval.end <= t for intervals in lives for interval in intervals)
     if not unseen:  # those that nobody saw go are alive until the last sign
         assert abs(total - expected) < 1e-6
     assert total <= expected + 1e-6
-    by_process = sum(end - start for spans in lives for start, end in alive(spans))
+    by_process = sum(end - start for intervals in lives for start, end in alive(intervals))
     assert by_process <= total + 1e-6

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 from rekindle.ledger.plot import draw
-from rekindle.ledger.text import short, words
+from rekindle.ledger.text import describe, short
 from tests.rekindle.ledger.test_accounting import generation, join, lost, start, step, told
 
 
 def story(*lines: tuple[Any, ...]) -> list[str]:
     """The words about events at unix seconds, without the time of day."""
-    return [line[10:] if line[2:3] == ":" else line for line in words(told(*lines))]
+    return [line[10:] if line[2:3] == ":" else line for line in describe(told(*lines))]
 
 
 def test_a_loss_says_who_went_why_what_it_cost_and_when_it_was_back():
@@ -82,7 +82,7 @@ def test_a_thousand_losses_are_told_in_a_screenful():
 def test_gpu_time_is_called_so_and_long_runs_are_told_in_hours_and_dates():
     lines = [(0, "run", {"device": "NVIDIA H200", "steps": 900_000}), *start("a", "b"), lost(90_000, "b"),
              (90_000, "open", {"hard": True}), generation(90_001, 2, 800_000, "a"), step(90_010, 800_090)]  # fmt: skip
-    found = words(told(*lines))
+    found = describe(told(*lines))
     assert "800090 of 900000 steps in 25 h 00 min" in found[0]
     assert found[1].startswith(time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(90_000)))
     assert "of 50.0 GPU-hours trained" in found[-1]

@@ -11,7 +11,7 @@ import torch
 from rekindle.storage import Store
 from rekindle.training.checkpoint import remote
 from rekindle.training.checkpoint.manager import Checkpoints
-from rekindle.training.data import Cursor
+from rekindle.training.data import LoaderState
 from rekindle.training.spec import TrainConfig
 from rekindle.training.state import State
 from tests.chaos.faults import Proxy
@@ -47,12 +47,12 @@ def open_(small: None, s3: Store, events: Events, monkeypatch: pytest.MonkeyPatc
         torch.manual_seed(1)
         state = State(torch.nn.Linear(width, 20), TrainConfig.model_validate(config), torch.device("cpu"))
         found = Checkpoints(
-            store.hasty(),
+            store.short_retries(),
             prefix,
             identity,
             {"torch": "2"},
             state,
-            Cursor(data),
+            LoaderState(data),
             lambda event, **fields: events.append((event, fields)),
             threading.Event(),
         )

@@ -15,7 +15,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from rekindle.storage import Store
-from rekindle.training.launch.signals import die_with
+from rekindle.training.launch.signals import die_with_parent
 from tests.rekindle.training import toy
 
 ROOT = str(Path(__file__).parents[3])
@@ -56,7 +56,7 @@ def _main(argv: list[str], environment: dict[str, str], log: str) -> None:
         os.dup2(file, stream)
     sys.stderr = sys.stdout = os.fdopen(file, "w", buffering=1)
     faulthandler.register(signal.SIGUSR1)
-    die_with(os.getppid())
+    die_with_parent(os.getppid())
     os.environ.update(environment)
     if argv[0] == "coordinator":
         from rekindle.training.membership.server import main

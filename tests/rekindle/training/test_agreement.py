@@ -9,7 +9,7 @@ from torch import nn
 
 from rekindle.storage import Store
 from rekindle.training.checkpoint.manager import Checkpoints
-from rekindle.training.data import Cursor
+from rekindle.training.data import LoaderState
 from rekindle.training.group.elastic import Formation, Peers, dist, process_group
 from rekindle.training.group.group import Group
 from rekindle.training.spec import TrainConfig
@@ -31,7 +31,7 @@ def member(name: str, step: int, live: bool, s3: Store, patch: pytest.MonkeyPatc
     state = State(nn.Linear(3, 2), TrainConfig.model_validate({"workers": 2}), CPU)
     leaving = threading.Event()
     checkpoints = Checkpoints(
-        s3, "agreement", "0" * 64, {}, state, Cursor(object()), lambda event, **fields: None, leaving
+        s3, "agreement", "0" * 64, {}, state, LoaderState(object()), lambda event, **fields: None, leaving
     )
     state.memory.fill_(step)
     state.step = step
