@@ -5,17 +5,20 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+UV := uv==0.13.9
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
+export UV_PROJECT_ENVIRONMENT = $(VENV)
 
 .PHONY: install run test test-cluster chaos check clean
 
 install: $(VENV)/.installed
 
-$(VENV)/.installed: pyproject.toml constraints.txt
+$(VENV)/.installed: pyproject.toml uv.lock
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Rekindle needs Python 3.11 or newer: make PYTHON=python3.11 ...")'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@echo "installing into $(VENV) (PyTorch is large: a few minutes the first time)"
-	@$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	@echo "installing into $(VENV) what uv.lock lists (PyTorch is large: minutes, unless it is in uv's cache)"
+	@test -x $(BIN)/uv || $(BIN)/pip install --quiet $(UV)
+	@$(BIN)/uv sync --quiet --locked --inexact --extra dev
 	@touch $@
 
 run: install
