@@ -8,7 +8,9 @@ import shlex
 import signal
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -260,9 +262,9 @@ def test_what_is_refused_is_an_object_too(tmp_path: Path):
     assert (refused.returncode, json.loads(refused.stdout)["phase"]) == (2, "Failed")
 
 
-def test_stop_from_another_terminal_ends_the_run_and_resume_goes_on(tmp_path: Path):
-    waits = "echo begun; test -e again || { touch again; sleep 100; }"
-    file = written(tmp_path / "w.yaml", workflow(("long", waits.replace("again", str(tmp_path / "again")))))
+def test_stop_from_another_terminal_ends_the_run_and_resume_goes_on(tmp_path: Path, shared: Path):
+    waits_once = f"test -e {shared}/again && exec echo begun; touch {shared}/again; echo begun; sleep 100"
+    file = written(tmp_path / "w.yaml", workflow(("long", waits_once)))
     process = subprocess.Popen([REKINDLE, "run", "--manifest", file], cwd=tmp_path, stdin=subprocess.DEVNULL,
                                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)  # fmt: skip
     started(process, tmp_path)
@@ -273,6 +275,13 @@ def test_stop_from_another_terminal_ends_the_run_and_resume_goes_on(tmp_path: Pa
     assert told.splitlines()[-1] == "resume  rekindle resume four"
     assert "| begun" in followed.communicate(timeout=20)[0]
     assert rekindle("resume", cwd=tmp_path).returncode == 0
+
+
+@pytest.fixture
+def shared() -> Iterator[Path]:
+    """A folder that pods and the machine share; their /tmp is their own."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        yield Path(folder)
 
 
 def started(process: subprocess.Popen[Any], tmp_path: Path) -> list[psutil.Process]:

@@ -145,6 +145,7 @@ class ApiServer:
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # or each answer waits 40 ms for the acknowledgement of its headers
     api: ApiServer
 
     def log_message(self, format: str, *args: Any) -> None:
