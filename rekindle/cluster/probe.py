@@ -70,14 +70,14 @@ def _delete(cluster: Cluster, name: str) -> None:
 
 
 def _answers(cluster: Cluster, name: str, image: str) -> Iterator[Check]:
-    """What rekindle.probe printed."""
+    """What rekindle.view.probe printed."""
     path = PODS.path(cluster.namespace, name, "log")
     lines = [line.decode(errors="replace") for line in cluster.lines(path, {"container": "main"}, 10)]
     answers = [line for line in lines if line.startswith("{")]
     if not answers:
         said = lines[-1].strip() if lines else "nothing"
         remedy = "Build the image anew from this version: rekindle images build train"
-        yield Check("probe", False, f"{image} cannot run python -m rekindle.probe: {said}", remedy)
+        yield Check("probe", False, f"{image} cannot run python -m rekindle.view.probe: {said}", remedy)
         return
     for what, (ok, found) in json.loads(answers[-1]).items():
         yield Check(f"{what} from a pod", ok, found, REMEDIES[what])
@@ -127,7 +127,7 @@ def _states(pod: Object) -> dict[str, Any]:
 def manifest(name: str, config: ClusterConfig, settings: PodConfig, images: dict[str, str]) -> Object:
     """A pod as ours are; its container `main` asks, the others show that their image is there."""
     containers = [
-        pods.container(each, settings.model_copy(update={"image": image}), ["-m", "rekindle.probe"])
+        pods.container(each, settings.model_copy(update={"image": image}), ["-m", "rekindle.view.probe"])
         if each == "main"
         else pods.container(each, settings.model_copy(update={"image": image}), ["-c", "pass"])
         for each, image in images.items()

@@ -187,7 +187,7 @@ def namespaces(_: Path) -> Check:
 
 
 def store(cluster: LocalCluster) -> Check:
-    from rekindle import probe
+    from rekindle.view import probe
 
     remedy = "Use a store that honours If-None-Match and If-Match (MinIO, S3), or unset S3_ENDPOINT_URL."
     try:

@@ -1,7 +1,7 @@
-"""Do the object store and MLflow work from where this runs? Asked with the settings that every step gets.
+"""Tests the object store and MLflow from where this runs, with the settings that every step gets.
 
-    python -m rekindle.probe                   {"object store": [true, "..."], "MLflow": [true, "..."]}
-    python -m rekindle.probe --make-bucket     makes the bucket that S3_BUCKET names, unless it is there
+    python -m rekindle.view.probe                   {"object store": [true, "..."], "MLflow": [true, "..."]}
+    python -m rekindle.view.probe --make-bucket     creates the bucket that S3_BUCKET names, unless it exists
 
 `rekindle doctor` runs this here and in a pod.
 """
@@ -20,7 +20,7 @@ Finding = tuple[bool, str]
 
 
 def store(objects: Store) -> Finding:
-    """Conditional writes, on which checkpoints and the registry rely, are tried, not believed."""
+    """Test the conditional writes that checkpoints and the registry rely on."""
     key = f"doctor/{uuid.uuid4().hex}"
 
     def create(racer: int) -> bool:
@@ -42,13 +42,13 @@ def store(objects: Store) -> Finding:
             overwritten = objects.get(key) != b"newer"
     finally:
         objects.delete([key])
-    end = "a stale write was accepted" if overwritten else "a stale write was refused"
-    found = f"{objects.place}: {winners} of {RACERS} racing creators won, {end}"
-    return winners == 1 and not overwritten, found
+    stale_write = "a stale write was accepted" if overwritten else "a stale write was refused"
+    message = f"{objects.place}: {winners} of {RACERS} racing creators won, {stale_write}"
+    return winners == 1 and not overwritten, message
 
 
 def tracking() -> Finding:
-    """An experiment is asked for, with the credentials that a step would use."""
+    """Search for a run, with the credentials that a step would use."""
     from rekindle import tracking
 
     tracking.find_run("rekindle-doctor", "none")
@@ -56,9 +56,10 @@ def tracking() -> Finding:
 
 
 def make_bucket(objects: Store) -> None:
+    """Create the bucket unless it exists. Raises StorageError."""
     try:
         next(objects.list("doctor/"), None)
-    except ConfigError:  # the store is there, and the bucket is not
+    except ConfigError:  # the store answers, but has no such bucket
         objects.client.create_bucket(Bucket=objects.bucket)
 
 
@@ -70,13 +71,13 @@ def main() -> int:
             say(f"error: {error}")
             return error.exit_code
         return 0
-    found: dict[str, Finding] = {}
+    findings: dict[str, Finding] = {}
     for name, check in CHECKS.items():
         try:
-            found[name] = check()
+            findings[name] = check()
         except RekindleError as error:
-            found[name] = False, str(error)
-    print(json.dumps(found))
+            findings[name] = False, str(error)
+    print(json.dumps(findings))
     return 0
 
 

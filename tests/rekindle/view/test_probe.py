@@ -9,26 +9,26 @@ from typing import Any
 
 import pytest
 
-from rekindle import probe
 from rekindle.errors import ConfigError
 from rekindle.storage import Store
+from rekindle.view import probe
 
 
 def probed(environment: Mapping[str, str], *flags: str) -> Any:
-    command = [sys.executable, "-m", "rekindle.probe", *flags]
+    command = [sys.executable, "-m", "rekindle.view.probe", *flags]
     done = subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True, timeout=60)
     return done.returncode, json.loads(done.stdout) if done.stdout else done.stderr
 
 
 def test_what_works_and_what_does_not_is_told_apart(s3: Store, mlflow_server: str) -> None:
-    code, found = probed({})
+    code, findings = probed({})
     assert code == 0
-    assert found["object store"] == [True, f"{s3.endpoint}: 1 of 8 racing creators won, a stale write was refused"]
-    assert found["MLflow"] == [True, "it answers"]
-    code, found = probed({"S3_BUCKET": "nosuch", "MLFLOW_TRACKING_URI": ""})
+    assert findings["object store"] == [True, f"{s3.endpoint}: 1 of 8 racing creators won, a stale write was refused"]
+    assert findings["MLflow"] == [True, "it answers"]
+    code, findings = probed({"S3_BUCKET": "nosuch", "MLFLOW_TRACKING_URI": ""})
     assert code == 0
-    assert found["object store"][0] is False and '"nosuch"' in found["object store"][1]
-    assert found["MLflow"][0] is False and "MLFLOW_TRACKING_URI is not set" in found["MLflow"][1]
+    assert findings["object store"][0] is False and '"nosuch"' in findings["object store"][1]
+    assert findings["MLflow"][0] is False and "MLFLOW_TRACKING_URI is not set" in findings["MLflow"][1]
 
 
 def test_a_store_that_ignores_conditions_is_found_out(s3: Store, monkeypatch: pytest.MonkeyPatch) -> None:
