@@ -3,9 +3,9 @@
     python -m benchmarks.loop [--json] [--quick]
 
 CPU time, not seconds: it holds on a busy machine. Each figure is a median over blocks of steps which our loop and the
-others make in turns in the same process (benchmarks/mlp.py), with everything on: curves to an MLflow that answers,
-progress lines, hot and durable checkpoints to a real S3 endpoint. Where accelerate or Ignite are installed beside
-Rekindle, their loops take part.
+others make in turns in the same process (benchmarks/workloads/mlp.py), with everything on: curves to an MLflow that
+answers, progress lines, hot and durable checkpoints to a real S3 endpoint. Where accelerate or Ignite are installed
+beside Rekindle, their loops take part.
 """
 
 import argparse
@@ -103,14 +103,16 @@ def measure(env: dict[str, str], size: int, settings: dict[str, Any], **turns: A
 
 def member(text: str) -> None:
     """One process: trains, and prints its figures."""
-    from benchmarks import mlp
+    from benchmarks.workloads import mlp
     from rekindle.training.launch.signals import die_with_parent
     from rekindle.training.spec import TrainingSpec
     from rekindle.training.worker import work
 
     settings = json.loads(text)
     die_with_parent(settings["parent"])
-    inputs = TrainingSpec(workload="benchmarks.mlp", dataset="dataset", digest="made-up", **settings["inputs"])
+    inputs = TrainingSpec(
+        workload="benchmarks.workloads.mlp", dataset="dataset", digest="made-up", **settings["inputs"]
+    )
     mlp.turns = mlp.Turns(inputs, **settings["turns"])
     work(inputs)
     print(json.dumps(mlp.turns.result()))

@@ -18,8 +18,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 
-from benchmarks import stamped, torchrun
+from benchmarks import torchrun
 from benchmarks.bars import Bar, bar, parser, report
+from benchmarks.workloads import stamped
 from rekindle.local.services.services import Services
 from rekindle.storage import Store
 from tests.rekindle.training.crew import Crew
@@ -29,7 +30,7 @@ VIRTUAL = 8
 PATIENCE = 300.0  # seconds for anything, on a machine that may be loaded many times over
 ALONE = VIRTUAL // len(NAMES) + 1  # micro-batches a step of a worker of the whole group at most
 FLAGS = {
-    "workload": "benchmarks.stamped",
+    "workload": "benchmarks.workloads.stamped",
     "dataset": "stamped/dataset",
     "digest": stamped.DIGEST,
     "batch_size": 2,

@@ -11,7 +11,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from benchmarks.stamped import FEATURES, STAMP, Model
+from benchmarks.workloads.stamped import FEATURES, STAMP, Model
 
 NODES = 3
 # c10d as tuned as it can be for losses; the switch works around a defect of torch 2.13 that stops elastic jobs for good
