@@ -6,6 +6,8 @@ Addresses and credentials come from a ConfigMap and a Secret of the namespace, n
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from rekindle.argo.names import WORKFLOW
+
 if TYPE_CHECKING:
     from rekindle.blocks.cluster import PodConfig
 
@@ -36,8 +38,7 @@ EXECUTOR_SECURITY = {
     "containers": [{"name": "wait", "securityContext": CONTAINER_SECURITY}],
 }
 # `argo logs` finds the pods of a workflow by this label
-OF = "workflows.argoproj.io/workflow"
-OF_WORKFLOW = {OF: "{{workflow.name}}"}
+OF_WORKFLOW = {WORKFLOW: "{{workflow.name}}"}
 # the one place where a pod can write; Argo's artifacts are below it
 VOLUMES = [{"name": "tmp", "emptyDir": {}}]
 MOUNTS = [{"name": "tmp", "mountPath": "/tmp"}]

@@ -10,8 +10,9 @@ import os
 from contextlib import suppress
 from typing import Any
 
+from rekindle.argo.names import COMPLETED
 from rekindle.cluster.api import Object
-from rekindle.cluster.workflows import COMPLETED, arguments, same_manifest
+from rekindle.cluster.workflows import arguments, same_manifest
 from rekindle.errors import ConfigError, RekindleError, without_user
 
 

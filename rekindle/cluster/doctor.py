@@ -14,6 +14,7 @@ from typing import get_args
 
 import yaml
 
+from rekindle.argo.names import DEFAULT_ARTIFACT_REPOSITORY
 from rekindle.blocks import pod as pods
 from rekindle.blocks.cluster import ClusterConfig, PodName
 from rekindle.blocks.jobs.pytorch_job import pytorch_job
@@ -271,7 +272,7 @@ def _repository(cluster: Cluster) -> tuple[str, str]:
     """Bucket and endpoint of the default artifact repository of the namespace."""
     found = cluster.find(CONFIG_MAPS, "artifact-repositories") or {}
     annotations = (found.get("metadata") or {}).get("annotations") or {}
-    key = annotations.get("workflows.argoproj.io/default-artifact-repository", "")
+    key = annotations.get(DEFAULT_ARTIFACT_REPOSITORY, "")
     try:
         s3 = (yaml.safe_load((found.get("data") or {}).get(key, "")) or {}).get("s3") or {}
     except (yaml.YAMLError, AttributeError) as error:

@@ -12,20 +12,19 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TextIO
 
+from rekindle.argo.names import NODE_NAME, REPLICA_TYPE, WORKFLOW
 from rekindle.cluster.api import PODS, WORKFLOWS, Cluster, Object
 from rekindle.cluster.errors import ApiError
-from rekindle.cluster.workflows import OF, OVER
+from rekindle.cluster.workflows import OVER
 from rekindle.view.display import is_terminal, log_line, progress_in
 from rekindle.view.summary import Step
 
-NODE_NAME = "workflows.argoproj.io/node-name"
 OURS = ("init", "wait", "supervisor")  # Argo's own containers
 EXECUTOR = re.compile(rb" argo=true |^Error: exit status \d+$")  # its last words in the log of a step
 COLORS = (36, 32, 33, 35, 34, 96, 92, 93, 95, 94)
 SILENCE = 300.0  # seconds without a line; then the connection is made anew, in case it died unnoticed
 LAST_WORDS = 5.0  # seconds for the last lines after a run is over
 PROGRESS_EVERY = 3.0
-REPLICA = "training.kubeflow.org/replica-type"
 
 
 class Logs:
@@ -44,7 +43,7 @@ class Logs:
     def print(self) -> int:
         """What is there now; gives the number of pods."""
         pods = sorted(
-            self.cluster.listed(PODS, f"{OF}={self.name}"), key=lambda pod: pod["metadata"]["creationTimestamp"]
+            self.cluster.listed(PODS, f"{WORKFLOW}={self.name}"), key=lambda pod: pod["metadata"]["creationTimestamp"]
         )
         for pod in pods:
             for container, starts in _started(pod):
@@ -80,7 +79,7 @@ class Logs:
                 return self.ended.set()
 
     def _watch_pods(self) -> None:
-        for kind, pod in self.cluster.watch(PODS, labels=f"{OF}={self.name}"):
+        for kind, pod in self.cluster.watch(PODS, labels=f"{WORKFLOW}={self.name}"):
             if self.over.is_set():
                 return
             if kind != "DELETED":
@@ -88,7 +87,7 @@ class Logs:
 
     def _catch_up(self) -> None:
         """A pod whose start was not heard of yet still has its log."""
-        for pod in self.cluster.listed(PODS, f"{OF}={self.name}"):
+        for pod in self.cluster.listed(PODS, f"{WORKFLOW}={self.name}"):
             self._begin(pod)
 
     def _begin(self, pod: Object) -> None:
@@ -183,7 +182,7 @@ def _started(pod: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
 def tail(cluster: Cluster, name: str, labels: list[str], size: int = 50) -> str:
     """What a pod of these steps said last; one that tells of an error, if any. "": all are gone."""
     texts = []
-    for pod in cluster.listed(PODS, f"{OF}={name}"):
+    for pod in cluster.listed(PODS, f"{WORKFLOW}={name}"):
         label = label_of(name, pod)
         if any(label == each or label.startswith((f"{each}(", f"{each}-")) for each in labels):
             texts += [_tail_of(cluster, pod, container, size) for container, _ in _started(pod)]
@@ -218,7 +217,7 @@ class TrainingProgress:
             self.wanted.clear()
             found = {}
             try:
-                for pod in self.cluster.listed(PODS, f"{OF}={self.name},{REPLICA}=worker"):
+                for pod in self.cluster.listed(PODS, f"{WORKFLOW}={self.name},{REPLICA_TYPE}=worker"):
                     if (pod.get("status") or {}).get("phase") == "Running":
                         container = pod["spec"]["containers"][0]["name"]
                         if text := progress_in(_tail_of(self.cluster, pod, container, 30)):

@@ -4,9 +4,10 @@ import json
 import time
 from typing import Any
 
+from rekindle.argo.names import PHASE
 from rekindle.cluster.api import CRONS, WORKFLOWS, Cluster, Object
 from rekindle.cluster.watch import as_object
-from rekindle.cluster.workflows import PHASE, offloaded, read
+from rekindle.cluster.workflows import offloaded, read
 from rekindle.view import overview, summary
 from rekindle.view.summary import duration, timestamp
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from rekindle.argo.language.gofmt import timestamp
 from rekindle.argo.manifest import read as manifests
-from rekindle.blocks.pod import OF
+from rekindle.argo.names import ARCHIVING_STATUS, COMPLETED, NODE_ID, PHASE, WORKFLOW
 from rekindle.cluster.api import CRONS, PODS, TEMPLATES, WORKFLOWS, Cluster, Object, Resource
 from rekindle.cluster.errors import ApiError
 from rekindle.errors import ConfigError, did_you_mean
@@ -28,9 +28,6 @@ from rekindle.view.summary import FAILED
 
 SHA256 = "rekindle.dev/manifest-sha256"
 SUBMISSION = "rekindle.dev/submission"  # one `submit`, so that its second attempt knows its first
-NODE = "workflows.argoproj.io/node-id"
-PHASE = "workflows.argoproj.io/phase"
-COMPLETED = "workflows.argoproj.io/completed"
 OVER = ("Succeeded", *FAILED)
 
 
@@ -191,7 +188,7 @@ def _released(workflow: Object) -> Object:
 def _retried(workflow: Object) -> Object:
     """As Argo's FormulateRetryWorkflow: failed nodes go, the groups around them run again, nothing is completed."""
     metadata, spec, status = dict(workflow["metadata"]), dict(workflow["spec"]), dict(workflow["status"])
-    done = (COMPLETED, "workflows.argoproj.io/workflow-archiving-status")
+    done = (COMPLETED, ARCHIVING_STATUS)
     metadata["labels"] = {k: v for k, v in metadata.get("labels", {}).items() if k not in done} | {PHASE: "Running"}
     spec.pop("shutdown", None)
     if spec.get("activeDeadlineSeconds") == 0:  # that is how Argo terminates
@@ -220,8 +217,8 @@ def _retried(workflow: Object) -> Object:
 
 def _remove_pods(cluster: Cluster, name: str, nodes: set[str]) -> None:
     """A new attempt has the name of the old one's pod. Raises ApiError."""
-    for pod in cluster.listed(PODS, f"{OF}={name}", metadata_only=True):
-        if (pod["metadata"].get("annotations") or {}).get(NODE) in nodes:
+    for pod in cluster.listed(PODS, f"{WORKFLOW}={name}", metadata_only=True):
+        if (pod["metadata"].get("annotations") or {}).get(NODE_ID) in nodes:
             try:
                 cluster.delete(PODS, pod["metadata"]["name"])
             except ApiError as error:

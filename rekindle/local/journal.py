@@ -16,8 +16,8 @@ import uuid
 from pathlib import Path
 from typing import Any
 
+from rekindle.argo.kinds import FULFILLED
 from rekindle.errors import ConfigError, RekindleError, did_you_mean
-from rekindle.local.engine.nodes import FULFILLED
 
 Status = dict[str, Any]
 FULL = (errno.ENOSPC, errno.EDQUOT)

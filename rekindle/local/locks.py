@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from rekindle.argo.language import gofmt
-from rekindle.argo.manifest.resolve import TYPE
+from rekindle.argo.names import CONFIG_MAP_TYPE
 from rekindle.local.engine.nodes import NodeError, moment, stamp
 from rekindle.local.journal import write
 
@@ -127,15 +127,17 @@ class Shared:
         folder.mkdir(parents=True, exist_ok=True)
         with open(folder / f".{name}.lock", "a") as owner:
             fcntl.flock(owner, fcntl.LOCK_EX)
-            path, label = folder / f"{name}.json", {TYPE: CACHE}
+            path, label = folder / f"{name}.json", {CONFIG_MAP_TYPE: CACHE}
             fresh = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name, "labels": label}}
             before = path.read_text() if path.exists() else json.dumps(fresh)
             kept = json.loads(before)
-            found = (kept["metadata"].get("labels") or {}).get(TYPE)
+            found = (kept["metadata"].get("labels") or {}).get(CONFIG_MAP_TYPE)
             if found is None:
-                raise NodeError(f"memoization configmap doesn't have {TYPE} label, refusing to use it")
+                raise NodeError(f"memoization configmap doesn't have {CONFIG_MAP_TYPE} label, refusing to use it")
             if found != CACHE:
-                raise NodeError(f"memoization configmap doesn't have label {TYPE} = {CACHE}, refusing to use it")
+                raise NodeError(
+                    f"memoization configmap doesn't have label {CONFIG_MAP_TYPE} = {CACHE}, refusing to use it"
+                )
             kept["data"] = kept.get("data") or {}
             yield kept
             if kept["data"] and (after := json.dumps(kept, indent=1)) != before:

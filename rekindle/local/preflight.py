@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from rekindle.argo.kinds import TEMPLATE_TYPES
 from rekindle.argo.language import (
     expr,
     gofmt,
@@ -30,7 +31,7 @@ from rekindle.local.engine import (
     leaf_templates,
     suspend,
 )
-from rekindle.local.engine.retry import TYPES, with_defaults
+from rekindle.local.engine.retry import with_defaults
 from rekindle.local.pods import (
     artifacts,
     containers,
@@ -107,7 +108,7 @@ def _bodies(spec: dict[str, Any], cluster: Any, where: str = "spec") -> list[str
 
 
 def _template(template: dict[str, Any], where: str, cluster: Any) -> None:
-    types = [each for each in TYPES if each in template]
+    types = [each for each in TEMPLATE_TYPES if each in template]
     if len(types) != 1:
         raise ConfigError(f"{where} ({template.get('name')}) has {len(types)} types {types}: it must have exactly one.")
     suspend.check(template, where)

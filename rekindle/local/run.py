@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from rekindle.argo import validate
+from rekindle.argo.kinds import COMPLETED, FAILED
 from rekindle.argo.manifest import read as manifests
 from rekindle.argo.manifest.resolve import resolved
 from rekindle.errors import ConfigError, RekindleError
@@ -26,7 +27,7 @@ from rekindle.local import preflight
 from rekindle.local.controllers.kubectl import Resources
 from rekindle.local.engine import suspend
 from rekindle.local.engine.inputs import labelled
-from rekindle.local.engine.nodes import COMPLETED, FAILED, Kill, Resumed, Start, stamp
+from rekindle.local.engine.nodes import Kill, Resumed, Start, stamp
 from rekindle.local.engine.scheduler import Scheduler
 from rekindle.local.journal import FULL, Busy, DiskFull, RunFiles, Status, interrupted, named, reset, write
 from rekindle.local.locks import Shared

@@ -18,6 +18,8 @@ from typing import Any
 import yaml
 from yaml.constructor import ConstructorError
 
+from rekindle.argo import names
+from rekindle.argo.kinds import WORKFLOW_KINDS
 from rekindle.argo.language.gofmt import anystring, timestamp
 from rekindle.argo.manifest.resolve import Find, exit_handler, filled, joined, texts
 from rekindle.argo.manifest.schema import TABLES, walk
@@ -26,10 +28,7 @@ from rekindle.errors import ConfigError, did_you_mean
 
 ALIASED = 400_000  # values that aliases may make, as goyaml has it (decode.go, alias_ratio_range_low)
 Base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-KINDS = ("Workflow", "WorkflowTemplate", "CronWorkflow")
 TWICE = 'the key "{}" is there twice: remove one'
-GROUP = "workflows.argoproj.io"
-SCHEDULED = f"{GROUP}/scheduled-time"  # the annotation that is {{workflow.scheduledTime}}
 
 
 class Loader(Base):
@@ -137,8 +136,10 @@ def split(found: list[dict[str, Any]]) -> tuple[dict[str, Any], list[dict[str, A
         if main:
             break
     named = [(each.get("kind"), each.get("metadata")) for each in found]
-    names = [f"{kind} {metadata.get('name') if isinstance(metadata, dict) else ''}".strip() for kind, metadata in named]
-    raise ConfigError(f"it holds {len(found)} objects ({', '.join(names)}): it must hold one Argo Workflow to run.")
+    titles = [
+        f"{kind} {metadata.get('name') if isinstance(metadata, dict) else ''}".strip() for kind, metadata in named
+    ]
+    raise ConfigError(f"it holds {len(found)} objects ({', '.join(titles)}): it must hold one Argo Workflow to run.")
 
 
 def workflow(
@@ -154,8 +155,10 @@ def workflow(
     if wrong := next(misshapen(manifest), ""):
         raise ConfigError(f"{wrong}.")
     kind = manifest.get("kind")
-    if kind not in KINDS:
-        raise ConfigError(f"kind is {kind!r}: only {', '.join(KINDS)} can be run.{did_you_mean(str(kind), set(KINDS))}")
+    if kind not in WORKFLOW_KINDS:
+        known = ", ".join(WORKFLOW_KINDS)
+        hint = did_you_mean(str(kind), set(WORKFLOW_KINDS))
+        raise ConfigError(f"kind is {kind!r}: only {known} can be run.{hint}")
     if here:
         list(walk(manifest, kind, ""))
     for where, value, table in (("", manifest, kind), ("metadata.", manifest.get("metadata") or {}, "ObjectMeta")):
@@ -168,8 +171,8 @@ def workflow(
     if kind == "CronWorkflow":
         name, given = metadata.get("name") or "cron", spec.get("workflowMetadata") or {}
         metadata["name"] = f"{name}-{int(time.time())}"
-        metadata["labels"] = {f"{GROUP}/cron-workflow": name, **(given.get("labels") or {})}
-        metadata["annotations"] = {SCHEDULED: timestamp(), **(given.get("annotations") or {})}
+        metadata["labels"] = {names.CRON_WORKFLOW: name, **(given.get("labels") or {})}
+        metadata["annotations"] = {names.SCHEDULED_TIME: timestamp(), **(given.get("annotations") or {})}
         spec = spec.get("workflowSpec") or {}
     elif kind == "WorkflowTemplate":
         reference = {"name": metadata.get("name") or "workflow"}
@@ -179,8 +182,8 @@ def workflow(
         metadata["name"] = random_name(metadata.get("generateName") or "workflow-")
     reference, spec = reference or spec.get("workflowTemplateRef"), joined(spec, find, parameters or {})
     if reference:
-        label = "cluster-workflow-template" if reference.get("clusterScope") else "workflow-template"
-        metadata["labels"] = {**(metadata.get("labels") or {}), f"{GROUP}/{label}": reference["name"]}
+        label = names.CLUSTER_WORKFLOW_TEMPLATE if reference.get("clusterScope") else names.WORKFLOW_TEMPLATE
+        metadata["labels"] = {**(metadata.get("labels") or {}), label: reference["name"]}
     for key in ("labels", "annotations"):
         metadata[key] = {**(metadata.get(key) or {}), **((spec.get("workflowMetadata") or {}).get(key) or {})}
     metadata |= {"uid": str(uuid.uuid4()), "creationTimestamp": timestamp()}

@@ -15,10 +15,10 @@ from rekindle.argo.language.gofmt import anystring
 from rekindle.argo.manifest.patch import merged
 from rekindle.argo.manifest.schema import walk
 from rekindle.argo.manifest.scopes import misshapen, present, supplied
+from rekindle.argo.names import CONFIG_MAP_TYPE
+from rekindle.argo.types import Find
 from rekindle.errors import ConfigError
 
-Find = Callable[[str, str], Mapping[str, Any] | None]
-TYPE = "workflows.argoproj.io/configmap-type"
 OBJECTS = {
     **dict.fromkeys(("configMapKeyRef", "configMapRef", "configMap"), ("ConfigMap", "name")),
     **dict.fromkeys(("secretKeyRef", "secretRef", "accessKeySecret", "secretKeySecret"), ("Secret", "name")),
@@ -102,8 +102,8 @@ def filled(spec: dict[str, Any], find: Find) -> None:
             where, name, key = f"{path}.parameters[{index}].valueFrom", reference.get("name"), reference.get("key")
             found = find("ConfigMap", str(name)) or {}
             labels = (found.get("metadata") or {}).get("labels") or {}
-            if found and labels.get(TYPE) != "Parameter":
-                raise ConfigError(f"{where}: the ConfigMap {name!r} needs the label {TYPE}: Parameter.")
+            if found and labels.get(CONFIG_MAP_TYPE) != "Parameter":
+                raise ConfigError(f"{where}: the ConfigMap {name!r} needs the label {CONFIG_MAP_TYPE}: Parameter.")
             value = (found.get("data") or {}).get(key, source.get("default"))
             if value is None:
                 way = "Put it into the same file as the Workflow, separated by ---, or give a default."

@@ -12,10 +12,10 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from rekindle.argo.kinds import ARTIFACT_GC, DOWNWARD_FIELDS, RETRY_POLICIES
 from rekindle.argo.language.gofmt import WHOLE, seconds
+from rekindle.argo.language.quantity import quantity
 from rekindle.errors import ConfigError, did_you_mean
-from rekindle.local.engine.retry import POLICIES
-from rekindle.local.pods import artifacts, limits, process
 
 FIELDS = """
 Workflow apiVersion kind metadata=ObjectMeta -status spec=Spec
@@ -229,7 +229,7 @@ def _quantities(value: Any) -> str:
         return "it must be a mapping"
     for name, each in value.items():
         try:
-            number = limits.quantity(each)
+            number = quantity(each)
         except ValueError as error:
             return f"{error}: {name} must be like 2 or 512Mi, without tags (podSpecPatch may have them)"
         if number < 0:
@@ -264,10 +264,10 @@ RULES: dict[str, Rule] = {
     "duration": _duration,
     "timeout": _timeout,
     "quantities": _quantities,
-    "policy": _choice(*POLICIES, "OnTransientError", ""),
-    "gc": _choice(*artifacts.GC),
+    "policy": _choice(*RETRY_POLICIES),
+    "gc": _choice(*ARTIFACT_GC),
     "concurrency": _choice("Allow", "Forbid", "Replace", ""),
-    "fact": _choice(*process.FACTS),
+    "fact": _choice(*DOWNWARD_FIELDS),
 }
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from rekindle.argo.manifest import selector
 from rekindle.argo.manifest.scopes import CONTAINER, ITEMS, POD, Data, misshapen, present
+from rekindle.argo.names import PYTORCH_REPLICAS
 from rekindle.argo.validate import pods
 from rekindle.argo.validate.findings import Findings
 from rekindle.argo.validate.tags import TAG, UNKNOWN, closed
@@ -37,7 +38,7 @@ class Job:
 
 
 JOBS = {
-    "PyTorchJob": Job("pytorchReplicaSpecs", "pytorch", ("Master", "Worker"), one=("Master",)),
+    "PyTorchJob": Job("pytorchReplicaSpecs", "pytorch", PYTORCH_REPLICAS, one=("Master",)),
     "TFJob": Job("tfReplicaSpecs", "tensorflow", ("Chief", "Master", "Worker", "PS", "Evaluator")),
     "XGBoostJob": Job("xgbReplicaSpecs", "xgboost", ("Master", "Worker"), one=("Master",), needed=("Master",)),
     "PaddleJob": Job("paddleReplicaSpecs", "paddle", ("Master", "Worker")),

@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
+from rekindle.argo.kinds import TEMPLATE_TYPES
 from rekindle.argo.manifest import cron as crontab
 from rekindle.argo.manifest import resolve, scopes
 from rekindle.argo.manifest.loops import LOOPS
@@ -19,7 +20,6 @@ from rekindle.errors import ConfigError
 Manifest = Mapping[str, Any]
 
 KINDS = ("Workflow", "WorkflowTemplate", "ClusterWorkflowTemplate", "CronWorkflow")
-TYPES = ("container", "script", "resource", "dag", "steps", "suspend", "http", "data", "containerSet", "plugin")
 REUSED = ("WorkflowTemplate", "ClusterWorkflowTemplate")  # may leave the entrypoint to who uses them
 SOURCES = ("path", "jqFilter", "jsonPath", "parameter", "expression", "supplied")  # of an output parameter
 POD_GC = ("OnPodCompletion", "OnPodSuccess", "OnWorkflowCompletion", "OnWorkflowSuccess")
@@ -212,10 +212,10 @@ class WorkflowRules:
 
     def template(self, path: str, template: Manifest, around: Scope | None = None) -> None:
         """`around`: what an inline template sees as well, as it is filled in with its task."""
-        types = [each for each in TYPES if each in template]
+        types = [each for each in TEMPLATE_TYPES if each in template]
         if len(types) != 1:
             found = f"it is {' and '.join(types)}" if types else "it does nothing"
-            self.found.add(path, "template", f"{found}: it must have exactly one of {', '.join(TYPES[:6])}.")
+            self.found.add(path, "template", f"{found}: it must have exactly one of {', '.join(TEMPLATE_TYPES[:6])}.")
         for direction in ("inputs", "outputs"):
             arguments.unique(self.found, f"{path}.{direction}", template.get(direction) or {})
         metrics.check(self.found, f"{path}.metrics", template.get("metrics") or {})

@@ -16,6 +16,7 @@ from shutil import rmtree
 from typing import TYPE_CHECKING, Any
 
 from rekindle.argo.language.gofmt import timestamp
+from rekindle.argo.names import JOB_NAME, PYTORCH_PORT, PYTORCH_PORT_NAME, REPLICA_TYPE
 from rekindle.errors import ConfigError
 from rekindle.local.controllers.base import Object, Stored, container_of
 from rekindle.local.controllers.pod import Pod, wait_all
@@ -23,7 +24,6 @@ from rekindle.local.controllers.pod import Pod, wait_all
 if TYPE_CHECKING:
     from rekindle.local.emulator import LocalCluster
 
-PORT = 23456
 RETRYABLE = 128  # with restartPolicy ExitCode, codes from here on start the pod again
 SUCCEEDED = "rekindle/succeeded-pods"  # annotation: they outlive the process that ran them, as pod objects do
 POLICIES = ("Always", "OnFailure", "Never", "ExitCode")
@@ -230,7 +230,7 @@ class PyTorchJobs(Stored):
                 "succeeded": sum(pod.startswith(prefix) for pod in done),
                 "failed": sum(pod.startswith(prefix) for pod in job.failed),
             }
-            selector = f"training.kubeflow.org/job-name={name},training.kubeflow.org/replica-type={rtype.lower()}"
+            selector = f"{JOB_NAME}={name},{REPLICA_TYPE}={rtype.lower()}"
             status["replicaStatuses"][rtype] = {k: v for k, v in counts.items() if v} | {"selector": selector}
             if rtype != ("Master" if "Master" in replicas else "Worker") or finished(status):
                 continue
@@ -327,7 +327,7 @@ def injected(obj: Object, rtype: str, index: int, address: Any) -> dict[str, str
 def port_of(replica: Object) -> int:
     """The port called pytorchjob-port, or the operator's default."""
     ports = replica["template"]["spec"]["containers"][0].get("ports") or []
-    return next((port["containerPort"] for port in ports if port.get("name") == "pytorchjob-port"), PORT)
+    return next((port["containerPort"] for port in ports if port.get("name") == PYTORCH_PORT_NAME), PYTORCH_PORT)
 
 
 def condition(status: Object, kind: str) -> Object | None:

@@ -8,13 +8,13 @@ import contextlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from rekindle.argo.kinds import FULFILLED, NODE_TYPES
 from rekindle.argo.language import gofmt
-from rekindle.local.engine.nodes import FULFILLED, Node, NodeError, Options, Parallel, moment
+from rekindle.local.engine.nodes import Node, NodeError, Options, Parallel, moment
 from rekindle.local.locks import locks_of
 
 if TYPE_CHECKING:
     from rekindle.local.engine.scheduler import Scheduler
-TYPES = {"dag": "DAG", "steps": "Steps", "suspend": "Suspend", "http": "HTTP"}
 POLL = 0.2  # seconds between two tries to get a lock that another run may hold
 
 
@@ -43,7 +43,7 @@ def before(
     """The node, if there is one already: it waits for a lock, or its outputs are in a cache. Raises NodeError."""
     s, node = scheduler, scheduler.get(name)
     retried = s.strategy(template) is not None
-    type = "Retry" if retried else next((TYPES[kind] for kind in TYPES if kind in template), "Pod")
+    type = "Retry" if retried else next((type for kind, type in NODE_TYPES.items() if kind in template), "Pod")
     lock, memo = template.get("synchronization"), template.get("memoize")
     if lock:
         locks = _locks(s, lock)

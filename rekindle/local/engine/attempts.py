@@ -8,9 +8,10 @@ Source: Argo's operator.go (executeTemplate, processNodeRetries).
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from rekindle.argo.kinds import FULFILLED
 from rekindle.argo.language.functions import ExprError
 from rekindle.local.engine import admission, retry
-from rekindle.local.engine.nodes import FULFILLED, Node, NodeError, Options, Parallel, keep_inputs
+from rekindle.local.engine.nodes import Node, NodeError, Options, Parallel, keep_inputs
 
 if TYPE_CHECKING:
     from rekindle.local.engine.scheduler import Scheduler

@@ -9,6 +9,7 @@ import json
 import re
 from typing import TYPE_CHECKING, Any
 
+from rekindle.argo.kinds import COMPLETED, FAILED, FULFILLED
 from rekindle.argo.language.expr import truth
 from rekindle.argo.language.functions import ExprError
 from rekindle.argo.language.govaluate import WhenError, should_execute
@@ -16,17 +17,7 @@ from rekindle.argo.language.substitute import STEPS, Missing, TemplateError, sub
 from rekindle.argo.manifest.loops import expand, loops
 from rekindle.local.engine import admission, hooks
 from rekindle.local.engine import scope as scopes
-from rekindle.local.engine.nodes import (
-    COMPLETED,
-    FAILED,
-    FULFILLED,
-    Node,
-    NodeError,
-    Options,
-    Parallel,
-    TimedOut,
-    fulfilled,
-)
+from rekindle.local.engine.nodes import Node, NodeError, Options, Parallel, TimedOut, fulfilled
 from rekindle.local.engine.order import HELD, Order, State, above
 
 if TYPE_CHECKING:

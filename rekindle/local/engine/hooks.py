@@ -9,11 +9,12 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from rekindle.argo.kinds import COMPLETED, FAILED
 from rekindle.argo.language.expr import truth
 from rekindle.argo.language.functions import ExprError
 from rekindle.argo.language.gofmt import structs
 from rekindle.argo.language.substitute import TemplateError, expanded, substitute
-from rekindle.local.engine.nodes import COMPLETED, FAILED, Node, NodeError, Options, Parallel, fulfilled
+from rekindle.local.engine.nodes import Node, NodeError, Options, Parallel, fulfilled
 from rekindle.local.engine.scope import UNRESOLVED, Scope, absent_arguments, add_outputs, artifact_of
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from rekindle.argo.language import gofmt
 from rekindle.argo.language.expr import evaluate
 from rekindle.argo.language.functions import ExprError
 from rekindle.argo.language.substitute import TemplateError, expanded, loaded, replace
-from rekindle.argo.manifest.read import SCHEDULED
+from rekindle.argo.names import SCHEDULED_TIME
 from rekindle.errors import ConfigError
 from rekindle.local.engine.nodes import NodeError, Table
 from rekindle.local.engine.scope import ABSENT, MARK
@@ -65,7 +65,7 @@ class Values(Table):
             "duration": "0.000000",
         }
         found |= {f"creationTimestamp.{c}": created.strftime(f"%{c}" if c != "L" else "000") for c in STRFTIME}
-        found |= {"scheduledTime": time} if (time := (meta.get("annotations") or {}).get(SCHEDULED)) else {}
+        found |= {"scheduledTime": time} if (time := (meta.get("annotations") or {}).get(SCHEDULED_TIME)) else {}
         found |= {"priority": str(spec["priority"])} if spec.get("priority") is not None else {}
         found |= {f"parameters.{each['name']}": each["value"] for each in parameters if "value" in each}
         found |= dict.fromkeys(("parameters", "parameters.json"), gofmt.structs(parameters, PARAMETER))

@@ -13,10 +13,9 @@ from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Any
 
+from rekindle.argo.kinds import FAILED, FULFILLED
+
 Node = dict[str, Any]
-FULFILLED = {"Succeeded", "Failed", "Error", "Skipped", "Omitted"}
-COMPLETED = {"Succeeded", "Failed", "Error"}
-FAILED = {"Failed", "Error"}
 NODES = 50_000  # of a run: several times what Argo has room for in a status, and made in some ten seconds
 LEAVES = ("Pod", "Container", "Skipped", "Suspend", "HTTP")
 

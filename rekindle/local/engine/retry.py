@@ -9,6 +9,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from rekindle.argo.kinds import RETRIED_PHASES, TEMPLATE_TYPES
 from rekindle.argo.language import gofmt
 from rekindle.argo.language.expr import truth
 from rekindle.argo.language.substitute import expanded
@@ -17,9 +18,7 @@ from rekindle.local.engine.nodes import Node, moment
 
 if TYPE_CHECKING:
     from rekindle.local.engine.scheduler import Scheduler
-TYPES = ("container", "script", "resource", "dag", "steps", "suspend", "containerSet", "http", "data")
 TRANSIENT = ("i/o timeout", "connection refused", "connection reset", "TLS handshake timeout", "EOF", "transient")
-POLICIES = {"Always": ("Failed", "Error"), "OnError": ("Error",), "OnFailure": ("Failed",)}
 
 
 @dataclass(frozen=True)
@@ -57,7 +56,7 @@ def decide(scheduler: "Scheduler", parent: Node, attempts: list[Node], strategy:
     if (kind := policy(strategy)) == "OnTransientError":
         again = any(word in last.get("message", "") for word in TRANSIENT)
     else:
-        again = last["phase"] in POLICIES[kind]
+        again = last["phase"] in RETRIED_PHASES[kind]
     if not again:
         return Step(last["phase"], last.get("message", ""))
     if limit is not None and len(attempts) > limit:
@@ -109,6 +108,6 @@ def with_defaults(template: dict[str, Any], defaults: dict[str, Any] | None) -> 
     """The template over `templateDefaults`, but for what these say of other kinds of template."""
     if not defaults:
         return template
-    kinds = {kind for kind in TYPES if kind in template}
-    fitting = {key: value for key, value in defaults.items() if key not in TYPES or key in kinds}
+    kinds = {kind for kind in TEMPLATE_TYPES if kind in template}
+    fitting = {key: value for key, value in defaults.items() if key not in TEMPLATE_TYPES or key in kinds}
     return merged(fitting, template)

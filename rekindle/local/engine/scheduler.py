@@ -14,14 +14,12 @@ from collections.abc import Iterable
 from collections.abc import Set as AbstractSet
 from typing import Any
 
+from rekindle.argo.kinds import COMPLETED, FAILED, FULFILLED
 from rekindle.argo.manifest.resolve import called
 from rekindle.local.engine import admission, attempts, dag, hooks, leaf_templates, steps, suspend
 from rekindle.local.engine import retry as retries
 from rekindle.local.engine.inputs import Values
 from rekindle.local.engine.nodes import (
-    COMPLETED,
-    FAILED,
-    FULFILLED,
     Began,
     Crashed,
     Ended,

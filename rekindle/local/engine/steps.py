@@ -6,23 +6,14 @@ template, unless `continueOn` allows it. Source: Argo's steps.go.
 
 from typing import TYPE_CHECKING, Any
 
+from rekindle.argo.kinds import FAILED, FULFILLED
 from rekindle.argo.language.govaluate import WhenError, should_execute
 from rekindle.argo.language.substitute import Missing, TemplateError
 from rekindle.argo.manifest.loops import expand, loops
 from rekindle.local.engine import admission, hooks
 from rekindle.local.engine import scope as scopes
 from rekindle.local.engine.dag import resolve
-from rekindle.local.engine.nodes import (
-    FAILED,
-    FULFILLED,
-    Crashed,
-    Node,
-    NodeError,
-    Options,
-    Parallel,
-    TimedOut,
-    fulfilled,
-)
+from rekindle.local.engine.nodes import Crashed, Node, NodeError, Options, Parallel, TimedOut, fulfilled
 
 if TYPE_CHECKING:
     from rekindle.local.engine.scheduler import Scheduler

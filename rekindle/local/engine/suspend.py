@@ -10,9 +10,10 @@ of the input of that name. Source: Argo's operator.go (executeSuspend, addRawOut
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from rekindle.argo.kinds import FULFILLED
 from rekindle.argo.language import gofmt
 from rekindle.errors import ConfigError, did_you_mean
-from rekindle.local.engine.nodes import FULFILLED, Node, NodeError, Options, Resumed, moment
+from rekindle.local.engine.nodes import Node, NodeError, Options, Resumed, moment
 
 if TYPE_CHECKING:
     from rekindle.local.engine.scheduler import Scheduler

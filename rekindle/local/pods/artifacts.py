@@ -14,10 +14,10 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
+from rekindle.argo.kinds import ARTIFACT_GC
 from rekindle.errors import ConfigError, RekindleError, StorageError
 
 STAGED = "/tmp/argo/outputs/artifacts"  # where Argo's executor puts a file that it zips, and looks by its name
-GC = ("OnWorkflowCompletion", "OnWorkflowDeletion", "Never", "")
 
 
 class Tar(tarfile.TarFile):
@@ -228,7 +228,7 @@ def collect(status: dict[str, Any], spec: dict[str, Any], store: Any) -> list[st
     changed = []
     for id, node in status["nodes"].items():
         for artifact in ((node.get("outputs") or {}).get("artifacts") or []) if node["type"] == "Pod" else ():
-            if artifact.get("deleted") or strategy(artifact, spec) != GC[0] or not artifact.get("s3"):
+            if artifact.get("deleted") or strategy(artifact, spec) != ARTIFACT_GC[0] or not artifact.get("s3"):
                 continue
             try:
                 _delete(artifact["s3"]["key"], store(artifact["s3"]))

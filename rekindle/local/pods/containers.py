@@ -7,9 +7,9 @@ known(template, where, cluster)     # as the pod starts, when its tags have valu
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from rekindle.argo.language.quantity import quantity
 from rekindle.errors import ConfigError
 from rekindle.local.emulator import BASES, base
-from rekindle.local.pods import limits
 from rekindle.local.pods.kinds import container_set, sidecars
 
 Container = Mapping[str, Any]
@@ -77,7 +77,7 @@ def _resources(container: Container, where: str) -> None:
     given = container.get("resources") or {}
     most = given.get("limits") or {}
     for name, asked in (given.get("requests") or {}).items():
-        if name in most and limits.quantity(asked) > limits.quantity(most[name]):
+        if name in most and quantity(asked) > quantity(most[name]):
             raise ConfigError(
                 f"{where}.requests.{name} is {asked}: it must be at most limits.{name} ({most[name]}), "
                 "or Kubernetes refuses the pod. Raise the limit, or ask for less."

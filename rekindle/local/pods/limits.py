@@ -15,33 +15,19 @@ import signal
 import time
 import uuid
 from collections.abc import Iterator, Mapping
-from decimal import Decimal
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from rekindle.argo.language.quantity import quantity
 from rekindle.local.processes import started
 
 TEXT = re.compile(r"\blimits\b[^{}]*\{[^{}]*\}|\blimits:\s*\n(?:\s+\w.*\n?)+")  # in JSON, and in YAML
-QUANTITY = re.compile(r"([+-]?(?:\d+\.?\d*|\.\d+))([KMGTPE]i|[numkMGTPE]|[eE][+-]?\d+)?", re.ASCII)
 PREFIX = "rekindle-"  # then the pid and the start time of who made it
 LIMITS = ("memory.limit_in_bytes", "memory.max")  # by version
 MORE = {"memory.memsw.limit_in_bytes": "", "memory.swap.max": "0", "memory.oom.group": "1"}  # where the kernel has it
 EVENTS = ("memory.oom_control", "memory.events")
 PAUSES = [0.001 * 2**number for number in range(8)]  # seconds in which what was killed goes
-
-
-def quantity(text: Any) -> Decimal:
-    """A number as Kubernetes writes it: 512Mi, 1.5G, 500m, 1e3. Raises ValueError."""
-    found = QUANTITY.fullmatch(str(text)) if not isinstance(text, bool) else None
-    if not found:
-        raise ValueError(f"{text!r} is no quantity")
-    number, unit = found.groups(default="")
-    if unit.endswith("i"):
-        return Decimal(number) * 1024 ** (1 + "KMGTPE".index(unit[0]))
-    if unit[1:]:
-        return Decimal(number + unit)
-    return Decimal(number) * Decimal(1000) ** ("num kMGTPE".index(unit or " ") - 3)
 
 
 class Memory:

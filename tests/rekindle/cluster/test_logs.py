@@ -9,24 +9,23 @@ from typing import Any
 
 import pytest
 
+from rekindle.argo.names import NODE_NAME, WORKFLOW
 from rekindle.cluster.api import Cluster
 from rekindle.cluster.errors import ApiError
 from rekindle.cluster.logs import Logs, TrainingProgress, tail
-from rekindle.cluster.workflows import OF
 from rekindle.view.summary import Step
 from tests.rekindle.cluster.server import ApiServer, status
 from tests.rekindle.cluster.test_api import WORKFLOWS_AT, workflow
 
 PODS_AT = "/api/v1/namespaces/models/pods"
 REPLICA = {"training.kubeflow.org/replica-type": "worker"}
-NODE_NAME = "workflows.argoproj.io/node-name"
 
 
 def pod(name: str, node: str = "", state: str = "running", labels: Mapping[str, str] | None = None) -> dict[str, Any]:
     container = {"name": "main", "restartCount": 0, "state": {state: {}}}
     metadata = {
         "name": name,
-        "labels": {OF: "demo", **(labels or {})},
+        "labels": {WORKFLOW: "demo", **(labels or {})},
         "annotations": {NODE_NAME: node} if node else {},
     }
     status = {"phase": "Running", "containerStatuses": [container, {**container, "name": "wait"}]}

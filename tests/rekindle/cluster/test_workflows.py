@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from rekindle.argo.names import NODE_ID, WORKFLOW
 from rekindle.cluster import workflows
 from rekindle.cluster.api import WORKFLOWS, Cluster
 from rekindle.errors import ConfigError
@@ -59,7 +60,7 @@ def failed(**more: Any) -> dict[str, Any]:
 
 
 def pod(name: str, node_id: str) -> dict[str, Any]:
-    return {"metadata": {"name": name, "labels": {workflows.OF: "demo"}, "annotations": {workflows.NODE: node_id}}}
+    return {"metadata": {"name": name, "labels": {WORKFLOW: "demo"}, "annotations": {NODE_ID: node_id}}}
 
 
 def test_what_is_sent_carries_the_hash_that_a_run_here_prints_whatever_its_parameters_and_namespace():

@@ -26,7 +26,7 @@ from typing import Any
 
 import yaml
 
-from rekindle.argo.manifest.resolve import TYPE
+from rekindle.argo.names import CONFIG_MAP_TYPE
 from rekindle.errors import ConfigError
 from rekindle.local.controllers.deployment import Deployments
 from rekindle.local.controllers.pytorch_job import SUCCEEDED, shared_memory
@@ -219,7 +219,7 @@ class Run:
         for path in self.home.glob("objects/*/[!.]*"):
             obj = json.loads(path.read_text())
             meta, data = obj["metadata"], obj.get("data")
-            if (meta.get("labels") or {}).get(TYPE):
+            if (meta.get("labels") or {}).get(CONFIG_MAP_TYPE):
                 data = sorted(data)  # a cache: its entries have times
             ended = [
                 each["type"] for each in (obj.get("status") or {}).get("conditions") or [] if each["type"] in FAILED

@@ -13,6 +13,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rekindle.argo.language.quantity import quantity
 from rekindle.errors import ConfigError
 from rekindle.local import processes
 from rekindle.local.controllers import pod as pods
@@ -144,5 +145,5 @@ def test_quantities_are_those_of_kubernetes(number: int, unit: str) -> None:
     powers = {"": 0, "m": -3, "k": 3, "M": 6, "G": 9, "T": 12, "e3": 3, "E2": 2, "E": 18}
     two = {"Ki": 10, "Mi": 20, "Gi": 30, "Ei": 60}
     expected = Decimal(number) * (2 ** two[unit] if unit in two else Decimal(10) ** powers[unit])
-    assert limits.quantity(f"{number}{unit}") == expected
-    assert limits.quantity(f"{number}.5{unit}") > expected
+    assert quantity(f"{number}{unit}") == expected
+    assert quantity(f"{number}.5{unit}") > expected

@@ -1,0 +1,18 @@
+"""Values that Argo and Kubernetes allow: types of templates and nodes, phases, policies."""
+
+# What a template may do: exactly one of these is in it. Source: workflow_types.go, Template.GetType.
+TEMPLATE_TYPES = (
+    "container", "script", "resource", "dag", "steps", "suspend", "http", "data", "containerSet", "plugin",
+)  # fmt: skip
+NODE_TYPES = {"dag": "DAG", "steps": "Steps", "suspend": "Suspend", "http": "HTTP"}  # of all other templates: Pod
+
+# Phases of a node. Source: workflow_types.go, NodePhase.Fulfilled, Completed and FailedOrError.
+FULFILLED = frozenset({"Succeeded", "Failed", "Error", "Skipped", "Omitted"})
+COMPLETED = frozenset({"Succeeded", "Failed", "Error"})
+FAILED = frozenset({"Failed", "Error"})
+
+RETRIED_PHASES = {"Always": ("Failed", "Error"), "OnError": ("Error",), "OnFailure": ("Failed",)}  # by retryPolicy
+RETRY_POLICIES = (*RETRIED_PHASES, "OnTransientError", "")
+ARTIFACT_GC = ("OnWorkflowCompletion", "OnWorkflowDeletion", "Never", "")  # strategies
+DOWNWARD_FIELDS = ("metadata.name", "metadata.namespace", "status.podIP", "status.hostIP", "spec.nodeName")  # fieldPath
+WORKFLOW_KINDS = ("Workflow", "WorkflowTemplate", "CronWorkflow")

@@ -1,0 +1,20 @@
+"""Quantities of Kubernetes: 512Mi, 1.5G, 500m, 1e3. Source: apimachinery's resource.Quantity."""
+
+import re
+from decimal import Decimal
+from typing import Any
+
+QUANTITY = re.compile(r"([+-]?(?:\d+\.?\d*|\.\d+))([KMGTPE]i|[numkMGTPE]|[eE][+-]?\d+)?", re.ASCII)
+
+
+def quantity(text: Any) -> Decimal:
+    """The number that a quantity stands for. Raises ValueError."""
+    match = QUANTITY.fullmatch(str(text)) if not isinstance(text, bool) else None
+    if not match:
+        raise ValueError(f"{text!r} is no quantity")
+    number, unit = match.groups(default="")
+    if unit.endswith("i"):
+        return Decimal(number) * 1024 ** (1 + "KMGTPE".index(unit[0]))
+    if unit[1:]:
+        return Decimal(number + unit)
+    return Decimal(number) * Decimal(1000) ** ("num kMGTPE".index(unit or " ") - 3)

@@ -1,0 +1,22 @@
+"""Labels, annotations and other names that Argo and Kubeflow's training operator give to objects."""
+
+ARGO = "workflows.argoproj.io"
+WORKFLOW = f"{ARGO}/workflow"  # label of a pod: the name of its workflow
+PHASE = f"{ARGO}/phase"
+COMPLETED = f"{ARGO}/completed"
+ARCHIVING_STATUS = f"{ARGO}/workflow-archiving-status"
+CRON_WORKFLOW = f"{ARGO}/cron-workflow"
+WORKFLOW_TEMPLATE = f"{ARGO}/workflow-template"
+CLUSTER_WORKFLOW_TEMPLATE = f"{ARGO}/cluster-workflow-template"
+CONFIG_MAP_TYPE = f"{ARGO}/configmap-type"
+NODE_ID = f"{ARGO}/node-id"  # annotations
+NODE_NAME = f"{ARGO}/node-name"
+SCHEDULED_TIME = f"{ARGO}/scheduled-time"  # is {{workflow.scheduledTime}}
+DEFAULT_ARTIFACT_REPOSITORY = f"{ARGO}/default-artifact-repository"
+
+# Source: Kubeflow training operator 1.9, pkg/apis/kubeflow.org/v1
+JOB_NAME = "training.kubeflow.org/job-name"
+REPLICA_TYPE = "training.kubeflow.org/replica-type"  # in lower case
+PYTORCH_REPLICAS = ("Master", "Worker")
+PYTORCH_PORT_NAME = "pytorchjob-port"
+PYTORCH_PORT = 23456
