@@ -28,13 +28,13 @@ NOT_RELEASED = 3
 
 
 def pipeline(source: str, home: str, sets: list[str], **data: Any) -> dict[str, Any]:
-    """What `rekindle run -o json` says about one run that ends before the release."""
+    """The output of `rekindle run -o json` for a run that ends before the release."""
     settings = [f"data.{key}={value}" for key, value in {"source": source, **data}.items()]
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     # no model is released: this measures, and serves nothing
     settings += ["gate.minimum.ap=1", f"serve.port={port}", *sets]
-    command = [*REKINDLE, "run", "configs/handbook.yaml", "-o", "json", *(f"--set={each}" for each in settings)]
+    command = [*REKINDLE, "run", "configs/handbook.yaml", "-o", "json", *(f"--set={setting}" for setting in settings)]
     run = subprocess.run(command, env={**os.environ, "REKINDLE_HOME": home}, stdout=subprocess.PIPE, text=True)
     if run.returncode != NOT_RELEASED:
         raise SystemExit(f"{' '.join(command)} ended with {run.returncode}")
@@ -43,7 +43,7 @@ def pipeline(source: str, home: str, sets: list[str], **data: Any) -> dict[str, 
 
 def seconds(run: dict[str, Any], step: str) -> float:
     """How long a step of a run took."""
-    return next(each["seconds"] for each in run["steps"] if each["name"] == step)
+    return next(row["seconds"] for row in run["steps"] if row["name"] == step)
 
 
 def measure(source: str, home: str, prequential: bool, sets: list[str]) -> list[Bar]:
@@ -55,8 +55,8 @@ def measure(source: str, home: str, prequential: bool, sets: list[str]) -> list[
     if prequential:
         results["a model each week"] = {name: fmean(fold["metrics"][name] for fold in folds) for name in BARS}
     bars = [
-        bar(f"{name} ({title})", found[name], "", least, "more")
-        for title, found in results.items()
+        bar(f"{name} ({title})", metrics[name], "", least, "more")
+        for title, metrics in results.items()
         for name, least in BARS.items()
     ]
     took = seconds(folds[-1], "train")

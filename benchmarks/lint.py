@@ -55,7 +55,7 @@ def _output(task: int) -> str:
 
 
 def seconds(tasks: int) -> tuple[float, float]:
-    """CPU seconds of rendering, and of linting; raises SystemExit if the manifest is not what it should be."""
+    """CPU seconds of rendering and of linting. Raises SystemExit if the manifest has fatal findings."""
     gc.collect()
     start = time.process_time()
     manifest: dict[str, Any] = ordered(pipeline(tasks).to_dict())
@@ -64,7 +64,7 @@ def seconds(tasks: int) -> tuple[float, float]:
     rendered = time.process_time()
     findings = lint(manifest)
     linted = time.process_time()
-    if wrong := [str(each) for each in findings if each.fatal]:
+    if wrong := [str(finding) for finding in findings if finding.fatal]:
         raise SystemExit("\n".join(wrong[:5]))
     return rendered - start, linted - rendered
 
@@ -76,7 +76,7 @@ def main() -> int:
     options = command.parse_args()
     seconds(options.tasks)  # what Hera and pydantic do once
     figures: dict[int, list[tuple[float, float]]] = {1: [], 2: [], 4: []}
-    for _ in range(options.runs):  # by turns: what else runs here then falls on all sizes
+    for _ in range(options.runs):  # interleaved: load from elsewhere affects all sizes
         for times, runs in figures.items():
             runs.append(seconds(times * options.tasks))
     bars = []

@@ -56,7 +56,7 @@ def step(source: Path, target: Path) -> None:
 
 
 def pandas(source: Path, target: Path) -> None:
-    """The same 15 features as one writes them with pandas: groupby().rolling()."""
+    """The same 15 features in idiomatic pandas: groupby().rolling()."""
     import pandas as pd
 
     frame = pd.read_parquet(source)
@@ -84,11 +84,11 @@ def pandas(source: Path, target: Path) -> None:
     pd.DataFrame(result).to_parquet(target)
 
 
-def difference(one: Path, other: Path) -> float:
+def difference(left: Path, right: Path) -> float:
     """Share of rows in which two feature files differ by more than rounding."""
     import polars as pl
 
-    a, b = (pl.read_parquet(path).sort("id").cast(pl.Float64) for path in (one, other))
+    a, b = (pl.read_parquet(path).sort("id").cast(pl.Float64) for path in (left, right))
     apart = [(a[name] - b[name]).abs() > 1e-4 * (1 + b[name].abs()) for name in a.columns]
     return pl.DataFrame(apart).select(pl.any_horizontal(pl.all()).mean()).item()
 

@@ -25,7 +25,7 @@ STEP = 'open("{{outputs.parameters.out.path}}", "w").write(str(int("{{inputs.par
 
 
 def chain(count: int) -> dict[str, Any]:
-    """A workflow of `count` steps, each of which passes a number on."""
+    """A workflow of `count` steps, each of which increments a number."""
     tasks = []
     for i in range(count):
         value = f"{{{{tasks.t{i - 1}.outputs.parameters.out}}}}" if i else "0"
@@ -55,13 +55,13 @@ def loop(count: int) -> dict[str, Any]:
     """A workflow of `count` containers that do nothing, two at once."""
     tasks = [{"name": "t", "template": "nothing", "withSequence": {"count": str(count)}}]
     nothing = {"name": "nothing", "container": {"image": "busybox", "command": ["true"]}}
-    found = chain(1)
-    found["spec"] = {
+    workflow = chain(1)
+    workflow["spec"] = {
         "entrypoint": "main",
         "parallelism": 2,
         "templates": [{"name": "main", "dag": {"tasks": tasks}}, nothing],
     }
-    return found
+    return workflow
 
 
 def run(folder: Path, workflow: dict[str, Any]) -> None:
@@ -75,7 +75,7 @@ def run(folder: Path, workflow: dict[str, Any]) -> None:
 
 
 def bare(folder: Path, count: int) -> None:
-    """The same programs, one after the other, without anything around them."""
+    """The same programs in sequence, without a runner."""
     for i in range(count):
         source = f'open("{folder}/out", "w").write(str(int("{i}") + 1))'
         subprocess.run([sys.executable, "-I", "-c", source], check=True)
@@ -87,7 +87,7 @@ def processes(count: int) -> float:
 
 
 def transitions(spec: dict[str, Any], count: int) -> float:
-    """Node phases a second that the state machine alone gets through, for `count` pods at parallelism 2."""
+    """Node phases per second of the state machine alone, for `count` pods at parallelism 2."""
     from rekindle.argo.manifest.read import workflow
     from rekindle.local.engine.nodes import Began, Ended, Start
     from rekindle.local.engine.scheduler import Scheduler
@@ -98,11 +98,11 @@ def transitions(spec: dict[str, Any], count: int) -> float:
         starts = [action for action in scheduler.advance(time.time(), events) if isinstance(action, Start)]
         events = [event for start in starts for event in (Began(start.id), Ended(start.id, "Succeeded", "", OUT))]
     assert scheduler.status["phase"] == "Succeeded"
-    return 3 * count / (time.process_time() - began)  # created, running, over
+    return 3 * count / (time.process_time() - began)  # pending, running, completed
 
 
 def memory(count: int) -> float:
-    """MB of a process that brings a workflow of `count` nodes to its end."""
+    """Peak MB of a process that schedules a workflow of `count` nodes."""
     code = (
         "import resource; from benchmarks.runner import loop, transitions\n"
         f"transitions(loop({count})['spec'], {count}); print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)"

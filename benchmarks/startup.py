@@ -1,8 +1,8 @@
-"""What it costs to start: CPU seconds of `rekindle --help`, of reading a config, of rendering a manifest.
+"""Start-up cost: CPU seconds of `rekindle --help`, of reading a config, of rendering a manifest.
 
     python -m benchmarks.startup [--json] [--runs 5]
 
-Medians of child CPU time, beside a bare Python interpreter in the same run. Peers (same machine class, --help):
+Medians of child CPU time, beside a bare Python interpreter in the same run. Other tools (same machine class, --help):
 TorchX 0.13, DVC 0.14, Hera 0.18, Metaflow 0.27, KFP 0.56, flytekit 0.88, Prefect 1.41, ZenML 1.90.
 """
 
@@ -32,8 +32,8 @@ def main() -> int:
     for name, (argv, most) in COMMANDS.items():
         run = partial(subprocess.run, argv, stdout=subprocess.DEVNULL, check=True)
         bars.append(bar(name, [cpu(run) for _ in range(options.runs)], "CPU s", most))
-    for each in bars[1:]:
-        each["text"] = f"{each['value'] / max(bars[0]['value'], 0.001):.1f} x bare python"
+    for line in bars[1:]:
+        line["text"] = f"{line['value'] / max(bars[0]['value'], 0.001):.1f} x bare python"
     return report(bars, as_json=options.json)
 
 
