@@ -2,7 +2,7 @@
 
     python -m tests.conformance --count 300 --seed 1 --namespace NS [--image python:3.11] [--at-once 8]
     python -m tests.conformance --namespace NS FOLDER            # the manifests of a folder
-    python -m tests.conformance --namespace NS --record FOLDER   # and keep what Argo made of those without NAME.json
+    python -m tests.conformance --namespace NS --record FOLDER   # adds those that it lacks to recorded.jsonl
 
 It needs kubectl and a KUBECONFIG; argo.py says what else. Exit code 1 if there is a difference.
 """
@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
+from tests.conformance import recorded
 from tests.conformance.argo import STANDS_FOR, Argo
 from tests.conformance.differ import Compared, again, compare, record, written
 from tests.conformance.here import Here
@@ -29,12 +30,13 @@ def main() -> int:
     options.add_argument("--image", default=STANDS_FOR, help="what stands for python:3.11 on that cluster")
     options.add_argument("--instance", default="", help="the instanceID of the controller, where it has one")
     options.add_argument("--at-once", type=int, default=4, help="so many workflows on the cluster")
-    options.add_argument("--record", action="store_true", help="keep what Argo makes of each beside it, as NAME.json")
+    options.add_argument("--record", action="store_true", help="add each with its outcome on Argo to recorded.jsonl")
     options.add_argument("--differences", type=Path, default=Path("differences"), help="where they are written")
     given = options.parse_args()
     with tempfile.TemporaryDirectory() as folder, Argo(given.namespace, given.image, given.instance) as argo:
         if given.record:
-            manifests = [path for path in sorted(given.folder.glob("*.yaml")) if not path.with_suffix(".json").exists()]
+            known = {recording.name for recording in recorded.read()}
+            manifests = [path for path in sorted(given.folder.glob("*.yaml")) if path.stem not in known]
             record(manifests, argo, given.at_once, print)
             return 0
         manifests = sorted(given.folder.glob("*.yaml")) if given.folder else []

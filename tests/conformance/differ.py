@@ -13,6 +13,7 @@ from typing import Any
 import yaml
 
 from rekindle.argo.manifest.read import documents
+from tests.conformance import recorded
 from tests.conformance.argo import Argo
 from tests.conformance.here import Here
 from tests.conformance.outcome import Outcome, differences, refused
@@ -113,10 +114,10 @@ def _renamed(value: Any, name: str, new: str) -> Any:
 
 
 def record(manifests: Sequence[Path], argo: Argo, at_once: int, say: Callable[..., None]) -> None:
-    """Keeps what Argo makes of manifests, beside them."""
+    """Adds manifests and their outcomes on Argo to recorded.jsonl."""
 
     def ended(path: Path, argos: Outcome, seconds: float) -> None:
-        path.with_suffix(".json").write_text(json.dumps(argos, indent=1, ensure_ascii=False) + "\n")
+        recorded.write([*recorded.read(), recorded.Recording(path.stem, path.read_text(), argos)])
         say(f"{path.stem:24} {argos['phase']} {argos.get('message', '')}")
 
     on_argo(manifests, argo, at_once, lambda path: None, ended)

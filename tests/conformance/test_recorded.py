@@ -1,6 +1,5 @@
 """Manifests that a real Argo ran: every node must be named, end and say what it did there."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -12,25 +11,24 @@ from rekindle.local.pods import filesystem, limits
 from rekindle.local.run import execute
 from rekindle.local.services.services import BUCKET
 from rekindle.storage import Store
+from tests.conformance import recorded
 from tests.conformance.outcome import differences, in_store, of_status, refused
 
 NEEDS = {"out-of-memory": limits.available}
-RECORDED = sorted((Path(__file__).parent / "recorded").glob("*.yaml"))
 
 
 @pytest.mark.skipif(not filesystem.available(), reason="no private mount namespace here")
-@pytest.mark.parametrize("manifest", RECORDED, ids=lambda path: path.stem)
-def test_a_manifest_ends_here_as_it_ended_on_argo(manifest: Path, tmp_path: Path, s3: Store) -> None:
-    if not NEEDS.get(manifest.stem, lambda: True)():
+@pytest.mark.parametrize("recording", recorded.read(), ids=lambda recording: recording.name)
+def test_a_manifest_ends_here_as_it_ended_on_argo(recording: recorded.Recording, tmp_path: Path, s3: Store) -> None:
+    if not NEEDS.get(recording.name, lambda: True)():
         pytest.skip("no cgroups of one's own here")
-    recorded = json.loads(manifest.with_suffix(".json").read_text())
-    text = manifest.read_text().replace(f"bucket: {BUCKET}", f"bucket: {s3.bucket}")
+    text = recording.manifest.replace(f"bucket: {BUCKET}", f"bucket: {s3.bucket}")
     main, beside = split(documents(text))
     cluster = LocalCluster(tmp_path / ".rekindle")
     cluster.keep(beside)
-    if refused(recorded):  # by Argo's own check
+    if refused(recording.outcome):  # by Argo's own check
         with pytest.raises(ConfigError):
             execute(main, {}, cluster)
         return
-    mine = of_status(manifest.stem, execute(main, {}, cluster), in_store(s3))
-    assert not differences(mine, recorded)
+    mine = of_status(recording.name, execute(main, {}, cluster), in_store(s3))
+    assert not differences(mine, recording.outcome)

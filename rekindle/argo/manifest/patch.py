@@ -9,6 +9,8 @@ import copy
 from collections.abc import Callable
 from typing import Any
 
+import jsonpatch
+
 # of apimachinery's patchMergeKey; any other list is replaced
 KEYS: dict[str, tuple[str, ...]] = {
     **{each: ("name",) for each in ("containers", "initContainers", "volumes", "env", "imagePullSecrets")},
@@ -83,61 +85,19 @@ def merged(base: Any, over: Any, field: str = "") -> Any:
 
 def operations(base: Any, patch: Any) -> Any:
     """A JSON patch (RFC 6902). Raises PatchError."""
-    new = copy.deepcopy(base)
-    if not isinstance(patch, list) or not all(isinstance(each, dict) for each in patch):
+    if not isinstance(patch, list) or not all(isinstance(operation, dict) for operation in patch):
         raise PatchError("a JSON patch is a list of operations")
-    for each in patch:
-        op, path = each.get("op"), each.get("path")
-        if op not in ("add", "remove", "replace", "move", "copy", "test") or not isinstance(path, str):
-            raise PatchError(f"Unexpected kind: {op} at {path}")
-        if op in ("move", "copy"):
-            value = copy.deepcopy(_at(new, _parts(each.get("from"))))
-        elif op == "remove":
-            value = None
-        elif "value" in each:
-            value = copy.deepcopy(each["value"])
-        else:
-            raise PatchError(f"{op} operation does not apply: doc is missing value: {path}")
-        if op == "test":
-            if _at(new, _parts(path)) != value:
-                raise PatchError(f"testing value {path} failed")
-            continue
-        if op == "move":
-            _set(new, _parts(each["from"]), "remove", None)
-        new = _set(new, _parts(path), "add" if op in ("move", "copy") else op, value)
-    return new
-
-
-def _parts(pointer: Any) -> list[str]:
-    if not isinstance(pointer, str) or not (pointer == "" or pointer.startswith("/")):
-        raise PatchError(f"{pointer!r} is no JSON pointer")
-    return [part.replace("~1", "/").replace("~0", "~") for part in pointer.split("/")[1:]]
-
-
-def _at(value: Any, parts: list[str]) -> Any:
-    for part in parts:
+    document = base
+    for operation in patch:
         try:
-            value = value[int(part)] if isinstance(value, list) else value[part]
-        except (KeyError, IndexError, ValueError, TypeError):
-            raise PatchError(f"doc is missing path: /{'/'.join(parts)}: missing value") from None
-    return value
-
-
-def _set(document: Any, parts: list[str], op: str, value: Any) -> Any:
-    if not parts:
-        return value
-    place, last, shown = _at(document, parts[:-1]), parts[-1], "/" + "/".join(parts)
-    if isinstance(place, list):
-        if not (last == "-" and op == "add") and not (last.isdecimal() and int(last) < len(place) + (op == "add")):
-            raise PatchError(f"{op} operation does not apply: doc is missing path: {shown}: invalid index referenced")
-        index = len(place) if last == "-" else int(last)
-        place[index : index + (op != "add")] = [] if op == "remove" else [value]
-    elif not isinstance(place, dict) or (op != "add" and last not in place):
-        raise PatchError(f"{op} operation does not apply: doc is missing path: {shown}: missing value")
-    elif op == "remove":
-        del place[last]
-    else:
-        place[last] = value
+            document = jsonpatch.apply_patch(document, [operation])
+        except jsonpatch.JsonPatchTestFailed:
+            raise PatchError(f"testing value {operation['path']} failed") from None
+        except jsonpatch.InvalidJsonPatch as error:
+            raise PatchError(f"invalid operation {operation}: {error}") from None
+        except (jsonpatch.JsonPatchConflict, jsonpatch.JsonPointerException, TypeError, ValueError) as error:
+            where = f"doc is missing path: {operation.get('path')}"
+            raise PatchError(f"{operation.get('op')} operation does not apply: {where}: {error}") from None
     return document
 
 

@@ -23,6 +23,7 @@ from rekindle.local.engine.nodes import Began, Ended, Start
 from rekindle.local.engine.scheduler import Scheduler
 from rekindle.local.locks import Shared
 from rekindle.local.run import LocalRun
+from tests.conformance import recorded
 
 EVERYTHING = """
 kind: Workflow
@@ -58,7 +59,6 @@ spec:
       env: [{name: A, value: b}], volumeMounts: [{name: work, mountPath: /work}]}
     outputs: {parameters: [{name: out, valueFrom: {path: /tmp/y, default: "2"}}], artifacts: [{name: g, path: /tmp/g}]}
 """
-RECORDED = sorted((Path(__file__).parents[2] / "conformance/recorded").glob("*.yaml"))
 DEEP: list[Any] = []
 for _ in range(250):  # PyYAML takes three frames for each to write it
     DEEP = [DEEP]
@@ -240,7 +240,7 @@ def judge(data: bytes) -> None:
         assert re.search(r"spec|metadata|kind|parameter|template|manifest|Workflow|w\.yaml", said), said
 
 
-BASES = [documents(EVERYTHING)[0], *(documents(path.read_text())[0] for path in RECORDED)]
+BASES = [documents(EVERYTHING)[0], *(documents(recording.manifest)[0] for recording in recorded.read())]
 QUICK = settings(deadline=None, max_examples=200, derandomize=True, database=None)
 SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
 SOAK = settings(deadline=None, max_examples=5000, database=None, suppress_health_check=SLOW)

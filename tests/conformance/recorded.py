@@ -1,0 +1,29 @@
+"""recorded.jsonl: workflows that a real Argo ran, one JSON line each with the manifest (YAML) and its outcome."""
+
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from tests.conformance.outcome import Outcome
+
+FILE = Path(__file__).with_name("recorded.jsonl")
+
+
+@dataclass(frozen=True)
+class Recording:
+    name: str
+    manifest: str
+    outcome: Outcome
+
+
+def read() -> list[Recording]:
+    """All recordings, by name."""
+    with FILE.open() as lines:
+        return [Recording(**json.loads(line)) for line in lines]
+
+
+def write(recordings: Iterable[Recording]) -> None:
+    """Replaces the file; lines are sorted by name, so that a change is a change of few lines."""
+    ordered = sorted(recordings, key=lambda recording: recording.name)
+    FILE.write_text("".join(json.dumps(asdict(recording), ensure_ascii=False) + "\n" for recording in ordered))
