@@ -9,8 +9,6 @@ import copy
 from collections.abc import Callable
 from typing import Any
 
-import jsonpatch
-
 # of apimachinery's patchMergeKey; any other list is replaced
 KEYS: dict[str, tuple[str, ...]] = {
     **{each: ("name",) for each in ("containers", "initContainers", "volumes", "env", "imagePullSecrets")},
@@ -85,6 +83,8 @@ def merged(base: Any, over: Any, field: str = "") -> Any:
 
 def operations(base: Any, patch: Any) -> Any:
     """A JSON patch (RFC 6902). Raises PatchError."""
+    import jsonpatch  # pyright: ignore[reportMissingImports]
+
     if not isinstance(patch, list) or not all(isinstance(operation, dict) for operation in patch):
         raise PatchError("a JSON patch is a list of operations")
     document = base
