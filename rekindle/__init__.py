@@ -1,1 +1,31 @@
-"""Rekindle: Argo Workflows, written with Hera, that train PyTorch models on preemptible nodes and lose nothing."""
+"""Rekindle: Argo Workflows, written with Hera, that train PyTorch models on preemptible nodes and lose nothing.
+
+The names below are the public API (docs/api.md). `import rekindle` loads none of them: each is imported on first use.
+"""
+
+from importlib import import_module
+from typing import Any
+
+NAMES = {  # module → its public names; __init__.pyi says the same to type checkers
+    "step": ("Artifact", "StepInputs", "StepOutputs"),
+    "workload": ("Workload", "DataConfig", "Prepared", "Dataset", "Scorer"),
+    "sections": ("Section",),
+    "gate": ("Gate", "Evaluation", "Difference"),
+    "config": ("load_config", "Loaded", "Config"),
+    "render": ("render_manifest", "manifest_sha256", "to_yaml"),
+    "storage": ("Store", "NotFound"),
+    "errors": ("RekindleError", "ConfigError", "DataError", "StorageError", "TrackingError", "Conflict"),
+}
+MODULES = {name: f"rekindle.{module}" for module, names in NAMES.items() for name in names}
+__all__ = list(MODULES)  # pyright: ignore[reportUnsupportedDunderAll]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in MODULES:
+        raise AttributeError(f"module 'rekindle' has no attribute '{name}'")
+    value = globals()[name] = getattr(import_module(MODULES[name]), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *__all__]

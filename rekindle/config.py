@@ -17,6 +17,7 @@ from typing import Any, get_args
 import yaml
 from pydantic import BaseModel, Field, ValidationError, create_model, field_validator
 
+from rekindle import project
 from rekindle.argo.manifest import cron as crontab
 from rekindle.blocks.cluster import ClusterConfig
 from rekindle.errors import ConfigError, did_you_mean, rule
@@ -107,8 +108,12 @@ class Loaded:
         return "default"
 
 
-def load_config(file: Path, sets: Iterable[str] = (), environment: Mapping[str, str] | None = None) -> Loaded:
-    """The config of `file` with its overrides. Raises ConfigError that names each wrong key or value."""
+def load_config(file: Path | str, sets: Iterable[str] = (), environment: Mapping[str, str] | None = None) -> Loaded:
+    """The config of `file` with its overrides. Raises ConfigError that names each wrong key or value.
+
+    A relative path that does not exist here is looked up in the project.
+    """
+    file = project.config(Path(file))
     values: dict[str, Any] = {}
     origins: dict[str, str] = {}
     for keys, value, origin in _settings(file, sets, os.environ if environment is None else environment):
@@ -149,7 +154,7 @@ def _read(file: Path) -> dict[str, Any]:
     try:
         values = yaml.safe_load(file.read_text())
     except FileNotFoundError as error:
-        known = {str(p) for p in [*file.parent.glob("*.yaml"), *Path("configs").glob("*.yaml")]}
+        known = {str(path) for path in file.parent.glob("*.yaml")} | project.configs()
         raise ConfigError(f"{file} does not exist: give a config file.{did_you_mean(str(file), known)}") from error
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{file} cannot be read ({error}): give a YAML file.") from error

@@ -1,7 +1,7 @@
-"""The project: the folder whose `pipelines`, `steps` and `configs` are used. Exactly one is on the path.
+"""The project: the folder whose `pipelines`, `steps`, `configs` and `images` are used. Exactly one is on the path.
 
-It is the one that the working directory lies in (a folder that holds `pipelines/`, or a `pyproject.toml` with
-`[tool.rekindle]`), else the reference project, which is part of the installation.
+It is the project of the working directory: the nearest folder that holds modules in `pipelines/`, or a `pyproject.toml`
+with `[tool.rekindle]`. Outside of any project it is the reference project, which is part of the installation.
 """
 
 import os
@@ -14,10 +14,11 @@ from types import ModuleType
 
 from rekindle.errors import ConfigError, did_you_mean
 
-PATH = "REKINDLE_PATH"  # environment: the project's folder, and others to import from, as in PYTHONPATH
+PATH = "REKINDLE_PATH"  # environment: the project's folder and others to import from, separated as in PYTHONPATH
 PACKAGE = Path(__file__).resolve().parent
-BUNDLED = PACKAGE / "reference"  # in a wheel; in a clone the reference project lies beside the package
+BUNDLED = PACKAGE / "reference"  # exists in a wheel; in a clone the reference project lies beside the package
 REFERENCE = BUNDLED if BUNDLED.is_dir() else PACKAGE.parent
+DOCS = {"workload": "docs/your-own-model.md", "step": "docs/api.md", "pipeline": "docs/api.md"}
 
 
 def find(folder: Path) -> Path:
@@ -26,7 +27,7 @@ def find(folder: Path) -> Path:
 
 
 def _is_project(folder: Path) -> bool:
-    if (folder / "pipelines").is_dir():
+    if any((folder / "pipelines").glob("*.py")):
         return True
     try:
         return "rekindle" in tomllib.loads((folder / "pyproject.toml").read_text()).get("tool", {})
@@ -35,50 +36,68 @@ def _is_project(folder: Path) -> bool:
 
 
 def search_path() -> list[str]:
-    """The folders that modules of a project are imported from: $REKINDLE_PATH, else the project and this folder."""
+    """The folders to import a project's modules from: $REKINDLE_PATH, else the project and the working directory."""
     if PATH in os.environ:
-        return [entry for entry in os.environ[PATH].split(os.pathsep) if entry]
+        return [folder for folder in os.environ[PATH].split(os.pathsep) if folder]
     try:
-        here = Path.cwd()
+        working_directory = Path.cwd()
     except FileNotFoundError:
         raise ConfigError("the current directory is not there any more: `cd` to one that is.") from None
-    return list(dict.fromkeys((str(find(here)), str(here))))
+    return list(dict.fromkeys((str(find(working_directory)), str(working_directory))))
+
+
+def use_reference() -> None:
+    """Make the reference project the one of this process and of those that it starts."""
+    os.environ[PATH] = str(REFERENCE)
+
+
+def config(path: Path) -> Path:
+    """The config file `path`: relative to the working directory, else to the project; unchanged if neither has it."""
+    candidates = (path, *(Path(folder, path) for folder in search_path()))
+    return next((candidate for candidate in candidates if candidate.exists()), path)
+
+
+def configs() -> set[str]:
+    """The config files of the project, by the paths that `config` accepts."""
+    paths = ((Path(folder), path) for folder in search_path() for path in Path(folder, "configs").glob("*.yaml"))
+    return {str(path.relative_to(folder)) for folder, path in paths}
 
 
 def file(path: str) -> Path:
-    """A file or folder of the project, or where it has none, of the reference project."""
-    own = (Path(folder, path) for folder in search_path())
-    return next((path for path in own if path.exists()), REFERENCE / path)
+    """A file of the project or, where it has none, of the reference project."""
+    candidates = (Path(folder, path) for folder in search_path())
+    return next((candidate for candidate in candidates if candidate.exists()), REFERENCE / path)
 
 
 def load(name: str, kind: str, required: Collection[str]) -> ModuleType:
-    """The module `name` of the project, or of an installed package. Raises ConfigError without it or a required name.
+    """The module `name` of the project or of an installed package. Raises ConfigError if it lacks a required name.
 
-    The project is searched last, so that none of its files takes the place of a library.
+    The project is searched last: its files never shadow a library.
     """
-    sys.path += [folder for folder in search_path() if folder not in sys.path]
+    folders = search_path()
+    sys.path += [folder for folder in folders if folder not in sys.path]
     try:
         module = import_module(name)
     except ImportError as error:
         raise ConfigError(
             f'{kind} "{name}" cannot be imported ({error}): it must be the dotted name of a module that is installed, '
-            f"or lies in a folder of ${PATH} (here: the project and the working directory)."
-            f"{did_you_mean(name, _near(name))}"
+            f"or lies in one of the folders {', '.join(folders)} (set ${PATH} for others)."
+            f"{did_you_mean(name, _siblings(name, folders))}"
         ) from error
-    if missing := [wanted for wanted in required if not hasattr(module, wanted)]:
+    if missing := [attribute for attribute in required if not hasattr(module, attribute)]:
         raise ConfigError(
             f'{kind} "{name}" lacks {", ".join(missing)}: a {kind} module must define {", ".join(required)} '
-            f"(see rekindle/{kind}.py)."
+            f"(see {DOCS[kind]})."
         )
     return module
 
 
-def _near(name: str) -> set[str]:
-    """The modules beside the one that `name` would be, and the project's steps."""
+def _siblings(name: str, folders: list[str]) -> set[str]:
+    """The modules of the package that `name` would be in, and the project's steps."""
     packages = {name.rpartition(".")[0] or "steps", "steps"}
     return {
         f"{package}.{path.stem}"
         for package in packages
-        for folder in search_path()
+        for folder in folders
         for path in Path(folder, *package.split(".")).glob("[!_]*.py")
     }

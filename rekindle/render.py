@@ -7,7 +7,7 @@ import copy
 import hashlib
 import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 import yaml
@@ -21,21 +21,19 @@ if TYPE_CHECKING:
 Manifest = dict[str, Any]
 Kind = Literal["workflow", "template", "cron"]
 
+BUILDERS: dict[Kind, tuple[str, str]] = {  # kind → module of the project, and its function
+    "workflow": ("pipelines.training", "build"),
+    "template": ("pipelines.retraining", "template"),
+    "cron": ("pipelines.retraining", "cron"),
+}
 TOO_BIG = 1_200_000  # bytes; Kubernetes refuses objects of 1.5 MB, and Argo keeps its status in the same object
 FIRST = ("apiVersion", "kind", "metadata", "name", "generateName")
 
 
-def render(config: "Config", kind: Kind = "workflow") -> Manifest:
+def render_manifest(config: "Config", kind: Kind = "workflow") -> Manifest:
     """The manifest of a config: the same on every machine, apart from the git sha among its parameters."""
-    training = project.load("pipelines.training", "pipeline", ["build"])
-    retraining = project.load("pipelines.retraining", "pipeline", ["template", "cron"])
-
-    builders: dict[Kind, Callable[[Config], Any]] = {
-        "workflow": training.build,
-        "template": retraining.template,
-        "cron": retraining.cron,
-    }
-    made = builders[kind](config).to_dict()
+    module, function = BUILDERS[kind]
+    made = getattr(project.load(module, "pipeline", [function]), function)(config).to_dict()
     if kind == "cron":  # or its runs have no labels; Hera has no field for it
         made["spec"]["workflowMetadata"] = {"labels": {**made["metadata"]["labels"]}}
     manifest = ordered(made)

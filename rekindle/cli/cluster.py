@@ -143,13 +143,13 @@ def schedule(
       rekindle schedule configs/cluster.yaml --namespace models
       rekindle schedule configs/cluster.yaml --suspend
     """
-    from rekindle import render as rendering
     from rekindle.argo import validate
     from rekindle.cluster import workflows
     from rekindle.cluster.api import Cluster
+    from rekindle.render import render_manifest
 
     loaded = config_of(config, sets)
-    template, cron = (rendering.render(loaded.config, kind) for kind in ("template", "cron"))
+    template, cron = (render_manifest(loaded.config, kind) for kind in ("template", "cron"))
     if suspend is not None:  # as no other config would: what it runs stays the same
         cron["spec"].pop("suspend", None)
         cron["spec"] |= {"suspend": True} if suspend else {}

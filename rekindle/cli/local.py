@@ -107,10 +107,10 @@ def render(config: Path | None, sets: tuple[str, ...], kind: "Kind", output: str
       rekindle render configs/demo.yaml | kubectl create -f -
       rekindle render configs/demo.yaml --kind cron -o json
     """
-    from rekindle import render as rendering
+    from rekindle.render import render_manifest, to_yaml
 
-    manifest = rendering.render(config_of(config, sets).config, kind)
-    click.echo(json.dumps(manifest, indent=2) if output == "json" else rendering.to_yaml(manifest), nl=output == "json")
+    manifest = render_manifest(config_of(config, sets).config, kind)
+    click.echo(json.dumps(manifest, indent=2) if output == "json" else to_yaml(manifest), nl=output == "json")
 
 
 @command
@@ -343,7 +343,9 @@ def chaos(workers: int, seconds: float, steps: int, seed: int, output: str) -> i
     Example:
       rekindle demo chaos --workers 4
     """
+    from rekindle import project
     from rekindle.demo.chaos import Plan, run
 
+    project.use_reference()
     with going_on(output):
         return run(HOME, Plan(workers, seconds, steps, seed), as_json=output == "json")

@@ -165,9 +165,9 @@ def manifest_of(
         return _read(manifest)
     loaded = config_of(config, sets)
     meanwhile()
-    from rekindle import render as rendering
+    from rekindle.render import render_manifest
 
-    return rendering.render(loaded.config), []
+    return render_manifest(loaded.config), []
 
 
 def files_of(path: Path) -> list[Path]:

@@ -140,10 +140,10 @@ def prepared(stage: Stage, config: Any) -> tuple[str, str]:
 
 def job(config: Any, name: str, workers: int, dataset: str, digest: str) -> dict[str, Any]:
     """The PyTorchJob of the rendered manifest, filled in as Argo would for the workflow `name`."""
-    from rekindle.render import render
+    from rekindle.render import render_manifest
 
     train = config.train.model_copy(update={"workers": workers, "max_workers": workers})
-    templates = render(config.model_copy(update={"train": train}))["spec"]["templates"]
+    templates = render_manifest(config.model_copy(update={"train": train}))["spec"]["templates"]
     (text,) = [each["resource"]["manifest"] for each in templates if each["name"] == "train"]
     filled = {"workflow.name}}/dataset": dataset, "workflow.name}}": name, "inputs.parameters.digest}}": digest}
     for variable, value in (filled | {"inputs.parameters.run_id}}": ""}).items():

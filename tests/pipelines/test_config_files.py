@@ -6,7 +6,7 @@ import pytest
 
 from rekindle.argo import validate
 from rekindle.config import load_config
-from rekindle.render import Kind, render
+from rekindle.render import Kind, render_manifest
 
 ROOT = Path(__file__).parents[2]
 KINDS: list[Kind] = ["workflow", "template", "cron"]
@@ -16,7 +16,7 @@ KINDS: list[Kind] = ["workflow", "template", "cron"]
 def test_a_config_of_the_repository_renders_to_manifests_without_a_finding_but_its_image(file: Path):
     config = load_config(file, environment={}).config
     for kind in KINDS:
-        assert [found for found in validate.lint(render(config, kind)) if found.rule != "image"] == []
+        assert [found for found in validate.lint(render_manifest(config, kind)) if found.rule != "image"] == []
 
 
 def test_the_demo_says_what_each_of_its_sections_is():

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from rekindle.config import ScheduleConfig, load_config
-from rekindle.render import render
+from rekindle.render import render_manifest
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 
@@ -21,14 +21,14 @@ def schedule(**values: Any) -> ScheduleConfig:
 
 def test_the_weekly_run_is_the_template_and_nothing_else() -> None:
     config = load_config(GOLDEN / "config.yaml", environment={}).config
-    template, cron = render(config, "template"), render(config, "cron")
+    template, cron = render_manifest(config, "template"), render_manifest(config, "cron")
     assert cron["spec"]["workflowMetadata"] == {"labels": cron["metadata"]["labels"]}  # so its runs are ours
     assert cron["spec"]["workflowSpec"] == {"workflowTemplateRef": {"name": template["metadata"]["name"]}}
     assert template["metadata"]["namespace"] == cron["metadata"]["namespace"] == "models"
 
 
 def test_two_runs_never_meet_and_a_missed_one_is_made_up() -> None:
-    spec = render(load_config(GOLDEN / "config.yaml", environment={}).config, "cron")["spec"]
+    spec = render_manifest(load_config(GOLDEN / "config.yaml", environment={}).config, "cron")["spec"]
     assert spec["concurrencyPolicy"] == "Forbid"
     assert spec["startingDeadlineSeconds"] == 3600
     assert (spec["successfulJobsHistoryLimit"], spec["failedJobsHistoryLimit"]) == (3, 3)

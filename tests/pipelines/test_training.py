@@ -11,7 +11,7 @@ from rekindle.argo.language.expr import truth
 from rekindle.argo.language.substitute import substitute
 from rekindle.argo.validate import lint
 from rekindle.config import Config, load_config
-from rekindle.render import render
+from rekindle.render import render_manifest
 from rekindle.step import flag, is_artifact, load
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -25,7 +25,7 @@ def config() -> Config:
 
 @pytest.fixture(scope="module")
 def spec(config: Config) -> dict[str, Any]:
-    return render(config)["spec"]
+    return render_manifest(config)["spec"]
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +48,7 @@ def tasks(template: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 def test_a_config_with_pinned_images_renders_to_manifests_without_findings(config: Config) -> None:
     for kind in ("workflow", "template", "cron"):
-        assert lint(render(config, kind)) == []
+        assert lint(render_manifest(config, kind)) == []
 
 
 @pytest.mark.parametrize("verdict, ships", [("release", True), ("keep", False), ("same", False)])
@@ -164,13 +164,13 @@ def test_the_longest_names_fit_kubernetes() -> None:
     name = "a" * 30
     config = load_config(GOLDEN / "config.yaml", [f"name={name}"], environment={}).config
     for kind in ("workflow", "template", "cron"):
-        assert lint(render(config, kind)) == []
+        assert lint(render_manifest(config, kind)) == []
     assert len(f"{name}-1700000000-train-worker-99") <= 63
 
 
 def test_a_tag_in_a_config_that_nothing_fills_is_found() -> None:
     loaded = load_config(GOLDEN / "config.yaml", ["data.source=s3://a/{{inputs.parameters.b}}"], {}).config
-    assert [finding.rule for finding in lint(render(loaded))] == ["tag"]
+    assert [finding.rule for finding in lint(render_manifest(loaded))] == ["tag"]
 
 
 # what Kubernetes gets

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rekindle.config import Config, load_config
-from rekindle.render import Kind, manifest_sha256, ordered, render, to_yaml
+from rekindle.render import Kind, manifest_sha256, ordered, render_manifest, to_yaml
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 KINDS: tuple[Kind, ...] = ("workflow", "template", "cron")
@@ -27,13 +27,13 @@ def config() -> Config:
 
 @pytest.fixture(scope="module")
 def workflow(config: Config) -> dict[str, Any]:
-    return render(config)
+    return render_manifest(config)
 
 
 @pytest.mark.parametrize("kind", ["workflow", "cron"])
 def test_a_change_of_what_argo_gets_is_seen_in_review(kind: Kind, config: Config) -> None:
     """REGENERATE=1 pytest tests/rekindle/test_render.py writes the golden manifests anew."""
-    manifest = render(config, kind)
+    manifest = render_manifest(config, kind)
     for parameter in manifest["spec"].get("arguments", {}).get("parameters", []):
         parameter["value"] = ""  # the commit, and hashes that follow from the rest
     file = GOLDEN / f"{kind}.yaml"
@@ -44,7 +44,7 @@ def test_a_change_of_what_argo_gets_is_seen_in_review(kind: Kind, config: Config
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_yaml_says_what_the_data_says(kind: Kind, config: Config) -> None:
-    manifest = render(config, kind)
+    manifest = render_manifest(config, kind)
     assert yaml.safe_load(to_yaml(manifest)) == manifest == json.loads(json.dumps(manifest))
 
 
@@ -52,8 +52,8 @@ def test_another_process_gives_the_same_bytes() -> None:
     """Nothing depends on the order of a set, the environment or the machine's settings."""
     script = (
         "import sys; from pathlib import Path; from rekindle.config import load_config;"
-        "from rekindle.render import render, to_yaml;"
-        "sys.stdout.write(to_yaml(render(load_config(Path(sys.argv[1]), environment={}).config)))"
+        "from rekindle.render import render_manifest, to_yaml;"
+        "sys.stdout.write(to_yaml(render_manifest(load_config(Path(sys.argv[1]), environment={}).config)))"
     )
     seen = set()
     for seed in ("1", "2"):
@@ -64,7 +64,7 @@ def test_another_process_gives_the_same_bytes() -> None:
 
 
 def test_runs_by_hand_and_by_schedule_have_one_hash(config: Config, workflow: dict[str, Any]) -> None:
-    template = render(config, "template")
+    template = render_manifest(config, "template")
     assert template["spec"] == workflow["spec"]
     assert manifest_sha256(template) == manifest_sha256(workflow)
 
@@ -88,12 +88,12 @@ def test_the_hash_is_of_what_runs_not_of_where_it_came_from(workflow: dict[str, 
 @pytest.mark.parametrize("change", ["train.seed=12", "data.test_weeks=3", "cluster.image=b:1", "gate.tolerance=0.2"])
 def test_whatever_changes_the_result_changes_the_hash(change: str, workflow: dict[str, Any]) -> None:
     changed = load_config(GOLDEN / "config.yaml", [change], environment={}).config
-    assert manifest_sha256(render(changed)) != manifest_sha256(workflow)
+    assert manifest_sha256(render_manifest(changed)) != manifest_sha256(workflow)
 
 
 def test_the_schedule_is_not_part_of_the_hash(workflow: dict[str, Any]) -> None:
     changed = load_config(GOLDEN / "config.yaml", ["schedule.cron=0 4 * * *"], environment={}).config
-    assert manifest_sha256(render(changed)) == manifest_sha256(workflow)
+    assert manifest_sha256(render_manifest(changed)) == manifest_sha256(workflow)
 
 
 def test_no_address_or_credential_is_in_a_manifest(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,7 +107,7 @@ def test_no_address_or_credential_is_in_a_manifest(config: Config, monkeypatch: 
     for name, value in secrets.items():
         monkeypatch.setenv(name, value)
     for kind in KINDS:
-        text = to_yaml(render(config, kind))
+        text = to_yaml(render_manifest(config, kind))
         assert not [name for name in secrets if name in text]
         assert "4587" not in text and str(Path.cwd()) not in text
 

@@ -14,7 +14,7 @@ from rekindle.cluster import platform
 from rekindle.cluster.platform import Platform
 from rekindle.config import load_config
 from rekindle.errors import ConfigError
-from rekindle.render import render
+from rekindle.render import render_manifest
 from tests.kinds import kinds
 from tests.rekindle.cluster.pod_security import pods, violations
 
@@ -24,7 +24,7 @@ FULL = Platform("models", options=("mlflow", "minio", "frameworks"), quota=("64"
 
 @pytest.fixture(scope="module")
 def workflow() -> dict[str, Any]:
-    return render(load_config(GOLDEN / "config.yaml", environment={}).config)
+    return render_manifest(load_config(GOLDEN / "config.yaml", environment={}).config)
 
 
 @pytest.fixture(scope="module")

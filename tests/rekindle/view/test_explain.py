@@ -10,7 +10,7 @@ from rekindle.config import load_config
 from rekindle.errors import ConfigError
 from rekindle.ledger.events import Ledger
 from rekindle.local.journal import RunFiles
-from rekindle.render import render
+from rekindle.render import render_manifest
 from rekindle.storage import Store
 from rekindle.view.explain import explain, prefix
 from tests.steps.test_report import COMPLETE, EVENTS, VERDICT
@@ -68,7 +68,7 @@ def test_an_unknown_run_is_an_error_with_the_way_out(tmp_path: Path, s3: Store) 
 def test_the_training_writes_where_report_and_explain_read() -> None:
     from rekindle.training.spec import TrainingSpec as Inputs
 
-    manifest = json.dumps(render(load_config(DEMO).config))
+    manifest = json.dumps(render_manifest(load_config(DEMO).config))
     assert f'"{prefix("{{workflow.name}}")}"' in manifest
     inputs = Inputs.model_validate(
         dict.fromkeys(("dataset", "digest", "out"), "x") | {"checkpoints": "{{workflow.name}}/checkpoints"}

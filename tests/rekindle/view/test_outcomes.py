@@ -14,7 +14,7 @@ from rekindle.argo.manifest import read as manifests
 from rekindle.config import load_config
 from rekindle.local.engine.nodes import Ended, Start
 from rekindle.local.engine.scheduler import Scheduler
-from rekindle.render import render
+from rekindle.render import render_manifest
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 OUTPUTS = {
@@ -36,7 +36,7 @@ class Run:
     """Drives the scheduler; `trouble` says how the n-th pod (from 1) of a template ends, None: well."""
 
     def __init__(self, trouble: Callable[[str, int], str | None], **outputs: str) -> None:
-        rendered = render(load_config(GOLDEN / "config.yaml", environment={}).config)
+        rendered = render_manifest(load_config(GOLDEN / "config.yaml", environment={}).config)
         self.scheduler = Scheduler(manifests.workflow(rendered))
         self.trouble, self.outputs = trouble, OUTPUTS | outputs
         self.started: list[str] = []

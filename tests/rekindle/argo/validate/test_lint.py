@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from rekindle.argo.validate import check, lint, lint_all
 from rekindle.config import load_config
 from rekindle.errors import ConfigError
-from rekindle.render import render
+from rekindle.render import render_manifest
 from tests.kinds import kinds
 
 GOLDEN = Path(__file__).parents[3] / "golden"
@@ -976,7 +976,7 @@ def test_a_pipeline_of_two_thousand_tasks_takes_four_times_as_long_as_one_of_fiv
 
 
 def test_it_costs_nothing_beside_a_run() -> None:
-    manifest = render(load_config(GOLDEN / "config.yaml", environment={}).config)
+    manifest = render_manifest(load_config(GOLDEN / "config.yaml", environment={}).config)
     start = time.process_time()
     for _ in range(5):
         assert lint(manifest) == []

@@ -15,11 +15,11 @@ from rekindle.blocks.serving.deployment import FAILURE, PORT, SUCCESS, deploymen
 from rekindle.blocks.serving.disruption_budget import disruption_budget
 from rekindle.blocks.serving.service import service
 from rekindle.config import load_config
-from rekindle.render import render
+from rekindle.render import render_manifest
 from rekindle.serving.config import ServeConfig
 from tests.rekindle.blocks.schema import SCHEMAS
 
-MANIFEST = render(load_config(Path(__file__).parents[3] / "golden/config.yaml", environment={}).config)
+MANIFEST = render_manifest(load_config(Path(__file__).parents[3] / "golden/config.yaml", environment={}).config)
 
 CLUSTER, SERVE = ClusterConfig.model_validate({}), ServeConfig.model_validate({"min_replicas": 2})
 

@@ -1,0 +1,37 @@
+from rekindle.config import Config, Loaded, load_config
+from rekindle.errors import ConfigError, Conflict, DataError, RekindleError, StorageError, TrackingError
+from rekindle.gate import Difference, Evaluation, Gate
+from rekindle.render import manifest_sha256, render_manifest, to_yaml
+from rekindle.sections import Section
+from rekindle.step import Artifact, StepInputs, StepOutputs
+from rekindle.storage import NotFound, Store
+from rekindle.workload import DataConfig, Dataset, Prepared, Scorer, Workload
+
+__all__ = [
+    "Artifact",
+    "Config",
+    "ConfigError",
+    "Conflict",
+    "DataConfig",
+    "DataError",
+    "Dataset",
+    "Difference",
+    "Evaluation",
+    "Gate",
+    "Loaded",
+    "NotFound",
+    "Prepared",
+    "RekindleError",
+    "Scorer",
+    "Section",
+    "StepInputs",
+    "StepOutputs",
+    "StorageError",
+    "Store",
+    "TrackingError",
+    "Workload",
+    "load_config",
+    "manifest_sha256",
+    "render_manifest",
+    "to_yaml",
+]

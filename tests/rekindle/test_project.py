@@ -1,0 +1,183 @@
+"""Which project is used: that of the working directory, else the one bundled in the wheel; never two."""
+
+import os
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+import yaml
+
+from rekindle import project
+from rekindle.errors import ConfigError
+from tests.commands import BIN, ROOT
+
+PIPELINE = '''
+"""One step, and a greeting that only this project has."""
+
+from hera.workflows import DAG, Workflow
+
+from rekindle.blocks.step import step
+
+
+def build(config):
+    with Workflow(generate_name=f"{config.name}-", entrypoint="main") as workflow:
+        greet = step("steps.greet", config.cluster)
+        with DAG(name="main"):
+            greet(name="greet", arguments={"name": config.model.name})
+    return workflow
+'''
+STEP = '''
+"""Greet somebody."""
+
+from pydantic import Field
+
+from rekindle.step import StepInputs, StepOutputs
+
+
+class Inputs(StepInputs):
+    name: str = Field(description="whom to greet")
+
+
+class Outputs(StepOutputs):
+    greeting: str = Field(description="the greeting")
+
+
+def run(inputs):
+    return Outputs(greeting=f"hello {inputs.name}")
+'''
+WORKLOAD = """
+from rekindle.sections import Section
+from rekindle.workload import DataConfig as Data
+
+
+class Model(Section):
+    name: str = "world"
+
+
+prepare = dataset = model = loss = evaluate = scorer = None
+"""
+CONFIG = "{name: hello, workload: steps.greeting, data: {source: none}, model: {name: Ada}}"
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The programs of an environment that has the wheel; its dependencies are those of the test's environment."""
+    folder = tmp_path_factory.mktemp("wheel")
+    uv = [str(BIN / "uv"), "--quiet"]
+    subprocess.run([*uv, "build", "--wheel", "--out-dir", folder, ROOT], check=True)
+    subprocess.run([*uv, "venv", "--python", sys.executable, folder / "venv"], check=True)
+    (wheel,) = folder.glob("*.whl")
+    environment = folder / "venv"
+    subprocess.run([*uv, "pip", "install", "--no-deps", "--python", environment / "bin/python", wheel], check=True)
+    (packages,) = environment.glob("lib/python*/site-packages")
+    # .pth files of a folder that a .pth file names are not read: the editable installation does not follow
+    (packages / "dependencies.pth").write_text(sysconfig.get_path("purelib"))
+    location = call(environment / "bin/python", "-c print(__import__('rekindle').__file__)", folder)
+    assert Path(location).is_relative_to(environment)
+    return environment / "bin"
+
+
+def call(program: Path, arguments: str, folder: Path, **settings: str) -> str:
+    """stdout of `program` in `folder`, without this session's settings; it must succeed."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("REKINDLE_", "PYTHON"))}
+    done = subprocess.run(
+        [program, *arguments.split()], cwd=folder, env=environment | settings, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ("config configs/demo.yaml", "steps.fraud"),
+        ("lint configs/demo.yaml", ""),
+        ("render configs/cluster.yaml", "kind: Workflow"),
+        ("render configs/handbook.yaml --kind cron", "kind: CronWorkflow"),
+        ("platform render --with minio --with mlflow", "python"),
+        ("step steps.prepare --help", "rekindle step steps.prepare"),
+        ("demo chaos --workers 1 --steps 20 --seconds-between 100", "EQUAL"),
+    ],
+)
+def test_an_installed_wheel_works_in_an_empty_folder(
+    installed: Path, tmp_path: Path, arguments: str, expected: str
+) -> None:
+    assert expected in call(installed / "rekindle", arguments, tmp_path)
+
+
+def own_project(folder: Path, packages: bool) -> Path:
+    """A project with its own `steps` and `pipelines`, with or without __init__.py."""
+    files = {
+        "pipelines/training.py": PIPELINE,
+        "steps/greet.py": STEP,
+        "steps/greeting.py": WORKLOAD,
+        "configs/hello.yaml": CONFIG,
+    }
+    files |= {"pipelines/__init__.py": "", "steps/__init__.py": ""} if packages else {}
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    (folder / "notebooks").mkdir()
+    return folder
+
+
+@pytest.mark.parametrize("packages", [True, False])
+def test_a_folder_with_its_own_steps_and_pipelines_is_the_project(
+    installed: Path, tmp_path: Path, packages: bool
+) -> None:
+    folder, rekindle = own_project(tmp_path, packages), installed / "rekindle"
+    subfolder = folder / "notebooks"
+    manifest = yaml.safe_load(call(rekindle, "render configs/hello.yaml", subfolder))
+    assert {template["name"] for template in manifest["spec"]["templates"]} == {"greet", "main"}
+    assert "steps.greeting" in call(rekindle, "config configs/hello.yaml", folder)
+    call(rekindle, "lint configs/hello.yaml", folder)
+    call(rekindle, "step steps.greet --name=Bob --output greeting=greeting", subfolder)
+    assert (subfolder / "greeting").read_text() == "hello Bob"
+    assert "greet succeeded" in call(rekindle, "run configs/hello.yaml", subfolder)
+
+
+def test_an_image_needs_the_steps_alone(installed: Path, tmp_path: Path) -> None:
+    folder = own_project(tmp_path / "app", packages=False)
+    (folder / "pipelines/training.py").unlink()
+    paths = {"PYTHONPATH": str(folder), "REKINDLE_PATH": str(folder)}
+    step = "-m rekindle step steps.greet --name=Bob --output greeting=greeting"
+    call(installed / "python", step, tmp_path, **paths)
+    assert (tmp_path / "greeting").read_text() == "hello Bob"
+
+
+def test_the_project_is_the_nearest_folder_that_says_so(tmp_path: Path) -> None:
+    assert project.find(tmp_path) == project.REFERENCE
+    (tmp_path / "pipelines").mkdir()
+    assert project.find(tmp_path) == project.REFERENCE  # somebody's folder of that name, without a module
+    (tmp_path / "pyproject.toml").write_text("[tool.rekindle]\n")
+    inner = tmp_path / "team" / "project"
+    (inner / "pipelines").mkdir(parents=True)
+    (inner / "pipelines" / "nightly.py").touch()
+    assert project.find(tmp_path / "team") == tmp_path
+    assert project.find(inner / "pipelines") == inner
+
+
+def test_a_config_is_found_from_a_subfolder_and_the_nearer_one_wins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(project.PATH, raising=False)
+    folder = own_project(tmp_path, packages=False)
+    monkeypatch.chdir(folder / "notebooks")
+    assert project.config(Path("configs/hello.yaml")) == folder / "configs/hello.yaml"
+    (folder / "notebooks/configs").mkdir()
+    (folder / "notebooks/configs/hello.yaml").touch()
+    assert project.config(Path("configs/hello.yaml")) == Path("configs/hello.yaml")
+    assert project.config(Path("configs/demo.yaml")) == Path("configs/demo.yaml")  # the reference project's is not ours
+
+
+def test_a_module_that_is_no_step_is_told_where_steps_are_described(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(project.PATH, str(ROOT))
+    with pytest.raises(ConfigError, match=r"Did you mean \"steps.prepare\"") as error:
+        project.load("steps.prepar", "step", ["run"])
+    assert str(ROOT) in str(error.value)
+    for kind, page in project.DOCS.items():
+        with pytest.raises(ConfigError, match=f"see {page}"):
+            project.load("json", kind, ["no_such_name"])
+        assert (ROOT / page).is_file()
