@@ -2,7 +2,7 @@
 
     shared = Shared(cluster); lock, why = shared.acquire("node", locks_of(...)); shared.release("node")
 
-A slot of a lock is a file that its holder has locked (flock), so that it goes with the process, however it ends; what
+A slot of a lock is a file that its caller has locked (flock), so that it goes with the process, however it ends; what
 waits asks again. Outputs lie in ConfigMaps of the home, as Argo keeps them.
 Source: Argo's workflow/sync and workflow/controller/cache.
 """
@@ -26,39 +26,16 @@ CACHE = "Cache"
 Lock = tuple[str, int]
 
 
-def locks_of(synchronization: dict[str, Any], namespace: str, cluster: Any) -> list[Lock]:
-    """Name and limit of each lock, semaphores first. Raises NodeError."""
-    locks: list[Lock] = []
-    for each in synchronization.get("semaphores") or []:
-        reference = each.get("configMapKeyRef") or {}
-        map, key = reference.get("name", ""), reference.get("key", "")
-        name = f"{each.get('namespace') or namespace}/ConfigMap/{map}/{key}"
-        try:
-            limit, why = int(cluster.configmap(map)[key]), "it is 0"
-        except KeyError:
-            limit, why = 0, f"the ConfigMap {map} has no {key}"
-        except ValueError as error:
-            limit, why = 0, str(error)
-        if not limit:
-            raise NodeError(f"failed to initialize semaphore {name} with limit: {why}")
-        locks.append((name, limit))
-    for each in synchronization.get("mutexes") or []:
-        locks.append((f"{each.get('namespace') or namespace}/Mutex/{each.get('name', '')}", 1))
-    if len(set(locks)) < len(locks):
-        raise NodeError("requested configuration is invalid: duplicate synchronization item found")
-    return locks
-
-
 class Shared:
     """The locks that this process holds, and the cache of the home."""
 
     def __init__(self, cluster: Any) -> None:
-        self.cluster, self.home = cluster, cluster.home
-        self.held: dict[str, dict[str, int]] = {}  # holder → lock → descriptor
+        self.configmap, self.home = cluster.configmap, cluster.home
+        self.held: dict[str, dict[str, int]] = {}  # caller → lock → descriptor
 
-    def acquire(self, holder: str, locks: list[Lock]) -> tuple[str, str]:
+    def acquire(self, caller: str, locks: list[Lock]) -> tuple[str, str]:
         """Takes all of them or none; the first that is not to be had, and what Argo says of it."""
-        mine = self.held.setdefault(holder, {})
+        mine = self.held.setdefault(caller, {})
         before = set(mine)
         for name, limit in locks:
             if name not in mine and not self._take(mine, name, limit):
@@ -71,17 +48,17 @@ class Shared:
         """Whether this run itself holds all of a lock."""
         return sum(name in mine for mine in self.held.values()) >= limit
 
-    def release(self, holder: str) -> bool:
+    def release(self, caller: str) -> bool:
         """Whether there was something to release."""
-        found = self.held.pop(holder, {})
+        found = self.held.pop(caller, {})
         for descriptor in found.values():
             os.close(descriptor)
         return bool(found)
 
     def close(self) -> None:
         """Releases everything."""
-        for holder in list(self.held):
-            self.release(holder)
+        for caller in list(self.held):
+            self.release(caller)
 
     def _take(self, mine: dict[str, int], name: str, limit: int) -> bool:
         folder = self.home / "locks" / hashlib.sha256(name.encode()).hexdigest()

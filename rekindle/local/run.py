@@ -22,6 +22,7 @@ from rekindle.argo import validate
 from rekindle.argo.kinds import COMPLETED, FAILED
 from rekindle.argo.manifest import read as manifests
 from rekindle.argo.manifest.resolve import resolved
+from rekindle.argo.manifest.volumes import claims
 from rekindle.errors import ConfigError, RekindleError
 from rekindle.local import preflight
 from rekindle.local.controllers.kubectl import Resources
@@ -216,15 +217,15 @@ class LocalRun:
 
     def _tidy(self, scheduler: Scheduler) -> None:
         """Deletes what goes with the end of the run; again, if a run that is over is gone on with."""
-        for volume in volumes.claims(self.workflow):
+        for volume in claims(self.workflow):
             if volume not in scheduler.status.get("persistentVolumeClaims", []):
                 volumes.delete(self.cluster, volume)
         changed = artifacts.collect(scheduler.status, self.workflow["spec"], self.cluster.store)
-        scheduler.changed |= dict.fromkeys(changed)
+        scheduler.table.changed |= dict.fromkeys(changed)
         self._record(scheduler)
 
     def _record(self, scheduler: Scheduler) -> None:
-        entry = {key: value for key, value in scheduler.taken().items() if value}
+        entry = {key: value for key, value in scheduler.table.taken().items() if value}
         head = json.dumps({key: value for key, value in scheduler.status.items() if key != "nodes"})
         if head != self.head:
             self.head = head

@@ -5,75 +5,75 @@ Source: Argo's operator.go (operate, executeTemplate, markNodeWaitingForLock, in
 """
 
 import contextlib
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from rekindle.argo.kinds import FULFILLED, NODE_TYPES
 from rekindle.argo.language import gofmt
+from rekindle.local.engine.context import Context
 from rekindle.local.engine.nodes import Node, NodeError, Options, Parallel, moment
-from rekindle.local.locks import locks_of
 
-if TYPE_CHECKING:
-    from rekindle.local.engine.scheduler import Scheduler
 POLL = 0.2  # seconds between two tries to get a lock that another run may hold
 
 
-def admitted(scheduler: "Scheduler") -> bool:
+def admitted(context: Context) -> bool:
     """Whether the workflow has the locks it asks for, or is over."""
-    s, wanted = scheduler, scheduler.spec.get("synchronization")
-    if not wanted or s.done:
+    wanted = context.spec.get("synchronization")
+    if not wanted or context.done:
         return True
-    if s.shutdown and not s.nodes:
-        s.finish("Failed", f"Stopped with strategy '{s.shutdown}'")
+    if context.shutdown and not context.table.nodes:
+        context.finish("Failed", f"Stopped with strategy '{context.shutdown}'")
         return True
     try:
-        _, message = s.shared.acquire(s.name + "/", _locks(s, wanted))
+        _, message = context.locks.acquire(context.name + "/", _locks(context, wanted))
     except NodeError as error:
-        s.finish("Failed", f"Failed to acquire the synchronization lock. {error}")
+        context.finish("Failed", f"Failed to acquire the synchronization lock. {error}")
         return True
-    s.status |= {"phase": "Pending" if message else "Running", "message": message}
+    context.status |= {"phase": "Pending" if message else "Running", "message": message}
     if message:
-        s.wake_at(s.now + POLL)
+        context.wake_at(context.table.now + POLL)
     return not message
 
 
 def before(
-    scheduler: "Scheduler", name: str, holder: dict[str, Any], template: dict[str, Any], options: Options
+    context: Context, name: str, caller: dict[str, Any], template: dict[str, Any], options: Options
 ) -> Node | None:
     """The node, if there is one already: it waits for a lock, or its outputs are in a cache. Raises NodeError."""
-    s, node = scheduler, scheduler.get(name)
-    retried = s.strategy(template) is not None
+    node = context.table.get(name)
+    retried = context.strategy(template) is not None
     type = "Retry" if retried else next((type for kind, type in NODE_TYPES.items() if kind in template), "Pod")
     lock, memo = template.get("synchronization"), template.get("memoize")
     if lock:
-        locks = _locks(s, lock)
-        waiting, message = s.shared.acquire(s.id(name), locks)
+        locks = _locks(context, lock)
+        waiting, message = context.locks.acquire(context.table.id(name), locks)
         if waiting:
-            node = s.begun(name, type, "Pending", holder, template, options)
+            node = context.table.begun(name, type, "Pending", caller, template, options)
             node["synchronizationStatus"] = {"waiting": waiting}
-            s.active.discard(node["id"])
-            if not s.shared.alone(waiting, dict(locks)[waiting]):
-                s.wake_at(s.now + POLL)
+            context.table.active.discard(node["id"])
+            if not context.locks.alone(waiting, dict(locks)[waiting]):
+                context.wake_at(context.table.now + POLL)
             elif template.get("timeout"):
-                s.wake_at(times_out(node, template))
+                context.wake_at(times_out(node, template))
             else:
-                s.stuck = message  # unless something of this run ends
-            return s.mark(name, node["phase"], message)
-        s.holding.add(s.id(name))
+                context.stuck = message  # unless something of this run ends
+            return context.table.mark(name, node["phase"], message)
+        context.holding.add(context.table.id(name))
         if node and node.pop("synchronizationStatus", None):
-            s.mark(name, node["phase"], "")
-    if memo and (not node or (lock and node["phase"] == "Pending" and node["id"] not in s.started)):
+            context.table.mark(name, node["phase"], "")
+    if memo and (not node or (lock and node["phase"] == "Pending" and node["id"] not in context.started)):
         status = memoized(memo, hit=False)
         try:
-            status["hit"], outputs = s.shared.recall(status["cacheName"], status["key"], memo.get("maxAge"), s.now)
+            status["hit"], outputs = context.locks.recall(
+                status["cacheName"], status["key"], memo.get("maxAge"), context.table.now
+            )
         except NodeError:
-            s.leaked.add(s.id(name))
+            context.leaked.add(context.table.id(name))
             raise
-        node = s.begun(name, type, "Pending", holder, template, options)
+        node = context.table.begun(name, type, "Pending", caller, template, options)
         node["memoizationStatus"] = status
         if status["hit"]:
             node |= {"outputs": outputs} if outputs is not None else {}
-            return s.mark(name, "Succeeded")
+            return context.table.mark(name, "Succeeded")
     return node
 
 
@@ -82,13 +82,13 @@ def times_out(node: Node, template: dict[str, Any]) -> float:
     return moment(node["startedAt"]) + gofmt.seconds(template["timeout"])
 
 
-def release(scheduler: "Scheduler") -> None:
+def release(context: Context) -> None:
     """Lets go of the locks of nodes that are over."""
-    for id in scheduler.holding - scheduler.leaked:
-        if not (node := scheduler.nodes.get(id)) or node["phase"] not in FULFILLED:
+    for id in context.holding - context.leaked:
+        if not (node := context.table.nodes.get(id)) or node["phase"] not in FULFILLED:
             continue
-        scheduler.holding.discard(id)
-        scheduler.shared.release(id)
+        context.holding.discard(id)
+        context.locks.release(id)
 
 
 def memoized(memo: dict[str, Any], hit: bool) -> dict[str, Any]:
@@ -96,57 +96,82 @@ def memoized(memo: dict[str, Any], hit: bool) -> dict[str, Any]:
     return {"hit": hit, "key": memo["key"], "cacheName": memo["cache"]["configMap"]["name"]}
 
 
-def remember(scheduler: "Scheduler", node: Node) -> None:
+def remember(context: Context, node: Node) -> None:
     """Keeps what a memoized node gave. Raises NodeError."""
     memo = node["memoizationStatus"]
-    scheduler.shared.remember(memo["cacheName"], memo["key"], node["id"], node.get("outputs"), scheduler.now)
+    context.locks.remember(memo["cacheName"], memo["key"], node["id"], node.get("outputs"), context.table.now)
 
 
-def keep(scheduler: "Scheduler", node: Node) -> None:
+def keep(context: Context, node: Node) -> None:
     """`remember` for a DAG or steps template, which on Argo succeeds even if that fails."""
     if node.get("memoizationStatus"):
         with contextlib.suppress(NodeError):
-            remember(scheduler, node)
+            remember(context, node)
 
 
-def limit(scheduler: "Scheduler", template: dict[str, Any], node: Node | None, boundary: str) -> None:
+def limit(context: Context, template: dict[str, Any], node: Node | None, boundary: str) -> None:
     """Raises Parallel where parallelism or failFast forbid going on."""
-    if node and scheduler.lost:
+    if node and context.table.lost:
         return
-    if full(scheduler):
+    if full(context):
         raise Parallel
     if node and ("dag" in template or "steps" in template):
-        _limited(scheduler, node, template, lambda id: _pods(scheduler, id))
+        _limited(context, node, template, lambda id: _pods(context, id))
     if boundary and (not node or node["phase"] not in ("Pending", "Running")):
-        parent = scheduler.nodes[boundary]
-        _limited(scheduler, parent, scheduler.memory.get(parent["name"], {}), lambda id: scheduler.tally[id, "active"])
+        parent = context.table.nodes[boundary]
+        _limited(context, parent, context.filled(parent["name"]) or {}, lambda id: context.table.tally[id, "active"])
 
 
-def full(scheduler: "Scheduler") -> bool:
-    limit = scheduler.spec.get("parallelism")
-    return limit is not None and len(scheduler.active) >= int(limit)
+def full(context: Context) -> bool:
+    limit = context.spec.get("parallelism")
+    return limit is not None and len(context.table.active) >= int(limit)
 
 
-def _pods(scheduler: "Scheduler", boundary: str) -> int:
-    return sum(scheduler.nodes[id].get("boundaryID") == boundary for id in scheduler.active)
+def _pods(context: Context, boundary: str) -> int:
+    return sum(context.table.nodes[id].get("boundaryID") == boundary for id in context.table.active)
 
 
-def _limited(scheduler: "Scheduler", parent: Node, template: dict[str, Any], count: Callable[[str], int]) -> None:
+def _limited(context: Context, parent: Node, template: dict[str, Any], count: Callable[[str], int]) -> None:
     """Argo holds a DAG or steps node up by its pods, and its children by all that is active beside them."""
     boundary, limit = parent["id"], template.get("parallelism")
-    if template.get("failFast") is True and scheduler.tally[boundary, "failed"]:
-        if not _pods(scheduler, boundary):
+    if template.get("failFast") is True and context.table.tally[boundary, "failed"]:
+        if not _pods(context, boundary):
             message = "template has failed or errored children and failFast enabled"
             groups = [
-                n for n in scheduler.nodes.values() if n.get("boundaryID") == boundary and n["type"] == "StepGroup"
+                n for n in context.table.nodes.values() if n.get("boundaryID") == boundary and n["type"] == "StepGroup"
             ]
             if groups:
-                scheduler.mark(groups[-1]["name"], "Failed", message)
-            scheduler.mark(parent["name"], "Failed", message)
+                context.table.mark(groups[-1]["name"], "Failed", message)
+            context.table.mark(parent["name"], "Failed", message)
         raise Parallel
     if limit is not None and count(boundary) >= int(limit):
         raise Parallel
 
 
-def _locks(scheduler: "Scheduler", synchronization: dict[str, Any]) -> list[tuple[str, int]]:
-    return locks_of(synchronization, scheduler.workflow["metadata"]["namespace"], scheduler.shared.cluster)
+def _locks(context: Context, synchronization: dict[str, Any]) -> list[tuple[str, int]]:
+    return locks_of(synchronization, context.workflow["metadata"]["namespace"], context.locks.configmap)
+
+
+def locks_of(
+    synchronization: dict[str, Any], namespace: str, configmap: Callable[[str], Mapping[str, str]]
+) -> list[tuple[str, int]]:
+    """Name and limit of each lock, semaphores first. Raises NodeError."""
+    locks: list[tuple[str, int]] = []
+    for each in synchronization.get("semaphores") or []:
+        reference = each.get("configMapKeyRef") or {}
+        map, key = reference.get("name", ""), reference.get("key", "")
+        name = f"{each.get('namespace') or namespace}/ConfigMap/{map}/{key}"
+        try:
+            limit, why = int(configmap(map)[key]), "it is 0"
+        except KeyError:
+            limit, why = 0, f"the ConfigMap {map} has no {key}"
+        except ValueError as error:
+            limit, why = 0, str(error)
+        if not limit:
+            raise NodeError(f"failed to initialize semaphore {name} with limit: {why}")
+        locks.append((name, limit))
+    for each in synchronization.get("mutexes") or []:
+        locks.append((f"{each.get('namespace') or namespace}/Mutex/{each.get('name', '')}", 1))
+    if len(set(locks)) < len(locks):
+        raise NodeError("requested configuration is invalid: duplicate synchronization item found")
+    return locks

@@ -7,7 +7,7 @@ dag.go and common/ancestry.go.
 
 import json
 import re
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rekindle.argo.kinds import COMPLETED, FAILED, FULFILLED
 from rekindle.argo.language.expr import truth
@@ -17,46 +17,21 @@ from rekindle.argo.language.substitute import STEPS, Missing, TemplateError, sub
 from rekindle.argo.manifest.loops import expand, loops
 from rekindle.local.engine import admission, hooks
 from rekindle.local.engine import scope as scopes
+from rekindle.local.engine.context import Context
 from rekindle.local.engine.nodes import Node, NodeError, Options, Parallel, TimedOut, fulfilled
-from rekindle.local.engine.order import HELD, Order, State, above
+from rekindle.local.engine.order import HELD, Order, State, above, dependencies
 
-if TYPE_CHECKING:
-    from rekindle.local.engine.scheduler import Scheduler
-NAMES = re.compile(r"[a-zA-Z0-9][-a-zA-Z0-9]*?\.[A-Z][a-zA-Z]+|[a-zA-Z0-9][-a-zA-Z0-9]*")
 WORDS = re.compile(r"[-a-zA-Z0-9_]+")
 RESULTS = {"Succeeded": "Succeeded", "Failed": "Failed", "Errored": "Error", "Skipped": "Skipped", "Omitted": "Omitted"}
-
-
-def dependencies(task: dict[str, Any], tasks: dict[str, dict[str, Any]]) -> tuple[list[str], str]:
-    """The tasks that `task` waits for, and its `depends` as an expression over them, in which they are t0, t1, ...
-
-    So that tasks that wait for others in the same way have the same expression, which is parsed once.
-    """
-    found: dict[str, str] = {}
-
-    def spelled(match: re.Match[str]) -> str:
-        name, _, result = match[0].partition(".")
-        short = found.setdefault(name, f"t{len(found)}")
-        return f"{short}.{result}" if result else _passes(short, tasks.get(name, {}).get("continueOn") or {})
-
-    depends = task.get("depends") or " && ".join(task.get("dependencies") or [])
-    logic = NAMES.sub(spelled, depends)
-    return list(found), logic
-
-
-def _passes(name: str, goes_on: dict[str, Any]) -> str:
-    results = ["Succeeded", "Skipped", "Daemoned"]
-    results += ["Errored"] if goes_on.get("error") else []
-    results += ["Failed"] if goes_on.get("failed") else []
-    return "(" + " || ".join(f"{name}.{result}" for result in results) + ")"
 
 
 class Dag:
     """One DAG template at one node."""
 
-    def __init__(self, scheduler: "Scheduler", name: str, template: dict[str, Any], options: Options) -> None:
-        self.s, self.name, self.template, self.on_exit = scheduler, name, template, options.on_exit
-        self.boundary = scheduler.ids[name]
+    def __init__(self, context: Context, name: str, template: dict[str, Any], options: Options) -> None:
+        self.context, self.name, self.template, self.on_exit = context, name, template, options.on_exit
+        self.table, self.inputs = context.table, context.inputs
+        self.boundary = context.table.ids[name]
         self.tasks = {task["name"]: task for task in template["dag"]["tasks"]}
         self.needs, self.logic = {}, {}
         for each in self.tasks.values():
@@ -72,14 +47,14 @@ class Dag:
         self.order = Order(self.targets, self.needs, eager)
 
     def node(self, task: str) -> Node | None:
-        return self.s.get(f"{self.name}.{task}")
+        return self.table.get(f"{self.name}.{task}")
 
     def options(self) -> Options:
         return Options(self.boundary, self.on_exit, "tasks")
 
     def scope(self, task: str) -> scopes.Scope:
         """What `task` sees: all its ancestors. Raises ValueError for a loop's result that is no JSON."""
-        scope = scopes.of_template(self.s, self.template)
+        scope = scopes.of_template(self.context.status, self.template)
         if task not in self.seen:
             self.seen[task] = self._sees(task)
         for name in self.seen[task]:
@@ -103,10 +78,10 @@ class Dag:
 
     def add(self, scope: scopes.Scope, name: str, node: Node) -> None:
         if node["type"] == "TaskGroup":
-            children = (self.s.nodes[id] for id in node.get("children", []) if id in self.s.nodes)
+            children = (self.table.nodes[id] for id in node.get("children", []) if id in self.table.nodes)
             scopes.aggregate(scope, "tasks", name, [n for n in children if n["name"].startswith(node["name"] + "(")])
-        scopes.add_node(self.s, scope, "tasks", name, node)
-        scopes.add_skipped(scope, "tasks", name, node, self.s.template(self.tasks[name]), artifacts=False)
+        scopes.add_node(self.table, scope, "tasks", name, node)
+        scopes.add_skipped(scope, "tasks", name, node, self.inputs.template(self.tasks[name]), artifacts=False)
 
     def visit(self, name: str) -> State:
         """Brings a task as far as it can go. Whether what depends on it may go on, and whether it is over.
@@ -116,9 +91,11 @@ class Dag:
         state, task = self._visit(name), self.tasks[name]
         if name in self.targets and (self.looped or task.get("hooks")) and (node := self.node(name)):
             try:
-                hooks.during(self.s, task, node, self.scope(name), self.options())  # once more: it may be over since
+                hooks.during(
+                    self.context, task, node, self.scope(name), self.options()
+                )  # once more: it may be over since
             except (NodeError, ValueError) as error:
-                self.s.mark(self.name, "Error", str(error))
+                self.table.mark(self.name, "Error", str(error))
                 raise NodeError(str(error)) from None
         return state
 
@@ -129,22 +106,22 @@ class Dag:
             return True, True
         if node and hooked and node["phase"] != "Pending":
             try:
-                if not hooks.during(self.s, task, node, self.scope(name), self.options()):
+                if not hooks.during(self.context, task, node, self.scope(name), self.options()):
                     return False, False
             except (NodeError, ValueError) as error:
-                self.s.mark(node["name"], "Error", str(error))
+                self.table.mark(node["name"], "Error", str(error))
         if node and node["phase"] in FULFILLED:
-            self.s.leaked.discard(node["id"])
+            self.context.leaked.discard(node["id"])
             over = not hooked or self._exited(name, node)  # first: its attempts may end in it
-            return self.s.hooks_done(node), over
-        if not (node and node["type"] == "Pod" and node["id"] in self.s.started):
+            return self.table.hooks_done(node), over
+        if not (node and node["type"] == "Pod" and node["id"] in self.context.started):
             if not node and self.logic[name] and not self._may_start(name, task):
                 node = self.node(name)
                 return node is not None, node is not None
             if self._run(name, task):
-                return (False, False) if self.s.lost else HELD
+                return (False, False) if self.table.lost else HELD
             node = self.node(name)
-        passed = bool(node and fulfilled(node) and self.s.hooks_done(node))
+        passed = bool(node and fulfilled(node) and self.table.hooks_done(node))
         return passed, bool(node and node["phase"] in FULFILLED and not hooked)
 
     def _passed_by(self, name: str) -> bool:
@@ -157,11 +134,11 @@ class Dag:
         try:
             verdict = self.depends(name)
         except ExprError as error:
-            self.s.create(full, "Skipped", "Error", task, self.options(), f"unable to evaluate expression: {error}")
+            self.table.create(full, "Skipped", "Error", task, self.options(), f"unable to evaluate expression: {error}")
             self.connect(name, full)
             return False
         if verdict is False:
-            self.s.create(full, "Skipped", "Omitted", task, self.options(), "omitted: depends condition not met")
+            self.table.create(full, "Skipped", "Omitted", task, self.options(), "omitted: depends condition not met")
             self.connect(name, full)
         return bool(verdict)
 
@@ -170,11 +147,11 @@ class Dag:
         scope: dict[str, Any] = {}
         for need in self.needs[name]:
             node = self.node(need)
-            if not node or not fulfilled(node) or not self.s.hooks_done(node):
+            if not node or not fulfilled(node) or not self.table.hooks_done(node):
                 return None
             results: dict[str, bool] = {result: node["phase"] == phase for result, phase in RESULTS.items()}
             below = node.get("children", []) if node["type"] == "TaskGroup" else []
-            phases = [self.s.nodes[id]["phase"] if id in self.s.nodes else "" for id in below]
+            phases = [self.table.nodes[id]["phase"] if id in self.table.nodes else "" for id in below]
             results |= {"Daemoned": bool(node.get("daemoned")), "AnySucceeded": "Succeeded" in phases}
             results |= {"AllFailed": bool(phases) and all(phase == "Failed" for phase in phases)}
             scope[f"t{len(scope)}"] = results
@@ -183,54 +160,55 @@ class Dag:
     def connect(self, task: str, name: str, group: str | None = None) -> None:
         """Hangs node `name` below what `task` waited for."""
         if group:
-            self.s.child(group, name)
+            self.table.child(group, name)
         elif not self.needs[task]:
-            self.s.child(self.name, name)
+            self.table.child(self.name, name)
         else:
             for need in self.needs[task]:
-                for id in self.s.outbound(self.s.ids[f"{self.name}.{need}"]):
-                    if id not in self.s.nodes:  # an exit hook that could not begin
+                for id in self.table.outbound(self.table.ids[f"{self.name}.{need}"]):
+                    if id not in self.table.nodes:  # an exit hook that could not begin
                         return
-                    self.s.child(self.s.nodes[id]["name"], name)
+                    self.table.child(self.table.nodes[id]["name"], name)
 
     def _run(self, name: str, task: dict[str, Any]) -> bool:
         """Whether a limit holds it up that holds for all new tasks."""
         full = f"{self.name}.{name}"
-        expanded = self.s.memory.get(("tasks", full))
+        expansion = self.context.expansion(full)
+        expanded = expansion.members
         if expanded is None:
             try:
                 scope = self.scope(name)
                 try:
-                    resolved = resolve(self.s, task, scope)
+                    resolved = resolve(self.context, task, scope)
                 except Missing as error:
-                    self.s.stuck = str(error)
+                    self.context.stuck = str(error)
                     return False
-                expanded = expand(resolved, scope.parameters(self.s.globals))
+                expanded = expand(resolved, scope.parameters(self.inputs.globals))
             except (TemplateError, WhenError, ValueError) as error:
-                self.s.error(full, task, self.options(), str(error))
+                self.table.error(full, task, self.options(), str(error))
                 self.connect(name, full)
                 return False
-            self.s.memory[("tasks", full)] = expanded
+            expansion.members = expanded
         group = self.node(name) if loops(task) else None
         group = group if group and group["type"] == "TaskGroup" else None
         if loops(task) and not expanded:
-            self.s.create(full, "Skipped", "Skipped", task, self.options(), "Skipped, empty params")
+            self.table.create(full, "Skipped", "Skipped", task, self.options(), "Skipped, empty params")
             self.connect(name, full)
             return False
         if loops(task) and not group:
-            group = self.s.create(full, "TaskGroup", "Running", task, self.options())
+            group = self.table.create(full, "TaskGroup", "Running", task, self.options())
             self.connect(name, full)
-        left = self.s.memory.setdefault(("left", full), list(expanded))
+        left = expanded if expansion.pending is None else expansion.pending
         kept, state = [], None
         for index, each in enumerate(left):
             state = self._one(name, task, each, full if group else None)
-            if state is None and not self.s.lost:  # those after it are for a later look
+            if state is None and not self.table.lost:  # those after it are for a later look
                 kept += left[index:]
                 break
             kept += [] if state else [each]
-        self.s.memory[("left", full)] = kept
+        expansion.pending = kept
         if group and not kept:
-            self.s.mark(full, _last([node for each in expanded if (node := self.node(each["name"]))]))
+            self.table.mark(full, _last([node for each in expanded if (node := self.node(each["name"]))]))
         return state is None and not group and not self.node(name)
 
     def _one(self, name: str, task: dict[str, Any], each: dict[str, Any], group: str | None) -> bool | None:
@@ -240,26 +218,26 @@ class Dag:
         """
         full, options = f"{self.name}.{each['name']}", self.options()
         node = self.node(each["name"])
-        if node and node["type"] == "Pod" and node["phase"] not in FULFILLED and node["id"] in self.s.started:
+        if node and node["type"] == "Pod" and node["phase"] not in FULFILLED and node["id"] in self.context.started:
             return fulfilled(node)
         if not node:
             self.connect(name, full, group)
             try:
                 runs, reason = should_execute(each.get("when", "")), f"when '{each.get('when')}' evaluated false"
             except WhenError as error:
-                self.s.create(full, "Skipped", "Error", task, options, str(error))
+                self.table.create(full, "Skipped", "Error", task, options, str(error))
                 return True
             if not runs:
-                self.s.create(full, "Skipped", "Skipped", task, options, reason)
+                self.table.create(full, "Skipped", "Skipped", task, options, reason)
                 return True
         try:
-            found = self.s.execute(full, each, each.get("arguments") or {}, options)
+            found = self.context.execute(full, each, each.get("arguments") or {}, options)
         except Parallel:
             return False if node else None
         except TimedOut:
             return None
         except NodeError as error:
-            self.s.mark(full, "Error", f"task '{full}' errored: {error}")
+            self.table.mark(full, "Error", f"task '{full}' errored: {error}")
             return None
         if found is None:
             return None
@@ -271,7 +249,7 @@ class Dag:
     def _exited(self, name: str, node: Node) -> bool:
         """Whether the exit hook of a task that is over is over, too: one that cannot run never is."""
         try:
-            return hooks.after(self.s, self.tasks[name], node, self.scope(name), self.options())
+            return hooks.after(self.context, self.tasks[name], node, self.scope(name), self.options())
         except (NodeError, ValueError):
             return False
 
@@ -280,17 +258,17 @@ class Dag:
         live = (self.node(self.order.names[index]) for index in self.order.live)
         if any(node and not fulfilled(node) and not self._group_phase(node) for node in live):
             return "Running"
-        targets = {self.s.id(f"{self.name}.{name}"): "" for name in self.targets}
-        queue = [(id, "Succeeded") for id in self.s.nodes[self.boundary].get("children", [])]
+        targets = {self.table.id(f"{self.name}.{name}"): "" for name in self.targets}
+        queue = [(id, "Succeeded") for id in self.table.nodes[self.boundary].get("children", [])]
         seen = set(queue)
         for id, branch in queue:
-            node = self.s.nodes.get(id)
+            node = self.table.nodes.get(id)
             if node is None:
                 return "Running"
             if not fulfilled(node):
                 if not (phase := self._group_phase(node)):
                     return "Running"
-                self.s.mark(node["name"], phase)
+                self.table.mark(node["name"], phase)
             if node["phase"] in COMPLETED:
                 branch = node["phase"]
             if id in targets and targets[id] not in FAILED:
@@ -301,7 +279,7 @@ class Dag:
                     queue.append((below, branch))
         result, fast = "Succeeded", self.template["dag"].get("failFast") is not False
         for name in self.targets:
-            branch = targets[self.s.id(f"{self.name}.{name}")]
+            branch = targets[self.table.id(f"{self.name}.{name}")]
             if not branch:
                 result = "Running"
                 if not fast:
@@ -318,16 +296,16 @@ class Dag:
     def _group_phase(self, node: Node) -> str:
         """The phase of a loop of which nothing runs, else "". Those of its items that did not begin never will."""
         items = node.get("children", []) if node["type"] == "TaskGroup" else []
-        nodes = (self.s.nodes.get(id) for id in reversed(items))
+        nodes = (self.table.nodes.get(id) for id in reversed(items))
         if not items or any(not each or not fulfilled(each) for each in nodes):
             return ""
-        return _last([self.s.nodes[id] for id in items])
+        return _last([self.table.nodes[id] for id in items])
 
     def _below(self, node: Node) -> list[str]:
         if node["type"] != "Retry":
             return node.get("children", [])
         below: list[str] = []
-        for child in (self.s.nodes[id] for id in reversed(node.get("children", [])) if id in self.s.nodes):
+        for child in (self.table.nodes[id] for id in reversed(node.get("children", [])) if id in self.table.nodes):
             below += [child["id"]] if child.get("nodeFlag", {}).get("hooked") else child.get("children", [])
         return below
 
@@ -338,12 +316,12 @@ def _last(nodes: list[Node]) -> str:
     return failed[-1] if failed else "Succeeded"
 
 
-def resolve(scheduler: "Scheduler", task: dict[str, Any], scope: scopes.Scope, unable: str = "") -> dict[str, Any]:
+def resolve(context: Context, task: dict[str, Any], scope: scopes.Scope, unable: str = "") -> dict[str, Any]:
     """A task or step with everything replaced that is known before its loop (`unable`: see `artifact_of`).
 
     Raises TemplateError, WhenError.
     """
-    values = scope.parameters(scheduler.globals)
+    values = scope.parameters(context.inputs.globals)
     body = {key: value for key, value in task.items() if key != "hooks"}
     hooks = {"hooks": task["hooks"]} if "hooks" in task else {}
     if task.get("when"):
@@ -362,18 +340,17 @@ def resolve(scheduler: "Scheduler", task: dict[str, Any], scope: scopes.Scope, u
     return {**body, **hooks}
 
 
-def execute(
-    scheduler: "Scheduler", name: str, holder: dict[str, Any], template: dict[str, Any], options: Options
-) -> Node:
+def execute(context: Context, name: str, caller: dict[str, Any], template: dict[str, Any], options: Options) -> Node:
     """Brings a DAG node as far as it can go."""
-    node = scheduler.begun(name, "DAG", "Running", holder, template, options)
-    dag = scheduler.memory.get(("dag", name)) or Dag(scheduler, name, template, options)
-    scheduler.memory[("dag", name)] = dag
+    node = context.table.begun(name, "DAG", "Running", caller, template, options)
+    expansion = context.expansion(name)
+    dag: Dag = expansion.dag or Dag(context, name, template, options)
+    expansion.dag = dag
     dag.order.walk(dag.visit, lambda task: dag.connect(task, f"{name}.{task}"))
     if node["phase"] in FULFILLED:
         return node
-    stopped = scheduler.shutdown and not options.on_exit
-    if stopped and all(scheduler.hooks_done(found) for target in dag.targets if (found := dag.node(target))):
+    stopped = context.shutdown and not options.on_exit
+    if stopped and all(context.table.hooks_done(found) for target in dag.targets if (found := dag.node(target))):
         phase = "Failed"
     else:
         phase = dag.phase()
@@ -381,18 +358,18 @@ def execute(
         return node
     if phase == "Succeeded":
         try:
-            scope = scopes.of_template(scheduler, template)
+            scope = scopes.of_template(context.status, template)
             for each in dag.tasks:
                 if found := dag.node(each):
                     dag.add(scope, each, found)
-                    scheduler.export(found.get("outputs") or {})
+                    context.inputs.export(found.get("outputs") or {})
             outputs = scopes.outputs_of(template, scope)
         except (TemplateError, ValueError) as error:
             raise NodeError(str(error)) from None
         if outputs:
             node["outputs"] = outputs  # exported only by a DAG above, as those of its task
-        admission.keep(scheduler, node)
+        admission.keep(context, node)
     node["outboundNodes"] = [  # one whose outputs err has none, and nothing hangs below it
-        out for target in dag.targets if (found := dag.node(target)) for out in scheduler.outbound(found["id"])
+        out for target in dag.targets if (found := dag.node(target)) for out in context.table.outbound(found["id"])
     ]
-    return scheduler.mark(name, phase)
+    return context.table.mark(name, phase)

@@ -7,50 +7,49 @@ node runs or after it. Whatever comes after the node waits for its hooks. Source
 import json
 import re
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rekindle.argo.kinds import COMPLETED, FAILED
 from rekindle.argo.language.expr import truth
 from rekindle.argo.language.functions import ExprError
 from rekindle.argo.language.gofmt import structs
 from rekindle.argo.language.substitute import TemplateError, expanded, substitute
+from rekindle.local.engine.context import Context
 from rekindle.local.engine.nodes import Node, NodeError, Options, Parallel, fulfilled
 from rekindle.local.engine.scope import UNRESOLVED, Scope, absent_arguments, add_outputs, artifact_of
 
-if TYPE_CHECKING:
-    from rekindle.local.engine.scheduler import Scheduler
 EXIT = "exit"
 
 
-def of_workflow(scheduler: "Scheduler") -> bool:
+def of_workflow(context: Context) -> bool:
     """Runs the workflow's hooks, but for exit; true when those that began are over."""
-    s, done = scheduler, True
+    done = True
     try:
-        for name, hook in _conditional(s.spec, s.name):
-            if truth(hook["expression"], expanded(s.globals)) or s.get(name):
-                node = s.execute(name, hook, hook.get("arguments") or {}, Options(flag={"hooked": True}))
-                s.child(s.name, name)
+        for name, hook in _conditional(context.spec, context.name):
+            if truth(hook["expression"], expanded(context.inputs.globals)) or context.table.get(name):
+                node = context.execute(name, hook, hook.get("arguments") or {}, Options(flag={"hooked": True}))
+                context.table.child(context.name, name)
                 done &= bool(node and fulfilled(node))
     except Parallel:  # Argo takes its own limit for an error here
-        s.mark(s.name, "Error", "Max parallelism reached")
+        context.table.mark(context.name, "Error", "Max parallelism reached")
         return True
     except (NodeError, ExprError) as error:
-        s.mark(s.name, "Error", str(error))
+        context.table.mark(context.name, "Error", str(error))
         return True
     return done
 
 
-def of_exit(scheduler: "Scheduler", holder: dict[str, Any]) -> dict[str, Any] | None:
+def of_exit(context: Context, caller: dict[str, Any]) -> dict[str, Any] | None:
     """The exit hook of the workflow, a step or a task: `onExit` goes first, and arguments default to the workflow's."""
-    if holder.get("onExit"):
-        return {"template": holder["onExit"], "arguments": scheduler.arguments()}
-    hook = (holder.get("hooks") or {}).get(EXIT)
+    if caller.get("onExit"):
+        return {"template": caller["onExit"], "arguments": context.inputs.arguments()}
+    hook = (caller.get("hooks") or {}).get(EXIT)
     if not hook or any((hook.get("arguments") or {}).values()):
         return hook
-    return {**hook, "arguments": scheduler.arguments()}
+    return {**hook, "arguments": context.inputs.arguments()}
 
 
-def failures(scheduler: "Scheduler") -> str:
+def failures(context: Context) -> str:
     """What an exit handler sees as `workflow.failures`."""
     failed = [
         {
@@ -58,68 +57,72 @@ def failures(scheduler: "Scheduler") -> str:
             "message": node.get("message", ""),
             "templateName": (template := (node.get("templateRef") or {}).get("template") or node["templateName"]),
             "phase": node["phase"],
-            "podName": scheduler.pod_name(node["name"], template),
+            "podName": context.table.pod_name(node["name"], template),
             "finishedAt": re.sub(r"\.\d+", "", node.get("finishedAt") or "") or None,  # Argo keeps whole seconds
         }
-        for node in scheduler.nodes.values()
+        for node in context.table.nodes.values()
         if node["phase"] in FAILED
     ]
     return json.dumps(structs(failed, failed[0]) if failed else "null", ensure_ascii=False)  # as Go quotes a text
 
 
-def during(scheduler: "Scheduler", holder: dict[str, Any], node: Node, scope: Scope, options: Options) -> bool:
+def during(context: Context, caller: dict[str, Any], node: Node, scope: Scope, options: Options) -> bool:
     """Runs the hooks of a step or task, but for exit; true when those that began are over. Raises NodeError."""
-    s, done, values = scheduler, True, Scope(scope)
-    values[f"{options.kind}.{holder['name']}.status"] = node["phase"]
-    for name, hook in _conditional(holder, node["name"]):
+    done, values = True, Scope(scope)
+    values[f"{options.kind}.{caller['name']}.status"] = node["phase"]
+    for name, hook in _conditional(caller, node["name"]):
         try:
-            if not s.get(name) and not truth(hook["expression"], expanded(values.parameters(s.globals))):
+            if not context.table.get(name) and not truth(
+                hook["expression"], expanded(values.parameters(context.inputs.globals))
+            ):
                 continue
-            outputs = s.last(node).get("outputs")
+            outputs = context.table.last(node).get("outputs")
             arguments = hook.get("arguments") or {}
             if outputs is not None:
-                arguments = _resolved(s, arguments, values, options.kind, holder["name"], outputs)
-            found = s.execute(name, hook, arguments, Options(options.boundary, flag={"hooked": True}))
+                arguments = _resolved(context, arguments, values, options.kind, caller["name"], outputs)
+            found = context.execute(name, hook, arguments, Options(options.boundary, flag={"hooked": True}))
         except Parallel as error:
             raise NodeError("Max parallelism reached") from error  # as in of_workflow
         except ExprError as error:
             raise NodeError(str(error)) from None
-        s.child(node["name"], name)
+        context.table.child(node["name"], name)
         done &= bool(found and fulfilled(found))
     return done
 
 
-def after(scheduler: "Scheduler", holder: dict[str, Any], node: Node, scope: Scope, options: Options) -> bool:
+def after(context: Context, caller: dict[str, Any], node: Node, scope: Scope, options: Options) -> bool:
     """Runs the exit hook of a completed step or task; true when there is none or it is over.
 
     Raises NodeError where it cannot run, or not yet: an error of a group of steps, while a DAG goes on without it.
     """
-    hook = of_exit(scheduler, holder)
-    if not hook or node["phase"] not in COMPLETED or not scheduler.may_run(True):
+    hook = of_exit(context, caller)
+    if not hook or node["phase"] not in COMPLETED or not context.may_run(True):
         return True
     values = Scope(scope)
-    values[f"{options.kind}.{holder['name']}.status"] = node["phase"]
+    values[f"{options.kind}.{caller['name']}.status"] = node["phase"]
     try:
-        if hook.get("expression") and not truth(hook["expression"], expanded(values.parameters(scheduler.globals))):
+        if hook.get("expression") and not truth(
+            hook["expression"], expanded(values.parameters(context.inputs.globals))
+        ):
             return True
     except ExprError as error:
         raise NodeError(str(error)) from None
-    outputs = scheduler.last(node).get("outputs") or {}
-    arguments = _resolved(scheduler, hook.get("arguments") or {}, values, options.kind, holder["name"], outputs)
+    outputs = context.table.last(node).get("outputs") or {}
+    arguments = _resolved(context, hook.get("arguments") or {}, values, options.kind, caller["name"], outputs)
     name = f"{node['name']}.onExit"
     options = Options(options.boundary, True, "steps", flag={"hooked": True})
     try:
-        done = scheduler.execute(name, hook, arguments, options)
+        done = context.execute(name, hook, arguments, options)
     except Parallel as error:
         raise NodeError("Max parallelism reached") from error
     finally:
-        scheduler.child(node["name"], name)  # even if it cannot begin
+        context.table.child(node["name"], name)  # even if it cannot begin
     return bool(done and fulfilled(done))
 
 
-def _conditional(holder: dict[str, Any], name: str) -> Iterator[tuple[str, dict[str, Any]]]:
+def _conditional(caller: dict[str, Any], name: str) -> Iterator[tuple[str, dict[str, Any]]]:
     """The hooks of a workflow, step or task but for exit, by the names of their nodes. Raises NodeError."""
-    for key, hook in (holder.get("hooks") or {}).items():
+    for key, hook in (caller.get("hooks") or {}).items():
         if key == EXIT:
             continue
         node = f"{name}.hooks.{key}"
@@ -129,7 +132,7 @@ def _conditional(holder: dict[str, Any], name: str) -> Iterator[tuple[str, dict[
 
 
 def _resolved(
-    scheduler: "Scheduler", arguments: dict[str, Any], scope: Scope, kind: str, name: str, outputs: dict[str, Any]
+    context: Context, arguments: dict[str, Any], scope: Scope, kind: str, name: str, outputs: dict[str, Any]
 ) -> dict[str, Any]:
     """The arguments of a hook, which can see what its own node gave. Raises NodeError."""
     if not arguments:
@@ -137,7 +140,7 @@ def _resolved(
     add_outputs(scope, f"{kind}.{name}", outputs, missing="")
     try:
         arguments = absent_arguments(scope, arguments)
-        arguments = substitute(arguments, scope.parameters(scheduler.globals))
+        arguments = substitute(arguments, scope.parameters(context.inputs.globals))
         files = [artifact_of(scope, each, UNRESOLVED) for each in arguments.get("artifacts") or []]
     except TemplateError as error:
         raise NodeError(str(error)) from None

@@ -14,7 +14,7 @@ from rekindle.argo.language.functions import ExprError
 from rekindle.argo.language.substitute import TemplateError, expanded, loaded, replace
 from rekindle.argo.names import SCHEDULED_TIME
 from rekindle.errors import ConfigError
-from rekindle.local.engine.nodes import NodeError, Table
+from rekindle.local.engine.nodes import NodeError
 from rekindle.local.engine.scope import ABSENT, MARK
 
 WHOLE = re.compile(r"inputs\.parameters(?!\.)")
@@ -29,12 +29,11 @@ class Filled(dict[str, Any]):
 PARAMETER = ("name", "default", "value", "valueFrom", "globalName", "enum", "description")  # as Go declares it
 
 
-class Values(Table):
-    """The table, and the values of its workflow."""
+class Inputs:
+    """The templates of one workflow and the values that fill them. `globals`: workflow.* as tags see it."""
 
     def __init__(self, workflow: dict[str, Any], status: dict[str, Any]) -> None:
-        super().__init__(workflow["metadata"]["name"], status)
-        self.workflow, self.spec = workflow, workflow["spec"]
+        self.workflow, self.spec, self.status = workflow, workflow["spec"], status
         self.templates = {each["name"]: each for each in self.spec.get("templates") or []}
         self.templates |= workflow.get("storedTemplates") or {}
         self.globals = self._globals()
@@ -53,7 +52,7 @@ class Values(Table):
         created = datetime.fromisoformat(meta["creationTimestamp"])
         parameters = (spec.get("arguments") or {}).get("parameters") or []
         found = {
-            "name": self.name,
+            "name": meta["name"],
             "namespace": meta.get("namespace", "default"),
             "uid": meta.get("uid", ""),
             "mainEntrypoint": spec.get("entrypoint", ""),
@@ -159,7 +158,7 @@ def labelled(workflow: dict[str, Any]) -> dict[str, Any]:
     metadata, given = workflow["metadata"], workflow["spec"].get("workflowMetadata") or {}
     if not given.get("labelsFrom"):
         return workflow
-    env, labels = expanded(Values(workflow, {"phase": "", "nodes": {}}).globals), dict(metadata["labels"])
+    env, labels = expanded(Inputs(workflow, {"phase": "", "nodes": {}}).globals), dict(metadata["labels"])
     for name, source in given["labelsFrom"].items():
         where = f"spec.workflowMetadata.labelsFrom.{name}.expression"
         try:

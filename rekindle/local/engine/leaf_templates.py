@@ -1,50 +1,49 @@
 """What a pod, or a request by http, is for: the templates that nothing is below.
 
-    node = execute(scheduler, name, holder, template, options)     # and a Start among the scheduler's actions
+    node = execute(context, name, caller, template, options)     # and a Start among the context's actions
 
 Source: Argo's operator.go (executeContainer, executeScript), workflowpod.go.
 """
 
 import json
 import re
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import Any
 
 from rekindle.argo.language.substitute import TemplateError, substitute
 from rekindle.argo.manifest import pod_patch
 from rekindle.argo.manifest.patch import PatchError
 from rekindle.errors import ConfigError
 from rekindle.local.engine import admission, retry
+from rekindle.local.engine.context import Context
 from rekindle.local.engine.inputs import Filled
-from rekindle.local.engine.nodes import Node, NodeError, Options, Start, keep_inputs
-from rekindle.local.pods.kinds import container_set
+from rekindle.local.engine.nodes import Node, NodeError, Options, Start, keep_inputs, stamp
 
-if TYPE_CHECKING:
-    from rekindle.local.engine.scheduler import Scheduler
 KINDS = ("container", "script", "resource", "containerSet", "data", "http")
 RESULTS = r"""KIND(?:\.([-\w]+)\.|\[\\?['"]([-\w]+)\\?['"]\]\.)outputs\.result"""
 
 
-def execute(s: "Scheduler", name: str, holder: dict[str, Any], template: dict[str, Any], options: Options) -> Node:
+def execute(context: Context, name: str, caller: dict[str, Any], template: dict[str, Any], options: Options) -> Node:
     """Has the pod of a node started, once. Raises NodeError."""
-    node = s.get(name)
+    node = context.table.get(name)
     if not node:
-        node = s.create(name, "HTTP" if "http" in template else "Pod", "Pending", holder, options)
+        node = context.table.create(name, "HTTP" if "http" in template else "Pod", "Pending", caller, options)
         keep_inputs(node, template)
         if memo := template.get("memoize"):
             node["memoizationStatus"] = admission.memoized(memo, hit=False)
-    if node["id"] in s.started:
+    if node["id"] in context.started:
         return node
-    exiting = options.on_exit or s.on_exit(node)
-    if not s.may_run(exiting):
-        return s.mark(name, "Failed", f"workflow shutdown with strategy: {s.shutdown}")
-    if s.deadline and s.now >= s.deadline and not exiting:
-        return s.mark(name, "Failed", "Step exceeded its deadline")
-    pod = s.pod_name(name, template["name"])
+    exiting = options.on_exit or context.on_exit(node)
+    if not context.may_run(exiting):
+        return context.table.mark(name, "Failed", f"workflow shutdown with strategy: {context.shutdown}")
+    if context.deadline and context.table.now >= context.deadline and not exiting:
+        return context.table.mark(name, "Failed", "Step exceeded its deadline")
+    pod = context.table.pod_name(name, template["name"])
     scope = {f"inputs.parameters.{each['name']}": each["value"] for each in template["inputs"]["parameters"]}
     try:
-        known = {**s.globals, **scope, "pod.name": pod}
+        known = {**context.inputs.globals, **scope, "pod.name": pod}
         final = template if isinstance(template, Filled) else substitute(template, known)
-        patches = substitute(s.spec.get("podSpecPatch"), known), final.get("podSpecPatch")
+        patches = substitute(context.spec.get("podSpecPatch"), known), final.get("podSpecPatch")
         final = pod_patch.patched(final, patches)
     except TemplateError as error:
         raise NodeError(str(error)) from None
@@ -53,30 +52,47 @@ def execute(s: "Scheduler", name: str, holder: dict[str, Any], template: dict[st
     limits = [options.deadline] if options.deadline else []
     try:
         if (seconds := final.get("activeDeadlineSeconds")) is not None:
-            limits.append(s.now + retry.whole(seconds))
+            limits.append(context.table.now + retry.whole(seconds))
         if template.get("timeout"):
             limits.append(admission.times_out(node, template))
     except ValueError as error:
         raise NodeError(str(error)) from None
-    s.started.add(node["id"])
+    context.started.add(node["id"])
     if node["type"] == "Pod":
-        s.active.add(node["id"])
-    s.lost.discard(node["id"])
-    inside = container_set.nodes(s, node, template, holder, options) if "containerSet" in template else {}
-    deadline, captured = min(limits, default=None), _captured(s, name, options.boundary)
-    s.actions.append(Start(node["id"], pod, final, captured, deadline, inside))
+        context.table.active.add(node["id"])
+    context.table.lost.discard(node["id"])
+    inside = _container_nodes(context, node, template, caller, options) if "containerSet" in template else {}
+    deadline, captured = min(limits, default=None), _captured(context, name, options.boundary)
+    context.actions.append(Start(node["id"], pod, final, captured, deadline, inside))
     return node
 
 
-def _captured(s: "Scheduler", name: str, boundary: str) -> bool:
+def _captured(context: Context, name: str, boundary: str) -> bool:
     """Whether the parent's template mentions this step's outputs.result."""
     if not boundary:
         return False
-    above = s.nodes[boundary]
-    parent = s.memory.get(above["name"]) or s.templates.get(s.holder(above)["template"], {})
+    above = context.table.nodes[boundary]
+    parent = context.filled(above["name"]) or context.inputs.templates.get(context.caller(above)["template"], {})
     kind = "tasks" if "dag" in parent else "steps"
-    mentioned: set[str] | None = s.memory.get(("results", boundary))
-    if mentioned is None:
+    expansion = context.expansion(above["name"])
+    if expansion.results_read is None:
         found = re.findall(RESULTS.replace("KIND", kind), json.dumps(parent))
-        mentioned = s.memory["results", boundary] = {plain or quoted for plain, quoted in found}
-    return re.sub(r"(\([^()]*\)|\[[^\[\]]*\])+$", "", name).rpartition(".")[2] in mentioned
+        expansion.results_read = {plain or quoted for plain, quoted in found}
+    return re.sub(r"(\([^()]*\)|\[[^\[\]]*\])+$", "", name).rpartition(".")[2] in expansion.results_read
+
+
+def _container_nodes(
+    context: Context, node: Node, template: dict[str, Any], caller: dict[str, Any], options: Options
+) -> dict[str, str]:
+    """Makes the nodes of the containers, or sets those back whose runner died. Gives their ids by name."""
+    names = {each["name"]: f"{node['name']}.{each['name']}" for each in template["containerSet"]["containers"]}
+    for name in names.values():
+        if found := context.table.get(name):
+            found |= {"startedAt": stamp(context.table.now), "finishedAt": None}
+            context.table.mark(name, "Pending", "")
+        else:
+            context.table.create(name, "Container", "Pending", caller, replace(options, boundary=node["id"]))
+    for each in template["containerSet"]["containers"]:
+        for above in [names[need] for need in each.get("dependencies") or []] or [node["name"]]:
+            context.table.child(above, names[each["name"]])
+    return {name: context.table.ids[full] for name, full in names.items()}

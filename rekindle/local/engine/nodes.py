@@ -121,7 +121,7 @@ def moment(text: str) -> float:
     return datetime.fromisoformat(text).timestamp()
 
 
-class Table:
+class NodeTable:
     """The nodes of one workflow. `changed` and `added` collect what differs since the caller last took it."""
 
     def __init__(self, name: str, status: dict[str, Any]) -> None:

@@ -6,10 +6,13 @@ Argo goes up from each target to what it waits for, first to last, on every pass
 one that is not, cannot change, so a pass here costs what runs and not what there is.
 """
 
+import re
 from bisect import insort
 from collections.abc import Callable, Collection, Iterable, Mapping
 from heapq import heappop, heappush
+from typing import Any
 
+NAMES = re.compile(r"[a-zA-Z0-9][-a-zA-Z0-9]*?\.[A-Z][a-zA-Z]+|[a-zA-Z0-9][-a-zA-Z0-9]*")
 State = tuple[bool | None, bool]
 HELD: State = (None, False)  # a limit holds up this task and all others that have not begun
 
@@ -94,3 +97,27 @@ def above(names: Iterable[str], needs: Mapping[str, Collection[str]]) -> list[st
                 opened.add(below)
                 stack.append((below, iter(needs[below])))
     return list(found)
+
+
+def dependencies(task: dict[str, Any], tasks: dict[str, dict[str, Any]]) -> tuple[list[str], str]:
+    """The tasks that `task` waits for, and its `depends` as an expression over them, in which they are t0, t1, ...
+
+    So that tasks that wait for others in the same way have the same expression, which is parsed once.
+    """
+    found: dict[str, str] = {}
+
+    def spelled(match: re.Match[str]) -> str:
+        name, _, result = match[0].partition(".")
+        short = found.setdefault(name, f"t{len(found)}")
+        return f"{short}.{result}" if result else _passes(short, tasks.get(name, {}).get("continueOn") or {})
+
+    depends = task.get("depends") or " && ".join(task.get("dependencies") or [])
+    logic = NAMES.sub(spelled, depends)
+    return list(found), logic
+
+
+def _passes(name: str, goes_on: dict[str, Any]) -> str:
+    results = ["Succeeded", "Skipped", "Daemoned"]
+    results += ["Errored"] if goes_on.get("error") else []
+    results += ["Failed"] if goes_on.get("failed") else []
+    return "(" + " || ".join(f"{name}.{result}" for result in results) + ")"

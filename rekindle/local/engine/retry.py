@@ -1,28 +1,31 @@
-"""What becomes of a node after a failed attempt, and the defaults of templates.
+"""Retry nodes: attempt after attempt below one node, and what follows a failed attempt; the defaults of templates.
+
+    node = execute(context, name, caller, template, strategy, options)
 
 Order as in Argo: shutdown and deadline, maxDuration, backoff, policy, limit, expression; so a failure that is not to be
 retried still waits out one backoff, and without a limit there is no backoff at all.
-Source: Argo's operator.go processNodeRetries, mergedTemplateDefaultsInto.
+Source: Argo's operator.go executeTemplate, processNodeRetries, mergedTemplateDefaultsInto.
 """
 
 import re
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import Any
 
-from rekindle.argo.kinds import RETRIED_PHASES, TEMPLATE_TYPES
+from rekindle.argo.kinds import FULFILLED, RETRIED_PHASES, TEMPLATE_TYPES
 from rekindle.argo.language import gofmt
 from rekindle.argo.language.expr import truth
+from rekindle.argo.language.functions import ExprError
 from rekindle.argo.language.substitute import expanded
 from rekindle.argo.manifest.patch import merged
-from rekindle.local.engine.nodes import Node, moment
+from rekindle.local.engine import admission
+from rekindle.local.engine.context import Context
+from rekindle.local.engine.nodes import Node, NodeError, Options, Parallel, keep_inputs, moment
 
-if TYPE_CHECKING:
-    from rekindle.local.engine.scheduler import Scheduler
 TRANSIENT = ("i/o timeout", "connection refused", "connection reset", "TLS handshake timeout", "EOF", "transient")
 
 
 @dataclass(frozen=True)
-class Step:
+class Outcome:
     """Over in `phase`, or another attempt: after `wait` (unix seconds), to end by `deadline`."""
 
     phase: str = ""
@@ -31,41 +34,110 @@ class Step:
     deadline: float | None = None
 
 
-def decide(scheduler: "Scheduler", parent: Node, attempts: list[Node], strategy: dict[str, Any]) -> Step:
+def execute(
+    context: Context,
+    name: str,
+    caller: dict[str, Any],
+    template: dict[str, Any],
+    strategy: dict[str, Any],
+    options: Options,
+) -> Node | None:
+    """Brings a Retry node as far as it can go. Raises Parallel, NodeError."""
+    parent = context.table.get(name)
+    if not parent:
+        parent = context.table.create(name, "Retry", "Running", caller, options)
+        keep_inputs(parent, template)
+    options = replace(options, flag={**options.flag, "retried": True})
+    child = None
+    for _ in range(2):  # once more when an attempt ends at once
+        attempts = context.table.attempts(parent)
+        last = attempts[-1] if attempts else None
+        if child:
+            try:
+                admission.limit(context, template, parent, options.boundary)
+            except Parallel:
+                context.table.mark(child["name"], "Error", "Max parallelism reached")
+                raise
+        if last and last["phase"] in FULFILLED:
+            try:
+                outcome = decide(context, parent, attempts, strategy)
+            except (ExprError, ValueError) as error:
+                context.table.mark(name, "Error", str(error))
+                raise NodeError(str(error)) from None
+            if outcome.phase:
+                if last.get("outputs") is not None:
+                    parent["outputs"] = last["outputs"]
+                return context.table.mark(name, outcome.phase, outcome.message or None)
+            context.table.mark(name, parent["phase"], outcome.message)
+            if outcome.wait:
+                context.wake_at(outcome.wait)
+                return parent
+            options = replace(options, deadline=outcome.deadline or options.deadline)
+            last = None
+        number = len(attempts) - (1 if last else 0)
+        attempt = last["name"] if last else f"{name}({number})"
+        if not context.filled(attempt):
+            local = {"retries": str(number), "pod.name": context.table.pod_name(attempt, template["name"])}
+            local |= variables(attempts[number - 1] if number else None)
+            try:
+                context.expansion(attempt).template = context.inputs.substituted(template, local)
+            except NodeError as error:
+                context.table.error(attempt, caller, options, str(error))
+                context.table.child(name, attempt)
+                raise
+        try:
+            child = context.execute(attempt, caller, {}, options, retried=True)
+        except NodeError:
+            if policy(strategy) == "OnFailure":  # the error goes on to whoever called it
+                context.table.child(name, attempt)
+                raise
+            child = context.table.get(attempt)
+        if child:
+            context.table.child(name, attempt)
+        if child and child.get("daemoned") and not parent.get("daemoned"):
+            parent["daemoned"] = context.table.again = True
+            context.daemons[parent["id"]] = None
+            context.table.changed[parent["id"]] = None
+        if not child or child["phase"] not in FULFILLED:
+            return parent
+    return parent
+
+
+def decide(context: Context, parent: Node, attempts: list[Node], strategy: dict[str, Any]) -> Outcome:
     """What follows the end of the last attempt. Raises ExprError, ValueError (the node is in error then)."""
-    last, now = attempts[-1], scheduler.now
+    last, now = attempts[-1], context.table.now
     if last["phase"] not in ("Failed", "Error"):
-        return Step("Succeeded")
-    if scheduler.shutdown:
-        return Step(last["phase"], f"Stopped with strategy '{scheduler.shutdown}'")
-    if scheduler.deadline and now >= scheduler.deadline:
-        return Step(last["phase"], "retry exceeded workflow deadline")
+        return Outcome("Succeeded")
+    if context.shutdown:
+        return Outcome(last["phase"], f"Stopped with strategy '{context.shutdown}'")
+    if context.deadline and now >= context.deadline:
+        return Outcome(last["phase"], "retry exceeded workflow deadline")
     limit = whole(strategy["limit"]) if strategy.get("limit") is not None else None
     backoff, end = strategy.get("backoff") or {}, None
     if backoff:
         if backoff.get("maxDuration"):
             end = moment(attempts[0]["startedAt"]) + gofmt.seconds(str(backoff["maxDuration"]))
             if now > end:
-                return Step(last["phase"], "Max duration limit exceeded")
+                return Outcome(last["phase"], "Max duration limit exceeded")
         wait = pause(backoff, len(attempts))
         until = moment(last["finishedAt"]) + wait
         if end and until > end:
-            return Step(last["phase"], "Backoff would exceed max duration limit")
+            return Outcome(last["phase"], "Backoff would exceed max duration limit")
         if now < until and limit is not None and len(attempts) <= limit:
-            return Step(message=f"Backoff for {gofmt.humane(wait)}", wait=until)
+            return Outcome(message=f"Backoff for {gofmt.humane(wait)}", wait=until)
     if (kind := policy(strategy)) == "OnTransientError":
         again = any(word in last.get("message", "") for word in TRANSIENT)
     else:
         again = last["phase"] in RETRIED_PHASES[kind]
     if not again:
-        return Step(last["phase"], last.get("message", ""))
+        return Outcome(last["phase"], last.get("message", ""))
     if limit is not None and len(attempts) > limit:
-        return Step(last["phase"], "No more retries left")
+        return Outcome(last["phase"], "No more retries left")
     if strategy.get("expression"):
         scope = variables(last, missing="-1") | {"retries": str(len(attempts) - 1)}
         if not truth(strategy["expression"], expanded(scope)):
-            return Step(last["phase"], "retryStrategy.expression evaluated to false")
-    return Step(deadline=end)
+            return Outcome(last["phase"], "retryStrategy.expression evaluated to false")
+    return Outcome(deadline=end)
 
 
 def policy(strategy: dict[str, Any]) -> str:

@@ -6,16 +6,13 @@ Source: Argo's scope.go, and buildLocalScope and processAggregateNodeOutputs of 
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rekindle.argo.language import gofmt
 from rekindle.argo.language.expr import evaluate
 from rekindle.argo.language.functions import ExprError
 from rekindle.argo.language.substitute import TemplateError, expanded, substitute
-
-if TYPE_CHECKING:
-    from rekindle.local.engine.nodes import Node
-    from rekindle.local.engine.scheduler import Scheduler
+from rekindle.local.engine.nodes import Node, NodeTable
 
 UNRESOLVED = "unable to resolve references: "  # what Argo says of the arguments of steps and of hooks
 ABSENT = "__argo__internal__absent-optional"
@@ -48,19 +45,19 @@ class Texts(Mapping[str, str | None]):
         return sum(1 for _ in self)
 
 
-def of_template(scheduler: "Scheduler", template: dict[str, Any]) -> Scope:
+def of_template(status: Mapping[str, Any], template: dict[str, Any]) -> Scope:
     """The inputs of a template, and what the workflow has exported so far."""
     scope = Scope({f"inputs.parameters.{each['name']}": each["value"] for each in template["inputs"]["parameters"]})
     scope |= {f"inputs.artifacts.{each['name']}": each for each in template["inputs"]["artifacts"]}
-    outputs = scheduler.status.get("outputs") or {}
+    outputs = status.get("outputs") or {}
     scope |= {f"workflow.outputs.parameters.{each['name']}": each["value"] for each in outputs.get("parameters") or []}
     scope |= {f"workflow.outputs.artifacts.{each['name']}": each for each in outputs.get("artifacts") or []}
     return scope
 
 
-def add_node(scheduler: "Scheduler", scope: Scope, kind: str, name: str, node: "Node") -> None:
+def add_node(table: NodeTable, scope: Scope, kind: str, name: str, node: Node) -> None:
     """`tasks.NAME.*` of one node; of a retried one, its last attempt's."""
-    node = scheduler.last(node)
+    node = table.last(node)
     prefix = f"{kind}.{name}"
     scope[f"{prefix}.id"] = node["id"]
     scope[f"{prefix}.status"] = node["phase"]
@@ -92,7 +89,7 @@ def add_outputs(scope: Scope, prefix: str, outputs: Mapping[str, Any], missing: 
         scope[f"{prefix}.outputs.artifacts.{each['name']}"] = each
 
 
-def add_skipped(scope: Scope, kind: str, name: str, node: "Node", template: dict[str, Any], artifacts: bool) -> None:
+def add_skipped(scope: Scope, kind: str, name: str, node: Node, template: dict[str, Any], artifacts: bool) -> None:
     """The declared outputs of a node that never ran: their defaults, or None."""
     if node.get("outputs") is not None or node["phase"] not in ("Skipped", "Omitted"):
         return
@@ -104,7 +101,7 @@ def add_skipped(scope: Scope, kind: str, name: str, node: "Node", template: dict
         scope[f"{kind}.{name}.outputs.artifacts.{each['name']}"] = {}
 
 
-def aggregate(scope: Scope, kind: str, name: str, nodes: Iterable["Node"]) -> None:
+def aggregate(scope: Scope, kind: str, name: str, nodes: Iterable[Node]) -> None:
     """The outputs of a loop as JSON lists, in the order of its items. Raises ValueError where a result is no JSON."""
     plain = (node for node in nodes if not node.get("nodeFlag"))
     ordered = sorted(plain, key=lambda node: int(node["name"].rpartition("(")[2].partition(":")[0]))

@@ -4,7 +4,7 @@ A group ends when all its members did; one that failed (or erred: a steps templa
 template, unless `continueOn` allows it. Source: Argo's steps.go.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rekindle.argo.kinds import FAILED, FULFILLED
 from rekindle.argo.language.govaluate import WhenError, should_execute
@@ -12,208 +12,207 @@ from rekindle.argo.language.substitute import Missing, TemplateError
 from rekindle.argo.manifest.loops import expand, loops
 from rekindle.local.engine import admission, hooks
 from rekindle.local.engine import scope as scopes
+from rekindle.local.engine.context import Context
 from rekindle.local.engine.dag import resolve
 from rekindle.local.engine.nodes import Crashed, Node, NodeError, Options, Parallel, TimedOut, fulfilled
 
-if TYPE_CHECKING:
-    from rekindle.local.engine.scheduler import Scheduler
 
-
-def execute(
-    scheduler: "Scheduler", name: str, holder: dict[str, Any], template: dict[str, Any], options: Options
-) -> Node:
+def execute(context: Context, name: str, caller: dict[str, Any], template: dict[str, Any], options: Options) -> Node:
     """Brings a steps node as far as it can go."""
-    node = scheduler.begun(name, "Steps", "Running", holder, template, options)
-    scope: scopes.Scope = scheduler.memory.setdefault(("scope", name), scopes.Scope())
-    scope |= scopes.of_template(scheduler, template)
+    node = context.table.begun(name, "Steps", "Running", caller, template, options)
+    expansion = context.expansion(name)
+    scope = expansion.scope = expansion.scope or scopes.Scope()
+    scope |= scopes.of_template(context.status, template)
     inner = Options(node["id"], options.on_exit, "steps")
-    over = scheduler.memory.get(("over", name), 0)  # groups of which the scope has all
-    group, before = node, f"{name}[{over - 1}]" if over else ""
-    for index, steps in enumerate(template["steps"][over:], over):
+    complete = expansion.complete_groups
+    group, before = node, f"{name}[{complete - 1}]" if complete else ""
+    for index, steps in enumerate(template["steps"][complete:], complete):
         group_name = f"{name}[{index}]"
-        if not (group := scheduler.get(group_name)):
-            group = scheduler.create(group_name, "StepGroup", "Running", {}, inner)
-            _connect(scheduler, name, before, group_name)
+        if not (group := context.table.get(group_name)):
+            group = context.table.create(group_name, "StepGroup", "Running", {}, inner)
+            _connect(context, name, before, group_name)
         before = group_name
-        settled = group["phase"] in FULFILLED and _settled(scheduler, group)
-        if not settled and Group(scheduler, group_name, scope, inner).run(steps):
+        settled = group["phase"] in FULFILLED and _settled(context, group)
+        if not settled and Group(context, group_name, scope, inner).run(steps):
             return group
         if node["phase"] in FULFILLED:  # failFast ended the whole
             return node
         if group["phase"] not in FULFILLED:
             return node
         if group["phase"] in FAILED:
-            node["outboundNodes"] = _outbound(scheduler, group)
-            return scheduler.mark(name, "Failed", group.get("message", ""))
+            node["outboundNodes"] = _outbound(context, group)
+            return context.table.mark(name, "Failed", group.get("message", ""))
         try:
             for step in steps:
-                _add(scheduler, scope, group, step, inner)
+                _add(context, scope, group, step, inner)
         except ValueError as error:
             raise NodeError(str(error)) from None
-        scheduler.memory["over", name] = index + 1
-    group = scheduler.nodes[scheduler.ids[before]] if before else node
-    node["outboundNodes"] = _outbound(scheduler, group)
+        expansion.complete_groups = index + 1
+    group = context.table.nodes[context.table.ids[before]] if before else node
+    node["outboundNodes"] = _outbound(context, group)
     try:
         outputs = scopes.outputs_of(template, scope)
     except TemplateError as error:
         raise NodeError(str(error)) from None
     if outputs:
         node["outputs"] = outputs
-        scheduler.export(outputs)
-    admission.keep(scheduler, node)
-    return scheduler.mark(name, "Succeeded")
+        context.inputs.export(outputs)
+    admission.keep(context, node)
+    return context.table.mark(name, "Succeeded")
 
 
-def _settled(scheduler: "Scheduler", node: Node) -> bool:
+def _settled(context: Context, node: Node) -> bool:
     """Whether all below a node is over, as Argo looks at it: at what has nothing below it (childrenFulfilled)."""
     below = node.get("children", [])
-    return all(_settled(scheduler, scheduler.nodes[id]) for id in below if id in scheduler.nodes) and (
+    return all(_settled(context, context.table.nodes[id]) for id in below if id in context.table.nodes) and (
         bool(below) or fulfilled(node)
     )
 
 
-def _connect(scheduler: "Scheduler", name: str, before: str, group: str) -> None:
+def _connect(context: Context, name: str, before: str, group: str) -> None:
     if not before:
-        scheduler.child(name, group)
+        context.table.child(name, group)
         return
-    previous = scheduler.nodes[scheduler.ids[before]]
+    previous = context.table.nodes[context.table.ids[before]]
     if not previous.get("children"):
-        scheduler.child(before, group)
+        context.table.child(before, group)
     for child in previous.get("children", []):
-        for out in scheduler.outbound(child):
-            if out not in scheduler.nodes:
+        for out in context.table.outbound(child):
+            if out not in context.table.nodes:
                 raise Crashed(f"could not obtain the out noden name for {out}")
-            scheduler.child(scheduler.nodes[out]["name"], group)
+            context.table.child(context.table.nodes[out]["name"], group)
 
 
-def _outbound(scheduler: "Scheduler", group: Node) -> list[str]:
-    return [out for child in group.get("children", []) for out in scheduler.outbound(child)]
+def _outbound(context: Context, group: Node) -> list[str]:
+    return [out for child in group.get("children", []) for out in context.table.outbound(child)]
 
 
-def _add(scheduler: "Scheduler", scope: scopes.Scope, group: Node, step: dict[str, Any], options: Options) -> None:
+def _add(context: Context, scope: scopes.Scope, group: Node, step: dict[str, Any], options: Options) -> None:
     """What later groups see of a step."""
     name = f"{group['name']}.{step['name']}"
-    node = scheduler.get(name)
+    node = context.table.get(name)
     if node:
-        scopes.add_node(scheduler, scope, "steps", step["name"], node)
-        scopes.add_skipped(scope, "steps", step["name"], node, scheduler.template(step), artifacts=True)
+        scopes.add_node(context.table, scope, "steps", step["name"], node)
+        scopes.add_skipped(scope, "steps", step["name"], node, context.inputs.template(step), artifacts=True)
         return
-    children = (scheduler.nodes[id] for id in group.get("children", []))
+    children = (context.table.nodes[id] for id in group.get("children", []))
     found = [each for each in children if each["name"].startswith(name + "(") and each["type"] != "Skipped"]
     if found:
         scopes.named(step)
     scopes.aggregate(scope, "steps", step["name"], found)
-    scopes.add_node(scheduler, scope, "steps", step["name"], group)
+    scopes.add_node(context.table, scope, "steps", step["name"], group)
 
 
 class Group:
     """One group of parallel steps."""
 
-    def __init__(self, scheduler: "Scheduler", name: str, scope: scopes.Scope, options: Options) -> None:
-        self.s, self.name, self.scope, self.options = scheduler, name, scope, options
+    def __init__(self, context: Context, name: str, scope: scopes.Scope, options: Options) -> None:
+        self.context, self.name, self.scope, self.options = context, name, scope, options
+        self.table, self.inputs = context.table, context.inputs
 
     def run(self, steps: list[dict[str, Any]]) -> bool:
         """Brings the group as far as it can go; marks it when it is over. Whether an exit hook could not run."""
         expanded = self._expanded(steps)
         if expanded is None:
             return False
-        left, kept = self.s.memory.get(("left", self.name), expanded), []
+        expansion = self.context.expansion(self.name)
+        left, kept = expanded if expansion.pending is None else expansion.pending, []
         for index, step in enumerate(left):
             name = f"{self.name}.{step['name']}"
-            node = self.s.get(name)
+            node = self.table.get(name)
             if not node:
                 try:
                     if not should_execute(step.get("when", "")):
                         reason = f"when '{step['when']}' evaluated false"
-                        self.s.create(name, "Skipped", "Skipped", step, self.options, reason)
-                        self.s.child(self.name, name)
+                        self.table.create(name, "Skipped", "Skipped", step, self.options, reason)
+                        self.table.child(self.name, name)
                         continue
                 except WhenError as error:
-                    self.s.create(name, "Skipped", "Error", step, self.options, str(error))
-                    self.s.child(self.name, name)
-                    self.s.mark(self.name, "Error", str(error))
+                    self.table.create(name, "Skipped", "Error", step, self.options, str(error))
+                    self.table.child(self.name, name)
+                    self.table.mark(self.name, "Error", str(error))
                     return False
             try:
-                self.s.execute(name, step, step.get("arguments") or {}, self.options)
+                self.context.execute(name, step, step.get("arguments") or {}, self.options)
             except Parallel:
-                if not node and not self.s.lost:  # a limit: those after it have not begun either
+                if not node and not self.table.lost:  # a limit: those after it have not begun either
                     kept += left[index:]
                     break
             except TimedOut as error:
-                self.s.mark(self.name, "Failed", str(error))
+                self.table.mark(self.name, "Failed", str(error))
                 return False
             except NodeError as error:
-                self.s.child(self.name, name)
-                self.s.mark(self.name, "Error", f"step group deemed errored due to child {name} error: {error}")
+                self.table.child(self.name, name)
+                self.table.mark(self.name, "Error", f"step group deemed errored due to child {name} error: {error}")
                 return False
-            if node := self.s.get(name):
-                self.s.child(self.name, name)
+            if node := self.table.get(name):
+                self.table.child(self.name, name)
             kept += [] if node and fulfilled(node) else [step]
-        self.s.memory["left", self.name] = kept
+        expansion.pending = kept
         if not kept or any(step.get("hooks") or step.get("onExit") for step in expanded):
             return self._end({f"{self.name}.{step['name']}": step for step in expanded})
         return False
 
     def _expanded(self, steps: list[dict[str, Any]]) -> list[dict[str, Any]] | None:
-        known = self.s.memory.get(("steps", self.name))
-        if known is not None:
-            return known
+        expansion = self.context.expansion(self.name)
+        if expansion.members is not None:
+            return expansion.members
         expanded: list[dict[str, Any]] = []
         resolved, missing = list[dict[str, Any]](), ""
         try:
             for step in steps:
                 try:
-                    resolved.append(resolve(self.s, step, self.scope, scopes.UNRESOLVED))
+                    resolved.append(resolve(self.context, step, self.scope, scopes.UNRESOLVED))
                 except Missing as error:  # Argo tries again, until it comes across another's error first
                     missing = str(error)
                 except (TemplateError, WhenError) as error:
                     raise TemplateError(f"failed to resolve references: {error}") from None
             if missing:
-                self.s.stuck = missing
+                self.context.stuck = missing
                 return None
             for step in resolved:
-                found = expand(step, self.scope.parameters(self.s.globals))
+                found = expand(step, self.scope.parameters(self.inputs.globals))
                 if loops(step) and not found:
                     name = f"{self.name}.{step['name']}"
-                    self.s.create(name, "Skipped", "Skipped", step, self.options, "Skipped, empty params")
-                    self.s.child(self.name, name)
+                    self.table.create(name, "Skipped", "Skipped", step, self.options, "Skipped, empty params")
+                    self.table.child(self.name, name)
                 expanded += found
         except (TemplateError, WhenError, ValueError) as error:
-            self.s.mark(self.name, "Error", str(error))
+            self.table.mark(self.name, "Error", str(error))
             return None
-        self.s.memory[("steps", self.name)] = expanded
+        expansion.members = expanded
         return expanded
 
     def _end(self, steps: dict[str, dict[str, Any]]) -> bool:
         complete = True
-        group = self.s.nodes[self.s.ids[self.name]]
-        children = [self.s.nodes[id] for id in group.get("children", [])]
+        group = self.table.nodes[self.table.ids[self.name]]
+        children = [self.table.nodes[id] for id in group.get("children", [])]
         for node in children:
             step = steps.get(node["name"], {}) if node["type"] != "Skipped" else {}
             hooked = step.get("hooks") or step.get("onExit")
             try:
-                if hooked and not hooks.during(self.s, step, node, self.scope, self.options):
+                if hooked and not hooks.during(self.context, step, node, self.scope, self.options):
                     return False
             except NodeError as error:
-                self.s.mark(self.name, "Error", str(error))
+                self.table.mark(self.name, "Error", str(error))
                 return False
             try:
                 if not fulfilled(node):
                     complete = False
                 elif hooked:
-                    complete &= hooks.after(self.s, step, node, self.scope, self.options)
+                    complete &= hooks.after(self.context, step, node, self.scope, self.options)
             except NodeError as error:
-                self.s.mark(self.name, "Error", str(error))
+                self.table.mark(self.name, "Error", str(error))
                 return True
         if not complete:
-            self.s.mark(self.name, "Running")
+            self.table.mark(self.name, "Running")
             return False
         for node in children:
             step = steps.get(node["name"], {})
             goes_on = step.get("continueOn") or {}
             allowed = goes_on.get("failed") if node["phase"] == "Failed" else goes_on.get("error")
             if node["phase"] in FAILED and not allowed:
-                self.s.mark(self.name, "Failed", f"child '{node['id']}' failed")
+                self.table.mark(self.name, "Failed", f"child '{node['id']}' failed")
                 return False
-        self.s.mark(self.name, "Succeeded")
+        self.table.mark(self.name, "Succeeded")
         return False

@@ -8,48 +8,44 @@ of the input of that name. Source: Argo's operator.go (executeSuspend, addRawOut
 """
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rekindle.argo.kinds import FULFILLED
 from rekindle.argo.language import gofmt
 from rekindle.errors import ConfigError, did_you_mean
+from rekindle.local.engine.context import Context
 from rekindle.local.engine.nodes import Node, NodeError, Options, Resumed, moment
 
-if TYPE_CHECKING:
-    from rekindle.local.engine.scheduler import Scheduler
 
-
-def execute(
-    scheduler: "Scheduler", name: str, holder: dict[str, Any], template: dict[str, Any], options: Options
-) -> Node:
+def execute(context: Context, name: str, caller: dict[str, Any], template: dict[str, Any], options: Options) -> Node:
     """Brings a suspend node as far as it can go. Raises NodeError."""
-    node = scheduler.begun(name, "Suspend", "Running", holder, template, options)
+    node = context.table.begun(name, "Suspend", "Running", caller, template, options)
     if node["phase"] == "Pending":  # it had waited for a lock
-        scheduler.mark(name, "Running")
+        context.table.mark(name, "Running")
     if "outputs" not in node and (expected := _expected(template)):
         node["outputs"] = {"parameters": expected}
     if duration := (template["suspend"] or {}).get("duration"):
         until = moment(node["startedAt"]) + gofmt.seconds(str(duration))
-        if scheduler.now >= until:
-            return _over(scheduler, node)
-        scheduler.wake_at(until)
+        if context.table.now >= until:
+            return _over(context, node)
+        context.wake_at(until)
     return node
 
 
-def resume(scheduler: "Scheduler", event: Resumed) -> None:
+def resume(context: Context, event: Resumed) -> None:
     """Lets a node go on that still waits."""
-    node = scheduler.nodes.get(event.id)
+    node = context.table.nodes.get(event.id)
     if not node or node["phase"] in FULFILLED:
         return
     for each in (node.get("outputs") or {}).get("parameters") or []:
         if each["name"] in event.values:
             each["value"] = event.values[each["name"]]
             each.pop("valueFrom", None)
-            scheduler.export({"parameters": [each]})
+            context.inputs.export({"parameters": [each]})
     try:
-        _over(scheduler, node)
+        _over(context, node)
     except NodeError as error:
-        scheduler.mark(node["name"], "Error", str(error))
+        context.table.mark(node["name"], "Error", str(error))
 
 
 def waiting(status: Mapping[str, Any]) -> list[Node]:
@@ -95,14 +91,14 @@ def _supplied(node: Node) -> list[dict[str, Any]]:
     return [each for each in (node.get("outputs") or {}).get("parameters") or [] if "valueFrom" in each]
 
 
-def _over(scheduler: "Scheduler", node: Node) -> Node:
+def _over(context: Context, node: Node) -> Node:
     for each in _supplied(node):
         source = each.pop("valueFrom")
         if source.get("default") is None:
             each["valueFrom"] = source
             raise NodeError(f"raw output parameter '{each['name']}' has not been set and does not have a default value")
         each["value"] = source["default"]
-    return scheduler.mark(node["name"], "Succeeded")
+    return context.table.mark(node["name"], "Succeeded")
 
 
 def check(template: dict[str, Any], where: str) -> None:

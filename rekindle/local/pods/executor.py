@@ -17,6 +17,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from rekindle.argo.manifest.volumes import claims
 from rekindle.errors import ConfigError, RekindleError
 from rekindle.local.controllers.kubectl import Resources
 from rekindle.local.engine.nodes import Began, Ended, Start
@@ -316,7 +317,7 @@ class Executor:
     def _volumes(self, one: Running) -> dict[str, Made]:
         run = self._run(one)
         artifacts.clear(one.shared)
-        own = [each["persistentVolumeClaim"]["claimName"] for each in volumes.claims(self.workflow)]
+        own = [each["persistentVolumeClaim"]["claimName"] for each in claims(self.workflow)]
         wanted = one.template.get("volumes") or []
         return volumes.made(wanted, one.shared, self.cluster, lambda path, name: pod.fact(run, path, name), own)
 

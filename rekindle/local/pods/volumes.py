@@ -16,15 +16,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rekindle.argo.manifest.volumes import GC, Volume, mounts
 from rekindle.errors import ConfigError
 
-Volume = Mapping[str, Any]
 Fact = Callable[[str, str], str]  # (path, name of what asks) → a fact of the pod, as of a fieldRef
 KINDS = ("emptyDir", "configMap", "secret", "projected", "downwardAPI", "persistentVolumeClaim")
 READ_ONLY = KINDS[1:5]
-CONTAINERS = ("initContainers", "sidecars")
 NAME = re.compile(r"[a-z0-9]([-.a-z0-9]*[a-z0-9])?")
-GC = ("OnWorkflowSuccess", "OnWorkflowCompletion")
 
 
 @dataclass(frozen=True)
@@ -33,35 +31,6 @@ class Made:
 
     path: Path
     read_only: bool = False
-
-
-def mounts(template: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Those of all containers of a template."""
-    group = (template.get("containerSet") or {}).get("containers") or []
-    several = [*group, *(each for kind in CONTAINERS for each in template.get(kind) or [])]
-    main = template.get("container") or template.get("script") or {}
-    own = (template.get("containerSet") or {}).get("volumeMounts") or []
-    return [*own, *(mount for each in (main, *several) for mount in each.get("volumeMounts") or [])]
-
-
-def declared(spec: Mapping[str, Any], status: Mapping[str, Any], template: Mapping[str, Any]) -> list[Volume]:
-    """The volumes that a template mounts: its own, then those of the workflow, then the claims made for it."""
-    sources = template.get("volumes"), spec.get("volumes"), status.get("persistentVolumeClaims")
-    known = {each["name"]: each for source in reversed(sources) for each in source or []}
-    return [known[name] for name in dict.fromkeys(each["name"] for each in mounts(template)) if name in known]
-
-
-def claims(workflow: Mapping[str, Any]) -> list[Volume]:
-    """What the volumeClaimTemplates of a workflow become: `status.persistentVolumeClaims`."""
-    names = [each["metadata"]["name"] for each in workflow["spec"].get("volumeClaimTemplates") or []]
-    prefix = workflow["metadata"]["name"]
-    return [{"name": name, "persistentVolumeClaim": {"claimName": f"{prefix}-{name}"}} for name in names]
-
-
-def kept(spec: Mapping[str, Any], phase: str) -> bool:
-    """Whether the claims stay when the workflow has ended so."""
-    strategy = (spec.get("volumeClaimGC") or {}).get("strategy") or GC[0]
-    return strategy == GC[0] and phase != "Succeeded"
 
 
 def delete(cluster: Any, volume: Volume) -> None:

@@ -28,7 +28,7 @@ def scheduler(*templates: dict[str, Any], home: Path | None = None, name: str = 
     """A workflow that nothing of has run; `home` is where its locks and caches are."""
     manifest = {"kind": "Workflow", "metadata": {"name": name}, "spec": {"entrypoint": "main", **spec}}
     manifest["spec"]["templates"] = [*templates]
-    return Scheduler(workflow(manifest), shared=Shared(LocalCluster(home)) if home else None)
+    return Scheduler(workflow(manifest), locks=Shared(LocalCluster(home)) if home else None)
 
 
 def play(
@@ -56,7 +56,7 @@ def play(
 
 
 def phase(s: Scheduler, name: str) -> str:
-    node = s.get(f"w.{name}")
+    node = s.table.get(f"w.{name}")
     return node["phase"] if node else ""
 
 

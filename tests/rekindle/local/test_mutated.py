@@ -215,7 +215,7 @@ def refusal(data: bytes, home: Path) -> str:
         run = LocalRun.new(manifest, {}, cluster)
         run.files.close()
         assert run.files.root.parent == cluster.home / "runs"
-        play(Scheduler(run.workflow, shared=shared))
+        play(Scheduler(run.workflow, locks=shared))
     except ConfigError as error:
         return str(error)
     finally:

@@ -64,7 +64,7 @@ class Run:
         return self.scheduler.status["phase"]
 
     def node(self, name: str) -> dict[str, Any]:
-        (found,) = [n for n in self.scheduler.nodes.values() if n["name"] == f"{self.scheduler.name}.{name}"]
+        (found,) = [n for n in self.scheduler.nodes.values() if n["name"] == f"{self.scheduler.context.name}.{name}"]
         return found
 
     def phases(self) -> dict[str, str]:

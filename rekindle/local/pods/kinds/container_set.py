@@ -12,17 +12,13 @@ inferFailedReason), cmd/argoexec/commands/emissary.go; v4.1.
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from graphlib import CycleError, TopologicalSorter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rekindle.argo.language import gofmt
 from rekindle.errors import ConfigError
-from rekindle.local.engine.nodes import Node, Options, stamp
 from rekindle.local.pods import filesystem
 from rekindle.local.pods import process as pod
 from rekindle.local.pods.kinds.sidecars import KINDS, Companions
-
-if TYPE_CHECKING:
-    from rekindle.local.engine.scheduler import Scheduler
 
 EMISSARY = 64  # exit code of a container whose command did not run
 UNSTARTED = 128  # of one that no runtime can start
@@ -42,23 +38,6 @@ def main_of(template: dict[str, Any]) -> dict[str, Any]:
     if "containerSet" in template:
         return next((each for each in members(template) if each["name"] == "main"), {})
     return template.get("container") or template.get("script") or {}
-
-
-def nodes(
-    scheduler: "Scheduler", node: Node, template: dict[str, Any], holder: dict[str, Any], options: Options
-) -> dict[str, str]:
-    """Makes the nodes of the containers, or sets those back whose runner died. Gives their ids by name."""
-    names = {each["name"]: f"{node['name']}.{each['name']}" for each in template["containerSet"]["containers"]}
-    for name in names.values():
-        if found := scheduler.get(name):
-            found |= {"startedAt": stamp(scheduler.now), "finishedAt": None}
-            scheduler.mark(name, "Pending", "")
-        else:
-            scheduler.create(name, "Container", "Pending", holder, replace(options, boundary=node["id"]))
-    for each in template["containerSet"]["containers"]:
-        for above in [names[need] for need in each.get("dependencies") or []] or [node["name"]]:
-            scheduler.child(above, names[each["name"]])
-    return {name: scheduler.ids[full] for name, full in names.items()}
 
 
 class ContainerSet(Companions):

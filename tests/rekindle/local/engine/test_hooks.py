@@ -18,8 +18,8 @@ def test_a_hook_runs_once_when_its_expression_is_first_true_and_the_workflow_wai
         hooks={"running": hook("workflow.status == 'Running'"), "never": hook("1 == 2")},
     )
     assert play(s) == ["a", "hooks.running"]
-    assert s.nodes[s.id("w.hooks.running")]["nodeFlag"] == {"hooked": True}
-    assert (s.status["phase"], s.id("w.hooks.running") in s.nodes["w"]["children"]) == ("Succeeded", True)
+    assert s.nodes[s.table.id("w.hooks.running")]["nodeFlag"] == {"hooked": True}
+    assert (s.status["phase"], s.table.id("w.hooks.running") in s.nodes["w"]["children"]) == ("Succeeded", True)
 
 
 def test_a_task_hook_runs_beside_its_task_and_what_depends_on_the_task_waits_for_it() -> None:
@@ -47,7 +47,7 @@ def test_a_hook_sees_the_outputs_of_its_own_node() -> None:
     hooks = {"done": hook("steps.a.status == 'Succeeded'", arguments=arguments)}
     s = scheduler(steps([{"name": "a", "hooks": hooks}]), leaf(), note)
     play(s, outputs={"w[0].a": {"parameters": [{"name": "y", "value": "42"}]}})
-    assert s.nodes[s.id("w[0].a.hooks.done")]["inputs"]["parameters"] == [{"name": "x", "value": "42"}]
+    assert s.nodes[s.table.id("w[0].a.hooks.done")]["inputs"]["parameters"] == [{"name": "x", "value": "42"}]
 
 
 def test_a_hook_that_cannot_be_evaluated_is_said_where_it_stands() -> None:

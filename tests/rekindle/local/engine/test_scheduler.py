@@ -70,10 +70,10 @@ def test_a_failure_that_is_not_retried_waits_out_one_backoff_all_the_same() -> N
     backoff = {"duration": "10m"}
     s = scheduler(leaf("main", retryStrategy={"limit": 3, "retryPolicy": "OnError", "backoff": backoff}))
     assert play(s, {"w(0)": "Failed"}) == ["w(0)"]
-    assert s.now >= 1601
+    assert s.table.now >= 1601
     s = scheduler(leaf("main", retryStrategy={"retryPolicy": "OnError", "backoff": backoff}))  # no limit: no backoff
     play(s, {"w(0)": "Failed"})
-    assert s.now < 1010
+    assert s.table.now < 1010
 
 
 def test_an_expression_decides_over_retries_and_means_always() -> None:
@@ -256,7 +256,7 @@ def test_a_status_from_disk_goes_on_where_it_was() -> None:
     s = scheduler(dag(*tasks), leaf())
     first = s.advance(1000.0)[0]
     s.advance(1001.0, [Ended(first.id, "Succeeded", "", {})])
-    again = Scheduler(s.workflow, s.status)
+    again = Scheduler(s.context.workflow, s.status)
     assert play(again) == ["b", "c"]
 
 
@@ -287,7 +287,7 @@ def test_a_wide_loop_does_not_write_its_children_again_with_each_of_them() -> No
     written, events = 0, []
     while not s.done:
         starts = [action for action in s.advance(1, events) if isinstance(action, Start)]
-        written += len(json.dumps(s.taken()))
+        written += len(json.dumps(s.table.taken()))
         events = [event for start in starts for event in (Began(start.id), Ended(start.id, "Succeeded"))]
     assert written < 3 * len(json.dumps(s.nodes))
 
@@ -334,7 +334,7 @@ def test_pods_of_a_dead_runner_are_started_again_although_they_reach_the_limit()
     before = scheduler(tasks, leaf(), parallelism=2)
     events = [Began(action.id) for action in before.advance(1000.0, [])]
     before.advance(1001.0, events)
-    s = Scheduler(before.workflow, interrupted(before.status, stamp(1002.0)))
+    s = Scheduler(before.context.workflow, interrupted(before.status, stamp(1002.0)))
     assert play(s) == ["a", "b", "c"]
     assert s.status["phase"] == "Succeeded"
 
@@ -345,7 +345,7 @@ def test_a_daemon_that_died_with_its_runner_is_there_before_its_clients_begin_ag
     )
     (server,) = before.advance(1000.0, [])
     (client,) = before.advance(1001.0, [Began(server.id, "127.0.0.1")])
-    s = Scheduler(before.workflow, interrupted(before.status, stamp(1002.0)))
+    s = Scheduler(before.context.workflow, interrupted(before.status, stamp(1002.0)))
     assert [action.id for action in s.advance(1003.0, [])] == [server.id]
     assert [action.id for action in s.advance(1004.0, [Began(server.id, "127.0.0.1")])] == [client.id]
 
@@ -361,12 +361,12 @@ def test_a_pod_that_a_dead_runner_left_runs_again_though_all_above_it_is_over() 
     before.advance(1001.0, [Began(pod.id) for pod in pods])
     status = interrupted(before.status, stamp(1002.0))
     for name in ("w", "w[0]"):  # as after the time limit of another step
-        status["nodes"][before.id(name)] |= {"phase": "Failed", "finishedAt": stamp(1001.0)}
-    s = Scheduler(before.workflow, status)
+        status["nodes"][before.table.id(name)] |= {"phase": "Failed", "finishedAt": stamp(1001.0)}
+    s = Scheduler(before.context.workflow, status)
     (first,) = (action for action in s.advance(1002.0, []) if s.nodes[action.id]["name"] == "w[0].a(0)")
     assert isinstance(first, Start)
     assert (first.template["container"]["args"], first.capture) == (["y 0"], True)
-    assert s.nodes[s.id("w[0].b")]["message"] == "its runner died"  # nobody knows an inline template again
+    assert s.nodes[s.table.id("w[0].b")]["message"] == "its runner died"  # nobody knows an inline template again
     s.advance(1003.0, [Began(first.id), Ended(first.id, "Succeeded", "", {"result": "1"})])
     assert (s.status["phase"], s.nodes[first.id]["phase"]) == ("Failed", "Succeeded")
 
@@ -379,7 +379,7 @@ def test_an_error_waits_for_the_pods_that_run_also_for_those_that_a_dead_runner_
     before.advance(1001.0, [Began(each.id) for each in (slow, quick, wrong)])
     before.advance(1002.0, [Ended(quick.id, "Succeeded", ""), Ended(wrong.id, "Failed", "")])
     assert before.status["phase"] == "Running"
-    s = Scheduler(before.workflow, interrupted(before.status, stamp(1003.0)))
+    s = Scheduler(before.context.workflow, interrupted(before.status, stamp(1003.0)))
     assert [action.id for action in s.advance(1003.0, [])] == [slow.id] and s.status["phase"] == "Running"
     s.advance(1004.0, [Began(slow.id), Ended(slow.id, "Succeeded", "")])
     assert (s.status["phase"], s.nodes[slow.id]["phase"]) == ("Failed", "Succeeded")
@@ -391,6 +391,6 @@ def test_what_is_lost_behind_what_a_limit_holds_up_is_started_again() -> None:
     before.advance(1001.0, [Began(a.id), Began(c.id)])
     status = interrupted(before.status, stamp(1002.0))
     status["nodes"][a.id] |= {"phase": "Succeeded", "finishedAt": stamp(1001.0)}
-    s = Scheduler({**before.workflow, "spec": {**before.workflow["spec"], "parallelism": 1}}, status)
+    s = Scheduler({**before.context.workflow, "spec": {**before.context.workflow["spec"], "parallelism": 1}}, status)
     assert play(s) == ["c", "b"]
     assert s.status["phase"] == "Succeeded"

@@ -103,7 +103,7 @@ def test_a_workflow_that_begins_suspended_starts_nothing() -> None:
     s = scheduler(leaf("main"), suspend=True)
     assert s.advance(1000.0) == []
     assert (s.status["phase"], s.nodes) == ("Running", {})
-    s.spec.pop("suspend")
+    s.context.spec.pop("suspend")
     assert len(s.advance(1001.0)) == 1
 
 

@@ -65,7 +65,7 @@ def test_the_table_has_the_containers_below_their_pod_and_the_next_step_below_th
     s.advance(2, [Began(pod.id), *(Began(id) for id in pod.containers.values())])
     assert a["phase"] == "Running"
     s.advance(3, [*(Ended(id, "Succeeded") for id in pod.containers.values()), Ended(pod.id, "Succeeded")])
-    group = s.nodes[s.ids["w[1]"]]["id"]
+    group = s.nodes[s.table.ids["w[1]"]]["id"]
     assert b["children"] == c["children"] == [group]
 
 

@@ -123,7 +123,7 @@ def test_a_daemon_that_died_is_tried_again_beside_those_that_use_it_and_ends_wit
     s = scheduler(dag(*tasks), leaf(daemon=True, retryStrategy={"limit": 1}), leaf("use"))
     (first,) = s.advance(1)
     (use,) = s.advance(2, [Began(first.id)])
-    assert s.nodes[use.id]["name"] == "w.use" and s.nodes[s.ids["w.db"]]["daemoned"]
+    assert s.nodes[use.id]["name"] == "w.use" and s.nodes[s.table.ids["w.db"]]["daemoned"]
     (second,) = s.advance(3, [Ended(first.id, "Failed")])
     assert isinstance(second, Start) and s.nodes[second.id]["name"] == "w.db(1)"
     assert s.advance(4, [Began(second.id), Began(use.id)]) == []
@@ -136,7 +136,7 @@ def test_a_daemon_with_retries_whose_runner_died_is_waited_for_again() -> None:
     s = scheduler(steps([{"name": "db"}], [{"name": "use", "template": "use"}]), DAEMON, leaf("use"))
     (db,) = s.advance(1)
     assert len(s.advance(2, [Began(db.id)])) == 1
-    again = Scheduler(s.workflow, interrupted({**s.status, "nodes": json.loads(json.dumps(s.nodes))}, stamp(3)))
+    again = Scheduler(s.context.workflow, interrupted({**s.status, "nodes": json.loads(json.dumps(s.nodes))}, stamp(3)))
     started = [again.nodes[action.id]["name"] for action in again.advance(3)]
     assert started == ["w[0].db(0)"]
     (use,) = again.advance(4, [Began(db.id)])
