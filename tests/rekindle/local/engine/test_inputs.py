@@ -87,10 +87,10 @@ def test_results_that_a_loop_gathers_are_spelt_as_they_were() -> None:
     s = scheduler(dag(*tasks), one)
     ran = play(s, outputs={f"a({i}:{i})": {"result": result} for i, result in enumerate(results)})
     expected = '[{"b":1,"a":1.0},1.50,1e3,"\\u00fc\\u003c",null,{"a":1,"a":2},[1,1.0]]'
-    assert s.get("w.b")["inputs"]["parameters"][0]["value"] == expected  # type: ignore[index]
+    assert s.table.get("w.b")["inputs"]["parameters"][0]["value"] == expected  # type: ignore[index]
     names = [name for name in ran if name.startswith("c(")]
     assert names == ["c(0:a:1.0,b:1)", "c(1:1.50)", "c(2:1e3)", "c(3:\\u00fc<)", "c(4:[])", "c(5:a:2)", "c(6:[1 1.0])"]
-    items = [s.get(f"w.{name}")["inputs"]["parameters"][0]["value"] for name in names]  # type: ignore[index]
+    items = [s.table.get(f"w.{name}")["inputs"]["parameters"][0]["value"] for name in names]  # type: ignore[index]
     assert items == ['{"a":1.0,"b":1}', "1.50", "1e3", "ü<", "null", '{"a":2}', "[1,1.0]"]
 
 
@@ -98,7 +98,7 @@ def test_lists_that_a_loop_gathers_hold_the_numbers_of_go() -> None:
     show = {"name": "b", "depends": "a", "arguments": parameters(x="{{tasks.a.outputs.parameters.p}}")}
     s = scheduler(dag({"name": "a", "withItems": [0]}, show), leaf("one", inputs=parameters(x="")))
     play(s, outputs={"a(0:0)": {"parameters": [{"name": "p", "value": "[1.0, 12345678901234567890]"}]}})
-    assert s.get("w.b")["inputs"]["parameters"][0]["value"] == "[[1,12345678901234567000]]"  # type: ignore[index]
+    assert s.table.get("w.b")["inputs"]["parameters"][0]["value"] == "[[1,12345678901234567000]]"  # type: ignore[index]
 
 
 @pytest.mark.parametrize(("above", "known"), [("dag", ["g", "own"]), ("steps", ["g"])])
@@ -117,4 +117,4 @@ def test_a_dags_own_output_with_a_global_name_is_the_workflows_only_below_anothe
 def test_an_output_of_a_dag_that_says_nothing_of_its_source_ends_in_the_words_of_argo() -> None:
     s = scheduler({**dag({"name": "a"}), "outputs": {"parameters": [{"name": "p", "value": "v"}]}}, leaf())
     play(s)
-    assert s.get("w")["message"] == "output parameters must have a valueFrom specified"  # type: ignore[index]
+    assert s.table.get("w")["message"] == "output parameters must have a valueFrom specified"  # type: ignore[index]

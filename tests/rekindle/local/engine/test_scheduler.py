@@ -102,7 +102,7 @@ def test_each_attempt_knows_its_number_and_the_last_one() -> None:
 def test_an_empty_loop_is_skipped_and_its_successor_runs(items: str) -> None:
     s = scheduler(dag({"name": "a", "withParam": items}, {"name": "b", "depends": "a"}), leaf())
     assert play(s) == ["b"]
-    assert s.get("w.a")["message"] == "Skipped, empty params"  # type: ignore[index]
+    assert s.table.get("w.a")["message"] == "Skipped, empty params"  # type: ignore[index]
 
 
 def test_a_loop_gathers_what_its_items_gave() -> None:
@@ -121,7 +121,7 @@ def test_a_loop_gathers_what_its_items_gave() -> None:
         name: {"result": str(i), "parameters": [{"name": "p", "value": f"p{i}"}]} for i, name in enumerate(names)
     }
     assert play(s, outputs=outputs) == [*names, "b"]
-    assert s.get("w.b")["inputs"]["parameters"][0]["value"] == '["p0","p1","p2"] [0,1,2]'  # type: ignore[index]
+    assert s.table.get("w.b")["inputs"]["parameters"][0]["value"] == '["p0","p1","p2"] [0,1,2]'  # type: ignore[index]
 
 
 def test_what_a_skipped_step_would_have_given_is_its_default_or_the_inputs() -> None:
@@ -142,7 +142,7 @@ def test_what_a_skipped_step_would_have_given_is_its_default_or_the_inputs() -> 
         used,
     )
     play(s)
-    assert [each["value"] for each in s.get("w.b")["inputs"]["parameters"]] == ["X", "Q"]  # type: ignore[index]
+    assert [each["value"] for each in s.table.get("w.b")["inputs"]["parameters"]] == ["X", "Q"]  # type: ignore[index]
 
 
 def test_a_false_condition_needs_nothing_else_to_be_known() -> None:
@@ -203,7 +203,7 @@ def test_the_hook_of_a_task_delays_what_depends_on_it_and_cannot_fail_it() -> No
     )
     ran = play(s, {"a.onExit": "Failed"}, {"a": {"parameters": [{"name": "p", "value": "P"}]}})
     assert (ran, s.status["phase"]) == (["a", "a.onExit", "b"], "Succeeded")
-    assert s.get("w.a.onExit")["inputs"]["parameters"][0]["value"] == "P"  # type: ignore[index]
+    assert s.table.get("w.a.onExit")["inputs"]["parameters"][0]["value"] == "P"  # type: ignore[index]
 
 
 def test_outputs_with_a_global_name_are_the_workflows() -> None:
@@ -215,7 +215,7 @@ def test_outputs_with_a_global_name_are_the_workflows() -> None:
     )
     play(s, outputs={"a": {"parameters": [{"name": "p", "value": "P", "globalName": "g"}]}})
     assert s.status["outputs"] == {"parameters": [{"name": "g", "value": "P"}]}
-    assert s.get("w.onExit")["inputs"]["parameters"][0]["value"] == "P"  # type: ignore[index]
+    assert s.table.get("w.onExit")["inputs"]["parameters"][0]["value"] == "P"  # type: ignore[index]
 
 
 def test_a_deadline_ends_what_runs_and_not_the_exit_handler() -> None:
@@ -226,7 +226,7 @@ def test_a_deadline_ends_what_runs_and_not_the_exit_handler() -> None:
     assert [type(action) for action in actions] == [Kill, Start]
     assert s.nodes["w"]["message"] == "Step exceeded its deadline"
     s.advance(1020.0, [Ended(actions[1].id, "Succeeded", "", {})])
-    assert (s.status["phase"], s.get("w.onExit")["phase"]) == ("Failed", "Succeeded")  # type: ignore[index]
+    assert (s.status["phase"], s.table.get("w.onExit")["phase"]) == ("Failed", "Succeeded")  # type: ignore[index]
 
 
 def test_a_suspended_step_waits_for_its_duration() -> None:
