@@ -136,7 +136,7 @@ def ours(store: Store, megabytes: int, runs: int, steps: Steps) -> dict[str, flo
         state.memory.uniform_()
         record("memcpy", seconds(lambda: target.copy_(state.memory)))
         idle()
-        checkpoints._hot_due = 0.0
+        checkpoints._snapshot_due = 0.0
         record("hot wait", seconds(lambda: checkpoints.keep((0, 1), durable=False)))
         idle()
         record("bare", seconds(lambda: parallel(bare, range(-(-len(view) // CHUNK)))))

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from benchmarks.bars import Bar, bar, parser, report
-from rekindle.training.loop import pick_device
+from rekindle.training.numerics import pick_device
 from rekindle.training.sampler import Sampler
 from rekindle.training.spec import TrainingSpec as Inputs
 from steps import fraud

@@ -104,7 +104,7 @@ def measure(env: dict[str, str], size: int, settings: dict[str, Any], **turns: A
 def member(text: str) -> None:
     """One process: trains, and prints its figures."""
     from benchmarks.workloads import mlp
-    from rekindle.training.launch.signals import die_with_parent
+    from rekindle.common.linux import die_with_parent
     from rekindle.training.spec import TrainingSpec
     from rekindle.training.worker import work
 

@@ -24,8 +24,8 @@ import psutil
 
 from benchmarks.bars import bar, parser, report
 from rekindle.local.services.services import Services
-from rekindle.training.membership.client import BEAT, Client
-from rekindle.training.membership.machine import PROTOCOL
+from rekindle.training.membership.client import HEARTBEAT, Client
+from rekindle.training.membership.protocol import PROTOCOL
 
 FLAGS = ("--dataset=d", "--digest=d", "--out=scale/model", "--checkpoints=scale/checkpoints", "--virtual-workers=4096")
 
@@ -76,7 +76,7 @@ async def measure(port: int, process: psutil.Process, count: int, runs: int) -> 
 
     async def beat() -> None:
         for turn in range(10**9):
-            await asyncio.sleep(BEAT / 8)
+            await asyncio.sleep(HEARTBEAT / 8)
             for member in members[turn % 8 :: 8]:
                 member.send({"beat": turn // 8, "busy": False})
 
@@ -116,7 +116,7 @@ def listening(port: int) -> None:
 def membership_share(port: int, seconds: float = 10.0) -> float:
     """CPU seconds a second of a worker's thread that beats and listens, the rest of the process at rest."""
     client = Client("127.0.0.1", port, 1, {}, lambda: False)
-    threading.Thread(target=client.agree, args=(0, 0, lambda: False), daemon=True).start()
+    threading.Thread(target=client.wait_for_group, args=(0, 0, lambda: False), daemon=True).start()
     time.sleep(1)
     before = resource.getrusage(resource.RUSAGE_SELF)
     time.sleep(seconds)

@@ -2,6 +2,7 @@
 
 import gc
 import os
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -115,5 +116,5 @@ def undisturbed(
     crew = Crew(s3_environment, tmp_path_factory.mktemp("undisturbed"))
     member = crew.alone(flags("undisturbed"))
     assert member.code() == 0, member.said()
-    yield member.said().split("model ")[-1].strip()
+    yield re.findall(r"^trained \d+ steps: model ([0-9a-f]{64})$", member.said(), re.MULTILINE)[-1]
     crew.close()

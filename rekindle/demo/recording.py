@@ -24,7 +24,7 @@ from rekindle.local.emulator import LocalCluster
 from rekindle.local.processes import started
 from rekindle.local.services.services import BUCKET, REGION
 from rekindle.training.checkpoint import snapshot_file
-from rekindle.training.membership.client import PORT
+from rekindle.training.membership.protocol import PORT
 from rekindle.training.spec import TrainingSpec as Inputs
 from rekindle.view.summary import PROGRESS
 
@@ -35,7 +35,7 @@ LAST = 1.0  # seconds more until the kernel has ended what they started
 SLACK = 5  # steps by which what is seen of one worker may be older than what is seen of another
 COORDINATOR = "coordinator"
 GENERATION = re.compile(r"generation \d+: (.*)")
-RESUMED = re.compile(r"going on from step (\d+)|step (\d+) was found in shared memory")
+RESUMED = re.compile(r"resuming from step (\d+)|step (\d+) was found in shared memory")
 
 
 class Stage(LocalCluster):

@@ -1,4 +1,4 @@
-"""The dataset on this node: downloaded once, shared by all workers of the node, found again after a restart."""
+"""The dataset on this node: downloaded once, shared by all workers of the node, reused after a restart."""
 
 import fcntl
 import json
@@ -17,20 +17,20 @@ CACHE = "REKINDLE_CACHE"  # environment: the directory for datasets, on a disk l
 
 
 def local_dataset(store: Store, prefix: str, digest: str) -> Path:
-    """The directory with the dataset below `prefix`. Raises DataError if it is not there, or another than `digest`."""
+    """The local copy of the dataset below `prefix`. Raises DataError if it is absent, or has another digest."""
     root = Path(os.environ.get(CACHE) or Path(tempfile.gettempdir()) / f"rekindle-{os.getuid()}") / "datasets"
     root.mkdir(parents=True, exist_ok=True)
     target = root / digest
     with open(root / f"{digest}.lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # released by the kernel, however this process ends
+        fcntl.flock(lock, fcntl.LOCK_EX)  # the kernel releases it, however this process ends
         if not target.exists():
             unfinished = root / f"{digest}.unfinished"
             shutil.rmtree(unfinished, ignore_errors=True)
             _download(store, prefix, unfinished)
-            found = json.loads((unfinished / "dataset.json").read_text()).get("digest")
-            if found != digest:
+            actual = json.loads((unfinished / "dataset.json").read_text()).get("digest")
+            if actual != digest:
                 raise DataError(
-                    f"{store.uri(prefix)} is the dataset {str(found)[:12]}: this run was given the digest "
+                    f"{store.uri(prefix)} is the dataset {str(actual)[:12]}: this run was given the digest "
                     f"{digest[:12]}. Run the step prepare again, or pass the digest that it gave."
                 )
             unfinished.rename(target)
@@ -51,30 +51,30 @@ def _download(store: Store, prefix: str, target: Path) -> None:
 
 
 class LoaderState:
-    """The state of the workload's own data loader, if it keeps one: JSON, equal in all workers between steps."""
+    """The state of the workload's own data loader, if it has one: JSON, equal in all workers between steps."""
 
     def __init__(self, data: Any) -> None:
         self.data, self.stateful = data, hasattr(data, "state_dict")
         self.advance: Callable[[int], None] = getattr(data, "advance", lambda step: None)
 
     def dump(self) -> bytes:
-        """The state now; empty if there is none. Raises ConfigError."""
+        """The current state; empty if there is none. Raises ConfigError."""
         if not self.stateful:
             return b""
         try:
-            found = json.dumps(self.data.state_dict(), sort_keys=True).encode()
+            dumped = json.dumps(self.data.state_dict(), sort_keys=True).encode()
         except (TypeError, ValueError) as error:
             raise ConfigError(
                 f"the dataset's state_dict() is not JSON ({error}): give numbers, texts, lists."
             ) from error
-        if len(found) > ROOM:
+        if len(dumped) > ROOM:
             raise ConfigError(
-                f"the dataset's state_dict() has {len(found)} bytes: it must have at most {ROOM}, since it travels "
+                f"the dataset's state_dict() has {len(dumped)} bytes: it must have at most {ROOM}, since it travels "
                 "with every snapshot. Keep what can be computed out of it."
             )
-        return found
+        return dumped
 
-    def load(self, found: bytes) -> None:
-        """Go back, or on, to a state that `dump` gave."""
-        if self.stateful and found:
-            self.data.load_state_dict(json.loads(found))
+    def load(self, dumped: bytes) -> None:
+        """Set the loader to a state that `dump` returned."""
+        if self.stateful and dumped:
+            self.data.load_state_dict(json.loads(dumped))

@@ -1,26 +1,24 @@
-"""What a run tells while it trains: one line of progress a second, and curves for MLflow, sent by a thread.
-
-The line's form is fixed, others read it: `progress step=120/600 loss=0.02130 samples_per_s=10234 eta_s=12`.
-"""
+"""Progress of a training: one line a second, and curves for MLflow, sent by a thread."""
 
 import threading
 import time
 from collections.abc import Callable
 
+from rekindle.common.wording import Progress
 from rekindle.errors import TrackingError, say
 
-POINTS = 500  # of each curve at most: the mean of as many steps as that takes
+POINTS = 500  # per curve at most; each is the mean over equally many steps
 PERIOD = 5.0  # seconds between requests to MLflow
-PATIENCE = 10.0  # seconds the end of a run waits for MLflow
+PATIENCE = 10.0  # seconds that the end of a run waits for MLflow
 
 
 class Metrics:
-    """Counts steps of the group's rank 0 (`begun`: at the first); the others make one too, and may become rank 0."""
+    """The metrics of the group's rank 0; every worker has one, since it may become rank 0. Calls `on_first` once."""
 
     def __init__(
-        self, run_id: str, total: int, samples_per_step: int, begun: Callable[[], None] = lambda: None
+        self, run_id: str, total: int, samples_per_step: int, on_first: Callable[[], None] = lambda: None
     ) -> None:
-        self.run_id, self.total, self.samples, self.begun = run_id, total, samples_per_step, begun
+        self.run_id, self.total, self.samples, self.on_first = run_id, total, samples_per_step, on_first
         self.every = max(1, total // POINTS)
         self._sums = [0.0, 0.0, 0]  # loss, norm, steps
         self._since = self._line_at = time.monotonic()
@@ -32,7 +30,7 @@ class Metrics:
         self._thread = threading.Thread(target=self._run, name="metrics", daemon=True)
 
     def record(self, step: int, loss: float, norm: float, rate: float) -> None:
-        """Update `step` (from 1) is made."""
+        """Record update `step`, counted from 1."""
         self._sums[0] += loss
         self._sums[1] += norm
         self._sums[2] += 1
@@ -48,15 +46,15 @@ class Metrics:
                     self._points += [(f"train/{name}", value, step) for name, value in values.items()]
                 if not self._thread.ident:
                     self._thread.start()
-        if self._line_step < 0:  # the first step of this process warms up; it would spoil the speed
+        if self._line_step < 0:  # the first step of this process is a warm-up: not measured
             self._line_at, self._line_step = now, step
-            self.begun()
+            self.on_first()
         elif now - self._line_at >= 1 or step == self.total:
             self._progress(step, loss, (step - self._line_step) / max(1e-9, now - self._line_at))
             self._line_at, self._line_step = now, step
 
     def close(self) -> None:
-        """Send what is left; say what MLflow did not take."""
+        """Send the remaining points; log those that MLflow did not accept."""
         self._closing.set()
         if self._thread.ident:
             self._thread.join(PATIENCE)
@@ -68,10 +66,7 @@ class Metrics:
 
     def _progress(self, step: int, loss: float, steps_per_s: float) -> None:
         eta = (self.total - step) / max(1e-9, steps_per_s)
-        say(
-            f"progress step={step}/{self.total} loss={loss:.5f} "
-            f"samples_per_s={steps_per_s * self.samples:.0f} eta_s={eta:.0f}"
-        )
+        say(str(Progress(step, self.total, loss, steps_per_s * self.samples, eta)))
 
     def _run(self) -> None:
         from rekindle import tracking

@@ -1,8 +1,8 @@
-"""Which samples a virtual worker sees: a pure function of (seed, step, leaf), so one integer says where a run is.
+"""Which samples a virtual worker sees: a pure function of (seed, step, virtual worker); the step is a run's position.
 
 Positions 0, 1, 2, … run through one permutation of the samples after another without a gap: each epoch visits each
-sample exactly once, and a micro-batch may straddle two epochs. Leaf l of step s reads the `batch_size` positions from
-(s·V + l)·batch_size on.
+sample exactly once, and a micro-batch may straddle two epochs. Virtual worker v of step s reads the `batch_size`
+positions from (s·V + v)·batch_size on.
 """
 
 from functools import lru_cache
@@ -28,15 +28,15 @@ class Sampler:
 
     def __init__(self, samples: int, batch_size: int, virtual_workers: int, seed: int) -> None:
         self.samples, self.batch_size, self.virtual_workers, self.seed = samples, batch_size, virtual_workers, seed
-        self._order = lru_cache(maxsize=2)(self._permutation)  # a step touches two epochs at most while N >= batch
+        self._order = lru_cache(maxsize=2)(self._permutation)  # a step spans two epochs at most while N >= batch
 
     def _permutation(self, epoch: int) -> torch.Tensor:
         generator = torch.Generator().manual_seed(mix(self.seed, epoch, 1))
         return torch.randperm(self.samples, generator=generator, dtype=torch.int64)
 
-    def indices(self, step: int, leaf: int) -> torch.Tensor:
+    def indices(self, step: int, virtual_worker: int) -> torch.Tensor:
         """The samples of one micro-batch, int64 [batch_size]."""
-        start = (step * self.virtual_workers + leaf) * self.batch_size
+        start = (step * self.virtual_workers + virtual_worker) * self.batch_size
         epoch, offset = divmod(start, self.samples)
         parts = [self._order(epoch)[offset : offset + self.batch_size]]
         missing = self.batch_size - len(parts[0])
@@ -46,6 +46,6 @@ class Sampler:
             missing -= len(parts[-1])
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
-    def randomness(self, step: int, leaf: int) -> int:
+    def randomness(self, step: int, virtual_worker: int) -> int:
         """The seed of everything random in one micro-batch (dropout, augmentation)."""
-        return mix(self.seed, step, leaf + 2)
+        return mix(self.seed, step, virtual_worker + 2)

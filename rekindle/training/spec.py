@@ -12,7 +12,7 @@ from rekindle.step import StepInputs, parse, parser
 
 
 class TrainConfig(Section):
-    """How a model is trained. Every field but those in PLACEMENT is part of what the weights are a function of."""
+    """How a model is trained. The weights are a function of every field except those in PLACEMENT."""
 
     PLACEMENT: ClassVar[frozenset[str]] = frozenset(
         {"workers", "min_workers", "max_workers", "silence_seconds", "hung_seconds"}
@@ -21,14 +21,14 @@ class TrainConfig(Section):
 
     workers: int = Field(2, ge=1, description="processes to start; any number gives the same weights")
     min_workers: int = Field(1, ge=1, description="training waits while fewer than this are alive")
-    max_workers: int = Field(0, ge=0, description="more than this stand by (0: as many as `workers`)")
+    max_workers: int = Field(0, ge=0, description="at most this many train; the rest are spares (0: `workers`)")
     virtual_workers: int = Field(8, ge=1, le=4096, description="units the result is defined on, shared by the workers")
     threads: int = Field(1, ge=1, description="CPU threads of each worker: part of what defines the result")
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto takes a GPU where there is one")
     seed: int = Field(0, ge=0, lt=2**63, description="of the first weights, the data order and dropout")
     batch_size: int = Field(32, ge=1, description="samples of one virtual worker in one step")
     epochs: float = Field(1.0, gt=0, description="passes over the training data")
-    steps: int = Field(0, ge=0, description="optimizer updates, instead of `epochs` (0: as epochs says)")
+    steps: int = Field(0, ge=0, description="optimizer updates, instead of `epochs` (0: as `epochs` says)")
     learning_rate: float = Field(1e-3, gt=0, description="highest learning rate")
     schedule: Literal["linear", "cosine", "constant"] = Field("linear", description="decay after the warm-up, to 0")
     warmup: float = Field(0.1, ge=0, lt=1, description="share of the steps in which the learning rate rises")
@@ -39,12 +39,12 @@ class TrainConfig(Section):
     average: float = Field(0.0, ge=0, lt=1, description="keep and release a running average of the weights (0: off)")
     reduction: Literal["exact", "fast"] = Field("exact", description="fast: a plain all-reduce, bits depend on workers")
     silence_seconds: float = Field(1.0, ge=0.5, description="a worker silent for so long, without a step, is dropped")
-    hung_seconds: float = Field(600.0, gt=0, description="one that lives, but makes no step for so long, is dropped")
+    hung_seconds: float = Field(600.0, gt=0, description="a live worker without a step for so long is dropped")
     checkpoint_seconds: float = Field(0.0, ge=0, description="time between durable checkpoints (0: automatic)")
     hot_seconds: float = Field(0.0, ge=0, description="time between snapshots in shared memory (0: automatic)")
-    checkpoint_steps: int = Field(0, ge=0, description="and after this many steps (0: time alone decides)")
+    checkpoint_steps: int = Field(0, ge=0, description="also checkpoint after this many steps (0: time alone decides)")
     keep_checkpoints: int = Field(3, ge=2, description="durable checkpoints kept")
-    keep_hours: float = Field(0.0, ge=0, description="older ones go, too, but for the newest (0: by number alone)")
+    keep_hours: float = Field(0.0, ge=0, description="also delete older checkpoints, never the newest (0: never)")
 
     @model_validator(mode="after")
     def _consistent(self) -> "TrainConfig":
@@ -83,7 +83,7 @@ class TrainConfig(Section):
 
 
 class TrainingSpec(StepInputs, TrainConfig):
-    """One training run; every process of the run, and its coordinator, is given the same."""
+    """One training run. Every process of the run, and its coordinator, gets the same one."""
 
     workload: str = Field("steps.fraud", description="module that defines the data, the model and its loss")
     model: dict[str, Any] = Field(default_factory=dict, description="the workload's `model` section")
@@ -95,16 +95,16 @@ class TrainingSpec(StepInputs, TrainConfig):
 
     @classmethod
     def from_flags(cls, argv: list[str]) -> Self:
-        """The inputs of a command line, for who is not the step but given its flags. Raises ConfigError."""
+        """Parse a command line: for the launcher and coordinator, which get the same flags. Raises ConfigError."""
         flags = vars(parser("steps.train", cls).parse_args(argv))
         return cast(Self, parse(cls, {name: flags[name] for name in flags if name in cls.model_fields}))
 
     def identity(self) -> dict[str, Any]:
-        """All that the weights are a function of, apart from the machine: see `fingerprint`."""
+        """What the weights are a function of, apart from the machine: see `fingerprint`."""
         return {"workload": self.workload, "model": self.model, "train": super().identity(), "digest": self.digest}
 
     def identity_hash(self) -> str:
-        """sha256 of the identity: what marks a run's checkpoints and model."""
+        """sha256 of the identity: marks a run's checkpoints and model."""
         return hashlib.sha256(json.dumps(self.identity(), sort_keys=True).encode()).hexdigest()
 
     @property

@@ -1,7 +1,7 @@
 """All that training changes, in one flat tensor: weights, AdamW's two moments, and the average if there is one.
 
-One tensor makes it one broadcast, one copy for a checkpoint and one update: nothing can be forgotten. Parameters are
-views into it, each on a 64-byte boundary. AdamW is torch's own fused kernel, called directly: 4 times faster than
+One tensor means one broadcast, one copy for a checkpoint and one update: nothing can be forgotten. Parameters are views
+of it, each on a 64-byte boundary. AdamW is torch's own fused kernel, called directly: 4 times faster than
 separate operations, and `torch.optim` would cost every worker a second of imports.
 """
 
@@ -21,14 +21,16 @@ ALIGN = 16  # float32 elements in 64 bytes
 
 
 class State:
-    """A model and its optimizer. `step` counts the updates made; -1 means: nothing is decided yet."""
+    """A model and its optimizer. `step` counts the updates made; -1: not initialized yet."""
 
     def __init__(self, model: nn.Module, config: TrainConfig, device: torch.device) -> None:
         self.model, self.config, self.device, self.step = model.to(device), config, device, -1
         named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
         named.sort(key=lambda item: item[1].ndim < 2)  # matrices first: only they decay
-        if odd := [name for name, p in named if p.dtype != torch.float32]:
-            raise ConfigError(f"parameter {odd[0]} of the model is not float32: training supports float32 only.")
+        if unsupported := [name for name, p in named if p.dtype != torch.float32]:
+            raise ConfigError(
+                f"parameter {unsupported[0]} of the model is not float32: training supports float32 only."
+            )
         self.parameters = [p for _, p in named]
         self.layout = [(name, list(p.shape)) for name, p in named]
         offsets = [0]
@@ -52,11 +54,11 @@ class State:
         self._buffers = {name: (b, b._version) for name, b in model.named_buffers()}
 
     def views(self, flat: Tensor) -> list[Tensor]:
-        """One view of a flat tensor for each parameter."""
+        """Views of a flat tensor, one per parameter."""
         return [flat[at : at + p.numel()].view(p.shape) for at, p in zip(self._offsets, self.parameters, strict=True)]
 
     def update(self, gradient: Tensor, scale: float, rate: float) -> float:
-        """One AdamW update by `gradient` / `scale` (flat [size]); gives the gradient's norm before clipping."""
+        """One AdamW update by `gradient` / `scale` (flat [size]); returns the gradient's norm before clipping."""
         config = self.config
         norm = torch.linalg.vector_norm(gradient).item() / scale
         if not math.isfinite(norm):
@@ -84,12 +86,12 @@ class State:
                 maximize=False,
                 grad_scale=self._divisor,
             )
-        if config.average:  # young averages forget faster, or the first weights would linger in them
+        if config.average:  # decay faster at first: otherwise the initial weights would linger
             self._average.lerp_(self.weights, 1 - min(config.average, (1 + self.step) / (10 + self.step)))
         return norm
 
     def check_buffers(self) -> None:
-        """Raise ConfigError if a forward pass changed a buffer: such a model depends on who computed what."""
+        """Raise ConfigError if a forward pass changed a buffer: its value would depend on the workers."""
         for name, (buffer, version) in self._buffers.items():
             if buffer._version != version:
                 raise ConfigError(
@@ -98,10 +100,10 @@ class State:
                 )
 
     def trained(self) -> dict[str, Tensor]:
-        """What is released: the model's state_dict on the CPU, with the averaged weights if an average is kept."""
+        """The released model: its state_dict on the CPU, with the averaged weights if an average is kept."""
         averaged = {id(p): view for p, view in zip(self.parameters, self.views(self._average), strict=True)}
-        found: dict[str, Tensor] = self.model.state_dict(keep_vars=True)
-        return {name: averaged.get(id(value), value).detach().cpu().clone() for name, value in found.items()}
+        tensors: dict[str, Tensor] = self.model.state_dict(keep_vars=True)
+        return {name: averaged.get(id(value), value).detach().cpu().clone() for name, value in tensors.items()}
 
 
 def weights_sha256(tensors: Mapping[str, Tensor]) -> str:
@@ -115,6 +117,6 @@ def weights_sha256(tensors: Mapping[str, Tensor]) -> str:
 
 
 def raw(tensor: Tensor) -> memoryview:
-    """The bytes of a tensor on the CPU; they are the tensor's own if it is contiguous."""
+    """The bytes of a tensor on the CPU; no copy if it is contiguous."""
     flat: Any = tensor.contiguous().reshape(-1).view(torch.uint8).numpy()
     return memoryview(flat)

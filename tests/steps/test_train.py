@@ -70,7 +70,7 @@ def test_all_killed_and_the_newest_checkpoint_damaged(crew: Crew, s3: Store, und
     alone = crew.alone([*argv, "--min-workers=1"])
     assert alone.code() == 0, alone.said()
     assert f"chunk 0 ({chunk}) is damaged" in alone.said() and newest in alone.said()
-    assert f"going on from step {step}" in alone.said()
+    assert f"resuming from step {step}" in alone.said()
     assert sha256(s3, "all") == undisturbed
 
 
@@ -91,7 +91,7 @@ def test_sigterm_to_one_and_then_to_all_loses_no_step(crew: Crew, s3: Store, und
     assert json.loads(s3.get(json.loads(s3.get("term/checkpoints/latest"))["manifest"]))["step"] == step
     c = crew.worker("c", argv)
     assert (c.code(), coordinator.code()) == (0, 0), c.said()
-    assert f"going on from step {step}" in c.said()
+    assert f"resuming from step {step}" in c.said()
     assert sha256(s3, "term") == undisturbed
 
 

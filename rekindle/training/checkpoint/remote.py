@@ -1,13 +1,13 @@
-"""The durable tier: checkpoints in the object store, as chunks named by their hash, a manifest, a conditional write.
+"""Durable checkpoints in the object store: chunks named by their hash, a manifest, a conditional write.
 
-    <prefix>/chunks/<sha256>              CHUNK bytes of the state; what is there already is not uploaded again
-    <prefix>/manifests/<step>-<sha>.json  a checkpoint exists when its manifest does: {identity, step, chunks, ...}
-    <prefix>/latest                       {manifest}: moved by compare-and-swap only, and only forward
-    <prefix>/readers/<id>                 somebody is reading: nothing is deleted meanwhile
+    <prefix>/chunks/<sha256>              CHUNK bytes of the state; one that exists is not uploaded again
+    <prefix>/manifests/<step>-<sha>.json  a checkpoint exists if its manifest does: {identity, step, chunks, ...}
+    <prefix>/latest                       {manifest}: changed by compare-and-swap only, and only forward
+    <prefix>/readers/<id>                 a reader's lease: nothing is deleted meanwhile
 
-Every member of a group uploads its share of the chunks; rank 0 waits for those of the others (or uploads them itself
-if they do not come), then writes manifest and `latest`. A reader checks every chunk against its name and falls back
-to the checkpoint before, saying what was wrong. Needs no torch.
+Every member of a group uploads its share of the chunks; rank 0 waits for the others' (or uploads them itself if they
+do not arrive), then writes manifest and `latest`. A reader verifies every chunk against its name and falls back to the
+previous checkpoint, reporting the damage. Imports no torch.
 """
 
 import base64
@@ -27,27 +27,27 @@ from rekindle.storage import NotFound, Store
 from rekindle.training.checkpoint.retention import Retention
 from rekindle.training.group.tree import share
 
-CHUNK = 8 << 20  # bytes; also what one request carries
+CHUNK = 8 << 20  # bytes, and of one request
 PARALLEL = 4  # requests at once, of each worker
-STALL = 5.0  # seconds in which no chunk of another member arrives, after which rank 0 uploads what is missing
+STALL = 5.0  # seconds without a new chunk of another member, after which rank 0 uploads the missing ones
 
 Manifest = dict[str, Any]
-Place = tuple[int, int]  # rank and size of a group
+RankSize = tuple[int, int]  # in a group
 
 
 @dataclass
-class Draft:
-    """A checkpoint on its way: the state (which must not change meanwhile), and what is done of it."""
+class Upload:
+    """A checkpoint being written: the state (which must not change meanwhile), and the progress."""
 
     step: int
     state: memoryview
     loader: bytes = b""  # state of the workload's own data loader
     facts: dict[str, Any] = field(default_factory=dict)
-    stop: threading.Event = field(default_factory=threading.Event)  # it is not worth the trouble any more
-    cpu: float = 0.0  # seconds that our threads needed
-    problem: str = "there was no time for it"
-    names: dict[int, str] = field(default_factory=dict)
-    before: set[str] | None = None  # chunks that were in the store when we began
+    stop: threading.Event = field(default_factory=threading.Event)  # set to cancel
+    cpu: float = 0.0  # seconds of our threads
+    problem: str = "not started"
+    names: dict[int, str] = field(default_factory=dict)  # hashes by chunk number
+    existing: set[str] | None = None  # chunks that were in the store when we began
 
     @property
     def count(self) -> int:
@@ -64,12 +64,12 @@ class Draft:
 
     @property
     def uploaded(self) -> int:
-        """Bytes that were not there before, whoever brought them."""
-        before = self.before or set()
-        return sum(len(self.chunk(number)) for number, name in self.names.items() if name not in before)
+        """Bytes that were not in the store before, whoever uploaded them."""
+        existing = self.existing or set()
+        return sum(len(self.chunk(number)) for number, name in self.names.items() if name not in existing)
 
 
-class Durable:
+class RemoteCheckpoints:
     """The checkpoints of one run (`identity`, and `layout` of its state) below one prefix. For one thread at a time."""
 
     def __init__(
@@ -77,19 +77,19 @@ class Durable:
     ) -> None:
         self.store, self.prefix, self.identity, self.layout = store, prefix, identity, layout
         self.fingerprint, self.retention = fingerprint, retention
-        self.damage: list[tuple[str, str]] = []  # objects found damaged, and in what way
-        self._damaged: set[str] = set()  # names of manifests and chunks that are as good as absent
-        self._etag: str | None = None  # of `latest`, as we know it
+        self.damage: list[tuple[str, str]] = []  # (uri, what is wrong) of damaged objects
+        self._damaged: set[str] = set()  # names of manifests and chunks to treat as absent
+        self._etag: str | None = None  # of `latest`, as last read or written
         self._newest = ""  # the manifest it names
 
     # -- reading ------------------------------------------------------------------------------------------------------
 
     def newest(self) -> int:
-        """The step of the newest checkpoint, its chunks unread; -1: none. Raises ConfigError, StorageError."""
+        """The step of the newest checkpoint, its chunks unverified; -1: none. Raises ConfigError, StorageError."""
         return _step(self._latest())
 
     def restore(self, target: memoryview, beyond: int) -> Manifest | None:
-        """Load the newest whole checkpoint after step `beyond`; what is damaged is said and noted in `damage`.
+        """Load the newest intact checkpoint after step `beyond`; damaged ones are logged and listed in `damage`.
 
         Raises ConfigError if the prefix belongs to another run, StorageError if the store cannot be read.
         """
@@ -100,7 +100,7 @@ class Durable:
         try:
             return self._restore(target, beyond, self._latest())
         finally:
-            with suppress(RekindleError):  # what is read is read; the lease runs out
+            with suppress(RekindleError):  # otherwise the lease expires
                 self.store.delete([lease])
 
     def _restore(self, target: memoryview, beyond: int, newest: str) -> Manifest | None:
@@ -112,26 +112,26 @@ class Durable:
                 manifest = self._read(name)
                 self._load(manifest, target)
             except (NotFound, _Damaged, KeyError) as error:
-                if (now := self._latest()) != newest and now:  # it went because there is a newer one
-                    return self._restore(target, beyond, now)
-                self._spoilt(name, error)
+                if (latest := self._latest()) != newest and latest:  # it was deleted because there is a newer one
+                    return self._restore(target, beyond, latest)
+                self._report_damage(name, error)
                 continue
             if manifest["fingerprint"] != self.fingerprint:
                 say(f"it was written on another kind of machine ({manifest['fingerprint']}): bits may differ.")
             return manifest
         if names and beyond < 0:
-            say(f"no checkpoint below {self.store.uri(self.prefix)} is whole: beginning again at step 0")
+            say(f"no checkpoint below {self.store.uri(self.prefix)} is intact: beginning again at step 0")
         return None
 
-    def _spoilt(self, name: str, error: Exception) -> None:
+    def _report_damage(self, name: str, error: Exception) -> None:
         say(f"the checkpoint {self.store.uri(name)} cannot be used: {error}. Trying the one before.")
         self.damage.append((self.store.uri(name), str(error)))
         self._damaged.add(name)
         if name == self._newest:
-            self._newest = ""  # the next one takes its place, whatever its step
+            self._newest = ""  # the next one replaces it, whatever its step
 
     def _latest(self) -> str:
-        """The manifest that `latest` names ("": none), and what its compare-and-swap needs. Raises ConfigError."""
+        """The manifest that `latest` names ("": none); keeps the etag for its compare-and-swap. Raises ConfigError."""
         key = f"{self.prefix}/latest"
         self._etag, self._newest = None, ""
         try:
@@ -143,7 +143,7 @@ class Durable:
             if name not in self._damaged:
                 self._read(name)
         except (NotFound, _Damaged, ValueError, KeyError, TypeError) as error:
-            say(f"{self.store.uri(key)} names no whole manifest ({error}): it will be written anew")
+            say(f"{self.store.uri(key)} names no intact manifest ({error}): it will be overwritten")
             self.damage.append((self.store.uri(key), str(error)))
             name = ""
         self._etag, self._newest = etag, "" if name in self._damaged else name
@@ -153,7 +153,7 @@ class Durable:
         return sorted(entry.key for entry in self.store.list(f"{self.prefix}/manifests/"))
 
     def _read(self, name: str) -> Manifest:
-        """A manifest, whole and of this run. Raises NotFound, _Damaged, ConfigError."""
+        """An intact manifest of this run. Raises NotFound, _Damaged, ConfigError."""
         data = self.store.get(name)
         if not name.endswith(f"-{_short(data)}.json"):
             raise _Damaged("its manifest is damaged, its hash is not the one in its name")
@@ -172,118 +172,118 @@ class Durable:
             raise _Damaged(f"it holds {manifest['bytes']} bytes and not {len(target)}")
 
         def fetch(number: int) -> None:
-            name, place = chunks[number], target[number * size : (number + 1) * size]
+            name, part = chunks[number], target[number * size : (number + 1) * size]
             key = f"{self.prefix}/chunks/{name}"
-            found = ""
-            for _ in range(2):  # what was damaged on its way only is not in the second answer
+            sha256 = ""
+            for _ in range(2):  # the second answer repairs what was damaged in transit only
                 data = self.store.get(key)
-                found = hashlib.sha256(data).hexdigest()
-                if found == name and len(data) == len(place):
-                    place[:] = data
+                sha256 = hashlib.sha256(data).hexdigest()
+                if sha256 == name and len(data) == len(part):
+                    part[:] = data
                     return
             self._damaged.add(name)
-            with suppress(RekindleError):  # so that whoever writes next knows, too, that it is not there
+            with suppress(RekindleError):  # so that the next writer uploads it again
                 self.store.delete([key])
-            raise _Damaged(f"chunk {number} ({name}) is damaged: its sha256 is {found}")
+            raise _Damaged(f"chunk {number} ({name}) is damaged: its sha256 is {sha256}")
 
         parallel(fetch, range(len(chunks)))
 
     # -- writing ------------------------------------------------------------------------------------------------------
 
-    def write(self, draft: Draft, place: Place) -> bool:
-        """Upload our share of a checkpoint, and as rank 0 complete it; tries again until `draft.stop`: then False.
+    def write(self, upload: Upload, rank_size: RankSize) -> bool:
+        """Upload our share of a checkpoint, and as rank 0 complete it; retries until `upload.stop`: then False.
 
         Raises ConfigError if the prefix belongs to another run.
         """
         pause, said = 0.2, time.monotonic() - 5
-        while not draft.stop.is_set():
+        while not upload.stop.is_set():
             try:
-                return self._write(draft, place)
+                return self._write(upload, rank_size)
             except Conflict:
-                self._etag = None  # somebody else moved `latest`; or we did, and did not hear of it
-                draft.stop.wait(0.05)
+                self._etag = None  # somebody else changed `latest`; or we did, and the answer was lost
+                upload.stop.wait(0.05)
             except StorageError as error:
-                draft.problem = str(error)
+                upload.problem = str(error)
                 if time.monotonic() - said >= 10:
-                    say(f"the checkpoint of step {draft.step} is not written yet: {error}")
+                    say(f"the checkpoint of step {upload.step} is not written yet: {error}")
                     said = time.monotonic()
-                draft.stop.wait(pause)
+                upload.stop.wait(pause)
                 pause = min(2 * pause, 10)
         return False
 
-    def _write(self, draft: Draft, place: Place) -> bool:
+    def _write(self, upload: Upload, rank_size: RankSize) -> bool:
         if self._etag is None:
             self._latest()  # nothing is written below another run's prefix
-        there = self._there()
-        if _step(self._newest) >= draft.step and there.issuperset(self._read(self._newest)["chunks"]):
-            return True  # as new a one is there
-        draft.before = set(there) if draft.before is None else draft.before
-        mine = share(draft.count, place[1], place[0])
+        stored = self._stored()
+        if _step(self._newest) >= upload.step and stored.issuperset(self._read(self._newest)["chunks"]):
+            return True  # one at least as new exists
+        upload.existing = set(stored) if upload.existing is None else upload.existing
+        ours = share(upload.count, rank_size[1], rank_size[0])
 
         def work(number: int) -> None:
-            if not draft.stop.is_set() and draft.name(number) not in there and number in mine:
-                self._put(draft, there, number)
+            if not upload.stop.is_set() and upload.name(number) not in stored and number in ours:
+                self._put(upload, stored, number)
 
-        others = [] if place[0] else [number for number in range(draft.count) if number not in mine]
-        draft.cpu += parallel(work, [*mine, *others])
-        if place[0]:
-            return not draft.stop.is_set()
-        self._gather(draft, others, there)
-        return not draft.stop.is_set() and self._commit(draft)
+        others = [] if rank_size[0] else [number for number in range(upload.count) if number not in ours]
+        upload.cpu += parallel(work, [*ours, *others])
+        if rank_size[0]:
+            return not upload.stop.is_set()
+        self._gather(upload, others, stored)
+        return not upload.stop.is_set() and self._commit(upload)
 
-    def _put(self, draft: Draft, there: set[str], number: int) -> None:
-        name = draft.name(number)
-        self.store.put(f"{self.prefix}/chunks/{name}", draft.chunk(number))
-        there.add(name)
+    def _put(self, upload: Upload, stored: set[str], number: int) -> None:
+        name = upload.name(number)
+        self.store.put(f"{self.prefix}/chunks/{name}", upload.chunk(number))
+        stored.add(name)
         self._damaged.discard(name)
 
-    def _there(self) -> set[str]:
-        """The chunks that are in the store: a write is all or nothing."""
+    def _stored(self) -> set[str]:
+        """The chunks that are in the store: writes are atomic."""
         start = f"{self.prefix}/chunks/"
         return {entry.key[len(start) :] for entry in self.store.list(start)} - self._damaged
 
-    def _gather(self, draft: Draft, others: list[int], there: set[str]) -> None:
-        """Have the chunks of the other members, whatever becomes of them."""
-        moved, missing = time.monotonic(), len(others) + 1
-        while left := [number for number in others if draft.name(number) not in there]:
+    def _gather(self, upload: Upload, others: list[int], stored: set[str]) -> None:
+        """Wait for the chunks of the other members, or upload them."""
+        last_arrival, missing = time.monotonic(), len(others) + 1
+        while left := [number for number in others if upload.name(number) not in stored]:
             if len(left) < missing:
-                moved, missing = time.monotonic(), len(left)
-            elif time.monotonic() - moved > STALL:
-                parallel(partial(self._put, draft, there), left)
-            if draft.stop.wait(0.1):
+                last_arrival, missing = time.monotonic(), len(left)
+            elif time.monotonic() - last_arrival > STALL:
+                parallel(partial(self._put, upload, stored), left)
+            if upload.stop.wait(0.1):
                 return
-            there |= self._there()
+            stored |= self._stored()
 
-    def _commit(self, draft: Draft) -> bool:
-        about = {
+    def _commit(self, upload: Upload) -> bool:
+        manifest = {
             "identity": self.identity,
             "layout": self.layout,
-            "step": draft.step,
-            "bytes": len(draft.state),
+            "step": upload.step,
+            "bytes": len(upload.state),
             "chunk": CHUNK,
-            "chunks": [draft.name(number) for number in range(draft.count)],
-            "loader": base64.b64encode(draft.loader).decode(),
-            "facts": draft.facts,
+            "chunks": [upload.name(number) for number in range(upload.count)],
+            "loader": base64.b64encode(upload.loader).decode(),
+            "facts": upload.facts,
             "fingerprint": self.fingerprint,
         }
-        data = json.dumps(about).encode()
-        key = f"{self.prefix}/manifests/{draft.step:010d}-{_short(data)}.json"
+        data = json.dumps(manifest).encode()
+        key = f"{self.prefix}/manifests/{upload.step:010d}-{_short(data)}.json"
         self.store.put(key, data)
         condition: Any = {"if_match": self._etag} if self._etag else {"if_absent": True}
         self._etag = self.store.put(f"{self.prefix}/latest", json.dumps({"manifest": key}).encode(), **condition)
         self._newest = key
-        self.retention.keep(key, about["chunks"])
+        self.retention.keep(key, manifest["chunks"])
         return True
 
 
 class _Damaged(Exception):
-    """A checkpoint that does not hold what it says."""
+    """A checkpoint whose contents do not match its hashes."""
 
 
 def parallel(work: Callable[[int], None], numbers: Iterable[int]) -> float:
-    """`work` on each number, a few at once; gives the CPU seconds, raises the first error.
+    """`work` on each number, PARALLEL at a time; returns the CPU seconds, raises the first error.
 
-    Its threads never hold up the end of the process.
+    Its daemon threads never delay the end of the process.
     """
     errors: list[BaseException] = []
     seconds: list[float] = []
@@ -312,7 +312,7 @@ def parallel(work: Callable[[int], None], numbers: Iterable[int]) -> float:
 
 
 def _step(name: str) -> int:
-    """The step that a manifest's name tells; -1 of no name."""
+    """The step in a manifest's name; -1 for no name."""
     return int(name.rpartition("/")[2].partition("-")[0]) if name else -1
 
 

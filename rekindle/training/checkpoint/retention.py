@@ -1,7 +1,7 @@
-"""Which durable checkpoints go: by number and age, never what `latest` names or somebody may be reading.
+"""Which durable checkpoints are deleted: by number and age, never what `latest` names or somebody may be reading.
 
-A rank 0 that was frozen for a while may act on what it saw before. So it deletes only what no manifest needs, only
-within a minute after it looked, and chunks of a checkpoint that was never finished only an hour after their upload.
+A rank 0 that was frozen for a while acts on an old listing. So it deletes only what no manifest refers to, only within
+a minute after the listing, and chunks of an unfinished checkpoint only an hour after their upload.
 """
 
 import json
@@ -12,14 +12,14 @@ from dataclasses import dataclass, field
 from rekindle.errors import RekindleError
 from rekindle.storage import Entry, NotFound, Store
 
-LEASE = 900.0  # seconds after which a reader is thought dead
-YOUNG = 3600.0  # seconds in which an unfinished checkpoint may still become one
-FRESH = 60.0  # seconds after which a decision is too old to act on
+LEASE = 900.0  # seconds after which a reader is presumed dead
+YOUNG = 3600.0  # seconds in which an unfinished checkpoint may still be completed
+FRESH = 60.0  # seconds after which a listing is too old to act on
 
 
 @dataclass
 class Retention:
-    """The rule for one prefix."""
+    """The retention rule of one prefix."""
 
     store: Store
     prefix: str
@@ -28,7 +28,7 @@ class Retention:
     _known: dict[str, list[str]] = field(default_factory=dict)  # chunks by manifest
 
     def keep(self, latest: str, chunks: list[str]) -> None:
-        """`latest` names this manifest now: delete what has become old. What fails is left to the next time."""
+        """`latest` names this manifest now: delete what is expired. Failures are left to the next call."""
         self._known[latest] = chunks
         try:
             self._delete(latest)
@@ -36,17 +36,21 @@ class Retention:
             return
 
     def _delete(self, latest: str) -> None:
-        looked = time.monotonic()
+        listed = time.monotonic()
         readers, manifests, chunks = (list(self.store.list(f"{self.prefix}/{kind}/")) for kind in KINDS)
-        now = max((entry.modified for entry in manifests), default=0.0)  # by the store's clock, as all of them
+        now = max((entry.modified for entry in manifests), default=0.0)  # by the store's clock, like all times here
         dead = [entry.key for entry in readers if entry.modified < now - LEASE]
         if len(dead) == len(readers):
             old = self._old(latest, manifests, now)
-            kept = {chunk for entry in manifests if entry.key not in old for chunk in self._chunks(entry.key)}
-            theirs = {chunk for key in old for chunk in self._chunks(key)}
-            unneeded = [e.key for e in chunks if (name := _name(e)) not in kept and (name in theirs or _orphan(e, now))]
-            for keys in (sorted(old), unneeded):  # without its manifest nobody misses a chunk
-                if time.monotonic() - looked < FRESH:
+            needed = {chunk for entry in manifests if entry.key not in old for chunk in self._chunks(entry.key)}
+            expired_chunks = {chunk for key in old for chunk in self._chunks(key)}
+            unneeded = [
+                e.key
+                for e in chunks
+                if (name := _name(e)) not in needed and (name in expired_chunks or _orphan(e, now))
+            ]
+            for keys in (sorted(old), unneeded):  # manifests first: without one nobody reads its chunks
+                if time.monotonic() - listed < FRESH:
                     self.store.delete(keys)
             self._known = {entry.key: self._known[entry.key] for entry in manifests if entry.key not in old}
         self.store.delete(dead)
@@ -57,7 +61,7 @@ class Retention:
         old = set(before[self.number - 1 :])
         if self.hours:
             old |= {entry for entry in before if entry.modified < now - 3600 * self.hours}
-        # those after it: being written just now, or of a former life that could not be read
+        # newer ones: being written now, or unreadable leftovers
         old |= {entry for entry in manifests if entry.key > latest and _orphan(entry, now)}
         return {entry.key for entry in old}
 
@@ -66,7 +70,7 @@ class Retention:
             try:
                 self._known[manifest] = json.loads(self.store.get(manifest))["chunks"]
             except (NotFound, ValueError, KeyError, TypeError):
-                self._known[manifest] = []  # damaged, or deleted by another rank 0: nothing can be read by it
+                self._known[manifest] = []  # damaged, or deleted by another rank 0: useless
         return self._known[manifest]
 
 

@@ -1,7 +1,7 @@
 """Copies of the state that outlive the step they were made in: three slots of shared memory, or one private one.
 
-The training loop waits for the copy alone. A thread reserves the memory, computes checksums and commits (see hot.py).
-A slot that an upload reads is *pinned*: no later copy is made into it.
+The training loop only waits for the copy. A thread reserves the memory, computes checksums and commits (see
+snapshot_file.py). A slot that an upload reads is *pinned*: no later copy overwrites it.
 """
 
 import mmap
@@ -20,13 +20,13 @@ Job = tuple[int, int, bytes]  # slot, step, the loader's state
 class Snapshots:
     """The slots of one worker; without a file, private memory that only an upload needs."""
 
-    def __init__(self, state: State, file: snapshot_file.Hot | None) -> None:
+    def __init__(self, state: State, file: snapshot_file.SnapshotFile | None) -> None:
         self.state, self.file = state, file
-        self.ready = threading.Event()  # memory is reserved, or cannot be
+        self.ready = threading.Event()  # memory is reserved, or could not be
         self._problem: RekindleError | None = None
         self._slots: list[memoryview] = []
         self._tensors: list[torch.Tensor] = []
-        self._kept = file.kept if file else None  # slot of the newest committed snapshot
+        self._newest = file.loaded if file else None  # slot of the newest committed snapshot
         self._queued: set[int] = set()  # slots to be committed
         self._pinned: set[int] = set()
         self._lock = threading.Lock()
@@ -44,17 +44,17 @@ class Snapshots:
         return self.ready.is_set() and self.file is not None and not self._queued
 
     def take(self, extra: bytes, *, pin: bool = False, commit: bool = True) -> int | None:
-        """Copy the state as it is now; gives the slot, None if none is free.
+        """Copy the current state; returns the slot, None if none is free.
 
-        `pin`: it stays until `unpin`. `commit`: it becomes the newest snapshot in shared memory. Raises RekindleError
-        if there is no memory for any.
+        `pin`: the slot is kept until `unpin`. `commit`: it becomes the newest snapshot in shared memory. Raises
+        RekindleError if there is no memory for a copy.
         """
         if not self.ready.is_set():
             return None
         if self._problem:
             raise self._problem
         with self._lock:
-            busy = {self._kept, *self._queued, *self._pinned}
+            busy = {self._newest, *self._queued, *self._pinned}
             slot = next((slot for slot in range(len(self._slots)) if slot not in busy), None)
             if slot is None:
                 return None
@@ -73,12 +73,12 @@ class Snapshots:
         return self._slots[slot]
 
     def unpin(self, slot: int) -> None:
-        """The slot may be written again."""
+        """Release the slot."""
         with self._lock:
             self._pinned.discard(slot)
 
     def close(self, *, remove: bool) -> None:
-        """Commit what is taken, and let go; `remove`: nobody needs the shared memory any more."""
+        """Commit what is queued and close the file; `remove`: delete it, too."""
         self._jobs.put(None)
         self._thread.join()
         file, self.file = self.file, None
@@ -88,10 +88,10 @@ class Snapshots:
     def _run(self) -> None:
         try:
             self._reserve()
-        except OSError as error:  # said by whoever wants a copy: without any, no checkpoint could be made
+        except OSError as error:  # raised by `take`: without a copy there is no checkpoint
             self._problem = RekindleError(
                 f"there is no memory for a copy of the state, {self._size >> 20} MiB ({error}), and so no checkpoint: "
-                "raise cluster.pods.train.memory, or whatever limits this process."
+                "raise cluster.pods.train.memory, or the limit of this process."
             )
         self.ready.set()
         while job := self._jobs.get():
@@ -99,7 +99,7 @@ class Snapshots:
             assert self.file
             self.file.commit(slot, step, extra)
             with self._lock:
-                self._kept = slot
+                self._newest = slot
                 self._queued.discard(slot)
 
     def _reserve(self) -> None:
@@ -120,4 +120,4 @@ class Snapshots:
             self._slots = [memoryview(mmap.mmap(-1, size))]
         self._tensors = [torch.frombuffer(slot, dtype=memory.dtype) for slot in self._slots]
         if not self.file:
-            self._tensors[0].zero_()  # touched now, so that no copy has to wait for a page fault
+            self._tensors[0].zero_()  # faulted in now, so that no copy waits for it

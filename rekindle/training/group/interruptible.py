@@ -1,8 +1,8 @@
-"""Calls that may never return, and how not to wait for them.
+"""Calls that may never return, and how to stop waiting for them.
 
-gloo waits until its time-out for what it has received in part when the sender dies, whatever is done to its sockets,
-and for a member that dies while a group is built. So such a call is made in a thread of its own: who waits for it can
-be told to stop, and the thread is left behind.
+When a peer dies, gloo blocks until its timeout for a message it has received in part, whatever is done to its sockets,
+and for a member that dies while a group is being built. So such a call runs on a thread of its own: the waiter can be
+interrupted, and the thread is abandoned.
 """
 
 import sys
@@ -17,51 +17,51 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 
-class Broken(RuntimeError):
-    """What was waited for will not come: the group is over."""
+class GroupBroken(RuntimeError):
+    """The result will never arrive: the group is broken."""
 
 
-class Caller:
-    """Makes one call at a time; `over` says whether it is still worth waiting for."""
+class InterruptibleCaller:
+    """Makes one call at a time; `aborted` says whether waiting for it has become pointless."""
 
-    def __init__(self, over: Callable[[], bool]) -> None:
-        self.over = over
+    def __init__(self, aborted: Callable[[], bool]) -> None:
+        self.aborted = aborted
         self._calls: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] | None = None
         self._pending: Future[Any] = Future()
 
     def run(self, call: Callable[[], T]) -> T:
-        """What `call` gives or raises. Raises Broken as soon as `interrupt` is called, whatever becomes of the call."""
+        """What `call` returns or raises. Raises GroupBroken as soon as `interrupt` is called; the call may continue."""
         self._pending = future = Future[T]()
-        if self.over():
-            raise Broken
+        if self.aborted():
+            raise GroupBroken
         if not self._calls:
             self._calls = SimpleQueue()
             threading.Thread(target=_serve, args=(self._calls,), name="calls", daemon=True).start()
         self._calls.put((future, call))
         try:
             return future.result()
-        except Broken:
+        except GroupBroken:
             self._calls.put(None)  # its thread ends when the call does
             self._calls = None
             raise
 
     def interrupt(self) -> None:
-        """From another thread: what is being waited for is over."""
-        _settle(self._pending, Broken("told that the group is broken"))
+        """From another thread: end the current wait."""
+        _resolve(self._pending, GroupBroken("the group is broken"))
 
 
 def _serve(calls: "SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]") -> None:
     while item := calls.get():
         future, call = item
         try:
-            _settle(future, call())
+            _resolve(future, call())
         except BaseException as error:
-            _settle(future, error)
-        del item, future, call  # they may hold a group, whose end closes its connections
+            _resolve(future, error)
+        del item, future, call  # they may reference a group, whose destructor closes its connections
 
 
-def _settle(future: Future[Any], outcome: Any) -> None:
-    """What became of it; whoever comes first decides."""
+def _resolve(future: Future[Any], outcome: Any) -> None:
+    """Set result or exception; the first outcome wins."""
     with suppress(InvalidStateError):
         if isinstance(outcome, BaseException):
             future.set_exception(outcome)
@@ -69,12 +69,12 @@ def _settle(future: Future[Any], outcome: Any) -> None:
             future.set_result(outcome)
 
 
-def bury(held: list[Any]) -> None:
-    """Let go of the one object in `held` in a thread: the end of a group waits for its own threads, maybe for long."""
+def release_in_background(references: list[Any]) -> None:
+    """Drop the only item of `references` on a daemon thread: a process group's destructor may block on its threads."""
 
-    def wait() -> None:
-        while sys.getrefcount(held[0]) > 2:  # or whoever lets go last would do the waiting
+    def release() -> None:
+        while sys.getrefcount(references[0]) > 2:  # otherwise whoever drops the last reference would block
             time.sleep(0.05)
-        held.clear()
+        references.clear()
 
-    threading.Thread(target=wait, name="burial", daemon=True).start()
+    threading.Thread(target=release, name="release", daemon=True).start()

@@ -2,7 +2,7 @@
 
 Floating-point sums depend on their order, so the order is part of the result's definition and never of the number of
 processes: a node over [lo, hi) is the sum of its two children, which meet at lo + the largest power of two below hi-lo.
-A process that holds a contiguous run of leaves can finish the whole subtrees inside it, and nothing else.
+A process that holds contiguous leaves can finish the whole subtrees inside them, and nothing else.
 """
 
 from collections.abc import Callable
@@ -10,29 +10,29 @@ from functools import cache
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
-Block = tuple[int, int]  # the leaves [lo, hi) that a partial sum holds: always one whole subtree
+Block = tuple[int, int]  # the leaves [lo, hi) that a partial sum covers: always one whole subtree
 
 
 @cache
 def joints(leaves: int) -> frozenset[tuple[int, int, int]]:
     """Every inner node of the tree over `leaves` leaves as (lo, middle, hi): [lo, middle) + [middle, hi)."""
-    found, todo = set(), [(0, leaves)]
+    nodes, todo = set(), [(0, leaves)]
     while todo:
         lo, hi = todo.pop()
         if hi - lo > 1:
             middle = lo + (1 << (hi - lo - 1).bit_length() - 1)
-            found.add((lo, middle, hi))
+            nodes.add((lo, middle, hi))
             todo += [(lo, middle), (middle, hi)]
-    return frozenset(found)
+    return frozenset(nodes)
 
 
 def share(leaves: int, size: int, rank: int) -> range:
-    """The contiguous run of leaves that process `rank` of `size` works on."""
+    """The contiguous leaves of process `rank` of `size`."""
     return range(rank * leaves // size, (rank + 1) * leaves // size)
 
 
 class Sum(Generic[T]):
-    """Adds up values that arrive in leaf order, each pair as soon as it is whole: a binary counter.
+    """Adds values that arrive in leaf order, each pair as soon as it is complete: a binary counter.
 
     `add(a, b)` returns a+b and may reuse either. Holds at most 2·log2(n)+1 values for n leaves of any run.
     """
@@ -43,13 +43,13 @@ class Sum(Generic[T]):
         self.parts: list[tuple[Block, T]] = []
 
     def push(self, block: Block, value: T) -> None:
-        """Take the next value: it must begin where the one before ended."""
+        """Add the next value: its block must begin where the previous one ended."""
         while left := self.half(block):
             value, block = self._add(left[1], value), (left[0][0], block[1])
         self.parts.append((block, value))
 
     def half(self, block: Block) -> tuple[Block, T] | None:
-        """The last part, taken out, if it makes a whole subtree with `block`."""
+        """Remove and return the last part, if it and `block` form a whole subtree."""
         if self.parts and (self.parts[-1][0][0], *block) in self._joints:
             return self.parts.pop()
         return None
@@ -62,7 +62,7 @@ class Sum(Generic[T]):
 
 @cache
 def blocks(leaves: int, size: int, rank: int) -> tuple[Block, ...]:
-    """The largest whole subtrees in the run of process `rank`: what it sends, in leaf order."""
+    """The largest whole subtrees of process `rank`: what it sends, in leaf order."""
     total = Sum[None](leaves, lambda left, right: None)
     for leaf in share(leaves, size, rank):
         total.push((leaf, leaf + 1), None)

@@ -1,12 +1,12 @@
-"""The process that workers are forked from: torch is loaded already, so that one is there in hundredths of a second.
+"""The process that workers are forked from: it has torch loaded, so that a worker starts in hundredths of a second.
 
-    nursery = Nursery(berths, home)          # forks at once; loading torch takes it a second or two
-    nursery.begin(inputs)                    # what every worker is given
-    nursery.ask(slot)                        # a worker, please
-    nursery.born()                           # (slot, pid) of new ones, whenever `nursery.line` is readable
+    forkserver = Forkserver(slots, own)      # forks at once; loading torch takes it a second or two
+    forkserver.begin(spec)                   # what every worker is given
+    forkserver.request(index)                # start a worker
+    forkserver.started()                     # (index, pid) of new ones, whenever `forkserver.line` is readable
 
-A worker is made a child of the launcher, not of the nursery (by a fork in between, whose orphan it is): the launcher
-sees how it ends, it is killed when the launcher dies, and the nursery's own end is none of its business.
+A worker becomes a child of the launcher, not of the forkserver (by a fork in between, which orphans it): the launcher
+sees how it ends, it is killed when the launcher dies, and it does not depend on the forkserver's life.
 """
 
 import faulthandler
@@ -21,171 +21,173 @@ import traceback
 from contextlib import suppress
 from typing import TYPE_CHECKING, NoReturn
 
+from rekindle.common.linux import die_with_parent
 from rekindle.errors import GivenUp, RekindleError, StorageError, TrackingError
 from rekindle.training.launch import signals
 
 if TYPE_CHECKING:
-    from rekindle.training.spec import TrainingSpec as Inputs
+    from rekindle.training.spec import TrainingSpec
 
-AWAY, VERDICT = 75, 70  # what a worker ends with, for its launcher: a service is away; the coordinator gave up the run
-MESSAGE = 200_000  # bytes: what fits into one
-WORDS = 64 << 10  # bytes of last words that are read
+AWAY, VERDICT = 75, 70  # exit codes for the launcher: a service is unavailable; the coordinator gave up the run
+MAX_MESSAGE = 200_000  # bytes that fit into one
+MAX_LAST_WORDS = 64 << 10  # bytes
 
 
-class Berth:
-    """What the place of a worker keeps when the worker dies: its newest step and its last words."""
+class WorkerSlot:
+    """Memory that survives a worker's death: its newest step, and its last words (an error or a traceback)."""
 
     def __init__(self) -> None:
         self.step = memoryview(mmap.mmap(-1, mmap.PAGESIZE)).cast("q")
         self.step[0] = -1
-        self._words = os.memfd_create("words")
+        self._file = os.memfd_create("last-words")
 
-    def words(self) -> str:
+    def last_words(self) -> str:
         """Why the last worker ended, as far as it could tell."""
-        return os.pread(self._words, WORDS, 0).decode(errors="replace").strip()
+        return os.pread(self._file, MAX_LAST_WORDS, 0).decode(errors="replace").strip()
 
-    def say(self, text: str) -> None:
-        """Our last words."""
-        os.pwrite(self._words, text.encode(errors="replace")[-WORDS:], 0)
+    def write_last_words(self, text: str) -> None:
+        """Say why this process ends."""
+        os.pwrite(self._file, text.encode(errors="replace")[-MAX_LAST_WORDS:], 0)
 
-    def settle(self) -> None:
-        """Make it the berth of this process, where also a crash leaves its traceback."""
-        os.ftruncate(self._words, 0)
-        os.lseek(self._words, 0, os.SEEK_SET)
-        signals.newest = self.step
-        faulthandler.enable(self._words, all_threads=False)
+    def attach(self) -> None:
+        """Use this slot in the current process; a crash leaves its traceback in it, too."""
+        os.ftruncate(self._file, 0)
+        os.lseek(self._file, 0, os.SEEK_SET)
+        signals.newest_step = self.step
+        faulthandler.enable(self._file, all_threads=False)
 
 
-class Nursery:
-    """The launcher's end of it."""
+class Forkserver:
+    """The launcher's side."""
 
-    def __init__(self, berths: list[Berth], home: Berth) -> None:
-        self.line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self.asked: set[int] = set()
+    def __init__(self, slots: list[WorkerSlot], own: WorkerSlot) -> None:
+        """`slots`: of the workers, by index; `own`: for the forkserver's last words."""
+        self.line, remote = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.requested: set[int] = set()
         launcher = os.getpid()
         self.pid = os.fork()
         if self.pid == 0:
             try:
                 self.line.close()
-                _tend(theirs, berths, launcher)
+                _serve(remote, slots, launcher)
             except BaseException:
                 traceback.print_exc()
-                home.say(traceback.format_exc())
+                own.write_last_words(traceback.format_exc())
             finally:
                 os._exit(1)
-        theirs.close()
+        remote.close()
         self.line.setblocking(False)
 
-    def begin(self, inputs: "Inputs") -> None:
-        """Say what all workers are given."""
-        self._send(pickle.dumps(inputs))
+    def begin(self, spec: "TrainingSpec") -> None:
+        """Send what all workers are given."""
+        self._send(pickle.dumps(spec))
 
-    def ask(self, slot: int) -> None:
-        """For a worker at `slot`."""
-        self.asked.add(slot)
-        self._send(b"%d" % slot)
+    def request(self, index: int) -> None:
+        """Start a worker in slot `index`."""
+        self.requested.add(index)
+        self._send(b"%d" % index)
 
-    def born(self) -> list[tuple[int, int]]:
-        """(slot, pid) of the workers that were started since the last call."""
-        found = []
+    def started(self) -> list[tuple[int, int]]:
+        """(index, pid) of the workers that were started since the last call."""
+        workers = []
         with suppress(BlockingIOError, ConnectionError):
             while message := self.line.recv(64):
-                slot, pid = map(int, message.split())
-                self.asked.discard(slot)
-                found.append((slot, pid))
-        return found
+                index, pid = map(int, message.split())
+                self.requested.discard(index)
+                workers.append((index, pid))
+        return workers
 
     def end(self) -> None:
-        """No more workers; it is still to be reaped."""
+        """Start no more workers. The process still has to be reaped."""
         os.kill(self.pid, signal.SIGKILL)
 
     def _send(self, message: bytes) -> None:
-        with suppress(ConnectionError):  # it is dead, as we shall hear
+        with suppress(ConnectionError):  # it is dead: the launcher will reap it
             self.line.send(message)
 
 
-def _tend(line: socket.socket, berths: list[Berth], launcher: int) -> None:
-    """The life of the nursery."""
+def _serve(line: socket.socket, slots: list[WorkerSlot], launcher: int) -> None:
+    """The forkserver's main function."""
     os.setsid()
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # a worker hears it once it listens
-    signals.die_with_parent(launcher)
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy starts threads else, and we must have none
-    gc.disable()  # nothing of what is loaded becomes garbage, and looking for it takes a quarter of the time
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # a worker unblocks it once it has a handler
+    die_with_parent(launcher)
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # otherwise numpy starts threads, and a fork needs none
+    gc.disable()  # nothing that is loaded becomes garbage, and looking for it takes a quarter of the time
     from rekindle.training import loop  # noqa: F401  all that a worker imports
 
-    inputs: Inputs = pickle.loads(line.recv(MESSAGE))
-    _warm(inputs)
-    gc.freeze()  # or a worker's collector would write to every page, and so copy it
+    spec: TrainingSpec = pickle.loads(line.recv(MAX_MESSAGE))
+    _preload(spec)
+    gc.freeze()  # otherwise a worker's collector would write to every page, and so copy it
     gc.enable()
     while request := line.recv(64):
-        _bear(line, int(request), inputs, berths, launcher)
+        _fork_worker(line, int(request), spec, slots, launcher)
 
 
-def _warm(inputs: "Inputs") -> None:
+def _preload(spec: "TrainingSpec") -> None:
     """Do what else costs every worker time and can be inherited."""
     from rekindle.storage import Store
     from rekindle.workload import load
 
-    with suppress(RekindleError):  # the worker meets it again, and says it
-        load(inputs.workload)
+    with suppress(RekindleError):  # the worker runs into it again, and reports it
+        load(spec.workload)
         Store.from_env()
 
 
-def _bear(line: socket.socket, slot: int, inputs: "Inputs", berths: list[Berth], launcher: int) -> None:
+def _fork_worker(line: socket.socket, index: int, spec: "TrainingSpec", slots: list[WorkerSlot], launcher: int) -> None:
     """Fork a worker that is a child of the launcher."""
-    held, go = os.pipe()
-    between = os.fork()
-    if between == 0:
-        os.close(go)
+    reader, writer = os.pipe()
+    intermediate = os.fork()
+    if intermediate == 0:
+        os.close(writer)
         if worker := os.fork():
-            line.send(b"%d %d" % (slot, worker))
+            line.send(b"%d %d" % (index, worker))
             os._exit(0)
         line.close()
-        if not os.read(held, 1):
-            os._exit(143)  # the nursery is dead, by no fault of ours
-        os.close(held)
-        signals.die_with_parent(launcher)
-        _live(inputs, slot, berths[slot])
-    os.close(held)
-    os.waitpid(between, 0)  # only now is the launcher its parent
-    os.write(go, b".")
-    os.close(go)
+        if not os.read(reader, 1):
+            os._exit(143)  # the forkserver is dead: not the worker's fault
+        os.close(reader)
+        die_with_parent(launcher)
+        _run_worker(spec, index, slots[index])
+    os.close(reader)
+    os.waitpid(intermediate, 0)  # only now is the launcher its parent
+    os.write(writer, b".")
+    os.close(writer)
 
 
-def _live(inputs: "Inputs", slot: int, berth: Berth) -> NoReturn:
-    """The life of a worker."""
+def _run_worker(spec: "TrainingSpec", index: int, slot: WorkerSlot) -> NoReturn:
+    """A worker's main function."""
     from rekindle.step import fail
     from rekindle.training.worker import work
 
     os.setsid()
-    os.environ["LOCAL_RANK"] = str(slot)
-    if slot and (name := os.environ.get("POD_NAME")):
-        os.environ["POD_NAME"] = f"{name}/{slot}"
-    berth.settle()
+    os.environ["LOCAL_RANK"] = str(index)
+    if index and (name := os.environ.get("POD_NAME")):
+        os.environ["POD_NAME"] = f"{name}/{index}"
+    slot.attach()
     code = 1
     try:
-        work(inputs)
+        work(spec)
         code = 0
     except SystemExit as error:
         code = error.code if isinstance(error.code, int) else 1
     except RekindleError as error:
         fail(error)
-        berth.say(str(error))
-        code = _code(error)
+        slot.write_last_words(str(error))
+        code = _exit_code(error)
     except BaseException:
-        berth.say(traceback.format_exc())
+        slot.write_last_words(traceback.format_exc())
         traceback.print_exc()
     finally:
         with suppress(OSError, ValueError):
             sys.stdout.flush()
             sys.stderr.flush()
-        os._exit(code)  # our children end with us; waiting for them at exit could take for ever
+        os._exit(code)  # our children end with us; waiting for them at exit could block for ever
 
 
-def _code(error: RekindleError) -> int:
+def _exit_code(error: RekindleError) -> int:
     if isinstance(error, StorageError | TrackingError):
         return AWAY
     return VERDICT if isinstance(error, GivenUp) and error.exit_code == 1 else error.exit_code

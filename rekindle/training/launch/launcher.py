@@ -1,22 +1,22 @@
-"""The first process of a worker pod: starts the run's workers, and again, and ends with a code that means what it says.
+"""The first process of a worker pod: starts and restarts the run's workers; its exit code says what happened.
 
     python -m rekindle.training.launch.launcher <the same flags as `rekindle step steps.train`>
 
-    a worker ends with               what it was          what follows
+    a worker ends with               meaning              reaction
     0                                the run is complete  the others end by themselves; exit code 0
-    78, 65                           wrong for good       the others are told to leave; exit code 78, 65
-    143, by SIGTERM, by SIGKILL      a preemption         started again, the first time at once
-    the object store or MLflow away  temporary            started again
-    anything else, out of memory     a bug                started again; the third without a newer step: exit code 1
+    78, 65                           a permanent error    the others are told to leave; exit code 78, 65
+    143, by SIGTERM, by SIGKILL      a preemption         restarted, the first time at once
+    no object store, no MLflow       temporary            restarted
+    anything else, OOM-killed        a bug                restarted; the third without a newer step: exit code 1
 
 SIGTERM (or SIGINT) is passed on to the workers, which leave in order: exit code 143 within $REKINDLE_GRACE (30)
 seconds. PET_NPROC_PER_NODE says how many workers, if it is a number; worker N gets LOCAL_RANK=N. This process imports
-no torch, forks workers from one that has it (nursery.py), reaps what they leave behind, and takes all with it.
+no torch, forks workers from one that has it (forkserver.py), reaps all orphans, and ends all processes with itself.
 """
 
 import signal
 
-if __name__ == "__main__":  # kept until somebody listens; else a PID 1 would never hear of it
+if __name__ == "__main__":  # pending until there is a handler: PID 1 would never see it
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
 
 import os
@@ -31,25 +31,26 @@ from enum import Enum, auto
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rekindle.common import linux
 from rekindle.errors import ConfigError, RekindleError, say
 from rekindle.training.checkpoint import snapshot_file
 from rekindle.training.launch import signals
 from rekindle.training.launch.cgroup import Memory
-from rekindle.training.launch.forkserver import AWAY, VERDICT, Berth, Nursery
+from rekindle.training.launch.forkserver import AWAY, VERDICT, Forkserver, WorkerSlot
 
 if TYPE_CHECKING:
-    from rekindle.training.spec import TrainingSpec as Inputs
+    from rekindle.training.spec import TrainingSpec
 
-BUGS = 3  # deaths without a newer step in between, after which trying again is no use
+BUGS = 3  # crashes without a newer step in between, after which the launcher gives up
 LONGEST = 30.0  # seconds between two attempts
-COMPLETE = 15.0  # seconds in which the other workers hear that the run is complete
-OVER = {0, 78, 65}  # codes after which no snapshot is needed; after all others the pod may start again in place
+COMPLETE = 15.0  # seconds for the other workers to learn that the run is complete
+FINAL = {0, 78, 65}  # codes after which no snapshot is needed; after all others the pod may restart in place
 NEVER = float("inf")
 STOP = {signal.SIGTERM, signal.SIGINT}
 
 
-class Fate(Enum):
-    """What the end of a worker means."""
+class ExitKind(Enum):
+    """What a worker's exit means."""
 
     COMPLETE = auto()
     PERMANENT = auto()
@@ -59,43 +60,53 @@ class Fate(Enum):
     BUG = auto()
 
 
-FATES = {0: Fate.COMPLETE, 78: Fate.PERMANENT, 65: Fate.PERMANENT, VERDICT: Fate.VERDICT, AWAY: Fate.AWAY}
-FATES |= {143: Fate.PREEMPTED, -signal.SIGTERM: Fate.PREEMPTED, -signal.SIGKILL: Fate.PREEMPTED}  # all else: BUG
-PAUSE = {Fate.PREEMPTED: 0.25, Fate.AWAY: 1.0, Fate.BUG: 1.0}  # seconds after the second death; then ever twice
+EXIT_KINDS = {
+    0: ExitKind.COMPLETE,
+    78: ExitKind.PERMANENT,
+    65: ExitKind.PERMANENT,
+    VERDICT: ExitKind.VERDICT,
+    AWAY: ExitKind.AWAY,
+}
+EXIT_KINDS |= {
+    143: ExitKind.PREEMPTED,
+    -signal.SIGTERM: ExitKind.PREEMPTED,
+    -signal.SIGKILL: ExitKind.PREEMPTED,
+}  # everything else: BUG
+PAUSE = {ExitKind.PREEMPTED: 0.25, ExitKind.AWAY: 1.0, ExitKind.BUG: 1.0}  # seconds after the second exit; then doubled
 
 
 @dataclass
 class Budget:
-    """How often something may die; only deaths without a newer step in between count."""
+    """Restarts of one process; only exits without a newer step in between count."""
 
     newest: int = -1
-    deaths: Counter[Fate] = field(default_factory=Counter)
+    exits: Counter[ExitKind] = field(default_factory=Counter)
 
-    def pause(self, fate: Fate, step: int) -> float | None:
-        """Seconds until it is started again after this death, at that step; None: no more."""
+    def pause(self, kind: ExitKind, step: int) -> float | None:
+        """Seconds until the restart after an exit at that step; None: give up."""
         if step > self.newest:
             self.newest = step
-            self.deaths.clear()
-        self.deaths[fate] += 1
-        count = self.deaths[fate]
-        if fate is Fate.BUG and count >= BUGS:
+            self.exits.clear()
+        self.exits[kind] += 1
+        count = self.exits[kind]
+        if kind is ExitKind.BUG and count >= BUGS:
             return None
-        return min(LONGEST, PAUSE[fate] * 2 ** (count - 2)) if count > 1 else 0.0
+        return min(LONGEST, PAUSE[kind] * 2 ** (count - 2)) if count > 1 else 0.0
 
 
 @dataclass
-class Place:
-    """Room for one worker."""
+class Slot:
+    """One worker to keep running, or the forkserver."""
 
     name: str
-    berth: Berth = field(default_factory=Berth)
+    memory: WorkerSlot = field(default_factory=WorkerSlot)
     pid: int = 0
-    due: float = 0.0  # when a worker is to be asked for
+    due: float = 0.0  # when to start it
     budget: Budget = field(default_factory=Budget)
 
 
-class Ears:
-    """Hears signals, and wakes whoever waits for `reader`."""
+class SignalPipe:
+    """Collects signals, and makes `reader` readable."""
 
     def __init__(self) -> None:
         self.reader, writer = os.pipe()
@@ -106,7 +117,7 @@ class Ears:
         signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP)
 
-    def heard(self) -> set[int]:
+    def received(self) -> set[int]:
         """The signals since the last call."""
         with suppress(BlockingIOError):
             return set(os.read(self.reader, 65536))
@@ -114,159 +125,162 @@ class Ears:
 
 
 class Launcher:
-    """The workers, their nursery, and what becomes of them."""
+    """The workers, their forkserver, and the reaction to their exits."""
 
-    def __init__(self, ears: Ears, workers: int) -> None:
-        signals.LIBC.prctl(signals.SET_CHILD_SUBREAPER, 1)
-        self.ears, self.memory = ears, Memory()
+    def __init__(self, signal_pipe: SignalPipe, workers: int) -> None:
+        linux.LIBC.prctl(linux.SET_CHILD_SUBREAPER, 1)
+        self.signals, self.cgroup = signal_pipe, Memory()
         name = os.environ.get("POD_NAME") or socket.gethostname()
-        self.places = [Place(f"{name}/{slot}" if slot else name) for slot in range(workers)]
-        self.home = Place("the process that loads torch for the workers")
-        self.kills, self.births = self.memory.kills(), 0
-        self.code: int | None = None  # to end with, once everybody is gone
+        self.slots = [Slot(f"{name}/{index}" if index else name) for index in range(workers)]
+        self.loader = Slot("the process that loads torch for the workers")
+        self.oom_kills, self.starts = self.cgroup.kills(), 0
+        self.code: int | None = None  # to exit with, once all children have exited
         self.deadline = NEVER
         self._open()
 
-    def run(self, inputs: "Inputs") -> int:
-        """Until the run is complete, or cannot go on here; gives the exit code."""
-        self.inputs = inputs
-        self.nursery.begin(inputs)
-        while self.code is None or self._remain():
+    def run(self, spec: "TrainingSpec") -> int:
+        """Until the run is complete, or cannot continue here; returns the exit code."""
+        self.spec = spec
+        self.forkserver.begin(spec)
+        while self.code is None or self._has_children():
             self._start()
             self._wait()
-            if self.ears.heard() & STOP:
+            if self.signals.received() & STOP:
                 self._end(143, signals.LAUNCHER * signals.grace())
-            dead = self._reap()
-            self._welcome()  # not earlier: whoever died has been announced before
-            for pid, code in dead:
-                self._bury(pid, code)
+            exits = self._reap()
+            self._take_started()  # not earlier: a process that has exited was announced before
+            for pid, code in exits:
+                self._on_exit(pid, code)
             if time.monotonic() >= self.deadline:
                 self._kill()
         return self.code
 
     def _open(self) -> None:
-        self.nursery = Nursery([place.berth for place in self.places], self.home.berth)
-        self.home.pid, self.home.due = self.nursery.pid, NEVER
+        self.forkserver = Forkserver([slot.memory for slot in self.slots], self.loader.memory)
+        self.loader.pid, self.loader.due = self.forkserver.pid, NEVER
 
     def _start(self) -> None:
-        """Whoever is due."""
+        """Start what is due."""
         now = time.monotonic()
         if self.code is not None:
             return
-        if self.home.due <= now:
+        if self.loader.due <= now:
             self._open()
-            self.nursery.begin(self.inputs)
-        for slot, place in enumerate(self.places):
-            if self.home.pid and place.due <= now:
-                self.nursery.ask(slot)
-                place.due = NEVER
+            self.forkserver.begin(self.spec)
+        for index, slot in enumerate(self.slots):
+            if self.loader.pid and slot.due <= now:
+                self.forkserver.request(index)
+                slot.due = NEVER
 
     def _wait(self) -> None:
-        """For a signal, a birth, or the time at which somebody is due."""
+        """For a signal, a new worker, or the time at which one is due."""
         due = [self.deadline]
         if self.code is None:
-            due += [self.home.due] if not self.home.pid else [place.due for place in self.places]
+            due += [self.loader.due] if not self.loader.pid else [slot.due for slot in self.slots]
         seconds = max(0.0, min(due) - time.monotonic())
-        sources = [self.ears.reader, *([self.nursery.line] if self.home.pid else [])]
+        sources = [self.signals.reader, *([self.forkserver.line] if self.loader.pid else [])]
         select.select(sources, [], [], None if seconds == NEVER else seconds)
 
     def _reap(self) -> list[tuple[int, int]]:
-        """Who died, with the exit code (-N: by signal N). The process group of a worker goes with it."""
-        dead = []
+        """(pid, exit code) of exited children (-N: by signal N). A worker's process group is killed with it."""
+        exits = []
         with suppress(ChildProcessError):
-            while found := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
-                pid = found.si_pid
-                if pid != self.home.pid and os.getpgid(pid) == pid:  # a zombie's number is not given away
+            while child := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+                pid = child.si_pid
+                if pid != self.loader.pid and os.getpgid(pid) == pid:  # the pid of a zombie is not reused
                     _signal(-pid, signal.SIGKILL)
-                dead.append((pid, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])))
-        return dead
+                exits.append((pid, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])))
+        return exits
 
-    def _welcome(self) -> None:
-        for slot, pid in self.nursery.born():
-            self.places[slot].pid = pid
-            self.births += 1
+    def _take_started(self) -> None:
+        for index, pid in self.forkserver.started():
+            self.slots[index].pid = pid
+            self.starts += 1
             if self.code is not None:
                 _signal(pid, signal.SIGTERM)
 
-    def _bury(self, pid: int, code: int) -> None:
-        """What follows from a death."""
-        if pid == self.home.pid:
-            self.home.pid = 0
-            for slot in self.nursery.asked:
-                self.places[slot].due = 0.0
+    def _on_exit(self, pid: int, code: int) -> None:
+        """React to an exit."""
+        if pid == self.loader.pid:
+            self.loader.pid = 0
+            for index in self.forkserver.requested:
+                self.slots[index].due = 0.0
             if self.code is None:
-                self._again(self.home, code, self.births)
-        for place in self.places:
-            if place.pid == pid:
-                place.pid = 0
-                self._again(place, code, max(place.berth.step[0] for place in self.places))
+                self._restart(self.loader, code, self.starts)
+        for slot in self.slots:
+            if slot.pid == pid:
+                slot.pid = 0
+                self._restart(slot, code, max(slot.memory.step[0] for slot in self.slots))
 
-    def _again(self, place: Place, code: int, step: int) -> None:
-        """Start it again, or not."""
-        fate, why, words = self._cause(place, code)
-        if fate is Fate.COMPLETE:
+    def _restart(self, slot: Slot, code: int, step: int) -> None:
+        """Restart it, or give up."""
+        kind, why, last_words = self._cause(slot, code)
+        if kind is ExitKind.COMPLETE:
             self._end(0, COMPLETE, tell=False)
-        elif fate in (Fate.PERMANENT, Fate.VERDICT):
-            self._end(code if fate is Fate.PERMANENT else 1, signals.grace())
+        elif kind in (ExitKind.PERMANENT, ExitKind.VERDICT):
+            self._end(code if kind is ExitKind.PERMANENT else 1, signals.grace())
         elif self.code is None:
-            pause = place.budget.pause(fate, step)
+            pause = slot.budget.pause(kind, step)
             if pause is None:
                 from rekindle.step import fail
 
                 times = f"{BUGS} times without a newer step (now {step})"
-                fail(RekindleError(f"{place.name} {why}, {times}. The last time:\n{words}"))
+                fail(RekindleError(f"{slot.name} {why}, {times}. The last time:\n{last_words}"))
                 self._end(1, signals.grace())
             else:
-                place.due = time.monotonic() + pause
+                slot.due = time.monotonic() + pause
                 when = f" in {pause:g} s" if pause else ""
-                say(f"{place.name} {why}: it is started again{when}")
+                say(f"{slot.name} {why}: restarting it{when}")
                 self._start()
-            if fate is Fate.BUG and code != 1:
-                from rekindle.training.membership.client import coordinator_address, report
+            if kind is ExitKind.BUG and code != 1:
+                from rekindle.training.membership.client import report_error
+                from rekindle.training.membership.protocol import coordinator_address
 
-                if where := coordinator_address():
-                    report(where, place.name, f"{why}\n{words}", 1, patience=1)  # which it could not do itself
+                if coordinator := coordinator_address():
+                    report_error(
+                        coordinator, slot.name, f"{why}\n{last_words}", 1, timeout=1
+                    )  # which it could not do itself
 
-    def _cause(self, place: Place, code: int) -> tuple[Fate, str, str]:
-        """What a death means, why it was, and the last words."""
-        fate, words = FATES.get(code, Fate.BUG), place.berth.words()
+    def _cause(self, slot: Slot, code: int) -> tuple[ExitKind, str, str]:
+        """What an exit means, its cause in words, and the last words."""
+        kind, last_words = EXIT_KINDS.get(code, ExitKind.BUG), slot.memory.last_words()
         why = f"was ended by {_name(-code)}" if code < 0 else f"ended with code {code}"
-        if code < 0 and words:
-            say(words)  # which a crash could not say there
-        kills, self.kills = self.kills, self.memory.kills()
-        if self.kills > kills and code < 0:
-            fate, why = Fate.BUG, "was killed for want of memory"
-            words = (
-                f"Its pod may use {self.memory.limit()}, the hot checkpoints in /dev/shm included. Raise "
+        if code < 0 and last_words:
+            say(last_words)  # a crashed process could not print them
+        kills, self.oom_kills = self.oom_kills, self.cgroup.kills()
+        if self.oom_kills > kills and code < 0:
+            kind, why = ExitKind.BUG, "was OOM-killed"
+            last_words = (
+                f"Its pod may use {self.cgroup.limit()}, the hot checkpoints in /dev/shm included. Raise "
                 "cluster.pods.train.memory; or lower train.batch_size, which changes the result."
             )
-        return fate, why, words
+        return kind, why, last_words
 
     def _end(self, code: int, seconds: float, *, tell: bool = True) -> None:
-        """Start nobody any more, tell those who live to leave, and be gone in so many seconds."""
+        """Restart nothing, tell the workers to leave, and exit within so many seconds."""
         if self.code in (None, 143) or code == 0:
             self.code = code
         self.deadline = min(self.deadline, time.monotonic() + seconds)
-        if self.home.pid:
-            self.nursery.end()
-        for place in self.places:
-            if tell and place.pid:
-                _signal(place.pid, signal.SIGTERM)
+        if self.loader.pid:
+            self.forkserver.end()
+        for slot in self.slots:
+            if tell and slot.pid:
+                _signal(slot.pid, signal.SIGTERM)
 
     def _kill(self) -> None:
         self.deadline = NEVER
-        for place in self.places:
-            if place.pid:
-                say(f"{place.name} is killed: it has not left in time")
-                _signal(place.pid, signal.SIGKILL)
+        for slot in self.slots:
+            if slot.pid:
+                say(f"{slot.name} is killed: it has not left in time")
+                _signal(slot.pid, signal.SIGKILL)
 
-    def _remain(self) -> bool:
-        """Whether we have children; once no worker is among them, they are ended."""
-        found = _children()
-        if not self.home.pid and not any(place.pid for place in self.places):
-            for pid in found:
+    def _has_children(self) -> bool:
+        """Whether we have children; once no worker is among them, they are killed."""
+        children = _children()
+        if not self.loader.pid and not any(slot.pid for slot in self.slots):
+            for pid in children:
                 _signal(pid, signal.SIGKILL)
-        return bool(found)
+        return bool(children)
 
 
 def _signal(pid: int, number: int) -> None:
@@ -275,23 +289,23 @@ def _signal(pid: int, number: int) -> None:
 
 
 def _name(number: int) -> str:
-    """A signal's name; those of real time have none."""
+    """A signal's name; real-time signals have none."""
     with suppress(ValueError):
         return signal.Signals(number).name
     return f"signal {number}"
 
 
 def _children() -> list[int]:
-    found = []
+    children = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):
             if int(stat.read_text().rpartition(")")[2].split()[1]) == os.getpid():
-                found.append(int(stat.parent.name))
-    return found
+                children.append(int(stat.parent.name))
+    return children
 
 
 def count() -> int:
-    """Workers of this pod, as the training operator says: a number, or "auto". Raises ConfigError."""
+    """Workers of this pod, as the training operator sets it: a number, or "auto". Raises ConfigError."""
     text = os.environ.get("PET_NPROC_PER_NODE", "")
     number = int(text) if text.isdecimal() else 1
     if number < 1 or (number > 1 and not os.environ.get("MASTER_ADDR")):
@@ -304,21 +318,21 @@ def count() -> int:
 
 def main(argv: list[str]) -> int:
     """The command."""
-    ears = Ears()
+    signal_pipe = SignalPipe()
     try:
-        launcher = Launcher(ears, count())  # torch is loaded while we read the flags
-        from rekindle.training.spec import TrainingSpec as Inputs
+        launcher = Launcher(signal_pipe, count())  # torch is loaded while we parse the flags
+        from rekindle.training.spec import TrainingSpec
 
         signals.grace()
-        inputs = Inputs.from_flags(argv)
-        name = snapshot_file.run_name(inputs.identity_hash(), inputs.checkpoints)
+        spec = TrainingSpec.from_flags(argv)
+        name = snapshot_file.run_name(spec.identity_hash(), spec.checkpoints)
         snapshot_file.sweep(name)
-        code = launcher.run(inputs)
+        code = launcher.run(spec)
     except RekindleError as error:
         from rekindle.step import fail
 
         return fail(error)
-    if code in OVER:
+    if code in FINAL:
         snapshot_file.discard(name)
     return code
 

@@ -1,4 +1,4 @@
-"""A worker's half of the coordinator's protocol (see coordinator.py): a thread that listens, beats and reconnects."""
+"""A worker's side of the coordinator's protocol: a thread that listens, sends heartbeats and reconnects."""
 
 import contextlib
 import faulthandler
@@ -13,54 +13,50 @@ from collections.abc import Callable
 from typing import Any
 
 from rekindle.errors import ConfigError, GivenUp, RekindleError, say
-from rekindle.training.membership.machine import PROTOCOL
+from rekindle.training.membership.protocol import PROTOCOL, Address, Members, Message, encode
 
-PORT = 23456  # of the coordinator, unless MASTER_PORT says another
-BEAT = 0.2  # seconds between proofs of life
-RETRY = 0.1  # seconds between attempts to reach a coordinator that is away
-AWAY = 5.0  # seconds after which it may have ended with the run
-COMPLAIN = 60.0  # seconds between two lines about it
-
-Address = tuple[str, int]
-Members = list[tuple[str, str]]  # (id, address of its store) by rank
+HEARTBEAT = 0.2  # seconds between heartbeats
+RETRY = 0.1  # seconds between attempts to reach an unavailable coordinator
+AWAY = 5.0  # seconds without a coordinator after which the run may be complete
+COMPLAIN = 60.0  # seconds between two log lines about it
 
 
 class Client:
     """What this worker knows of the run's membership. Thread-safe."""
 
     def __init__(
-        self, host: str, port: int, store_port: int, fingerprint: dict[str, Any], over: Callable[[], bool]
+        self, host: str, port: int, store_port: int, fingerprint: dict[str, Any], run_complete: Callable[[], bool]
     ) -> None:
-        """`over`: asked now and then while the coordinator is away, whether it is so because the run is complete."""
-        self.over = over
-        self.where = (host, port)
+        """`run_complete` is polled while the coordinator is unavailable: it may have exited because of that."""
+        self.run_complete = run_complete
+        self.coordinator = (host, port)
         self.id = uuid.uuid4().hex[:12]
         self.name = os.environ.get("POD_NAME") or f"{socket.gethostname()}-{os.getpid()}"
         self.address = ""  # ours, as the coordinator's network sees it
         self.step = -1
-        self.busy = False  # at work on something that makes no steps for a while
-        self.opened = 0  # the newest generation we have heard of
-        self.hard = 0  # groups older than this one are broken
+        self.busy = False  # working on something that makes no steps for a while
+        self.opened = 0  # the newest generation that we know of
+        self.immediate = 0  # groups older than this generation are broken
         self.group: tuple[int, Members] = (0, [])  # the newest published
         self.complete = False
         self._left = False
-        self.on_hard: Callable[[], None] = lambda: None
+        self.on_immediate: Callable[[], None] = lambda: None
         self._hello = {"protocol": PROTOCOL, "id": self.id, "name": self.name, "fingerprint": fingerprint}
         self._store_port = store_port
         self._acked = 0
-        self._waiting = True  # for the next group: we are in none
+        self._waiting = True  # for the next group, in none now
         self._error: RekindleError | None = None
         self._socket: socket.socket | None = None
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._run, name="coordinator", daemon=True)
 
-    def agree(self, current: int, step: int, give_up: Callable[[], bool]) -> tuple[int, Members] | None:
-        """Wait for the members of a generation after `current`; None if `give_up()` says so meanwhile, or it is over.
+    def wait_for_group(self, current: int, step: int, give_up: Callable[[], bool]) -> tuple[int, Members] | None:
+        """Wait for the members of a generation after `current`; None if `give_up()`, or the run is complete.
 
         Raises ConfigError if the coordinator refuses this worker, RekindleError if it has given up the run.
         """
         self.step = step
-        if not self._thread.ident:  # only now are we ready: the others would wait for us from our registration on
+        if not self._thread.ident:  # not earlier: from our registration on the others would wait for us
             self._thread.start()
         with self._changed:
             self._waiting = True
@@ -74,22 +70,22 @@ class Client:
                 if generation == self.opened > current and self.id in [id for id, _ in members]:
                     self._waiting = False
                     return self.group
-                self._changed.wait()  # `wake` for whoever makes give_up() true
+                self._changed.wait()  # whoever makes give_up() true calls `wake`
         return None
 
     @property
-    def doomed(self) -> bool:
-        """Whether we must end with an error, which `agree` and `wait_complete` raise."""
+    def must_exit(self) -> bool:
+        """Whether this process must exit with an error, which `wait_for_group` and `wait_complete` raise."""
         return self._error is not None
 
-    def fault(self, generation: int) -> None:
-        """A collective of that generation failed. Heard by nobody, it is said again by the next hello: we wait."""
+    def report_failure(self, generation: int) -> None:
+        """A collective of that generation failed. If the message is lost, the next `join` says it again."""
         with self._changed:
             self._waiting = True
             self.send({"fault": generation})
 
     def wake(self) -> None:
-        """Let those who wait look again."""
+        """Make waiting threads check their condition again."""
         with self._changed:
             self._changed.notify_all()
 
@@ -101,72 +97,72 @@ class Client:
                 raise self._error
             return self.complete
 
-    def send(self, message: dict[str, Any]) -> None:
-        """Tell the coordinator; it is lost if there is none (a reconnect says all that matters)."""
+    def send(self, message: Message) -> None:
+        """Send to the coordinator; dropped if there is none (a reconnect repeats all that matters)."""
         with self._changed:
             try:
                 if self._socket:
-                    self._socket.sendall(json.dumps(message).encode() + b"\n")
+                    self._socket.sendall(encode(message))
             except OSError:
-                self._socket = None  # the listening thread connects again
+                self._socket = None  # the listening thread reconnects
 
     def note(self, event: str, **fields: Any) -> None:
-        """Something happened that the ledger should know, perhaps after we have left."""
+        """Record an event in the ledger, also after we have left."""
         message = {"event": event, "name": self.name} | fields
         if self._left:
             with contextlib.suppress(OSError):
-                tell(self.where, message)
+                send_once(self.coordinator, message)
         else:
             self.send(message)
 
     def leave(self) -> None:
-        """We go on purpose: heard of no more, whatever else this process has to do before its end."""
+        """Leave on purpose: no further heartbeat, whatever else this process does before it exits."""
         with self._changed:
             self.send({"leave": "SIGTERM"})
             self._left = True
             if self._socket:
                 with contextlib.suppress(OSError):
-                    self._socket.shutdown(socket.SHUT_WR)  # or the next beat would be nonsense
+                    self._socket.shutdown(socket.SHUT_WR)  # a heartbeat after it would be an invalid message
             self._socket = None
 
-    def fail(self, message: str, code: int, *, temporary: bool) -> None:
-        """Tell the coordinator, registered or not, why this process ends; unless it has told us to."""
+    def report_error(self, message: str, code: int, *, temporary: bool) -> None:
+        """Tell the coordinator why this process ends, unless it told us to. Works unregistered, too."""
         if not self._error:
-            report(self.where, self.name, message, code, temporary=temporary)
+            report_error(self.coordinator, self.name, message, code, temporary=temporary)
 
     def _run(self) -> None:
-        heard = said = time.monotonic()
-        while not (self.complete or self.doomed or self._left):
+        last_contact = last_complaint = time.monotonic()
+        while not (self.complete or self.must_exit or self._left):
             try:
-                with connect(self.where) as connection:
+                with connect(self.coordinator) as connection:
                     self._listen(connection)
-                heard = time.monotonic()
+                last_contact = time.monotonic()
             except (OSError, ValueError, KeyError, TypeError) as error:
                 if self._socket:
-                    heard = time.monotonic()
-                if (now := time.monotonic()) - heard > AWAY:
-                    heard = now
-                    self._ask_whether_over()
-                    if now - said > COMPLAIN:
-                        say(f"the coordinator at {self.where[0]}:{self.where[1]} does not answer: {error}")
-                        said = now
+                    last_contact = time.monotonic()
+                if (now := time.monotonic()) - last_contact > AWAY:
+                    last_contact = now
+                    self._check_complete()
+                    if now - last_complaint > COMPLAIN:
+                        say(f"the coordinator at {self.coordinator[0]}:{self.coordinator[1]} does not answer: {error}")
+                        last_complaint = now
             with self._changed:
                 self._socket, self._acked = None, 0
             time.sleep(RETRY)
 
-    def _ask_whether_over(self) -> None:
-        over, wrong = False, None
+    def _check_complete(self) -> None:
+        complete, problem = False, None
         try:
-            over = self.over()
-        except ConfigError as error:  # the prefix is another run's, as the coordinator has found out before us
-            wrong = error
+            complete = self.run_complete()
+        except ConfigError as error:  # the prefix is another run's: the coordinator ended for that reason
+            problem = error
         except RekindleError as error:
             return say(f"whether the run is complete is not known: {error}")
         with self._changed:
-            self.complete, self._error = self.complete or over, self._error or wrong
+            self.complete, self._error = self.complete or complete, self._error or problem
             self._changed.notify_all()
-        if self.doomed:
-            self.on_hard()
+        if self.must_exit:
+            self.on_immediate()
 
     def _listen(self, connection: socket.socket) -> None:
         with self._changed:
@@ -174,25 +170,25 @@ class Client:
             group, members = self.group
             hello = {"address": f"{self.address}:{self._store_port}", "step": self.step, "generation": self.opened}
             hello |= {"group": 0 if self._waiting else group, "peers": [id for id, _ in members]}
-            self._socket, self._acked = connection, 0  # an ack may have been meant for no connection at all
+            self._socket, self._acked = connection, 0  # an earlier ack may have been lost
             self.send({"join": self._hello | hello})
-        beat, pending = time.monotonic() + BEAT, b""
-        while not self.doomed:
-            if select.select([connection], [], [], max(0.0, beat - time.monotonic()))[0]:
+        next_heartbeat, pending = time.monotonic() + HEARTBEAT, b""
+        while not self.must_exit:
+            if select.select([connection], [], [], max(0.0, next_heartbeat - time.monotonic()))[0]:
                 if not (data := connection.recv(1 << 18)):
                     return
                 *lines, pending = (pending + data).split(b"\n")
                 for line in lines:
-                    self._hear(json.loads(line))
-            if time.monotonic() >= beat:
-                beat = time.monotonic() + BEAT
+                    self._handle(json.loads(line))
+            if time.monotonic() >= next_heartbeat:
+                next_heartbeat = time.monotonic() + HEARTBEAT
                 self.send({"beat": self.step, "busy": self.busy})
 
-    def _hear(self, message: dict[str, Any]) -> None:
+    def _handle(self, message: Message) -> None:
         with self._changed:
             if "open" in message:
                 self.opened = max(self.opened, message["open"])
-                self.hard = max(self.hard, message["open"] if message["hard"] else 0)
+                self.immediate = max(self.immediate, message["open"] if message["hard"] else 0)
             elif "members" in message:
                 self.group = message["generation"], [(id, address) for id, address in message["members"]]
             elif "complete" in message:
@@ -203,48 +199,42 @@ class Client:
                 self._error = GivenUp(message["failed"])
                 self._error.exit_code = message["code"]
             elif message.get("dropped") == "hung":
-                self._end()
+                self._exit_hung()
             elif "dropped" in message:
-                say("this worker was silent and is no longer a member: it joins again")
+                say("this worker was silent and is no longer a member: joining again")
             self._changed.notify_all()
-        if message.get("hard") or self.doomed:
-            self.on_hard()
+        if message.get("hard") or self.must_exit:
+            self.on_immediate()
 
-    def _end(self) -> None:
-        """The others go on without this process, whose main thread hangs: say where, and make room for the next."""
-        say("this worker has made no step for too long and is dropped. Where each thread is:")
+    def _exit_hung(self) -> None:
+        """The others continue without this process, whose main thread hangs: print where, and exit."""
+        say("this worker has made no step for too long and is dropped. Stack of each thread:")
         with contextlib.suppress(OSError, ValueError):
             faulthandler.dump_traceback(all_threads=True)
         os._exit(1)
 
 
-def coordinator_address() -> Address | None:
-    """Where the environment says that the coordinator is; None: there is none."""
-    host = os.environ.get("MASTER_ADDR")
-    return (host, int(os.environ.get("MASTER_PORT", PORT))) if host else None
-
-
-def connect(where: Address, patience: float = 5.0) -> socket.socket:
+def connect(coordinator: Address, timeout: float = 5.0) -> socket.socket:
     """A connection to the coordinator. Raises OSError."""
-    # the pod's own address, or all local pods would be seen as 127.0.0.1
-    connection = socket.create_connection(where, patience, (os.environ.get("POD_IP", ""), 0))
+    # bound to the pod's own address: otherwise all local pods would appear as 127.0.0.1
+    connection = socket.create_connection(coordinator, timeout, (os.environ.get("POD_IP", ""), 0))
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    # a node that is cut off does not say so: what it does not take for so long (ms) ends the connection
+    # a node that is cut off does not say so: data unacknowledged for so long (ms) ends the connection
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 10_000)
     return connection
 
 
-def tell(where: Address, message: dict[str, Any], patience: float = 5.0) -> None:
-    """Tell the coordinator something in a connection of its own: nobody need be registered. Raises OSError."""
-    with connect(where, patience) as connection:
-        connection.sendall(json.dumps(message).encode() + b"\n")
+def send_once(coordinator: Address, message: Message, timeout: float = 5.0) -> None:
+    """Send one message on a connection of its own, unregistered. Raises OSError."""
+    with connect(coordinator, timeout) as connection:
+        connection.sendall(encode(message))
 
 
-def report(
-    where: Address, name: str, message: str, code: int, *, temporary: bool = False, patience: float = 5.0
+def report_error(
+    coordinator: Address, name: str, message: str, code: int, *, temporary: bool = False, timeout: float = 5.0
 ) -> None:
     """Tell the coordinator why a worker ends."""
     try:
-        tell(where, {"failed": message, "code": code, "name": name, "temporary": temporary}, patience)
+        send_once(coordinator, {"failed": message, "code": code, "name": name, "temporary": temporary}, timeout)
     except OSError as error:
-        say(f"the coordinator does not hear why {name} ends: {error}")
+        say(f"the coordinator cannot be told why {name} ends: {error}")

@@ -1,7 +1,7 @@
-"""Which coordinator a run has: an object beside its checkpoints, moved by compare-and-swap. The newest one wins.
+"""Which coordinator owns a run: an object beside its checkpoints, changed by compare-and-swap. The newest one wins.
 
-Two can run at once if a node was cut off and its coordinator was started again elsewhere: workers that reach the old
-one would train in a group of their own. The old one ends as soon as it reads that there is another.
+Two can run at once if a node was cut off and its coordinator was restarted elsewhere: workers that reach the old one
+would train in a group of their own. The old one ends as soon as it reads that another one holds the lease.
 """
 
 import json
@@ -12,39 +12,39 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from rekindle.errors import ConfigError, Conflict, RekindleError
-from rekindle.training.spec import TrainingSpec as Inputs
+from rekindle.training.spec import TrainingSpec
 
 if TYPE_CHECKING:
     from rekindle.storage import Store
 
 
-class Claim:
-    """The claim of coordinator `id` on a run. `hold` is to be called every PERIOD seconds, in a thread."""
+class Lease:
+    """The lease of coordinator `id` on a run. Call `renew` every PERIOD seconds, in a thread."""
 
     PERIOD = 10.0
 
-    def __init__(self, store: Callable[[], "Store"], inputs: Inputs, id: str) -> None:
-        self.open, self.key, self.identity = store, f"{inputs.checkpoints}/coordinator", inputs.identity_hash()
+    def __init__(self, open_store: Callable[[], "Store"], spec: TrainingSpec, id: str) -> None:
+        self.open_store, self.key, self.identity = open_store, f"{spec.checkpoints}/coordinator", spec.identity_hash()
         self.ours = {"id": id, "host": os.environ.get("POD_NAME") or socket.gethostname(), "identity": self.identity}
         self.store: Store | None = None
-        self.staked = False
+        self.held = False
 
-    def hold(self) -> None:
-        """Make the claim, or check that it is still ours. Raises RekindleError if it is not, StorageError."""
-        self.store = self.store or self.open()
+    def renew(self) -> None:
+        """Take the lease, or check that it is still ours. Raises RekindleError if it is not, StorageError."""
+        self.store = self.store or self.open_store()
         while True:
-            found, etag = self._read()
-            if found.get("id") == self.ours["id"]:
-                self.staked = True
+            owner, etag = self._read()
+            if owner.get("id") == self.ours["id"]:
+                self.held = True
                 return
-            if self.staked and found:
+            if self.held and owner:
                 raise RekindleError(
-                    f"another coordinator ({found.get('id')} on {found.get('host')}) has taken this run over at "
-                    f"{found.get('since')}: this one ({self.ours['id']}) ends. A run has one coordinator at a time."
+                    f"another coordinator ({owner.get('id')} on {owner.get('host')}) has taken this run over at "
+                    f"{owner.get('since')}: this one ({self.ours['id']}) ends. A run has one coordinator at a time."
                 )
-            if found.get("identity", self.identity) != self.identity:
+            if owner.get("identity", self.identity) != self.identity:
                 raise ConfigError(
-                    f"{self.store.uri(self.key)} belongs to another run (identity {found['identity'][:12]}, this run's "
+                    f"{self.store.uri(self.key)} belongs to another run (identity {owner['identity'][:12]}, this run's "
                     f"is {self.identity[:12]}): nothing was changed. Give this run another `checkpoints` prefix."
                 )
             value = json.dumps(self.ours | {"since": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}).encode()
@@ -52,8 +52,8 @@ class Claim:
             try:
                 self.store.put(self.key, value, **condition)
             except Conflict:
-                continue  # another one starts at the same time
-            self.staked = True
+                continue  # another coordinator starts at the same time
+            self.held = True
             return
 
     def _read(self) -> tuple[dict[str, Any], str]:
@@ -65,7 +65,7 @@ class Claim:
         except NotFound:
             return {}, ""
         try:
-            found = json.loads(data)
-        except ValueError:  # damaged: it is nobody's
-            found = None
-        return found if isinstance(found, dict) else {}, etag
+            owner = json.loads(data)
+        except ValueError:  # damaged: nobody owns the run
+            owner = None
+        return owner if isinstance(owner, dict) else {}, etag

@@ -1,64 +1,89 @@
-"""Who trains together, as a state machine: events in, each with its time; messages out. No clock, no socket.
+"""Who trains together, as a state machine: events with their times in, messages out. No clock, no socket.
 
-coordinator.py puts sockets around it and says what the messages mean. A generation is *opened* when a worker joins,
-leaves or is lost, and *published* as soon as every eligible worker has acknowledged it. Numbers are never used twice,
-not even by a coordinator that was restarted: it takes up the group that the workers tell it of.
+server.py puts sockets around it; protocol.py has the messages. A generation is *opened* when a worker joins, leaves or
+is lost, and *published* as soon as `quorum` holds. Generation numbers are never reused, not even by a restarted
+coordinator: it adopts the group that the workers report.
 """
 
 from dataclasses import dataclass, field
+from enum import Enum, auto
 from typing import Any
 
-from rekindle.training.spec import TrainingSpec as Inputs
+from rekindle.training.membership.protocol import PROTOCOL, Message
+from rekindle.training.spec import TrainingSpec
 
-PROTOCOL = 1  # of the messages; workers and coordinator of a run must speak the same
-PATIENCE = 1.0  # seconds that a group which begins from nothing waits for those that are wanted
-ANSWER = 30.0  # seconds that a worker of a group that hangs has to say that it does not
+PATIENCE = 1.0  # seconds that a group which starts from nothing waits for the expected workers
+ANSWER = 30.0  # seconds that a worker of a hung group has to acknowledge, which proves that it is not the cause
 FRUITLESS = 3  # groups in a row that broke without a step and without a loss, before the next one is delayed
-CRASHES = 3  # errors of workers without a newer step in between, after which trying again is no use
-REMIND = 30.0  # seconds between two complaints about the same
-
-Message = dict[str, Any]
+CRASHES = 3  # worker errors without a newer step in between, after which the run is given up
+REMIND = 30.0  # seconds between two log lines about the same wait
 
 
 @dataclass
 class Worker:
-    """What is known about one live process."""
+    """What is known about one live process. Times are those of the state machine's caller."""
 
     id: str
     name: str
     address: str
     joined: float
-    seen: float  # its last sign of life
+    last_seen: float
     acked: int = 0  # the newest generation it has acknowledged
-    busy: float = float("-inf")  # when it last said that it is at work, though not at steps
+    last_busy: float = float("-inf")  # when it last reported to be working on something that makes no steps
+
+
+@dataclass
+class CrashCounter:
+    """Counts worker errors. One error that all members report once each, in the same step, counts once."""
+
+    count: int = 0
+    position: tuple[int, int] = (-1, -1)  # (step, group) of the newest
+    reporters: set[str] = field(default_factory=set)
+
+    def record(self, name: str, step: int, group: int, members: int) -> int:
+        """The number of errors without a newer step in between; `members`: how many may report the same one."""
+        position = max(step, 0), group  # restoring a first state is no progress
+        if position[0] != self.position[0]:
+            self.count = 0
+        if position != self.position or name in self.reporters or len(self.reporters) >= members:
+            self.count, self.reporters = self.count + 1, set()
+        self.position = position
+        self.reporters.add(name)
+        return self.count
+
+
+class Wait(Enum):
+    """Why there is no quorum."""
+
+    WORKERS = auto()  # fewer than train.min_workers are alive
+    ACKS = auto()  # somebody has not stopped the last step yet
+    JOINS = auto()  # more are expected within a moment
 
 
 @dataclass
 class Membership:
-    """The state machine: messages go to `outbox`, what happened to `events`, what a person should know to `log`."""
+    """The state machine: messages go to `outbox`, ledger events to `events`, lines for a person to `log`."""
 
-    config: Inputs
+    config: TrainingSpec
     generation: int = 0  # the newest opened
     group: int = 0  # the newest published
-    hard: bool = False  # the group before the open generation is broken: do not wait for the end of its step
+    immediate: bool = False  # the last group is broken: do not wait for the end of its step
     members: list[str] = field(default_factory=list)  # of the group
     alive: dict[str, Worker] = field(default_factory=dict)
-    eligible: list[str] = field(default_factory=list)  # members first, then by arrival; those beyond stand by
-    awaited: set[str] = field(default_factory=set)  # members of a group taken up that have not registered again
+    eligible: list[str] = field(default_factory=list)  # members first, then by arrival; the rest are spares
+    unregistered: set[str] = field(default_factory=set)  # members of an adopted group that have not joined again yet
     missing: set[str] = field(default_factory=set)  # eligible, but not acknowledged yet
     fingerprint: dict[str, Any] = field(default_factory=dict)
-    wanted: int = 0  # members worth waiting for until `patient_until`
-    patient_until: float = 0.0
+    expected_members: int = 0  # worth waiting for until `join_deadline`
+    join_deadline: float = 0.0
     step: int = -1
-    moved: float = 0.0  # when the newest step was made, or the newest group published
+    last_progress: float = 0.0  # when the newest step was made, or the newest group published
     opened: float = 0.0
-    hanging: bool = False  # why the open generation was opened
+    hang_check: bool = False  # the open generation was opened because no step was made
     fruitless: int = 0
-    crashes: int = 0
-    crashed_at: tuple[int, int] = (-1, -1)  # (step, group) of the newest
-    crashed: set[str] = field(default_factory=set)  # who reported it: one fault may hit all at once
-    reminded: float = 0.0
-    noted: float = float("-inf")  # when a step was last an event
+    crashes: CrashCounter = field(default_factory=CrashCounter)
+    last_reminder: float = 0.0
+    last_step_event: float = float("-inf")
     verdict: tuple[int, str] | None = None
     outbox: list[tuple[str, Message]] = field(default_factory=list)
     events: list[Message] = field(default_factory=list)
@@ -70,221 +95,218 @@ class Membership:
         return self.group == self.generation
 
     def join(self, now: float, hello: Message) -> None:
-        """A worker is there, for the first time or again."""
+        """A worker registers, for the first time or again."""
         id, name, step = hello["id"], hello["name"], hello["step"]
-        known = Worker(id, name, hello["address"], now, now)
-        living = hello["generation"] > self.generation and hello["group"] > 0  # what it computes is the run
-        if problem := self._objection(hello, any_bits=living):
+        worker = Worker(id, name, hello["address"], now, now)
+        training = hello["generation"] > self.generation and hello["group"] > 0  # in a group that we do not know
+        if problem := self._objection(hello, any_bits=training):
             return self._refuse(id, name, problem)
-        if living:
+        if training:
             self._yield_to(hello)
         self.fingerprint = self.fingerprint or hello["fingerprint"]
         if not self.alive:
-            self.patient_until, self.wanted = now + PATIENCE, len(self.members) or self.config.workers
-        expected = id in self.alive
-        self.alive[id] = known
+            self._wait_for_joins(now + PATIENCE, len(self.members) or self.config.workers)
+        known = id in self.alive
+        self.alive[id] = worker
         if hello["generation"] > self.generation:
-            self._take_up(now, hello)
-        elif not expected:
+            self._adopt(now, hello)
+        elif not known:
             self.events.append({"event": "join", "worker": id, "name": name, "step": step})
             if hello["generation"] == self.generation and not self.agreed:
-                self.generation += 1  # the one it knows may be another coordinator's, which it would never acknowledge
+                self.generation += 1  # it may know that number from another coordinator, and would never acknowledge it
                 self._announce()
-        if self.awaited:
-            self.awaited.discard(id)
-            if not self.awaited:
-                self.log.append(f"generation {self.group} goes on, all {len(self.members)} are back")
+        if self.unregistered:
+            self.unregistered.discard(id)
+            if not self.unregistered:
+                self.log.append(f"generation {self.group} continues, all {len(self.members)} are back")
         self.step = max(self.step, step)
         self._recount()
-        stray = hello["group"] != self.group or id not in self.members  # it is in no group, or in one that is over
+        stray = hello["group"] != self.group or id not in self.members  # in no group, or in an older one
         before = self.generation
-        if self.agreed and stray and id in self.members:  # it has missed the list: the others wait for it in vain
-            self._open(now, hard=True)
-        self.settle(now)
+        if self.agreed and stray and id in self.members:  # it missed the member list: the others wait for it in vain
+            self._open(now, immediate=True)
+        self.advance(now)
         if before == self.generation and (stray or not self.agreed):
-            self.outbox.append((id, {"open": before, "hard": self.hard or stray}))
+            self.outbox.append((id, {"open": before, "hard": self.immediate or stray}))
 
-    def beat(self, now: float, worker: str, step: int, busy: bool = False) -> None:
-        """A worker lives, and has made so many steps."""
-        known = self.alive[worker]
-        known.seen = now
+    def heartbeat(self, now: float, id: str, step: int, busy: bool = False) -> None:
+        """A worker is alive, and has made `step` updates."""
+        worker = self.alive[id]
+        worker.last_seen = now
         if busy:
-            known.busy = now
+            worker.last_busy = now
         if step > self.step:
-            self.step, self.moved, self.fruitless = step, now, 0
-            if now - self.noted >= 1:
-                self.noted = now
+            self.step, self.last_progress, self.fruitless = step, now, 0
+            if now - self.last_step_event >= 1:
+                self.last_step_event = now
                 self.events.append({"event": "step", "step": step})
-        elif busy and worker in self.members:
-            self.moved = now
+        elif busy and id in self.members:
+            self.last_progress = now
 
-    def ack(self, now: float, worker: str, generation: int, step: int) -> None:
+    def ack(self, now: float, id: str, generation: int, step: int) -> None:
         """A worker has left its former group and waits for the members of `generation`."""
-        self._check(generation)
-        self.beat(now, worker, step)
-        self.alive[worker].acked = generation
+        self._check_number(generation)
+        self.heartbeat(now, id, step)
+        self.alive[id].acked = generation
         if generation == self.generation:
-            self.missing.discard(worker)
-            self.settle(now)
+            self.missing.discard(id)
+            self.advance(now)
 
-    def fault(self, now: float, worker: str, generation: int) -> None:
-        """A collective failed: the group of that generation is of no more use to anybody."""
-        self._check(generation)
-        self.beat(now, worker, -1)
-        if generation != self.group or worker not in self.members or (self.hard and not self.agreed):
+    def report_failure(self, now: float, id: str, generation: int) -> None:
+        """A collective failed: the group of that generation is broken for everybody."""
+        self._check_number(generation)
+        self.heartbeat(now, id, -1)
+        if generation != self.group or id not in self.members or (self.immediate and not self.agreed):
             return
-        self.events.append({"event": "fault", "name": self.alive[worker].name, "generation": generation})
+        self.events.append({"event": "fault", "name": self.alive[id].name, "generation": generation})
         self.fruitless += self.agreed
-        self._open(now, hard=True)
+        self._open(now, immediate=True)
         if self.fruitless > FRUITLESS:
             pause = min(5.0, 0.05 * 2 ** (self.fruitless - FRUITLESS))
-            self.patient_until, self.wanted = now + pause, len(self.alive) + 1
+            self._wait_for_joins(now + pause, len(self.alive) + 1)
             self.log.append(
                 f"{self.fruitless} groups in a row broke before their first step, though nobody was lost: can the "
                 f"workers reach each other? The next one begins in {pause:.1f} s."
             )
 
-    def lost(self, now: float, worker: str, why: str = "connection") -> None:
+    def lost(self, now: float, id: str, why: str = "connection") -> None:
         """A worker is gone; `drain`: on purpose, after the step that all agreed to stop at."""
-        gone = self.alive.pop(worker, None)
-        if gone is None:
+        worker = self.alive.pop(id, None)
+        if worker is None:
             return
         if why == "drain":
-            self.events.append({"event": "drain", "worker": worker, "name": gone.name})
+            self.events.append({"event": "drain", "worker": id, "name": worker.name})
         else:
-            self.events.append({"event": "lost", "worker": worker, "name": gone.name, "why": why})
+            self.events.append({"event": "lost", "worker": id, "name": worker.name, "why": why})
         if why in ("silent", "hung"):
-            self.outbox.append((worker, {"dropped": why}))
+            self.outbox.append((id, {"dropped": why}))
         self._recount()
-        if worker in self.members and why != "drain":
-            self._open(now, hard=True)
-        self.settle(now)
+        if id in self.members and why != "drain":
+            self._open(now, immediate=True)
+        self.advance(now)
 
-    def failed(self, name: str, message: str, code: int, temporary: bool = False) -> None:
+    def report_error(self, name: str, message: str, code: int, temporary: bool = False) -> None:
         """A worker ends with an error: the verdict, if a retry cannot cure it or did not."""
         self.events.append({"event": "failed", "name": name, "message": message, "code": code})
-        if temporary:  # a service that the worker needs is away: no fault of its own
+        if temporary:  # a service that the worker needs is unavailable
             self.log.append(f"{name} ends for now: {message}")
             return
-        self._count_crash(name)
-        if code != 1 or self.crashes >= CRASHES:
-            again = f" ({self.crashes} times without a newer step)" if code == 1 else ""
+        members = max(len(self.members), self.config.workers)
+        crashes = self.crashes.record(name, self.step, self.group, members)
+        if code != 1 or crashes >= CRASHES:
+            again = f" ({crashes} times without a newer step)" if code == 1 else ""
             self.verdict = code, f"{name}{again}: {message}"
             self.events.append({"event": "verdict", "code": code, "message": self.verdict[1]})
 
-    def _count_crash(self, name: str) -> None:
-        """What all members report once each, in the same step, is one error."""
-        now = max(self.step, 0), self.group  # a first state is no progress
-        most = max(len(self.members), self.config.workers)
-        if now[0] != self.crashed_at[0]:
-            self.crashes = 0
-        if now != self.crashed_at or name in self.crashed or len(self.crashed) >= most:
-            self.crashes, self.crashed = self.crashes + 1, set()
-        self.crashed_at = now
-        self.crashed.add(name)
-
     def tick(self, now: float) -> None:
-        """Time passed: drop who is silent or hangs, say what is missing."""
-        for worker in [worker.id for worker in self.alive.values() if self._silent(now, worker)]:
-            self.lost(now, worker, "silent")
+        """Time passed: drop silent and hung workers, log what training waits for."""
+        for id in [worker.id for worker in self.alive.values() if self._silent(now, worker)]:
+            self.lost(now, id, "silent")
         self._drop_hung(now)
         self._remind(now)
-        self.settle(now)
+        self.advance(now)
 
-    def slept(self, seconds: float) -> None:
-        """It is us who did not listen for so long: nobody is to blame for a silence that we could not hear."""
-        self.moved += seconds
+    def exclude_pause(self, seconds: float) -> None:
+        """The coordinator itself was paused for so long: no worker's silence during that time counts."""
+        self.last_progress += seconds
         self.opened += seconds
         for worker in self.alive.values():
-            worker.seen += seconds
-            worker.busy += seconds
+            worker.last_seen += seconds
+            worker.last_busy += seconds
 
-    def settle(self, now: float) -> None:
-        """Open a generation if the members changed; publish the open one if everybody is ready."""
+    def advance(self, now: float) -> None:
+        """Open a generation if the members changed; publish the open one once there is a quorum."""
         if self.agreed and self.eligible and self.eligible != self.members:
-            self._open(now, hard=False)
-        if self.agreed or self.missing or len(self.eligible) < max(1, self.config.min_workers):
+            self._open(now, immediate=False)
+        if self.agreed:
             return
-        if len(self.eligible) < self.wanted and now < self.patient_until:
-            return
-        self.members, self.group, self.wanted = list(self.eligible), self.generation, 0
-        self.moved, self.hanging = now, False
-        group = {"members": [[id, self.alive[id].address] for id in self.members], "generation": self.generation}
-        self.outbox += [(worker, group) for worker in self.members]
-        names = [self.alive[id].name for id in self.members]
+        members, _ = quorum(now, self)
+        if members:
+            self._publish(now, members)
+
+    def _publish(self, now: float, members: list[str]) -> None:
+        self.members, self.group, self.expected_members = members, self.generation, 0
+        self.last_progress, self.hang_check = now, False
+        message = {"members": [[id, self.alive[id].address] for id in members], "generation": self.generation}
+        self.outbox += [(id, message) for id in members]
+        names = [self.alive[id].name for id in members]
         self.events.append({"event": "generation", "generation": self.group, "members": names, "step": self.step})
         self.log.append(f"generation {self.group}: {listed(names)}")
 
-    def _take_up(self, now: float, hello: Message) -> None:
-        """A worker knows a generation that we do not: we were restarted, and go on with what it tells us."""
+    def _adopt(self, now: float, hello: Message) -> None:
+        """A worker knows a generation that we do not: we were restarted, and resume from what it reports."""
         self.generation = self.group = hello["generation"]
-        if hello["group"] != self.generation:  # it waits for a list that may be published or not
+        if hello["group"] != self.generation:  # it waits for a member list that may be published or not
             self.members = [id for id in hello["peers"] if id in self.alive]
-            self.patient_until, self.wanted = now + PATIENCE, len(hello["peers"])
+            self._wait_for_joins(now + PATIENCE, len(hello["peers"]))
             self._recount()
-            return self._open(now, hard=True)
-        self.members, self.moved, self.wanted = list(hello["peers"]), now, 0
-        for id in self.members:  # they are given as much time as anybody else to be heard
+            return self._open(now, immediate=True)
+        self.members, self.last_progress, self.expected_members = list(hello["peers"]), now, 0
+        for id in self.members:  # they have as much time as anybody else to send a heartbeat
             self.alive.setdefault(id, Worker(id, id, "", now, now, acked=self.generation))
-        self.awaited = set(self.members)
+        self.unregistered = set(self.members)
+
+    def _wait_for_joins(self, deadline: float, members: int) -> None:
+        self.join_deadline, self.expected_members = deadline, members
 
     def _silent(self, now: float, worker: Worker) -> bool:
-        """A step of the group proves that all its members lived, whatever became of their signs of life."""
-        trains = worker.acked < self.generation or self.agreed  # if it is a member
-        last = max(worker.seen, self.moved) if trains and worker.id in self.members else worker.seen
-        return now - last > self.config.silence_seconds
+        """A step of the group proves that all its members were alive, even if their heartbeats were lost."""
+        training = worker.acked < self.generation or self.agreed  # if it is a member
+        member = training and worker.id in self.members
+        last_sign = max(worker.last_seen, self.last_progress) if member else worker.last_seen
+        return now - last_sign > self.config.silence_seconds
 
     def _drop_hung(self, now: float) -> None:
-        """Who lives, but neither makes steps nor answers: first ask all of the group, then drop who says nothing."""
+        """For workers that are alive, but neither make steps nor acknowledge: first ask the group, then drop them."""
         limit = self.config.hung_seconds
-        if self.agreed or (not self.hard and self.missing.intersection(self.members)):
-            if self.members and now - max(self.moved, self.opened) > limit:
+        if self.agreed or (not self.immediate and self.missing.intersection(self.members)):
+            if self.members and now - max(self.last_progress, self.opened) > limit:
                 self.log.append(f"no step for {limit:.0f} s, though all workers live: asking each of them")
-                self.hanging = True
-                self._open(now, hard=True)  # who only waits for one that hangs, or is busy, can answer that
+                self.hang_check = True
+                self._open(now, immediate=True)  # a worker that is busy, or waits for the hung one, can acknowledge
                 self.opened = now
             return
-        patience = min(ANSWER, limit) if self.hanging else limit
+        patience = min(ANSWER, limit) if self.hang_check else limit
         for worker in [self.alive[id] for id in self.missing]:
-            if now - max(self.opened, worker.joined, worker.busy) > patience:
+            if now - max(self.opened, worker.joined, worker.last_busy) > patience:
                 self.lost(now, worker.id, "hung")
 
     def _remind(self, now: float) -> None:
-        if (self.agreed and self.members) or not self.reminded:
-            self.reminded = now
-        elif now - self.reminded >= REMIND:
-            self.reminded = now
-            there, least = len(self.eligible), max(1, self.config.min_workers)
-            if there < least:
-                self.log.append(f"training waits for workers: {there} of at least {least} are there")
+        if (self.agreed and self.members) or not self.last_reminder:
+            self.last_reminder = now
+        elif now - self.last_reminder >= REMIND:
+            self.last_reminder = now
+            if quorum(now, self)[1] is Wait.WORKERS:
+                present, least = len(self.eligible), max(1, self.config.min_workers)
+                self.log.append(f"training waits for workers: {present} of at least {least} are there")
             else:
                 names = sorted(self.alive[id].name for id in self.missing)
                 self.log.append(f"generation {self.generation} waits for {listed(names)} to stop the last step")
 
     def _recount(self) -> None:
-        """Who is to be in the next group, and whom it waits for."""
+        """Who will be in the next group, and who of them has not acknowledged it."""
         kept = [id for id in self.members if id in self.alive]
-        old = set(kept)
-        self.eligible = (kept + [id for id in self.alive if id not in old])[: self.config.max_workers]
+        former = set(kept)
+        self.eligible = (kept + [id for id in self.alive if id not in former])[: self.config.max_workers]
         self.missing = {id for id in self.eligible if self.alive[id].acked != self.generation}
 
-    def _open(self, now: float, *, hard: bool) -> None:
+    def _open(self, now: float, *, immediate: bool) -> None:
         if self.agreed:
             self.generation += 1
             self.opened = now
-        elif self.hard or not hard:
-            return  # they know
-        self.hard = hard
+        elif self.immediate or not immediate:
+            return  # the workers know already
+        self.immediate = immediate
         self._announce()
 
     def _announce(self) -> None:
-        self.events.append({"event": "open", "generation": self.generation, "hard": self.hard})
+        self.events.append({"event": "open", "generation": self.generation, "hard": self.immediate})
         self._recount()
-        now_, later = ({"open": self.generation, "hard": hard} for hard in (True, self.hard))
-        old = set(self.members)
-        self.outbox += [(id, later if id in old else now_) for id in self.alive]
+        at_once, as_agreed = ({"open": self.generation, "hard": hard} for hard in (True, self.immediate))
+        members = set(self.members)
+        self.outbox += [(id, as_agreed if id in members else at_once) for id in self.alive]
 
-    def _check(self, generation: int) -> None:
+    def _check_number(self, generation: int) -> None:
         if generation > self.generation:
             raise ValueError(f"generation {generation} was never opened, the newest is {self.generation}")
 
@@ -293,13 +315,13 @@ class Membership:
         self.events.append({"event": "refused", "name": name, "message": problem})
 
     def _yield_to(self, hello: Message) -> None:
-        """A group that lives decides which bits are right, not who came first to a coordinator that was restarted."""
-        others, self.fingerprint = self.fingerprint, hello["fingerprint"]
-        if others in ({}, self.fingerprint):
+        """A group that trains decides which bits are right, not the first worker to reach a restarted coordinator."""
+        former, self.fingerprint = self.fingerprint, hello["fingerprint"]
+        if former in ({}, self.fingerprint):
             return
         for worker in self.alive.values():
-            theirs = {"name": worker.name, "protocol": PROTOCOL, "fingerprint": others}
-            self._refuse(worker.id, worker.name, self._objection(theirs))
+            refused = {"name": worker.name, "protocol": PROTOCOL, "fingerprint": former}
+            self._refuse(worker.id, worker.name, self._objection(refused))
             self.events.append({"event": "lost", "worker": worker.id, "name": worker.name, "why": "dropped"})
         self.alive.clear()
 
@@ -309,15 +331,26 @@ class Membership:
                 f'worker "{hello["name"]}" is refused: it speaks protocol {theirs} and not {PROTOCOL}. Give the '
                 "workers and the coordinator of a run the same image."
             )
-        mine, theirs = {} if any_bits else self.fingerprint, hello["fingerprint"]
-        differ = [key for key in mine | theirs if mine.get(key) != theirs.get(key)] if mine else []
-        if not differ:
+        ours, theirs = {} if any_bits else self.fingerprint, hello["fingerprint"]
+        differences = [key for key in ours | theirs if ours.get(key) != theirs.get(key)] if ours else []
+        if not differences:
             return ""
-        listed = ", ".join(f"{key} is {theirs.get(key)} and not {mine.get(key)}" for key in differ)
+        details = ", ".join(f"{key} is {theirs.get(key)} and not {ours.get(key)}" for key in differences)
         return (
-            f'worker "{hello["name"]}" is refused: its {listed}. Every worker of a run must compute the same bits: '
+            f'worker "{hello["name"]}" is refused: its {details}. Every worker of a run must compute the same bits: '
             "give all of them the same image, kind of node, threads, config and data."
         )
+
+
+def quorum(now: float, state: Membership) -> tuple[list[str] | None, Wait | None]:
+    """The members of the next group; or None, and what it waits for."""
+    if len(state.eligible) < max(1, state.config.min_workers):
+        return None, Wait.WORKERS
+    if state.missing:
+        return None, Wait.ACKS
+    if len(state.eligible) < state.expected_members and now < state.join_deadline:
+        return None, Wait.JOINS
+    return list(state.eligible), None
 
 
 def listed(names: list[str], most: int = 20) -> str:

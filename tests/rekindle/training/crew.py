@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
+from rekindle.common.linux import die_with_parent
 from rekindle.storage import Store
-from rekindle.training.launch.signals import die_with_parent
 from tests.rekindle.training import toy
 
 ROOT = str(Path(__file__).parents[3])

@@ -60,13 +60,13 @@ def train(checkpoints: Checkpoints, step: int) -> None:
 
 def finished(checkpoints: Checkpoints) -> bool:
     """Wait for a checkpoint that is under way."""
-    assert checkpoints._thread and checkpoints._draft
+    assert checkpoints._thread and checkpoints._upload
     checkpoints._thread.join(60)
-    return not checkpoints._draft.problem
+    return not checkpoints._upload.problem
 
 
 def keys(checkpoints: Checkpoints, kind: str = "") -> list[str]:
-    return [entry.key for entry in checkpoints.durable.store.list(f"{checkpoints.durable.prefix}/{kind}")]
+    return [entry.key for entry in checkpoints.remote.store.list(f"{checkpoints.remote.prefix}/{kind}")]
 
 
 def same(one: Checkpoints, other: Checkpoints) -> bool:

@@ -10,22 +10,23 @@ from torch import nn
 from rekindle.storage import Store
 from rekindle.training.checkpoint.manager import Checkpoints
 from rekindle.training.data import LoaderState
-from rekindle.training.group.elastic import Formation, Peers, dist, process_group
-from rekindle.training.group.group import Group
+from rekindle.training.group.process_group import GroupView, create, dist
+from rekindle.training.group.static import StaticGroup
+from rekindle.training.group.training_group import TrainingGroup
 from rekindle.training.spec import TrainConfig
 from rekindle.training.state import State
 
 CPU = torch.device("cpu")
 
 
-class Met(Peers):
+class Met(StaticGroup):
     """Peers that have found each other, and keep no ledger."""
 
     def __init__(self) -> None:
         self.device = CPU
 
 
-def member(name: str, step: int, live: bool, s3: Store, patch: pytest.MonkeyPatch) -> Group:
+def member(name: str, step: int, live: bool, s3: Store, patch: pytest.MonkeyPatch) -> TrainingGroup:
     """A process's part that has made `step` steps; its state is full of that number."""
     patch.setenv("POD_NAME", name)
     state = State(nn.Linear(3, 2), TrainConfig.model_validate({"workers": 2}), CPU)
@@ -35,12 +36,12 @@ def member(name: str, step: int, live: bool, s3: Store, patch: pytest.MonkeyPatc
     )
     state.memory.fill_(step)
     state.step = step
-    group = Group(Met(), state, checkpoints, leaving)
-    group._live = live
+    group = TrainingGroup(Met(), state, checkpoints, leaving)
+    group._has_group_state = live
     return group
 
 
-def agree(*groups: Group) -> list[str]:
+def agree(*groups: TrainingGroup) -> list[str]:
     """All of them in one group; gives each one's error."""
     meeting = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     errors = [""] * len(groups)
@@ -48,11 +49,11 @@ def agree(*groups: Group) -> list[str]:
     def take_part(rank: int) -> None:
         store = dist.TCPStore("127.0.0.1", meeting.port, is_master=False, wait_for_workers=False)
         try:
-            pg = process_group(store, rank, len(groups), CPU, "127.0.0.1")
-            groups[rank]._agree(Formation(rank, len(groups), pg))
+            pg = create(store, rank, len(groups), CPU, "127.0.0.1")
+            groups[rank]._agree(GroupView(rank, len(groups), pg))
         except RuntimeError as error:
             errors[rank] = str(error)
-            groups[rank]._pg = None
+            groups[rank]._reset()
 
     threads = [threading.Thread(target=take_part, args=(rank,)) for rank in range(len(groups))]
     for thread in threads:

@@ -27,5 +27,5 @@ def test_a_stateful_loader_goes_on_where_it_was(crew: Crew, s3: Store) -> None:
     sha256 = [json.loads(s3.get(f"{run}/model/model.json"))["sha256"] for run in ("calm", "wild")]
     assert sha256[0] == sha256[1]
     again = crew.alone(flags("other", workload=workload, checkpoints="wild/checkpoints"))  # from the object store
-    assert again.code() == 0 and "going on from step" in again.said(), again.said()
+    assert again.code() == 0 and "resuming from step" in again.said(), again.said()
     assert json.loads(s3.get("other/model/model.json"))["sha256"] == sha256[0]

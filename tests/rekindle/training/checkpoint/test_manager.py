@@ -24,7 +24,7 @@ def test_a_snapshot_in_shared_memory_outlives_its_process(open_: Open, events: E
         first.keep((0, 1), durable=False)
     first.close(remove=False)
     second = open_(node="n", data=Stream())
-    assert 1 <= second.state.step <= 8 and second.cursor.data.place == sum(range(second.state.step + 1))
+    assert 1 <= second.state.step <= 8 and second.loader.data.place == sum(range(second.state.step + 1))
     update(first, second.state.step)
     assert same(first, second)
     begin(second)
@@ -55,7 +55,7 @@ def test_a_damaged_snapshot_is_named_and_the_checkpoint_used(
     first = open_(node="n")
     train(first, 3)
     first.close(remove=False)
-    path = snapshot_file.path(snapshot_file.run_name(US, first.durable.prefix), snapshot_file.node_name())
+    path = snapshot_file.path(snapshot_file.run_name(US, first.remote.prefix), snapshot_file.node_name())
     data = bytearray(path.read_bytes())
     data[snapshot_file.PAGE + 100] ^= 1
     path.write_bytes(data)

@@ -27,10 +27,10 @@ from tests.rekindle.training.saving import (
 def test_a_new_process_goes_on_from_exactly_what_was_saved(open_: Open, events: Events) -> None:
     first, second = open_(data=Stream()), open_(data=Stream())
     assert begin(first) == 0
-    first.cursor.data.place = 42
+    first.loader.data.place = 42
     train(first, 5)
     assert begin(second) == 5 and same(first, second)
-    assert second.cursor.data.place == 42
+    assert second.loader.data.place == 42
     assert [(name, fields.get("tier"), fields["step"]) for name, fields in events] == [
         ("restored", "none", 0),
         ("checkpoint", None, 5),
@@ -58,10 +58,10 @@ def test_any_damage_is_found_and_named_and_the_checkpoint_before_is_used(
     first = open_()
     begin(first)
     train(first, first.state.step + 1)
-    older, whole, store = first.state.step, first.state.memory.clone(), first.durable.store
+    older, whole, store = first.state.step, first.state.memory.clone(), first.remote.store
     before = set(keys(first))
     train(first, older + 1)
-    new = sorted({*(key for key in keys(first) if key not in before), f"{first.durable.prefix}/latest"})
+    new = sorted({*(key for key in keys(first) if key not in before), f"{first.remote.prefix}/latest"})
     key = new[int(place * len(new))]
     data = bytearray(store.get(key))
     if damage == "remove":
@@ -94,7 +94,7 @@ def test_a_damaged_checkpoint_that_another_process_found_is_not_relied_on(open_:
     before = set(keys(first, "chunks/"))
     train(first, 6)
     key = next(key for key in keys(first, "chunks/") if key not in before)
-    first.durable.store.put(key, b"damaged")
+    first.remote.store.put(key, b"damaged")
     finder, heir = open_(), open_()
     assert begin(finder) == 5
     train(heir, 6)  # it has got the state from the finder, which is killed now
@@ -147,14 +147,14 @@ def test_the_next_rank_0_completes_what_the_former_one_did_not(open_: Open) -> N
 def test_another_runs_checkpoints_are_refused_and_untouched(open_: Open, capsys: pytest.CaptureFixture[str]) -> None:
     first = open_()
     train(first, 3)
-    before = {entry.key: entry.etag for entry in first.durable.store.list(first.durable.prefix)}
+    before = {entry.key: entry.etag for entry in first.remote.store.list(first.remote.prefix)}
     for other in (open_(identity="cd" * 32), open_(width=41)):
         with pytest.raises(ConfigError, match="belongs to another run"):
             begin(other)
         update(other, 9)  # a process that lost its way cannot either
         assert not other.flush((0, 1), soon)
         assert "belongs to another run" in capsys.readouterr().err
-    assert before == {entry.key: entry.etag for entry in first.durable.store.list(first.durable.prefix)}
+    assert before == {entry.key: entry.etag for entry in first.remote.store.list(first.remote.prefix)}
 
 
 def test_a_process_of_the_past_does_not_move_latest_back(open_: Open) -> None:
@@ -188,7 +188,7 @@ def test_a_follower_is_not_delayed_by_its_own_slow_upload(open_: Open, s3: Store
     for step in (1, 2, 3):
         update(member, step)
         member.keep((1, 2), durable=True)
-    assert member._busy and member._draft and member._draft.step == 1
+    assert member._busy and member._upload and member._upload.step == 1
 
 
 def test_workers_wait_for_a_store_that_is_away_when_they_begin(

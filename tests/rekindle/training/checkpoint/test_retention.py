@@ -14,7 +14,7 @@ def test_old_checkpoints_go_and_the_kept_ones_stay_whole(open_: Open) -> None:
     first = open_(keep_checkpoints=2)
     for step in range(1, 6):
         train(first, step)
-    store, manifests = first.durable.store, keys(first, "manifests/")
+    store, manifests = first.remote.store, keys(first, "manifests/")
     assert [json.loads(store.get(key))["step"] for key in manifests] == [4, 5]
     needed = {chunk for key in manifests for chunk in json.loads(store.get(key))["chunks"]}
     assert {key.rsplit("/", 1)[1] for key in keys(first, "chunks/")} == needed
@@ -22,7 +22,7 @@ def test_old_checkpoints_go_and_the_kept_ones_stay_whole(open_: Open) -> None:
 
 def test_nothing_is_deleted_while_somebody_reads(open_: Open, s3: Store) -> None:
     first = open_(keep_checkpoints=2)
-    lease = f"{first.durable.prefix}/readers/somebody"
+    lease = f"{first.remote.prefix}/readers/somebody"
     s3.put(lease, b"")
     for step in range(1, 5):
         train(first, step)

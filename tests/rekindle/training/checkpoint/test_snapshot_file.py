@@ -23,7 +23,7 @@ WRITER = """
 import sys, time
 from pathlib import Path
 from rekindle.training.checkpoint import snapshot_file as hot
-file = hot.Hot(Path(sys.argv[1]), *[sys.argv[2]] * 3, int(sys.argv[3]))
+file = hot.SnapshotFile(Path(sys.argv[1]), *[sys.argv[2]] * 3, int(sys.argv[3]))
 step = max((found.step for found, _ in file.read()), default=0)
 file.reserve()
 print("ready", file.ours, flush=True)
@@ -46,11 +46,11 @@ def content(step: int) -> bytes:
     return bytes((step * 7 + place) % 256 for place in range(SIZE))
 
 
-def opened(path: Path, layout: str = OURS) -> snapshot_file.Hot:
-    return snapshot_file.Hot(path, OURS, layout, OURS, SIZE)
+def opened(path: Path, layout: str = OURS) -> snapshot_file.SnapshotFile:
+    return snapshot_file.SnapshotFile(path, OURS, layout, OURS, SIZE)
 
 
-def write(file: snapshot_file.Hot, *steps: int) -> None:
+def write(file: snapshot_file.SnapshotFile, *steps: int) -> None:
     for step in steps:
         slot = step % snapshot_file.SLOTS
         file.begin(slot)
@@ -131,7 +131,7 @@ def test_a_worker_killed_at_any_moment_leaves_a_whole_snapshot(shared: Path) -> 
         said = process.stdout.read().split("\n")[:-1]
         process.communicate()
         newest = max([newest, *map(int, said)])
-        file, target = snapshot_file.Hot(path, OURS, OURS, OURS, size), bytearray(size)
+        file, target = snapshot_file.SnapshotFile(path, OURS, OURS, OURS, size), bytearray(size)
         found = next(file.read(), None)
         assert not file.damage
         if found:
@@ -151,13 +151,13 @@ def test_a_frozen_worker_and_its_successor_do_not_write_into_each_others_memory(
     frozen = writer(path)
     assert frozen.stdout and frozen.stdout.readline() and frozen.stdout.readline() == "1\n"
     frozen.send_signal(signal.SIGSTOP)
-    successor = snapshot_file.Hot(path, OURS, OURS, OURS, SIZE)
+    successor = snapshot_file.SnapshotFile(path, OURS, OURS, OURS, SIZE)
     assert not successor.ours and next(successor.read())[0].step >= 1
     successor.close(remove=True)
     assert path.exists()
     frozen.kill()
     frozen.communicate()
-    after = snapshot_file.Hot(path, OURS, OURS, OURS, SIZE)
+    after = snapshot_file.SnapshotFile(path, OURS, OURS, OURS, SIZE)
     assert after.ours
     after.close()
 

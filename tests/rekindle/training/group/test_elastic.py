@@ -14,10 +14,10 @@ import pytest
 from rekindle.errors import ConfigError, GivenUp, RekindleError
 from rekindle.ledger.events import read
 from rekindle.storage import Store
-from rekindle.training.group import elastic
+from rekindle.training.group import elastic, sockets
 from rekindle.training.membership import client
-from rekindle.training.membership.lease import Claim
-from rekindle.training.membership.machine import PROTOCOL
+from rekindle.training.membership.lease import Lease
+from rekindle.training.membership.protocol import PROTOCOL
 from rekindle.training.spec import TrainingSpec as Inputs
 from tests.rekindle.training.crew import Crew, Member, flags
 
@@ -67,13 +67,13 @@ def test_a_verdict_reaches_those_who_train_and_is_not_forgotten(monkeypatch: pyt
 
     monkeypatch.setattr(client, "AWAY", 0.05)
     with socket.create_server(("127.0.0.1", 0)) as server:
-        worker = elastic.Elastic(INPUTS, server.getsockname(), {}, torch.device("cpu"))
-        worker.client.over = lambda: False
+        worker = elastic.ElasticGroup(INPUTS, server.getsockname(), {}, torch.device("cpu"))
+        worker.client.run_complete = lambda: False
         threading.Thread(target=_publish_and_give_up, args=(server, worker), daemon=True).start()
         leaving = threading.Event()
-        assert worker.form(-1, leaving) == elastic.Formation(0, 1)
+        assert worker.form(-1, leaving) == elastic.GroupView(0, 1)
         deadline = time.monotonic() + 30
-        while not worker.dead():
+        while not worker.aborted():
             assert time.monotonic() < deadline
             time.sleep(0.01)
     time.sleep(0.5)  # the coordinator is gone, and the run not complete
@@ -82,7 +82,7 @@ def test_a_verdict_reaches_those_who_train_and_is_not_forgotten(monkeypatch: pyt
     assert caught.value.exit_code == 65
 
 
-def _publish_and_give_up(server: socket.socket, worker: elastic.Elastic) -> None:
+def _publish_and_give_up(server: socket.socket, worker: elastic.ElasticGroup) -> None:
     connection, _ = server.accept()
     members = [[worker.client.id, "127.0.0.1:1"]]
     for message in ({"open": 1, "hard": False}, {"members": members, "generation": 1}):
@@ -99,15 +99,15 @@ def _publish_and_give_up(server: socket.socket, worker: elastic.Elastic) -> None
 def test_only_an_error_that_another_group_may_cure_is_answered_by_one(capsys: pytest.CaptureFixture[str]) -> None:
     import torch
 
-    worker = elastic.Elastic(INPUTS, ("127.0.0.1", 1), {}, torch.device("cpu"))
-    worker.fault(RuntimeError("Connection closed by peer"))
+    worker = elastic.ElasticGroup(INPUTS, ("127.0.0.1", 1), {}, torch.device("cpu"))
+    worker.report_failure(RuntimeError("Connection closed by peer"))
     assert capsys.readouterr().err == "generation 0 broke: Connection closed by peer\n"
     with pytest.raises(torch.OutOfMemoryError):
-        worker.fault(torch.OutOfMemoryError("CUDA out of memory"))
+        worker.report_failure(torch.OutOfMemoryError("CUDA out of memory"))
 
 
 def test_the_end_of_a_group_leaves_the_processs_other_connections_alone() -> None:
-    before = elastic.sockets().items()
+    before = sockets.open_sockets().items()
     with ExitStack() as stack:
         hosts = {"us": "127.0.0.2", "them": "127.0.0.3", "store": "127.0.0.4", "coordinator": "127.0.0.3"}
         servers = {name: stack.enter_context(socket.create_server((host, 0))) for name, host in hosts.items()}
@@ -116,8 +116,8 @@ def test_the_end_of_a_group_leaves_the_processs_other_connections_alone() -> Non
             for name, server in servers.items()
         }
         accepted = stack.enter_context(servers["us"].accept()[0])
-        new = dict(elastic.sockets().items() - before)
-        found = elastic.between({"127.0.0.2", "127.0.0.3"}, new, servers["coordinator"].getsockname()[1])
+        new = dict(sockets.open_sockets().items() - before)
+        found = sockets.peer_sockets({"127.0.0.2", "127.0.0.3"}, new, servers["coordinator"].getsockname()[1])
         assert set(found) == {accepted.fileno(), ends["us"].fileno(), ends["them"].fileno()}
 
 
@@ -152,17 +152,17 @@ def _listens(crew: Crew) -> bool:
 
 def test_the_older_of_two_coordinators_ends_and_a_foreign_run_is_left_alone(s3: Store) -> None:
     inputs = Inputs.model_validate({"dataset": "d", "digest": "x", "out": "o", "checkpoints": "claims"})
-    older, newer = (Claim(lambda: s3, inputs, name) for name in ("older", "newer"))
-    older.hold()
-    older.hold()
-    newer.hold()
+    older, newer = (Lease(lambda: s3, inputs, name) for name in ("older", "newer"))
+    older.renew()
+    older.renew()
+    newer.renew()
     with pytest.raises(RekindleError, match=r"another coordinator \(newer on .*has taken this run over"):
-        older.hold()
-    newer.hold()
-    other = Claim(lambda: s3, inputs.model_copy(update={"seed": 1}), "other")
+        older.renew()
+    newer.renew()
+    other = Lease(lambda: s3, inputs.model_copy(update={"seed": 1}), "other")
     with pytest.raises(ConfigError, match="belongs to another run"):
-        other.hold()
-    newer.hold()
+        other.renew()
+    newer.renew()
 
 
 def _send(port: int) -> None:
@@ -176,23 +176,23 @@ def _send(port: int) -> None:
 def _pair(port: int, rank: int) -> Any:
     import torch
 
-    from rekindle.training.group.elastic import dist, process_group
+    from rekindle.training.group.process_group import create, dist
 
     store = dist.TCPStore("127.0.0.1", port, is_master=not rank, wait_for_workers=False)
-    return process_group(store, rank, 2, torch.device("cpu"), "127.0.0.1")
+    return create(store, rank, 2, torch.device("cpu"), "127.0.0.1")
 
 
 def test_a_sender_that_dies_in_the_middle_of_a_message_is_not_waited_for(crew: Crew) -> None:
     import torch
 
-    from rekindle.training.group.interruptible import Broken, Caller, bury
+    from rekindle.training.group.interruptible import GroupBroken, InterruptibleCaller, release_in_background
 
     port = int(crew.meeting["MASTER_PORT"])
     sender = crew.context.Process(target=_send, args=(port,))
     sender.start()
     target, over, began = torch.zeros(30_000_000), threading.Event(), time.monotonic()
     pg = _pair(port, 0)
-    work, caller = pg.broadcast(target, 1), Caller(over.is_set)
+    work, caller = pg.broadcast(target, 1), InterruptibleCaller(over.is_set)
 
     def kill() -> None:
         while not target[1_000_000]:
@@ -203,12 +203,12 @@ def test_a_sender_that_dies_in_the_middle_of_a_message_is_not_waited_for(crew: C
         caller.interrupt()  # as the coordinator's news does; gloo itself says nothing for ten minutes
 
     threading.Thread(target=kill, daemon=True).start()
-    with pytest.raises(Broken):
+    with pytest.raises(GroupBroken):
         caller.run(work.wait)
-    bury([pg])
+    release_in_background([pg])
     del pg, work
     assert time.monotonic() - began < 30
-    with pytest.raises(Broken):
+    with pytest.raises(GroupBroken):
         caller.run(lambda: None)
     over.clear()
     assert caller.run(lambda: 7) == 7

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from rekindle.training.group.group import Group
+from rekindle.training.group.training_group import TrainingGroup
 from rekindle.training.spec import TrainConfig
 from rekindle.training.state import State
 
@@ -29,7 +29,7 @@ def test_the_sum_is_bit_for_bit_the_trees_and_leaves_the_gradients_alone(leaves:
     torch.manual_seed(leaves)
     state = State(nn.Linear(37, 5), TrainConfig.model_validate({"virtual_workers": leaves, "workers": 1}), CPU)
     unused: Any = None  # nobody is met, nothing is saved or restored here
-    group = Group(unused, state, unused, threading.Event())
+    group = TrainingGroup(unused, state, unused, threading.Event())
     for _ in range(2):  # the second time in used buffers
         scales = torch.logspace(-6, 6, leaves)
         gradients = [[torch.randn_like(p) * scale for p in state.parameters] for scale in scales]

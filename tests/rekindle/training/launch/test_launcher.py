@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from rekindle.storage import Store
-from rekindle.training.launch.launcher import BUGS, Budget, Fate
+from rekindle.training.launch.launcher import BUGS, Budget, ExitKind
 from tests.rekindle.training.crew import Crew, Member, flags
 
 TROUBLE = "tests.rekindle.training.trouble"
@@ -85,7 +85,7 @@ def test_whatever_ends_a_worker_it_goes_on_where_it_was(crew: Crew, s3: Store, u
     launcher = alone(crew, "again", TROUBLE=troubles)
     assert launcher.code() == 0, launcher.said()
     said = launcher.said()
-    assert said.count("is started again") == len(troubles.split()), said
+    assert said.count("restarting it") == len(troubles.split()), said
     assert "toy trouble" in said and "Segmentation fault" in said and "ended with code 3" in said
     assert sha256(s3, "again") == undisturbed
     assert not shared(crew)
@@ -122,7 +122,7 @@ def test_a_sigterm_in_training_loses_no_step_although_it_comes_twice(crew: Crew,
     step = launcher.said().split("left after step ")[1].split(",")[0]
     assert not shared(crew)
     again = alone(crew, "launcher-term")
-    assert again.code() == 0 and f"going on from step {step} " in again.said(), again.said()
+    assert again.code() == 0 and f"resuming from step {step} " in again.said(), again.said()
     assert sha256(s3, "launcher-term") == undisturbed
 
 
@@ -184,7 +184,7 @@ def test_a_worker_without_memory_is_told_its_limit(crew: Crew) -> None:
         launcher = alone(crew, "hoard", TROUBLE="hoard hoard hoard", TROUBLE_AT="0")
         (ours / "cgroup.procs").write_text(str(os.getpid()))
         assert launcher.code() == 1, launcher.said()
-        assert "killed for want of memory, 3 times" in launcher.said() and "may use 0.781 GiB" in launcher.said()
+        assert "was OOM-killed, 3 times" in launcher.said() and "may use 0.781 GiB" in launcher.said()
     finally:
         group.rmdir()
 
@@ -198,8 +198,8 @@ def test_bad_settings_are_refused(crew: Crew) -> None:
 
 def test_only_deaths_without_progress_count_and_a_preemption_never_ends_a_run() -> None:
     budget = Budget()
-    assert [budget.pause(Fate.BUG, step) for step in range(20)] == 20 * [0.0]
-    pauses = [budget.pause(Fate.PREEMPTED, 19) for _ in range(40)]
+    assert [budget.pause(ExitKind.BUG, step) for step in range(20)] == 20 * [0.0]
+    pauses = [budget.pause(ExitKind.PREEMPTED, 19) for _ in range(40)]
     assert pauses[0] == 0.0 and None not in pauses and pauses[-1] == 30
-    assert None not in [budget.pause(Fate.AWAY, 19) for _ in range(40)]
-    assert [budget.pause(Fate.BUG, 19) for _ in range(BUGS - 1)][-1] is None  # the one at step 19 counts, too
+    assert None not in [budget.pause(ExitKind.AWAY, 19) for _ in range(40)]
+    assert [budget.pause(ExitKind.BUG, 19) for _ in range(BUGS - 1)][-1] is None  # the one at step 19 counts, too

@@ -18,16 +18,16 @@ from tests.rekindle.training.crew import ROOT
 SCRIPT = """
 import os, sys, time
 from rekindle.training.launch import signals
-leaving = signals.heed_sigterm()
+leaving = signals.on_sigterm()
 from torch.utils.data import DataLoader
 batches = iter(DataLoader(range(10**6), num_workers=2))
 next(batches)
-assert signals.left() == float("inf")
+assert signals.seconds_left() == float("inf")
 print("ready", flush=True)
 leaving.wait()
 for _ in range(20):
     next(batches)
-print(f"left {signals.left():.1f}", flush=True)
+print(f"left {signals.seconds_left():.1f}", flush=True)
 sys.exit(143)
 """
 
@@ -80,7 +80,7 @@ def test_a_data_loader_dies_with_its_worker() -> None:
 
 def test_a_worker_that_cannot_leave_is_gone_before_it_is_killed() -> None:
     process = start(
-        "import time; from rekindle.training.launch.signals import heed_sigterm; heed_sigterm(); "
+        "import time; from rekindle.training.launch.signals import on_sigterm; on_sigterm(); "
         "print('ready', flush=True); time.sleep(60)",
         REKINDLE_GRACE="0.5",
     )

@@ -114,7 +114,7 @@ class Run(RuleBasedStateMachine):
     def fault(self, data: st.DataObject) -> None:
         worker = data.draw(st.sampled_from(sorted(self.training - self.frozen - self.strangers)))
         self.training.discard(worker)
-        self.membership.fault(self.now, worker, self.group[worker][0])
+        self.membership.report_failure(self.now, worker, self.group[worker][0])
         self.deliver()
 
     @precondition(lambda self: self.opened)
@@ -125,7 +125,7 @@ class Run(RuleBasedStateMachine):
             with pytest.raises(ValueError, match="was never opened"):
                 self.membership.ack(self.now, worker, self.membership.generation + 1, 1)
             with pytest.raises(ValueError, match="was never opened"):
-                self.membership.fault(self.now, worker, self.membership.generation + 1)
+                self.membership.report_failure(self.now, worker, self.membership.generation + 1)
 
     @rule(data=st.data())
     def coordinator_restarts(self, data: st.DataObject) -> None:
@@ -148,7 +148,7 @@ class Run(RuleBasedStateMachine):
         if len(groups) == 1 and set(next(iter(groups))[1]) == self.training and not self.training & self.frozen:
             self.step += 1
         for worker in set(self.opened) - self.frozen - self.strangers:
-            self.membership.beat(self.now, worker, self.step)
+            self.membership.heartbeat(self.now, worker, self.step)
         self.membership.tick(self.now)
         self.deliver()
         for worker in self.strangers - self.frozen:  # hung: its process ends
@@ -213,14 +213,14 @@ def test_a_lost_worker_stops_the_others_at_once_and_a_newcomer_after_the_step() 
 def test_a_group_that_breaks_while_a_newcomer_is_awaited_is_stopped_at_once() -> None:
     membership = started("a", "b", "c")
     membership.join(2, hello("d"))
-    membership.fault(2, "b", 1)
+    membership.report_failure(2, "b", 1)
     assert ("a", {"open": 2, "hard": True}) in membership.outbox
 
 
 def test_a_silent_worker_is_dropped_and_the_rest_goes_on() -> None:
     membership = started("a", "b", "c")
     for worker in "ab":
-        membership.beat(2.1, worker, -1)
+        membership.heartbeat(2.1, worker, -1)
     membership.tick(2.2)
     assert ("c", {"dropped": "silent"}) in membership.outbox
     assert {"event": "lost", "worker": "c", "name": "c", "why": "silent"} in membership.events
@@ -233,17 +233,17 @@ def test_a_step_proves_that_silent_members_live_but_not_that_others_do() -> None
     membership = started("a", "b", "c", "d")
     membership.join(PATIENCE, hello("e"))  # stands by
     for tenth in range(10, 60):
-        membership.beat(tenth / 10, "a", tenth)
+        membership.heartbeat(tenth / 10, "a", tenth)
         membership.tick(tenth / 10)
     assert membership.agreed and sorted(membership.alive) == ["a", "b", "c", "d"]
-    membership.beat(7, "a", 59)
+    membership.heartbeat(7, "a", 59)
     membership.tick(7)
     assert sorted(membership.alive) == ["a"]
 
 
 def test_nobody_is_blamed_for_what_a_coordinator_that_slept_did_not_hear() -> None:
     membership = started("a", "b", "c")
-    membership.slept(30)
+    membership.exclude_pause(30)
     membership.tick(PATIENCE + 30)
     assert membership.agreed and not membership.outbox
 
@@ -253,7 +253,7 @@ def test_who_neither_steps_nor_answers_is_dropped_and_told() -> None:
 
     def live(now: float, busy: bool = False) -> None:
         for worker in membership.alive:
-            membership.beat(now, worker, -1, busy)
+            membership.heartbeat(now, worker, -1, busy)
         membership.tick(now)
 
     live(20, busy=True)  # as the one that writes the model
@@ -277,11 +277,11 @@ def test_nobody_is_dropped_while_one_restores_a_large_state_and_the_others_wait_
     def live(since: int, until: int, busy: str = "") -> None:
         for now in range(since, until):
             for worker in membership.alive:
-                membership.beat(now, worker, -1, worker in busy)
+                membership.heartbeat(now, worker, -1, worker in busy)
             membership.tick(now)
 
     live(1, 100, busy="a")
-    assert set(membership.alive) == set("abcd") and not membership.hard
+    assert set(membership.alive) == set("abcd") and not membership.immediate
     live(100, 121)  # now it hangs, which the others do not
     assert ("b", {"open": 2, "hard": True}) in membership.outbox
     for worker in "bc":
@@ -301,9 +301,9 @@ def test_a_new_coordinator_takes_up_the_group_as_it_is() -> None:
     for worker in "ba":  # c died with the coordinator, and a step has shown that the others know
         membership.join(0, hello(worker, **about))
     for worker in "ba":
-        membership.fault(0.1, worker, 5)
+        membership.report_failure(0.1, worker, 5)
         membership.ack(0.1, worker, 6, 7)
-        membership.beat(1.2, worker, 7)
+        membership.heartbeat(1.2, worker, 7)
     membership.tick(1.2)
     assert membership.members == ["a", "b"] and membership.generation == 6
 
@@ -332,13 +332,13 @@ def test_a_broken_group_comes_back_to_a_new_coordinator_that_uses_its_number_alr
 def test_groups_that_break_again_and_again_are_slowed_down_and_it_is_said() -> None:
     membership = started("a", "b")
     for generation in range(1, FRUITLESS + 2):
-        membership.fault(2, "a", generation)
+        membership.report_failure(2, "a", generation)
         for worker in "ab":
             membership.ack(2, worker, generation + 1, -1)
     assert not membership.agreed
     assert "can the workers reach each other?" in membership.log[-1]
     for worker in "ab":
-        membership.beat(2.5, worker, -1)
+        membership.heartbeat(2.5, worker, -1)
     membership.tick(2.5)
     assert membership.agreed
 
@@ -348,7 +348,7 @@ def test_what_a_run_waits_for_is_said_now_and_then() -> None:
     membership.lost(2, "b")
     membership.ack(2, "a", 2, -1)
     for second in range(2, 3 + int(2 * REMIND)):
-        membership.beat(second, "a", -1)
+        membership.heartbeat(second, "a", -1)
         membership.tick(second)
     assert membership.log == ["training waits for workers: 1 of at least 2 are there"] * 2
 
@@ -362,7 +362,7 @@ def test_a_worker_of_another_version_is_refused_by_name() -> None:
 def test_a_service_that_is_away_is_no_crash() -> None:
     membership = started("a", "b")
     for _ in range(2 * CRASHES):
-        membership.failed("b", "s3://x: the object store cannot be used", 1, temporary=True)
+        membership.report_error("b", "s3://x: the object store cannot be used", 1, temporary=True)
     assert membership.verdict is None
 
 
@@ -391,14 +391,14 @@ def test_more_than_max_workers_stand_by_until_one_is_lost() -> None:
 def test_crashes_count_only_without_progress_and_a_wrong_config_at_once() -> None:
     membership = started("a", "b")
     for step in range(5):
-        membership.beat(2, "a", step)
-        membership.failed("b", "boom", 1)
+        membership.heartbeat(2, "a", step)
+        membership.report_error("b", "boom", 1)
     assert membership.verdict is None
-    membership.failed("b", "boom", 1)
-    membership.failed("b", "boom", 1)
+    membership.report_error("b", "boom", 1)
+    membership.report_error("b", "boom", 1)
     assert membership.verdict == (1, "b (3 times without a newer step): boom")
     membership = started("a", "b")
-    membership.failed("b", "no such column", 65)
+    membership.report_error("b", "no such column", 65)
     assert membership.verdict == (65, "b: no such column")
 
 
@@ -406,10 +406,10 @@ def test_one_fault_that_hits_all_workers_at_once_is_not_the_end_of_the_run() -> 
     membership = started("a", "b", "c")
     for round in (1, 2):
         for worker in "abc":
-            membership.failed(worker, "no space left on the shared disk", 1)
+            membership.report_error(worker, "no space left on the shared disk", 1)
             membership.lost(round, worker)
         assert membership.verdict is None
-    membership.failed("c", "no space left on the shared disk", 1)
+    membership.report_error("c", "no space left on the shared disk", 1)
     assert membership.verdict == (1, "c (3 times without a newer step): no space left on the shared disk")
 
 
@@ -417,7 +417,7 @@ def test_workers_whose_names_are_never_the_same_do_not_fail_for_ever() -> None:
     membership = Membership(config(workers=1, min_workers=1))
     for worker in "abc":
         assert membership.verdict is None
-        membership.failed(worker, "boom", 1)
+        membership.report_error(worker, "boom", 1)
         membership.step = 0  # the first has not come to say so
     assert membership.verdict
 
@@ -444,7 +444,7 @@ def test_another_build_of_torch_is_refused_by_name() -> None:
 
 
 def test_a_full_disk_below_the_log_costs_a_line_and_not_the_run() -> None:
-    program = "from rekindle.training.membership.server import note; note('x'); note('y'); print('goes on')"
+    program = "from rekindle.training.membership.server import log; log('x'); log('y'); print('goes on')"
     with open("/dev/full", "w") as full:
         done = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=full, text=True)
     assert done.stdout == "goes on\n"

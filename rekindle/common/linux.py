@@ -1,0 +1,25 @@
+"""Linux system calls and cgroup files that Python's standard library does not cover."""
+
+import ctypes
+import os
+import signal
+
+SET_PDEATHSIG, SET_CHILD_SUBREAPER = 1, 36  # of prctl(2)
+LIBC = ctypes.CDLL(None)
+
+# files of a memory cgroup, by version of the hierarchy
+CGROUP_EVENTS = {1: "memory.oom_control", 2: "memory.events"}
+CGROUP_LIMIT = {1: "memory.limit_in_bytes", 2: "memory.max"}
+
+
+def die_with_parent(parent: int) -> None:
+    """Be killed when our parent dies; exit at once if it is no longer `parent`."""
+    LIBC.prctl(SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def oom_kills(events: str) -> int:
+    """Processes that the kernel OOM-killed, from the text of a cgroup's events file; 0 if it does not say."""
+    counters = dict(line.split(maxsplit=1) for line in events.splitlines() if " " in line)
+    return int(counters.get("oom_kill", 0))

@@ -1,0 +1,100 @@
+"""A group whose members never change: one process, or the processes that torchrun started."""
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+
+from rekindle.ledger.events import Ledger
+from rekindle.training.group.process_group import TIMEOUT, GroupView, from_torchrun
+from rekindle.training.membership.completion import open_store
+from rekindle.training.spec import TrainingSpec
+
+T = TypeVar("T")
+
+
+class StaticGroup:
+    """Nobody joins or leaves; a broken group ends the process. ElasticGroup overrides what differs."""
+
+    elastic = False  # whether the others can continue without one of us
+    complete = False  # whether the run is known to be complete
+
+    def __init__(self, spec: TrainingSpec, device: torch.device) -> None:
+        self.device = device
+        self._step, self._step_noted = -1, 0.0
+        self._ledger = Ledger(open_store, spec.ledger) if int(os.environ.get("RANK", 0)) == 0 else None
+        self._early: list[dict[str, Any]] | None = []  # until we train, the prefix may turn out to be another run's
+
+    def form(self, step: int, leaving: threading.Event) -> GroupView | None:
+        """The next group; None if `leaving` was set while waiting, or the run is complete."""
+        view = GroupView(0, 1) if int(os.environ.get("WORLD_SIZE", 1)) == 1 else from_torchrun(self.device)
+        names = [f"rank{rank}" for rank in range(view.size)]
+        for name in names:
+            self.note("join", worker=name, name=name, step=step)
+        self.note("generation", generation=1, members=names, step=step)
+        return view
+
+    def progress(self, step: int) -> None:
+        """`step` updates are made."""
+        early, self._early = self._early, None
+        for fields in early or []:
+            self.note(**fields)
+        if step > self._step and time.monotonic() - self._step_noted >= 1:
+            self._step, self._step_noted = step, time.monotonic()
+            self.note("step", step=step)
+
+    def busy(self, busy: bool) -> None:
+        """Whether this process makes no steps for a while although it is healthy."""
+
+    def regroup_pending(self) -> bool:
+        """Whether all should stop after this step, because workers want to join or the run is complete."""
+        return False
+
+    def aborted(self) -> bool:
+        """Whether this group is known to be broken, or this process must exit with an error."""
+        return False
+
+    def run(self, call: Callable[[], T]) -> T:
+        """What `call` returns or raises; RuntimeError as soon as the group is known to be broken."""
+        return call()
+
+    def wait(self, *works: Any) -> None:
+        """Wait for collectives. Raises RuntimeError if one fails."""
+        for work in works:
+            work.wait(TIMEOUT)
+
+    def report_failure(self, error: Exception) -> None:
+        """A collective failed. Raises the error if another group would not help, or cannot be formed."""
+        raise error
+
+    def leave(self) -> None:
+        """This process leaves before the end. (torchrun learns it from the exit code.)"""
+        self.note("drain", worker="rank0", name="rank0")
+        self.close()
+
+    def report_error(self, message: str, code: int, *, temporary: bool = False) -> None:
+        """This process ends with an error; `temporary`: a service it needs is unavailable."""
+        self.note("failed", name="rank0", message=message, code=code)
+        self.close()
+
+    def note(self, event: str, **fields: Any) -> None:
+        """Record an event in the ledger. Returns at once."""
+        if self._early is not None:
+            self._early.append({"event": event, "t": time.time()} | fields)
+        elif self._ledger:
+            self._ledger.note(event, **fields)
+
+    def finish(self, sha256: str, step: int) -> bool:
+        """All steps are made (rank 0 passes the hash of the model it wrote). True once the run is complete; may block
+        for some seconds."""
+        self.note("complete", sha256=sha256, step=step)
+        self.close()
+        return True
+
+    def close(self) -> None:
+        """Flush the ledger; no event may follow."""
+        if self._ledger:
+            self._ledger.close()

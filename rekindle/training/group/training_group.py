@@ -1,0 +1,201 @@
+"""The group as the training loop sees it: steps to do, virtual workers that are ours, and one sum over all of them.
+
+    for step in group.steps(end):
+        for virtual_worker in group.virtual_workers():
+            group.add(virtual_worker, loss, gradients)
+        if (total := group.reduced()) is not None:   # None: a member was lost, the survivors repeat the step
+            ...
+
+Four numbers travel with every gradient: the loss, whether a worker wants to join, whether one must leave, and whether
+rank 0 wants a durable checkpoint of the state after this step.
+"""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+
+import torch
+from torch import Tensor
+
+from rekindle.errors import ConfigError
+from rekindle.training.checkpoint.manager import Checkpoints
+from rekindle.training.group.process_group import GroupView
+from rekindle.training.group.reduction import CONTROLS, Reduction
+from rekindle.training.group.static import StaticGroup
+from rekindle.training.group.tree import share
+from rekindle.training.state import State
+
+
+class TrainingGroup:
+    """The processes that train together now. `checkpoints` gives rank 0 its state when no member has any."""
+
+    def __init__(self, members: StaticGroup, state: State, checkpoints: Checkpoints, leaving: threading.Event) -> None:
+        self.members, self.state, self.checkpoints, self.leaving = members, state, checkpoints, leaving
+        self.total_virtual_workers = state.config.virtual_workers
+        self.rank = 0
+        self.stopped = False  # this process leaves before the last step
+        self.last_copy = False  # no surviving member may hold the state
+        self.unagreed = False  # the others do not know that we leave: they may be waiting for us
+        self.saving = False  # all make a durable checkpoint of the state after this step, each its share
+        self.rank_size = (0, 1)  # in the group that made the last step
+        self.loss = 0.0
+        self._wants_to_leave = False
+        self._has_group_state = False  # our state is that of a group, not what a former process left behind
+        self._loader_before = b""  # the data loader's state before this step
+        self._reset()
+
+    def steps(self, end: int) -> Iterator[int]:
+        """The step to do now, until `end` updates are made or we must leave."""
+        while not self.stopped:
+            if not self.size and not self._form():
+                self.abandon()
+            elif self.state.step >= end:
+                return
+            else:
+                self._loader_before = self.checkpoints.loader.dump()
+                yield self.state.step
+
+    def virtual_workers(self) -> Iterator[int]:
+        """The virtual workers that are ours in this step; ends early if the group turns out to be broken."""
+        self._wants_to_leave = self.leaving.is_set()
+        self.members.progress(self.state.step)
+        saving = self.rank == 0 and self.checkpoints.due()
+        self._reduction.set_flags((self.members.regroup_pending(), self._wants_to_leave, saving))
+        for virtual_worker in share(self.total_virtual_workers, self.size, self.rank):
+            if self.members.aborted():
+                self._broken = True
+                return
+            yield virtual_worker
+
+    def add(self, virtual_worker: int, loss: Tensor, gradients: list[Tensor]) -> None:
+        """Add one virtual worker's mean loss and gradients (one per parameter)."""
+        self._reduction.add(virtual_worker, loss, gradients)
+
+    def reduced(self) -> Tensor | None:
+        """The sum of all gradients, flat [state.size], valid until the next `add`; None if the group broke."""
+        problem = RuntimeError("the group is broken")
+        if not self._broken:
+            try:
+                total = self._reduction.total()
+            except torch.OutOfMemoryError:
+                raise  # no other group would cure it
+            except RuntimeError as error:
+                problem = error
+            else:
+                self._apply_flags(total[self.state.size : self.state.size + CONTROLS].tolist())
+                return total[: self.state.size]
+        self.members.report_failure(problem)
+        self._reset()
+        self.checkpoints.loader.load(self._loader_before)
+        self.checkpoints.interval.lost()
+        return None
+
+    def _apply_flags(self, control_flags: list[float]) -> None:
+        """Everybody sees the same sums, so all stop after the same step."""
+        loss, join, leave, save = control_flags
+        self.loss, self.saving = loss / self.total_virtual_workers, save > 0
+        if leave and not self.members.elastic:  # the others could not continue without the one that leaves
+            leave = self.total_virtual_workers
+        self.last_copy = leave == self.total_virtual_workers
+        self.stopped = self._wants_to_leave or self.last_copy
+        if join or leave:
+            self.size = 0
+
+    def abandon(self) -> None:
+        """Leave without the others' agreement: they may continue, or nobody does."""
+        self.stopped = self.last_copy = True
+        self.unagreed = self.rank_size[1] > 1 or not self._has_group_state
+        self.rank_size = (0, 1)
+
+    def finish(self, write: Callable[[], str]) -> bool:
+        """After the last step: rank 0 writes the result. True: the run is complete; False: form the next group."""
+        self.members.progress(self.state.step)
+        self.members.busy(True)
+        sha256 = write() if self.rank == 0 else ""
+        self.members.busy(False)
+        while not self.members.finish(sha256, self.state.step):
+            self.stopped = self.leaving.is_set()
+            if self.stopped or self.members.regroup_pending():
+                self.size = 0
+                return False
+        return True
+
+    def _form(self) -> bool:
+        """Join the next group and take the newest state of all its members; False: leave instead."""
+        while view := self.members.form(self.state.step, self.leaving):
+            if view.size > self.total_virtual_workers:
+                raise ConfigError(
+                    f"the group has {view.size} workers: it must have at most train.virtual_workers "
+                    f"({self.total_virtual_workers}). Start fewer, or raise train.virtual_workers (this changes the "
+                    "result)."
+                )
+            try:
+                self._agree(view)
+            except torch.OutOfMemoryError:
+                raise
+            except RuntimeError as error:
+                self.members.report_failure(error)
+                continue
+            self.rank, self.size = self.rank_size = view.rank, view.size
+            return True
+        return False
+
+    def _agree(self, view: GroupView) -> None:
+        """All take the newest state that any member has, from training or from a snapshot on its node (within one run
+        equal steps are equal bits); if nobody was training, rank 0 also looks into the object store."""
+        self._reduction.view, pg = view, view.pg
+        state, checkpoints = self.state, self.checkpoints
+        ours = torch.tensor([state.step, self._has_group_state, checkpoints.crc], device=state.device)
+        gathered = [ours.clone() for _ in range(view.size)]
+        if pg:
+            self.members.wait(pg.allgather([gathered], [ours]))
+        known = [tuple(values.tolist()) for values in gathered]
+        source = max(range(len(known)), key=lambda rank: (known[rank][:2], -rank))
+        step = known[source][0]
+        if not any(has_group_state for _, has_group_state, _ in known):
+            if view.rank == 0:
+                self.members.busy(True)  # the state may be large, or the object store unavailable
+                try:
+                    checkpoints.restore(step, self.members.run, self.members.regroup_pending)
+                finally:
+                    self.members.busy(False)
+            ours[0] = state.step
+            if pg:
+                self.members.wait(pg.broadcast(ours, 0))
+            if int(ours[0]) > step:
+                known[0], source = tuple(ours.tolist()), 0
+        if pg and any(values != known[source] for values in known):
+            self._broadcast_state(view, source)
+        self._has_group_state, checkpoints.crc = True, 0
+
+    def _broadcast_state(self, view: GroupView, source: int) -> None:
+        """The state of rank `source` to all."""
+        state, loader = self.state, self.checkpoints.loader
+        dumped = loader.dump() if view.rank == source else b""
+        header = torch.tensor([state.step, len(dumped)], device=state.device)
+        self.members.wait(view.pg.broadcast(header, source))
+        step, length = header.tolist()
+        memory = state.memory if view.rank == source else self._spare()
+        self.members.wait(view.pg.broadcast(memory, source))
+        if length:
+            data = torch.tensor(list(dumped) or [0] * length, dtype=torch.uint8, device=state.device)
+            self.members.wait(view.pg.broadcast(data, source))
+            loader.load(bytes(data.tolist()))
+        if memory is not state.memory:
+            state.memory.copy_(memory)
+        state.step = step
+
+    def _spare(self) -> Tensor:
+        """Where to receive a state. The source may die meanwhile: ours is kept until the other one has arrived whole,
+        and an abandoned broadcast may still write."""
+        state = self.state
+        with suppress(RuntimeError):  # out of memory, on the CPU or on CUDA
+            return torch.empty_like(state.memory)
+        state.step, self._has_group_state = -1, False  # half a state must not be given to anybody
+        return state.memory
+
+    def _reset(self) -> None:
+        """Be in no group, with fresh buffers: a broken one may still write into the old ones."""
+        self.size, self._broken = 0, False
+        # without the old one the process group is destroyed, which closes its connections and wakes our peers
+        self._reduction = Reduction(self.state, self.members)

@@ -1,0 +1,52 @@
+"""The messages between a run's coordinator and its workers: one JSON object a line, over TCP.
+
+Membership changes in numbered generations. The coordinator *opens* one when a worker joins, leaves or is lost; every
+worker stops at a step boundary (or at once, if the group is broken) and *acknowledges* it; when all have, the member
+list is *published* and training resumes.
+
+    worker → coordinator                                        when
+    {"join": {protocol, id, name, address, fingerprint, step,   first, and after a reconnect; generation: the newest
+              generation, group, peers}}                        it knows; group: the one it is in, with its members
+                                                                (0: it waits for one)
+    {"beat": step, "busy": bool}                                any time: heartbeat and progress; busy: no steps for
+                                                                a while
+    {"ack": generation, "step": step}                           after an "open" of that generation
+    {"fault": generation}                                       a collective of that generation failed
+    {"leave": reason}                                           last message: it exits on purpose
+    {"failed": message, "code": n, "name": x, "temporary": b}   on a connection of its own: why this worker ends
+    {"done": sha256}                                            the model is in the object store
+    {"event": what, "name": worker, ...}                        any time, also after leaving; for the ledger
+
+    coordinator → worker
+    {"refused": message}                                        this worker must not take part
+    {"open": generation, "hard": bool}                          stop after this step (hard: now), then ack
+    {"members": [[id, address], ...], "generation": n}          the group; rank = index in the list
+    {"dropped": "silent" or "hung"}                             last message: join again; hung: end this process
+    {"failed": message, "code": exit code}                      the run is given up
+    {"complete": true}                                          the run is complete, exit 0
+
+Any other message, an unknown generation, or a message of an unregistered worker ends the connection.
+"""
+
+import json
+import os
+from typing import Any
+
+PROTOCOL = 1  # version of the messages; workers and coordinator of a run must use the same
+PORT = 23456  # of the coordinator, unless MASTER_PORT says otherwise
+MAX_LINE = 1 << 20  # bytes of a message
+
+Message = dict[str, Any]
+Address = tuple[str, int]
+Members = list[tuple[str, str]]  # (id, address of its store) by rank
+
+
+def encode(message: Message) -> bytes:
+    """A message as a line."""
+    return json.dumps(message).encode() + b"\n"
+
+
+def coordinator_address() -> Address | None:
+    """Where the environment says that the coordinator is; None: there is none."""
+    host = os.environ.get("MASTER_ADDR")
+    return (host, int(os.environ.get("MASTER_PORT", PORT))) if host else None
