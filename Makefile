@@ -24,8 +24,9 @@ $(VENV)/.installed: pyproject.toml uv.lock
 run: install
 	@$(BIN)/rekindle run configs/demo.yaml
 
+# many tests wait more than they compute: four processes keep two cores busy
 test: install
-	@$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+	@$(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder
 
 test-cluster: install
 	@$(BIN)/python -m pytest -m cluster tests/cluster

@@ -1,4 +1,4 @@
-"""Runs the blocks of a document: its files are written, its commands are typed. For the tests of README and docs."""
+"""Runs the code blocks of a document: writes its files, runs its commands. For the tests of README and docs."""
 
 import os
 import re
@@ -33,20 +33,20 @@ def write_files(document: Path, folder: Path) -> None:
 
 @contextmanager
 def shell(folder: Path, **settings: str) -> Iterator["Shell"]:
-    """A shell in `folder` with the repository's commands; whatever it started is stopped at the end."""
+    """A shell in `folder` with the repository's commands; at the end, what it started is stopped."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = str(free.getsockname()[1])
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("S3_", "AWS_", "MLFLOW_", "REKINDLE_"))}
     path = f"{BIN}:{os.environ['PATH']}"
-    one = Shell(folder, {**kept, "PATH": path, "REKINDLE_SERVE__PORT": port, "NO_COLOR": "1", **settings})
+    opened = Shell(folder, {**kept, "PATH": path, "REKINDLE_SERVE__PORT": port, "NO_COLOR": "1", **settings})
     try:
-        yield one
+        yield opened
     finally:
-        one("rekindle down")
+        opened("rekindle down")
 
 
 class Shell:
-    """`shell(command)` → what it did."""
+    """`shell(command)` → its completed process."""
 
     def __init__(self, folder: Path, environ: Mapping[str, str]) -> None:
         self.folder, self.environ = folder, environ

@@ -17,37 +17,40 @@ if TYPE_CHECKING:
     from tests.rekindle.training.crew import Crew
 
 THREADS = {"OMP_NUM_THREADS": "1", "POLARS_MAX_THREADS": "1", "MKL_NUM_THREADS": "1"}
-os.environ.update(THREADS)  # two test processes share two cores
+os.environ.update(THREADS)  # the test processes share the cores
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # or each of their hundreds of processes compiles all our modules anew
 sys.dont_write_bytecode = False
 ALONE = "PYTEST_XDIST_WORKER" not in os.environ  # or the process that waits for the others
-# begun first, or one process works on them alone at the end
+# the longest files, in this order: started last, one of them would run alone at the end
 LONG = (
-    "test_readme.py",
-    "test_train.py",
-    "test_launchers.py",
-    "test_demo.py",
-    "test_launcher.py",
-    "test_workers.py",
-    "test_end_to_end.py",
-    "test_recorded.py",
-    "test_peers.py",
-    "test_watch.py",
+    "conformance/test_recorded.py",
+    "cli/test_readme.py",
+    "steps/test_train.py",
+    "tests/test_end_to_end.py",
+    "launch/test_launcher.py",
+    "chaos/test_launchers.py",
+    "chaos/test_workers.py",
+    "cluster/test_watch.py",
+    "local/test_run.py",
+    "view/test_foreground.py",
+    "demo/test_chaos.py",
+    "checkpoint/test_remote.py",
 )
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: LONG.index(item.path.name) if item.path.name in LONG else len(LONG))
+    order = {name: index for index, name in enumerate(LONG)}
+    items.sort(key=lambda item: order.get("/".join(item.path.parts[-2:]), len(LONG)))
 
 
 def pytest_collection_finish() -> None:
     gc.collect()
-    gc.freeze()  # or each fork, of thousands, is followed by the copy of all that the imported modules are
+    gc.freeze()  # or each of thousands of forks copies the pages of all imported modules
 
 
 @pytest.fixture(scope="session")
 def services(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Services]:
-    """The embedded services of this session; whichever process needs one first starts it."""
+    """The embedded services of this session; the first process that needs one starts it."""
     base = tmp_path_factory.getbasetemp()
     yield Services((base if ALONE else base.parent) / "home", {})
 
@@ -60,19 +63,19 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 @pytest.fixture(scope="session")
 def s3_environment(services: Services) -> dict[str, str]:
-    """The variables of a running endpoint, for the processes that a test starts: a bucket a test process."""
+    """The variables of a running endpoint, for processes that a test starts; each test process has its own bucket."""
     from rekindle.storage import Store
 
     keys, bucket = services.credentials(), os.environ.get("PYTEST_XDIST_WORKER", "alone")
-    found = keys | {"S3_ENDPOINT_URL": services.url("s3"), "S3_BUCKET": f"bucket-{bucket}"}
-    store = Store(found["S3_BUCKET"], found["S3_ENDPOINT_URL"], *keys.values())
+    variables = keys | {"S3_ENDPOINT_URL": services.url("s3"), "S3_BUCKET": f"bucket-{bucket}"}
+    store = Store(variables["S3_BUCKET"], variables["S3_ENDPOINT_URL"], *keys.values())
     store.client.create_bucket(Bucket=store.bucket)
-    return found
+    return variables
 
 
 @pytest.fixture
 def s3(s3_environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> "Store":
-    """The store of the endpoint; this process' environment points to it, too."""
+    """The store of the endpoint; the environment of this process points to it."""
     from rekindle.storage import Store
 
     for name, value in s3_environment.items():
@@ -82,7 +85,7 @@ def s3(s3_environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> "Stor
 
 @pytest.fixture
 def mlflow_server(services: Services, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The address of the MLflow server; this process' environment points to it, too."""
+    """The address of the MLflow server; the environment of this process points to it."""
     uri = services.url("mlflow")
     services.ready()
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
@@ -91,7 +94,7 @@ def mlflow_server(services: Services, monkeypatch: pytest.MonkeyPatch) -> str:
 
 @pytest.fixture(scope="session")
 def toy_dataset(s3_environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> None:
-    """It is in the object store."""
+    """Puts the toy dataset into the object store."""
     from tests.rekindle.training.crew import provide
 
     provide(s3_environment, tmp_path_factory.mktemp("toy"))

@@ -1,4 +1,4 @@
-"""Every command block of the README, typed as a reader types it, in a world that is small."""
+"""Every command block of the README, run as a reader would run it, in a small world."""
 
 import json
 import re
@@ -11,17 +11,17 @@ from tests.commands import ROOT, blocks, commands, shell, write_files
 
 README = ROOT / "README.md"
 WORLD = "simulate://7?cards=150&terminals=300&days=70"
-RECIPES = {  # what stands behind `make`; the tests cannot run themselves
+RECIPES = {  # what `make` runs; the tests cannot run themselves
     "make run": "rekindle run configs/demo.yaml",
-    "make test": "python -m pytest -n 2",
+    "make test": "python -m pytest -n 4",
 }
 
 
 def test_make_does_what_the_readme_says():
     makefile = (ROOT / "Makefile").read_text()
     for target, recipe in RECIPES.items():
-        (found,) = re.findall(rf"^{target.split()[1]}: install\n\t@(.*)$", makefile, re.MULTILINE)
-        assert recipe in found
+        (command,) = re.findall(rf"^{target.split()[1]}: install\n\t@(.*)$", makefile, re.MULTILINE)
+        assert recipe in command
         assert target in commands(README)
     assert "make test" in (ROOT / ".ci/run").read_text()
 
@@ -46,7 +46,7 @@ def test_every_command_of_the_readme_works(tmp_path: Path):
                 assert "same" in done.stdout
 
 
-@pytest.mark.parametrize("document", [README, *(ROOT / "docs").glob("*.md")], ids=lambda path: path.name)
+@pytest.mark.parametrize("document", [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")], ids=lambda path: path.name)
 def test_links_lead_somewhere(document: Path):
     for target in re.findall(r"\]\((?!http)([^)#]+)\)", document.read_text()):
         assert (document.parent / target).exists(), target
@@ -54,15 +54,15 @@ def test_links_lead_somewhere(document: Path):
 
 @pytest.mark.timeout(600)
 def test_every_command_of_the_cluster_document_is_one(tmp_path: Path):
-    """Those that need no cluster do their work; of the others, everything that they are given is known."""
+    """Commands that need no cluster are run; the others only have to accept their arguments."""
     shutil.copytree(ROOT / "configs", tmp_path / "configs")
     lines = "".join(blocks(ROOT / "docs/cluster.md", "sh")).replace("\\\n", "").splitlines()
-    found = [line.partition(" | ")[0] for line in lines if line.startswith("rekindle ")]
-    offline = [each for each in found if each.startswith(("rekindle platform render", "rekindle lint"))]
-    assert len(found) > 12 and len(offline) == 4
-    with shell(tmp_path) as typed:
-        for command in found:
-            done = typed(command if command in offline else f"{command} --help")
+    typed = [line.partition(" | ")[0] for line in lines if line.startswith("rekindle ")]
+    offline = [line for line in typed if line.startswith(("rekindle platform render", "rekindle lint"))]
+    assert len(typed) > 12 and len(offline) == 4
+    with shell(tmp_path) as run:
+        for command in typed:
+            done = run(command if command in offline else f"{command} --help")
             assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
 
 
@@ -78,8 +78,8 @@ def test_your_own_model_runs_as_the_document_says(tmp_path: Path, s3_environment
     lines = [f"{price:.2f},{days:.1f},{label}" for (price, days), label in zip(rows, late, strict=True)]
     (tmp_path / "orders.csv").write_text("\n".join(["price,days,returned", *lines]))
     with shell(tmp_path, **s3_environment, MLFLOW_TRACKING_URI=mlflow_server) as typed:
-        told = [typed(command) for command in commands(document)]
-        assert [each.returncode for each in told] == [0] * len(told), told
-        (trial,) = re.findall(r"^try it +(.*)$", told[-1].stdout, re.MULTILINE)
+        runs = [typed(command) for command in commands(document)]
+        assert [run.returncode for run in runs] == [0] * len(runs), runs
+        (trial,) = re.findall(r"^try it +(.*)$", runs[-1].stdout, re.MULTILINE)
         assert json.loads(typed(trial).stdout)["scores"][0]["transaction_id"] == 1
     assert blocks(document, "python")
