@@ -21,9 +21,12 @@ MODULES, FILE_LINES, FUNCTION_LINES = 14, 400, 60
 COMMON = "rekindle"  # the modules of its top folder, from errors to workload: every room but argo may import them
 ROOMS = {  # whose name is a prefix → the rooms that it may import, COMMON and itself apart
     "rekindle.cli": {"view", "demo", "cluster", "local", "argo", "render", "blocks", "training"},
-    "rekindle.demo": {"view", "local", "controllers", "services", "render", "training"},
+    "rekindle.demo": {"view", "local", "controllers", "services", "processes", "render", "training"},
     "rekindle.cluster": {"view", "argo", "render", "blocks", "training"},
-    "rekindle.view": {"local", "controllers", "pods", "engine", "services", "argo", "render", "ledger", "training"},
+    "rekindle.view": {
+        *("local", "controllers", "pods", "engine", "services", "processes"),
+        *("argo", "render", "ledger", "training"),
+    },
     "rekindle.local": {"controllers", "pods", "engine", "services", "processes", "argo"},
     "rekindle.local.controllers": {"pods", "engine", "processes", "argo"},
     "rekindle.local.pods": {"engine", "processes", "argo"},
@@ -44,8 +47,8 @@ MEMBERS = {  # modules that belong to another room than their folder
     "rekindle.config": "render",
     "rekindle.provenance": "render",
     "rekindle.__main__": "cli",
-    "rekindle.local.locks": "processes",
-    "rekindle.local.journal": "processes",
+    "rekindle.local.locks": "engine",
+    "rekindle.local.journal": "engine",
 }
 # hera renders, torch trains: whoever imports one of them at the top of a module makes every command wait for it
 TORCH = ("rekindle.training.", "steps.fraud.")
