@@ -51,14 +51,14 @@ class ScheduleConfig(Section):
     def _cron(cls, text: str) -> str:
         if text.startswith(("@", "TZ=", "CRON_TZ=")):
             raise ValueError("it must have five fields; the time zone is schedule.timezone")
-        if why := crontab.wrong(text):
+        if why := crontab.schedule_error(text):
             raise ValueError(why)
         return text
 
     @field_validator("timezone")
     @classmethod
     def _timezone(cls, name: str) -> str:
-        if why := crontab.wrong_zone(name):
+        if why := crontab.timezone_error(name):
             raise ValueError(why)
         return name
 

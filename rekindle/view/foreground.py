@@ -18,7 +18,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from rekindle.argo.manifest.scopes import misshapen
+from rekindle.argo.manifest.shape import shape_errors
 from rekindle.errors import ConfigError, RekindleError
 from rekindle.local.engine import suspend
 from rekindle.local.processes import on_ending
@@ -74,7 +74,7 @@ def _cluster(home: Path) -> Any:
 
 def _ports_are_free(manifest: Mapping[str, Any], cluster: Any) -> None:
     """Raises ConfigError for a Service whose port is taken: better now than after the training."""
-    if any(misshapen(manifest)):
+    if any(shape_errors(manifest)):
         return  # refused when it is read
     for template in (manifest.get("spec") or {}).get("templates") or []:
         text = str((template.get("resource") or {}).get("manifest"))

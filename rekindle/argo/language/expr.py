@@ -71,24 +71,24 @@ def _eval(node: Node, scope: Mapping[str, Any], at: tuple[Any, ...]) -> Any:
         function = scope.get(node[1]) if callable(scope.get(node[1])) else BUILTINS.get(node[1])
         if function is None:
             raise ExprError(f"unknown name {node[1]}")
-        return function(*(_eval(each, scope, at) for each in node[2]))
+        return function(*(_eval(operand, scope, at) for operand in node[2]))
     if kind == "method":
         function = _eval(node[1], scope, at)
         if not callable(function):
             raise ExprError("this value is no function")
         inner = {**scope, UNTYPED: True}
-        return function(*(_eval(each, inner, at) for each in node[2]))
+        return function(*(_eval(operand, inner, at) for operand in node[2]))
     if kind == "predicate":
         return _predicate(node, scope, at)
     if kind == "pointer":
         return at[{"": 0, "index": 1, "acc": 2}[node[1]]]
     if kind == "list":
-        return [_eval(each, scope, at) for each in node[1:]]
+        return [_eval(operand, scope, at) for operand in node[1:]]
     if kind == "map":
         return {str(_eval(key, scope, at)): _eval(value, scope, at) for key, value in node[1:]}
     if kind == "let":
         return _eval(node[3], {**scope, node[1]: _eval(node[2], scope, at)}, at)
-    start, end = (None if each is None else int(_eval(each, scope, at)) for each in node[2:4])
+    start, end = (None if operand is None else int(_eval(operand, scope, at)) for operand in node[2:4])
     value = _eval(node[1], scope, at)
     return cut(value, start, end) if isinstance(value, str) else value[start:end]
 
@@ -145,18 +145,18 @@ def _binary(node: Node, scope: Mapping[str, Any], at: tuple[Any, ...]) -> Any:
 
 def _predicate(node: Node, scope: Mapping[str, Any], at: tuple[Any, ...]) -> Any:
     name, arguments = node[1], node[2]
-    found = _eval(arguments[0], scope, at)
+    collection = _eval(arguments[0], scope, at)
     kind, named = arguments[0][:2]
-    if isinstance(found, str) and (kind in ("name", "member") or named in ("fromJSON", "fromJson")):
-        found = list(indexed(found))  # a text of which Argo learns too late that it is no list goes byte by byte
-    if not isinstance(found, list):
-        raise ExprError(f"{name} needs a list, not {found!r}")
-    accumulator = [_eval(each, scope, at) for each in arguments[2:3]]
+    if isinstance(collection, str) and (kind in ("name", "member") or named in ("fromJSON", "fromJson")):
+        collection = list(indexed(collection))  # Argo finds out too late that a text is no list: it iterates over bytes
+    if not isinstance(collection, list):
+        raise ExprError(f"{name} needs a list, not {collection!r}")
+    accumulator = [_eval(argument, scope, at) for argument in arguments[2:3]]
 
     def test(element: Any, index: int, acc: Any = None) -> Any:
         return _eval(arguments[1], scope, (element, index, acc)) if len(arguments) > 1 else element
 
-    result = PREDICATES[name](found, test, *accumulator)
+    result = PREDICATES[name](collection, test, *accumulator)
     grow(len(result) if name == "map" else 0)
     return result
 
@@ -188,7 +188,7 @@ def _in(left: Any, right: Any) -> bool:
     if isinstance(right, Mapping):
         return left in right
     if isinstance(right, list):
-        return any(equal(left, each) for each in right)
+        return any(equal(left, member) for member in right)
     raise ExprError(f"operator in is not defined on {right!r}")
 
 

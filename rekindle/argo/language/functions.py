@@ -51,12 +51,12 @@ def remainder(left: int, right: int) -> int:
 
 def upper(text: str) -> str:
     """Letter by letter, as in Go: ß stays."""
-    return "".join(new if len(new := each.upper()) == 1 else each for each in text)
+    return "".join(new if len(new := char.upper()) == 1 else char for char in text)
 
 
 def lower(text: str) -> str:
     """Letter by letter, as in Go: an İ is an i."""
-    return "".join(each.lower()[0] for each in text)
+    return "".join(char.lower()[0] for char in text)
 
 
 def nil(value: Any) -> bool:
@@ -147,16 +147,16 @@ def split(text: str, separator: str, most: int = -1) -> list[str]:
         return Nil()
     if separator:
         return text.split(separator, max(most - 1, -1))
-    return list(text) if most < 0 else [each for each in (*text[: most - 1], text[most - 1 :]) if each]
+    return list(text) if most < 0 else [part for part in (*text[: most - 1], text[most - 1 :]) if part]
 
 
 def _split_after(text: str, separator: str, most: int = -1) -> list[str]:
     parts = split(text, separator, most)
-    return [*(each + separator for each in parts[:-1]), parts[-1]] if parts else parts
+    return [*(part + separator for part in parts[:-1]), parts[-1]] if parts else parts
 
 
 def concat(*values: Any) -> list[Any]:
-    return [each for part in values for each in listed(part)] or Nil()
+    return [element for part in values for element in listed(part)] or Nil()
 
 
 def _get(values: Any, key: Any) -> Any:
@@ -189,8 +189,8 @@ def _unbase64(text: str) -> str:
     if good and good.end() == len(text) and "_" not in text:
         return base64.b64decode(text).decode(errors="replace")
     quantum = good.end() if good else 0
-    wrong = re.search(r"[^A-Za-z0-9+/=]", text[quantum:])
-    raise ExprError(f"illegal base64 data at input byte {quantum + (wrong.start() if wrong else 0)}")
+    illegal = re.search(r"[^A-Za-z0-9+/=]", text[quantum:])
+    raise ExprError(f"illegal base64 data at input byte {quantum + (illegal.start() if illegal else 0)}")
 
 
 def _sorted(values: list[Any], order: str = "asc") -> list[Any]:
@@ -204,11 +204,11 @@ def _descends(order: str) -> bool:
 
 
 def _flat(values: list[Any]) -> list[Any]:
-    return [inner for each in values for inner in (_flat(each) if isinstance(each, list) else [each])]
+    return [inner for value in values for inner in (_flat(value) if isinstance(value, list) else [value])]
 
 
 def _unique(values: list[Any]) -> list[Any]:
-    return [each for i, each in enumerate(values) if not any(equal(each, before) for before in values[:i])]
+    return [value for i, value in enumerate(values) if not any(equal(value, before) for before in values[:i])]
 
 
 def _numbers(*values: Any) -> list[Numeric]:
@@ -315,7 +315,7 @@ def _reduce(elements: list[Any], test: Callable[..., Any], *start: Any) -> Any:
 def _sort_by(elements: list[Any], test: Callable[[Any, int], Any], order: str = "asc") -> list[Any]:
     keyed = [(test(element, i), element) for i, element in enumerate(elements)]
     descends = _descends(order)
-    return [each for _, each in sorted(keyed, key=cmp_to_key(lambda a, b: compare(a[0], b[0])), reverse=descends)]
+    return [value for _, value in sorted(keyed, key=cmp_to_key(lambda a, b: compare(a[0], b[0])), reverse=descends)]
 
 
 PREDICATES: dict[str, Callable[..., Any]] = {

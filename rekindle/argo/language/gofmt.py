@@ -94,9 +94,9 @@ def date(layout: str, moment: datetime) -> str:
         "5": str(moment.second),
     }
 
-    def written(found: re.Match[str]) -> str:
+    def written(match: re.Match[str]) -> str:
         digits = f"{moment.microsecond:06}000"
-        return parts[found[0]] if found[0] in parts else found[0][0] + digits[: len(found[0]) - 1]
+        return parts[match[0]] if match[0] in parts else match[0][0] + digits[: len(match[0]) - 1]
 
     return re.sub("|".join([*map(re.escape, parts), r"(?<=05)[.,]0+"]), written, layout)
 
@@ -182,7 +182,7 @@ def dumps(value: Any, margin: str | None = None) -> str:
     if isinstance(value, Nil):
         return "null"
     if isinstance(value, (list, tuple)):
-        return _within("[]", [dumps(each, inner) for each in value], margin)
+        return _within("[]", [dumps(member, inner) for member in value], margin)
     if isinstance(value, float):
         if not math.isfinite(value):
             raise ValueError(f"json: unsupported value: {plain(value)}")
@@ -199,7 +199,7 @@ def _within(ends: str, rows: list[str], margin: str | None) -> str:
 
 def structs(values: Iterable[Mapping[str, Any]], fields: Iterable[str]) -> str:
     """JSON of Go structs: their fields in the order in which they are declared."""
-    rows = (",".join(f"{dumps(key)}:{dumps(each[key])}" for key in fields if key in each) for each in values)
+    rows = (",".join(f"{dumps(key)}:{dumps(value[key])}" for key in fields if key in value) for value in values)
     return "[" + ",".join(f"{{{row}}}" for row in rows) + "]"
 
 
@@ -234,13 +234,13 @@ def sprintf(form: str, number: int) -> str:
     """`fmt.Sprintf` of one whole number. Raises ValueError for a verb, flag or precision that nobody gives one."""
     used = 0
 
-    def written(found: re.Match[str]) -> str:
+    def written(match: re.Match[str]) -> str:
         nonlocal used
-        flags, width, letter = found.groups()
+        flags, width, letter = match.groups()
         if letter == "%":
             return "%"
         if letter not in VERBS:
-            raise ValueError(f'the format "{form}": {found[0]} is not known here; use one of %{" %".join(VERBS)}')
+            raise ValueError(f'the format "{form}": {match[0]} is not known here; use one of %{" %".join(VERBS)}')
         used += 1
         left = "-" in flags
         sign = "+" if "+" in flags else " " if " " in flags else ""
@@ -248,7 +248,7 @@ def sprintf(form: str, number: int) -> str:
         text = format(number, ("<" if left else "") + sign + zeros + width + VERBS[letter])
         return text if used == 1 else f"%!{letter}(MISSING)"
 
-    cut = next((found.start() for found in VERB.finditer(form) if int(found[2][:-1][:8] or 0) > WIDEST), None)
+    cut = next((match.start() for match in VERB.finditer(form) if int(match[2][:-1][:8] or 0) > WIDEST), None)
     text = VERB.sub(written, form[:cut]) + ("" if cut is None else "%!(NOVERB)")
     return text if used else f"{text}%!(EXTRA int={number})"
 
@@ -256,17 +256,17 @@ def sprintf(form: str, number: int) -> str:
 def compact(text: str) -> str:
     """JSON without its spaces, else as it is spelt: 1.50 stays so, and so does \\u00fc. Raises ValueError."""
     parsed(text)
-    return TOKENS.sub(lambda found: found[0].strip(), text).translate(ESCAPES)
+    return TOKENS.sub(lambda match: match[0].strip(), text).translate(ESCAPES)
 
 
 def parts(text: str) -> list[str]:
     """What a compact JSON list holds, as it is spelt; of an object its keys and values in turn; of null nothing."""
-    found, at = [], 1
+    members, at = [], 1
     while at < len(text) - 1 and text != "null":
         _, end = DECODER.raw_decode(text, at)
-        found.append(text[at:end])
+        members.append(text[at:end])
         at = end + 1
-    return found
+    return members
 
 
 def item(text: str) -> str:
@@ -282,8 +282,8 @@ def parsed(text: str, whole: Callable[[str], Any] = int) -> Any:
     except json.JSONDecodeError as error:
         at = error.pos
         word = next((word for word in ("null", "true", "false") if text[at : at + 1] == word[0]), "")
-        if wrong := next((i for i, c in enumerate(word) if text[at + i : at + i + 1] != c), 0):
-            at, where = at + wrong, f"in literal {word} (expecting '{word[wrong]}')"
+        if mismatch := next((i for i, c in enumerate(word) if text[at + i : at + i + 1] != c), 0):
+            at, where = at + mismatch, f"in literal {word} (expecting '{word[mismatch]}')"
         else:
             where = "after top-level value" if error.msg == "Extra data" else "looking for beginning of value"
         if at >= len(text):

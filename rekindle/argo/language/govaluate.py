@@ -94,8 +94,8 @@ def _tokens(text: str) -> list[Token]:
 def _read(text: str, at: int, state: str) -> tuple[Token, int]:
     char = text[at]
     if char.isdigit() or char == ".":
-        if found := re.compile(r"0x([0-9a-fA-F]+)").match(text, at):
-            return ("NUMERIC", float(int(found[1], 16))), found.end()
+        if match := re.compile(r"0x([0-9a-fA-F]+)").match(text, at):
+            return ("NUMERIC", float(int(match[1], 16))), match.end()
         digits, at = _span(text, at, lambda c: c.isdigit() or c == ".")
         try:
             return ("NUMERIC", float(digits)), at
@@ -254,7 +254,7 @@ def _apply(symbol: str, left: Any, right: Any, short: bool) -> Any:
     if symbol == "in":
         if not isinstance(right, list):
             raise WhenError(f"Value '{verb(right)}' cannot be used with the comparator 'in', it is not an array")
-        return any(type(left) is type(each) and left == each for each in right)
+        return any(type(left) is type(member) and left == member for member in right)
     if symbol in SYMBOLS["COMPARATOR"]:
         if not (type(left) is type(right) and isinstance(left, (float, str))):
             raise WhenError(f"Value '{verb(left)}' cannot be used with the comparator '{symbol}', it is not a number")

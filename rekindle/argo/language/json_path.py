@@ -70,18 +70,18 @@ def _applied(value: Any, parts: list[Token]) -> Any:
         elements = _slice(elements, text)
     elif kind == "filter":
         choices = _choices(text)
-        elements = [each for each in elements if _chosen(each, choices)]
+        elements = [element for element in elements if _chosen(element, choices)]
     if not rest:
         return elements
     if rest[0][0] == "index" and kind != "all":
         return _applied(elements, rest)
     results: list[Any] = []
-    for each in elements:
+    for element in elements:
         try:
-            results.append(_applied(each, rest))
+            results.append(_applied(element, rest))
         except PathError:
             continue
-    return [each for each in results if each is not None]
+    return [element for element in results if element is not None]
 
 
 def _named(value: Any, name: str) -> Any:
@@ -93,7 +93,7 @@ def _named(value: Any, name: str) -> Any:
 
 
 def _slice(elements: list[Any], text: str) -> list[Any]:
-    start, end, step = (int(each) if each else None for each in [*text.split(":"), ""][:3])
+    start, end, step = (int(bound) if bound else None for bound in [*text.split(":"), ""][:3])
     if step == 0:
         raise PathError("range: invalid token out of range")
     if step is None or step > 0:
@@ -106,7 +106,7 @@ def _choices(text: str) -> list[list[tuple[str, str, str]]]:
     outside = re.sub(TEXT, lambda text: "_" * len(text[0]), text)
     out: list[list[tuple[str, str, str]]] = [[]]
     at = 0
-    for end in [*(each.start() for each in re.finditer(r"&&|\|\|", outside)), len(text)]:
+    for end in [*(match.start() for match in re.finditer(r"&&|\|\|", outside)), len(text)]:
         atom = ATOM.fullmatch(text, at, end)
         if not atom or re.search(r"\.\w*in", re.sub(NAMED, "", atom[1])):  # its `in` would be taken for the operator
             raise ValueError(
@@ -129,15 +129,15 @@ def _chosen(element: Any, choices: list[list[tuple[str, str, str]]]) -> bool:
 
 
 def _holds(element: Any, left: str, compare: str, right: str, alone: bool) -> bool:
-    one = _operand(element, left)
+    first = _operand(element, left)
     if not compare:
-        return bool(one) if alone else _truth(one)
-    two = _operand(element, right)
-    if all(isinstance(each, (int, float)) and not isinstance(each, bool) for each in (one, two)):
-        return COMPARE[compare](one, two)
+        return bool(first) if alone else _truth(first)
+    second = _operand(element, right)
+    if all(isinstance(operand, (int, float)) and not isinstance(operand, bool) for operand in (first, second)):
+        return COMPARE[compare](first, second)
     if compare not in ("==", "!="):
         raise PathError("expected a number")
-    return COMPARE[compare](_text(one), _text(two))
+    return COMPARE[compare](_text(first), _text(second))
 
 
 def _truth(value: Any) -> bool:

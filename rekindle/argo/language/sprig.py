@@ -67,7 +67,7 @@ def _div(left: Any, right: Any) -> int:
 
 
 def _decimals(apply: Callable[[Decimal, Decimal], Decimal]) -> Callable[..., float]:
-    return lambda *v: float(round(reduce(apply, (Decimal(repr(_float(each))) for each in v)), 16)) + 0.0  # no -0
+    return lambda *v: float(round(reduce(apply, (Decimal(repr(_float(value))) for value in v)), 16)) + 0.0  # no -0
 
 
 def _rounded(value: Any, places: int) -> float:
@@ -82,16 +82,16 @@ def _dict(*pairs: Any) -> dict[str, Any]:
 
 def _dig(*path: Any) -> Any:
     """dig(key, ..., default, dict)"""
-    *keys, default, found = path
+    *keys, default, value = path
     if not keys:
         raise ExprError("dig needs at least three arguments")
     for key in keys:
-        if not isinstance(found, dict):
-            raise ExprError(f"expected a map but found {found!r}")
-        if key not in found:
+        if not isinstance(value, dict):
+            raise ExprError(f"expected a map but found {value!r}")
+        if key not in value:
             return default
-        found = found[key]
-    return found
+        value = value[key]
+    return value
 
 
 def _seq(*numbers: int) -> str:
@@ -99,8 +99,8 @@ def _seq(*numbers: int) -> str:
     if not 1 <= len(numbers) <= 3:
         return ""
     first, last = (numbers[0] if numbers[1:] else 1), numbers[-1]
-    one = 1 if first <= last else -1
-    return " ".join(map(str, series(first, last + one, numbers[1] if numbers[2:] else one)))
+    unit = 1 if first <= last else -1
+    return " ".join(map(str, series(first, last + unit, numbers[1] if numbers[2:] else unit)))
 
 
 def _same(left: Any, right: Any) -> bool:
@@ -115,11 +115,11 @@ def _same(left: Any, right: Any) -> bool:
 
 
 def _among(item: Any, values: Any) -> bool:
-    return any(_same(item, each) for each in values)
+    return any(_same(item, value) for value in values)
 
 
 def _uniq(values: list[Any]) -> list[Any]:
-    return [each for i, each in enumerate(values) if not _among(each, values[:i])]
+    return [value for i, value in enumerate(values) if not _among(value, values[:i])]
 
 
 def _slice(values: list[Any], first: Any = 0, last: Any = None, *_: Any) -> list[Any] | None:
@@ -156,7 +156,7 @@ def _clean(path: str) -> str:
 
 def _texts(value: Any) -> list[str]:
     values = value if isinstance(value, list) else [value]
-    return [verb(each) for each in values if each is not None]
+    return [verb(value) for value in values if value is not None]
 
 
 def _parts(parts: list[str]) -> dict[str, str]:
@@ -207,8 +207,8 @@ SPRIG: dict[str, Callable[..., Any]] = {
     "contains": lambda part, s: part in s,
     "hasPrefix": lambda part, s: s.startswith(part),
     "hasSuffix": lambda part, s: s.endswith(part),
-    "quote": lambda *v: " ".join(quoted(verb(each)) for each in v if each is not None),
-    "squote": lambda *v: " ".join(f"'{verb(each)}'" for each in v if each is not None),
+    "quote": lambda *v: " ".join(quoted(verb(value)) for value in v if value is not None),
+    "squote": lambda *v: " ".join(f"'{verb(value)}'" for value in v if value is not None),
     "indent": _indent,
     "splitList": lambda sep, s: split(s, sep),
     "join": lambda sep, v: sep.join(_texts(v)),
@@ -220,7 +220,7 @@ SPRIG: dict[str, Callable[..., Any]] = {
     "has": lambda item, v: v is not None and _among(item, listed(v)),
     "default": lambda other, *v: other if not v or _empty(v[0]) else v[0],
     "empty": _empty,
-    "coalesce": lambda *v: next((each for each in v if not _empty(each)), None),
+    "coalesce": lambda *v: next((value for value in v if not _empty(value)), None),
     "ternary": lambda yes, no, test: yes if test is not None and boolean(test) else no,
     "add": lambda *v: int64(sum(map(_cast, v))),
     "add1": lambda v: int64(_cast(v) + 1),
@@ -253,9 +253,9 @@ SPRIG: dict[str, Callable[..., Any]] = {
     "regexReplaceAllLiteral": lambda pattern, s, new: regexp.replace_all(pattern, s, new.replace("$", "$$")),
     "regexSplit": lambda pattern, s, n: regexp.split(pattern, s, n) if n else Nil(),
     "regexQuoteMeta": lambda s: re.sub(r"[\\.+*?()|\[\]{}^$]", r"\\\g<0>", s),
-    "cat": lambda *v: " ".join(verb(each) for each in v if each is not None),
+    "cat": lambda *v: " ".join(verb(value) for value in v if value is not None),
     "nindent": lambda n, s: "\n" + _indent(n, s),
-    "plural": lambda one, many, count: one if count == 1 else many,
+    "plural": lambda singular, many, count: singular if count == 1 else many,
     "split": lambda sep, s: _parts(split(s, sep)),
     "splitn": lambda sep, n, s: _parts(split(s, sep, n)),
     "toStrings": _texts,
@@ -274,23 +274,23 @@ SPRIG: dict[str, Callable[..., Any]] = {
     "maxf": lambda *v: max(map(_float, v)),
     "minf": lambda *v: min(map(_float, v)),
     "tuple": lambda *v: list(v),
-    "append": lambda v, each: [*listed(v), each],
-    "prepend": lambda v, each: [each, *listed(v)],
+    "append": lambda v, value: [*listed(v), value],
+    "prepend": lambda v, value: [value, *listed(v)],
     "concat": concat,
     "rest": lambda v: listed(v)[1:] if v != [] else Nil(),
     "initial": lambda v: listed(v)[:-1] if v != [] else Nil(),
     "slice": lambda v, *ends: _slice(listed(v), *ends),
-    "without": lambda v, *others: [each for each in listed(v) if not _among(each, others)],
-    "compact": lambda v: [each for each in listed(v) if not _empty(each)],
+    "without": lambda v, *others: [value for value in listed(v) if not _among(value, others)],
+    "compact": lambda v: [value for value in listed(v) if not _empty(value)],
     "chunk": lambda n, v: [v[i : i + n] for i in range(0, len(listed(v)), n)],
     "all": lambda *v: not any(map(_empty, v)),
     "any": lambda *v: not all(map(_empty, v)),
     "dict": _dict,
     "get": lambda d, key: d.get(key, ""),
     "hasKey": lambda d, key: key in d,
-    "keys": lambda *d: sorted(key for each in d for key in each),
+    "keys": lambda *d: sorted(key for mapping in d for key in mapping),
     "values": BUILTINS["values"],
-    "pluck": lambda key, *d: [each[key] for each in d if key in each],
+    "pluck": lambda key, *d: [mapping[key] for mapping in d if key in mapping],
     "pick": lambda d, *keys: {key: d[key] for key in keys if key in d},
     "omit": lambda d, *keys: {key: d[key] for key in d if key not in keys},
     "dig": _dig,

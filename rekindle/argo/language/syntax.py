@@ -39,11 +39,11 @@ def parse(source: str) -> Node:
     """The syntax tree. Raises ExprError."""
     tokens, at = [], 0
     while at < len(source):
-        found = TOKEN.match(source, at)
-        if not found:
+        match = TOKEN.match(source, at)
+        if not match:
             raise ExprError(f"unexpected character {source[at]!r} in {source!r}")
-        at, kind = found.end(), found.lastgroup
-        tokens += [(kind, found[kind])] if kind else []
+        at, kind = match.end(), match.lastgroup
+        tokens += [(kind, match[kind])] if kind else []
     parser = _Parser(tokens, source)
     tree = parser.expression(0)
     if parser.at < len(tokens):
@@ -111,11 +111,11 @@ class _Parser:
 
     def ordered(self, left: Node, operator: str, floor: int) -> Node:
         right = self.expression(floor)
-        found: Node = ("binary", operator, left, right)
+        node: Node = ("binary", operator, left, right)
         while following := self.accept(*ORDERED):
             left, right = right, self.expression(floor)
-            found = ("binary", "&&", found, ("binary", following, left, right))
-        return found
+            node = ("binary", "&&", node, ("binary", following, left, right))
+        return node
 
     def conditional(self, test: Node) -> Node:
         while self.accept("?"):
@@ -182,24 +182,24 @@ class _Parser:
         return "slice", node, start, end
 
     def items(self, end: str) -> list[Node]:
-        found: list[Node] = []
+        nodes: list[Node] = []
         while not self.accept(end):
-            if found:
+            if nodes:
                 self.expect(",")
                 if self.accept(end):
                     break
-            found.append(self.expression(0))
-        return found
+            nodes.append(self.expression(0))
+        return nodes
 
     def pairs(self) -> list[tuple[Node, Node]]:
-        found: list[tuple[Node, Node]] = []
+        entries: list[tuple[Node, Node]] = []
         while not self.accept("}"):
-            if found:
+            if entries:
                 self.expect(",")
             key = ("const", self.name()) if self.kind == "name" else self.primary()
             self.expect(":")
-            found.append((key, self.expression(0)))
-        return found
+            entries.append((key, self.expression(0)))
+        return entries
 
     def call(self, name: str, first: list[Node]) -> Node:
         if self.kind == "symbol":
@@ -233,8 +233,8 @@ def _unquoted(text: str) -> str:
     if text[0] == "`":
         return text[1:-1]
 
-    def escape(found: re.Match[str]) -> str:
-        code = found[1]
+    def escape(match: re.Match[str]) -> str:
+        code = match[1]
         if len(code) > 1:
             return chr(int(code, 8) if code.isdecimal() else int(code[1:], 16))
         if code not in ESCAPES:
@@ -256,19 +256,19 @@ def identifiers(source: str) -> tuple[str, ...]:
 def calls(source: str) -> list[tuple[str, list[Any]]]:
     """The functions that `source` calls, as written (`len`, `sprig.upper`), and their arguments: None for what is no
     constant."""
-    found: list[tuple[str, list[Any]]] = []
+    results: list[tuple[str, list[Any]]] = []
 
     def visit(node: Any) -> None:
         if isinstance(node, tuple) and node and node[0] in ("call", "predicate"):
-            found.append((node[1], [_constant(each) for each in node[2]]))
+            results.append((node[1], [_constant(child) for child in node[2]]))
         elif isinstance(node, tuple) and node and node[0] == "method":
-            found.append((_path(node[1]) or "", []))
+            results.append((_path(node[1]) or "", []))
         if isinstance(node, (tuple, list)):
-            for each in node:
-                visit(each)
+            for child in node:
+                visit(child)
 
     visit(parse(source))
-    return found
+    return results
 
 
 def _constant(node: Any) -> Any:
@@ -294,7 +294,7 @@ def _collect(node: Any, names: dict[str, None], guarded: bool) -> None:
         _collect(node[2], names, guarded or node[1] == "??")
         _collect(node[3], names, guarded)
         return
-    for each in node:  # what is within comes first, as of it Argo says that it is missing
-        _collect(each, names, guarded or (kind == "member" and node[3]))
+    for child in node:  # what is within comes first, as of it Argo says that it is missing
+        _collect(child, names, guarded or (kind == "member" and node[3]))
     if isinstance(node, tuple) and (kind == "name" or (kind == "member" and not guarded and _path(node))):
         names[_path(node) or ""] = None

@@ -20,11 +20,11 @@ DESCRIPTORS = ("@yearly", "@annually", "@monthly", "@weekly", "@daily", "@midnig
 NUMBER = re.compile(r"\+?[0-9]{1,9}")
 
 
-def wrong(schedule: str) -> str:
+def schedule_error(schedule: str) -> str:
     """Why Argo refuses a schedule, with the rule; "" if it does not."""
     zone, _, rest = schedule.partition(" ")
     if zone.startswith(("TZ=", "CRON_TZ=")):
-        if why := wrong_zone(zone.partition("=")[2]):
+        if why := timezone_error(zone.partition("=")[2]):
             return f'the time zone "{zone.partition("=")[2]}": {why}'
         schedule = rest.strip()
     if schedule.startswith("@every "):
@@ -42,7 +42,7 @@ def wrong(schedule: str) -> str:
     return ""
 
 
-def wrong_zone(name: str) -> str:
+def timezone_error(name: str) -> str:
     """Why there is no such time zone; "" also where a machine without a database cannot tell."""
     try:
         ZoneInfo(name or "UTC")

@@ -54,14 +54,14 @@ claim is a directory below `.rekindle/claims`.
 
 def described() -> dict[str, dict[str, set[type[BaseModel]]]]:
     """For each table all fields that Argo has there, and the models that have them."""
-    found: dict[str, dict[str, set[type[BaseModel]]]] = {}
+    tables: dict[str, dict[str, set[type[BaseModel]]]] = {}
     waiting: list[tuple[str, type[BaseModel]]] = [
         ("CronSpec", models.CronWorkflowSpec),
         ("Spec", models.WorkflowSpec),
     ]
     seen = set(waiting)
     for table, model in waiting:
-        fields = found.setdefault(table, {})
+        fields = tables.setdefault(table, {})
         for name, field in model.model_fields.items():
             alias = field.alias or name
             fields.setdefault(alias, set()).add(model)
@@ -70,15 +70,15 @@ def described() -> dict[str, dict[str, set[type[BaseModel]]]]:
                 if below in TABLES and (below, inner) not in seen:
                     seen.add((below, inner))
                     waiting.append((below, inner))
-    return found
+    return tables
 
 
 def _models(annotation: Any) -> Iterator[type[BaseModel]]:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         root = annotation.model_fields.get("__root__") or annotation.model_fields.get("root")
         yield from _models(root.annotation) if root else iter([annotation])
-    for each in get_args(annotation):
-        yield from _models(each)
+    for argument in get_args(annotation):
+        yield from _models(argument)
 
 
 def page() -> str:
@@ -88,7 +88,7 @@ def page() -> str:
         if not fields:
             continue
         rules = {name: TABLES[table].get(name, "!") for name in sorted(fields)}
-        names = ", ".join(sorted({model.__name__ for each in fields.values() for model in each}))
+        names = ", ".join(sorted({model.__name__ for owners in fields.values() for model in owners}))
         done = [
             f"`{name}`" + (f" ({ONLY[table, name]})" if (table, name) in ONLY else "")
             for name, rule in rules.items()
@@ -100,7 +100,9 @@ def page() -> str:
         ]
         lines = [("Supported", done), ("Ignored", ignored), ("Refused", refused)]
         title = names + (f" of {PARTS[table]}" if table in PARTS else "")
-        parts.append(f"## {title}\n\n" + "\n".join(f"- {what}: {', '.join(each)}" for what, each in lines if each))
+        parts.append(
+            f"## {title}\n\n" + "\n".join(f"- {what}: {', '.join(fields)}" for what, fields in lines if fields)
+        )
     return "\n\n".join(part.strip() for part in parts) + "\n"
 
 

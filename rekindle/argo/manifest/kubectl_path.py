@@ -60,7 +60,7 @@ def parse(template: str) -> list[Node]:
     while len(open_ranges) > 1:  # without {end}: the rest is printed of each, and once more
         rest = open_ranges.pop()
         open_ranges[-1] += rest
-    for kind, nodes in (each for level in _levels(open_ranges[0]) for each in level):
+    for kind, nodes in (part for level in _levels(open_ranges[0]) for part in level):
         for inner, word in nodes if kind == "action" else nodes[0] if kind == "range" else ():
             if inner == "word":
                 raise KubectlPathError(f"unrecognized identifier {word}")
@@ -118,8 +118,8 @@ def _word(text: str) -> list[Node]:
 def _text(text: str) -> list[Node]:
     escapes = gofmt.UNQUOTED | {text[0]: text[0]}
 
-    def char(found: re.Match[str]) -> str:
-        return chr(int(found[1][1:], 16)) if found[1][1:] else escapes[found[1]]
+    def char(match: re.Match[str]) -> str:
+        return chr(int(match[1][1:], 16)) if match[1][1:] else escapes[match[1]]
 
     try:
         return [("quoted", ESCAPED.sub(char, text[1:-1]))]
@@ -128,12 +128,12 @@ def _text(text: str) -> list[Node]:
 
 
 def _filter(text: str) -> list[Node]:
-    found = COMPARISON.fullmatch(text)
-    if not found:
+    comparison = COMPARISON.fullmatch(text)
+    if not comparison:
         return [("filter", (_inner(text), "exists", []))]
-    if found[2] not in gofmt.COMPARE:
-        raise KubectlPathError(f"unrecognized filter operator {found[2]}")
-    return [("filter", (_inner(found[1]), found[2], _inner(found[3])))]
+    if comparison[2] not in gofmt.COMPARE:
+        raise KubectlPathError(f"unrecognized filter operator {comparison[2]}")
+    return [("filter", (_inner(comparison[1]), comparison[2], _inner(comparison[3])))]
 
 
 def _array(text: str) -> list[Node]:
@@ -147,8 +147,8 @@ def _array(text: str) -> list[Node]:
         start, end, step = (int(part.strip(":")) if part and part.strip(":") else None for part in parts.groups())
     except ValueError:
         raise KubectlPathError(f"array index {text} is not a number") from None
-    one = parts[2] is None
-    return [("array", (start, (start or 0) + 1 if one else end, step, one))]
+    single = parts[2] is None
+    return [("array", (start, (start or 0) + 1 if single else end, step, single))]
 
 
 NODES: dict[str, Any] = {
@@ -168,13 +168,13 @@ def _printed(value: Any, parts: list[Node]) -> Iterator[str]:
         if kind == "plain":
             yield inner
         elif kind == "action":
-            yield " ".join(_shown(each) for each in _walked([value], inner))
+            yield " ".join(_shown(result) for result in _walked([value], inner))
         else:
             nodes, body = inner
-            found = _walked([value], nodes)
-            for each in found:
-                yield from _printed(each, body)
-            if not found:
+            items = _walked([value], nodes)
+            for item in items:
+                yield from _printed(item, body)
+            if not items:
                 list(_printed(NOTHING, body))  # what fits nothing is an error all the same
 
 
@@ -190,17 +190,17 @@ def _step(values: list[Any], kind: str, inner: Any) -> list[Any]:
     if kind == "constant":
         return [inner for _ in values]
     if kind == "union":
-        return [each for nodes in inner for each in _walked(values, nodes)]
+        return [item for nodes in inner for item in _walked(values, nodes)]
     if kind == "field":
-        return [each[inner] for each in values if isinstance(each, dict) and inner in each]
+        return [item[inner] for item in values if isinstance(item, dict) and inner in item]
     if kind == "filter":
-        return [each for value in values for each in _chosen(value, *inner)]
-    known = [each for each in values if each is not None]
+        return [item for value in values for item in _chosen(value, *inner)]
+    known = [item for item in values if item is not None]
     if kind == "all":
-        return [each for value in known for each in _children(value)]
+        return [item for value in known for item in _children(value)]
     if kind == "recursive":
-        return [each for value in known for each in _descendants(value)]
-    return [each for value in known for each in _slice(value, *inner)]
+        return [item for value in known for item in _descendants(value)]
+    return [item for value in known for item in _slice(value, *inner)]
 
 
 def _children(value: Any) -> list[Any]:
@@ -211,17 +211,17 @@ def _children(value: Any) -> list[Any]:
 
 def _descendants(value: Any) -> list[Any]:
     children = _children(value)
-    below = [each for child in children if child is not None for each in _descendants(child)]
+    below = [node for child in children if child is not None for node in _descendants(child)]
     return [value, *below] if children else []
 
 
-def _slice(value: Any, start: int | None, end: int | None, step: int | None, one: bool) -> list[Any]:
+def _slice(value: Any, start: int | None, end: int | None, step: int | None, single: bool) -> list[Any]:
     if not isinstance(value, list):
         raise KubectlPathError(f"{_type(value)} is not array or slice")
     size, first = len(value), start or 0
     first += size if first < 0 else 0
     last = size if end is None else end
-    last += size if last < 0 or (last == 0 and one) else 0
+    last += size if last < 0 or (last == 0 and single) else 0
     if first == last:
         return []
     if not 0 <= first < size:
@@ -238,21 +238,21 @@ def _slice(value: Any, start: int | None, end: int | None, step: int | None, one
 def _chosen(value: Any, left: list[Node], sign: str, right: list[Node]) -> Iterator[Any]:
     if not isinstance(value, list):
         raise KubectlPathError(f"{gofmt.verb(value)} is not array or slice and cannot be filtered")
-    for each in value:
+    for element in value:
         if sign == "exists":
             try:
-                found = _walked([each], left)
+                operands = _walked([element], left)
             except KubectlPathError:
                 continue
-            if found:
-                yield each
+            if operands:
+                yield element
             continue
-        sides = [_walked([each], left)]
-        sides += [_walked([each], right)] if sides[0] else []
+        sides = [_walked([element], left)]
+        sides += [_walked([element], right)] if sides[0] else []
         if any(len(side) > 1 for side in sides):
             raise KubectlPathError("can only compare one element at a time")
         if all(sides) and _holds(sides[0][0], sign, sides[1][0]):
-            yield each
+            yield element
 
 
 def _holds(left: Any, sign: str, right: Any) -> bool:

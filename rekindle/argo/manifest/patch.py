@@ -11,7 +11,7 @@ from typing import Any
 
 # of apimachinery's patchMergeKey; any other list is replaced
 KEYS: dict[str, tuple[str, ...]] = {
-    **{each: ("name",) for each in ("containers", "initContainers", "volumes", "env", "imagePullSecrets")},
+    **dict.fromkeys(("containers", "initContainers", "volumes", "env", "imagePullSecrets"), ("name",)),
     "volumeMounts": ("mountPath",),
     "ports": ("containerPort", "port"),
     "ownerReferences": ("uid",),
@@ -57,16 +57,16 @@ def _merged(base: Any, patch: Any, keys: dict[str, tuple[str, ...]]) -> Any:
 
 def _by_key(base: list[Any], patch: list[Any], names: tuple[str, ...], keys: dict[str, tuple[str, ...]]) -> list[Any]:
     key = next((name for name in names if any(name in item for item in patch)), names[0])
-    found = {item.get(key): item for item in base}
-    place, new = {name: index for index, name in enumerate(found)}, list[Any]()
-    rest = [name for name in found if name not in [item.get(key) for item in patch]]
+    known = {item.get(key): item for item in base}
+    place, new = {name: index for index, name in enumerate(known)}, list[Any]()
+    rest = [name for name in known if name not in [item.get(key) for item in patch]]
     for item in patch:  # what is new comes before what the patch says nothing of
         if key not in item:
             raise PatchError(f"map: {item} does not contain declared merge key: {key}")
         while rest and place[rest[0]] < place.get(item[key], 0):
-            new.append(found[rest.pop(0)])
-        new.append(_merged(found.get(item[key]), item, keys))
-    return new + [found[name] for name in rest]
+            new.append(known[rest.pop(0)])
+        new.append(_merged(known.get(item[key]), item, keys))
+    return new + [known[name] for name in rest]
 
 
 def merged(base: Any, over: Any, field: str = "") -> Any:
@@ -75,9 +75,9 @@ def merged(base: Any, over: Any, field: str = "") -> Any:
         return {k: merged(base.get(k), over[k], k) if k in over else copy.deepcopy(base[k]) for k in {**base, **over}}
     key = MERGED.get(field)
     lists = isinstance(base, list) and isinstance(over, list)
-    if key and lists and all(isinstance(each, dict) and key in each for each in (*base, *over)):
-        named = {each[key]: each for each in base}
-        return [merged(named.pop(each[key], None), each) for each in over] + list(named.values())
+    if key and lists and all(isinstance(item, dict) and key in item for item in (*base, *over)):
+        named = {item[key]: item for item in base}
+        return [merged(named.pop(item[key], None), item) for item in over] + list(named.values())
     return over if over is not None else base
 
 

@@ -30,8 +30,8 @@ def patched(template: Template, texts: Iterable[str | None]) -> Template:
         list(walk(patch, "PodPatch", "podSpecPatch"))
         template = {**template, **{key: patch[key] for key in TIMES if key in patch}}
         for kind in ("containers", "initContainers"):
-            for each in patch.get(kind) or []:
-                template = _container(template, kind, each)
+            for container in patch.get(kind) or []:
+                template = _container(template, kind, container)
     return template
 
 
@@ -42,8 +42,8 @@ def _container(template: Template, kind: str, patch: dict[str, Any]) -> Template
         return {**template, main: strategic(template[main], given)}
     group, beside = template.get("containerSet") or {}, "sidecars" if kind == "containers" else kind
     for holder, key in ((group, "containers"), (template, beside)) if kind == "containers" else ((template, kind),):
-        if any(each["name"] == name for each in holder.get(key) or []):
-            new = [strategic(each, given) if each["name"] == name else each for each in holder[key]]
+        if any(container["name"] == name for container in holder.get(key) or []):
+            new = [strategic(container, given) if container["name"] == name else container for container in holder[key]]
             return {**template, "containerSet": {**group, key: new}} if holder is group else {**template, key: new}
     if name not in OURS and (name != "main" or "containerSet" in template):  # Argo's own where nothing of ours runs
         raise PatchError(f"Pod is invalid: spec.{kind}: {name} has no image: Required value")
@@ -66,11 +66,11 @@ def check(holder: dict[str, Any], where: str) -> list[str]:
     if not text:
         return []
     where = f"{where}.podSpecPatch"
-    wrong: list[ConfigError] = []
+    errors: list[ConfigError] = []
     for value in ("0", "text", "{}"):  # what a tag may stand for
         try:
-            found = walk(_loaded(TAG.sub(value, text), where), "PodPatch", where)
-            return [f"podSpecPatch.{each}" for each in found]
+            ignored = walk(_loaded(TAG.sub(value, text), where), "PodPatch", where)
+            return [f"podSpecPatch.{field}" for field in ignored]
         except ConfigError as error:
-            wrong.append(error)
-    raise wrong[0]
+            errors.append(error)
+    raise errors[0]

@@ -23,7 +23,7 @@ from rekindle.argo.kinds import WORKFLOW_KINDS
 from rekindle.argo.language.gofmt import anystring, timestamp
 from rekindle.argo.manifest.resolve import Find, exit_handler, filled, joined, texts
 from rekindle.argo.manifest.schema import TABLES, walk
-from rekindle.argo.manifest.scopes import misshapen, present
+from rekindle.argo.manifest.shape import shape_errors, without_nulls
 from rekindle.errors import ConfigError, did_you_mean
 
 ALIASED = 400_000  # values that aliases may make, as goyaml has it (decode.go, alias_ratio_range_low)
@@ -76,34 +76,34 @@ Loader.add_constructor("tag:yaml.org,2002:bool", lambda _, node: node.value.lowe
 def documents(text: str) -> list[dict[str, Any]]:
     """The objects of a YAML or JSON text, those of its Lists among them. Raises ConfigError."""
     try:
-        found = [each for document in _read(text) if document for each in _items(document)]
-        if (size := _size(found, {})) > max(ALIASED, len(text)):
+        objects = [item for document in _read(text) if document for item in _items(document)]
+        if (size := _size(objects, {})) > max(ALIASED, len(text)):
             raise ConfigError(f"the manifest would have {size:.2g} values with all its aliases: use fewer of them.")
     except (yaml.YAMLError, ValueError) as error:
         raise ConfigError(f"the manifest is not YAML: {error}") from error
     except RecursionError:
         raise ConfigError("the manifest has lists or mappings hundreds of levels deep: flatten it.") from None
-    if not all(isinstance(document, dict) for document in found):
+    if not all(isinstance(document, dict) for document in objects):
         raise ConfigError("the manifest holds something that is no Kubernetes object: each document must be a mapping.")
-    return found
+    return objects
 
 
 def _read(text: str) -> Iterable[Any]:
     """The documents. JSON is read as such, as kubectl does: what it escapes is not always YAML."""
     if text.lstrip().startswith("{"):
         with suppress(json.JSONDecodeError):  # YAML may begin so, too
-            found = json.loads(text, object_pairs_hook=_unique, parse_constant=_no_json)
-            json.dumps(found, ensure_ascii=False).encode()  # raises ValueError for half a character
-            return [found]
+            document = json.loads(text, object_pairs_hook=_unique, parse_constant=_no_json)
+            json.dumps(document, ensure_ascii=False).encode()  # raises ValueError for half a character
+            return [document]
     return yaml.load_all(text, Loader)
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    mapping = dict(pairs)
+    if len(mapping) < len(pairs):
         twice = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
         raise ValueError(TWICE.format(twice))
-    return found
+    return mapping
 
 
 def _no_json(word: str) -> Any:
@@ -116,7 +116,7 @@ def _size(value: Any, known: dict[int, int]) -> int:
         return 1
     if id(value) not in known:
         below = value.values() if isinstance(value, dict) else value
-        known[id(value)] = 1 + sum(_size(each, known) for each in below)
+        known[id(value)] = 1 + sum(_size(item, known) for item in below)
     return known[id(value)]
 
 
@@ -126,20 +126,20 @@ def _items(document: Any) -> list[Any]:
     return document["items"] if listed and isinstance(document.get("items"), list) else [document]
 
 
-def split(found: list[dict[str, Any]]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+def split(objects: list[dict[str, Any]]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Of the objects of a file the one to run, and those that it needs beside it. Raises ConfigError."""
     for kinds in (("Workflow", "CronWorkflow"), ("WorkflowTemplate",)):
-        main = [each for each in found if each.get("kind") in kinds]
-        if len(main) == 1 or len(found) == 1:
-            main = main or found
-            return main[0], [each for each in found if each is not main[0]]
+        main = [item for item in objects if item.get("kind") in kinds]
+        if len(main) == 1 or len(objects) == 1:
+            main = main or objects
+            return main[0], [item for item in objects if item is not main[0]]
         if main:
             break
-    named = [(each.get("kind"), each.get("metadata")) for each in found]
+    named = [(item.get("kind"), item.get("metadata")) for item in objects]
     titles = [
         f"{kind} {metadata.get('name') if isinstance(metadata, dict) else ''}".strip() for kind, metadata in named
     ]
-    raise ConfigError(f"it holds {len(found)} objects ({', '.join(titles)}): it must hold one Argo Workflow to run.")
+    raise ConfigError(f"it holds {len(objects)} objects ({', '.join(titles)}): it must hold one Argo Workflow to run.")
 
 
 def workflow(
@@ -152,8 +152,8 @@ def workflow(
 
     Raises ConfigError: if it is to run `here`, also for what only a cluster can do.
     """
-    if wrong := next(misshapen(manifest), ""):
-        raise ConfigError(f"{wrong}.")
+    if problem := next(shape_errors(manifest), ""):
+        raise ConfigError(f"{problem}.")
     kind = manifest.get("kind")
     if kind not in WORKFLOW_KINDS:
         known = ", ".join(WORKFLOW_KINDS)
@@ -166,7 +166,7 @@ def workflow(
             if key not in TABLES[table]:
                 hint = did_you_mean(str(key), set(TABLES[table]))
                 raise ConfigError(f'"{where}{key}" is no field of a {kind}.{hint} Remove it.')
-    reference, spec = None, copy.deepcopy(present(manifest.get("spec") or {}))
+    reference, spec = None, copy.deepcopy(without_nulls(manifest.get("spec") or {}))
     metadata = copy.deepcopy(manifest.get("metadata") or {})
     if kind == "CronWorkflow":
         name, given = metadata.get("name") or "cron", spec.get("workflowMetadata") or {}
@@ -191,11 +191,11 @@ def workflow(
     texts(spec)
     _set(spec, parameters or {})
     filled(spec, find)
-    for each in (spec.get("arguments") or {}).get("parameters") or []:
-        if isinstance(known := each.get("enum"), list) and each.get("value") not in known:
+    for parameter in (spec.get("arguments") or {}).get("parameters") or []:
+        if isinstance(known := parameter.get("enum"), list) and parameter.get("value") not in known:
             choices = ", ".join(known)
             raise ConfigError(
-                f"the parameter {each.get('name')} is {each.get('value')!r}: it must be one of {choices}."
+                f"the parameter {parameter.get('name')} is {parameter.get('value')!r}: it must be one of {choices}."
             )
     return {"apiVersion": "argoproj.io/v1alpha1", "kind": "Workflow", "metadata": metadata, "spec": spec}
 
@@ -208,13 +208,13 @@ def random_name(prefix: str) -> str:
 def _set(spec: dict[str, Any], parameters: Mapping[str, str]) -> None:
     known = (spec.get("arguments") or {}).get("parameters") or []
     for name, value in parameters.items():
-        for each in known:
-            if each.get("name") == name:
-                each.pop("valueFrom", None)
-                each["value"] = value
+        for parameter in known:
+            if parameter.get("name") == name:
+                parameter.pop("valueFrom", None)
+                parameter["value"] = value
                 break
         else:
-            hint = did_you_mean(name, {each.get("name", "") for each in known})
+            hint = did_you_mean(name, {parameter.get("name", "") for parameter in known})
             raise ConfigError(
                 f'the workflow has no parameter "{name}": spec.arguments.parameters must declare it.{hint}'
             )

@@ -14,7 +14,8 @@ from typing import Any
 from rekindle.argo.language.gofmt import anystring
 from rekindle.argo.manifest.patch import merged
 from rekindle.argo.manifest.schema import walk
-from rekindle.argo.manifest.scopes import misshapen, present, supplied
+from rekindle.argo.manifest.shape import shape_errors, without_nulls
+from rekindle.argo.manifest.tag_scope import supplied
 from rekindle.argo.names import CONFIG_MAP_TYPE
 from rekindle.argo.types import Find
 from rekindle.errors import ConfigError
@@ -45,11 +46,11 @@ def joined(spec: dict[str, Any], find: Find, given: Iterable[str] = ()) -> dict[
     both = merged(base, over)
     if base.get("hooks") and over.get("hooks"):
         both["hooks"] = {**base["hooks"], **over["hooks"]}
-    mine = {each.get("name"): each for each in (over.get("arguments") or {}).get("parameters") or []}
+    mine = {parameter.get("name"): parameter for parameter in (over.get("arguments") or {}).get("parameters") or []}
     parameters = (both.get("arguments") or {}).get("parameters") or []
-    for index, each in enumerate(parameters):
-        if "value" in (found := mine.get(each.get("name"), {})):
-            parameters[index] = copy.deepcopy(found)
+    for index, parameter in enumerate(parameters):
+        if "value" in (override := mine.get(parameter.get("name"), {})):
+            parameters[index] = copy.deepcopy(override)
     exit_handler(both, {*mine, *given})
     return both
 
@@ -59,12 +60,13 @@ def exit_handler(spec: dict[str, Any], given: Collection[str | None]) -> None:
 
     Source: validate.go, Workflow.
     """
-    handler = next((each for each in spec.get("templates") or [] if each.get("name") == spec.get("onExit")), {})
-    for each in (handler.get("inputs") or {}).get("parameters") or []:
-        if each.get("name") not in given and not supplied(each):
+    handler = next((body for body in spec.get("templates") or [] if body.get("name") == spec.get("onExit")), {})
+    for parameter in (handler.get("inputs") or {}).get("parameters") or []:
+        name = parameter.get("name")
+        if name not in given and not supplied(parameter):
             raise ConfigError(
-                f"the exit handler {handler['name']} needs the input {each.get('name')!r}, which Argo does not take "
-                f"from the arguments of a WorkflowTemplate: give it a default there, or -p {each.get('name')}=VALUE."
+                f"the exit handler {handler['name']} needs the input {name!r}, which Argo does not take "
+                f"from the arguments of a WorkflowTemplate: give it a default there, or -p {name}=VALUE."
             )
 
 
@@ -81,7 +83,7 @@ def resolved(workflow: dict[str, Any], find: Find, check: Callable[[dict[str, An
         spec = _found(reference, path, find)
         check(spec, f"{WORKFLOW_TEMPLATES[bool(reference.get('clusterScope'))][0]} {reference['name']}: spec")
         qualify(spec, scope, f"{scope}.spec", waiting)
-        stored |= {f"{scope}/{each['name']}": each for each in spec.get("templates") or []}
+        stored |= {f"{scope}/{template['name']}": template for template in spec.get("templates") or []}
         name = str(reference.get("template"))
         if "template" in reference and "{{" not in name and f"{scope}/{name}" not in stored:
             raise ConfigError(f"{path}.template is {name!r}, which {reference['name']} does not have.")
@@ -94,21 +96,21 @@ def filled(spec: dict[str, Any], find: Find) -> None:
     given += [(template.get("inputs") or {}, f"{path}.inputs") for template, path in bodies(spec, "spec")]
     given += [(caller.get("arguments") or {}, f"{path}.arguments") for caller, path in holders(spec, "spec")]
     for holder, path in given:
-        for index, each in enumerate(holder.get("parameters") or []):
-            source = each.get("valueFrom") or {}
+        for index, parameter in enumerate(holder.get("parameters") or []):
+            source = parameter.get("valueFrom") or {}
             reference = source.get("configMapKeyRef")
-            if not reference or (holder is spec.get("arguments") and each.get("value") is not None):
+            if not reference or (holder is spec.get("arguments") and parameter.get("value") is not None):
                 continue
             where, name, key = f"{path}.parameters[{index}].valueFrom", reference.get("name"), reference.get("key")
-            found = find("ConfigMap", str(name)) or {}
-            labels = (found.get("metadata") or {}).get("labels") or {}
-            if found and labels.get(CONFIG_MAP_TYPE) != "Parameter":
+            config_map = find("ConfigMap", str(name)) or {}
+            labels = (config_map.get("metadata") or {}).get("labels") or {}
+            if config_map and labels.get(CONFIG_MAP_TYPE) != "Parameter":
                 raise ConfigError(f"{where}: the ConfigMap {name!r} needs the label {CONFIG_MAP_TYPE}: Parameter.")
-            value = (found.get("data") or {}).get(key, source.get("default"))
+            value = (config_map.get("data") or {}).get(key, source.get("default"))
             if value is None:
                 way = "Put it into the same file as the Workflow, separated by ---, or give a default."
                 raise ConfigError(f"{where}: there is no ConfigMap {name!r} with {key!r} here. {way}")
-            each["value"] = value
+            parameter["value"] = value
 
 
 def needed(spec: dict[str, Any]) -> Iterator[tuple[str, str, str, str | None]]:
@@ -123,25 +125,25 @@ def needed(spec: dict[str, Any]) -> Iterator[tuple[str, str, str, str | None]]:
         for holder, at in ((template, path), (group, f"{path}.containerSet")):
             for kind in ("container", "script", "containers", "initContainers", "sidecars"):
                 given = holder.get(kind) or []
-                for index, each in enumerate(given if isinstance(given, list) else [given]):
+                for index, container in enumerate(given if isinstance(given, list) else [given]):
                     where = f"{at}.{kind}[{index}]" if isinstance(given, list) else f"{at}.{kind}"
-                    sources += [(each.get("env"), f"{where}.env"), (each.get("envFrom"), f"{where}.envFrom")]
+                    sources += [(container.get("env"), f"{where}.env"), (container.get("envFrom"), f"{where}.envFrom")]
     for source, path in sources:
         yield from _objects(source, path)
 
 
 def _objects(value: Any, path: str) -> Iterator[tuple[str, str, str, str | None]]:
     if isinstance(value, list):
-        for index, each in enumerate(value):
-            yield from _objects(each, f"{path}[{index}]")
-    for key, each in value.items() if isinstance(value, dict) else ():
-        if isinstance(each, dict) and key in OBJECTS and not each.get("optional"):
+        for index, item in enumerate(value):
+            yield from _objects(item, f"{path}[{index}]")
+    for key, item in value.items() if isinstance(value, dict) else ():
+        if isinstance(item, dict) and key in OBJECTS and not item.get("optional"):
             kind, field = OBJECTS[key]
-            name = each.get(field) or each.get("name")
-            if name and "{{" not in f"{name}{each.get('key')}":
-                yield f"{path}.{key}", kind, str(name), each.get("key")
+            name = item.get(field) or item.get("name")
+            if name and "{{" not in f"{name}{item.get('key')}":
+                yield f"{path}.{key}", kind, str(name), item.get("key")
         else:
-            yield from _objects(each, f"{path}.{key}")
+            yield from _objects(item, f"{path}.{key}")
 
 
 def _found(reference: dict[str, Any], path: str, find: Find) -> dict[str, Any]:
@@ -149,15 +151,15 @@ def _found(reference: dict[str, Any], path: str, find: Find) -> dict[str, Any]:
     name = reference.get("name")
     if "{{" in str(name):
         raise ConfigError(f"{path}.name is {name!r}: the local runner must know it before the run. Write it out.")
-    found = referred(reference, find)
-    if not found:
+    template = referred(reference, find)
+    if not template:
         raise ConfigError(
             f"{path}: there is no {kind} {name!r} here. Put it into the same file as the Workflow, separated by ---."
         )
-    if wrong := next(misshapen(found), ""):
-        raise ConfigError(f"{kind} {name}: {wrong}.")
-    list(walk(found.get("spec"), "Spec", f"{kind} {name}: spec"))
-    spec = copy.deepcopy(dict(found.get("spec") or {}))
+    if problem := next(shape_errors(template), ""):
+        raise ConfigError(f"{kind} {name}: {problem}.")
+    list(walk(template.get("spec"), "Spec", f"{kind} {name}: spec"))
+    spec = copy.deepcopy(dict(template.get("spec") or {}))
     texts(spec)
     return spec
 
@@ -165,33 +167,33 @@ def _found(reference: dict[str, Any], path: str, find: Find) -> dict[str, Any]:
 def texts(value: Any, parameters: bool = False) -> None:
     """Turns every parameter's value into the text that Argo sees."""
     if isinstance(value, list):
-        for each in value:
-            if parameters and isinstance(each, dict):
-                for holder in (each, each.get("valueFrom")):
+        for item in value:
+            if parameters and isinstance(item, dict):
+                for holder in (item, item.get("valueFrom")):
                     for key in ("value", "default"):
                         if isinstance(holder, dict) and holder.get(key) is not None:
                             holder[key] = anystring(holder[key])
-                if isinstance(each.get("enum"), list):
-                    each["enum"] = [*map(anystring, each["enum"])]
-            texts(each)
+                if isinstance(item.get("enum"), list):
+                    item["enum"] = [*map(anystring, item["enum"])]
+            texts(item)
     elif isinstance(value, dict):
-        for key, each in value.items():
-            texts(each, key == "parameters")
+        for key, item in value.items():
+            texts(item, key == "parameters")
 
 
 def among(objects: Iterable[Mapping[str, Any]]) -> Find:
     """Finds what is among these."""
     known = {
-        (str(each.get("kind")), str(metadata.get("name"))): each
-        for each in objects
-        if isinstance(metadata := each.get("metadata"), dict)
+        (str(item.get("kind")), str(metadata.get("name"))): item
+        for item in objects
+        if isinstance(metadata := item.get("metadata"), dict)
     }
     return lambda kind, name: known.get((kind, name))
 
 
 def referred(reference: Mapping[str, Any], find: Find) -> Mapping[str, Any] | None:
     """The WorkflowTemplate of a templateRef or workflowTemplateRef, if it is there."""
-    return present(find(WORKFLOW_TEMPLATES[bool(reference.get("clusterScope"))][0], str(reference.get("name"))))
+    return without_nulls(find(WORKFLOW_TEMPLATES[bool(reference.get("clusterScope"))][0], str(reference.get("name"))))
 
 
 def scope_of(reference: Mapping[str, Any]) -> str:
@@ -228,10 +230,10 @@ def holders(spec: dict[str, Any], path: str) -> Iterator[tuple[dict[str, Any], s
 
 def bodies(spec: dict[str, Any], path: str) -> list[tuple[dict[str, Any], str]]:
     """Every template and its path, those given inline among them."""
-    found = [(each, f"{path}.templates[{i}]") for i, each in enumerate(spec.get("templates") or [])]
-    for template, where in found:
-        found += [(task["inline"], f"{at}.inline") for task, at in _tasks(template, where) if task.get("inline")]
-    return found
+    templates = [(template, f"{path}.templates[{i}]") for i, template in enumerate(spec.get("templates") or [])]
+    for template, where in templates:
+        templates += [(task["inline"], f"{at}.inline") for task, at in _tasks(template, where) if task.get("inline")]
+    return templates
 
 
 def _tasks(template: dict[str, Any], path: str) -> Iterator[tuple[dict[str, Any], str]]:

@@ -188,7 +188,7 @@ def _each(rule: Rule, words: str) -> Rule:
 
 
 def _map(value: Any) -> str:
-    other = [key for key, each in value.items() if not isinstance(each, str)] if isinstance(value, dict) else [""]
+    other = [key for key, item in value.items() if not isinstance(item, str)] if isinstance(value, dict) else [""]
     return f"it must be a mapping of texts{f', but {other[0]} is none' * bool(other[0])}. {QUOTE}" if other else ""
 
 
@@ -219,17 +219,17 @@ def _duration(value: Any) -> str:
 
 
 def _timeout(value: Any) -> str:
-    if (wrong := _duration(value)) or not WHOLE.fullmatch(value):
-        return wrong
+    if (problem := _duration(value)) or not WHOLE.fullmatch(value):
+        return problem
     return "give a unit, as in 30s"
 
 
 def _quantities(value: Any) -> str:
     if not isinstance(value, dict):
         return "it must be a mapping"
-    for name, each in value.items():
+    for name, text in value.items():
         try:
-            number = quantity(each)
+            number = quantity(text)
         except ValueError as error:
             return f"{error}: {name} must be like 2 or 512Mi, without tags (podSpecPatch may have them)"
         if number < 0:
@@ -276,29 +276,29 @@ def walk(value: Any, table: str, path: str) -> Iterator[str]:
     if table.startswith("["):
         if not isinstance(value, list):
             raise ConfigError(f"{path} is {value!r:.200}: it must be a list.")
-        for index, each in enumerate(value):
-            yield from walk(_there(each, f"{path}[{index}]"), table[1:-1], f"{path}[{index}]")
+        for index, item in enumerate(value):
+            yield from walk(_there(item, f"{path}[{index}]"), table[1:-1], f"{path}[{index}]")
         return
     if table.startswith("{") and isinstance(value, dict):
-        for key, each in value.items():
-            yield from walk(_there(each, f"{path}.{key}"), table[1:-1], f"{path}.{key}")
+        for key, item in value.items():
+            yield from walk(_there(item, f"{path}.{key}"), table[1:-1], f"{path}.{key}")
         return
     if not isinstance(value, dict | None):
         raise ConfigError(f"{path} is {value!r:.200}: it must be an object.")
     table = table.strip("{}")
-    for key, each in (value or {}).items():
+    for key, item in (value or {}).items():
         where = f"{path}.{key}" if path else key
         place = where if path else f"{key} of the {table}"
         rule, type = TABLES[table].get(key), TYPES[table].get(key, "")
         if rule is None:
             hint = did_you_mean(key, set(TABLES[table])) or " Remove it, or submit to a cluster."
             raise ConfigError(f"{place} is not supported by the local runner.{hint}")
-        if rule == "!" and each:
+        if rule == "!" and item:
             raise ConfigError(f"{where} is not supported by the local runner: {WHY[key]}.")
         if type.strip("[]{}") in TABLES:
-            yield from walk(each, type, where)
-        elif each is not None and type in RULES and (wanted := RULES[type](each)):
-            raise ConfigError(f"{place} is {each!r:.200}: {wanted}.")
+            yield from walk(item, type, where)
+        elif item is not None and type in RULES and (wanted := RULES[type](item)):
+            raise ConfigError(f"{place} is {item!r:.200}: {wanted}.")
         if rule == "-":
             yield key
     for key in REQUIRED[table]:

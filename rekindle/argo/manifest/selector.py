@@ -44,12 +44,12 @@ class Requirement:
 
     def matches(self, document: Any) -> bool:
         """Whether `document` (plain data) satisfies this requirement."""
-        found = lookup(document, self.key)
+        value = lookup(document, self.key)
         if self.operator in ("exists", "!"):
-            return (found is not MISSING) == (self.operator == "exists")
-        if found is MISSING:
+            return (value is not MISSING) == (self.operator == "exists")
+        if value is MISSING:
             return self.operator in ("!=", "notin")
-        text = _text(found)
+        text = _text(value)
         if self.operator in (">", "<"):
             if not re.fullmatch(r"[+-]?\d+", text):
                 return False
@@ -61,16 +61,16 @@ def parse(condition: str) -> list[Requirement]:
     """The requirements, in the order of their keys as Kubernetes sorts them. Raises SelectorError."""
     tokens, at = [], 0
     while condition[at:].strip():
-        found = TOKEN.match(condition, at)
-        assert found
-        tokens.append(found[1])
-        at = found.end()
+        match = TOKEN.match(condition, at)
+        assert match
+        tokens.append(match[1])
+        at = match.end()
     requirements: list[Requirement] = []
     while tokens:
         requirements.append(_requirement(tokens))
         if tokens and tokens.pop(0) != ",":
             raise SelectorError("expected ',' or end of the condition after a requirement")
-    return sorted(requirements, key=lambda each: each.key)
+    return sorted(requirements, key=lambda requirement: requirement.key)
 
 
 def _requirement(tokens: list[str]) -> Requirement:
@@ -136,8 +136,10 @@ def _text(value: Any) -> str:
 def selects(selector: str, labels: Mapping[str, str]) -> bool:
     """Whether an object with these labels is meant, as by kubectl's --selector. Raises SelectorError."""
     return all(
-        replace(each, key="label").matches({"label": labels[each.key]} if each.key in labels else {})
-        for each in parse(selector)
+        replace(requirement, key="label").matches(
+            {"label": labels[requirement.key]} if requirement.key in labels else {}
+        )
+        for requirement in parse(selector)
     )
 
 
@@ -147,4 +149,4 @@ def verdict(document: Any, success: str, failure: str) -> tuple[bool | None, str
         if requirement.matches(document):
             said = f"{{{requirement.key} {requirement.operator} [{' '.join(requirement.values)}]}}"  # Go's %s of it
             return False, f"failure condition '{said}' evaluated true"
-    return (True, "") if all(each.matches(document) for each in parse(success)) else (None, "")
+    return (True, "") if all(requirement.matches(document) for requirement in parse(success)) else (None, "")

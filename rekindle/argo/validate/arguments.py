@@ -7,9 +7,9 @@ from collections import Counter
 from collections.abc import Iterable
 
 from rekindle.argo.language.gofmt import WHOLE, anystring
-from rekindle.argo.manifest import scopes
-from rekindle.argo.manifest.scopes import PARAMETER, Data, names
-from rekindle.argo.validate import tags
+from rekindle.argo.manifest import tag_scope
+from rekindle.argo.manifest.tag_scope import PARAMETER, Data, names
+from rekindle.argo.validate import tag_rules
 from rekindle.argo.validate.findings import Findings
 from rekindle.errors import did_you_mean
 
@@ -19,30 +19,36 @@ SUPPLIED = (*LOCATIONS, "from", "fromExpression")
 GIVEN = ("configMapKeyRef", "supplied", "event")
 
 
-def check(found: Findings, path: str, arguments: Data, later: bool = False) -> None:
+def check(findings: Findings, path: str, arguments: Data, later: bool = False) -> None:
     """The rules of `arguments`; `later`: values may yet come, as by -p."""
-    unique(found, path, arguments)
-    for each in arguments.get("parameters") or []:
-        _parameter(found, f"{path}.parameters[{each.get('name')}]", each, later)
-    for each in arguments.get("artifacts") or []:
-        where = f"{path}.artifacts[{each.get('name')}]"
-        if each.get("from") and each.get("fromExpression"):
-            found.add(where, "argument", "it has both from and fromExpression: give one of them.")
-        elif not each.get("from") and not _located(each):
-            no = "fromExpression alone is not for arguments" if each.get("fromExpression") else "it comes from nowhere"
-            found.add(where, "argument", f"{no}, and Argo refuses it, optional or not: give from, or a location (s3).")
+    unique(findings, path, arguments)
+    for parameter in arguments.get("parameters") or []:
+        _parameter(findings, f"{path}.parameters[{parameter.get('name')}]", parameter, later)
+    for artifact in arguments.get("artifacts") or []:
+        where = f"{path}.artifacts[{artifact.get('name')}]"
+        if artifact.get("from") and artifact.get("fromExpression"):
+            findings.add(where, "argument", "it has both from and fromExpression: give one of them.")
+        elif not artifact.get("from") and not _located(artifact):
+            no = (
+                "fromExpression alone is not for arguments"
+                if artifact.get("fromExpression")
+                else "it comes from nowhere"
+            )
+            findings.add(
+                where, "argument", f"{no}, and Argo refuses it, optional or not: give from, or a location (s3)."
+            )
 
 
-def unique(found: Findings, path: str, fields: Data) -> None:
+def unique(findings: Findings, path: str, fields: Data) -> None:
     """Names of parameters and artifacts are names, and there once."""
     for kind in KINDS:
         for name, count in Counter(names(fields.get(kind))).items():
-            if not PARAMETER.fullmatch(tags.TAG.sub("x", name)) or count > 1:
-                found.add(f"{path}.{kind}", "name", f'"{name}" must be letters, digits, - and _, and there once.')
+            if not PARAMETER.fullmatch(tag_rules.TAG.sub("x", name)) or count > 1:
+                findings.add(f"{path}.{kind}", "name", f'"{name}" must be letters, digits, - and _, and there once.')
 
 
 def supplied(
-    found: Findings, path: str, called: str, template: Data, given: Data, loose: bool = False, brought: bool = False
+    findings: Findings, path: str, called: str, template: Data, given: Data, loose: bool = False, brought: bool = False
 ) -> None:
     """That a template (`called` so) gets what it needs.
 
@@ -51,44 +57,50 @@ def supplied(
     for kind in KINDS:
         inputs = (template.get("inputs") or {}).get(kind) or []
         there, known = dict.fromkeys(names(given.get(kind))), set(names(inputs))
-        _superfluous(found, path, called, [each for each in there if not loose and each not in known], known)
-        for each in inputs:
-            if _required(each, kind) and each.get("name") not in there and not brought:
-                why = f'{called} needs the input "{each.get("name")}", which is not supplied: add it.'
-                found.add(path, "input", why + found.near(str(each.get("name")), there))
+        _superfluous(findings, path, called, [name for name in there if not loose and name not in known], known)
+        for item in inputs:
+            if _required(item, kind) and item.get("name") not in there and not brought:
+                why = f'{called} needs the input "{item.get("name")}", which is not supplied: add it.'
+                findings.add(path, "input", why + findings.near(str(item.get("name")), there))
 
 
-def timeout(found: Findings, path: str, template: Data, given: Data, everywhere: Data) -> None:
+def timeout(findings: Findings, path: str, template: Data, given: Data, everywhere: Data) -> None:
     """That a timeout that comes from arguments has a unit: Argo's check fills in what it knows."""
-    known = {f"workflow.parameters.{each.get('name')}": each for each in everywhere.get("parameters") or []}
-    for each in [*((template.get("inputs") or {}).get("parameters") or []), *(given.get("parameters") or [])]:
-        known[f"inputs.parameters.{each.get('name')}"] = each
-    values = {tag: anystring(each.get("value", each.get("default", ""))) for tag, each in known.items()}
+    known = {
+        f"workflow.parameters.{parameter.get('name')}": parameter for parameter in everywhere.get("parameters") or []
+    }
+    for parameter in [*((template.get("inputs") or {}).get("parameters") or []), *(given.get("parameters") or [])]:
+        known[f"inputs.parameters.{parameter.get('name')}"] = parameter
+    values = {tag: anystring(parameter.get("value", parameter.get("default", ""))) for tag, parameter in known.items()}
     text = str(template.get("timeout", ""))
     for _ in range(2):  # an argument may be a tag itself
-        text = tags.TAG.sub(lambda tag: values.get(tag[1].strip(), tag[0]), text)
+        text = tag_rules.TAG.sub(lambda tag: values.get(tag[1].strip(), tag[0]), text)
     if WHOLE.fullmatch(text):
-        found.add(path, "argument", f'the timeout of {template.get("name")} is "{text}" by it: give a unit, as in 30s.')
+        findings.add(
+            path, "argument", f'the timeout of {template.get("name")} is "{text}" by it: give a unit, as in 30s.'
+        )
 
 
-def _superfluous(found: Findings, path: str, called: str, extra: Iterable[str], known: set[str]) -> None:
-    for each in extra:
-        near = did_you_mean(each, known)  # without one it is only superfluous
-        why = f'{called} has no input "{each}".{near or " Take it out."}'
-        found.add(path, "argument", why, fatal=bool(near))
+def _superfluous(findings: Findings, path: str, called: str, extra: Iterable[str], known: set[str]) -> None:
+    for name in extra:
+        near = did_you_mean(name, known)  # without one it is only superfluous
+        why = f'{called} has no input "{name}".{near or " Take it out."}'
+        findings.add(path, "argument", why, fatal=bool(near))
 
 
-def _parameter(found: Findings, path: str, each: Data, later: bool) -> None:
-    source, choices = each.get("valueFrom"), each.get("enum")
+def _parameter(findings: Findings, path: str, parameter: Data, later: bool) -> None:
+    source, choices = parameter.get("valueFrom"), parameter.get("enum")
     if source is not None and not any(key in source for key in GIVEN):
         why = "of arguments it must have a configMapKeyRef, beside which a default may be. Give that, or a value."
-        found.add(f"{path}.valueFrom", "argument", why)
-    elif source is None and "value" not in each and not later:
-        found.add(path, "argument", "it has no value: give one.")
+        findings.add(f"{path}.valueFrom", "argument", why)
+    elif source is None and "value" not in parameter and not later:
+        findings.add(path, "argument", "it has no value: give one.")
     if not later and isinstance(choices, list) and choices:
-        known, value = [anystring(choice) for choice in choices], each.get("value")
+        known, value = [anystring(choice) for choice in choices], parameter.get("value")
         if value is None or ("{{" not in (value := anystring(value)) and value not in known):
-            found.add(f"{path}.value", "argument", f'"{value}" is none of its enum: it must be {" or ".join(known)}.')
+            findings.add(
+                f"{path}.value", "argument", f'"{value}" is none of its enum: it must be {" or ".join(known)}.'
+            )
 
 
 def _located(artifact: Data) -> bool:
@@ -97,5 +109,5 @@ def _located(artifact: Data) -> bool:
 
 def _required(item: Data, kind: str) -> bool:
     if kind == "parameters":
-        return not scopes.supplied(item)
+        return not tag_scope.supplied(item)
     return not item.get("optional") and not any(key in item for key in SUPPLIED)

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 from rekindle.argo.manifest.resolve import bodies
-from rekindle.argo.manifest.scopes import Data, Names, exported
+from rekindle.argo.manifest.tag_scope import Data, Names, exported
 
 ANY = {"workflow.outputs.parameters", "workflow.outputs.artifacts"}
 NOTHING: Data = {}  # a template that is not here
@@ -22,7 +22,9 @@ class Exported:
 
     def __init__(self, templates: Mapping[str, Data], roots: Sequence[str]) -> None:
         self.templates = templates
-        self.all = {tag for each, _ in bodies({"templates": [*templates.values()]}, "") for tag in exported(each)}
+        self.all = {
+            tag for template, _ in bodies({"templates": [*templates.values()]}, "") for tag in exported(template)
+        }
         self.later = {f"={tag}" for tag in self.all} | (self.all & ANY)
         self.known: set[str] = set()
         self.names, self.everything = Names(self.later), Names(self.all | self.later)
@@ -35,7 +37,7 @@ class Exported:
         return self.found.get(id(holder), self.everything)
 
     def _walk(self, roots: list[Data]) -> None:
-        waiting = [self._visit(each) for each in reversed(roots)]
+        waiting = [self._visit(template) for template in reversed(roots)]
         while waiting:  # templates may be nested deeper than Python's stack
             template = next(waiting[-1], None)
             if template is None:
@@ -63,7 +65,7 @@ class Exported:
         """Argo's order of tasks is by chance: when it gets to one, it may have been at any other."""
         calls = [called for _, called in self._calls(dag)]
         given = [self._given(called) for called in calls]
-        count, before = Counter(tag for each in given for tag in each), self.known
+        count, before = Counter(tag for tags in given for tag in tags), self.known
         for called, own in zip(calls, given, strict=True):
             self._know(before | {tag for tag in count if count[tag] > (tag in own)})
             yield called
@@ -75,13 +77,13 @@ class Exported:
 
     def _given(self, called: Data) -> set[str]:
         """What a template gives, and all that it calls."""
-        found, waiting, seen = set[str](), [called], set[int]()
+        tags, waiting, seen = set[str](), [called], set[int]()
         while waiting:
-            if id(each := waiting.pop()) not in seen:
-                seen.add(id(each))
-                found |= exported(each)
-                waiting += [below for _, below in self._calls(each)]
-        return found
+            if id(template := waiting.pop()) not in seen:
+                seen.add(id(template))
+                tags |= exported(template)
+                waiting += [below for _, below in self._calls(template)]
+        return tags
 
     def _calls(self, template: Data) -> Iterator[tuple[Data, Data]]:
         """Each step or task, and what it calls."""

@@ -28,12 +28,12 @@ class Findings:
 
     def __init__(self, file: str = "") -> None:
         self.file = file
-        self.found: dict[Finding, None] = {}
+        self.findings: dict[Finding, None] = {}
         self.hints = 0
         self.images: dict[tuple[str, str], list[str]] = {}
 
     def add(self, path: str, rule: str, message: str, fatal: bool = True) -> None:
-        self.found[Finding(self.file, path, rule, message, fatal)] = None
+        self.findings[Finding(self.file, path, rule, message, fatal)] = None
 
     def warn(self, path: str, rule: str, message: str) -> None:
         self.add(path, rule, message, fatal=False)
@@ -59,4 +59,4 @@ class Findings:
             others = f" {len(paths)} containers run it." if len(paths) > 1 else ""
             self.warn(paths[0], "image", f'"{image}" {why}{others}')
         self.images.clear()
-        return list(self.found)
+        return list(self.findings)

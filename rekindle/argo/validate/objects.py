@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from rekindle.argo.manifest import selector
-from rekindle.argo.manifest.scopes import CONTAINER, ITEMS, POD, Data, misshapen, present
+from rekindle.argo.manifest.shape import CONTAINER, ITEMS, POD, shape_errors, without_nulls
+from rekindle.argo.manifest.tag_scope import Data
 from rekindle.argo.names import PYTORCH_REPLICAS
 from rekindle.argo.validate import pods
 from rekindle.argo.validate.findings import Findings
-from rekindle.argo.validate.tags import TAG, UNKNOWN, closed
+from rekindle.argo.validate.tag_rules import TAG, UNKNOWN, closed
 from rekindle.errors import ConfigError
 
 ACTIONS = ("get", "create", "apply", "delete", "replace", "patch")
@@ -33,17 +34,17 @@ class Job:
     replicas: str
     container: str  # one of this name must be there ("": any)
     types: tuple[str, ...]
-    one: tuple[str, ...] = ()  # of these there is exactly one, which must be said where a webhook looks
+    single: tuple[str, ...] = ()  # roles with exactly one replica, which the webhook requires to be explicit
     needed: tuple[str, ...] = ()
 
 
 JOBS = {
-    "PyTorchJob": Job("pytorchReplicaSpecs", "pytorch", PYTORCH_REPLICAS, one=("Master",)),
+    "PyTorchJob": Job("pytorchReplicaSpecs", "pytorch", PYTORCH_REPLICAS, single=("Master",)),
     "TFJob": Job("tfReplicaSpecs", "tensorflow", ("Chief", "Master", "Worker", "PS", "Evaluator")),
-    "XGBoostJob": Job("xgbReplicaSpecs", "xgboost", ("Master", "Worker"), one=("Master",), needed=("Master",)),
+    "XGBoostJob": Job("xgbReplicaSpecs", "xgboost", ("Master", "Worker"), single=("Master",), needed=("Master",)),
     "PaddleJob": Job("paddleReplicaSpecs", "paddle", ("Master", "Worker")),
     "JAXJob": Job("jaxReplicaSpecs", "jax", ("Worker",), needed=("Worker",)),
-    "MPIJob": Job("mpiReplicaSpecs", "", ("Launcher", "Worker"), one=("Launcher",), needed=("Launcher",)),
+    "MPIJob": Job("mpiReplicaSpecs", "", ("Launcher", "Worker"), single=("Launcher",), needed=("Launcher",)),
 }
 GONE = {"MXJob": "the training operator dropped it in 1.9, as Apache MXNet is retired: train with a PyTorchJob"}
 TEMPLATES: dict[str, tuple[str, ...]] = {
@@ -71,116 +72,119 @@ NAMES: dict[str, tuple[int, re.Pattern[str], str]] = {
 }
 
 
-def resource(found: Findings, path: str, resource: Data, workflow_name: str) -> None:
+def resource(findings: Findings, path: str, resource: Data, workflow_name: str) -> None:
     """The rules of a resource template; `workflow_name` is as long as the names of the workflows will be."""
     action = str(resource.get("action"))
     if action not in ACTIONS:
-        found.add(f"{path}.action", "resource", f'"{action}" is no action.{found.hint(action, ACTIONS)}')
-    _conditions(found, path, resource)
+        findings.add(f"{path}.action", "resource", f'"{action}" is no action.{findings.hint(action, ACTIONS)}')
+    _conditions(findings, path, resource)
     if resource.get("manifest"):
-        for each in _read(found, f"{path}.manifest", NAME.sub(workflow_name, str(resource["manifest"]))):
+        for applied in _read(findings, f"{path}.manifest", NAME.sub(workflow_name, str(resource["manifest"]))):
             if action in ("create", "apply", "replace"):
-                check(found, f"{path}.manifest", each)
+                check(findings, f"{path}.manifest", applied)
     elif not resource.get("manifestFrom") and not resource.get("flags"):
-        found.add(f"{path}.manifest", "resource", "it is missing: give a manifest, or flags.")
+        findings.add(f"{path}.manifest", "resource", "it is missing: give a manifest, or flags.")
 
 
-def check(found: Findings, path: str, thing: Data) -> None:
+def check(findings: Findings, path: str, thing: Data) -> None:
     """The rules of one Kubernetes object, at `path` ("" if it is a file of its own)."""
     kind, at = str(thing.get("kind")), f"{path}." if path else ""
     if kind in GONE:
-        found.add(f"{at}kind", "kind", f"{GONE[kind]}.")
+        findings.add(f"{at}kind", "kind", f"{GONE[kind]}.")
         return
-    if wrong := list(misshapen(thing, _shape(kind), path or "manifest")):
-        for where, _, why in (each.partition(" ") for each in wrong if repr(UNKNOWN) not in each):
-            found.add(where, "shape", f"{why}.")
+    if problems := list(shape_errors(thing, _shape(kind), path or "manifest")):
+        for where, _, why in (problem.partition(" ") for problem in problems if repr(UNKNOWN) not in problem):
+            findings.add(where, "shape", f"{why}.")
         return
-    _metadata(found, at, kind, thing.get("metadata") or {})
+    _metadata(findings, at, kind, thing.get("metadata") or {})
     for field in NEEDED.get(kind, ()):
         if not (thing.get("spec") or {}).get(field):
-            found.add(f"{at}spec.{field}", "shape", f"it is missing: a {kind} needs it.")
+            findings.add(f"{at}spec.{field}", "shape", f"it is missing: a {kind} needs it.")
     if kind in SELECTING:
-        _selector(found, f"{at}spec", thing.get("spec") or {})
+        _selector(findings, f"{at}spec", thing.get("spec") or {})
     if kind in JOBS:
-        _job(found, f"{at}spec", kind, thing.get("spec") or {})
+        _job(findings, f"{at}spec", kind, thing.get("spec") or {})
     if kind in OF_KIND:
-        OF_KIND[kind](found, f"{at}spec", thing.get("spec") or {})
+        OF_KIND[kind](findings, f"{at}spec", thing.get("spec") or {})
     if kind in TEMPLATES:
         spec = _at(thing, TEMPLATES[kind])
         where = at + ".".join(TEMPLATES[kind])
-        pods.check(found, where, spec, pods.named(where, spec))
+        pods.check(findings, where, spec, pods.named(where, spec))
         if kind in SERVERS:
-            pods.probes(found, pods.named(where, spec, "containers"))
+            pods.probes(findings, pods.named(where, spec, "containers"))
         if kind in ("Job", "CronJob"):
-            _plain_job(found, where.removesuffix(".template.spec"), _at(thing, TEMPLATES[kind][:-2]), spec)
+            _plain_job(findings, where.removesuffix(".template.spec"), _at(thing, TEMPLATES[kind][:-2]), spec)
 
 
-def _inference(found: Findings, path: str, spec: Data) -> None:
+def _inference(findings: Findings, path: str, spec: Data) -> None:
     """Its roles are PodSpecs. Source: KServe v1beta1, PredictorSpec and TransformerSpec."""
-    for role in [each for each in ROLES if each in spec]:
+    for role in filter(spec.__contains__, ROLES):
         where, pod = f"{path}.{role}", spec[role]
         # a model without an image of its own is served by the container of a runtime, which is not here
         model = [(f"{where}.model", pod["model"])] if (pod.get("model") or {}).get("image") else []
-        pods.check(found, where, pod, [*pods.named(where, pod), *model])
-        pods.probes(found, [*pods.named(where, pod, "containers"), *model])
+        pods.check(findings, where, pod, [*pods.named(where, pod), *model])
+        pods.probes(findings, [*pods.named(where, pod, "containers"), *model])
 
 
-def _runtime(found: Findings, path: str, spec: Data, whole: bool = True) -> None:
+def _runtime(findings: Findings, path: str, spec: Data, whole: bool = True) -> None:
     """Source: Kubeflow Trainer v2, TrainingRuntimeSpec: a JobSet."""
     for number, job in enumerate(_at(spec, ("template", "spec")).get("replicatedJobs") or []):
         where = f"{path}.template.spec.replicatedJobs[{job.get('name', number)}].template.spec.template.spec"
         pod = _at(job, ("template", "spec", "template", "spec"))
-        pods.check(found, where, pod, pods.named(where, pod), whole)
+        pods.check(findings, where, pod, pods.named(where, pod), whole)
 
 
-def _train_job(found: Findings, path: str, spec: Data) -> None:
+def _train_job(findings: Findings, path: str, spec: Data) -> None:
     """What it says over its runtime. Source: Kubeflow Trainer, TrainJobSpec; overrides until 2.2, patches since."""
     trainer = spec.get("trainer") or {}
-    pods.check(found, path, {}, [(f"{path}.trainer", trainer)], whole=False)
+    pods.check(findings, path, {}, [(f"{path}.trainer", trainer)], whole=False)
     if "resourcesPerNode" in trainer:
-        pods.resources(found, f"{path}.trainer.resourcesPerNode", trainer["resourcesPerNode"])
-    for number, each in enumerate(spec.get("podTemplateOverrides") or []):
-        where, pod = f"{path}.podTemplateOverrides[{number}].spec", each.get("spec") or {}
-        pods.check(found, where, pod, pods.named(where, pod), whole=False)
-    for number, each in enumerate(spec.get("runtimePatches") or []):
+        pods.resources(findings, f"{path}.trainer.resourcesPerNode", trainer["resourcesPerNode"])
+    for number, override in enumerate(spec.get("podTemplateOverrides") or []):
+        where, pod = f"{path}.podTemplateOverrides[{number}].spec", override.get("spec") or {}
+        pods.check(findings, where, pod, pods.named(where, pod), whole=False)
+    for number, override in enumerate(spec.get("runtimePatches") or []):
         _runtime(
-            found, f"{path}.runtimePatches[{number}].trainingRuntimeSpec", each.get("trainingRuntimeSpec") or {}, False
+            findings,
+            f"{path}.runtimePatches[{number}].trainingRuntimeSpec",
+            override.get("trainingRuntimeSpec") or {},
+            False,
         )
 
 
 OF_KIND = {"InferenceService": _inference, "TrainJob": _train_job, **dict.fromkeys(RUNTIMES, _runtime)}
 
 
-def _conditions(found: Findings, path: str, resource: Data) -> None:
+def _conditions(findings: Findings, path: str, resource: Data) -> None:
     success, failure = resource.get("successCondition"), resource.get("failureCondition")
     if failure and not success:
         why = "without a successCondition it succeeds at the first look: give one."
-        found.add(f"{path}.failureCondition", "condition", why)
+        findings.add(f"{path}.failureCondition", "condition", why)
     if resource.get("action") == "delete" and (success or failure):
-        found.add(path, "condition", "a delete has nothing to wait for: take its conditions out.")
+        findings.add(path, "condition", "a delete has nothing to wait for: take its conditions out.")
     for field, condition in (("successCondition", success), ("failureCondition", failure)):
         try:
             selector.parse(TAG.sub("x", str(condition or "")))
         except selector.SelectorError as error:
-            found.add(f"{path}.{field}", "condition", f'"{condition}" is no label selector: {error}.')
+            findings.add(f"{path}.{field}", "condition", f'"{condition}" is no label selector: {error}.')
 
 
-def _read(found: Findings, path: str, text: str) -> Sequence[Data]:
+def _read(findings: Findings, path: str, text: str) -> Sequence[Data]:
     """The objects in a manifest's text. JSON is read as such, which is faster; a bare tag in it stands for a number."""
     filled = TAG.sub(UNKNOWN, text)
     if filled.lstrip().startswith("{"):
         try:
             value = json.loads(JSON.sub(lambda m: f'"{UNKNOWN}"' if m[0] == UNKNOWN else m[0], filled))
-            return [present(value)]
+            return [without_nulls(value)]
         except (json.JSONDecodeError, RecursionError):
             pass  # YAML that begins with a brace
     from rekindle.argo.manifest.read import documents
 
     try:
-        return [present(each) for each in documents(filled)]
+        return [without_nulls(document) for document in documents(filled)]
     except (ConfigError, RecursionError) as error:
         if not closed(Findings(), path, TAG.sub("", text)):
-            found.warn(path, "resource", f"{error}")
+            findings.warn(path, "resource", f"{error}")
         return []
 
 
@@ -214,31 +218,31 @@ def _at(value: Any, path: Sequence[str]) -> Data:
     return value
 
 
-def _metadata(found: Findings, at: str, kind: str, metadata: Data) -> None:
+def _metadata(findings: Findings, at: str, kind: str, metadata: Data) -> None:
     name = str(metadata.get("name") or "")
     most, pattern, why = NAMES.get(kind, (253, DNS_NAME, ""))
     if not name and not metadata.get("generateName") and (at or kind in {*NAMES, *TEMPLATES}):
-        found.add(f"{at}metadata.name", "name", "it is missing: give a name.")
+        findings.add(f"{at}metadata.name", "name", "it is missing: give a name.")
     elif name and (not pattern.fullmatch(name.replace(UNKNOWN, "x")) or len(name) > most):
         rule = LETTERS.format(most) if pattern is DNS_LABEL else LETTERS.format(most).partition(" and ")[2]
         because = f", as {why}" if why else ""
         shown = name.replace(UNKNOWN, "…")
-        found.add(
+        findings.add(
             f"{at}metadata.name",
             "name",
             f'the name will be "{shown}" ({len(name)} characters): it must {rule}{because}.',
         )
-    labels(found, f"{at}metadata.labels", metadata.get("labels") or {})
+    labels(findings, f"{at}metadata.labels", metadata.get("labels") or {})
 
 
-def labels(found: Findings, path: str, labels: Data) -> None:
+def labels(findings: Findings, path: str, labels: Data) -> None:
     for key, value in labels.items():
         if not isinstance(value, str) or not LABEL.fullmatch(TAG.sub("x", value.replace(UNKNOWN, "x"))):
             rule = "a text of at most 63 letters, digits, dashes, dots and underscores"
-            found.add(f"{path}.{key}", "name", f'"{value}" must be {rule}.')
+            findings.add(f"{path}.{key}", "name", f'"{value}" must be {rule}.')
 
 
-def _selector(found: Findings, path: str, spec: Data) -> None:
+def _selector(findings: Findings, path: str, spec: Data) -> None:
     """It must find the pods that are made. A tag may become anything."""
     carried = _at(spec, ("template", "metadata", "labels"))
     for key, value in _at(spec, ("selector", "matchLabels")).items():
@@ -246,80 +250,82 @@ def _selector(found: Findings, path: str, spec: Data) -> None:
             why = (
                 f"the pods have {'no such label' if key not in carried else repr(carried[key])}: let the two be equal."
             )
-            found.add(f"{path}.selector.matchLabels.{key}", "name", f'it is "{value}", and {why}')
+            findings.add(f"{path}.selector.matchLabels.{key}", "name", f'it is "{value}", and {why}')
 
 
-def _job(found: Findings, path: str, kind: str, spec: Data) -> None:
+def _job(findings: Findings, path: str, kind: str, spec: Data) -> None:
     job = JOBS[kind]
     replicas: Mapping[str, Any] = spec.get(job.replicas) or {}
     where = f"{path}.{job.replicas}"
     for name in job.needed or (() if replicas else job.types[-1:]):
         if name not in replicas:
-            found.add(where, "job", f"a {kind} has no {name}: give it one.")
+            findings.add(where, "job", f"a {kind} has no {name}: give it one.")
     if {"Chief", "Master"} <= replicas.keys():
-        found.add(where, "job", "Chief and Master are two names of one role: keep one of them.")
-    for name, each in replicas.items():
+        findings.add(where, "job", "Chief and Master are two names of one role: keep one of them.")
+    for name, replica in replicas.items():
         if name not in job.types:
             why = f'"{name}" is no replica type of a {kind}: only {", ".join(job.types)} are.'
-            found.add(f"{where}.{name}", "job", why + found.near(name, job.types))
-        number = each.get("replicas", 1 if kind == "MPIJob" else "missing")
-        if name in job.one and number not in (1, UNKNOWN):
+            findings.add(f"{where}.{name}", "job", why + findings.near(name, job.types))
+        number = replica.get("replicas", 1 if kind == "MPIJob" else "missing")
+        if name in job.single and number not in (1, UNKNOWN):
             why = f"it is {number}: it must be there and be 1, or the job is refused."
-            found.add(f"{where}.{name}.replicas", "job", why)
-        if kind == "PyTorchJob" and each.get("replicas", 1) in (0, "0"):
-            found.add(
+            findings.add(f"{where}.{name}.replicas", "job", why)
+        if kind == "PyTorchJob" and replica.get("replicas", 1) in (0, "0"):
+            findings.add(
                 f"{where}.{name}.replicas", "job", "it is 0: it must be at least 1, or the webhook refuses the job."
             )
-        if (restart := each.get("restartPolicy", UNKNOWN)) not in (*RESTARTS, UNKNOWN):
-            found.add(f"{where}.{name}.restartPolicy", "job", f'"{restart}" must be {", ".join(RESTARTS)}.')
-        _replica(found, f"{where}.{name}.template.spec", job.container, _at(each, ("template", "spec")))
+        if (restart := replica.get("restartPolicy", UNKNOWN)) not in (*RESTARTS, UNKNOWN):
+            findings.add(f"{where}.{name}.restartPolicy", "job", f'"{restart}" must be {", ".join(RESTARTS)}.')
+        _replica(findings, f"{where}.{name}.template.spec", job.container, _at(replica, ("template", "spec")))
     policy = spec.get("runPolicy") or {}
     if "activeDeadlineSeconds" not in policy:
         why = "nothing ends a job that hangs: give a number of seconds."
-        found.warn(f"{path}.runPolicy.activeDeadlineSeconds", "deadline", why)
+        findings.warn(f"{path}.runPolicy.activeDeadlineSeconds", "deadline", why)
     if policy.get("cleanPodPolicy", spec.get("cleanPodPolicy", "None")) == "None":
         why = "pods that still run when the job is over stay, with their nodes: set Running."
-        found.warn(f"{path}.runPolicy.cleanPodPolicy", "job", why)
+        findings.warn(f"{path}.runPolicy.cleanPodPolicy", "job", why)
     if kind == "PyTorchJob" and "elasticPolicy" in spec:
-        _elastic(found, path, spec, replicas)
+        _elastic(findings, path, spec, replicas)
 
 
-def _replica(found: Findings, path: str, wanted: str, pod: Data) -> None:
+def _replica(findings: Findings, path: str, wanted: str, pod: Data) -> None:
     containers = pod.get("containers") or []
     if not containers:
-        found.add(f"{path}.containers", "job", "it is empty: a replica needs a container.")
-    elif wanted and not any(each.get("name") in (wanted, UNKNOWN) for each in containers):
-        found.add(f"{path}.containers", "job", f'one container must be called "{wanted}": the operator looks for it.')
-    for where, each in pods.named(path, pod, "containers"):
-        if not each.get("image"):
-            found.add(f"{where}.image", "job", "it is missing: give the container an image.")
-    pods.check(found, path, pod, pods.named(path, pod))
+        findings.add(f"{path}.containers", "job", "it is empty: a replica needs a container.")
+    elif wanted and not any(container.get("name") in (wanted, UNKNOWN) for container in containers):
+        findings.add(
+            f"{path}.containers", "job", f'one container must be called "{wanted}": the operator looks for it.'
+        )
+    for where, container in pods.named(path, pod, "containers"):
+        if not container.get("image"):
+            findings.add(f"{where}.image", "job", "it is missing: give the container an image.")
+    pods.check(findings, path, pod, pods.named(path, pod))
 
 
-def _elastic(found: Findings, path: str, spec: Data, replicas: Data) -> None:
+def _elastic(findings: Findings, path: str, spec: Data, replicas: Data) -> None:
     elastic, where = spec["elasticPolicy"], f"{path}.elasticPolicy"
     if "Worker" not in replicas:
-        found.add(where, "job", "an elastic job needs a Worker: add it to pytorchReplicaSpecs.")
+        findings.add(where, "job", "an elastic job needs a Worker: add it to pytorchReplicaSpecs.")
     if elastic.get("rdzvConf") == []:
-        found.add(f"{where}.rdzvConf", "job", "an empty list crashes the operator: take rdzvConf out.")
+        findings.add(f"{where}.rdzvConf", "job", "an empty list crashes the operator: take rdzvConf out.")
     if elastic.get("standalone"):
-        found.add(f"{where}.standalone", "job", "torchrun cannot read what the operator makes of it: take it out.")
+        findings.add(f"{where}.standalone", "job", "torchrun cannot read what the operator makes of it: take it out.")
     if "nProcPerNode" in elastic and "nprocPerNode" in spec:
-        found.add(f"{where}.nProcPerNode", "job", "spec.nprocPerNode is there as well: keep that one only.")
+        findings.add(f"{where}.nProcPerNode", "job", "spec.nprocPerNode is there as well: keep that one only.")
     least, most = elastic.get("minReplicas"), elastic.get("maxReplicas")
     workers = (replicas.get("Worker") or {}).get("replicas")
-    numbers = [each for each in (least, workers, most) if isinstance(each, int)]
+    numbers = [number for number in (least, workers, most) if isinstance(number, int)]
     if numbers != sorted(numbers):
         why = f"minReplicas ({least}) ≤ Worker.replicas ({workers}) ≤ maxReplicas ({most}) must hold: change one."
-        found.warn(where, "job", why)
+        findings.warn(where, "job", why)
 
 
-def _plain_job(found: Findings, path: str, spec: Data, pod: Data) -> None:
+def _plain_job(findings: Findings, path: str, spec: Data, pod: Data) -> None:
     if (restart := pod.get("restartPolicy", "Always")) not in ("OnFailure", "Never", UNKNOWN):
         why = f'it is "{restart}": the pods of a Job must say OnFailure or Never.'
-        found.add(f"{path}.template.spec.restartPolicy", "job", why)
+        findings.add(f"{path}.template.spec.restartPolicy", "job", why)
     if "podFailurePolicy" in spec and restart not in ("Never", UNKNOWN):
-        found.add(f"{path}.podFailurePolicy", "job", "it needs restartPolicy: Never.")
+        findings.add(f"{path}.podFailurePolicy", "job", "it needs restartPolicy: Never.")
     if "activeDeadlineSeconds" not in spec:
         why = "nothing ends a job that hangs: give a number of seconds."
-        found.warn(f"{path}.activeDeadlineSeconds", "deadline", why)
+        findings.warn(f"{path}.activeDeadlineSeconds", "deadline", why)

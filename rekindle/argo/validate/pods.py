@@ -8,9 +8,9 @@ import re
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
 
-from rekindle.argo.manifest.scopes import Data
+from rekindle.argo.manifest.tag_scope import Data
 from rekindle.argo.validate.findings import Findings
-from rekindle.argo.validate.tags import UNKNOWN
+from rekindle.argo.validate.tag_rules import UNKNOWN
 
 DIGEST = re.compile(r".*@sha256:[0-9a-f]{64}")
 SHELLS = ("sh", "bash", "ash", "dash", "zsh")
@@ -32,44 +32,44 @@ Containers = Iterable[tuple[str, Data]]
 def named(path: str, pod: Data, *lists: str) -> Iterator[tuple[str, Data]]:
     """The containers in `lists` of a pod, each with its path."""
     for key in lists or ("initContainers", "containers"):
-        for number, each in enumerate(pod.get(key) or []):
-            yield f"{path}.{key}[{each.get('name', number)}]", each
+        for number, container in enumerate(pod.get(key) or []):
+            yield f"{path}.{key}[{container.get('name', number)}]", container
 
 
-def check(found: Findings, path: str, pod: Data, containers: Containers, whole: bool = True) -> None:
+def check(findings: Findings, path: str, pod: Data, containers: Containers, whole: bool = True) -> None:
     """`pod` is a PodSpec, or as much of it as a template has; not `whole`: it is laid over another one."""
     for key in ("hostNetwork", "hostPID", "hostIPC"):
         if pod.get(key) is True:
-            found.warn(f"{path}.{key}", "security", "PodSecurity restricted refuses it: take it out.")
+            findings.warn(f"{path}.{key}", "security", "PodSecurity restricted refuses it: take it out.")
     for volume in pod.get("volumes") or []:
         if len(kinds := volume.keys() - {"name"}) == 1 and not kinds <= VOLUMES:
             why = f"PodSecurity restricted refuses a {kinds.pop()}: use a persistentVolumeClaim, or the object store."
-            found.warn(f"{path}.volumes[{volume.get('name')}]", "security", why)
+            findings.warn(f"{path}.volumes[{volume.get('name')}]", "security", why)
     for where, container in containers:
         name = container.get("name")
         if name and UNKNOWN not in name and (not LABEL.fullmatch(name) or len(name) > 63):
-            found.add(where, "name", f'"{name}" must be lower-case letters, digits and dashes, at most 63 of them.')
+            findings.add(where, "name", f'"{name}" must be lower-case letters, digits and dashes, at most 63 of them.')
         for port in container.get("ports") or []:
             if len(str(port.get("name", ""))) > 15:
-                found.add(f"{where}.ports", "name", f'"{port["name"]}" must have at most 15 characters.')
-        _image(found, f"{where}.image", str(container.get("image") or ""))
+                findings.add(f"{where}.ports", "name", f'"{port["name"]}" must have at most 15 characters.')
+        _image(findings, f"{where}.image", str(container.get("image") or ""))
         if whole or "resources" in container:
-            resources(found, f"{where}.resources", container.get("resources") or {})
+            resources(findings, f"{where}.resources", container.get("resources") or {})
         if whole:
-            _security(found, f"{where}.securityContext", pod.get("securityContext") or {}, container)
-        _secrets(found, where, container)
-        _calls(found, where, container)
+            _security(findings, f"{where}.securityContext", pod.get("securityContext") or {}, container)
+        _secrets(findings, where, container)
+        _calls(findings, where, container)
 
 
-def probes(found: Findings, containers: Containers) -> None:
+def probes(findings: Findings, containers: Containers) -> None:
     """A server that nobody asks whether it is ready gets requests while it starts."""
     for where, container in containers:
         if missing := [key for key in ("readinessProbe", "livenessProbe") if key not in container]:
             why = "it gets requests before it can answer, and a hung one is never replaced"
-            found.warn(where, "probe", f"it has no {' and no '.join(missing)}: {why}. Give it both.")
+            findings.warn(where, "probe", f"it has no {' and no '.join(missing)}: {why}. Give it both.")
 
 
-def _image(found: Findings, path: str, image: str) -> None:
+def _image(findings: Findings, path: str, image: str) -> None:
     if not image or "{{" in image or UNKNOWN in image or DIGEST.fullmatch(image):
         return
     tag = image.partition("@")[0].rpartition("/")[2].partition(":")[2]
@@ -79,20 +79,20 @@ def _image(found: Findings, path: str, image: str) -> None:
         why = f"is whatever was pushed last{'' if tag else ', as it has no tag'}: pin it by digest (NAME@sha256:...)."
     else:
         why = f'can change, as the tag "{tag}" can be pushed again: pin it by digest (NAME@sha256:...).'
-    found.image(path, image, why)
+    findings.image(path, image, why)
 
 
-def resources(found: Findings, path: str, given: Data) -> None:
+def resources(findings: Findings, path: str, given: Data) -> None:
     """Without requests a container is placed anywhere, without a limit it takes what it wants."""
     requests, limits = given.get("requests") or {}, given.get("limits") or {}
     missing = [f"requests.{key}" for key in ("cpu", "memory") if key not in requests and key not in limits]
     missing += ["limits.memory"] if "memory" not in limits else []
     if missing:
         why = "the scheduler cannot place it, and it may take its neighbours' memory"
-        found.warn(path, "resources", f"it has no {', no '.join(missing)}: {why}. Give them.")
+        findings.warn(path, "resources", f"it has no {', no '.join(missing)}: {why}. Give them.")
 
 
-def _security(found: Findings, path: str, pod: Data, container: Data) -> None:
+def _security(findings: Findings, path: str, pod: Data, container: Data) -> None:
     own = container.get("securityContext") or {}
     both = {**pod, **own}
     seccomp, capabilities = both.get("seccompProfile") or {}, own.get("capabilities") or {}
@@ -106,18 +106,18 @@ def _security(found: Findings, path: str, pod: Data, container: Data) -> None:
         "privileged: false": not own.get("privileged"),
     }
     if missing := [name for name, there in wanted.items() if not there]:
-        found.warn(path, "security", f"PodSecurity restricted refuses it: it needs {', '.join(missing)}.")
+        findings.warn(path, "security", f"PodSecurity restricted refuses it: it needs {', '.join(missing)}.")
 
 
-def _secrets(found: Findings, path: str, container: Data) -> None:
+def _secrets(findings: Findings, path: str, container: Data) -> None:
     """Passwords in plain sight: by the names of variables and flags, and in addresses."""
-    for each in container.get("env") or []:
-        name, value = str(each.get("name", "")), str(each.get("value") or "")
+    for variable in container.get("env") or []:
+        name, value = str(variable.get("name", "")), str(variable.get("value") or "")
         if _secret(name, value) or _logs_in(value):
             why = "whoever reads the manifest reads it. Take it from a Secret (valueFrom.secretKeyRef)."
-            found.warn(f"{path}.env[{name}]", "secret", why)
+            findings.warn(f"{path}.env[{name}]", "secret", why)
     for key in ("command", "args"):
-        words = [str(each) for each in container.get(key) or []]
+        words = [str(word) for word in container.get(key) or []]
         flags = [flag for text in words for flag in FLAG.findall(text)]
         flags += [(flag[2:], value) for flag, value in pairwise(words) if flag.startswith("--")]
         named = [f"--{name}" for name, value in flags if not value.startswith("-") and _secret(name, value)]
@@ -125,7 +125,7 @@ def _secrets(found: Findings, path: str, container: Data) -> None:
             why = (
                 f"{what} shows a password to whoever reads the manifest. Take it from a Secret, by a variable: $(NAME)."
             )
-            found.warn(f"{path}.{key}", "secret", why)
+            findings.warn(f"{path}.{key}", "secret", why)
 
 
 def _secret(name: str, value: str) -> bool:
@@ -147,7 +147,7 @@ def shell(template: Data) -> bool:
 
 def _shell(container: Data) -> bool:
     """`sh -c`, also where something else starts it: env, tini, timeout, busybox."""
-    command = [str(each) for each in container.get("command") or []]
+    command = [str(word) for word in container.get("command") or []]
     words = [*command, *map(str, container.get("args") or [])]
     started = any(_is_shell(word) and re.fullmatch(r"-\w*c", after) for word, after in pairwise(words))
     return "source" in container or started or bool(command and _is_shell(command[0]))
@@ -157,16 +157,16 @@ def _is_shell(word: str) -> bool:
     return word.rpartition("/")[2] in SHELLS
 
 
-def _calls(found: Findings, path: str, container: Data) -> None:
+def _calls(findings: Findings, path: str, container: Data) -> None:
     """`$(date)` is for a shell; Kubernetes fills in `$(VARIABLE)` only and passes the rest on as it is."""
     if _shell(container):
         return
-    known = {str(each.get("name")) for each in container.get("env") or []}
+    known = {str(variable.get("name")) for variable in container.get("env") or []}
     for key in ("command", "args"):
         for text in container.get(key) or []:
             for inside in CALL.findall(str(text)):
                 if inside not in known and not VARIABLE.fullmatch(inside):
-                    found.warn(f"{path}.{key}", "shell", call(inside))
+                    findings.warn(f"{path}.{key}", "shell", call(inside))
 
 
 def call(inside: str) -> str:

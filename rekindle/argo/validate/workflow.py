@@ -9,10 +9,10 @@ from typing import Any
 
 from rekindle.argo.kinds import TEMPLATE_TYPES
 from rekindle.argo.manifest import cron as crontab
-from rekindle.argo.manifest import resolve, scopes
+from rekindle.argo.manifest import resolve, shape, tag_scope
 from rekindle.argo.manifest.loops import LOOPS
-from rekindle.argo.manifest.scopes import PARAMETER, Items, Names, Nodes, Scope, names
-from rekindle.argo.validate import arguments, graph, metrics, objects, pods, tags
+from rekindle.argo.manifest.tag_scope import PARAMETER, Items, Names, Nodes, Scope, names
+from rekindle.argo.validate import arguments, graph, metrics, objects, pods, tag_rules
 from rekindle.argo.validate.exported import Exported
 from rekindle.argo.validate.findings import Findings
 from rekindle.errors import ConfigError
@@ -35,8 +35,8 @@ METRIC = re.compile(r"\{\{\s*(?:(?:tasks|steps)\.[^}]*\.outputs\.|workflow\.outp
 class WorkflowRules:
     """All rules on one manifest of Argo's; `run` fills `found`."""
 
-    def __init__(self, manifest: Manifest, found: Findings, find: resolve.Find) -> None:
-        self.manifest, self.found, self.find = manifest, found, find
+    def __init__(self, manifest: Manifest, findings: Findings, find: resolve.Find) -> None:
+        self.manifest, self.findings, self.find = manifest, findings, find
         self.others: dict[str, Manifest] = {}  # objects that it refers to, by the paths of their specs in findings
         self.kind = str(manifest.get("kind"))
         self.root = "spec.workflowSpec" if self.kind == "CronWorkflow" else "spec"
@@ -46,20 +46,20 @@ class WorkflowRules:
     @cached_property
     def stored(self) -> dict[str, dict[str, Manifest] | None]:
         """The templates of each object that is referred to, by the scope of their names; None: it is not here."""
-        found: dict[str, dict[str, Manifest] | None] = {}
+        templates: dict[str, dict[str, Manifest] | None] = {}
         waiting: list[tuple[str, Manifest, str]] = []
         resolve.qualify(self.spec, "", self.root, waiting)
         while waiting:
             scope, reference, _ = waiting.pop()
-            if scope not in found:
+            if scope not in templates:
                 other = resolve.referred(reference, self.find)
-                spec, found[scope] = {}, None
-                if other and not any(scopes.misshapen(other)):  # else that is a finding of its own
+                spec, templates[scope] = {}, None
+                if other and not any(shape.shape_errors(other)):  # else that is a finding of its own
                     self.others[self.away(scope)] = other
-                    spec = scopes.present(other.get("spec") or {})
-                    found[scope] = _named(spec)
+                    spec = shape.without_nulls(other.get("spec") or {})
+                    templates[scope] = _named(spec)
                 resolve.qualify(spec, scope, f"{scope}.spec", waiting)
-        return found
+        return templates
 
     def away(self, scope: str) -> str:
         """The path of the spec of another object."""
@@ -70,12 +70,12 @@ class WorkflowRules:
         """By the names by which they are called."""
         stored = self.stored.items()  # which gives callers their full names
         return _named(self.spec) | {
-            f"{scope}/{name}": t for scope, found in stored for name, t in (found or {}).items()
+            f"{scope}/{name}": t for scope, templates in stored for name, t in (templates or {}).items()
         }
 
     @cached_property
     def everywhere(self) -> Names:
-        return Names(scopes.workflow(self.spec))
+        return Names(tag_scope.workflow(self.spec))
 
     @cached_property
     def exported(self) -> Exported:
@@ -85,17 +85,17 @@ class WorkflowRules:
     @cached_property
     def reached(self) -> set[int]:
         """The ids of templates that run before the workflow is over, and so have no failures to read."""
-        return {id(each) for each in self.called([str(self.spec.get("entrypoint"))]).values()}
+        return {id(template) for template in self.called([str(self.spec.get("entrypoint"))]).values()}
 
     def called(self, waiting: list[str], hooks: bool = True) -> dict[str, Manifest]:
         """The templates that `waiting` names, and all that these call; or all but those of `hooks`."""
-        found: dict[str, Manifest] = {}
+        templates: dict[str, Manifest] = {}
         while waiting:
-            if (name := waiting.pop()) in self.templates and name not in found:
-                found[name] = self.templates[name]
-                callers = resolve.holders({"templates": [found[name]]}, "")
-                waiting += [str(each.get("template")) for each, at in callers if hooks or ".hooks." not in at]
-        return found
+            if (name := waiting.pop()) in self.templates and name not in templates:
+                templates[name] = self.templates[name]
+                callers = resolve.holders({"templates": [templates[name]]}, "")
+                waiting += [str(caller.get("template")) for caller, at in callers if hooks or ".hooks." not in at]
+        return templates
 
     @cached_property
     def running(self) -> Names:
@@ -110,25 +110,27 @@ class WorkflowRules:
         self.metadata()
         if self.kind == "CronWorkflow":
             self.cron(self.manifest.get("spec") or {})
-        tags.closed(self.found, self.root, {key: each for key, each in self.spec.items() if key != "templates"})
+        tag_rules.closed(
+            self.findings, self.root, {key: value for key, value in self.spec.items() if key != "templates"}
+        )
         if self.spec.get("workflowTemplateRef") and (self.kind in REUSED or not self.joined()):
             return
         given = self.spec.get("arguments") or {}
-        arguments.check(self.found, f"{self.root}.arguments", given, later=True)
+        arguments.check(self.findings, f"{self.root}.arguments", given, later=True)
         for field in ("entrypoint", "onExit"):
             if name := self.spec.get(field):
                 self.target(f"{self.root}.{field}", str(name), given, loose=True)
             elif field == "entrypoint" and self.kind not in REUSED:
-                self.found.add(
+                self.findings.add(
                     f"{self.root}.entrypoint", "entrypoint", "it is missing: name the template to begin with."
                 )
         self.hooks(f"{self.root}.hooks", self.spec.get("hooks") or {})
         if "activeDeadlineSeconds" not in self.spec:
             why = "nothing ends a workflow that hangs: give a number of seconds."
-            self.found.warn(f"{self.root}.activeDeadlineSeconds", "deadline", why)
+            self.findings.warn(f"{self.root}.activeDeadlineSeconds", "deadline", why)
         if (strategy := (self.spec.get("podGC") or {}).get("strategy") or POD_GC[0]) not in POD_GC:
-            hint = self.found.hint(str(strategy), POD_GC)
-            self.found.add(f"{self.root}.podGC.strategy", "shape", f'"{strategy}" is no strategy.{hint}')
+            hint = self.findings.hint(str(strategy), POD_GC)
+            self.findings.add(f"{self.root}.podGC.strategy", "shape", f'"{strategy}" is no strategy.{hint}')
         for path, holder in (("", self.spec), (".templateDefaults", self.spec.get("templateDefaults") or {})):
             self.retry(f"{self.root}{path}.retryStrategy", holder.get("retryStrategy"))
         self.unique(f"{self.root}.templates", names(self.spec.get("templates")))
@@ -145,9 +147,9 @@ class WorkflowRules:
             return False
         self.others[self.root] = base
         try:
-            self.spec = scopes.present(resolve.joined(self.spec, self.find))
+            self.spec = shape.without_nulls(resolve.joined(self.spec, self.find))
         except ConfigError as error:
-            self.found.add(f"{self.root}.workflowTemplateRef", "template", str(error))
+            self.findings.add(f"{self.root}.workflowTemplateRef", "template", str(error))
             return False
         return True
 
@@ -156,19 +158,19 @@ class WorkflowRules:
         name, prefix = str(metadata.get("name") or ""), str(metadata.get("generateName") or "")
         longest = LENGTHS.get(self.kind, 63)
         if self.kind not in KINDS:
-            hint = self.found.near(self.kind, KINDS)
-            self.found.add("kind", "kind", f'"{self.kind}" must be {", ".join(KINDS)}.{hint}')
+            hint = self.findings.near(self.kind, KINDS)
+            self.findings.add("kind", "kind", f'"{self.kind}" must be {", ".join(KINDS)}.{hint}')
         if not name and not prefix:
-            self.found.add("metadata.name", "name", "it is missing: give a name, or a generateName.")
+            self.findings.add("metadata.name", "name", "it is missing: give a name, or a generateName.")
         elif len(name) > longest or not objects.DNS_NAME.fullmatch(name or prefix + "x"):
             rule = f"lower-case letters, digits and dashes, at most {longest} characters"
             where = "metadata." + ("name" if name else "generateName")
-            self.found.add(where, "name", f'"{name or prefix}" must be {rule}.')
+            self.findings.add(where, "name", f'"{name or prefix}" must be {rule}.')
         elif not name and len(prefix) > PREFIX:
-            self.found.warn(
+            self.findings.warn(
                 "metadata.generateName", "name", f'only {PREFIX} characters of "{prefix}" stay: shorten it.'
             )
-        objects.labels(self.found, "metadata.labels", metadata.get("labels") or {})
+        objects.labels(self.findings, "metadata.labels", metadata.get("labels") or {})
 
     @cached_property
     def workflow_name(self) -> str:
@@ -181,49 +183,51 @@ class WorkflowRules:
     def cron(self, spec: Manifest) -> None:
         if not spec.get("schedules"):
             old = "`schedule` is gone in Argo 4" if spec.get("schedule") else "it never runs"
-            self.found.add("spec.schedules", "cron", f"it is missing, so {old}: give a list of cron expressions.")
+            self.findings.add("spec.schedules", "cron", f"it is missing, so {old}: give a list of cron expressions.")
         schedules = spec["schedules"] if isinstance(spec.get("schedules"), list) else []
         for schedule in [*schedules, *([spec["schedule"]] if spec.get("schedule") else [])]:
-            if why := crontab.wrong(str(schedule)):
-                self.found.add("spec.schedules", "cron", f'"{schedule}" is no schedule: {why}.')
-        if why := crontab.wrong_zone(str(spec.get("timezone") or "")):
-            self.found.add("spec.timezone", "cron", f'"{spec["timezone"]}" is no time zone: {why.rstrip(".")}.')
+            if why := crontab.schedule_error(str(schedule)):
+                self.findings.add("spec.schedules", "cron", f'"{schedule}" is no schedule: {why}.')
+        if why := crontab.timezone_error(str(spec.get("timezone") or "")):
+            self.findings.add("spec.timezone", "cron", f'"{spec["timezone"]}" is no time zone: {why.rstrip(".")}.')
         self.calls(f"{self.root}.arguments", self.spec.get("arguments") or {})
 
     def calls(self, path: str, given: Manifest) -> None:
         """A schedule tempts to `$(date)` in arguments, which no shell ever reads."""
-        for each in given.get("parameters") or []:
-            for inside in pods.CALL.findall(str(each.get("value", ""))):
-                self.found.warn(f"{path}.parameters[{each.get('name')}]", "shell", pods.call(inside))
+        for parameter in given.get("parameters") or []:
+            for inside in pods.CALL.findall(str(parameter.get("value", ""))):
+                self.findings.warn(f"{path}.parameters[{parameter.get('name')}]", "shell", pods.call(inside))
 
     # what a template or task is made of
 
     def unique(self, path: str, there: list[str]) -> None:
         for name, count in Counter(there).items():
             if count > 1:
-                self.found.add(path, "name", f'"{name}" is there {count} times: names must be unique.')
+                self.findings.add(path, "name", f'"{name}" is there {count} times: names must be unique.')
             if not NAME.fullmatch(name) or len(name) > 128:
                 why = "must be at most 128 letters, digits and dashes, beginning with no dash."
-                self.found.add(path, "name", f'"{name}" {why}')
+                self.findings.add(path, "name", f'"{name}" {why}')
 
     def retry(self, path: str, retry: Manifest | None) -> None:
         if retry is not None and "limit" not in retry:
-            self.found.warn(path, "retry", "without a limit it retries for ever, and without backoff: give one.")
+            self.findings.warn(path, "retry", "without a limit it retries for ever, and without backoff: give one.")
 
     def template(self, path: str, template: Manifest, around: Scope | None = None) -> None:
         """`around`: what an inline template sees as well, as it is filled in with its task."""
-        types = [each for each in TEMPLATE_TYPES if each in template]
+        types = [kind for kind in TEMPLATE_TYPES if kind in template]
         if len(types) != 1:
-            found = f"it is {' and '.join(types)}" if types else "it does nothing"
-            self.found.add(path, "template", f"{found}: it must have exactly one of {', '.join(TEMPLATE_TYPES[:6])}.")
+            actual = f"it is {' and '.join(types)}" if types else "it does nothing"
+            self.findings.add(
+                path, "template", f"{actual}: it must have exactly one of {', '.join(TEMPLATE_TYPES[:6])}."
+            )
         for direction in ("inputs", "outputs"):
-            arguments.unique(self.found, f"{path}.{direction}", template.get(direction) or {})
-        metrics.check(self.found, f"{path}.metrics", template.get("metrics") or {})
+            arguments.unique(self.findings, f"{path}.{direction}", template.get(direction) or {})
+        metrics.check(self.findings, f"{path}.metrics", template.get("metrics") or {})
         self.outputs(path, template.get("outputs") or {}, GIVES.get("".join(types[:1]), SOURCES))
         self.retry(f"{path}.retryStrategy", template.get("retryStrategy"))
-        if "memoize" in template and not NAME.fullmatch(tags.TAG.sub("x", str(template["memoize"].get("key")))):
-            self.found.add(f"{path}.memoize.key", "name", "the key must be letters, digits and dashes.")
-        inputs, outputs = scopes.declared("inputs", template), scopes.declared("outputs", template)
+        if "memoize" in template and not NAME.fullmatch(tag_rules.TAG.sub("x", str(template["memoize"].get("key")))):
+            self.findings.add(f"{path}.memoize.key", "name", "the key must be letters, digits and dashes.")
+        inputs, outputs = tag_scope.declared("inputs", template), tag_scope.declared("outputs", template)
         if "dag" in template:
             self.dag(path, template, inputs)
         elif "steps" in template:
@@ -233,7 +237,7 @@ class WorkflowRules:
             if "suspend" in template:
                 self.only(path, template, "a pod", "timeout")
             if "resource" in template:
-                objects.resource(self.found, f"{path}.resource", template["resource"], self.workflow_name)
+                objects.resource(self.findings, f"{path}.resource", template["resource"], self.workflow_name)
             self.pod(path, template)
             own = {f"{name}.path" for name in inputs | outputs}
             here = Names({*inputs, *outputs, *own, "outputs.result", "outputs.exitCode", "tasks.name", "steps.name"})
@@ -245,35 +249,37 @@ class WorkflowRules:
     def outputs(self, path: str, outputs: Manifest, allowed: tuple[str, ...]) -> None:
         """That an output parameter comes from one place, and from one that its kind of template has."""
         for kind in ("parameters", "artifacts"):
-            for each in outputs.get(kind) or []:
-                where, name = f"{path}.outputs.{kind}[{each.get('name')}]", each.get("globalName")
-                if name and not PARAMETER.fullmatch(tags.TAG.sub("x", str(name))):
-                    self.found.add(f"{where}.globalName", "name", f'"{name}" must be letters, digits, - and _.')
-        for each in outputs.get("parameters") or []:
-            where, source = f"{path}.outputs.parameters[{each.get('name')}]", each.get("valueFrom") or {}
-            given = ["value"] * ("value" in each) + [key for key in SOURCES if source.get(key, "") != ""]
-            if len(given) != 1 or ("value" in each and "valueFrom" in each):
+            for output in outputs.get(kind) or []:
+                where, name = f"{path}.outputs.{kind}[{output.get('name')}]", output.get("globalName")
+                if name and not PARAMETER.fullmatch(tag_rules.TAG.sub("x", str(name))):
+                    self.findings.add(f"{where}.globalName", "name", f'"{name}" must be letters, digits, - and _.')
+        for output in outputs.get("parameters") or []:
+            where, source = f"{path}.outputs.parameters[{output.get('name')}]", output.get("valueFrom") or {}
+            given = ["value"] * ("value" in output) + [key for key in SOURCES if source.get(key, "") != ""]
+            if len(given) != 1 or ("value" in output and "valueFrom" in output):
                 why = f"it is from {' and '.join(given) or 'nowhere'}: it must have exactly one valueFrom"
-                self.found.add(where, "output", f"{why}, here of {' or '.join(allowed)}.")
+                self.findings.add(where, "output", f"{why}, here of {' or '.join(allowed)}.")
             elif given[0] not in (*allowed, "value"):
                 why = f"{given[0]} is not for this kind of template: give {' or '.join(allowed)}."
-                self.found.add(f"{where}.valueFrom.{given[0]}", "output", why)
+                self.findings.add(f"{where}.valueFrom.{given[0]}", "output", why)
 
     def pod(self, path: str, template: Manifest) -> None:
         """The rules of what runs in a pod; what the template does not say, `templateDefaults` and the spec do."""
         defaults = self.spec.get("templateDefaults") or {}
         given = {**defaults, **template}
-        for kind in [each for each in ("container", "script", "containerSet") if each in template]:
+        for kind in ("container", "script", "containerSet"):
+            if kind not in template:
+                continue
             where = f"{path}.{kind}"
             containers = [*pods.named(where, template[kind], "containers")]
             if kind != "containerSet":
                 containers = [(where, {**(defaults.get(kind) or {}), **template[kind]})]
             if "activeDeadlineSeconds" not in given and "timeout" not in given:
                 why = "an attempt that hangs is never tried again: give a number of seconds."
-                self.found.warn(f"{path}.activeDeadlineSeconds", "deadline", why)
+                self.findings.warn(f"{path}.activeDeadlineSeconds", "deadline", why)
             containers = [*containers, *pods.named(path, given, "initContainers", "sidecars")]
             spec = {key: given.get(key) or self.spec.get(key) for key in ("securityContext", "hostNetwork")}
-            pods.check(self.found, path, {**spec, "volumes": given.get("volumes") or []}, containers)
+            pods.check(self.findings, path, {**spec, "volumes": given.get("volumes") or []}, containers)
 
     def dag(self, path: str, template: Manifest, inputs: set[str]) -> None:
         at, listed = f"{path}.dag", template["dag"].get("tasks") or []
@@ -281,17 +287,17 @@ class WorkflowRules:
         self.unique(f"{at}.tasks", names(listed))
         self.only(path, template, "a pod", "activeDeadlineSeconds", "timeout")
         if not listed:
-            self.found.add(f"{at}.tasks", "template", "it is empty: a DAG must have a task.")
-        before = graph.check(self.found, at, template["dag"], tasks)
+            self.findings.add(f"{at}.tasks", "template", "it is empty: a DAG must have a task.")
+        before = graph.check(self.findings, at, template["dag"], tasks)
         if before is None:
             return
         nodes, finished = Nodes("tasks", tasks, self.templates), graph.finished(before)
         layers = (Names(inputs), *self.known(template))
         for name, task in tasks.items():
-            for each in (task.get("arguments") or {}).get("parameters") or []:
-                if str(each.get("value", "")).startswith("{{tasks.name}}"):
+            for parameter in (task.get("arguments") or {}).get("parameters") or []:
+                if str(parameter.get("value", "")).startswith("{{tasks.name}}"):
                     why = "Argo takes what begins with {{tasks.name}} for the output of a task: use it in the template."
-                    self.found.add(f"{at}.tasks[{name}].arguments[{each.get('name')}]", "tag", why)
+                    self.findings.add(f"{at}.tasks[{name}].arguments[{parameter.get('name')}]", "tag", why)
             items = (Items(task),) if _loops(task) else ()
             self.task(f"{at}.tasks[{name}]", name, task, Scope((*layers, *items), nodes, finished(name)))
         rest = {key: value for key, value in template.items() if key != "dag"}
@@ -317,9 +323,9 @@ class WorkflowRules:
 
     def only(self, path: str, template: Manifest, kind: str, *fields: str) -> None:
         """That what is only for another kind of template is not in this one."""
-        for field in [each for each in fields if each in template]:
+        for field in filter(template.__contains__, fields):
             why = f"only a template with {kind} may have it: put it there, or on the whole workflow."
-            self.found.add(f"{path}.{field}", "template", why)
+            self.findings.add(f"{path}.{field}", "template", why)
 
     def task(self, path: str, name: str, task: Manifest, scope: Scope) -> None:
         given = task.get("arguments") or {}
@@ -329,12 +335,12 @@ class WorkflowRules:
         elif inline := task.get("inline"):
             stored = path.startswith(tuple(self.others))  # where it is filled in by itself
             self.template(f"{path}.inline", inline, None if stored else scope)
-            arguments.supplied(self.found, f"{path}.arguments", "the inline template", inline, given, loose=True)
+            arguments.supplied(self.findings, f"{path}.arguments", "the inline template", inline, given, loose=True)
         else:
-            self.found.add(path, "template", "it names no template: give template, templateRef or inline.")
-        arguments.check(self.found, f"{path}.arguments", given)
+            self.findings.add(path, "template", "it names no template: give template, templateRef or inline.")
+        arguments.check(self.findings, f"{path}.arguments", given)
         if len(over := [key for key in LOOPS if task.get(key) or (key in task and key == LOOPS[2])]) > 1:
-            self.found.add(path, "loop", f"it has {' and '.join(over)}: one of them is all that Argo takes.")
+            self.findings.add(path, "loop", f"it has {' and '.join(over)}: one of them is all that Argo takes.")
         if self.kind == "CronWorkflow" and not pods.shell(self.templates.get(str(task.get("template"))) or {}):
             self.calls(f"{path}.arguments", given)
         hooks = dict(task.get("hooks") or {})
@@ -345,7 +351,7 @@ class WorkflowRules:
         if METRIC.search(when) and re.search(r"[<>]", when) and "{{=" not in when:
             way = "{{=asFloat(...) > ...}}"
             why = f"it compares an output as text, and fails for 5e-05 or NaN: write {way}."
-            self.found.warn(f"{path}.when", "when", why)
+            self.findings.warn(f"{path}.when", "when", why)
         plain = {key: value for key, value in task.items() if key not in ("hooks", "inline", "depends")}
         self.tags(path, plain, scope)
         self.tags(f"{path}.hooks", hooks, replace(scope, done=lambda other: other == name or scope.done(other)))
@@ -354,8 +360,8 @@ class WorkflowRules:
     def early(self, path: str, name: str, task: Manifest) -> None:
         """What Argo has not got when it checks a step or task, but would in time. Source: resolveAllVariables."""
         exits = "onExit" in task or "exit" in (task.get("hooks") or {})
-        for where, text in scopes.texts(task, path):
-            for tag in map(str.strip, tags.TAG.findall(text)):
+        for where, text in tag_scope.texts(task, path):
+            for tag in map(str.strip, tag_rules.TAG.findall(text)):
                 why = ""
                 if tag.startswith("pod."):
                     why = "Argo knows it only in a template that is called by its name: put it with the others."
@@ -364,19 +370,19 @@ class WorkflowRules:
                 ):
                     why = f"Argo knows it only beside an exit hook: write {{{{={tag}}}}}."
                 if why:
-                    self.found.add(where, "tag", f"{{{{{tag}}}}}: {why}")
+                    self.findings.add(where, "tag", f"{{{{{tag}}}}}: {why}")
 
     def hooks(self, path: str, hooks: Manifest) -> None:
         for name, hook in hooks.items():
             if name not in ("exit", "onExit") and not hook.get("expression"):
                 why = "it has no expression, and Argo refuses it: say when it runs, or call it exit."
-                self.found.add(f"{path}[{name}].expression", "hook", why)
+                self.findings.add(f"{path}[{name}].expression", "hook", why)
             self.reference(f"{path}[{name}]", hook)
             self.target(f"{path}[{name}]", str(hook.get("template")), hook.get("arguments") or {})
 
     def reference(self, path: str, caller: Manifest) -> None:
         if "templateRef" in caller and caller.get("template") != resolve.called(caller["templateRef"]):
-            self.found.add(path, "template", "it has a template beside its templateRef: take one of them out.")
+            self.findings.add(path, "template", "it has a template beside its templateRef: take one of them out.")
 
     def target(self, path: str, name: str, given: Manifest, loose: bool = False) -> None:
         """That a template exists and gets what it needs; `loose`: it may be given more than it takes."""
@@ -385,20 +391,20 @@ class WorkflowRules:
         if template is None:
             there = self.stored.get(scope) if scope else self.templates
             if there is not None and not (scope and "{{" in short):
-                known = [each for each in there if "/" not in each]  # not those of other objects
-                self.found.add(path, "template", f'"{short}" is no template{of}.{self.found.hint(short, known)}')
+                known = [key for key in there if "/" not in key]  # not those of other objects
+                self.findings.add(path, "template", f'"{short}" is no template{of}.{self.findings.hint(short, known)}')
             return
         brought = loose and self.kind in REUSED  # by the workflow that uses the template
         where, called = f"{path}.arguments", f"template {short}{of}"
-        arguments.supplied(self.found, where, called, template, given, loose, brought)
-        arguments.timeout(self.found, where, template, given, self.spec.get("arguments") or {})
+        arguments.supplied(self.findings, where, called, template, given, loose, brought)
+        arguments.timeout(self.findings, where, template, given, self.spec.get("arguments") or {})
 
     def tags(self, path: str, value: Any, scope: Scope) -> None:
-        tags.check(self.found, path, value, scope, whole=self.kind not in REUSED)
+        tag_rules.check(self.findings, path, value, scope, whole=self.kind not in REUSED)
 
 
 def _named(spec: Manifest) -> dict[str, Manifest]:
-    return {str(each["name"]): each for each in spec.get("templates") or [] if each.get("name")}
+    return {str(template["name"]): template for template in spec.get("templates") or [] if template.get("name")}
 
 
 def _loops(task: Manifest) -> bool:

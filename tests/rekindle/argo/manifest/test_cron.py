@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rekindle.argo.manifest.cron import wrong
+from rekindle.argo.manifest.cron import schedule_error
 
 TAKEN = [
     "0 3 * * 1", "*/15 0-6,22 1,15 * MON-FRI", "59 23 31 12 6", "0 0 * JAN *", "5/10 * ? * ?", "@daily", "@every 1h30m",
@@ -22,14 +22,14 @@ REFUSED = {
 
 @pytest.mark.parametrize("schedule", TAKEN)
 def test_what_argo_reads_is_taken(schedule: str) -> None:
-    assert wrong(schedule) == ""
+    assert schedule_error(schedule) == ""
 
 
 @pytest.mark.parametrize("schedule", REFUSED, ids=lambda text: text[:20])
 def test_what_argo_refuses_is_named_with_its_rule(schedule: str) -> None:
-    assert REFUSED[schedule] in wrong(schedule)
+    assert REFUSED[schedule] in schedule_error(schedule)
 
 
 @given(st.text(max_size=30) | st.text("0123456789*/-,? @TZ=", max_size=20))
 def test_no_text_is_a_crash(text: str) -> None:
-    assert isinstance(wrong(text), str)
+    assert isinstance(schedule_error(text), str)

@@ -5,7 +5,7 @@ from typing import Any
 
 from rekindle.argo.language import expr
 from rekindle.argo.language.functions import ExprError
-from rekindle.argo.manifest.scopes import Scope, texts
+from rekindle.argo.manifest.tag_scope import Scope, texts
 from rekindle.argo.validate.findings import Findings
 
 TAG = re.compile(r"\{\{(.*?)\}\}", re.DOTALL)
@@ -13,24 +13,24 @@ UNKNOWN = "\ue000"  # stands for what a tag will give
 PREFIXES = {"inputs", "outputs", "tasks", "steps", "workflow", "item"}  # others stay as text, and may be meant to
 
 
-def check(found: Findings, path: str, value: Any, scope: Scope, whole: bool) -> None:
+def check(findings: Findings, path: str, value: Any, scope: Scope, whole: bool) -> None:
     """That every tag below `value` is in `scope`. Not `whole`: a workflow may yet bring parameters of its own."""
-    for where, text in closed(found, path, value):
+    for where, text in closed(findings, path, value):
         for tag in TAG.findall(text):
-            for name in _read(found, where, tag):
+            for name in _read(findings, where, tag):
                 known = name in scope or (tag.startswith("=") and f"={name}" in scope)
                 if name.split(".")[0] in PREFIXES and not known:
-                    why = f"{{{{{short(tag)}}}}}: {_unknown(found, name, scope)}"
+                    why = f"{{{{{short(tag)}}}}}: {_unknown(findings, name, scope)}"
                     late = tag.startswith("=") and name.split(".")[0] == "item"  # Argo finds out when it gets there
-                    found.add(where, "tag", why, fatal=(whole or not name.startswith("workflow.")) and not late)
+                    findings.add(where, "tag", why, fatal=(whole or not name.startswith("workflow.")) and not late)
 
 
-def closed(found: Findings, path: str, value: Any) -> list[tuple[str, str]]:
+def closed(findings: Findings, path: str, value: Any) -> list[tuple[str, str]]:
     """The texts below `value` that hold tags, and where; an unclosed tag is found."""
     tagged = [(where, text) for where, text in texts(value, path) if "{{" in text]
     for where, text in tagged:
         if "{{" in TAG.sub("", text):
-            found.add(where, "tag", f'"{short(text)}" has a {{{{ without }}}}: close the tag.')
+            findings.add(where, "tag", f'"{short(text)}" has a {{{{ without }}}}: close the tag.')
     return tagged
 
 
@@ -38,18 +38,18 @@ def short(text: str) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def _unknown(found: Findings, name: str, scope: Scope) -> str:
+def _unknown(findings: Findings, name: str, scope: Scope) -> str:
     if f"={name}" in scope:
         return f"for Argo's check nothing before this gives a value to {name}. It does not read {{{{={name}}}}}."
-    return f"nothing gives a value to {name} here.{found.hint(*scope.near(name))}"
+    return f"nothing gives a value to {name} here.{findings.hint(*scope.near(name))}"
 
 
-def _read(found: Findings, path: str, tag: str) -> tuple[str, ...]:
+def _read(findings: Findings, path: str, tag: str) -> tuple[str, ...]:
     """The names that a tag reads."""
     if not tag.startswith("="):
         return (tag.strip(),)
     try:
         return expr.identifiers(tag[1:])
     except (ExprError, RecursionError) as error:
-        found.warn(path, "tag", f"{{{{{short(tag)}}}}} cannot be read: {error}.")
+        findings.warn(path, "tag", f"{{{{{short(tag)}}}}} cannot be read: {error}.")
         return ()

@@ -19,91 +19,10 @@ OPEN = re.compile(r"item|outputs|workflow\.(labels|annotations|creationTimestamp
 
 PARAMETER = re.compile(r"[-a-zA-Z0-9_]+")  # the name of one, or of an artifact
 
-ITEMS: list[Any] = [{}]
-VALUES = {"parameters": [{"valueFrom": {"configMapKeyRef": {}}}], "artifacts": [{"s3": {}}]}
-TASK: dict[str, Any] = {"arguments": VALUES, "hooks": {"": {"arguments": VALUES}}, "dependencies": [], "continueOn": {}}
-SECURITY = {"seccompProfile": {}, "capabilities": {"drop": [], "add": []}}
-CONTAINER = {
-    "command": [],
-    "args": [],
-    "env": ITEMS,
-    "envFrom": ITEMS,
-    "ports": ITEMS,
-    "resources": {"requests": {}, "limits": {}},
-    "securityContext": SECURITY,
-}
-POD = {
-    "containers": [CONTAINER],
-    "initContainers": [CONTAINER],
-    "volumes": ITEMS,
-    "securityContext": SECURITY,
-}
-TEMPLATE = {
-    "inputs": VALUES,
-    "outputs": VALUES,
-    "container": CONTAINER,
-    "script": CONTAINER,
-    "containerSet": {"containers": [CONTAINER]},
-    "sidecars": [CONTAINER],
-    "initContainers": [CONTAINER],
-    "volumes": ITEMS,
-    "securityContext": SECURITY,
-    "resource": {},
-    "dag": {"tasks": [TASK]},
-    "steps": [[TASK]],
-    "retryStrategy": {},
-    "memoize": {},
-    "metrics": {"prometheus": [{"labels": ITEMS, "gauge": {}, "counter": {}, "histogram": {}}]},
-}
-TASK["inline"] = TEMPLATE
-SPEC = {
-    "templates": [TEMPLATE],
-    "templateDefaults": TEMPLATE,
-    "arguments": VALUES,
-    "hooks": {"": {"arguments": VALUES}},
-    "workflowTemplateRef": {},
-    "retryStrategy": {},
-    "volumes": ITEMS,
-    "securityContext": SECURITY,
-    "podGC": {},
-}
-MANIFEST = {"metadata": {"labels": {}, "annotations": {}}, "spec": {**SPEC, "workflowSpec": SPEC}}
-
-
-def misshapen(value: Any, shape: Any = MANIFEST, path: str = "manifest") -> Iterator[str]:
-    """Where a mapping or a list must be and is not, in words.
-
-    In a shape the key "" stands for all keys, and an empty mapping or list may hold anything.
-    """
-    if value is None:
-        return
-    if not isinstance(value, type(shape)):
-        wanted = "a list" if isinstance(shape, list) else "a mapping"
-        yield f"{path} is {type(value).__name__} ({str(value)[:40]!r}): it must be {wanted}"
-    elif isinstance(shape, list):
-        for number, each in enumerate(value):
-            if each is None:
-                yield f"{path}[{number}] is empty: it must hold something"
-            if shape:
-                yield from misshapen(each, shape[0], f"{path}[{number}]")
-    else:
-        for key, each in value.items():
-            if key == "name" and "" not in shape and not isinstance(each, str | None):
-                yield f"{path}.name".removeprefix("manifest.") + f" is {each!r}: it must be text. Quote it"
-            if key in shape or "" in shape:
-                yield from misshapen(each, shape.get(key, shape.get("")), f"{path}.{key}".removeprefix("manifest."))
-
-
-def present(value: Any) -> Any:
-    """The same without what is null, which is as if it were not there; but the items of a loop are what they are."""
-    if isinstance(value, dict):
-        return {k: each if k == "withItems" else present(each) for k, each in value.items() if each is not None}
-    return [present(each) for each in value] if isinstance(value, list) else value
-
 
 def names(items: Any) -> list[str]:
     """The names of parameters, artifacts, tasks or templates."""
-    return [str(each.get("name", "")) for each in items or []]
+    return [str(item.get("name", "")) for item in items or []]
 
 
 def supplied(parameter: Data) -> bool:
@@ -125,8 +44,8 @@ def exported(template: Data) -> set[str]:
     """Tags that the outputs of a template give a value to everywhere; that of a globalName with tags may be any."""
     known = set[str]()
     for kind in ("parameters", "artifacts"):
-        for each in (template.get("outputs") or {}).get(kind) or []:
-            if name := str(each.get("globalName") or ""):
+        for output in (template.get("outputs") or {}).get(kind) or []:
+            if name := str(output.get("globalName") or ""):
                 known.add(f"workflow.outputs.{kind}" if "{{" in name else f"workflow.outputs.{kind}.{name}")
     return known
 
@@ -269,9 +188,9 @@ def texts(value: Any, path: str) -> Iterator[tuple[str, str]]:
     if isinstance(value, str):
         yield path, value
     elif isinstance(value, Mapping):
-        for key, each in value.items():
-            yield from texts(each, f"{path}.{key}")
+        for key, item in value.items():
+            yield from texts(item, f"{path}.{key}")
     elif isinstance(value, list):
-        for number, each in enumerate(value):
-            name = each.get("name", number) if isinstance(each, Mapping) else number
-            yield from texts(each, f"{path}[{name}]")
+        for number, item in enumerate(value):
+            name = item.get("name", number) if isinstance(item, Mapping) else number
+            yield from texts(item, f"{path}[{name}]")

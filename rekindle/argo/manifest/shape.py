@@ -1,0 +1,85 @@
+"""The shape of manifests: where a mapping or a list must be. Rules of `validate` rely on it."""
+
+from collections.abc import Iterator
+from typing import Any
+
+ITEMS: list[Any] = [{}]
+VALUES = {"parameters": [{"valueFrom": {"configMapKeyRef": {}}}], "artifacts": [{"s3": {}}]}
+TASK: dict[str, Any] = {"arguments": VALUES, "hooks": {"": {"arguments": VALUES}}, "dependencies": [], "continueOn": {}}
+SECURITY = {"seccompProfile": {}, "capabilities": {"drop": [], "add": []}}
+CONTAINER = {
+    "command": [],
+    "args": [],
+    "env": ITEMS,
+    "envFrom": ITEMS,
+    "ports": ITEMS,
+    "resources": {"requests": {}, "limits": {}},
+    "securityContext": SECURITY,
+}
+POD = {
+    "containers": [CONTAINER],
+    "initContainers": [CONTAINER],
+    "volumes": ITEMS,
+    "securityContext": SECURITY,
+}
+TEMPLATE = {
+    "inputs": VALUES,
+    "outputs": VALUES,
+    "container": CONTAINER,
+    "script": CONTAINER,
+    "containerSet": {"containers": [CONTAINER]},
+    "sidecars": [CONTAINER],
+    "initContainers": [CONTAINER],
+    "volumes": ITEMS,
+    "securityContext": SECURITY,
+    "resource": {},
+    "dag": {"tasks": [TASK]},
+    "steps": [[TASK]],
+    "retryStrategy": {},
+    "memoize": {},
+    "metrics": {"prometheus": [{"labels": ITEMS, "gauge": {}, "counter": {}, "histogram": {}}]},
+}
+TASK["inline"] = TEMPLATE
+SPEC = {
+    "templates": [TEMPLATE],
+    "templateDefaults": TEMPLATE,
+    "arguments": VALUES,
+    "hooks": {"": {"arguments": VALUES}},
+    "workflowTemplateRef": {},
+    "retryStrategy": {},
+    "volumes": ITEMS,
+    "securityContext": SECURITY,
+    "podGC": {},
+}
+MANIFEST = {"metadata": {"labels": {}, "annotations": {}}, "spec": {**SPEC, "workflowSpec": SPEC}}
+
+
+def shape_errors(value: Any, shape: Any = MANIFEST, path: str = "manifest") -> Iterator[str]:
+    """Where a mapping or a list must be and is not, in words.
+
+    In a shape the key "" stands for all keys, and an empty mapping or list may hold anything.
+    """
+    if value is None:
+        return
+    if not isinstance(value, type(shape)):
+        wanted = "a list" if isinstance(shape, list) else "a mapping"
+        yield f"{path} is {type(value).__name__} ({str(value)[:40]!r}): it must be {wanted}"
+    elif isinstance(shape, list):
+        for number, item in enumerate(value):
+            if item is None:
+                yield f"{path}[{number}] is empty: it must hold something"
+            if shape:
+                yield from shape_errors(item, shape[0], f"{path}[{number}]")
+    else:
+        for key, item in value.items():
+            if key == "name" and "" not in shape and not isinstance(item, str | None):
+                yield f"{path}.name".removeprefix("manifest.") + f" is {item!r}: it must be text. Quote it"
+            if key in shape or "" in shape:
+                yield from shape_errors(item, shape.get(key, shape.get("")), f"{path}.{key}".removeprefix("manifest."))
+
+
+def without_nulls(value: Any) -> Any:
+    """The same without what is null, which is as if it were not there; but the items of a loop are what they are."""
+    if isinstance(value, dict):
+        return {k: item if k == "withItems" else without_nulls(item) for k, item in value.items() if item is not None}
+    return [without_nulls(item) for item in value] if isinstance(value, list) else value
