@@ -2,9 +2,9 @@
 
     <prefix>/<epoch ms>-<writer>-<number>.jsonl     one JSON object a line: {"t": unix seconds, "event": name, ...}
 
-Whoever leads the run writes it (the coordinator, else rank 0), each from its start on in segments of its own; an
-object cannot be appended to, so the newest segment is written again until it is full. account.py has the events and
-what they add up to. Nothing here delays or ends a training: without the store, events wait in memory.
+The leader of the run writes it (the coordinator, else rank 0), each process in segments of its own. An object cannot
+be appended to, so the newest segment is rewritten until it is full. report.py lists the events. Nothing here delays or
+ends a training: while the object store is unavailable, events wait in memory.
 """
 
 import json
@@ -20,25 +20,26 @@ from rekindle.errors import RekindleError, say
 if TYPE_CHECKING:
     from rekindle.storage import Store
 
-PERIOD = 5.0  # seconds until a step is written
-BURST = 0.3  # seconds until anything else is: what happens together is written together
+PERIOD = 5.0  # seconds until a step event is written
+BURST = 0.3  # seconds until any other event is: events of one moment are written together
 SEGMENT = 256 << 10  # bytes after which the next segment begins
-WAITING = 20_000  # events kept while the store is away
+WAITING = 20_000  # events kept while the object store is unavailable
 THREADS = 8  # parallel reads
+PATIENCE = 20.0  # seconds that the end of a process waits for an unavailable object store; a busy one may be slow
 
 Event = dict[str, Any]
 
 
 class Ledger:
-    """Takes events and writes them from a thread. `store` is called there, and again if it fails."""
+    """Writes events from a thread. `open_store` is called there, and again if it fails."""
 
-    def __init__(self, store: Callable[[], "Store"], prefix: str) -> None:
+    def __init__(self, open_store: Callable[[], "Store"], prefix: str) -> None:
         self.prefix = prefix
-        self._open, self._store = store, None
+        self._open, self._store = open_store, None
         self._writer = f"{time.time() * 1000:013.0f}-{uuid.uuid4().hex[:6]}"
         self._number = 0
-        self._segment = bytearray()  # the newest one, whole
-        self._unwritten = False  # it holds more than the store does
+        self._segment = bytearray()  # the newest one, from its start
+        self._unwritten = False  # it has events that the object store lacks
         self._waiting: list[tuple[str, bytes]] = []  # (event, line) not yet in a segment
         self._dropped = 0
         self._latest = 0.0
@@ -49,9 +50,9 @@ class Ledger:
         self._thread = threading.Thread(target=self._run, name="ledger", daemon=True)
 
     def note(self, event: str, **fields: Any) -> None:
-        """Something happened, now unless `t` says when. Returns at once and never raises."""
+        """Record an event, now unless `t` says when. Returns at once and never raises."""
         with self._lock:
-            self._latest = max(self._latest, time.time())  # a clock that is set back must not turn the story around
+            self._latest = max(self._latest, time.time())  # a clock that is set back must not reorder events
             line = _line({"t": round(self._latest, 6), "event": event} | fields)
             self._waiting.append((event, line))
             if len(self._waiting) > WAITING:
@@ -61,8 +62,8 @@ class Ledger:
             if not self._thread.ident and not self._closing.is_set():
                 self._thread.start()
 
-    def close(self, patience: float = 5.0) -> None:
-        """Write what is left, but wait no longer than `patience` seconds for the store."""
+    def close(self, patience: float = PATIENCE) -> None:
+        """Write the remaining events; retry for at most `patience` seconds."""
         with self._lock:
             self._deadline = time.monotonic() + patience
             self._closing.set()
@@ -74,11 +75,11 @@ class Ledger:
             self._say(f"the last events of the ledger are not in the object store ({self.prefix})")
 
     def _thin(self) -> None:
-        """Forget every second `step`; if there are few, the oldest events."""
+        """Drop every second `step` event; if there are few of them, the oldest events."""
         steps = [at for at, (event, _) in enumerate(self._waiting) if event == "step"]
-        gone = set(steps[::2] if len(steps) > WAITING // 4 else range(WAITING // 4))
-        self._waiting = [item for at, item in enumerate(self._waiting) if at not in gone]
-        self._dropped += len(gone)
+        dropped = set(steps[::2] if len(steps) > WAITING // 4 else range(WAITING // 4))
+        self._waiting = [item for at, item in enumerate(self._waiting) if at not in dropped]
+        self._dropped += len(dropped)
 
     def _run(self) -> None:
         while True:
@@ -88,11 +89,11 @@ class Ledger:
             ending = self._closing.wait(BURST)
             try:
                 self._write()
-            except Exception as error:  # whatever it is: nobody else would write what is still to come
+            except Exception as error:  # of any kind: this thread must survive to write later events
                 text = str(error) if isinstance(error, RekindleError) else repr(error)
                 self._say(f"the ledger waits for the object store: {text}")
                 if ending and time.monotonic() < self._deadline:
-                    time.sleep(0.2)  # the event is set: it would not wait any more
+                    time.sleep(0.2)  # the wait above returns at once when closing
                     continue
             if ending:
                 return
@@ -100,14 +101,15 @@ class Ledger:
     def _write(self) -> None:
         while self._take():
             self._store = self._store or self._open()
-            whole = bytes(self._segment)  # a request that failed may hold on to its body: what is lent cannot grow
+            # a copy: a failed request may still reference its body, and a referenced bytearray cannot grow
+            whole = bytes(self._segment)
             self._store.put(f"{self.prefix}/{self._writer}-{self._number:05d}.jsonl", whole)
             self._unwritten = False
             if len(self._segment) >= SEGMENT:
                 self._number, self._segment = self._number + 1, bytearray()
 
     def _take(self) -> bool:
-        """Move waiting events to the segment until it is full; is there anything to write?"""
+        """Move waiting events to the segment until it is full; returns whether there is anything to write."""
         with self._lock:
             if self._dropped:
                 fields = {"t": round(self._latest, 6), "event": "dropped", "events": self._dropped}
@@ -130,14 +132,14 @@ class Ledger:
 def _line(fields: Event) -> bytes:
     try:
         return json.dumps(fields, default=str).encode() + b"\n"
-    except (TypeError, ValueError):  # keys that are no text, a list within itself: better odd than lost
+    except (TypeError, ValueError):  # keys that are no strings, cycles: better odd than lost
         return json.dumps({"t": fields["t"], "event": fields["event"], "odd": repr(fields)}).encode() + b"\n"
 
 
 def read(store: "Store", prefix: str) -> list[Event]:
-    """All events below `prefix` by time, each once; a last one, `skipped`, counts the lines that are none.
+    """All events below `prefix` by time, without duplicates; a last one, `skipped`, counts the invalid lines.
 
-    Raises StorageError if the store is away. No ledger at all is no event.
+    Raises StorageError if the object store is unavailable. Without a ledger there are no events.
     """
     keys = [entry.key for entry in store.list(f"{prefix}/") if entry.key.endswith(".jsonl")]
     with ThreadPoolExecutor(THREADS) as pool:
@@ -158,8 +160,8 @@ def read(store: "Store", prefix: str) -> list[Event]:
 
 def _event(line: bytes) -> Event | None:
     try:
-        found = json.loads(line)
-        whole = isinstance(found["t"], int | float) and isinstance(found["event"], str)
+        event = json.loads(line)
+        valid = isinstance(event["t"], int | float) and isinstance(event["event"], str)
     except (ValueError, KeyError, TypeError):
         return None
-    return found if whole else None
+    return event if valid else None

@@ -1,4 +1,4 @@
-"""The picture of a run: who was alive when and what it did then, and below it the steps per second.
+"""The timeline of a run: each worker's intervals by kind, and below them the steps per second.
 
 draw(summary, Path("timeline.png"))
 """
@@ -15,12 +15,12 @@ MARKS = {  # of incidents: label, marker, colour
     "drain": ("left in order", "v", "#1d4ed8"),
     "failed": ("failed", "D", "#7f1d1d"),
 }
-NAMED = 40  # rows with a name; of more workers only the number is said
+NAMED = 40  # rows with a name; of more workers only the number is shown
 UNITS = ((3 * 86400.0, 86400.0, "days"), (2 * 3600.0, 3600.0, "hours"), (300.0, 60.0, "minutes"), (0.0, 1.0, "seconds"))
 
 
 def draw(summary: Summary, file: Path) -> None:
-    """The picture as a file, whose suffix says the format. Raises ImportError without matplotlib."""
+    """Write the timeline to a file, whose suffix sets the format. Raises ImportError without matplotlib."""
     import matplotlib
     from matplotlib.figure import Figure
 
@@ -66,10 +66,10 @@ def _workers(axes: Any, summary: Summary, names: list[str], scale: float) -> Non
 
 def _marks(axes: Any, summary: Summary, names: list[str], scale: float) -> None:
     for kind, (label, marker, colour) in MARKS.items():
-        found = [incident for incident in summary.incidents if incident.kind == kind and incident.name in names]
-        if found:
-            at = [(incident.t - summary.began) / scale for incident in found]
-            rows = [names.index(incident.name) for incident in found]
+        incidents = [incident for incident in summary.incidents if incident.kind == kind and incident.name in names]
+        if incidents:
+            at = [(incident.t - summary.began) / scale for incident in incidents]
+            rows = [names.index(incident.name) for incident in incidents]
             axes.scatter(at, rows, s=34, marker=marker, c=colour, edgecolors="white", linewidths=0.7, zorder=4,
                          label=label, clip_on=False)  # fmt: skip
     restarts = [incident for incident in summary.incidents if incident.kind == "coordinator"]
@@ -90,7 +90,7 @@ def _speed(axes: Any, summary: Summary, scale: float) -> None:
     edges = np.linspace(0, length, int(max(2, min(200, length))) + 1)
     made, times, before = [0], [0.0], summary.points[0][1] if summary.points else 0
     for t, step in summary.points:
-        made.append(made[-1] + max(0, step - before))  # those done again are work, too
+        made.append(made[-1] + max(0, step - before))  # repeated steps count as work here
         times.append(t - summary.began)
         before = step
     rate = np.diff(np.interp(edges, times, made)) / np.diff(edges)
@@ -112,5 +112,5 @@ def _length(summary: Summary) -> float:
 
 
 def _natural(name: str) -> tuple[int, str]:
-    """worker-10 comes after worker-9."""
+    """Sorts worker-10 after worker-9."""
     return len(name), name

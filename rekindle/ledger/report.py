@@ -1,22 +1,22 @@
-"""Where the worker-seconds of a run went: the events of its ledger, and what they add up to (see bookkeeping.py).
+"""Where the worker-seconds of a run went: the events of its ledger, and what they add up to (see accounting.py).
 
-An event is {"t": unix seconds, "event": name, ...}; names are those of workers, steps count updates made:
+An event is {"t": unix seconds, "event": event name, ...}; `name` is a worker's, steps count updates made:
 
-    run {device, workers, virtual_workers, steps}    what is to be done, as rank 0 says when it starts
-    coordinator {id}                                 a coordinator started, for the first time or again
-    join {worker, name, step}                        a process is there (`worker`: its id), with the state it holds
-    lost {worker, name, why}                         it is gone: connection, silent, hung, dropped
-    drain {worker, name}                             it is gone on purpose, the others were told before
-    open {generation, hard}                          the group stops: after its step, or at once, for it is broken
+    run {device, workers, virtual_workers, steps}    the plan, from rank 0 when it starts
+    coordinator {id}                                 a coordinator started or restarted
+    join {worker, name, step}                        a process joined (`worker`: its id), with this state
+    lost {worker, name, why}                         why: connection, silent, hung, dropped
+    drain {worker, name}                             it left on purpose, the others knew before
+    open {generation, hard}                          the group stops after its step; hard: at once, it broke
     generation {generation, members, step}           the next group trains
-    step {step}                                      made, at most one event a second
+    step {step}                                      at most one event a second
     checkpoint {step, seconds, bytes, uploaded, name}    restored {step, tier, name}    torn {object, why}
     fault {name, generation}    refused {name, message}    failed {name, message, code}
     verdict {code, message}     complete {sha256, step}    dropped {events}    skipped {lines}
 
-Each second of a live worker is one of three kinds. *Trained*: in a group, making steps that count. *Waited*: in no
-group. *Lost*: in a group, for work that was done again: since its last finished step when a group broke, and since the
-restored step when everybody was lost. Steps are noted once a second, so in between they are taken to be equally long.
+Each second of a live worker is of one of three kinds. *Trained*: in a group, making steps that count. *Waited*: in no
+group. *Lost*: in a group, for work that was repeated: since its last finished step when a group broke, and since the
+restored step when all were lost. Steps are recorded once a second; in between they are assumed to be equally long.
 """
 
 from collections.abc import Iterable
@@ -30,7 +30,7 @@ TRAINED, WAITED, LOST = "trained", "waited", "lost"
 
 @dataclass
 class Interval:
-    """A stretch of time of one worker."""
+    """A time interval of one worker."""
 
     start: float
     end: float
@@ -39,23 +39,23 @@ class Interval:
 
 @dataclass
 class Incident:
-    """Something that training had to survive: a worker lost, drained or failed, a newcomer, a new coordinator."""
+    """A disturbance: a worker lost, drained, failed or joined, or a coordinator restarted."""
 
     t: float
     kind: str  # lost, drain, failed, join, coordinator
     name: str
     why: str = ""
-    step: int = 0  # the newest known then
+    step: int = 0  # the newest known at that time
     left: int = 0  # members of the group that were still alive
-    resumed: float | None = None  # when the next group trained
-    repeated: int = 0  # steps that had to be done again
-    back: float | None = None  # when one of that name trained again
-    cost: float = 0.0  # worker-seconds of work that had to be done again, for all incidents of that moment together
+    resumed: float | None = None  # when the next group started
+    repeated: int = 0  # repeated steps
+    back: float | None = None  # when a worker of that name trained again
+    cost: float = 0.0  # worker-seconds of repeated work, for all incidents of that moment together
 
 
 @dataclass
 class Summary:
-    """The account of a run. Times are unix seconds, `trained`, `waited` and `lost` worker-seconds."""
+    """The report of a run. Times are unix seconds, `trained`, `waited` and `lost` worker-seconds."""
 
     began: float = 0.0
     ended: float = 0.0
@@ -65,7 +65,7 @@ class Summary:
     sha256: str = ""
     run: dict[str, Any] = field(default_factory=dict)
     intervals: dict[str, list[Interval]] = field(default_factory=dict)  # by name of the worker
-    points: list[tuple[float, int]] = field(default_factory=list)  # (time, step) as noted
+    points: list[tuple[float, int]] = field(default_factory=list)  # (time, step) as recorded
     incidents: list[Incident] = field(default_factory=list)
     checkpoints: list[Event] = field(default_factory=list)
     restored: list[Event] = field(default_factory=list)
@@ -73,26 +73,28 @@ class Summary:
     repeated: int = 0
     generations: int = 0
     dropped: int = 0  # events that were never written
-    skipped: int = 0  # lines that could not be read, events that made no sense
+    skipped: int = 0  # unreadable lines, invalid events
     counts: dict[str, int] = field(default_factory=dict)  # of all events by name
 
     def seconds(self, kind: str, name: str | None = None) -> float:
         """Worker-seconds of a kind, of one worker or of all."""
         intervals = [self.intervals[name]] if name else self.intervals.values()
-        return sum(interval.end - interval.start for each in intervals for interval in each if interval.kind == kind)
+        return sum(
+            interval.end - interval.start for worker in intervals for interval in worker if interval.kind == kind
+        )
 
     @property
     def steps_per_second(self) -> float:
-        """Of those that count, while anybody trained."""
+        """Steps that count, per second in which a worker trained."""
         first = self.points[0][1] if self.points else 0
         busy = union_seconds(
-            interval for each in self.intervals.values() for interval in each if interval.kind != WAITED
+            interval for worker in self.intervals.values() for interval in worker if interval.kind != WAITED
         )
         return (self.steps - first) / busy if busy else 0.0
 
     @property
     def preemptions(self) -> int:
-        """Workers that were lost or told to go."""
+        """Workers that were lost or told to leave."""
         return self.number("lost") + self.number("drain")
 
     @property
@@ -101,7 +103,7 @@ class Summary:
         return sum(event.get("uploaded", 0) for event in self.checkpoints)
 
     def number(self, kind: str) -> int:
-        """Of incidents of a kind."""
+        """Number of incidents of a kind."""
         return sum(incident.kind == kind for incident in self.incidents)
 
     def as_json(self) -> dict[str, Any]:
@@ -140,18 +142,18 @@ class Summary:
 
 
 def alive(intervals: list[Interval]) -> list[tuple[float, float]]:
-    """The intervals that spans cover together."""
-    found: list[tuple[float, float]] = []
+    """The union of the intervals, as disjoint (start, end)."""
+    union: list[tuple[float, float]] = []
     for interval in sorted(intervals, key=lambda interval: interval.start):
-        if found and interval.start <= found[-1][1]:
-            found[-1] = found[-1][0], max(found[-1][1], interval.end)
+        if union and interval.start <= union[-1][1]:
+            union[-1] = union[-1][0], max(union[-1][1], interval.end)
         else:
-            found.append((interval.start, interval.end))
-    return found
+            union.append((interval.start, interval.end))
+    return union
 
 
 def union_seconds(intervals: Iterable[Interval]) -> float:
-    """Seconds in which at least one of the spans lasts."""
+    """Length of the union of the intervals in seconds."""
     return sum(end - start for start, end in alive(list(intervals)))
 
 

@@ -1,6 +1,6 @@
-"""A run's account in words.
+"""A run's report in words.
 
-for line in words(summary): print(line)
+for line in describe(summary): print(line)
 """
 
 import time
@@ -8,11 +8,12 @@ from collections.abc import Iterator
 from itertools import groupby
 from statistics import median
 
+from rekindle.common.wording import minutes
 from rekindle.ledger.events import Event
 from rekindle.ledger.report import LOST, TRAINED, WAITED, Incident, Summary, percent, short_name
 
 WHERE = {"hot": "the node's shared memory", "durable": "the object store"}
-SHOWN = 24  # incidents that are told one by one; of more, the first and the last
+SHOWN = 24  # incident lines; of more, the first and the last are shown
 WHY = {
     "connection": "connection closed",
     "silent": "silent for too long",
@@ -27,10 +28,10 @@ def describe(summary: Summary) -> list[str]:
     if not summary.intervals:
         return ["No worker has trained yet."]
     form = "%Y-%m-%d %H:%M:%S" if summary.ended - summary.began > 20 * 3600 else "%H:%M:%S"
-    told = [(group[0].t, _incident(group, summary)) for _, each in groupby(summary.incidents, _together)
-            if (group := list(each))]  # fmt: skip
-    told += [(event["t"], _restored(event)) for event in summary.restored if event.get("tier") in WHERE]
-    lines = [f"{time.strftime(form, time.localtime(t))}  {text}" for t, text in sorted(told)]
+    incidents = [list(group) for _, group in groupby(summary.incidents, _group_key)]
+    dated = [(group[0].t, _incident(group, summary)) for group in incidents]
+    dated += [(event["t"], _restored(event)) for event in summary.restored if event.get("tier") in WHERE]
+    lines = [f"{time.strftime(form, time.localtime(t))}  {text}" for t, text in sorted(dated)]
     if len(lines) > SHOWN:
         lines[SHOWN // 2 : -SHOWN // 2] = [f"… {len(lines) - SHOWN} more of the kind …"]
     ends = [line for part in (_stops, _checkpoints, _share, _gaps) for line in part(summary)]
@@ -41,8 +42,7 @@ def short(seconds: float) -> str:
     """`0.06 s`, `41 s`, `2 min 05 s`, `3 h 20 min`."""
     if seconds < 59.5:
         return f"{seconds:.2g} s" if seconds < 10 else f"{seconds:.0f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes} min {rest:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
+    return minutes(seconds)
 
 
 def _amount(seconds: float, summary: Summary) -> str:
@@ -66,7 +66,7 @@ def _result(summary: Summary) -> str:
     return text if summary.state == "complete" else f"{text} The run is not complete."
 
 
-def _together(incident: Incident) -> tuple[object, ...]:
+def _group_key(incident: Incident) -> tuple[object, ...]:
     return incident.kind, incident.why, incident.resumed, incident.step, incident.kind == "failed" and incident.name
 
 
@@ -110,11 +110,12 @@ def _stops(summary: Summary) -> Iterator[str]:
 
 
 def _checkpoints(summary: Summary) -> Iterator[str]:
-    if found := summary.checkpoints:
-        size, sent = (sum(event.get(key, 0) for event in found) / 1e6 for key in ("bytes", "uploaded"))
-        spent = sum(event.get("seconds", 0.0) for event in found) / len(found)
+    if checkpoints := summary.checkpoints:
+        count = len(checkpoints)
+        size, sent = (sum(event.get(key, 0) for event in checkpoints) / 1e6 for key in ("bytes", "uploaded"))
+        spent = sum(event.get("seconds", 0.0) for event in checkpoints) / count
         yield (
-            f"{len(found)} durable checkpoint{'s' * (len(found) > 1)} of {size / len(found):.3g} MB, {short(spent)} "
+            f"{count} durable checkpoint{'s' * (count > 1)} of {size / count:.3g} MB, {short(spent)} "
             f"each beside the training; {sent:.3g} MB uploaded in all."
         )
 

@@ -108,7 +108,7 @@ class ElasticGroup(StaticGroup):
         self.complete = self.client.wait_complete(self.generation, 5.0)
         return self.complete
 
-    def close(self) -> None:
+    def close(self, patience: float = 0.0) -> None:
         """The coordinator writes the ledger."""
 
     def _build(self, rank: int, addresses: list[str]) -> tuple[Any, dict[int, str]]:

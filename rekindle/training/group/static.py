@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from rekindle.ledger.events import Ledger
+from rekindle.ledger.events import PATIENCE, Ledger
 from rekindle.training.group.process_group import TIMEOUT, GroupView, from_torchrun
 from rekindle.training.membership.completion import open_store
 from rekindle.training.spec import TrainingSpec
@@ -73,7 +73,7 @@ class StaticGroup:
     def leave(self) -> None:
         """This process leaves before the end. (torchrun learns it from the exit code.)"""
         self.note("drain", worker="rank0", name="rank0")
-        self.close()
+        self.close(5.0)  # the rest of the grace period is for the checkpoint
 
     def report_error(self, message: str, code: int, *, temporary: bool = False) -> None:
         """This process ends with an error; `temporary`: a service it needs is unavailable."""
@@ -94,7 +94,7 @@ class StaticGroup:
         self.close()
         return True
 
-    def close(self) -> None:
-        """Flush the ledger; no event may follow."""
+    def close(self, patience: float = PATIENCE) -> None:
+        """Flush the ledger, for at most `patience` seconds; no event may follow."""
         if self._ledger:
-            self._ledger.close()
+            self._ledger.close(patience)
