@@ -19,7 +19,7 @@ from pydantic import BaseModel, Field, ValidationError, create_model, field_vali
 
 from rekindle import project
 from rekindle.argo.manifest import cron as crontab
-from rekindle.blocks.cluster import ClusterConfig
+from rekindle.blocks.settings import ClusterConfig
 from rekindle.errors import ConfigError, did_you_mean, rule
 from rekindle.gate import Gate
 from rekindle.sections import Section

@@ -7,6 +7,7 @@ a retry cannot cure the cause (78 EX_CONFIG, 65 EX_DATAERR), so that a retry str
 import re
 import sys
 from contextlib import suppress
+from dataclasses import dataclass
 from difflib import get_close_matches
 
 # the second form has a slash in its password, the third no scheme: no URLs, but nobody's business all the same
@@ -45,6 +46,21 @@ class TrackingError(RekindleError):
 
 class Conflict(StorageError):
     """A conditional write lost: somebody else wrote first."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing that a doctor examined, and the remedy if it is not ok; one that is not `required` only warns."""
+
+    name: str
+    ok: bool
+    found: str
+    remedy: str = ""
+    required: bool = True
+
+    def __str__(self) -> str:
+        mark = "ok  " if self.ok else "FAIL" if self.required else "warn"
+        return f"{mark} {self.name}: {self.found}" + ("" if self.ok else f"\n     {self.remedy}")
 
 
 def say(text: str) -> None:

@@ -12,7 +12,6 @@ from typing import Any
 from rekindle.blocks import (
     volume,
 )
-from rekindle.blocks.cluster import ClusterConfig
 from rekindle.blocks.jobs import (
     jax_job,
     job,
@@ -32,6 +31,7 @@ from rekindle.blocks.serving import (
     inference_service,
     service,
 )
+from rekindle.blocks.settings import ClusterConfig
 from rekindle.serving.config import ServeConfig
 from rekindle.training.spec import TrainConfig
 

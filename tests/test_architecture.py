@@ -22,9 +22,9 @@ COMMON = "rekindle"  # the modules of its top folder, from errors to workload: e
 ROOMS = {  # whose name is a prefix → the rooms that it may import, COMMON and itself apart
     "rekindle.cli": {"view", "demo", "cluster", "local", "argo", "render", "blocks", "training"},
     "rekindle.demo": {"view", "local", "controllers", "services", "processes", "render", "training"},
-    "rekindle.cluster": {"view", "argo", "render", "blocks", "training"},
+    "rekindle.cluster": {"argo", "render", "blocks", "training"},
     "rekindle.view": {
-        *("local", "controllers", "pods", "engine", "services", "processes"),
+        *("cluster", "local", "controllers", "pods", "engine", "services", "processes"),
         *("argo", "render", "ledger", "training"),
     },
     "rekindle.local": {"controllers", "pods", "engine", "services", "processes", "argo"},

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from rekindle.argo.names import WORKFLOW
 
 if TYPE_CHECKING:
-    from rekindle.blocks.cluster import PodConfig
+    from rekindle.blocks.settings import PodConfig
 
 Manifest = dict[str, Any]
 

@@ -12,7 +12,7 @@ from hera.workflows import Container, NoneArchiveStrategy, Parameter, RetryStrat
 from hera.workflows import models as m
 
 from rekindle.blocks import pod as pods
-from rekindle.blocks.cluster import ClusterConfig, PodName
+from rekindle.blocks.settings import ClusterConfig, PodName
 from rekindle.errors import ConfigError, did_you_mean
 from rekindle.step import flag, is_artifact, load, short_name, to_text
 

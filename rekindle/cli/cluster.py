@@ -113,9 +113,9 @@ def _submitted(workflow: dict[str, Any], cluster: "Cluster | None", watch: bool,
     flags = " --cluster" + (cluster.flags if cluster else f" --namespace {namespace}")
     click.echo(f"{name} is submitted to namespace {namespace}", err=output == "json")
     if watch and cluster:
-        from rekindle.cluster.watch import watch as watching
+        from rekindle.view import cluster_watch
 
-        return watching(cluster, name, as_json=output == "json")
+        return cluster_watch.watch(cluster, name, as_json=output == "json")
     if output == "json":
         sha256 = workflow["metadata"]["annotations"][SHA256]
         told = {"workflow": name, "namespace": namespace, "phase": "Pending", "manifest_sha256": sha256}
@@ -176,12 +176,13 @@ def delete(name: str, namespace: str, context: str, on_cluster: bool, output: st
     Example:
       rekindle delete fraud-4k2xp --namespace models
     """
+    from rekindle.argo.kinds import COMPLETED
     from rekindle.cluster import workflows
     from rekindle.cluster.api import Cluster
 
     cluster = Cluster.connect(context or None, namespace or None)
     status = workflows.read(cluster, name).get("status") or {}
-    if status.get("phase") not in workflows.OVER and not yes:
+    if status.get("phase") not in COMPLETED and not yes:
         said = f"{name} is not over, and its exit steps would not run"
         if not sys.stdin.isatty():
             raise ConfigError(f"{said}: `rekindle stop {name} --cluster{cluster.flags}` first, or delete with --yes.")
@@ -193,21 +194,20 @@ def delete(name: str, namespace: str, context: str, on_cluster: bool, output: st
 
 def status(cluster: "Cluster", name: str | None, watch: bool, output: str) -> int:
     """`rekindle status --cluster`."""
-    from rekindle.cluster import overview
-    from rekindle.cluster import watch as watching
     from rekindle.cluster.workflows import newest
+    from rekindle.view import cluster_overview, cluster_watch
 
     as_json = output == "json"
     if watch:
-        return watching.watch(cluster, name or newest(cluster), as_json=as_json)
-    click.echo(overview.run(cluster, name, as_json) if name else overview.everything(cluster, as_json))
+        return cluster_watch.watch(cluster, name or newest(cluster), as_json=as_json)
+    click.echo(cluster_overview.run(cluster, name, as_json) if name else cluster_overview.everything(cluster, as_json))
     return 0
 
 
 def logs(cluster: "Cluster", name: str | None, step: str, follow: bool, output: str) -> None:
     """`rekindle logs --cluster`."""
-    from rekindle.cluster.logs import Logs
     from rekindle.cluster.workflows import newest, read
+    from rekindle.view.cluster_logs import Logs
 
     name = name or newest(cluster)
     read(cluster, name)

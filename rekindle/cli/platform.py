@@ -107,7 +107,7 @@ def examine(
     config: Path | None, sets: tuple[str, ...], namespace: str, context: str, output: str, wait: float | None = None
 ) -> int:
     """Of `platform check` and `doctor --cluster`."""
-    from rekindle.blocks.cluster import ClusterConfig
+    from rekindle.blocks.settings import ClusterConfig
     from rekindle.cluster import doctor
     from rekindle.cluster.api import Cluster
     from rekindle.training.spec import TrainConfig

@@ -16,15 +16,14 @@ import yaml
 
 from rekindle.argo.names import DEFAULT_ARTIFACT_REPOSITORY
 from rekindle.blocks import pod as pods
-from rekindle.blocks.cluster import ClusterConfig, PodName
 from rekindle.blocks.jobs.pytorch_job import pytorch_job
+from rekindle.blocks.settings import ClusterConfig, PodName
 from rekindle.cluster import platform
 from rekindle.cluster.api import PODS, Cluster, Object, Resource
 from rekindle.cluster.errors import ApiError
 from rekindle.cluster.probe import SECONDS, inside, manifest
-from rekindle.errors import RekindleError, without_user
+from rekindle.errors import Check, RekindleError, without_user
 from rekindle.training.spec import TrainConfig
-from rekindle.view.doctor import Check
 
 JOBS = Resource("kubeflow.org/v1", "pytorchjobs")
 NAMESPACES = Resource("v1", "namespaces", namespaced=False)

@@ -11,10 +11,10 @@ from contextlib import suppress
 from typing import Any, get_args
 
 from rekindle.blocks import pod as pods
-from rekindle.blocks.cluster import ClusterConfig, PodConfig, PodName
+from rekindle.blocks.settings import ClusterConfig, PodConfig, PodName
 from rekindle.cluster.api import PODS, Cluster, Object
 from rekindle.cluster.errors import ApiError
-from rekindle.view.doctor import Check
+from rekindle.errors import Check
 
 SECONDS = 180  # for a pod to start and to answer; an image of some gigabytes takes longer the first time
 NEVER = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "CreateContainerConfigError")

@@ -15,20 +15,19 @@ import uuid
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from rekindle.argo import names
+from rekindle.argo.kinds import COMPLETED, FAILED
 from rekindle.argo.language.gofmt import timestamp
 from rekindle.argo.manifest import read as manifests
-from rekindle.argo.names import ARCHIVING_STATUS, COMPLETED, NODE_ID, PHASE, WORKFLOW
+from rekindle.argo.manifest.retry import reset
 from rekindle.cluster.api import CRONS, PODS, TEMPLATES, WORKFLOWS, Cluster, Object, Resource
 from rekindle.cluster.errors import ApiError
 from rekindle.errors import ConfigError, did_you_mean
-from rekindle.local.journal import reset
 from rekindle.provenance import PROVENANCE
 from rekindle.render import manifest_sha256, ordered
-from rekindle.view.summary import FAILED
 
 SHA256 = "rekindle.dev/manifest-sha256"
 SUBMISSION = "rekindle.dev/submission"  # one `submit`, so that its second attempt knows its first
-OVER = ("Succeeded", *FAILED)
 
 
 def submission(manifest: Mapping[str, Any], parameters: Mapping[str, str], namespace: str) -> Object:
@@ -69,11 +68,11 @@ def submit(cluster: Cluster, workflow: Object) -> Object:
 
 def equal(cluster: Cluster, workflow: Object) -> str | None:
     """The name of a run that has not ended and does the same: equal manifest, equal parameters."""
-    running = cluster.listed(WORKFLOWS, f"{COMPLETED}!=true", metadata_only=True)
+    running = cluster.listed(WORKFLOWS, f"{names.COMPLETED}!=true", metadata_only=True)
     for each in running:
         if same_manifest(each, workflow) and (found := cluster.find(WORKFLOWS, each["metadata"]["name"])):
             phase = (found.get("status") or {}).get("phase")
-            if phase not in OVER and arguments(found) == arguments(workflow):
+            if phase not in COMPLETED and arguments(found) == arguments(workflow):
                 return str(found["metadata"]["name"])
     return None
 
@@ -134,7 +133,7 @@ def offloaded(workflow: Mapping[str, Any]) -> bool:
 def stop(cluster: Cluster, name: str) -> None:
     """As `argo stop`: the pods are ended, exit steps run. Raises ConfigError for a run that is over."""
     status = read(cluster, name).get("status") or {}
-    if status.get("phase") in OVER:
+    if status.get("phase") in COMPLETED:
         raise ConfigError(f"{name} is over ({status['phase']}): nothing is left to stop.")
     cluster.patch(WORKFLOWS, name, {"spec": {"shutdown": "Stop"}})
 
@@ -188,8 +187,9 @@ def _released(workflow: Object) -> Object:
 def _retried(workflow: Object) -> Object:
     """As Argo's FormulateRetryWorkflow: failed nodes go, the groups around them run again, nothing is completed."""
     metadata, spec, status = dict(workflow["metadata"]), dict(workflow["spec"]), dict(workflow["status"])
-    done = (COMPLETED, ARCHIVING_STATUS)
-    metadata["labels"] = {k: v for k, v in metadata.get("labels", {}).items() if k not in done} | {PHASE: "Running"}
+    ended = (names.COMPLETED, names.ARCHIVING_STATUS)
+    labels = {label: value for label, value in metadata.get("labels", {}).items() if label not in ended}
+    metadata["labels"] = labels | {names.PHASE: "Running"}
     spec.pop("shutdown", None)
     if spec.get("activeDeadlineSeconds") == 0:  # that is how Argo terminates
         spec.pop("activeDeadlineSeconds")
@@ -217,8 +217,8 @@ def _retried(workflow: Object) -> Object:
 
 def _remove_pods(cluster: Cluster, name: str, nodes: set[str]) -> None:
     """A new attempt has the name of the old one's pod. Raises ApiError."""
-    for pod in cluster.listed(PODS, f"{WORKFLOW}={name}", metadata_only=True):
-        if (pod["metadata"].get("annotations") or {}).get(NODE_ID) in nodes:
+    for pod in cluster.listed(PODS, f"{names.WORKFLOW}={name}", metadata_only=True):
+        if (pod["metadata"].get("annotations") or {}).get(names.NODE_ID) in nodes:
             try:
                 cluster.delete(PODS, pod["metadata"]["name"])
             except ApiError as error:

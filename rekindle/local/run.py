@@ -22,6 +22,7 @@ from rekindle.argo import validate
 from rekindle.argo.kinds import COMPLETED, FAILED
 from rekindle.argo.manifest import read as manifests
 from rekindle.argo.manifest.resolve import resolved
+from rekindle.argo.manifest.retry import reset
 from rekindle.argo.manifest.volumes import claims
 from rekindle.errors import ConfigError, RekindleError
 from rekindle.local import preflight
@@ -30,7 +31,7 @@ from rekindle.local.engine import suspend
 from rekindle.local.engine.inputs import labelled
 from rekindle.local.engine.nodes import Kill, Resumed, Start, stamp
 from rekindle.local.engine.scheduler import Scheduler
-from rekindle.local.journal import FULL, Busy, DiskFull, RunFiles, Status, interrupted, named, reset, write
+from rekindle.local.journal import FULL, Busy, DiskFull, RunFiles, Status, interrupted, named, write
 from rekindle.local.locks import Shared
 from rekindle.local.pods import artifacts, volumes
 from rekindle.local.pods.executor import Executor

@@ -15,12 +15,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rekindle.errors import RekindleError, without_user
+from rekindle.errors import Check, RekindleError, without_user
 from rekindle.local.emulator import LocalCluster
 from rekindle.local.services.services import REAL, SERVICES, answers
 
@@ -32,21 +31,6 @@ GIB = 1 << 30
 DISK, MEMORY = 5 * GIB, 3 * GIB  # bytes that must be free
 SHARED = 1 * GIB  # bytes of shared memory that make room for the states of a small model's workers
 FILES = 1024  # open files a process must be allowed
-
-
-@dataclass(frozen=True)
-class Check:
-    """One thing examined: what was found, and what to do if it is not ok. Without it, `required` says all fails."""
-
-    name: str
-    ok: bool
-    found: str
-    remedy: str = ""
-    required: bool = True
-
-    def __str__(self) -> str:
-        mark = "ok  " if self.ok else "FAIL" if self.required else "warn"
-        return f"{mark} {self.name}: {self.found}" + ("" if self.ok else f"\n     {self.remedy}")
 
 
 def check(home: Path) -> list[Check]:

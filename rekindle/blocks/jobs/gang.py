@@ -5,9 +5,9 @@ Which gang scheduler the training operator uses is a flag of the operator; a job
 
 from typing import Any
 
-from rekindle.blocks.cluster import ClusterConfig, PodConfig
 from rekindle.blocks.pod import Manifest
 from rekindle.blocks.presets import presets
+from rekindle.blocks.settings import ClusterConfig, PodConfig
 from rekindle.errors import ConfigError
 
 

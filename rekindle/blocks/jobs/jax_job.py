@@ -3,9 +3,9 @@
 Source: Kubeflow training operator 1.9, JAXJobSpec, jax/jaxjob_controller.go and envvar.go.
 """
 
-from rekindle.blocks.cluster import ClusterConfig
 from rekindle.blocks.jobs.replicas import FAILED, Framework, Replica, Role, training_job
 from rekindle.blocks.pod import Manifest
+from rekindle.blocks.settings import ClusterConfig
 
 SUCCESS = "status.completionTime"  # when every worker has succeeded
 FAILURE = FAILED

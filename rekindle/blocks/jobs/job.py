@@ -5,9 +5,9 @@ Source: Kubernetes batch/v1 JobSpec (1.31 or later) and pkg/controller/job.
 
 from typing import Any
 
-from rekindle.blocks.cluster import ClusterConfig, PodConfig
 from rekindle.blocks.jobs import gang
 from rekindle.blocks.pod import OF_WORKFLOW, Manifest, container, pod_spec
+from rekindle.blocks.settings import ClusterConfig, PodConfig
 
 SUCCESS = "status.completionTime"  # only a Job that succeeded has one
 # Kueue's Suspended may come first; FailureTarget, which is no end yet, comes before Failed

@@ -6,7 +6,6 @@ reaches its workers by `kubectl exec`; `mpi_job_v2` is v2beta1 of the mpi-operat
 Source: Kubeflow training operator 1.9, MPIJobSpec, mpi/mpijob_controller.go; mpi-operator 0.8, v2beta1/types.go.
 """
 
-from rekindle.blocks.cluster import ClusterConfig, PodConfig
 from rekindle.blocks.jobs.replicas import (
     FAILED,
     Framework,
@@ -20,6 +19,7 @@ from rekindle.blocks.jobs.replicas import (
 )
 from rekindle.blocks.jobs.replicas import metadata as named
 from rekindle.blocks.pod import Manifest
+from rekindle.blocks.settings import ClusterConfig, PodConfig
 
 SUCCESS = "status.replicaStatuses.Launcher.succeeded > 0"
 FAILURE = FAILED

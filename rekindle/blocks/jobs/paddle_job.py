@@ -5,9 +5,9 @@ Source: Kubeflow training operator 1.9, PaddleJobSpec, paddlepaddle/paddlepaddle
 
 from collections.abc import Mapping
 
-from rekindle.blocks.cluster import ClusterConfig
 from rekindle.blocks.jobs.replicas import FAILED, Framework, Replica, Role, training_job
 from rekindle.blocks.pod import Manifest
+from rekindle.blocks.settings import ClusterConfig
 
 SUCCESS = "status.completionTime"  # the Master's end, or without one that of all workers
 FAILURE = FAILED

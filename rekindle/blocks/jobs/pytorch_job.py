@@ -4,9 +4,9 @@ Source: Kubeflow training operator 1.9, PyTorchJobSpec and its status.
 """
 
 from rekindle.blocks import volume
-from rekindle.blocks.cluster import ClusterConfig
 from rekindle.blocks.jobs.replicas import FAILED, GRACE, metadata, replica, run_policy
 from rekindle.blocks.pod import MOUNTS, POD_IP, VOLUMES, Manifest, container, pod_spec
+from rekindle.blocks.settings import ClusterConfig
 from rekindle.errors import ConfigError
 from rekindle.training.spec import TrainConfig
 

@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from rekindle.blocks.cluster import ClusterConfig, PodConfig
 from rekindle.blocks.jobs import gang
 from rekindle.blocks.pod import OF_WORKFLOW, Manifest, container, pod_spec
+from rekindle.blocks.settings import ClusterConfig, PodConfig
 from rekindle.errors import ConfigError, did_you_mean
 
 # Conditions are appended, Running and Restarting replace each other, Created is the first: Failed is one of 1..4.

@@ -7,9 +7,9 @@ A trial leaves its result in the object store under its number; the step after t
 Source: Kubernetes batch/v1 JobSpec (1.31 or later): completionMode Indexed, backoffLimitPerIndex, maxFailedIndexes.
 """
 
-from rekindle.blocks.cluster import ClusterConfig, PodConfig
 from rekindle.blocks.jobs.job import POLICY, job
 from rekindle.blocks.pod import Manifest
+from rekindle.blocks.settings import ClusterConfig, PodConfig
 
 # FailureTarget or Failed, but not for FailedIndexes; Kueue's Suspended may come first
 FAILURE = tuple(f"status.conditions.{i}.reason in (DeadlineExceeded,MaxFailedIndexesExceeded)" for i in range(3))

@@ -5,9 +5,9 @@ Source: Kubeflow training operator 1.9, TFJobSpec, tensorflow/tfjob_controller.g
 
 from collections.abc import Mapping
 
-from rekindle.blocks.cluster import ClusterConfig
 from rekindle.blocks.jobs.replicas import FAILED, Framework, Replica, Role, check, training_job
 from rekindle.blocks.pod import Manifest
+from rekindle.blocks.settings import ClusterConfig
 from rekindle.errors import ConfigError
 
 SUCCESS = "status.completionTime"  # the Chief's end, or without one that of worker 0: there is no one count to look at

@@ -9,11 +9,11 @@ and are not counted. For training that goes on while nodes are away, use pytorch
 Source: Kubeflow Trainer 2.3, trainer.kubeflow.org/v1alpha1, and JobSet's status.
 """
 
-from rekindle.blocks.cluster import ClusterConfig, PodConfig
 from rekindle.blocks.jobs import gang
 from rekindle.blocks.jobs.job import POLICY
 from rekindle.blocks.jobs.replicas import GRACE, metadata
 from rekindle.blocks.pod import Manifest, container, pod_spec
+from rekindle.blocks.settings import ClusterConfig, PodConfig
 
 SUCCESS = "status.jobsStatus.0.succeeded > 0"  # the one Job of our runtime
 # Suspended may come first; only what holds is added, but Suspended stays when it no longer does

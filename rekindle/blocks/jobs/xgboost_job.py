@@ -5,9 +5,9 @@ Source: Kubeflow training operator 1.9, XGBoostJobSpec, xgboost/xgboostjob_contr
 
 from collections.abc import Mapping
 
-from rekindle.blocks.cluster import ClusterConfig
 from rekindle.blocks.jobs.replicas import FAILED, Framework, Replica, Role, training_job
 from rekindle.blocks.pod import Manifest
+from rekindle.blocks.settings import ClusterConfig
 
 SUCCESS = "status.replicaStatuses.Master.succeeded > 0"
 FAILURE = FAILED

@@ -2,8 +2,8 @@
 
 from math import ceil
 
-from rekindle.blocks.cluster import ClusterConfig, PodConfig
 from rekindle.blocks.pod import Manifest, container, pod_spec
+from rekindle.blocks.settings import ClusterConfig, PodConfig
 from rekindle.serving.config import ServeConfig
 
 PORT = 8080

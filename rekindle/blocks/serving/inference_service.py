@@ -5,9 +5,9 @@ container, and placement (nodes, tolerations, priority) only where Knative's fea
 Source: KServe 0.13 to 0.20, serving.kserve.io/v1beta1 InferenceService and its ModelStatus.
 """
 
-from rekindle.blocks.cluster import ClusterConfig
 from rekindle.blocks.pod import CONTAINER_SECURITY, POD_SECURITY, VOLUMES, Manifest, affinity, tolerations
 from rekindle.blocks.serving.deployment import server
+from rekindle.blocks.settings import ClusterConfig
 from rekindle.serving.config import ServeConfig
 
 # its conditions are sorted by name, and which there are depends on KServe: the model's own status tells more

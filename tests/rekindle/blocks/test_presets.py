@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 
-from rekindle.blocks.cluster import ClusterConfig, PodConfig
 from rekindle.blocks.jobs.job import job
 from rekindle.blocks.jobs.pytorch_job import SHARED_MOUNT
 from rekindle.blocks.pod import affinity, pod_spec, resources, tolerations
 from rekindle.blocks.presets import presets
+from rekindle.blocks.settings import ClusterConfig, PodConfig
 from rekindle.errors import ConfigError
 from tests.kinds import kinds, pod_specs
 

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from rekindle.argo.language.substitute import substitute
-from rekindle.blocks.cluster import ClusterConfig
 from rekindle.blocks.resource import render
+from rekindle.blocks.settings import ClusterConfig
 from rekindle.blocks.step import command
 from rekindle.errors import ConfigError
 from rekindle.step import load, parse

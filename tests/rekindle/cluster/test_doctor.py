@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from rekindle.blocks.cluster import ClusterConfig
+from rekindle.blocks.settings import ClusterConfig
 from rekindle.cli import commands
 from rekindle.cluster import doctor
 from rekindle.cluster.api import Cluster
+from rekindle.errors import Check
 from rekindle.training.spec import TrainConfig
-from rekindle.view.doctor import Check
 from tests.commands import ROOT
 from tests.rekindle.cluster.server import status
 from tests.rekindle.cluster.sound import PODS_AT, SoundCluster

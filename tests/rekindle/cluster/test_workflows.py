@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from rekindle.argo import names
 from rekindle.argo.names import NODE_ID, WORKFLOW
 from rekindle.cluster import workflows
 from rekindle.cluster.api import WORKFLOWS, Cluster
@@ -54,7 +55,7 @@ FAILED = {
 
 
 def failed(**more: Any) -> dict[str, Any]:
-    labels = {workflows.COMPLETED: "true", workflows.PHASE: "Failed", "mine": "kept"}
+    labels = {names.COMPLETED: "true", names.PHASE: "Failed", "mine": "kept"}
     spec = {"entrypoint": "main", "shutdown": "Stop"}
     return {"kind": "Workflow", "metadata": {"name": "demo", "labels": labels}, "spec": spec, "status": FAILED | more}
 
@@ -120,7 +121,7 @@ def test_resume_of_a_failed_run_keeps_finished_steps_and_removes_the_pods_of_the
     assert now["status"]["phase"] == "Running" and "finishedAt" not in now["status"]
     assert now["status"]["startedAt"] > FAILED["startedAt"]
     assert {"type": "Completed", "status": "False"} in now["status"]["conditions"]
-    assert now["metadata"]["labels"] == {workflows.PHASE: "Running", "mine": "kept"}
+    assert now["metadata"]["labels"] == {names.PHASE: "Running", "mine": "kept"}
     assert "shutdown" not in now["spec"]
     assert set(server.objects[PODS_AT]) == {"pod-a"}
 

@@ -4,11 +4,11 @@ import json
 
 import pytest
 
-from rekindle.blocks.cluster import ClusterConfig
 from rekindle.blocks.jobs.mx_job import mx_job
 from rekindle.blocks.jobs.replicas import Replica
 from rekindle.blocks.jobs.tf_job import tf_job
 from rekindle.blocks.jobs.xgboost_job import xgboost_job
+from rekindle.blocks.settings import ClusterConfig
 from rekindle.blocks.volume import CACHE
 from rekindle.errors import ConfigError
 from rekindle.training import data

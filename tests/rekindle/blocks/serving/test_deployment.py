@@ -9,11 +9,11 @@ import yaml
 from hera.workflows import models as m
 
 from rekindle.argo.manifest.selector import verdict
-from rekindle.blocks.cluster import ClusterConfig
 from rekindle.blocks.serving.autoscaler import autoscaler
 from rekindle.blocks.serving.deployment import FAILURE, PORT, SUCCESS, deployment
 from rekindle.blocks.serving.disruption_budget import disruption_budget
 from rekindle.blocks.serving.service import service
+from rekindle.blocks.settings import ClusterConfig
 from rekindle.config import load_config
 from rekindle.render import render_manifest
 from rekindle.serving.config import ServeConfig

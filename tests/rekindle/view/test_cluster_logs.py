@@ -12,7 +12,7 @@ import pytest
 from rekindle.argo.names import NODE_NAME, WORKFLOW
 from rekindle.cluster.api import Cluster
 from rekindle.cluster.errors import ApiError
-from rekindle.cluster.logs import Logs, TrainingProgress, tail
+from rekindle.view.cluster_logs import Logs, TrainingProgress, tail
 from rekindle.view.summary import Step
 from tests.rekindle.cluster.server import ApiServer, status
 from tests.rekindle.cluster.test_api import WORKFLOWS_AT, workflow

@@ -11,12 +11,12 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from rekindle.cluster import logs
+from rekindle.argo.kinds import COMPLETED
 from rekindle.cluster.api import SERVICES, WORKFLOWS, Cluster, Object
 from rekindle.cluster.errors import ApiError
-from rekindle.cluster.workflows import OVER, SHA256, offloaded, read, unpacked
+from rekindle.cluster.workflows import SHA256, offloaded, read, unpacked
 from rekindle.errors import RekindleError
-from rekindle.view import display, summary
+from rekindle.view import cluster_logs, display, summary
 
 PART_OF, NAME = "app.kubernetes.io/part-of", "app.kubernetes.io/name"
 
@@ -25,7 +25,7 @@ def watch(cluster: Cluster, name: str, *, as_json: bool) -> int:
     """Show a run until it is over. Raises ConfigError if there is none."""
     workflow = read(cluster, name)
     out = sys.stderr if as_json else sys.stdout
-    progress = logs.TrainingProgress(cluster, name).of
+    progress = cluster_logs.TrainingProgress(cluster, name).of
     try:
         with display.show(name, progress, planned(workflow), out) as shown:
             workflow = _to_the_end(cluster, name, shown)
@@ -43,7 +43,7 @@ def _to_the_end(cluster: Cluster, name: str, shown: display.Shown) -> Object:
             raise RekindleError(f"{name} was deleted while it was watched: nothing is known of its end.")
         if status := unpacked(workflow).get("status"):
             shown({"phase": "Pending", "nodes": {}, **status})
-            if status.get("phase") in OVER:
+            if status.get("phase") in COMPLETED:
                 return unpacked(workflow)
     raise AssertionError("a watch does not end")
 
@@ -122,7 +122,7 @@ def _failure(cluster: Cluster, workflow: Object) -> str:
     said = place = ""
     if step:
         attempt = str(summary.last_attempt(status, step).get("name", "")).removeprefix(f"{name}.")
-        said = logs.tail(cluster, name, [attempt, step.name])
+        said = cluster_logs.tail(cluster, name, [attempt, step.name])
         place = f"rekindle logs {name} {step.name}{where(cluster)}" if said else ""
     return summary.failure(name, status, said, place, f"rekindle resume {name}{where(cluster)}")
 

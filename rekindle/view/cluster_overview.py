@@ -6,9 +6,9 @@ from typing import Any
 
 from rekindle.argo.names import PHASE
 from rekindle.cluster.api import CRONS, WORKFLOWS, Cluster, Object
-from rekindle.cluster.watch import as_object
 from rekindle.cluster.workflows import offloaded, read
 from rekindle.view import overview, summary
+from rekindle.view.cluster_watch import as_object
 from rekindle.view.summary import duration, timestamp
 
 

@@ -12,10 +12,10 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TextIO
 
+from rekindle.argo.kinds import COMPLETED
 from rekindle.argo.names import NODE_NAME, REPLICA_TYPE, WORKFLOW
 from rekindle.cluster.api import PODS, WORKFLOWS, Cluster, Object
 from rekindle.cluster.errors import ApiError
-from rekindle.cluster.workflows import OVER
 from rekindle.view.display import is_terminal, log_line, progress_in
 from rekindle.view.summary import Step
 
@@ -75,7 +75,7 @@ class Logs:
 
     def _watch_workflow(self) -> None:
         for kind, workflow in self.cluster.watch(WORKFLOWS, name=self.name):
-            if kind == "DELETED" or (workflow.get("status") or {}).get("phase") in OVER:
+            if kind == "DELETED" or (workflow.get("status") or {}).get("phase") in COMPLETED:
                 return self.ended.set()
 
     def _watch_pods(self) -> None:
