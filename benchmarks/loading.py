@@ -24,7 +24,7 @@ from rekindle.training.sampler import Sampler
 from rekindle.training.spec import TrainingSpec as Inputs
 from steps import fraud
 from steps.fraud.config import Data
-from steps.fraud.sequences import LENGTH, TrainingWindows, open_dataset
+from steps.fraud.data.sequences import LENGTH, TrainingWindows, open_dataset
 
 WORLD = "simulate://1?cards=5000&terminals=10000&days=183"
 BATCH = 256

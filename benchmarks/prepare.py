@@ -24,8 +24,8 @@ ONE_THREAD = dict.fromkeys(("POLARS_MAX_THREADS", "OMP_NUM_THREADS", "MKL_NUM_TH
 def simulated(source: Path, target: Path) -> None:
     """Write the world that the text file `source` names as parquet with the published column names."""
     from steps.fraud.config import Columns
-    from steps.fraud.simulate import simulate
-    from steps.fraud.world import parse
+    from steps.fraud.data.simulate import simulate
+    from steps.fraud.data.world import parse
 
     simulate(parse(source.read_text())).rename(Columns().model_dump()).write_parquet(target)
 
@@ -34,10 +34,10 @@ def ours(source: Path, target: Path) -> None:
     """Parquet → the 15 handbook features → parquet, with the step's own reading and checks."""
     import polars as pl
 
-    from steps.fraud.checks import check
     from steps.fraud.config import Data
-    from steps.fraud.features import HANDBOOK, tables
-    from steps.fraud.source import read
+    from steps.fraud.data.checks import check
+    from steps.fraud.data.features import HANDBOOK, tables
+    from steps.fraud.data.source import read
 
     data = Data(source=str(source))
     rows = check(read(data, target), data.columns, data.tolerated_rejects).rows
@@ -95,7 +95,7 @@ def difference(left: Path, right: Path) -> float:
 
 def measure(work: str, source: Path, target: Path) -> tuple[float, float]:
     """(CPU seconds without imports, peak GB) of one of the functions above in a process of its own."""
-    modules = "pandas, pyarrow.parquet" if work == "pandas" else "steps.fraud.shards"
+    modules = "pandas, pyarrow.parquet" if work == "pandas" else "steps.fraud.data.shards"
     program = f"""
 import resource, sys, time
 from pathlib import Path

@@ -1,1 +1,1 @@
-"""What runs inside a container: one step a module, and the training engine they share. Knows nothing of pipelines."""
+"""What runs in a container: one step a file, and the example workloads."""

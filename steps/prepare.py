@@ -2,7 +2,7 @@
 
     rekindle step steps.prepare --data='{"source": "simulate://7"}' --workflow=try --output dataset=dataset
 
-What is done with the data is the workload's own: see its `prepare`.
+How the data is processed is defined by the workload: see its `prepare`.
 """
 
 import json
@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import Field
 
-from rekindle.step import Artifact, StepInputs, StepOutputs
+from rekindle import Artifact, StepInputs, StepOutputs
 
 
 class Inputs(StepInputs):
@@ -38,13 +38,14 @@ def run(inputs: Inputs) -> Outputs:
     run_id = tracking.start_run(inputs.experiment, inputs.workflow, {"rekindle.workload": inputs.workload})
 
     dataset = inputs.workdir / "dataset"
-    made = workload.prepare(data, dataset)
-    sys.stderr.write(f"prepared {made.rows:,} rows, {made.rejected:,} rejected; {json.dumps(made.facts)}\n")
+    prepared = workload.prepare(data, dataset)
+    sys.stderr.write(f"prepared {prepared.rows:,} rows, {prepared.rejected:,} rejected; {json.dumps(prepared.facts)}\n")
     settings = {f"data.{name}": value for name, value in data.model_dump(mode="json").items()}
+    facts = {f"data.{name}": str(value) for name, value in prepared.facts.items()}
     tracking.log(
         run_id,
-        params=settings | {"data.digest": made.digest},
-        metrics={"rows": made.rows, "rejected": made.rejected},
-        tags={"rekindle.digest": made.digest} | {f"data.{name}": str(value) for name, value in made.facts.items()},
+        params=settings | {"data.digest": prepared.digest},
+        metrics={"rows": prepared.rows, "rejected": prepared.rejected},
+        tags={"rekindle.digest": prepared.digest} | facts,
     )
-    return Outputs(dataset=dataset, digest=made.digest, rows=made.rows, run_id=run_id)
+    return Outputs(dataset=dataset, digest=prepared.digest, rows=prepared.rows, run_id=run_id)

@@ -1,25 +1,19 @@
-"""Release a model: its files under a name that is their content, a version in the registry, the alias `candidate`.
+"""Release a model: upload its files by content, register a version, and give it the alias `candidate`.
 
     rekindle step steps.release --name=fraud --dataset=dataset/ --model=model/ --report=report/ --verdict=release \\
         --run-id=... --output model_uri=uri.txt
 
-Below `releases/<name>/<hash>/`: model.safetensors, model.json, dataset.json, state/ (what the server needs to know of
-the past), verdict.json and, written last, release.json. Done twice it registers nothing twice; interrupted anywhere,
-doing it again completes it.
+Its files: rekindle/serving/release.py. Running it twice registers one version; after an interruption, running it again
+completes the release.
 """
 
-import hashlib
-import json
 import os
-from pathlib import Path
 from typing import Any
 
 from pydantic import Field
 
-from rekindle.errors import ConfigError, DataError
-from rekindle.step import Artifact, StepInputs, StepOutputs
+from rekindle import Artifact, ConfigError, StepInputs, StepOutputs
 
-MODEL = ("model.safetensors", "model.json")
 PROVENANCE = ("git_sha", "image", "image_digest", "config_hash", "manifest_hash")
 
 
@@ -45,8 +39,8 @@ class Outputs(StepOutputs):
 
 def run(inputs: Inputs) -> Outputs:
     """Copy, register, commit. Raises ConfigError without a verdict to release, DataError for a damaged model."""
-    from rekindle import tracking
-    from rekindle.storage import Store, file_sha256
+    from rekindle import Store, tracking
+    from rekindle.serving.release import commit, model_card, upload
 
     if inputs.verdict != "release":
         raise ConfigError(
@@ -55,12 +49,7 @@ def run(inputs: Inputs) -> Outputs:
         )
     store = Store.from_env()
     card = model_card(inputs.model)
-    files = release_files(inputs.model, inputs.dataset)
-    hashes = {key: file_sha256(path) for key, path in sorted(files.items())}
-    prefix = f"releases/{inputs.name}/{address(hashes)[:12]}/"
-    for key, path in (files | {"verdict.json": inputs.report / "verdict.json"}).items():
-        store.upload(path, prefix + key)
-
+    prefix, hashes = upload(store, inputs.name, inputs.model, inputs.dataset, inputs.report)
     champion = tracking.champion(inputs.name)
     facts = provenance(inputs, card)
     release = tracking.register(inputs.name, prefix, store.uri(prefix), card["sha256"], inputs.run_id, facts)
@@ -73,38 +62,14 @@ def run(inputs: Inputs) -> Outputs:
         "provenance": facts,
         "files": hashes,
     }
-    store.put(prefix + "release.json", json.dumps(record, indent=1).encode())  # now it can be served
+    commit(store, prefix, record)
     tags = {"rekindle.model_uri": prefix, "rekindle.version": release.version, "rekindle.model_sha256": card["sha256"]}
     tracking.log(inputs.run_id, params=facts, tags=tags)
     return Outputs(model_uri=prefix, version=release.version, previous=champion.uri if champion else "")
 
 
-def model_card(model: Path) -> dict[str, Any]:
-    """model.json, which says what the weights are. Raises DataError."""
-    try:
-        card = json.loads((model / "model.json").read_text())
-        return card | {name: card[name] for name in ("sha256", "workload")}
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{model} holds no trained model ({error!r}): model.json must say what it is.") from error
-
-
-def release_files(model: Path, dataset: Path) -> dict[str, Path]:
-    """Key below the prefix → file, of all that decides what the server answers. Raises DataError."""
-    found = {name: model / name for name in MODEL} | {"dataset.json": dataset / "dataset.json"}
-    found |= {str(file.relative_to(dataset)): file for file in (dataset / "state").rglob("*") if file.is_file()}
-    for key, path in found.items():
-        if not path.is_file():
-            raise DataError(f"{path} is not there: a release needs {key}. Train, or prepare, again.")
-    return found
-
-
-def address(hashes: dict[str, str]) -> str:
-    """sha256 over names and contents."""
-    return hashlib.sha256("".join(f"{content}  {key}\n" for key, content in hashes.items()).encode()).hexdigest()
-
-
 def provenance(inputs: Inputs, card: dict[str, Any]) -> dict[str, str]:
-    """Everything that the weights are a function of, and where they were made."""
+    """Everything that determines the weights, and where they were trained."""
     facts = {name: getattr(inputs, name) for name in PROVENANCE}
     if "KUBERNETES_SERVICE_HOST" not in os.environ:  # the manifest names an image, but none was run
         facts |= {"image": "host", "image_digest": "host"}

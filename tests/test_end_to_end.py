@@ -13,8 +13,8 @@ import psutil
 import pytest
 
 from rekindle.local.services.services import Services
-from steps.fraud.simulate import simulate
-from steps.fraud.world import parse
+from steps.fraud.data.simulate import simulate
+from steps.fraud.data.world import parse
 from tests.commands import ROOT, Shell, shell, write_files
 
 

@@ -20,14 +20,14 @@ __all__ = ["Data", "Model", "dataset", "evaluate", "loss", "model", "prepare", "
 
 def prepare(data: Data, out: Path) -> Prepared:
     """Raw transactions → a dataset directory at `out`. Raises DataError."""
-    from steps.fraud.shards import write_dataset
+    from steps.fraud.data.shards import write_dataset
 
     return write_dataset(data, out)
 
 
 def dataset(path: Path, split: str) -> Dataset:
     """The samples of `split` of a dataset directory."""
-    from steps.fraud.sequences import open_dataset
+    from steps.fraud.data.sequences import open_dataset
 
     return open_dataset(path, split)
 

@@ -9,7 +9,7 @@ from pydantic import Field, field_validator, model_validator
 from rekindle.errors import did_you_mean
 from rekindle.sections import Section
 from rekindle.workload import DataConfig
-from steps.fraud.world import parse
+from steps.fraud.data.world import parse
 
 CONTEXT = 63  # transactions of a card before the current one that a model may look at
 

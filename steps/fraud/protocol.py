@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from rekindle.errors import DataError
 from rekindle.gate import Difference, Evaluation, Gate
 from steps.fraud import metrics
-from steps.fraud.schema import DAY
-from steps.fraud.sequences import SCORED, Rows, scoring_windows
+from steps.fraud.data.schema import DAY
+from steps.fraud.data.sequences import SCORED, Rows, scoring_windows
 from steps.fraud.transformer import FraudModel, load, score_all
 
 Ints = NDArray[np.int64]

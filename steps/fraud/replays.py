@@ -10,7 +10,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from steps.fraud.config import CONTEXT
-from steps.fraud.schema import DAY, Rows
+from steps.fraud.data.schema import DAY, Rows
 
 BATCH = 20  # transactions in one request, at most
 

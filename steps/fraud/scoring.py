@@ -16,9 +16,9 @@ import numpy as np
 import torch
 
 from rekindle.errors import DataError, did_you_mean
-from steps.fraud.checks import HIGHEST
-from steps.fraud.schema import Rows, identity
-from steps.fraud.state import State
+from steps.fraud.data.checks import HIGHEST
+from steps.fraud.data.schema import Rows, identity
+from steps.fraud.data.state import State
 from steps.fraud.transformer import load, score_windows
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

@@ -14,6 +14,7 @@ import pytest
 from rekindle import tracking
 from rekindle.errors import DataError, RekindleError
 from rekindle.gate import Gate
+from rekindle.serving.client import resolve
 from rekindle.storage import Store
 from steps import fraud, release, verify
 from tests.steps.serving import Running
@@ -135,8 +136,8 @@ def test_a_service_that_never_serves_these_weights_is_given_up(
         verify.run(asked(liar, small_dataset, report, 0.3))
     monkeypatch.setenv("MY_MODEL_SERVICE_HOST", "10.1.2.3")
     monkeypatch.setenv("MY_MODEL_SERVICE_PORT", "81")
-    assert verify.reached("http://my-model:8080") == "http://10.1.2.3:81"
-    assert verify.reached("http://other:8080/") == "http://other:8080"
+    assert resolve("http://my-model:8080") == "http://10.1.2.3:81"
+    assert resolve("http://other:8080/") == "http://other:8080"
     monkeypatch.setenv("REKINDLE_ENDPOINT", "http://127.0.0.1:9/")
     with pytest.raises(RekindleError, match=r"http://127\.0\.0\.1:9 does not serve .*refused"):
         verify.run(asked(liar, small_dataset, report, 0.3))

@@ -11,9 +11,9 @@ import pytest
 from rekindle.errors import DataError
 from rekindle.gate import Gate
 from steps.fraud import protocol
+from steps.fraud.data.schema import DAY
+from steps.fraud.data.sequences import Rows
 from steps.fraud.protocol import Week, counted_rows, evaluate, is_published, judged_weeks
-from steps.fraud.schema import DAY
-from steps.fraud.sequences import Rows
 
 DELAY = 7
 

@@ -10,8 +10,8 @@ from pydantic import ValidationError
 
 from rekindle.errors import DataError
 from steps.fraud.config import CONTEXT, Model
+from steps.fraud.data.sequences import Rows, open_dataset
 from steps.fraud.protocol import score
-from steps.fraud.sequences import Rows, open_dataset
 from steps.fraud.transformer import FraudModel, build, load, loss, score_all, score_windows
 
 FEATURES = 5

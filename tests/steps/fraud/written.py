@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from steps.fraud.shards import ARRAYS
+from steps.fraud.data.shards import ARRAYS
 
 
 class Written:

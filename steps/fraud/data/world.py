@@ -1,4 +1,4 @@
-"""Which world `simulate://` means. Light: a config is checked with it; steps/fraud/simulate.py makes the world."""
+"""Which world `simulate://` means. Light: a config is checked with it; steps/fraud/data/simulate.py makes the world."""
 
 from datetime import date
 from urllib.parse import parse_qsl, urlsplit

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from rekindle.errors import DataError
 from steps.fraud.config import CONTEXT
-from steps.fraud.schema import DAY
+from steps.fraud.data.schema import DAY
 
 LENGTH = 40  # transactions in a training window
 OVERLAP = 16  # of them, those that only give context
@@ -34,7 +34,7 @@ Ints = NDArray[np.int64]
 class Rows:
     """All rows of a dataset directory, sorted by (card, time): the features mapped, the small columns in memory.
 
-    Reads what steps/fraud/shards.py writes, without its imports. Raises DataError if that is not there or not whole.
+    Reads what shards.py writes, without importing polars. Raises DataError if a file is missing or incomplete.
     """
 
     def __init__(self, path: Path) -> None:

@@ -9,11 +9,11 @@ from pydantic import ValidationError
 
 from rekindle.errors import ConfigError, DataError
 from rekindle.storage import Store
-from steps.fraud.checks import check
 from steps.fraud.config import Columns, Data
-from steps.fraud.simulate import simulate
-from steps.fraud.source import read
-from steps.fraud.world import World
+from steps.fraud.data.checks import check
+from steps.fraud.data.simulate import simulate
+from steps.fraud.data.source import read
+from steps.fraud.data.world import World
 
 
 @pytest.fixture(scope="module")

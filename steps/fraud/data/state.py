@@ -3,7 +3,7 @@
     state = State.load(release / "state")
     windows, lengths = state.windows(new, history)     # float32 [B, 64, F], int64 [B]
 
-`new` are the transactions to score (steps.fraud.schema.Rows, e.g. by `Rows.of(id=[..], time=[..], card=[..],
+`new` are the transactions to score (steps.fraud.data.schema.Rows, e.g. by `Rows.of(id=[..], time=[..], card=[..],
 terminal=[..], amount=[..])`), `history` those between the end of training and now, as far as the client sends them,
 with the labels that are known by now (fraud=0 otherwise: a label younger than the delay is never looked at). Window b
 holds the feature rows of the card's last `length` transactions up to and including new row b, oldest first, the new
@@ -22,9 +22,9 @@ from numpy.typing import NDArray
 
 from rekindle.errors import DataError
 from steps.fraud.config import CONTEXT
-from steps.fraud.features import NAMES, Floats, card_features, lookback_days, matrix, terminal_features
-from steps.fraud.schema import DAY, Ints, Rows
-from steps.fraud.schema import NAMES as COLUMNS
+from steps.fraud.data.features import NAMES, Floats, card_features, lookback_days, matrix, terminal_features
+from steps.fraud.data.schema import DAY, Ints, Rows
+from steps.fraud.data.schema import NAMES as COLUMNS
 
 
 def needed(rows: Rows, train_end: int, delay_days: int) -> NDArray[np.bool_]:

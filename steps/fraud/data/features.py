@@ -15,7 +15,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from steps.fraud.schema import DAY, Ints, Rows
+from steps.fraud.data.schema import DAY, Ints, Rows
 
 WINDOWS = (1, 7, 30)  # days
 RECENT = 50  # transactions of the card that count as its habit

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from steps.fraud.simulate import simulate
-from steps.fraud.world import World, parse
+from steps.fraud.data.simulate import simulate
+from steps.fraud.data.world import World, parse
 
 
 @pytest.fixture(scope="module")

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from rekindle.errors import DataError
 from steps.fraud.config import CONTEXT, Data
-from steps.fraud.schema import DAY, Rows
-from steps.fraud.shards import write_dataset
-from steps.fraud.state import State
+from steps.fraud.data.schema import DAY, Rows
+from steps.fraud.data.shards import write_dataset
+from steps.fraud.data.state import State
 from tests.steps.fraud.written import Written
 
 

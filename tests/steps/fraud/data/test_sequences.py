@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from rekindle.errors import DataError
 from steps.fraud.config import CONTEXT
-from steps.fraud.schema import DAY
-from steps.fraud.sequences import LENGTH, OVERLAP, SCORED, Rows, TrainingWindows, open_dataset, scoring_windows
+from steps.fraud.data.schema import DAY
+from steps.fraud.data.sequences import LENGTH, OVERLAP, SCORED, Rows, TrainingWindows, open_dataset, scoring_windows
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ import polars as pl
 
 from rekindle.errors import DataError
 from steps.fraud.config import Columns
-from steps.fraud.schema import DAY, Rows, identity
+from steps.fraud.data.schema import DAY, Rows, identity
 
 NUMBER = r"^-?[0-9]{1,18}$"  # text that is its own identity: see schema.identity
 ISO = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}([T ][0-9]{2}:|$)"

@@ -14,11 +14,11 @@ import pytest
 
 from rekindle.errors import DataError
 from steps.fraud.config import Columns, Data
-from steps.fraud.schema import DAY, Rows
-from steps.fraud.sequences import Rows as Mapped
-from steps.fraud.shards import ARRAYS, calendar, write_dataset
-from steps.fraud.simulate import simulate
-from steps.fraud.world import World
+from steps.fraud.data.schema import DAY, Rows
+from steps.fraud.data.sequences import Rows as Mapped
+from steps.fraud.data.shards import ARRAYS, calendar, write_dataset
+from steps.fraud.data.simulate import simulate
+from steps.fraud.data.world import World
 from tests.steps.fraud.written import Written
 
 WORLD = "simulate://5?cards=60&terminals=120&days=75"

@@ -11,8 +11,8 @@ import polars as pl
 
 from rekindle.errors import DataError, did_you_mean
 from steps.fraud.config import Columns, Data
-from steps.fraud.simulate import simulate
-from steps.fraud.world import parse
+from steps.fraud.data.simulate import simulate
+from steps.fraud.data.world import parse
 
 SUFFIXES = {".parquet": "parquet", ".pq": "parquet", ".csv": "csv", ".csv.gz": "csv"}
 

@@ -4,7 +4,7 @@
     shards/NAME-00000.npy  NAME of ARRAYS: columns to map, sorted by (card, time, id); a card is in one shard only
     transactions.parquet   the checked rows sorted by (time, id): id, time, card, terminal, amount, fraud, scenario
     rejects.parquet        rows that broke a rule, as they came, with their position `row` and the `reason`
-    state/                 what a server needs to compute features of later transactions: steps/fraud/state.py
+    state/                 what a server needs to compute features of later transactions: steps/fraud/data/state.py
 
 Time: the last `test_weeks` weeks (of 7 whole days, UTC, up to the last full day) are for tests. Training uses rows
 with time < train_end only: the first test day minus the label delay, so every label was known when the tests begin.
@@ -23,10 +23,10 @@ from numpy.typing import NDArray
 
 from rekindle.errors import DataError, RekindleError
 from rekindle.workload import Prepared
-from steps.fraud import features, source, state
-from steps.fraud.checks import check
 from steps.fraud.config import Data
-from steps.fraud.schema import DAY, Rows
+from steps.fraud.data import features, source, state
+from steps.fraud.data.checks import check
+from steps.fraud.data.schema import DAY, Rows
 
 ARRAYS = {  # of a shard with n rows
     "features": np.float32,  # [n, F]

@@ -7,9 +7,9 @@ import polars as pl
 import pytest
 
 from rekindle.errors import DataError
-from steps.fraud.checks import Checked, check
 from steps.fraud.config import Columns
-from steps.fraud.schema import identity
+from steps.fraud.data.checks import Checked, check
+from steps.fraud.data.schema import identity
 
 NOW = datetime(2024, 6, 1, tzinfo=UTC).timestamp()
 DAY = datetime(2024, 1, 1)

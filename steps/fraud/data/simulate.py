@@ -13,8 +13,8 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from steps.fraud.schema import DAY
-from steps.fraud.world import World
+from steps.fraud.data.schema import DAY
+from steps.fraud.data.world import World
 
 SIDE = 100  # of the square on which cards and terminals lie
 NEAR = 500  # a card's radius times sqrt(terminals): 5 for 10,000 terminals, so about 78 terminals are near

@@ -1,0 +1,83 @@
+"""The files of a release in the object store.
+
+Below `releases/NAME/HASH/` lie model.safetensors, model.json, dataset.json, state/ (what the server must know of the
+past), verdict.json and, written last, release.json with the sha256 of every file that decides what the server answers.
+HASH is taken over the names and contents of these files, so the same release always has the same prefix.
+"""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+from rekindle.errors import DataError
+from rekindle.storage import NotFound, Store, file_sha256
+
+MODEL = ("model.safetensors", "model.json")
+
+
+def model_card(model: Path) -> dict[str, Any]:
+    """model.json of a trained model: at least its `sha256` and `workload`. Raises DataError."""
+    try:
+        card = json.loads((model / "model.json").read_text())
+        return card | {name: card[name] for name in ("sha256", "workload")}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{model} holds no trained model ({error!r}): model.json must say what it is.") from error
+
+
+def upload(store: Store, name: str, model: Path, dataset: Path, report: Path) -> tuple[str, dict[str, str]]:
+    """Copy the files of a release, all but release.json; gives its prefix, and file → sha256. Raises DataError."""
+    files = _files(model, dataset)
+    hashes = {key: file_sha256(path) for key, path in sorted(files.items())}
+    prefix = f"releases/{name}/{_content_hash(hashes)[:12]}/"
+    for key, path in (files | {"verdict.json": report / "verdict.json"}).items():
+        store.upload(path, prefix + key)
+    return prefix, hashes
+
+
+def commit(store: Store, prefix: str, record: dict[str, Any]) -> None:
+    """Write release.json: from now on the release can be served."""
+    store.put(f"{prefix}release.json", json.dumps(record, indent=1).encode())
+
+
+def download(store: Store, prefix: str, folder: Path) -> dict[str, Any]:
+    """Fetch a whole release into `folder`; gives release.json. Raises StorageError, and DataError if it is damaged."""
+    store.download(prefix.rstrip("/") + "/", folder)
+    try:
+        record = json.loads((folder / "release.json").read_text())
+        damaged = [key for key, sha256 in record["files"].items() if file_sha256(folder / key) != sha256]
+        record |= {name: record[name] for name in ("workload", "model_sha256", "version")}
+    except (OSError, ValueError, KeyError) as error:
+        raise DataError(
+            f"{store.uri(prefix)} is not a whole release ({type(error).__name__}: {error}). Release it again."
+        ) from error
+    if damaged:
+        raise DataError(f"{store.uri(prefix)}: {', '.join(damaged)} changed since the release. Release it again.")
+    return record
+
+
+def download_champion(store: Store, prefix: str, folder: Path) -> Path:
+    """Fetch the champion's weights and model.json into `folder`. Raises NotFound if its release was deleted."""
+    try:
+        for file in MODEL:
+            store.download(f"{prefix.rstrip('/')}/{file}", folder / file)
+    except NotFound as error:
+        raise NotFound(
+            f"the champion cannot be compared with: {error} Put its release back, or take the alias `champion` from "
+            "that version in MLflow so that the candidate is judged alone."
+        ) from error
+    return folder
+
+
+def _files(model: Path, dataset: Path) -> dict[str, Path]:
+    """Key below the prefix → file, of everything that decides what the server answers. Raises DataError."""
+    files = {name: model / name for name in MODEL} | {"dataset.json": dataset / "dataset.json"}
+    files |= {str(file.relative_to(dataset)): file for file in (dataset / "state").rglob("*") if file.is_file()}
+    for key, path in files.items():
+        if not path.is_file():
+            raise DataError(f"{path} is not there: a release needs {key}. Train, or prepare, again.")
+    return files
+
+
+def _content_hash(hashes: dict[str, str]) -> str:
+    return hashlib.sha256("".join(f"{content}  {key}\n" for key, content in hashes.items()).encode()).hexdigest()
