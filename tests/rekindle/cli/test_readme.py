@@ -52,6 +52,12 @@ def test_links_lead_somewhere(document: Path):
         assert (document.parent / target).exists(), target
 
 
+def test_folders_that_contributors_are_sent_to_are_there():
+    folders = "rekindle|steps|pipelines|images|tests|docs"
+    for path in re.findall(rf"`((?:{folders})/[^`]*)`", (ROOT / "CONTRIBUTING.md").read_text()):
+        assert (ROOT / path.replace("STEP", "prepare")).exists(), path
+
+
 @pytest.mark.timeout(600)
 def test_every_command_of_the_cluster_document_is_one(tmp_path: Path):
     """Commands that need no cluster are run; the others only have to accept their arguments."""
