@@ -1,9 +1,9 @@
-"""`rekindle demo chaos`: the same training twice, in peace and under attack, and the sha256 of both models.
+"""`rekindle demo chaos`: the same training twice, undisturbed and under attack, and the sha256 of both models.
 
     code = run(Path(".rekindle"), Plan(workers=3), as_json=False)     # 0: equal, 1: not
 
-Both are the PyTorchJob of one rendered manifest, run by the local controller: a coordinator and launchers as real
-processes. The attacks are signals to those processes; whatever happens then, happens by itself.
+Both trainings are the PyTorchJob of one rendered manifest, run by the local controller: a coordinator and launchers as
+real processes. An attack is a signal to some of those processes; the recovery is the product's own.
 """
 
 import hashlib
@@ -25,33 +25,33 @@ from typing import Any
 
 import yaml
 
-from rekindle.demo.recording import COORDINATOR, Stage, Training
-from rekindle.demo.screen import Run, Show, Strike, View, on_screen
+from rekindle.demo.recording import COORDINATOR, DemoCluster, Training
+from rekindle.demo.screen import AttackRecord, Recording, Run, View, on_screen
 from rekindle.local.processes import on_ending
 
-THAW = 3.0  # seconds after which a stopped process may go on
-CALM, STORM = "undisturbed", "under attack"
+RESUME_AFTER = 3.0  # seconds until a stopped process gets SIGCONT
+UNDISTURBED, DISTURBED = "undisturbed", "under attack"
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What is asked for."""
+    """Options of the command."""
 
     workers: int = 3
     seconds: float = 3.0  # between attacks
     steps: int = 1500
-    seed: int = 0  # of the choice of victims
+    seed: int = 0  # of the random choice of victims
 
 
 @dataclass(frozen=True)
 class Attack:
-    """A signal to some victims of a kind: the process that trains, its launcher, the coordinator, or all there is."""
+    """A signal to one or more victims. `target`: trainer (the training process), launcher, coordinator, or all."""
 
     number: signal.Signals
     target: str
     victims: int = 1
 
-    def words(self, names: Sequence[str]) -> str:
+    def describe(self, names: Sequence[str]) -> str:
         of = "the launcher of " if self.target == "launcher" and self.number == signal.SIGKILL else ""
         return f"{self.number.name} {of}{'everything at once' if self.target == 'all' else ' and '.join(names)}"
 
@@ -60,7 +60,7 @@ ATTACKS = (
     Attack(signal.SIGKILL, "trainer"),
     Attack(signal.SIGKILL, COORDINATOR),
     Attack(signal.SIGKILL, "trainer", 2),
-    Attack(signal.SIGTERM, "launcher"),  # as when a node is taken back: its worker leaves in order
+    Attack(signal.SIGTERM, "launcher"),  # as on a node preemption: the worker leaves in order
     Attack(signal.SIGSTOP, "trainer"),
     Attack(signal.SIGKILL, "launcher"),
     Attack(signal.SIGKILL, "trainer"),
@@ -69,36 +69,36 @@ ATTACKS = (
 
 
 def run(home: Path, plan: Plan, as_json: bool) -> int:
-    """The whole show; gives the exit code. Raises RekindleError if a training cannot go on; its logs stay then."""
-    stage, name = Stage(home), f"chaos-{secrets.token_hex(3)}"
-    folder = stage.home / "demo" / name
-    told = Show(Run(CALM, 1, plan.steps), Run(STORM, plan.workers, plan.steps))
-    with _ends_once_told(folder), on_screen(told, sys.stderr if as_json else sys.stdout) as view:
-        told.doing = "preparing three months of card payments"
+    """Run both trainings; returns the exit code. Raises RekindleError if a training stalls; its logs are kept."""
+    cluster, name = DemoCluster(home), f"chaos-{secrets.token_hex(3)}"
+    folder = cluster.home / "demo" / name
+    recording = Recording(Run(UNDISTURBED, 1, plan.steps), Run(DISTURBED, plan.workers, plan.steps))
+    with _stopped_by_signals(folder), on_screen(recording, sys.stderr if as_json else sys.stdout) as view:
+        recording.activity = "preparing three months of card payments"
         view.tick()
-        config = configured(folder, plan)
-        data = prepared(stage, config)
-        told.doing = f"training {plan.steps} steps with one worker, which nobody disturbs"
-        with Training(stage, folder, job(config, f"{name}-calm", 1, *data)) as training:
-            undisturbed(training, told, view)
-        told.doing = f"training the same with {plan.workers} workers, and killing them"
-        with Training(stage, folder, job(config, f"{name}-storm", plan.workers, *data)) as training:
-            attacked(training, told, view, plan)
-        told.equal = told.calm.sha256 == told.storm.sha256
-    if told.equal:
+        config = configure(folder, plan)
+        data = prepare_dataset(cluster, config)
+        recording.activity = f"training {plan.steps} steps with one worker, undisturbed"
+        with Training(cluster, folder, training_job(config, f"{name}-calm", 1, *data)) as training:
+            train_undisturbed(training, recording, view)
+        recording.activity = f"training the same with {plan.workers} workers, under attack"
+        with Training(cluster, folder, training_job(config, f"{name}-storm", plan.workers, *data)) as training:
+            train_under_attack(training, recording, view, plan)
+        recording.equal = recording.undisturbed.sha256 == recording.disturbed.sha256
+    if recording.equal:
         shutil.rmtree(folder)
-        stage.store().delete([entry.key for entry in stage.store().list(f"{name}-")])
+        cluster.store().delete([entry.key for entry in cluster.store().list(f"{name}-")])
     else:
         sys.stderr.write(f"the logs of all processes are in {folder / 'logs'}\n")
     if as_json:
-        print(json.dumps(as_object(told)), flush=True)
-    return 0 if told.equal else 1
+        print(json.dumps(as_object(recording)), flush=True)
+    return 0 if recording.equal else 1
 
 
-# -- what is trained --------------------------------------------------------------------------------------------------
+# -- the trainings --------------------------------------------------------------------------------------------------
 
 
-def configured(folder: Path, plan: Plan) -> Any:
+def configure(folder: Path, plan: Plan) -> Any:
     """The config of both trainings, as a user would write it."""
     from rekindle.config import load_config
 
@@ -112,7 +112,7 @@ def configured(folder: Path, plan: Plan) -> Any:
             "batch_size": 16,
             "steps": plan.steps,
             "seed": 1,
-            "hot_seconds": 0.001,  # every step is in shared memory: so it can be seen, and none is lost with everybody
+            "hot_seconds": 0.001,  # snapshot every step: visible from outside, and nothing is lost when all die
         },
     }
     folder.mkdir(parents=True)
@@ -121,148 +121,148 @@ def configured(folder: Path, plan: Plan) -> Any:
     return load_config(file, environment={}).config
 
 
-def prepared(stage: Stage, config: Any) -> tuple[str, str]:
-    """Key prefix and digest of the dataset; made once for ever, for its name is the hash of what defines it."""
+def prepare_dataset(cluster: DemoCluster, config: Any) -> tuple[str, str]:
+    """Key prefix and digest of the dataset; prepared once, as its key is the hash of its definition."""
     from rekindle.storage import NotFound
     from rekindle.workload import load
 
-    stage.services.start("s3")
-    store, what = stage.store(), {"workload": config.workload, "data": config.data.model_dump(mode="json")}
-    prefix = f"demo/{hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:12]}"
+    cluster.services.start("s3")
+    store, definition = cluster.store(), {"workload": config.workload, "data": config.data.model_dump(mode="json")}
+    prefix = f"demo/{hashlib.sha256(json.dumps(definition, sort_keys=True).encode()).hexdigest()[:12]}"
     with suppress(NotFound):
         return f"{prefix}/dataset", store.get(f"{prefix}/digest").decode()
-    with tempfile.TemporaryDirectory(dir=stage.home) as folder:
-        made = load(config.workload).prepare(config.data, Path(folder) / "dataset")
+    with tempfile.TemporaryDirectory(dir=cluster.home) as folder:
+        dataset = load(config.workload).prepare(config.data, Path(folder) / "dataset")
         store.upload(Path(folder) / "dataset", f"{prefix}/dataset")
-    store.put(f"{prefix}/digest", made.digest.encode())
-    return f"{prefix}/dataset", made.digest
+    store.put(f"{prefix}/digest", dataset.digest.encode())
+    return f"{prefix}/dataset", dataset.digest
 
 
-def job(config: Any, name: str, workers: int, dataset: str, digest: str) -> dict[str, Any]:
+def training_job(config: Any, name: str, workers: int, dataset: str, digest: str) -> dict[str, Any]:
     """The PyTorchJob of the rendered manifest, filled in as Argo would for the workflow `name`."""
     from rekindle.render import render_manifest
 
     train = config.train.model_copy(update={"workers": workers, "max_workers": workers})
     templates = render_manifest(config.model_copy(update={"train": train}))["spec"]["templates"]
-    (text,) = [each["resource"]["manifest"] for each in templates if each["name"] == "train"]
+    (text,) = [template["resource"]["manifest"] for template in templates if template["name"] == "train"]
     filled = {"workflow.name}}/dataset": dataset, "workflow.name}}": name, "inputs.parameters.digest}}": digest}
     for variable, value in (filled | {"inputs.parameters.run_id}}": ""}).items():
         text = text.replace("{{" + variable, value)
     return yaml.safe_load(text)
 
 
-# -- what happens to it -----------------------------------------------------------------------------------------------
+# -- the attacks -----------------------------------------------------------------------------------------------
 
 
-def undisturbed(training: Training, told: Show, view: View) -> None:
-    """Train in peace."""
-    for _ in training.going_on():
-        told.calm.saw(training.step)
+def train_undisturbed(training: Training, recording: Recording, view: View) -> None:
+    """Train without attacks."""
+    for _ in training.poll_until_done():
+        recording.undisturbed.record_step(training.step)
         view.tick()
-    told.calm.over(training.sha256())
+    recording.undisturbed.finish(training.sha256())
 
 
-def attacked(training: Training, told: Show, view: View, plan: Plan) -> None:
-    """Strike whenever all is well again and it is time to, until the attacks are used up."""
-    luck, attacks, struck = random.Random(plan.seed), list(ATTACKS), time.monotonic()
-    for _ in training.going_on():
-        told.storm.saw(training.step)
+def train_under_attack(training: Training, recording: Recording, view: View, plan: Plan) -> None:
+    """Attack each time every process has recovered, until no attack is left."""
+    rng, pending, last_attack = random.Random(plan.seed), list(ATTACKS), time.monotonic()
+    for _ in training.poll_until_done():
+        recording.disturbed.record_step(training.step)
         for name in training.names:
-            told.saw(name, training.state(name) if training.step < plan.steps else "done")
-        for each in told.strikes:
-            follow(each, training, told)
-        if told.strikes and training.repeated:
-            told.strikes[-1].lost = max(told.strikes[-1].lost, training.step - min(training.repeated))
+            recording.record_state(name, training.state(name) if training.step < plan.steps else "done")
+        for record in recording.attacks:
+            follow(record, training, recording)
+        if recording.attacks and training.repeated:
+            recording.attacks[-1].lost = max(recording.attacks[-1].lost, training.step - min(training.repeated))
             training.repeated.clear()
-        if not (told.strikes or told.well):
-            struck = time.monotonic()  # until all are there
-        share = (len(told.strikes) + 1) / (len(ATTACKS) + 1)  # all attacks come, however fast this machine is
+        if not (recording.attacks or recording.healthy):
+            last_attack = time.monotonic()  # the first attack waits until all have started
+        share = (len(recording.attacks) + 1) / (len(ATTACKS) + 1)  # every attack happens, however fast the machine
         late = training.step >= share * plan.steps
-        due = told.well and time.monotonic() - struck >= plan.seconds
-        if attacks and 0 < training.step < plan.steps and (due or (late and told.going)):
-            struck = time.monotonic()
-            told.strikes.append(strike(attacks.pop(0), training, told, luck))
+        due = recording.healthy and time.monotonic() - last_attack >= plan.seconds
+        if pending and 0 < training.step < plan.steps and (due or (late and recording.training)):
+            last_attack = time.monotonic()
+            recording.attacks.append(execute(pending.pop(0), training, recording, rng))
         view.tick()
-    told.storm.over(training.sha256())
+    recording.disturbed.finish(training.sha256())
 
 
-def strike(attack: Attack, training: Training, told: Show, luck: random.Random) -> Strike:
-    """Send the signal; gives what is to be watched from now on."""
+def execute(attack: Attack, training: Training, recording: Recording, rng: random.Random) -> AttackRecord:
+    """Send the signal; returns the record to follow from now on."""
     workers = [name for name in training.names if training.state(name) == "training"]
-    luck.shuffle(workers)
-    workers.sort(key=lambda name: training.pods[name].recent)  # first those that are started again at once
+    rng.shuffle(workers)
+    workers.sort(key=lambda name: training.pods[name].recent)  # first those whose restart has no backoff
     names = {"all": training.names, COORDINATOR: [COORDINATOR]}.get(attack.target, workers[: attack.victims])
     pids = {pid for name in names for pid in targets(attack, training, name)}
-    now, before = told.storm.seconds, (training.step, training.groups, len(training.resumed))
+    now, before = recording.disturbed.seconds, (training.step, training.groups, len(training.resumed))
     for pid in pids:
         with suppress(ProcessLookupError):
             os.kill(pid, attack.number)
-    return Strike(now, attack.words(names), tuple(names), attack.number, pids, *before)
+    return AttackRecord(now, attack.describe(names), tuple(names), attack.number, pids, *before)
 
 
 def targets(attack: Attack, training: Training, name: str) -> list[int]:
-    """The processes of a pod that an attack strikes."""
+    """The pids of a pod that an attack signals."""
     if attack.target == "all":
         return training.processes(name)
     pid = training.trainer(name) if attack.target == "trainer" else training.launcher(name)
     return [pid] if pid else []
 
 
-def follow(strike: Strike, training: Training, told: Show) -> None:
-    """Note what has become of the last attack."""
-    if strike.settled:
+def follow(record: AttackRecord, training: Training, recording: Recording) -> None:
+    """Update the record of an attack with its consequences."""
+    if record.settled:
         return
-    since = told.storm.seconds - strike.at
-    if strike.number == signal.SIGSTOP and since >= THAW and strike.pids:
-        for pid in strike.pids:
+    since = recording.disturbed.seconds - record.at
+    if record.number == signal.SIGSTOP and since >= RESUME_AFTER and record.pids:
+        for pid in record.pids:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGCONT)
-        strike.pids = set()
-    if strike.next_step is None and training.step >= strike.step + 2:  # one may have been on its way already
-        strike.next_step = since
-        found = training.resumed[strike.resumed :]
-        if found and len(strike.victims) == len(training.names):  # nobody survived
-            strike.lost = max(strike.lost, strike.step - max(found))
-    if strike.back is None and all(_is_back(name, strike, training) for name in strike.victims):
-        strike.back = since
+        record.pids = set()
+    if record.next_step is None and training.step >= record.step + 2:  # one step may have been in progress
+        record.next_step = since
+        restored = training.resumed[record.resumed :]
+        if restored and len(record.victims) == len(training.names):  # no worker survived
+            record.lost = max(record.lost, record.step - max(restored))
+    if record.back is None and all(_is_back(name, record, training) for name in record.victims):
+        record.back = since
 
 
-def _is_back(name: str, strike: Strike, training: Training) -> bool:
+def _is_back(name: str, record: AttackRecord, training: Training) -> bool:
     if name == COORDINATOR:
-        return training.launcher(name) not in strike.pids and training.answers()
-    if training.trainer(name) in strike.pids or training.state(name) != "training":
+        return training.launcher(name) not in record.pids and training.accepts_connections()
+    if training.trainer(name) in record.pids or training.state(name) != "training":
         return False
-    return strike.number == signal.SIGSTOP or training.groups > strike.groups
+    return record.number == signal.SIGSTOP or training.groups > record.groups
 
 
-# -- the end ----------------------------------------------------------------------------------------------------------
+# -- the result --------------------------------------------------------------------------------------------------------
 
 
-def as_object(told: Show) -> dict[str, Any]:
+def as_object(recording: Recording) -> dict[str, Any]:
     """What `-o json` prints."""
-    times = told.recoveries
+    times = recording.recoveries
     recovery = {"median": round(statistics.median(times), 3), "longest": round(max(times), 3)} if times else {}
     return {
-        "equal": told.equal,
-        "sha256": told.storm.sha256,
-        "sha256_undisturbed": told.calm.sha256,
-        "attacks": [each.as_object() for each in told.strikes],
+        "equal": recording.equal,
+        "sha256": recording.disturbed.sha256,
+        "sha256_undisturbed": recording.undisturbed.sha256,
+        "attacks": [attack.as_object() for attack in recording.attacks],
         "recovery_seconds": recovery,
-        "steps_lost": told.lost,
+        "steps_lost": recording.lost,
     }
 
 
 @contextmanager
-def _ends_once_told(folder: Path) -> Iterator[None]:
-    """Ctrl-C, SIGTERM and SIGHUP end the show in order, and no second one disturbs that."""
+def _stopped_by_signals(folder: Path) -> Iterator[None]:
+    """Ctrl-C, SIGTERM and SIGHUP stop the demo in order; further signals are ignored meanwhile."""
     caught: list[int] = []
 
-    def told(number: int, frame: object) -> None:
+    def stop(number: int, frame: object) -> None:
         if not caught:
             caught.append(number)
             raise KeyboardInterrupt
 
-    before = on_ending(told)
+    before = on_ending(stop)
     try:
         yield
     except KeyboardInterrupt:

@@ -1,11 +1,11 @@
-"""One training as real processes that can be watched and struck: a rendered PyTorchJob on the local controller.
+"""One training as real processes that can be observed and signalled: a rendered PyTorchJob on the local controller.
 
-    with Training(stage, folder, job) as training:
-        for _ in training.going_on():        # a hundred times a second, until the model is there
+    with Training(cluster, folder, job) as training:
+        for _ in training.poll_until_done():        # a hundred times a second, until the model is there
             print(training.step, training.members, training.state("worker-0"))
 
-What is seen, is seen from outside: the coordinator's log has the groups, shared memory the newest step of each worker,
-/proc the processes.
+Everything is observed from outside: the coordinator's log lists the groups, shared memory holds the newest step of each
+worker, /proc the processes.
 """
 
 import json
@@ -25,21 +25,21 @@ from rekindle.local.processes import started
 from rekindle.local.services.services import BUCKET, REGION
 from rekindle.training.checkpoint import snapshot_file
 from rekindle.training.membership.protocol import PORT
-from rekindle.training.spec import TrainingSpec as Inputs
+from rekindle.training.spec import TrainingSpec
 from rekindle.view.summary import PROGRESS
 
-LOOK = 0.01  # seconds between looks at the step
-POLL = 0.05  # seconds between looks at the processes
-GRACE = 0.3  # seconds that they have to end in when the show is over before the training is
-LAST = 1.0  # seconds more until the kernel has ended what they started
-SLACK = 5  # steps by which what is seen of one worker may be older than what is seen of another
+OBSERVE_INTERVAL = 0.01  # seconds
+POLL_INTERVAL = 0.05  # seconds
+GRACE = 0.3  # seconds for the processes to end when the demo is stopped
+CHILDREN_GRACE = 1.0  # seconds more for their children, which die with them
+TOLERATED_LAG = 5  # steps by which the observation of one worker may lag behind another's
 COORDINATOR = "coordinator"
 GENERATION = re.compile(r"generation \d+: (.*)")
 RESUMED = re.compile(r"resuming from step (\d+)|step (\d+) was found in shared memory")
 
 
-class Stage(LocalCluster):
-    """This machine as a cluster without MLflow, which a demo has no use for."""
+class DemoCluster(LocalCluster):
+    """The local cluster without MLflow, which the demo does not use."""
 
     def configmap(self, name: str) -> dict[str, str]:
         environ = self.services.environ
@@ -53,20 +53,20 @@ class Stage(LocalCluster):
 class Training:
     """A running job. Pods are called `coordinator` and `worker-N` here."""
 
-    def __init__(self, stage: Stage, folder: Path, job: dict[str, Any]) -> None:
-        self.stage, self.job, self.name = stage, job, str(job["metadata"]["name"])
-        self.controller = PyTorchJobs(stage, folder)
+    def __init__(self, cluster: DemoCluster, folder: Path, job: dict[str, Any]) -> None:
+        self.cluster, self.job, self.name = cluster, job, str(job["metadata"]["name"])
+        self.controller = PyTorchJobs(cluster, folder)
         (container,) = job["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]["containers"]
-        given = [each for each in container["args"] if each.startswith("--")]
-        self.inputs = Inputs.from_flags(given)
+        flags = [flag for flag in container["args"] if flag.startswith("--")]
+        self.inputs = TrainingSpec.from_flags(flags)
         self.memory = shared_memory(folder, self.name)
         self.members: tuple[str, ...] = ()  # of the newest group
         self.groups = 0  # published so far
-        self.resumed: list[int] = []  # the steps that restarted workers found in a checkpoint of either tier
-        self.step = 0  # the newest that anybody has made
-        self.repeated: list[int] = []  # steps that somebody made although it had been made before
-        self._kept: dict[Path, int] = {}  # the newest step in each file of shared memory
-        self._answered = 0  # pid of the coordinator that took a connection
+        self.resumed: list[int] = []  # steps that restarted workers restored from a checkpoint of either tier
+        self.step = 0  # the newest of any worker
+        self.repeated: list[int] = []  # steps that were trained a second time
+        self._snapshot_steps: dict[Path, int] = {}  # by snapshot file
+        self._answering_pid = 0  # of the coordinator that last accepted a connection
         self._logs = [Tail(folder / "logs" / f"{self._pod(name)}.log") for name in self.names]
 
     @property
@@ -82,33 +82,33 @@ class Training:
         pids = [pid for name in self.names for pid in self.processes(name)]
         self.controller.stop(GRACE)
         self.controller.delete(self.name)
-        until = time.monotonic() + LAST
+        until = time.monotonic() + CHILDREN_GRACE
         while time.monotonic() < until and any(started(pid) for pid in pids):  # workers die with their launchers
-            time.sleep(LOOK)
+            time.sleep(OBSERVE_INTERVAL)
 
-    def going_on(self, patience: float = 120) -> Iterator[None]:
-        """Run until the model is there, and see what happens. Raises RekindleError if it cannot be made."""
-        polled = moved = time.monotonic()
+    def poll_until_done(self, patience: float = 120) -> Iterator[None]:
+        """Observe the job until its model is complete. Raises RekindleError if it fails or makes no progress."""
+        last_poll = last_step = time.monotonic()
         while True:
             now, before = time.monotonic(), self.step
-            if now - polled >= POLL or not self.pods:
-                polled = now
+            if now - last_poll >= POLL_INTERVAL or not self.pods:
+                last_poll = now
                 self.controller.poll()
                 status = (self.controller.read(self.name) or {}).get("status") or {}
                 if finished(status):
                     if failed := condition(status, "Failed"):
                         raise RekindleError(failed["message"])
                     return
-            self._look()
-            moved = now if self.step != before else moved
-            if now - moved > patience:
+            self._observe()
+            last_step = now if self.step != before else last_step
+            if now - last_step > patience:
                 raise RekindleError(f"no step since {patience:.0f} s: the logs are in {self.controller.run / 'logs'}.")
             yield
-            time.sleep(LOOK)
+            time.sleep(OBSERVE_INTERVAL)
 
     def sha256(self) -> str:
         """The identity of the finished model."""
-        return json.loads(self.stage.store().get(f"{self.inputs.out}/model.json"))["sha256"]
+        return json.loads(self.cluster.store().get(f"{self.inputs.out}/model.json"))["sha256"]
 
     @property
     def pods(self) -> dict[str, Pod]:
@@ -131,11 +131,11 @@ class Training:
         return [launcher, *children_of(launcher)] if launcher else []
 
     def state(self, name: str) -> str:
-        """What a pod does now, in one word (see show.LOOKS)."""
+        """The state of a pod: a key of screen.STYLES."""
         if not self.launcher(name):
             return "dead"
         if name == COORDINATOR:
-            return "serving" if self.answers() else "recovering" if self.groups else "starting"
+            return "serving" if self.accepts_connections() else "recovering" if self.groups else "starting"
         pid = self.trainer(name)
         if pid is None or not self.groups:
             return "dead" if self.groups else "starting"
@@ -143,40 +143,40 @@ class Training:
             return "stopped"
         return "training" if name in self.members else "recovering"
 
-    def answers(self) -> bool:
-        """Whether the coordinator takes connections."""
+    def accepts_connections(self) -> bool:
+        """Whether the coordinator accepts connections."""
         pid = self.launcher(COORDINATOR)
-        if pid and pid != self._answered:
+        if pid and pid != self._answering_pid:
             with suppress(OSError):
-                socket.create_connection((self.stage.address(self._pod(COORDINATOR)), PORT), 0.05).close()
-                self._answered = pid
-        return pid is not None and pid == self._answered
+                socket.create_connection((self.cluster.address(self._pod(COORDINATOR)), PORT), 0.05).close()
+                self._answering_pid = pid
+        return pid is not None and pid == self._answering_pid
 
     def _pod(self, name: str) -> str:
         return f"{self.name}-{name.replace(COORDINATOR, 'master-0')}"
 
-    def _look(self) -> None:
-        made: list[int] = []
+    def _observe(self) -> None:
+        steps: list[int] = []
         for log in self._logs:
             for line in log.lines():
                 if group := GENERATION.search(line):
                     self.groups += 1
-                    self.members = tuple(each.removeprefix(f"{self.name}-") for each in group[1].split())
+                    self.members = tuple(name.removeprefix(f"{self.name}-") for name in group[1].split())
                 elif resumed := RESUMED.search(line):
                     self.resumed.append(int(resumed[1] or resumed[2]))
                 elif progress := PROGRESS.search(line):
-                    made.append(int(progress[1]))
+                    steps.append(int(progress[1]))
         for path in self.memory.glob("rekindle-*"):
             step = snapshot_file.newest_step(path)
-            if step >= 0 and step != self._kept.get(path):
-                self._kept[path] = step
-                made.append(step)
-        self.repeated += [step for step in made if step < self.step - SLACK]
-        self.step = max([self.step, *made])
+            if step >= 0 and step != self._snapshot_steps.get(path):
+                self._snapshot_steps[path] = step
+                steps.append(step)
+        self.repeated += [step for step in steps if step < self.step - TOLERATED_LAG]
+        self.step = max([self.step, *steps])
 
 
 class Tail:
-    """The new whole lines of a file that others append to."""
+    """Reads the complete new lines of a file that others append to."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.place = path, 0
@@ -185,15 +185,15 @@ class Tail:
         try:
             with self.path.open("rb") as file:
                 file.seek(self.place)
-                whole, end, _ = file.read().rpartition(b"\n")
+                lines, end, _ = file.read().rpartition(b"\n")
         except FileNotFoundError:
             return []
-        self.place += len(whole) + len(end)
-        return whole.decode(errors="replace").splitlines()
+        self.place += len(lines) + len(end)
+        return lines.decode(errors="replace").splitlines()
 
 
 def children_of(pid: int) -> list[int]:
-    """The processes that any of its threads started and that are still there."""
+    """The living children of all threads of a process."""
     try:
         threads = list(Path(f"/proc/{pid}/task").iterdir())
         return [int(child) for thread in threads for child in (thread / "children").read_text().split()]
@@ -202,7 +202,7 @@ def children_of(pid: int) -> list[int]:
 
 
 def stopped(pid: int) -> bool:
-    """Whether a SIGSTOP holds it."""
+    """Whether the process is stopped by SIGSTOP."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
     except (FileNotFoundError, ProcessLookupError):

@@ -1,10 +1,10 @@
-"""What happened to the workers of a training while somebody watched: the record, and two ways to show it.
+"""The recording of a training under attack, and its two displays: a live picture, or plain lines.
 
-    with on_screen(Show(...), sys.stdout) as view:
-        ...                                 # change the show
+    with on_screen(Recording(...), sys.stdout) as view:
+        ...                                 # update the recording
         view.tick()                         # often
 
-A picture that redraws itself on a terminal, plain lines anywhere else. Times are seconds of `time.monotonic()`.
+The picture redraws itself on a terminal; plain lines go anywhere else. Times are seconds of `time.monotonic()`.
 """
 
 import time
@@ -20,8 +20,8 @@ from typing import Any, Protocol, TextIO
 from rekindle.view.display import is_terminal
 from rekindle.view.summary import duration
 
-# how a process in that state looks; the first ones win where a column holds several
-LOOKS = {
+# character and style of a process by its state; the first wins where a column covers several
+STYLES = {
     "dead": ("╌", "red"),
     "stopped": ("╌", "magenta"),
     "recovering": ("━", "yellow"),
@@ -31,36 +31,41 @@ LOOKS = {
     "done": (" ", "dim"),
     "": (" ", ""),
 }
-WELL = {"training", "serving"}
-HIT = ("✖", "bold red")
+HEALTHY_STATES = {"training", "serving"}
+ATTACK_STYLE = ("✖", "bold red")
 BLOCKS = " ▁▂▃▄▅▆▇█"
 
 
 @dataclass
-class Strike:
-    """One attack and what came of it; a time is None until it is known, all count from the attack."""
+class AttackRecord:
+    """One attack and its consequences. Times are seconds since the attack, None until known."""
 
     at: float  # seconds since the training began
-    words: str  # "SIGKILL worker-1"
+    description: str  # "SIGKILL worker-1"
     victims: tuple[str, ...]
     number: int  # the signal
-    pids: set[int]  # that it was sent to
-    step: int  # the newest that was made before
-    groups: int = 0  # published before
-    resumed: int = 0  # times that a worker had found its state in a checkpoint before
+    pids: set[int]  # the signalled processes
+    step: int  # the newest training step before the attack
+    groups: int = 0  # generations published before the attack
+    resumed: int = 0  # restores from a checkpoint before the attack
     next_step: float | None = None
-    back: float | None = None  # until all victims are counted again
+    back: float | None = None  # until every victim has rejoined
     lost: int = 0
 
     @property
     def settled(self) -> bool:
-        """Whether there is nothing more to wait for."""
+        """Whether training made progress again and every victim is back."""
         return self.next_step is not None and self.back is not None
 
     def as_object(self) -> dict[str, Any]:
-        told = {"seconds": round(self.at, 3), "attack": self.words, "victims": list(self.victims), "step": self.step}
+        record = {
+            "seconds": round(self.at, 3),
+            "attack": self.description,
+            "victims": list(self.victims),
+            "step": self.step,
+        }
         times = {"next_step_seconds": self.next_step, "back_seconds": self.back}
-        return told | {name: value and round(value, 3) for name, value in times.items()} | {"steps_lost": self.lost}
+        return record | {name: value and round(value, 3) for name, value in times.items()} | {"steps_lost": self.lost}
 
     def outcome(self) -> str:
         """`next step after 0.07 s, nothing lost; back after 0.6 s`"""
@@ -73,7 +78,7 @@ class Strike:
 
 @dataclass
 class Run:
-    """One training: what is known of it now."""
+    """Progress of one training."""
 
     name: str
     workers: int
@@ -82,21 +87,21 @@ class Run:
     ended: float = 0.0
     step: int = 0
     sha256: str = ""
-    steps: list[tuple[float, int]] = field(default_factory=list)  # (when, newest step), while it moves
+    steps: list[tuple[float, int]] = field(default_factory=list)  # (time, newest step) at each change
 
     @property
     def seconds(self) -> float:
         return (self.ended or time.monotonic()) - self.began if self.began else 0.0
 
-    def saw(self, step: int) -> None:
-        """The newest step is `step` now."""
+    def record_step(self, step: int) -> None:
+        """Note the newest step."""
         self.began = self.began or time.monotonic()
         if step > self.step:
             self.step = step
             self.steps.append((time.monotonic(), step))
 
-    def over(self, sha256: str) -> None:
-        """The model is there."""
+    def finish(self, sha256: str) -> None:
+        """Note that the model is complete."""
         self.ended, self.sha256, self.step = time.monotonic(), sha256, self.total
 
     def speed(self, since: float, until: float) -> float:
@@ -109,45 +114,45 @@ class Run:
 
 
 @dataclass
-class Show:
-    """The whole show."""
+class Recording:
+    """Both trainings, the state history of each process, and the attacks."""
 
-    calm: Run
-    storm: Run
-    lanes: dict[str, list[tuple[float, str]]] = field(default_factory=dict)  # (since when, state)
-    strikes: list[Strike] = field(default_factory=list)
-    doing: str = ""  # what happens before the first training
+    undisturbed: Run
+    disturbed: Run
+    timelines: dict[str, list[tuple[float, str]]] = field(default_factory=dict)  # (start, state)
+    attacks: list[AttackRecord] = field(default_factory=list)
+    activity: str = ""  # what is being prepared or trained
     equal: bool | None = None
 
-    def saw(self, lane: str, state: str) -> None:
-        """A process is in that state now."""
-        history = self.lanes.setdefault(lane, [])
+    def record_state(self, process: str, state: str) -> None:
+        """Note the state of a process."""
+        history = self.timelines.setdefault(process, [])
         if not history or history[-1][1] != state:
             history.append((time.monotonic(), state))
 
     @property
-    def going(self) -> bool:
-        """Whether somebody trains, also after the last attack."""
-        recovered = not self.strikes or self.strikes[-1].next_step is not None
+    def training(self) -> bool:
+        """Whether any worker is training again since the last attack."""
+        recovered = not self.attacks or self.attacks[-1].next_step is not None
         return recovered and "training" in self.states
 
     @property
-    def well(self) -> bool:
-        """Whether everybody trains, and nobody is missed any more."""
-        return self.going and self.states <= WELL and all(each.settled for each in self.strikes)
+    def healthy(self) -> bool:
+        """Whether every process has recovered from every attack."""
+        return self.training and self.states <= HEALTHY_STATES and all(attack.settled for attack in self.attacks)
 
     @property
     def states(self) -> set[str]:
-        """Those of the processes now."""
-        return {history[-1][1] for history in self.lanes.values()}
+        """The current states of the processes."""
+        return {history[-1][1] for history in self.timelines.values()}
 
     @property
     def recoveries(self) -> list[float]:
-        return [each.next_step for each in self.strikes if each.next_step is not None]
+        return [attack.next_step for attack in self.attacks if attack.next_step is not None]
 
     @property
     def lost(self) -> int:
-        return sum(each.lost for each in self.strikes)
+        return sum(attack.lost for attack in self.attacks)
 
 
 class View(Protocol):
@@ -155,10 +160,10 @@ class View(Protocol):
 
 
 @contextmanager
-def on_screen(show: Show, out: TextIO) -> Iterator[View]:
+def on_screen(recording: Recording, out: TextIO) -> Iterator[View]:
     """The view that fits `out`."""
     if not is_terminal(out):
-        lines = Lines(show, out)
+        lines = Lines(recording, out)
         yield lines
         lines.tick()
         return
@@ -166,70 +171,71 @@ def on_screen(show: Show, out: TextIO) -> Iterator[View]:
     from rich.live import Live
 
     console = Console(file=out, highlight=False)
-    picture = Picture(show, console)
+    picture = Picture(recording, console)
     with Live(get_renderable=picture.drawn, console=console, refresh_per_second=8) as live:
         yield picture
         live.vertical_overflow = "visible"
 
 
 class Lines:
-    """A line for everything that is new, and one every five seconds of training."""
+    """One line per event, and one every five seconds of training."""
 
-    def __init__(self, show: Show, out: TextIO) -> None:
-        self.show, self.out = show, out
-        self.doing, self.said_at, self.told = "", time.monotonic(), 0
+    def __init__(self, recording: Recording, out: TextIO) -> None:
+        self.recording, self.out = recording, out
+        self.activity, self.written_at, self.reported_attacks = "", time.monotonic(), 0
         self.finished: list[Run] = []
         self.over = False
 
     def tick(self) -> None:
-        show = self.show
-        if show.doing != self.doing:
-            self.doing = show.doing
-            self._say(self.doing)
-        while self.told < len(show.strikes) and (show.strikes[self.told].settled or show.storm.ended):
-            each = show.strikes[self.told]
-            self._say(f"{each.at:5.1f} s  {each.words} at step {each.step} → {each.outcome()}")
-            self.told += 1
-        for run in (show.calm, show.storm):
+        recording = self.recording
+        if recording.activity != self.activity:
+            self.activity = recording.activity
+            self._write(self.activity)
+        for attack in recording.attacks[self.reported_attacks :]:
+            if not (attack.settled or recording.disturbed.ended):
+                break
+            self._write(f"{attack.at:5.1f} s  {attack.description} at step {attack.step} → {attack.outcome()}")
+            self.reported_attacks += 1
+        for run in (recording.undisturbed, recording.disturbed):
             if run.ended and run not in self.finished:
                 self.finished.append(run)
-                self._say(f"{run.name}: {run.step} steps in {duration(run.seconds)}, sha256 {run.sha256}")
-            elif run.began and not run.ended and time.monotonic() - self.said_at >= 5:
-                self._say(f"{run.name}: step {run.step}/{run.total}")
-        if show.equal is not None and not self.over:
+                self._write(f"{run.name}: {run.step} steps in {duration(run.seconds)}, sha256 {run.sha256}")
+            elif run.began and not run.ended and time.monotonic() - self.written_at >= 5:
+                self._write(f"{run.name}: step {run.step}/{run.total}")
+        if recording.equal is not None and not self.over:
             self.over = True
-            self._say(summary(show))
-            self._say(verdict(show))
+            self._write(summary(recording))
+            self._write(conclusion(recording))
 
-    def _say(self, line: str) -> None:
-        self.said_at = time.monotonic()
+    def _write(self, line: str) -> None:
+        self.written_at = time.monotonic()
         self.out.write(f"{line}\n")
         self.out.flush()
 
 
 class Picture:
-    """Both trainings, the life of every process, and the last attacks in words."""
+    """Both trainings, a timeline of every process, and a table of the last attacks."""
 
-    def __init__(self, show: Show, console: Any) -> None:
-        self.show, self.console = show, console
+    def __init__(self, recording: Recording, console: Any) -> None:
+        self.recording, self.console = recording, console
 
     def tick(self) -> None:
-        """It redraws itself."""
+        """Nothing to do: the live display redraws by itself."""
 
     def drawn(self) -> Any:
-        """The picture now."""
+        """The current picture."""
         from rich.console import Group
         from rich.text import Text
 
-        show, parts = self.show, list[Any]()
-        if show.doing and not show.calm.began:
-            parts.append(Text(show.doing, "dim"))
-        if show.calm.began:
+        recording, parts = self.recording, list[Any]()
+        if recording.activity and not recording.undisturbed.began:
+            parts.append(Text(recording.activity, "dim"))
+        if recording.undisturbed.began:
             parts.append(self._trainings())
-        if show.storm.began:
-            parts += [Text(), self._lanes(), Text(), self._strikes()]
-        if show.equal is not None:
-            parts += [Text(), self._verdict()]
+        if recording.disturbed.began:
+            parts += [Text(), self._timelines(), Text(), self._attacks()]
+        if recording.equal is not None:
+            parts += [Text(), self._conclusion()]
         return Group(*parts)
 
     def _trainings(self) -> Any:
@@ -238,7 +244,7 @@ class Picture:
         from rich.text import Text
 
         table = Table.grid(padding=(0, 2))
-        for run in (self.show.calm, self.show.storm):
+        for run in (self.recording.undisturbed, self.recording.disturbed):
             if not run.began:
                 table.add_row(Text(run.name, "dim"))
                 continue
@@ -251,65 +257,68 @@ class Picture:
             )  # fmt: skip
         return table
 
-    def _lanes(self) -> Any:
+    def _timelines(self) -> Any:
         from rich.table import Table
         from rich.text import Text
 
-        run, columns = self.show.storm, max(20, min(self.console.width - 30, 100))
+        run, columns = self.recording.disturbed, max(20, min(self.console.width - 30, 100))
         spans = list(pairwise(run.began + run.seconds * edge / columns for edge in range(columns + 1)))
         table = Table.grid(padding=(0, 2))
-        for lane, history in list(self.show.lanes.items()):
-            hits = [run.began + each.at for each in self.show.strikes if lane in each.victims]
-            looks = [HIT if any(a <= hit < b for hit in hits) else LOOKS[worst(history, a, b)] for a, b in spans]
+        for process, history in list(self.recording.timelines.items()):
+            hits = [run.began + attack.at for attack in self.recording.attacks if process in attack.victims]
+            styles = [
+                ATTACK_STYLE if any(a <= hit < b for hit in hits) else STYLES[most_notable(history, a, b)]
+                for a, b in spans
+            ]
             now = history[-1][1]
-            runs = [("".join(sign for sign, _ in same), style) for style, same in groupby(looks, itemgetter(1))]
-            table.add_row(lane, Text.assemble(*runs), Text(now, LOOKS[now][1]))
+            runs = [("".join(sign for sign, _ in same), style) for style, same in groupby(styles, itemgetter(1))]
+            table.add_row(process, Text.assemble(*runs), Text(now, STYLES[now][1]))
         speeds = [run.speed(*span) for span in spans]
         top = max([*speeds, 1e-9])
         line = "".join(BLOCKS[min(8, round(8 * speed / top))] for speed in speeds)
         table.add_row(Text("steps/s", "dim"), Text(line, "cyan"), Text(f"up to {top:.0f}", "dim"))
         return table
 
-    def _strikes(self) -> Any:
+    def _attacks(self) -> Any:
         from rich.table import Table
 
         table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
         for title in ("", "attack", "at step", "next step", "lost", "back"):
             table.add_column(title, justify="left" if title in ("attack", "lost") else "right", no_wrap=True)
-        for each in self.show.strikes[-max(4, self.console.height - 24) :]:
-            times = [f"[green]{took:.2f} s" if took is not None else "…" for took in (each.next_step, each.back)]
-            lost = "…" if each.next_step is None else f"[yellow]{each.lost}" if each.lost else "[green]nothing"
-            table.add_row(f"[dim]{each.at:.1f} s", each.words, str(each.step), times[0], lost, times[1])
+        for attack in self.recording.attacks[-max(4, self.console.height - 24) :]:
+            times = [f"[green]{took:.2f} s" if took is not None else "…" for took in (attack.next_step, attack.back)]
+            lost = "…" if attack.next_step is None else f"[yellow]{attack.lost}" if attack.lost else "[green]nothing"
+            table.add_row(f"[dim]{attack.at:.1f} s", attack.description, str(attack.step), times[0], lost, times[1])
         return table
 
-    def _verdict(self) -> Any:
+    def _conclusion(self) -> Any:
         from rich import box
         from rich.panel import Panel
         from rich.text import Text
 
-        show, colour = self.show, "green" if self.show.equal else "red"
-        wide = max(len(run.name) for run in (show.calm, show.storm))
+        recording, colour = self.recording, "green" if self.recording.equal else "red"
+        width = max(len(run.name) for run in (recording.undisturbed, recording.disturbed))
         text = Text()
-        for run in (show.calm, show.storm):
-            text.append(f"{run.name:{wide}}  ").append(f"{run.sha256}\n", f"bold {colour}")
-        text.append(f"\n{summary(show)}\n\n").append(verdict(show), f"bold {colour}")
+        for run in (recording.undisturbed, recording.disturbed):
+            text.append(f"{run.name:{width}}  ").append(f"{run.sha256}\n", f"bold {colour}")
+        text.append(f"\n{summary(recording)}\n\n").append(conclusion(recording), f"bold {colour}")
         return Panel(text, box=box.HORIZONTALS, border_style=colour, expand=False, padding=(1, 0))
 
 
-def worst(history: list[tuple[float, str]], since: float, until: float) -> str:
-    """The state of a process between two times; of several the one that a watcher must not miss."""
-    first = [state for when, state in history if when <= since][-1:]
-    seen = {"", *first, *(state for when, state in history if since < when < until)}
-    return next(state for state in LOOKS if state in seen)
+def most_notable(history: list[tuple[float, str]], since: float, until: float) -> str:
+    """The state to show for a process between two times: the most severe of several."""
+    before = [state for start, state in history if start <= since][-1:]
+    seen = {"", *before, *(state for start, state in history if since < start < until)}
+    return next(state for state in STYLES if state in seen)
 
 
-def summary(show: Show) -> str:
+def summary(recording: Recording) -> str:
     """`9 attacks; the next step after 0.07 s (median), 2.90 s (longest); 0 steps lost`"""
-    times, lost = show.recoveries, show.lost
+    times, lost = recording.recoveries, recording.lost
     took = f"the next step after {median(times):.2f} s (median), {max(times):.2f} s (longest)" if times else ""
-    parts = [f"{len(show.strikes)} attacks", took, f"{lost} step{'s' * (lost != 1)} lost"]
+    parts = [f"{len(recording.attacks)} attacks", took, f"{lost} step{'s' * (lost != 1)} lost"]
     return "; ".join(filter(None, parts))
 
 
-def verdict(show: Show) -> str:
-    return "EQUAL: the same weights, bit for bit" if show.equal else "DIFFERENT: these are not the same weights"
+def conclusion(recording: Recording) -> str:
+    return "EQUAL: the same weights, bit for bit" if recording.equal else "DIFFERENT: these are not the same weights"

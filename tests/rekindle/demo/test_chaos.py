@@ -1,4 +1,4 @@
-"""`rekindle demo chaos` as a person meets it, but short: real processes, killed for show."""
+"""`rekindle demo chaos` as a person meets it, but short: real processes, killed for recording."""
 
 import io
 import json
@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from rekindle.demo.chaos import ATTACKS
-from rekindle.demo.screen import Picture, Run, Show, Strike
+from rekindle.demo.screen import AttackRecord, Picture, Recording, Run
 
 REKINDLE = str(Path(sys.executable).with_name("rekindle"))
 
@@ -32,12 +32,12 @@ def test_whatever_is_killed_the_weights_are_those_of_the_undisturbed_training(
     command = [REKINDLE, "demo", "chaos", "--workers", "2", "--steps", "90", "--seconds-between", "0", "-o", "json"]
     done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
-    assert told["equal"] is True and told["sha256"] == told["sha256_undisturbed"]
-    assert re.fullmatch("[0-9a-f]{64}", told["sha256"])
-    assert 0 < len(told["attacks"]) <= len(ATTACKS)
-    assert all(each["next_step_seconds"] > 0 for each in told["attacks"][:-1])
-    assert told["recovery_seconds"]["median"] <= told["recovery_seconds"]["longest"]
+    report = json.loads(done.stdout)
+    assert report["equal"] is True and report["sha256"] == report["sha256_undisturbed"]
+    assert re.fullmatch("[0-9a-f]{64}", report["sha256"])
+    assert 0 < len(report["attacks"]) <= len(ATTACKS)
+    assert all(each["next_step_seconds"] > 0 for each in report["attacks"][:-1])
+    assert report["recovery_seconds"]["median"] <= report["recovery_seconds"]["longest"]
     assert "EQUAL" in done.stderr and "SIGKILL" in done.stderr
     assert of(tmp_path) == []
     assert list((tmp_path / "home/demo").iterdir()) == []
@@ -54,9 +54,9 @@ def test_an_interrupt_ends_the_show_and_leaves_nothing_running(
     while len(of(tmp_path)) < 3 and time.monotonic() < until:
         time.sleep(0.05)
     process.send_signal(number)
-    told, _ = process.communicate(timeout=20)
-    assert process.returncode == code, told
-    assert told.endswith("nothing of it runs any more\n") and "Traceback" not in told
+    report, _ = process.communicate(timeout=20)
+    assert process.returncode == code, report
+    assert report.endswith("nothing of it runs any more\n") and "Traceback" not in report
     assert of(tmp_path) == []
 
 
@@ -64,13 +64,15 @@ def test_the_picture_shows_each_attack_and_says_when_the_weights_differ():
     from rich.console import Console
 
     began = time.monotonic() - 20
-    show = Show(Run("undisturbed", 1, 9, began - 9, began, 9, "aa"), Run("under attack", 2, 9, began, 0, 9, "bb"))
-    show.storm.steps = [(began + each, each) for each in range(1, 10)]
-    show.lanes = {"worker-0": [(began, "training"), (began + 5, "dead"), (began + 12, "training")]}
-    show.strikes.append(Strike(5.0, "SIGKILL worker-0", ("worker-0",), 9, {1}, 5, next_step=0.07, back=7.0))
-    show.equal = False
+    recording = Recording(
+        Run("undisturbed", 1, 9, began - 9, began, 9, "aa"), Run("under attack", 2, 9, began, 0, 9, "bb")
+    )
+    recording.disturbed.steps = [(began + each, each) for each in range(1, 10)]
+    recording.timelines = {"worker-0": [(began, "training"), (began + 5, "dead"), (began + 12, "training")]}
+    recording.attacks.append(AttackRecord(5.0, "SIGKILL worker-0", ("worker-0",), 9, {1}, 5, next_step=0.07, back=7.0))
+    recording.equal = False
     console = Console(width=80, record=True, file=io.StringIO())
-    console.print(Picture(show, console).drawn())
+    console.print(Picture(recording, console).drawn())
     text = console.export_text()
     assert "✖" in text and "╌" in text
     assert "0.07 s" in text and "nothing" in text and "7.00 s" in text
