@@ -21,7 +21,7 @@ class Parameter(TypedDict, total=False):
 
 
 class Artifact(TypedDict, total=False):
-    """`from` and `mode` are among its fields; they are read by name from plain dictionaries."""
+    """`from`, a keyword of Python, is another field."""
 
     name: Required[str]
     path: str

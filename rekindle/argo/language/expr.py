@@ -41,7 +41,7 @@ def evaluate(source: str, scope: Mapping[str, Any]) -> Any:
 
 
 def truth(source: str, scope: Mapping[str, Any]) -> bool:
-    """`evaluate`, which must give a bool. Raises ExprError."""
+    """`evaluate`; the result must be a bool. Raises ExprError."""
     value = evaluate(source, scope)
     if not isinstance(value, bool):
         raise ExprError(f"unable to cast expression result '{value}' to bool")

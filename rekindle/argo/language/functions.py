@@ -30,7 +30,7 @@ MEMORY = _Memory()
 
 
 def grow(size: int) -> None:
-    """Takes `size` of this evaluation's memory. Raises ExprError where none is left."""
+    """Reserve `size` of this evaluation's memory budget. Raises ExprError if it is exceeded."""
     MEMORY.left -= size
     if MEMORY.left <= 0:
         raise ExprError("memory budget exceeded")
@@ -50,12 +50,12 @@ def remainder(left: int, right: int) -> int:
 
 
 def upper(text: str) -> str:
-    """Letter by letter, as in Go: ß stays."""
+    """Per code point, as in Go: ß stays."""
     return "".join(new if len(new := char.upper()) == 1 else char for char in text)
 
 
 def lower(text: str) -> str:
-    """Letter by letter, as in Go: an İ is an i."""
+    """Per code point, as in Go: İ becomes i."""
     return "".join(char.lower()[0] for char in text)
 
 
@@ -64,26 +64,26 @@ def nil(value: Any) -> bool:
 
 
 def boolean(value: Any) -> bool:
-    """Raises ExprError for anything else than a bool."""
+    """Raises ExprError unless it is a bool."""
     if not isinstance(value, bool):
         raise ExprError(f"expected a bool but found {value!r}")
     return value
 
 
 def listed(value: Any) -> list[Any]:
-    """Raises ExprError for anything else than a list."""
+    """Raises ExprError unless it is a list."""
     if not isinstance(value, list):
         raise ExprError(f"expected a list but found {value!r}")
     return value
 
 
 def indexed(value: Any) -> Any:
-    """What an index counts: of a text its bytes, which are numbers."""
+    """What an index refers to: for a string its bytes, as numbers."""
     return value.encode() if isinstance(value, str) else value
 
 
 def is_number(value: Any) -> TypeGuard[Numeric]:
-    """Whether Go would call it a number (a bool is none)."""
+    """Whether it is a number in Go (a bool is not)."""
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 

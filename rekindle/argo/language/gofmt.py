@@ -1,4 +1,4 @@
-"""What Go prints and reads where Argo lets it show: durations, times, numbers, JSON, and `%v`.
+"""Go's formatting and parsing that Argo exposes: durations, times, numbers, JSON, and `%v`.
 
 Sources: Go's time.ParseDuration, strconv, fmt, encoding/json; Argo's anystring.go, item.go and ParseStringToDuration.
 """
@@ -59,7 +59,7 @@ def duration(text: str) -> float:
 
 
 def timestamp() -> str:
-    """Now, as Kubernetes writes a time."""
+    """The current time in Kubernetes' format."""
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 
 
@@ -127,14 +127,14 @@ def general(number: float, small: float = 1e-4, big: float = 1e6) -> str:
 
 
 def int64(number: float) -> int:
-    """A whole number that overflows begins again at the other end; a float that is too big is the lowest of all."""
+    """Integers wrap around on overflow; a float out of range becomes the minimum."""
     if isinstance(number, float):
         return int(number) if abs(number) < 2**63 else -(2**63)
     return (number + 2**63) % 2**64 - 2**63
 
 
 def power(left: float, right: float) -> float:
-    """`math.Pow`, which is infinite or no number where Python raises an error."""
+    """`math.Pow`: infinite or NaN where Python raises an error."""
     try:
         return math.pow(left, right)
     except OverflowError:
@@ -144,7 +144,7 @@ def power(left: float, right: float) -> float:
 
 
 def divided(left: float, right: float) -> float:
-    """By zero it is infinite, or no number."""
+    """Division by zero is infinite or NaN."""
     return left / right if right else math.copysign(math.inf, left) if left else math.nan
 
 
@@ -158,7 +158,7 @@ def anystring(value: Any) -> str:
 
 
 class Nil(list[Any]):
-    """A list that was never made: nothing in it, and in JSON it is null."""
+    """Go's nil slice: empty, and null in JSON."""
 
 
 class Keyed(dict[Any, Any]):
@@ -198,7 +198,7 @@ def _within(ends: str, rows: list[str], margin: str | None) -> str:
 
 
 def structs(values: Iterable[Mapping[str, Any]], fields: Iterable[str]) -> str:
-    """JSON of Go structs: their fields in the order in which they are declared."""
+    """JSON of Go structs: fields in declaration order."""
     rows = (",".join(f"{dumps(key)}:{dumps(value[key])}" for key in fields if key in value) for value in values)
     return "[" + ",".join(f"{{{row}}}" for row in rows) + "]"
 
@@ -231,7 +231,7 @@ def quoted(text: str) -> str:
 
 
 def sprintf(form: str, number: int) -> str:
-    """`fmt.Sprintf` of one whole number. Raises ValueError for a verb, flag or precision that nobody gives one."""
+    """`fmt.Sprintf` of one whole number. Raises ValueError for an unsupported verb, flag or precision."""
     used = 0
 
     def written(match: re.Match[str]) -> str:
@@ -254,13 +254,13 @@ def sprintf(form: str, number: int) -> str:
 
 
 def compact(text: str) -> str:
-    """JSON without its spaces, else as it is spelt: 1.50 stays so, and so does \\u00fc. Raises ValueError."""
+    """JSON without spaces, otherwise verbatim: 1.50 stays, and so does \\u00fc. Raises ValueError."""
     parsed(text)
     return TOKENS.sub(lambda match: match[0].strip(), text).translate(ESCAPES)
 
 
 def parts(text: str) -> list[str]:
-    """What a compact JSON list holds, as it is spelt; of an object its keys and values in turn; of null nothing."""
+    """The members of a compact JSON list, verbatim; for an object its keys and values in turn; none for null."""
     members, at = [], 1
     while at < len(text) - 1 and text != "null":
         _, end = DECODER.raw_decode(text, at)
@@ -270,13 +270,13 @@ def parts(text: str) -> list[str]:
 
 
 def item(text: str) -> str:
-    """A loop item, of compact JSON, as Argo writes it into names and tags: strings bare, but as they are spelt."""
+    """A loop item (compact JSON) as Argo writes it into names and tags: strings without quotes, verbatim."""
     text = text[1:-1] if text.startswith('"') else text
     return text.replace("\\u003c", "<").replace("\\u003e", ">").replace("\\u0026", "&")
 
 
 def parsed(text: str, whole: Callable[[str], Any] = int) -> Any:
-    """JSON as Go reads it; `whole` makes of the text of whole numbers what they are. Raises ValueError."""
+    """JSON as Go reads it; `whole` converts the text of whole numbers. Raises ValueError."""
     try:
         return json.loads(text, parse_int=whole, parse_constant=_unknown)
     except json.JSONDecodeError as error:
@@ -292,6 +292,6 @@ def parsed(text: str, whole: Callable[[str], Any] = int) -> Any:
 
 
 def _unknown(word: str) -> None:
-    """The NaN and Infinity that Python would read."""
+    """Refuse NaN and Infinity, which Python accepts."""
     where = "in numeric literal" if word[0] == "-" else "looking for beginning of value"
     raise ValueError(f"invalid character '{word.lstrip('-')[0]}' {where}")

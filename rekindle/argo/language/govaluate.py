@@ -54,11 +54,11 @@ Token = tuple[str, Any]
 
 
 class WhenError(Exception):
-    """The condition cannot be read or evaluated; the text is Argo's."""
+    """The condition cannot be parsed or evaluated; the message is Argo's."""
 
 
 def should_execute(when: str) -> bool:
-    """Whether a substituted `when` lets its step run. Raises WhenError."""
+    """Whether the step of a substituted `when` runs. Raises WhenError."""
     if not when:
         return True
     try:
@@ -179,7 +179,7 @@ def _check(tokens: list[Token]) -> None:
 
 
 class _Evaluator:
-    """Precedence climbing over checked tokens, evaluating on the way (`skip`: the branch that && and || leave out)."""
+    """Precedence climbing over checked tokens, evaluating directly (`skip`: a branch that && or || short-circuits)."""
 
     def __init__(self, tokens: list[Token]) -> None:
         self.tokens, self.at = tokens, 0

@@ -14,7 +14,7 @@ from rekindle.argo.language.gofmt import COMPARE, verb
 
 
 class PathError(ValueError):
-    """There is nothing at a path."""
+    """There is no value at the path."""
 
 
 NAMED = r"\['(?:[^'\\]+)'\]|\[\"(?:[^\"\\]+)\"\]"
@@ -34,7 +34,7 @@ def found(value: Any, path: str) -> Any:
 
 
 def tokens(path: str) -> list[Token]:
-    """The parts of a path. Raises ValueError for what is not understood."""
+    """The parts of a path. Raises ValueError."""
     out: list[Token] = []
     at = 1 if path[:1] in ("$", "@") else 0
     while at < len(path) or not at:
@@ -102,7 +102,7 @@ def _slice(elements: list[Any], text: str) -> list[Any]:
 
 
 def _choices(text: str) -> list[list[tuple[str, str, str]]]:
-    """Comparisons, of which all of one list must hold. Raises ValueError for what is not understood."""
+    """Comparisons, of which all of one list must hold. Raises ValueError."""
     outside = re.sub(TEXT, lambda text: "_" * len(text[0]), text)
     out: list[list[tuple[str, str, str]]] = [[]]
     at = 0
@@ -156,5 +156,5 @@ def _operand(element: Any, text: str) -> Any:
 
 
 def _text(value: Any) -> str:
-    """As Go's %v writes it, texts in quotes."""
+    """As Go's %v prints it, strings quoted."""
     return f"'{value}'" if isinstance(value, str) else verb(value)

@@ -11,7 +11,7 @@ VARIABLE = re.compile(r"\$(?:(\$)|(\w+)|\{(\w+)\})")
 
 
 def found(pattern: str, text: str) -> Iterator[Any]:
-    """The matches that do not overlap; an empty one right behind another counts as none."""
+    """Non-overlapping matches; an empty match adjacent to another is skipped."""
     import re2  # only who uses an expression with a pattern needs the library
 
     options = re2.Options()
@@ -37,13 +37,13 @@ def matches(pattern: str, text: str) -> bool:
 
 
 def find_all(pattern: str, text: str, most: int = -1) -> list[str]:
-    """The first `most` matches, or all if that is negative."""
+    """The first `most` matches, or all if negative."""
     every = [match.group() for match in found(pattern, text)]
     return every if most < 0 else every[:most]
 
 
 def replace_all(pattern: str, text: str, template: str) -> str:
-    """`template` stands for each match, in it $1, ${1} and ${name} for its groups ($1W is the group "1W": nothing)."""
+    """Replace each match by `template`, with $1, ${1} and ${name} for groups ($1W is the unknown group "1W": empty)."""
     parts, end = [], 0
     for match in found(pattern, text):
         parts += [text[end : match.start()], VARIABLE.sub(lambda name, match=match: _group(match, name), template)]
@@ -60,7 +60,7 @@ def _group(match: Any, name: re.Match[str]) -> str:
 
 
 def split(pattern: str, text: str, most: int = -1) -> list[str]:
-    """The texts between the matches, `most` at most unless that is negative."""
+    """The texts between matches, at most `most` unless negative."""
     if not text or not most:
         return [text] if most else []
     parts, start, end = [], 0, 0

@@ -1,4 +1,4 @@
-"""What Argo adds to the functions of expressions: the deterministic and common ones of sprig, and its own.
+"""Functions that Argo adds to expressions: the common deterministic ones of sprig, and its own.
 
 Source: Masterminds/sprig v3.3, spf13/cast v1.10, Argo's util/expr/env.
 """
@@ -40,7 +40,7 @@ def _empty(value: Any) -> bool:
 
 
 def _cast(value: Any) -> int:
-    """sprig's toInt64: what cannot be read is 0, a zero in front makes it octal, and decimals do not count."""
+    """sprig's toInt64: unparsable is 0, a leading zero means octal, and decimals are dropped."""
     if isinstance(value, float):
         return int64(value)
     text = verb(value) if not isinstance(value, bool) else str(int(value))
@@ -71,7 +71,7 @@ def _decimals(apply: Callable[[Decimal, Decimal], Decimal]) -> Callable[..., flo
 
 
 def _rounded(value: Any, places: int) -> float:
-    """Up from .5; of a negative number always down."""
+    """Round half up; negative numbers always down."""
     shifted = _float(value) * 10**places
     return (math.ceil if math.fmod(shifted, 1) >= 0.5 else math.floor)(shifted) / 10**places
 
@@ -181,7 +181,7 @@ def _tried(function: Callable[[str], Any], failed: Callable[[Exception], Any]) -
 
 
 def _filled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """nil for a text is the empty one."""
+    """A nil string is empty."""
     return lambda *values: function(*("" if value is None else value for value in values))
 
 

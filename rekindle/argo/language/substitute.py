@@ -27,11 +27,11 @@ UNQUOTABLE = re.compile(r"[\x00-\x07\x0b\x0e-\x1f\x7f]")  # Go's strconv.Quote w
 
 
 class TemplateError(Exception):
-    """A substitution that fails for good; the text is Argo's."""
+    """A substitution that cannot succeed; the message is Argo's."""
 
 
 class Missing(TemplateError):
-    """A strict tag has no value yet: Argo would try again, for ever."""
+    """A strict tag has no value yet: Argo would retry forever."""
 
 
 def substitute(value: T, scope: Scope, strict: re.Pattern[str] | None = None, artifacts: bool = True) -> T:
@@ -43,7 +43,7 @@ def substitute(value: T, scope: Scope, strict: re.Pattern[str] | None = None, ar
 
 
 def loaded(text: str) -> Any:
-    """What `replace` has made of JSON text. Raises TemplateError."""
+    """Parse JSON text that `replace` returned. Raises TemplateError."""
     try:
         return json.loads(text)
     except json.JSONDecodeError:
@@ -69,7 +69,7 @@ def replace(text: str, scope: Scope, strict: re.Pattern[str] | None = None, arti
 
 
 def quoted(value: str) -> str:
-    """`value` for the inside of a JSON string."""
+    """`value` escaped for a JSON string."""
     if UNQUOTABLE.search(value):
         raise TemplateError("cannot finish template replacement because the result was invalid JSON")
     return json.dumps(value)[1:-1]

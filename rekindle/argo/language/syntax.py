@@ -247,14 +247,14 @@ def _unquoted(text: str) -> str:
 
 @lru_cache(4096)
 def identifiers(source: str) -> tuple[str, ...]:
-    """The dotted names that `source` reads and that nothing guards (`??`, `?.`). Raises ExprError."""
+    """The dotted names that `source` reads without a guard (`??`, `?.`). Raises ExprError."""
     names: dict[str, None] = {}
     _collect(parse(source), names, False)
     return tuple(names)
 
 
 def calls(source: str) -> list[tuple[str, list[Any]]]:
-    """The functions that `source` calls, as written (`len`, `sprig.upper`), and their arguments: None for what is no
+    """The functions that `source` calls, as written (`len`, `sprig.upper`), and their arguments: None where not
     constant."""
     results: list[tuple[str, list[Any]]] = []
 

@@ -1,4 +1,4 @@
-"""When a CronWorkflow fires: whether Argo can read its schedule.
+"""Schedules of CronWorkflows: whether Argo can parse them.
 
 Source: robfig/cron v3 parser.go, ParseStandard, which Argo 4.1 calls (workflow/validate, workflow/cron).
 """
@@ -21,7 +21,7 @@ NUMBER = re.compile(r"\+?[0-9]{1,9}")
 
 
 def schedule_error(schedule: str) -> str:
-    """Why Argo refuses a schedule, with the rule; "" if it does not."""
+    """Why Argo refuses a schedule, or ""."""
     zone, _, rest = schedule.partition(" ")
     if zone.startswith(("TZ=", "CRON_TZ=")):
         if why := timezone_error(zone.partition("=")[2]):
@@ -43,7 +43,7 @@ def schedule_error(schedule: str) -> str:
 
 
 def timezone_error(name: str) -> str:
-    """Why there is no such time zone; "" also where a machine without a database cannot tell."""
+    """Why the time zone is invalid, or "" (also on a machine without a time zone database)."""
     try:
         ZoneInfo(name or "UTC")
     except (ZoneInfoNotFoundError, ValueError, OSError):
@@ -62,7 +62,7 @@ def _duration(text: str) -> bool:
 
 
 def _range(part: str, name: str, low: int, high: int) -> bool:
-    """A number, a range or *, each with a step or without."""
+    """Whether a part is a number, a range or *, with an optional step."""
     span, slash, step = part.partition("/")
     first, dash, last = span.partition("-")
     if slash and (not NUMBER.fullmatch(step) or int(step) == 0):

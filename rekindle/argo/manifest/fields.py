@@ -1,4 +1,4 @@
-"""docs/argo-fields.md: what the local runner makes of every field of an Argo Workflow, by the table that it checks.
+"""docs/argo-fields.md: which fields of an Argo Workflow the local runner supports, from schema.py.
 
     python -m rekindle.argo.manifest.fields > docs/argo-fields.md
 
@@ -53,7 +53,7 @@ claim is a directory below `.rekindle/claims`.
 
 
 def described() -> dict[str, dict[str, set[type[BaseModel]]]]:
-    """For each table all fields that Argo has there, and the models that have them."""
+    """For each table the fields that Argo has there, and the models that have them."""
     tables: dict[str, dict[str, set[type[BaseModel]]]] = {}
     waiting: list[tuple[str, type[BaseModel]]] = [
         ("CronSpec", models.CronWorkflowSpec),

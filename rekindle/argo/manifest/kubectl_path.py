@@ -1,4 +1,4 @@
-r"""kubectl's `-o jsonpath=`: text in which each {...} is replaced by what it finds, over plain data.
+r"""kubectl's `-o jsonpath=`: a template in which each {...} is replaced by its results.
 
     printed({"data": {"a.b": "1"}}, "{.data.a\.b}/{.kind}")     # 1/
 
@@ -27,7 +27,7 @@ NOTHING = object()
 
 
 class KubectlPathError(ValueError):
-    """The path cannot be read, or does not fit the object; the text is kubectl's."""
+    """The path is invalid or does not match the object; the message is kubectl's."""
 
 
 def printed(value: Any, template: str) -> str:
@@ -36,7 +36,7 @@ def printed(value: Any, template: str) -> str:
 
 
 def parse(template: str) -> list[Node]:
-    """The parts of a template. Raises KubectlPathError for what is not understood."""
+    """The parts of a template. Raises KubectlPathError."""
     open_ranges: list[list[Node]] = [[]]
     at = 0
     while at < len(template):
@@ -75,7 +75,7 @@ def _levels(parts: list[Node]) -> Iterator[list[Node]]:
 
 
 def _action(text: str, at: int) -> tuple[list[Node], int]:
-    """The nodes up to the } that ends them, and what lies behind it."""
+    """The nodes up to the closing }, and the position after it."""
     nodes: list[Node] = []
     while text[at : at + 1] != "}":
         if at >= len(text) or text[at] in "\r\n":

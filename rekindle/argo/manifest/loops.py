@@ -19,12 +19,12 @@ MOST = 100_000  # items; on Argo a workflow with as many no longer fits into its
 
 
 def loops(step: Mapping[str, Any]) -> bool:
-    """Whether a step or task is one for each of several items."""
+    """Whether a step or task has a loop."""
     return any(step.get(key) for key in LOOPS)
 
 
 def expand(step: dict[str, Any], scope: Mapping[str, str | None]) -> list[dict[str, Any]]:
-    """The steps that `step` stands for, each with its own name. Raises TemplateError."""
+    """The steps that `step` expands to, each with its own name. Raises TemplateError."""
     if not loops(step):
         return [step]
     try:
@@ -69,7 +69,7 @@ def _items(step: dict[str, Any]) -> list[str]:
 
 
 def whole(text: Any) -> int:
-    """Raises ValueError with Go's words."""
+    """Parse an integer. Raises ValueError with Go's message."""
     if not re.fullmatch(r"[+-]?[0-9]+", str(text)):
         raise ValueError(f'strconv.Atoi: parsing "{text}": invalid syntax')
     return int(text)

@@ -1,4 +1,4 @@
-"""What `kubectl patch` does to an object, by its `--type`.
+"""The patches of `kubectl patch`, by its `--type`.
 
     new = PATCHES["json"](old, [{"op": "add", "path": "/data/a", "value": "1"}])
 
@@ -26,7 +26,7 @@ MERGED |= {"tolerations": "key", "volumeDevices": "devicePath"}
 
 
 class PatchError(Exception):
-    """A patch that does not fit; the text is the API server's."""
+    """The patch does not apply; the message is the API server's."""
 
 
 def merge(base: Any, patch: Any) -> Any:
@@ -70,7 +70,7 @@ def _by_key(base: list[Any], patch: list[Any], names: tuple[str, ...], keys: dic
 
 
 def merged(base: Any, over: Any, field: str = "") -> Any:
-    """`over` over `base`, as a strategic merge patch: maps are merged, and lists of which Kubernetes says a key."""
+    """Merge `over` into `base` as a strategic merge patch: maps, and lists with a merge key."""
     if isinstance(base, dict) and isinstance(over, dict):
         return {k: merged(base.get(k), over[k], k) if k in over else copy.deepcopy(base[k]) for k in {**base, **over}}
     key = MERGED.get(field)

@@ -1,4 +1,4 @@
-"""podSpecPatch: a strategic merge patch of a pod, as far as one machine has it: variables, limits, and two times.
+"""podSpecPatch: a strategic merge patch of a pod. Applied here: variables, limits, and two deadlines.
 
     template = patched(template, [spec.get("podSpecPatch"), template.get("podSpecPatch")])
 
@@ -24,7 +24,7 @@ Template = dict[str, Any]
 
 
 def patched(template: Template, texts: Iterable[str | None]) -> Template:
-    """The template after the patches. Raises ConfigError, PatchError."""
+    """The template with the patches applied. Raises ConfigError, PatchError."""
     for text in filter(None, texts):
         patch = _loaded(text, "podSpecPatch")
         list(walk(patch, "PodPatch", "podSpecPatch"))
@@ -54,20 +54,20 @@ def _loaded(text: str, where: str) -> dict[str, Any]:
     try:
         patch = yaml.load(text, Loader)
     except yaml.YAMLError as error:
-        raise ConfigError(f"{where} is no YAML: {error}") from None
+        raise ConfigError(f"{where} is not YAML: {error}") from None
     if not isinstance(patch, dict):
         raise ConfigError(f"{where} is {patch!r:.200}: it must be an object.")
     return patch
 
 
 def check(holder: dict[str, Any], where: str) -> list[str]:
-    """What of the patch is ignored. Raises ConfigError for what would have to be done, and is not."""
+    """Fields of the patch that are ignored. Raises ConfigError for fields that are not supported."""
     text = holder.get("podSpecPatch")
     if not text:
         return []
     where = f"{where}.podSpecPatch"
     errors: list[ConfigError] = []
-    for value in ("0", "text", "{}"):  # what a tag may stand for
+    for value in ("0", "text", "{}"):  # possible values of a tag
         try:
             ignored = walk(_loaded(TAG.sub(value, text), where), "PodPatch", where)
             return [f"podSpecPatch.{field}" for field in ignored]

@@ -74,7 +74,7 @@ Loader.add_constructor("tag:yaml.org,2002:bool", lambda _, node: node.value.lowe
 
 
 def documents(text: str) -> list[dict[str, Any]]:
-    """The objects of a YAML or JSON text, those of its Lists among them. Raises ConfigError."""
+    """The objects of a YAML or JSON text; Lists are flattened. Raises ConfigError."""
     try:
         objects = [item for document in _read(text) if document for item in _items(document)]
         if (size := _size(objects, {})) > max(ALIASED, len(text)):
@@ -89,7 +89,7 @@ def documents(text: str) -> list[dict[str, Any]]:
 
 
 def _read(text: str) -> Iterable[Any]:
-    """The documents. JSON is read as such, as kubectl does: what it escapes is not always YAML."""
+    """The documents. JSON is parsed as JSON, as kubectl does: its escapes are not always valid YAML."""
     if text.lstrip().startswith("{"):
         with suppress(json.JSONDecodeError):  # YAML may begin so, too
             document = json.loads(text, object_pairs_hook=_unique, parse_constant=_no_json)
@@ -111,7 +111,7 @@ def _no_json(word: str) -> Any:
 
 
 def _size(value: Any, known: dict[int, int]) -> int:
-    """How many values there are, those that are the same by alias each time they occur."""
+    """The number of values; an alias counts each time."""
     if not isinstance(value, (dict, list)):
         return 1
     if id(value) not in known:
@@ -121,13 +121,13 @@ def _size(value: Any, known: dict[int, int]) -> int:
 
 
 def _items(document: Any) -> list[Any]:
-    """As kubectl takes a List apart."""
+    """The items of a List, as kubectl has them, or the object itself."""
     listed = isinstance(document, dict) and str(document.get("kind")).endswith("List")
     return document["items"] if listed and isinstance(document.get("items"), list) else [document]
 
 
 def split(objects: list[dict[str, Any]]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Of the objects of a file the one to run, and those that it needs beside it. Raises ConfigError."""
+    """The object of a file to run, and the other objects. Raises ConfigError."""
     for kinds in (("Workflow", "CronWorkflow"), ("WorkflowTemplate",)):
         main = [item for item in objects if item.get("kind") in kinds]
         if len(main) == 1 or len(objects) == 1:
@@ -150,7 +150,7 @@ def workflow(
 ) -> dict[str, Any]:
     """The Workflow that `manifest` describes, with a name, a uid, and `parameters` set.
 
-    Raises ConfigError: if it is to run `here`, also for what only a cluster can do.
+    Raises ConfigError; with `here` also for fields that only a cluster supports.
     """
     if problem := next(shape_errors(manifest), ""):
         raise ConfigError(f"{problem}.")
@@ -201,7 +201,7 @@ def workflow(
 
 
 def random_name(prefix: str) -> str:
-    """`generateName` as the API server does it."""
+    """A name from `generateName`, as the API server makes it."""
     return prefix[:58] + "".join(random.SystemRandom().choices("bcdfghjklmnpqrstvwxz2456789", k=5))
 
 

@@ -1,9 +1,9 @@
-"""templateRef and workflowTemplateRef: templates of other objects, put in place before the run.
+"""templateRef and workflowTemplateRef: inserts templates of other objects before the run.
 
     spec = joined(spec, find); workflow = resolved(workflow, find)       # find(kind, name) → an object, or None
 
-A template of the WorkflowTemplate T is known in the run as `namespaced/T/NAME` (`cluster/...` for a
-ClusterWorkflowTemplate), and so are all that it calls by their plain names.
+In the run a template of the WorkflowTemplate T is named `namespaced/T/NAME` (`cluster/...` for a
+ClusterWorkflowTemplate), and so are the templates that it calls.
 Source: Argo's workflow/templateresolution and util/merge.go.
 """
 
@@ -30,7 +30,7 @@ WORKFLOW_TEMPLATES = {False: ("WorkflowTemplate", "namespaced"), True: ("Cluster
 
 
 def joined(spec: dict[str, Any], find: Find, given: Iterable[str] = ()) -> dict[str, Any]:
-    """The spec over that of the WorkflowTemplate it refers to; `given`: parameters that get a value later.
+    """The spec merged over that of its workflowTemplateRef; `given`: parameters that get a value later.
 
     Raises ConfigError.
     """
@@ -56,7 +56,7 @@ def joined(spec: dict[str, Any], find: Find, given: Iterable[str] = ()) -> dict[
 
 
 def exit_handler(spec: dict[str, Any], given: Collection[str | None]) -> None:
-    """Raises ConfigError if it needs more than is `given`: Argo's check leaves the WorkflowTemplate's arguments out.
+    """Raises ConfigError if the exit handler needs more than `given`: Argo ignores the WorkflowTemplate's arguments.
 
     Source: validate.go, Workflow.
     """
@@ -71,7 +71,7 @@ def exit_handler(spec: dict[str, Any], given: Collection[str | None]) -> None:
 
 
 def resolved(workflow: dict[str, Any], find: Find, check: Callable[[dict[str, Any], str], Any]) -> dict[str, Any]:
-    """The workflow with all that it refers to as `storedTemplates`; each spec is checked first. Raises ConfigError."""
+    """The workflow with all referenced templates as `storedTemplates`; specs are checked first. Raises ConfigError."""
     workflow, stored, waiting = copy.deepcopy(workflow), {}, []
     qualify(workflow["spec"], "", "spec", waiting)
     seen: set[str] = set()
@@ -91,7 +91,7 @@ def resolved(workflow: dict[str, Any], find: Find, check: Callable[[dict[str, An
 
 
 def filled(spec: dict[str, Any], find: Find) -> None:
-    """Gives parameters from ConfigMaps their values. Raises ConfigError."""
+    """Set the values of parameters that come from ConfigMaps. Raises ConfigError."""
     given = [(spec.get("arguments") or {}, "spec.arguments")]
     given += [(template.get("inputs") or {}, f"{path}.inputs") for template, path in bodies(spec, "spec")]
     given += [(caller.get("arguments") or {}, f"{path}.arguments") for caller, path in holders(spec, "spec")]
@@ -114,7 +114,7 @@ def filled(spec: dict[str, Any], find: Find) -> None:
 
 
 def needed(spec: dict[str, Any]) -> Iterator[tuple[str, str, str, str | None]]:
-    """Path, kind, name and key of every object that the pods of a spec cannot do without, as far as it is written."""
+    """Path, kind, name and key of every object that the pods of a spec require, where written without tags."""
     sources: list[tuple[Any, str]] = [((spec.get("arguments") or {}).get("artifacts"), "spec.arguments.artifacts")]
     sources.append((spec.get("volumes"), "spec.volumes"))
     for template, path in bodies(spec, "spec"):
@@ -165,7 +165,7 @@ def _found(reference: dict[str, Any], path: str, find: Find) -> dict[str, Any]:
 
 
 def texts(value: Any, parameters: bool = False) -> None:
-    """Turns every parameter's value into the text that Argo sees."""
+    """Convert every parameter's value to the text that Argo sees."""
     if isinstance(value, list):
         for item in value:
             if parameters and isinstance(item, dict):
@@ -182,7 +182,7 @@ def texts(value: Any, parameters: bool = False) -> None:
 
 
 def among(objects: Iterable[Mapping[str, Any]]) -> Find:
-    """Finds what is among these."""
+    """A `Find` over these objects."""
     known = {
         (str(item.get("kind")), str(metadata.get("name"))): item
         for item in objects
@@ -192,22 +192,22 @@ def among(objects: Iterable[Mapping[str, Any]]) -> Find:
 
 
 def referred(reference: Mapping[str, Any], find: Find) -> Mapping[str, Any] | None:
-    """The WorkflowTemplate of a templateRef or workflowTemplateRef, if it is there."""
+    """The WorkflowTemplate of a templateRef or workflowTemplateRef, or None."""
     return without_nulls(find(WORKFLOW_TEMPLATES[bool(reference.get("clusterScope"))][0], str(reference.get("name"))))
 
 
 def scope_of(reference: Mapping[str, Any]) -> str:
-    """How names of the WorkflowTemplate begin in a run."""
+    """The prefix of a WorkflowTemplate's names in a run."""
     return f"{WORKFLOW_TEMPLATES[bool(reference.get('clusterScope'))][1]}/{reference.get('name')}"
 
 
 def called(reference: Mapping[str, Any]) -> str:
-    """The name in a run of the template of a templateRef."""
+    """The name of a templateRef's template in a run."""
     return f"{scope_of(reference)}/{reference.get('template')}"
 
 
 def qualify(spec: dict[str, Any], scope: str, path: str, waiting: list[Any]) -> None:
-    """Gives every caller in `spec` the full name of what it calls, and notes the objects that it lies in."""
+    """Give callers in `spec` the full names of their templates; append references to other objects to `waiting`."""
     for holder, where in holders(spec, path):
         if isinstance(reference := holder.get("templateRef"), dict):
             holder.setdefault("template", called(reference))  # one that is there is for lint to find
@@ -229,7 +229,7 @@ def holders(spec: dict[str, Any], path: str) -> Iterator[tuple[dict[str, Any], s
 
 
 def bodies(spec: dict[str, Any], path: str) -> list[tuple[dict[str, Any], str]]:
-    """Every template and its path, those given inline among them."""
+    """Every template and its path, including inline ones."""
     templates = [(template, f"{path}.templates[{i}]") for i, template in enumerate(spec.get("templates") or [])]
     for template, where in templates:
         templates += [(task["inline"], f"{at}.inline") for task, at in _tasks(template, where) if task.get("inline")]

@@ -1,10 +1,11 @@
-"""What of the Argo API the local runner does, as a table: any other field is refused by name, and so is a wrong type.
+"""The Argo API that the local runner supports, as a table: other fields and wrong types are refused by name.
 
     ignored = list(walk(workflow, "Workflow", ""))     # raises ConfigError: the field, its path, and what to do
 
-One line of FIELDS is one object: `field` is done (or checked in subset.py), `field*` must be there, `-field` cannot
-matter on one machine (ignored, and said once), `!field` is refused for the reason in WHY; `field=Object`,
-`field=[Object]` and `field={Object}` (any keys) go on there, `field=type` is of this type, and else it is a text.
+One line of FIELDS is one object: `field` is supported, `field*` is required, `-field` has
+no effect on one machine (ignored with one notice), `!field` is refused for the reason in WHY; `field=Object`,
+`field=[Object]` and `field={Object}` (any keys) refer to that object, `field=type` has this type, else it is a
+text.
 The types are those of Argo 4.1's Go structs: a text may hold tags, a number may not.
 """
 
@@ -193,7 +194,7 @@ def _map(value: Any) -> str:
 
 
 def _number(lowest: int, highest: int, text: bool = False) -> Rule:
-    """A whole number; or `text`, as an IntOrString of Kubernetes, in which Argo puts tags."""
+    """A whole number; with `text` also an IntOrString of Kubernetes, which may hold tags."""
     bounds = {INT32: "", INT64: ""}.get((lowest, highest), f" from {lowest} to {highest}")
 
     def rule(value: Any) -> str:
@@ -272,7 +273,7 @@ RULES: dict[str, Rule] = {
 
 
 def walk(value: Any, table: str, path: str) -> Iterator[str]:
-    """Every ignored field. Raises ConfigError for a field that is not done here, is of a wrong type, or is missing."""
+    """Yield every ignored field. Raises ConfigError for a field that is unsupported, of a wrong type, or missing."""
     if table.startswith("["):
         if not isinstance(value, list):
             raise ConfigError(f"{path} is {value!r:.200}: it must be a list.")

@@ -24,7 +24,7 @@ MISSING = object()
 
 
 class SelectorError(ValueError):
-    """The condition is no label selector."""
+    """The condition is not a label selector."""
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,7 @@ def _text(value: Any) -> str:
 
 
 def selects(selector: str, labels: Mapping[str, str]) -> bool:
-    """Whether an object with these labels is meant, as by kubectl's --selector. Raises SelectorError."""
+    """Whether `selector` matches these labels, as kubectl's --selector does. Raises SelectorError."""
     return all(
         replace(requirement, key="label").matches(
             {"label": labels[requirement.key]} if requirement.key in labels else {}

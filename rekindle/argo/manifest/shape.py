@@ -55,7 +55,7 @@ MANIFEST = {"metadata": {"labels": {}, "annotations": {}}, "spec": {**SPEC, "wor
 
 
 def shape_errors(value: Any, shape: Any = MANIFEST, path: str = "manifest") -> Iterator[str]:
-    """Where a mapping or a list must be and is not, in words.
+    """Messages for values that must be a mapping or a list and are not.
 
     In a shape the key "" stands for all keys, and an empty mapping or list may hold anything.
     """
@@ -79,7 +79,7 @@ def shape_errors(value: Any, shape: Any = MANIFEST, path: str = "manifest") -> I
 
 
 def without_nulls(value: Any) -> Any:
-    """The same without what is null, which is as if it were not there; but the items of a loop are what they are."""
+    """`value` without nulls, which mean absent; items of a loop keep theirs."""
     if isinstance(value, dict):
         return {k: item if k == "withItems" else without_nulls(item) for k, item in value.items() if item is not None}
     return [without_nulls(item) for item in value] if isinstance(value, list) else value

@@ -1,4 +1,4 @@
-"""Which tags have a value where, in a manifest as plain data, and whether the manifest has the shape to ask that."""
+"""The scope of tags: which tags have a value at each place in a manifest."""
 
 import re
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping
@@ -26,12 +26,12 @@ def names(items: Any) -> list[str]:
 
 
 def supplied(parameter: Data) -> bool:
-    """Whether a parameter of a template's inputs has a value though its caller gives none."""
+    """Whether an input parameter has a value if the caller passes none."""
     return any(key in parameter for key in ("value", "default", "valueFrom"))
 
 
 def workflow(spec: Data) -> set[str]:
-    """Tags that have a value everywhere, once there is one; a name with = before it has one in expressions alone."""
+    """Tags that have a value everywhere in the workflow; names with a leading = only in expressions."""
     known = {f"workflow.{name}" for name in WORKFLOW} | {"workflow.parameters.json"}
     known |= {"workflow.priority"} if spec.get("priority") is not None else set()
     known |= {"workflow.failures"} if spec.get("onExit") else set()
@@ -41,7 +41,7 @@ def workflow(spec: Data) -> set[str]:
 
 
 def exported(template: Data) -> set[str]:
-    """Tags that the outputs of a template give a value to everywhere; that of a globalName with tags may be any."""
+    """Global tags that a template's outputs set; a globalName with tags may set any."""
     known = set[str]()
     for kind in ("parameters", "artifacts"):
         for output in (template.get("outputs") or {}).get(kind) or []:
@@ -58,7 +58,7 @@ def declared(direction: str, template: Data) -> set[str]:
 
 
 class Names:
-    """Tags that have a value; a map of some of them has one, too."""
+    """A set of tags that have a value; a map that contains some of them has one, too."""
 
     def __init__(self, names: Iterable[str]) -> None:
         self.names = frozenset(names)
@@ -74,7 +74,7 @@ class Names:
 
 
 class Items(Names):
-    """Tags of the item of a loop; of one over a list that is written down only what its members have.
+    """Tags of a loop's item; for a literal withItems only those that its items have.
 
     Source: Argo's addItemsToScope.
     """
@@ -95,7 +95,7 @@ def _of_item(item: Any) -> list[str]:
 
 
 class Nodes:
-    """What can be said of the tasks or steps (`kind`) of a template once they are finished.
+    """Tags of the finished tasks or steps (`kind`) of a template.
 
     Argo's check knows of a tag only what its kind of template gives (`exactly`); expressions it does not read (`of`).
     `quiet`: those of which it knows no status.
@@ -110,7 +110,7 @@ class Nodes:
         self.found: dict[str, Names] = {}
 
     def exactly(self, name: str) -> Container[str]:
-        """The names of tags."""
+        """Tags that Argo's check knows for this task."""
         task = self.tasks[name]
         template = task.get("inline") or self.templates.get(str(task.get("template")))
         if template is None:
@@ -140,7 +140,7 @@ class Nodes:
 
 @dataclass(frozen=True)
 class Scope:
-    """What has a value at one place: all of `layers`, and of the `nodes` those that are `done` there."""
+    """Tags with a value at one place: all of `layers`, and those of the `nodes` that are `done` there."""
 
     layers: tuple[Names, ...]
     nodes: Nodes | None = None
@@ -155,7 +155,7 @@ class Scope:
         return self._done(node) and rest in kind.exactly(node)
 
     def near(self, tag: str) -> tuple[str, set[str]]:
-        """What of `tag` may be misspelt, and what it could be here."""
+        """The part of `tag` that may be misspelt, and the alternatives here."""
         kind, node, _ = self._parts(tag)
         if not kind:
             return tag, {name for layer in self.layers for name in layer.names if _head(name) == _head(tag)}
@@ -184,7 +184,7 @@ def _parents(name: str) -> Iterator[str]:
 
 
 def texts(value: Any, path: str) -> Iterator[tuple[str, str]]:
-    """Every text below `value` and where it is; members of lists go by their names."""
+    """Path and text of every string in `value`; items of lists are named by their `name`."""
     if isinstance(value, str):
         yield path, value
     elif isinstance(value, Mapping):

@@ -23,15 +23,15 @@ from rekindle.errors import ConfigError
 __all__ = ["Finding", "check", "lint", "lint_all"]
 
 Manifest = Mapping[str, Any]
-Reports = dict[tuple[Any, Any], list[Finding]]  # what is wrong with objects, by kind and name
+Reports = dict[tuple[Any, Any], list[Finding]]  # findings by kind and name of an object
 
 
 def check(
     manifest: Manifest, file: str = "", beside: Iterable[Manifest] = (), find: Find | None = None
 ) -> list[Finding]:
-    """What is found and not fatal, also in what lies beside it, or, with `find`, in what it refers to.
+    """Non-fatal findings of the manifest and the objects `beside` it (or, with `find`, those it refers to).
 
-    Raises ConfigError with all that is fatal, one line each.
+    Raises ConfigError with all fatal findings, one line each.
     """
     together = [(file, manifest), *((file, item) for item in beside)]
     findings = lint(manifest, file, find) if find else lint_all(together)
@@ -41,7 +41,7 @@ def check(
 
 
 def lint_all(objects: Sequence[tuple[str, Manifest]]) -> list[Finding]:
-    """All findings of (file, object), which may refer to each other."""
+    """All findings of (file, object) pairs that may refer to each other."""
     find, reports = among(manifest for _, manifest in objects), Reports()
     return [finding for file, manifest in objects for finding in lint(manifest, file, find, reports)]
 
@@ -51,8 +51,8 @@ def lint(
 ) -> list[Finding]:
     """All findings of a Workflow, WorkflowTemplate, CronWorkflow, or of an object such as a training job.
 
-    What is wrong with an object that it refers to is among them. Where all are `reports`, which is filled as they are
-    looked at, that is left to the object itself, but not what is wrong with how it is used.
+    Includes those of objects that it refers to. With `reports` (filled here) they are left to the object itself, except
+    those about how it is used.
     """
     findings = Findings(file)
     rules = _rules(manifest, findings, find)
@@ -60,7 +60,7 @@ def lint(
 
 
 def _rules(manifest: Manifest, findings: Findings, find: Find) -> WorkflowRules | None:
-    """Fills `found`; gives the rules of a workflow."""
+    """Add findings of the manifest; returns the rules if it is a workflow."""
     other = "argoproj.io/" not in str(manifest.get("apiVersion", "argoproj.io/"))
     if other or manifest.get("kind") in ("WorkflowEventBinding", "EventBus", "EventSource", "Sensor"):
         objects.check(findings, "", shape.without_nulls(manifest))
@@ -75,7 +75,7 @@ def _rules(manifest: Manifest, findings: Findings, find: Find) -> WorkflowRules 
 
 
 def _own(findings: list[Finding], rules: WorkflowRules, reports: Reports) -> Iterator[Finding]:
-    """What is not already wrong with other objects; what is in the templates of such is reports to be there."""
+    """Findings not already reported for other objects; paths inside their templates name those objects."""
     theirs, root = set[tuple[str, str, bool]](), rules.root
     for at, other in rules.others.items():
         name = other.get("kind"), other["metadata"]["name"]

@@ -1,4 +1,4 @@
-"""What a step, a task or a workflow is given, and what a template needs.
+"""Arguments of steps, tasks and workflows, and the inputs that templates need.
 
 Source: Argo's validateArguments and ProcessArgs.
 """
@@ -16,11 +16,16 @@ from rekindle.errors import did_you_mean
 KINDS = ("parameters", "artifacts")
 LOCATIONS = ("s3", "gcs", "http", "git", "raw", "hdfs", "oss", "azure", "artifactory", "plugin")
 SUPPLIED = (*LOCATIONS, "from", "fromExpression")
+SOURCES = ("path", "jqFilter", "jsonPath", "parameter", "expression", "supplied")  # of an output parameter
+OUTPUT_SOURCES = dict.fromkeys(("container", "script", "containerSet"), ("path",)) | {
+    "resource": ("jsonPath", "jqFilter")
+}
+OUTPUT_SOURCES |= dict.fromkeys(("dag", "steps"), ("parameter", "expression"))
 GIVEN = ("configMapKeyRef", "supplied", "event")
 
 
 def check(findings: Findings, path: str, arguments: Data, later: bool = False) -> None:
-    """The rules of `arguments`; `later`: values may yet come, as by -p."""
+    """Rules of `arguments`; `later`: values may be supplied later, as by -p."""
     unique(findings, path, arguments)
     for parameter in arguments.get("parameters") or []:
         _parameter(findings, f"{path}.parameters[{parameter.get('name')}]", parameter, later)
@@ -40,7 +45,7 @@ def check(findings: Findings, path: str, arguments: Data, later: bool = False) -
 
 
 def unique(findings: Findings, path: str, fields: Data) -> None:
-    """Names of parameters and artifacts are names, and there once."""
+    """Names of parameters and artifacts must be valid and unique."""
     for kind in KINDS:
         for name, count in Counter(names(fields.get(kind))).items():
             if not PARAMETER.fullmatch(tag_rules.TAG.sub("x", name)) or count > 1:
@@ -50,9 +55,9 @@ def unique(findings: Findings, path: str, fields: Data) -> None:
 def supplied(
     findings: Findings, path: str, called: str, template: Data, given: Data, loose: bool = False, brought: bool = False
 ) -> None:
-    """That a template (`called` so) gets what it needs.
+    """The template (named `called` in messages) must get its inputs.
 
-    `loose`: it may be given more than it takes; `brought`: what it needs may come later.
+    `loose`: extra arguments are allowed; `brought`: inputs may be supplied later.
     """
     for kind in KINDS:
         inputs = (template.get("inputs") or {}).get(kind) or []
@@ -64,8 +69,27 @@ def supplied(
                 findings.add(path, "input", why + findings.near(str(item.get("name")), there))
 
 
+def outputs(findings: Findings, path: str, outputs: Data, type: str) -> None:
+    """An output parameter must have exactly one source, which its type of template supports."""
+    allowed = OUTPUT_SOURCES.get(type, SOURCES)
+    for kind in ("parameters", "artifacts"):
+        for output in outputs.get(kind) or []:
+            where, name = f"{path}.outputs.{kind}[{output.get('name')}]", output.get("globalName")
+            if name and not PARAMETER.fullmatch(tag_rules.TAG.sub("x", str(name))):
+                findings.add(f"{where}.globalName", "name", f'"{name}" must be letters, digits, - and _.')
+    for output in outputs.get("parameters") or []:
+        where, source = f"{path}.outputs.parameters[{output.get('name')}]", output.get("valueFrom") or {}
+        given = ["value"] * ("value" in output) + [key for key in SOURCES if source.get(key, "") != ""]
+        if len(given) != 1 or ("value" in output and "valueFrom" in output):
+            why = f"it is from {' and '.join(given) or 'nowhere'}: it must have exactly one valueFrom"
+            findings.add(where, "output", f"{why}, here of {' or '.join(allowed)}.")
+        elif given[0] not in (*allowed, "value"):
+            why = f"{given[0]} is not for this kind of template: give {' or '.join(allowed)}."
+            findings.add(f"{where}.valueFrom.{given[0]}", "output", why)
+
+
 def timeout(findings: Findings, path: str, template: Data, given: Data, everywhere: Data) -> None:
-    """That a timeout that comes from arguments has a unit: Argo's check fills in what it knows."""
+    """A timeout from arguments must have a unit: Argo's check substitutes the values it knows."""
     known = {
         f"workflow.parameters.{parameter.get('name')}": parameter for parameter in everywhere.get("parameters") or []
     }
@@ -73,7 +97,7 @@ def timeout(findings: Findings, path: str, template: Data, given: Data, everywhe
         known[f"inputs.parameters.{parameter.get('name')}"] = parameter
     values = {tag: anystring(parameter.get("value", parameter.get("default", ""))) for tag, parameter in known.items()}
     text = str(template.get("timeout", ""))
-    for _ in range(2):  # an argument may be a tag itself
+    for _ in range(2):  # an argument may itself be a tag
         text = tag_rules.TAG.sub(lambda tag: values.get(tag[1].strip(), tag[0]), text)
     if WHOLE.fullmatch(text):
         findings.add(

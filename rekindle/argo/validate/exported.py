@@ -1,4 +1,4 @@
-"""Which `workflow.outputs` Argo knows where: its check walks from the entrypoint, and so needs them in its own order.
+"""The scope of `workflow.outputs`: Argo's check walks from the entrypoint and knows them in the order of its visits.
 
     known = Exported(templates, ["main", "exit"]); known.at(step)
 
@@ -18,7 +18,7 @@ NOTHING: Data = {}  # a template that is not here
 
 
 class Exported:
-    """The tags that have a value at each template and step; in expressions, which Argo's check does not read, all."""
+    """Global outputs known at each template and step; in expressions, which Argo does not check, all of them."""
 
     def __init__(self, templates: Mapping[str, Data], roots: Sequence[str]) -> None:
         self.templates = templates
@@ -33,7 +33,7 @@ class Exported:
             self._walk([templates[name] for name in roots if name in templates])
 
     def at(self, holder: Data) -> Names:
-        """What is known as a step, a leaf, or the tasks and outputs of any other template are checked."""
+        """Tags known when Argo checks this step or template."""
         return self.found.get(id(holder), self.everything)
 
     def _walk(self, roots: list[Data]) -> None:
@@ -46,7 +46,7 @@ class Exported:
                 waiting.append(self._visit(template))
 
     def _visit(self, template: Data) -> Iterator[Data]:
-        """The templates to be visited before this one goes on."""
+        """Visit a template; yields the templates to visit before it continues."""
         if id(template) in self.found:
             return
         self.found[id(template)] = self.names
@@ -62,7 +62,7 @@ class Exported:
         self.found[id(template)] = self.names
 
     def _tasks(self, dag: Data) -> Iterator[Data]:
-        """Argo's order of tasks is by chance: when it gets to one, it may have been at any other."""
+        """Argo visits tasks in random order: at each one, any other may have been visited."""
         calls = [called for _, called in self._calls(dag)]
         given = [self._given(called) for called in calls]
         count, before = Counter(tag for tags in given for tag in tags), self.known
@@ -76,7 +76,7 @@ class Exported:
             self.known, self.names = known, Names(known | self.later)
 
     def _given(self, called: Data) -> set[str]:
-        """What a template gives, and all that it calls."""
+        """Global tags set by a template and everything that it calls."""
         tags, waiting, seen = set[str](), [called], set[int]()
         while waiting:
             if id(template := waiting.pop()) not in seen:
@@ -86,7 +86,7 @@ class Exported:
         return tags
 
     def _calls(self, template: Data) -> Iterator[tuple[Data, Data]]:
-        """Each step or task, and what it calls."""
+        """Each step or task with the template that it calls."""
         groups = [(template.get("dag") or {}).get("tasks") or [], *(template.get("steps") or [])]
         for step in (step for group in groups for step in group):
             yield step, step.get("inline") or self.templates.get(str(step.get("template")), NOTHING)

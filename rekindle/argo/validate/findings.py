@@ -1,4 +1,4 @@
-"""What the rules find, and where they put it."""
+"""Findings of the rules."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from rekindle.errors import did_you_mean
 
 HINTS = 50
-SHOWN = 6  # names of what is there
+SHOWN = 6  # most names listed in a hint
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that is wrong: where, by which rule, and the way out. What is not `fatal` runs, but seldom as meant."""
+    """One problem: path, rule, and a message with the fix. If not `fatal` it runs, but rarely as intended."""
 
     file: str
     path: str
@@ -24,7 +24,7 @@ class Finding:
 
 
 class Findings:
-    """Findings in the order they are made, each once. An image is one finding, however many containers run it."""
+    """Findings in order, without duplicates. An image is one finding, however many containers use it."""
 
     def __init__(self, file: str = "") -> None:
         self.file = file
@@ -39,12 +39,12 @@ class Findings:
         self.add(path, rule, message, fatal=False)
 
     def near(self, word: str, known: Iterable[str]) -> str:
-        """`did_you_mean` for the first of many mistakes: a hint takes as long as there are names."""
+        """`did_you_mean`, for the first HINTS mistakes only: its cost grows with the number of names."""
         self.hints += 1
         return did_you_mean(word, set(known)) if self.hints <= HINTS else ""
 
     def hint(self, word: str, known: Iterable[str]) -> str:
-        """The way out of a wrong name: what may be meant, else what is there."""
+        """A hint for an unknown name: a similar one, or those that exist."""
         if (near := self.near(word, known)) or self.hints > HINTS:
             return near or " Name one that is there."
         names = sorted(set(known))

@@ -1,4 +1,4 @@
-"""Who waits for whom: `depends` and `dependencies` name tasks that exist, in a language Argo reads, without a cycle."""
+"""Dependencies of tasks: `depends` and `dependencies` parse, name existing tasks, and have no cycle."""
 
 import ast
 import re
@@ -10,14 +10,14 @@ from rekindle.argo.manifest.tag_scope import Data
 from rekindle.argo.validate.findings import Findings
 
 RESULTS = ("Succeeded", "Failed", "Errored", "Skipped", "Omitted", "Daemoned", "AnySucceeded", "AllFailed")
-OF_LOOPS = {"AnySucceeded": "Succeeded", "AllFailed": "Failed"}  # and what a task that is none has instead
+OF_LOOPS = {"AnySucceeded": "Succeeded", "AllFailed": "Failed"}  # and the result of a task without a loop
 TASK = re.compile(r"([A-Za-z0-9_][-A-Za-z0-9_]*)(?:\.([A-Za-z]+))?")
 
 Before = Mapping[str, Set[str]]
 
 
 def check(findings: Findings, path: str, dag: Data, tasks: Mapping[str, Data]) -> Before | None:
-    """The tasks that each task waits for, or None if they wait in a circle."""
+    """The tasks that each task waits for, or None if there is a cycle."""
     for name in str(dag.get("target") or "").split():
         if name not in tasks and "{{" not in str(dag["target"]):
             findings.add(f"{path}.target", "depends", f'"{name}" is no task.{findings.hint(name, tasks)}')
@@ -43,9 +43,9 @@ def check(findings: Findings, path: str, dag: Data, tasks: Mapping[str, Data]) -
 
 
 def finished(before: Before) -> Callable[[str], Callable[[str], bool]]:
-    """For a task: whether another one is certain to be finished when it begins.
+    """For a task: whether another one has certainly finished when it starts.
 
-    One bit a task in one number a task, since sets of all ancestors would grow with the square.
+    An integer bit set per task: sets of all ancestors would need quadratic memory.
     """
     bit = {name: 1 << number for number, name in enumerate(before)}
     seen: dict[str, int] = {}

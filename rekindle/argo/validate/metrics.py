@@ -1,4 +1,4 @@
-"""The metrics that a template counts: Argo refuses one that Prometheus would not take.
+"""Prometheus metrics of a template: names, help and values that Argo requires.
 
 Source: workflow/metrics/util.go.
 """

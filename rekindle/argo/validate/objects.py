@@ -1,6 +1,6 @@
-"""The objects that resource templates apply: what the API server, a webhook or an operator refuses, or worse, accepts.
+"""Rules for objects that resource templates apply: what the API server, a webhook or an operator refuses or misreads.
 
-An object is read with its tags filled in: `{{workflow.name}}` by a name as long as it will be, any other by UNKNOWN.
+Tags are substituted first: `{{workflow.name}}` by a name of the final length, any other by UNKNOWN.
 """
 
 import json
@@ -29,10 +29,10 @@ RESTARTS = ("Always", "OnFailure", "Never", "ExitCode")
 
 @dataclass(frozen=True)
 class Job:
-    """A job of Kubeflow's training operator 1.9: what its webhook or its reconciler refuses."""
+    """Rules of a job of Kubeflow's training operator 1.9, from its webhook and reconciler."""
 
     replicas: str
-    container: str  # one of this name must be there ("": any)
+    container: str  # required container name ("": any)
     types: tuple[str, ...]
     single: tuple[str, ...] = ()  # roles with exactly one replica, which the webhook requires to be explicit
     needed: tuple[str, ...] = ()
@@ -56,13 +56,13 @@ SERVERS = ("Deployment", "StatefulSet")
 ROLES = ("predictor", "transformer", "explainer")  # of an InferenceService: PodSpecs
 RUNTIMES = ("TrainingRuntime", "ClusterTrainingRuntime")
 SELECTING = (*SERVERS, "DaemonSet", "ReplicaSet")
-NEEDED: dict[str, tuple[str, ...]] = {  # fields of the spec without which nothing is accepted
+NEEDED: dict[str, tuple[str, ...]] = {  # required fields of the spec
     **dict.fromkeys(SELECTING, ("selector", "template")),
     "Job": ("template",),
     "CronJob": ("schedule", "jobTemplate"),
     "HorizontalPodAutoscaler": ("scaleTargetRef", "maxReplicas"),
 }
-# longest name, what it must be, and why
+# maximum length, pattern and reason
 LETTERS = "begin with a letter and have at most {} lower-case letters, digits and dashes"
 NAMES: dict[str, tuple[int, re.Pattern[str], str]] = {
     **dict.fromkeys(JOBS, (53, DNS_LABEL, "its pods are called NAME-worker-99")),
@@ -73,7 +73,7 @@ NAMES: dict[str, tuple[int, re.Pattern[str], str]] = {
 
 
 def resource(findings: Findings, path: str, resource: Data, workflow_name: str) -> None:
-    """The rules of a resource template; `workflow_name` is as long as the names of the workflows will be."""
+    """Rules of a resource template; `workflow_name` has the length of the final name."""
     action = str(resource.get("action"))
     if action not in ACTIONS:
         findings.add(f"{path}.action", "resource", f'"{action}" is no action.{findings.hint(action, ACTIONS)}')
@@ -135,7 +135,7 @@ def _runtime(findings: Findings, path: str, spec: Data, whole: bool = True) -> N
 
 
 def _train_job(findings: Findings, path: str, spec: Data) -> None:
-    """What it says over its runtime. Source: Kubeflow Trainer, TrainJobSpec; overrides until 2.2, patches since."""
+    """The overrides of its runtime. Source: Kubeflow Trainer, TrainJobSpec; overrides until 2.2, patches since."""
     trainer = spec.get("trainer") or {}
     pods.check(findings, path, {}, [(f"{path}.trainer", trainer)], whole=False)
     if "resourcesPerNode" in trainer:
@@ -170,7 +170,7 @@ def _conditions(findings: Findings, path: str, resource: Data) -> None:
 
 
 def _read(findings: Findings, path: str, text: str) -> Sequence[Data]:
-    """The objects in a manifest's text. JSON is read as such, which is faster; a bare tag in it stands for a number."""
+    """The objects in a manifest's text. JSON is parsed as JSON, which is faster; a bare tag in it is a number."""
     filled = TAG.sub(UNKNOWN, text)
     if filled.lstrip().startswith("{"):
         try:
@@ -243,7 +243,7 @@ def labels(findings: Findings, path: str, labels: Data) -> None:
 
 
 def _selector(findings: Findings, path: str, spec: Data) -> None:
-    """It must find the pods that are made. A tag may become anything."""
+    """The selector must match the pod template's labels. A tag matches anything."""
     carried = _at(spec, ("template", "metadata", "labels"))
     for key, value in _at(spec, ("selector", "matchLabels")).items():
         if UNKNOWN not in f"{key}{value}{''.join(map(str, carried.items()))}" and carried.get(key) != value:

@@ -1,7 +1,7 @@
-"""What every container needs before a cluster should run it, whether in a template or in an object that is applied.
+"""Rules for containers, in templates and in applied objects.
 
-One finding a container and rule: images that move, resources nobody asked for, what PodSecurity `restricted` refuses,
-secrets, and shell syntax that no shell reads.
+One finding per container and rule: unpinned images, missing resources, violations of PodSecurity `restricted`,
+secrets, and shell syntax without a shell.
 """
 
 import re
@@ -22,7 +22,7 @@ SECRET = re.compile(
 VOCABULARY = re.compile(r"(.*_)?(PAD|EOS|BOS|UNK|MASK|SEP|CLS|NEW|MAX|MIN|START|STOP|END|SPECIAL)_TOKEN", re.IGNORECASE)
 FLAG = re.compile(r"--([A-Za-z][\w-]*)(?:=|\s+)(\S+)")
 LOGIN = re.compile(r"\b([a-z][a-z0-9+.-]*)://[^\s/:@]*:([^\s/@]+)@", re.IGNORECASE)
-FILLED = ("{{", UNKNOWN, "$")  # what comes from elsewhere
+FILLED = ("{{", UNKNOWN, "$")  # values from elsewhere
 LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 VOLUMES = {"configMap", "csi", "downwardAPI", "emptyDir", "ephemeral", "persistentVolumeClaim", "projected", "secret"}
 
@@ -30,14 +30,14 @@ Containers = Iterable[tuple[str, Data]]
 
 
 def named(path: str, pod: Data, *lists: str) -> Iterator[tuple[str, Data]]:
-    """The containers in `lists` of a pod, each with its path."""
+    """Path and container of each container in `lists` of a pod."""
     for key in lists or ("initContainers", "containers"):
         for number, container in enumerate(pod.get(key) or []):
             yield f"{path}.{key}[{container.get('name', number)}]", container
 
 
 def check(findings: Findings, path: str, pod: Data, containers: Containers, whole: bool = True) -> None:
-    """`pod` is a PodSpec, or as much of it as a template has; not `whole`: it is laid over another one."""
+    """`pod` is a PodSpec or the part of it that a template has; not `whole`: an override of another one."""
     for key in ("hostNetwork", "hostPID", "hostIPC"):
         if pod.get(key) is True:
             findings.warn(f"{path}.{key}", "security", "PodSecurity restricted refuses it: take it out.")
@@ -62,7 +62,7 @@ def check(findings: Findings, path: str, pod: Data, containers: Containers, whol
 
 
 def probes(findings: Findings, containers: Containers) -> None:
-    """A server that nobody asks whether it is ready gets requests while it starts."""
+    """Without a readiness probe a server gets requests while it starts."""
     for where, container in containers:
         if missing := [key for key in ("readinessProbe", "livenessProbe") if key not in container]:
             why = "it gets requests before it can answer, and a hung one is never replaced"
@@ -83,7 +83,7 @@ def _image(findings: Findings, path: str, image: str) -> None:
 
 
 def resources(findings: Findings, path: str, given: Data) -> None:
-    """Without requests a container is placed anywhere, without a limit it takes what it wants."""
+    """Without requests a container is scheduled anywhere, without a limit its memory is unbounded."""
     requests, limits = given.get("requests") or {}, given.get("limits") or {}
     missing = [f"requests.{key}" for key in ("cpu", "memory") if key not in requests and key not in limits]
     missing += ["limits.memory"] if "memory" not in limits else []
@@ -110,7 +110,7 @@ def _security(findings: Findings, path: str, pod: Data, container: Data) -> None
 
 
 def _secrets(findings: Findings, path: str, container: Data) -> None:
-    """Passwords in plain sight: by the names of variables and flags, and in addresses."""
+    """Plain-text passwords: by the names of variables and flags, and in URLs."""
     for variable in container.get("env") or []:
         name, value = str(variable.get("name", "")), str(variable.get("value") or "")
         if _secret(name, value) or _logs_in(value):
@@ -135,18 +135,18 @@ def _secret(name: str, value: str) -> bool:
 
 
 def _logs_in(text: str) -> str:
-    """The scheme of the first address in `text` that holds a password, or ""."""
+    """The scheme of the first URL in `text` that contains a password, or ""."""
     plain = (scheme for scheme, word in LOGIN.findall(text) if not any(mark in word for mark in FILLED))
     return next(plain, "")
 
 
 def shell(template: Data) -> bool:
-    """Whether a shell reads what a template runs."""
+    """Whether the template runs a shell."""
     return "script" in template or _shell(template.get("container") or {})
 
 
 def _shell(container: Data) -> bool:
-    """`sh -c`, also where something else starts it: env, tini, timeout, busybox."""
+    """Whether it runs `sh -c`, also via env, tini, timeout or busybox."""
     command = [str(word) for word in container.get("command") or []]
     words = [*command, *map(str, container.get("args") or [])]
     started = any(_is_shell(word) and re.fullmatch(r"-\w*c", after) for word, after in pairwise(words))
@@ -158,7 +158,7 @@ def _is_shell(word: str) -> bool:
 
 
 def _calls(findings: Findings, path: str, container: Data) -> None:
-    """`$(date)` is for a shell; Kubernetes fills in `$(VARIABLE)` only and passes the rest on as it is."""
+    """`$(date)` needs a shell: Kubernetes only expands `$(VARIABLE)`."""
     if _shell(container):
         return
     known = {str(variable.get("name")) for variable in container.get("env") or []}
@@ -170,6 +170,6 @@ def _calls(findings: Findings, path: str, container: Data) -> None:
 
 
 def call(inside: str) -> str:
-    """Why `$(inside)` is not what it seems, and what to write."""
+    """Why `$(inside)` is not expanded, and what to write instead."""
     way = "Run it by `sh -c`, or use a tag of the workflow's, such as {{workflow.creationTimestamp.Y}}"
     return f"$({inside}) stays as it is, for no shell reads it. {way}."

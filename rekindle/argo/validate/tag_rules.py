@@ -1,4 +1,4 @@
-"""Tags: every `{{tag}}` is closed, and something gives it a value."""
+"""Rules of tags: every `{{tag}}` is closed and has a value."""
 
 import re
 from typing import Any
@@ -9,12 +9,12 @@ from rekindle.argo.manifest.tag_scope import Scope, texts
 from rekindle.argo.validate.findings import Findings
 
 TAG = re.compile(r"\{\{(.*?)\}\}", re.DOTALL)
-UNKNOWN = "\ue000"  # stands for what a tag will give
-PREFIXES = {"inputs", "outputs", "tasks", "steps", "workflow", "item"}  # others stay as text, and may be meant to
+UNKNOWN = "\ue000"  # placeholder for the value of a tag
+PREFIXES = {"inputs", "outputs", "tasks", "steps", "workflow", "item"}  # tags with other prefixes stay as text
 
 
 def check(findings: Findings, path: str, value: Any, scope: Scope, whole: bool) -> None:
-    """That every tag below `value` is in `scope`. Not `whole`: a workflow may yet bring parameters of its own."""
+    """Every tag in `value` must be in `scope`. Not `whole`: the workflow's own parameters are not known yet."""
     for where, text in closed(findings, path, value):
         for tag in TAG.findall(text):
             for name in _read(findings, where, tag):
@@ -26,7 +26,7 @@ def check(findings: Findings, path: str, value: Any, scope: Scope, whole: bool) 
 
 
 def closed(findings: Findings, path: str, value: Any) -> list[tuple[str, str]]:
-    """The texts below `value` that hold tags, and where; an unclosed tag is found."""
+    """Path and text of the strings in `value` that contain tags; reports unclosed ones."""
     tagged = [(where, text) for where, text in texts(value, path) if "{{" in text]
     for where, text in tagged:
         if "{{" in TAG.sub("", text):
@@ -45,7 +45,7 @@ def _unknown(findings: Findings, name: str, scope: Scope) -> str:
 
 
 def _read(findings: Findings, path: str, tag: str) -> tuple[str, ...]:
-    """The names that a tag reads."""
+    """The names that a tag refers to."""
     if not tag.startswith("="):
         return (tag.strip(),)
     try:

@@ -1,4 +1,4 @@
-"""A Workflow, WorkflowTemplate or CronWorkflow: its names, deadlines, templates, and who is given what."""
+"""A Workflow, WorkflowTemplate or CronWorkflow: its names, deadlines, templates and arguments."""
 
 import re
 from collections import Counter
@@ -11,7 +11,7 @@ from rekindle.argo.kinds import TEMPLATE_TYPES
 from rekindle.argo.manifest import cron as crontab
 from rekindle.argo.manifest import resolve, shape, tag_scope
 from rekindle.argo.manifest.loops import LOOPS
-from rekindle.argo.manifest.tag_scope import PARAMETER, Items, Names, Nodes, Scope, names
+from rekindle.argo.manifest.tag_scope import Items, Names, Nodes, Scope, names
 from rekindle.argo.validate import arguments, graph, metrics, objects, pods, tag_rules
 from rekindle.argo.validate.exported import Exported
 from rekindle.argo.validate.findings import Findings
@@ -20,11 +20,8 @@ from rekindle.errors import ConfigError
 Manifest = Mapping[str, Any]
 
 KINDS = ("Workflow", "WorkflowTemplate", "ClusterWorkflowTemplate", "CronWorkflow")
-REUSED = ("WorkflowTemplate", "ClusterWorkflowTemplate")  # may leave the entrypoint to who uses them
-SOURCES = ("path", "jqFilter", "jsonPath", "parameter", "expression", "supplied")  # of an output parameter
+REUSED = ("WorkflowTemplate", "ClusterWorkflowTemplate")  # may omit the entrypoint
 POD_GC = ("OnPodCompletion", "OnPodSuccess", "OnWorkflowCompletion", "OnWorkflowSuccess")
-GIVES = dict.fromkeys(("container", "script", "containerSet"), ("path",)) | {"resource": ("jsonPath", "jqFilter")}
-GIVES |= dict.fromkeys(("dag", "steps"), ("parameter", "expression"))
 
 NAME = re.compile(r"[a-zA-Z0-9][-a-zA-Z0-9]*")
 PREFIX = 58  # of a generated name; five characters follow
@@ -33,11 +30,11 @@ METRIC = re.compile(r"\{\{\s*(?:(?:tasks|steps)\.[^}]*\.outputs\.|workflow\.outp
 
 
 class WorkflowRules:
-    """All rules on one manifest of Argo's; `run` fills `found`."""
+    """All rules for one manifest; `run` fills `findings`."""
 
     def __init__(self, manifest: Manifest, findings: Findings, find: resolve.Find) -> None:
         self.manifest, self.findings, self.find = manifest, findings, find
-        self.others: dict[str, Manifest] = {}  # objects that it refers to, by the paths of their specs in findings
+        self.others: dict[str, Manifest] = {}  # referenced objects by the paths of their specs in findings
         self.kind = str(manifest.get("kind"))
         self.root = "spec.workflowSpec" if self.kind == "CronWorkflow" else "spec"
         spec = manifest.get("spec") or {}
@@ -45,7 +42,7 @@ class WorkflowRules:
 
     @cached_property
     def stored(self) -> dict[str, dict[str, Manifest] | None]:
-        """The templates of each object that is referred to, by the scope of their names; None: it is not here."""
+        """The templates of each referenced object by scope; None: the object is missing."""
         templates: dict[str, dict[str, Manifest] | None] = {}
         waiting: list[tuple[str, Manifest, str]] = []
         resolve.qualify(self.spec, "", self.root, waiting)
@@ -54,7 +51,7 @@ class WorkflowRules:
             if scope not in templates:
                 other = resolve.referred(reference, self.find)
                 spec, templates[scope] = {}, None
-                if other and not any(shape.shape_errors(other)):  # else that is a finding of its own
+                if other and not any(shape.shape_errors(other)):  # shape errors are reported elsewhere
                     self.others[self.away(scope)] = other
                     spec = shape.without_nulls(other.get("spec") or {})
                     templates[scope] = _named(spec)
@@ -67,8 +64,8 @@ class WorkflowRules:
 
     @cached_property
     def templates(self) -> dict[str, Manifest]:
-        """By the names by which they are called."""
-        stored = self.stored.items()  # which gives callers their full names
+        """Templates by the names that callers use."""
+        stored = self.stored.items()  # also gives callers their full names
         return _named(self.spec) | {
             f"{scope}/{name}": t for scope, templates in stored for name, t in (templates or {}).items()
         }
@@ -84,11 +81,11 @@ class WorkflowRules:
 
     @cached_property
     def reached(self) -> set[int]:
-        """The ids of templates that run before the workflow is over, and so have no failures to read."""
+        """Ids of templates that run before the workflow completes, where workflow.failures is unknown."""
         return {id(template) for template in self.called([str(self.spec.get("entrypoint"))]).values()}
 
     def called(self, waiting: list[str], hooks: bool = True) -> dict[str, Manifest]:
-        """The templates that `waiting` names, and all that these call; or all but those of `hooks`."""
+        """The templates named by `waiting` and all that they call, with or without `hooks`."""
         templates: dict[str, Manifest] = {}
         while waiting:
             if (name := waiting.pop()) in self.templates and name not in templates:
@@ -102,7 +99,7 @@ class WorkflowRules:
         return Names(self.everywhere.names - {"workflow.failures", "=workflow.failures"})
 
     def known(self, template: Manifest, step: Manifest | None = None) -> tuple[Names, Names]:
-        """What has a value in a template beside its own; in a step of it, what has by then."""
+        """Global tags known in a template, or at one of its steps."""
         everywhere = self.running if id(template) in self.reached else self.everywhere
         return everywhere, self.exported.at(template if step is None else step)
 
@@ -141,7 +138,7 @@ class WorkflowRules:
                 self.template(f"{self.away(scope)}.templates[{template.get('name')}]", template)
 
     def joined(self) -> bool:
-        """Whether the WorkflowTemplate that it refers to is here; from now on its spec lies below ours."""
+        """Merge our spec over that of the WorkflowTemplate; False if it is missing."""
         base = resolve.referred(self.spec["workflowTemplateRef"], self.find)
         if not base:
             return False
@@ -174,7 +171,7 @@ class WorkflowRules:
 
     @cached_property
     def workflow_name(self) -> str:
-        """A name as long as those of the workflows that this manifest makes."""
+        """A name as long as the names of this manifest's workflows."""
         metadata = self.manifest.get("metadata") or {}
         if self.kind == "Workflow":
             return metadata.get("name") or f"{str(metadata.get('generateName', ''))[:PREFIX]}xxxxx"
@@ -193,12 +190,12 @@ class WorkflowRules:
         self.calls(f"{self.root}.arguments", self.spec.get("arguments") or {})
 
     def calls(self, path: str, given: Manifest) -> None:
-        """A schedule tempts to `$(date)` in arguments, which no shell ever reads."""
+        """Warn about `$(date)` in arguments, which no shell expands."""
         for parameter in given.get("parameters") or []:
             for inside in pods.CALL.findall(str(parameter.get("value", ""))):
                 self.findings.warn(f"{path}.parameters[{parameter.get('name')}]", "shell", pods.call(inside))
 
-    # what a template or task is made of
+    # parts of templates and tasks
 
     def unique(self, path: str, there: list[str]) -> None:
         for name, count in Counter(there).items():
@@ -213,7 +210,7 @@ class WorkflowRules:
             self.findings.warn(path, "retry", "without a limit it retries for ever, and without backoff: give one.")
 
     def template(self, path: str, template: Manifest, around: Scope | None = None) -> None:
-        """`around`: what an inline template sees as well, as it is filled in with its task."""
+        """`around`: the scope of the task, which an inline template sees as well."""
         types = [kind for kind in TEMPLATE_TYPES if kind in template]
         if len(types) != 1:
             actual = f"it is {' and '.join(types)}" if types else "it does nothing"
@@ -223,7 +220,7 @@ class WorkflowRules:
         for direction in ("inputs", "outputs"):
             arguments.unique(self.findings, f"{path}.{direction}", template.get(direction) or {})
         metrics.check(self.findings, f"{path}.metrics", template.get("metrics") or {})
-        self.outputs(path, template.get("outputs") or {}, GIVES.get("".join(types[:1]), SOURCES))
+        arguments.outputs(self.findings, path, template.get("outputs") or {}, types[0] if types else "")
         self.retry(f"{path}.retryStrategy", template.get("retryStrategy"))
         if "memoize" in template and not NAME.fullmatch(tag_rules.TAG.sub("x", str(template["memoize"].get("key")))):
             self.findings.add(f"{path}.memoize.key", "name", "the key must be letters, digits and dashes.")
@@ -246,25 +243,8 @@ class WorkflowRules:
                 own_scope = replace(around, layers=(here, *around.layers))
             self.tags(path, template, own_scope)
 
-    def outputs(self, path: str, outputs: Manifest, allowed: tuple[str, ...]) -> None:
-        """That an output parameter comes from one place, and from one that its kind of template has."""
-        for kind in ("parameters", "artifacts"):
-            for output in outputs.get(kind) or []:
-                where, name = f"{path}.outputs.{kind}[{output.get('name')}]", output.get("globalName")
-                if name and not PARAMETER.fullmatch(tag_rules.TAG.sub("x", str(name))):
-                    self.findings.add(f"{where}.globalName", "name", f'"{name}" must be letters, digits, - and _.')
-        for output in outputs.get("parameters") or []:
-            where, source = f"{path}.outputs.parameters[{output.get('name')}]", output.get("valueFrom") or {}
-            given = ["value"] * ("value" in output) + [key for key in SOURCES if source.get(key, "") != ""]
-            if len(given) != 1 or ("value" in output and "valueFrom" in output):
-                why = f"it is from {' and '.join(given) or 'nowhere'}: it must have exactly one valueFrom"
-                self.findings.add(where, "output", f"{why}, here of {' or '.join(allowed)}.")
-            elif given[0] not in (*allowed, "value"):
-                why = f"{given[0]} is not for this kind of template: give {' or '.join(allowed)}."
-                self.findings.add(f"{where}.valueFrom.{given[0]}", "output", why)
-
     def pod(self, path: str, template: Manifest) -> None:
-        """The rules of what runs in a pod; what the template does not say, `templateDefaults` and the spec do."""
+        """Rules for pods; `templateDefaults` and the spec supply what the template lacks."""
         defaults = self.spec.get("templateDefaults") or {}
         given = {**defaults, **template}
         for kind in ("container", "script", "containerSet"):
@@ -311,7 +291,7 @@ class WorkflowRules:
         self.unique(f"{path}.steps", names(step for _, step in listed))
         self.only(path, template, "a pod", "activeDeadlineSeconds", "timeout")
         nodes, own = Nodes("steps", everything, self.templates), Names(inputs)
-        items: tuple[Names, ...] = ()  # Argo never forgets one that an earlier step had
+        items: tuple[Names, ...] = ()  # Argo keeps the items of earlier steps in scope
         for number, step in listed:
             name = str(step.get("name"))
             items += (Items(step),) if _loops(step) else ()
@@ -322,7 +302,7 @@ class WorkflowRules:
         self.tags(path, rest, Scope((own, *self.known(template)), nodes, lambda name: True))
 
     def only(self, path: str, template: Manifest, kind: str, *fields: str) -> None:
-        """That what is only for another kind of template is not in this one."""
+        """`fields` are only allowed in another type of template."""
         for field in filter(template.__contains__, fields):
             why = f"only a template with {kind} may have it: put it there, or on the whole workflow."
             self.findings.add(f"{path}.{field}", "template", why)
@@ -333,7 +313,7 @@ class WorkflowRules:
         if task.get("template"):
             self.target(path, str(task["template"]), given)
         elif inline := task.get("inline"):
-            stored = path.startswith(tuple(self.others))  # where it is filled in by itself
+            stored = path.startswith(tuple(self.others))  # its own scope is used there
             self.template(f"{path}.inline", inline, None if stored else scope)
             arguments.supplied(self.findings, f"{path}.arguments", "the inline template", inline, given, loose=True)
         else:
@@ -358,7 +338,7 @@ class WorkflowRules:
         self.early(path, name, task)
 
     def early(self, path: str, name: str, task: Manifest) -> None:
-        """What Argo has not got when it checks a step or task, but would in time. Source: resolveAllVariables."""
+        """Tags unknown to Argo's check of a step, although set at run time. Source: resolveAllVariables."""
         exits = "onExit" in task or "exit" in (task.get("hooks") or {})
         for where, text in tag_scope.texts(task, path):
             for tag in map(str.strip, tag_rules.TAG.findall(text)):
@@ -385,7 +365,7 @@ class WorkflowRules:
             self.findings.add(path, "template", "it has a template beside its templateRef: take one of them out.")
 
     def target(self, path: str, name: str, given: Manifest, loose: bool = False) -> None:
-        """That a template exists and gets what it needs; `loose`: it may be given more than it takes."""
+        """A template must exist and get its inputs; `loose`: extra arguments are allowed."""
         template, (scope, _, short) = self.templates.get(name), name.rpartition("/")
         of = f" of {scope.partition('/')[2]}" if scope else ""
         if template is None:
@@ -394,7 +374,7 @@ class WorkflowRules:
                 known = [key for key in there if "/" not in key]  # not those of other objects
                 self.findings.add(path, "template", f'"{short}" is no template{of}.{self.findings.hint(short, known)}')
             return
-        brought = loose and self.kind in REUSED  # by the workflow that uses the template
+        brought = loose and self.kind in REUSED  # the workflow that uses the template may supply it
         where, called = f"{path}.arguments", f"template {short}{of}"
         arguments.supplied(self.findings, where, called, template, given, loose, brought)
         arguments.timeout(self.findings, where, template, given, self.spec.get("arguments") or {})
