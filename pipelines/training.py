@@ -14,6 +14,7 @@ from hera.workflows import models as m
 
 from rekindle.blocks import pod
 from rekindle.blocks.jobs import pytorch_job
+from rekindle.blocks.jobs.kubeflow import FAILURE
 from rekindle.blocks.resource import apply, delete
 from rekindle.blocks.serving import deployment as serving
 from rekindle.blocks.serving.autoscaler import autoscaler
@@ -91,7 +92,7 @@ def _train(config: "Config") -> Resource:
         job,
         inputs=("digest", "run_id"),
         success=pytorch_job.SUCCESS,
-        failure=pytorch_job.FAILURE,
+        failure=FAILURE,
         owned=True,
         # a lost pod finds the job again; a job that failed is not tried again, it has done so itself
         retry=retries(max(5, config.cluster.retries), "!(lastRetry.message contains 'failure condition')"),

@@ -1,4 +1,4 @@
-"""One of every kind of object in pipelines/blocks, as small as it can be: what the schemas and the cluster judge.
+"""One of every kind of object in rekindle/blocks, as small as it can be: what the schemas and the cluster judge.
 
 kinds()["TFJob"].manifest
 """
@@ -6,24 +6,14 @@ kinds()["TFJob"].manifest
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rekindle.blocks import (
     volume,
 )
-from rekindle.blocks.jobs import (
-    jax_job,
-    job,
-    mpi_job,
-    paddle_job,
-    pytorch_job,
-    search,
-    tf_job,
-    train_job,
-    xgboost_job,
-)
-from rekindle.blocks.jobs.replicas import Replica
+from rekindle.blocks.jobs import job, mpi_job, pytorch_job, search, train_job
+from rekindle.blocks.jobs.kubeflow import FAILURE, FRAMEWORKS, Replica, training_job
 from rekindle.blocks.serving import (
     autoscaler,
     deployment,
@@ -52,7 +42,7 @@ class Kind:
 def kinds(name: str = "kind", lead: str = PASS, worker: str = PASS, **cluster: Any) -> dict[str, Kind]:
     """By kind (or KIND/VERSION): those that lead run the Python code `lead`, the others `worker`."""
     image = os.environ.get("REKINDLE_TEST_PYTHON", "python:3.11-slim")
-    pods = {each: SMALL for each in ("train", "coordinator", "serve")}
+    pods = {pod: SMALL for pod in ("train", "coordinator", "serve")}
     config = ClusterConfig.model_validate({"image": image, "pods": pods, "retries": 1, **cluster})
     pod, code = config.pod("train"), ["-c", lead]
     alone = config.model_copy(update={"gang": ""}) if config.gang == "coscheduling" else config  # takes no plain Job
@@ -60,27 +50,19 @@ def kinds(name: str = "kind", lead: str = PASS, worker: str = PASS, **cluster: A
     serve = ServeConfig.model_validate({})
     training = pytorch_job.pytorch_job(name, TrainConfig.model_validate({"workers": 2}), config, [])
     _commands(training["spec"]["pytorchReplicaSpecs"], {"Master": lead, "Worker": worker})
-    found = {
-        "PyTorchJob": Kind(training, pytorch_job.SUCCESS, pytorch_job.FAILURE),
-        "TFJob": Kind(tf_job.tf_job(name, {"Chief": first, "Worker": others}, config), tf_job.SUCCESS, tf_job.FAILURE),
-        "TFJob/dynamic": Kind(
-            tf_job.tf_job(name, {"Chief": first, "Worker": others}, config, dynamic=True),
-            tf_job.SUCCESS,
-            tf_job.FAILURE,
-        ),
-        "XGBoostJob": Kind(
-            xgboost_job.xgboost_job(name, {"Master": first, "Worker": others}, config),
-            xgboost_job.SUCCESS,
-            xgboost_job.FAILURE,
-        ),
-        "PaddleJob": Kind(
-            paddle_job.paddle_job(name, {"Master": first, "Worker": others}, config),
-            paddle_job.SUCCESS,
-            paddle_job.FAILURE,
-        ),
-        "JAXJob": Kind(jax_job.jax_job(name, others, config), jax_job.SUCCESS, jax_job.FAILURE),
-        "MPIJob": Kind(mpi_job.mpi_job(name, first, pod, 2, config), mpi_job.SUCCESS, mpi_job.FAILURE),
-        "MPIJob/v2beta1": Kind(mpi_job.mpi_job_v2(name, first, pod, 2, config), mpi_job.SUCCESS, mpi_job.FAILURE),
+
+    def kubeflow(kind: str, replicas: dict[str, Replica], **spec: Any) -> Kind:
+        return Kind(training_job(kind, name, replicas, config, **spec), FRAMEWORKS[kind].success, FAILURE)
+
+    objects = {
+        "PyTorchJob": Kind(training, pytorch_job.SUCCESS, FAILURE),
+        "TFJob": kubeflow("TFJob", {"Chief": first, "Worker": others}),
+        "TFJob/dynamic": kubeflow("TFJob", {"Chief": first, "Worker": others}, enableDynamicWorker=True),
+        "XGBoostJob": kubeflow("XGBoostJob", {"Master": first, "Worker": others}),
+        "PaddleJob": kubeflow("PaddleJob", {"Master": first, "Worker": others}),
+        "JAXJob": kubeflow("JAXJob", {"Worker": others}),
+        "MPIJob": Kind(mpi_job.mpi_job(name, first, pod, 2, config), FRAMEWORKS["MPIJob"].success, FAILURE),
+        "MPIJob/v2beta1": Kind(mpi_job.mpi_job_v2(name, first, pod, 2, config), FRAMEWORKS["MPIJob"].success, FAILURE),
         "TrainingRuntime": Kind(train_job.training_runtime(name, pod, config)),
         "TrainJob": Kind(train_job.train_job(name, name, code, config, nodes=2), train_job.SUCCESS, train_job.FAILURE),
         "Job": Kind(job.job(name, pod, code, alone), job.SUCCESS, job.FAILURE),
@@ -100,17 +82,17 @@ def kinds(name: str = "kind", lead: str = PASS, worker: str = PASS, **cluster: A
         "PodDisruptionBudget": Kind(disruption_budget.disruption_budget(name)),
         "PersistentVolumeClaim": Kind(volume.volume_claim(name, "1Gi")),
     }
-    return {key: Kind(_filled(one.manifest, name), one.success, one.failure) for key, one in found.items()}
+    return {key: replace(kind, manifest=_filled(kind.manifest, name)) for key, kind in objects.items()}
 
 
 def pod_specs(value: Any) -> list[Manifest]:
     """Every pod that an object makes."""
     if isinstance(value, list):
-        return [spec for each in value for spec in pod_specs(each)]
+        return [spec for item in value for spec in pod_specs(item)]
     if not isinstance(value, dict):
         return []
     own = [value] if "containers" in value else []
-    return own + [spec for each in value.values() for spec in pod_specs(each)]
+    return own + [spec for inner in value.values() for spec in pod_specs(inner)]
 
 
 def _commands(replicas: Mapping[str, Manifest], code: Mapping[str, str]) -> None:

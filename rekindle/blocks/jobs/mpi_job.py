@@ -6,33 +6,19 @@ reaches its workers by `kubectl exec`; `mpi_job_v2` is v2beta1 of the mpi-operat
 Source: Kubeflow training operator 1.9, MPIJobSpec, mpi/mpijob_controller.go; mpi-operator 0.8, v2beta1/types.go.
 """
 
-from rekindle.blocks.jobs.replicas import (
-    FAILED,
-    Framework,
+from rekindle.blocks.jobs.kubeflow import (
     Replica,
-    Role,
-    check,
-    pod,
-    replica,
+    check_replicas,
+    metadata,
+    replica_spec,
+    role_pod,
     run_policy,
     training_job,
 )
-from rekindle.blocks.jobs.replicas import metadata as named
 from rekindle.blocks.pod import Manifest
 from rekindle.blocks.settings import ClusterConfig, PodConfig
 
-SUCCESS = "status.replicaStatuses.Launcher.succeeded > 0"
-FAILURE = FAILED
-
-MPI_JOB = Framework(
-    kind="MPIJob",
-    replicas="mpiReplicaSpecs",
-    container="mpi",
-    # under OnFailure a worker that is deleted fails the job; a Launcher is restarted in place, with its mpirun
-    roles={"Launcher": Role(least=1, most=1), "Worker": Role("ExitCode", least=1)},
-    lead="Launcher",
-)
-IDLE = "trap 'exit 143' TERM; sleep 365d & wait"  # a bare `sleep`, as process 1, would not hear of its end
+IDLE = "trap 'exit 143' TERM; sleep 365d & wait"  # as process 1, a bare `sleep` ignores SIGTERM
 MPI_USER = 1000  # `mpiuser` of the mpi-operator's images, whose sshd runs without root
 SSH = "/home/mpiuser"
 
@@ -40,14 +26,14 @@ SSH = "/home/mpiuser"
 def mpi_job(
     name: str, launcher: Replica, workers: PodConfig, count: int, cluster: ClusterConfig, slots: int = 1
 ) -> Manifest:
-    """Version v1, with `count` workers, which idle until `mpirun` starts something in them.
+    """Version v1, with `count` workers, which idle until `mpirun` starts a process in them.
 
-    A worker that is deleted or drained is made anew; if its node throws it out for want of memory, the job fails.
+    A deleted or drained worker is replaced; one that its node evicts for lack of memory fails the job.
     Not for a namespace that enforces the PodSecurity standard `restricted`: the operator's own init container, which
-    brings kubectl, is not hardened. The Launcher runs as the ServiceAccount that the operator makes for it.
+    brings kubectl, is not hardened. The Launcher runs as the ServiceAccount that the operator creates for it.
     """
     replicas = {"Launcher": launcher, "Worker": Replica(workers, [IDLE], count, ("sh", "-c"))}
-    job = training_job(MPI_JOB, name, replicas, cluster, slotsPerWorker=slots)
+    job = training_job("MPIJob", name, replicas, cluster, slotsPerWorker=slots)
     for key in ("serviceAccountName", "automountServiceAccountToken"):
         del job["spec"]["mpiReplicaSpecs"]["Launcher"]["template"]["spec"][key]
     return job
@@ -58,19 +44,19 @@ def mpi_job_v2(
 ) -> Manifest:
     """Version v2beta1, of an image made like mpioperator/base: `mpiuser` with an sshd of its own."""
     sshd = Replica(workers, ["-De", "-f", f"{SSH}/.sshd_config"], count, ("/usr/sbin/sshd",))
-    check(MPI_JOB, name, {"Launcher": launcher, "Worker": sshd})
+    check_replicas("MPIJob", name, {"Launcher": launcher, "Worker": sshd})
     return {
         "apiVersion": "kubeflow.org/v2beta1",
         "kind": "MPIJob",
-        "metadata": named(name, cluster),
+        "metadata": metadata(name, cluster),
         "spec": {
             "slotsPerWorker": slots,
             "sshAuthMountPath": f"{SSH}/.ssh",
             "launcherCreationPolicy": "WaitForWorkersReady",
             "runPolicy": run_policy(cluster, workers) | {"backoffLimit": 3},
             "mpiReplicaSpecs": {
-                "Launcher": replica(1, "OnFailure", _as_user(pod(MPI_JOB, "Launcher", launcher, cluster))),
-                "Worker": replica(count, "Never", _as_user(pod(MPI_JOB, "Worker", sshd, cluster))),
+                "Launcher": replica_spec(1, "OnFailure", _as_user(role_pod("MPIJob", "Launcher", launcher, cluster))),
+                "Worker": replica_spec(count, "Never", _as_user(role_pod("MPIJob", "Worker", sshd, cluster))),
             },
         },
     }

@@ -4,14 +4,13 @@ Source: Kubeflow training operator 1.9, PyTorchJobSpec and its status.
 """
 
 from rekindle.blocks import volume
-from rekindle.blocks.jobs.replicas import FAILED, GRACE, metadata, replica, run_policy
+from rekindle.blocks.jobs.kubeflow import GRACE, metadata, replica_spec, run_policy
 from rekindle.blocks.pod import MOUNTS, POD_IP, VOLUMES, Manifest, container, pod_spec
 from rekindle.blocks.settings import ClusterConfig
 from rekindle.errors import ConfigError
 from rekindle.training.spec import TrainConfig
 
 SUCCESS = "status.replicaStatuses.Master.succeeded > 0"
-FAILURE = FAILED
 
 # The newest states, which survive the processes of the pod: they count as the pod's memory, as all it has in a tmpfs.
 # Without a limit of its own the volume may take what the pod may; the default of /dev/shm would be 64 MB.
@@ -44,8 +43,8 @@ def pytorch_job(name: str, train: TrainConfig, cluster: ClusterConfig, flags: li
             **({"nprocPerNode": str(share)} if share > 1 else {}),
             "elasticPolicy": {"minReplicas": least, "maxReplicas": train.max_workers // share},
             "pytorchReplicaSpecs": {
-                "Master": replica(1, "ExitCode", _coordinator(cluster, flags)),
-                "Worker": replica(train.workers // share, "OnFailure", _worker(train, cluster, flags)),
+                "Master": replica_spec(1, "ExitCode", _coordinator(cluster, flags)),
+                "Worker": replica_spec(train.workers // share, "OnFailure", _worker(train, cluster, flags)),
             },
         },
     }

@@ -11,7 +11,7 @@ Source: Kubeflow Trainer 2.3, trainer.kubeflow.org/v1alpha1, and JobSet's status
 
 from rekindle.blocks.jobs import gang
 from rekindle.blocks.jobs.job import POLICY
-from rekindle.blocks.jobs.replicas import GRACE, metadata
+from rekindle.blocks.jobs.kubeflow import GRACE, metadata
 from rekindle.blocks.pod import Manifest, container, pod_spec
 from rekindle.blocks.settings import ClusterConfig, PodConfig
 

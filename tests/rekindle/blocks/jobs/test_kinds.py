@@ -4,10 +4,7 @@ import json
 
 import pytest
 
-from rekindle.blocks.jobs.mx_job import mx_job
-from rekindle.blocks.jobs.replicas import Replica
-from rekindle.blocks.jobs.tf_job import tf_job
-from rekindle.blocks.jobs.xgboost_job import xgboost_job
+from rekindle.blocks.jobs.kubeflow import Replica, training_job
 from rekindle.blocks.settings import ClusterConfig
 from rekindle.blocks.volume import CACHE
 from rekindle.errors import ConfigError
@@ -102,18 +99,18 @@ TWO = Replica(CLUSTER.pod("train"), ["-c", "pass"], count=2)
 
 def test_a_job_that_could_never_end_or_start_is_not_built() -> None:
     with pytest.raises(ConfigError, match="XGBoostJob x has 0 Master: there must be 1"):
-        xgboost_job("x", {"Worker": TWO}, CLUSTER)
+        training_job("XGBoostJob", "x", {"Worker": TWO}, CLUSTER)
     with pytest.raises(ConfigError, match="TFJob x has 2 Chief: there must be at least 0 and at most 1"):
-        tf_job("x", {"Chief": TWO}, CLUSTER)
+        training_job("TFJob", "x", {"Chief": TWO}, CLUSTER)
     with pytest.raises(ConfigError, match=r'TFJob x has no role Worke\. Did you mean "Worker"'):
-        tf_job("x", {"Worke": ONE}, CLUSTER)
+        training_job("TFJob", "x", {"Worke": ONE}, CLUSTER)
     with pytest.raises(ConfigError, match="neither a Chief nor a Worker"):
-        tf_job("x", {"PS": ONE}, CLUSTER)
+        training_job("TFJob", "x", {"PS": ONE}, CLUSTER)
 
 
 def test_a_kind_that_nothing_runs_any_more_is_refused_with_the_reason() -> None:
     with pytest.raises(ConfigError, match=r"serves no MXJob since release 1\.9"):
-        mx_job("x")
+        training_job("MXJob", "x", {}, CLUSTER)
 
 
 def test_datasets_are_looked_for_where_the_volume_is() -> None:

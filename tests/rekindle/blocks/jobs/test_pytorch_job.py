@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from rekindle.argo.manifest.selector import verdict
-from rekindle.blocks.jobs.pytorch_job import FAILURE, SUCCESS, pytorch_job
+from rekindle.blocks.jobs.kubeflow import FAILURE
+from rekindle.blocks.jobs.pytorch_job import SUCCESS, pytorch_job
 from rekindle.blocks.settings import ClusterConfig
 from rekindle.errors import ConfigError
 from rekindle.training.spec import TrainConfig

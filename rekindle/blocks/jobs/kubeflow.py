@@ -1,0 +1,179 @@
+"""Jobs of Kubeflow's training operator: replicas by role. `FRAMEWORKS` has what differs between the kinds.
+
+    train = cluster.pod("train")
+    workers = Replica(train, ["-m", "cards.train"], count=4)
+    job = training_job("TFJob", "{{workflow.name}}-train", {"Worker": workers}, cluster)
+    apply("train", job, success=FRAMEWORKS["TFJob"].success, failure=FAILURE, owned=True, retry=retries(5))
+
+Source: Kubeflow training operator 1.9: common_types.go, common/job.go, common/pod.go, core/status.go, util/status.go,
+and of each kind KIND_types.go and KIND_controller.go.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from rekindle.blocks.jobs import gang
+from rekindle.blocks.pod import OF_WORKFLOW, Manifest, container, pod_spec
+from rekindle.blocks.settings import ClusterConfig, PodConfig
+from rekindle.errors import ConfigError, did_you_mean
+
+# Conditions are appended, Running and Restarting replace each other, Created is the first: Failed is one of 1..4.
+FAILURE = tuple(f"status.conditions.{i}.type == Failed" for i in range(1, 5))
+GRACE = 60  # seconds that a worker has to shut down
+RESTARTS = 10  # restarts in place per pod, on average, until the job fails
+
+
+@dataclass(frozen=True)
+class Replica:
+    """`count` pods that run `COMMAND ARGS`, with the image, resources and nodes of `pod`."""
+
+    pod: PodConfig
+    args: list[str]
+    count: int = 1
+    command: tuple[str, ...] = ("python",)
+
+
+class Role(NamedTuple):
+    """How many pods a role may have, and the restart policy.
+
+    OnFailure: the kubelet restarts the container, the operator replaces evicted pods. ExitCode: codes 1-127 fail the
+    job, 128 and above (a signal, a drain) replace the pod.
+    """
+
+    restart: str = "OnFailure"
+    least: int = 0
+    most: int = 1000
+
+
+@dataclass(frozen=True)
+class Framework:
+    """One kind of job. Its leading pod never runs on preemptible nodes."""
+
+    replicas: str = ""  # the key of its roles in `spec`
+    container: str = ""  # the name that its container must have
+    roles: Mapping[str, Role] = field(default_factory=dict)
+    leader: str = ""  # the role on which the others depend
+    success: str = "status.completionTime"
+    ended_by: tuple[str, ...] = ()  # roles of which a job needs one, or it never completes
+    refused: str = ""  # why no job of this kind is built
+
+
+FRAMEWORKS = {
+    # Containers find each other in TF_CONFIG. Complete when the Chief is; without one, when worker 0 is, or with the
+    # spec field successPolicy="AllWorkers" every worker. A deleted worker (a drain, a preemption with notice) fails the
+    # job; with enableDynamicWorker=True workers come and go, and each knows only itself and the parameter servers.
+    "TFJob": Framework(
+        replicas="tfReplicaSpecs",
+        container="tensorflow",
+        roles={"Chief": Role(most=1), "Worker": Role(), "PS": Role(), "Evaluator": Role(most=1)},
+        leader="Chief",
+        ended_by=("Chief", "Worker"),
+    ),
+    # XGBoost and LightGBM: MASTER_ADDR, MASTER_PORT, RANK and WORLD_SIZE name the tracker. The Master is rank 0 and
+    # trains too. ExitCode, since under any other policy a lost pod fails the job.
+    "XGBoostJob": Framework(
+        replicas="xgbReplicaSpecs",
+        container="xgboost",
+        roles={"Master": Role("ExitCode", least=1, most=1), "Worker": Role("ExitCode")},
+        leader="Master",
+        success="status.replicaStatuses.Master.succeeded > 0",
+    ),
+    # Workers alone train collectively, with a Master it is a parameter server. Containers run
+    # `-m paddle.distributed.launch`, which reads PADDLE_MASTER, PADDLE_NNODES and PADDLE_JOB_ID.
+    "PaddleJob": Framework(
+        replicas="paddleReplicaSpecs",
+        container="paddle",
+        roles={"Master": Role(most=1), "Worker": Role(least=1)},
+        leader="Master",
+    ),
+    # Equal processes, of which worker 0 coordinates. Each calls
+    # jax.distributed.initialize(f"{COORDINATOR_ADDRESS}:{COORDINATOR_PORT}", NUM_PROCESSES, PROCESS_ID).
+    "JAXJob": Framework(replicas="jaxReplicaSpecs", container="jax", roles={"Worker": Role(least=1)}),
+    # Built by mpi_job.py. Under OnFailure a deleted worker fails the job; the Launcher restarts in place.
+    "MPIJob": Framework(
+        replicas="mpiReplicaSpecs",
+        container="mpi",
+        roles={"Launcher": Role(least=1, most=1), "Worker": Role("ExitCode", least=1)},
+        leader="Launcher",
+        success="status.replicaStatuses.Launcher.succeeded > 0",
+    ),
+    # Source: kubeflow/training-operator pull request 2150, release 1.9
+    "MXJob": Framework(
+        refused="the training operator serves no MXJob since release 1.9, as MXNet itself has been retired. "
+        "Train with PyTorchJob or another of its kinds, or as a plain Job."
+    ),
+}
+
+
+def training_job(
+    kind: str, name: str, replicas: Mapping[str, Replica], cluster: ClusterConfig, **spec: Any
+) -> Manifest:
+    """The job `name` (at most 50 characters: its pods' names are longer); `spec`: further fields of the kind's spec.
+
+    Raises ConfigError for a kind that no operator serves, an unknown role, or a wrong number of pods.
+    """
+    check_replicas(kind, name, replicas)
+    framework = FRAMEWORKS[kind]
+    specs = {
+        role: replica_spec(replica.count, framework.roles[role].restart, role_pod(kind, role, replica, cluster))
+        for role, replica in replicas.items()
+    }
+    workers = replicas.get("Worker") or next(iter(replicas.values()))
+    limit = RESTARTS * sum(replica.count for replica in replicas.values())
+    return {
+        "apiVersion": "kubeflow.org/v1",
+        "kind": kind,
+        "metadata": metadata(name, cluster),
+        "spec": {
+            "runPolicy": run_policy(cluster, workers.pod) | {"backoffLimit": limit},
+            framework.replicas: specs,
+            **spec,
+        },
+    }
+
+
+def check_replicas(kind: str, name: str, replicas: Mapping[str, Replica]) -> None:
+    """Raises ConfigError for what the operator would refuse, or never finish."""
+    framework, job = FRAMEWORKS[kind], f"{kind} {name}"
+    if framework.refused:
+        raise ConfigError(f"{job}: {framework.refused}")
+    for role in replicas.keys() - framework.roles.keys():
+        known = f" It has {', '.join(framework.roles)}."
+        raise ConfigError(f"{job} has no role {role}.{did_you_mean(role, set(framework.roles)) or known}")
+    for role, rule in framework.roles.items():
+        count = replicas[role].count if role in replicas else 0
+        if not rule.least <= count <= rule.most:
+            limits = f"{rule.least}" if rule.least == rule.most else f"at least {rule.least} and at most {rule.most}"
+            raise ConfigError(f"{job} has {count} {role}: there must be {limits}.")
+    if framework.ended_by and not replicas.keys() & set(framework.ended_by):
+        neither = " nor a ".join(framework.ended_by)
+        raise ConfigError(f"{job} has neither a {neither}: nothing would end it. Give it one.")
+
+
+def role_pod(kind: str, role: str, replica: Replica, cluster: ClusterConfig) -> Manifest:
+    """The PodSpec of a role's pods."""
+    framework = FRAMEWORKS[kind]
+    config = replica.pod.steady() if role == framework.leader else replica.pod
+    main = container(framework.container, config, replica.args, command=list(replica.command))
+    return pod_spec(config, cluster.pod_account, [main], terminationGracePeriodSeconds=GRACE)
+
+
+def replica_spec(count: int, restart: str, pod: Manifest) -> Manifest:
+    """One entry of a job's replica specs."""
+    return {"replicas": count, "restartPolicy": restart, "template": {"metadata": {"labels": OF_WORKFLOW}, "spec": pod}}
+
+
+def run_policy(cluster: ClusterConfig, workers: PodConfig, least: int | None = None) -> Manifest:
+    """What ends a job. Its deadline is only a backstop: the workflow has its own."""
+    policy = gang.policy(cluster, workers, least)
+    return {
+        "cleanPodPolicy": "Running",
+        "activeDeadlineSeconds": 60 * workers.deadline_minutes,
+        **({"schedulingPolicy": policy} if policy else {}),
+    }
+
+
+def metadata(name: str, cluster: ClusterConfig) -> Manifest:
+    """The metadata of a job."""
+    return {"name": name, "labels": OF_WORKFLOW | gang.labels(cluster)}
