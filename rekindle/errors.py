@@ -1,6 +1,6 @@
 """The errors a user can meet. A message says what is wrong (the value), the rule, and the way out.
 
-Raised deep, printed once at the edge: `exit_code` is what the process ends with. Codes follow sysexits.h where
+`exit_code` is what the process ends with. Codes follow sysexits.h where
 a retry cannot cure the cause (78 EX_CONFIG, 65 EX_DATAERR), so that a retry strategy can tell them apart.
 """
 
@@ -10,12 +10,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from difflib import get_close_matches
 
-# the second form has a slash in its password, the third no scheme: no URLs, but nobody's business all the same
+# the second form has a slash in its password, the third no scheme: not URLs, but still secrets
 USER = re.compile(r"(?<=://)([^\s/?#]*@|[^\s/?#@:]+:(?!\d+([/?#\s]|$))\S*@)|^[^\s/:@]+:(?!//)\S*@")
 
 
 class RekindleError(Exception):
-    """Anything a user can act on; everything else is a bug and keeps its traceback."""
+    """An error that a user can act on; anything else is a bug and keeps its traceback."""
 
     exit_code = 1
 
@@ -33,19 +33,19 @@ class DataError(RekindleError):
 
 
 class GivenUp(RekindleError):
-    """The coordinator has given up the run; `exit_code` is its verdict, and the process that hears it not to blame."""
+    """The coordinator aborted the run with `exit_code`; the process that raises this is not the cause."""
 
 
 class StorageError(RekindleError):
-    """The object store is away, refuses, or holds something else than expected."""
+    """The object store is unavailable, refuses a request, or holds unexpected data."""
 
 
 class TrackingError(RekindleError):
-    """MLflow is away or refuses."""
+    """MLflow is unavailable or refuses a request."""
 
 
 class Conflict(StorageError):
-    """A conditional write lost: somebody else wrote first."""
+    """A conditional write failed: another process wrote first."""
 
 
 @dataclass(frozen=True)
@@ -64,14 +64,14 @@ class Check:
 
 
 def say(text: str) -> None:
-    """One line to stderr, at once; a full disk below it costs the line, not the run."""
+    """Write one line to stderr and flush it; a full disk loses the line, not the run."""
     with suppress(OSError, ValueError):
         sys.stderr.write(text + "\n")
         sys.stderr.flush()
 
 
 def without_user(text: str) -> str:
-    """The user and password of every URL taken out: what is printed ends up in logs."""
+    """The text without the user and password of its URLs, since messages end up in logs."""
     return USER.sub("", text)
 
 

@@ -1,4 +1,4 @@
-"""A step is three names: `Inputs`, `Outputs` and `run(inputs) -> outputs`. This makes each of them a command.
+"""A step is three names: `Inputs`, `Outputs` and `run(inputs) -> outputs`. This runs one as a command.
 
     rekindle step steps.prepare --help
     rekindle step steps.prepare --workload=steps.fraud --data='{"source": "simulate://7"}' --output digest=digest.txt
@@ -37,20 +37,20 @@ Artifact = Annotated[Path, ArtifactMark()]
 
 
 class StepInputs(BaseModel):
-    """What a step is given."""
+    """The inputs of a step: each field is one flag."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     @property
     def workdir(self) -> Path:
-        """A directory of this process for what `run` writes; it is on the disk that outputs go to."""
+        """A scratch directory of this process, on the same disk as the outputs; deleted after `run`."""
         path = Path(os.environ.get("TMPDIR", tempfile.gettempdir())) / f"step-{os.getpid()}"
         path.mkdir(parents=True, exist_ok=True)
         return path
 
 
 class StepOutputs(BaseModel):
-    """What a step hands on."""
+    """The outputs of a step: each field is one file."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -66,12 +66,12 @@ class Step(Protocol):
 
 
 def load(name: str) -> Step:
-    """The step module called `name`, such as steps.prepare. Raises ConfigError if it cannot be imported or is none."""
+    """The step module called `name`, such as steps.prepare. Raises ConfigError if it is not a step."""
     return cast(Step, project.load(name, "step", ("Inputs", "Outputs", "run")))
 
 
 def short_name(module: str) -> str:
-    """What a step is called in a workflow: `steps.prepare` → `prepare`."""
+    """The name of a step in a workflow: `steps.prepare` → `prepare`."""
     return module.rpartition(".")[2].replace("_", "-")
 
 
@@ -144,7 +144,7 @@ def parser(name: str, inputs: type[StepInputs], description: str = "") -> argpar
 
 
 def write_outputs(outputs: StepOutputs, targets: dict[str, Path]) -> None:
-    """Each output to its file; artifacts are moved, so that none is ever seen half-written."""
+    """Write each output to its file; artifacts are moved, so none is ever half-written."""
     for name, field in type(outputs).model_fields.items():
         if name not in targets:
             continue
@@ -188,7 +188,7 @@ def main(argv: list[str]) -> int:
 
 
 def fail(error: RekindleError) -> int:
-    """Say once what went wrong, where a person and the kubelet look; gives the exit code."""
+    """Report an error on stderr and to the kubelet; gives the exit code."""
     with suppress(OSError):  # a full disk must not change the exit code
         sys.stderr.write(f"error: {error}\n")
     with suppress(OSError):

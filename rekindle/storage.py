@@ -50,8 +50,7 @@ class NotFound(StorageError):
 class Store:
     """Objects of one bucket by key. Thread-safe. Every failure is a StorageError that names the object.
 
-    But for a bucket that is not there or not named, and for keys that are refused: ConfigError, since trying again
-    cannot help.
+    A missing bucket or refused credentials are a ConfigError instead, because a retry cannot help.
     """
 
     def __init__(
@@ -63,7 +62,7 @@ class Store:
         *,
         short_retries: bool = False,
     ) -> None:
-        """`short_retries`: two attempts, half a minute at most: for a caller that retries by itself."""
+        """`short_retries`: two attempts, at most half a minute, for a caller that retries itself."""
         self.bucket = bucket
         self.endpoint = endpoint
         self._keys = access_key, secret_key
@@ -78,7 +77,7 @@ class Store:
             # the default trailing checksums cost more CPU than the transfer, and older S3 servers refuse them
             request_checksum_calculation="when_required",
             response_checksum_validation="when_required",
-            # a signature over the body costs a sha256; what must not be damaged carries its own hash
+            # a signature over the body costs a sha256; our files carry their own hashes
             s3={"payload_signing_enabled": False} | ({"addressing_style": "path"} if endpoint else {}),
         )
         session = get_session()
@@ -110,7 +109,7 @@ class Store:
         return cls(bucket, os.environ.get("S3_ENDPOINT_URL") or None)
 
     def short_retries(self) -> "Store":
-        """The same bucket for a caller that retries by itself."""
+        """The same bucket with `short_retries`."""
         return Store(self.bucket, self.endpoint, *self._keys, short_retries=True)
 
     def get(self, key: str) -> bytes:
@@ -124,33 +123,33 @@ class Store:
             answer = self.client.get_object(Bucket=self.bucket, Key=key)
             return answer["Body"].read(), answer["ETag"]
 
-        return self._named(key, call)
+        return self._request(key, call)
 
     def put(
         self, key: str, data: bytes | bytearray | memoryview, *, if_absent: bool = False, if_match: str | None = None
     ) -> str:
         """Write an object and give its etag. Raises Conflict if a condition does not hold."""
         condition = {"IfNoneMatch": "*"} if if_absent else {"IfMatch": if_match} if if_match else {}
-        return self._named(
+        return self._request(
             key, lambda: self.client.put_object(Bucket=self.bucket, Key=key, Body=_Body(data), **condition)["ETag"]
         )
 
     def head(self, key: str) -> Entry | None:
         """The object's entry, or None if there is none."""
         try:
-            found = self._named(key, lambda: self.client.head_object(Bucket=self.bucket, Key=key))
+            head = self._request(key, lambda: self.client.head_object(Bucket=self.bucket, Key=key))
         except NotFound:
             return None
-        return Entry(key, found["ContentLength"], found["ETag"], found["LastModified"].timestamp())
+        return Entry(key, head["ContentLength"], head["ETag"], head["LastModified"].timestamp())
 
     def delete(self, keys: Sequence[str]) -> None:
-        """Remove objects; absent ones are no error."""
+        """Delete objects; missing ones are no error."""
         for at in range(0, len(keys), 1000):
-            what = {"Objects": [{"Key": key} for key in keys[at : at + 1000]], "Quiet": True}
-            answer = self._named(
-                keys[at], lambda what=what: self.client.delete_objects(Bucket=self.bucket, Delete=what)
+            batch = {"Objects": [{"Key": key} for key in keys[at : at + 1000]], "Quiet": True}
+            answer = self._request(
+                keys[at], lambda batch=batch: self.client.delete_objects(Bucket=self.bucket, Delete=batch)
             )
-            for error in [each for each in answer.get("Errors", []) if each["Code"] != "NoSuchKey"]:
+            for error in (error for error in answer.get("Errors", []) if error["Code"] != "NoSuchKey"):
                 raise StorageError(f"{self.uri(error['Key'])} was not deleted: the object store says {error['Code']}.")
 
     def list(self, prefix: str) -> Iterator[Entry]:
@@ -158,7 +157,7 @@ class Store:
         pages = self.client.get_paginator("list_objects_v2").paginate(Bucket=self.bucket, Prefix=prefix)
         iterator = iter(pages)
         while True:
-            page = self._named(prefix, lambda: next(iterator, None))
+            page = self._request(prefix, lambda: next(iterator, None))
             if page is None:
                 return
             for item in page.get("Contents", []):
@@ -167,12 +166,12 @@ class Store:
     def copy(self, source: str, target: str) -> None:
         """Copy one object within the bucket."""
         origin = {"Bucket": self.bucket, "Key": source}
-        self._named(source, lambda: self.client.copy_object(Bucket=self.bucket, Key=target, CopySource=origin))
+        self._request(source, lambda: self.client.copy_object(Bucket=self.bucket, Key=target, CopySource=origin))
 
     def upload(self, path: Path, key: str, links: bool = True) -> None:
-        """A file to `key`, or every file of a directory below the prefix `key` (`links`: also what links lead to)."""
+        """A file to `key`, or every file of a directory below the prefix `key` (`links`: follow symbolic links)."""
         if path.is_file():
-            self._named(key, lambda: self.client.upload_file(str(path), self.bucket, key))
+            self._request(key, lambda: self.client.upload_file(str(path), self.bucket, key))
             return
         files = [file for file in sorted(path.rglob("*")) if file.is_file() and (links or not file.is_symlink())]
         with ThreadPoolExecutor(THREADS) as pool:
@@ -182,7 +181,7 @@ class Store:
         """The object `key` to a file, or everything below the prefix `key` to a directory. Raises NotFound."""
         if not key.endswith("/") and self.head(key):
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._named(key, lambda: self.client.download_file(self.bucket, key, str(path)))
+            self._request(key, lambda: self.client.download_file(self.bucket, key, str(path)))
             return
         prefix = key.rstrip("/") + "/"
         entries = list(self.list(prefix))
@@ -197,21 +196,21 @@ class Store:
             file = path / entry.key[len(prefix) :]
             file.parent.mkdir(parents=True, exist_ok=True)
             if not entry.key.endswith("/"):
-                self._named(entry.key, lambda: self.client.download_file(self.bucket, entry.key, str(file)))
+                self._request(entry.key, lambda: self.client.download_file(self.bucket, entry.key, str(file)))
 
         with ThreadPoolExecutor(THREADS) as pool:
             list(pool.map(fetch, entries))
 
     @property
     def place(self) -> str:
-        """The endpoint as it may be shown."""
+        """The endpoint without credentials, for messages."""
         return without_user(self.endpoint or "AWS")
 
     def uri(self, key: str) -> str:
-        """How a person writes the object: s3://bucket/key."""
+        """s3://bucket/key"""
         return f"s3://{self.bucket}/{key}"
 
-    def _named(self, key: str, call: Callable[[], T]) -> T:
+    def _request(self, key: str, call: Callable[[], T]) -> T:
         try:
             return call()
         except ClientError as error:
@@ -231,7 +230,7 @@ class Store:
             if code in ("412", "PreconditionFailed", "409", "ConditionalRequestConflict"):
                 raise Conflict(f"{self.uri(key)} was written by somebody else in the meantime.") from error
             raise StorageError(f"{self.uri(key)}: the object store answered {code} ({error}).") from error
-        except (BotoCoreError, Boto3Error, ResponseParserError, HTTPError) as error:  # the latter of torn answers
+        except (BotoCoreError, Boto3Error, ResponseParserError, HTTPError) as error:  # HTTPError: a truncated response
             raise StorageError(
                 f"{self.uri(key)}: the object store at {self.place} cannot be used ({without_user(str(error))}). Check "
                 "S3_ENDPOINT_URL and the AWS_* credentials."
@@ -239,7 +238,7 @@ class Store:
 
 
 class _Body(io.RawIOBase):
-    """Bytes as a file that is read without copying them, and at once: each piece would wait for a busy interpreter."""
+    """Bytes as a file, read in one piece without a copy: every further read would wait for the interpreter lock."""
 
     def __init__(self, data: bytes | bytearray | memoryview) -> None:
         self._data, self._at = memoryview(data), 0
@@ -255,23 +254,23 @@ class _Body(io.RawIOBase):
         return self._at
 
     def read(self, size: int = -1) -> Any:
-        found, self._at = self._data[self._at :], len(self._data)
-        return found
+        rest, self._at = self._data[self._at :], len(self._data)
+        return rest
 
 
 def retry_until(call: Callable[[], T], leaving: threading.Event, what: str) -> T:
-    """`call()`, repeated while the object store is away. Raises at once what no retry can cure; SystemExit(143) once
-    `leaving` is set."""
-    said, pause = -math.inf, 0.1
+    """`call()`, repeated while the object store is unavailable. Raises at once if a retry cannot help, and
+    SystemExit(143) when `leaving` is set."""
+    last_message, pause = -math.inf, 0.1
     while True:
         try:
             return call()
         except (NotFound, Conflict):
             raise
         except StorageError as error:
-            if time.monotonic() - said >= 10:
+            if time.monotonic() - last_message >= 10:
                 say(f"waiting for the object store, {what}: {error}")
-                said = time.monotonic()
+                last_message = time.monotonic()
         if leaving.wait(pause):
             raise SystemExit(143)
         pause = min(2 * pause, 2.0)

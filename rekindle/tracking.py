@@ -1,7 +1,7 @@
-"""MLflow, as the steps use it: one run a workflow, and the registry whose alias `champion` says what serves.
+"""MLflow as the steps use it: one run per workflow, and a model registry whose alias `champion` is what is served.
 
-Only `MLFLOW_TRACKING_URI` is needed; artifacts go through the server. Everything here may be done twice (a retried
-step) with the effect of once. Every failure is a TrackingError that names the server and the way out.
+Only `MLFLOW_TRACKING_URI` is needed; artifacts go through the server. Every operation is
+idempotent, because steps are retried. Every failure is a TrackingError that names the server and the way out.
 """
 
 import os
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 WORKFLOW = "rekindle.workflow"  # tag: the one workflow that a run belongs to
 URI, SHA256 = "rekindle.uri", "rekindle.sha256"  # tags of a model version
-CHAMPION, CANDIDATE = "champion", "candidate"  # aliases: what serves, and what was registered last
+CHAMPION, CANDIDATE = "champion", "candidate"  # aliases: the version being served, and the one registered last
 BATCH = 1000  # MLflow's own limit of metrics in a request
 DEFAULTS = {
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "5",  # 0 + 2 + 4 + 8 + 16 s; MLflow's own 7 with factor 2 take 4 minutes
@@ -43,11 +43,10 @@ class Release:
 
 
 def start_run(experiment: str, workflow: str, tags: Mapping[str, str] | None = None) -> str:
-    """The id of the run of `workflow` in `experiment`; both are made unless they are there."""
-    with _speaking():
-        found = find_run(experiment, workflow)
-        if found:
-            return found
+    """The id of the run of `workflow` in `experiment`; both are created if missing."""
+    with _translated_errors():
+        if run_id := find_run(experiment, workflow):
+            return run_id
         run = _client().create_run(
             _experiment_id(experiment), run_name=workflow, tags={**(tags or {}), WORKFLOW: workflow}
         )
@@ -56,7 +55,7 @@ def start_run(experiment: str, workflow: str, tags: Mapping[str, str] | None = N
 
 def find_run(experiment: str, workflow: str) -> str | None:
     """The id of the run of `workflow`, the first if there are several, or None."""
-    with _speaking():
+    with _translated_errors():
         known = _client().get_experiment_by_name(experiment)
         mine = f"tags.`{WORKFLOW}` = '{workflow}'"
         oldest = ["attributes.start_time"]
@@ -78,7 +77,7 @@ def log(
     points = [Metric(k, float(v), now, 0) for k, v in (metrics or {}).items()]
     settings = [Param(k, str(v)) for k, v in (params or {}).items()]
     labels = [RunTag(k, str(v)) for k, v in (tags or {}).items()]
-    with _speaking():
+    with _translated_errors():
         while points or settings or labels:  # MLflow takes 100 params and 100 tags at once
             _client().log_batch(run_id, points[:BATCH], settings[:100], labels[:100])
             points, settings, labels = points[BATCH:], settings[100:], labels[100:]
@@ -90,41 +89,41 @@ def log_metrics(run_id: str, points: Iterable[tuple[str, float, int]]) -> None:
 
     now = _now()
     metrics = [Metric(name, float(value), now, step) for name, value, step in points]
-    with _speaking():
+    with _translated_errors():
         for at in range(0, len(metrics), BATCH):
             _client().log_batch(run_id, metrics[at : at + BATCH])
 
 
 def log_dir(run_id: str, path: Path, name: str) -> None:
     """Every file below `path` as artifacts of the run, under `name`."""
-    with _speaking():
+    with _translated_errors():
         _client().log_artifacts(run_id, str(path), name)
 
 
 def finish(run_id: str, status: str) -> None:
     """Close the run as FINISHED, FAILED or KILLED."""
-    with _speaking():
+    with _translated_errors():
         _client().set_terminated(run_id, status)
 
 
 def champion(name: str) -> Release | None:
-    """What serves: the version of `name` with the alias `champion`; None before the first."""
-    with _speaking():
+    """The version of `name` with the alias `champion`, which is the one being served; None before the first."""
+    with _translated_errors():
         models = _client().search_registered_models(f"name = '{name}'")
         version = models[0].aliases.get(CHAMPION) if models else None
         return _release(_client().get_model_version(name, version)) if version else None
 
 
 def register(name: str, uri: str, source: str, sha256: str, run_id: str, tags: Mapping[str, str]) -> Release:
-    """The version of `name` whose files lie at `uri`, made unless it is there; it gets the alias `candidate`.
+    """The version of `name` whose files lie at `uri`, created if missing; it gets the alias `candidate`.
 
-    `source` is where a person finds those files (s3://bucket/prefix).
+    `source` is the location of those files that people see (s3://bucket/prefix).
     """
-    with _speaking():
+    with _translated_errors():
         if not _client().search_registered_models(f"name = '{name}'"):
-            _unless_there(lambda: _client().create_registered_model(name))
-        found = _client().search_model_versions(f"name = '{name}' and tags.`{URI}` = '{uri}'")
-        version = min(found, key=lambda v: int(v.version)) if found else None
+            _create_if_missing(lambda: _client().create_registered_model(name))
+        versions = _client().search_model_versions(f"name = '{name}' and tags.`{URI}` = '{uri}'")
+        version = min(versions, key=lambda version: int(version.version)) if versions else None
         version = version or _client().create_model_version(
             name, source, run_id, {**tags, URI: uri, SHA256: sha256}, await_creation_for=0
         )
@@ -133,8 +132,8 @@ def register(name: str, uri: str, source: str, sha256: str, run_id: str, tags: M
 
 
 def promote(name: str, version: str) -> None:
-    """Version `version` of `name` is what serves from now on."""
-    with _speaking():
+    """Give version `version` of `name` the alias `champion`: it is the one being served from now on."""
+    with _translated_errors():
         _client().set_registered_model_alias(name, CHAMPION, version)
 
 
@@ -156,18 +155,18 @@ def _experiment_id(name: str) -> str:
             f"restore -x {known.experiment_id}), or choose another name."
         )
     if not known:
-        _unless_there(lambda: _client().create_experiment(name))
+        _create_if_missing(lambda: _client().create_experiment(name))
         known = _client().get_experiment_by_name(name)
     assert known
     return known.experiment_id
 
 
-def _unless_there(create: Callable[[], object]) -> None:
+def _create_if_missing(create: Callable[[], object]) -> None:
     from mlflow.exceptions import MlflowException
 
     try:
         create()
-    except MlflowException as error:  # somebody else made it in the meantime
+    except MlflowException as error:  # another process created it first
         if error.error_code != "RESOURCE_ALREADY_EXISTS":
             raise
 
@@ -198,8 +197,8 @@ def _now() -> int:
 
 
 @contextmanager
-def _speaking() -> Iterator[None]:
-    """Turns what MLflow and its HTTP client raise into a TrackingError."""
+def _translated_errors() -> Iterator[None]:
+    """Turn errors of MLflow and its HTTP client into a TrackingError."""
     try:
         yield
     except TrackingError:
@@ -211,9 +210,9 @@ def _speaking() -> Iterator[None]:
         if not isinstance(error, (MlflowException, requests.RequestException)):
             raise
         cause, uri = _root(error), without_user(_uri())
-        if isinstance(error, MlflowException) and cause is error:  # it answered, and refused
-            said = without_user(str(error).splitlines()[0])
-            raise TrackingError(f"MLflow at {uri} refused: {said}") from error
+        if isinstance(error, MlflowException) and cause is error:  # the server answered with an error
+            message = without_user(str(error).splitlines()[0])
+            raise TrackingError(f"MLflow at {uri} refused: {message}") from error
         raise TrackingError(
             f"MLflow at {uri} does not answer ({without_user(str(cause))}). Check MLFLOW_TRACKING_URI and that `curl "
             f"{uri}/health` says OK, then run this step again: nothing is recorded twice."

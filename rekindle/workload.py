@@ -1,7 +1,7 @@
-"""A workload: everything Rekindle must know about one model and its data, in one module.
+"""A workload: the module that defines one model and its data.
 
-`steps.fraud` is the reference. Another is any importable module with these names; importing it must be cheap
-(no torch at its top), since the pipelines read its `Data` and `Model` sections to check a config.
+`steps.fraud` is the reference. Any importable module with these names is a workload. Importing it must be cheap (no
+torch at its top), because every command reads its `Data` and `Model` sections to check a config.
 """
 
 from collections.abc import Sized
@@ -31,7 +31,7 @@ class DataConfig(Section):
 
 @dataclass(frozen=True)
 class Prepared:
-    """What `prepare` made: counts, the dataset's identity, and facts worth showing on the run."""
+    """The result of `prepare`: counts, the dataset's identity, and facts to record on the MLflow run."""
 
     digest: str
     rows: int
@@ -42,11 +42,11 @@ class Prepared:
 class Dataset(Sized, Protocol):
     """Random access by sample index: `batch` is a pure function of its indices.
 
-    Unless the dataset keeps a state of its own (a curriculum, a stream's cursor). Then it also defines
-    `state_dict() -> dict` and `load_state_dict(dict)`: small, JSON, and between two steps equal in all workers, though
-    each asks for other batches. So the place for a change is a third function, `advance(step)`, called in every worker
-    after update number `step` (from 1); whatever else changes is undone when a step is done again. The state travels
-    with every snapshot and checkpoint, and to whoever joins.
+    A dataset with state of its own (a curriculum, the cursor of a stream) also defines
+    `state_dict() -> dict` and `load_state_dict(dict)`: small, JSON, and
+    equal in all workers between two steps, though each reads different batches. So it changes only in a third function,
+    `advance(step)`, which every worker calls after update number `step` (from 1); any other change is lost when a step
+    is repeated. The state is part of every snapshot and checkpoint, and is sent to joining workers.
     """
 
     facts: dict[str, Any]
@@ -57,14 +57,14 @@ class Dataset(Sized, Protocol):
 
 
 class Scorer(Protocol):
-    """A loaded model that answers requests; keeps nothing between them."""
+    """A loaded model that answers requests and keeps no state between them."""
 
     def example(self) -> dict[str, Any]:
-        """A request that it answers: the server's warm-up, and what a newcomer sends first."""
+        """A valid request, for the server's warm-up and as documentation."""
         ...
 
     def score(self, request: Any) -> list[dict[str, Any]]:
-        """One result a record of the request, in its order. Raises DataError for a request it cannot score."""
+        """One result per record, in the order of the request. Raises DataError for an invalid request."""
         ...
 
 
@@ -72,7 +72,7 @@ class Workload(Protocol):
     """The names a workload module must define.
 
     It may also define `replay(dataset, report, count, seed, max_batch, max_history)`, which yields (request, expected
-    scores) of about `count` test records: then `verify` compares what is served with what was judged.
+    scores) of about `count` test records: then `verify` compares served with offline scores.
     """
 
     Data: type[DataConfig]

@@ -37,10 +37,10 @@ def roc_auc(scores: Floats, labels: Ints) -> float:
 def card_precision(scores: Floats, labels: Ints, cards: Ints, days: Ints, top: int = 100) -> float:
     """CP@top: each day, the share of compromised cards among the `top` with the highest score; mean over the days.
 
-    A card's score and label of a day are its transactions' maxima. A compromised card that was found is not looked at
-    on later days. Equal scores: the smaller card number first.
+    A card's score and label of a day are its transactions' maxima. A compromised card that was called is left out on
+    later days. Equal scores: the smaller card number first.
     """
-    found: set[int] = set()
+    known: set[int] = set()
     shares = []
     for day in np.unique(days):
         today = days == day
@@ -48,10 +48,10 @@ def card_precision(scores: Floats, labels: Ints, cards: Ints, days: Ints, top: i
         score, label = np.full(len(names), -np.inf), np.zeros(len(names), np.int64)
         np.maximum.at(score, place, scores[today])
         np.maximum.at(label, place, labels[today])
-        score[np.isin(names, list(found))] = -np.inf
+        score[np.isin(names, list(known))] = -np.inf
         called = np.argsort(-score, kind="stable")[:top]
         hits = names[called][(label[called] == 1) & np.isfinite(score[called])]
-        found.update(hits.tolist())
+        known.update(hits.tolist())
         shares.append(len(hits) / top)
     return float(np.mean(shares))
 

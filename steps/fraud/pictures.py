@@ -59,8 +59,8 @@ def _calibration(axes: Axes, labels: Ints, scores: dict[str, Floats]) -> None:
         count = np.bincount(bucket, minlength=len(edges) - 1)
         kept = count >= 20
         stated = np.bincount(bucket, values, len(edges) - 1)[kept] / count[kept]
-        found = np.bincount(bucket, labels, len(edges) - 1)[kept] / count[kept]
-        axes.plot(stated, found, "o-", label=name, color=COLOUR[name])
+        observed = np.bincount(bucket, labels, len(edges) - 1)[kept] / count[kept]
+        axes.plot(stated, observed, "o-", label=name, color=COLOUR[name])
     axes.plot([1e-4, 1], [1e-4, 1], "--", color="#cbd5e1")
     axes.set_xscale("log")
     axes.set_yscale("symlog", linthresh=1e-4)

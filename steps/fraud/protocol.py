@@ -87,11 +87,11 @@ def is_published(rows: Rows, week: Week) -> bool:
 def _check_published(rows: Rows, week: Week, delay_days: int) -> None:
     if delay_days != 7 or not is_published(rows, week):
         return
-    found = (len(week.rows), int(rows.labels[week.rows].sum()))
+    actual = (len(week.rows), int(rows.labels[week.rows].sum()))
     expected = PUBLISHED[week.name][2:]
-    if found != expected:
+    if actual != expected:
         raise DataError(
-            f"the test week {week.name} of the published data has {found[0]} rows with {found[1]} frauds: it must "
+            f"the test week {week.name} of the published data has {actual[0]} rows with {actual[1]} frauds: it must "
             f"have {expected[0]} with {expected[1]}, or figures cannot be compared. Was the protocol changed?"
         )
 
@@ -183,11 +183,11 @@ def _difference(rows: Rows, weeks: list[Week], scores: dict[str, list[Floats]], 
     return Difference("ap", float(mean), float(low), float(high))
 
 
-def _warnings(rows: Rows, every: list[Week], weeks: list[Week], found: dict[str, float]) -> list[str]:
+def _warnings(rows: Rows, every: list[Week], weeks: list[Week], means: dict[str, float]) -> list[str]:
     skipped = [week.name for week in every if week not in weeks]
     result = [f"test week {name} has no frauds and does not count." for name in skipped]
     if len(weeks) >= 4 and all(is_published(rows, week) for week in weeks):
-        high = [f"{name} {found[name]:.4f} > {limit:g}" for name, limit in IDEAL.items() if found[name] > limit]
+        high = [f"{name} {means[name]:.4f} > {limit:g}" for name, limit in IDEAL.items() if means[name] > limit]
         if high:
             result.append(f"better than an ideal observer of the published data ({', '.join(high)}): look for leakage.")
     return result

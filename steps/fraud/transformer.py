@@ -103,8 +103,8 @@ def load(folder: Path) -> FraudModel:
 def loss(model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
     """Mean cross entropy over the counted positions; batch = (features [B, L, F], labels [B, L], counted [B, L])."""
     features, labels, counted = batch
-    each = fn.binary_cross_entropy_with_logits(model(features), labels.to(features.dtype), reduction="none")
-    return (each * counted).sum() / counted.sum().clamp(min=1)
+    losses = fn.binary_cross_entropy_with_logits(model(features), labels.to(features.dtype), reduction="none")
+    return (losses * counted).sum() / counted.sum().clamp(min=1)
 
 
 @torch.inference_mode()

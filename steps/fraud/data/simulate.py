@@ -56,11 +56,11 @@ def _near(
     by_x = np.argsort(shop[:, 0])
     x = shop[by_x, 0]
     edges = np.searchsorted(x, np.stack([home[:, 0] - radius, home[:, 0] + radius]))
-    found = []
+    neighbours = []
     for (left, right), place in zip(edges.T, home, strict=True):
         strip = by_x[left:right]
-        found.append(strip[((shop[strip] - place) ** 2).sum(1) < radius**2])
-    return np.concatenate(found), np.cumsum([0, *map(len, found)])
+        neighbours.append(strip[((shop[strip] - place) ** 2).sum(1) < radius**2])
+    return np.concatenate(neighbours), np.cumsum([0, *map(len, neighbours)])
 
 
 def _commit_frauds(

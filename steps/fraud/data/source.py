@@ -1,6 +1,6 @@
 """Where transactions come from: parquet or CSV, a file or a folder, here or in S3, or a simulated world.
 
-What comes out is not checked yet: the columns have our names, and whatever types the source gave them (CSV: text).
+The rows are not validated yet: columns have our names, and the types of the source (CSV: text).
 """
 
 import os
@@ -69,25 +69,25 @@ def _files(path: Path, shown: str) -> tuple[list[Path], str]:
     files = [(p, kind) for p in inside for suffix, kind in SUFFIXES.items() if p.name.lower().endswith(suffix)]
     kinds = {kind for _, kind in files}
     if len(kinds) != 1:
-        found = "both parquet and CSV" if kinds else "neither parquet nor CSV"
+        formats = "both parquet and CSV" if kinds else "neither parquet nor CSV"
         raise DataError(
-            f"{shown} holds {found}: the files must end with one of {', '.join(SUFFIXES)}, all of one format."
+            f"{shown} holds {formats}: the files must end with one of {', '.join(SUFFIXES)}, all of one format."
         )
     return [p for p, _ in files], kinds.pop()
 
 
-def _choose(found: list[str], columns: Columns, shown: str) -> dict[str, str]:
+def _choose(names: list[str], columns: Columns, shown: str) -> dict[str, str]:
     """Our name → the source's name. Raises DataError for every column that is not there."""
-    wanted: dict[str, str] = columns.model_dump()
-    missing = {ours: theirs for ours, theirs in wanted.items() if theirs not in found}
+    configured: dict[str, str] = columns.model_dump()
+    missing = {ours: theirs for ours, theirs in configured.items() if theirs not in names}
     missing.pop("scenario", None)
     if missing:
         lines = [
-            f'column "{theirs}" (data.columns.{ours}){did_you_mean(theirs, set(found))}'
+            f'column "{theirs}" (data.columns.{ours}){did_you_mean(theirs, set(names))}'
             for ours, theirs in missing.items()
         ]
         raise DataError(
-            f"{shown} lacks {'; '.join(lines)} Found: {', '.join(found) or 'no column'}. Set data.columns.NAME to what "
+            f"{shown} lacks {'; '.join(lines)} Found: {', '.join(names) or 'no column'}. Set data.columns.NAME to what "
             "the source calls it."
         )
-    return {ours: theirs for ours, theirs in wanted.items() if theirs in found}
+    return {ours: theirs for ours, theirs in configured.items() if theirs in names}
