@@ -11,31 +11,6 @@ Manifest = Mapping[str, Any]  # any Kubernetes object
 Find = Callable[[str, str], Manifest | None]  # (kind, name) -> the object
 
 
-class Parameter(TypedDict, total=False):
-    name: Required[str]
-    value: Any
-    default: Any
-    enum: list[Any]
-    globalName: str
-    valueFrom: dict[str, Any]
-
-
-class Artifact(TypedDict, total=False):
-    """`from`, a keyword of Python, is another field."""
-
-    name: Required[str]
-    path: str
-    optional: bool
-    fromExpression: str
-    subPath: str
-    globalName: str
-    deleted: bool
-    s3: dict[str, Any]
-    raw: dict[str, Any]
-    http: dict[str, Any]
-    archive: dict[str, Any]
-
-
 class Inputs(TypedDict, total=False):
     """Of a template; `Arguments` of its caller have the same two lists."""
 

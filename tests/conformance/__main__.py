@@ -42,34 +42,40 @@ def main() -> int:
         manifests = sorted(given.folder.glob("*.yaml")) if given.folder else []
         manifests = manifests or written(Path(folder), given.count, given.seed, bool(argo.store))
         with Here(Path(folder) / "home") as here:
-            found = compare(manifests, here, argo, given.at_once, lambda one: told(one, given.differences))
-            once = [one for one in found if one.differences]
-            different = again(once, Path(folder), here, argo, given.at_once)
-        print(table(found, argo.version))
+            comparisons = compare(
+                manifests, here, argo, given.at_once, lambda comparison: report(comparison, given.differences)
+            )
+            differing = [comparison for comparison in comparisons if comparison.differences]
+            different = again(differing, Path(folder), here, argo, given.at_once)
+        print(table(comparisons, argo.version))
         print(f"{len(different)} differ: {names(different)}")
-        print(f"{len(once) - len(different)} differed by chance: {names(one for one in once if one not in different)}")
+        chance = [comparison for comparison in differing if comparison not in different]
+        print(f"{len(chance)} differed by chance: {names(chance)}")
         return int(bool(different))
 
 
-def told(one: Compared, folder: Path) -> None:
+def report(comparison: Compared, folder: Path) -> None:
     """A line of progress; a difference is kept as a folder: the manifest and both outcomes."""
-    seconds = f"{one.seconds:5.1f} s on Argo, {one.seconds_here:5.1f} s here"
-    print(f"{one.name:24} {one.argos['phase']:10} {seconds}  {'; '.join(one.differences) or 'same'}", flush=True)
-    if one.differences:
-        one.keep(folder / one.name)
+    seconds = f"{comparison.seconds:5.1f} s on Argo, {comparison.seconds_here:5.1f} s here"
+    print(
+        f"{comparison.name:24} {comparison.argos['phase']:10} {seconds}  {'; '.join(comparison.differences) or 'same'}",
+        flush=True,
+    )
+    if comparison.differences:
+        comparison.keep(folder / comparison.name)
 
 
-def names(found: Iterable[Compared]) -> str:
-    return ", ".join(one.name for one in found) or "none"
+def names(comparisons: Iterable[Compared]) -> str:
+    return ", ".join(comparison.name for comparison in comparisons) or "none"
 
 
-def table(found: list[Compared], version: str) -> str:
-    phases = [f"{phase} {sum(one.argos['phase'] == phase for one in found)}" for phase in
-              sorted({one.argos["phase"] for one in found})]  # fmt: skip
-    nodes = sum(len(one.argos.get("nodes", [])) for one in found)
-    mean = sum(one.seconds_here for one in found) / max(1, len(found))
+def table(comparisons: list[Compared], version: str) -> str:
+    phases = [f"{phase} {sum(comparison.argos['phase'] == phase for comparison in comparisons)}" for phase in
+              sorted({comparison.argos["phase"] for comparison in comparisons})]  # fmt: skip
+    nodes = sum(len(comparison.argos.get("nodes", [])) for comparison in comparisons)
+    mean = sum(comparison.seconds_here for comparison in comparisons) / max(1, len(comparisons))
     what = f"{nodes} nodes; {', '.join(phases)}"
-    return f"{len(found)} workflows ({what}) on Argo {version} and here, {mean:.1f} s each here"
+    return f"{len(comparisons)} workflows ({what}) on Argo {version} and here, {mean:.1f} s each here"
 
 
 if __name__ == "__main__":

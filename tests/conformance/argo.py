@@ -76,7 +76,7 @@ class Argo:
 
     def __exit__(self, *_: object) -> None:
         caches = self("get", "configmaps", "--namespace", self.controller, "-l", CACHE, "-o", "name").split()
-        mine = [each for each in caches if each.startswith(f"configmap/{MEMOS}")]
+        mine = [cache for cache in caches if cache.startswith(f"configmap/{MEMOS}")]
         self("delete", "--namespace", self.controller, f"role/{self.namespace}", f"rolebinding/{self.namespace}", *mine)
         if self.made:
             self("delete", "namespace", self.namespace, "--wait=false")
@@ -85,9 +85,9 @@ class Argo:
             self.store.client.delete_bucket(Bucket=self.store.bucket)
 
     def _needed(self) -> list[dict[str, Any]]:
-        found = [*_allowed("executors", [CACHES, RESULTS, *TASKS]), TOKEN]
+        objects = [*_allowed("executors", [CACHES, RESULTS, *TASKS]), TOKEN]
         if not self.store:
-            return found
+            return objects
         endpoint = urlsplit(os.environ["REKINDLE_TEST_S3"])
         keys = {key: {"name": "store", "key": key} for key in ("accessKey", "secretKey")}
         s3 = {
@@ -100,7 +100,7 @@ class Argo:
         default = {"workflows.argoproj.io/default-artifact-repository": "store"}
         secret = {"accessKey": os.environ["AWS_ACCESS_KEY_ID"], "secretKey": os.environ["AWS_SECRET_ACCESS_KEY"]}
         return [
-            *found,
+            *objects,
             {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "store"}, "stringData": secret},
             {
                 "apiVersion": "v1",
@@ -114,7 +114,7 @@ class Argo:
         """Creates the Workflow of a manifest's text, and applies what lies beside it."""
         if self.store:
             text = text.replace(f"bucket: {BUCKET}", f"bucket: {self.store.bucket}")
-        flow, beside = split([self._imaged(each) for each in documents(text)])
+        flow, beside = split([self._imaged(document) for document in documents(text)])
         if self.instance:
             flow["metadata"].setdefault("labels", {})[INSTANCE] = self.instance
         try:
@@ -128,32 +128,32 @@ class Argo:
     def _imaged(self, value: Any) -> Any:
         """With our image in the place of those that are programs of the machine for the local runner."""
         if isinstance(value, list):
-            return [self._imaged(each) for each in value]
+            return [self._imaged(item) for item in value]
         if not isinstance(value, dict):
             return value
         return {
-            key: self.image if key == "image" and PLAIN.fullmatch(str(each).strip()) else self._imaged(each)
-            for key, each in value.items()
+            key: self.image if key == "image" and PLAIN.fullmatch(str(item).strip()) else self._imaged(item)
+            for key, item in value.items()
         }
 
     def ended(self) -> dict[str, Outcome]:
         """Those of the submitted that are over since the last call, by name; they are gone from the cluster then."""
-        found = dict(self.refused)
+        outcomes = dict(self.refused)
         for flow in json.loads(self("get", "workflows", "-o", "json"))["items"] if self.running else []:
             name, status = flow["metadata"]["name"], flow.get("status") or {}
             if name not in self.running:
                 continue
             if _settled(flow) or self._stuck(name, flow["metadata"]["resourceVersion"]):
                 outcome = of_status(name, status, in_store(self.store) if self.store else None)
-                found[name] = outcome if status.get("phase") in OVER else {"phase": STUCK, "was": outcome}
-        for name in found:
+                outcomes[name] = outcome if status.get("phase") in OVER else {"phase": STUCK, "was": outcome}
+        for name in outcomes:
             beside = self.running.pop(name)
             if name not in self.refused:
                 self("delete", "workflow", name, "--wait=false")
             if beside:
                 self("delete", "-f", "-", "--wait=false", "--ignore-not-found", text=yaml.safe_dump_all(beside))
         self.refused.clear()
-        return found
+        return outcomes
 
     def _stuck(self, name: str, version: str) -> bool:
         before, since = self.changed.get(name, ("", 0.0))
@@ -164,11 +164,11 @@ class Argo:
 
     def _controller(self) -> tuple[str, str]:
         """The namespace and the version of the controller, from its Deployment."""
-        found = json.loads(self("get", "deployments", "--all-namespaces", "-o", "json"))["items"]
+        deployments = json.loads(self("get", "deployments", "--all-namespaces", "-o", "json"))["items"]
         images = {
-            each["metadata"]["namespace"]: container["image"].rpartition(":")[2]
-            for each in found
-            for container in each["spec"]["template"]["spec"]["containers"]
+            deployment["metadata"]["namespace"]: container["image"].rpartition(":")[2]
+            for deployment in deployments
+            for container in deployment["spec"]["template"]["spec"]["containers"]
             if "workflow-controller" in container["image"]
         }
         namespace = self.namespace if self.namespace in images else next(iter(images))

@@ -56,19 +56,19 @@ class Compared:
 
 def written(folder: Path, count: int, seed: int, artifacts: bool) -> list[Path]:
     """Random manifests as files, each with a name of its own."""
-    found = []
+    paths = []
     for index, objects in enumerate(some(count, seed, artifacts)):
         path = folder / f"random-{seed}-{index:03d}.yaml"
         path.write_text(yaml.dump_all(objects, Dumper=Plain, sort_keys=False).replace(NAME, path.stem))
-        found.append(path)
-    return found
+        paths.append(path)
+    return paths
 
 
 def compare(
     manifests: Sequence[Path], here: Here, argo: Argo, at_once: int, on_each: Callable[[Compared], None]
 ) -> list[Compared]:
     """Runs all; `on_each` hears of each that is compared."""
-    found: list[Compared] = []
+    comparisons: list[Compared] = []
 
     def timed(path: Path) -> tuple[Outcome, float]:
         since = time.monotonic()
@@ -82,34 +82,37 @@ def compare(
 
         def ended(path: Path, argos: Outcome, seconds: float) -> None:
             outcome, seconds_here = mine.pop(path).result()
-            found.append(Compared(path, outcome, argos, differences(outcome, argos), seconds_here, seconds))
-            on_each(found[-1])
+            comparisons.append(Compared(path, outcome, argos, differences(outcome, argos), seconds_here, seconds))
+            on_each(comparisons[-1])
 
         on_argo(manifests, argo, at_once, lambda path: mine.update({path: pool.submit(timed, path)}), ended)
-    return found
+    return comparisons
 
 
-def again(found: Sequence[Compared], folder: Path, here: Here, argo: Argo, at_once: int) -> list[Compared]:
+def again(comparisons: Sequence[Compared], folder: Path, here: Here, argo: Argo, at_once: int) -> list[Compared]:
     """Those that differ when they are run twice more, under other names, from `folder`: the rest was chance."""
     copies: dict[Path, Compared] = {}
-    for one in found:
+    for comparison in comparisons:
         for letter in "bc":
-            path = folder / f"{one.name}-{letter}.yaml"
-            named = [_renamed(each, one.name, path.stem) for each in documents(one.manifest.read_text())]
+            path = folder / f"{comparison.name}-{letter}.yaml"
+            named = [
+                _renamed(document, comparison.name, path.stem)
+                for document in documents(comparison.manifest.read_text())
+            ]
             path.write_text(yaml.dump_all(named, Dumper=Plain, sort_keys=False))
-            copies[path] = one
-    compared = compare(list(copies), here, argo, at_once, lambda one: None)
-    alike = [each for each in compared if not each.differences]
-    same = [copies[each.manifest] for each in alike if refused(each.argos) == refused(copies[each.manifest].argos)]
-    return [one for one in found if one not in same]
+            copies[path] = comparison
+    compared = compare(list(copies), here, argo, at_once, lambda comparison: None)
+    alike = [rerun for rerun in compared if not rerun.differences]
+    same = [copies[rerun.manifest] for rerun in alike if refused(rerun.argos) == refused(copies[rerun.manifest].argos)]
+    return [comparison for comparison in comparisons if comparison not in same]
 
 
 def _renamed(value: Any, name: str, new: str) -> Any:
     """With another name wherever it is in a value, as a whole word."""
     if isinstance(value, dict):
-        return {key: _renamed(each, name, new) for key, each in value.items()}
+        return {key: _renamed(item, name, new) for key, item in value.items()}
     if isinstance(value, list):
-        return [_renamed(each, name, new) for each in value]
+        return [_renamed(item, name, new) for item in value]
     return re.sub(rf"(?<![\w-]){re.escape(name)}(?!\w)", new, value) if isinstance(value, str) else value
 
 

@@ -46,36 +46,36 @@ def of_status(name: str, status: dict[str, Any], contents: Contents | None = Non
     outputs = (status.get("outputs") or {}).get("parameters") or []
     nodes: dict[str, Any] = status.get("nodes") or {}
     names: dict[str, str] = {id: node["name"].replace(name, "WF", 1) for id, node in nodes.items()}
-    found = [_node(node, name, names, contents) for node in nodes.values()]
+    converted = [_node(node, name, names, contents) for node in nodes.values()]
     return {
         "phase": status.get("phase", ""),
         "message": status.get("message") or "",
-        "outputs": {each["name"]: each.get("value") for each in outputs},
-        "nodes": sorted(found, key=lambda node: node["name"]),
+        "outputs": {parameter["name"]: parameter.get("value") for parameter in outputs},
+        "nodes": sorted(converted, key=lambda node: node["name"]),
     }
 
 
 def _node(node: dict[str, Any], name: str, names: dict[str, str], contents: Contents | None) -> dict[str, Any]:
     outputs = node.get("outputs") or {}
     children: list[str] = node.get("children") or []
-    found = {
+    summary = {
         "name": node["name"].replace(name, "WF", 1),
         "displayName": node["displayName"].replace(name, "WF", 1),
         "type": node["type"],
         "phase": node["phase"],
         "message": node.get("message") or "",
-        "params": {each["name"]: each.get("value") for each in outputs.get("parameters") or []},
+        "params": {item["name"]: item.get("value") for item in outputs.get("parameters") or []},
         "result": outputs.get("result"),
         "exitCode": outputs.get("exitCode"),
-        "inputs": {each["name"]: each.get("value") for each in (node.get("inputs") or {}).get("parameters") or []},
+        "inputs": {item["name"]: item.get("value") for item in (node.get("inputs") or {}).get("parameters") or []},
         "children": sorted(names.get(id, id) for id in children),
     }
     if node.get("podIP"):
-        found["daemon"] = True
-    artifacts = [each for each in outputs.get("artifacts") or [] if (each.get("s3") or {}).get("key")]
+        summary["daemon"] = True
+    artifacts = [item for item in outputs.get("artifacts") or [] if (item.get("s3") or {}).get("key")]
     if artifacts and contents and node["type"] == "Pod":
-        found["artifacts"] = {each["name"]: contents(each["s3"]["key"]) for each in artifacts if each["name"] != LOGS}
-    return found
+        summary["artifacts"] = {item["name"]: contents(item["s3"]["key"]) for item in artifacts if item["name"] != LOGS}
+    return summary
 
 
 def in_store(store: Store) -> Contents:
@@ -95,10 +95,14 @@ def in_store(store: Store) -> Contents:
 def _files(data: bytes) -> dict[str, str]:
     if data[:2] == b"\x1f\x8b":
         with tarfile.open(fileobj=io.BytesIO(data)) as archive:
-            return {f"{each.name}{'/' * each.isdir()}": _member(archive, each) for each in archive if each.name != "."}
+            return {
+                f"{member.name}{'/' * member.isdir()}": _member(archive, member)
+                for member in archive
+                if member.name != "."
+            }
     if data[:2] == b"PK":
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
-            return {each: _text(archive.read(each)) for each in archive.namelist()}
+            return {member: _text(archive.read(member)) for member in archive.namelist()}
     return {"": _text(data)}
 
 
@@ -122,8 +126,8 @@ def differences(mine: Outcome, argos: Outcome) -> list[str]:
 def _differences(mine: Outcome, argos: Outcome) -> Iterator[str]:
     if refused(argos) or refused(mine):
         if refused(argos) != refused(mine):
-            one, where = (mine, "here") if refused(mine) else (argos, "on Argo")
-            yield f"refused {where} only: {one['message']}"
+            outcome, where = (mine, "here") if refused(mine) else (argos, "on Argo")
+            yield f"refused {where} only: {outcome['message']}"
         return
     if argos["phase"] == STUCK:  # Argo waits for ever; here that is an end with its reason
         if mine["phase"] != "Error" or "Argo would wait" not in mine["message"]:
@@ -133,7 +137,7 @@ def _differences(mine: Outcome, argos: Outcome) -> Iterator[str]:
         for key in ("phase", "message"):
             yield from _unequal(key, mine[key], argos.get(key, ""))
     yield from _unequal("outputs", mine["outputs"], argos.get("outputs", {}))
-    here, there = ({node["name"]: node for node in each["nodes"]} for each in (mine, argos))
+    here, there = ({node["name"]: node for node in side["nodes"]} for side in (mine, argos))
     killed = {name for name, node in there.items() if node["message"] in KILLED or node.get("daemon")}
     killed |= {name for name in there if any(f"{name}({count})" in killed for count in range(10))}
     for name in sorted({*here, *there}):
@@ -159,6 +163,6 @@ def _unequal(what: str, mine: Any, argos: Any) -> Iterator[str]:
 
 def _class(message: str) -> str:
     for pattern in CLASSES:
-        if found := re.fullmatch(pattern, message, re.DOTALL):
-            return found["said"]
+        if match := re.fullmatch(pattern, message, re.DOTALL):
+            return match["said"]
     return message

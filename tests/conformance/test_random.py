@@ -58,5 +58,5 @@ def test_random_workflows_end_here_as_they_end_on_argo(tmp_path: Path) -> None:
     seed = int(os.environ.get("REKINDLE_TEST_SEED", "0"))
     with Argo(f"rekindle-test-{uuid.uuid4().hex[:6]}", image) as argo, Here(tmp_path / "home") as here:
         manifests = written(tmp_path, SOME, seed, bool(argo.store))
-        found = compare(manifests, here, argo, 4, lambda one: None)
-    assert not {one.name: one.differences for one in found if one.differences}
+        comparisons = compare(manifests, here, argo, 4, lambda comparison: None)
+    assert not {comparison.name: comparison.differences for comparison in comparisons if comparison.differences}

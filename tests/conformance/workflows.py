@@ -161,17 +161,17 @@ class Maker:
             template["synchronization"] = {"mutexes": [{"name": f"{{{{workflow.name}}}}-{template['name']}"}]}
         if self.chance(8) and not self.unlimited:
             # what fails fast does not wait for what runs below its own steps
-            flat = steps and not any(each.nested for each in called)
+            flat = steps and not any(callee.nested for callee in called)
             template |= {"parallelism": 1, **self.chance.one({}, {"failFast": True} if flat else {})}
         return template, gives
 
     def _task(self, tasks: list[Any], called: list[Called], how: str, depth: int) -> None:
-        before = [each for each in called if self.chance(60)]
-        named = {each.name for each in before} | {name for each in before for name in each.before}
-        task = self._call(tasks, called, [each for each in called if each.name in named], "tasks", depth)
+        before = [callee for callee in called if self.chance(60)]
+        named = {callee.name for callee in before} | {name for callee in before for name in callee.before}
+        task = self._call(tasks, called, [callee for callee in called if callee.name in named], "tasks", depth)
         called[-1] = replace(called[-1], before=frozenset(named))
         if before and how == "dependencies":
-            task["dependencies"] = [each.name for each in before]
+            task["dependencies"] = [callee.name for callee in before]
         elif before:
             task["depends"] = self.chance.one(" && ", " && ", " || ").join(map(self._depended, before))
         if how == "depends" and not self.chance(1):  # Argo refuses it
@@ -191,13 +191,13 @@ class Maker:
         """Adds a step or task of a new template."""
         self.left -= 1
         name = f"t{self.chance.one('', '', '', '-')}{self.number()}"
-        holders = [each for each in before if "f" in each.gives]
+        holders = [callee for callee in before if "f" in callee.gives]
         kinds = (*COMMON, *COMMON, *RARE, *(("file", "file") if self.artifacts else ()))
         kinds += ("late",) if self.slow else ()
         kinds += ("asks",) if self.chance(30) else ()
         kinds += ("daemon", "daemon") if depth == 0 and not self.daemons else ()
-        places = [each.place for each in before if each.place]
-        serving = [each for each in before if "serves" in each.gives]
+        places = [callee.place for callee in before if callee.place]
+        serving = [callee for callee in before if "serves" in callee.gives]
         if places and self.chance(60):
             kinds = ("listing",)
         elif holders and self.chance(70):
@@ -225,7 +225,7 @@ class Maker:
         loops = "serves" not in gives and self._loop(holder, before)
         self._arguments(holder, before, prefix, loops)
         if kind == "asks":
-            urls = [f"http://{each.tag('ip')}:{PORT}/{self.chance.one('one', 'one', 'nope')}" for each in serving]
+            urls = [f"http://{callee.tag('ip')}:{PORT}/{self.chance.one('one', 'one', 'nope')}" for callee in serving]
             url = self.chance.one(*urls) if urls else NOBODY
             holder["arguments"] = {"parameters": [{"name": "a", "value": url}]}
             if url.endswith("nope"):  # what it says then is the server's own
@@ -266,7 +266,7 @@ class Maker:
     def _loop(self, holder: dict[str, Any], before: list[Called]) -> bool:
         if not self.chance(20):
             return False
-        lists = [each.tag("outputs.result") for each in before if "list" in each.gives and not each.loops]
+        lists = [callee.tag("outputs.result") for callee in before if "list" in callee.gives and not callee.loops]
         kind = self.chance.one("withItems", "withParam", "withSequence")
         values = {"withItems": ITEMS, "withParam": (*lists, *lists, *PARAMS), "withSequence": SEQUENCES}
         holder[kind] = self.chance.one(*values[kind])
@@ -277,7 +277,7 @@ class Maker:
         if loops and self.chance(70):
             values = list(OF_ITEM)
         elif before and self.chance(60):
-            values = [tag for each in before for tag in self._tags(each)]
+            values = [tag for callee in before for tag in self._tags(callee)]
         if self.chance(80):
             holder["arguments"] = {"parameters": [{"name": "a", "value": self.chance.one(*values)}]}
 
@@ -316,7 +316,7 @@ class Maker:
 
     def _outputs(self, template: Template, called: list[Called]) -> set[str]:
         gives = set()
-        if (sources := [each for each in called if "p" in each.gives]) and self.chance(60):
+        if (sources := [callee for callee in called if "p" in callee.gives]) and self.chance(60):
             one = self.chance.one(*sources)
             given = self.chance.one(
                 {"parameter": one.tag("outputs.parameters.p")},
@@ -326,7 +326,7 @@ class Maker:
             )
             template.setdefault("outputs", {})["parameters"] = [{"name": "p", "valueFrom": given}]
             gives.add("p")
-        if (sources := [each for each in called if "f" in each.gives]) and self.chance(60):
+        if (sources := [callee for callee in called if "f" in callee.gives]) and self.chance(60):
             artifact = {"name": "f", "from": self.chance.one(*sources).tag("outputs.artifacts.f")}
             artifact |= self.chance.one({}, {"optional": True})
             template.setdefault("outputs", {})["artifacts"] = [artifact]
@@ -375,7 +375,7 @@ class Maker:
 
     def _spoil(self, spec: dict[str, Any], top: Template) -> None:
         """One thing that Argo's own check refuses."""
-        holders = [each for group in top["steps"] for each in group] if "steps" in top else top["dag"]["tasks"]
+        holders = [caller for group in top["steps"] for caller in group] if "steps" in top else top["dag"]["tasks"]
         holder = self.chance.one(*holders)
         how = self.chance.between(0, 5)
         if how == 0:

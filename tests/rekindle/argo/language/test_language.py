@@ -123,8 +123,8 @@ def test_what_has_no_tag_is_not_touched(value: object) -> None:
     ],
 )
 def test_expressions(source: str, value: object) -> None:
-    found = evaluate(source, ARGO)
-    assert (type(found), found) == (type(value), value)
+    value = evaluate(source, ARGO)
+    assert (type(value), value) == (type(value), value)
 
 
 @pytest.mark.parametrize(
