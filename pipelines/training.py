@@ -20,7 +20,8 @@ from rekindle.blocks.serving import deployment as serving
 from rekindle.blocks.serving.autoscaler import autoscaler
 from rekindle.blocks.serving.disruption_budget import disruption_budget
 from rekindle.blocks.serving.service import service
-from rekindle.blocks.step import NO_CURE, command, key, retries, step
+from rekindle.blocks.step import NO_CURE, command, retries, step
+from rekindle.keys import CHECKPOINTS, DATASET, LEDGER, MODEL, key
 from rekindle.provenance import PROVENANCE
 from rekindle.step import load, to_text
 
@@ -80,9 +81,9 @@ def _train(config: "Config") -> Resource:
         **dict(config.train),
         "workload": config.workload,
         "model": config.model,
-        "dataset": key("dataset"),
-        "out": key("model"),
-        "checkpoints": key("checkpoints"),
+        "dataset": key(DATASET),
+        "out": key(MODEL),
+        "checkpoints": key(CHECKPOINTS),
         "digest": "{{inputs.parameters.digest}}",
         "run_id": "{{inputs.parameters.run_id}}",
     }
@@ -169,7 +170,7 @@ def _finish(config: "Config", cleaner: Resource) -> None:
     reporter = step("steps.report", config.cluster)
     with DAG(name="finish"):
         about = {n: f"{{{{workflow.{n}}}}}" for n in ("status", "failures")}
-        ledger = key("checkpoints/ledger")
+        ledger = key(LEDGER)
         _task(reporter, workflow="{{workflow.name}}", experiment=config.name, ledger=ledger, **about)
         cleanup = _task(cleaner, "cleanup", kind="pytorchjob", object=JOB)
         cleanup.when = "{{workflow.status}} != Succeeded"

@@ -14,14 +14,10 @@ from hera.workflows import models as m
 from rekindle.blocks import pod as pods
 from rekindle.blocks.settings import ClusterConfig, PodName
 from rekindle.errors import ConfigError, did_you_mean
+from rekindle.keys import key
 from rekindle.step import flag, is_artifact, load, short_name, to_text
 
 NO_CURE = "lastRetry.exitCode not in ['65', '78']"  # wrong data or configuration: rekindle/errors.py
-
-
-def key(artifact: str) -> str:
-    """Where an artifact of this workflow is in the store."""
-    return "{{workflow.name}}/" + artifact
 
 
 def retries(limit: int, expression: str | None = None) -> RetryStrategy:

@@ -3,12 +3,8 @@
 import json
 from pathlib import Path
 
+from rekindle.keys import LEDGER, key
 from rekindle.view import overview
-
-
-def prefix(name: str) -> str:
-    """Where the training of run `name` writes its ledger."""
-    return f"{name}/checkpoints/ledger"
 
 
 def explain(home: Path, name: str | None, as_json: bool) -> str:
@@ -23,7 +19,7 @@ def explain(home: Path, name: str | None, as_json: bool) -> str:
     from rekindle.ledger.text import describe
     from rekindle.local.emulator import LocalCluster
 
-    summary = summarize(read(LocalCluster(home).store(), prefix(name)))
+    summary = summarize(read(LocalCluster(home).store(), key(LEDGER, name)))
     told = describe(summary)
     if as_json:
         return json.dumps({"workflow": name, "phase": phase, "words": told} | summary.as_json(), indent=2)
