@@ -1,9 +1,9 @@
-"""Close the workflow's MLflow run with what became of it and of its workers: the exit handler of every pipeline.
+"""Close the workflow's MLflow run with the results of the workflow and its workers: the exit handler of every pipeline.
 
     rekindle step steps.report --workflow=fraud-x7k2p --status=Failed --failures='[{"displayName": "train"}]'
 
-Works whatever happened before, and any number of times; where no run was made there is nothing to close. The ledger's
-account goes to the run as metrics and tags, and as artifacts `ledger/` in words, as JSON and as a picture.
+Works after any failure, and repeatedly; without a run there is nothing to close. The ledger's report is logged to the
+run as metrics and tags, and as artifacts below `ledger/`: in words, as JSON and as a picture.
 """
 
 import json
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 STATUS = {"Succeeded": "FINISHED", "Failed": "FAILED", "Error": "FAILED"}
 STOPPED = ("stopped with strategy", "shutdown with strategy", "terminated with strategy")  # Argo's words for `stop`
-COUNTED = ("preemptions", "steps_repeated", "steps_per_second", "generations", "coordinator_restarts")
 SHOWN = 5  # failures in the tag; MLflow takes 5,000 characters
 
 
@@ -45,7 +44,7 @@ def run(inputs: Inputs) -> Outputs:
     if not run_id:
         sys.stderr.write(f"no MLflow run of {inputs.workflow} was made: nothing to close\n")
         return Outputs(run_id="")
-    summary = account_of(inputs.ledger)
+    summary = training_summary(inputs.ledger)
     lines = [reason(failure) for failure in failures(inputs.failures)]
     if summary:
         log(run_id, summary, inputs.workdir / "ledger")
@@ -57,8 +56,8 @@ def run(inputs: Inputs) -> Outputs:
     return Outputs(run_id=run_id)
 
 
-def account_of(ledger: str) -> "Summary | None":
-    """What became of the workers' time; None if nobody wrote it down, or it cannot be read."""
+def training_summary(ledger: str) -> "Summary | None":
+    """The report of the training; None if there is no ledger, or it cannot be read."""
     if not ledger:
         return None
     from rekindle.ledger.accounting import summarize
@@ -76,27 +75,10 @@ def account_of(ledger: str) -> "Summary | None":
 def log(run_id: str, summary: "Summary", folder: Path) -> None:
     """Metrics and tags of the MLflow run, and `ledger/` of its artifacts. Raises TrackingError if MLflow is away."""
     from rekindle import tracking
-    from rekindle.ledger.plot import draw
-    from rekindle.ledger.text import describe
+    from rekindle.ledger import publish
 
-    found = summary.as_json()
-    metrics = {f"worker_seconds_{kind}": value for kind, value in found["worker_seconds"].items()}
-    metrics |= {"wall_seconds": summary.ended - summary.began, "bytes_uploaded": summary.uploaded}
-    metrics |= {name: found[name] for name in COUNTED}
-    tags = {name: found[name] for name in ("preemptions", "steps_repeated")}
-    tags |= {"workers": len(summary.intervals), "device": summary.run.get("device", "unknown")}
-    tracking.log(
-        run_id,
-        metrics={f"ledger/{name}": value for name, value in metrics.items()},
-        tags={f"rekindle.{name}": value for name, value in tags.items()},
-    )
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "summary.json").write_text(json.dumps(found, indent=1))
-    (folder / "story.txt").write_text("\n".join(describe(summary)) + "\n")
-    try:
-        draw(summary, folder / "timeline.png")
-    except ImportError as error:
-        sys.stderr.write(f"no picture of the timeline: {error}. The image of `report` needs matplotlib for it.\n")
+    tracking.log(run_id, metrics=publish.metrics(summary), tags=publish.tags(summary))
+    publish.write_files(summary, folder)
     tracking.log_dir(run_id, folder, "ledger")
 
 
