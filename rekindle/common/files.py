@@ -1,10 +1,17 @@
 """Files that a reader never sees half-written."""
 
+import os
+import uuid
 from pathlib import Path
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """Replace the file's content in one step: a reader sees the old or the new text."""
-    draft = path.with_name(path.name + ".new")
-    draft.write_text(text)
-    draft.replace(path)
+def write_atomically(path: Path, text: str, mode: int = 0o666) -> None:
+    """Replace the file's content in one step: readers see the old or the new text, also with concurrent writers."""
+    draft = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    try:
+        with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w") as file:
+            file.write(text)
+        draft.replace(path)
+    except BaseException:
+        draft.unlink(missing_ok=True)
+        raise

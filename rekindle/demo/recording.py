@@ -17,6 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
+from rekindle.common.wording import PROGRESS
 from rekindle.errors import RekindleError
 from rekindle.local.controllers.pod import Pod
 from rekindle.local.controllers.pytorch_job import PyTorchJobs, condition, finished, shared_memory
@@ -26,7 +27,6 @@ from rekindle.local.services.services import BUCKET, REGION
 from rekindle.training.checkpoint import snapshot_file
 from rekindle.training.membership.protocol import PORT
 from rekindle.training.spec import TrainingSpec
-from rekindle.view.summary import PROGRESS
 
 OBSERVE_INTERVAL = 0.01  # seconds
 POLL_INTERVAL = 0.05  # seconds

@@ -19,8 +19,8 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rekindle.common.files import write_atomically
 from rekindle.errors import ConfigError
-from rekindle.local.journal import write
 from rekindle.local.services.services import BUCKET, Services
 
 if TYPE_CHECKING:
@@ -177,7 +177,7 @@ class LocalCluster:
             tries = (hashlib.sha256(f"{self.home}/{pod}/{attempt}".encode()).digest() for attempt in count())
             candidates = (f"127.{1 + a % 254}.{b}.{1 + c % 254}" for a, b, c, *_ in tries)
             address = next(each for each in candidates if taken.setdefault(each, pod) == pod)
-            write(path, json.dumps(dict(list(taken.items())[-ADDRESSES:])))
+            write_atomically(path, json.dumps(dict(list(taken.items())[-ADDRESSES:])))
         return address
 
     def service_variables(self) -> dict[str, str]:
@@ -235,7 +235,7 @@ class LocalCluster:
             _check(each, f"{kind} {name}")
             path = self.home / "objects" / str(kind) / f"{name}.json"
             path.parent.mkdir(parents=True, exist_ok=True)
-            write(path, json.dumps(each), 0o600)
+            write_atomically(path, json.dumps(each), 0o600)
 
 
 def _texts(data: Mapping[str, bytes] | None, name: str) -> dict[str, str]:

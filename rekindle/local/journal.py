@@ -12,11 +12,11 @@ import json
 import os
 import shutil
 import time
-import uuid
 from pathlib import Path
 from typing import Any
 
 from rekindle.argo.kinds import FULFILLED
+from rekindle.common.files import write_atomically
 from rekindle.errors import ConfigError, RekindleError, did_you_mean
 
 Status = dict[str, Any]
@@ -55,7 +55,7 @@ class RunFiles:
         try:
             self.logs.mkdir(parents=True, exist_ok=True)
             self.lock()
-            write(self.root / "manifest.yaml", json.dumps(workflow, indent=1))
+            write_atomically(self.root / "manifest.yaml", json.dumps(workflow, indent=1))
             self._open()
         except OSError as error:
             shutil.rmtree(self.root, ignore_errors=True)
@@ -75,7 +75,7 @@ class RunFiles:
         """Begins the journal anew with all of `status` and no pods."""
         entry = {"status": _head(status), "nodes": status["nodes"]}
         try:
-            write(self.root / "journal.jsonl", _line(entry))
+            write_atomically(self.root / "journal.jsonl", _line(entry))
         except OSError as error:
             raise named(error, self.root) from error
         self._open()
@@ -225,18 +225,6 @@ def named(error: OSError, root: Path) -> RekindleError:
             f"Free some space, {way}."
         )
     return RekindleError(f"{root} cannot be written ({error.strerror}): the state of a run is kept there.")
-
-
-def write(path: Path, text: str, mode: int = 0o666) -> None:
-    """A whole file or the one before, also if two write at once."""
-    beside = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
-    try:
-        with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w") as file:
-            file.write(text)
-        beside.replace(path)
-    except BaseException:
-        beside.unlink(missing_ok=True)
-        raise
 
 
 def read(home: Path, name: str) -> Status:

@@ -18,8 +18,8 @@ from typing import Any
 
 from rekindle.argo.language import gofmt
 from rekindle.argo.names import CONFIG_MAP_TYPE
+from rekindle.common.files import write_atomically
 from rekindle.local.engine.nodes import NodeError, moment, stamp
-from rekindle.local.journal import write
 
 KEY = re.compile(r"[a-zA-Z0-9][-a-zA-Z0-9]*")
 CACHE = "Cache"
@@ -118,4 +118,4 @@ class Shared:
             kept["data"] = kept.get("data") or {}
             yield kept
             if kept["data"] and (after := json.dumps(kept, indent=1)) != before:
-                write(path, after)
+                write_atomically(path, after)

@@ -24,6 +24,7 @@ from rekindle.argo.manifest import read as manifests
 from rekindle.argo.manifest.resolve import resolved
 from rekindle.argo.manifest.retry import reset
 from rekindle.argo.manifest.volumes import claims
+from rekindle.common.files import write_atomically
 from rekindle.errors import ConfigError, RekindleError
 from rekindle.local import preflight
 from rekindle.local.controllers.kubectl import Resources
@@ -31,7 +32,7 @@ from rekindle.local.engine import suspend
 from rekindle.local.engine.inputs import labelled
 from rekindle.local.engine.nodes import Kill, Resumed, Start, stamp
 from rekindle.local.engine.scheduler import Scheduler
-from rekindle.local.journal import FULL, Busy, DiskFull, RunFiles, Status, interrupted, named, write
+from rekindle.local.journal import FULL, Busy, DiskFull, RunFiles, Status, interrupted, named
 from rekindle.local.locks import Shared
 from rekindle.local.pods import artifacts, volumes
 from rekindle.local.pods.executor import Executor
@@ -96,7 +97,7 @@ def let_go(name: str, values: Mapping[str, str], home: Path | None = None) -> bo
         files.lock()  # raises Busy
         files.close()
     elif runs or values:
-        write(files.asked, json.dumps(nodes))
+        write_atomically(files.asked, json.dumps(nodes))
         while files.asked.exists() and files.runner():
             time.sleep(0.05)
         return not files.asked.exists()
@@ -213,7 +214,7 @@ class LocalRun:
             return []
         self.asked = self.files.asked.read_text()
         if self.workflow["spec"].pop("suspend", None):
-            write(self.files.root / "manifest.yaml", json.dumps(self.workflow, indent=1))
+            write_atomically(self.files.root / "manifest.yaml", json.dumps(self.workflow, indent=1))
         return [Resumed(id, values) for id, values in json.loads(self.asked).items()]
 
     def _tidy(self, scheduler: Scheduler) -> None:

@@ -4,7 +4,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from rekindle.common.wording import Progress
+from rekindle.common.wording import progress
 from rekindle.errors import TrackingError, say
 
 POINTS = 500  # per curve at most; each is the mean over equally many steps
@@ -66,7 +66,7 @@ class Metrics:
 
     def _progress(self, step: int, loss: float, steps_per_s: float) -> None:
         eta = (self.total - step) / max(1e-9, steps_per_s)
-        say(str(Progress(step, self.total, loss, steps_per_s * self.samples, eta)))
+        say(progress(step, self.total, loss, steps_per_s * self.samples, eta))
 
     def _run(self) -> None:
         from rekindle import tracking

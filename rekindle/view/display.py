@@ -17,7 +17,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol, TextIO
 
-from rekindle.view.summary import FAILED, FINISHED, PROGRESS, Status, Step, duration, leaves, planned, steps
+from rekindle.common.wording import PROGRESS
+from rekindle.view.summary import FAILED, FINISHED, Status, Step, duration, leaves, planned, steps
 
 MARKS = {
     "Succeeded": ("✔", "green"),

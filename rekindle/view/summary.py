@@ -13,6 +13,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from rekindle.common.wording import minutes
 from rekindle.errors import ConfigError
 
 Status = Mapping[str, Any]
@@ -27,7 +28,6 @@ VERDICTS = {
 }
 METRICS = {"AP": "ap", "AUC": "auc", "CP@100": "cp100"}
 GROUPS = ("DAG", "Steps", "StepGroup", "TaskGroup")
-PROGRESS = re.compile(r"progress step=(\d+)/(\d+) loss=(\S+) samples_per_s=(\S+) eta_s=(\S+)")
 
 
 @dataclass(frozen=True)
@@ -63,8 +63,7 @@ def duration(seconds: float | None) -> str:
         return ""
     if seconds < 60:
         return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes} min {rest:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
+    return minutes(seconds)
 
 
 def planned(manifest: Mapping[str, Any]) -> list[str]:

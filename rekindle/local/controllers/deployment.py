@@ -15,6 +15,7 @@ import time
 from shutil import rmtree
 from typing import TYPE_CHECKING, Any
 
+from rekindle.common.files import write_atomically
 from rekindle.errors import ConfigError, RekindleError
 from rekindle.local.controllers.base import Object, Stored, container_of
 from rekindle.local.processes import alive, end_group, recorded, started
@@ -154,9 +155,8 @@ class Deployments(Stored):
                     stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True, cwd=self.cluster.home,
                 )  # fmt: skip
             CHILDREN.append(child)
-            draft = folder / "supervisor.json.new"
-            draft.write_text(json.dumps({"pid": child.pid, "since": started(child.pid) or 0}))
-            draft.replace(folder / "supervisor.json")
+            record = {"pid": child.pid, "since": started(child.pid) or 0}
+            write_atomically(folder / "supervisor.json", json.dumps(record))
             recorded(child)
 
     def _stop(self, name: str) -> bool:

@@ -16,9 +16,9 @@ from rekindle.argo.manifest import kubectl_path
 from rekindle.argo.manifest.patch import PATCHES, PatchError
 from rekindle.argo.manifest.read import Loader, random_name
 from rekindle.argo.manifest.selector import SelectorError, selects, verdict
+from rekindle.common.files import write_atomically
 from rekindle.errors import ConfigError, RekindleError
 from rekindle.local.engine.nodes import Began, Ended, Start
-from rekindle.local.journal import write
 
 VALUED = ("-n", "--namespace", "--field-manager", "--grace-period", "--timeout")  # of no matter here
 IGNORED = ("--validate", "--cascade", "--wait", "--force", "--now", "--ignore-not-found", "--overwrite")
@@ -142,12 +142,12 @@ class Resources:
         elif action == "patch":
             patched = json.loads(creates.read_text()) if creates.exists() else self._patched(now or {}, obj, strategy)
             creates.parent.mkdir(exist_ok=True)
-            write(creates, json.dumps(patched))  # to patch it once more could be an error, or another result
+            write_atomically(creates, json.dumps(patched))  # to patch it once more could be an error, or another result
             controller.apply(patched)
         elif action != "get":
             if action == "create":
                 creates.parent.mkdir(exist_ok=True)
-                write(creates, name)
+                write_atomically(creates, name)
             controller.apply(obj)
         return kind, name
 

@@ -20,13 +20,12 @@ from pathlib import Path
 from typing import Any
 
 from rekindle.argo.language.quantity import quantity
+from rekindle.common.linux import CGROUP_EVENTS, CGROUP_LIMIT, oom_kills
 from rekindle.local.processes import started
 
 TEXT = re.compile(r"\blimits\b[^{}]*\{[^{}]*\}|\blimits:\s*\n(?:\s+\w.*\n?)+")  # in JSON, and in YAML
 PREFIX = "rekindle-"  # then the pid and the start time of who made it
-LIMITS = ("memory.limit_in_bytes", "memory.max")  # by version
 MORE = {"memory.memsw.limit_in_bytes": "", "memory.swap.max": "0", "memory.oom.group": "1"}  # where the kernel has it
-EVENTS = ("memory.oom_control", "memory.events")
 PAUSES = [0.001 * 2**number for number in range(8)]  # seconds in which what was killed goes
 
 
@@ -37,7 +36,7 @@ class Memory:
         self.folder, self.version, self.exceeded = folder, version, False
         folder.mkdir()
         try:
-            _write(folder / LIMITS[version - 1], str(limit))
+            _write(folder / CGROUP_LIMIT[version], str(limit))
             for file, value in MORE.items():
                 if (folder / file).exists():
                     _write(folder / file, value or str(limit))
@@ -53,9 +52,8 @@ class Memory:
         """Reads what happened, ends what still runs in it, and removes it."""
         for pause in PAUSES:
             try:
-                events = (self.folder / EVENTS[self.version - 1]).read_text()
-                found = re.search(r"^oom_kill (\d+)$", events, re.MULTILINE)
-                self.exceeded |= bool(found and int(found[1]))
+                events = (self.folder / CGROUP_EVENTS[self.version]).read_text()
+                self.exceeded |= oom_kills(events) > 0
                 self.folder.rmdir()
             except FileNotFoundError:  # it is gone, as a rule at the second look
                 return
@@ -146,7 +144,7 @@ def _own() -> Iterator[tuple[Path, int]]:
             root, point = where.split(" ")[3:5]
             own = Path(point, os.path.relpath(path, root))
             for folder in (own, own.parent):
-                if (folder / LIMITS[0]).exists() if version == 1 else "memory" in _handed_down(folder):
+                if (folder / CGROUP_LIMIT[1]).exists() if version == 1 else "memory" in _handed_down(folder):
                     yield folder, version
 
 

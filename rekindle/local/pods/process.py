@@ -6,7 +6,6 @@ Used for container and script templates, and by the controllers for the pods of 
 directory of its own; `private` are the files that are its own, beside its volumes (see isolation.py).
 """
 
-import ctypes
 import os
 import re
 import signal
@@ -18,12 +17,12 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from rekindle import project
+from rekindle.common.linux import die_with_parent
 from rekindle.errors import ConfigError
 from rekindle.local.pods import filesystem, limits
 from rekindle.local.pods.log_pipe import Said
 from rekindle.local.pods.volumes import Made, bound
 
-PR_SET_PDEATHSIG = 1
 VARIABLE = re.compile(r"\$\$|\$\(([^()]+)\)")
 PYTHON = re.compile(r"python[0-9.]*")
 ENVIRONMENT_NAME = re.compile(r"[ -<>-~]+")  # printable ASCII but =, as Kubernetes has it since 1.32
@@ -218,12 +217,9 @@ class _Child:
 
     def __init__(self, parent: int, memory: limits.Memory | None, enter: Any, directory: str | None) -> None:
         self.parent, self.memory, self.enter, self.directory = parent, memory, enter, directory
-        self.prctl = ctypes.CDLL(None).prctl
 
     def __call__(self) -> None:
-        self.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != self.parent:  # it died before the line above
-            os._exit(1)
+        die_with_parent(self.parent)
         signal.pthread_sigmask(signal.SIG_SETMASK, set())
         if self.memory:
             self.memory.enter()

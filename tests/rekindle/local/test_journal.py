@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
+from rekindle.common.files import write_atomically
 from rekindle.errors import ConfigError
 from rekindle.local.emulator import LocalCluster
-from rekindle.local.journal import RunFiles, interrupted, write
+from rekindle.local.journal import RunFiles, interrupted
 from rekindle.local.run import execute, resume, stop
 from rekindle.view import overview
 
@@ -78,15 +79,15 @@ def test_a_journal_that_is_lost_is_a_run_that_begins_anew(files: RunFiles) -> No
 def test_a_file_that_two_write_at_once_is_that_of_one(tmp_path: Path) -> None:
     texts = [letter * 100_000 for letter in "abcd"]
     with ThreadPoolExecutor(4) as pool:
-        list(pool.map(lambda number: write(tmp_path / "f", texts[number % 4]), range(400)))
+        list(pool.map(lambda number: write_atomically(tmp_path / "f", texts[number % 4]), range(400)))
     assert (tmp_path / "f").read_text() in texts
     assert [path.name for path in tmp_path.iterdir()] == ["f"]
 
 
 def test_a_file_that_cannot_be_written_leaves_the_one_before_and_no_other(tmp_path: Path) -> None:
-    write(tmp_path / "f", "before")
+    write_atomically(tmp_path / "f", "before")
     with pytest.raises(UnicodeEncodeError):
-        write(tmp_path / "f", "\ud800")
+        write_atomically(tmp_path / "f", "\ud800")
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("f", "before")]
 
 
