@@ -1,9 +1,9 @@
-"""What runs of one home share: mutexes, semaphores, and the outputs that `memoize` keeps.
+"""State shared by all runs of one home: mutexes, semaphores and memoized outputs.
 
-    shared = Shared(cluster); lock, why = shared.acquire("node", locks_of(...)); shared.release("node")
+    locks = SharedLocks(cluster); lock, reason = locks.acquire("node", locks_of(...)); locks.release("node")
 
-A slot of a lock is a file that its caller has locked (flock), so that it goes with the process, however it ends; what
-waits asks again. Outputs lie in ConfigMaps of the home, as Argo keeps them.
+A slot of a lock is a file locked with flock, so the kernel releases it when the process exits for any reason; waiters
+poll. Memoized outputs are stored in ConfigMaps of the home, as in Argo.
 Source: Argo's workflow/sync and workflow/controller/cache.
 """
 
@@ -26,34 +26,34 @@ CACHE = "Cache"
 Lock = tuple[str, int]
 
 
-class Shared:
-    """The locks that this process holds, and the cache of the home."""
+class SharedLocks:
+    """The locks held by this process, and the memoization cache of the home."""
 
     def __init__(self, cluster: Any) -> None:
         self.configmap, self.home = cluster.configmap, cluster.home
         self.held: dict[str, dict[str, int]] = {}  # caller → lock → descriptor
 
     def acquire(self, caller: str, locks: list[Lock]) -> tuple[str, str]:
-        """Takes all of them or none; the first that is not to be had, and what Argo says of it."""
+        """Acquires all locks or none. Returns the first unavailable lock and Argo's message, or two empty strings."""
         mine = self.held.setdefault(caller, {})
         before = set(mine)
         for name, limit in locks:
             if name not in mine and not self._take(mine, name, limit):
-                for each in set(mine) - before:
-                    os.close(mine.pop(each))
+                for acquired in set(mine) - before:
+                    os.close(mine.pop(acquired))
                 return name, f"Waiting for {name} lock. Lock status: 0/{limit}"
         return "", ""
 
     def alone(self, name: str, limit: int) -> bool:
-        """Whether this run itself holds all of a lock."""
+        """Whether this run holds every slot of a lock."""
         return sum(name in mine for mine in self.held.values()) >= limit
 
     def release(self, caller: str) -> bool:
-        """Whether there was something to release."""
-        found = self.held.pop(caller, {})
-        for descriptor in found.values():
+        """Releases all locks of `caller`. Returns whether it held any."""
+        descriptors = self.held.pop(caller, {})
+        for descriptor in descriptors.values():
             os.close(descriptor)
-        return bool(found)
+        return bool(descriptors)
 
     def close(self) -> None:
         """Releases everything."""
@@ -75,7 +75,7 @@ class Shared:
         return False
 
     def recall(self, cache: str, key: str, max_age: str | None, now: float) -> tuple[bool, dict[str, Any] | None]:
-        """Whether something is kept under `key`, and the outputs. Raises NodeError."""
+        """Whether the cache has an entry for `key`, and its outputs. Raises NodeError."""
         if not KEY.fullmatch(key):
             raise NodeError(f"invalid cache key: {key}")
         try:
@@ -92,26 +92,27 @@ class Shared:
         return hit, entry["outputs"] if hit else None
 
     def remember(self, cache: str, key: str, id: str, outputs: dict[str, Any] | None, now: float) -> None:
-        """Keeps the outputs of a node that succeeded. Raises NodeError."""
+        """Caches the outputs of a succeeded node. Raises NodeError."""
         entry = {"nodeID": id, "outputs": outputs, "creationTimestamp": stamp(now), "lastHitTimestamp": stamp(now)}
         with self._configmap(cache) as kept:
             kept["data"][key] = json.dumps(entry)
 
     @contextmanager
     def _configmap(self, name: str) -> Iterator[dict[str, Any]]:
-        """A ConfigMap of the cache's kind, made where there is none, and written if it was changed."""
+        """Opens a cache ConfigMap, creating it if absent, and writes it back if changed. Raises NodeError."""
         folder = self.home / "objects/ConfigMap"
         folder.mkdir(parents=True, exist_ok=True)
         with open(folder / f".{name}.lock", "a") as owner:
             fcntl.flock(owner, fcntl.LOCK_EX)
-            path, label = folder / f"{name}.json", {CONFIG_MAP_TYPE: CACHE}
-            fresh = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name, "labels": label}}
+            path = folder / f"{name}.json"
+            labels = {CONFIG_MAP_TYPE: CACHE}
+            fresh = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name, "labels": labels}}
             before = path.read_text() if path.exists() else json.dumps(fresh)
             kept = json.loads(before)
-            found = (kept["metadata"].get("labels") or {}).get(CONFIG_MAP_TYPE)
-            if found is None:
+            label = (kept["metadata"].get("labels") or {}).get(CONFIG_MAP_TYPE)
+            if label is None:
                 raise NodeError(f"memoization configmap doesn't have {CONFIG_MAP_TYPE} label, refusing to use it")
-            if found != CACHE:
+            if label != CACHE:
                 raise NodeError(
                     f"memoization configmap doesn't have label {CONFIG_MAP_TYPE} = {CACHE}, refusing to use it"
                 )

@@ -33,7 +33,7 @@ from rekindle.local.engine.inputs import labelled
 from rekindle.local.engine.nodes import Kill, Resumed, Start, stamp
 from rekindle.local.engine.scheduler import Scheduler
 from rekindle.local.journal import FULL, Busy, DiskFull, RunFiles, Status, interrupted, named
-from rekindle.local.locks import Shared
+from rekindle.local.locks import SharedLocks
 from rekindle.local.pods import artifacts, volumes
 from rekindle.local.pods.executor import Executor
 from rekindle.local.pods.process import POD, Cluster
@@ -167,7 +167,7 @@ class LocalRun:
         """Runs to the end and gives the status. KeyboardInterrupt stops it (see module)."""
         self.on_change = on_change
         shutdown = self.shutdown
-        shared = Shared(self.cluster)
+        shared = SharedLocks(self.cluster)
         with HeldInterrupts() as interrupts, contextlib.closing(self.files), contextlib.closing(shared):
             while True:
                 executor = Executor(self.files, self.workflow, self.cluster, interrupts)

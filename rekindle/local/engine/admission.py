@@ -1,6 +1,6 @@
-"""What holds a node back, or makes it needless: limits, locks that others hold, and outputs that a cache has kept.
+"""Admission of nodes: parallelism limits, locks and memoized outputs.
 
-A node that waits for a lock is Pending and says for which; one that is found in the cache succeeds without having run.
+A node waiting for a lock is Pending and names the lock; a node with a cache hit succeeds without running.
 Source: Argo's operator.go (operate, executeTemplate, markNodeWaitingForLock, initializeCacheHitNode).
 """
 
@@ -13,11 +13,11 @@ from rekindle.argo.language import gofmt
 from rekindle.local.engine.context import Context
 from rekindle.local.engine.nodes import Node, NodeError, Options, Parallel, moment
 
-POLL = 0.2  # seconds between two tries to get a lock that another run may hold
+POLL = 0.2  # seconds between attempts to acquire a lock that another run may hold
 
 
 def admitted(context: Context) -> bool:
-    """Whether the workflow has the locks it asks for, or is over."""
+    """Whether the workflow holds its locks or is completed."""
     wanted = context.spec.get("synchronization")
     if not wanted or context.done:
         return True
@@ -38,7 +38,7 @@ def admitted(context: Context) -> bool:
 def before(
     context: Context, name: str, caller: dict[str, Any], template: dict[str, Any], options: Options
 ) -> Node | None:
-    """The node, if there is one already: it waits for a lock, or its outputs are in a cache. Raises NodeError."""
+    """The node if it exists, waits for a lock or has memoized outputs; else None. Raises NodeError."""
     node = context.table.get(name)
     retried = context.strategy(template) is not None
     type = "Retry" if retried else next((type for kind, type in NODE_TYPES.items() if kind in template), "Pod")
@@ -55,7 +55,7 @@ def before(
             elif template.get("timeout"):
                 context.wake_at(times_out(node, template))
             else:
-                context.stuck = message  # unless something of this run ends
+                context.stuck = message  # unless another node of this run completes
             return context.table.mark(name, node["phase"], message)
         context.holding.add(context.table.id(name))
         if node and node.pop("synchronizationStatus", None):
@@ -78,12 +78,12 @@ def before(
 
 
 def times_out(node: Node, template: dict[str, Any]) -> float:
-    """When a node of a template with a `timeout` has had its time. Raises ValueError."""
+    """When a node of a template with a `timeout` times out (unix seconds). Raises ValueError."""
     return moment(node["startedAt"]) + gofmt.seconds(template["timeout"])
 
 
 def release(context: Context) -> None:
-    """Lets go of the locks of nodes that are over."""
+    """Releases the locks of completed nodes."""
     for id in context.holding - context.leaked:
         if not (node := context.table.nodes.get(id)) or node["phase"] not in FULFILLED:
             continue
@@ -97,20 +97,20 @@ def memoized(memo: dict[str, Any], hit: bool) -> dict[str, Any]:
 
 
 def remember(context: Context, node: Node) -> None:
-    """Keeps what a memoized node gave. Raises NodeError."""
+    """Caches the outputs of a memoized node. Raises NodeError."""
     memo = node["memoizationStatus"]
     context.locks.remember(memo["cacheName"], memo["key"], node["id"], node.get("outputs"), context.table.now)
 
 
 def keep(context: Context, node: Node) -> None:
-    """`remember` for a DAG or steps template, which on Argo succeeds even if that fails."""
+    """`remember` for a DAG or steps template, which in Argo succeeds even if caching fails."""
     if node.get("memoizationStatus"):
         with contextlib.suppress(NodeError):
             remember(context, node)
 
 
 def limit(context: Context, template: dict[str, Any], node: Node | None, boundary: str) -> None:
-    """Raises Parallel where parallelism or failFast forbid going on."""
+    """Raises Parallel if parallelism or failFast forbid running the node."""
     if node and context.table.lost:
         return
     if full(context):
@@ -132,7 +132,7 @@ def _pods(context: Context, boundary: str) -> int:
 
 
 def _limited(context: Context, parent: Node, template: dict[str, Any], count: Callable[[str], int]) -> None:
-    """Argo holds a DAG or steps node up by its pods, and its children by all that is active beside them."""
+    """Argo limits a DAG or steps node by its active pods, and its children by all active siblings."""
     boundary, limit = parent["id"], template.get("parallelism")
     if template.get("failFast") is True and context.table.tally[boundary, "failed"]:
         if not _pods(context, boundary):
@@ -157,10 +157,10 @@ def locks_of(
 ) -> list[tuple[str, int]]:
     """Name and limit of each lock, semaphores first. Raises NodeError."""
     locks: list[tuple[str, int]] = []
-    for each in synchronization.get("semaphores") or []:
-        reference = each.get("configMapKeyRef") or {}
+    for semaphore in synchronization.get("semaphores") or []:
+        reference = semaphore.get("configMapKeyRef") or {}
         map, key = reference.get("name", ""), reference.get("key", "")
-        name = f"{each.get('namespace') or namespace}/ConfigMap/{map}/{key}"
+        name = f"{semaphore.get('namespace') or namespace}/ConfigMap/{map}/{key}"
         try:
             limit, why = int(configmap(map)[key]), "it is 0"
         except KeyError:
@@ -170,8 +170,8 @@ def locks_of(
         if not limit:
             raise NodeError(f"failed to initialize semaphore {name} with limit: {why}")
         locks.append((name, limit))
-    for each in synchronization.get("mutexes") or []:
-        locks.append((f"{each.get('namespace') or namespace}/Mutex/{each.get('name', '')}", 1))
+    for mutex in synchronization.get("mutexes") or []:
+        locks.append((f"{mutex.get('namespace') or namespace}/Mutex/{mutex.get('name', '')}", 1))
     if len(set(locks)) < len(locks):
         raise NodeError("requested configuration is invalid: duplicate synchronization item found")
     return locks

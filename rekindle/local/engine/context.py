@@ -1,24 +1,22 @@
-"""What the modules of the engine share about one workflow: its nodes, its values, its locks, and what is to be done.
+"""The state of one workflow that the engine's modules share: nodes, inputs, locks and pending actions.
 
-Each module takes a Context; the scheduler makes it and lends it `execute`, so that no module imports the scheduler.
+Each module takes a Context; the scheduler creates it and passes in `execute`, so no module imports the scheduler.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from rekindle.argo.kinds import COMPLETED
 from rekindle.argo.manifest import volumes
 from rekindle.argo.manifest.resolve import called
 from rekindle.local.engine.inputs import Inputs
 from rekindle.local.engine.nodes import Kill, Node, NodeTable, Options, Start, moment, stamp
-
-if TYPE_CHECKING:
-    from rekindle.local.engine.scope import Scope
+from rekindle.local.engine.scope import Scope
 
 
 class Locks(Protocol):
-    """Mutexes, semaphores and memoized outputs that runs of one machine share."""
+    """Mutexes, semaphores and memoized outputs shared by the runs of one machine."""
 
     def acquire(self, caller: str, locks: list[tuple[str, int]]) -> tuple[str, str]: ...
     def alone(self, name: str, limit: int) -> bool: ...
@@ -30,7 +28,7 @@ class Locks(Protocol):
 
 
 class Execute(Protocol):
-    """Brings node `name` as far as it can go now. Raises Parallel, NodeError (the node is marked then)."""
+    """Advances node `name` as far as possible now. Raises Parallel, NodeError (the node is marked then)."""
 
     def __call__(
         self, name: str, caller: dict[str, Any], arguments: dict[str, Any], options: Options, retried: bool = False
@@ -39,15 +37,15 @@ class Execute(Protocol):
 
 @dataclass(slots=True)
 class Expansion:
-    """What was derived for one node and would be derived again after a restart; nothing of it is saved."""
+    """Values derived for one node; not persisted, recomputed after a restart."""
 
     template: dict[str, Any] | None = None  # with its inputs filled in
-    members: list[dict[str, Any]] | None = None  # of a loop or a group of steps: the tasks or steps it became
-    pending: list[dict[str, Any]] | None = None  # those of the members that are not fulfilled
+    members: list[dict[str, Any]] | None = None  # of a loop or step group: the expanded tasks or steps
+    pending: list[dict[str, Any]] | None = None  # the members that are not fulfilled
     dag: Any = None  # the walk over a DAG's tasks (dag.Dag)
-    scope: "Scope | None" = None  # of a steps template: what its next group can see
+    scope: Scope | None = None  # of a steps template: what the next group can see
     complete_groups: int = 0  # of a steps template: how many groups the scope has
-    results_read: set[str] | None = None  # of a DAG or steps template: whose outputs.result it mentions
+    results_read: set[str] | None = None  # names of the children whose outputs.result it references
 
 
 class Context:
@@ -62,13 +60,15 @@ class Context:
         self.inputs = Inputs(workflow, status)
         self.shutdown, self._locks, self.execute = shutdown, locks, execute
         self.holding: set[str] = set()  # ids of nodes with locks
-        self.leaked: set[str] = set()  # of those, nodes that erred before they ran: Argo releases at its next look
+        self.leaked: set[str] = (
+            set()
+        )  # of these, nodes that failed before they ran: Argo releases them on its next pass
         self.daemons = {id: None for id, node in self.table.nodes.items() if node.get("daemoned")}
-        self.started: set[str] = set()  # ids of pods that this process was told to start
+        self.started: set[str] = set()  # ids of pods for which this process got a Start
         self.actions: list[Start | Kill] = []
         self.expansions: dict[str, Expansion] = {}  # by name of the node
-        self.wake: float | None = None  # unix seconds: when the scheduler must look again
-        self.stuck = ""  # why nothing can run, if nothing runs
+        self.wake: float | None = None  # unix seconds: the latest time of the next `advance`
+        self.stuck = ""  # why no node can run, if none does
 
     @property
     def locks(self) -> Locks:
@@ -96,7 +96,7 @@ class Context:
         return ".onExit" in node["name"]
 
     def expansion(self, name: str) -> Expansion:
-        """Of the node `name`; a new one if it has none."""
+        """The expansion of node `name`, created on first use."""
         return self.expansions.setdefault(name, Expansion())
 
     def filled(self, name: str) -> dict[str, Any] | None:
@@ -105,7 +105,7 @@ class Context:
         return expansion.template if expansion else None
 
     def caller(self, node: Node) -> dict[str, Any]:
-        """The step, task or hook that called a node's template, as far as the node says it: not for an inline one."""
+        """The step, task or hook that called a node's template, as recorded on the node; not for inline templates."""
         scope, name = node.get("templateScope", ""), node.get("templateName", "")
         plain = name if scope.startswith("local/") else f"{scope}/{name}"
         return {
@@ -114,16 +114,16 @@ class Context:
         }
 
     def strategy(self, template: dict[str, Any]) -> dict[str, Any] | None:
-        """How a template is retried; an empty strategy retries for ever."""
+        """The template's retry strategy; an empty one retries forever."""
         return template.get("retryStrategy", self.spec.get("retryStrategy"))
 
     def finish(self, phase: str, message: str, stuck: bool = False) -> None:
-        """The workflow's end, unless pods still run whose outputs Argo would wait for."""
+        """Completes the workflow, unless pods still run whose outputs Argo would wait for."""
         table = self.table
         running = {
             id for id in {*table.active, *self.daemons} if table.nodes[id]["phase"] == "Running" or id in table.anew
         }
-        if running and not stuck:  # Argo waits for what they give, and looks again
+        if running and not stuck:  # Argo waits for their outputs and reassesses
             if table.again or running - self.daemons.keys():
                 return
             # only the end of its template would have ended it
@@ -136,7 +136,7 @@ class Context:
             self.status.pop("persistentVolumeClaims", None)
 
     def end_daemons(self, boundary: str) -> None:
-        """Ends the daemons that a DAG or steps template started, once it is completed."""
+        """Kills the daemons started by a completed DAG or steps template."""
         for node in [self.table.nodes[id] for id in self.daemons]:
             if node.get("boundaryID") == boundary:
                 self.daemons.pop(node["id"], None)

@@ -1,7 +1,7 @@
-"""DAG templates: which task may run, what it sees, and what its end means for the whole.
+"""DAG templates: which task may run, its scope, and the DAG's phase (assessDAGPhase).
 
-A bare `A` in `depends` means `(A.Succeeded || A.Skipped || A.Daemoned)`: an omitted task lets nothing pass. The phase
-of a DAG is that of its targets (the leaves), where an omitted task has the phase of what is above it. Source: Argo's
+A bare `A` in `depends` means `(A.Succeeded || A.Skipped || A.Daemoned)`: an omitted task does not satisfy it. The phase
+of a DAG is that of its targets (the leaves), where an omitted task has the phase of its parents. Source: Argo's
 dag.go and common/ancestry.go.
 """
 
@@ -34,15 +34,15 @@ class Dag:
         self.boundary = context.table.ids[name]
         self.tasks = {task["name"]: task for task in template["dag"]["tasks"]}
         self.needs, self.logic = {}, {}
-        for each in self.tasks.values():
-            self.needs[each["name"]], self.logic[each["name"]] = dependencies(each, self.tasks)
+        for task in self.tasks.values():
+            self.needs[task["name"]], self.logic[task["name"]] = dependencies(task, self.tasks)
         needed = {name for names in self.needs.values() for name in names}
         target = template["dag"].get("target")
         self.targets = target.split(" ") if target else sorted(set(self.tasks) - needed)
-        if unknown := [each for each in self.targets if each not in self.tasks]:
+        if unknown := [target for target in self.targets if target not in self.tasks]:
             raise NodeError(f"target {unknown[0]} does not exist")
         self.looped = {name for name, task in self.tasks.items() if loops(task)}
-        self.seen: dict[str, list[str]] = {}  # by each task whose turn has come
+        self.seen: dict[str, list[str]] = {}  # task → ancestors it can reference
         eager = self.looped | {name for name, task in self.tasks.items() if task.get("when")}
         self.order = Order(self.targets, self.needs, eager)
 
@@ -53,7 +53,7 @@ class Dag:
         return Options(self.boundary, self.on_exit, "tasks")
 
     def scope(self, task: str) -> scopes.Scope:
-        """What `task` sees: all its ancestors. Raises ValueError for a loop's result that is no JSON."""
+        """The scope of `task`: all its ancestors. Raises ValueError if a loop's result is not JSON."""
         scope = scopes.of_template(self.context.status, self.template)
         if task not in self.seen:
             self.seen[task] = self._sees(task)
@@ -62,14 +62,14 @@ class Dag:
             if node is None:
                 raise ValueError(f"Ancestor task node {name} not found")
             if node["type"] == "TaskGroup":
-                scopes.named(self.tasks[name])
+                scopes.check_named(self.tasks[name])
             self.add(scope, name, node)
         return scope
 
     def _sees(self, task: str) -> list[str]:
         text = json.dumps(self.tasks[task])
         seen = self.looped | self.tasks.keys() & set(WORDS.findall(text))
-        if "{{=" in text or "xpression" in text:  # may reach a task without its name
+        if "{{=" in text or "xpression" in text:  # may reference a task without its name
             seen = self.tasks.keys()
         seen = seen - {task}
         if not seen <= set(self.needs[task]):
@@ -125,8 +125,8 @@ class Dag:
         return passed, bool(node and node["phase"] in FULFILLED and not hooked)
 
     def _passed_by(self, name: str) -> bool:
-        """Whether Argo looks at a task no more: it does so on its way up from what is not over yet."""
-        after = (self.node(each) for each in self.order.after[name])
+        """Whether Argo no longer visits a task: it visits only ancestors of unfinished tasks."""
+        after = (self.node(dependent) for dependent in self.order.after[name])
         return name not in self.targets and all(node and node["phase"] in FULFILLED for node in after)
 
     def _may_start(self, name: str, task: dict[str, Any]) -> bool:
@@ -143,7 +143,7 @@ class Dag:
         return bool(verdict)
 
     def depends(self, name: str) -> bool | None:
-        """Whether `name` is to run; None while that is open. Raises ExprError."""
+        """Whether `name` should run; None while undecided. Raises ExprError."""
         scope: dict[str, Any] = {}
         for need in self.needs[name]:
             node = self.node(need)
@@ -158,7 +158,7 @@ class Dag:
         return truth(self.logic[name], scope)
 
     def connect(self, task: str, name: str, group: str | None = None) -> None:
-        """Hangs node `name` below what `task` waited for."""
+        """Makes node `name` a child of the nodes that `task` depends on."""
         if group:
             self.table.child(group, name)
         elif not self.needs[task]:
@@ -166,12 +166,12 @@ class Dag:
         else:
             for need in self.needs[task]:
                 for id in self.table.outbound(self.table.ids[f"{self.name}.{need}"]):
-                    if id not in self.table.nodes:  # an exit hook that could not begin
+                    if id not in self.table.nodes:  # an exit hook that could not start
                         return
                     self.table.child(self.table.nodes[id]["name"], name)
 
     def _run(self, name: str, task: dict[str, Any]) -> bool:
-        """Whether a limit holds it up that holds for all new tasks."""
+        """Runs a task; returns whether a limit blocks all new tasks."""
         full = f"{self.name}.{name}"
         expansion = self.context.expansion(full)
         expanded = expansion.members
@@ -200,30 +200,30 @@ class Dag:
             self.connect(name, full)
         left = expanded if expansion.pending is None else expansion.pending
         kept, state = [], None
-        for index, each in enumerate(left):
-            state = self._one(name, task, each, full if group else None)
-            if state is None and not self.table.lost:  # those after it are for a later look
+        for index, member in enumerate(left):
+            state = self._run_member(name, task, member, full if group else None)
+            if state is None and not self.table.lost:  # the rest wait for a later pass
                 kept += left[index:]
                 break
-            kept += [] if state else [each]
+            kept += [] if state else [member]
         expansion.pending = kept
         if group and not kept:
-            self.table.mark(full, _last([node for each in expanded if (node := self.node(each["name"]))]))
+            self.table.mark(full, _last([node for member in expanded if (node := self.node(member["name"]))]))
         return state is None and not group and not self.node(name)
 
-    def _one(self, name: str, task: dict[str, Any], each: dict[str, Any], group: str | None) -> bool | None:
-        """One task after expansion. Whether it and its exit hook are over; None where Argo looks no further now.
+    def _run_member(self, name: str, task: dict[str, Any], member: dict[str, Any], group: str | None) -> bool | None:
+        """Runs one expanded task. Whether it and its exit hook completed; None where Argo stops this pass.
 
-        It hangs where it belongs before it begins: what cannot begin leaves the id of a node that is not there.
+        It is connected before it starts: a task that cannot start leaves the id of a node that does not exist.
         """
-        full, options = f"{self.name}.{each['name']}", self.options()
-        node = self.node(each["name"])
+        full, options = f"{self.name}.{member['name']}", self.options()
+        node = self.node(member["name"])
         if node and node["type"] == "Pod" and node["phase"] not in FULFILLED and node["id"] in self.context.started:
             return fulfilled(node)
         if not node:
             self.connect(name, full, group)
             try:
-                runs, reason = should_execute(each.get("when", "")), f"when '{each.get('when')}' evaluated false"
+                runs, reason = should_execute(member.get("when", "")), f"when '{member.get('when')}' evaluated false"
             except WhenError as error:
                 self.table.create(full, "Skipped", "Error", task, options, str(error))
                 return True
@@ -231,7 +231,7 @@ class Dag:
                 self.table.create(full, "Skipped", "Skipped", task, options, reason)
                 return True
         try:
-            found = self.context.execute(full, each, each.get("arguments") or {}, options)
+            result = self.context.execute(full, member, member.get("arguments") or {}, options)
         except Parallel:
             return False if node else None
         except TimedOut:
@@ -239,22 +239,22 @@ class Dag:
         except NodeError as error:
             self.table.mark(full, "Error", f"task '{full}' errored: {error}")
             return None
-        if found is None:
+        if result is None:
             return None
-        if found["phase"] in COMPLETED and (task.get("hooks") or task.get("onExit")):
-            return self._exited(name, found) or None
-        found = self.node(each["name"]) or found
-        return found["phase"] in FULFILLED if found["type"] == "Retry" and not group else fulfilled(found)
+        if result["phase"] in COMPLETED and (task.get("hooks") or task.get("onExit")):
+            return self._exited(name, result) or None
+        result = self.node(member["name"]) or result
+        return result["phase"] in FULFILLED if result["type"] == "Retry" and not group else fulfilled(result)
 
     def _exited(self, name: str, node: Node) -> bool:
-        """Whether the exit hook of a task that is over is over, too: one that cannot run never is."""
+        """Whether the exit hook of a completed task completed; a hook that cannot run never does."""
         try:
             return hooks.after(self.context, self.tasks[name], node, self.scope(name), self.options())
         except (NodeError, ValueError):
             return False
 
     def phase(self) -> str:
-        """The phase of the whole, from its targets."""
+        """The phase of the DAG, from its targets."""
         live = (self.node(self.order.names[index]) for index in self.order.live)
         if any(node and not fulfilled(node) and not self._group_phase(node) for node in live):
             return "Running"
@@ -285,8 +285,8 @@ class Dag:
                 if not fast:
                     break
             elif branch in FAILED:
-                goes_on = self.tasks[name].get("continueOn") or {}
-                if goes_on.get("failed" if branch == "Failed" else "error"):
+                continue_on = self.tasks[name].get("continueOn") or {}
+                if continue_on.get("failed" if branch == "Failed" else "error"):
                     continue
                 result = branch
                 if fast:
@@ -294,10 +294,10 @@ class Dag:
         return result
 
     def _group_phase(self, node: Node) -> str:
-        """The phase of a loop of which nothing runs, else "". Those of its items that did not begin never will."""
+        """The phase of a loop with no running items, else ""; items that have not started never will."""
         items = node.get("children", []) if node["type"] == "TaskGroup" else []
         nodes = (self.table.nodes.get(id) for id in reversed(items))
-        if not items or any(not each or not fulfilled(each) for each in nodes):
+        if not items or any(not item or not fulfilled(item) for item in nodes):
             return ""
         return _last([self.table.nodes[id] for id in items])
 
@@ -311,13 +311,13 @@ class Dag:
 
 
 def _last(nodes: list[Node]) -> str:
-    """The phase of a loop with such items."""
+    """The phase of a loop with these items."""
     failed = [node["phase"] for node in nodes if node["phase"] in FAILED]
     return failed[-1] if failed else "Succeeded"
 
 
 def resolve(context: Context, task: dict[str, Any], scope: scopes.Scope, unable: str = "") -> dict[str, Any]:
-    """A task or step with everything replaced that is known before its loop (`unable`: see `artifact_of`).
+    """A task or step with all tags replaced except loop items (`unable`: see `artifact_of`).
 
     Raises TemplateError, WhenError.
     """
@@ -334,14 +334,14 @@ def resolve(context: Context, task: dict[str, Any], scope: scopes.Scope, unable:
                 raise
     body["arguments"] = scopes.absent_arguments(scope, body.get("arguments") or {})
     body = substitute(body, values, STEPS)
-    files = [scopes.artifact_of(scope, each, unable) for each in body["arguments"].get("artifacts") or []]
+    files = [scopes.artifact_of(scope, artifact, unable) for artifact in body["arguments"].get("artifacts") or []]
     if files:
-        body["arguments"] = {**body["arguments"], "artifacts": [each for each in files if each]}
+        body["arguments"] = {**body["arguments"], "artifacts": [artifact for artifact in files if artifact]}
     return {**body, **hooks}
 
 
 def execute(context: Context, name: str, caller: dict[str, Any], template: dict[str, Any], options: Options) -> Node:
-    """Brings a DAG node as far as it can go."""
+    """Advances a DAG node."""
     node = context.table.begun(name, "DAG", "Running", caller, template, options)
     expansion = context.expansion(name)
     dag: Dag = expansion.dag or Dag(context, name, template, options)
@@ -350,7 +350,9 @@ def execute(context: Context, name: str, caller: dict[str, Any], template: dict[
     if node["phase"] in FULFILLED:
         return node
     stopped = context.shutdown and not options.on_exit
-    if stopped and all(context.table.hooks_done(found) for target in dag.targets if (found := dag.node(target))):
+    if stopped and all(
+        context.table.hooks_done(target_node) for target in dag.targets if (target_node := dag.node(target))
+    ):
         phase = "Failed"
     else:
         phase = dag.phase()
@@ -359,17 +361,20 @@ def execute(context: Context, name: str, caller: dict[str, Any], template: dict[
     if phase == "Succeeded":
         try:
             scope = scopes.of_template(context.status, template)
-            for each in dag.tasks:
-                if found := dag.node(each):
-                    dag.add(scope, each, found)
-                    context.inputs.export(found.get("outputs") or {})
+            for task in dag.tasks:
+                if task_node := dag.node(task):
+                    dag.add(scope, task, task_node)
+                    context.inputs.export(task_node.get("outputs") or {})
             outputs = scopes.outputs_of(template, scope)
         except (TemplateError, ValueError) as error:
             raise NodeError(str(error)) from None
         if outputs:
-            node["outputs"] = outputs  # exported only by a DAG above, as those of its task
+            node["outputs"] = outputs  # exported only by an enclosing DAG, as its task's outputs
         admission.keep(context, node)
-    node["outboundNodes"] = [  # one whose outputs err has none, and nothing hangs below it
-        out for target in dag.targets if (found := dag.node(target)) for out in context.table.outbound(found["id"])
+    node["outboundNodes"] = [  # a DAG whose outputs fail to resolve gets none
+        out
+        for target in dag.targets
+        if (target_node := dag.node(target))
+        for out in context.table.outbound(target_node["id"])
     ]
     return context.table.mark(name, phase)

@@ -22,7 +22,7 @@ EXIT = "exit"
 
 
 def of_workflow(context: Context) -> bool:
-    """Runs the workflow's hooks, but for exit; true when those that began are over."""
+    """Runs the workflow's hooks except exit; true when all started hooks completed."""
     done = True
     try:
         for name, hook in _conditional(context.spec, context.name):
@@ -67,7 +67,7 @@ def failures(context: Context) -> str:
 
 
 def during(context: Context, caller: dict[str, Any], node: Node, scope: Scope, options: Options) -> bool:
-    """Runs the hooks of a step or task, but for exit; true when those that began are over. Raises NodeError."""
+    """Runs the hooks of a step or task except exit; true when all started hooks completed. Raises NodeError."""
     done, values = True, Scope(scope)
     values[f"{options.kind}.{caller['name']}.status"] = node["phase"]
     for name, hook in _conditional(caller, node["name"]):
@@ -80,20 +80,20 @@ def during(context: Context, caller: dict[str, Any], node: Node, scope: Scope, o
             arguments = hook.get("arguments") or {}
             if outputs is not None:
                 arguments = _resolved(context, arguments, values, options.kind, caller["name"], outputs)
-            found = context.execute(name, hook, arguments, Options(options.boundary, flag={"hooked": True}))
+            hook_node = context.execute(name, hook, arguments, Options(options.boundary, flag={"hooked": True}))
         except Parallel as error:
             raise NodeError("Max parallelism reached") from error  # as in of_workflow
         except ExprError as error:
             raise NodeError(str(error)) from None
         context.table.child(node["name"], name)
-        done &= bool(found and fulfilled(found))
+        done &= bool(hook_node and fulfilled(hook_node))
     return done
 
 
 def after(context: Context, caller: dict[str, Any], node: Node, scope: Scope, options: Options) -> bool:
-    """Runs the exit hook of a completed step or task; true when there is none or it is over.
+    """Runs the exit hook of a completed step or task; true if there is none or it completed.
 
-    Raises NodeError where it cannot run, or not yet: an error of a group of steps, while a DAG goes on without it.
+    Raises NodeError if it cannot run now: an error for a step group, ignored by a DAG.
     """
     hook = of_exit(context, caller)
     if not hook or node["phase"] not in COMPLETED or not context.may_run(True):
@@ -116,12 +116,12 @@ def after(context: Context, caller: dict[str, Any], node: Node, scope: Scope, op
     except Parallel as error:
         raise NodeError("Max parallelism reached") from error
     finally:
-        context.table.child(node["name"], name)  # even if it cannot begin
+        context.table.child(node["name"], name)  # even if it cannot start
     return bool(done and fulfilled(done))
 
 
 def _conditional(caller: dict[str, Any], name: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The hooks of a workflow, step or task but for exit, by the names of their nodes. Raises NodeError."""
+    """The hooks of a workflow, step or task except exit, with the names of their nodes. Raises NodeError."""
     for key, hook in (caller.get("hooks") or {}).items():
         if key == EXIT:
             continue
@@ -134,14 +134,14 @@ def _conditional(caller: dict[str, Any], name: str) -> Iterator[tuple[str, dict[
 def _resolved(
     context: Context, arguments: dict[str, Any], scope: Scope, kind: str, name: str, outputs: dict[str, Any]
 ) -> dict[str, Any]:
-    """The arguments of a hook, which can see what its own node gave. Raises NodeError."""
+    """The arguments of a hook, which can reference its own node's outputs. Raises NodeError."""
     if not arguments:
         return arguments
     add_outputs(scope, f"{kind}.{name}", outputs, missing="")
     try:
         arguments = absent_arguments(scope, arguments)
         arguments = substitute(arguments, scope.parameters(context.inputs.globals))
-        files = [artifact_of(scope, each, UNRESOLVED) for each in arguments.get("artifacts") or []]
+        files = [artifact_of(scope, artifact, UNRESOLVED) for artifact in arguments.get("artifacts") or []]
     except TemplateError as error:
         raise NodeError(str(error)) from None
-    return {**arguments, "artifacts": [each for each in files if each]}
+    return {**arguments, "artifacts": [artifact for artifact in files if artifact]}

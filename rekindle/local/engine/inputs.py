@@ -34,7 +34,7 @@ class Inputs:
 
     def __init__(self, workflow: dict[str, Any], status: dict[str, Any]) -> None:
         self.workflow, self.spec, self.status = workflow, workflow["spec"], status
-        self.templates = {each["name"]: each for each in self.spec.get("templates") or []}
+        self.templates = {template["name"]: template for template in self.spec.get("templates") or []}
         self.templates |= workflow.get("storedTemplates") or {}
         self.globals = self._globals()
 
@@ -42,8 +42,8 @@ class Inputs:
         """The workflow's arguments, with the values of those that come from elsewhere."""
         arguments = self.spec.get("arguments") or {}
         values = [
-            {"name": each["name"], "value": self.globals[f"workflow.parameters.{each['name']}"]}
-            for each in arguments.get("parameters") or []
+            {"name": parameter["name"], "value": self.globals[f"workflow.parameters.{parameter['name']}"]}
+            for parameter in arguments.get("parameters") or []
         ]
         return {**arguments, "parameters": values}
 
@@ -51,7 +51,7 @@ class Inputs:
         meta, spec = self.workflow["metadata"], self.spec
         created = datetime.fromisoformat(meta["creationTimestamp"])
         parameters = (spec.get("arguments") or {}).get("parameters") or []
-        found = {
+        values = {
             "name": meta["name"],
             "namespace": meta.get("namespace", "default"),
             "uid": meta.get("uid", ""),
@@ -63,50 +63,54 @@ class Inputs:
             "status": self.status["phase"],  # none yet for what begins at once
             "duration": "0.000000",
         }
-        found |= {f"creationTimestamp.{c}": created.strftime(f"%{c}" if c != "L" else "000") for c in STRFTIME}
-        found |= {"scheduledTime": time} if (time := (meta.get("annotations") or {}).get(SCHEDULED_TIME)) else {}
-        found |= {"priority": str(spec["priority"])} if spec.get("priority") is not None else {}
-        found |= {f"parameters.{each['name']}": each["value"] for each in parameters if "value" in each}
-        found |= dict.fromkeys(("parameters", "parameters.json"), gofmt.structs(parameters, PARAMETER))
+        values |= {f"creationTimestamp.{c}": created.strftime(f"%{c}" if c != "L" else "000") for c in STRFTIME}
+        values |= {"scheduledTime": time} if (time := (meta.get("annotations") or {}).get(SCHEDULED_TIME)) else {}
+        values |= {"priority": str(spec["priority"])} if spec.get("priority") is not None else {}
+        values |= {
+            f"parameters.{parameter['name']}": parameter["value"] for parameter in parameters if "value" in parameter
+        }
+        values |= dict.fromkeys(("parameters", "parameters.json"), gofmt.structs(parameters, PARAMETER))
         for key in ("labels", "annotations"):
-            found |= dict.fromkeys((key, f"{key}.json"), gofmt.dumps(value := meta.get(key) or {}))
-            found |= {f"{key}.{name}": text for name, text in value.items()}
+            values |= dict.fromkeys((key, f"{key}.json"), gofmt.dumps(value := meta.get(key) or {}))
+            values |= {f"{key}.{name}": text for name, text in value.items()}
         outputs = (self.status.get("outputs") or {}).get("parameters") or []
-        found |= {f"outputs.parameters.{each['name']}": each["value"] for each in outputs}
-        return {f"workflow.{key}": value for key, value in found.items()}
+        values |= {f"outputs.parameters.{parameter['name']}": parameter["value"] for parameter in outputs}
+        return {f"workflow.{key}": value for key, value in values.items()}
 
     def export(self, outputs: dict[str, Any]) -> None:
         """Outputs with a globalName become the workflow's."""
         for kind in ("parameters", "artifacts"):
-            for each in outputs.get(kind) or []:
-                name = each.get("globalName")
-                if not name or (kind == "parameters" and "value" not in each):
+            for output in outputs.get(kind) or []:
+                name = output.get("globalName")
+                if not name or (kind == "parameters" and "value" not in output):
                     continue
                 kept = self.status.setdefault("outputs", {}).setdefault(kind, [])
                 entry = {
-                    **{k: v for k, v in each.items() if k not in ("globalName", "valueFrom", "path")},
+                    **{k: v for k, v in output.items() if k not in ("globalName", "valueFrom", "path")},
                     "name": name,
                 }
                 kept[:] = [old for old in kept if old["name"] != name] + [entry]
                 if kind == "parameters":
-                    self.globals[f"workflow.outputs.parameters.{name}"] = each["value"]
+                    self.globals[f"workflow.outputs.parameters.{name}"] = output["value"]
 
-    def template(self, holder: dict[str, Any]) -> dict[str, Any]:
+    def template(self, caller: dict[str, Any]) -> dict[str, Any]:
         """The template that a step, task or hook names. Raises NodeError."""
-        if holder.get("inline"):
-            return {"name": "", **holder["inline"]}
-        found = self.templates.get(holder.get("template", ""))
-        if not found:
-            raise NodeError(f"template {holder.get('template')} not found in workflow template")
-        return found
+        if caller.get("inline"):
+            return {"name": "", **caller["inline"]}
+        template = self.templates.get(caller.get("template", ""))
+        if not template:
+            raise NodeError(f"template {caller.get('template')} not template in workflow template")
+        return template
 
     def processed(self, template: dict[str, Any], arguments: dict[str, Any], local: dict[str, str]) -> dict[str, Any]:
         """The template with its inputs filled in and its tags replaced. Raises NodeError."""
-        given = {each["name"]: each for each in arguments.get("parameters") or []}
-        files = {each["name"]: each for each in arguments.get("artifacts") or []}
+        given = {parameter["name"]: parameter for parameter in arguments.get("parameters") or []}
+        files = {artifact["name"]: artifact for artifact in arguments.get("artifacts") or []}
         inputs = template.get("inputs") or {}
-        parameters = [self._input(each, given.get(each["name"])) for each in inputs.get("parameters") or []]
-        artifacts = [_artifact(each, files.get(each["name"])) for each in inputs.get("artifacts") or []]
+        parameters = [
+            self._input(parameter, given.get(parameter["name"])) for parameter in inputs.get("parameters") or []
+        ]
+        artifacts = [_artifact(artifact, files.get(artifact["name"])) for artifact in inputs.get("artifacts") or []]
         filled = {**template, "inputs": {"parameters": parameters, "artifacts": artifacts}}
         return self.substituted(filled, local)
 
@@ -134,16 +138,18 @@ class Inputs:
             if "{{" in repr((given, outputs)):
                 new = loaded(text)
                 given, outputs = new["inputs"], new.get("outputs") or {}
-            scope |= {f"inputs.parameters.{each['name']}": each["value"] for each in given["parameters"]}
+            scope |= {f"inputs.parameters.{parameter['name']}": parameter["value"] for parameter in given["parameters"]}
             if WHOLE.search(text):
                 scope["inputs.parameters"] = gofmt.structs(given["parameters"], PARAMETER)
             for way, files in (("inputs", given["artifacts"]), ("outputs", outputs.get("artifacts") or [])):
                 scope |= {
-                    f"{way}.artifacts.{each['name']}.path": MARK + each["path"] for each in files if each.get("path")
+                    f"{way}.artifacts.{artifact['name']}.path": MARK + artifact["path"]
+                    for artifact in files
+                    if artifact.get("path")
                 }
-            for each in outputs.get("parameters") or []:
-                if path := (each.get("valueFrom") or {}).get("path"):
-                    scope[f"outputs.parameters.{each['name']}.path"] = MARK + path
+            for parameter in outputs.get("parameters") or []:
+                if path := (parameter.get("valueFrom") or {}).get("path"):
+                    scope[f"outputs.parameters.{parameter['name']}.path"] = MARK + path
             text = replace(text, scope)
             return loaded(text) if "{{" in text else Filled(loaded(text))
         except TemplateError as error:

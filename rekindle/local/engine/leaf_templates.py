@@ -1,4 +1,4 @@
-"""What a pod, or a request by http, is for: the templates that nothing is below.
+"""Leaf templates: those that run as a pod or an HTTP request.
 
     node = execute(context, name, caller, template, options)     # and a Start among the context's actions
 
@@ -24,7 +24,7 @@ RESULTS = r"""KIND(?:\.([-\w]+)\.|\[\\?['"]([-\w]+)\\?['"]\]\.)outputs\.result""
 
 
 def execute(context: Context, name: str, caller: dict[str, Any], template: dict[str, Any], options: Options) -> Node:
-    """Has the pod of a node started, once. Raises NodeError."""
+    """Requests the start of a node's pod, once. Raises NodeError."""
     node = context.table.get(name)
     if not node:
         node = context.table.create(name, "HTTP" if "http" in template else "Pod", "Pending", caller, options)
@@ -39,7 +39,9 @@ def execute(context: Context, name: str, caller: dict[str, Any], template: dict[
     if context.deadline and context.table.now >= context.deadline and not exiting:
         return context.table.mark(name, "Failed", "Step exceeded its deadline")
     pod = context.table.pod_name(name, template["name"])
-    scope = {f"inputs.parameters.{each['name']}": each["value"] for each in template["inputs"]["parameters"]}
+    scope = {
+        f"inputs.parameters.{parameter['name']}": parameter["value"] for parameter in template["inputs"]["parameters"]
+    }
     try:
         known = {**context.inputs.globals, **scope, "pod.name": pod}
         final = template if isinstance(template, Filled) else substitute(template, known)
@@ -76,23 +78,25 @@ def _captured(context: Context, name: str, boundary: str) -> bool:
     kind = "tasks" if "dag" in parent else "steps"
     expansion = context.expansion(above["name"])
     if expansion.results_read is None:
-        found = re.findall(RESULTS.replace("KIND", kind), json.dumps(parent))
-        expansion.results_read = {plain or quoted for plain, quoted in found}
+        mentions = re.findall(RESULTS.replace("KIND", kind), json.dumps(parent))
+        expansion.results_read = {plain or quoted for plain, quoted in mentions}
     return re.sub(r"(\([^()]*\)|\[[^\[\]]*\])+$", "", name).rpartition(".")[2] in expansion.results_read
 
 
 def _container_nodes(
     context: Context, node: Node, template: dict[str, Any], caller: dict[str, Any], options: Options
 ) -> dict[str, str]:
-    """Makes the nodes of the containers, or sets those back whose runner died. Gives their ids by name."""
-    names = {each["name"]: f"{node['name']}.{each['name']}" for each in template["containerSet"]["containers"]}
+    """Creates the containers' nodes, or resets them after the runner died. Returns {container: node id}."""
+    names = {
+        container["name"]: f"{node['name']}.{container['name']}" for container in template["containerSet"]["containers"]
+    }
     for name in names.values():
-        if found := context.table.get(name):
-            found |= {"startedAt": stamp(context.table.now), "finishedAt": None}
+        if container_node := context.table.get(name):
+            container_node |= {"startedAt": stamp(context.table.now), "finishedAt": None}
             context.table.mark(name, "Pending", "")
         else:
             context.table.create(name, "Container", "Pending", caller, replace(options, boundary=node["id"]))
-    for each in template["containerSet"]["containers"]:
-        for above in [names[need] for need in each.get("dependencies") or []] or [node["name"]]:
-            context.table.child(above, names[each["name"]])
+    for container in template["containerSet"]["containers"]:
+        for above in [names[need] for need in container.get("dependencies") or []] or [node["name"]]:
+            context.table.child(above, names[container["name"]])
     return {name: context.table.ids[full] for name, full in names.items()}

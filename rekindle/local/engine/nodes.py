@@ -21,22 +21,22 @@ LEAVES = ("Pod", "Container", "Skipped", "Suspend", "HTTP")
 
 
 def fulfilled(node: Node) -> bool:
-    """Whether others go on: it is over, or a daemon that runs."""
+    """Whether dependents may start: the node completed, or is a running daemon."""
     return node["phase"] in FULFILLED or bool(node.get("daemoned") and node["phase"] != "Pending")
 
 
 class NodeError(Exception):
-    """This node cannot go on; its message is Argo's."""
+    """The node failed; the message is Argo's."""
 
 
 class Parallel(Exception):
-    """A limit on parallelism is reached: nothing is wrong, try again later."""
+    """A parallelism limit is reached; retry later."""
 
 
 class Crashed(Exception):
-    """Argo's controller fails at this, and with it the workflow: it looks for a child that could not begin.
+    """Argo's controller fails the workflow here: it looks up a child that could not start.
 
-    Here it does at too many nodes, too: a status that Argo has no room for.
+    Also raised for more nodes than an Argo status can hold.
     """
 
 
@@ -74,7 +74,7 @@ class Began:
 
 @dataclass(frozen=True)
 class Ended:
-    """The pod is over and its outputs are collected."""
+    """The pod completed and its outputs are collected."""
 
     id: str
     phase: str
@@ -84,7 +84,7 @@ class Ended:
 
 @dataclass(frozen=True)
 class Resumed:
-    """Somebody lets a suspended node go on, and gives it values for its outputs."""
+    """A suspended node was resumed, with values for its outputs."""
 
     id: str
     values: dict[str, str]
@@ -134,7 +134,7 @@ class NodeTable:
             for id, node in self.nodes.items()
             if node["type"] == "Pod" and node["phase"] not in FULFILLED and "synchronizationStatus" not in node
         }
-        self.lost = set(self.active)  # with the runner before: to be started again, whatever the limits say
+        self.lost = set(self.active)  # pods of a previous runner: restarted regardless of limits
         self.anew = frozenset(self.active)
         self.changed: dict[str, None] = {}
         self.linked = {(node["name"], id) for node in self.nodes.values() for id in node.get("children", [])}
@@ -162,7 +162,7 @@ class NodeTable:
         return self.nodes[id] if id is not None else None
 
     def create(
-        self, name: str, type: str, phase: str, holder: dict[str, Any], options: Options, message: str = ""
+        self, name: str, type: str, phase: str, caller: dict[str, Any], options: Options, message: str = ""
     ) -> Node:
         """A new node. Its times are now; what is created fulfilled is finished too. Raises Crashed at NODES."""
         if len(self.nodes) >= NODES:
@@ -175,7 +175,7 @@ class NodeTable:
             "name": name,
             "displayName": re.sub(r"^(\[\d+\])?\.|^\.", "", shown) if boundary else name,
             "type": type,
-            **_called(holder, f"local/{self.name}"),
+            **_called(caller, f"local/{self.name}"),
             "phase": phase,
             "startedAt": stamp(self.now),
             "finishedAt": stamp(self.now) if phase in FULFILLED else None,
@@ -193,12 +193,12 @@ class NodeTable:
         return node
 
     def begun(
-        self, name: str, type: str, phase: str, holder: dict[str, Any], template: dict[str, Any], options: Options
+        self, name: str, type: str, phase: str, caller: dict[str, Any], template: dict[str, Any], options: Options
     ) -> Node:
         """The node; if there is none yet, a new one with what the template was given."""
         node = self.get(name)
         if not node:
-            node = self.create(name, type, phase, holder, options)
+            node = self.create(name, type, phase, caller, options)
             keep_inputs(node, template)
         return node
 
@@ -221,11 +221,11 @@ class NodeTable:
             self.lost.discard(node["id"])
         return node
 
-    def error(self, name: str, holder: dict[str, Any], options: Options, message: str) -> Node:
+    def error(self, name: str, caller: dict[str, Any], options: Options, message: str) -> Node:
         """The node in phase Error, whether it exists or not."""
         if self.get(name):
             return self.mark(name, "Error", message)
-        return self.create(name, "Skipped", "Error", holder, options, message)
+        return self.create(name, "Skipped", "Error", caller, options, message)
 
     def child(self, parent: str, name: str) -> None:
         node = self.nodes[self.ids[parent]]
@@ -237,7 +237,7 @@ class NodeTable:
             self.added.setdefault(node["id"], []).append(id)
 
     def outbound(self, id: str) -> list[str]:
-        """The nodes that whatever comes after node `id` hangs on. Raises Crashed."""
+        """The outbound nodes of node `id`: the parents of the nodes that follow it. Raises Crashed."""
         if id not in self.nodes:
             raise Crashed("was unable to obtain node")
         node = self.nodes[id]
@@ -252,7 +252,7 @@ class NodeTable:
             return [out for child in below for out in self._outbound_of(node, child)]
         if node["type"] == "Retry" and below:
             return below[-1:]
-        return [out for each in node.get("outboundNodes", []) for out in self.outbound(each)]
+        return [out for child in node.get("outboundNodes", []) for out in self.outbound(child)]
 
     def _outbound_of(self, group: Node, child: str) -> list[str]:
         if child not in self.nodes:
@@ -269,8 +269,8 @@ class NodeTable:
         for index, id in enumerate(node.get("children", [])):
             if id not in self.nodes:
                 raise Crashed(f'could not find node named "{id}", index {index} in Children of node {node["name"]}')
-        found = (self.nodes[id] for id in node.get("children", []))
-        return [each for each in found if each.get("nodeFlag", {}).get("retried")]
+        children = (self.nodes[id] for id in node.get("children", []))
+        return [child for child in children if child.get("nodeFlag", {}).get("retried")]
 
     def last(self, node: Node) -> Node:
         """A Retry node's last attempt; any other node itself."""
@@ -279,19 +279,19 @@ class NodeTable:
 
     def hooks_done(self, node: Node) -> bool:
         children = (self.nodes[id] for id in node.get("children", []) if id in self.nodes)
-        return all(each["phase"] in FULFILLED for each in children if each.get("nodeFlag", {}).get("hooked"))
+        return all(child["phase"] in FULFILLED for child in children if child.get("nodeFlag", {}).get("hooked"))
 
-    def _count(self, node: Node, one: int) -> None:
+    def _count(self, node: Node, change: int) -> None:
         if node["type"] in ("Pod", "Steps", "DAG") and (boundary := node.get("boundaryID")):
             state = "failed" if node["phase"] in FAILED else "over" if node["phase"] in FULFILLED else "active"
-            self.tally[boundary, state] += one
+            self.tally[boundary, state] += change
 
 
-def _called(holder: dict[str, Any], local: str) -> dict[str, Any]:
-    """What a node says of its template; see references.py for the names of those that lie elsewhere."""
-    if reference := holder.get("templateRef"):
+def _called(caller: dict[str, Any], local: str) -> dict[str, Any]:
+    """What a node says of its template; `templateRef` for templates of other objects."""
+    if reference := caller.get("templateRef"):
         return {"templateRef": reference, "templateScope": local}
-    scope, _, name = holder.get("template", "").rpartition("/")
+    scope, _, name = caller.get("template", "").rpartition("/")
     return {"templateName": name, "templateScope": scope or local}
 
 

@@ -1,6 +1,6 @@
 """The order in which the tasks of a DAG are looked at: as Argo looks at them, but each only while it can change.
 
-    Order(targets, needs, eager).walk(visit, held)    # visit(task) → may others go on, and is it over; or HELD
+    Order(targets, needs, eager).walk(visit, held)    # visit(task) → (dependents may start, completed); or HELD
 
 Argo goes up from each target to what it waits for, first to last, on every pass. A task that is over, or that waits for
 one that is not, cannot change, so a pass here costs what runs and not what there is.
@@ -64,10 +64,10 @@ class Order:
                 continue
             if passed and name not in self.passed:
                 self.passed.add(name)
-                for each in self.after[name]:
-                    self.waiting[each] -= 1
-                    if not self.waiting[each]:
-                        self._push(each, live, at)
+                for dependent in self.after[name]:
+                    self.waiting[dependent] -= 1
+                    if not self.waiting[dependent]:
+                        self._push(dependent, live, at)
             if not over:
                 self.live.append(index)
         unseen, self.unseen = self.unseen, []
@@ -84,19 +84,19 @@ class Order:
 
 def above(names: Iterable[str], needs: Mapping[str, Collection[str]]) -> list[str]:
     """`names` and all that they wait for, each after what it waits for."""
-    found: dict[str, None] = {}
+    ordered: dict[str, None] = {}
     for target in names:
         opened = {target}
-        stack = [(target, iter(needs[target]))] if target not in found else []
+        stack = [(target, iter(needs[target]))] if target not in ordered else []
         while stack:
             rest = stack[-1][1]
-            below = next((need for need in rest if need not in found and need not in opened), None)
+            below = next((need for need in rest if need not in ordered and need not in opened), None)
             if below is None:
-                found[stack.pop()[0]] = None
+                ordered[stack.pop()[0]] = None
             else:
                 opened.add(below)
                 stack.append((below, iter(needs[below])))
-    return list(found)
+    return list(ordered)
 
 
 def dependencies(task: dict[str, Any], tasks: dict[str, dict[str, Any]]) -> tuple[list[str], str]:
@@ -104,20 +104,20 @@ def dependencies(task: dict[str, Any], tasks: dict[str, dict[str, Any]]) -> tupl
 
     So that tasks that wait for others in the same way have the same expression, which is parsed once.
     """
-    found: dict[str, str] = {}
+    aliases: dict[str, str] = {}
 
     def spelled(match: re.Match[str]) -> str:
         name, _, result = match[0].partition(".")
-        short = found.setdefault(name, f"t{len(found)}")
-        return f"{short}.{result}" if result else _passes(short, tasks.get(name, {}).get("continueOn") or {})
+        alias = aliases.setdefault(name, f"t{len(aliases)}")
+        return f"{alias}.{result}" if result else _passes(alias, tasks.get(name, {}).get("continueOn") or {})
 
     depends = task.get("depends") or " && ".join(task.get("dependencies") or [])
     logic = NAMES.sub(spelled, depends)
-    return list(found), logic
+    return list(aliases), logic
 
 
-def _passes(name: str, goes_on: dict[str, Any]) -> str:
+def _passes(name: str, continue_on: dict[str, Any]) -> str:
     results = ["Succeeded", "Skipped", "Daemoned"]
-    results += ["Errored"] if goes_on.get("error") else []
-    results += ["Failed"] if goes_on.get("failed") else []
+    results += ["Errored"] if continue_on.get("error") else []
+    results += ["Failed"] if continue_on.get("failed") else []
     return "(" + " || ".join(f"{name}.{result}" for result in results) + ")"

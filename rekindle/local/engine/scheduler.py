@@ -3,8 +3,8 @@
     scheduler = Scheduler(workflow, status={})
     actions = scheduler.advance(now, events)      # `status` is Argo's WorkflowStatus as plain data
 
-Each call walks the templates from the entrypoint over the table of nodes, as Argo's controller does, so a table read
-from disk goes on where it was. Source: Argo's workflow/controller/operator.go, exec_control.go, exit_handler.go
+Each call walks the templates from the entrypoint over the node table, as Argo's controller does, so a table read from
+disk resumes where it stopped. Source: Argo's workflow/controller/operator.go, exec_control.go, exit_handler.go
 (v4.1).
 """
 
@@ -34,7 +34,7 @@ from rekindle.local.engine.nodes import (
     stamp,
 )
 
-DEPTH = 100  # templates in templates, of which each is a dozen calls here
+DEPTH = 100  # nested templates; each level takes about a dozen Python calls
 TOO_DEEP = (
     "Maximum recursion depth exceeded. "
     "See https://argo-workflows.readthedocs.io/en/release-4.1/scaling/#maximum-recursion-depth"
@@ -45,7 +45,7 @@ WORKFLOW_PHASE = {"Skipped": "Succeeded", "Omitted": "Succeeded"}
 
 
 class Scheduler:
-    """One workflow. `shutdown` is "", Stop or Terminate; `locks` are those that it shares with other runs."""
+    """One workflow. `shutdown` is "", Stop or Terminate; `locks` are shared with other runs."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class Scheduler:
     ) -> None:
         self.context = Context(workflow, status or {"phase": "", "nodes": {}}, shutdown, locks, self.execute)
         self.table, self.inputs = self.context.table, self.context.inputs
-        self.entered: set[str] = set()  # nodes whose arguments have no error: that is told before a limit holds one up
+        self.entered: set[str] = set()  # nodes with valid arguments: errors are reported before limits apply
         self.depth = 0
 
     @property
@@ -74,14 +74,14 @@ class Scheduler:
 
     @property
     def wake(self) -> float | None:
-        """When to call `advance` again at the latest; None: when something happens."""
+        """The latest time (unix seconds) to call `advance` again; None: only on the next event."""
         return self.context.wake
 
     def advance(self, now: float, events: Iterable[Event] = ()) -> list[Start | Kill]:
-        """Takes what happened, decides what is to be done. `wake` is when to call again at the latest."""
+        """Applies the events and returns the actions to take; sets `wake`."""
         self.table.now, self.context.wake, self.context.actions = now, None, []
         if self.context.status["phase"]:
-            self._tell_time()
+            self._update_globals()
         else:
             self.context.status |= {"phase": "Running", "startedAt": stamp(now)}
         if "volumeClaimTemplates" in self.context.spec and not self.context.done:
@@ -98,10 +98,10 @@ class Scheduler:
             self.table.again, self.context.stuck = False, ""
             admission.release(self.context)
             self._operate()
-            if self.table.lost and not self.table.again and not self._goes_on(besides=self.table.lost):
+            if self.table.lost and not self.table.again and not self._can_progress(besides=self.table.lost):
                 for node in [self.table.nodes[id] for id in self.table.lost]:
                     self._revive(node)
-        if self.context.status["phase"] == "Running" and not self._goes_on():
+        if self.context.status["phase"] == "Running" and not self._can_progress():
             long = "until the deadline" if self.context.deadline else "for ever"
             message = f"{self.context.stuck or 'nothing is left to run'}: Argo would wait for it {long}"
             self.context.finish("Error", message, stuck=True)
@@ -110,9 +110,9 @@ class Scheduler:
         return self.context.actions
 
     def _revive(self, node: Node) -> None:
-        """Starts a pod again that nothing will that is above it: that was over already when the runner died."""
-        retries = (each for each in self.table.nodes.values() if each["type"] == "Retry")
-        top = next((each for each in retries if node["id"] in each.get("children", [])), node)
+        """Restarts a pod lost with its runner if its completed parent would not restart it."""
+        retries = (retry_node for retry_node in self.table.nodes.values() if retry_node["type"] == "Retry")
+        top = next((retry_node for retry_node in retries if node["id"] in retry_node.get("children", [])), node)
         options = Options(top.get("boundaryID", ""), self.context.on_exit(top), flag=dict(top.get("nodeFlag", {})))
         if (caller := self.context.caller(top))["template"] in self.inputs.templates:
             with contextlib.suppress(NodeError, Parallel, Crashed):
@@ -120,14 +120,14 @@ class Scheduler:
         if node["id"] in self.table.lost:
             self.table.mark(node["name"], "Failed", "its runner died")
 
-    def _tell_time(self) -> None:
+    def _update_globals(self) -> None:
         duration = self.table.now - moment(self.context.status["startedAt"])
         self.inputs.globals |= {
             "workflow.status": self.context.status["phase"],
             "workflow.duration": f"{duration:.6f}",
         }
 
-    def _goes_on(self, besides: AbstractSet[str] = frozenset()) -> bool:
+    def _can_progress(self, besides: AbstractSet[str] = frozenset()) -> bool:
         waits = ("Suspend", "HTTP")
         return (
             bool(self.table.active - self.context.daemons.keys() - besides)  # a daemon ends with its template
@@ -157,11 +157,11 @@ class Scheduler:
             node["outputs"] = event.outputs
             self.inputs.export(event.outputs)
         if node["phase"] in FULFILLED:
-            return  # it was ended from here
+            return  # the engine ended it
         phase, message = event.phase, event.message
         self.context.daemons.pop(node["id"], None)
         if node.pop("daemoned", None) and phase == "Succeeded":
-            phase = "Failed"  # a daemon is to run until its steps are over
+            phase = "Failed"  # a daemon must run until its boundary completes
         if phase == "Succeeded" and node.get("memoizationStatus"):
             try:
                 admission.remember(self.context, node)
@@ -171,7 +171,7 @@ class Scheduler:
         self.context.expansions.pop(node["name"], None)
 
     def _end_containers(self, id: str) -> None:
-        """Those of a pod that is over: they did not begin, or nobody knows how they ended."""
+        """Fails the unfinished containers of a completed pod."""
         node = self.table.nodes.get(id)
         if node and node["type"] == "Container":
             if node["phase"] not in FULFILLED:
@@ -180,7 +180,7 @@ class Scheduler:
                 self._end_containers(child)
 
     def _control(self) -> None:
-        """Ends what a shutdown or the workflow's deadline forbids."""
+        """Kills the nodes that a shutdown or the workflow's deadline forbids."""
         late = bool(self.context.deadline and self.table.now >= self.context.deadline)
         if not (late or self.context.shutdown):
             return
@@ -199,11 +199,11 @@ class Scheduler:
 
     def _operate(self) -> None:
         try:
-            self._look()
+            self._reconcile()
         except Crashed as error:
             self.context.finish("Error", str(error))
 
-    def _look(self) -> None:
+    def _reconcile(self) -> None:
         try:
             node = self.execute(
                 self.context.name,
@@ -249,7 +249,7 @@ class Scheduler:
     def execute(
         self, name: str, caller: dict[str, Any], arguments: dict[str, Any], options: Options, retried: bool = False
     ) -> Node | None:
-        """Brings node `name` as far as it can go now. Raises Parallel, NodeError (the node is marked then)."""
+        """Advances node `name` as far as possible now. Raises Parallel, NodeError (the node is marked then)."""
         self.depth += not retried
         try:
             if self.depth >= DEPTH:
@@ -322,7 +322,7 @@ class Scheduler:
             if kind in template:
                 try:
                     return module.execute(self.context, name, caller, template, options)
-                finally:  # also where it ends by an error
+                finally:  # also after an error
                     if (node := self.table.get(name)) and node["phase"] in FULFILLED:
                         self.context.end_daemons(node["id"])
         if "suspend" in template:

@@ -16,7 +16,7 @@ from rekindle.local.engine.nodes import Node, NodeTable
 
 UNRESOLVED = "unable to resolve references: "  # what Argo says of the arguments of steps and of hooks
 ABSENT = "__argo__internal__absent-optional"
-MARK = "\ue000"  # before each path that a placeholder stood for: the executor moves those
+MARK = "\ue000"  # prefix of paths substituted for a placeholder: the executor relocates them
 
 
 class Scope(dict[str, Any]):
@@ -47,11 +47,16 @@ class Texts(Mapping[str, str | None]):
 
 def of_template(status: Mapping[str, Any], template: dict[str, Any]) -> Scope:
     """The inputs of a template, and what the workflow has exported so far."""
-    scope = Scope({f"inputs.parameters.{each['name']}": each["value"] for each in template["inputs"]["parameters"]})
-    scope |= {f"inputs.artifacts.{each['name']}": each for each in template["inputs"]["artifacts"]}
+    scope = Scope(
+        {f"inputs.parameters.{parameter['name']}": parameter["value"] for parameter in template["inputs"]["parameters"]}
+    )
+    scope |= {f"inputs.artifacts.{artifact['name']}": artifact for artifact in template["inputs"]["artifacts"]}
     outputs = status.get("outputs") or {}
-    scope |= {f"workflow.outputs.parameters.{each['name']}": each["value"] for each in outputs.get("parameters") or []}
-    scope |= {f"workflow.outputs.artifacts.{each['name']}": each for each in outputs.get("artifacts") or []}
+    scope |= {
+        f"workflow.outputs.parameters.{parameter['name']}": parameter["value"]
+        for parameter in outputs.get("parameters") or []
+    }
+    scope |= {f"workflow.outputs.artifacts.{artifact['name']}": artifact for artifact in outputs.get("artifacts") or []}
     return scope
 
 
@@ -74,19 +79,19 @@ def add_node(table: NodeTable, scope: Scope, kind: str, name: str, node: Node) -
     add_outputs(scope, prefix, outputs)
 
 
-def named(holder: Mapping[str, Any]) -> None:
-    """Argo looks for the template of a finished loop by its name, which an inline one has not. Raises ValueError."""
-    if holder.get("inline"):
+def check_named(caller: Mapping[str, Any]) -> None:
+    """Argo looks up the template of a completed loop by name; an inline one has none. Raises ValueError."""
+    if caller.get("inline"):
         raise ValueError("failed to get a template")
 
 
 def add_outputs(scope: Scope, prefix: str, outputs: Mapping[str, Any], missing: str | None = None) -> None:
     """`tasks.NAME.outputs.parameters.*` and artifacts: all that a hook sees of its own node (exit_handler.go)."""
-    for each in outputs.get("parameters") or []:
-        if (value := each.get("value", missing)) is not None:
-            scope[f"{prefix}.outputs.parameters.{each['name']}"] = value
-    for each in outputs.get("artifacts") or []:
-        scope[f"{prefix}.outputs.artifacts.{each['name']}"] = each
+    for parameter in outputs.get("parameters") or []:
+        if (value := parameter.get("value", missing)) is not None:
+            scope[f"{prefix}.outputs.parameters.{parameter['name']}"] = value
+    for artifact in outputs.get("artifacts") or []:
+        scope[f"{prefix}.outputs.artifacts.{artifact['name']}"] = artifact
 
 
 def add_skipped(scope: Scope, kind: str, name: str, node: Node, template: dict[str, Any], artifacts: bool) -> None:
@@ -94,15 +99,15 @@ def add_skipped(scope: Scope, kind: str, name: str, node: Node, template: dict[s
     if node.get("outputs") is not None or node["phase"] not in ("Skipped", "Omitted"):
         return
     outputs = template.get("outputs") or {}
-    for each in outputs.get("parameters") or []:
-        tag = f"{kind}.{name}.outputs.parameters.{each['name']}"
-        scope[tag] = (each.get("valueFrom") or {}).get("default")
-    for each in (outputs.get("artifacts") or []) if artifacts else ():
-        scope[f"{kind}.{name}.outputs.artifacts.{each['name']}"] = {}
+    for parameter in outputs.get("parameters") or []:
+        tag = f"{kind}.{name}.outputs.parameters.{parameter['name']}"
+        scope[tag] = (parameter.get("valueFrom") or {}).get("default")
+    for artifact in (outputs.get("artifacts") or []) if artifacts else ():
+        scope[f"{kind}.{name}.outputs.artifacts.{artifact['name']}"] = {}
 
 
 def aggregate(scope: Scope, kind: str, name: str, nodes: Iterable[Node]) -> None:
-    """The outputs of a loop as JSON lists, in the order of its items. Raises ValueError where a result is no JSON."""
+    """The outputs of a loop as JSON lists, in the order of its items. Raises ValueError if a result is not JSON."""
     plain = (node for node in nodes if not node.get("nodeFlag"))
     ordered = sorted(plain, key=lambda node: int(node["name"].rpartition("(")[2].partition(":")[0]))
     if not ordered:
@@ -112,7 +117,7 @@ def aggregate(scope: Scope, kind: str, name: str, nodes: Iterable[Node]) -> None
         outputs = node.get("outputs")
         if not outputs or node["phase"] != "Succeeded":
             continue
-        row = {each["name"]: each.get("value", "") for each in outputs.get("parameters") or []}
+        row = {parameter["name"]: parameter.get("value", "") for parameter in outputs.get("parameters") or []}
         if row:
             rows.append(row)
         for key, value in row.items():
@@ -132,27 +137,27 @@ def _structured(values: list[str]) -> list[Any]:
         parsed = [gofmt.parsed(value, whole=float) for value in values]
     except ValueError:
         return values
-    return parsed if all(isinstance(each, (list, dict)) for each in parsed) else values
+    return parsed if all(isinstance(value, (list, dict)) for value in parsed) else values
 
 
 def absent_arguments(scope: Scope, arguments: dict[str, Any]) -> dict[str, Any]:
     """Arguments that are nothing but a tag without a value count as not given: the input's default applies."""
 
-    def marked(each: dict[str, Any]) -> dict[str, Any]:
-        value = each.get("value")
+    def marked(parameter: dict[str, Any]) -> dict[str, Any]:
+        value = parameter.get("value")
         if isinstance(value, str) and value.startswith("{{") and value.endswith("}}"):
             tag = value[2:-2].strip()
             if tag in scope and scope[tag] is None:
-                return {**each, "value": ABSENT}
-        return each
+                return {**parameter, "value": ABSENT}
+        return parameter
 
     if not arguments.get("parameters"):
         return arguments
-    return {**arguments, "parameters": [marked(each) for each in arguments["parameters"]]}
+    return {**arguments, "parameters": [marked(parameter) for parameter in arguments["parameters"]]}
 
 
 def artifact_of(scope: Scope, artifact: dict[str, Any], unable: str = "") -> dict[str, Any] | None:
-    """The artifact that `from` or `fromExpression` names; None if optional and not there.
+    """The artifact referenced by `from` or `fromExpression`; None if optional and absent.
 
     Raises TemplateError, whose text begins with what Argo was `unable` to do.
     """
@@ -161,43 +166,43 @@ def artifact_of(scope: Scope, artifact: dict[str, Any], unable: str = "") -> dic
         return artifact
     try:
         if expression:
-            found = evaluate(expression, expanded(scope))
+            resolved = evaluate(expression, expanded(scope))
         else:
             tag = source.removeprefix("{{").removesuffix("}}").strip()
             if tag.startswith("="):
-                found = evaluate(tag[1:], expanded(scope))
+                resolved = evaluate(tag[1:], expanded(scope))
             elif tag in scope:
-                found = scope[tag]
+                resolved = scope[tag]
             else:
                 raise TemplateError(f'Unable to resolve: "{tag}"')
     except (ExprError, TemplateError) as error:
         if artifact.get("optional"):
             return None
         raise TemplateError(f"{unable}{error}") from None
-    if not isinstance(found, dict):
+    if not isinstance(resolved, dict):
         raise TemplateError(f"Variable {{{{{source or expression}}}}} is not an artifact")
-    found = {**found, "name": artifact["name"]}
-    if artifact.get("subPath") and found.get("s3"):
+    resolved = {**resolved, "name": artifact["name"]}
+    if artifact.get("subPath") and resolved.get("s3"):
         sub = substitute(artifact["subPath"], scope.parameters())
-        found["s3"] = {**found["s3"], "key": f"{found['s3']['key'].rstrip('/')}/{sub}"}
-    return found
+        resolved["s3"] = {**resolved["s3"], "key": f"{resolved['s3']['key'].rstrip('/')}/{sub}"}
+    return resolved
 
 
 def outputs_of(template: dict[str, Any], scope: Scope) -> dict[str, Any] | None:
     """The outputs of a DAG or steps template. Raises TemplateError."""
     declared = template.get("outputs") or {}
     outputs: dict[str, Any] = {}
-    for each in declared.get("parameters") or []:
-        value = _value(each, scope)
+    for parameter in declared.get("parameters") or []:
+        value = _value(parameter, scope)
         outputs.setdefault("parameters", []).append(
-            {**{k: v for k, v in each.items() if k != "valueFrom"}, "value": value}
+            {**{k: v for k, v in parameter.items() if k != "valueFrom"}, "value": value}
         )
-    for each in declared.get("artifacts") or []:
-        found = artifact_of(scope, each, "unable to resolve outputs from scope: ")
-        if found and (each.get("from") or each.get("fromExpression")):
-            kept = {"globalName": each["globalName"]} if each.get("globalName") else {}
-            found = {key: value for key, value in found.items() if key != "globalName"}
-            outputs.setdefault("artifacts", []).append(found | kept)
+    for artifact in declared.get("artifacts") or []:
+        resolved = artifact_of(scope, artifact, "unable to resolve outputs from scope: ")
+        if resolved and (artifact.get("from") or artifact.get("fromExpression")):
+            kept = {"globalName": artifact["globalName"]} if artifact.get("globalName") else {}
+            resolved = {key: value for key, value in resolved.items() if key != "globalName"}
+            outputs.setdefault("artifacts", []).append(resolved | kept)
     return outputs or None
 
 

@@ -1,4 +1,4 @@
-"""Steps templates: groups one after the other, the members of a group at once.
+"""Steps templates: groups run in sequence, the steps of a group in parallel.
 
 A group ends when all its members did; one that failed (or erred: a steps template turns both into Failed) ends the
 template, unless `continueOn` allows it. Source: Argo's steps.go.
@@ -18,7 +18,7 @@ from rekindle.local.engine.nodes import Crashed, Node, NodeError, Options, Paral
 
 
 def execute(context: Context, name: str, caller: dict[str, Any], template: dict[str, Any], options: Options) -> Node:
-    """Brings a steps node as far as it can go."""
+    """Advances a steps node."""
     node = context.table.begun(name, "Steps", "Running", caller, template, options)
     expansion = context.expansion(name)
     scope = expansion.scope = expansion.scope or scopes.Scope()
@@ -35,7 +35,7 @@ def execute(context: Context, name: str, caller: dict[str, Any], template: dict[
         settled = group["phase"] in FULFILLED and _settled(context, group)
         if not settled and Group(context, group_name, scope, inner).run(steps):
             return group
-        if node["phase"] in FULFILLED:  # failFast ended the whole
+        if node["phase"] in FULFILLED:  # failFast ended the template
             return node
         if group["phase"] not in FULFILLED:
             return node
@@ -88,7 +88,7 @@ def _outbound(context: Context, group: Node) -> list[str]:
 
 
 def _add(context: Context, scope: scopes.Scope, group: Node, step: dict[str, Any], options: Options) -> None:
-    """What later groups see of a step."""
+    """Adds a completed step to the scope of later groups."""
     name = f"{group['name']}.{step['name']}"
     node = context.table.get(name)
     if node:
@@ -96,10 +96,10 @@ def _add(context: Context, scope: scopes.Scope, group: Node, step: dict[str, Any
         scopes.add_skipped(scope, "steps", step["name"], node, context.inputs.template(step), artifacts=True)
         return
     children = (context.table.nodes[id] for id in group.get("children", []))
-    found = [each for each in children if each["name"].startswith(name + "(") and each["type"] != "Skipped"]
-    if found:
-        scopes.named(step)
-    scopes.aggregate(scope, "steps", step["name"], found)
+    items = [child for child in children if child["name"].startswith(name + "(") and child["type"] != "Skipped"]
+    if items:
+        scopes.check_named(step)
+    scopes.aggregate(scope, "steps", step["name"], items)
     scopes.add_node(context.table, scope, "steps", step["name"], group)
 
 
@@ -111,7 +111,7 @@ class Group:
         self.table, self.inputs = context.table, context.inputs
 
     def run(self, steps: list[dict[str, Any]]) -> bool:
-        """Brings the group as far as it can go; marks it when it is over. Whether an exit hook could not run."""
+        """Advances the group and marks it when it completes. Returns whether an exit hook could not run."""
         expanded = self._expanded(steps)
         if expanded is None:
             return False
@@ -135,7 +135,7 @@ class Group:
             try:
                 self.context.execute(name, step, step.get("arguments") or {}, self.options)
             except Parallel:
-                if not node and not self.table.lost:  # a limit: those after it have not begun either
+                if not node and not self.table.lost:  # a limit: later steps have not started either
                     kept += left[index:]
                     break
             except TimedOut as error:
@@ -171,12 +171,12 @@ class Group:
                 self.context.stuck = missing
                 return None
             for step in resolved:
-                found = expand(step, self.scope.parameters(self.inputs.globals))
-                if loops(step) and not found:
+                items = expand(step, self.scope.parameters(self.inputs.globals))
+                if loops(step) and not items:
                     name = f"{self.name}.{step['name']}"
                     self.table.create(name, "Skipped", "Skipped", step, self.options, "Skipped, empty params")
                     self.table.child(self.name, name)
-                expanded += found
+                expanded += items
         except (TemplateError, WhenError, ValueError) as error:
             self.table.mark(self.name, "Error", str(error))
             return None
@@ -209,8 +209,8 @@ class Group:
             return False
         for node in children:
             step = steps.get(node["name"], {})
-            goes_on = step.get("continueOn") or {}
-            allowed = goes_on.get("failed") if node["phase"] == "Failed" else goes_on.get("error")
+            continue_on = step.get("continueOn") or {}
+            allowed = continue_on.get("failed") if node["phase"] == "Failed" else continue_on.get("error")
             if node["phase"] in FAILED and not allowed:
                 self.table.mark(self.name, "Failed", f"child '{node['id']}' failed")
                 return False

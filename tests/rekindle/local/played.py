@@ -7,7 +7,7 @@ from rekindle.argo.manifest.read import workflow
 from rekindle.local.emulator import LocalCluster
 from rekindle.local.engine.nodes import Began, Ended, Start
 from rekindle.local.engine.scheduler import Scheduler
-from rekindle.local.locks import Shared
+from rekindle.local.locks import SharedLocks
 
 POD = {"image": "x", "command": ["c"]}
 
@@ -28,7 +28,7 @@ def scheduler(*templates: dict[str, Any], home: Path | None = None, name: str = 
     """A workflow that nothing of has run; `home` is where its locks and caches are."""
     manifest = {"kind": "Workflow", "metadata": {"name": name}, "spec": {"entrypoint": "main", **spec}}
     manifest["spec"]["templates"] = [*templates]
-    return Scheduler(workflow(manifest), locks=Shared(LocalCluster(home)) if home else None)
+    return Scheduler(workflow(manifest), locks=SharedLocks(LocalCluster(home)) if home else None)
 
 
 def play(

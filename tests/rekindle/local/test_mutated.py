@@ -21,7 +21,7 @@ from rekindle.errors import ConfigError
 from rekindle.local.emulator import LocalCluster
 from rekindle.local.engine.nodes import Began, Ended, Start
 from rekindle.local.engine.scheduler import Scheduler
-from rekindle.local.locks import Shared
+from rekindle.local.locks import SharedLocks
 from rekindle.local.run import LocalRun
 from tests.conformance import recorded
 
@@ -208,7 +208,7 @@ def refusal(data: bytes, home: Path) -> str:
     """What `rekindle run --manifest` says before anything starts; nothing where it would run, which is then played."""
     file, cluster = home / "w.yaml", LocalCluster(home / "home")
     file.write_bytes(data)
-    shared = Shared(cluster)
+    shared = SharedLocks(cluster)
     try:
         manifest, beside = manifest_of(None, (), file)
         cluster.keep(beside)
