@@ -27,7 +27,7 @@ import yaml
 
 from rekindle.demo.recording import COORDINATOR, DemoCluster, Training
 from rekindle.demo.screen import AttackRecord, Recording, Run, View, on_screen
-from rekindle.local.processes import on_ending
+from rekindle.local.interrupts import StopSignals
 
 RESUME_AFTER = 3.0  # seconds until a stopped process gets SIGCONT
 UNDISTURBED, DISTURBED = "undisturbed", "under attack"
@@ -255,20 +255,10 @@ def as_object(recording: Recording) -> dict[str, Any]:
 @contextmanager
 def _stopped_by_signals(folder: Path) -> Iterator[None]:
     """Ctrl-C, SIGTERM and SIGHUP stop the demo in order; further signals are ignored meanwhile."""
-    caught: list[int] = []
-
-    def stop(number: int, frame: object) -> None:
-        if not caught:
-            caught.append(number)
-            raise KeyboardInterrupt
-
-    before = on_ending(stop)
-    try:
-        yield
-    except KeyboardInterrupt:
-        shutil.rmtree(folder, ignore_errors=True)
-        sys.stderr.write("\nstopped: nothing of it runs any more\n")
-        raise SystemExit(128 + caught[0]) from None
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    with StopSignals() as signals:
+        try:
+            yield
+        except KeyboardInterrupt:
+            shutil.rmtree(folder, ignore_errors=True)
+            sys.stderr.write("\nstopped: nothing of it runs any more\n")
+            raise SystemExit(128 + (signals.caught or signal.SIGINT)) from None

@@ -11,71 +11,24 @@ import fcntl
 import hashlib
 import json
 import re
-import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rekindle.common.files import write_atomically
 from rekindle.errors import ConfigError
+from rekindle.local.container_images import BASES, Image, base_name
 from rekindle.local.services.services import BUCKET, Services
 
 if TYPE_CHECKING:
     from rekindle.storage import Store
 
 KEPT = ("WorkflowTemplate", "ClusterWorkflowTemplate", "ConfigMap", "Secret", "PersistentVolumeClaim")
-BASES = {  # images whose programs every machine has: what each runs if nobody says
-    "python": ("python3",),
-    "alpine": ("/bin/sh",),
-    "busybox": ("sh",),
-    "debian": ("bash",),
-    "ubuntu": ("/bin/bash",),
-    "bash": ("bash",),
-}
 OWN = {("ConfigMap", "rekindle"), ("Secret", "rekindle-s3")}  # there without being kept
 NAME = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?")
 ADDRESSES = 1000  # remembered; older ones are given out again
-
-
-@dataclass(frozen=True)
-class Image:
-    """What an image is on this machine: the interpreter that its `python` means, and variables that it sets.
-
-    `command` and `args` are what it runs, as of its Dockerfile, where a container does not say; `directory` is where.
-    """
-
-    python: str = sys.executable
-    env: Mapping[str, str] = field(default_factory=dict)
-    command: Sequence[str] = ()
-    args: Sequence[str] = ()
-    directory: str | None = None
-
-    @classmethod
-    def table(cls, file: Path) -> "dict[str, Image]":
-        """The images of a YAML file: name → fields. Raises ConfigError."""
-        if not file.exists():
-            return {}
-        import yaml
-
-        known = {"python": str, "env": dict, "command": list, "args": list, "directory": str}
-        try:
-            found = yaml.safe_load(file.read_text()) or {}
-            for name, fields in found.items():
-                for key, value in fields.items():
-                    if not isinstance(value, known.get(key, ())):
-                        rule = f"a {known[key].__name__}" if key in known else f"one of {', '.join(known)}"
-                        raise ConfigError(f"{file}: {name}.{key} is {value!r}: it must be {rule}.")
-        except (yaml.YAMLError, AttributeError) as error:
-            raise ConfigError(f"{file} must map images to what they are here: {error}") from None
-        return {name: cls(**fields) for name, fields in found.items()}
-
-
-def base(image: str) -> str:
-    """An image's name without registry, tag and digest."""
-    return image.split("@")[0].rpartition("/")[2].partition(":")[0]
 
 
 class LocalCluster:
@@ -135,7 +88,7 @@ class LocalCluster:
 
     def image(self, image: str) -> Image:
         """What an image is here."""
-        return self.images.get(image) or Image(args=BASES.get(base(image), ()))
+        return self.images.get(image) or Image(args=BASES.get(base_name(image), ()))
 
     def store(self, s3: Mapping[str, Any] | None = None) -> "Store":
         """The object store that the pods use, or another that an artifact names. Raises ConfigError, KeyError."""

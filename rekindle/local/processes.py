@@ -10,73 +10,10 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
-from types import FrameType
-from typing import Any
 
 WATCH = 3.0  # seconds between looks at the record
-PATIENCE = 0.5  # seconds after which a signal acts at once if one is held already; `timeout` sends two in no time
-ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
-
-def on_ending(handler: Callable[[int, FrameType | None], Any]) -> dict[int, Any]:
-    """Sets the handler of what ends a run; gives those before. A SIGHUP that `nohup` had us ignore stays ignored."""
-    before: dict[int, Any] = {number: signal.getsignal(number) for number in ENDING}
-    if before[signal.SIGHUP] == signal.SIG_IGN:
-        del before[signal.SIGHUP]
-    for number in before:
-        signal.signal(number, handler)
-    return before
-
-
-class HeldInterrupts:
-    """What ends a run reaches the main thread only where it waits: in between, a process just started would be lost.
-
-    Where it does not come to wait, a second signal acts at once. A SIGTERM or SIGHUP that nobody handles
-    becomes a KeyboardInterrupt. In other threads it does nothing.
-    """
-
-    def __init__(self) -> None:
-        self.before: dict[int, Any] = {}
-        self.kept: list[tuple[int, FrameType | None]] = []
-        self.since = 0.0  # when the first was kept
-        self.welcome = False
-
-    def __enter__(self) -> "HeldInterrupts":
-        if threading.current_thread() is threading.main_thread():
-            self.before = on_ending(self._on)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self.before.items():
-            signal.signal(number, handler)
-
-    @contextmanager
-    def allowed(self) -> Iterator[None]:
-        """What came before and what comes meanwhile goes to its handler, which may raise KeyboardInterrupt."""
-        self.welcome = True
-        try:
-            self._deliver()
-            yield
-        finally:
-            self.welcome = False
-
-    def _on(self, number: int, frame: FrameType | None) -> None:
-        self.since = self.since if self.kept else time.monotonic()
-        self.kept.append((number, frame))
-        if self.welcome or time.monotonic() - self.since > PATIENCE:
-            self._deliver()
-
-    def _deliver(self) -> None:
-        while self.kept:
-            number, frame = self.kept.pop(0)
-            handler: Callable[[int, FrameType | None], Any] | int | None = self.before[number]
-            if callable(handler):
-                handler(number, frame)
-            elif handler != signal.SIG_IGN:
-                raise KeyboardInterrupt
 
 
 def started(pid: int) -> int | None:

@@ -32,12 +32,13 @@ from rekindle.local.engine import suspend
 from rekindle.local.engine.inputs import labelled
 from rekindle.local.engine.nodes import Kill, Resumed, Start, stamp
 from rekindle.local.engine.scheduler import Scheduler
+from rekindle.local.interrupts import Interrupts
 from rekindle.local.journal import FULL, Busy, DiskFull, RunFiles, Status, interrupted, named
 from rekindle.local.locks import SharedLocks
 from rekindle.local.pods import artifacts, volumes
 from rekindle.local.pods.executor import Executor
 from rekindle.local.pods.process import POD, Cluster
-from rekindle.local.processes import HeldInterrupts, alive, signal_group, started
+from rekindle.local.processes import alive, signal_group, started
 
 GRACE = 1.0  # seconds that pods have to end when the run is stopped
 HOME = Path(".rekindle")
@@ -163,14 +164,22 @@ class LocalRun:
             raise
         return cls(files, workflow, status, cluster)
 
-    def run(self, on_change: OnChange | None = None) -> Status:
-        """Runs to the end and gives the status. KeyboardInterrupt stops it (see module)."""
+    def run(self, on_change: OnChange | None = None, interrupts: Interrupts | None = None) -> Status:
+        """Runs to the end and returns the status. KeyboardInterrupt stops it (see module).
+
+        `interrupts`: the entered handlers of signals (default: its own).
+        """
         self.on_change = on_change
         shutdown = self.shutdown
         shared = SharedLocks(self.cluster)
-        with HeldInterrupts() as interrupts, contextlib.closing(self.files), contextlib.closing(shared):
+        with contextlib.ExitStack() as stack:
+            interrupts = interrupts or stack.enter_context(Interrupts())
+            stack.enter_context(interrupts.deferred())
+            stack.enter_context(contextlib.closing(self.files))
+            stack.enter_context(contextlib.closing(shared))
             while True:
-                executor = Executor(self.files, self.workflow, self.cluster, interrupts)
+                resources = Resources(self.cluster, self.workflow, self.files.root)
+                executor = Executor(self.files, self.workflow, self.cluster, interrupts, resources)
                 try:
                     return self._loop(Scheduler(self.workflow, self.status, shutdown, shared), executor)
                 except KeyboardInterrupt:

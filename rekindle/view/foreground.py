@@ -8,20 +8,15 @@ With `as_json` stdout gets exactly one object; everything else goes to stderr.
 
 import json
 import os
-import signal
 import sys
-import threading
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from rekindle.argo.manifest.shape import shape_errors
 from rekindle.errors import ConfigError, RekindleError
 from rekindle.local.engine import suspend
-from rekindle.local.processes import on_ending
+from rekindle.local.interrupts import StopSignals
 from rekindle.local.run import LocalRun, let_go
 from rekindle.render import manifest_sha256
 from rekindle.view import display, summary
@@ -93,14 +88,14 @@ def _note(line: str) -> None:
 
 def _watched(local: LocalRun, manifest: Mapping[str, Any], as_json: bool, ask: bool, whole: bool = False) -> int:
     out = sys.stderr if as_json else sys.stdout
-    interrupts = Interrupts(local.files.root / "stop", ask)
+    interrupts = StopSignals(local.files.root / "stop", ask, LONG)
     status, why = local.status, ""
     progress = display.LogProgress(local.name, local.files.logs).of
-    with interrupts.caught_here(), display.show(local.name, progress, local.workflow, out) as shown:
+    with interrupts, display.show(local.name, progress, local.workflow, out) as shown:
         interrupts.say = shown.say
         try:
             _serve_again(local)
-            status = local.run(_saying_what_waits(local, shown))
+            status = local.run(_saying_what_waits(local, shown), interrupts)
         except KeyboardInterrupt:
             status = {**local.status, "phase": "Interrupted", "message": "stopped by Ctrl-C, SIGTERM or SIGHUP"}
         except ConfigError:
@@ -180,52 +175,3 @@ def _failure(local: LocalRun, status: summary.Status, why: str) -> str:
 
 def _resume(local: LocalRun) -> str:
     return f"rekindle resume {local.name}"
-
-
-class Interrupts:
-    """Ctrl-C asks once (on a terminal), then raises KeyboardInterrupt; SIGTERM, SIGHUP and `rekindle stop` do at once.
-
-    What has not stopped soon after is left as it is, for `rekindle resume` to clear.
-    """
-
-    def __init__(self, stop: Path, ask: bool) -> None:
-        self.stop = stop  # is there while `rekindle stop` asks the runner to end the run
-        self.ask = ask and sys.stdin is not None and sys.stdin.isatty()
-        self.say: Callable[[str], None] = _note  # until there is a display
-        self.caught: int | None = None
-        self.since = 0.0
-
-    @contextmanager
-    def caught_here(self) -> Iterator[None]:
-        before = on_ending(self._on)
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-
-    def _on(self, number: int, frame: FrameType | None) -> None:
-        if self.caught:
-            if time.monotonic() - self.since > LONG:
-                os._exit(128 + number)
-            return  # it is stopping already
-        if self.stop.exists():
-            raise KeyboardInterrupt
-        if number == signal.SIGINT and self.ask:
-            self.ask = False
-            self.say("Stop this run? y or Ctrl-C again stops it, anything else lets it go on.")
-            threading.Thread(target=self._answered, daemon=True).start()
-            return
-        self.caught, self.since = number, time.monotonic()
-        raise KeyboardInterrupt
-
-    def _answered(self) -> None:
-        try:  # not sys.stdin.readline(): its lock, held by a thread that waits, is fatal when the interpreter ends
-            answer = os.read(sys.stdin.fileno(), 100)
-        except OSError:  # the terminal is closed
-            return
-        if answer.strip().lower().startswith(b"y"):
-            os.kill(os.getpid(), signal.SIGINT)
-        else:
-            self.ask = True
-            self.say("It goes on.")

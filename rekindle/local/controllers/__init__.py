@@ -1,20 +1,17 @@
 """The kinds that can be applied here: one controller each; see `stored.Stored` for what a controller is."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from rekindle.local.controllers.base import Stored
 from rekindle.local.controllers.deployment import Deployments, Services
 from rekindle.local.controllers.pytorch_job import PyTorchJobs
-
-if TYPE_CHECKING:
-    from rekindle.local.emulator import LocalCluster
+from rekindle.local.pods.process import Cluster
 
 KINDS = ("PyTorchJob", "Deployment", "Service", "ConfigMap", "Secret", "HorizontalPodAutoscaler", "PodDisruptionBudget")
 PLAIN = KINDS[3:]  # stored, and no more
 
 
-def controllers(cluster: "LocalCluster", run: Path) -> dict[str, Stored]:
+def controllers(cluster: Cluster, run: Path) -> dict[str, Stored]:
     """A controller for each kind; the logs and directories of jobs' pods go below `run`."""
     plain = {kind: Stored(cluster, kind) for kind in PLAIN}
     return {

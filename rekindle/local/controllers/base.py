@@ -11,13 +11,11 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rekindle.argo.language.gofmt import timestamp
 from rekindle.errors import ConfigError
-
-if TYPE_CHECKING:
-    from rekindle.local.emulator import LocalCluster
+from rekindle.local.pods.process import Cluster
 
 Object = dict[str, Any]
 LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
@@ -28,7 +26,7 @@ class Stored:
 
     kind = ""
 
-    def __init__(self, cluster: "LocalCluster", kind: str = "") -> None:
+    def __init__(self, cluster: Cluster, kind: str = "") -> None:
         self.cluster = cluster
         self.kind = kind or self.kind
         self.folder = cluster.home / "objects" / self.kind

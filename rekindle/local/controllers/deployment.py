@@ -13,15 +13,13 @@ import subprocess
 import sys
 import time
 from shutil import rmtree
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rekindle.common.files import write_atomically
 from rekindle.errors import ConfigError, RekindleError
 from rekindle.local.controllers.base import Object, Stored, container_of
+from rekindle.local.pods.process import Cluster
 from rekindle.local.processes import alive, end_group, recorded, started
-
-if TYPE_CHECKING:
-    from rekindle.local.emulator import LocalCluster
 
 PROBES = ("startupProbe", "readinessProbe", "livenessProbe")
 OBSERVED = 10.0  # seconds in which a supervisor must have seen a change
@@ -58,7 +56,7 @@ class Deployments(Stored):
 
     kind = "Deployment"
 
-    def __init__(self, cluster: "LocalCluster") -> None:
+    def __init__(self, cluster: Cluster) -> None:
         super().__init__(cluster)
         self.home = cluster.home / "deployments"
 

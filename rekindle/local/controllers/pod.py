@@ -10,16 +10,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from shutil import rmtree
 from signal import SIGKILL, SIGTERM
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rekindle.local.pods import filesystem
 from rekindle.local.pods import process as pod
 from rekindle.local.pods.filesystem import SHM
 from rekindle.local.pods.volumes import Made
 from rekindle.local.processes import signal_group
-
-if TYPE_CHECKING:
-    from rekindle.local.emulator import LocalCluster
 
 BACKOFF = (0.0, 1.0, 2.0, 4.0, 8.0)
 FORGIVEN = 60.0  # seconds of running after which the next restart is a first one again
@@ -30,7 +27,7 @@ class Pod:
 
     def __init__(
         self,
-        cluster: "LocalCluster",
+        cluster: pod.Cluster,
         name: str,
         spec: Mapping[str, Any],
         folder: Path,

@@ -13,16 +13,14 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from shutil import rmtree
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rekindle.argo.language.gofmt import timestamp
 from rekindle.argo.names import JOB_NAME, PYTORCH_PORT, PYTORCH_PORT_NAME, REPLICA_TYPE
 from rekindle.errors import ConfigError
 from rekindle.local.controllers.base import Object, Stored, container_of
 from rekindle.local.controllers.pod import Pod, wait_all
-
-if TYPE_CHECKING:
-    from rekindle.local.emulator import LocalCluster
+from rekindle.local.pods.process import Cluster
 
 RETRYABLE = 128  # with restartPolicy ExitCode, codes from here on start the pod again
 SUCCEEDED = "rekindle/succeeded-pods"  # annotation: they outlive the process that ran them, as pod objects do
@@ -45,7 +43,7 @@ class PyTorchJobs(Stored):
 
     kind = "PyTorchJob"
 
-    def __init__(self, cluster: "LocalCluster", run: Path) -> None:
+    def __init__(self, cluster: Cluster, run: Path) -> None:
         super().__init__(cluster)
         self.run = run
         self.jobs: dict[str, Job] = {}

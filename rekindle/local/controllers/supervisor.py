@@ -17,16 +17,14 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from shutil import rmtree
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rekindle.argo.language.gofmt import timestamp
 from rekindle.local.controllers.base import Object, Stored
 from rekindle.local.controllers.deployment import Deployments, selects
 from rekindle.local.controllers.pod import Pod
+from rekindle.local.pods.process import Cluster
 from rekindle.local.processes import wait_until_recorded
-
-if TYPE_CHECKING:
-    from rekindle.local.emulator import LocalCluster
 
 TICK = 0.05
 GIVEN_UP = 4  # times that the container of a new version may end before the update counts as failed
@@ -92,7 +90,7 @@ class Progress:
 class Supervisor:
     """Keeps one Deployment."""
 
-    def __init__(self, cluster: "LocalCluster", name: str) -> None:
+    def __init__(self, cluster: Cluster, name: str) -> None:
         self.cluster, self.name = cluster, name
         self.deployments, self.services = Deployments(cluster), Stored(cluster, "Service")
         self.servers: list[Server] = []

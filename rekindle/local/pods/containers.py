@@ -9,7 +9,7 @@ from typing import Any
 
 from rekindle.argo.language.quantity import quantity
 from rekindle.errors import ConfigError
-from rekindle.local.emulator import BASES, base
+from rekindle.local.container_images import BASES, base_name
 from rekindle.local.pods.kinds import container_set, sidecars
 
 Container = Mapping[str, Any]
@@ -40,7 +40,7 @@ def known(template: Mapping[str, Any], where: str, cluster: Any) -> None:
     """Raises ConfigError for an image that is not known here: without containers it is a program of this machine."""
     for path, each in of(template):
         image, words = str(each.get("image")), [*(each.get("command") or []), *(each.get("args") or [])]
-        if "{{" in image or base(image) in BASES or words[1:3] == ["-m", "rekindle"] or image in cluster.images:
+        if "{{" in image or base_name(image) in BASES or words[1:3] == ["-m", "rekindle"] or image in cluster.images:
             continue
         raise ConfigError(
             f"{where}.{path}.image is {image!r}, and what it holds is not known on this machine: only "

@@ -15,12 +15,12 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from rekindle.argo.manifest.volumes import claims
 from rekindle.errors import ConfigError, RekindleError
-from rekindle.local.controllers.kubectl import Resources
 from rekindle.local.engine.nodes import Began, Ended, Start
+from rekindle.local.interrupts import Interrupts
 from rekindle.local.journal import RunFiles
 from rekindle.local.pods import artifacts, containers, filesystem, volumes
 from rekindle.local.pods import process as pod
@@ -31,20 +31,43 @@ from rekindle.local.pods.kinds.container_set import EMISSARY, UNSTARTED, Contain
 from rekindle.local.pods.kinds.sidecars import KILLED, KINDS, Companions
 from rekindle.local.pods.pod_run import GRACE, SCRIPT, Outputs, Running, paths, placed
 from rekindle.local.pods.volumes import Made
-from rekindle.local.processes import HeldInterrupts, signal_group, started
+from rekindle.local.processes import signal_group, started
 
 CANNOT_START = (FileNotFoundError, PermissionError, pod.StartError)
 UNBEGUN = "Pod failed before main container starts due to PodInitializing: "
 LATE = "Pod was active on the node longer than the specified deadline"
 
 
+class Resources(Protocol):
+    """Runs resource templates."""
+
+    @property
+    def busy(self) -> bool: ...
+
+    def start(self, action: Start) -> list[Began | Ended]: ...
+
+    def poll(self) -> list[Began | Ended]: ...
+
+    def late(self, now: float) -> list[str]: ...
+
+    def forget(self, id: str) -> None: ...
+
+    def stop(self, grace: float) -> None: ...
+
+
 class Executor:
     """All pods of one run. Processes are started from the thread that made it, and die with it."""
 
     def __init__(
-        self, files: RunFiles, workflow: dict[str, Any], cluster: pod.Cluster, interrupts: HeldInterrupts
+        self,
+        files: RunFiles,
+        workflow: dict[str, Any],
+        cluster: pod.Cluster,
+        interrupts: Interrupts,
+        resources: Resources,
     ) -> None:
         self.files, self.workflow, self.cluster, self.interrupts = files, workflow, cluster, interrupts
+        self.resources = resources
         self.name: str = workflow["metadata"]["name"]
         self.running: dict[str, Running] = {}
         self.events: list[Began | Ended] = []
@@ -52,7 +75,6 @@ class Executor:
         self.bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self.selector.register(self.bell, selectors.EVENT_READ, None)
         self.one_at_a_time, self.threads = threading.Lock(), list[threading.Thread]()
-        self.resources = Resources(cluster, workflow, files.root)
 
     def start(self, action: Start) -> None:
         """Runs the pod of a node."""

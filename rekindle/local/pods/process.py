@@ -57,6 +57,8 @@ class Cluster(Protocol):
 
     def store(self, s3: Mapping[str, Any] | None = None) -> Any: ...
 
+    def address(self, pod: str) -> str: ...
+
 
 @dataclass(frozen=True)
 class PodRun:

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from rekindle.errors import ConfigError
+from rekindle.local.container_images import Image
 from rekindle.local.controllers.base import LAST_APPLIED, Stored
-from rekindle.local.emulator import Image, LocalCluster
+from rekindle.local.emulator import LocalCluster
 from rekindle.local.run import execute
 
 
