@@ -1,5 +1,6 @@
 """One container as a process: what it would lack, or what would end the runner with it."""
 
+import ast
 import json
 import os
 import shutil
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from rekindle import project
 from rekindle.argo.manifest.pod_patch import patched
 from rekindle.local.controllers.base import Stored
 from rekindle.local.emulator import LocalCluster
@@ -364,3 +366,21 @@ def test_a_limit_of_time_that_is_none_once_it_is_known_ends_the_node(tmp_path: P
     inputs = {"parameters": [{"name": "x", "value": "abc"}]}
     status = ran({"inputs": inputs, field: "{{inputs.parameters.x}}", "container": shell("true")}, tmp_path)
     assert status["phase"] == "Error" and "abc" in status["message"], status["message"]
+
+
+def test_a_pod_imports_from_the_project_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "project"
+    for name in ("steps/greet.py", "pipelines/nightly.py"):
+        (folder / name).parent.mkdir(parents=True)
+        (folder / name).write_text("def main(): ...\n")
+    monkeypatch.setenv(project.PATH, str(folder))
+    source = "import sys; from rekindle import project; step = project.load('steps.greet', 'step', ['main']);"
+    source += (
+        "nightly = project.load('pipelines.nightly', 'pipeline', ['main']); print(step.__file__, nightly.__file__);"
+    )
+    source += "print([folder for folder in sys.path if folder.startswith(sys.argv[1])])"
+    container = {"image": "python", "command": ["python", "-c", source, str(project.REFERENCE)], "workingDir": "/"}
+    assert ran({"container": container}, tmp_path)["phase"] == "Succeeded"
+    files, path = said(tmp_path).splitlines()
+    assert files == f"{folder}/steps/greet.py {folder}/pipelines/nightly.py"
+    assert str(project.REFERENCE) not in [entry.rstrip("/") for entry in ast.literal_eval(path)]
