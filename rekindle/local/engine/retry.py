@@ -43,64 +43,86 @@ def execute(
     options: Options,
 ) -> Node | None:
     """Brings a Retry node as far as it can go. Raises Parallel, NodeError."""
-    parent = context.table.get(name)
+    table = context.table
+    parent = table.get(name)
     if not parent:
-        parent = context.table.create(name, "Retry", "Running", caller, options)
+        parent = table.create(name, "Retry", "Running", caller, options)
         keep_inputs(parent, template)
     options = replace(options, flag={**options.flag, "retried": True})
     child = None
     for _ in range(2):  # once more when an attempt ends at once
-        attempts = context.table.attempts(parent)
-        last = attempts[-1] if attempts else None
+        attempts = table.attempts(parent)
         if child:
             try:
                 admission.limit(context, template, parent, options.boundary)
             except Parallel:
-                context.table.mark(child["name"], "Error", "Max parallelism reached")
+                table.mark(child["name"], "Error", "Max parallelism reached")
                 raise
-        if last and last["phase"] in FULFILLED:
-            try:
-                outcome = decide(context, parent, attempts, strategy)
-            except (ExprError, ValueError) as error:
-                context.table.mark(name, "Error", str(error))
-                raise NodeError(str(error)) from None
-            if outcome.phase:
-                if last.get("outputs") is not None:
-                    parent["outputs"] = last["outputs"]
-                return context.table.mark(name, outcome.phase, outcome.message or None)
-            context.table.mark(name, parent["phase"], outcome.message)
-            if outcome.wait:
-                context.wake_at(outcome.wait)
+        if attempts and attempts[-1]["phase"] in FULFILLED:
+            deadline = _next_attempt(context, parent, attempts, strategy)
+            if deadline is None:
                 return parent
-            options = replace(options, deadline=outcome.deadline or options.deadline)
-            last = None
-        number = len(attempts) - (1 if last else 0)
-        attempt = last["name"] if last else f"{name}({number})"
+            options = replace(options, deadline=deadline or options.deadline)
+            number = len(attempts)
+        else:
+            number = max(len(attempts) - 1, 0)
+        attempt = attempts[number]["name"] if number < len(attempts) else f"{name}({number})"
         if not context.filled(attempt):
-            local = {"retries": str(number), "pod.name": context.table.pod_name(attempt, template["name"])}
+            local = {"retries": str(number), "pod.name": table.pod_name(attempt, template["name"])}
             local |= variables(attempts[number - 1] if number else None)
             try:
                 context.expansion(attempt).template = context.inputs.substituted(template, local)
             except NodeError as error:
-                context.table.error(attempt, caller, options, str(error))
-                context.table.child(name, attempt)
+                table.error(attempt, caller, options, str(error))
+                table.child(name, attempt)
                 raise
-        try:
-            child = context.execute(attempt, caller, {}, options, retried=True)
-        except NodeError:
-            if policy(strategy) == "OnFailure":  # the error goes on to whoever called it
-                context.table.child(name, attempt)
-                raise
-            child = context.table.get(attempt)
-        if child:
-            context.table.child(name, attempt)
-        if child and child.get("daemoned") and not parent.get("daemoned"):
-            parent["daemoned"] = context.table.again = True
-            context.daemons[parent["id"]] = None
-            context.table.changed[parent["id"]] = None
+        child = _execute_attempt(context, parent, attempt, caller, policy(strategy), options)
         if not child or child["phase"] not in FULFILLED:
             return parent
     return parent
+
+
+def _next_attempt(context: Context, parent: Node, attempts: list[Node], strategy: dict[str, Any]) -> float | None:
+    """The deadline of the attempt that follows the last one (0: none); None if none follows, or not yet.
+
+    Raises NodeError.
+    """
+    try:
+        outcome = decide(context, parent, attempts, strategy)
+    except (ExprError, ValueError) as error:
+        context.table.mark(parent["name"], "Error", str(error))
+        raise NodeError(str(error)) from None
+    if outcome.phase:
+        if attempts[-1].get("outputs") is not None:
+            parent["outputs"] = attempts[-1]["outputs"]
+        context.table.mark(parent["name"], outcome.phase, outcome.message or None)
+        return None
+    context.table.mark(parent["name"], parent["phase"], outcome.message)
+    if outcome.wait:
+        context.wake_at(outcome.wait)
+        return None
+    return outcome.deadline or 0.0
+
+
+def _execute_attempt(
+    context: Context, parent: Node, attempt: str, caller: dict[str, Any], retry_policy: str, options: Options
+) -> Node | None:
+    """Runs one attempt below its Retry node. Raises Parallel, NodeError."""
+    table = context.table
+    try:
+        child = context.execute(attempt, caller, {}, options, retried=True)
+    except NodeError:
+        if retry_policy == "OnFailure":  # the error is the caller's
+            table.child(parent["name"], attempt)
+            raise
+        child = table.get(attempt)
+    if child:
+        table.child(parent["name"], attempt)
+    if child and child.get("daemoned") and not parent.get("daemoned"):
+        parent["daemoned"] = table.again = True
+        context.daemons[parent["id"]] = None
+        table.changed[parent["id"]] = None
+    return child
 
 
 def decide(context: Context, parent: Node, attempts: list[Node], strategy: dict[str, Any]) -> Outcome:

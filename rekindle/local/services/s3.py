@@ -374,9 +374,7 @@ class Server(ThreadingHTTPServer):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m rekindle.local.services.s3", description=(__doc__ or "").split("\n")[0]
-    )
+    parser = argparse.ArgumentParser(prog="python -m rekindle.local.services.s3", description=__doc__)
     parser.add_argument("--root", type=Path, required=True, help="where the objects are kept")
     parser.add_argument("--port", type=int, default=0, help="on 127.0.0.1; 0 takes a free one")
     parser.add_argument("--fd", type=int, help="a listening socket to take over instead of --port")
