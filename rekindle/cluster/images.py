@@ -16,8 +16,12 @@ from rekindle import project
 from rekindle.errors import ConfigError, RekindleError, say
 
 Name = Literal["train", "serve", "mlflow"]
-# where each is made, and of which extras
-FILES = {"train": ("train", []), "serve": ("train", ["--build-arg", "EXTRAS=serve"]), "mlflow": ("mlflow", [])}
+# build arguments of each image; without any the Dockerfile makes the one for every pod
+ARGUMENTS = {
+    "train": [],
+    "serve": ["--build-arg", "EXTRAS=serve"],
+    "mlflow": ["--build-arg", "EXTRAS=mlflow", "--target", "mlflow"],
+}
 # a client without its daemon is no help; buildah needs none
 TOOLS = {"docker": ["docker", "info"], "buildah": ["buildah", "info"]}
 
@@ -47,16 +51,16 @@ def build(name: Name, tag: str, *, push: bool = False, more: Sequence[str] = ())
     What the builder says goes to stderr. Raises ConfigError without a Dockerfile or a builder, RekindleError if it
     fails.
     """
-    folder, extras = FILES[name]
-    file = project.file(f"images/{folder}/Dockerfile")
-    if not file.is_file():
-        raise ConfigError(f"{file} does not exist: images are built from a clone of the repository, not from a wheel.")
+    file = project.file("images/Dockerfile")
+    root = file.parents[1]
+    if not (root / "uv.lock").is_file():
+        raise ConfigError(f"{root} has no uv.lock: images are built from a clone of the repository, not from a wheel.")
     tool = _tool()
     with TemporaryDirectory() as scratch:
         identity = Path(scratch, "id")
         layers = ["--layers"] if tool == "buildah" else []  # docker keeps them without being asked
         named = ["--file", str(file), "--tag", tag, "--iidfile", str(identity)]
-        _run(tool, "build", *layers, *named, *extras, *more, str(file.parents[2]))
+        _run(tool, "build", *layers, *named, *ARGUMENTS[name], *more, str(root))
         image = Image(tag, identity.read_text().strip())
         return replace(image, digest=_pushed(tool, image, Path(scratch, "digest"))) if push else image
 

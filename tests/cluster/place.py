@@ -20,8 +20,8 @@ from tests.cluster.kube import Kube, Watch
 from tests.cluster.run import Place, rekindle
 
 NEEDED = {
-    "REKINDLE_TEST_IMAGE": "the image of images/train, as the cluster pulls it",
-    "REKINDLE_TEST_MLFLOW_IMAGE": "the image of images/mlflow",
+    "REKINDLE_TEST_IMAGE": "the image `train`, as the cluster pulls it",
+    "REKINDLE_TEST_MLFLOW_IMAGE": "the image `mlflow`",
     "REKINDLE_TEST_S3": "an S3 endpoint that pods and this machine reach",
     "AWS_ACCESS_KEY_ID": "of that endpoint",
     "AWS_SECRET_ACCESS_KEY": "of that endpoint",

@@ -76,7 +76,7 @@ def test_what_is_not_pushed_has_no_digest(builders: Builders):
 def test_the_server_is_a_smaller_image_of_the_same_file(builders: Builders, name: str, extras: str):
     builders.add("docker", DOCKER)(name, "--tag", "r:1")
     (build,) = (call for call in builders.asked() if call.startswith("docker build"))
-    assert "images/train/Dockerfile" in build
+    assert "images/Dockerfile" in build
     assert ("EXTRAS" in build) == bool(extras) and extras in build
 
 
@@ -84,7 +84,7 @@ def test_flags_after_the_dashes_reach_the_builder(builders: Builders):
     builders.add("docker", DOCKER)("mlflow", "--tag", "m:1", "--", "--build-arg", "BASE=python:3.12-slim")
     (build,) = (call for call in builders.asked() if call.startswith("docker build"))
     assert "--build-arg BASE=python:3.12-slim" in build
-    assert "images/mlflow/Dockerfile" in build
+    assert "--target mlflow" in build
 
 
 def test_docker_without_its_daemon_is_no_builder(builders: Builders):
