@@ -77,14 +77,14 @@ class LocalCluster:
             ("ConfigMap", "rekindle"): self.services.environment,
             ("Secret", "rekindle-s3"): self.services.credentials,
         }
-        found, obj = {}, self.find(kind, name)
+        files, obj = {}, self.find(kind, name)
         if read := own.get((kind, name)):
-            found = {key: value.encode() for key, value in read().items()}
+            files = {key: value.encode() for key, value in read().items()}
         elif obj is None:
             return None
         data, plain = ("data", "stringData") if kind == "Secret" else ("binaryData", "data")
-        found |= {key: base64.b64decode(value) for key, value in ((obj or {}).get(data) or {}).items()}
-        return found | {key: value.encode() for key, value in ((obj or {}).get(plain) or {}).items()}
+        files |= {key: base64.b64decode(value) for key, value in ((obj or {}).get(data) or {}).items()}
+        return files | {key: value.encode() for key, value in ((obj or {}).get(plain) or {}).items()}
 
     def image(self, image: str) -> Image:
         """What an image is here."""
@@ -129,19 +129,19 @@ class LocalCluster:
             taken: dict[str, str] = json.loads(path.read_text()) if path.exists() else {}
             tries = (hashlib.sha256(f"{self.home}/{pod}/{attempt}".encode()).digest() for attempt in count())
             candidates = (f"127.{1 + a % 254}.{b}.{1 + c % 254}" for a, b, c, *_ in tries)
-            address = next(each for each in candidates if taken.setdefault(each, pod) == pod)
+            address = next(candidate for candidate in candidates if taken.setdefault(candidate, pod) == pod)
             write_atomically(path, json.dumps(dict(list(taken.items())[-ADDRESSES:])))
         return address
 
     def service_variables(self) -> dict[str, str]:
         """What a kubelet gives every pod for each Service; HOST is where the port forward listens."""
-        found = {}
+        variables = {}
         for path in sorted((self.home / "objects/Service").glob("*.json")):
             service = json.loads(path.read_text())
             name = service["metadata"]["name"].upper().replace("-", "_")
             port = str(service["spec"]["ports"][0]["port"])
-            found |= {f"{name}_SERVICE_HOST": "127.0.0.1", f"{name}_SERVICE_PORT": port}
-        return found
+            variables |= {f"{name}_SERVICE_HOST": "127.0.0.1", f"{name}_SERVICE_PORT": port}
+        return variables
 
     def revive(self) -> list[str]:
         """Start the supervisors of Deployments again that died. Gives the names of those."""
@@ -176,19 +176,19 @@ class LocalCluster:
     def has(self, kind: str, name: str, key: str | None = None) -> bool:
         """Whether there is such an object, and if it is asked for, the key in it."""
         obj = {} if (kind, name) in OWN else self.find(kind, name)
-        keys = {each for part in ("data", "binaryData", "stringData") for each in (obj or {}).get(part) or {}}
+        keys = {data_key for part in ("data", "binaryData", "stringData") for data_key in (obj or {}).get(part) or {}}
         return obj is not None and (key is None or key in keys or (kind, name) in OWN)
 
     def keep(self, objects: Iterable[Mapping[str, Any]]) -> None:
         """What lies beside a Workflow in its file, as `kubectl apply` would. Raises ConfigError."""
-        for each in objects:
-            kind, name = each.get("kind"), (each.get("metadata") or {}).get("name")
+        for obj in objects:
+            kind, name = obj.get("kind"), (obj.get("metadata") or {}).get("name")
             if kind not in KEPT or not isinstance(name, str) or not NAME.fullmatch(name):
                 raise ConfigError(f"{kind} {name!r} beside the Workflow: it must be a {', '.join(KEPT)} with a name.")
-            _check(each, f"{kind} {name}")
+            _check(obj, f"{kind} {name}")
             path = self.home / "objects" / str(kind) / f"{name}.json"
             path.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(path, json.dumps(each), 0o600)
+            write_atomically(path, json.dumps(obj), 0o600)
 
 
 def _texts(data: Mapping[str, bytes] | None, name: str) -> dict[str, str]:
@@ -197,12 +197,12 @@ def _texts(data: Mapping[str, bytes] | None, name: str) -> dict[str, str]:
     return {key: value.decode(errors="surrogateescape") for key, value in data.items()}
 
 
-def _check(each: Mapping[str, Any], where: str) -> None:
+def _check(obj: Mapping[str, Any], where: str) -> None:
     """Raises ConfigError for data that an API server refuses."""
-    kind = each.get("kind")
+    kind = obj.get("kind")
     for key in ("data", "binaryData", "stringData") if kind in ("ConfigMap", "Secret") else ():
         coded = key == "binaryData" or (key == "data" and kind == "Secret")
-        for name, value in (each.get(key) or {}).items():
+        for name, value in (obj.get(key) or {}).items():
             if not isinstance(value, str):
                 raise ConfigError(f"{where}.{key}.{name} is no text: quote it.")
             try:

@@ -84,18 +84,18 @@ class RunFiles:
         """The workflow of this run. Raises ConfigError if there is none."""
         path = self.root / "manifest.yaml"
         try:
-            found = json.loads(path.read_text())
-            if not (found["metadata"]["name"] and found["spec"]["entrypoint"] and found["spec"]["templates"]):
+            workflow = json.loads(path.read_text())
+            if not (workflow["metadata"]["name"] and workflow["spec"]["entrypoint"] and workflow["spec"]["templates"]):
                 raise ValueError("it has no name, entrypoint or templates")
-            return found
+            return workflow
         except (ValueError, *SHAPE) as error:
             raise self._spoiled(path, error) from error
         except OSError as error:
             if error.errno not in NONE:
                 raise
             runs = self.home / "runs"
-            known = {each.name for each in runs.iterdir()} if runs.is_dir() else set()
-            hint = f"{did_you_mean(self.name, known)} `rekindle status` has all."
+            names = {folder.name for folder in runs.iterdir()} if runs.is_dir() else set()
+            hint = f"{did_you_mean(self.name, names)} `rekindle status` has all."
             raise ConfigError(f'there is no run "{self.name[:100]}" in {runs}.{hint}') from None
 
     def load(self) -> tuple[Status, dict[str, list[int]]]:
@@ -243,7 +243,7 @@ def interrupted(status: Status, now: str) -> Status:
     for id, node in nodes.items():
         if node["phase"] in ("Pending", "Running") and node.pop("daemoned", None):
             node.pop("podIP", None)
-            for group in (each for each in nodes.values() if id in each.get("children", [])):
+            for group in (parent for parent in nodes.values() if id in parent.get("children", [])):
                 if group["type"] in ("StepGroup", "TaskGroup"):
                     group |= {"phase": "Running", "finishedAt": None}
         begins = node["type"] in ("Pod", "HTTP") and node["phase"] in ("Pending", "Running")

@@ -58,9 +58,11 @@ def check(workflow: dict[str, Any], cluster: Any, manifest: Mapping[str, Any] | 
     ignored = dict.fromkeys(walk(workflow, "Workflow", ""))
     if manifest:
         ignored |= dict.fromkeys(walk(manifest, manifest["kind"], ""))
-    for each in (workflow["spec"].get("arguments") or {}).get("parameters") or []:
-        if each.get("value") is None:
-            raise ConfigError(f"the parameter {each['name']} has no value: give one, as with -p {each['name']}=...")
+    for parameter in (workflow["spec"].get("arguments") or {}).get("parameters") or []:
+        if parameter.get("value") is None:
+            raise ConfigError(
+                f"the parameter {parameter['name']} has no value: give one, as with -p {parameter['name']}=..."
+            )
     ignored |= dict.fromkeys(_bodies(workflow["spec"], cluster))
     volumes.check(workflow["spec"], bodies(workflow["spec"], "spec"))
     _objects(workflow["spec"], cluster)
@@ -108,7 +110,7 @@ def _bodies(spec: dict[str, Any], cluster: Any, where: str = "spec") -> list[str
 
 
 def _template(template: dict[str, Any], where: str, cluster: Any) -> None:
-    types = [each for each in TEMPLATE_TYPES if each in template]
+    types = [kind for kind in TEMPLATE_TYPES if kind in template]
     if len(types) != 1:
         raise ConfigError(f"{where} ({template.get('name')}) has {len(types)} types {types}: it must have exactly one.")
     suspend.check(template, where)
@@ -131,13 +133,13 @@ def _template(template: dict[str, Any], where: str, cluster: Any) -> None:
         pod_run.check(template)
         names = {"init", "main", "wait"}  # Argo's own
         for kind in sidecars.KINDS:
-            for index, each in enumerate(template.get(kind) or []):
-                if each["name"] in names:
+            for index, container in enumerate(template.get(kind) or []):
+                if container["name"] in names:
                     raise ConfigError(
-                        f"{where}.{kind}[{index}].name is {each['name']!r}, as another container of the pod is called, "
+                        f"{where}.{kind}[{index}].name is {container['name']!r}, as another container of the pod is called, "
                         "and Kubernetes refuses that. Give it a name of its own."
                     )
-                names.add(each["name"])
+                names.add(container["name"])
         sidecars.check(template, where)
         daemon.check(template, where)
     if template.get("containerSet"):
@@ -156,10 +158,10 @@ def _deadline(template: dict[str, Any], where: str) -> None:
 def _paths(template: dict[str, Any], where: str) -> None:
     """No two inputs lie at one path, or where a volume is mounted. Source: Argo's validateLeaf."""
     mounts = (template.get("container") or {}).get("volumeMounts") or []
-    taken = {each["mountPath"]: f"container.volumeMounts[{index}]" for index, each in enumerate(mounts)}
+    taken = {mount["mountPath"]: f"container.volumeMounts[{index}]" for index, mount in enumerate(mounts)}
     files = (template.get("inputs") or {}).get("artifacts") or [] if "container" in template else []
-    for index, each in enumerate(files):
-        if other := taken.get(path := posixpath.normpath(each["path"])):
+    for index, artifact in enumerate(files):
+        if other := taken.get(path := posixpath.normpath(artifact["path"])):
             raise ConfigError(
                 f"{where}.inputs.artifacts[{index}].path is {path!r}, where {other} lies. Give it a path of its own."
             )
@@ -189,11 +191,11 @@ def _holders(spec: dict[str, Any]) -> None:
 def _expressions(value: Any, where: str) -> None:
     """Every function that an expression calls must be known: it would fail late else, or worse, stay as text."""
     if isinstance(value, dict):
-        for key, each in value.items():
-            _expressions(each, f"{where}.{key}")
+        for key, child in value.items():
+            _expressions(child, f"{where}.{key}")
     elif isinstance(value, list):
-        for index, each in enumerate(value):
-            _expressions(each, f"{where}[{index}]")
+        for index, child in enumerate(value):
+            _expressions(child, f"{where}[{index}]")
     elif isinstance(value, str):
         plain = [value] if where.endswith((".expression", ".fromExpression", ".http.successCondition")) else []
         for source in [*EXPRESSION.findall(value), *plain]:

@@ -270,16 +270,16 @@ def _cluster(home: Path | None = None) -> Cluster:
 def _clear(files: RunFiles, pods: Mapping[str, list[int]]) -> None:
     """Ends what pods left: their sessions, and what has a pod's root as `/` or its environment."""
     sessions, place = {pid: since for pid, since in pods.values()}, f"{files.pods}/"
-    pids = [int(each.name) for each in Path("/proc").iterdir() if each.name.isdigit()]
-    found = {pid: started(pid) for pid in pids if pid != os.getpid() and _left(pid, sessions, place)}
-    for pid in found:
+    pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+    survivors = {pid: started(pid) for pid in pids if pid != os.getpid() and _left(pid, sessions, place)}
+    for pid in survivors:
         signal_group(pid, signal.SIGKILL)
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     until = time.monotonic() + 5
-    while any(since and alive(pid, since) for pid, since in found.items()):
+    while any(since and alive(pid, since) for pid, since in survivors.items()):
         if time.monotonic() > until:
-            raise RekindleError(f"processes {sorted(found)} that {files.name} left do not end: they must first.")
+            raise RekindleError(f"processes {sorted(survivors)} that {files.name} left do not end: they must first.")
         time.sleep(0.01)
 
 

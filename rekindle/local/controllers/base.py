@@ -51,9 +51,9 @@ class Stored:
                 meta["generation"] += 1
             return new | {"metadata": meta}
 
-        found = self.change(name, applied)
-        assert found
-        return found
+        stored = self.change(name, applied)
+        assert stored
+        return stored
 
     def get(self, name: str) -> Object | None:
         """The object as it is now, None if there is none."""

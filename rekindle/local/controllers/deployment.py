@@ -41,14 +41,16 @@ class Services(Stored):
         before = self.read(name)
         ours = [port["port"] for port in before["spec"]["ports"]] if before else []
         for port in [port["port"] for port in ports]:
-            if port in ours and any(Deployments(self.cluster).running(each) for each in self._deployments(obj)):
+            if port in ours and any(
+                Deployments(self.cluster).running(deployment) for deployment in self._deployments(obj)
+            ):
                 continue  # it is that supervisor which listens there
             _free(port, f"Service {name}")
 
     def _deployments(self, service: Object) -> list[str]:
         deployments = Deployments(self.cluster)
-        found = {name: deployments.read(name) for name in deployments.names()}
-        return [name for name, obj in found.items() if obj and selects(service, obj["spec"]["template"])]
+        objects = {name: deployments.read(name) for name in deployments.names()}
+        return [name for name, obj in objects.items() if obj and selects(service, obj["spec"]["template"])]
 
 
 class Deployments(Stored):
@@ -78,16 +80,16 @@ class Deployments(Stored):
 
     def apply(self, obj: Object) -> Object:
         """Returns once the supervisor has seen the change, so that the status is that of what was applied."""
-        found = super().apply(obj)
-        name, generation = found["metadata"]["name"], found["metadata"]["generation"]
+        stored = super().apply(obj)
+        name, generation = stored["metadata"]["name"], stored["metadata"]["generation"]
         until = time.monotonic() + OBSERVED
-        while (found.get("status") or {}).get("observedGeneration") != generation or not self.running(name):
+        while (stored.get("status") or {}).get("observedGeneration") != generation or not self.running(name):
             self._supervise(name)
             if time.monotonic() > until:
                 raise RekindleError(f"The supervisor of Deployment {name} does not answer: see {self.home}/{name}.")
             time.sleep(0.02)
-            found = self.read(name) or found
-        return found
+            stored = self.read(name) or stored
+        return stored
 
     def get(self, name: str) -> Object | None:
         self.revive(name)
@@ -122,17 +124,19 @@ class Deployments(Stored):
     def overview(self) -> list[dict[str, Any]]:
         """One entry a Deployment: kind, name, address, whether it runs, how many pods are ready."""
         services = [json.loads(path.read_text()) for path in (self.cluster.home / "objects/Service").glob("*.json")]
-        found = []
+        entries = []
         for name in self.names():
             obj = self.read(name)
             if obj is None:
                 continue
-            ports = [each["spec"]["ports"][0]["port"] for each in services if selects(each, obj["spec"]["template"])]
+            ports = [
+                service["spec"]["ports"][0]["port"] for service in services if selects(service, obj["spec"]["template"])
+            ]
             address, running = f"http://127.0.0.1:{ports[0]}" if ports else "", self.running(name)
             ready = (obj.get("status") or {}).get("readyReplicas", 0) if running else 0
             entry = {"kind": "deployment", "name": name, "address": address, "running": running, "ready": ready}
-            found.append(entry)
-        return found
+            entries.append(entry)
+        return entries
 
     def _record(self, name: str) -> dict[str, int] | None:
         try:

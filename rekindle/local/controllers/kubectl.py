@@ -73,10 +73,12 @@ class Resources:
         """Lets the controllers work, then looks at what is waited for."""
         for controller in set(self.controllers.values()):
             controller.poll()
-        return [event for one in list(self.waiting.values()) for event in self._look(one)]
+        return [event for waiting in list(self.waiting.values()) for event in self._look(waiting)]
 
     def late(self, now: float) -> list[str]:
-        return [id for id, one in self.waiting.items() if one.action.deadline and now >= one.action.deadline]
+        return [
+            id for id, waiting in self.waiting.items() if waiting.action.deadline and now >= waiting.action.deadline
+        ]
 
     def forget(self, id: str) -> None:
         """Stops watching; the object stays, as on a cluster."""
@@ -98,12 +100,12 @@ class Resources:
             from rekindle.local.controllers import controllers
 
             self.controllers = controllers(self.cluster, self.run)
-        found = self.controllers.get(kind)
-        if found is None:
+        controller = self.controllers.get(kind)
+        if controller is None:
             raise KubectlError(
                 f'no matches for kind "{kind}": here only {", ".join(sorted(self.controllers))} are known'
             )
-        return found
+        return controller
 
     def _act(self, resource: dict[str, Any], creates: Path) -> tuple[str, str]:
         """Does it, and gives kind and name.
@@ -207,9 +209,9 @@ class Resources:
             raise KubectlError(f"error: unable to parse requirement: {error}") from None
         return kind, ""
 
-    def _look(self, one: Waiting) -> list[Began | Ended]:
-        resource, id = one.action.template["resource"], one.action.id
-        obj = self._controller(one.kind).get(one.name)
+    def _look(self, waiting: Waiting) -> list[Began | Ended]:
+        resource, id = waiting.action.template["resource"], waiting.action.id
+        obj = self._controller(waiting.kind).get(waiting.name)
         if obj is None:
             self.forget(id)
             gone = "The resource has been deleted while its status was still being checked. Will not be retried"
@@ -221,22 +223,22 @@ class Resources:
         if good is None:
             return []
         self.forget(id)
-        return [self._done(one) if good else _failed(id, why)]
+        return [self._done(waiting) if good else _failed(id, why)]
 
-    def _done(self, one: Waiting) -> Ended:
+    def _done(self, waiting: Waiting) -> Ended:
         outputs: dict[str, Any] = {"exitCode": "0"}
-        obj = self._controller(one.kind).get(one.name) or {}
-        for each in (one.action.template.get("outputs") or {}).get("parameters") or []:
-            value, path = each.get("value"), (each.get("valueFrom") or {}).get("jsonPath")
+        obj = self._controller(waiting.kind).get(waiting.name) or {}
+        for parameter in (waiting.action.template.get("outputs") or {}).get("parameters") or []:
+            value, path = parameter.get("value"), (parameter.get("valueFrom") or {}).get("jsonPath")
             if path:
                 try:
                     value = kubectl_path.printed(obj, path)
                 except kubectl_path.KubectlPathError as error:
                     return _failed(
-                        one.action.id, f'error executing jsonpath "{path}": Error executing template: {error}'
+                        waiting.action.id, f'error executing jsonpath "{path}": Error executing template: {error}'
                     )
-            outputs.setdefault("parameters", []).append({**each, "value": value})
-        return Ended(one.action.id, "Succeeded", "", outputs)
+            outputs.setdefault("parameters", []).append({**parameter, "value": value})
+        return Ended(waiting.action.id, "Succeeded", "", outputs)
 
 
 def parsed(flags: list[str]) -> tuple[list[str], str]:
@@ -264,8 +266,8 @@ def _failed(id: str, why: str) -> Ended:
 
 def _kind(resource: dict[str, Any]) -> str:
     """The kind that a manifest names, as it is written."""
-    found = re.search(r"^\s{0,3}[\"']?kind[\"']?:\s*[\"']?([A-Za-z]+)", resource.get("manifest") or "", re.M)
-    return found[1] if found else ""
+    match = re.search(r"^\s{0,3}[\"']?kind[\"']?:\s*[\"']?([A-Za-z]+)", resource.get("manifest") or "", re.M)
+    return match[1] if match else ""
 
 
 def check(resource: dict[str, Any], where: str) -> None:
@@ -298,8 +300,8 @@ def check(resource: dict[str, Any], where: str) -> None:
 
 def check_outputs(template: dict[str, Any], where: str) -> None:
     """Raises ConfigError for an output that kubectl could not print of any object."""
-    for index, each in enumerate((template.get("outputs") or {}).get("parameters") or []):
-        if not (source := each.get("valueFrom")):
+    for index, parameter in enumerate((template.get("outputs") or {}).get("parameters") or []):
+        if not (source := parameter.get("valueFrom")):
             continue
         path, place = source.get("jsonPath"), f"{where}.outputs.parameters[{index}].valueFrom.jsonPath"
         if not path:

@@ -106,8 +106,8 @@ class Pod:
     def _start(self) -> None:
         self.started = time.monotonic()
         container = self.spec["containers"][0]["name"]
-        mounts = [mount for each in self.spec["containers"] for mount in each.get("volumeMounts") or []]
-        places = {each["name"]: each["mountPath"] for each in mounts}
+        mounts = [mount for container in self.spec["containers"] for mount in container.get("volumeMounts") or []]
+        places = {mount["name"]: mount["mountPath"] for mount in mounts}
         volumes = {  # what is in memory outlives the pod's processes
             name: Made(Path(SHM) if path == SHM else self.root / path.lstrip("/")) for name, path in places.items()
         }
@@ -123,9 +123,9 @@ class Pod:
 
 def wait_all(pods: list[Pod], grace: float) -> None:
     """End pods, and wait until their processes are gone."""
-    for each in pods:
-        each.end(grace)
-    while any(each.running for each in pods):
-        for each in pods:
-            each.poll()
+    for pod_ in pods:
+        pod_.end(grace)
+    while any(pod_.running for pod_ in pods):
+        for pod_ in pods:
+            pod_.poll()
         time.sleep(0.01)

@@ -80,15 +80,15 @@ class PyTorchJobs(Stored):
             raise ConfigError(f"{where}: runPolicy.cleanPodPolicy must be one of {', '.join(CLEAN)}.")
 
     def apply(self, obj: Object) -> Object:
-        found = super().apply(obj)
-        self._adopt(found)
-        return found
+        stored = super().apply(obj)
+        self._adopt(stored)
+        return stored
 
     def get(self, name: str) -> Object | None:
-        found = self.read(name)
-        if found:
-            self._adopt(found)
-        return found
+        obj = self.read(name)
+        if obj:
+            self._adopt(obj)
+        return obj
 
     def delete(self, name: str) -> bool:
         if job := self.jobs.pop(name, None):
@@ -318,7 +318,7 @@ def injected(obj: Object, rtype: str, index: int, address: Any) -> dict[str, str
     if "rdzvId" in elastic:
         env["PET_RDZV_ID"] = elastic["rdzvId"]
     if "rdzvConf" in elastic:
-        env["PET_RDZV_CONF"] = ",".join(f"{each['key']}={each['value']}" for each in elastic["rdzvConf"])
+        env["PET_RDZV_CONF"] = ",".join(f"{entry['key']}={entry['value']}" for entry in elastic["rdzvConf"])
     return env
 
 
@@ -330,7 +330,7 @@ def port_of(replica: Object) -> int:
 
 def condition(status: Object, kind: str) -> Object | None:
     """The condition of that type."""
-    return next((each for each in status.get("conditions") or [] if each["type"] == kind), None)
+    return next((entry for entry in status.get("conditions") or [] if entry["type"] == kind), None)
 
 
 def finished(status: Object) -> bool:
@@ -344,9 +344,9 @@ def set_condition(status: Object, kind: str, message: str, reason: str = "", val
     if condition(status, "Failed") or (now and (now["status"], now["reason"]) == (value, reason)):
         return
     opposite = {"Running": "Restarting", "Restarting": "Running"}.get(kind)
-    kept = [each for each in status.get("conditions") or [] if each["type"] not in (kind, opposite)]
+    kept = [entry for entry in status.get("conditions") or [] if entry["type"] not in (kind, opposite)]
     if kind in ("Succeeded", "Failed", "Suspended"):
-        kept = [each | {"status": "False"} if each["type"] == "Running" else each for each in kept]
+        kept = [entry | {"status": "False"} if entry["type"] == "Running" else entry for entry in kept]
     stamp = timestamp()
     times = {"lastUpdateTime": stamp, "lastTransitionTime": stamp}
     status["conditions"] = [*kept, {"type": kind, "status": value, "reason": reason, "message": message, **times}]

@@ -23,6 +23,7 @@ from rekindle.argo.language.gofmt import timestamp
 from rekindle.local.controllers.base import Object, Stored
 from rekindle.local.controllers.deployment import Deployments, selects
 from rekindle.local.controllers.pod import Pod
+from rekindle.local.pods.containers import port_number
 from rekindle.local.pods.process import Cluster
 from rekindle.local.processes import wait_until_recorded
 
@@ -155,7 +156,7 @@ class Supervisor:
     def _retire(self, server: Server) -> None:
         """No new connection, SIGTERM; it may take its terminationGracePeriodSeconds."""
         self._stop_probes(server)
-        self.servers = [each for each in self.servers if each is not server]
+        self.servers = [other for other in self.servers if other is not server]
         server.pod.end()
         self.leaving.append(server)
 
@@ -253,7 +254,7 @@ class Supervisor:
         server = min(ready, key=lambda server: server.open)
         server.open += 1
         try:
-            there = port_of(server.pod.spec["containers"][0], self.forwards[port].target)
+            there = port_number(server.pod.spec["containers"][0], self.forwards[port].target)
             upstream, downstream = await asyncio.open_connection(server.pod.ip, there)
             await asyncio.gather(_pipe(reader, downstream), _pipe(upstream, writer))
         except OSError:
@@ -316,37 +317,31 @@ def progressing(complete: bool, progress: Progress) -> Object:
 
 def _stamped(conditions: list[Object], before: Object) -> list[Object]:
     """The conditions with the times of those before where nothing changed."""
-    known = {each["type"]: each for each in before.get("conditions") or []}
-    found = []
-    for each in conditions:
-        old, now = known.get(each["type"], {}), timestamp()
-        same, flipped = each.items() <= old.items(), old.get("status") != each["status"]
+    previous = {condition["type"]: condition for condition in before.get("conditions") or []}
+    stamped = []
+    for condition in conditions:
+        old, now = previous.get(condition["type"], {}), timestamp()
+        same, flipped = condition.items() <= old.items(), old.get("status") != condition["status"]
         times = {
             "lastUpdateTime": old["lastUpdateTime"] if same else now,
             "lastTransitionTime": now if flipped else old["lastTransitionTime"],
         }
-        found.append(each | times)
-    return found
-
-
-def port_of(container: Object, port: Any) -> int:
-    """A port given by number or by the name of a containerPort."""
-    named = {each.get("name"): each["containerPort"] for each in container.get("ports") or []}
-    return int(named.get(port, port))
+        stamped.append(condition | times)
+    return stamped
 
 
 def probe_of(container: Object, kind: str) -> Probe | None:
     """A container's probe of that kind, with Kubernetes' defaults."""
-    if not (found := container.get(kind)):
+    if not (probe := container.get(kind)):
         return None
-    http = found["httpGet"]
+    http = probe["httpGet"]
     return Probe(
         path=http.get("path", "/"),
-        port=port_of(container, http["port"]),
-        period=found.get("periodSeconds", 10),
-        timeout=found.get("timeoutSeconds", 1),
-        failures=found.get("failureThreshold", 3),
-        delay=found.get("initialDelaySeconds", 0),
+        port=port_number(container, http["port"]),
+        period=probe.get("periodSeconds", 10),
+        timeout=probe.get("timeoutSeconds", 1),
+        failures=probe.get("failureThreshold", 3),
+        delay=probe.get("initialDelaySeconds", 0),
     )
 
 

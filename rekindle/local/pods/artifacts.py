@@ -65,13 +65,13 @@ def load(artifact: dict[str, Any], path: Path, store: Any) -> None:
     else:
         fetched.replace(path)
     if artifact.get("mode") is not None:
-        for each in [path, *(path.rglob("*") if artifact.get("recurseMode") else ())]:
-            each.chmod(int(artifact["mode"]))
+        for entry in [path, *(path.rglob("*") if artifact.get("recurseMode") else ())]:
+            entry.chmod(int(artifact["mode"]))
 
 
 def _get(artifact: dict[str, Any], into: Path) -> None:
     http = artifact["http"]
-    headers = {each["name"]: each["value"] for each in http.get("headers") or []}
+    headers = {header["name"]: header["value"] for header in http.get("headers") or []}
     try:
         request = urllib.request.Request(http["url"], headers=headers)
         with urllib.request.urlopen(request, timeout=60) as answer, into.open("wb") as file:
@@ -112,7 +112,7 @@ def _untar(path: Path, into: Path) -> None:
 
     with tarfile.open(path, "r:gz") as archive:
         archive.extraction_filter = lambda member, _: member  # Python before 3.11.4 has none
-        archive.extractall(into, (member for each in archive if (member := taken(each))))
+        archive.extractall(into, (member for entry in archive if (member := taken(entry))))
 
 
 def _unpack(archive: Path, path: Path, extract: Any) -> None:
@@ -123,9 +123,9 @@ def _unpack(archive: Path, path: Path, extract: Any) -> None:
     except (tarfile.TarError, zipfile.BadZipFile, OSError, EOFError) as error:
         raise ArtifactError(f"{path.name} cannot be unpacked: {error}") from error
     archive.unlink()
-    found = list(beside.iterdir())
-    (found[0] if len(found) == 1 else beside).rename(path)
-    if len(found) == 1:
+    entries = list(beside.iterdir())
+    (entries[0] if len(entries) == 1 else beside).rename(path)
+    if len(entries) == 1:
         beside.rmdir()
 
 
@@ -215,7 +215,7 @@ def _zip(path: Path, into: Path, name: str) -> None:
             entry.filename = f"{STAGED}/{name}"
             with archive.open(entry, "w") as into_it, path.open("rb") as file:
                 shutil.copyfileobj(file, into_it)
-        for file in sorted(each for each in path.rglob("*") if each.is_file()):
+        for file in sorted(entry for entry in path.rglob("*") if entry.is_file()):
             archive.write(file, Path(name) / file.relative_to(path))
 
 
@@ -233,9 +233,11 @@ def collect(status: dict[str, Any], spec: dict[str, Any], store: Any) -> list[st
             try:
                 _delete(artifact["s3"]["key"], store(artifact["s3"]))
             except (RekindleError, KeyError) as error:
-                other = [each for each in status.get("conditions", []) if each["type"] != "ArtifactGCError"]
+                others = [
+                    condition for condition in status.get("conditions", []) if condition["type"] != "ArtifactGCError"
+                ]
                 failed = {"type": "ArtifactGCError", "status": "True", "message": str(error)}
-                status["conditions"] = [*other, failed]
+                status["conditions"] = [*others, failed]
             else:
                 artifact["deleted"] = True
                 changed.append(id)
@@ -243,7 +245,7 @@ def collect(status: dict[str, Any], spec: dict[str, Any], store: Any) -> list[st
 
 
 def _delete(key: str, store: Any) -> None:
-    store.delete([each.key for each in store.list(key)] if key.endswith("/") else [key])
+    store.delete([entry.key for entry in store.list(key)] if key.endswith("/") else [key])
 
 
 def strategy(artifact: dict[str, Any], spec: dict[str, Any]) -> str:
@@ -257,15 +259,15 @@ def check(template: dict[str, Any], where: str) -> None:
     leaf = not template.keys() & {"dag", "steps", "suspend"}
     files = {way: (template.get(way) or {}).get("artifacts") or [] for way in ("inputs", "outputs")}
     mounts = (template.get("container") or template.get("script") or {}).get("volumeMounts") or []
-    own = [*(each.get("mountPath") for each in mounts), *(each.get("path") for each in files["inputs"])]
-    numbered = [(f"{way}.artifacts[{index}]", each) for way in files for index, each in enumerate(files[way])]
-    for which, each in numbered:
-        path, place = each.get("path"), f"{where}.{which}"
+    own = [*(entry.get("mountPath") for entry in mounts), *(entry.get("path") for entry in files["inputs"])]
+    numbered = [(f"{way}.artifacts[{index}]", artifact) for way in files for index, artifact in enumerate(files[way])]
+    for which, artifact in numbered:
+        path, place = artifact.get("path"), f"{where}.{which}"
         if leaf and not path:
             raise ConfigError(f"{place}.path is missing: give it.")
         if path and not leaf:
             raise ConfigError(f"{place}.path is {path!r}, but only pods have files. Remove it.")
-        level = ((each.get("archive") or {}).get("tar") or {}).get("compressionLevel")
+        level = ((artifact.get("archive") or {}).get("tar") or {}).get("compressionLevel")
         staged = which.startswith("outputs") and any(at and Path(path).is_relative_to(at) for at in own)
         if staged and level is not None and level not in range(-2, 10):
             raise ConfigError(f"{place}.archive.tar.compressionLevel is {level!r}: it must be from -2 to 9.")

@@ -24,22 +24,28 @@ def of(template: Mapping[str, Any]) -> Iterator[tuple[str, Container]]:
     if template.get("containerSet"):
         lists["containerSet.containers"] = container_set.members(template)
     for kind, several in lists.items():
-        yield from ((f"{kind}[{index}]", each) for index, each in enumerate(several or []))
+        yield from ((f"{kind}[{index}]", container) for index, container in enumerate(several or []))
+
+
+def port_number(container: Container, port: int | str) -> int:
+    """A port given by number or by the name of a containerPort. Raises ValueError for an unknown name."""
+    numbers = {entry.get("name"): entry["containerPort"] for entry in container.get("ports") or []}
+    return int(numbers.get(port, port))
 
 
 def check(template: Mapping[str, Any], where: str, cluster: Any) -> None:
     """Raises ConfigError for an image that is not known here, and for what makes a pod invalid."""
-    for path, each in of(template):
-        _program(each, f"{where}.{path}", cluster)
-        _environment(each, f"{where}.{path}.env")
-        _mounts(each, f"{where}.{path}.volumeMounts")
-        _resources(each, f"{where}.{path}.resources")
+    for path, container in of(template):
+        _program(container, f"{where}.{path}", cluster)
+        _environment(container, f"{where}.{path}.env")
+        _mounts(container, f"{where}.{path}.volumeMounts")
+        _resources(container, f"{where}.{path}.resources")
 
 
 def known(template: Mapping[str, Any], where: str, cluster: Any) -> None:
     """Raises ConfigError for an image that is not known here: without containers it is a program of this machine."""
-    for path, each in of(template):
-        image, words = str(each.get("image")), [*(each.get("command") or []), *(each.get("args") or [])]
+    for path, container in of(template):
+        image, words = str(container.get("image")), [*(container.get("command") or []), *(container.get("args") or [])]
         if "{{" in image or base_name(image) in BASES or words[1:3] == ["-m", "rekindle"] or image in cluster.images:
             continue
         raise ConfigError(
@@ -59,8 +65,8 @@ def _program(container: Container, where: str, cluster: Any) -> None:
 
 
 def _environment(container: Container, where: str) -> None:
-    for index, each in enumerate(container.get("env") or []):
-        if each.get("value") and each.get("valueFrom"):
+    for index, variable in enumerate(container.get("env") or []):
+        if variable.get("value") and variable.get("valueFrom"):
             raise ConfigError(
                 f"{where}[{index}] has both a value and valueFrom, and Kubernetes refuses that: give one."
             )
@@ -68,8 +74,8 @@ def _environment(container: Container, where: str) -> None:
 
 def _mounts(container: Container, where: str) -> None:
     first: dict[str, int] = {}
-    for index, each in enumerate(container.get("volumeMounts") or []):
-        if (other := first.setdefault(path := each["mountPath"], index)) != index:
+    for index, mount in enumerate(container.get("volumeMounts") or []):
+        if (other := first.setdefault(path := mount["mountPath"], index)) != index:
             raise ConfigError(f"{where}[{index}].mountPath is {path!r}, as that of {where}[{other}]. Give it its own.")
 
 

@@ -74,7 +74,7 @@ def followed(path: str, seen: Callable[[Path], Path]) -> Path:
             raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
         target = Path(os.readlink(here))
         at = Path("/") if target.is_absolute() else at
-        left += reversed([each for each in target.parts if each != "/"])
+        left += reversed([part for part in target.parts if part != "/"])
     return at
 
 
@@ -122,10 +122,10 @@ class View:
 
     def __init__(self, root: Path, paths: Iterable[str], binds: Iterable[Bind] = ()) -> None:
         self.root, self.binds = root, [(source, os.path.normpath(at), read_only) for source, at, read_only in binds]
-        self.binds.sort(key=lambda each: each[1].count("/"))
+        self.binds.sort(key=lambda bind: bind[1].count("/"))
         named = [*paths, *(at for _, at, _ in self.binds if at != SHM)]
         self.declared = [Path("/", below(root, path).relative_to(root)) for path in named]
-        self.private = {"tmp"} | {_top(each) for each in self.declared} - SYSTEM
+        self.private = {"tmp"} | {_top(path) for path in self.declared} - SYSTEM
         self.sockets: tuple[socket.socket, ...] = ()
         self.fd: int | None = None
 
@@ -137,7 +137,9 @@ class View:
         for source, at, _ in reversed(self.binds):
             if path.is_relative_to(at):
                 return source / path.relative_to(at)
-        if _top(path) in self.private or any(path.is_relative_to(each) for each in self.declared if each.parts[1:]):
+        if _top(path) in self.private or any(
+            path.is_relative_to(declared) for declared in self.declared if declared.parts[1:]
+        ):
             return below(self.root, str(path))
         if self.fd is not None:
             return Path(f"/proc/self/fd/{self.fd}") / path.relative_to("/")
@@ -156,9 +158,9 @@ class View:
         whole = _layered() and self._apart()  # what is placed is a directory now
         spare, points = root / ".layers", _mount_points()
         spare.mkdir(exist_ok=True)
-        tops = [Path(each.path) for each in os.scandir("/") if each.name not in self.private]
+        tops = [Path(entry.path) for entry in os.scandir("/") if entry.name not in self.private]
         if whole:
-            view, layers = spare / "view", [each for each in tops if each.name in KERNEL or os.fsencode(each) in points]
+            view, layers = spare / "view", [top for top in tops if top.name in KERNEL or os.fsencode(top) in points]
         else:  # its own files lie beside the machine's, in root itself
             view, layers = root, [*_fitted(tops, root, self.declared)]
         mounted = _below(points, [top for top in tops if top.name not in KERNEL])
@@ -166,7 +168,7 @@ class View:
         own = [name for name in os.listdir(root) if whole and name in self.private]
         seen = [*((path, str(path), None) for path in kept), *self.binds]
         shown = [(source, below(view, at), read_only) for source, at, read_only in seen]
-        shown.sort(key=lambda each: len(each[1].parts))
+        shown.sort(key=lambda bind: len(bind[1].parts))
         uid, gid = os.getuid(), os.getgid()
         self.sockets = ours, theirs = socket.socketpair()
         ours.setblocking(False)
@@ -217,13 +219,13 @@ class View:
 
     def _apart(self) -> bool:
         """Whether its own files lie in directories of /, where nothing of the machine is beside them."""
-        tops = [(_top(each), each) for each in self.declared]
-        return all(top not in SYSTEM and (len(each.parts) > 2 or (self.root / top).is_dir()) for top, each in tops)
+        tops = [(_top(path), path) for path in self.declared]
+        return all(top not in SYSTEM and (len(path.parts) > 2 or (self.root / top).is_dir()) for top, path in tops)
 
     def _placed(self, keep: Iterable[Path]) -> list[Path]:
         """Makes its directories, and places for all that is shown in them. Gives what is kept there of the machine."""
         home = Path(os.environ.get("HOME", "/"))
-        tops = {Path("/", _top(each)) for each in self.declared if len(each.parts) > 2}  # /x is a file itself
+        tops = {Path("/", _top(path)) for path in self.declared if len(path.parts) > 2}  # /x is a file itself
         for name in self.private:
             if (self.root / name).is_symlink():  # an earlier try of this pod put it there
                 (self.root / name).unlink()
@@ -268,11 +270,11 @@ def _mount_points() -> set[bytes]:
 def _below(points: set[bytes], layers: Iterable[Path]) -> list[Path]:
     """What is mounted below the layers, which a layer does not show."""
     prefixes = tuple(os.fsencode(layer) + b"/" for layer in layers)
-    found: list[bytes] = []
-    for point in sorted(each for each in points if each.startswith(prefixes)):
-        if not point.startswith(tuple(each + b"/" for each in found)) and os.path.exists(point):
-            found.append(point)
-    return [Path(os.fsdecode(each)) for each in found]
+    mounted: list[bytes] = []
+    for point in sorted(point for point in points if point.startswith(prefixes)):
+        if not point.startswith(tuple(outer + b"/" for outer in mounted)) and os.path.exists(point):
+            mounted.append(point)
+    return [Path(os.fsdecode(point)) for point in mounted]
 
 
 def _layer(source: Path, target: Path, own: Path) -> None:
@@ -284,9 +286,9 @@ def _layer(source: Path, target: Path, own: Path) -> None:
 
 
 def _overlaid(source: Path, target: Path, own: Path) -> bool:
-    for each in (own, own / "upper", own / "work"):
-        each.mkdir()
-    lower, upper = (re.sub(r"([\\\\:,])", r"\\\1", str(each)) for each in (source, own))
+    for folder in (own, own / "upper", own / "work"):
+        folder.mkdir()
+    lower, upper = (re.sub(r"([\\\\:,])", r"\\\1", str(path)) for path in (source, own))
     options = f"lowerdir={lower},upperdir={upper}/upper,workdir={upper}/work"
     return not all(  # without privileges only with userxattr
         LIBC.mount(b"overlay", os.fsencode(target), b"overlay", 0, os.fsencode(options + also))
@@ -328,17 +330,17 @@ def _fitted(tops: Iterable[Path], root: Path, declared: Iterable[Path]) -> Itera
 def _around(source: Path, target: Path, own: dict[str, Any]) -> Iterator[Path]:
     """All that a directory of the system holds, but for what is the pod's own there."""
     target.mkdir(exist_ok=True)
-    for each in os.scandir(source):
-        inside = target / each.name
-        if each.name in own:
-            if own[each.name] and each.is_dir():
-                yield from _around(source / each.name, inside, own[each.name])
-        elif each.is_symlink():
+    for entry in os.scandir(source):
+        inside = target / entry.name
+        if entry.name in own:
+            if own[entry.name] and entry.is_dir():
+                yield from _around(source / entry.name, inside, own[entry.name])
+        elif entry.is_symlink():
             if not inside.is_symlink():
-                inside.symlink_to(os.readlink(each))
+                inside.symlink_to(os.readlink(entry))
         else:
-            _place(source / each.name, inside)
-            yield source / each.name
+            _place(source / entry.name, inside)
+            yield source / entry.name
 
 
 def _place(source: Path, target: Path) -> None:

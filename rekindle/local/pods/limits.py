@@ -90,12 +90,12 @@ def named(value: Any) -> Iterator[str]:
     """The names of all limits in a spec, in the texts of patches, too."""
     if isinstance(value, str):
         yield from re.findall(r"\bmemory\b", "".join(TEXT.findall(value)))
-    for key, each in value.items() if isinstance(value, Mapping) else ():
-        if key == "limits" and isinstance(each, Mapping):
-            yield from each
-        yield from named(each)
-    for each in value if isinstance(value, list) else ():
-        yield from named(each)
+    for key, part in value.items() if isinstance(value, Mapping) else ():
+        if key == "limits" and isinstance(part, Mapping):
+            yield from part
+        yield from named(part)
+    for part in value if isinstance(value, list) else ():
+        yield from named(part)
 
 
 def available() -> bool:
@@ -119,11 +119,11 @@ def _place() -> tuple[Path, int] | None:
 
 def _sweep(folder: Path) -> None:
     """Removes what runners left that died."""
-    for each in folder.glob(f"{PREFIX}*-*-*"):
-        pid, since = each.name.removeprefix(PREFIX).split("-")[:2]
+    for cgroup in folder.glob(f"{PREFIX}*-*-*"):
+        pid, since = cgroup.name.removeprefix(PREFIX).split("-")[:2]
         if str(started(int(pid))) != since:
             with contextlib.suppress(OSError):  # one in which something runs stays
-                each.rmdir()
+                cgroup.rmdir()
 
 
 def _own() -> Iterator[tuple[Path, int]]:

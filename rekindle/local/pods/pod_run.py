@@ -55,8 +55,8 @@ class Running:
         """The files that are the pod's own; None where it has no root of its own, and all come from placeholders."""
         if not filesystem.available():
             return None
-        named = [os.path.join(self.directory, each) for each in paths(self.template)]
-        return (*named, *((SCRIPT,) if "script" in self.template else ()))
+        declared = [os.path.join(self.directory, path) for path in paths(self.template)]
+        return (*declared, *((SCRIPT,) if "script" in self.template else ()))
 
     @property
     def template(self) -> dict[str, Any]:
@@ -81,7 +81,7 @@ class Running:
         """Of its containers, those that are to be artifacts, too."""
         if not (self.template.get("archiveLocation") or {}).get("archiveLogs"):
             return {}
-        paths = {each["name"]: self._log(each) for each in self._members()} | {"main": self.log}
+        paths = {container["name"]: self._log(container) for container in self._members()} | {"main": self.log}
         return {name: path for name, path in paths.items() if path.exists()}
 
     def _members(self) -> list[dict[str, Any]]:
@@ -92,8 +92,11 @@ class Running:
 
     def forget(self) -> None:
         """Removes what an earlier try left, whose runner died: a pod that begins anew has said nothing."""
-        for each in [*self._members(), *(each for kind in KINDS for each in self.template.get(kind) or [])]:
-            self._log(each).unlink(missing_ok=True)
+        for container in [
+            *self._members(),
+            *(container for kind in KINDS for container in self.template.get(kind) or []),
+        ]:
+            self._log(container).unlink(missing_ok=True)
         self.log.unlink(missing_ok=True)
         artifacts.clear(self.root)
 
@@ -134,18 +137,18 @@ class Running:
         if self.action.capture and code is not None:
             outputs |= _result(self.root / ".stdout")
         declared = self.template.get("outputs") or {}
-        for each in declared.get("parameters") or []:
-            value = self._parameter(each)
+        for parameter in declared.get("parameters") or []:
+            value = self._parameter(parameter)
             if value is None:
-                missing = (each.get("valueFrom") or {}).get("path", "").lstrip("/")
+                missing = (parameter.get("valueFrom") or {}).get("path", "").lstrip("/")
                 errors.append(f"open /var/run/argo/outputs/parameters/{missing}: no such file or directory")
-            outputs.setdefault("parameters", []).append(each if value is None else {**each, "value": value})
+            outputs.setdefault("parameters", []).append(parameter if value is None else {**parameter, "value": value})
         failed: list[str] = []
-        for each in declared.get("artifacts") or []:
+        for artifact in declared.get("artifacts") or []:
             try:
                 place = (self.template.get("archiveLocation") or {}).get("s3")
-                link, file = self.host(each["path"], link=True), self.host(each["path"])
-                if saved := artifacts.save(each, link, file, self.root, self.action.pod, workflow, store, place):
+                link, file = self.host(artifact["path"], link=True), self.host(artifact["path"])
+                if saved := artifacts.save(artifact, link, file, self.root, self.action.pod, workflow, store, place):
                     outputs.setdefault("artifacts", []).append(saved)
             except (ArtifactError, OSError) as error:
                 failed.append(str(error))
@@ -154,7 +157,7 @@ class Running:
                 artifacts.save_log(name, log, self.template, f"{workflow}/{self.action.pod}", store)
             )
         if failed:
-            errors.append("".join(f"{each}; " for each in failed))
+            errors.append("".join(f"{failure}; " for failure in failed))
         if self.killed:
             return "Failed", self.killed, outputs
         if failure:
@@ -181,16 +184,16 @@ class Running:
 
 def _mounts(template: dict[str, Any]) -> list[str]:
     """Where volumes are mounted."""
-    return [each["mountPath"] for each in main_of(template).get("volumeMounts") or []]
+    return [mount["mountPath"] for mount in main_of(template).get("volumeMounts") or []]
 
 
 def paths(template: dict[str, Any]) -> Iterator[str]:
     """The files that a template declares."""
-    yield from (each["path"] for each in template["inputs"]["artifacts"] if each.get("path"))
+    yield from (artifact["path"] for artifact in template["inputs"]["artifacts"] if artifact.get("path"))
     outputs = template.get("outputs") or {}
-    yield from (each["path"] for each in outputs.get("artifacts") or [] if each.get("path"))
-    for each in outputs.get("parameters") or []:
-        if path := (each.get("valueFrom") or {}).get("path"):
+    yield from (artifact["path"] for artifact in outputs.get("artifacts") or [] if artifact.get("path"))
+    for parameter in outputs.get("parameters") or []:
+        if path := (parameter.get("valueFrom") or {}).get("path"):
             yield path
 
 
@@ -219,10 +222,10 @@ def check(template: dict[str, Any]) -> None:
     declared = [*literal]
     for way in ("inputs", "outputs"):
         for kind in ("artifacts", "parameters"):
-            for each in (template.get(way) or {}).get(kind) or []:
-                if path := each.get("path") or (each.get("valueFrom") or {}).get("path"):
+            for entry in (template.get(way) or {}).get(kind) or []:
+                if path := entry.get("path") or (entry.get("valueFrom") or {}).get("path"):
                     declared.append(path)
-                    if path in text or f"{way}.{kind}.{each['name']}.path" not in text:
+                    if path in text or f"{way}.{kind}.{entry['name']}.path" not in text:
                         literal.append(path)
     if bad := filesystem.impossible(declared):
         raise ConfigError(f"{where}: the path {bad} lies in a directory of the system: use one below /tmp.")

@@ -143,11 +143,11 @@ def start(pod: PodRun, cluster: Cluster) -> Process:
         raise ConfigError(
             f"{pod.name}: container {container['name']} has no command, and its image's own is not known. Set it."
         )
-    arguments = [expand(str(each), environment) for each in [*command, *given]]
+    arguments = [expand(str(word), environment) for word in [*command, *given]]
     wanted = container.get("workingDir") or image.directory
     for what, text in [
         ("workingDir", wanted or ""),
-        *(("an argument", each) for each in arguments),
+        *(("an argument", argument) for argument in arguments),
         *environment.items(),
     ]:
         if "\0" in text:
@@ -163,7 +163,7 @@ def start(pod: PodRun, cluster: Cluster) -> Process:
     elif private is not None:
         mounts = container.get("volumeMounts") or []
         binds = bound(pod.volumes, mounts, lambda text: expand(text, environment))
-        workloads = [Path(each) for each in environment[project.PATH].split(os.pathsep) if each]
+        workloads = [Path(folder) for folder in environment[project.PATH].split(os.pathsep) if folder]
         view = filesystem.View(pod.root, private, binds)
         enter = view.entry(workloads)
     with Said(pod.log, pod.stdout) as said:
@@ -233,40 +233,40 @@ class _Child:
 
 
 def _container(pod: PodRun) -> Mapping[str, Any]:
-    for each in pod.spec.get("containers") or []:
-        if each.get("name") == pod.container:
-            return each
+    for container in pod.spec.get("containers") or []:
+        if container.get("name") == pod.container:
+            return container
     raise ConfigError(f'{pod.name} has no container "{pod.container}".')
 
 
 def environ(pod: PodRun, container: Mapping[str, Any], cluster: Cluster) -> dict[str, str]:
     """PATH, HOME, LANG, then what the manifest says, in the kubelet's order: envFrom, env, and `extra_env` last."""
-    found = {
+    variables = {
         "PATH": f"{Path(sys.executable).parent}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
         "HOME": os.environ.get("HOME", "/"),
         "LANG": "C.UTF-8",
         "PYTHONUNBUFFERED": "1",
         project.PATH: os.environ.get(project.PATH, str(project.REFERENCE)),
     } | dict(cluster.service_variables())
-    found |= cluster.image(container["image"]).env
+    variables |= cluster.image(container["image"]).env
     _names(pod, container)
     for source in container.get("envFrom") or []:
         for kind, read in (("configMapRef", cluster.configmap), ("secretRef", cluster.secret)):
             if kind in source:
                 values = _read(pod, read, source[kind])
-                found |= {source.get("prefix", "") + key: value for key, value in values.items()}
-    for each in container.get("env") or []:
-        value = _value(pod, each, cluster)
+                variables |= {source.get("prefix", "") + key: value for key, value in values.items()}
+    for variable in container.get("env") or []:
+        value = _value(pod, variable, cluster)
         if value is not None:
-            found[each["name"]] = expand(value, found)
-    return found | dict(pod.extra_env) | {POD: str(pod.root)}
+            variables[variable["name"]] = expand(value, variables)
+    return variables | dict(pod.extra_env) | {POD: str(pod.root)}
 
 
 def _names(pod: PodRun, container: Mapping[str, Any]) -> None:
     """Raises ConfigError for a name that an API server refuses."""
-    prefixes = [each.get("prefix") or "x" for each in container.get("envFrom") or []]
-    given = {"env": [each["name"] for each in container.get("env") or []], "envFrom": prefixes}
-    for key, names in given.items():
+    prefixes = [source.get("prefix") or "x" for source in container.get("envFrom") or []]
+    names_by_field = {"env": [variable["name"] for variable in container.get("env") or []], "envFrom": prefixes}
+    for key, names in names_by_field.items():
         for index, name in enumerate(names):
             if not ENVIRONMENT_NAME.fullmatch(name):
                 where = f'Pod "{pod.name}" is invalid: {container["name"]}.{key}[{index}]'
@@ -311,7 +311,7 @@ def fact(pod: PodRun, path: str, name: str) -> str:
 def expand(text: str, environment: Mapping[str, str]) -> str:
     """`$(NAME)` replaced where NAME is known; `$$` is one `$` (kubelet's rule)."""
 
-    def known(found: re.Match[str]) -> str:
-        return "$" if found[1] is None else environment.get(found[1], found[0])
+    def substitute(match: re.Match[str]) -> str:
+        return "$" if match[1] is None else environment.get(match[1], match[0])
 
-    return VARIABLE.sub(known, text)
+    return VARIABLE.sub(substitute, text)

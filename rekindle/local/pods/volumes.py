@@ -43,7 +43,7 @@ def made(volumes: list[Volume], place: Path, cluster: Any, fact: Fact, own: Coll
 
     Raises ConfigError for a ConfigMap, Secret, key or claim that is not there.
     """
-    found: dict[str, Made] = {}
+    directories: dict[str, Made] = {}
     for volume in volumes:
         name = volume["name"]
         if claim := volume.get("persistentVolumeClaim"):
@@ -54,10 +54,10 @@ def made(volumes: list[Volume], place: Path, cluster: Any, fact: Fact, own: Coll
                     "file of the Workflow, separated by ---, or use volumeClaimTemplates."
                 )
             path.mkdir(parents=True, exist_ok=True)
-            found[name] = Made(path, bool(claim.get("readOnly")))
+            directories[name] = Made(path, bool(claim.get("readOnly")))
             continue
         path = place / name
-        found[name] = Made(path, any(kind in volume for kind in READ_ONLY))
+        directories[name] = Made(path, any(kind in volume for kind in READ_ONLY))
         path.mkdir(mode=0o777 if "emptyDir" in volume else 0o755, parents=True, exist_ok=True)
         for file, content, mode in _files(volume, cluster, fact):
             if not (path / file).resolve().is_relative_to(path.resolve()):
@@ -66,7 +66,7 @@ def made(volumes: list[Volume], place: Path, cluster: Any, fact: Fact, own: Coll
             with open(os.open(path / file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as out:
                 out.write(content)
                 os.fchmod(out.fileno(), mode)
-    return found
+    return directories
 
 
 def bound(
@@ -76,7 +76,7 @@ def bound(
 
     Raises ConfigError for a part of a volume that is not there and cannot be made.
     """
-    found = []
+    binds = []
     for mount in mounts:
         volume = volumes.get(mount["name"])
         if volume is None:
@@ -89,8 +89,8 @@ def bound(
             if volume.read_only:
                 raise ConfigError(f"volume {mount['name']}: there is no {part!r} in it.")
             path.mkdir(parents=True)
-        found.append((path, mount["mountPath"], bool(volume.read_only or mount.get("readOnly"))))
-    return sorted(found, key=lambda each: each[1].count("/"))
+        binds.append((path, mount["mountPath"], bool(volume.read_only or mount.get("readOnly"))))
+    return sorted(binds, key=lambda bind: bind[1].count("/"))
 
 
 def _claim(cluster: Any, name: str) -> Path:
@@ -136,7 +136,7 @@ def _keys(kind: str, source: Mapping[str, Any], volume: str, cluster: Any) -> It
 def check(spec: Mapping[str, Any], templates: list[tuple[dict[str, Any], str]]) -> None:
     """Raises ConfigError for a mount of nothing, and for a volume that is not of one kind or leads out of itself."""
     shared = [*(spec.get("volumes") or []), *((spec.get("templateDefaults") or {}).get("volumes") or [])]
-    made = [each["metadata"] for each in spec.get("volumeClaimTemplates") or []]
+    claims = [claim["metadata"] for claim in spec.get("volumeClaimTemplates") or []]
     if (strategy := (spec.get("volumeClaimGC") or {}).get("strategy") or GC[0]) not in GC:
         raise ConfigError(f"spec.volumeClaimGC.strategy is {strategy!r}: it must be one of {', '.join(GC)}.")
     for holder, where in [(spec, "spec"), *templates]:
@@ -144,11 +144,11 @@ def check(spec: Mapping[str, Any], templates: list[tuple[dict[str, Any], str]]) 
             kinds = [key for key in volume if key != "name" and volume[key] is not None]
             if len(kinds) != 1:
                 raise ConfigError(f"{where}.volumes[{index}] has the kinds {kinds}: it must have exactly one.")
-        for each in [*(holder.get("volumes") or []), *(made if holder is spec else [])]:
-            if not NAME.fullmatch(each["name"]):
-                raise ConfigError(f"{where} has a volume {each['name']!r}: a name is of a-z, 0-9 and -.")
+        for volume in [*(holder.get("volumes") or []), *(claims if holder is spec else [])]:
+            if not NAME.fullmatch(volume["name"]):
+                raise ConfigError(f"{where} has a volume {volume['name']!r}: a name is of a-z, 0-9 and -.")
     for template, where in templates:
-        names = {each["name"] for each in [*(template.get("volumes") or []), *shared, *made]}
+        names = {volume["name"] for volume in [*(template.get("volumes") or []), *shared, *claims]}
         for mount in mounts(template):
             if mount["name"] not in names:
                 known = ", ".join(sorted(names)) or "one of spec.volumes"

@@ -104,8 +104,8 @@ class Handler(BaseHTTPRequestHandler):
     def authorize(self) -> None:
         presented = re.search(r"Credential=([^/,]+)/", self.headers.get("authorization", ""))
         signed_url = self.query.get("X-Amz-Credential", "").partition("/")[0] or self.query.get("AWSAccessKeyId", "")
-        found = presented[1] if presented else signed_url
-        if not hmac.compare_digest(found.encode(), self.server.access_key.encode()):
+        access_key = presented[1] if presented else signed_url
+        if not hmac.compare_digest(access_key.encode(), self.server.access_key.encode()):
             raise S3Error(403, "InvalidAccessKeyId", "The access key is not this endpoint's: set AWS_ACCESS_KEY_ID.")
 
     def receive(self, hashes: dict[str, Hash], announced: dict[str, str]) -> Iterator[memoryview]:
@@ -164,9 +164,9 @@ class Handler(BaseHTTPRequestHandler):
 
         def finish(size: int) -> dict:
             for name in sums if "content-md5" not in names else [*sums, "content-md5"]:
-                found, claim = base64.b64encode(hashes[name].digest()).decode(), names.get(name, "")
-                if claim != found:
-                    raise S3Error(400, "BadDigest", f"{name} of what arrived is {found}, not {claim or 'given'}.")
+                digest, claim = base64.b64encode(hashes[name].digest()).decode(), names.get(name, "")
+                if claim != digest:
+                    raise S3Error(400, "BadDigest", f"{name} of what arrived is {digest}, not {claim or 'given'}.")
             if signed and hashes["x-amz-content-sha256"].digest().hex() != payload:
                 raise S3Error(400, "XAmzContentSHA256Mismatch", f"what arrived does not have the sha256 {payload}.")
             if size != int(names.get("x-amz-decoded-content-length", size)):

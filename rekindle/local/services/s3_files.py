@@ -147,12 +147,12 @@ class Files:
             parts = []
             for number, etag in wanted:
                 path = folder / f"{number:05d}"
-                found = read_meta(path) if path.exists() else None
-                if not found or found["etag"] != etag.strip('"'):
+                part = read_meta(path) if path.exists() else None
+                if not part or part["etag"] != etag.strip('"'):
                     raise S3Error(400, "InvalidPart", f"part {number} with ETag {etag} was not uploaded.")
-                if found["size"] < SMALLEST_PART and number != wanted[-1][0]:
+                if part["size"] < SMALLEST_PART and number != wanted[-1][0]:
                     raise S3Error(400, "EntityTooSmall", "every part but the last must have at least 5 MiB.")
-                parts.append((stack.enter_context(open(path, "rb", buffering=0)), found["size"]))
+                parts.append((stack.enter_context(open(path, "rb", buffering=0)), part["size"]))
             tags = b"".join(bytes.fromhex(etag.strip('"')) for _, etag in wanted)
             etag = f"{hashlib.md5(tags, usedforsecurity=False).hexdigest()}-{len(wanted)}"
             return self.write(blocks(parts), lambda _: {**meta, "etag": etag})

@@ -30,13 +30,16 @@ def members(template: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The containers, each with the mounts of all."""
     group = template["containerSet"]
     shared = group.get("volumeMounts") or []
-    return [{**each, "volumeMounts": [*(each.get("volumeMounts") or []), *shared]} for each in group["containers"]]
+    return [
+        {**container, "volumeMounts": [*(container.get("volumeMounts") or []), *shared]}
+        for container in group["containers"]
+    ]
 
 
 def main_of(template: dict[str, Any]) -> dict[str, Any]:
     """The container that makes the outputs, as far as there is one."""
     if "containerSet" in template:
-        return next((each for each in members(template) if each["name"] == "main"), {})
+        return next((container for container in members(template) if container["name"] == "main"), {})
     return template.get("container") or template.get("script") or {}
 
 
@@ -46,8 +49,8 @@ class ContainerSet(Companions):
     def __init__(self, template: dict[str, Any], run: pod.PodRun, cluster: pod.Cluster) -> None:
         super().__init__({}, run, cluster)
         self.main, self.inline = main_of(template), not template.get("name")
-        self.containers = {each["name"]: each for each in members(template)}
-        self.sidecars = [each for each in self.containers.values() if each["name"] != "main"]
+        self.containers = {container["name"]: container for container in members(template)}
+        self.sidecars = [container for container in self.containers.values() if container["name"] != "main"]
         strategy = template["containerSet"].get("retryStrategy") or {}
         self.pause = gofmt.seconds(strategy["duration"]) if strategy.get("duration") else 0.0
         self.left = dict.fromkeys(self.containers, int(strategy.get("retries", 1)))
@@ -152,14 +155,14 @@ class ContainerSet(Companions):
 def check(template: dict[str, Any], where: str) -> None:
     """Raises ConfigError for what Argo refuses, and for what a pod of several containers cannot be here."""
     group, where = template["containerSet"], f"{where}.containerSet"
-    needs = {each["name"]: each.get("dependencies") or [] for each in group["containers"]}
+    needs = {container["name"]: container.get("dependencies") or [] for container in group["containers"]}
     if not needs or len(needs) != len(group["containers"]):
         raise ConfigError(f"{where}.containers must be at least one, each with a name of its own.")
-    for index, each in enumerate(group["containers"]):
-        if each["name"] in RESERVED or each["name"].startswith("artifact-plugin-"):
-            name = f"{where}.containers[{index}].name is {each['name']!r}"
+    for index, container in enumerate(group["containers"]):
+        if container["name"] in RESERVED or container["name"].startswith("artifact-plugin-"):
+            name = f"{where}.containers[{index}].name is {container['name']!r}"
             raise ConfigError(f"{name}, as Argo calls a container of its own. Give it another.")
-        if unknown := next((need for need in needs[each["name"]] if need not in needs), None):
+        if unknown := next((need for need in needs[container["name"]] if need not in needs), None):
             raise ConfigError(f"{where}.containers[{index}].dependencies names {unknown!r}, which is not in the set.")
     try:
         TopologicalSorter(needs).prepare()

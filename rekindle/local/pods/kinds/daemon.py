@@ -22,6 +22,7 @@ from typing import Any
 
 from rekindle.errors import ConfigError
 from rekindle.local.pods import process as pod
+from rekindle.local.pods.containers import port_number
 from rekindle.local.processes import signal_group
 
 KINDS = ("exec", "httpGet", "tcpSocket")
@@ -46,7 +47,7 @@ def _passes(container: dict[str, Any], run: pod.PodRun, cluster: pod.Cluster, ti
     if command := (probe.get("exec") or {}).get("command"):
         return _exec({**container, "command": command, "args": []}, run, cluster, timeout)
     target = probe.get("httpGet") or probe["tcpSocket"]
-    address = target.get("host") or run.ip, _port(target["port"], container)
+    address = target.get("host") or run.ip, port_number(container, target["port"])
     if "httpGet" in probe:
         return _get(target, address, timeout)
     with contextlib.suppress(OSError):
@@ -58,7 +59,7 @@ def _passes(container: dict[str, Any], run: pod.PodRun, cluster: pod.Cluster, ti
 def _get(target: Mapping[str, Any], address: tuple[str, int], timeout: float) -> bool:
     scheme = (target.get("scheme") or "HTTP").lower()
     url = f"{scheme}://{address[0]}:{address[1]}/{(target.get('path') or '/').removeprefix('/')}"
-    headers = {each["name"]: each["value"] for each in target.get("httpHeaders") or []}
+    headers = {header["name"]: header["value"] for header in target.get("httpHeaders") or []}
     context = ssl.create_default_context()
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # as the kubelet
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context))
@@ -84,11 +85,6 @@ def _exec(container: dict[str, Any], run: pod.PodRun, cluster: pod.Cluster, time
         process.wait()
 
 
-def _port(port: int | str, container: Mapping[str, Any]) -> int:
-    named = {each.get("name"): each["containerPort"] for each in container.get("ports") or []}
-    return int(named.get(port, port))
-
-
 def check(template: dict[str, Any], where: str) -> None:
     """Raises ConfigError for a probe of a daemon that cannot be tried here."""
     kind = "container" if "container" in template else "script"
@@ -97,15 +93,15 @@ def check(template: dict[str, Any], where: str) -> None:
         return
     if probe := container.get("readinessProbe"):
         where = f"{where}.{kind}.readinessProbe"
-        kinds = [each for each in KINDS if probe.get(each)]
+        kinds = [kind for kind in KINDS if probe.get(kind)]
         if len(kinds) != 1:
             raise ConfigError(f"{where} has {len(kinds)} of {', '.join(KINDS)}: it must have exactly one.")
         try:
-            _port((probe.get("httpGet") or probe.get("tcpSocket") or {"port": 1})["port"], container)
+            port_number(container, (probe.get("httpGet") or probe.get("tcpSocket") or {"port": 1})["port"])
         except ValueError:
             raise ConfigError(f"{where}.{kinds[0]}.port must be a number or the name of one of its ports.") from None
-    for index, each in enumerate(template.get("sidecars") or []):
-        if each.get("readinessProbe"):
+    for index, sidecar in enumerate(template.get("sidecars") or []):
+        if sidecar.get("readinessProbe"):
             raise ConfigError(
                 f"{where}.sidecars[{index}].readinessProbe is not supported by the local runner beside a daemon: give "
                 "the probe to the daemon."

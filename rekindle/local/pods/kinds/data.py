@@ -19,15 +19,15 @@ Answer = tuple[str, str, dict[str, Any] | None]  # phase, message, outputs
 def listed(data: Mapping[str, Any], store: Callable[[dict[str, Any]], Any]) -> Answer:
     """Lists and transforms. That there is no bucket is a failure like any other."""
     try:
-        found = _keys(data["source"]["artifactPaths"]["s3"], store)
+        result = _keys(data["source"]["artifactPaths"]["s3"], store)
     except (StorageError, ConfigError) as error:
         return _failed(f"unable to process data source: unable to source artifact paths: {error}")
     for index, step in enumerate(data.get("transformation") or []):
         try:
-            found = evaluate(step["expression"], {"data": found}) if step.get("expression") else found
+            result = evaluate(step["expression"], {"data": result}) if step.get("expression") else result
         except ExprError as error:
             return _failed(f"unable to process data transformation: error processing data step {index}: {error}")
-    return "Succeeded", "", {"result": gofmt.dumps(found), "exitCode": "0"}
+    return "Succeeded", "", {"result": gofmt.dumps(result), "exitCode": "0"}
 
 
 def _keys(s3: dict[str, Any], store: Callable[[dict[str, Any]], Any]) -> list[str]:
@@ -36,10 +36,10 @@ def _keys(s3: dict[str, Any], store: Callable[[dict[str, Any]], Any]) -> list[st
         raise StorageError("Bucket name cannot be empty")
     key, place = s3.get("key") or "", store(s3)
     prefix = f"{posixpath.normpath(key)}/" if key else ""
-    found = [each.key for each in place.list(prefix) if not each.key.endswith("/")]
-    if not found and not next(iter(place.list(key)), None):
+    keys = [entry.key for entry in place.list(prefix) if not entry.key.endswith("/")]
+    if not keys and not next(iter(place.list(key)), None):
         raise StorageError(f"no key found of name {key}")
-    return found
+    return keys
 
 
 def _failed(why: str) -> Answer:

@@ -26,8 +26,8 @@ Secret = Callable[[str], Mapping[str, str]]
 def answer(http: Mapping[str, Any], secret: Secret) -> Answer:
     """Asks, and judges what comes back. Without `timeoutSeconds` it waits as long as it takes, as on Argo."""
     try:
-        headers = [(each["name"], _value(each, secret)) for each in http.get("headers") or []]
-        status, body, given = _ask(http, headers)
+        headers = [(header["name"], _value(header, secret)) for header in http.get("headers") or []]
+        status, body, response_headers = _ask(http, headers)
     except KeyError as error:
         return "Failed", f"secrets {error} not found", None
     except (OSError, ValueError) as error:
@@ -39,7 +39,7 @@ def answer(http: Mapping[str, Any], secret: Secret) -> Answer:
         good = 200 <= status < 300
         return ("Succeeded", "", outputs) if good else ("Failed", f"received non-2xx response code: {status}", outputs)
     request = {key: http.get(key, "") for key in ("method", "url", "body")} | {"headers": _canonical(headers)}
-    response = {"statusCode": status, "body": body, "headers": _canonical(given)}
+    response = {"statusCode": status, "body": body, "headers": _canonical(response_headers)}
     try:
         good = truth(condition, {"request": request, "response": response})
     except ExprError as error:
@@ -60,8 +60,8 @@ def _ask(http: Mapping[str, Any], headers: list[tuple[str, str]]) -> tuple[int, 
     request.add_header("User-Agent", dict(_lower(headers)).get("user-agent", "Go-http-client/1.1"))
     timeout = http.get("timeoutSeconds")
     try:
-        with urllib.request.build_opener(*handlers).open(request, timeout=timeout and float(timeout)) as found:
-            return found.status, found.read().decode(errors="replace"), found.getheaders()
+        with urllib.request.build_opener(*handlers).open(request, timeout=timeout and float(timeout)) as response:
+            return response.status, response.read().decode(errors="replace"), response.getheaders()
     except urllib.error.HTTPError as error:  # an answer like any other
         return error.code, error.read().decode(errors="replace"), list(error.headers.items())
 
@@ -72,9 +72,9 @@ def _words(error: object, url: str) -> str:
         return f'unsupported protocol scheme "{urllib.parse.urlsplit(url).scheme}"'
     if not isinstance(error, OSError) or error.errno not in (errno.ECONNREFUSED, errno.EHOSTUNREACH, errno.ENETUNREACH):
         return str(error)
-    found = urllib.parse.urlsplit(url)
-    port = found.port or {"https": 443}.get(found.scheme, 80)
-    return f"dial tcp {found.hostname}:{port}: connect: {os.strerror(error.errno).lower()}"
+    parts = urllib.parse.urlsplit(url)
+    port = parts.port or {"https": 443}.get(parts.scheme, 80)
+    return f"dial tcp {parts.hostname}:{port}: connect: {os.strerror(error.errno).lower()}"
 
 
 def _near(host: str) -> bool:
@@ -96,7 +96,7 @@ def _lower(headers: Iterable[tuple[str, str]]) -> Iterable[tuple[str, str]]:
 
 def _canonical(headers: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
     """As Go's http.Header: `Content-Type` → all its values."""
-    found: dict[str, list[str]] = {}
+    canonical: dict[str, list[str]] = {}
     for name, value in headers:
-        found.setdefault("-".join(part.capitalize() for part in name.split("-")), []).append(value)
-    return found
+        canonical.setdefault("-".join(part.capitalize() for part in name.split("-")), []).append(value)
+    return canonical

@@ -31,7 +31,9 @@ class Companions:
         self.run, self.cluster = run, cluster
         self.main = template.get("container") or template.get("script") or {}
         self.inputs = [
-            each["path"] for each in (template.get("inputs") or {}).get("artifacts") or [] if each.get("path")
+            artifact["path"]
+            for artifact in (template.get("inputs") or {}).get("artifacts") or []
+            if artifact.get("path")
         ]
         self.waiting = list(template.get("initContainers") or [])
         self.sidecars = list(template.get("sidecars") or [])
@@ -50,8 +52,8 @@ class Companions:
 
     def start_sidecars(self) -> None:
         """Raises ConfigError, OSError."""
-        for each in self.sidecars:
-            self.running[each["name"]] = self._start(each)
+        for container in self.sidecars:
+            self.running[container["name"]] = self._start(container)
 
     def stop(self, grace: float) -> str:
         """Ends the sidecars and waits; what Argo says of one that failed by itself, or nothing."""
@@ -66,8 +68,8 @@ class Companions:
             process.wait()
         self.running.clear()
         self.unsaid = next((process.said.error for process in running.values() if process.said.error), self.unsaid)
-        for each in (*self.sidecars, *self.waiting):
-            artifacts.clear(self._root(each))
+        for container in (*self.sidecars, *self.waiting):
+            artifacts.clear(self._root(container))
         failed = ((name, process) for name, process in running.items() if process.code not in KILLED)
         return next((f"{name}: {process.failure}" for name, process in failed), "")
 
@@ -95,7 +97,9 @@ class Companions:
     def _mirrored(self) -> tuple[list[dict[str, Any]], dict[str, Made]]:
         """What the main container mounts: its volumes, and its input artifacts, which Argo mounts one by one."""
         mounts = [*(self.main.get("volumeMounts") or [])]
-        outside = [each for each in self.inputs if not any(Path(each).is_relative_to(m["mountPath"]) for m in mounts)]
+        outside = [
+            path for path in self.inputs if not any(Path(path).is_relative_to(mount["mountPath"]) for mount in mounts)
+        ]
         places = {path: filesystem.below(self.run.root, path) for path in outside}
         made = {f"input-artifacts{path}": Made(place) for path, place in places.items() if place.exists()}
         return [*mounts, *({"name": name, "mountPath": name.removeprefix("input-artifacts")} for name in made)], made
