@@ -190,7 +190,7 @@ def execute(attack: Attack, training: Training, recording: Recording, rng: rando
     """Send the signal; returns the record to follow from now on."""
     workers = [name for name in training.names if training.state(name) == "training"]
     rng.shuffle(workers)
-    workers.sort(key=lambda name: training.pods[name].recent)  # first those whose restart has no backoff
+    workers.sort(key=lambda name: training.pods[name].recent_restarts)  # first those whose restart has no backoff
     names = {"all": training.names, COORDINATOR: [COORDINATOR]}.get(attack.target, workers[: attack.victims])
     pids = {pid for name in names for pid in targets(attack, training, name)}
     now, before = recording.disturbed.seconds, (training.step, training.groups, len(training.resumed))

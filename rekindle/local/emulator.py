@@ -25,10 +25,10 @@ from rekindle.local.services.services import BUCKET, Services
 if TYPE_CHECKING:
     from rekindle.storage import Store
 
-KEPT = ("WorkflowTemplate", "ClusterWorkflowTemplate", "ConfigMap", "Secret", "PersistentVolumeClaim")
-OWN = {("ConfigMap", "rekindle"), ("Secret", "rekindle-s3")}  # there without being kept
+STORABLE = ("WorkflowTemplate", "ClusterWorkflowTemplate", "ConfigMap", "Secret", "PersistentVolumeClaim")
+BUILT_IN = {("ConfigMap", "rekindle"), ("Secret", "rekindle-s3")}  # there without being kept
 NAME = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?")
-ADDRESSES = 1000  # remembered; older ones are given out again
+MAX_ADDRESSES = 1000  # remembered; older ones are given out again
 
 
 class LocalCluster:
@@ -39,7 +39,7 @@ class LocalCluster:
         self.images = Image.table(self.home / "images.yaml") if images is None else images
         self.services = Services(self.home)
         self._store: Store | None = None
-        self._looked = 0.0
+        self._polled_at = 0.0
 
     def prefetch(self) -> None:
         """Start the services, and deployments that died, in the background. Returns at once; all addresses are good."""
@@ -52,8 +52,8 @@ class LocalCluster:
 
     def poll(self) -> None:
         """Start a service or deployment again that died; looks once a second. Raises StorageError or TrackingError."""
-        if time.monotonic() - self._looked > 1:
-            self._looked = time.monotonic()
+        if time.monotonic() - self._polled_at > 1:
+            self._polled_at = time.monotonic()
             self.services.keep()
             if (self.home / "objects/Deployment").exists():  # else its import, of 30 ms, is for nothing
                 self.revive()
@@ -73,12 +73,12 @@ class LocalCluster:
 
     def files(self, kind: str, name: str) -> dict[str, bytes] | None:
         """What a ConfigMap or Secret has as files of a volume; None if there is none."""
-        own = {
+        built_in = {
             ("ConfigMap", "rekindle"): self.services.environment,
             ("Secret", "rekindle-s3"): self.services.credentials,
         }
         files, obj = {}, self.find(kind, name)
-        if read := own.get((kind, name)):
+        if read := built_in.get((kind, name)):
             files = {key: value.encode() for key, value in read().items()}
         elif obj is None:
             return None
@@ -97,11 +97,11 @@ class LocalCluster:
 
             keys = self.services.credentials()
             url = s3.get("endpoint") and f"{'http' if s3.get('insecure') else 'https'}://{s3['endpoint']}"
-            given = [
+            references = [
                 (s3.get("accessKeySecret"), "AWS_ACCESS_KEY_ID"),
                 (s3.get("secretKeySecret"), "AWS_SECRET_ACCESS_KEY"),
             ]
-            access, secret = (self._key(ref) if ref else keys.get(name) for ref, name in given)
+            access, secret = (self._key(ref) if ref else keys.get(name) for ref, name in references)
             return Store(s3.get("bucket") or BUCKET, url or self.services.url("s3"), access, secret)
         if not self._store:
             from rekindle.storage import Store
@@ -130,7 +130,7 @@ class LocalCluster:
             tries = (hashlib.sha256(f"{self.home}/{pod}/{attempt}".encode()).digest() for attempt in count())
             candidates = (f"127.{1 + a % 254}.{b}.{1 + c % 254}" for a, b, c, *_ in tries)
             address = next(candidate for candidate in candidates if taken.setdefault(candidate, pod) == pod)
-            write_atomically(path, json.dumps(dict(list(taken.items())[-ADDRESSES:])))
+            write_atomically(path, json.dumps(dict(list(taken.items())[-MAX_ADDRESSES:])))
         return address
 
     def service_variables(self) -> dict[str, str]:
@@ -175,16 +175,18 @@ class LocalCluster:
 
     def has(self, kind: str, name: str, key: str | None = None) -> bool:
         """Whether there is such an object, and if it is asked for, the key in it."""
-        obj = {} if (kind, name) in OWN else self.find(kind, name)
+        obj = {} if (kind, name) in BUILT_IN else self.find(kind, name)
         keys = {data_key for part in ("data", "binaryData", "stringData") for data_key in (obj or {}).get(part) or {}}
-        return obj is not None and (key is None or key in keys or (kind, name) in OWN)
+        return obj is not None and (key is None or key in keys or (kind, name) in BUILT_IN)
 
     def keep(self, objects: Iterable[Mapping[str, Any]]) -> None:
         """What lies beside a Workflow in its file, as `kubectl apply` would. Raises ConfigError."""
         for obj in objects:
             kind, name = obj.get("kind"), (obj.get("metadata") or {}).get("name")
-            if kind not in KEPT or not isinstance(name, str) or not NAME.fullmatch(name):
-                raise ConfigError(f"{kind} {name!r} beside the Workflow: it must be a {', '.join(KEPT)} with a name.")
+            if kind not in STORABLE or not isinstance(name, str) or not NAME.fullmatch(name):
+                raise ConfigError(
+                    f"{kind} {name!r} beside the Workflow: it must be a {', '.join(STORABLE)} with a name."
+                )
             _check(obj, f"{kind} {name}")
             path = self.home / "objects" / str(kind) / f"{name}.json"
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -201,12 +203,12 @@ def _check(obj: Mapping[str, Any], where: str) -> None:
     """Raises ConfigError for data that an API server refuses."""
     kind = obj.get("kind")
     for key in ("data", "binaryData", "stringData") if kind in ("ConfigMap", "Secret") else ():
-        coded = key == "binaryData" or (key == "data" and kind == "Secret")
+        encoded = key == "binaryData" or (key == "data" and kind == "Secret")
         for name, value in (obj.get(key) or {}).items():
             if not isinstance(value, str):
                 raise ConfigError(f"{where}.{key}.{name} is no text: quote it.")
             try:
-                base64.b64decode(value if coded else "", validate=True)
+                base64.b64decode(value if encoded else "", validate=True)
             except ValueError:
                 way = "Encode it, or write it as it is below stringData (of a ConfigMap: data)."
                 raise ConfigError(f"{where}.{key}.{name} is not base64. {way}") from None

@@ -21,10 +21,10 @@ from rekindle.errors import ConfigError, RekindleError, did_you_mean
 
 Status = dict[str, Any]
 FULL = (errno.ENOSPC, errno.EDQUOT)
-NONE = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG)  # there is no such file
-SHAPE = (KeyError, TypeError, AttributeError)  # what is raised where something has another form
+NOT_FOUND = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG)  # there is no such file
+WRONG_SHAPE = (KeyError, TypeError, AttributeError)  # what is raised where something has another form
 PHASES = {"Pending", "Running", *FULFILLED}
-LETS_GO = 2.0  # seconds in which the lock of a dead runner is free
+LOCK_RELEASE = 2.0  # seconds in which the lock of a dead runner is free
 
 
 class DiskFull(RekindleError):
@@ -42,7 +42,7 @@ class RunFiles:
         self.home, self.name = home.resolve(), name
         self.root = self.home / "runs" / name
         self.logs, self.pods = self.root / "logs", self.root / "pods"
-        self.asked = self.root / "asked"  # which suspended nodes are to go on, and with which values
+        self.resume_request = self.root / "asked"  # which suspended nodes are to go on, and with which values
         self.journal, self.owner = -1, -1
 
     def create(self, workflow: dict[str, Any]) -> None:
@@ -59,7 +59,7 @@ class RunFiles:
             self._open()
         except OSError as error:
             shutil.rmtree(self.root, ignore_errors=True)
-            raise named(error, self.root) from error
+            raise write_error(error, self.root) from error
 
     def open(self) -> tuple[dict[str, Any], Status, dict[str, list[int]]]:
         """Takes the lock of an existing run; gives its workflow, its status, and the pods that may still live."""
@@ -77,7 +77,7 @@ class RunFiles:
         try:
             write_atomically(self.root / "journal.jsonl", _line(entry))
         except OSError as error:
-            raise named(error, self.root) from error
+            raise write_error(error, self.root) from error
         self._open()
 
     def workflow(self) -> dict[str, Any]:
@@ -88,10 +88,10 @@ class RunFiles:
             if not (workflow["metadata"]["name"] and workflow["spec"]["entrypoint"] and workflow["spec"]["templates"]):
                 raise ValueError("it has no name, entrypoint or templates")
             return workflow
-        except (ValueError, *SHAPE) as error:
-            raise self._spoiled(path, error) from error
+        except (ValueError, *WRONG_SHAPE) as error:
+            raise self._corrupt(path, error) from error
         except OSError as error:
-            if error.errno not in NONE:
+            if error.errno not in NOT_FOUND:
                 raise
             runs = self.home / "runs"
             names = {folder.name for folder in runs.iterdir()} if runs.is_dir() else set()
@@ -115,17 +115,17 @@ class RunFiles:
                     status["nodes"][id].setdefault("children", []).extend(new)
                 for id, process in entry.get("pods", {}).items():
                     pods[id] = process
-            except (ValueError, *SHAPE) as error:
-                raise self._spoiled(f"{path}, line {number}", error) from error
+            except (ValueError, *WRONG_SHAPE) as error:
+                raise self._corrupt(f"{path}, line {number}", error) from error
         try:
             _check(status)
-        except (ValueError, *SHAPE) as error:
-            raise self._spoiled(path, error) from error
+        except (ValueError, *WRONG_SHAPE) as error:
+            raise self._corrupt(path, error) from error
         return status, {id: process for id, process in pods.items() if process}
 
-    def _spoiled(self, where: Path | str, error: Exception) -> ConfigError:
+    def _corrupt(self, where: Path | str, error: Exception) -> ConfigError:
         missing = f"{error} is missing" if isinstance(error, KeyError) else "it has another shape"
-        why = missing if isinstance(error, SHAPE) else error
+        why = missing if isinstance(error, WRONG_SHAPE) else error
         return ConfigError(
             f"{where} is not as the runner wrote it ({why}): only the runner may change it. Put it back, or remove "
             f"{self.root} and start the run again."
@@ -134,7 +134,7 @@ class RunFiles:
     def lock(self) -> None:
         """Raises Busy if another process holds it. The lock goes with the process, however it ends."""
         self.owner = os.open(self.root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        until = time.monotonic() + LETS_GO
+        until = time.monotonic() + LOCK_RELEASE
         while not _locked(self.owner):
             pid = os.pread(self.owner, 32, 0).decode().strip()
             # a pod that a killed runner was just starting has the lock until it is a program of its own
@@ -170,7 +170,7 @@ class RunFiles:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError as error:
             os.ftruncate(self.journal, size)
-            raise named(error, self.root) from error
+            raise write_error(error, self.root) from error
 
     def close(self) -> None:
         """Lets go of the run."""
@@ -185,7 +185,7 @@ class RunFiles:
 
 
 def _check(status: Status) -> None:
-    """Raises ValueError, or one of SHAPE, for a table that cannot be gone on with."""
+    """Raises ValueError, or one of WRONG_SHAPE, for a table that cannot be gone on with."""
     nodes = status["nodes"]
     for id, node in nodes.items():
         if node["id"] != id or node["phase"] not in PHASES or not (node["name"] and node["type"] and node["startedAt"]):
@@ -212,7 +212,7 @@ def _line(entry: dict[str, Any]) -> str:
     return json.dumps(entry, separators=(",", ":")) + "\n"
 
 
-def named(error: OSError, root: Path) -> RekindleError:
+def write_error(error: OSError, root: Path) -> RekindleError:
     """What keeps the state of a run in `root` from being written, and the way out."""
     if error.errno in FULL:
         way = (
@@ -234,7 +234,7 @@ def read(home: Path, name: str) -> Status:
     return files.load()[0]
 
 
-def interrupted(status: Status, now: str) -> Status:
+def reset_interrupted(status: Status, now: str) -> Status:
     """A status whose runner died, ready to go on: what ran begins anew, and so does its time (`now`: RFC 3339).
 
     What had begun once a daemon ran waits for it again: the group that it was the end of is not over.

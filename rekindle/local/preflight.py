@@ -67,7 +67,7 @@ def check(workflow: dict[str, Any], cluster: Any, manifest: Mapping[str, Any] | 
     volumes.check(workflow["spec"], bodies(workflow["spec"], "spec"))
     _objects(workflow["spec"], cluster)
     notes = [f"ignored here, as one machine has no use for it: {', '.join(ignored)}"] if ignored else []
-    named = dict.fromkeys(limits.named(workflow["spec"]))
+    named = dict.fromkeys(limits.limit_names(workflow["spec"]))
     if beyond := [name for name in named if name != "memory" or not limits.available()]:
         notes.append(
             f"containers may use more {', '.join(beyond)} than their limits say: nothing here holds them to it"
@@ -125,7 +125,7 @@ def _template(template: dict[str, Any], where: str, cluster: Any) -> None:
         kubectl.check(template["resource"], f"{where}.resource")
         kubectl.check_outputs(template, where)
     containers.check(template, where, cluster)
-    containers.known(template, where, cluster)
+    containers.check_images(template, where, cluster)
     _deadline(template, where)
     if template.get("steps") == []:
         raise ConfigError(f"{where}.steps is empty, which to Argo is a template of no type: give a step.")
@@ -136,8 +136,8 @@ def _template(template: dict[str, Any], where: str, cluster: Any) -> None:
             for index, container in enumerate(template.get(kind) or []):
                 if container["name"] in names:
                     raise ConfigError(
-                        f"{where}.{kind}[{index}].name is {container['name']!r}, as another container of the pod is called, "
-                        "and Kubernetes refuses that. Give it a name of its own."
+                        f"{where}.{kind}[{index}].name is {container['name']!r}, as another container of the pod is "
+                        "called, and Kubernetes refuses that. Give it a name of its own."
                     )
                 names.add(container["name"])
         sidecars.check(template, where)

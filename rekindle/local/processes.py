@@ -31,7 +31,7 @@ def alive(pid: int, since: int) -> bool:
     return started(pid) == since
 
 
-def recorded(child: subprocess.Popen[bytes]) -> None:
+def confirm_recorded(child: subprocess.Popen[bytes]) -> None:
     """Lets a child go on that has a pipe as stdin and waits: it is written down, so that others can find it."""
     assert child.stdin
     with suppress(BrokenPipeError), child.stdin:  # it may be over already

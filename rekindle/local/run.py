@@ -1,7 +1,8 @@
 """Runs a manifest on this machine: clocks, processes and the disk around the pure scheduler.
 
     status = execute(manifest, parameters, LocalCluster(), on_change=print)     # → Argo's WorkflowStatus
-    status = resume("demo-4k2xp", LocalCluster()); stop("demo-4k2xp"); let_go("demo-4k2xp", {"approve": "YES"})
+    status = resume("demo-4k2xp", LocalCluster()); stop("demo-4k2xp")
+    release_suspended("demo-4k2xp", {"approve": "YES"})
 
 Everything is written to the run's journal before it is acted on, so that after `kill -9` of this process `resume`
 goes on with what is there: finished steps stay, and what ran is ended and runs again. KeyboardInterrupt stops all
@@ -33,7 +34,7 @@ from rekindle.local.engine.inputs import labelled
 from rekindle.local.engine.nodes import Kill, Resumed, Start, stamp
 from rekindle.local.engine.scheduler import Scheduler
 from rekindle.local.interrupts import Interrupts
-from rekindle.local.journal import FULL, Busy, DiskFull, RunFiles, Status, interrupted, named
+from rekindle.local.journal import FULL, Busy, DiskFull, RunFiles, Status, reset_interrupted, write_error
 from rekindle.local.locks import SharedLocks
 from rekindle.local.pods import artifacts, volumes
 from rekindle.local.pods.executor import Executor
@@ -86,7 +87,7 @@ def stop(name: str, home: Path | None = None, cluster: Cluster | None = None) ->
     return name
 
 
-def let_go(name: str, values: Mapping[str, str], home: Path | None = None) -> bool:
+def release_suspended(name: str, values: Mapping[str, str], home: Path | None = None) -> bool:
     """Lets the suspended steps of a run go on. False where nobody runs it: whoever does, gives them `values`, if any.
 
     What is asked for is on disk until the runner has it in its journal. Raises ConfigError, Busy if nothing waits.
@@ -98,10 +99,10 @@ def let_go(name: str, values: Mapping[str, str], home: Path | None = None) -> bo
         files.lock()  # raises Busy
         files.close()
     elif runs or values:
-        write_atomically(files.asked, json.dumps(nodes))
-        while files.asked.exists() and files.runner():
+        write_atomically(files.resume_request, json.dumps(nodes))
+        while files.resume_request.exists() and files.runner():
             time.sleep(0.05)
-        return not files.asked.exists()
+        return not files.resume_request.exists()
     return False
 
 
@@ -114,7 +115,7 @@ class LocalRun:
         self.status, self.shutdown = status, ""
         self.on_change: OnChange | None = None
         self.head = ""
-        self.asked = ""  # what somebody asked who let it go on, and is not in the journal yet
+        self.resume_request = ""  # what somebody asked who let it go on, and is not in the journal yet
 
     @classmethod
     def new(
@@ -136,7 +137,7 @@ class LocalRun:
         workflow = resolved(
             labelled(workflow), cluster.find, lambda spec, path: preflight.templates(spec, cluster, path)
         )
-        files = _created(cluster.home, workflow, manifest["kind"] == "CronWorkflow")
+        files = _create(cluster.home, workflow, manifest["kind"] == "CronWorkflow")
         return cls(files, workflow, {"phase": "", "nodes": {}}, cluster)
 
     @classmethod
@@ -146,18 +147,18 @@ class LocalRun:
         files = RunFiles(cluster.home, name)
         workflow, status, pods = files.open()
         try:
-            _clear(files, pods)
-            Resources(cluster, workflow, files.root).tidy()
+            _kill_left_over(files, pods)
+            Resources(cluster, workflow, files.root).clean_up()
             now = stamp(time.time())
             if status["phase"] in FAILED:
                 status = reset(status) | {"startedAt": now}  # as Argo's FormulateRetryWorkflow has it
                 shutil.rmtree(files.root / "creates", ignore_errors=True)
             else:
-                status = interrupted(status, now)
+                status = reset_interrupted(status, now)
             try:
                 files.snapshot(status)
             except DiskFull:  # what steps that failed left behind may be what fills it
-                artifacts.clear(files.pods)
+                artifacts.remove_directory(files.pods)
                 files.snapshot(status)
         except BaseException:
             files.close()
@@ -190,11 +191,11 @@ class LocalRun:
                 except BaseException as error:
                     executor.halt(GRACE)
                     if isinstance(error, OSError) and error.errno in FULL:
-                        raise named(error, self.files.root) from error
+                        raise write_error(error, self.files.root) from error
                     raise
                 finally:
                     executor.close()
-                    _clear(self.files, {})  # what left its session, or was lost amid its start
+                    _kill_left_over(self.files, {})  # what left its session, or was lost amid its start
 
     def _loop(self, scheduler: Scheduler, executor: Executor) -> Status:
         self.status = scheduler.status
@@ -202,9 +203,11 @@ class LocalRun:
         while True:
             actions = scheduler.advance(time.time(), events)
             self._record(scheduler)
-            if self.asked and self.files.asked.read_text() == self.asked:  # else somebody has asked for more
-                self.files.asked.unlink()
-            self.asked = ""
+            if (
+                self.resume_request and self.files.resume_request.read_text() == self.resume_request
+            ):  # else somebody has asked for more
+                self.files.resume_request.unlink()
+            self.resume_request = ""
             if scheduler.done:
                 executor.halt(GRACE)
                 self._tidy(scheduler)
@@ -215,23 +218,23 @@ class LocalRun:
                 elif isinstance(action, Start):
                     executor.start(action)
             timeout = None if scheduler.wake is None else max(0.0, scheduler.wake - time.time())
-            events = [*executor.wait(timeout), *self._let_go()]
+            events = [*executor.wait(timeout), *self._resumed_nodes()]
 
-    def _let_go(self) -> list[Resumed]:
-        """What `let_go` asks for."""
-        if not self.files.asked.exists():
+    def _resumed_nodes(self) -> list[Resumed]:
+        """What `release_suspended` asks for."""
+        if not self.files.resume_request.exists():
             return []
-        self.asked = self.files.asked.read_text()
+        self.resume_request = self.files.resume_request.read_text()
         if self.workflow["spec"].pop("suspend", None):
             write_atomically(self.files.root / "manifest.yaml", json.dumps(self.workflow, indent=1))
-        return [Resumed(id, values) for id, values in json.loads(self.asked).items()]
+        return [Resumed(id, values) for id, values in json.loads(self.resume_request).items()]
 
     def _tidy(self, scheduler: Scheduler) -> None:
         """Deletes what goes with the end of the run; again, if a run that is over is gone on with."""
         for volume in claims(self.workflow):
             if volume not in scheduler.status.get("persistentVolumeClaims", []):
                 volumes.delete(self.cluster, volume)
-        changed = artifacts.collect(scheduler.status, self.workflow["spec"], self.cluster.store)
+        changed = artifacts.collect_garbage(scheduler.status, self.workflow["spec"], self.cluster.store)
         scheduler.table.changed |= dict.fromkeys(changed)
         self._record(scheduler)
 
@@ -247,7 +250,7 @@ class LocalRun:
                 self.on_change(scheduler.status)
 
 
-def _created(home: Path, workflow: dict[str, Any], scheduled: bool) -> RunFiles:
+def _create(home: Path, workflow: dict[str, Any], scheduled: bool) -> RunFiles:
     """The run on disk. That of a CronWorkflow is named by its second, or the next that is free. Raises ConfigError."""
     while True:
         files = RunFiles(home, workflow["metadata"]["name"])
@@ -267,11 +270,11 @@ def _cluster(home: Path | None = None) -> Cluster:
     return LocalCluster(home or Path(os.environ.get("REKINDLE_HOME", HOME)))
 
 
-def _clear(files: RunFiles, pods: Mapping[str, list[int]]) -> None:
+def _kill_left_over(files: RunFiles, pods: Mapping[str, list[int]]) -> None:
     """Ends what pods left: their sessions, and what has a pod's root as `/` or its environment."""
-    sessions, place = {pid: since for pid, since in pods.values()}, f"{files.pods}/"
+    sessions, folder = {pid: since for pid, since in pods.values()}, f"{files.pods}/"
     pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
-    survivors = {pid: started(pid) for pid in pids if pid != os.getpid() and _left(pid, sessions, place)}
+    survivors = {pid: started(pid) for pid in pids if pid != os.getpid() and _is_left_over(pid, sessions, folder)}
     for pid in survivors:
         signal_group(pid, signal.SIGKILL)
         with contextlib.suppress(ProcessLookupError):
@@ -283,12 +286,12 @@ def _clear(files: RunFiles, pods: Mapping[str, list[int]]) -> None:
         time.sleep(0.01)
 
 
-def _left(pid: int, sessions: Mapping[int, int], place: str) -> bool:
+def _is_left_over(pid: int, sessions: Mapping[int, int], folder: str) -> bool:
     with contextlib.suppress(OSError):  # gone, or not ours
-        if os.readlink(f"/proc/{pid}/root").startswith(place):
+        if os.readlink(f"/proc/{pid}/root").startswith(folder):
             return True
     with contextlib.suppress(OSError):
-        if f"\0{POD}={place}".encode() in b"\0" + Path(f"/proc/{pid}/environ").read_bytes():
+        if f"\0{POD}={folder}".encode() in b"\0" + Path(f"/proc/{pid}/environ").read_bytes():
             return True
     try:
         since = sessions.get(os.getsid(pid))

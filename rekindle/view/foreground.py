@@ -17,7 +17,7 @@ from rekindle.argo.manifest.shape import shape_errors
 from rekindle.errors import ConfigError, RekindleError
 from rekindle.local.engine import suspend
 from rekindle.local.interrupts import StopSignals
-from rekindle.local.run import LocalRun, let_go
+from rekindle.local.run import LocalRun, release_suspended
 from rekindle.render import manifest_sha256
 from rekindle.view import display, summary
 
@@ -49,7 +49,7 @@ def resume(home: Path, name: str | None, values: Mapping[str, str], *, as_json: 
     from rekindle.view import overview
 
     name = name or overview.newest(home, ("Interrupted", "Failed", "Error"))
-    if let_go(name, values, home):
+    if release_suspended(name, values, home):
         print(json.dumps({"workflow": name, "phase": "Running"}) if as_json else f"{name} goes on", flush=True)
         return 0
     local = LocalRun.old(name, _cluster(home))

@@ -1,8 +1,8 @@
-"""The kinds that can be applied here: one controller each; see `stored.Stored` for what a controller is."""
+"""The kinds that can be applied here: one controller each; see `stored.Controller` for what a controller is."""
 
 from pathlib import Path
 
-from rekindle.local.controllers.base import Stored
+from rekindle.local.controllers.base import Controller
 from rekindle.local.controllers.deployment import Deployments, Services
 from rekindle.local.controllers.pytorch_job import PyTorchJobs
 from rekindle.local.pods.process import Cluster
@@ -11,9 +11,9 @@ KINDS = ("PyTorchJob", "Deployment", "Service", "ConfigMap", "Secret", "Horizont
 PLAIN = KINDS[3:]  # stored, and no more
 
 
-def controllers(cluster: Cluster, run: Path) -> dict[str, Stored]:
+def controllers(cluster: Cluster, run: Path) -> dict[str, Controller]:
     """A controller for each kind; the logs and directories of jobs' pods go below `run`."""
-    plain = {kind: Stored(cluster, kind) for kind in PLAIN}
+    plain = {kind: Controller(cluster, kind) for kind in PLAIN}
     return {
         "PyTorchJob": PyTorchJobs(cluster, run),
         "Deployment": Deployments(cluster),

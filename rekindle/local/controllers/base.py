@@ -1,7 +1,7 @@
 """Objects of a cluster as files: `objects/<Kind>/<name>.json`, applied as kubectl applies them.
 
-`Stored` is the controller of every kind that needs none here (ConfigMap, PodDisruptionBudget, ...), and what those with
-one are built on. A change is a read and a rename under a lock, for a supervisor writes the status of the same file.
+`Controller` stores objects of any kind, which is all that ConfigMaps, PodDisruptionBudgets and the like need; the other
+controllers extend it. A change reads and renames the file under a lock: supervisors write its status.
 """
 
 import copy
@@ -21,7 +21,7 @@ Object = dict[str, Any]
 LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 
 
-class Stored:
+class Controller:
     """The objects of one kind. Also the shape of every controller."""
 
     kind = ""
@@ -115,7 +115,7 @@ def merge(last: Any, new: Any, now: Any) -> Any:
     return kept | {key: merge(last.get(key), value, now.get(key)) for key, value in new.items()}
 
 
-def container_of(spec: Object, where: str, name: str | None = None) -> Object:
+def sole_container(spec: Object, where: str, name: str | None = None) -> Object:
     """The one container of a pod spec. Raises ConfigError for pods that cannot run as one process."""
     containers = spec.get("containers") or []
     if len(containers) != 1 or spec.get("initContainers"):

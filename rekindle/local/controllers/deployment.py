@@ -17,15 +17,15 @@ from typing import Any
 
 from rekindle.common.files import write_atomically
 from rekindle.errors import ConfigError, RekindleError
-from rekindle.local.controllers.base import Object, Stored, container_of
+from rekindle.local.controllers.base import Controller, Object, sole_container
 from rekindle.local.pods.process import Cluster
-from rekindle.local.processes import alive, end_group, recorded, started
+from rekindle.local.processes import alive, confirm_recorded, end_group, started
 
 PROBES = ("startupProbe", "readinessProbe", "livenessProbe")
 OBSERVED = 10.0  # seconds in which a supervisor must have seen a change
 
 
-class Services(Stored):
+class Services(Controller):
     """Services: the supervisor of the Deployment whose pods they select listens on their ports."""
 
     kind = "Service"
@@ -53,7 +53,7 @@ class Services(Stored):
         return [name for name, obj in objects.items() if obj and selects(service, obj["spec"]["template"])]
 
 
-class Deployments(Stored):
+class Deployments(Controller):
     """The controller, as every process but the supervisor sees it."""
 
     kind = "Deployment"
@@ -67,7 +67,7 @@ class Deployments(Stored):
         super().check(obj)
         where, spec = f"Deployment {obj['metadata']['name']}", obj.get("spec") or {}
         template = spec.get("template") or {}
-        container = container_of(template.get("spec") or {}, where)
+        container = sole_container(template.get("spec") or {}, where)
         labels = (template.get("metadata") or {}).get("labels") or {}
         selector = (spec.get("selector") or {}).get("matchLabels") or {}
         if not selector or not selector.items() <= labels.items():
@@ -159,7 +159,7 @@ class Deployments(Stored):
             CHILDREN.append(child)
             record = {"pid": child.pid, "since": started(child.pid) or 0}
             write_atomically(folder / "supervisor.json", json.dumps(record))
-            recorded(child)
+            confirm_recorded(child)
 
     def _stop(self, name: str) -> bool:
         record, obj = self._record(name), self.read(name)

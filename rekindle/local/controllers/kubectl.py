@@ -20,8 +20,8 @@ from rekindle.common.files import write_atomically
 from rekindle.errors import ConfigError, RekindleError
 from rekindle.local.engine.nodes import Began, Ended, Start
 
-VALUED = ("-n", "--namespace", "--field-manager", "--grace-period", "--timeout")  # of no matter here
-IGNORED = ("--validate", "--cascade", "--wait", "--force", "--now", "--ignore-not-found", "--overwrite")
+FLAGS_WITH_VALUE = ("-n", "--namespace", "--field-manager", "--grace-period", "--timeout")  # of no matter here
+IGNORED_FLAGS = ("--validate", "--cascade", "--wait", "--force", "--now", "--ignore-not-found", "--overwrite")
 EXISTS = 'Error from server (AlreadyExists): error when creating "/tmp/manifest.yaml":'
 ACTIONS = ("get", "create", "apply", "patch", "delete", "replace")
 Object = dict[str, Any]
@@ -61,21 +61,21 @@ class Resources:
             why = "successCondition, failureCondition and outputs are not supported for delete action"
             return [Began(action.id), _failed(action.id, why)]
         try:
-            kind, name = self._act(resource, self.run / "creates" / action.id)
+            kind, name = self._perform(resource, self.run / "creates" / action.id)
         except (KubectlError, RekindleError) as error:
             return [Began(action.id), _failed(action.id, f"no more retries {error}")]
         if not conditions:
             return [Began(action.id), self._done(Waiting(action, kind, name))]
         self.waiting[action.id] = Waiting(action, kind, name)
-        return [Began(action.id), *self._look(self.waiting[action.id])]
+        return [Began(action.id), *self._check_conditions(self.waiting[action.id])]
 
     def poll(self) -> list[Began | Ended]:
         """Lets the controllers work, then looks at what is waited for."""
         for controller in set(self.controllers.values()):
             controller.poll()
-        return [event for waiting in list(self.waiting.values()) for event in self._look(waiting)]
+        return [event for waiting in list(self.waiting.values()) for event in self._check_conditions(waiting)]
 
-    def late(self, now: float) -> list[str]:
+    def overdue(self, now: float) -> list[str]:
         return [
             id for id, waiting in self.waiting.items() if waiting.action.deadline and now >= waiting.action.deadline
         ]
@@ -84,10 +84,10 @@ class Resources:
         """Stops watching; the object stays, as on a cluster."""
         self.waiting.pop(id, None)
 
-    def tidy(self) -> None:
+    def clean_up(self) -> None:
         """Removes what a dead runner left of jobs that are over."""
         if (self.cluster.home / "objects/PyTorchJob").exists():  # else the import is for nothing
-            self._controller("PyTorchJob").tidy()
+            self._controller("PyTorchJob").clean_up()
 
     def stop(self, grace: float) -> None:
         """Ends the processes of jobs."""
@@ -107,7 +107,7 @@ class Resources:
             )
         return controller
 
-    def _act(self, resource: dict[str, Any], creates: Path) -> tuple[str, str]:
+    def _perform(self, resource: dict[str, Any], record: Path) -> tuple[str, str]:
         """Does it, and gives kind and name.
 
         `creates`: the file with what a dead runner began: the name of what it created, or what a patch came to.
@@ -126,7 +126,7 @@ class Resources:
         else:
             meta = obj.get("metadata") or {}
             if action == "create" and not meta.get("name") and meta.get("generateName"):
-                name = creates.read_text() if creates.exists() else random_name(str(meta["generateName"]))
+                name = record.read_text() if record.exists() else random_name(str(meta["generateName"]))
                 obj["metadata"] = {**meta, "name": name}
             kind, name = obj.get("kind", ""), (obj.get("metadata") or {}).get("name", "")
         if not kind or not name:
@@ -137,19 +137,19 @@ class Resources:
         if action == "delete":
             if now is not None:
                 controller.delete(name)
-        elif action == "create" and now is not None and not creates.exists():
+        elif action == "create" and now is not None and not record.exists():
             raise KubectlError(f'{EXISTS} {kind.lower()}s "{name}" already exists')
         elif action in ("get", "patch", "replace") and now is None:
             raise KubectlError(missing)
         elif action == "patch":
-            patched = json.loads(creates.read_text()) if creates.exists() else self._patched(now or {}, obj, strategy)
-            creates.parent.mkdir(exist_ok=True)
-            write_atomically(creates, json.dumps(patched))  # to patch it once more could be an error, or another result
+            patched = json.loads(record.read_text()) if record.exists() else self._patched(now or {}, obj, strategy)
+            record.parent.mkdir(exist_ok=True)
+            write_atomically(record, json.dumps(patched))  # to patch it once more could be an error, or another result
             controller.apply(patched)
         elif action != "get":
             if action == "create":
-                creates.parent.mkdir(exist_ok=True)
-                write_atomically(creates, name)
+                record.parent.mkdir(exist_ok=True)
+                write_atomically(record, name)
             controller.apply(obj)
         return kind, name
 
@@ -209,7 +209,7 @@ class Resources:
             raise KubectlError(f"error: unable to parse requirement: {error}") from None
         return kind, ""
 
-    def _look(self, waiting: Waiting) -> list[Began | Ended]:
+    def _check_conditions(self, waiting: Waiting) -> list[Began | Ended]:
         resource, id = waiting.action.template["resource"], waiting.action.id
         obj = self._controller(waiting.kind).get(waiting.name)
         if obj is None:
@@ -217,13 +217,15 @@ class Resources:
             gone = "The resource has been deleted while its status was still being checked. Will not be retried"
             return [_failed(id, gone)]
         try:
-            good, why = verdict(obj, resource.get("successCondition") or "", resource.get("failureCondition") or "")
+            succeeded, why = verdict(
+                obj, resource.get("successCondition") or "", resource.get("failureCondition") or ""
+            )
         except SelectorError as error:
-            good, why = False, f"condition failed to parse: {error}"
-        if good is None:
+            succeeded, why = False, f"condition failed to parse: {error}"
+        if succeeded is None:
             return []
         self.forget(id)
-        return [self._done(waiting) if good else _failed(id, why)]
+        return [self._done(waiting) if succeeded else _failed(id, why)]
 
     def _done(self, waiting: Waiting) -> Ended:
         outputs: dict[str, Any] = {"exitCode": "0"}
@@ -251,12 +253,11 @@ def parsed(flags: list[str]) -> tuple[list[str], str]:
             words += [part for part in word.split("/") if part]
         elif flag in ("-l", "--selector"):
             selector = value if equals else next(given, "")
-        elif flag in VALUED:
+        elif flag in FLAGS_WITH_VALUE:
             value = value if equals else next(given, "")
-        elif flag not in IGNORED:
-            raise KubectlError(
-                f"the flag {flag} is not known here: only {', '.join(('--selector', *VALUED, *IGNORED))} are"
-            )
+        elif flag not in IGNORED_FLAGS:
+            known = ", ".join(("--selector", *FLAGS_WITH_VALUE, *IGNORED_FLAGS))
+            raise KubectlError(f"the flag {flag} is not known here: only {known} are")
     return words, selector
 
 

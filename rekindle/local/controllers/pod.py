@@ -13,13 +13,13 @@ from signal import SIGKILL, SIGTERM
 from typing import Any
 
 from rekindle.local.pods import filesystem
-from rekindle.local.pods import process as pod
 from rekindle.local.pods.filesystem import SHM
-from rekindle.local.pods.volumes import Made
+from rekindle.local.pods.process import Cluster, ContainerRun, Process, start_container
+from rekindle.local.pods.volumes import VolumeDirectory
 from rekindle.local.processes import signal_group
 
 BACKOFF = (0.0, 1.0, 2.0, 4.0, 8.0)
-FORGIVEN = 60.0  # seconds of running after which the next restart is a first one again
+BACKOFF_RESET = 60.0  # seconds of running after which the next restart is a first one again
 
 
 class Pod:
@@ -27,7 +27,7 @@ class Pod:
 
     def __init__(
         self,
-        cluster: pod.Cluster,
+        cluster: Cluster,
         name: str,
         spec: Mapping[str, Any],
         folder: Path,
@@ -36,12 +36,12 @@ class Pod:
         self.cluster, self.name, self.spec, self.env = cluster, name, spec, env
         self.root, self.log = folder / "pods" / name, folder / "logs" / f"{name}.log"
         self.ip = cluster.address(name)
-        self.process: pod.Process | None = None
-        self.restarts = self.recent = 0
+        self.process: Process | None = None
+        self.restarts = self.recent_restarts = 0
         self.started = 0.0
         self.start_at, self.kill_at = 0.0, float("inf")
         self.ending = False
-        self.unsaid: OSError | None = None
+        self.log_error: OSError | None = None
         rmtree(self.root, ignore_errors=True)  # what an earlier pod of this name left
 
     @property
@@ -62,17 +62,17 @@ class Pod:
                 signal_group(process.pid, SIGKILL)
             return None
         signal_group(process.pid, SIGKILL)  # what it left behind in its group
-        self.unsaid, self.process = process.said.error, None
+        self.log_error, self.process = process.log_pipe.error, None
         return process.code
 
-    def restart(self, code: int, anew: bool = False) -> None:
-        """Start the container again, after the back-off; `anew`: as a new pod of the same name."""
-        self.recent = self.recent + 1 if time.monotonic() - self.started < FORGIVEN else 1
+    def restart(self, code: int, recreate: bool = False) -> None:
+        """Start the container again, after the back-off; `recreate`: as a new pod of the same name."""
+        self.recent_restarts = self.recent_restarts + 1 if time.monotonic() - self.started < BACKOFF_RESET else 1
         self.restarts += 1
-        if anew:
+        if recreate:
             self.restarts = 0
             rmtree(self.root, ignore_errors=True)
-        wait = BACKOFF[min(self.recent, len(BACKOFF)) - 1]
+        wait = BACKOFF[min(self.recent_restarts, len(BACKOFF)) - 1]
         self.start_at, self.kill_at = time.monotonic() + wait, float("inf")
         when = f" in {wait:g} s" if wait else ""
         with self.log.open("a") as log:
@@ -92,10 +92,10 @@ class Pod:
                 signal_group(self.process.pid, SIGTERM)
             self.kill_at = until
 
-    def why(self) -> str:
+    def last_log_line(self) -> str:
         """The last line of its log, for a message."""
-        if self.unsaid:
-            return f"its log cannot be written: {self.unsaid}"
+        if self.log_error:
+            return f"its log cannot be written: {self.log_error}"
         if not self.log.exists():
             return ""
         with self.log.open("rb") as log:
@@ -109,11 +109,12 @@ class Pod:
         mounts = [mount for container in self.spec["containers"] for mount in container.get("volumeMounts") or []]
         places = {mount["name"]: mount["mountPath"] for mount in mounts}
         volumes = {  # what is in memory outlives the pod's processes
-            name: Made(Path(SHM) if path == SHM else self.root / path.lstrip("/")) for name, path in places.items()
+            name: VolumeDirectory(Path(SHM) if path == SHM else self.root / path.lstrip("/"))
+            for name, path in places.items()
         }
         private = () if filesystem.available() else None
-        self.process = pod.start(
-            pod.PodRun(
+        self.process = start_container(
+            ContainerRun(
                 name=self.name, spec=self.spec, root=self.root, log=self.log, container=container, ip=self.ip,
                 extra_env=self.env, private=private, volumes=volumes,
             ),
@@ -121,11 +122,11 @@ class Pod:
         )  # fmt: skip
 
 
-def wait_all(pods: list[Pod], grace: float) -> None:
+def end_all(pods: list[Pod], grace: float) -> None:
     """End pods, and wait until their processes are gone."""
-    for pod_ in pods:
-        pod_.end(grace)
-    while any(pod_.running for pod_ in pods):
-        for pod_ in pods:
-            pod_.poll()
+    for pod in pods:
+        pod.end(grace)
+    while any(pod.running for pod in pods):
+        for pod in pods:
+            pod.poll()
         time.sleep(0.01)

@@ -18,14 +18,14 @@ from typing import Any
 from rekindle.argo.language.gofmt import timestamp
 from rekindle.argo.names import JOB_NAME, PYTORCH_PORT, PYTORCH_PORT_NAME, REPLICA_TYPE
 from rekindle.errors import ConfigError
-from rekindle.local.controllers.base import Object, Stored, container_of
-from rekindle.local.controllers.pod import Pod, wait_all
+from rekindle.local.controllers.base import Controller, Object, sole_container
+from rekindle.local.controllers.pod import Pod, end_all
 from rekindle.local.pods.process import Cluster
 
 RETRYABLE = 128  # with restartPolicy ExitCode, codes from here on start the pod again
 SUCCEEDED = "rekindle/succeeded-pods"  # annotation: they outlive the process that ran them, as pod objects do
-POLICIES = ("Always", "OnFailure", "Never", "ExitCode")
-CLEAN = ("None", "Running", "All")
+RESTART_POLICIES = ("Always", "OnFailure", "Never", "ExitCode")
+CLEAN_POD_POLICIES = ("None", "Running", "All")
 
 
 @dataclass
@@ -34,11 +34,11 @@ class Job:
 
     lock: int  # held by the process whose pods they are
     pods: dict[str, Pod] = field(default_factory=dict)
-    leaving: list[Pod] = field(default_factory=list)  # deleted, but not gone
+    terminating: list[Pod] = field(default_factory=list)  # deleted, but not gone
     failed: dict[str, int] = field(default_factory=dict)  # exit codes of pods that are Failed
 
 
-class PyTorchJobs(Stored):
+class PyTorchJobs(Controller):
     """The controller. `run` is the folder for the pods' logs and directories."""
 
     kind = "PyTorchJob"
@@ -65,9 +65,11 @@ class PyTorchJobs(Stored):
         if elastic is not None and "Worker" not in replicas:
             raise ConfigError(f"{where}: elasticPolicy needs a Worker.")
         for rtype, replica in replicas.items():
-            if replica.get("replicas", 1) < 1 or replica.get("restartPolicy", "OnFailure") not in POLICIES:
-                raise ConfigError(f"{where}: {rtype} needs replicas >= 1 and a restartPolicy of {', '.join(POLICIES)}.")
-            container_of((replica.get("template") or {}).get("spec") or {}, f"{where}: {rtype}", "pytorch")
+            if replica.get("replicas", 1) < 1 or replica.get("restartPolicy", "OnFailure") not in RESTART_POLICIES:
+                raise ConfigError(
+                    f"{where}: {rtype} needs replicas >= 1 and a restartPolicy of {', '.join(RESTART_POLICIES)}."
+                )
+            sole_container((replica.get("template") or {}).get("spec") or {}, f"{where}: {rtype}", "pytorch")
         if elastic and ("standalone" in elastic or elastic.get("rdzvConf") == []):
             raise ConfigError(
                 f"{where}: elasticPolicy.standalone and an empty rdzvConf break the operator. Leave them out."
@@ -76,8 +78,8 @@ class PyTorchJobs(Stored):
             raise ConfigError(
                 f"{where}: elasticPolicy.nProcPerNode and nprocPerNode exclude each other. Keep the latter."
             )
-        if (spec.get("runPolicy") or {}).get("cleanPodPolicy", "None") not in CLEAN:
-            raise ConfigError(f"{where}: runPolicy.cleanPodPolicy must be one of {', '.join(CLEAN)}.")
+        if (spec.get("runPolicy") or {}).get("cleanPodPolicy", "None") not in CLEAN_POD_POLICIES:
+            raise ConfigError(f"{where}: runPolicy.cleanPodPolicy must be one of {', '.join(CLEAN_POD_POLICIES)}.")
 
     def apply(self, obj: Object) -> Object:
         stored = super().apply(obj)
@@ -92,7 +94,7 @@ class PyTorchJobs(Stored):
 
     def delete(self, name: str) -> bool:
         if job := self.jobs.pop(name, None):
-            wait_all([*job.pods.values(), *job.leaving], float("inf"))
+            end_all([*job.pods.values(), *job.terminating], float("inf"))
             os.close(job.lock)
         rmtree(shared_memory(self.run, name), ignore_errors=True)
         return super().delete(name)
@@ -108,12 +110,12 @@ class PyTorchJobs(Stored):
 
     def stop(self, grace: float) -> None:
         jobs = list(self.jobs.values())
-        wait_all([pod for job in jobs for pod in [*job.pods.values(), *job.leaving]], grace)
+        end_all([pod for job in jobs for pod in [*job.pods.values(), *job.terminating]], grace)
         for job in jobs:
             os.close(job.lock)
         self.jobs.clear()
 
-    def tidy(self) -> None:
+    def clean_up(self) -> None:
         """Removes what a dead runner left of the jobs of this run that are over."""
         for name in self.names():
             obj = self.read(name) or {}
@@ -123,7 +125,7 @@ class PyTorchJobs(Stored):
     def _clean(self, obj: Object, status: Object) -> None:
         rmtree(shared_memory(self.run, obj["metadata"]["name"]), ignore_errors=True)
         if condition(status, "Succeeded"):  # the directories of a failed job's pods stay to be looked at
-            for pod in names_of(obj):
+            for pod in pods_of(obj):
                 rmtree(self.run / "pods" / pod, ignore_errors=True)
 
     def _adopt(self, obj: Object) -> None:
@@ -147,7 +149,7 @@ class PyTorchJobs(Stored):
     def _reconcile(self, obj: Object, job: Job) -> None:
         name, spec, status = obj["metadata"]["name"], obj["spec"], obj.get("status") or {}
         policy = spec.get("runPolicy") or {}
-        job.leaving = [pod for pod in job.leaving if pod.poll() is None and pod.running]
+        job.terminating = [pod for pod in job.terminating if pod.poll() is None and pod.running]
         set_condition(status, "Created", f"PyTorchJob {name} is created.")
         done = set(filter(None, obj["metadata"]["annotations"].get(SUCCEEDED, "").split(",")))
         if not finished(status):
@@ -160,26 +162,26 @@ class PyTorchJobs(Stored):
                 if suspended and suspended["status"] == "True":
                     set_condition(status, "Suspended", f"PyTorchJob {name} is resumed.", "Resumed", "False")
                 status.setdefault("startTime", timestamp())
-                self._pods(obj, job, done)
+                self._sync_pods(obj, job, done)
                 self._reap(obj, job, status, done)
                 if reason := past_limit(policy, status, spec["pytorchReplicaSpecs"], job):
                     status.setdefault("completionTime", timestamp())
                     set_condition(status, "Failed", f"PyTorchJob {name} has failed because it {reason}.")
-            self._count(obj, job, status, done)
+            self._update_counts(obj, job, status, done)
         if finished(status):
             self._finish(policy.get("cleanPodPolicy", "None"), job, status)
         self._save(obj, status, ",".join(sorted(done)))
-        if finished(status) and not job.pods and not job.leaving:
+        if finished(status) and not job.pods and not job.terminating:
             os.close(self.jobs.pop(name).lock)
             self._clean(obj, status)
 
-    def _pods(self, obj: Object, job: Job, done: set[str]) -> None:
+    def _sync_pods(self, obj: Object, job: Job, done: set[str]) -> None:
         """Make the pods that must be there, delete those that must not."""
-        wanted, leaving = names_of(obj), {pod.name for pod in job.leaving}
-        for pod, (rtype, index) in wanted.items():
-            if pod not in {*job.pods, *done, *job.failed, *leaving}:
+        desired, terminating = pods_of(obj), {pod.name for pod in job.terminating}
+        for pod, (rtype, index) in desired.items():
+            if pod not in {*job.pods, *done, *job.failed, *terminating}:
                 spec = obj["spec"]["pytorchReplicaSpecs"][rtype]["template"]["spec"]
-                environment = injected(obj, rtype, index, self.cluster.address)
+                environment = operator_environment(obj, rtype, index, self.cluster.address)
                 if any(
                     (volume.get("emptyDir") or {}).get("medium") == "Memory" for volume in spec.get("volumes") or []
                 ):
@@ -187,7 +189,7 @@ class PyTorchJobs(Stored):
                     memory.mkdir(mode=0o700, exist_ok=True)
                     environment["REKINDLE_SHM"] = str(memory)
                 job.pods[pod] = Pod(self.cluster, pod, spec, self.run, environment)
-        self._remove(job, [pod for pod in job.pods if pod not in wanted])
+        self._remove(job, [pod for pod in job.pods if pod not in desired])
 
     def _reap(self, obj: Object, job: Job, status: Object, done: set[str]) -> None:
         """Start what is due; what ended is done, failed, restarted in place, or made anew, by its restartPolicy."""
@@ -196,7 +198,7 @@ class PyTorchJobs(Stored):
             code = pod.poll()
             if code is None:
                 continue
-            rtype = names_of(obj)[pod.name][0]
+            rtype = pods_of(obj)[pod.name][0]
             policy = obj["spec"]["pytorchReplicaSpecs"][rtype].get("restartPolicy", "OnFailure")
             if policy == "Always" or (code and policy == "OnFailure"):
                 pod.restart(code)
@@ -204,7 +206,7 @@ class PyTorchJobs(Stored):
                 done.add(pod.name)
                 del job.pods[pod.name]
             elif policy == "ExitCode" and code >= RETRYABLE:
-                pod.restart(code, anew=True)
+                pod.restart(code, recreate=True)
                 set_condition(
                     status, "Restarting", f"PyTorchJob {name} is restarting because 1 {rtype} replica(s) failed."
                 )
@@ -213,10 +215,10 @@ class PyTorchJobs(Stored):
                 del job.pods[pod.name]
                 if policy == "Never":  # the operator forgets it after a code that ExitCode calls permanent
                     status.setdefault("completionTime", timestamp())
-                why = f"{rtype} replica(s) failed: {pod.name} ended with code {code} ({pod.log}): {pod.why()}"
+                why = f"{rtype} replica(s) failed: {pod.name} ended with code {code} ({pod.log}): {pod.last_log_line()}"
                 set_condition(status, "Failed", f"PyTorchJob {name} is failed because 1 {why}")
 
-    def _count(self, obj: Object, job: Job, status: Object, done: set[str]) -> None:
+    def _update_counts(self, obj: Object, job: Job, status: Object, done: set[str]) -> None:
         """replicaStatuses, and the conditions that follow from them."""
         name, replicas = obj["metadata"]["name"], obj["spec"]["pytorchReplicaSpecs"]
         status["replicaStatuses"] = {}
@@ -253,15 +255,15 @@ class PyTorchJobs(Stored):
         for name in names:
             pod = job.pods.pop(name)
             pod.end()
-            job.leaving.append(pod)
+            job.terminating.append(pod)
 
     def _save(self, obj: Object, status: Object, done: str = "") -> None:
-        def saved(now: Object | None) -> Object | None:
+        def with_status(now: Object | None) -> Object | None:
             if now and done:
                 now["metadata"]["annotations"][SUCCEEDED] = done
             return now and now | {"status": status}
 
-        self.change(obj["metadata"]["name"], saved)
+        self.change(obj["metadata"]["name"], with_status)
 
 
 def shared_memory(run: Path, job: str) -> Path:
@@ -270,7 +272,7 @@ def shared_memory(run: Path, job: str) -> Path:
     return Path("/dev/shm") / f"rekindle-job-{hashlib.sha256(key.encode()).hexdigest()[:12]}"
 
 
-def names_of(obj: Object) -> dict[str, tuple[str, int]]:
+def pods_of(obj: Object) -> dict[str, tuple[str, int]]:
     """The replica type and index of each pod by its name."""
     replicas = obj["spec"]["pytorchReplicaSpecs"].items()
     every = [(rtype, index) for rtype, replica in replicas for index in range(replica.get("replicas", 1))]
@@ -288,7 +290,7 @@ def past_limit(policy: Object, status: Object, replicas: Object, job: Job) -> st
     return ""
 
 
-def injected(obj: Object, rtype: str, index: int, address: Any) -> dict[str, str]:
+def operator_environment(obj: Object, rtype: str, index: int, address: Any) -> dict[str, str]:
     """The operator's variables for one replica; `address` gives a pod's address."""
     name, spec = obj["metadata"]["name"], obj["spec"]
     replicas, elastic = spec["pytorchReplicaSpecs"], spec.get("elasticPolicy")

@@ -20,28 +20,28 @@ from shutil import rmtree
 from typing import Any
 
 from rekindle.argo.language.gofmt import timestamp
-from rekindle.local.controllers.base import Object, Stored
+from rekindle.local.controllers.base import Controller, Object
 from rekindle.local.controllers.deployment import Deployments, selects
 from rekindle.local.controllers.pod import Pod
 from rekindle.local.pods.containers import port_number
 from rekindle.local.pods.process import Cluster
 from rekindle.local.processes import wait_until_recorded
 
-TICK = 0.05
-GIVEN_UP = 4  # times that the container of a new version may end before the update counts as failed
+INTERVAL = 0.05
+MAX_RESTARTS = 4  # times that the container of a new version may end before the update counts as failed
 CHUNK = 1 << 16
-QUICK = 0.2  # a start-up probe is tried this often: the time it allows is the manifest's, the wait is shorter
+FAST_PERIOD = 0.2  # a start-up probe is tried this often: the time it allows is the manifest's, the wait is shorter
 
 
 @dataclass(eq=False)
-class Server:
+class Replica:
     """A pod of the Deployment and what its probes say."""
 
     pod: Pod
     version: str
     ready: bool = False
     probes: asyncio.Task | None = None
-    open: int = 0  # connections that it has
+    connections: int = 0  # connections that it has
 
 
 @dataclass
@@ -93,12 +93,12 @@ class Supervisor:
 
     def __init__(self, cluster: Cluster, name: str) -> None:
         self.cluster, self.name = cluster, name
-        self.deployments, self.services = Deployments(cluster), Stored(cluster, "Service")
-        self.servers: list[Server] = []
-        self.leaving: list[Server] = []
+        self.deployments, self.services = Deployments(cluster), Controller(cluster, "Service")
+        self.replicas: list[Replica] = []
+        self.terminating: list[Replica] = []
         self.forwards: dict[int, Forward] = {}
         self.progress = Progress()
-        self.next = 0
+        self.serial = 0
 
     async def run(self) -> None:
         """Until SIGTERM, or until the object is deleted."""
@@ -109,21 +109,21 @@ class Supervisor:
         while not stopped.is_set() and (obj := self.deployments.read(self.name)):
             await self._forward(obj)
             self._reconcile(obj)
-            self._report(obj)
+            self._update_status(obj)
             with suppress(TimeoutError):
-                await asyncio.wait_for(stopped.wait(), TICK if self._busy(obj) else 4 * TICK)
+                await asyncio.wait_for(stopped.wait(), INTERVAL if self._busy(obj) else 4 * INTERVAL)
         for forward in self.forwards.values():
             forward.server.close()
-        for server in self.servers:
-            self._retire(server)
-        while self.leaving:
+        for replica in self.replicas:
+            self._terminate(replica)
+        while self.terminating:
             self._reap()
-            await asyncio.sleep(TICK)
+            await asyncio.sleep(INTERVAL)
         if obj := self.deployments.read(self.name):
-            self._report(obj)
+            self._update_status(obj)
 
     def _busy(self, obj: Object) -> bool:
-        return bool(self.leaving) or not all(server.ready for server in self.servers) or not self.servers
+        return bool(self.terminating) or not all(replica.ready for replica in self.replicas) or not self.replicas
 
     # -- pods ---------------------------------------------------------------------------------------------------------
 
@@ -132,59 +132,61 @@ class Supervisor:
         version = hashlib.sha256(json.dumps(template, sort_keys=True).encode()).hexdigest()[:10]
         if version != self.progress.version:
             self.progress = Progress(version)
-        wanted = obj["spec"].get("replicas", 1)
+        desired = obj["spec"].get("replicas", 1)
         self._reap()
-        new = [server for server in self.servers if server.version == version]
-        old = [server for server in self.servers if server.version != version]
-        if len(new) < wanted and len(self.servers) <= wanted:  # one more than wanted at a time, none less
+        new = [replica for replica in self.replicas if replica.version == version]
+        old = [replica for replica in self.replicas if replica.version != version]
+        if len(new) < desired and len(self.replicas) <= desired:  # one more than desired at a time, none less
             self._add(template["spec"], version)
-        surplus = len(self.servers) - wanted
-        ready = sum(server.ready for server in self.servers)
-        for server in sorted(old, key=lambda server: server.ready) if old else new[wanted:]:
-            # an old pod goes when it is not needed for `wanted` ready ones; one that is not ready never is
-            if surplus > 0 and (ready - server.ready >= wanted or (not server.ready and len(new) >= wanted)):
-                ready -= server.ready
+        surplus = len(self.replicas) - desired
+        ready = sum(replica.ready for replica in self.replicas)
+        for replica in sorted(old, key=lambda replica: replica.ready) if old else new[desired:]:
+            # an old pod goes when it is not needed for `desired` ready ones; one that is not ready never is
+            if surplus > 0 and (ready - replica.ready >= desired or (not replica.ready and len(new) >= desired)):
+                ready -= replica.ready
                 surplus -= 1
-                self._retire(server)
+                self._terminate(replica)
 
     def _add(self, spec: Object, version: str) -> None:
-        name = f"{self.name}-{version}-{self.next}"
-        self.next += 1
+        name = f"{self.name}-{version}-{self.serial}"
+        self.serial += 1
         pod = Pod(self.cluster, name, spec, self.deployments.home / self.name, {})
-        self.servers.append(Server(pod, version))
+        self.replicas.append(Replica(pod, version))
 
-    def _retire(self, server: Server) -> None:
+    def _terminate(self, replica: Replica) -> None:
         """No new connection, SIGTERM; it may take its terminationGracePeriodSeconds."""
-        self._stop_probes(server)
-        self.servers = [other for other in self.servers if other is not server]
-        server.pod.end()
-        self.leaving.append(server)
+        self._stop_probes(replica)
+        self.replicas = [other for other in self.replicas if other is not replica]
+        replica.pod.end()
+        self.terminating.append(replica)
 
     def _reap(self) -> None:
-        for server in self.leaving:
-            if server.pod.poll() is not None or not server.pod.running:
-                rmtree(server.pod.root, ignore_errors=True)
-        self.leaving = [server for server in self.leaving if server.pod.running]
-        for server in self.servers:
-            code = server.pod.poll()
+        for replica in self.terminating:
+            if replica.pod.poll() is not None or not replica.pod.running:
+                rmtree(replica.pod.root, ignore_errors=True)
+        self.terminating = [replica for replica in self.terminating if replica.pod.running]
+        for replica in self.replicas:
+            code = replica.pod.poll()
             if code is not None:
-                self._stop_probes(server)
-                server.pod.restart(code)
-                if server.version == self.progress.version and server.pod.recent >= GIVEN_UP:
-                    why = f"{server.pod.name} ended with code {code} ({server.pod.log}): {server.pod.why()}"
+                self._stop_probes(replica)
+                replica.pod.restart(code)
+                if replica.version == self.progress.version and replica.pod.recent_restarts >= MAX_RESTARTS:
+                    why = (
+                        f"{replica.pod.name} ended with code {code} ({replica.pod.log}): {replica.pod.last_log_line()}"
+                    )
                     self.progress.failed = self.progress.failed or why
-            if server.pod.running and not server.probes:
-                server.probes = asyncio.create_task(self._watch(server))
+            if replica.pod.running and not replica.probes:
+                replica.probes = asyncio.create_task(self._watch(replica))
 
-    def _stop_probes(self, server: Server) -> None:
-        server.ready = False
-        if server.probes:
-            server.probes.cancel()
-            server.probes = None
+    def _stop_probes(self, replica: Replica) -> None:
+        replica.ready = False
+        if replica.probes:
+            replica.probes.cancel()
+            replica.probes = None
 
-    async def _watch(self, server: Server) -> None:
+    async def _watch(self, replica: Replica) -> None:
         """The probes of one run of a container: start-up first, then readiness and liveness side by side."""
-        container, ip = server.pod.spec["containers"][0], server.pod.ip
+        container, ip = replica.pod.spec["containers"][0], replica.pod.ip
         startup, readiness, liveness = (
             probe_of(container, f"{kind}Probe") for kind in ("startup", "readiness", "liveness")
         )
@@ -193,48 +195,48 @@ class Supervisor:
             await asyncio.sleep(startup.delay)
             while not await startup.passes(ip):
                 if time.monotonic() > until:
-                    print(f"{server.pod.name}: the start-up probe failed", file=sys.stderr, flush=True)
-                    server.pod.terminate()
+                    print(f"{replica.pod.name}: the start-up probe failed", file=sys.stderr, flush=True)
+                    replica.pod.terminate()
                     return
-                await asyncio.sleep(min(QUICK, startup.period))
-        server.ready = not readiness
+                await asyncio.sleep(min(FAST_PERIOD, startup.period))
+        replica.ready = not readiness
 
         def ready(passed: bool) -> None:
-            server.ready = passed
+            replica.ready = passed
 
         def alive(passed: bool) -> None:
             if not passed:
-                print(f"{server.pod.name}: the liveness probe failed", file=sys.stderr, flush=True)
-                server.pod.terminate()
+                print(f"{replica.pod.name}: the liveness probe failed", file=sys.stderr, flush=True)
+                replica.pod.terminate()
 
         watched = [(readiness, ready), (liveness, alive)]
-        await asyncio.gather(*(self._repeat(probe, ip, tell) for probe, tell in watched if probe))
+        await asyncio.gather(*(self._repeat(probe, ip, report) for probe, report in watched if probe))
 
-    async def _repeat(self, probe: Probe, ip: str, tell: Any) -> None:
+    async def _repeat(self, probe: Probe, ip: str, report: Any) -> None:
         await asyncio.sleep(probe.delay)
         failed, passed = 0, False
         while True:
             if await probe.passes(ip):
                 failed, passed = 0, True
-                tell(True)
+                report(True)
             else:
                 failed += 1
                 if failed >= probe.failures:
-                    tell(False)
-            await asyncio.sleep(probe.period if passed else min(QUICK, probe.period))
+                    report(False)
+            await asyncio.sleep(probe.period if passed else min(FAST_PERIOD, probe.period))
 
     # -- connections --------------------------------------------------------------------------------------------------
 
     async def _forward(self, obj: Object) -> None:
         """Listen on the ports of the Services that select these pods, and on no other."""
-        wanted: dict[int, Any] = {}
+        desired: dict[int, Any] = {}
         for name in self.services.names():
             service = self.services.get(name)
             if service and selects(service, obj["spec"]["template"]):
-                wanted |= {port["port"]: port.get("targetPort", port["port"]) for port in service["spec"]["ports"]}
-        for port in [port for port in self.forwards if port not in wanted]:
+                desired |= {port["port"]: port.get("targetPort", port["port"]) for port in service["spec"]["ports"]}
+        for port in [port for port in self.forwards if port not in desired]:
             self.forwards.pop(port).server.close()
-        for port, target in wanted.items():
+        for port, target in desired.items():
             if port in self.forwards:
                 self.forwards[port].target = target
                 continue
@@ -247,47 +249,47 @@ class Supervisor:
                 print(f"port {port}: {error}", file=sys.stderr, flush=True)
 
     async def _connect(self, port: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        ready = [server for server in self.servers if server.ready]
+        ready = [replica for replica in self.replicas if replica.ready]
         if not ready:
             writer.transport.abort()
             return
-        server = min(ready, key=lambda server: server.open)
-        server.open += 1
+        replica = min(ready, key=lambda replica: replica.connections)
+        replica.connections += 1
         try:
-            there = port_number(server.pod.spec["containers"][0], self.forwards[port].target)
-            upstream, downstream = await asyncio.open_connection(server.pod.ip, there)
+            there = port_number(replica.pod.spec["containers"][0], self.forwards[port].target)
+            upstream, downstream = await asyncio.open_connection(replica.pod.ip, there)
             await asyncio.gather(_pipe(reader, downstream), _pipe(upstream, writer))
         except OSError:
             writer.transport.abort()
         finally:
-            server.open -= 1
+            replica.connections -= 1
 
     # -- status -------------------------------------------------------------------------------------------------------
 
-    def _report(self, obj: Object) -> None:
+    def _update_status(self, obj: Object) -> None:
         """Write the status if it changed. Source: Kubernetes deployment controller (sync.go, progress.go)."""
-        wanted = obj["spec"].get("replicas", 1)
-        new = [server for server in self.servers if server.version == self.progress.version]
-        ready = sum(server.ready for server in self.servers)
+        desired = obj["spec"].get("replicas", 1)
+        new = [replica for replica in self.replicas if replica.version == self.progress.version]
+        ready = sum(replica.ready for replica in self.replicas)
         counts = {
-            "replicas": len(self.servers),
+            "replicas": len(self.replicas),
             "updatedReplicas": len(new),
             "readyReplicas": ready,
             "availableReplicas": ready,
-            "unavailableReplicas": max(len(self.servers), wanted) - ready,
+            "unavailableReplicas": max(len(self.replicas), desired) - ready,
         }
         if self.progress.counts != tuple(counts.values()):
             self.progress.counts, self.progress.since = tuple(counts.values()), time.monotonic()
-        complete = len(new) == wanted == len(self.servers) and ready >= wanted
+        complete = len(new) == desired == len(self.replicas) and ready >= desired
         limit = obj["spec"].get("progressDeadlineSeconds", 600)
         if not complete and not self.progress.failed and time.monotonic() - self.progress.since > limit:
-            last = next((server.pod.why() for server in new if not server.ready), "")
+            last = next((replica.pod.last_log_line() for replica in new if not replica.ready), "")
             self.progress.failed = f"no progress in {limit} s. The log ends: {last}"
-        conditions = [available(ready >= wanted), progressing(complete, self.progress)]
-        shown = {key: value for key, value in counts.items() if value}
+        conditions = [available(ready >= desired), progressing(complete, self.progress)]
+        nonzero = {key: value for key, value in counts.items() if value}
         before = obj.get("status") or {}
         stamped = _stamped(conditions, before)
-        status = {"observedGeneration": obj["metadata"]["generation"], **shown, "conditions": stamped}
+        status = {"observedGeneration": obj["metadata"]["generation"], **nonzero, "conditions": stamped}
         if status != before:
             self.deployments.change(self.name, lambda now: now and now | {"status": status})
 

@@ -23,9 +23,9 @@ STAGED = "/tmp/argo/outputs/artifacts"  # where Argo's executor puts a file that
 class Tar(tarfile.TarFile):
     """With the whole of each file, as Go writes it, also of what is a second name of one."""
 
-    def gettarinfo(self, *given: Any, **named: Any) -> tarfile.TarInfo:
+    def gettarinfo(self, *args: Any, **kwargs: Any) -> tarfile.TarInfo:
         self.inodes.clear()  # pyright: ignore
-        return super().gettarinfo(*given, **named)
+        return super().gettarinfo(*args, **kwargs)
 
 
 class ArtifactError(Exception):
@@ -93,7 +93,7 @@ def _tarball(path: Path) -> bool:
 def _untar(path: Path, into: Path) -> None:
     root = os.path.realpath(into)
 
-    def taken(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
+    def sanitized(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
         """As Argo's executor takes it: links that stay within, and files and directories without an owner."""
         target = os.path.normpath(os.path.join(root, member.name))
         if not target.startswith(f"{root}/"):
@@ -112,21 +112,21 @@ def _untar(path: Path, into: Path) -> None:
 
     with tarfile.open(path, "r:gz") as archive:
         archive.extraction_filter = lambda member, _: member  # Python before 3.11.4 has none
-        archive.extractall(into, (member for entry in archive if (member := taken(entry))))
+        archive.extractall(into, (member for entry in archive if (member := sanitized(entry))))
 
 
 def _unpack(archive: Path, path: Path, extract: Any) -> None:
-    beside = path.with_name(path.name + ".tmpdir")
-    beside.mkdir()
+    unpacked = path.with_name(path.name + ".tmpdir")
+    unpacked.mkdir()
     try:
-        extract(beside)
+        extract(unpacked)
     except (tarfile.TarError, zipfile.BadZipFile, OSError, EOFError) as error:
         raise ArtifactError(f"{path.name} cannot be unpacked: {error}") from error
     archive.unlink()
-    entries = list(beside.iterdir())
-    (entries[0] if len(entries) == 1 else beside).rename(path)
+    entries = list(unpacked.iterdir())
+    (entries[0] if len(entries) == 1 else unpacked).rename(path)
     if len(entries) == 1:
-        beside.rmdir()
+        unpacked.rmdir()
 
 
 def save(
@@ -146,10 +146,10 @@ def save(
     `location`: the S3 place of the template's archiveLocation, for what does not say where it goes itself.
     """
     archive = artifact.get("archive") or {}
-    if missed := _missed(artifact, link, path):
+    if missing := _missing_path(artifact, link, path):
         if artifact.get("optional"):
             return None
-        raise ArtifactError(f"{missed}: no such file or directory")
+        raise ArtifactError(f"{missing}: no such file or directory")
     if not (path.is_file() or path.is_dir()):
         raise ArtifactError(f"{artifact['path']} is not a regular file or directory")
     name, packed = link.name, path
@@ -182,7 +182,7 @@ def _level(archive: dict[str, Any]) -> int:
     return level if isinstance(level, int) and level in range(10) else 6
 
 
-def _missed(artifact: dict[str, Any], link: Path, path: Path) -> str:
+def _missing_path(artifact: dict[str, Any], link: Path, path: Path) -> str:
     """What Argo looks for in vain, if it does; a file that it zips it looks for by the name of its artifact."""
     archive = artifact.get("archive") or {}
     if not path.exists():
@@ -213,13 +213,13 @@ def _zip(path: Path, into: Path, name: str) -> None:
         if path.is_file():
             entry = zipfile.ZipInfo.from_file(path)
             entry.filename = f"{STAGED}/{name}"
-            with archive.open(entry, "w") as into_it, path.open("rb") as file:
-                shutil.copyfileobj(file, into_it)
+            with archive.open(entry, "w") as target, path.open("rb") as file:
+                shutil.copyfileobj(file, target)
         for file in sorted(entry for entry in path.rglob("*") if entry.is_file()):
             archive.write(file, Path(name) / file.relative_to(path))
 
 
-def collect(status: dict[str, Any], spec: dict[str, Any], store: Any) -> list[str]:
+def collect_garbage(status: dict[str, Any], spec: dict[str, Any], store: Any) -> list[str]:
     """Deletes the output artifacts that go with the completion of their workflow; gives the nodes that change by it.
 
     What cannot be deleted is a condition of the status. One machine never deletes a workflow: what is to go with its
@@ -250,8 +250,8 @@ def _delete(key: str, store: Any) -> None:
 
 def strategy(artifact: dict[str, Any], spec: dict[str, Any]) -> str:
     """When an artifact is deleted: its own strategy, else that of the workflow."""
-    given = ((holder.get("artifactGC") or {}).get("strategy") for holder in (artifact, spec))
-    return next(filter(None, given), "Never")
+    strategies = ((owner.get("artifactGC") or {}).get("strategy") for owner in (artifact, spec))
+    return next(filter(None, strategies), "Never")
 
 
 def check(template: dict[str, Any], where: str) -> None:
@@ -279,7 +279,7 @@ def _owner(path: Path) -> int | None:
     return None
 
 
-def clear(root: Path) -> None:
+def remove_directory(root: Path) -> None:
     """Removes a pod's directory; what lies there is in the store by now. A thread that collects may do so, too."""
     ours = os.getuid() in (0, _owner(root))
 

@@ -1,7 +1,7 @@
 """The containers of a template's pod, and what of one neither an API server nor this machine takes.
 
 check(template, where, cluster)     # before the run; raises ConfigError
-known(template, where, cluster)     # as the pod starts, when its tags have values
+check_images(template, where, cluster)     # as the pod starts, when its tags have values
 """
 
 from collections.abc import Iterator, Mapping
@@ -15,7 +15,7 @@ from rekindle.local.pods.kinds import container_set, sidecars
 Container = Mapping[str, Any]
 
 
-def of(template: Mapping[str, Any]) -> Iterator[tuple[str, Container]]:
+def containers_of(template: Mapping[str, Any]) -> Iterator[tuple[str, Container]]:
     """All of them, each with its path in the template."""
     for kind in ("container", "script"):
         if template.get(kind) is not None:
@@ -23,28 +23,28 @@ def of(template: Mapping[str, Any]) -> Iterator[tuple[str, Container]]:
     lists = {kind: template.get(kind) for kind in sidecars.KINDS}
     if template.get("containerSet"):
         lists["containerSet.containers"] = container_set.members(template)
-    for kind, several in lists.items():
-        yield from ((f"{kind}[{index}]", container) for index, container in enumerate(several or []))
+    for kind, containers in lists.items():
+        yield from ((f"{kind}[{index}]", container) for index, container in enumerate(containers or []))
 
 
 def port_number(container: Container, port: int | str) -> int:
-    """A port given by number or by the name of a containerPort. Raises ValueError for an unknown name."""
+    """A port resources by number or by the name of a containerPort. Raises ValueError for an unknown name."""
     numbers = {entry.get("name"): entry["containerPort"] for entry in container.get("ports") or []}
     return int(numbers.get(port, port))
 
 
 def check(template: Mapping[str, Any], where: str, cluster: Any) -> None:
     """Raises ConfigError for an image that is not known here, and for what makes a pod invalid."""
-    for path, container in of(template):
+    for path, container in containers_of(template):
         _program(container, f"{where}.{path}", cluster)
         _environment(container, f"{where}.{path}.env")
         _mounts(container, f"{where}.{path}.volumeMounts")
         _resources(container, f"{where}.{path}.resources")
 
 
-def known(template: Mapping[str, Any], where: str, cluster: Any) -> None:
+def check_images(template: Mapping[str, Any], where: str, cluster: Any) -> None:
     """Raises ConfigError for an image that is not known here: without containers it is a program of this machine."""
-    for path, container in of(template):
+    for path, container in containers_of(template):
         image, words = str(container.get("image")), [*(container.get("command") or []), *(container.get("args") or [])]
         if "{{" in image or base_name(image) in BASES or words[1:3] == ["-m", "rekindle"] or image in cluster.images:
             continue
@@ -59,8 +59,8 @@ def known(template: Mapping[str, Any], where: str, cluster: Any) -> None:
 def _program(container: Container, where: str, cluster: Any) -> None:
     if not (image := container.get("image")):
         raise ConfigError(f"{where}.image is missing: give it.")
-    own = cluster.image(image)
-    if not (container.get("command") or own.command or own.args):
+    image_spec = cluster.image(image)
+    if not (container.get("command") or image_spec.command or image_spec.args):
         raise ConfigError(f"{where}.command is missing, and what {image} runs is not known here. Give it.")
 
 
@@ -80,11 +80,11 @@ def _mounts(container: Container, where: str) -> None:
 
 
 def _resources(container: Container, where: str) -> None:
-    given = container.get("resources") or {}
-    most = given.get("limits") or {}
-    for name, asked in (given.get("requests") or {}).items():
-        if name in most and quantity(asked) > quantity(most[name]):
+    resources = container.get("resources") or {}
+    limits = resources.get("limits") or {}
+    for name, request in (resources.get("requests") or {}).items():
+        if name in limits and quantity(request) > quantity(limits[name]):
             raise ConfigError(
-                f"{where}.requests.{name} is {asked}: it must be at most limits.{name} ({most[name]}), "
+                f"{where}.requests.{name} is {request}: it must be at most limits.{name} ({limits[name]}), "
                 "or Kubernetes refuses the pod. Raise the limit, or ask for less."
             )

@@ -23,19 +23,28 @@ from rekindle.local.engine.nodes import Began, Ended, Start
 from rekindle.local.interrupts import Interrupts
 from rekindle.local.journal import RunFiles
 from rekindle.local.pods import artifacts, containers, filesystem, volumes
-from rekindle.local.pods import process as pod
 from rekindle.local.pods.artifacts import ArtifactError
-from rekindle.local.pods.kinds import daemon, data
-from rekindle.local.pods.kinds import http as web
-from rekindle.local.pods.kinds.container_set import EMISSARY, UNSTARTED, ContainerSet, main_of
-from rekindle.local.pods.kinds.sidecars import KILLED, KINDS, Companions
-from rekindle.local.pods.pod_run import GRACE, SCRIPT, Outputs, Running, paths, placed
-from rekindle.local.pods.volumes import Made
+from rekindle.local.pods.kinds import daemon, data, http
+from rekindle.local.pods.kinds.container_set import EMISSARY, START_ERROR, ContainerSet, main_container
+from rekindle.local.pods.kinds.sidecars import KILLED, KINDS, Sidecars
+from rekindle.local.pods.pod_run import GRACE, SCRIPT, Outputs, PodRun, paths, resolve_paths
+from rekindle.local.pods.process import (
+    Cluster,
+    ContainerRun,
+    Process,
+    StartError,
+    container_environment,
+    expand_variables,
+    field_value,
+    start_container,
+    unknown_program,
+)
+from rekindle.local.pods.volumes import VolumeDirectory
 from rekindle.local.processes import signal_group, started
 
-CANNOT_START = (FileNotFoundError, PermissionError, pod.StartError)
-UNBEGUN = "Pod failed before main container starts due to PodInitializing: "
-LATE = "Pod was active on the node longer than the specified deadline"
+CANNOT_START = (FileNotFoundError, PermissionError, StartError)
+INIT_FAILED = "Pod failed before main container starts due to PodInitializing: "
+DEADLINE_EXCEEDED = "Pod was active on the node longer than the specified deadline"
 
 
 class Resources(Protocol):
@@ -48,7 +57,7 @@ class Resources(Protocol):
 
     def poll(self) -> list[Began | Ended]: ...
 
-    def late(self, now: float) -> list[str]: ...
+    def overdue(self, now: float) -> list[str]: ...
 
     def forget(self, id: str) -> None: ...
 
@@ -62,19 +71,19 @@ class Executor:
         self,
         files: RunFiles,
         workflow: dict[str, Any],
-        cluster: pod.Cluster,
+        cluster: Cluster,
         interrupts: Interrupts,
         resources: Resources,
     ) -> None:
         self.files, self.workflow, self.cluster, self.interrupts = files, workflow, cluster, interrupts
         self.resources = resources
         self.name: str = workflow["metadata"]["name"]
-        self.running: dict[str, Running] = {}
+        self.running: dict[str, PodRun] = {}
         self.events: list[Began | Ended] = []
         self.selector = selectors.DefaultSelector()
-        self.bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self.selector.register(self.bell, selectors.EVENT_READ, None)
-        self.one_at_a_time, self.threads = threading.Lock(), list[threading.Thread]()
+        self.wakeup = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self.selector.register(self.wakeup, selectors.EVENT_READ, None)
+        self.store_lock, self.threads = threading.Lock(), list[threading.Thread]()
 
     def start(self, action: Start) -> None:
         """Runs the pod of a node."""
@@ -82,31 +91,31 @@ class Executor:
             self.events += self.resources.start(action)
             return
         root = self.files.pods / action.pod
-        self.running[action.id] = one = Running(action, root, self.files.logs / f"{action.pod}.log")
-        if http := action.template.get("http"):
-            self._later(one, lambda: web.answer(http, self.cluster.secret), self._answered)
+        self.running[action.id] = pod = PodRun(action, root, self.files.logs / f"{action.pod}.log")
+        if request := action.template.get("http"):
+            self._run_in_thread(pod, lambda: http.send(request, self.cluster.secret), self._answered)
             return
-        if asked := action.template.get("data"):
+        if source := action.template.get("data"):
             self.events.append(Began(action.id))
-            self._later(one, lambda: data.listed(asked, self._store), self._answered)
+            self._run_in_thread(pod, lambda: data.transform(source, self._store), self._answered)
             return
-        one.forget()
+        pod.clean_up()
         root.mkdir(parents=True)
-        inputs = [each for each in action.template["inputs"]["artifacts"] if each.get("path")]
-        main, run = {"name": "main", **main_of(action.template)}, self._run(one)
+        inputs = [artifact for artifact in action.template["inputs"]["artifacts"] if artifact.get("path")]
+        main, run = {"name": "main", **main_container(action.template)}, self._run(pod)
         try:
-            one.volumes = self._volumes(one)
+            pod.volumes = self._volumes(pod)
             if "image" in main:
-                one.directory = main.get("workingDir") or self.cluster.image(main["image"]).directory or "/"
-                one.expand = lambda text: pod.expand(text, pod.environ(run, main, self.cluster))
-            load = [partial(artifacts.load, each, one.host(each["path"]), self._store) for each in inputs]
+                pod.directory = main.get("workingDir") or self.cluster.image(main["image"]).directory or "/"
+                pod.expand = lambda text: expand_variables(text, container_environment(run, main, self.cluster))
+            load = [partial(artifacts.load, each, pod.host(each["path"]), self._store) for each in inputs]
         except (ConfigError, OSError) as error:
-            self._end(one, "Error", str(error), None)
+            self._end(pod, "Error", str(error), None)
             return
         if load:
-            self._later(one, lambda: [each() for each in load], self._loaded)
+            self._run_in_thread(pod, lambda: [each() for each in load], self._loaded)
         else:
-            self._spawn(one)
+            self._spawn(pod)
 
     def wait(self, timeout: float | None) -> list[Began | Ended]:
         """What happened; at the latest after `timeout` seconds nothing."""
@@ -117,13 +126,13 @@ class Executor:
             ready = self.selector.select(0 if self.events else max(0.0, min(limits)))
         for key, _ in ready:
             if key.data is None:
-                os.eventfd_read(self.bell)
+                os.eventfd_read(self.wakeup)
             else:
                 self._exited(self.running[key.data[0]], key.data[1])
-        for one in list(self.running.values()):
-            if one.work and one.work[0].done():
-                (work, then), one.work = one.work, None
-                then(one, work)
+        for pod in list(self.running.values()):
+            if pod.work and pod.work[0].done():
+                (work, callback), pod.work = pod.work, None
+                callback(pod, work)
         self._enforce()
         self.cluster.poll()  # a service that died mid-run
         self.events += self.resources.poll()
@@ -133,18 +142,18 @@ class Executor:
     def kill(self, id: str, why: str = "", grace: float | None = None) -> None:
         """Ends a pod: SIGTERM, and SIGKILL after `grace` seconds, or after its own."""
         self.resources.forget(id)
-        one = self.running.get(id)
-        if not one or one.killed is not None:
+        pod = self.running.get(id)
+        if not pod or pod.killed is not None:
             return
-        own = one.template.get("terminationGracePeriodSeconds")
-        one.killed, one.kill_at = why, time.time() + (grace if grace is not None else GRACE if own is None else own)
-        for process in one.processes:
+        own = pod.template.get("terminationGracePeriodSeconds")
+        pod.killed, pod.kill_at = why, time.time() + (grace if grace is not None else GRACE if own is None else own)
+        for process in pod.processes:
             signal_group(process.pid, signal.SIGTERM)
-        if one.template.keys() & {"http", "data"}:
-            self._end(one, "Failed", why, None)
-        elif one.group and not one.group.over:
-            one.group.kill()
-            self._advance(one)
+        if pod.template.keys() & {"http", "data"}:
+            self._end(pod, "Failed", why, None)
+        elif pod.group and not pod.group.completed:
+            pod.group.kill()
+            self._advance(pod)
 
     def halt(self, grace: float) -> None:
         """Ends everything and waits for it; nothing of it is recorded. The run can go on later."""
@@ -152,249 +161,251 @@ class Executor:
             self.kill(id, "", grace)
         self.resources.stop(grace)
         until = time.monotonic() + grace
-        for one in self.running.values():
-            if one.companions:
-                one.companions.stop(grace)
-            if one.process:
+        for pod in self.running.values():
+            if pod.sidecars:
+                pod.sidecars.stop(grace)
+            if pod.process:
                 try:
-                    one.process.wait(max(0.0, until - time.monotonic()))
+                    pod.process.wait(max(0.0, until - time.monotonic()))
                 except subprocess.TimeoutExpired:
-                    signal_group(one.process.pid, signal.SIGKILL)
-                    one.process.wait()
-                signal_group(one.process.pid, signal.SIGKILL)  # what it left behind in its group
-            for name in list(one.descriptors):
-                self._unwatch(one, name)
-            artifacts.clear(one.shared)
+                    signal_group(pod.process.pid, signal.SIGKILL)
+                    pod.process.wait()
+                signal_group(pod.process.pid, signal.SIGKILL)  # what it left behind in its group
+            for name in list(pod.descriptors):
+                self._unwatch(pod, name)
+            artifacts.remove_directory(pod.shared)
         self.running.clear()
 
     def close(self) -> None:
-        """Lets go of descriptors, but for the bell that a thread may still ring."""
+        """Lets go of descriptors, but for the wakeup that a thread may still ring."""
         self.selector.close()
         if not any(each.is_alive() for each in self.threads):
-            os.close(self.bell)
+            os.close(self.wakeup)
 
     @property
     def deadline(self) -> float | None:
         """When `wait` has something to enforce."""
-        times = [when for one in self.running.values() for when in (one.kill_at or one.action.deadline,) if when]
-        times += [one.group.wake for one in self.running.values() if one.group and one.group.wake]
+        times = [when for pod in self.running.values() for when in (pod.kill_at or pod.action.deadline,) if when]
+        times += [pod.group.next_retry for pod in self.running.values() if pod.group and pod.group.next_retry]
         return min(times, default=None)
 
     def _enforce(self) -> None:
         now = time.time()
-        for one in list(self.running.values()):
-            if one.kill_at and now >= one.kill_at:
-                one.kill_at = now + 1
-                for process in one.processes:
+        for pod in list(self.running.values()):
+            if pod.kill_at and now >= pod.kill_at:
+                pod.kill_at = now + 1
+                for process in pod.processes:
                     signal_group(process.pid, signal.SIGKILL)
-            elif one.killed is None and one.action.deadline and now >= one.action.deadline:
-                self.kill(one.action.id, LATE)
-            elif one.group and one.group.wake and now >= one.group.wake:
-                self._advance(one)
-        for id in self.resources.late(now):
-            self.events.append(Ended(id, "Failed", LATE))
+            elif pod.killed is None and pod.action.deadline and now >= pod.action.deadline:
+                self.kill(pod.action.id, DEADLINE_EXCEEDED)
+            elif pod.group and pod.group.next_retry and now >= pod.group.next_retry:
+                self._advance(pod)
+        for id in self.resources.overdue(now):
+            self.events.append(Ended(id, "Failed", DEADLINE_EXCEEDED))
             self.resources.forget(id)
 
     # ---- one pod -----------------------------------------------------------------------------------------------------
 
-    def _later(self, one: Running, work: Callable[[], Any], then: Callable[[Running, Future[Any]], None]) -> None:
+    def _run_in_thread(
+        self, pod: PodRun, work: Callable[[], Any], callback: Callable[[PodRun, Future[Any]], None]
+    ) -> None:
         """What takes time runs beside the loop, which alone may start processes; a daemon thread holds up no Ctrl-C."""
         done = Future[Any]()
-        one.work = done, then
+        pod.work = done, callback
 
-        def worked() -> None:
-            _settled(done, work)
-            os.eventfd_write(self.bell, 1)
+        def run() -> None:
+            _complete(done, work)
+            os.eventfd_write(self.wakeup, 1)
 
         self.threads = [each for each in self.threads if each.is_alive()]
-        self.threads.append(threading.Thread(target=worked, daemon=True))
+        self.threads.append(threading.Thread(target=run, daemon=True))
         self.threads[-1].start()
 
     def _store(self, s3: dict[str, Any]) -> Any:
-        with self.one_at_a_time:  # the first call imports boto3 and may start the service
+        with self.store_lock:  # the first call imports boto3 and may start the service
             return self.cluster.store(s3)
 
-    def _loaded(self, one: Running, work: Future[Any]) -> None:
+    def _loaded(self, pod: PodRun, work: Future[Any]) -> None:
         try:
             work.result()
         except (ArtifactError, RekindleError, OSError, ValueError) as error:
-            self._end(one, "Error", f"init: Error (exit code 64): {error}", None)
+            self._end(pod, "Error", f"init: Error (exit code 64): {error}", None)
             return
-        self._spawn(one)
+        self._spawn(pod)
 
-    def _collected(self, one: Running, work: Future[Any]) -> None:
+    def _collected(self, pod: PodRun, work: Future[Any]) -> None:
         try:
-            self._end(one, *work.result())
+            self._end(pod, *work.result())
         except (RekindleError, OSError, ValueError) as error:
-            self._end(one, "Error", f"wait: Error (exit code 64): {error}", None)
+            self._end(pod, "Error", f"wait: Error (exit code 64): {error}", None)
 
-    def _answered(self, one: Running, work: Future[Any]) -> None:
+    def _answered(self, pod: PodRun, work: Future[Any]) -> None:
         try:
-            self._end(one, *work.result())
+            self._end(pod, *work.result())
         except (RekindleError, OSError, ValueError) as error:
-            self._end(one, "Error", str(error), None)
+            self._end(pod, "Error", str(error), None)
 
-    def _probed(self, one: Running, work: Future[Any]) -> None:
+    def _probed(self, pod: PodRun, work: Future[Any]) -> None:
         if work.result():
-            self.events.append(Began(one.action.id, pod.PodRun.ip))
+            self.events.append(Began(pod.action.id, ContainerRun.ip))
 
-    def _spawn(self, one: Running) -> None:
-        if one.killed is not None:
-            self._end(one, "Failed", one.killed, None)
+    def _spawn(self, pod: PodRun) -> None:
+        if pod.killed is not None:
+            self._end(pod, "Failed", pod.killed, None)
             return
         try:
-            run = self._placed(one)
+            run = self._prepare(pod)
         except (ConfigError, OSError, ValueError) as error:
-            self._end(one, "Error", str(error), None)
+            self._end(pod, "Error", str(error), None)
             return
-        if one.group:
-            self.events += [Began(id, run.ip) for id in (one.action.id, *one.action.containers.values())]
-            self._advance(one)
+        if pod.group:
+            self.events += [Began(id, run.ip) for id in (pod.action.id, *pod.action.containers.values())]
+            self._advance(pod)
             return
         try:
-            one.process = one.companions.next_init() if one.companions else None
-            if not one.process:
-                if one.companions:
-                    one.companions.start_sidecars()
-                one.process = pod.start(run, self.cluster)
+            pod.process = pod.sidecars.next_init() if pod.sidecars else None
+            if not pod.process:
+                if pod.sidecars:
+                    pod.sidecars.start_sidecars()
+                pod.process = start_container(run, self.cluster)
         except (*CANNOT_START, ConfigError, OSError, ValueError, subprocess.SubprocessError) as error:
-            self._unstarted(one, error)
+            self._unstarted(pod, error)
             return
-        self._watch(one, one.process)
-        if one.companions and one.companions.name:
+        self._watch(pod, pod.process)
+        if pod.sidecars and pod.sidecars.name:
             return
         container = run.spec["containers"][0]
-        if one.template.get("daemon") and container.get("readinessProbe"):
-            runs, run = lambda: bool(one.descriptors), replace(run, inside=one.process.pid)
-            self._later(one, lambda: daemon.ready(container, run, self.cluster, runs), self._probed)
+        if pod.template.get("daemon") and container.get("readinessProbe"):
+            runs, run = lambda: bool(pod.descriptors), replace(run, inside=pod.process.pid)
+            self._run_in_thread(pod, lambda: daemon.ready(container, run, self.cluster, runs), self._probed)
         else:
-            self.events.append(Began(one.action.id, run.ip))
+            self.events.append(Began(pod.action.id, run.ip))
 
-    def _placed(self, one: Running) -> pod.PodRun:
+    def _prepare(self, pod: PodRun) -> ContainerRun:
         """Puts in place what the pod needs at its start. Raises ConfigError, OSError, ValueError."""
-        containers.known(one.template, one.action.pod, self.cluster)  # by a tag it may be any
-        template = placed(one.template, one.root if one.private is None else None)
-        container = {"name": "main", **main_of(template)}
+        containers.check_images(pod.template, pod.action.pod, self.cluster)  # by a tag it may be any
+        template = resolve_paths(pod.template, pod.root if pod.private is None else None)
+        container = {"name": "main", **main_container(template)}
         if source := container.pop("source", ""):
-            script = filesystem.below(one.root, SCRIPT)
+            script = filesystem.path_in_root(pod.root, SCRIPT)
             script.parent.mkdir(parents=True, exist_ok=True)
             script.write_text(source)
             script.chmod(0o755)
-            path = str(script) if one.private is None else SCRIPT
+            path = str(script) if pod.private is None else SCRIPT
             container["args"] = [*(container.get("args") or []), path]
-        for path in paths(template) if one.private is None else ():
-            one.host(path).parent.mkdir(parents=True, exist_ok=True)
+        for path in paths(template) if pod.private is None else ():
+            pod.host(path).parent.mkdir(parents=True, exist_ok=True)
         run = replace(
-            self._run(one),
+            self._run(pod),
             spec={"containers": [container]},
-            private=one.private,
-            stdout=one.root / ".stdout" if one.action.capture else None,
-            volumes=one.volumes,
+            private=pod.private,
+            stdout=pod.root / ".stdout" if pod.action.capture else None,
+            volumes=pod.volumes,
         )
         if "containerSet" in template:
-            one.companions = ContainerSet(template, run, self.cluster)
-        elif any(template.get(kind) for kind in KINDS) and not one.companions:
-            one.companions = Companions(template, run, self.cluster)
+            pod.sidecars = ContainerSet(template, run, self.cluster)
+        elif any(template.get(kind) for kind in KINDS) and not pod.sidecars:
+            pod.sidecars = Sidecars(template, run, self.cluster)
         return run
 
-    def _unstarted(self, one: Running, error: Exception) -> None:
+    def _unstarted(self, pod: PodRun, error: Exception) -> None:
         """Ends a pod one of whose containers cannot start; Argo's executor tells it of all but init containers."""
-        init = one.companions.name if one.companions else ""
-        if one.companions:
-            one.companions.stop(0)
+        init = pod.sidecars.name if pod.sidecars else ""
+        if pod.sidecars:
+            pod.sidecars.stop(0)
         if not isinstance(error, CANNOT_START):
-            self._end(one, "Error", str(error), None)
+            self._end(pod, "Error", str(error), None)
             return
-        why = str(error) if isinstance(error, pod.StartError) else pod.unknown_program(error)
-        with one.log.open("a") as log:
+        why = str(error) if isinstance(error, StartError) else unknown_program(error)
+        with pod.log.open("a") as log:
             log.write(f"{why}\n")
-        code = UNSTARTED if init or isinstance(error, pod.StartError) else EMISSARY
-        reason = "StartError" if code == UNSTARTED else "Error"
+        code = START_ERROR if init or isinstance(error, StartError) else EMISSARY
+        reason = "StartError" if code == START_ERROR else "Error"
         outputs = None if init else {"exitCode": str(code)}
-        self._end(one, "Failed", f"{init or 'main'}: {reason} (exit code {code}): {why}", outputs)
+        self._end(pod, "Failed", f"{init or 'main'}: {reason} (exit code {code}): {why}", outputs)
 
-    def _advance(self, one: Running) -> None:
+    def _advance(self, pod: PodRun) -> None:
         """Brings the containers of a set as far as they can go now."""
-        group = one.group
+        group = pod.group
         assert group
         try:
-            for name, process in group.begin(time.time()):
-                self._watch(one, process, name)
+            for name, process in group.start_ready(time.time()):
+                self._watch(pod, process, name)
         except (ConfigError, OSError, ValueError, subprocess.SubprocessError) as error:
             group.stop(0)
-            for name in list(one.descriptors):
-                self._unwatch(one, name)
-            self._end(one, "Error", str(error), None)
+            for name in list(pod.descriptors):
+                self._unwatch(pod, name)
+            self._end(pod, "Error", str(error), None)
             return
-        for name, phase, message in group.news:
-            self.events.append(Ended(one.action.containers[name], phase, message))
-        group.news.clear()
-        if group.over:
-            one.kill_at = None
-            self._later(one, lambda: one.collected(self.name, self._store), self._collected)
+        for name, phase, message in group.events:
+            self.events.append(Ended(pod.action.containers[name], phase, message))
+        group.events.clear()
+        if group.completed:
+            pod.kill_at = None
+            self._run_in_thread(pod, lambda: pod.collected(self.name, self._store), self._collected)
 
-    def _run(self, one: Running) -> pod.PodRun:
-        return pod.PodRun(one.action.pod, {}, one.root, one.log, namespace=self.workflow["metadata"]["namespace"])
+    def _run(self, pod: PodRun) -> ContainerRun:
+        return ContainerRun(pod.action.pod, {}, pod.root, pod.log, namespace=self.workflow["metadata"]["namespace"])
 
-    def _volumes(self, one: Running) -> dict[str, Made]:
-        run = self._run(one)
-        artifacts.clear(one.shared)
+    def _volumes(self, pod: PodRun) -> dict[str, VolumeDirectory]:
+        run = self._run(pod)
+        artifacts.remove_directory(pod.shared)
         own = [each["persistentVolumeClaim"]["claimName"] for each in claims(self.workflow)]
-        wanted = one.template.get("volumes") or []
-        return volumes.made(wanted, one.shared, self.cluster, lambda path, name: pod.fact(run, path, name), own)
+        specs = pod.template.get("volumes") or []
+        return volumes.create(specs, pod.shared, self.cluster, lambda path, name: field_value(run, path, name), own)
 
-    def _watch(self, one: Running, process: pod.Process, name: str = "main") -> None:
-        one.descriptors[name] = os.pidfd_open(process.pid)
-        self.selector.register(one.descriptors[name], selectors.EVENT_READ, (one.action.id, name))
-        self.files.append({"pods": {self._key(one, name): [process.pid, started(process.pid) or 0]}})
+    def _watch(self, pod: PodRun, process: Process, name: str = "main") -> None:
+        pod.descriptors[name] = os.pidfd_open(process.pid)
+        self.selector.register(pod.descriptors[name], selectors.EVENT_READ, (pod.action.id, name))
+        self.files.append({"pods": {self._key(pod, name): [process.pid, started(process.pid) or 0]}})
 
-    def _unwatch(self, one: Running, name: str) -> None:
-        self.selector.unregister(descriptor := one.descriptors.pop(name))
+    def _unwatch(self, pod: PodRun, name: str) -> None:
+        self.selector.unregister(descriptor := pod.descriptors.pop(name))
         os.close(descriptor)
 
-    def _key(self, one: Running, name: str) -> str:
-        return one.action.id if name == "main" else f"{one.action.id} {name}"
+    def _key(self, pod: PodRun, name: str) -> str:
+        return pod.action.id if name == "main" else f"{pod.action.id} {name}"
 
-    def _exited(self, one: Running, name: str) -> None:
-        process = one.group.running[name] if one.group else one.process
+    def _exited(self, pod: PodRun, name: str) -> None:
+        process = pod.group.running[name] if pod.group else pod.process
         assert process
         process.wait()
         signal_group(process.pid, signal.SIGKILL)  # the container is gone when its first process is
-        self._unwatch(one, name)
-        if process.said.error:
-            raise process.said.error
-        if one.group:
-            one.group.exited(name, time.time())
-            self._advance(one)
+        self._unwatch(pod, name)
+        if process.log_pipe.error:
+            raise process.log_pipe.error
+        if pod.group:
+            pod.group.exited(name, time.time())
+            self._advance(pod)
             return
-        one.kill_at = None
-        if one.companions and (name := one.companions.name):
-            one.process = None
-            if process.code and one.killed is None:
-                one.companions.stop(0)
+        pod.kill_at = None
+        if pod.sidecars and (name := pod.sidecars.name):
+            pod.process = None
+            if process.code and pod.killed is None:
+                pod.sidecars.stop(0)
                 ignored = process.code in KILLED  # Argo takes it for one that was told to end
-                ends = ("Error", UNBEGUN) if ignored else ("Failed", f"{name}: {process.failure}")
-                self._end(one, *ends, None)
+                ends = ("Error", INIT_FAILED) if ignored else ("Failed", f"{name}: {process.failure}")
+                self._end(pod, *ends, None)
             else:
-                self._spawn(one)
+                self._spawn(pod)
             return
-        collect = lambda: one.collected(self.name, self._store)  # noqa: E731
-        if one.companions or one.logs or (one.template.get("outputs") or {}).get("artifacts"):
-            self._later(one, collect, self._collected)
+        collect = lambda: pod.collected(self.name, self._store)  # noqa: E731
+        if pod.sidecars or pod.logs or (pod.template.get("outputs") or {}).get("artifacts"):
+            self._run_in_thread(pod, collect, self._collected)
         else:
-            self._collected(one, _settled(Future[Any](), collect))
+            self._collected(pod, _complete(Future[Any](), collect))
 
-    def _end(self, one: Running, phase: str, message: str, outputs: Outputs | None) -> None:
-        self.running.pop(one.action.id)
-        keys = [self._key(one, name) for name in one.action.containers or ("main",)]
+    def _end(self, pod: PodRun, phase: str, message: str, outputs: Outputs | None) -> None:
+        self.running.pop(pod.action.id)
+        keys = [self._key(pod, name) for name in pod.action.containers or ("main",)]
         self.files.append({"pods": dict.fromkeys(keys)})
-        artifacts.clear(one.shared)  # a Secret's files do not stay
+        artifacts.remove_directory(pod.shared)  # a Secret's files do not stay
         if phase == "Succeeded":
-            artifacts.clear(one.root)
-        self.events.append(Ended(one.action.id, phase, message, outputs))
+            artifacts.remove_directory(pod.root)
+        self.events.append(Ended(pod.action.id, phase, message, outputs))
 
 
-def _settled(done: Future[Any], work: Callable[[], Any]) -> Future[Any]:
+def _complete(done: Future[Any], work: Callable[[], Any]) -> Future[Any]:
     try:
         done.set_result(work())
     except BaseException as error:  # the loop raises it

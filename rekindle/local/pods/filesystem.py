@@ -28,9 +28,9 @@ from rekindle import project
 
 NEWNS, NEWUSER = 0x00020000, 0x10000000
 READ_ONLY, REMOUNT, BIND, REC, PRIVATE = 1, 32, 4096, 16384, 1 << 18
-LOCKED = 2 | 4 | 8  # nosuid, nodev, noexec: a mount that has them keeps them
+LOCKED_FLAGS = 2 | 4 | 8  # nosuid, nodev, noexec: a mount that has them keeps them
 DETACH = 2
-LINKS = 40  # as the kernel follows
+MAX_LINKS = 40  # as the kernel follows
 MOUNT_SETATTR, RECURSIVE, AT_FDCWD = 442, 0x8000, -100  # of the kernel since 5.12
 KERNEL = {"dev", "proc", "sys"}
 SYSTEM = KERNEL | {"bin", "sbin", "lib", "lib32", "lib64", "libx32", "usr", "etc", "run", "var", "boot"}
@@ -40,7 +40,7 @@ LIBC = ctypes.CDLL(None, use_errno=True)
 Bind = tuple[Path, str, bool]
 
 
-def impossible(paths: Iterable[str]) -> str | None:
+def unsupported_path(paths: Iterable[str]) -> str | None:
     """The first path that cannot be made private: a directory of the system, or one in the kernel's."""
     for path in paths:
         top = _top(Path(path))
@@ -49,7 +49,7 @@ def impossible(paths: Iterable[str]) -> str | None:
     return None
 
 
-def below(root: Path, path: str) -> Path:
+def path_in_root(root: Path, path: str) -> Path:
     """Where the file is that a pod with this root knows as `path`."""
     parts = Path(os.path.normpath(path)).parts[1:]
     if parts[:1] and parts[0] in SYSTEM:  # /bin may be a link
@@ -57,7 +57,7 @@ def below(root: Path, path: str) -> Path:
     return root / os.path.normpath(path).lstrip("/")
 
 
-def followed(path: str, seen: Callable[[Path], Path]) -> Path:
+def resolve_links(path: str, seen: Callable[[Path], Path]) -> Path:
     """What a pod reaches by `path`, whose links are its own; `seen` says where a path without is on this machine.
 
     Raises OSError for links that lead round.
@@ -70,7 +70,7 @@ def followed(path: str, seen: Callable[[Path], Path]) -> Path:
             at = at.parent if part == ".." else at / part
             continue
         links += 1
-        if links > LINKS:
+        if links > MAX_LINKS:
             raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
         target = Path(os.readlink(here))
         at = Path("/") if target.is_absolute() else at
@@ -82,12 +82,12 @@ def _top(path: Path) -> str:
     return next(iter(path.parts[1:2]), "")
 
 
-def _possible(what: Callable[[], None]) -> bool:
+def _succeeds_in_child(action: Callable[[], None]) -> bool:
     """Whether the kernel allows it, tried in a child."""
     child = os.fork()
     if child == 0:
         try:
-            what()
+            action()
             os._exit(0)
         except BaseException:
             os._exit(1)
@@ -97,21 +97,21 @@ def _possible(what: Callable[[], None]) -> bool:
 @cache
 def available() -> bool:
     """Whether this system allows it; tried once."""
-    return _possible(lambda: _namespace(os.getuid(), os.getgid()))
+    return _succeeds_in_child(lambda: _namespace(os.getuid(), os.getgid()))
 
 
 @cache
-def _layered() -> bool:
+def _root_overlay_supported() -> bool:
     """Whether one layer can lie over the whole machine; tried once."""
 
     def mounted() -> None:
         _namespace(os.getuid(), os.getgid())
-        _checked(LIBC.mount(b"none", b"/tmp", b"tmpfs", 0, None), "mount")
+        _raise_on_error(LIBC.mount(b"none", b"/tmp", b"tmpfs", 0, None), "mount")
         view = Path("/tmp/view")
         view.mkdir()
-        _checked(not _overlaid(Path("/"), view, Path("/tmp/machine")), "mount")
+        _raise_on_error(not _mount_overlay(Path("/"), view, Path("/tmp/machine")), "mount")
 
-    return _possible(mounted)
+    return _succeeds_in_child(mounted)
 
 
 class View:
@@ -124,15 +124,15 @@ class View:
         self.root, self.binds = root, [(source, os.path.normpath(at), read_only) for source, at, read_only in binds]
         self.binds.sort(key=lambda bind: bind[1].count("/"))
         named = [*paths, *(at for _, at, _ in self.binds if at != SHM)]
-        self.declared = [Path("/", below(root, path).relative_to(root)) for path in named]
+        self.declared = [Path("/", path_in_root(root, path).relative_to(root)) for path in named]
         self.private = {"tmp"} | {_top(path) for path in self.declared} - SYSTEM
         self.sockets: tuple[socket.socket, ...] = ()
         self.fd: int | None = None
 
-    def lies(self, path: Path, asked: bool = False) -> Path:
+    def host_path(self, path: Path, must_exist: bool = False) -> Path:
         """Where the file is on this machine that a pod sees at `path`, which has no links before its last part.
 
-        Raises OSError if that is `asked` for and is nowhere any more, or is the machine's.
+        Raises OSError if that is `must_exist` and is nowhere any more, or is the machine's.
         """
         for source, at, _ in reversed(self.binds):
             if path.is_relative_to(at):
@@ -140,74 +140,74 @@ class View:
         if _top(path) in self.private or any(
             path.is_relative_to(declared) for declared in self.declared if declared.parts[1:]
         ):
-            return below(self.root, str(path))
+            return path_in_root(self.root, str(path))
         if self.fd is not None:
             return Path(f"/proc/self/fd/{self.fd}") / path.relative_to("/")
         if not os.path.lexists(Path("/", *path.parts[1:2])):
-            return below(self.root, str(path))
-        if asked:
+            return path_in_root(self.root, str(path))
+        if must_exist:
             raise OSError(errno.ENOENT, "a link leads to it, out of the directories that the template names", str(path))
         return path
 
-    def entry(self, keep: Iterable[Path]) -> Callable[[], None]:
+    def prepare(self, keep: Iterable[Path]) -> Callable[[], None]:
         """What the new process calls; `keep` must stay visible. Raises OSError.
 
         Prepares the directories now, so that only system calls remain for the child.
         """
-        root, kept = self.root, self._placed(keep)
-        whole = _layered() and self._apart()  # what is placed is a directory now
-        spare, points = root / ".layers", _mount_points()
-        spare.mkdir(exist_ok=True)
+        root, kept = self.root, self._make_mount_points(keep)
+        whole = _root_overlay_supported() and self._has_own_top_levels()  # what is placed is a directory now
+        scratch, points = root / ".layers", _mount_points()
+        scratch.mkdir(exist_ok=True)
         tops = [Path(entry.path) for entry in os.scandir("/") if entry.name not in self.private]
         if whole:
-            view, layers = spare / "view", [top for top in tops if top.name in KERNEL or os.fsencode(top) in points]
+            view, layers = scratch / "view", [top for top in tops if top.name in KERNEL or os.fsencode(top) in points]
         else:  # its own files lie beside the machine's, in root itself
-            view, layers = root, [*_fitted(tops, root, self.declared)]
-        mounted = _below(points, [top for top in tops if top.name not in KERNEL])
-        within = {path: _below(points, [path]) for path in kept}
+            view, layers = root, [*_make_top_level(tops, root, self.declared)]
+        mounted = _mounts_below(points, [top for top in tops if top.name not in KERNEL])
+        within = {path: _mounts_below(points, [path]) for path in kept}
         own = [name for name in os.listdir(root) if whole and name in self.private]
         seen = [*((path, str(path), None) for path in kept), *self.binds]
-        shown = [(source, below(view, at), read_only) for source, at, read_only in seen]
+        shown = [(source, path_in_root(view, at), read_only) for source, at, read_only in seen]
         shown.sort(key=lambda bind: len(bind[1].parts))
         uid, gid = os.getuid(), os.getgid()
         self.sockets = ours, theirs = socket.socketpair()
         ours.setblocking(False)
 
-        def mirrored(paths: list[Path]) -> None:
+        def mirror(paths: list[Path]) -> None:
             for path in paths:
                 with contextlib.suppress(OSError):  # others mount and unmount meanwhile
                     _bind(path, view / path.relative_to("/"), read_only=True)
 
         def enter() -> None:
             _namespace(uid, gid)
-            _checked(LIBC.mount(b"none", os.fsencode(spare), b"tmpfs", 0, None), "mount")
+            _raise_on_error(LIBC.mount(b"none", os.fsencode(scratch), b"tmpfs", 0, None), "mount")
             if whole:
                 view.mkdir()
-                _checked(not _overlaid(Path("/"), view, spare / "machine"), "mount")
+                _raise_on_error(not _mount_overlay(Path("/"), view, scratch / "machine"), "mount")
             for number, source in enumerate(layers):
-                _layer(source, view / source.relative_to("/"), spare / str(number))
+                _mount_layer(source, view / source.relative_to("/"), scratch / str(number))
             for name in own:
                 if (view / name).is_symlink() or not (view / name).is_dir():
                     (view / name).unlink(missing_ok=True)
                     (view / name).mkdir()
                 _bind(root / name, view / name, read_only=False)
-            mirrored(mounted)
+            mirror(mounted)
             for number, (source, target, read_only) in enumerate(shown):
                 if read_only is None:
-                    _layer(source, target, spare / f"kept{number}")
-                    mirrored(within[source])
+                    _mount_layer(source, target, scratch / f"kept{number}")
+                    mirror(within[source])
                 else:
                     _bind(source, target, read_only)
             if whole:
                 socket.send_fds(theirs, [b"/"], [os.open(view, os.O_PATH)])
             else:
-                _checked(LIBC.umount2(os.fsencode(spare), DETACH), "umount")  # the layers keep it
+                _raise_on_error(LIBC.umount2(os.fsencode(scratch), DETACH), "umount")  # the layers keep it
             os.chroot(view)
             os.chdir("/")
 
         return enter
 
-    def begun(self) -> None:
+    def child_started(self) -> None:
         """The process is there, or could not be: what it changes of the machine can be read as long as this is kept."""
         ours, theirs = self.sockets
         with contextlib.suppress(BlockingIOError):
@@ -217,12 +217,12 @@ class View:
         ours.close()
         theirs.close()
 
-    def _apart(self) -> bool:
+    def _has_own_top_levels(self) -> bool:
         """Whether its own files lie in directories of /, where nothing of the machine is beside them."""
         tops = [(_top(path), path) for path in self.declared]
         return all(top not in SYSTEM and (len(path.parts) > 2 or (self.root / top).is_dir()) for top, path in tops)
 
-    def _placed(self, keep: Iterable[Path]) -> list[Path]:
+    def _make_mount_points(self, keep: Iterable[Path]) -> list[Path]:
         """Makes its directories, and places for all that is shown in them. Gives what is kept there of the machine."""
         home = Path(os.environ.get("HOME", "/"))
         tops = {Path("/", _top(path)) for path in self.declared if len(path.parts) > 2}  # /x is a file itself
@@ -238,17 +238,17 @@ class View:
         for source, path in [*((source, at) for source, at, _ in self.binds), *((path, str(path)) for path in kept)]:
             if path == SHM:
                 continue
-            _place(source, below(self.root, path))
+            _make_mount_point(source, path_in_root(self.root, path))
             for outer, at, _ in self.binds:  # and in the volume that lies there
                 if path != at and Path(path).is_relative_to(at):
                     within = Path("/", Path(path).relative_to(at))
-                    if followed(str(within), lambda each: outer / each.relative_to("/")) != within:  # noqa: B023
+                    if resolve_links(str(within), lambda each: outer / each.relative_to("/")) != within:  # noqa: B023
                         raise OSError(errno.ELOOP, "a link leads out of the volume to where this is mounted", path)
-                    _place(source, outer / Path(path).relative_to(at))
+                    _make_mount_point(source, outer / Path(path).relative_to(at))
         return kept
 
 
-def inside(pid: int) -> Callable[[], None]:
+def enter_process_root(pid: int) -> Callable[[], None]:
     """What a new process calls to see what the process `pid` sees. Raises OSError."""
     root, uid, gid = os.open(f"/proc/{pid}/root", os.O_PATH), os.getuid(), os.getgid()
 
@@ -267,7 +267,7 @@ def _mount_points() -> set[bytes]:
         return {OCTAL.sub(lambda code: bytes([int(code[1], 8)]), line.split(b" ")[4]) for line in table}
 
 
-def _below(points: set[bytes], layers: Iterable[Path]) -> list[Path]:
+def _mounts_below(points: set[bytes], layers: Iterable[Path]) -> list[Path]:
     """What is mounted below the layers, which a layer does not show."""
     prefixes = tuple(os.fsencode(layer) + b"/" for layer in layers)
     mounted: list[bytes] = []
@@ -277,15 +277,15 @@ def _below(points: set[bytes], layers: Iterable[Path]) -> list[Path]:
     return [Path(os.fsdecode(point)) for point in mounted]
 
 
-def _layer(source: Path, target: Path, own: Path) -> None:
+def _mount_layer(source: Path, target: Path, own: Path) -> None:
     """Shows a directory of the machine at `target`; what is changed there lies in `own`."""
     if _top(source) in KERNEL:
         _bind(source, target, read_only=source.parts[1] != "proc", recursive=False)
-    elif not (source.is_dir() and _overlaid(source, target, own)):
+    elif not (source.is_dir() and _mount_overlay(source, target, own)):
         _bind(source, target, read_only=True)
 
 
-def _overlaid(source: Path, target: Path, own: Path) -> bool:
+def _mount_overlay(source: Path, target: Path, own: Path) -> bool:
     for folder in (own, own / "upper", own / "work"):
         folder.mkdir()
     lower, upper = (re.sub(r"([\\\\:,])", r"\\\1", str(path)) for path in (source, own))
@@ -299,14 +299,14 @@ def _overlaid(source: Path, target: Path, own: Path) -> bool:
 def _bind(source: Path, target: Path, read_only: bool, recursive: bool = True) -> None:
     """Shows what is at `source` at `target`; read only with all that is mounted below it, or itself alone."""
     at, how = os.fsencode(target), RECURSIVE if recursive else 0
-    _checked(LIBC.mount(os.fsencode(source), at, None, BIND | REC, None), "mount")
+    _raise_on_error(LIBC.mount(os.fsencode(source), at, None, BIND | REC, None), "mount")
     attributes = (ctypes.c_uint64 * 4)(READ_ONLY)
     if read_only and LIBC.syscall(MOUNT_SETATTR, AT_FDCWD, at, how, attributes, ctypes.sizeof(attributes)):
-        flags = os.statvfs(target).f_flag & LOCKED | BIND | REMOUNT | READ_ONLY
-        _checked(LIBC.mount(None, at, None, flags, None), "mount")
+        flags = os.statvfs(target).f_flag & LOCKED_FLAGS | BIND | REMOUNT | READ_ONLY
+        _raise_on_error(LIBC.mount(None, at, None, flags, None), "mount")
 
 
-def _fitted(tops: Iterable[Path], root: Path, declared: Iterable[Path]) -> Iterator[Path]:
+def _make_top_level(tops: Iterable[Path], root: Path, declared: Iterable[Path]) -> Iterator[Path]:
     """Makes places in `root` for what the machine has in /, and gives what is to be shown there."""
     beside: dict[str, Any] = {}
     for path in declared:
@@ -321,29 +321,29 @@ def _fitted(tops: Iterable[Path], root: Path, declared: Iterable[Path]) -> Itera
         if source.is_symlink():
             target.symlink_to(os.readlink(source))
         elif source.name in beside:
-            yield from _around(source, target, beside[source.name])
+            yield from _mirror_around(source, target, beside[source.name])
         elif source.is_dir():
             target.mkdir(exist_ok=True)
             yield source
 
 
-def _around(source: Path, target: Path, own: dict[str, Any]) -> Iterator[Path]:
+def _mirror_around(source: Path, target: Path, own: dict[str, Any]) -> Iterator[Path]:
     """All that a directory of the system holds, but for what is the pod's own there."""
     target.mkdir(exist_ok=True)
     for entry in os.scandir(source):
         inside = target / entry.name
         if entry.name in own:
             if own[entry.name] and entry.is_dir():
-                yield from _around(source / entry.name, inside, own[entry.name])
+                yield from _mirror_around(source / entry.name, inside, own[entry.name])
         elif entry.is_symlink():
             if not inside.is_symlink():
                 inside.symlink_to(os.readlink(entry))
         else:
-            _place(source / entry.name, inside)
+            _make_mount_point(source / entry.name, inside)
             yield source / entry.name
 
 
-def _place(source: Path, target: Path) -> None:
+def _make_mount_point(source: Path, target: Path) -> None:
     """Something of the kind of `source` to mount it on."""
     if source.is_dir():
         target.mkdir(parents=True, exist_ok=True)
@@ -354,15 +354,15 @@ def _place(source: Path, target: Path) -> None:
 
 def _namespace(uid: int, gid: int) -> None:
     if uid or LIBC.unshare(NEWNS):  # not root, or root of a container that may not
-        _checked(LIBC.unshare(NEWNS | NEWUSER), "unshare")
+        _raise_on_error(LIBC.unshare(NEWNS | NEWUSER), "unshare")
         for file, text in (("setgroups", "deny"), ("uid_map", f"{uid} {uid} 1"), ("gid_map", f"{gid} {gid} 1")):
             descriptor = os.open(f"/proc/self/{file}", os.O_WRONLY)
             os.write(descriptor, text.encode())
             os.close(descriptor)
-    _checked(LIBC.mount(b"none", b"/", None, REC | PRIVATE, None), "mount")
+    _raise_on_error(LIBC.mount(b"none", b"/", None, REC | PRIVATE, None), "mount")
 
 
-def _checked(result: int, call: str) -> None:
+def _raise_on_error(result: int, call: str) -> None:
     if result:
         number = ctypes.get_errno()
         raise OSError(number, f"{call}: {os.strerror(number)}")

@@ -1,6 +1,6 @@
 """The memory that a container may use, where this system lets a process make cgroups beside or below its own.
 
-    memory = limited(container, "pod.main")     # None: it has no limit, or there can be none here
+    memory = memory_cgroup(container, "pod.main")     # None: it has no limit, or there can be none here
     memory.enter()                              # in the container's process, before its program
     memory.close()                              # once it is over; memory.exceeded: the kernel has killed for it
 
@@ -25,7 +25,11 @@ from rekindle.local.processes import started
 
 TEXT = re.compile(r"\blimits\b[^{}]*\{[^{}]*\}|\blimits:\s*\n(?:\s+\w.*\n?)+")  # in JSON, and in YAML
 PREFIX = "rekindle-"  # then the pid and the start time of who made it
-MORE = {"memory.memsw.limit_in_bytes": "", "memory.swap.max": "0", "memory.oom.group": "1"}  # where the kernel has it
+OPTIONAL_FILES = {
+    "memory.memsw.limit_in_bytes": "",
+    "memory.swap.max": "0",
+    "memory.oom.group": "1",
+}  # where the kernel has it
 PAUSES = [0.001 * 2**number for number in range(8)]  # seconds in which what was killed goes
 
 
@@ -37,7 +41,7 @@ class Memory:
         folder.mkdir()
         try:
             _write(folder / CGROUP_LIMIT[version], str(limit))
-            for file, value in MORE.items():
+            for file, value in OPTIONAL_FILES.items():
                 if (folder / file).exists():
                     _write(folder / file, value or str(limit))
         except OSError:
@@ -72,13 +76,13 @@ def _write(path: Path, text: str) -> None:
         os.close(descriptor)
 
 
-def limited(container: Mapping[str, Any], name: str) -> Memory | None:
+def memory_cgroup(container: Mapping[str, Any], name: str) -> Memory | None:
     """A cgroup for one container. Raises OSError and, for a limit that is no quantity, ValueError."""
     limits = (container.get("resources") or {}).get("limits") or {}
     limit = int(quantity(limits.get("memory") or 0))
-    if not limit or not (place := _place()):
+    if not limit or not (parent := _cgroup_parent()):
         return None
-    folder, version = place
+    folder, version = parent
     return Memory(folder / f"{_prefix()}-{name[:150]}-{uuid.uuid4().hex[:8]}", version, limit)
 
 
@@ -86,31 +90,31 @@ def _prefix() -> str:
     return f"{PREFIX}{os.getpid()}-{started(os.getpid())}"
 
 
-def named(value: Any) -> Iterator[str]:
+def limit_names(value: Any) -> Iterator[str]:
     """The names of all limits in a spec, in the texts of patches, too."""
     if isinstance(value, str):
         yield from re.findall(r"\bmemory\b", "".join(TEXT.findall(value)))
     for key, part in value.items() if isinstance(value, Mapping) else ():
         if key == "limits" and isinstance(part, Mapping):
             yield from part
-        yield from named(part)
+        yield from limit_names(part)
     for part in value if isinstance(value, list) else ():
-        yield from named(part)
+        yield from limit_names(part)
 
 
 def available() -> bool:
     """Whether there can be limits here."""
-    return _place() is not None
+    return _cgroup_parent() is not None
 
 
 @cache
-def _place() -> tuple[Path, int] | None:
+def _cgroup_parent() -> tuple[Path, int] | None:
     """Where cgroups can be made, and of which version; tried once, by a child that enters one."""
-    for folder, version in _own():
+    for folder, version in _candidates():
         _sweep(folder)
         with contextlib.suppress(OSError):
             memory = Memory(folder / f"{_prefix()}-{uuid.uuid4().hex}", version, 1 << 30)
-            entered = _enters(memory)
+            entered = _can_enter(memory)
             memory.close()
             if entered:
                 return folder, version
@@ -126,7 +130,7 @@ def _sweep(folder: Path) -> None:
                 cgroup.rmdir()
 
 
-def _own() -> Iterator[tuple[Path, int]]:
+def _candidates() -> Iterator[tuple[Path, int]]:
     """The runner's cgroup and the one above it, where these limit memory."""
     try:
         mounts = [line.split(" - ", 1) for line in Path("/proc/self/mountinfo").read_text().splitlines()]
@@ -144,16 +148,16 @@ def _own() -> Iterator[tuple[Path, int]]:
             root, point = where.split(" ")[3:5]
             own = Path(point, os.path.relpath(path, root))
             for folder in (own, own.parent):
-                if (folder / CGROUP_LIMIT[1]).exists() if version == 1 else "memory" in _handed_down(folder):
+                if (folder / CGROUP_LIMIT[1]).exists() if version == 1 else "memory" in _delegated_controllers(folder):
                     yield folder, version
 
 
-def _handed_down(folder: Path) -> list[str]:
+def _delegated_controllers(folder: Path) -> list[str]:
     control = folder / "cgroup.subtree_control"
     return control.read_text().split() if control.exists() else []
 
 
-def _enters(memory: Memory) -> bool:
+def _can_enter(memory: Memory) -> bool:
     child = os.fork()
     if child == 0:
         try:

@@ -1,8 +1,8 @@
 """What containers say, on its way to their logs: by pipes, as from a container, so `> /dev/stdout` empties nothing.
 
-    with Said(log) as said:
-        process = Popen(..., stdout=said.out, stderr=said.err)
-    process.wait(); said.over()
+    with LogPipe(log) as log_pipe:
+        process = Popen(..., stdout=log_pipe.out, stderr=log_pipe.err)
+    process.wait(); log_pipe.finish()
 
 One thread of this process reads them all.
 """
@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import Self
 
 CHUNK = 1 << 16
-FILES = 1 << 16
-ONE = threading.Lock()
+MAX_FILES = 1 << 16
+READER_LOCK = threading.Lock()
 
 
-class Said:
+class LogPipe:
     """What one process says goes to `log`; its stdout alone to the file `copy` as well.
 
     `out` and `err` are the process's ends, open until `with` is left. `error`: why some of it is not there.
@@ -41,7 +41,7 @@ class Said:
                     opened.callback(os.close, end)
             opened.pop_all()
         self.files, self.out, self.err = files, pipes[-1][1], pipes[0][1]
-        self.sinks = {ours: files if theirs == self.out else files[:1] for ours, theirs in pipes}
+        self.sinks = {read_end: files if write_end == self.out else files[:1] for read_end, write_end in pipes}
 
     def __enter__(self) -> Self:
         return self
@@ -49,20 +49,20 @@ class Said:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         for end in {self.out, self.err}:
             os.close(end)
-        for ours in self.sinks:
-            os.set_blocking(ours, False)
-            _reader().add(ours, self)
+        for read_end in self.sinks:
+            os.set_blocking(read_end, False)
+            _reader().add(read_end, self)
         if kind:
-            self.over()
+            self.finish()
 
-    def read(self, ours: int) -> int:
-        """Takes what is there, at most a chunk, and gives its size: -1 if nothing is there yet, 0 at the end."""
+    def read(self, read_end: int) -> int:
+        """Takes what is there, at maximum a chunk, and gives its size: -1 if nothing is there yet, 0 at the end."""
         try:
-            chunk = os.read(ours, CHUNK)
+            chunk = os.read(read_end, CHUNK)
         except BlockingIOError:
             return -1
         try:
-            for file in self.sinks[ours] if not self.error else []:
+            for file in self.sinks[read_end] if not self.error else []:
                 rest = memoryview(chunk)
                 while rest:
                     rest = rest[file.write(rest) or 0 :]
@@ -70,59 +70,59 @@ class Said:
             self.error = error
         return len(chunk)
 
-    def over(self) -> None:
+    def finish(self) -> None:
         """Takes what the process has said, and hears no more: what it left behind may have its ends still."""
         _reader().end(self)
 
-    def rest(self, ours: int) -> None:
+    def drain(self, read_end: int) -> None:
         """Takes what is there now, however much follows."""
-        (there,) = struct.unpack("i", fcntl.ioctl(ours, termios.FIONREAD, bytes(4)))
-        while there > 0 and (size := self.read(ours)) > 0:
-            there -= size
+        (available,) = struct.unpack("i", fcntl.ioctl(read_end, termios.FIONREAD, bytes(4)))
+        while available > 0 and (size := self.read(read_end)) > 0:
+            available -= size
 
 
 class _Reader(threading.Thread):
     def __init__(self) -> None:
         super().__init__(name="logs", daemon=True)
-        self.lock, self.ready, self.reads = threading.Lock(), select.epoll(), dict[int, Said]()
+        self.lock, self.ready, self.reads = threading.Lock(), select.epoll(), dict[int, LogPipe]()
         self.start()
 
-    def add(self, ours: int, said: Said) -> None:
+    def add(self, read_end: int, log_pipe: LogPipe) -> None:
         with self.lock:
-            self.reads[ours] = said
-            self.ready.register(ours, select.EPOLLIN)
+            self.reads[read_end] = log_pipe
+            self.ready.register(read_end, select.EPOLLIN)
 
-    def end(self, said: Said) -> None:
-        """Several threads may ask for it; whoever goes on has all that was said."""
+    def end(self, log_pipe: LogPipe) -> None:
+        """Several threads may ask for it; whoever goes on has all that was log_pipe."""
         with self.lock:
-            for ours in [ours for ours in said.sinks if self.reads.get(ours) is said]:
-                said.rest(ours)
-                self._close(ours)
-            for file in said.files:
+            for read_end in [read_end for read_end in log_pipe.sinks if self.reads.get(read_end) is log_pipe]:
+                log_pipe.drain(read_end)
+                self._close(read_end)
+            for file in log_pipe.files:
                 file.close()
 
-    def _close(self, ours: int) -> None:
-        self.ready.unregister(ours)
-        del self.reads[ours]
-        os.close(ours)
+    def _close(self, read_end: int) -> None:
+        self.ready.unregister(read_end)
+        del self.reads[read_end]
+        os.close(read_end)
 
     def run(self) -> None:
         while True:
-            for ours, _ in self.ready.poll():
+            for read_end, _ in self.ready.poll():
                 with self.lock:
-                    if (said := self.reads.get(ours)) and not said.read(ours):
-                        self._close(ours)
+                    if (log_pipe := self.reads.get(read_end)) and not log_pipe.read(read_end):
+                        self._close(read_end)
 
 
 def _reader() -> _Reader:
-    with ONE:
-        return _made()
+    with READER_LOCK:
+        return _create_reader()
 
 
 @cache
-def _made() -> _Reader:
+def _create_reader() -> _Reader:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = FILES if hard == resource.RLIM_INFINITY else min(FILES, hard)
-    if 0 <= soft < most:  # a pod takes a few, and a container of a cluster has as many
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    maximum = MAX_FILES if hard == resource.RLIM_INFINITY else min(MAX_FILES, hard)
+    if 0 <= soft < maximum:  # a pod takes a few, and a container of a cluster has as many
+        resource.setrlimit(resource.RLIMIT_NOFILE, (maximum, hard))
     return _Reader()

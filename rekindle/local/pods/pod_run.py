@@ -1,6 +1,6 @@
 """One pod on its way: where its files lie on this machine, and what it leaves.
 
-    one = Running(action, root, log); one.host("/tmp/out.txt"); phase, message, outputs = one.collected(name, store)
+    pod = PodRun(action, root, log); pod.host("/tmp/out.txt"); phase, message, outputs = pod.collected(name, store)
 
 A pod's files lie under its own root, which it sees as `/` (isolation.py). Where the system allows no such thing, paths
 that the manifest takes from `{{inputs|outputs...path}}` are moved there in its text. What is checked and said is
@@ -20,11 +20,11 @@ from rekindle.errors import ConfigError
 from rekindle.local.engine.nodes import Start
 from rekindle.local.engine.scope import MARK
 from rekindle.local.pods import artifacts, filesystem
-from rekindle.local.pods import process as pod
 from rekindle.local.pods.artifacts import ArtifactError
-from rekindle.local.pods.kinds.container_set import ContainerSet, main_of
-from rekindle.local.pods.kinds.sidecars import KINDS, Companions
-from rekindle.local.pods.volumes import Made, bound
+from rekindle.local.pods.kinds.container_set import ContainerSet, main_container
+from rekindle.local.pods.kinds.sidecars import KINDS, Sidecars
+from rekindle.local.pods.process import Process
+from rekindle.local.pods.volumes import VolumeDirectory, bind_mounts
 
 GRACE = 10.0  # seconds between SIGTERM and SIGKILL of a pod whose time is over
 SCRIPT = "/argo/staging/script"
@@ -34,17 +34,17 @@ Store = Callable[[dict[str, Any]], Any]
 
 
 @dataclass
-class Running:
+class PodRun:
     """One pod. `work` runs beside the loop, which then goes on with the function that comes with it."""
 
     action: Start
     root: Path
     log: Path
-    process: pod.Process | None = None
+    process: Process | None = None
     descriptors: dict[str, int] = field(default_factory=dict)  # pidfds of its processes, by container
-    work: tuple[Future[Any], Callable[["Running", Future[Any]], None]] | None = None
-    companions: Companions | None = None
-    volumes: dict[str, Made] = field(default_factory=dict)
+    work: tuple[Future[Any], Callable[["PodRun", Future[Any]], None]] | None = None
+    sidecars: Sidecars | None = None
+    volumes: dict[str, VolumeDirectory] = field(default_factory=dict)
     directory: str = "/"  # in which its main container begins, as do relative paths of outputs
     expand: Callable[[str], str] = str  # a text with that container's variables
     killed: str | None = None
@@ -64,10 +64,10 @@ class Running:
 
     @property
     def group(self) -> ContainerSet | None:
-        return self.companions if isinstance(self.companions, ContainerSet) else None
+        return self.sidecars if isinstance(self.sidecars, ContainerSet) else None
 
     @property
-    def processes(self) -> list[pod.Process]:
+    def processes(self) -> list[Process]:
         """Those that end when the pod is killed: not its sidecars, which end after the others."""
         return [*self.group.running.values()] if self.group else [self.process] if self.process else []
 
@@ -90,7 +90,7 @@ class Running:
     def _log(self, container: dict[str, Any]) -> Path:
         return self.log.with_name(f"{self.log.stem}.{container['name']}.log")
 
-    def forget(self) -> None:
+    def clean_up(self) -> None:
         """Removes what an earlier try left, whose runner died: a pod that begins anew has said nothing."""
         for container in [
             *self._members(),
@@ -98,7 +98,7 @@ class Running:
         ]:
             self._log(container).unlink(missing_ok=True)
         self.log.unlink(missing_ok=True)
-        artifacts.clear(self.root)
+        artifacts.remove_directory(self.root)
 
     @property
     def view(self) -> filesystem.View | None:
@@ -106,8 +106,8 @@ class Running:
         if self.private is None:
             return None
         begun = self.group.view if self.group else self.process.view if self.process else None
-        mounts = main_of(self.template).get("volumeMounts") or []
-        return begun or filesystem.View(self.root, self.private, bound(self.volumes, mounts, self.expand))
+        mounts = main_container(self.template).get("volumeMounts") or []
+        return begun or filesystem.View(self.root, self.private, bind_mounts(self.volumes, mounts, self.expand))
 
     def host(self, path: str, link: bool = False) -> Path:
         """Where the file is that the main container reaches by `path`, or the `link` there.
@@ -116,16 +116,20 @@ class Running:
         """
         path = os.path.join(self.directory, path)
         if not (view := self.view):
-            return filesystem.below(self.root, path)
+            return filesystem.path_in_root(self.root, path)
         parent, _, name = os.path.normpath(path).rpartition("/")
-        at = filesystem.followed(parent, view.lies) / name if link else filesystem.followed(path, view.lies)
-        return view.lies(at, asked=True)
+        at = (
+            filesystem.resolve_links(parent, view.host_path) / name
+            if link
+            else filesystem.resolve_links(path, view.host_path)
+        )
+        return view.host_path(at, must_exist=True)
 
     def collected(self, workflow: str, store: Store) -> tuple[str, str, Outputs]:
         """Phase, message and outputs when its processes are over."""
-        beside = self.companions.stop(GRACE) if self.companions else ""
-        if self.companions and self.companions.unsaid:
-            raise self.companions.unsaid
+        beside = self.sidecars.stop(GRACE) if self.sidecars else ""
+        if self.sidecars and self.sidecars.log_error:
+            raise self.sidecars.log_error
         if self.group:
             code, failure = self.group.codes.get("main"), self.group.failure()
         else:
@@ -184,7 +188,7 @@ class Running:
 
 def _mounts(template: dict[str, Any]) -> list[str]:
     """Where volumes are mounted."""
-    return [mount["mountPath"] for mount in main_of(template).get("volumeMounts") or []]
+    return [mount["mountPath"] for mount in main_container(template).get("volumeMounts") or []]
 
 
 def paths(template: dict[str, Any]) -> Iterator[str]:
@@ -197,7 +201,7 @@ def paths(template: dict[str, Any]) -> Iterator[str]:
             yield path
 
 
-def placed(template: dict[str, Any], root: Path | None) -> dict[str, Any]:
+def resolve_paths(template: dict[str, Any], root: Path | None) -> dict[str, Any]:
     """The template with its marked paths below `root`, or unmarked."""
     text = json.dumps(template, ensure_ascii=False)
     if MARK not in text:
@@ -217,7 +221,7 @@ def _result(stdout: Path) -> Outputs:
 
 def check(template: dict[str, Any]) -> None:
     """Raises ConfigError if a template (as written) names paths that cannot be made its own here."""
-    where, text = f'template "{template.get("name")}"', json.dumps(main_of(template))
+    where, text = f'template "{template.get("name")}"', json.dumps(main_container(template))
     literal = _mounts(template)
     declared = [*literal]
     for way in ("inputs", "outputs"):
@@ -227,7 +231,7 @@ def check(template: dict[str, Any]) -> None:
                     declared.append(path)
                     if path in text or f"{way}.{kind}.{entry['name']}.path" not in text:
                         literal.append(path)
-    if bad := filesystem.impossible(declared):
+    if bad := filesystem.unsupported_path(declared):
         raise ConfigError(f"{where}: the path {bad} lies in a directory of the system: use one below /tmp.")
     if literal and not filesystem.available():
         raise ConfigError(

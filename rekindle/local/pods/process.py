@@ -1,6 +1,6 @@
 """A container as a process of this machine: the environment of its manifest, its own session, dead with its parent.
 
-    process = start(PodRun(name, spec=pod_spec, root=..., log=...), cluster)
+    process = start_container(ContainerRun(name, spec=pod_spec, root=..., log=...), cluster)
 
 Used for container and script templates, and by the controllers for the pods of jobs and deployments. A pod's root is a
 directory of its own; `private` are the files that are its own, beside its volumes (see isolation.py).
@@ -20,8 +20,8 @@ from rekindle import project
 from rekindle.common.linux import die_with_parent
 from rekindle.errors import ConfigError
 from rekindle.local.pods import filesystem, limits
-from rekindle.local.pods.log_pipe import Said
-from rekindle.local.pods.volumes import Made, bound
+from rekindle.local.pods.log_pipe import LogPipe
+from rekindle.local.pods.volumes import VolumeDirectory, bind_mounts
 
 VARIABLE = re.compile(r"\$\$|\$\(([^()]+)\)")
 PYTHON = re.compile(r"python[0-9.]*")
@@ -61,7 +61,7 @@ class Cluster(Protocol):
 
 
 @dataclass(frozen=True)
-class PodRun:
+class ContainerRun:
     """One container to run. `extra_env` comes last; `stdout`: a file for it alone, beside the log.
 
     `volumes`: the directories of those that it mounts. `inside`: a process whose files it sees instead of its own.
@@ -77,24 +77,24 @@ class PodRun:
     extra_env: Mapping[str, str] = field(default_factory=dict)
     private: tuple[str, ...] | None = None
     stdout: Path | None = None
-    volumes: Mapping[str, Made] = field(default_factory=dict)
+    volumes: Mapping[str, VolumeDirectory] = field(default_factory=dict)
     inside: int | None = None
 
 
 POD = "REKINDLE_POD"  # the variable by which what a pod leaves is known: its root
-FACTS: dict[str, Callable[[PodRun], str]] = {
-    "metadata.name": lambda pod: pod.name,
-    "metadata.namespace": lambda pod: pod.namespace,
-    "status.podIP": lambda pod: pod.ip,
-    "status.hostIP": lambda pod: "127.0.0.1",
-    "spec.nodeName": lambda pod: os.uname().nodename,
+FIELDS: dict[str, Callable[[ContainerRun], str]] = {
+    "metadata.name": lambda run: run.name,
+    "metadata.namespace": lambda run: run.namespace,
+    "status.podIP": lambda run: run.ip,
+    "status.hostIP": lambda run: "127.0.0.1",
+    "spec.nodeName": lambda run: os.uname().nodename,
 }
 
 
 class Process(subprocess.Popen[bytes]):
     """A container's first process, what it sees and says. `memory`: its limit, of no more use once it is over."""
 
-    said: Said
+    log_pipe: LogPipe
     memory: limits.Memory | None = None
     view: filesystem.View | None = None
 
@@ -110,7 +110,7 @@ class Process(subprocess.Popen[bytes]):
         return code
 
     def _over(self) -> None:
-        self.said.over()
+        self.log_pipe.finish()
         if self.memory:
             self.memory.close()
 
@@ -129,24 +129,24 @@ class Process(subprocess.Popen[bytes]):
         return f"{self.reason} (exit code {self.code})"
 
 
-def start(pod: PodRun, cluster: Cluster) -> Process:
+def start_container(run: ContainerRun, cluster: Cluster) -> Process:
     """Starts the process and returns at once.
 
     Raises ConfigError for what this machine cannot run, StartError, and OSError, ValueError for its limits.
     """
-    container = _container(pod)
-    environment = environ(pod, container, cluster)
+    container = _container(run)
+    environment = container_environment(run, container, cluster)
     image = cluster.image(container["image"])
     command = container.get("command") or image.command
-    given = container.get("args") or ([] if container.get("command") else image.args)
-    if not (command or given):
+    args = container.get("args") or ([] if container.get("command") else image.args)
+    if not (command or args):
         raise ConfigError(
-            f"{pod.name}: container {container['name']} has no command, and its image's own is not known. Set it."
+            f"{run.name}: container {container['name']} has no command, and its image's own is not known. Set it."
         )
-    arguments = [expand(str(word), environment) for word in [*command, *given]]
-    wanted = container.get("workingDir") or image.directory
+    arguments = [expand_variables(str(word), environment) for word in [*command, *args]]
+    directory = container.get("workingDir") or image.directory
     for what, text in [
-        ("workingDir", wanted or ""),
+        ("workingDir", directory or ""),
         *(("an argument", argument) for argument in arguments),
         *environment.items(),
     ]:
@@ -154,30 +154,30 @@ def start(pod: PodRun, cluster: Cluster) -> Process:
             raise StartError(f"{what} contains a NUL byte: {text!r}")
     if PYTHON.fullmatch(arguments[0]):
         arguments[0] = image.python
-    pod.root.mkdir(parents=True, exist_ok=True)
-    pod.log.parent.mkdir(parents=True, exist_ok=True)
+    run.root.mkdir(parents=True, exist_ok=True)
+    run.log.parent.mkdir(parents=True, exist_ok=True)
     view = enter = None
-    private = _private(pod, wanted) if wanted else pod.private
-    if private is not None and pod.inside:
-        enter = filesystem.inside(pod.inside)
+    private = _private(run, directory) if directory else run.private
+    if private is not None and run.inside:
+        enter = filesystem.enter_process_root(run.inside)
     elif private is not None:
         mounts = container.get("volumeMounts") or []
-        binds = bound(pod.volumes, mounts, lambda text: expand(text, environment))
+        binds = bind_mounts(run.volumes, mounts, lambda text: expand_variables(text, environment))
         workloads = [Path(folder) for folder in environment[project.PATH].split(os.pathsep) if folder]
-        view = filesystem.View(pod.root, private, binds)
-        enter = view.entry(workloads)
-    with Said(pod.log, pod.stdout) as said:
-        memory = limits.limited(container, f"{pod.name}.{container['name']}")
+        view = filesystem.View(run.root, private, binds)
+        enter = view.prepare(workloads)
+    with LogPipe(run.log, run.stdout) as log_pipe:
+        memory = limits.memory_cgroup(container, f"{run.name}.{container['name']}")
         try:
             process = Process(
                 arguments,
                 env=environment,
-                cwd=None if enter else wanted or str(pod.root),
+                cwd=None if enter else directory or str(run.root),
                 stdin=subprocess.DEVNULL,
-                stdout=said.out,
-                stderr=said.err,
+                stdout=log_pipe.out,
+                stderr=log_pipe.err,
                 start_new_session=True,
-                preexec_fn=_Child(os.getpid(), memory, enter, wanted),
+                preexec_fn=_Child(os.getpid(), memory, enter, directory),
             )
         except BaseException:
             if memory:
@@ -185,12 +185,12 @@ def start(pod: PodRun, cluster: Cluster) -> Process:
             raise
         finally:
             if view:
-                view.begun()
-    process.said, process.memory, process.view = said, memory, view
+                view.child_started()
+    process.log_pipe, process.memory, process.view = log_pipe, memory, view
     return process
 
 
-def _private(pod: PodRun, directory: str) -> tuple[str, ...] | None:
+def _private(run: ContainerRun, directory: str) -> tuple[str, ...] | None:
     """The pod's own paths, with a working directory that this machine lacks: a container runtime makes it.
 
     Raises StartError, and ConfigError where a pod cannot have directories of its own.
@@ -200,10 +200,10 @@ def _private(pod: PodRun, directory: str) -> tuple[str, ...] | None:
     if max(map(len, os.fsencode(directory).split(b"/"))) > 255 or len(directory) > 4000:
         raise StartError(f"mkdir {directory}: file name too long")
     if os.path.exists(directory):
-        return pod.private
-    if filesystem.impossible([directory]) or not filesystem.available():
-        raise ConfigError(f"{pod.name}: the working directory {directory} is not on this machine, and cannot be made.")
-    return (*(pod.private or ()), directory)
+        return run.private
+    if filesystem.unsupported_path([directory]) or not filesystem.available():
+        raise ConfigError(f"{run.name}: the working directory {directory} is not on this machine, and cannot be made.")
+    return (*(run.private or ()), directory)
 
 
 def unknown_program(error: OSError) -> str:
@@ -232,14 +232,14 @@ class _Child:
                 os.chdir(self.directory)
 
 
-def _container(pod: PodRun) -> Mapping[str, Any]:
-    for container in pod.spec.get("containers") or []:
-        if container.get("name") == pod.container:
+def _container(run: ContainerRun) -> Mapping[str, Any]:
+    for container in run.spec.get("containers") or []:
+        if container.get("name") == run.container:
             return container
-    raise ConfigError(f'{pod.name} has no container "{pod.container}".')
+    raise ConfigError(f'{run.name} has no container "{run.container}".')
 
 
-def environ(pod: PodRun, container: Mapping[str, Any], cluster: Cluster) -> dict[str, str]:
+def container_environment(run: ContainerRun, container: Mapping[str, Any], cluster: Cluster) -> dict[str, str]:
     """PATH, HOME, LANG, then what the manifest says, in the kubelet's order: envFrom, env, and `extra_env` last."""
     variables = {
         "PATH": f"{Path(sys.executable).parent}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
@@ -249,66 +249,66 @@ def environ(pod: PodRun, container: Mapping[str, Any], cluster: Cluster) -> dict
         project.PATH: os.environ.get(project.PATH, str(project.REFERENCE)),
     } | dict(cluster.service_variables())
     variables |= cluster.image(container["image"]).env
-    _names(pod, container)
+    _names(run, container)
     for source in container.get("envFrom") or []:
         for kind, read in (("configMapRef", cluster.configmap), ("secretRef", cluster.secret)):
             if kind in source:
-                values = _read(pod, read, source[kind])
+                values = _read(run, read, source[kind])
                 variables |= {source.get("prefix", "") + key: value for key, value in values.items()}
     for variable in container.get("env") or []:
-        value = _value(pod, variable, cluster)
+        value = _value(run, variable, cluster)
         if value is not None:
-            variables[variable["name"]] = expand(value, variables)
-    return variables | dict(pod.extra_env) | {POD: str(pod.root)}
+            variables[variable["name"]] = expand_variables(value, variables)
+    return variables | dict(run.extra_env) | {POD: str(run.root)}
 
 
-def _names(pod: PodRun, container: Mapping[str, Any]) -> None:
+def _names(run: ContainerRun, container: Mapping[str, Any]) -> None:
     """Raises ConfigError for a name that an API server refuses."""
     prefixes = [source.get("prefix") or "x" for source in container.get("envFrom") or []]
     names_by_field = {"env": [variable["name"] for variable in container.get("env") or []], "envFrom": prefixes}
     for key, names in names_by_field.items():
         for index, name in enumerate(names):
             if not ENVIRONMENT_NAME.fullmatch(name):
-                where = f'Pod "{pod.name}" is invalid: {container["name"]}.{key}[{index}]'
+                where = f'Pod "{run.name}" is invalid: {container["name"]}.{key}[{index}]'
                 raise ConfigError(f"{where} names {name!r}: it must be of printable ASCII characters other than '='")
 
 
-def _read(pod: PodRun, read: Any, reference: Mapping[str, Any]) -> Mapping[str, str]:
+def _read(run: ContainerRun, read: Any, reference: Mapping[str, Any]) -> Mapping[str, str]:
     try:
         return read(reference["name"])
     except KeyError:
         if reference.get("optional"):
             return {}
         raise ConfigError(
-            f"{pod.name} needs the ConfigMap or Secret {reference['name']!r}, which is not here."
+            f"{run.name} needs the ConfigMap or Secret {reference['name']!r}, which is not here."
         ) from None
 
 
-def _value(pod: PodRun, variable: Mapping[str, Any], cluster: Cluster) -> str | None:
+def _value(run: ContainerRun, variable: Mapping[str, Any], cluster: Cluster) -> str | None:
     source = variable.get("valueFrom")
     if not source:
         return str(variable.get("value") or "")
     for kind, read in (("configMapKeyRef", cluster.configmap), ("secretKeyRef", cluster.secret)):
         if reference := source.get(kind):
-            values = _read(pod, read, reference)
+            values = _read(run, read, reference)
             if reference["key"] in values:
                 return values[reference["key"]]
             if reference.get("optional"):
                 return None
             raise ConfigError(
-                f"{pod.name}: {reference['name']} has no key {reference['key']!r} (for {variable['name']})."
+                f"{run.name}: {reference['name']} has no key {reference['key']!r} (for {variable['name']})."
             )
-    return fact(pod, (source.get("fieldRef") or {}).get("fieldPath", ""), variable["name"])
+    return field_value(run, (source.get("fieldRef") or {}).get("fieldPath", ""), variable["name"])
 
 
-def fact(pod: PodRun, path: str, name: str) -> str:
+def field_value(run: ContainerRun, path: str, name: str) -> str:
     """What a fieldRef to `path` gives `name`. Raises ConfigError."""
-    if path not in FACTS:
-        raise ConfigError(f"{pod.name}: the value of {name} cannot be had here: only {', '.join(FACTS)} can.")
-    return FACTS[path](pod)
+    if path not in FIELDS:
+        raise ConfigError(f"{run.name}: the value of {name} cannot be had here: only {', '.join(FIELDS)} can.")
+    return FIELDS[path](run)
 
 
-def expand(text: str, environment: Mapping[str, str]) -> str:
+def expand_variables(text: str, environment: Mapping[str, str]) -> str:
     """`$(NAME)` replaced where NAME is known; `$$` is one `$` (kubelet's rule)."""
 
     def substitute(match: re.Match[str]) -> str:

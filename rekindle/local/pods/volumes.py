@@ -1,8 +1,8 @@
 """Volumes of a pod as directories of this machine: empty ones, ConfigMaps, Secrets, facts of the pod, and claims.
 
     template["volumes"] = declared(spec, status, template)      # all that its containers mount
-    volumes = made(template["volumes"], place, cluster, fact, ())   # name → Made, below `place` but for claims
-    bound(volumes, mounts)                                       # what is seen where
+    volumes = create(template["volumes"], folder, cluster, field_value, ())   # name → VolumeDirectory
+    bind_mounts(volumes, mounts)                                # → [(source, mount path, read only)]
 
 A claim is a directory of the home that outlives pods and, if nobody deletes it, runs. Sources: Argo's
 addVolumeReferences, createPVCs and deletePVCs; Kubernetes' volume plugins.
@@ -19,14 +19,14 @@ from typing import Any
 from rekindle.argo.manifest.volumes import GC, Volume, mounts
 from rekindle.errors import ConfigError
 
-Fact = Callable[[str, str], str]  # (path, name of what asks) → a fact of the pod, as of a fieldRef
+FieldValue = Callable[[str, str], str]  # (path, name of what asks) → a fact of the pod, as of a fieldRef
 KINDS = ("emptyDir", "configMap", "secret", "projected", "downwardAPI", "persistentVolumeClaim")
 READ_ONLY = KINDS[1:5]
 NAME = re.compile(r"[a-z0-9]([-.a-z0-9]*[a-z0-9])?")
 
 
 @dataclass(frozen=True)
-class Made:
+class VolumeDirectory:
     """A volume's directory."""
 
     path: Path
@@ -38,28 +38,30 @@ def delete(cluster: Any, volume: Volume) -> None:
     shutil.rmtree(_claim(cluster, volume["persistentVolumeClaim"]["claimName"]), ignore_errors=True)
 
 
-def made(volumes: list[Volume], place: Path, cluster: Any, fact: Fact, own: Collection[str]) -> dict[str, Made]:
-    """Makes a directory of each; `own` are the names of the run's claims.
+def create(
+    volumes: list[Volume], folder: Path, cluster: Any, field_value: FieldValue, run_claims: Collection[str]
+) -> dict[str, VolumeDirectory]:
+    """Makes a directory of each; `run_claims`: the names of the run's claims.
 
     Raises ConfigError for a ConfigMap, Secret, key or claim that is not there.
     """
-    directories: dict[str, Made] = {}
+    directories: dict[str, VolumeDirectory] = {}
     for volume in volumes:
         name = volume["name"]
         if claim := volume.get("persistentVolumeClaim"):
             path = _claim(cluster, claim["claimName"])
-            if claim["claimName"] not in own and not cluster.find("PersistentVolumeClaim", claim["claimName"]):
+            if claim["claimName"] not in run_claims and not cluster.find("PersistentVolumeClaim", claim["claimName"]):
                 raise ConfigError(
                     f"volume {name}: there is no PersistentVolumeClaim {claim['claimName']!r} here: put it into the "
                     "file of the Workflow, separated by ---, or use volumeClaimTemplates."
                 )
             path.mkdir(parents=True, exist_ok=True)
-            directories[name] = Made(path, bool(claim.get("readOnly")))
+            directories[name] = VolumeDirectory(path, bool(claim.get("readOnly")))
             continue
-        path = place / name
-        directories[name] = Made(path, any(kind in volume for kind in READ_ONLY))
+        path = folder / name
+        directories[name] = VolumeDirectory(path, any(kind in volume for kind in READ_ONLY))
         path.mkdir(mode=0o777 if "emptyDir" in volume else 0o755, parents=True, exist_ok=True)
-        for file, content, mode in _files(volume, cluster, fact):
+        for file, content, mode in _files(volume, cluster, field_value):
             if not (path / file).resolve().is_relative_to(path.resolve()):
                 raise ConfigError(f"volume {name}: the path {file!r} leads out of it.")
             (path / file).parent.mkdir(parents=True, exist_ok=True)
@@ -69,8 +71,8 @@ def made(volumes: list[Volume], place: Path, cluster: Any, fact: Fact, own: Coll
     return directories
 
 
-def bound(
-    volumes: Mapping[str, Made], mounts: list[Mapping[str, Any]], expand: Callable[[str], str] = str
+def bind_mounts(
+    volumes: Mapping[str, VolumeDirectory], mounts: list[Mapping[str, Any]], expand: Callable[[str], str] = str
 ) -> list[tuple[Path, str, bool]]:
     """What lies at which path of a container, and whether it is read only; `expand` is for subPathExpr.
 
@@ -99,17 +101,19 @@ def _claim(cluster: Any, name: str) -> Path:
     return cluster.home / "claims" / name
 
 
-def _files(volume: Volume, cluster: Any, fact: Fact, mode: int = 0o644) -> Iterator[tuple[str, bytes, int]]:
+def _files(
+    volume: Volume, cluster: Any, field_value: FieldValue, mode: int = 0o644
+) -> Iterator[tuple[str, bytes, int]]:
     """Path, content and mode of every file of a volume."""
     for kind in READ_ONLY:
         source = volume.get(kind) or {}
         default = mode if source.get("defaultMode") is None else int(source["defaultMode"])
         if kind == "projected":
             for part in source.get("sources") or []:
-                yield from _files({"name": volume["name"], **part}, cluster, fact, default)
+                yield from _files({"name": volume["name"], **part}, cluster, field_value, default)
         elif kind == "downwardAPI":
             for item in source.get("items") or []:
-                text = fact(item["fieldRef"]["fieldPath"], item["path"])
+                text = field_value(item["fieldRef"]["fieldPath"], item["path"])
                 yield item["path"], text.encode(), int(item.get("mode", default))
         elif source:
             for path, content, own in _keys(kind, source, volume["name"], cluster):
@@ -139,12 +143,12 @@ def check(spec: Mapping[str, Any], templates: list[tuple[dict[str, Any], str]]) 
     claims = [claim["metadata"] for claim in spec.get("volumeClaimTemplates") or []]
     if (strategy := (spec.get("volumeClaimGC") or {}).get("strategy") or GC[0]) not in GC:
         raise ConfigError(f"spec.volumeClaimGC.strategy is {strategy!r}: it must be one of {', '.join(GC)}.")
-    for holder, where in [(spec, "spec"), *templates]:
-        for index, volume in enumerate(holder.get("volumes") or []):
+    for owner, where in [(spec, "spec"), *templates]:
+        for index, volume in enumerate(owner.get("volumes") or []):
             kinds = [key for key in volume if key != "name" and volume[key] is not None]
             if len(kinds) != 1:
                 raise ConfigError(f"{where}.volumes[{index}] has the kinds {kinds}: it must have exactly one.")
-        for volume in [*(holder.get("volumes") or []), *(claims if holder is spec else [])]:
+        for volume in [*(owner.get("volumes") or []), *(claims if owner is spec else [])]:
             if not NAME.fullmatch(volume["name"]):
                 raise ConfigError(f"{where} has a volume {volume['name']!r}: a name is of a-z, 0-9 and -.")
     for template, where in templates:

@@ -23,7 +23,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from rekindle.errors import RekindleError, StorageError, TrackingError, without_user
-from rekindle.local.processes import alive, end_group, recorded, started
+from rekindle.local.processes import alive, confirm_recorded, end_group, started
 
 BUCKET = "rekindle"
 REGION = "us-east-1"
@@ -167,7 +167,7 @@ class Services:
             self.children[name] = child
             record = Record(name, listening.getsockname()[1], child.pid, started(child.pid) or 0)
         self._write(record)
-        recorded(child)
+        confirm_recorded(child)
 
     def _write(self, record: Record) -> None:
         draft = self.folder / f"{record.name}.json.new"

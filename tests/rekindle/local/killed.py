@@ -34,7 +34,7 @@ from rekindle.local.emulator import LocalCluster
 from rekindle.local.engine import suspend
 from rekindle.local.engine.nodes import FAILED, FULFILLED
 from rekindle.local.journal import Busy, RunFiles
-from rekindle.local.run import let_go
+from rekindle.local.run import release_suspended
 from rekindle.local.services.services import BUCKET
 from rekindle.storage import Store
 
@@ -60,7 +60,7 @@ from pathlib import Path
 from rekindle.argo import validate as lint
 from rekindle.local.emulator import LocalCluster
 from rekindle.local.controllers import controllers
-from rekindle.local.run import execute, let_go, resume
+from rekindle.local.run import execute, release_suspended, resume
 import boto3
 home, what, last = Path(sys.argv[1]), sys.argv[2], json.loads(sys.argv[3])
 values, seen, runner = json.loads(sys.argv[4]), {"call": 0, "effect": 0}, os.getpid()
@@ -78,7 +78,7 @@ threading.setprofile(count)
 sys.setprofile(count)
 cluster = LocalCluster(home)
 if (home / "runs" / what / "manifest.yaml").exists():
-    let_go(what, values, home)
+    release_suspended(what, values, home)
     resume(what, cluster)
 else:
     execute(json.loads((home / "w.json").read_text()), {}, cluster)
@@ -156,15 +156,15 @@ class Run:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 runner.wait(min(left, 0.1))
             with contextlib.suppress(ConfigError, Busy):  # it was let go meanwhile
-                self.let_go()
+                self.release()
         if runner.poll() is None:
             (os.killpg if how == "group" else os.kill)(runner.pid, signal.SIGKILL)
         return runner.wait() == 0
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """As `rekindle resume -p` in another terminal."""
         if (values := self.answers()) or self.waiting() or self.files.workflow()["spec"].get("suspend"):
-            let_go(self.name, values, self.home)
+            release_suspended(self.name, values, self.home)
 
     def waiting(self) -> list[dict[str, Any]]:
         return [node for node in suspend.waiting(self.status()) if node["templateName"] != "pause"]
@@ -253,7 +253,7 @@ class Run:
                     found.append(f"locked: {path}")
         jobs = [path.stem for path in self.home.glob("objects/PyTorchJob/*.json")]
         memory = [shared_memory(self.files.root, name) for name in [*jobs, "wrong"]]
-        return found + [f"left behind: {path}" for path in [*memory, self.files.asked] if path.exists()]
+        return found + [f"left behind: {path}" for path in [*memory, self.files.resume_request] if path.exists()]
 
     def _processes(self) -> list[str]:
         mark, found = f"HOME_OF_ALL={self.notes}\0".encode(), []

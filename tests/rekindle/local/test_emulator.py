@@ -9,7 +9,7 @@ import pytest
 
 from rekindle.errors import ConfigError
 from rekindle.local.container_images import Image
-from rekindle.local.controllers.base import LAST_APPLIED, Stored
+from rekindle.local.controllers.base import LAST_APPLIED, Controller
 from rekindle.local.emulator import LocalCluster
 from rekindle.local.run import execute
 
@@ -32,11 +32,11 @@ def configmap(name: str, **data: str) -> dict:
 def test_pods_get_addresses_credentials_and_objects_by_name(cluster: LocalCluster) -> None:
     assert cluster.configmap("rekindle")["S3_ENDPOINT_URL"] == "test://s3"
     assert cluster.secret("rekindle-s3") == {"AWS_ACCESS_KEY_ID": "key"}
-    Stored(cluster, "ConfigMap").apply(configmap("mine", a="1"))
-    Stored(cluster, "ConfigMap").apply(configmap("rekindle", EXTRA="2"))
+    Controller(cluster, "ConfigMap").apply(configmap("mine", a="1"))
+    Controller(cluster, "ConfigMap").apply(configmap("rekindle", EXTRA="2"))
     coded = base64.b64encode("päss".encode()).decode()
     secret = {"kind": "Secret", "metadata": {"name": "s"}, "data": {"x": coded}, "stringData": {"y": "plain"}}
-    Stored(cluster, "Secret").apply(secret)
+    Controller(cluster, "Secret").apply(secret)
     assert cluster.configmap("mine") == {"a": "1"}
     assert cluster.configmap("rekindle")["EXTRA"] == "2"
     assert cluster.secret("s") == {"x": "päss", "y": "plain"}
@@ -65,7 +65,7 @@ def test_two_processes_never_give_one_address_to_two_pods(cluster: LocalCluster)
 
 
 def test_apply_merges_as_kubectl_does(cluster: LocalCluster) -> None:
-    kind = Stored(cluster, "HorizontalPodAutoscaler")
+    kind = Controller(cluster, "HorizontalPodAutoscaler")
 
     def hpa(**spec: object) -> dict:
         return {"kind": "HorizontalPodAutoscaler", "metadata": {"name": "a", "labels": {"x": "1"}}, "spec": spec}

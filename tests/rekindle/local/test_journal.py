@@ -12,7 +12,7 @@ import pytest
 from rekindle.common.files import write_atomically
 from rekindle.errors import ConfigError
 from rekindle.local.emulator import LocalCluster
-from rekindle.local.journal import RunFiles, interrupted
+from rekindle.local.journal import RunFiles, reset_interrupted
 from rekindle.local.run import execute, resume, stop
 from rekindle.view import overview
 
@@ -94,5 +94,5 @@ def test_a_file_that_cannot_be_written_leaves_the_one_before_and_no_other(tmp_pa
 def test_what_ran_when_its_runner_died_has_all_its_time_again() -> None:
     old = {"name": "w", "startedAt": "2026-01-01T00:00:00Z"}
     nodes = {each: {**old, "id": each, "type": each, "phase": "Pending"} for each in ("Pod", "HTTP", "Suspend")}
-    after = interrupted({"phase": "Running", "nodes": nodes}, "2026-01-02T00:00:00Z")["nodes"]
+    after = reset_interrupted({"phase": "Running", "nodes": nodes}, "2026-01-02T00:00:00Z")["nodes"]
     assert [each for each in after if after[each]["startedAt"] != old["startedAt"]] == ["Pod", "HTTP"]

@@ -70,7 +70,7 @@ TAMPERED: dict[str, Callable[[Run], Callable[[], Any]]] = {
     "nodes.files.use.outputs": without_output,
     "objects is": lambda run: written(run.home / "objects/PyTorchJob/left.json", json.dumps(JOB)),
     "directories is": lambda run: written(run.files.pods / "left", ""),
-    "left behind": lambda run: written(run.files.asked, "{}"),
+    "left behind": lambda run: written(run.files.resume_request, "{}"),
 }
 
 

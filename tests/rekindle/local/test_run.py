@@ -17,10 +17,10 @@ import pytest
 
 from rekindle.errors import ConfigError
 from rekindle.local import journal as state
-from rekindle.local.controllers.base import Stored
+from rekindle.local.controllers.base import Controller
 from rekindle.local.emulator import LocalCluster
-from rekindle.local.pods import filesystem
-from rekindle.local.pods import process as pod
+from rekindle.local.pods import executor, filesystem
+from rekindle.local.pods.process import POD, start_container
 from rekindle.local.processes import alive
 from rekindle.local.run import LocalRun, execute, resume, stop
 
@@ -49,7 +49,7 @@ def dag(*tasks: dict[str, Any], **template: Any) -> dict[str, Any]:
 
 def made(home: Path) -> LocalCluster:
     cluster = LocalCluster(home)
-    Stored(cluster, "PersistentVolumeClaim").apply(CLAIM)
+    Controller(cluster, "PersistentVolumeClaim").apply(CLAIM)
     return cluster
 
 
@@ -120,7 +120,7 @@ def left_over(cluster: LocalCluster) -> list[str]:
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         try:
-            if f"{pod.POD}={cluster.home / 'runs'}".encode() in (process / "environ").read_bytes():
+            if f"{POD}={cluster.home / 'runs'}".encode() in (process / "environ").read_bytes():
                 found.append((process / "cmdline").read_text())
         except OSError:
             continue
@@ -231,7 +231,7 @@ def test_stop_ends_pods_within_two_seconds_and_still_runs_the_exit_handler(
 def test_a_stop_that_comes_while_a_pod_is_being_started_does_not_leave_it_behind(
     cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = pod.start
+    real = start_container
 
     def start(*arguments: Any) -> Any:
         process = real(*arguments)
@@ -239,7 +239,7 @@ def test_a_stop_that_comes_while_a_pod_is_being_started_does_not_leave_it_behind
         time.sleep(0.05)
         return process
 
-    monkeypatch.setattr(pod, "start", start)
+    monkeypatch.setattr(executor, "start_container", start)
     with pytest.raises(KeyboardInterrupt):
         execute(workflow([sh("main", "trap '' TERM; sleep 60 & wait")]), {}, cluster)
     nothing_left(cluster)

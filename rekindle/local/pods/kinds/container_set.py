@@ -1,8 +1,7 @@
 """containerSet templates: the containers of one pod as processes, each after those that it depends on.
 
-    ids = nodes(scheduler, node, template, holder, options)     # what Argo's table has below the pod's node
     group = ContainerSet(template, run, cluster)
-    for name, process in group.begin(now): ...                  # then group.exited(name, now), until group.over
+    for name, process in group.start_ready(now): ...    # then group.exited(name, now), until group.completed
 
 Each sees a root of its own, and shares the volumes; the outputs are those of the container `main`. `retries` is how
 often a command runs in all, as Argo counts. Source: Argo's container_set_template.go, operator.go (assessNodeStatus,
@@ -17,11 +16,11 @@ from typing import Any
 from rekindle.argo.language import gofmt
 from rekindle.errors import ConfigError
 from rekindle.local.pods import filesystem
-from rekindle.local.pods import process as pod
-from rekindle.local.pods.kinds.sidecars import KINDS, Companions
+from rekindle.local.pods.kinds.sidecars import KINDS, Sidecars
+from rekindle.local.pods.process import Cluster, ContainerRun, Process, StartError, start_container, unknown_program
 
 EMISSARY = 64  # exit code of a container whose command did not run
-UNSTARTED = 128  # of one that no runtime can start
+START_ERROR = 128  # of one that no runtime can start
 KILLED = 143
 RESERVED = ("wait", "supervisor")
 
@@ -36,64 +35,64 @@ def members(template: Mapping[str, Any]) -> list[dict[str, Any]]:
     ]
 
 
-def main_of(template: dict[str, Any]) -> dict[str, Any]:
+def main_container(template: dict[str, Any]) -> dict[str, Any]:
     """The container that makes the outputs, as far as there is one."""
     if "containerSet" in template:
         return next((container for container in members(template) if container["name"] == "main"), {})
     return template.get("container") or template.get("script") or {}
 
 
-class ContainerSet(Companions):
+class ContainerSet(Sidecars):
     """The containers of one pod."""
 
-    def __init__(self, template: dict[str, Any], run: pod.PodRun, cluster: pod.Cluster) -> None:
+    def __init__(self, template: dict[str, Any], run: ContainerRun, cluster: Cluster) -> None:
         super().__init__({}, run, cluster)
-        self.main, self.inline = main_of(template), not template.get("name")
+        self.main, self.inline = main_container(template), not template.get("name")
         self.containers = {container["name"]: container for container in members(template)}
-        self.sidecars = [container for container in self.containers.values() if container["name"] != "main"]
+        self.sidecar_specs = [container for container in self.containers.values() if container["name"] != "main"]
         strategy = template["containerSet"].get("retryStrategy") or {}
-        self.pause = gofmt.seconds(strategy["duration"]) if strategy.get("duration") else 0.0
-        self.left = dict.fromkeys(self.containers, int(strategy.get("retries", 1)))
-        self.due: dict[str, float] = {}  # when one that failed runs again
+        self.retry_delay = gofmt.seconds(strategy["duration"]) if strategy.get("duration") else 0.0
+        self.attempts_left = dict.fromkeys(self.containers, int(strategy.get("retries", 1)))
+        self.retry_at: dict[str, float] = {}  # when one that failed runs again
         self.codes: dict[str, int] = {}  # of those that are over
-        self.seen: dict[str, int] = {}  # the codes that those see that depend on them
+        self.visible_codes: dict[str, int] = {}  # the codes that those see that depend on them
         self.errors: dict[str, str] = {}
         self.reasons: dict[str, str] = {}
         self.view: filesystem.View | None = None  # of the container `main`
-        self.news: list[tuple[str, str, str]] = []  # name, phase and message of those that have ended
+        self.events: list[tuple[str, str, str]] = []  # name, phase and message of those that have ended
 
     @property
-    def over(self) -> bool:
+    def completed(self) -> bool:
         return len(self.codes) == len(self.containers)
 
     @property
-    def wake(self) -> float | None:
-        return min(self.due.values(), default=None)
+    def next_retry(self) -> float | None:
+        return min(self.retry_at.values(), default=None)
 
-    def begin(self, now: float) -> Iterator[tuple[str, pod.Process]]:
+    def start_ready(self, now: float) -> Iterator[tuple[str, Process]]:
         """Starts what can run. Raises ConfigError, OSError."""
         again = True
         while again:
             again = False
-            for name in self._waiting():
-                if self.due.get(name, 0) > now or not self._may_begin(name):
+            for name in self._pending():
+                if self.retry_at.get(name, 0) > now or not self._dependencies_succeeded(name):
                     again |= name in self.codes
                     continue
-                self.due.pop(name, None)
-                self.left[name] -= 1
-                if self.left[name] < 0:  # retries: 0
+                self.retry_at.pop(name, None)
+                self.attempts_left[name] -= 1
+                if self.attempts_left[name] < 0:  # retries: 0
                     self._end(name, 0)
                     again = True
                     continue
                 try:
                     process = self._run(name)
-                except pod.StartError as error:
-                    self._end(name, UNSTARTED, str(error))
+                except StartError as error:
+                    self._end(name, START_ERROR, str(error))
                     again = True
                     continue
                 except (FileNotFoundError, PermissionError) as error:
                     needs = self.containers[name].get("dependencies")
-                    why = pod.unknown_program(error)
+                    why = unknown_program(error)
                     self._end(name, EMISSARY, why, 0 if needs else EMISSARY)  # Argo forgets the code of the last
                     again = True
                     continue
@@ -103,17 +102,17 @@ class ContainerSet(Companions):
     def exited(self, name: str, now: float) -> None:
         """The process of `name` is over: so is the container, or it runs again."""
         process = self.running.pop(name)
-        if process.code and self.left[name] > 0:
-            self.due[name] = now + self.pause
+        if process.code and self.attempts_left[name] > 0:
+            self.retry_at[name] = now + self.retry_delay
         else:
             self.reasons[name] = process.reason
             self._end(name, process.code)
 
     def kill(self) -> None:
         """What has not begun never will."""
-        self.due.clear()
-        self.left = dict.fromkeys(self.left, 0)
-        for name in self._waiting():
+        self.retry_at.clear()
+        self.attempts_left = dict.fromkeys(self.attempts_left, 0)
+        for name in self._pending():
             self._end(name, KILLED)
 
     def failure(self) -> str:
@@ -121,34 +120,34 @@ class ContainerSet(Companions):
         failed = sorted(
             (name for name, code in self.codes.items() if code), key=lambda name: (self.inline and name != "main", name)
         )
-        return self._said(failed[0]).removesuffix(": ") if failed else ""
+        return self._message(failed[0]).removesuffix(": ") if failed else ""
 
-    def _waiting(self) -> list[str]:
+    def _pending(self) -> list[str]:
         return [name for name in self.containers if name not in self.codes and name not in self.running]
 
-    def _may_begin(self, name: str) -> bool:
+    def _dependencies_succeeded(self, name: str) -> bool:
         for need in self.containers[name].get("dependencies") or []:
-            if need not in self.seen:
+            if need not in self.visible_codes:
                 return False
-            if code := self.seen[need]:
+            if code := self.visible_codes[need]:
                 self._end(name, EMISSARY, f'dependency "{need}" exited with non-zero code: {code}', code)
                 return False
         return True
 
-    def _run(self, name: str) -> pod.Process:
+    def _run(self, name: str) -> Process:
         if name == "main":
-            process = pod.start(replace(self.run, spec={"containers": [self.main]}), self.cluster)
+            process = start_container(replace(self.run, spec={"containers": [self.main]}), self.cluster)
             self.view = process.view
             return process
         return self._start(self.containers[name])
 
     def _end(self, name: str, code: int, why: str = "", seen: int | None = None) -> None:
-        self.codes[name], self.seen[name] = code, code if seen is None else seen
+        self.codes[name], self.visible_codes[name] = code, code if seen is None else seen
         self.errors[name] = why
         phase = {0: "Succeeded", EMISSARY: "Error"}.get(code, "Failed")
-        self.news.append((name, phase, self._said(name) if code else ""))
+        self.events.append((name, phase, self._message(name) if code else ""))
 
-    def _said(self, name: str) -> str:
+    def _message(self, name: str) -> str:
         return f"{name}: {self.reasons.get(name, 'Error')} (exit code {self.codes[name]}): {self.errors[name]}"
 
 

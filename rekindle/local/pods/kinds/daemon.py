@@ -21,14 +21,14 @@ from pathlib import Path
 from typing import Any
 
 from rekindle.errors import ConfigError
-from rekindle.local.pods import process as pod
 from rekindle.local.pods.containers import port_number
+from rekindle.local.pods.process import Cluster, ContainerRun, start_container
 from rekindle.local.processes import signal_group
 
 KINDS = ("exec", "httpGet", "tcpSocket")
 
 
-def ready(container: dict[str, Any], run: pod.PodRun, cluster: pod.Cluster, lives: Callable[[], bool]) -> bool:
+def ready(container: dict[str, Any], run: ContainerRun, cluster: Cluster, lives: Callable[[], bool]) -> bool:
     """Whether the probe passes while the container `lives`."""
     probe = container["readinessProbe"]
     time.sleep(float(probe.get("initialDelaySeconds") or 0))
@@ -42,7 +42,7 @@ def ready(container: dict[str, Any], run: pod.PodRun, cluster: pod.Cluster, live
     return False
 
 
-def _passes(container: dict[str, Any], run: pod.PodRun, cluster: pod.Cluster, timeout: float) -> bool:
+def _passes(container: dict[str, Any], run: ContainerRun, cluster: Cluster, timeout: float) -> bool:
     probe = container["readinessProbe"]
     if command := (probe.get("exec") or {}).get("command"):
         return _exec({**container, "command": command, "args": []}, run, cluster, timeout)
@@ -70,10 +70,10 @@ def _get(target: Mapping[str, Any], address: tuple[str, int], timeout: float) ->
         return False
 
 
-def _exec(container: dict[str, Any], run: pod.PodRun, cluster: pod.Cluster, timeout: float) -> bool:
+def _exec(container: dict[str, Any], run: ContainerRun, cluster: Cluster, timeout: float) -> bool:
     try:
         run = replace(run, spec={"containers": [container]}, stdout=None, log=Path(os.devnull))
-        process = pod.start(run, cluster)
+        process = start_container(run, cluster)
     except (OSError, subprocess.SubprocessError):
         return False
     try:

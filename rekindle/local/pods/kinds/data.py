@@ -1,6 +1,6 @@
 """data templates: the keys of a bucket, put through expressions; the result is their JSON.
 
-    phase, message, outputs = listed(template["data"], store)
+    phase, message, outputs = transform(template["data"], store)
 
 Source: Argo's workflow/data, workflow/artifacts/s3 (ListObjects) and cmd/argoexec data; v4.1.
 """
@@ -16,7 +16,7 @@ from rekindle.errors import ConfigError, StorageError
 Answer = tuple[str, str, dict[str, Any] | None]  # phase, message, outputs
 
 
-def listed(data: Mapping[str, Any], store: Callable[[dict[str, Any]], Any]) -> Answer:
+def transform(data: Mapping[str, Any], store: Callable[[dict[str, Any]], Any]) -> Answer:
     """Lists and transforms. That there is no bucket is a failure like any other."""
     try:
         result = _keys(data["source"]["artifactPaths"]["s3"], store)
@@ -32,12 +32,12 @@ def listed(data: Mapping[str, Any], store: Callable[[dict[str, Any]], Any]) -> A
 
 def _keys(s3: dict[str, Any], store: Callable[[dict[str, Any]], Any]) -> list[str]:
     """All keys below one. Raises StorageError, also where there is nothing at all."""
-    if not s3.get("bucket"):  # the one place where Argo does not fill in the artifact repository's
+    if not s3.get("bucket"):  # the one bucket where Argo does not fill in the artifact repository's
         raise StorageError("Bucket name cannot be empty")
-    key, place = s3.get("key") or "", store(s3)
+    key, bucket = s3.get("key") or "", store(s3)
     prefix = f"{posixpath.normpath(key)}/" if key else ""
-    keys = [entry.key for entry in place.list(prefix) if not entry.key.endswith("/")]
-    if not keys and not next(iter(place.list(key)), None):
+    keys = [entry.key for entry in bucket.list(prefix) if not entry.key.endswith("/")]
+    if not keys and not next(iter(bucket.list(key)), None):
         raise StorageError(f"no key found of name {key}")
     return keys
 

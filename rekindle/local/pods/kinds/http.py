@@ -1,6 +1,6 @@
 """http templates: one request, and what its answer makes of the node.
 
-    phase, message, outputs = answer(template["http"], cluster.secret)
+    phase, message, outputs = send(template["http"], cluster.secret)
 
 The body of the answer is `outputs.result`. Source: Argo's workflow/executor/agent.go (executeHTTPTemplate), v4.1.
 """
@@ -23,36 +23,40 @@ FALSE = "successCondition '{}' evaluated false"
 Secret = Callable[[str], Mapping[str, str]]
 
 
-def answer(http: Mapping[str, Any], secret: Secret) -> Answer:
+def send(http: Mapping[str, Any], secret: Secret) -> Answer:
     """Asks, and judges what comes back. Without `timeoutSeconds` it waits as long as it takes, as on Argo."""
     try:
         headers = [(header["name"], _value(header, secret)) for header in http.get("headers") or []]
-        status, body, response_headers = _ask(http, headers)
+        status, body, response_headers = _send(http, headers)
     except KeyError as error:
         return "Failed", f"secrets {error} not found", None
     except (OSError, ValueError) as error:
         method = (http.get("method") or "GET").capitalize()
-        return "Failed", f'{method} "{http["url"]}": {_words(getattr(error, "reason", error), http["url"])}', None
+        return "Failed", f'{method} "{http["url"]}": {_go_error(getattr(error, "reason", error), http["url"])}', None
     outputs = {"result": body}
     condition = http.get("successCondition")
     if not condition:
-        good = 200 <= status < 300
-        return ("Succeeded", "", outputs) if good else ("Failed", f"received non-2xx response code: {status}", outputs)
+        succeeded = 200 <= status < 300
+        return (
+            ("Succeeded", "", outputs)
+            if succeeded
+            else ("Failed", f"received non-2xx response code: {status}", outputs)
+        )
     request = {key: http.get(key, "") for key in ("method", "url", "body")} | {"headers": _canonical(headers)}
     response = {"statusCode": status, "body": body, "headers": _canonical(response_headers)}
     try:
-        good = truth(condition, {"request": request, "response": response})
+        succeeded = truth(condition, {"request": request, "response": response})
     except ExprError as error:
         return "Failed", str(error), None
-    return ("Succeeded", "", outputs) if good else ("Failed", FALSE.format(condition), outputs)
+    return ("Succeeded", "", outputs) if succeeded else ("Failed", FALSE.format(condition), outputs)
 
 
-def _ask(http: Mapping[str, Any], headers: list[tuple[str, str]]) -> tuple[int, str, list[tuple[str, str]]]:
+def _send(http: Mapping[str, Any], headers: list[tuple[str, str]]) -> tuple[int, str, list[tuple[str, str]]]:
     context = ssl.create_default_context()
     if http.get("insecureSkipVerify"):
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     handlers: list[Any] = [urllib.request.HTTPSHandler(context=context)]
-    if _near(urllib.parse.urlsplit(http["url"]).hostname or ""):
+    if _is_local(urllib.parse.urlsplit(http["url"]).hostname or ""):
         handlers.append(urllib.request.ProxyHandler({}))
     source = (http.get("bodyFrom") or {}).get("bytes")
     body = base64.b64decode(source) if source else (http.get("body") or "").encode() or None
@@ -66,7 +70,7 @@ def _ask(http: Mapping[str, Any], headers: list[tuple[str, str]]) -> tuple[int, 
         return error.code, error.read().decode(errors="replace"), list(error.headers.items())
 
 
-def _words(error: object, url: str) -> str:
+def _go_error(error: object, url: str) -> str:
     """Go's, which a policy of retries reads, for what is no address and for one that cannot connect."""
     if "unknown url type" in str(error):
         return f'unsupported protocol scheme "{urllib.parse.urlsplit(url).scheme}"'
@@ -77,7 +81,7 @@ def _words(error: object, url: str) -> str:
     return f"dial tcp {parts.hostname}:{port}: connect: {os.strerror(error.errno).lower()}"
 
 
-def _near(host: str) -> bool:
+def _is_local(host: str) -> bool:
     """Whether a proxy has no place before it, as for Go."""
     try:
         return ipaddress.ip_address(host).is_loopback

@@ -1,7 +1,7 @@
 """What a pod has beside its main container: initContainers before it, one after the other, and sidecars while it runs.
 
-    companions = Companions(template, run, cluster)
-    process = companions.next_init(); companions.start_sidecars(); why = companions.stop(grace)
+    sidecars = Sidecars(template, run, cluster)
+    process = sidecars.next_init(); sidecars.start_sidecars(); failure = sidecars.stop(grace)
 
 Each sees a root of its own; what they share lies in volumes.
 """
@@ -16,18 +16,18 @@ from typing import Any
 
 from rekindle.errors import ConfigError
 from rekindle.local.pods import artifacts, filesystem
-from rekindle.local.pods import process as pod
-from rekindle.local.pods.volumes import Made
+from rekindle.local.pods.process import Cluster, ContainerRun, Process, start_container
+from rekindle.local.pods.volumes import VolumeDirectory
 from rekindle.local.processes import signal_group
 
 KILLED = (0, 137, 143)  # what ends a sidecar that was told to end
 KINDS = ("initContainers", "sidecars")
 
 
-class Companions:
+class Sidecars:
     """Those of one pod."""
 
-    def __init__(self, template: dict[str, Any], run: pod.PodRun, cluster: pod.Cluster) -> None:
+    def __init__(self, template: dict[str, Any], run: ContainerRun, cluster: Cluster) -> None:
         self.run, self.cluster = run, cluster
         self.main = template.get("container") or template.get("script") or {}
         self.inputs = [
@@ -35,24 +35,24 @@ class Companions:
             for artifact in (template.get("inputs") or {}).get("artifacts") or []
             if artifact.get("path")
         ]
-        self.waiting = list(template.get("initContainers") or [])
-        self.sidecars = list(template.get("sidecars") or [])
-        self.running: dict[str, pod.Process] = {}
+        self.init_specs = list(template.get("initContainers") or [])
+        self.sidecar_specs = list(template.get("sidecars") or [])
+        self.running: dict[str, Process] = {}
         self.name = ""  # of the init container that runs
-        self.unsaid: OSError | None = None  # why a sidecar's log lacks some of it
+        self.log_error: OSError | None = None  # why a sidecar's log lacks some of it
 
-    def next_init(self) -> pod.Process | None:
+    def next_init(self) -> Process | None:
         """Starts the next init container, if one is left. Raises ConfigError, OSError."""
-        if not self.waiting:
+        if not self.init_specs:
             self.name = ""
             return None
-        container = self.waiting.pop(0)
+        container = self.init_specs.pop(0)
         self.name = container["name"]
         return self._start(container)
 
     def start_sidecars(self) -> None:
         """Raises ConfigError, OSError."""
-        for container in self.sidecars:
+        for container in self.sidecar_specs:
             self.running[container["name"]] = self._start(container)
 
     def stop(self, grace: float) -> str:
@@ -67,21 +67,23 @@ class Companions:
             signal_group(process.pid, signal.SIGKILL)
             process.wait()
         self.running.clear()
-        self.unsaid = next((process.said.error for process in running.values() if process.said.error), self.unsaid)
-        for container in (*self.sidecars, *self.waiting):
-            artifacts.clear(self._root(container))
+        self.log_error = next(
+            (process.log_pipe.error for process in running.values() if process.log_pipe.error), self.log_error
+        )
+        for container in (*self.sidecar_specs, *self.init_specs):
+            artifacts.remove_directory(self._root(container))
         failed = ((name, process) for name, process in running.items() if process.code not in KILLED)
         return next((f"{name}: {process.failure}" for name, process in failed), "")
 
     def _root(self, container: dict[str, Any]) -> Path:
         return self.run.root.with_name(f"{self.run.root.name}.{container['name']}")
 
-    def _start(self, container: dict[str, Any]) -> pod.Process:
+    def _start(self, container: dict[str, Any]) -> Process:
         mirrored, inputs = self._mirrored() if container.get("mirrorVolumeMounts") else ([], {})
         own = [*(container.get("volumeMounts") or []), *mirrored]
         spec = {"containers": [{**container, "name": "main", "volumeMounts": own}]}
         root, log = self._root(container), self.run.log.with_name(f"{self.run.name}.{container['name']}.log")
-        return pod.start(
+        return start_container(
             replace(
                 self.run,
                 spec=spec,
@@ -94,14 +96,14 @@ class Companions:
             self.cluster,
         )
 
-    def _mirrored(self) -> tuple[list[dict[str, Any]], dict[str, Made]]:
+    def _mirrored(self) -> tuple[list[dict[str, Any]], dict[str, VolumeDirectory]]:
         """What the main container mounts: its volumes, and its input artifacts, which Argo mounts one by one."""
         mounts = [*(self.main.get("volumeMounts") or [])]
         outside = [
             path for path in self.inputs if not any(Path(path).is_relative_to(mount["mountPath"]) for mount in mounts)
         ]
-        places = {path: filesystem.below(self.run.root, path) for path in outside}
-        made = {f"input-artifacts{path}": Made(place) for path, place in places.items() if place.exists()}
+        places = {path: filesystem.path_in_root(self.run.root, path) for path in outside}
+        made = {f"input-artifacts{path}": VolumeDirectory(place) for path, place in places.items() if place.exists()}
         return [*mounts, *({"name": name, "mountPath": name.removeprefix("input-artifacts")} for name in made)], made
 
 

@@ -19,7 +19,7 @@ import pytest
 from rekindle.argo.manifest.selector import verdict
 from rekindle.errors import ConfigError
 from rekindle.local.controllers import controllers
-from rekindle.local.controllers.base import Stored
+from rekindle.local.controllers.base import Controller
 from rekindle.local.controllers.deployment import Deployments
 from rekindle.local.emulator import LocalCluster
 
@@ -64,7 +64,7 @@ def cluster(tmp_path: Path) -> Iterator[LocalCluster]:
 
 
 @pytest.fixture
-def kinds(cluster: LocalCluster) -> dict[str, Stored]:
+def kinds(cluster: LocalCluster) -> dict[str, Controller]:
     return controllers(cluster, cluster.home / "run")
 
 
@@ -94,7 +94,7 @@ def get(port: int, path: str = "/") -> str:
         return answer.read().decode()
 
 
-def until(kinds: dict[str, Stored], holds: Callable[[dict], Any], seconds: float = 30) -> dict:
+def until(kinds: dict[str, Controller], holds: Callable[[dict], Any], seconds: float = 30) -> dict:
     end, obj = time.monotonic() + seconds, {}
     while time.monotonic() < end:
         obj = kinds["Deployment"].get("fraud") or {}
@@ -116,7 +116,7 @@ def answering(port: int, version: str) -> bool:
 
 
 def test_an_update_loses_no_request_and_the_old_version_drains(
-    kinds: dict[str, Stored], cluster: LocalCluster, port: int
+    kinds: dict[str, Controller], cluster: LocalCluster, port: int
 ) -> None:
     kinds["Deployment"].apply(deployment("one"))
     kinds["Service"].apply(service(port))
@@ -156,7 +156,7 @@ def test_an_update_loses_no_request_and_the_old_version_drains(
     until(kinds, lambda _: "drained one" in "".join(path.read_text() for path in logs.iterdir()))
 
 
-def test_a_version_that_cannot_start_never_serves(kinds: dict[str, Stored], port: int) -> None:
+def test_a_version_that_cannot_start_never_serves(kinds: dict[str, Controller], port: int) -> None:
     kinds["Deployment"].apply(deployment("one"))
     kinds["Service"].apply(service(port))
     until(kinds, rolled_out)
@@ -171,12 +171,14 @@ def test_a_version_that_cannot_start_never_serves(kinds: dict[str, Stored], port
     assert answering(port, "one")
 
 
-def test_no_progress_within_the_deadline_is_a_failure(kinds: dict[str, Stored]) -> None:
+def test_no_progress_within_the_deadline_is_a_failure(kinds: dict[str, Controller]) -> None:
     kinds["Deployment"].apply(deployment("one", slow=60, progressDeadlineSeconds=1))
     until(kinds, lambda obj: rolled_out(obj) is False)
 
 
-def test_pods_that_die_or_hang_are_started_again(kinds: dict[str, Stored], cluster: LocalCluster, port: int) -> None:
+def test_pods_that_die_or_hang_are_started_again(
+    kinds: dict[str, Controller], cluster: LocalCluster, port: int
+) -> None:
     kinds["Service"].apply(service(port))
     kinds["Deployment"].apply(deployment("one", replicas=2))
     until(kinds, lambda obj: obj["status"].get("readyReplicas") == 2)
@@ -197,7 +199,7 @@ def test_pods_that_die_or_hang_are_started_again(kinds: dict[str, Stored], clust
 
 
 def test_a_command_killed_as_it_writes_down_a_supervisor_leaves_none_behind(
-    kinds: dict[str, Stored], cluster: LocalCluster
+    kinds: dict[str, Controller], cluster: LocalCluster
 ) -> None:
     command = """
 import json, os, signal, sys
@@ -220,7 +222,7 @@ Deployments(LocalCluster(Path(sys.argv[1]))).apply(json.loads(sys.argv[2]))
 
 
 def test_a_killed_supervisor_takes_its_pods_along_and_is_revived(
-    kinds: dict[str, Stored], cluster: LocalCluster, port: int
+    kinds: dict[str, Controller], cluster: LocalCluster, port: int
 ) -> None:
     kinds["Deployment"].apply(deployment("one"))
     kinds["Service"].apply(service(port))
@@ -248,7 +250,7 @@ def test_a_killed_supervisor_takes_its_pods_along_and_is_revived(
 
 
 def test_down_ends_everything_and_nothing_revives_it(
-    kinds: dict[str, Stored], cluster: LocalCluster, port: int
+    kinds: dict[str, Controller], cluster: LocalCluster, port: int
 ) -> None:
     kinds["Deployment"].apply(deployment("one"))
     kinds["Service"].apply(service(port))
@@ -265,7 +267,7 @@ def test_down_ends_everything_and_nothing_revives_it(
     until(kinds, lambda _: answering(port, "one"))
 
 
-def test_a_deleted_deployment_is_gone(kinds: dict[str, Stored], port: int) -> None:
+def test_a_deleted_deployment_is_gone(kinds: dict[str, Controller], port: int) -> None:
     kinds["Deployment"].apply(deployment("one"))
     kinds["Service"].apply(service(port))
     until(kinds, rolled_out)
@@ -274,7 +276,7 @@ def test_a_deleted_deployment_is_gone(kinds: dict[str, Stored], port: int) -> No
     assert not answering(port, "one")
 
 
-def test_a_taken_port_is_named_with_the_way_out(kinds: dict[str, Stored], port: int) -> None:
+def test_a_taken_port_is_named_with_the_way_out(kinds: dict[str, Controller], port: int) -> None:
     with (
         socket.create_server(("127.0.0.1", port)),
         pytest.raises(ConfigError, match=r"port \d+ .*--set serve.port=") as error,

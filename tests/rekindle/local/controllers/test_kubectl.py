@@ -10,7 +10,7 @@ import pytest
 
 from rekindle.argo.manifest.patch import PATCHES, PatchError, merge
 from rekindle.errors import ConfigError
-from rekindle.local.controllers.base import Stored
+from rekindle.local.controllers.base import Controller
 from rekindle.local.controllers.kubectl import Resources, check_outputs
 from rekindle.local.emulator import LocalCluster
 from rekindle.local.engine.nodes import Ended, Start
@@ -80,7 +80,7 @@ def test_apply_patch_get_and_delete(cluster: LocalCluster) -> None:
         cluster,
     )
     assert status["phase"] == "Succeeded", status  # what is not there is deleted already
-    assert Stored(cluster, "ConfigMap").get("c") is None
+    assert Controller(cluster, "ConfigMap").get("c") is None
 
 
 def printed(cluster: LocalCluster, *paths: str, **source: str) -> dict[str, Any]:
@@ -120,7 +120,7 @@ def test_a_delete_with_outputs_fails_and_deletes_nothing(cluster: LocalCluster) 
     outputs = {"parameters": [{"name": "a", "valueFrom": {"jsonPath": "{.kind}"}}]}
     status = execute(workflow({"action": "delete", "flags": ["configmap/c"]}, outputs=outputs), {}, cluster)
     assert "are not supported for delete action" in message(status)
-    assert Stored(cluster, "ConfigMap").get("c")
+    assert Controller(cluster, "ConfigMap").get("c")
 
 
 def test_what_kubectl_refuses_fails_the_step(cluster: LocalCluster) -> None:
@@ -136,7 +136,7 @@ def test_what_kubectl_refuses_fails_the_step(cluster: LocalCluster) -> None:
 
 def test_a_step_is_over_when_its_condition_holds_and_fails_when_the_object_vanishes(cluster: LocalCluster) -> None:
     wait = {"action": "apply", "manifest": configmap(a="1"), "successCondition": "data.ready == yes"}
-    objects = Stored(cluster, "ConfigMap")
+    objects = Controller(cluster, "ConfigMap")
 
     def later(act: Any) -> None:
         while objects.get("c") is None:
@@ -154,7 +154,7 @@ def test_a_step_is_over_when_its_condition_holds_and_fails_when_the_object_vanis
 
 def test_the_owner_of_an_object_is_its_workflow(cluster: LocalCluster) -> None:
     execute(workflow({"action": "apply", "manifest": configmap(), "setOwnerReference": True}), {}, cluster)
-    obj = Stored(cluster, "ConfigMap").get("c")
+    obj = Controller(cluster, "ConfigMap").get("c")
     assert obj
     assert [owner["kind"] for owner in obj["metadata"]["ownerReferences"]] == ["Workflow"]
 
@@ -235,13 +235,13 @@ def test_a_kind_that_is_not_here_is_refused_before_the_run(cluster: LocalCluster
 
 def test_a_delete_by_labels_deletes_what_has_them_and_nothing_else(cluster: LocalCluster) -> None:
     for name, labels in {"a": {"app.kubernetes.io/x": "1"}, "b": {"app.kubernetes.io/x": "2"}, "c": {}}.items():
-        Stored(cluster, "ConfigMap").apply({"kind": "ConfigMap", "metadata": {"name": name, "labels": labels}})
+        Controller(cluster, "ConfigMap").apply({"kind": "ConfigMap", "metadata": {"name": name, "labels": labels}})
     delete = {"action": "delete", "flags": ["configmap", "--selector", "app.kubernetes.io/x=1", "-n", "default"]}
     assert execute(workflow(delete), {}, cluster)["phase"] == "Succeeded"
-    assert Stored(cluster, "ConfigMap").names() == ["b", "c"]
+    assert Controller(cluster, "ConfigMap").names() == ["b", "c"]
     delete = {"action": "delete", "flags": ["configmaps", "--selector=app.kubernetes.io/x"]}
     assert execute(workflow(delete), {}, cluster)["phase"] == "Succeeded"
-    assert Stored(cluster, "ConfigMap").names() == ["c"]
+    assert Controller(cluster, "ConfigMap").names() == ["c"]
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from rekindle.argo.manifest.selector import verdict
 from rekindle.errors import ConfigError
 from rekindle.local.controllers import controllers
 from rekindle.local.controllers.kubectl import Resources
-from rekindle.local.controllers.pytorch_job import PyTorchJobs, condition, injected, shared_memory
+from rekindle.local.controllers.pytorch_job import PyTorchJobs, condition, operator_environment, shared_memory
 from rekindle.local.emulator import LocalCluster
 
 SLEEP = "import time; time.sleep(60)"
@@ -109,14 +109,14 @@ def test_the_environment_is_the_operators() -> None:
     obj = job(master=replica(""), worker=replica("", 3), elasticPolicy=elastic, nprocPerNode="2")
     port = {"name": "pytorchjob-port", "containerPort": 4000}
     obj["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["spec"]["containers"][0]["ports"] = [port]
-    assert injected(obj, "Worker", 1, lambda pod: f"<{pod}>") == {
+    assert operator_environment(obj, "Worker", 1, lambda pod: f"<{pod}>") == {
         "PYTHONUNBUFFERED": "1", "MASTER_PORT": "4000", "PET_MASTER_PORT": "4000", "MASTER_ADDR": "<job-master-0>",
         "PET_MASTER_ADDR": "<job-master-0>", "WORLD_SIZE": "8", "RANK": "2", "PET_NODE_RANK": "2",
         "PET_RDZV_ENDPOINT": "<job-master-0>:23456", "PET_RDZV_BACKEND": "rekindle", "PET_NNODES": "1:4",
         "PET_NPROC_PER_NODE": "2", "PET_MAX_RESTARTS": "100", "PET_RDZV_ID": "a", "PET_RDZV_CONF": "is_host=0,x=1",
     }  # fmt: skip
     plain = {"PYTHONUNBUFFERED": "1", "PET_NPROC_PER_NODE": "auto", "PET_NNODES": "2"}
-    assert injected(job(worker=replica("", 2)), "Worker", 0, str) == plain
+    assert operator_environment(job(worker=replica("", 2)), "Worker", 0, str) == plain
 
 
 def test_a_killed_worker_is_started_again_in_place(jobs: PyTorchJobs) -> None:
@@ -270,7 +270,7 @@ def test_what_a_runner_left_that_died_as_its_job_ended_is_removed(jobs: PyTorchJ
     kept = shared_memory(jobs.run, "other")
     for each in (*left, kept):
         each.mkdir(parents=True)
-    Resources(jobs.cluster, {}, jobs.run).tidy()
+    Resources(jobs.cluster, {}, jobs.run).clean_up()
     assert [each.exists() for each in (*left, kept)] == [False, False, True]
     kept.rmdir()
 

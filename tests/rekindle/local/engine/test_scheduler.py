@@ -10,7 +10,7 @@ import pytest
 from rekindle.local.engine import nodes
 from rekindle.local.engine.nodes import Began, Ended, Kill, Start, hashed, stamp
 from rekindle.local.engine.scheduler import Scheduler
-from rekindle.local.journal import interrupted
+from rekindle.local.journal import reset_interrupted
 from tests.rekindle.local.played import dag, leaf, parameters, phase, play, scheduler, steps
 
 
@@ -334,7 +334,7 @@ def test_pods_of_a_dead_runner_are_started_again_although_they_reach_the_limit()
     before = scheduler(tasks, leaf(), parallelism=2)
     events = [Began(action.id) for action in before.advance(1000.0, [])]
     before.advance(1001.0, events)
-    s = Scheduler(before.context.workflow, interrupted(before.status, stamp(1002.0)))
+    s = Scheduler(before.context.workflow, reset_interrupted(before.status, stamp(1002.0)))
     assert play(s) == ["a", "b", "c"]
     assert s.status["phase"] == "Succeeded"
 
@@ -345,7 +345,7 @@ def test_a_daemon_that_died_with_its_runner_is_there_before_its_clients_begin_ag
     )
     (server,) = before.advance(1000.0, [])
     (client,) = before.advance(1001.0, [Began(server.id, "127.0.0.1")])
-    s = Scheduler(before.context.workflow, interrupted(before.status, stamp(1002.0)))
+    s = Scheduler(before.context.workflow, reset_interrupted(before.status, stamp(1002.0)))
     assert [action.id for action in s.advance(1003.0, [])] == [server.id]
     assert [action.id for action in s.advance(1004.0, [Began(server.id, "127.0.0.1")])] == [client.id]
 
@@ -359,7 +359,7 @@ def test_a_pod_that_a_dead_runner_left_runs_again_though_all_above_it_is_over() 
     before = scheduler({**steps([group[0], inline]), "outputs": gives}, given)
     pods = before.advance(1000.0, [])
     before.advance(1001.0, [Began(pod.id) for pod in pods])
-    status = interrupted(before.status, stamp(1002.0))
+    status = reset_interrupted(before.status, stamp(1002.0))
     for name in ("w", "w[0]"):  # as after the time limit of another step
         status["nodes"][before.table.id(name)] |= {"phase": "Failed", "finishedAt": stamp(1001.0)}
     s = Scheduler(before.context.workflow, status)
@@ -379,7 +379,7 @@ def test_an_error_waits_for_the_pods_that_run_also_for_those_that_a_dead_runner_
     before.advance(1001.0, [Began(each.id) for each in (slow, quick, wrong)])
     before.advance(1002.0, [Ended(quick.id, "Succeeded", ""), Ended(wrong.id, "Failed", "")])
     assert before.status["phase"] == "Running"
-    s = Scheduler(before.context.workflow, interrupted(before.status, stamp(1003.0)))
+    s = Scheduler(before.context.workflow, reset_interrupted(before.status, stamp(1003.0)))
     assert [action.id for action in s.advance(1003.0, [])] == [slow.id] and s.status["phase"] == "Running"
     s.advance(1004.0, [Began(slow.id), Ended(slow.id, "Succeeded", "")])
     assert (s.status["phase"], s.nodes[slow.id]["phase"]) == ("Failed", "Succeeded")
@@ -389,7 +389,7 @@ def test_what_is_lost_behind_what_a_limit_holds_up_is_started_again() -> None:
     before = scheduler(dag({"name": "a"}, {"name": "b", "depends": "a"}, {"name": "c"}), leaf(), parallelism=2)
     a, c = before.advance(1000.0, [])
     before.advance(1001.0, [Began(a.id), Began(c.id)])
-    status = interrupted(before.status, stamp(1002.0))
+    status = reset_interrupted(before.status, stamp(1002.0))
     status["nodes"][a.id] |= {"phase": "Succeeded", "finishedAt": stamp(1001.0)}
     s = Scheduler({**before.context.workflow, "spec": {**before.context.workflow["spec"], "parallelism": 1}}, status)
     assert play(s) == ["c", "b"]

@@ -17,7 +17,7 @@ from rekindle.local.engine import suspend
 from rekindle.local.engine.nodes import Resumed, Start
 from rekindle.local.engine.scheduler import Scheduler
 from rekindle.local.journal import Busy, RunFiles
-from rekindle.local.run import let_go
+from rekindle.local.run import release_suspended
 from tests.rekindle.local.played import leaf, scheduler, steps
 
 REKINDLE = [sys.executable, "-c", "from rekindle.cli import main; main()"]
@@ -160,13 +160,13 @@ def test_an_answer_that_a_dying_runner_did_not_hear_is_heard_by_the_next(
     waits(first)
     first.send_signal(signal.SIGKILL)
     first.wait()
-    assert not let_go("w", {"go": "later"}, tmp_path / ".rekindle")
+    assert not release_suspended("w", {"go": "later"}, tmp_path / ".rekindle")
     second = run("resume", "w", "-o", "json")
     out, _ = second.communicate(timeout=60)
     assert second.returncode == 0, out
     told = json.loads(next(line for line in out.splitlines() if line.startswith("{")))
     assert told["status"]["nodes"]["w"]["phase"] == "Succeeded"
-    assert not RunFiles(tmp_path / ".rekindle", "w").asked.exists()
+    assert not RunFiles(tmp_path / ".rekindle", "w").resume_request.exists()
 
 
 def test_a_suspended_workflow_goes_on_when_told_and_one_that_waits_for_nobody_is_busy(
@@ -179,10 +179,10 @@ def test_a_suspended_workflow_goes_on_when_told_and_one_that_waits_for_nobody_is
     home = tmp_path / ".rekindle"
     while not RunFiles(home, "w").load()[0]["phase"]:
         time.sleep(0.05)
-    assert let_go("w", {}, home)
+    assert release_suspended("w", {}, home)
     while not RunFiles(home, "w").load()[0]["nodes"]:
         time.sleep(0.05)
     with pytest.raises(Busy, match="only one may"):
-        let_go("w", {}, home)
+        release_suspended("w", {}, home)
     first.send_signal(signal.SIGTERM)
     first.wait(60)

@@ -140,7 +140,7 @@ def test_directories_that_a_pod_made_read_only_can_be_removed() -> None:
         try:
             if not os.getuid():
                 os.setuid(65534)
-            artifacts.clear(root)
+            artifacts.remove_directory(root)
         finally:
             os._exit(0)
     os.waitpid(child, 0)
@@ -246,7 +246,7 @@ def test_what_cannot_be_deleted_is_a_condition_and_stays_told(tmp_path: Path) ->
     status: dict[str, Any] = {"nodes": {"w": {"type": "Pod", "outputs": {"artifacts": [artifact]}}}}
     secret = {"name": "none", "key": "k"}
     artifact["s3"] |= {"bucket": "b", "endpoint": "127.0.0.1:1", "accessKeySecret": secret}
-    assert artifacts.collect(status, {}, LocalCluster(tmp_path).store) == []
+    assert artifacts.collect_garbage(status, {}, LocalCluster(tmp_path).store) == []
     assert [each["type"] for each in status["conditions"]] == ["ArtifactGCError"]
     assert "deleted" not in artifact
 
@@ -260,7 +260,7 @@ def test_a_directory_that_a_run_and_its_thread_remove_at_once_is_gone(tmp_path: 
     for number in range(2000):
         (tmp_path / "root" / f"{number}").mkdir(parents=True)
     with ThreadPoolExecutor(4) as pool:
-        list(pool.map(artifacts.clear, [tmp_path / "root"] * 4))
+        list(pool.map(artifacts.remove_directory, [tmp_path / "root"] * 4))
     assert not (tmp_path / "root").exists()
 
 

@@ -38,7 +38,7 @@ def workflow(megabytes: int, limit: str, **more: Any) -> dict[str, Any]:
 
 
 def left() -> list[Path]:
-    place = limits._place()
+    place = limits._cgroup_parent()
     return [*place[0].glob(f"{limits.PREFIX}*-{NAME}*")] if place else []
 
 
@@ -95,7 +95,7 @@ def test_what_a_step_leaves_behind_is_ended_with_it(tmp_path: Path) -> None:
 
 @needs_cgroups
 def test_two_runners_at_once_leave_each_others_limits_alone() -> None:
-    mine = limits.limited({"resources": {"limits": {"memory": "100Mi"}}}, f"{NAME}.main")
+    mine = limits.memory_cgroup({"resources": {"limits": {"memory": "100Mi"}}}, f"{NAME}.main")
     assert mine
     other = "from rekindle.local.pods import limits; assert limits.available()"
     subprocess.run([sys.executable, "-c", other], check=True, env=ENVIRONMENT)
@@ -108,7 +108,7 @@ def test_two_runners_at_once_leave_each_others_limits_alone() -> None:
 def test_what_a_runner_left_that_died_is_removed_by_the_next() -> None:
     dies = (
         "from rekindle.local.pods import limits\n"
-        "memory = limits.limited({'resources': {'limits': {'memory': '1Gi'}}}, 'dies')\nprint(memory.folder)"
+        "memory = limits.memory_cgroup({'resources': {'limits': {'memory': '1Gi'}}}, 'dies')\nprint(memory.folder)"
     )
     left = Path(subprocess.check_output([sys.executable, "-c", dies], text=True, env=ENVIRONMENT).strip())
     assert left.exists()

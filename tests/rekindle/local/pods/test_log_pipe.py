@@ -15,21 +15,20 @@ import pytest
 from rekindle.local.emulator import LocalCluster
 from rekindle.local.engine.nodes import Start
 from rekindle.local.pods import filesystem
-from rekindle.local.pods.kinds.sidecars import Companions
-from rekindle.local.pods.log_pipe import Said
-from rekindle.local.pods.pod_run import Running
-from rekindle.local.pods.process import PodRun
-from rekindle.local.pods.process import start as start_pod
+from rekindle.local.pods.kinds.sidecars import Sidecars
+from rekindle.local.pods.log_pipe import LogPipe
+from rekindle.local.pods.pod_run import PodRun
+from rekindle.local.pods.process import ContainerRun, start_container
 from rekindle.local.run import execute
 
 
-def said(source: str, log: Path, copy: Path | None = None) -> Said:
+def said(source: str, log: Path, copy: Path | None = None) -> LogPipe:
     """When the process is over."""
-    with Said(log, copy) as said:
-        process = subprocess.Popen(["sh", "-c", source], stdout=said.out, stderr=said.err)
+    with LogPipe(log, copy) as log_pipe:
+        process = subprocess.Popen(["sh", "-c", source], stdout=log_pipe.out, stderr=log_pipe.err)
     process.wait()
-    said.over()
-    return said
+    log_pipe.finish()
+    return log_pipe
 
 
 @pytest.mark.parametrize("name", ["stdout", "stderr", "fd/1", "fd/2"])
@@ -81,8 +80,8 @@ def test_what_a_container_left_behind_holds_nobody_up(tmp_path: Path) -> None:
 
 
 def test_a_log_that_cannot_be_written_is_told_and_stops_no_container(tmp_path: Path) -> None:
-    found = said(f"head -c 1000000 /dev/zero && touch {tmp_path}/done", Path("/dev/full"))
-    assert found.error and found.error.errno == errno.ENOSPC and (tmp_path / "done").exists()
+    pipe = said(f"head -c 1000000 /dev/zero && touch {tmp_path}/done", Path("/dev/full"))
+    assert pipe.error and pipe.error.errno == errno.ENOSPC and (tmp_path / "done").exists()
 
 
 def test_more_pods_at_once_than_a_shell_lets_one_have_files(tmp_path: Path) -> None:
@@ -99,20 +98,20 @@ def test_more_pods_at_once_than_a_shell_lets_one_have_files(tmp_path: Path) -> N
 def test_whoever_asks_for_the_end_has_all_that_was_said(tmp_path: Path) -> None:
     """A thread that collects, and the main one that is interrupted, end the same sidecar."""
     for number in range(20):
-        with Said(log := tmp_path / str(number)) as said:
-            process = subprocess.Popen(["head", "-c", "60000", "/dev/zero"], stdout=said.out, stderr=said.err)
+        with LogPipe(log := tmp_path / str(number)) as log_pipe:
+            process = subprocess.Popen(["head", "-c", "60000", "/dev/zero"], stdout=log_pipe.out, stderr=log_pipe.err)
         process.wait()
         sizes: list[int] = []
 
-        def ended(said: Said = said, log: Path = log, sizes: list[int] = sizes) -> None:
-            said.over()
+        def ended(log_pipe: LogPipe = log_pipe, log: Path = log, sizes: list[int] = sizes) -> None:
+            log_pipe.finish()
             sizes.append(log.stat().st_size)
 
         threads = [threading.Thread(target=ended) for _ in range(4)]
-        for each in threads:
-            each.start()
-        for each in threads:
-            each.join()
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
         assert sizes == [60000] * 4
 
 
@@ -123,16 +122,18 @@ def test_a_sidecar_whose_log_cannot_be_written_is_told(tmp_path: Path) -> None:
     beside = {"name": "beside", "image": "busybox", "command": ["sh", "-c"], "args": ["echo hi; exec sleep 9"]}
     template = {"name": "main", "container": {"image": "busybox", "command": ["true"]}, "sidecars": [beside]}
     start = Start("w", "w", {**template, "inputs": {"parameters": [], "artifacts": []}}, False)
-    one = Running(start, tmp_path / "w", tmp_path / "logs/w.log")
-    run, cluster = PodRun("w", {"containers": [template["container"]]}, one.root, one.log), LocalCluster(tmp_path)
-    one.companions = Companions(template, run, cluster)
-    one.companions.start_sidecars()
-    one.process = start_pod(replace(run, spec={"containers": [{"name": "main", **template["container"]}]}), cluster)
-    one.process.wait()
-    while not one.companions.running["beside"].said.error:
+    pod = PodRun(start, tmp_path / "w", tmp_path / "logs/w.log")
+    run, cluster = ContainerRun("w", {"containers": [template["container"]]}, pod.root, pod.log), LocalCluster(tmp_path)
+    pod.sidecars = Sidecars(template, run, cluster)
+    pod.sidecars.start_sidecars()
+    pod.process = start_container(
+        replace(run, spec={"containers": [{"name": "main", **template["container"]}]}), cluster
+    )
+    pod.process.wait()
+    while not pod.sidecars.running["beside"].log_pipe.error:
         time.sleep(0.01)
     with pytest.raises(OSError, match="No space left"):
-        one.collected("w", cluster.store)
+        pod.collected("w", cluster.store)
 
 
 @pytest.mark.skipif(os.getuid() != 0 or not filesystem.available(), reason="only root can have a disk of its own")

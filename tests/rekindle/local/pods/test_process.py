@@ -16,7 +16,7 @@ import pytest
 
 from rekindle import project
 from rekindle.argo.manifest.pod_patch import patched
-from rekindle.local.controllers.base import Stored
+from rekindle.local.controllers.base import Controller
 from rekindle.local.emulator import LocalCluster
 from rekindle.local.pods import filesystem
 from rekindle.local.processes import started
@@ -39,7 +39,7 @@ def said(home: Path) -> str:
 
 
 def test_variables_of_a_configmap_are_its_texts_without_its_binary_data(tmp_path: Path) -> None:
-    objects = Stored(LocalCluster(tmp_path), "ConfigMap")
+    objects = Controller(LocalCluster(tmp_path), "ConfigMap")
     objects.apply({"kind": "ConfigMap", "metadata": {"name": "c"}, "data": {"A": "1"}, "binaryData": {"B": "AAE="}})
     source = {"envFrom": [{"configMapRef": {"name": "c"}}]}
     assert ran({"container": shell("echo $A-${B-none}", **source)}, tmp_path)["phase"] == "Succeeded"
@@ -169,7 +169,7 @@ def test_an_output_behind_a_link_is_what_the_pod_wrote_there_or_an_error_but_nev
         status = ran(template, tmp_path)
     finally:
         mine.unlink()
-    known = filesystem._layered() and not mine.is_relative_to(
+    known = filesystem._root_overlay_supported() and not mine.is_relative_to(
         "/tmp"
     )  # where a clone is seen beside the pod's own files
     assert value(status) == "the pod's" if known else "no such file" in status["message"]
@@ -181,7 +181,7 @@ def test_a_link_that_a_pod_left_in_a_volume_leads_the_runner_nowhere(tmp_path: P
     machines = Path(tempfile.mkdtemp(dir=Path.cwd(), prefix=".marker-"))
     (tmp_path / "claims/c").mkdir(parents=True)
     (tmp_path / "claims/c/link").symlink_to(machines)
-    Stored(LocalCluster(tmp_path), "PersistentVolumeClaim").apply(
+    Controller(LocalCluster(tmp_path), "PersistentVolumeClaim").apply(
         {"kind": "PersistentVolumeClaim", "metadata": {"name": "c"}, "spec": {}}
     )
     artifact = {"name": "a", "path": "/v/link/x", "raw": {"data": "1"}} if where == "input" else None
@@ -264,7 +264,7 @@ def test_what_a_try_left_in_place_of_tmp_changes_nothing_of_the_machine(tmp_path
     root = tmp_path / "root"
     root.mkdir()
     (root / "tmp").symlink_to(machines)
-    filesystem.View(root, []).entry([])
+    filesystem.View(root, []).prepare([])
     after = machines.stat().st_mode
     machines.rmdir()
     assert (before, (root / "tmp").is_symlink()) == (after, False)

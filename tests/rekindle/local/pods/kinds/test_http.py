@@ -12,8 +12,7 @@ import pytest
 from rekindle.errors import ConfigError
 from rekindle.local.emulator import LocalCluster
 from rekindle.local.pods import filesystem
-from rekindle.local.pods.kinds import data
-from rekindle.local.pods.kinds import http as web
+from rekindle.local.pods.kinds import data, http
 from rekindle.local.run import execute
 from rekindle.local.services.services import BUCKET
 
@@ -50,10 +49,10 @@ def secret(name: str) -> dict[str, str]:
 
 def test_a_request_has_its_method_body_and_headers_also_from_a_secret(url: str) -> None:
     header = {"name": "X-Token", "valueFrom": {"secretKeyRef": {"name": "mine", "key": "token"}}}
-    phase, _, outputs = web.answer({"url": url, "method": "POST", "body": "hi", "headers": [header]}, secret)
+    phase, _, outputs = http.send({"url": url, "method": "POST", "body": "hi", "headers": [header]}, secret)
     assert outputs and phase == "Succeeded"
     assert json.loads(outputs["result"]) == {"method": "POST", "body": "hi", "token": "s3cr3t"}
-    _, _, outputs = web.answer({"url": url, "method": "PUT", "bodyFrom": {"bytes": "aGk="}}, secret)
+    _, _, outputs = http.send({"url": url, "method": "PUT", "bodyFrom": {"bytes": "aGk="}}, secret)
     assert outputs and json.loads(outputs["result"])["body"] == "hi"
 
 
@@ -70,17 +69,17 @@ def test_a_request_has_its_method_body_and_headers_also_from_a_secret(url: str) 
     ],
 )
 def test_what_an_answer_makes_of_the_node(url: str, path: str, condition: str, phase: str, message: str) -> None:
-    http = {"url": url + path} | ({"successCondition": condition} if condition else {})
-    found, said, _ = web.answer(http, secret)
+    request = {"url": url + path} | ({"successCondition": condition} if condition else {})
+    found, said, _ = http.send(request, secret)
     assert (found, said[: len(message)]) == (phase, message)
 
 
 def test_a_server_that_is_not_there_and_a_secret_that_is_not_there_fail_the_node() -> None:
-    phase, message, _ = web.answer({"url": "http://127.0.0.1:9/x"}, secret)
+    phase, message, _ = http.send({"url": "http://127.0.0.1:9/x"}, secret)
     assert phase == "Failed"
     assert message == 'Get "http://127.0.0.1:9/x": dial tcp 127.0.0.1:9: connect: connection refused'
     header = {"name": "a", "valueFrom": {"secretKeyRef": {"name": "none", "key": "b"}}}
-    assert web.answer({"url": "http://127.0.0.1:9", "headers": [header]}, secret)[:2] == (
+    assert http.send({"url": "http://127.0.0.1:9", "headers": [header]}, secret)[:2] == (
         "Failed",
         "secrets 'none' not found",
     )
@@ -123,16 +122,16 @@ class Bucket:
 def test_data_lists_keys_and_puts_them_through_its_expressions() -> None:
     source = {"artifactPaths": {"name": "x", "s3": {"bucket": "b", "key": "logs/"}}}
     steps = [{"expression": "filter(data, {# endsWith 'main.log'})"}, {"expression": "map(data, {# + '!'})"}]
-    phase, _, outputs = data.listed({"source": source, "transformation": steps}, lambda s3: Bucket())
+    phase, _, outputs = data.transform({"source": source, "transformation": steps}, lambda s3: Bucket())
     assert outputs == {"result": '["logs/a/main.log!","logs/b/main.log!"]', "exitCode": "0"} and phase == "Succeeded"
-    phase, message, _ = data.listed(
+    phase, message, _ = data.transform(
         {"source": source, "transformation": [{"expression": "nope(data)"}]}, lambda s3: Bucket()
     )
     assert phase == "Failed" and "error processing data step 0" in message
     source = {"artifactPaths": {"name": "x", "s3": {"bucket": "b", "key": "none"}}}
-    assert "no key found of name none" in data.listed({"source": source}, lambda s3: Bucket())[1]
+    assert "no key found of name none" in data.transform({"source": source}, lambda s3: Bucket())[1]
     source = {"artifactPaths": {"name": "x", "s3": {"key": "none"}}}  # elsewhere that is the default bucket
-    assert "Bucket name cannot be empty" in data.listed({"source": source}, lambda s3: Bucket())[1]
+    assert "Bucket name cannot be empty" in data.transform({"source": source}, lambda s3: Bucket())[1]
 
 
 def test_the_files_of_a_bucket_are_the_items_of_a_loop(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 from rekindle.local.emulator import LocalCluster
 from rekindle.local.engine.nodes import Began, Ended, Kill, Start, stamp
 from rekindle.local.engine.scheduler import Scheduler
-from rekindle.local.journal import interrupted
+from rekindle.local.journal import reset_interrupted
 from rekindle.local.pods import filesystem
 from rekindle.local.run import execute
 from tests.rekindle.local.played import dag, leaf, parameters, phase, scheduler, steps
@@ -136,7 +136,9 @@ def test_a_daemon_with_retries_whose_runner_died_is_waited_for_again() -> None:
     s = scheduler(steps([{"name": "db"}], [{"name": "use", "template": "use"}]), DAEMON, leaf("use"))
     (db,) = s.advance(1)
     assert len(s.advance(2, [Began(db.id)])) == 1
-    again = Scheduler(s.context.workflow, interrupted({**s.status, "nodes": json.loads(json.dumps(s.nodes))}, stamp(3)))
+    again = Scheduler(
+        s.context.workflow, reset_interrupted({**s.status, "nodes": json.loads(json.dumps(s.nodes))}, stamp(3))
+    )
     started = [again.nodes[action.id]["name"] for action in again.advance(3)]
     assert started == ["w[0].db(0)"]
     (use,) = again.advance(4, [Began(db.id)])
