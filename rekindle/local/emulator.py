@@ -1,4 +1,4 @@
-"""This machine as the cluster a manifest runs on: its ConfigMaps, Secrets, images, addresses and object store.
+"""This machine as the cluster that a manifest runs on: its ConfigMaps, Secrets, images, addresses and object store.
 
     cluster = LocalCluster(Path(".rekindle")); cluster.prefetch(); cluster.configmap("rekindle")["S3_ENDPOINT_URL"]
 
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from rekindle.storage import Store
 
 STORABLE = ("WorkflowTemplate", "ClusterWorkflowTemplate", "ConfigMap", "Secret", "PersistentVolumeClaim")
-BUILT_IN = {("ConfigMap", "rekindle"), ("Secret", "rekindle-s3")}  # there without being kept
+BUILT_IN = {("ConfigMap", "rekindle"), ("Secret", "rekindle-s3")}  # exist without being stored
 NAME = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?")
-MAX_ADDRESSES = 1000  # remembered; older ones are given out again
+MAX_ADDRESSES = 1000  # remembered; the oldest ones are reused
 
 
 class LocalCluster:
@@ -42,7 +42,7 @@ class LocalCluster:
         self._polled_at = 0.0
 
     def prefetch(self) -> None:
-        """Start the services, and deployments that died, in the background. Returns at once; all addresses are good."""
+        """Start the services, and deployments that died, in the background. Returns at once."""
         self.services.start()
         self.revive()
 
@@ -51,17 +51,17 @@ class LocalCluster:
         self.services.ready(timeout)
 
     def poll(self) -> None:
-        """Start a service or deployment again that died; looks once a second. Raises StorageError or TrackingError."""
+        """Restart services and deployments that died, at most once a second. Raises StorageError or TrackingError."""
         if time.monotonic() - self._polled_at > 1:
             self._polled_at = time.monotonic()
             self.services.keep()
-            if (self.home / "objects/Deployment").exists():  # else its import, of 30 ms, is for nothing
+            if (self.home / "objects/Deployment").exists():  # else its import, of 30 ms, is wasted
                 self.revive()
 
     def configmap(self, name: str) -> dict[str, str]:
         """The data of a ConfigMap; `rekindle` has the addresses of the services. Raises KeyError if there is none.
 
-        Its binaryData is for volumes alone, as for the kubelet.
+        binaryData is only used for volumes, as by the kubelet.
         """
         binary = (self.find("ConfigMap", name) or {}).get("binaryData") or {}
         data = _texts(self.files("ConfigMap", name), name)
@@ -72,7 +72,7 @@ class LocalCluster:
         return _texts(self.files("Secret", name), name)
 
     def files(self, kind: str, name: str) -> dict[str, bytes] | None:
-        """What a ConfigMap or Secret has as files of a volume; None if there is none."""
+        """The files of a volume with a ConfigMap or Secret; None if there is no such object."""
         built_in = {
             ("ConfigMap", "rekindle"): self.services.environment,
             ("Secret", "rekindle-s3"): self.services.credentials,
@@ -87,11 +87,11 @@ class LocalCluster:
         return files | {key: value.encode() for key, value in ((obj or {}).get(plain) or {}).items()}
 
     def image(self, image: str) -> Image:
-        """What an image is here."""
+        """What an image stands for on this machine."""
         return self.images.get(image) or Image(args=BASES.get(base_name(image), ()))
 
     def store(self, s3: Mapping[str, Any] | None = None) -> "Store":
-        """The object store that the pods use, or another that an artifact names. Raises ConfigError, KeyError."""
+        """The object store of the pods, or the one that an artifact names. Raises ConfigError, KeyError."""
         if s3 and (s3.get("bucket") or s3.get("endpoint")):
             from rekindle.storage import Store
 
@@ -121,7 +121,7 @@ class LocalCluster:
             ) from None
 
     def address(self, pod: str) -> str:
-        """A pod's loopback address: the same for the same name, and no other pod's."""
+        """A pod's loopback address: stable for its name, and unique to it."""
         self.home.mkdir(parents=True, exist_ok=True)
         path = self.home / "addresses.json"
         with open(path.with_suffix(".lock"), "w") as lock:
@@ -134,7 +134,7 @@ class LocalCluster:
         return address
 
     def service_variables(self) -> dict[str, str]:
-        """What a kubelet gives every pod for each Service; HOST is where the port forward listens."""
+        """The variables that a kubelet sets in every pod for each Service; HOST is where the port forward listens."""
         variables = {}
         for path in sorted((self.home / "objects/Service").glob("*.json")):
             service = json.loads(path.read_text())
@@ -144,13 +144,13 @@ class LocalCluster:
         return variables
 
     def revive(self) -> list[str]:
-        """Start the supervisors of Deployments again that died. Gives the names of those."""
+        """Restart the supervisors of Deployments that died. Returns their names."""
         from rekindle.local.controllers.deployment import Deployments
 
         return Deployments(self).revive()
 
     def down(self) -> list[str]:
-        """Stop the deployments, then the services, and wait. Gives what was stopped."""
+        """Stop the deployments, then the services, and wait. Returns what was stopped."""
         from rekindle.local.controllers.deployment import Deployments
 
         return [f"deployment {name}" for name in Deployments(self).down()] + self.services.down()
@@ -169,18 +169,18 @@ class LocalCluster:
         return services + Deployments(self).overview()
 
     def find(self, kind: str, name: str) -> dict[str, Any] | None:
-        """An object that was kept."""
+        """A stored object, or None."""
         path = self.home / "objects" / kind / f"{name}.json"
         return json.loads(path.read_text()) if path.exists() else None
 
     def has(self, kind: str, name: str, key: str | None = None) -> bool:
-        """Whether there is such an object, and if it is asked for, the key in it."""
+        """Whether the object exists and, if `key` is given, has that key."""
         obj = {} if (kind, name) in BUILT_IN else self.find(kind, name)
         keys = {data_key for part in ("data", "binaryData", "stringData") for data_key in (obj or {}).get(part) or {}}
         return obj is not None and (key is None or key in keys or (kind, name) in BUILT_IN)
 
     def keep(self, objects: Iterable[Mapping[str, Any]]) -> None:
-        """What lies beside a Workflow in its file, as `kubectl apply` would. Raises ConfigError."""
+        """Store the objects that accompany a Workflow in its file, as `kubectl apply` would. Raises ConfigError."""
         for obj in objects:
             kind, name = obj.get("kind"), (obj.get("metadata") or {}).get("name")
             if kind not in STORABLE or not isinstance(name, str) or not NAME.fullmatch(name):
@@ -200,7 +200,7 @@ def _texts(data: Mapping[str, bytes] | None, name: str) -> dict[str, str]:
 
 
 def _check(obj: Mapping[str, Any], where: str) -> None:
-    """Raises ConfigError for data that an API server refuses."""
+    """Raises ConfigError for data that the API server refuses."""
     kind = obj.get("kind")
     for key in ("data", "binaryData", "stringData") if kind in ("ConfigMap", "Secret") else ():
         encoded = key == "binaryData" or (key == "data" and kind == "Secret")

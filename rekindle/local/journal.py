@@ -1,8 +1,8 @@
 """A run on disk: .rekindle/runs/NAME/{manifest.yaml, journal.jsonl, lock, stop, asked, creates/, logs/, pods/POD/}.
 
 The journal holds one JSON object a line: what changed in the workflow's status (`status`, `nodes` by id, the new
-`children` of those that but got some) and which process runs which pod (`pods`: id → [pid, start time], null when it
-is over). A line is one write, made before anything relies on it; a torn last line is as if it had never been written.
+`children` of nodes that only gained some) and which process runs which pod (`pods`: id → [pid, start time], null once
+it has exited). Each line is one write, made before anything relies on it; a torn last line is ignored.
 The manifest is the workflow as it runs, in YAML that is JSON.
 """
 
@@ -22,13 +22,13 @@ from rekindle.errors import ConfigError, RekindleError, did_you_mean
 Status = dict[str, Any]
 FULL = (errno.ENOSPC, errno.EDQUOT)
 NOT_FOUND = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG)  # there is no such file
-WRONG_SHAPE = (KeyError, TypeError, AttributeError)  # what is raised where something has another form
+WRONG_SHAPE = (KeyError, TypeError, AttributeError)  # raised by data of another shape
 PHASES = {"Pending", "Running", *FULFILLED}
-LOCK_RELEASE = 2.0  # seconds in which the lock of a dead runner is free
+LOCK_RELEASE = 2.0  # seconds until the lock of a dead runner is free
 
 
 class DiskFull(RekindleError):
-    """There is no room for the state of a run."""
+    """No space is left for the state of a run."""
 
 
 class Busy(RekindleError):
@@ -36,13 +36,13 @@ class Busy(RekindleError):
 
 
 class RunFiles:
-    """The directory of one run. Only the holder of its lock writes."""
+    """The directory of one run. Only the owner of its lock writes."""
 
     def __init__(self, home: Path, name: str) -> None:
         self.home, self.name = home.resolve(), name
         self.root = self.home / "runs" / name
         self.logs, self.pods = self.root / "logs", self.root / "pods"
-        self.resume_request = self.root / "asked"  # which suspended nodes are to go on, and with which values
+        self.resume_request = self.root / "asked"  # suspended nodes to resume, and their values
         self.journal, self.owner = -1, -1
 
     def create(self, workflow: dict[str, Any]) -> None:
@@ -62,7 +62,7 @@ class RunFiles:
             raise write_error(error, self.root) from error
 
     def open(self) -> tuple[dict[str, Any], Status, dict[str, list[int]]]:
-        """Takes the lock of an existing run; gives its workflow, its status, and the pods that may still live."""
+        """Takes the lock of an existing run; returns its workflow, its status, and the pods that may still run."""
         workflow = self.workflow()
         self.lock()
         try:
@@ -72,7 +72,7 @@ class RunFiles:
             raise
 
     def snapshot(self, status: Status) -> None:
-        """Begins the journal anew with all of `status` and no pods."""
+        """Starts a new journal with all of `status` and no pods."""
         entry = {"status": _head(status), "nodes": status["nodes"]}
         try:
             write_atomically(self.root / "journal.jsonl", _line(entry))
@@ -99,7 +99,7 @@ class RunFiles:
             raise ConfigError(f'there is no run "{self.name[:100]}" in {runs}.{hint}') from None
 
     def load(self) -> tuple[Status, dict[str, list[int]]]:
-        """What the journal adds up to. Raises ConfigError if somebody else wrote to it."""
+        """The status and the pods that may still run. Raises ConfigError for a corrupt journal."""
         status: Status = {"phase": "", "nodes": {}}
         pods: dict[str, list[int]] = {}
         path = self.root / "journal.jsonl"
@@ -132,12 +132,12 @@ class RunFiles:
         )
 
     def lock(self) -> None:
-        """Raises Busy if another process holds it. The lock goes with the process, however it ends."""
+        """Raises Busy if another process holds the lock. The kernel releases it when the process exits."""
         self.owner = os.open(self.root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         until = time.monotonic() + LOCK_RELEASE
         while not _locked(self.owner):
             pid = os.pread(self.owner, 32, 0).decode().strip()
-            # a pod that a killed runner was just starting has the lock until it is a program of its own
+            # a pod that a killed runner was just forking holds the lock until its exec
             if pid.isdigit() and not Path(f"/proc/{pid}").exists() and time.monotonic() < until:
                 time.sleep(0.01)
                 continue
@@ -150,7 +150,7 @@ class RunFiles:
         os.pwrite(self.owner, f"{os.getpid()}\n".encode(), 0)
 
     def runner(self) -> int | None:
-        """The process that holds the lock, if one does."""
+        """The pid of the process that holds the lock, or None."""
         try:
             probe = os.open(self.root / "lock", os.O_RDWR | os.O_CLOEXEC)
         except FileNotFoundError:
@@ -161,7 +161,7 @@ class RunFiles:
             os.close(probe)
 
     def append(self, entry: dict[str, Any]) -> None:
-        """One line of the journal. Raises DiskFull; the journal is then as before."""
+        """Appends one line to the journal. Raises DiskFull; the journal is then unchanged."""
         data = _line(entry).encode()
         size = os.fstat(self.journal).st_size
         try:
@@ -173,7 +173,7 @@ class RunFiles:
             raise write_error(error, self.root) from error
 
     def close(self) -> None:
-        """Lets go of the run."""
+        """Closes the journal and releases the lock."""
         for descriptor in (self.journal, self.owner):
             if descriptor >= 0:
                 os.close(descriptor)
@@ -185,7 +185,7 @@ class RunFiles:
 
 
 def _check(status: Status) -> None:
-    """Raises ValueError, or one of WRONG_SHAPE, for a table that cannot be gone on with."""
+    """Raises ValueError, or one of WRONG_SHAPE, for a status that cannot be resumed."""
     nodes = status["nodes"]
     for id, node in nodes.items():
         if node["id"] != id or node["phase"] not in PHASES or not (node["name"] and node["type"] and node["startedAt"]):
@@ -213,7 +213,7 @@ def _line(entry: dict[str, Any]) -> str:
 
 
 def write_error(error: OSError, root: Path) -> RekindleError:
-    """What keeps the state of a run in `root` from being written, and the way out."""
+    """Why the state of a run in `root` cannot be written, and what to do."""
     if error.errno in FULL:
         way = (
             f"then `rekindle resume {root.name}`, which deletes what failed steps left in pods/ if it must"
@@ -228,16 +228,16 @@ def write_error(error: OSError, root: Path) -> RekindleError:
 
 
 def read(home: Path, name: str) -> Status:
-    """The status of a run, for anyone who only looks. Raises ConfigError if there is no such run."""
+    """The status of a run, without its lock. Raises ConfigError if there is no such run."""
     files = RunFiles(home, name)
     files.workflow()
     return files.load()[0]
 
 
 def reset_interrupted(status: Status, now: str) -> Status:
-    """A status whose runner died, ready to go on: what ran begins anew, and so does its time (`now`: RFC 3339).
+    """The status of a run whose runner died, ready to resume: running nodes start over at `now` (RFC 3339).
 
-    What had begun once a daemon ran waits for it again: the group that it was the end of is not over.
+    Nodes after a daemon wait for it again: the step group or task group that it completed is running again.
     """
     nodes: dict[str, dict[str, Any]] = status["nodes"]
     for id, node in nodes.items():

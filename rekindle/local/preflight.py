@@ -1,8 +1,8 @@
-"""What of the Argo API the local runner does: what cannot be done as Argo does it is refused before anything starts.
+"""The supported subset of the Argo API: anything the local runner cannot do as Argo does is refused before the start.
 
     notes = check(workflow, cluster)     # raises ConfigError: the field, its path, and what to do
 
-Fields and their types are those of schema.py; here is what more they must be.
+Fields and their types are checked by schema.py; this module checks their values.
 """
 
 import posixpath
@@ -51,9 +51,9 @@ EXPRESSION = re.compile(r"\{\{=(.*?)\}\}", re.DOTALL)
 
 
 def check(workflow: dict[str, Any], cluster: Any, manifest: Mapping[str, Any] | None = None) -> list[str]:
-    """Gives notes on what is ignored of a workflow, and of the manifest it is from.
+    """Returns notes on ignored fields of a workflow and of the manifest that it comes from.
 
-    Raises ConfigError for the first thing that cannot be done as Argo does it.
+    Raises ConfigError for the first field that the local runner cannot support as Argo does.
     """
     ignored = dict.fromkeys(walk(workflow, "Workflow", ""))
     if manifest:
@@ -81,7 +81,7 @@ def check(workflow: dict[str, Any], cluster: Any, manifest: Mapping[str, Any] | 
 
 
 def _objects(spec: dict[str, Any], cluster: Any) -> None:
-    """What pods wait for in vain is said at once; but a resource template may make it while the workflow runs."""
+    """Reports missing objects before pods wait for them, unless a resource template may create them during the run."""
     if any("resource" in template for template, _ in bodies(spec, "spec")):
         return
     for where, kind, name, key in needed(spec):
@@ -94,12 +94,12 @@ def _objects(spec: dict[str, Any], cluster: Any) -> None:
 
 
 def templates(spec: dict[str, Any], cluster: Any, path: str) -> None:
-    """The same for the spec of a WorkflowTemplate that is referred to."""
+    """The same checks for the spec of a referenced WorkflowTemplate."""
     _bodies(spec, cluster, path)
 
 
 def _bodies(spec: dict[str, Any], cluster: Any, where: str = "spec") -> list[str]:
-    """What is ignored of the patches of pods."""
+    """Checks all templates; returns the ignored fields of pod spec patches."""
     ignored = pod_patch.check(spec, where)
     _holders(spec)
     for template, path in bodies(spec, where):
@@ -156,7 +156,7 @@ def _deadline(template: dict[str, Any], where: str) -> None:
 
 
 def _paths(template: dict[str, Any], where: str) -> None:
-    """No two inputs lie at one path, or where a volume is mounted. Source: Argo's validateLeaf."""
+    """Input artifacts must not share a path, with each other or with a volume mount. Source: Argo's validateLeaf."""
     mounts = (template.get("container") or {}).get("volumeMounts") or []
     taken = {mount["mountPath"]: f"container.volumeMounts[{index}]" for index, mount in enumerate(mounts)}
     files = (template.get("inputs") or {}).get("artifacts") or [] if "container" in template else []
@@ -189,7 +189,7 @@ def _holders(spec: dict[str, Any]) -> None:
 
 
 def _expressions(value: Any, where: str) -> None:
-    """Every function that an expression calls must be known: it would fail late else, or worse, stay as text."""
+    """Every function that an expression calls must exist: otherwise it fails late or, worse, stays as text."""
     if isinstance(value, dict):
         for key, child in value.items():
             _expressions(child, f"{where}.{key}")

@@ -1,6 +1,6 @@
-"""Processes that outlive the one that started them: recognised again, and ended as a group.
+"""Processes that outlive their parent: identified by pid and start time, and terminated as a group.
 
-A pid alone may have been given to somebody else since, so a process is known by its pid and its start time.
+A pid alone may have been reused.
 """
 
 import json
@@ -13,7 +13,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-WATCH = 3.0  # seconds between looks at the record
+WATCH = 3.0  # seconds between reads of the record
 
 
 def started(pid: int) -> int | None:
@@ -32,20 +32,20 @@ def alive(pid: int, since: int) -> bool:
 
 
 def confirm_recorded(child: subprocess.Popen[bytes]) -> None:
-    """Lets a child go on that has a pipe as stdin and waits: it is written down, so that others can find it."""
+    """Tell a child that waits on its stdin that it is recorded: from now on other commands can find and stop it."""
     assert child.stdin
-    with suppress(BrokenPipeError), child.stdin:  # it may be over already
+    with suppress(BrokenPipeError), child.stdin:  # it may have exited
         child.stdin.write(b"\n")
 
 
 def wait_until_recorded() -> None:
-    """Ends this process if the one that started it died before it wrote that down: nobody would ever end it."""
+    """Exit if the parent died before it recorded this process: nothing would ever stop it."""
     if not os.read(0, 1):
-        sys.exit("who started this process died before it was recorded")
+        sys.exit("the parent died before it recorded this process")
 
 
 def end_unless_recorded(record: Path) -> None:
-    """Watch a file from a thread, and end this process once it is gone or has another pid: the home was removed."""
+    """Watch the record from a thread, and exit once it is deleted or has another pid: the home was removed."""
     wait_until_recorded()
 
     def watch() -> None:
@@ -62,7 +62,7 @@ def end_unless_recorded(record: Path) -> None:
 
 
 def end_group(pid: int, since: int, grace: float) -> None:
-    """SIGTERM the process group that `pid` leads, after `grace` seconds SIGKILL what is left of it, and wait."""
+    """SIGTERM the process group of `pid`, SIGKILL it after `grace` seconds, and wait."""
     if not alive(pid, since):
         return
     signal_group(pid, signal.SIGTERM)
@@ -75,7 +75,7 @@ def end_group(pid: int, since: int, grace: float) -> None:
 
 
 def signal_group(pid: int, number: int) -> bool:
-    """Whether there was such a group to signal."""
+    """Signals a process group; False if there is none."""
     try:
         os.killpg(pid, number)
     except (ProcessLookupError, PermissionError):

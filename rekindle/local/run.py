@@ -4,9 +4,9 @@
     status = resume("demo-4k2xp", LocalCluster()); stop("demo-4k2xp")
     release_suspended("demo-4k2xp", {"approve": "YES"})
 
-Everything is written to the run's journal before it is acted on, so that after `kill -9` of this process `resume`
-goes on with what is there: finished steps stay, and what ran is ended and runs again. KeyboardInterrupt stops all
-pods in order and leaves a run that can be resumed.
+Everything is written to the run's journal before it takes effect, so `resume` works even after `kill -9` of this
+process: completed steps are kept, running ones are killed and start over. KeyboardInterrupt stops all pods in order and
+leaves a run that can be resumed.
 """
 
 import contextlib
@@ -41,7 +41,7 @@ from rekindle.local.pods.executor import Executor
 from rekindle.local.pods.process import POD, Cluster
 from rekindle.local.processes import alive, signal_group, started
 
-GRACE = 1.0  # seconds that pods have to end when the run is stopped
+GRACE = 1.0  # seconds between SIGTERM and SIGKILL when the run is stopped
 HOME = Path(".rekindle")
 OnChange = Callable[[Status], None]
 
@@ -53,19 +53,19 @@ def execute(
     on_change: OnChange | None = None,
     note: Callable[[str], None] | None = None,
 ) -> Status:
-    """Runs a Workflow, WorkflowTemplate or CronWorkflow to its end. Raises ConfigError before anything starts."""
+    """Runs a Workflow, WorkflowTemplate or CronWorkflow to completion. Raises ConfigError before anything starts."""
     return LocalRun.new(manifest, parameters, cluster, note).run(on_change)
 
 
 def resume(name: str, cluster: Cluster | None = None, on_change: OnChange | None = None) -> Status:
-    """Goes on with a run: one whose runner died, that was stopped, or that failed. Raises ConfigError, Busy."""
+    """Resumes a run that was stopped, failed, or lost its runner. Raises ConfigError, Busy."""
     return LocalRun.old(name, cluster).run(on_change)
 
 
 def stop(name: str, home: Path | None = None, cluster: Cluster | None = None) -> str:
-    """Stops a run as `argo stop` does: pods are ended, exit handlers run. Returns the name when it is over.
+    """Stops a run as `argo stop` does: terminates its pods, then runs the exit handlers. Returns the name at the end.
 
-    Where its runner is dead, this process does what is left to do. Raises ConfigError for a run that is over.
+    If the runner is dead, this process takes its place. Raises ConfigError for a completed run.
     """
     files = RunFiles(home or Path(os.environ.get("REKINDLE_HOME", HOME)), name)
     files.workflow()
@@ -88,9 +88,9 @@ def stop(name: str, home: Path | None = None, cluster: Cluster | None = None) ->
 
 
 def release_suspended(name: str, values: Mapping[str, str], home: Path | None = None) -> bool:
-    """Lets the suspended steps of a run go on. False where nobody runs it: whoever does, gives them `values`, if any.
+    """Resumes the suspended steps of a running workflow, with `values` as their outputs. False if no process runs it.
 
-    What is asked for is on disk until the runner has it in its journal. Raises ConfigError, Busy if nothing waits.
+    The request stays on disk until the runner has journaled it. Raises ConfigError, or Busy if no step is suspended.
     """
     files = RunFiles(home or Path(os.environ.get("REKINDLE_HOME", HOME)), name)
     workflow, runs = files.workflow(), files.runner() is not None
@@ -107,7 +107,7 @@ def release_suspended(name: str, values: Mapping[str, str], home: Path | None = 
 
 
 class LocalRun:
-    """One run, held by this process. `name`, `files.root` and `notes` are known before it runs."""
+    """One run, locked by this process. `name` and `files.root` are known before it runs."""
 
     def __init__(self, files: RunFiles, workflow: dict[str, Any], status: Status, cluster: Cluster) -> None:
         self.files, self.workflow, self.cluster = files, workflow, cluster
@@ -115,7 +115,7 @@ class LocalRun:
         self.status, self.shutdown = status, ""
         self.on_change: OnChange | None = None
         self.head = ""
-        self.resume_request = ""  # what somebody asked who let it go on, and is not in the journal yet
+        self.resume_request = ""  # the content of the request that is not in the journal yet
 
     @classmethod
     def new(
@@ -125,14 +125,14 @@ class LocalRun:
         cluster: Cluster | None = None,
         note: Callable[[str], None] | None = None,
     ) -> "LocalRun":
-        """A run that is checked and on disk, but not started. Raises ConfigError."""
+        """A run that is validated and on disk, but not started. Raises ConfigError."""
         cluster = cluster or _cluster()
         workflow = manifests.workflow(manifest, parameters, cluster.find)
         for line in preflight.check(workflow, cluster, manifest):
             if note:
                 note(line)
         validate.check(workflow, find=cluster.find)
-        if manifest["kind"] == "CronWorkflow":  # as Argo takes none that never could run by itself
+        if manifest["kind"] == "CronWorkflow":  # Argo refuses one whose Workflow could not run
             validate.check({**manifest, "spec": {**manifest["spec"], "workflowSpec": workflow["spec"]}})
         workflow = resolved(
             labelled(workflow), cluster.find, lambda spec, path: preflight.templates(spec, cluster, path)
@@ -142,7 +142,7 @@ class LocalRun:
 
     @classmethod
     def old(cls, name: str, cluster: Cluster | None = None) -> "LocalRun":
-        """A run from disk, whose left-over processes are ended. Raises ConfigError, Busy."""
+        """A run from disk; processes left over from its last runner are killed. Raises ConfigError, Busy."""
         cluster = cluster or _cluster()
         files = RunFiles(cluster.home, name)
         workflow, status, pods = files.open()
@@ -157,7 +157,7 @@ class LocalRun:
                 status = reset_interrupted(status, now)
             try:
                 files.snapshot(status)
-            except DiskFull:  # what steps that failed left behind may be what fills it
+            except DiskFull:  # the directories of failed steps may be what fills it
                 artifacts.remove_directory(files.pods)
                 files.snapshot(status)
         except BaseException:
@@ -195,7 +195,7 @@ class LocalRun:
                     raise
                 finally:
                     executor.close()
-                    _kill_left_over(self.files, {})  # what left its session, or was lost amid its start
+                    _kill_left_over(self.files, {})  # processes that left their session, or that were just starting
 
     def _loop(self, scheduler: Scheduler, executor: Executor) -> Status:
         self.status = scheduler.status
@@ -205,7 +205,7 @@ class LocalRun:
             self._record(scheduler)
             if (
                 self.resume_request and self.files.resume_request.read_text() == self.resume_request
-            ):  # else somebody has asked for more
+            ):  # else a newer request replaced it
                 self.files.resume_request.unlink()
             self.resume_request = ""
             if scheduler.done:
@@ -221,7 +221,7 @@ class LocalRun:
             events = [*executor.wait(timeout), *self._resumed_nodes()]
 
     def _resumed_nodes(self) -> list[Resumed]:
-        """What `release_suspended` asks for."""
+        """The request of `release_suspended`."""
         if not self.files.resume_request.exists():
             return []
         self.resume_request = self.files.resume_request.read_text()
@@ -230,7 +230,7 @@ class LocalRun:
         return [Resumed(id, values) for id, values in json.loads(self.resume_request).items()]
 
     def _tidy(self, scheduler: Scheduler) -> None:
-        """Deletes what goes with the end of the run; again, if a run that is over is gone on with."""
+        """Deletes claims and artifacts that do not outlive the workflow; repeated when a completed run is resumed."""
         for volume in claims(self.workflow):
             if volume not in scheduler.status.get("persistentVolumeClaims", []):
                 volumes.delete(self.cluster, volume)
@@ -251,7 +251,7 @@ class LocalRun:
 
 
 def _create(home: Path, workflow: dict[str, Any], scheduled: bool) -> RunFiles:
-    """The run on disk. That of a CronWorkflow is named by its second, or the next that is free. Raises ConfigError."""
+    """Creates the run on disk. That of a CronWorkflow is named after a free second. Raises ConfigError."""
     while True:
         files = RunFiles(home, workflow["metadata"]["name"])
         try:
@@ -271,7 +271,7 @@ def _cluster(home: Path | None = None) -> Cluster:
 
 
 def _kill_left_over(files: RunFiles, pods: Mapping[str, list[int]]) -> None:
-    """Ends what pods left: their sessions, and what has a pod's root as `/` or its environment."""
+    """Kills processes that pods left: of their sessions, with a pod's root as `/`, or with its environment."""
     sessions, folder = {pid: since for pid, since in pods.values()}, f"{files.pods}/"
     pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
     survivors = {pid: started(pid) for pid in pids if pid != os.getpid() and _is_left_over(pid, sessions, folder)}
@@ -282,7 +282,9 @@ def _kill_left_over(files: RunFiles, pods: Mapping[str, list[int]]) -> None:
     until = time.monotonic() + 5
     while any(since and alive(pid, since) for pid, since in survivors.items()):
         if time.monotonic() > until:
-            raise RekindleError(f"processes {sorted(survivors)} that {files.name} left do not end: they must first.")
+            raise RekindleError(
+                f"processes {sorted(survivors)} that {files.name} left behind do not exit: they must first."
+            )
         time.sleep(0.01)
 
 

@@ -1,7 +1,8 @@
-"""Artifacts between a pod's directory and the S3 store: the keys, archives and surprises of Argo.
+"""Artifacts between a pod's directory and the S3 store, with Argo's keys and archives.
 
-On loading an artifact without `archive`, a gzipped tar is found out and unpacked, and if it holds one thing only,
-that thing gets the artifact's path. Source: Argo's executor.go (loadArtifact, unpack, saveArtifact).
+An artifact without `archive` is unpacked if it is a gzipped tar; a single entry gets the artifact's path.
+
+Source: Argo's executor.go (loadArtifact, unpack, saveArtifact).
 """
 
 import contextlib
@@ -17,11 +18,11 @@ from typing import Any
 from rekindle.argo.kinds import ARTIFACT_GC
 from rekindle.errors import ConfigError, RekindleError, StorageError
 
-STAGED = "/tmp/argo/outputs/artifacts"  # where Argo's executor puts a file that it zips, and looks by its name
+STAGED = "/tmp/argo/outputs/artifacts"  # where Argo's executor stages files to zip
 
 
 class Tar(tarfile.TarFile):
-    """With the whole of each file, as Go writes it, also of what is a second name of one."""
+    """Writes hard links as full files, as Go does."""
 
     def gettarinfo(self, *args: Any, **kwargs: Any) -> tarfile.TarInfo:
         self.inodes.clear()  # pyright: ignore
@@ -29,12 +30,12 @@ class Tar(tarfile.TarFile):
 
 
 class ArtifactError(Exception):
-    """An artifact that cannot be loaded or saved; the text is Argo's."""
+    """An artifact that cannot be loaded or saved, with Argo's message."""
 
 
 def load(artifact: dict[str, Any], path: Path, store: Any) -> None:
-    """Brings an input artifact to `path`. Raises ArtifactError, StorageError."""
-    if not any(artifact.get(kind) for kind in ("s3", "raw", "http")):  # as of a step that was skipped
+    """Loads an input artifact to `path`. Raises ArtifactError, StorageError."""
+    if not any(artifact.get(kind) for kind in ("s3", "raw", "http")):  # of a skipped step
         if artifact.get("optional"):
             return
         raise ArtifactError(f"required artifact '{artifact['name']}' not supplied")
@@ -94,7 +95,7 @@ def _untar(path: Path, into: Path) -> None:
     root = os.path.realpath(into)
 
     def sanitized(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
-        """As Argo's executor takes it: links that stay within, and files and directories without an owner."""
+        """As Argo's executor: links that stay within `into`, and files and directories without their owner."""
         target = os.path.normpath(os.path.join(root, member.name))
         if not target.startswith(f"{root}/"):
             raise ArtifactError(f"illegal file path: {member.name}")
@@ -139,11 +140,10 @@ def save(
     store: Any,
     location: dict[str, Any] | None = None,
 ) -> dict[str, Any] | None:
-    """Uploads an output artifact and gives it with its key; None if it is optional and absent. Raises ArtifactError.
+    """Uploads an output artifact; returns it with its key, or None if it is optional and absent. Raises ArtifactError.
 
-    `link`: what the template names, which as a rule is the file at `path` itself, but may lead to it. `into`: where it
-    is packed.
-    `location`: the S3 place of the template's archiveLocation, for what does not say where it goes itself.
+    `link`: the path in the template, which may be a link to the file at `path`. `into`: where archives are built.
+    `location`: the S3 part of the template's archiveLocation, for artifacts without their own.
     """
     archive = artifact.get("archive") or {}
     if missing := _missing_path(artifact, link, path):
@@ -177,13 +177,13 @@ def save(
 
 
 def _level(archive: dict[str, Any]) -> int:
-    """Argo takes notice of it for what lies in a volume alone, where `check` has seen it."""
+    """Argo uses the level only for files in volumes, where `check` has validated it."""
     level = (archive.get("tar") or {}).get("compressionLevel")
     return level if isinstance(level, int) and level in range(10) else 6
 
 
 def _missing_path(artifact: dict[str, Any], link: Path, path: Path) -> str:
-    """What Argo looks for in vain, if it does; a file that it zips it looks for by the name of its artifact."""
+    """The path that Argo does not find, or ""; it looks for a file to zip by the artifact's name."""
     archive = artifact.get("archive") or {}
     if not path.exists():
         return f"open /var/run/argo/outputs/artifacts{artifact['path']}.tgz"
@@ -194,13 +194,13 @@ def _missing_path(artifact: dict[str, Any], link: Path, path: Path) -> str:
 
 
 def _base(location: dict[str, Any] | None, prefix: str) -> dict[str, Any]:
-    """Where artifacts go that do not say it: an archiveLocation that is whole, or the default repository."""
+    """The location of artifacts without their own: a complete archiveLocation, or the default repository."""
     whole = location and all(location.get(part) for part in ("endpoint", "bucket", "key"))
     return dict(location) if location and whole else {"key": prefix}
 
 
 def save_log(container: str, log: Path, template: dict[str, Any], prefix: str, store: Any) -> dict[str, Any]:
-    """Uploads what a container said, and gives it as an artifact. Raises StorageError."""
+    """Uploads a container's log; returns it as an artifact. Raises StorageError."""
     base = _base(template["archiveLocation"].get("s3"), prefix)
     where = {**base, "key": f"{base['key']}/{container}.log"}
     store(where).upload(log, where["key"])
@@ -208,7 +208,7 @@ def save_log(container: str, log: Path, template: dict[str, Any], prefix: str, s
 
 
 def _zip(path: Path, into: Path, name: str) -> None:
-    """A directory goes by the artifact's name and without empty ones, a file by where Argo has it."""
+    """Zips a directory under the artifact's name, without empty directories, or a file under Argo's staging path."""
     with zipfile.ZipFile(into, "w", zipfile.ZIP_DEFLATED) as archive:
         if path.is_file():
             entry = zipfile.ZipInfo.from_file(path)
@@ -220,10 +220,10 @@ def _zip(path: Path, into: Path, name: str) -> None:
 
 
 def collect_garbage(status: dict[str, Any], spec: dict[str, Any], store: Any) -> list[str]:
-    """Deletes the output artifacts that go with the completion of their workflow; gives the nodes that change by it.
+    """Deletes the output artifacts with the strategy OnWorkflowCompletion; returns the ids of the changed nodes.
 
-    What cannot be deleted is a condition of the status. One machine never deletes a workflow: what is to go with its
-    deletion stays. Source: Argo's artifact_gc.go and the S3 driver, which takes a key for a directory by its last /.
+    A failure becomes a condition of the status. Workflows are never deleted here, so OnWorkflowDeletion does nothing.
+    Source: Argo's artifact_gc.go and the S3 driver, for which a key with a trailing / is a directory.
     """
     changed = []
     for id, node in status["nodes"].items():
@@ -249,13 +249,13 @@ def _delete(key: str, store: Any) -> None:
 
 
 def strategy(artifact: dict[str, Any], spec: dict[str, Any]) -> str:
-    """When an artifact is deleted: its own strategy, else that of the workflow."""
+    """When an artifact is deleted: its own strategy, else the workflow's."""
     strategies = ((owner.get("artifactGC") or {}).get("strategy") for owner in (artifact, spec))
     return next(filter(None, strategies), "Never")
 
 
 def check(template: dict[str, Any], where: str) -> None:
-    """Raises ConfigError for an artifact without a path where pods are, or with one elsewhere, and a gzip level."""
+    """Raises ConfigError for a pod's artifact without a path, any other with one, and an invalid gzip level."""
     leaf = not template.keys() & {"dag", "steps", "suspend"}
     files = {way: (template.get(way) or {}).get("artifacts") or [] for way in ("inputs", "outputs")}
     mounts = (template.get("container") or template.get("script") or {}).get("volumeMounts") or []
@@ -280,7 +280,7 @@ def _owner(path: Path) -> int | None:
 
 
 def remove_directory(root: Path) -> None:
-    """Removes a pod's directory; what lies there is in the store by now. A thread that collects may do so, too."""
+    """Removes a pod's directory. Another thread may do so at the same time."""
     ours = os.getuid() in (0, _owner(root))
 
     def failed(_function: Any, _path: str, error: Any) -> None:
@@ -289,7 +289,7 @@ def remove_directory(root: Path) -> None:
 
     try:
         shutil.rmtree(root, onerror=failed)
-    except PermissionError:  # directories that it made read only, as Go's module cache is
+    except PermissionError:  # read-only directories, such as Go's module cache
         os.chmod(root, 0o700)
         for folder, names, _ in os.walk(root):
             for path in (os.path.join(folder, name) for name in names):

@@ -1,8 +1,8 @@
-"""Pods of one run: inputs brought in, processes watched, outputs collected. No thread waits and nothing is polled.
+"""Pods of one run: load inputs, watch processes, collect outputs, in one event loop without polling.
 
     executor.start(action); events = executor.wait(timeout); executor.kill(id); executor.halt(grace)
 
-What a template makes without a process of ours (http, data) is done beside the loop, as are transfers.
+Transfers and templates without a process (http, data) run in threads.
 """
 
 import os
@@ -65,7 +65,7 @@ class Resources(Protocol):
 
 
 class Executor:
-    """All pods of one run. Processes are started from the thread that made it, and die with it."""
+    """All pods of one run. Processes are started from the thread that created it, and die with that thread."""
 
     def __init__(
         self,
@@ -118,7 +118,7 @@ class Executor:
             self._spawn(pod)
 
     def wait(self, timeout: float | None) -> list[Began | Ended]:
-        """What happened; at the latest after `timeout` seconds nothing."""
+        """The next events; empty after `timeout` seconds."""
         limits = [self.deadline - time.time()] if self.deadline is not None else []
         limits += [timeout] if timeout is not None else []
         limits.append(0.1 if self.resources.busy else 1.0)
@@ -140,7 +140,7 @@ class Executor:
         return events
 
     def kill(self, id: str, why: str = "", grace: float | None = None) -> None:
-        """Ends a pod: SIGTERM, and SIGKILL after `grace` seconds, or after its own."""
+        """Terminates a pod: SIGTERM, then SIGKILL after `grace` seconds (default: the pod's own)."""
         self.resources.forget(id)
         pod = self.running.get(id)
         if not pod or pod.killed is not None:
@@ -156,7 +156,7 @@ class Executor:
             self._advance(pod)
 
     def halt(self, grace: float) -> None:
-        """Ends everything and waits for it; nothing of it is recorded. The run can go on later."""
+        """Terminates all pods and waits; nothing is recorded, so the run can be resumed."""
         for id in list(self.running):
             self.kill(id, "", grace)
         self.resources.stop(grace)
@@ -170,21 +170,21 @@ class Executor:
                 except subprocess.TimeoutExpired:
                     signal_group(pod.process.pid, signal.SIGKILL)
                     pod.process.wait()
-                signal_group(pod.process.pid, signal.SIGKILL)  # what it left behind in its group
+                signal_group(pod.process.pid, signal.SIGKILL)  # processes left in its group
             for name in list(pod.descriptors):
                 self._unwatch(pod, name)
             artifacts.remove_directory(pod.shared)
         self.running.clear()
 
     def close(self) -> None:
-        """Lets go of descriptors, but for the wakeup that a thread may still ring."""
+        """Closes descriptors, except for the eventfd that a thread may still write to."""
         self.selector.close()
         if not any(each.is_alive() for each in self.threads):
             os.close(self.wakeup)
 
     @property
     def deadline(self) -> float | None:
-        """When `wait` has something to enforce."""
+        """When `wait` must enforce the next deadline or retry."""
         times = [when for pod in self.running.values() for when in (pod.kill_at or pod.action.deadline,) if when]
         times += [pod.group.next_retry for pod in self.running.values() if pod.group and pod.group.next_retry]
         return min(times, default=None)
@@ -209,7 +209,7 @@ class Executor:
     def _run_in_thread(
         self, pod: PodRun, work: Callable[[], Any], callback: Callable[[PodRun, Future[Any]], None]
     ) -> None:
-        """What takes time runs beside the loop, which alone may start processes; a daemon thread holds up no Ctrl-C."""
+        """Runs slow `work` in a daemon thread, which does not delay Ctrl-C; then `callback` in the loop."""
         done = Future[Any]()
         pod.work = done, callback
 
@@ -282,8 +282,8 @@ class Executor:
             self.events.append(Began(pod.action.id, run.ip))
 
     def _prepare(self, pod: PodRun) -> ContainerRun:
-        """Puts in place what the pod needs at its start. Raises ConfigError, OSError, ValueError."""
-        containers.check_images(pod.template, pod.action.pod, self.cluster)  # by a tag it may be any
+        """Prepares a pod's files, and its container to run. Raises ConfigError, OSError, ValueError."""
+        containers.check_images(pod.template, pod.action.pod, self.cluster)  # its tag may come from a parameter
         template = resolve_paths(pod.template, pod.root if pod.private is None else None)
         container = {"name": "main", **main_container(template)}
         if source := container.pop("source", ""):
@@ -309,7 +309,7 @@ class Executor:
         return run
 
     def _unstarted(self, pod: PodRun, error: Exception) -> None:
-        """Ends a pod one of whose containers cannot start; Argo's executor tells it of all but init containers."""
+        """Ends a pod with a container that cannot start; Argo's executor reports all but init containers."""
         init = pod.sidecars.name if pod.sidecars else ""
         if pod.sidecars:
             pod.sidecars.stop(0)
@@ -325,7 +325,7 @@ class Executor:
         self._end(pod, "Failed", f"{init or 'main'}: {reason} (exit code {code}): {why}", outputs)
 
     def _advance(self, pod: PodRun) -> None:
-        """Brings the containers of a set as far as they can go now."""
+        """Starts the containers of a set that are ready, and reports those that ended."""
         group = pod.group
         assert group
         try:
@@ -370,7 +370,7 @@ class Executor:
         process = pod.group.running[name] if pod.group else pod.process
         assert process
         process.wait()
-        signal_group(process.pid, signal.SIGKILL)  # the container is gone when its first process is
+        signal_group(process.pid, signal.SIGKILL)  # a container ends with its first process
         self._unwatch(pod, name)
         if process.log_pipe.error:
             raise process.log_pipe.error
@@ -383,7 +383,7 @@ class Executor:
             pod.process = None
             if process.code and pod.killed is None:
                 pod.sidecars.stop(0)
-                ignored = process.code in KILLED  # Argo takes it for one that was told to end
+                ignored = process.code in KILLED  # Argo treats it as terminated on request
                 ends = ("Error", INIT_FAILED) if ignored else ("Failed", f"{name}: {process.failure}")
                 self._end(pod, *ends, None)
             else:
@@ -399,7 +399,7 @@ class Executor:
         self.running.pop(pod.action.id)
         keys = [self._key(pod, name) for name in pod.action.containers or ("main",)]
         self.files.append({"pods": dict.fromkeys(keys)})
-        artifacts.remove_directory(pod.shared)  # a Secret's files do not stay
+        artifacts.remove_directory(pod.shared)  # files of Secrets must not stay
         if phase == "Succeeded":
             artifacts.remove_directory(pod.root)
         self.events.append(Ended(pod.action.id, phase, message, outputs))

@@ -1,10 +1,10 @@
-"""One pod on its way: where its files lie on this machine, and what it leaves.
+"""One running pod: where its files are on this machine, and its outputs.
 
     pod = PodRun(action, root, log); pod.host("/tmp/out.txt"); phase, message, outputs = pod.collected(name, store)
 
-A pod's files lie under its own root, which it sees as `/` (isolation.py). Where the system allows no such thing, paths
-that the manifest takes from `{{inputs|outputs...path}}` are moved there in its text. What is checked and said is
-Argo's: a failed main container wins over outputs that are missing, and outputs are collected even then.
+A pod's files are below its own root, which it sees as `/` (filesystem.py). Without mount namespaces, paths that the
+manifest takes from `{{inputs|outputs...path}}` are replaced in its text. As in Argo, a failed main container takes
+precedence over missing outputs, and outputs are collected even then.
 """
 
 import json
@@ -26,16 +26,16 @@ from rekindle.local.pods.kinds.sidecars import KINDS, Sidecars
 from rekindle.local.pods.process import Process
 from rekindle.local.pods.volumes import VolumeDirectory, bind_mounts
 
-GRACE = 10.0  # seconds between SIGTERM and SIGKILL of a pod whose time is over
+GRACE = 10.0  # seconds between SIGTERM and SIGKILL
 SCRIPT = "/argo/staging/script"
-RESULT = 256 << 10  # bytes of stdout that become outputs.result: the last ones
+RESULT = 256 << 10  # the last bytes of stdout, which become outputs.result
 Outputs = dict[str, Any]
 Store = Callable[[dict[str, Any]], Any]
 
 
 @dataclass
 class PodRun:
-    """One pod. `work` runs beside the loop, which then goes on with the function that comes with it."""
+    """One pod. `work`: what runs in a thread, and the callback for the event loop."""
 
     action: Start
     root: Path
@@ -45,14 +45,14 @@ class PodRun:
     work: tuple[Future[Any], Callable[["PodRun", Future[Any]], None]] | None = None
     sidecars: Sidecars | None = None
     volumes: dict[str, VolumeDirectory] = field(default_factory=dict)
-    directory: str = "/"  # in which its main container begins, as do relative paths of outputs
-    expand: Callable[[str], str] = str  # a text with that container's variables
+    directory: str = "/"  # working directory of the main container; relative output paths start here
+    expand: Callable[[str], str] = str  # expands that container's variables in a text
     killed: str | None = None
     kill_at: float | None = None
 
     @cached_property
     def private(self) -> tuple[str, ...] | None:
-        """The files that are the pod's own; None where it has no root of its own, and all come from placeholders."""
+        """The pod's own files; None without mount namespaces, where all paths come from placeholders."""
         if not filesystem.available():
             return None
         declared = [os.path.join(self.directory, path) for path in paths(self.template)]
@@ -68,17 +68,17 @@ class PodRun:
 
     @property
     def processes(self) -> list[Process]:
-        """Those that end when the pod is killed: not its sidecars, which end after the others."""
+        """The processes to signal when the pod is killed: not its sidecars, which end last."""
         return [*self.group.running.values()] if self.group else [self.process] if self.process else []
 
     @property
     def shared(self) -> Path:
-        """Where its volumes are."""
+        """The directory of its volumes."""
         return self.root.with_name(f"{self.root.name}.volumes")
 
     @property
     def logs(self) -> dict[str, Path]:
-        """Of its containers, those that are to be artifacts, too."""
+        """The logs of its containers that are saved as artifacts."""
         if not (self.template.get("archiveLocation") or {}).get("archiveLogs"):
             return {}
         paths = {container["name"]: self._log(container) for container in self._members()} | {"main": self.log}
@@ -91,7 +91,7 @@ class PodRun:
         return self.log.with_name(f"{self.log.stem}.{container['name']}.log")
 
     def clean_up(self) -> None:
-        """Removes what an earlier try left, whose runner died: a pod that begins anew has said nothing."""
+        """Removes files and logs of an earlier attempt whose runner died."""
         for container in [
             *self._members(),
             *(container for kind in KINDS for container in self.template.get(kind) or []),
@@ -102,7 +102,7 @@ class PodRun:
 
     @property
     def view(self) -> filesystem.View | None:
-        """What the main container sees, or is going to see."""
+        """The file system tree of the main container."""
         if self.private is None:
             return None
         begun = self.group.view if self.group else self.process.view if self.process else None
@@ -110,7 +110,7 @@ class PodRun:
         return begun or filesystem.View(self.root, self.private, bind_mounts(self.volumes, mounts, self.expand))
 
     def host(self, path: str, link: bool = False) -> Path:
-        """Where the file is that the main container reaches by `path`, or the `link` there.
+        """The file on this machine that the main container knows as `path`; `link`: do not follow its last part.
 
         Raises OSError, and ConfigError for a volume that cannot be mounted.
         """
@@ -126,7 +126,7 @@ class PodRun:
         return view.host_path(at, must_exist=True)
 
     def collected(self, workflow: str, store: Store) -> tuple[str, str, Outputs]:
-        """Phase, message and outputs when its processes are over."""
+        """Phase, message and outputs of a pod whose processes have exited."""
         beside = self.sidecars.stop(GRACE) if self.sidecars else ""
         if self.sidecars and self.sidecars.log_error:
             raise self.sidecars.log_error
@@ -178,7 +178,7 @@ class PodRun:
             return parameter.get("value", source.get("default"))
         try:
             file = self.host(source["path"])
-            if not file.is_file():  # a pipe would be waited for
+            if not file.is_file():  # reading a pipe would block
                 raise FileNotFoundError(file)
             text = file.read_bytes().decode(errors="replace")
         except OSError:
@@ -187,12 +187,12 @@ class PodRun:
 
 
 def _mounts(template: dict[str, Any]) -> list[str]:
-    """Where volumes are mounted."""
+    """The paths of volume mounts."""
     return [mount["mountPath"] for mount in main_container(template).get("volumeMounts") or []]
 
 
 def paths(template: dict[str, Any]) -> Iterator[str]:
-    """The files that a template declares."""
+    """The paths that a template declares."""
     yield from (artifact["path"] for artifact in template["inputs"]["artifacts"] if artifact.get("path"))
     outputs = template.get("outputs") or {}
     yield from (artifact["path"] for artifact in outputs.get("artifacts") or [] if artifact.get("path"))
@@ -202,7 +202,7 @@ def paths(template: dict[str, Any]) -> Iterator[str]:
 
 
 def resolve_paths(template: dict[str, Any], root: Path | None) -> dict[str, Any]:
-    """The template with its marked paths below `root`, or unmarked."""
+    """The template with its marked paths moved below `root`, or only unmarked."""
     text = json.dumps(template, ensure_ascii=False)
     if MARK not in text:
         return template
@@ -210,7 +210,7 @@ def resolve_paths(template: dict[str, Any], root: Path | None) -> dict[str, Any]
 
 
 def _result(stdout: Path) -> Outputs:
-    """What was said, as it is an output; nothing of a container that never began."""
+    """The stdout as outputs.result; empty for a container that never started."""
     if not stdout.exists():
         return {}
     with open(stdout, "rb") as out:
@@ -220,7 +220,7 @@ def _result(stdout: Path) -> Outputs:
 
 
 def check(template: dict[str, Any]) -> None:
-    """Raises ConfigError if a template (as written) names paths that cannot be made its own here."""
+    """Raises ConfigError if a template (as written) names paths that cannot be private to its pods here."""
     where, text = f'template "{template.get("name")}"', json.dumps(main_container(template))
     literal = _mounts(template)
     declared = [*literal]

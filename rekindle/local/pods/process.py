@@ -1,9 +1,9 @@
-"""A container as a process of this machine: the environment of its manifest, its own session, dead with its parent.
+"""A container as a process of this machine, with its manifest's environment, in its own session; dies with its parent.
 
     process = start_container(ContainerRun(name, spec=pod_spec, root=..., log=...), cluster)
 
-Used for container and script templates, and by the controllers for the pods of jobs and deployments. A pod's root is a
-directory of its own; `private` are the files that are its own, beside its volumes (see isolation.py).
+Used for container and script templates, and by the controllers for the pods of jobs and deployments. `root` is the
+pod's own directory; `private` are the paths that are private to it, besides its volumes (see filesystem.py).
 """
 
 import os
@@ -25,15 +25,15 @@ from rekindle.local.pods.volumes import VolumeDirectory, bind_mounts
 
 VARIABLE = re.compile(r"\$\$|\$\(([^()]+)\)")
 PYTHON = re.compile(r"python[0-9.]*")
-ENVIRONMENT_NAME = re.compile(r"[ -<>-~]+")  # printable ASCII but =, as Kubernetes has it since 1.32
+ENVIRONMENT_NAME = re.compile(r"[ -<>-~]+")  # printable ASCII except =, as in Kubernetes since 1.32
 
 
 class StartError(OSError):
-    """A container that no runtime can start; the kubelet gives it the exit code 128."""
+    """A container that no runtime can start; the kubelet reports exit code 128."""
 
 
 class Cluster(Protocol):
-    """What a pod needs of its cluster."""
+    """The cluster as pods and controllers see it."""
 
     @property
     def home(self) -> Path: ...
@@ -62,9 +62,9 @@ class Cluster(Protocol):
 
 @dataclass(frozen=True)
 class ContainerRun:
-    """One container to run. `extra_env` comes last; `stdout`: a file for it alone, beside the log.
+    """One container to run. `extra_env` overrides; `stdout`: a file for stdout alone, besides the log.
 
-    `volumes`: the directories of those that it mounts. `inside`: a process whose files it sees instead of its own.
+    `volumes`: the directories that it may mount. `inside`: a process whose file system tree it shares.
     """
 
     name: str
@@ -81,7 +81,7 @@ class ContainerRun:
     inside: int | None = None
 
 
-POD = "REKINDLE_POD"  # the variable by which what a pod leaves is known: its root
+POD = "REKINDLE_POD"  # identifies processes that a pod leaves behind: its root
 FIELDS: dict[str, Callable[[ContainerRun], str]] = {
     "metadata.name": lambda run: run.name,
     "metadata.namespace": lambda run: run.namespace,
@@ -92,7 +92,7 @@ FIELDS: dict[str, Callable[[ContainerRun], str]] = {
 
 
 class Process(subprocess.Popen[bytes]):
-    """A container's first process, what it sees and says. `memory`: its limit, of no more use once it is over."""
+    """A container's first process, its log pipe, memory limit and file system view."""
 
     log_pipe: LogPipe
     memory: limits.Memory | None = None
@@ -121,7 +121,7 @@ class Process(subprocess.Popen[bytes]):
 
     @property
     def reason(self) -> str:
-        """What Kubernetes calls its failure."""
+        """Kubernetes' reason for its failure."""
         return "OOMKilled" if self.memory and self.memory.exceeded else "Error"
 
     @property
@@ -132,7 +132,7 @@ class Process(subprocess.Popen[bytes]):
 def start_container(run: ContainerRun, cluster: Cluster) -> Process:
     """Starts the process and returns at once.
 
-    Raises ConfigError for what this machine cannot run, StartError, and OSError, ValueError for its limits.
+    Raises ConfigError for a container that this machine cannot run, StartError, and OSError, ValueError for its limits.
     """
     container = _container(run)
     environment = container_environment(run, container, cluster)
@@ -191,9 +191,9 @@ def start_container(run: ContainerRun, cluster: Cluster) -> Process:
 
 
 def _private(run: ContainerRun, directory: str) -> tuple[str, ...] | None:
-    """The pod's own paths, with a working directory that this machine lacks: a container runtime makes it.
+    """The private paths, plus a working directory that this machine lacks: container runtimes create it.
 
-    Raises StartError, and ConfigError where a pod cannot have directories of its own.
+    Raises StartError, and ConfigError if pods cannot have private directories.
     """
     if not directory.startswith("/"):
         raise StartError(f"the working directory {directory!r} is not an absolute path")
@@ -207,7 +207,7 @@ def _private(run: ContainerRun, directory: str) -> tuple[str, ...] | None:
 
 
 def unknown_program(error: OSError) -> str:
-    """What Argo's executor says of a command that is not there, in the words of Go's exec.LookPath."""
+    """The message of Argo's executor (Go's exec.LookPath) for a missing command."""
     name, why = str(error.filename), "permission denied"
     if isinstance(error, FileNotFoundError):
         why = f"stat {name}: no such file or directory" if "/" in name else "executable file not found in $PATH"
@@ -215,7 +215,7 @@ def unknown_program(error: OSError) -> str:
 
 
 class _Child:
-    """Runs in the new process, before the program."""
+    """Runs in the new process, before exec."""
 
     def __init__(self, parent: int, memory: limits.Memory | None, enter: Any, directory: str | None) -> None:
         self.parent, self.memory, self.enter, self.directory = parent, memory, enter, directory
@@ -228,7 +228,7 @@ class _Child:
         if self.enter:
             self.enter()
             if self.directory:
-                os.makedirs(self.directory, exist_ok=True)  # where nothing of the machine is: see _private
+                os.makedirs(self.directory, exist_ok=True)  # a private directory: see _private
                 os.chdir(self.directory)
 
 
@@ -240,7 +240,7 @@ def _container(run: ContainerRun) -> Mapping[str, Any]:
 
 
 def container_environment(run: ContainerRun, container: Mapping[str, Any], cluster: Cluster) -> dict[str, str]:
-    """PATH, HOME, LANG, then what the manifest says, in the kubelet's order: envFrom, env, and `extra_env` last."""
+    """PATH, HOME, LANG, then the manifest's variables in the kubelet's order: envFrom, env, and `extra_env` last."""
     variables = {
         "PATH": f"{Path(sys.executable).parent}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
         "HOME": os.environ.get("HOME", "/"),
@@ -263,7 +263,7 @@ def container_environment(run: ContainerRun, container: Mapping[str, Any], clust
 
 
 def _names(run: ContainerRun, container: Mapping[str, Any]) -> None:
-    """Raises ConfigError for a name that an API server refuses."""
+    """Raises ConfigError for a name that the API server refuses."""
     prefixes = [source.get("prefix") or "x" for source in container.get("envFrom") or []]
     names_by_field = {"env": [variable["name"] for variable in container.get("env") or []], "envFrom": prefixes}
     for key, names in names_by_field.items():
@@ -302,7 +302,7 @@ def _value(run: ContainerRun, variable: Mapping[str, Any], cluster: Cluster) -> 
 
 
 def field_value(run: ContainerRun, path: str, name: str) -> str:
-    """What a fieldRef to `path` gives `name`. Raises ConfigError."""
+    """The value of a fieldRef to `path` for the variable `name`. Raises ConfigError."""
     if path not in FIELDS:
         raise ConfigError(f"{run.name}: the value of {name} cannot be had here: only {', '.join(FIELDS)} can.")
     return FIELDS[path](run)
