@@ -49,6 +49,8 @@ MEMBERS = {  # modules that belong to another room than their folder
     "rekindle.__main__": "cli",
     "rekindle.local.locks": "engine",
     "rekindle.local.journal": "engine",
+    "rekindle.local.interrupts": "processes",
+    "rekindle.local.container_images": "pods",
 }
 # hera renders, torch trains: whoever imports one of them at the top of a module makes every command wait for it
 TORCH = ("rekindle.training.", "steps.fraud.")

@@ -151,7 +151,7 @@ class Deployments(Controller):
             folder = self.home / name
             folder.mkdir(parents=True, exist_ok=True)
             with open(folder / "supervisor.log", "ab") as log:
-                command = [sys.executable, "-m", "rekindle.local.controllers.supervisor"]
+                command = [sys.executable, "-m", "rekindle.local.supervise"]
                 child = subprocess.Popen(
                     [*command, "--home", str(self.cluster.home), "--name", name],
                     stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True, cwd=self.cluster.home,

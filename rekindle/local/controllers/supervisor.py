@@ -1,12 +1,9 @@
 """The supervisor of one Deployment: its pods with their probes, rolling updates, and the forwards of its Services.
 
-    python -m rekindle.local.controllers.supervisor --home .rekindle --name fraud
-
 It reads the objects from disk and does what they say until SIGTERM. A new version's pod must be ready before it gets
 connections; then the old one gets SIGTERM, while connections that it has go on. Its pods die with it.
 """
 
-import argparse
 import asyncio
 import hashlib
 import json
@@ -15,7 +12,6 @@ import sys
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from shutil import rmtree
 from typing import Any
 
@@ -25,7 +21,6 @@ from rekindle.local.controllers.deployment import Deployments, selects
 from rekindle.local.controllers.pod import Pod
 from rekindle.local.pods.containers import port_number
 from rekindle.local.pods.process import Cluster
-from rekindle.local.processes import wait_until_recorded
 
 INTERVAL = 0.05
 MAX_RESTARTS = 4  # times that the container of a new version may end before the update counts as failed
@@ -356,18 +351,3 @@ async def _pipe(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> Non
         sink.close()
     except OSError:
         sink.transport.abort()
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m rekindle.local.controllers.supervisor", description=__doc__)
-    parser.add_argument("--home", type=Path, required=True)
-    parser.add_argument("--name", required=True)
-    args = parser.parse_args()
-    wait_until_recorded()
-    from rekindle.local.emulator import LocalCluster
-
-    asyncio.run(Supervisor(LocalCluster(args.home), args.name).run())
-
-
-if __name__ == "__main__":
-    main()
