@@ -346,14 +346,14 @@ def test_a_parameter_that_the_workflow_lacks_is_an_error_with_the_nearest() -> N
 
 
 def test_the_page_of_all_fields_is_what_the_code_does() -> None:
-    from rekindle.argo.manifest.fields import page
+    from tests.argo_fields import page
 
     kept = Path(__file__).parents[3] / "docs/argo-fields.md"
-    assert kept.read_text() == page(), "python -m rekindle.argo.manifest.fields > docs/argo-fields.md"
+    assert kept.read_text() == page(), "python -m tests.argo_fields > docs/argo-fields.md"
 
 
 def test_no_field_of_the_table_is_misspelt() -> None:
-    from rekindle.argo.manifest.fields import described
+    from tests.argo_fields import described
 
     dropped = {"Locks": {"mutex", "semaphore"}}  # Argo 4 has them no more, and says nothing
     dropped |= {"CronSpec": {"schedule"}}

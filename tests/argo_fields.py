@@ -1,6 +1,6 @@
 """docs/argo-fields.md: which fields of an Argo Workflow the local runner supports, from schema.py.
 
-    python -m rekindle.argo.manifest.fields > docs/argo-fields.md
+    python -m tests.argo_fields > docs/argo-fields.md
 
 The fields are those of Hera's models, which are generated from Argo's API.
 """
@@ -20,7 +20,7 @@ HEAD = """# What of Argo's API runs on this machine
 
 `rekindle run` does what a field says as Argo does it, or refuses the manifest before anything starts, with the path of
 the field. *Ignored* is what cannot matter on one machine; a run of a manifest that is not ours says so once. This page
-is generated from the code (`python -m rekindle.argo.manifest.fields`); fields that Argo has got since are refused.
+is generated from the code (`python -m tests.argo_fields`); fields that Argo has got since are refused.
 Where Argo 3.7 and 4.1 differ the runner is as 4.1:
 [what was seen of it](../tests/conformance/README.md#where-37-and-41-differ).
 
