@@ -15,7 +15,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from rekindle.argo.manifest.volumes import claims
 from rekindle.errors import ConfigError, RekindleError
@@ -39,29 +39,13 @@ from rekindle.local.pods.process import (
     start_container,
     unknown_program,
 )
+from rekindle.local.pods.resources import Resources
 from rekindle.local.pods.volumes import VolumeDirectory
 from rekindle.local.processes import signal_group, started
 
 CANNOT_START = (FileNotFoundError, PermissionError, StartError)
 INIT_FAILED = "Pod failed before main container starts due to PodInitializing: "
 DEADLINE_EXCEEDED = "Pod was active on the node longer than the specified deadline"
-
-
-class Resources(Protocol):
-    """Runs resource templates."""
-
-    @property
-    def busy(self) -> bool: ...
-
-    def start(self, action: Start) -> list[Began | Ended]: ...
-
-    def poll(self) -> list[Began | Ended]: ...
-
-    def overdue(self, now: float) -> list[str]: ...
-
-    def forget(self, id: str) -> None: ...
-
-    def stop(self, grace: float) -> None: ...
 
 
 class Executor:
