@@ -38,7 +38,8 @@ from rekindle.local.journal import FULL, Busy, DiskFull, RunFiles, Status, reset
 from rekindle.local.locks import SharedLocks
 from rekindle.local.pods import artifacts, volumes
 from rekindle.local.pods.executor import Executor
-from rekindle.local.pods.process import POD, Cluster
+from rekindle.local.pods.interfaces import Cluster
+from rekindle.local.pods.process import POD
 from rekindle.local.processes import alive, signal_group, started
 
 GRACE = 1.0  # seconds between SIGTERM and SIGKILL when the run is stopped

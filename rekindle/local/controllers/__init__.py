@@ -1,14 +1,14 @@
-"""The kinds that can be applied here: one controller each; see `stored.Controller` for what a controller is."""
+"""The kinds that can be applied here, one controller each; see `base.Controller`."""
 
 from pathlib import Path
 
 from rekindle.local.controllers.base import Controller
 from rekindle.local.controllers.deployment import Deployments, Services
 from rekindle.local.controllers.pytorch_job import PyTorchJobs
-from rekindle.local.pods.process import Cluster
+from rekindle.local.pods.interfaces import Cluster
 
 KINDS = ("PyTorchJob", "Deployment", "Service", "ConfigMap", "Secret", "HorizontalPodAutoscaler", "PodDisruptionBudget")
-PLAIN = KINDS[3:]  # stored, and no more
+PLAIN = KINDS[3:]  # only stored
 
 
 def controllers(cluster: Cluster, run: Path) -> dict[str, Controller]:

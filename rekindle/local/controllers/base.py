@@ -15,14 +15,14 @@ from typing import Any
 
 from rekindle.argo.language.gofmt import timestamp
 from rekindle.errors import ConfigError
-from rekindle.local.pods.process import Cluster
+from rekindle.local.pods.interfaces import Cluster
 
 Object = dict[str, Any]
 LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 
 
 class Controller:
-    """The objects of one kind. Also the shape of every controller."""
+    """Stores the objects of one kind; the base of all controllers."""
 
     kind = ""
 
@@ -32,12 +32,12 @@ class Controller:
         self.folder = cluster.home / "objects" / self.kind
 
     def check(self, obj: Object) -> None:
-        """Raises ConfigError for what the API server would refuse, or what cannot be had on this machine."""
+        """Raises ConfigError for an object that the API server would refuse or that this machine does not support."""
         if not (obj.get("metadata") or {}).get("name"):
             raise ConfigError(f"a {self.kind} has no metadata.name. Give it one.")
 
     def apply(self, obj: Object) -> Object:
-        """Make the object what `obj` says; fields that `obj` never set stay. Raises ConfigError."""
+        """Create or update the object as `kubectl apply` does: fields that `obj` never set stay. Raises ConfigError."""
         self.check(obj)
         name = obj["metadata"]["name"]
 
@@ -56,11 +56,11 @@ class Controller:
         return stored
 
     def get(self, name: str) -> Object | None:
-        """The object as it is now, None if there is none."""
+        """The object, or None."""
         return self.read(name)
 
     def read(self, name: str) -> Object | None:
-        """The object as it is on disk."""
+        """The object on disk, or None."""
         try:
             return json.loads(self._path(name).read_text())
         except FileNotFoundError:
@@ -70,14 +70,14 @@ class Controller:
         return sorted(path.stem for path in self.folder.glob("*.json"))
 
     def delete(self, name: str) -> bool:
-        """Whether there was such an object."""
+        """Delete the object; False if there was none."""
         with self._locked():
             there = self._path(name).exists()
             self._path(name).unlink(missing_ok=True)
         return there
 
     def change(self, name: str, how: Callable[[Object | None], Object | None]) -> Object | None:
-        """Replace the object by `how(the object)`; None leaves it. Gives the object as it is then."""
+        """Replace the object by `how(object)`; None keeps it. Returns the new object."""
         with self._locked():
             now = self.read(name)
             new = how(copy.deepcopy(now))
@@ -90,10 +90,10 @@ class Controller:
             return new
 
     def poll(self) -> None:
-        """Called every 0.1 s while a run goes on."""
+        """Called every 0.1 s during a run."""
 
     def stop(self, grace: float) -> None:
-        """End what this process runs for the objects; the objects stay."""
+        """Stop the processes that this process runs for the objects; the objects stay."""
 
     def _path(self, name: str) -> Path:
         return self.folder / f"{name}.json"
@@ -107,7 +107,7 @@ class Controller:
 
 
 def merge(last: Any, new: Any, now: Any) -> Any:
-    """kubectl's three-way merge: what `new` says, without what only `last` said, with what others put into `now`."""
+    """kubectl's three-way merge of the last applied, the new and the current object."""
     if not (isinstance(new, dict) and isinstance(now, dict)):
         return copy.deepcopy(new)
     last = last if isinstance(last, dict) else {}
@@ -116,7 +116,7 @@ def merge(last: Any, new: Any, now: Any) -> Any:
 
 
 def sole_container(spec: Object, where: str, name: str | None = None) -> Object:
-    """The one container of a pod spec. Raises ConfigError for pods that cannot run as one process."""
+    """The only container of a pod spec. Raises ConfigError for pods that cannot run as one process."""
     containers = spec.get("containers") or []
     if len(containers) != 1 or spec.get("initContainers"):
         raise ConfigError(f"{where} has {len(containers)} containers or init containers: here a pod is one container.")

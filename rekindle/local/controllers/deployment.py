@@ -1,9 +1,9 @@
 """Deployments and their Services: pods that outlive the run that applied them.
 
-`Deployments.apply` writes the object and sees to it that its supervisor runs, a process of its own (rollout.py). The
-supervisor is recorded in `deployments/<name>/supervisor.json`; one that died is started again by the next command, one
-that was stopped by `down` is not. What differs from Kubernetes is stated: no autoscaler changes `replicas` here, and a
-new version whose pod ended four times in a row is given up before its progressDeadlineSeconds are over.
+`Deployments.apply` writes the object and ensures that its supervisor runs, a separate process (supervisor.py). The
+supervisor is recorded in `deployments/<name>/supervisor.json`; the next command restarts one that died, but not one
+that `down` stopped. Differences from Kubernetes: no autoscaler changes `replicas`, and a rollout fails before its
+progressDeadlineSeconds if its pod exits four times in a row.
 """
 
 import json
@@ -18,11 +18,11 @@ from typing import Any
 from rekindle.common.files import write_atomically
 from rekindle.errors import ConfigError, RekindleError
 from rekindle.local.controllers.base import Controller, Object, sole_container
-from rekindle.local.pods.process import Cluster
+from rekindle.local.pods.interfaces import Cluster
 from rekindle.local.processes import alive, confirm_recorded, end_group, started
 
 PROBES = ("startupProbe", "readinessProbe", "livenessProbe")
-OBSERVED = 10.0  # seconds in which a supervisor must have seen a change
+OBSERVED = 10.0  # seconds until a supervisor must have observed a change
 
 
 class Services(Controller):
@@ -31,7 +31,7 @@ class Services(Controller):
     kind = "Service"
 
     def check(self, obj: Object) -> None:
-        """Raises ConfigError for a port that somebody else has, or that cannot be had."""
+        """Raises ConfigError for a port that is in use or invalid."""
         super().check(obj)
         name, ports = obj["metadata"]["name"], (obj.get("spec") or {}).get("ports") or []
         if not ports or not (obj["spec"].get("selector")):
@@ -44,7 +44,7 @@ class Services(Controller):
             if port in ours and any(
                 Deployments(self.cluster).running(deployment) for deployment in self._deployments(obj)
             ):
-                continue  # it is that supervisor which listens there
+                continue  # its supervisor listens there
             _free(port, f"Service {name}")
 
     def _deployments(self, service: Object) -> list[str]:
@@ -54,7 +54,7 @@ class Services(Controller):
 
 
 class Deployments(Controller):
-    """The controller, as every process but the supervisor sees it."""
+    """The controller in all processes but the supervisor."""
 
     kind = "Deployment"
 
@@ -63,7 +63,7 @@ class Deployments(Controller):
         self.home = cluster.home / "deployments"
 
     def check(self, obj: Object) -> None:
-        """Raises ConfigError for what the API server would refuse, or what cannot be had here."""
+        """Raises ConfigError for an object that the API server would refuse or that is not supported here."""
         super().check(obj)
         where, spec = f"Deployment {obj['metadata']['name']}", obj.get("spec") or {}
         template = spec.get("template") or {}
@@ -79,7 +79,7 @@ class Deployments(Controller):
                 raise ConfigError(f"{where}: {probe} must be an httpGet here.")
 
     def apply(self, obj: Object) -> Object:
-        """Returns once the supervisor has seen the change, so that the status is that of what was applied."""
+        """Returns once the supervisor has observed the change, so that the status belongs to the applied object."""
         stored = super().apply(obj)
         name, generation = stored["metadata"]["name"], stored["metadata"]["generation"]
         until = time.monotonic() + OBSERVED
@@ -97,21 +97,21 @@ class Deployments(Controller):
 
     def delete(self, name: str) -> bool:
         self._stop(name)
-        rmtree(self.home / name / "pods", ignore_errors=True)  # the logs stay: they say why it had to go
+        rmtree(self.home / name / "pods", ignore_errors=True)  # the logs stay for diagnosis
         return super().delete(name)
 
     def running(self, name: str) -> bool:
-        """Whether its supervisor lives."""
+        """Whether the supervisor is alive."""
         record = self._record(name)
         return bool(record and alive(record["pid"], record["since"]))
 
     def start(self, name: str) -> None:
-        """See to it that a Deployment runs, also one that was stopped. Returns at once."""
+        """Ensure that a Deployment runs, even a stopped one. Returns at once."""
         if self.read(name):
             self._supervise(name)
 
     def revive(self, *names: str) -> list[str]:
-        """Start supervisors again that died without having been stopped (default: all). Gives their names."""
+        """Restart supervisors that died without having been stopped (default: all). Returns their names."""
         dead = [name for name in names or self.names() if self._record(name) and not self.running(name)]
         for name in dead:
             self._supervise(name)
@@ -122,7 +122,7 @@ class Deployments(Controller):
         return [name for name in self.names() if self._stop(name)]
 
     def overview(self) -> list[dict[str, Any]]:
-        """One entry a Deployment: kind, name, address, whether it runs, how many pods are ready."""
+        """One entry per Deployment: kind, name, address, whether it runs, how many pods are ready."""
         services = [json.loads(path.read_text()) for path in (self.cluster.home / "objects/Service").glob("*.json")]
         entries = []
         for name in self.names():
@@ -173,11 +173,11 @@ class Deployments(Controller):
         return True
 
 
-CHILDREN: list[subprocess.Popen] = []  # supervisors that this process started: they outlive it
+CHILDREN: list[subprocess.Popen] = []  # supervisors started by this process, which they outlive
 
 
 def selects(service: Object, template: Object) -> bool:
-    """Whether a Service goes to the pods of a template."""
+    """Whether a Service selects the pods of a template."""
     labels = (template.get("metadata") or {}).get("labels") or {}
     return service["spec"]["selector"].items() <= labels.items()
 

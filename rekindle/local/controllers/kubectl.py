@@ -1,7 +1,8 @@
-"""Resource templates: kubectl's actions on the local controllers, then waiting for a condition.
+"""Resource templates: an action of kubectl on the local controllers, then a wait for its conditions.
 
-Failure of a condition, a deleted object and anything kubectl would refuse make the node Failed ("main: ... exit code
-64"). Source: Argo's executor/resource.go and cmd/argoexec/commands/resource.go.
+A failureCondition, a deleted object or an error of kubectl fails the node ("main: ... exit code 64").
+
+Source: Argo's executor/resource.go and cmd/argoexec/commands/resource.go.
 """
 
 import json
@@ -20,7 +21,7 @@ from rekindle.common.files import write_atomically
 from rekindle.errors import ConfigError, RekindleError
 from rekindle.local.engine.nodes import Began, Ended, Start
 
-FLAGS_WITH_VALUE = ("-n", "--namespace", "--field-manager", "--grace-period", "--timeout")  # of no matter here
+FLAGS_WITH_VALUE = ("-n", "--namespace", "--field-manager", "--grace-period", "--timeout")  # no effect here
 IGNORED_FLAGS = ("--validate", "--cascade", "--wait", "--force", "--now", "--ignore-not-found", "--overwrite")
 EXISTS = 'Error from server (AlreadyExists): error when creating "/tmp/manifest.yaml":'
 ACTIONS = ("get", "create", "apply", "patch", "delete", "replace")
@@ -28,7 +29,7 @@ Object = dict[str, Any]
 
 
 class KubectlError(Exception):
-    """What kubectl would answer."""
+    """An error message of kubectl."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ class Waiting:
 
 
 class Resources:
-    """The resource templates of one run, over `controllers`, which are made when first needed."""
+    """The resource templates of one run. Its controllers are created on first use."""
 
     def __init__(self, cluster: Any, workflow: dict[str, Any], run: Path) -> None:
         self.cluster, self.workflow, self.run = cluster, workflow, run
@@ -54,7 +55,7 @@ class Resources:
         return bool(self.controllers)
 
     def start(self, action: Start) -> list[Began | Ended]:
-        """Does the action; what has conditions to wait for is over later."""
+        """Performs the action; a node with conditions completes later."""
         resource = action.template["resource"]
         conditions = resource.get("successCondition") or resource.get("failureCondition")
         if resource["action"] == "delete" and (conditions or (action.template.get("outputs") or {}).get("parameters")):
@@ -70,7 +71,7 @@ class Resources:
         return [Began(action.id), *self._check_conditions(self.waiting[action.id])]
 
     def poll(self) -> list[Began | Ended]:
-        """Lets the controllers work, then looks at what is waited for."""
+        """Polls the controllers, then checks the conditions."""
         for controller in set(self.controllers.values()):
             controller.poll()
         return [event for waiting in list(self.waiting.values()) for event in self._check_conditions(waiting)]
@@ -85,12 +86,12 @@ class Resources:
         self.waiting.pop(id, None)
 
     def clean_up(self) -> None:
-        """Removes what a dead runner left of jobs that are over."""
-        if (self.cluster.home / "objects/PyTorchJob").exists():  # else the import is for nothing
+        """Removes leftovers of completed jobs of a dead runner."""
+        if (self.cluster.home / "objects/PyTorchJob").exists():  # else the import is wasted
             self._controller("PyTorchJob").clean_up()
 
     def stop(self, grace: float) -> None:
-        """Ends the processes of jobs."""
+        """Stops the processes of jobs."""
         self.waiting.clear()
         for controller in set(self.controllers.values()):
             controller.stop(grace)
@@ -108,7 +109,7 @@ class Resources:
         return controller
 
     def _perform(self, resource: dict[str, Any], record: Path) -> tuple[str, str]:
-        """Does it, and gives kind and name.
+        """Performs the action; returns kind and name of the object.
 
         `creates`: the file with what a dead runner began: the name of what it created, or what a patch came to.
         Raises KubectlError, ConfigError.
@@ -144,7 +145,7 @@ class Resources:
         elif action == "patch":
             patched = json.loads(record.read_text()) if record.exists() else self._patched(now or {}, obj, strategy)
             record.parent.mkdir(exist_ok=True)
-            write_atomically(record, json.dumps(patched))  # to patch it once more could be an error, or another result
+            write_atomically(record, json.dumps(patched))  # patching twice may fail or give another result
             controller.apply(patched)
         elif action != "get":
             if action == "create":
@@ -168,7 +169,7 @@ class Resources:
         text = resource["manifest"]
         try:
             if resource["action"] == "patch" and text.lstrip()[:1] == "{":
-                json.loads(text)  # kubectl takes a patch that begins so for JSON
+                json.loads(text)  # kubectl parses such a patch as JSON
             obj = yaml.load(text, Loader)
         except json.JSONDecodeError as error:
             raise KubectlError(f"Error from server (BadRequest): error decoding patch: {error}") from None
@@ -193,7 +194,7 @@ class Resources:
         return self._plain(words[0]), words[1]
 
     def _plain(self, word: str) -> str:
-        """The kind that kubectl means by `pod`, `pods` or `deployments.apps`."""
+        """The kind for kubectl's `pod`, `pods` or `deployments.apps`."""
         self._controller(next(iter(self.controllers), "PyTorchJob"))
         known = {form: kind for kind in self.controllers for form in (kind.lower(), kind.lower() + "s")}
         return known.get(word.lower().split(".")[0], word)
@@ -244,7 +245,7 @@ class Resources:
 
 
 def parsed(flags: list[str]) -> tuple[list[str], str]:
-    """What the flags name, and their selector. Raises KubectlError for one that would change what is done."""
+    """The words and the selector in the flags. Raises KubectlError for a flag with an effect that is not supported."""
     words, selector = [], ""
     given = iter([word for flag in flags for word in flag.split()])
     for word in given:
@@ -266,13 +267,13 @@ def _failed(id: str, why: str) -> Ended:
 
 
 def _kind(resource: dict[str, Any]) -> str:
-    """The kind that a manifest names, as it is written."""
+    """The kind in a manifest, from its text."""
     match = re.search(r"^\s{0,3}[\"']?kind[\"']?:\s*[\"']?([A-Za-z]+)", resource.get("manifest") or "", re.M)
     return match[1] if match else ""
 
 
 def check(resource: dict[str, Any], where: str) -> None:
-    """Raises ConfigError for what a resource template may not say here."""
+    """Raises ConfigError for a resource template that is not supported here."""
     from rekindle.local.controllers import KINDS
 
     known = {word: kind for kind in KINDS for word in (kind, kind.lower(), kind.lower() + "s")}
@@ -300,7 +301,7 @@ def check(resource: dict[str, Any], where: str) -> None:
 
 
 def check_outputs(template: dict[str, Any], where: str) -> None:
-    """Raises ConfigError for an output that kubectl could not print of any object."""
+    """Raises ConfigError for an output whose JSONPath kubectl refuses."""
     for index, parameter in enumerate((template.get("outputs") or {}).get("parameters") or []):
         if not (source := parameter.get("valueFrom")):
             continue

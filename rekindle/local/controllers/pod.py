@@ -1,7 +1,7 @@
-"""One pod of a controller: its process, restarted as a kubelet would, ended by SIGTERM, then SIGKILL.
+"""One pod of a controller: its process, restarted as by a kubelet, terminated by SIGTERM, then SIGKILL.
 
 The back-off before a restart is shorter than a kubelet's (10 s, 20 s, ... 5 min): none for the first, then 1, 2, 4,
-8 s, forgotten once the container ran for a minute.
+8 s, reset once the container has run for a minute.
 """
 
 import os
@@ -14,16 +14,17 @@ from typing import Any
 
 from rekindle.local.pods import filesystem
 from rekindle.local.pods.filesystem import SHM
-from rekindle.local.pods.process import Cluster, ContainerRun, Process, start_container
+from rekindle.local.pods.interfaces import Cluster
+from rekindle.local.pods.process import ContainerRun, Process, start_container
 from rekindle.local.pods.volumes import VolumeDirectory
 from rekindle.local.processes import signal_group
 
 BACKOFF = (0.0, 1.0, 2.0, 4.0, 8.0)
-BACKOFF_RESET = 60.0  # seconds of running after which the next restart is a first one again
+BACKOFF_RESET = 60.0  # seconds of running after which the back-off starts over
 
 
 class Pod:
-    """A pod with one container. `poll` reaps, starts and ends; nothing here waits."""
+    """A pod with one container. `poll` reaps, starts and kills; no method blocks."""
 
     def __init__(
         self,
@@ -42,15 +43,15 @@ class Pod:
         self.start_at, self.kill_at = 0.0, float("inf")
         self.ending = False
         self.log_error: OSError | None = None
-        rmtree(self.root, ignore_errors=True)  # what an earlier pod of this name left
+        rmtree(self.root, ignore_errors=True)  # of an earlier pod of this name
 
     @property
     def running(self) -> bool:
-        """Whether its process is there."""
+        """Whether its process runs."""
         return self.process is not None
 
     def poll(self) -> int | None:
-        """The exit code if its process has just ended (128 + N for signal N); starts it when its time has come."""
+        """The exit code if the process has just exited (128 + N for signal N); starts it when its back-off is over."""
         now = time.monotonic()
         if self.process is None:
             if not self.ending and now >= self.start_at:
@@ -61,7 +62,7 @@ class Pod:
             if now >= self.kill_at:
                 signal_group(process.pid, SIGKILL)
             return None
-        signal_group(process.pid, SIGKILL)  # what it left behind in its group
+        signal_group(process.pid, SIGKILL)  # processes left in its group
         self.log_error, self.process = process.log_pipe.error, None
         return process.code
 
@@ -79,12 +80,12 @@ class Pod:
             log.write(f"[{self.name}] ended with code {code}, is started again{when}\n")
 
     def end(self, grace: float | None = None) -> None:
-        """SIGTERM now, SIGKILL after `grace` seconds (default: the pod's own); it is not started again."""
+        """SIGTERM now, SIGKILL after `grace` seconds (default: the pod's own), no restart."""
         self.ending = True
         self.terminate(grace)
 
     def terminate(self, grace: float | None = None) -> None:
-        """SIGTERM to the process, SIGKILL after `grace` seconds (default: the pod's own)."""
+        """SIGTERM now, SIGKILL after `grace` seconds (default: the pod's own)."""
         own = float(self.spec.get("terminationGracePeriodSeconds", 30))
         until = time.monotonic() + (own if grace is None else min(grace, own))
         if self.process and until < self.kill_at:
@@ -108,7 +109,7 @@ class Pod:
         container = self.spec["containers"][0]["name"]
         mounts = [mount for container in self.spec["containers"] for mount in container.get("volumeMounts") or []]
         places = {mount["name"]: mount["mountPath"] for mount in mounts}
-        volumes = {  # what is in memory outlives the pod's processes
+        volumes = {  # memory outlives the pod's processes
             name: VolumeDirectory(Path(SHM) if path == SHM else self.root / path.lstrip("/"))
             for name, path in places.items()
         }
@@ -123,7 +124,7 @@ class Pod:
 
 
 def end_all(pods: list[Pod], grace: float) -> None:
-    """End pods, and wait until their processes are gone."""
+    """Terminate pods and wait until their processes have exited."""
     for pod in pods:
         pod.end(grace)
     while any(pod.running for pod in pods):

@@ -1,8 +1,8 @@
-"""PyTorchJobs: replicas as processes of this one, with the environment, restarts and status of the training operator.
+"""PyTorchJobs: replicas as child processes, with the environment, restarts and status of the training operator.
 
 Source: Kubeflow training operator 1.9 (pytorchjob_controller.go, common/job.go, common/pod.go, util/status.go,
-pytorch/envvar.go, pytorchjob_webhook.go). What differs is stated: addresses are loopback addresses instead of DNS
-names, the back-off before a restart is shorter (pods.py), and a message of failure quotes the pod's log.
+pytorch/envvar.go, pytorchjob_webhook.go). Differences: loopback addresses instead of DNS names, a shorter
+back-off before restarts (pod.py), and failure messages that quote the pod's log.
 """
 
 import fcntl
@@ -20,21 +20,21 @@ from rekindle.argo.names import JOB_NAME, PYTORCH_PORT, PYTORCH_PORT_NAME, REPLI
 from rekindle.errors import ConfigError
 from rekindle.local.controllers.base import Controller, Object, sole_container
 from rekindle.local.controllers.pod import Pod, end_all
-from rekindle.local.pods.process import Cluster
+from rekindle.local.pods.interfaces import Cluster
 
 RETRYABLE = 128  # with restartPolicy ExitCode, codes from here on start the pod again
-SUCCEEDED = "rekindle/succeeded-pods"  # annotation: they outlive the process that ran them, as pod objects do
+SUCCEEDED = "rekindle/succeeded-pods"  # annotation: succeeded pods are remembered like pod objects
 RESTART_POLICIES = ("Always", "OnFailure", "Never", "ExitCode")
 CLEAN_POD_POLICIES = ("None", "Running", "All")
 
 
 @dataclass
 class Job:
-    """What is known of a job only while it runs here."""
+    """The state of a job while this process runs it."""
 
-    lock: int  # held by the process whose pods they are
+    lock: int  # held by the process that runs the pods
     pods: dict[str, Pod] = field(default_factory=dict)
-    terminating: list[Pod] = field(default_factory=list)  # deleted, but not gone
+    terminating: list[Pod] = field(default_factory=list)  # deleted, but not yet exited
     failed: dict[str, int] = field(default_factory=dict)  # exit codes of pods that are Failed
 
 
@@ -49,7 +49,7 @@ class PyTorchJobs(Controller):
         self.jobs: dict[str, Job] = {}
 
     def check(self, obj: Object) -> None:
-        """Raises ConfigError as the operator's webhook would, or for what would make the operator fail."""
+        """Raises ConfigError for a job that the operator's webhook refuses or that makes the operator fail."""
         super().check(obj)
         name, spec = obj["metadata"]["name"], obj.get("spec") or {}
         where = f"PyTorchJob {name}"
@@ -100,7 +100,7 @@ class PyTorchJobs(Controller):
         return super().delete(name)
 
     def poll(self) -> None:
-        self.cluster.poll()  # the pods need the store all the time
+        self.cluster.poll()  # the pods always need the store
         for name, job in list(self.jobs.items()):
             obj = self.read(name)
             if obj is None:  # deleted by another command
@@ -116,7 +116,7 @@ class PyTorchJobs(Controller):
         self.jobs.clear()
 
     def clean_up(self) -> None:
-        """Removes what a dead runner left of the jobs of this run that are over."""
+        """Removes leftovers of completed jobs of this run."""
         for name in self.names():
             obj = self.read(name) or {}
             if finished(status := obj.get("status") or {}):
@@ -124,12 +124,12 @@ class PyTorchJobs(Controller):
 
     def _clean(self, obj: Object, status: Object) -> None:
         rmtree(shared_memory(self.run, obj["metadata"]["name"]), ignore_errors=True)
-        if condition(status, "Succeeded"):  # the directories of a failed job's pods stay to be looked at
+        if condition(status, "Succeeded"):  # a failed job's directories stay for diagnosis
             for pod in pods_of(obj):
                 rmtree(self.run / "pods" / pod, ignore_errors=True)
 
     def _adopt(self, obj: Object) -> None:
-        """Take over a job that goes on and that no living process runs; its pods are lost as with their node."""
+        """Take over an unfinished job that no process runs; its pods are lost, as with a lost cluster node."""
         name = obj["metadata"]["name"]
         if name in self.jobs or finished(obj.get("status") or {}):
             return
@@ -176,7 +176,7 @@ class PyTorchJobs(Controller):
             self._clean(obj, status)
 
     def _sync_pods(self, obj: Object, job: Job, done: set[str]) -> None:
-        """Make the pods that must be there, delete those that must not."""
+        """Create missing pods, delete surplus ones."""
         desired, terminating = pods_of(obj), {pod.name for pod in job.terminating}
         for pod, (rtype, index) in desired.items():
             if pod not in {*job.pods, *done, *job.failed, *terminating}:
@@ -192,7 +192,7 @@ class PyTorchJobs(Controller):
         self._remove(job, [pod for pod in job.pods if pod not in desired])
 
     def _reap(self, obj: Object, job: Job, status: Object, done: set[str]) -> None:
-        """Start what is due; what ended is done, failed, restarted in place, or made anew, by its restartPolicy."""
+        """Poll the pods; those that exited succeed, fail, restart in place or are recreated, by restartPolicy."""
         name = obj["metadata"]["name"]
         for pod in list(job.pods.values()):
             code = pod.poll()
@@ -213,13 +213,13 @@ class PyTorchJobs(Controller):
             else:
                 job.failed[pod.name] = code
                 del job.pods[pod.name]
-                if policy == "Never":  # the operator forgets it after a code that ExitCode calls permanent
+                if policy == "Never":  # the operator omits it for a permanent code with ExitCode
                     status.setdefault("completionTime", timestamp())
                 why = f"{rtype} replica(s) failed: {pod.name} ended with code {code} ({pod.log}): {pod.last_log_line()}"
                 set_condition(status, "Failed", f"PyTorchJob {name} is failed because 1 {why}")
 
     def _update_counts(self, obj: Object, job: Job, status: Object, done: set[str]) -> None:
-        """replicaStatuses, and the conditions that follow from them."""
+        """Update replicaStatuses and the conditions that follow from them."""
         name, replicas = obj["metadata"]["name"], obj["spec"]["pytorchReplicaSpecs"]
         status["replicaStatuses"] = {}
         for rtype in sorted(replicas):
@@ -244,7 +244,7 @@ class PyTorchJobs(Controller):
     def _finish(self, clean: str, job: Job, status: Object) -> None:
         if clean in ("Running", "All"):
             self._remove(job, list(job.pods))
-        else:  # nothing is deleted, but what ends is not started again
+        else:  # no pod is deleted or restarted
             job.pods = {key: pod for key, pod in job.pods.items() if pod.running and pod.poll() is None}
         if condition(status, "Succeeded"):
             for counts in status["replicaStatuses"].values():
@@ -267,20 +267,20 @@ class PyTorchJobs(Controller):
 
 
 def shared_memory(run: Path, job: str) -> Path:
-    """What stands for the memory volumes of a job's pods: it outlives their processes, and goes with the job."""
+    """The directory for memory volumes of a job's pods: it outlives their processes, but not the job."""
     key = f"{run.resolve()}/{job}"
     return Path("/dev/shm") / f"rekindle-job-{hashlib.sha256(key.encode()).hexdigest()[:12]}"
 
 
 def pods_of(obj: Object) -> dict[str, tuple[str, int]]:
-    """The replica type and index of each pod by its name."""
+    """Pod name → (replica type, index)."""
     replicas = obj["spec"]["pytorchReplicaSpecs"].items()
     every = [(rtype, index) for rtype, replica in replicas for index in range(replica.get("replicas", 1))]
     return {f"{obj['metadata']['name']}-{rtype.lower()}-{index}": (rtype, index) for rtype, index in every}
 
 
 def past_limit(policy: Object, status: Object, replicas: Object, job: Job) -> str:
-    """Why a job must fail now, or "". Only restarts in place count, as in the operator."""
+    """Why a job must fail now, or "". Only in-place restarts count, as in the operator."""
     counted = [pod.restarts for pod in job.pods.values() if pod.running]
     if policy.get("backoffLimit") is not None and sum(counted) >= max(1, policy["backoffLimit"]):
         return "has reached the specified backoff limit"
@@ -325,13 +325,13 @@ def operator_environment(obj: Object, rtype: str, index: int, address: Any) -> d
 
 
 def port_of(replica: Object) -> int:
-    """The port called pytorchjob-port, or the operator's default."""
+    """The container port named pytorchjob-port, or the operator's default."""
     ports = replica["template"]["spec"]["containers"][0].get("ports") or []
     return next((port["containerPort"] for port in ports if port.get("name") == PYTORCH_PORT_NAME), PYTORCH_PORT)
 
 
 def condition(status: Object, kind: str) -> Object | None:
-    """The condition of that type."""
+    """The condition of a type, or None."""
     return next((entry for entry in status.get("conditions") or [] if entry["type"] == kind), None)
 
 

@@ -1,7 +1,7 @@
 """The supervisor of one Deployment: its pods with their probes, rolling updates, and the forwards of its Services.
 
-It reads the objects from disk and does what they say until SIGTERM. A new version's pod must be ready before it gets
-connections; then the old one gets SIGTERM, while connections that it has go on. Its pods die with it.
+It reconciles the objects on disk until SIGTERM. A new version's pod gets connections only when it is ready; then the
+old one gets SIGTERM and finishes its connections. The pods die with the supervisor.
 """
 
 import asyncio
@@ -20,23 +20,23 @@ from rekindle.local.controllers.base import Controller, Object
 from rekindle.local.controllers.deployment import Deployments, selects
 from rekindle.local.controllers.pod import Pod
 from rekindle.local.pods.containers import port_number
-from rekindle.local.pods.process import Cluster
+from rekindle.local.pods.interfaces import Cluster
 
 INTERVAL = 0.05
-MAX_RESTARTS = 4  # times that the container of a new version may end before the update counts as failed
+MAX_RESTARTS = 4  # of a new version's container before the rollout fails
 CHUNK = 1 << 16
-FAST_PERIOD = 0.2  # a start-up probe is tried this often: the time it allows is the manifest's, the wait is shorter
+FAST_PERIOD = 0.2  # seconds between probes until the first success; the allowed time is the manifest's
 
 
 @dataclass(eq=False)
 class Replica:
-    """A pod of the Deployment and what its probes say."""
+    """A pod of the Deployment and the state of its probes."""
 
     pod: Pod
     version: str
     ready: bool = False
     probes: asyncio.Task | None = None
-    connections: int = 0  # connections that it has
+    connections: int = 0  # open connections
 
 
 @dataclass
@@ -51,7 +51,7 @@ class Probe:
     delay: float
 
     async def passes(self, host: str) -> bool:
-        """Whether the answer is 2xx or 3xx."""
+        """Whether the response is 2xx or 3xx."""
         try:
             async with asyncio.timeout(self.timeout):
                 reader, writer = await asyncio.open_connection(host, self.port)
@@ -75,7 +75,7 @@ class Forward:
 
 @dataclass
 class Progress:
-    """How an update goes."""
+    """The progress of a rollout."""
 
     version: str = ""
     counts: tuple = ()
@@ -84,7 +84,7 @@ class Progress:
 
 
 class Supervisor:
-    """Keeps one Deployment."""
+    """Reconciles one Deployment."""
 
     def __init__(self, cluster: Cluster, name: str) -> None:
         self.cluster, self.name = cluster, name
@@ -96,7 +96,7 @@ class Supervisor:
         self.serial = 0
 
     async def run(self) -> None:
-        """Until SIGTERM, or until the object is deleted."""
+        """Runs until SIGTERM, or until the object is deleted."""
         stopped = asyncio.Event()
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -131,12 +131,12 @@ class Supervisor:
         self._reap()
         new = [replica for replica in self.replicas if replica.version == version]
         old = [replica for replica in self.replicas if replica.version != version]
-        if len(new) < desired and len(self.replicas) <= desired:  # one more than desired at a time, none less
+        if len(new) < desired and len(self.replicas) <= desired:  # maxSurge 1, maxUnavailable 0
             self._add(template["spec"], version)
         surplus = len(self.replicas) - desired
         ready = sum(replica.ready for replica in self.replicas)
         for replica in sorted(old, key=lambda replica: replica.ready) if old else new[desired:]:
-            # an old pod goes when it is not needed for `desired` ready ones; one that is not ready never is
+            # a ready old pod is kept until enough others are ready
             if surplus > 0 and (ready - replica.ready >= desired or (not replica.ready and len(new) >= desired)):
                 ready -= replica.ready
                 surplus -= 1
@@ -149,7 +149,7 @@ class Supervisor:
         self.replicas.append(Replica(pod, version))
 
     def _terminate(self, replica: Replica) -> None:
-        """No new connection, SIGTERM; it may take its terminationGracePeriodSeconds."""
+        """No new connections; SIGTERM with terminationGracePeriodSeconds."""
         self._stop_probes(replica)
         self.replicas = [other for other in self.replicas if other is not replica]
         replica.pod.end()
@@ -180,7 +180,7 @@ class Supervisor:
             replica.probes = None
 
     async def _watch(self, replica: Replica) -> None:
-        """The probes of one run of a container: start-up first, then readiness and liveness side by side."""
+        """The probes of one container: start-up first, then readiness and liveness concurrently."""
         container, ip = replica.pod.spec["containers"][0], replica.pod.ip
         startup, readiness, liveness = (
             probe_of(container, f"{kind}Probe") for kind in ("startup", "readiness", "liveness")
@@ -223,7 +223,7 @@ class Supervisor:
     # -- connections --------------------------------------------------------------------------------------------------
 
     async def _forward(self, obj: Object) -> None:
-        """Listen on the ports of the Services that select these pods, and on no other."""
+        """Listen exactly on the ports of the Services that select these pods."""
         desired: dict[int, Any] = {}
         for name in self.services.names():
             service = self.services.get(name)
@@ -240,7 +240,7 @@ class Supervisor:
                     lambda r, w, port=port: self._connect(port, r, w), "127.0.0.1", port
                 )
                 self.forwards[port] = Forward(server, target)
-            except OSError as error:  # somebody was faster; it is tried again
+            except OSError as error:  # in use; retried
                 print(f"port {port}: {error}", file=sys.stderr, flush=True)
 
     async def _connect(self, port: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -313,7 +313,7 @@ def progressing(complete: bool, progress: Progress) -> Object:
 
 
 def _stamped(conditions: list[Object], before: Object) -> list[Object]:
-    """The conditions with the times of those before where nothing changed."""
+    """The conditions, with the previous times where nothing changed."""
     previous = {condition["type"]: condition for condition in before.get("conditions") or []}
     stamped = []
     for condition in conditions:
@@ -328,7 +328,7 @@ def _stamped(conditions: list[Object], before: Object) -> list[Object]:
 
 
 def probe_of(container: Object, kind: str) -> Probe | None:
-    """A container's probe of that kind, with Kubernetes' defaults."""
+    """A container's probe, with Kubernetes' defaults, or None."""
     if not (probe := container.get(kind)):
         return None
     http = probe["httpGet"]
@@ -343,7 +343,7 @@ def probe_of(container: Object, kind: str) -> Probe | None:
 
 
 async def _pipe(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
-    """Copy until the end of `source`, and pass the end on."""
+    """Copy until the end of `source`, then close `sink`."""
     try:
         while data := await source.read(CHUNK):
             sink.write(data)

@@ -1,7 +1,7 @@
-"""The containers of a template's pod, and what of one neither an API server nor this machine takes.
+"""The containers of a template's pod: checks of the API server's rules and of what this machine supports.
 
 check(template, where, cluster)     # before the run; raises ConfigError
-check_images(template, where, cluster)     # as the pod starts, when its tags have values
+check_images(template, where, cluster)     # when the pod starts and parameters have values
 """
 
 from collections.abc import Iterator, Mapping
@@ -16,7 +16,7 @@ Container = Mapping[str, Any]
 
 
 def containers_of(template: Mapping[str, Any]) -> Iterator[tuple[str, Container]]:
-    """All of them, each with its path in the template."""
+    """All containers, each with its path in the template."""
     for kind in ("container", "script"):
         if template.get(kind) is not None:
             yield kind, template[kind]
@@ -34,7 +34,7 @@ def port_number(container: Container, port: int | str) -> int:
 
 
 def check(template: Mapping[str, Any], where: str, cluster: Any) -> None:
-    """Raises ConfigError for an image that is not known here, and for what makes a pod invalid."""
+    """Raises ConfigError for an image without a command, and for an invalid pod."""
     for path, container in containers_of(template):
         _program(container, f"{where}.{path}", cluster)
         _environment(container, f"{where}.{path}.env")
@@ -43,7 +43,7 @@ def check(template: Mapping[str, Any], where: str, cluster: Any) -> None:
 
 
 def check_images(template: Mapping[str, Any], where: str, cluster: Any) -> None:
-    """Raises ConfigError for an image that is not known here: without containers it is a program of this machine."""
+    """Raises ConfigError for an image whose programs this machine lacks: images are not pulled."""
     for path, container in containers_of(template):
         image, words = str(container.get("image")), [*(container.get("command") or []), *(container.get("args") or [])]
         if "{{" in image or base_name(image) in BASES or words[1:3] == ["-m", "rekindle"] or image in cluster.images:

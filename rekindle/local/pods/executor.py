@@ -24,12 +24,12 @@ from rekindle.local.interrupts import Interrupts
 from rekindle.local.journal import RunFiles
 from rekindle.local.pods import artifacts, containers, filesystem, volumes
 from rekindle.local.pods.artifacts import ArtifactError
+from rekindle.local.pods.interfaces import Cluster, Resources
 from rekindle.local.pods.kinds import daemon, data, http
 from rekindle.local.pods.kinds.container_set import EMISSARY, START_ERROR, ContainerSet, main_container
 from rekindle.local.pods.kinds.sidecars import KILLED, KINDS, Sidecars
 from rekindle.local.pods.pod_run import GRACE, SCRIPT, Outputs, PodRun, paths, resolve_paths
 from rekindle.local.pods.process import (
-    Cluster,
     ContainerRun,
     Process,
     StartError,
@@ -92,12 +92,12 @@ class Executor:
             if "image" in main:
                 pod.directory = main.get("workingDir") or self.cluster.image(main["image"]).directory or "/"
                 pod.expand = lambda text: expand_variables(text, container_environment(run, main, self.cluster))
-            load = [partial(artifacts.load, each, pod.host(each["path"]), self._store) for each in inputs]
+            load = [partial(artifacts.load, artifact, pod.host(artifact["path"]), self._store) for artifact in inputs]
         except (ConfigError, OSError) as error:
             self._end(pod, "Error", str(error), None)
             return
         if load:
-            self._run_in_thread(pod, lambda: [each() for each in load], self._loaded)
+            self._run_in_thread(pod, lambda: [download() for download in load], self._loaded)
         else:
             self._spawn(pod)
 
@@ -163,7 +163,7 @@ class Executor:
     def close(self) -> None:
         """Closes descriptors, except for the eventfd that a thread may still write to."""
         self.selector.close()
-        if not any(each.is_alive() for each in self.threads):
+        if not any(thread.is_alive() for thread in self.threads):
             os.close(self.wakeup)
 
     @property
@@ -201,7 +201,7 @@ class Executor:
             _complete(done, work)
             os.eventfd_write(self.wakeup, 1)
 
-        self.threads = [each for each in self.threads if each.is_alive()]
+        self.threads = [thread for thread in self.threads if thread.is_alive()]
         self.threads.append(threading.Thread(target=run, daemon=True))
         self.threads[-1].start()
 
@@ -334,9 +334,11 @@ class Executor:
     def _volumes(self, pod: PodRun) -> dict[str, VolumeDirectory]:
         run = self._run(pod)
         artifacts.remove_directory(pod.shared)
-        own = [each["persistentVolumeClaim"]["claimName"] for each in claims(self.workflow)]
+        run_claims = [volume["persistentVolumeClaim"]["claimName"] for volume in claims(self.workflow)]
         specs = pod.template.get("volumes") or []
-        return volumes.create(specs, pod.shared, self.cluster, lambda path, name: field_value(run, path, name), own)
+        return volumes.create(
+            specs, pod.shared, self.cluster, lambda path, name: field_value(run, path, name), run_claims
+        )
 
     def _watch(self, pod: PodRun, process: Process, name: str = "main") -> None:
         pod.descriptors[name] = os.pidfd_open(process.pid)

@@ -1,14 +1,14 @@
 """A pod's own file system tree without a container: `/` seen from its root directory, with private directories.
 
-Everything of the machine appears at its place, except the directories that the manifest declares files in: those, and
-/tmp, are the pod's own. So the literal path /tmp/out.txt of one pod is another file than that of the next, and the path
-inside is the root directory plus the path outside. In a directory of the system only the declared path is the pod's
-own: what lies beside it is seen as it is.
+A pod sees all files of the machine, except that /tmp and the directories in which the manifest declares files are
+private to it. So the path /tmp/out.txt is a different file in each pod: the file of that name below the pod's root. In
+a system directory only the declared path is private, and its siblings are the machine's.
 
-As in a container, nothing that a pod writes or deletes by its other paths reaches the machine: it does so in a layer
-(overlayfs, in memory) that ends with it. Where the kernel allows no layer, and on file systems mounted below, it can
-only read. One layer holds the whole machine where the kernel allows that (to root), and outputs that links lead to are
-read from it; else each directory of / has one. /dev/shm is the machine's where no volume is mounted there.
+As in a container, writes and deletions outside of the private directories never reach the machine: they go to an
+overlay (overlayfs, in memory) that ends with the pod. Where the kernel allows no overlay, and on file systems mounted
+below, the pod can only read. Where the kernel allows it (to root), one overlay covers the whole machine, and outputs
+behind links are read from it; else each directory of / has its own. /dev/shm is the machine's unless a volume is
+mounted there.
 """
 
 import contextlib
@@ -28,20 +28,20 @@ from rekindle import project
 
 NEWNS, NEWUSER = 0x00020000, 0x10000000
 READ_ONLY, REMOUNT, BIND, REC, PRIVATE = 1, 32, 4096, 16384, 1 << 18
-LOCKED_FLAGS = 2 | 4 | 8  # nosuid, nodev, noexec: a mount that has them keeps them
+LOCKED_FLAGS = 2 | 4 | 8  # nosuid, nodev, noexec: a remount must keep them
 DETACH = 2
-MAX_LINKS = 40  # as the kernel follows
-MOUNT_SETATTR, RECURSIVE, AT_FDCWD = 442, 0x8000, -100  # of the kernel since 5.12
+MAX_LINKS = 40  # as many as the kernel follows
+MOUNT_SETATTR, RECURSIVE, AT_FDCWD = 442, 0x8000, -100  # since Linux 5.12
 KERNEL = {"dev", "proc", "sys"}
 SYSTEM = KERNEL | {"bin", "sbin", "lib", "lib32", "lib64", "libx32", "usr", "etc", "run", "var", "boot"}
 SHM = "/dev/shm"
-OCTAL = re.compile(rb"\\([0-7]{3})")  # as mountinfo writes spaces
+OCTAL = re.compile(rb"\\([0-7]{3})")  # how mountinfo escapes spaces
 LIBC = ctypes.CDLL(None, use_errno=True)
 Bind = tuple[Path, str, bool]
 
 
 def unsupported_path(paths: Iterable[str]) -> str | None:
-    """The first path that cannot be made private: a directory of the system, or one in the kernel's."""
+    """The first path that cannot be private: a system directory, or a path below /dev, /proc or /sys."""
     for path in paths:
         top = _top(Path(path))
         if Path(path) != Path(SHM) and (top in KERNEL or (top in SYSTEM and os.path.isdir(path))):
@@ -50,7 +50,7 @@ def unsupported_path(paths: Iterable[str]) -> str | None:
 
 
 def path_in_root(root: Path, path: str) -> Path:
-    """Where the file is that a pod with this root knows as `path`."""
+    """The file on this machine that a pod with this root knows as `path`."""
     parts = Path(os.path.normpath(path)).parts[1:]
     if parts[:1] and parts[0] in SYSTEM:  # /bin may be a link
         path = str(Path(os.path.realpath(Path("/", *parts[:-1]))) / parts[-1])
@@ -58,9 +58,9 @@ def path_in_root(root: Path, path: str) -> Path:
 
 
 def resolve_links(path: str, seen: Callable[[Path], Path]) -> Path:
-    """What a pod reaches by `path`, whose links are its own; `seen` says where a path without is on this machine.
+    """`path` in a pod with all links resolved there; `seen` maps a path without links to a file on this machine.
 
-    Raises OSError for links that lead round.
+    Raises OSError for a loop of links.
     """
     at, left, links = Path("/"), [*reversed(Path(os.path.normpath(path)).parts[1:])], 0
     while left:
@@ -83,7 +83,7 @@ def _top(path: Path) -> str:
 
 
 def _succeeds_in_child(action: Callable[[], None]) -> bool:
-    """Whether the kernel allows it, tried in a child."""
+    """Whether `action` succeeds in a child process."""
     child = os.fork()
     if child == 0:
         try:
@@ -96,13 +96,13 @@ def _succeeds_in_child(action: Callable[[], None]) -> bool:
 
 @cache
 def available() -> bool:
-    """Whether this system allows it; tried once."""
+    """Whether this system allows mount namespaces; tried once."""
     return _succeeds_in_child(lambda: _namespace(os.getuid(), os.getgid()))
 
 
 @cache
 def _root_overlay_supported() -> bool:
-    """Whether one layer can lie over the whole machine; tried once."""
+    """Whether one overlay can cover the whole machine; tried once."""
 
     def mounted() -> None:
         _namespace(os.getuid(), os.getgid())
@@ -115,9 +115,9 @@ def _root_overlay_supported() -> bool:
 
 
 class View:
-    """What one container sees as `/`: `root` with the files declared in `paths`, and what lies elsewhere.
+    """What one container sees as `/`: the declared `paths` below `root`, and everything else of the machine.
 
-    `binds`: files and directories, where they are seen, and whether they are read only.
+    `binds`: (source, mount path, read only) of files and directories.
     """
 
     def __init__(self, root: Path, paths: Iterable[str], binds: Iterable[Bind] = ()) -> None:
@@ -130,9 +130,9 @@ class View:
         self.fd: int | None = None
 
     def host_path(self, path: Path, must_exist: bool = False) -> Path:
-        """Where the file is on this machine that a pod sees at `path`, which has no links before its last part.
+        """The file on this machine for a pod's `path`, in which only the last part may be a link.
 
-        Raises OSError if that is `must_exist` and is nowhere any more, or is the machine's.
+        With `must_exist`, raises OSError if the pod's overlay is gone or the file is the machine's.
         """
         for source, at, _ in reversed(self.binds):
             if path.is_relative_to(at):
@@ -150,18 +150,18 @@ class View:
         return path
 
     def prepare(self, keep: Iterable[Path]) -> Callable[[], None]:
-        """What the new process calls; `keep` must stay visible. Raises OSError.
+        """Prepares the directories; returns what the new process calls, which makes system calls only.
 
-        Prepares the directories now, so that only system calls remain for the child.
+        `keep`: paths that must stay visible. Raises OSError.
         """
         root, kept = self.root, self._make_mount_points(keep)
-        whole = _root_overlay_supported() and self._has_own_top_levels()  # what is placed is a directory now
+        whole = _root_overlay_supported() and self._has_own_top_levels()  # after the mount points exist
         scratch, points = root / ".layers", _mount_points()
         scratch.mkdir(exist_ok=True)
         tops = [Path(entry.path) for entry in os.scandir("/") if entry.name not in self.private]
         if whole:
             view, layers = scratch / "view", [top for top in tops if top.name in KERNEL or os.fsencode(top) in points]
-        else:  # its own files lie beside the machine's, in root itself
+        else:  # private files are next to mounts of the machine's, in root itself
             view, layers = root, [*_make_top_level(tops, root, self.declared)]
         mounted = _mounts_below(points, [top for top in tops if top.name not in KERNEL])
         within = {path: _mounts_below(points, [path]) for path in kept}
@@ -175,7 +175,7 @@ class View:
 
         def mirror(paths: list[Path]) -> None:
             for path in paths:
-                with contextlib.suppress(OSError):  # others mount and unmount meanwhile
+                with contextlib.suppress(OSError):  # mounts may change meanwhile
                     _bind(path, view / path.relative_to("/"), read_only=True)
 
         def enter() -> None:
@@ -201,14 +201,14 @@ class View:
             if whole:
                 socket.send_fds(theirs, [b"/"], [os.open(view, os.O_PATH)])
             else:
-                _raise_on_error(LIBC.umount2(os.fsencode(scratch), DETACH), "umount")  # the layers keep it
+                _raise_on_error(LIBC.umount2(os.fsencode(scratch), DETACH), "umount")  # still used by the overlays
             os.chroot(view)
             os.chdir("/")
 
         return enter
 
     def child_started(self) -> None:
-        """The process is there, or could not be: what it changes of the machine can be read as long as this is kept."""
+        """Called after the start, successful or not: keeps the overlay readable for as long as this object exists."""
         ours, theirs = self.sockets
         with contextlib.suppress(BlockingIOError):
             _, fds, _, _ = socket.recv_fds(ours, 1, 1, socket.MSG_CMSG_CLOEXEC)
@@ -218,16 +218,16 @@ class View:
         theirs.close()
 
     def _has_own_top_levels(self) -> bool:
-        """Whether its own files lie in directories of /, where nothing of the machine is beside them."""
+        """Whether all private files are in private directories of /."""
         tops = [(_top(path), path) for path in self.declared]
         return all(top not in SYSTEM and (len(path.parts) > 2 or (self.root / top).is_dir()) for top, path in tops)
 
     def _make_mount_points(self, keep: Iterable[Path]) -> list[Path]:
-        """Makes its directories, and places for all that is shown in them. Gives what is kept there of the machine."""
+        """Makes the private directories and the mount points in them. Returns what of `keep` is mounted there."""
         home = Path(os.environ.get("HOME", "/"))
         tops = {Path("/", _top(path)) for path in self.declared if len(path.parts) > 2}  # /x is a file itself
         for name in self.private:
-            if (self.root / name).is_symlink():  # an earlier try of this pod put it there
+            if (self.root / name).is_symlink():  # left by an earlier attempt of this pod
                 (self.root / name).unlink()
         for path in {Path("/tmp"), *tops, *([home] if home.is_absolute() else [])}:
             if _top(path) in self.private:
@@ -239,17 +239,17 @@ class View:
             if path == SHM:
                 continue
             _make_mount_point(source, path_in_root(self.root, path))
-            for outer, at, _ in self.binds:  # and in the volume that lies there
+            for outer, at, _ in self.binds:  # also in the volume mounted above it
                 if path != at and Path(path).is_relative_to(at):
                     within = Path("/", Path(path).relative_to(at))
-                    if resolve_links(str(within), lambda each: outer / each.relative_to("/")) != within:  # noqa: B023
+                    if resolve_links(str(within), lambda part: outer / part.relative_to("/")) != within:  # noqa: B023
                         raise OSError(errno.ELOOP, "a link leads out of the volume to where this is mounted", path)
                     _make_mount_point(source, outer / Path(path).relative_to(at))
         return kept
 
 
 def enter_process_root(pid: int) -> Callable[[], None]:
-    """What a new process calls to see what the process `pid` sees. Raises OSError."""
+    """What a new process calls to share the file system tree of the process `pid`. Raises OSError."""
     root, uid, gid = os.open(f"/proc/{pid}/root", os.O_PATH), os.getuid(), os.getgid()
 
     def enter() -> None:
@@ -268,7 +268,7 @@ def _mount_points() -> set[bytes]:
 
 
 def _mounts_below(points: set[bytes], layers: Iterable[Path]) -> list[Path]:
-    """What is mounted below the layers, which a layer does not show."""
+    """Mount points below the overlaid directories: an overlay does not show them."""
     prefixes = tuple(os.fsencode(layer) + b"/" for layer in layers)
     mounted: list[bytes] = []
     for point in sorted(point for point in points if point.startswith(prefixes)):
@@ -278,7 +278,7 @@ def _mounts_below(points: set[bytes], layers: Iterable[Path]) -> list[Path]:
 
 
 def _mount_layer(source: Path, target: Path, own: Path) -> None:
-    """Shows a directory of the machine at `target`; what is changed there lies in `own`."""
+    """Mounts a directory of the machine at `target`; changes go to `own`."""
     if _top(source) in KERNEL:
         _bind(source, target, read_only=source.parts[1] != "proc", recursive=False)
     elif not (source.is_dir() and _mount_overlay(source, target, own)):
@@ -297,7 +297,7 @@ def _mount_overlay(source: Path, target: Path, own: Path) -> bool:
 
 
 def _bind(source: Path, target: Path, read_only: bool, recursive: bool = True) -> None:
-    """Shows what is at `source` at `target`; read only with all that is mounted below it, or itself alone."""
+    """Bind-mounts `source` at `target`; read only with all mounts below it if `recursive`."""
     at, how = os.fsencode(target), RECURSIVE if recursive else 0
     _raise_on_error(LIBC.mount(os.fsencode(source), at, None, BIND | REC, None), "mount")
     attributes = (ctypes.c_uint64 * 4)(READ_ONLY)
@@ -307,7 +307,7 @@ def _bind(source: Path, target: Path, read_only: bool, recursive: bool = True) -
 
 
 def _make_top_level(tops: Iterable[Path], root: Path, declared: Iterable[Path]) -> Iterator[Path]:
-    """Makes places in `root` for what the machine has in /, and gives what is to be shown there."""
+    """Makes mount points in `root` for the entries of /; yields the directories to mount there."""
     beside: dict[str, Any] = {}
     for path in declared:
         if _top(path) in SYSTEM - KERNEL:
@@ -328,7 +328,7 @@ def _make_top_level(tops: Iterable[Path], root: Path, declared: Iterable[Path]) 
 
 
 def _mirror_around(source: Path, target: Path, own: dict[str, Any]) -> Iterator[Path]:
-    """All that a directory of the system holds, but for what is the pod's own there."""
+    """Makes mount points for the entries of a system directory, except private ones; yields what to mount there."""
     target.mkdir(exist_ok=True)
     for entry in os.scandir(source):
         inside = target / entry.name
@@ -344,7 +344,7 @@ def _mirror_around(source: Path, target: Path, own: dict[str, Any]) -> Iterator[
 
 
 def _make_mount_point(source: Path, target: Path) -> None:
-    """Something of the kind of `source` to mount it on."""
+    """Makes an empty file or directory, as `source` is, to mount it on."""
     if source.is_dir():
         target.mkdir(parents=True, exist_ok=True)
     else:

@@ -1,11 +1,11 @@
-"""The memory that a container may use, where this system lets a process make cgroups beside or below its own.
+"""Memory limits of containers, where this system lets a process make cgroups next to or below its own.
 
-    memory = memory_cgroup(container, "pod.main")     # None: it has no limit, or there can be none here
-    memory.enter()                              # in the container's process, before its program
-    memory.close()                              # once it is over; memory.exceeded: the kernel has killed for it
+    memory = memory_cgroup(container, "pod.main")     # None: no limit, or cgroups are not available
+    memory.enter()                              # in the container's process, before exec
+    memory.close()                              # after it exited; memory.exceeded: it was OOM-killed
 
 Source: the kernel's admin-guide/cgroup-v1/memory.rst and cgroup-v2.rst. In version 2 a cgroup with processes cannot
-limit some of them, so a limited one lies beside the runner's, which users own below their systemd's app.slice.
+have children that limit memory, so the new one is a sibling of the runner's, below a user's systemd app.slice.
 """
 
 import contextlib
@@ -24,17 +24,17 @@ from rekindle.common.linux import CGROUP_EVENTS, CGROUP_LIMIT, oom_kills
 from rekindle.local.processes import started
 
 TEXT = re.compile(r"\blimits\b[^{}]*\{[^{}]*\}|\blimits:\s*\n(?:\s+\w.*\n?)+")  # in JSON, and in YAML
-PREFIX = "rekindle-"  # then the pid and the start time of who made it
+PREFIX = "rekindle-"  # then the creator's pid and start time
 OPTIONAL_FILES = {
     "memory.memsw.limit_in_bytes": "",
     "memory.swap.max": "0",
     "memory.oom.group": "1",
 }  # where the kernel has it
-PAUSES = [0.001 * 2**number for number in range(8)]  # seconds in which what was killed goes
+PAUSES = [0.001 * 2**number for number in range(8)]  # seconds to wait for killed processes
 
 
 class Memory:
-    """One cgroup; `exceeded` is known once it is closed. Raises OSError."""
+    """One cgroup; `exceeded` is valid after `close`. Raises OSError."""
 
     def __init__(self, folder: Path, version: int, limit: int) -> None:
         self.folder, self.version, self.exceeded = folder, version, False
@@ -49,17 +49,17 @@ class Memory:
             raise
 
     def enter(self) -> None:
-        """Moves this process into it."""
+        """Moves this process into the cgroup."""
         _write(self.folder / "cgroup.procs", "0")
 
     def close(self) -> None:
-        """Reads what happened, ends what still runs in it, and removes it."""
+        """Reads the OOM counter, kills the remaining processes, and removes the cgroup."""
         for pause in PAUSES:
             try:
                 events = (self.folder / CGROUP_EVENTS[self.version]).read_text()
                 self.exceeded |= oom_kills(events) > 0
                 self.folder.rmdir()
-            except FileNotFoundError:  # it is gone, as a rule at the second look
+            except FileNotFoundError:  # removed
                 return
             except OSError:
                 with contextlib.suppress(FileNotFoundError, ProcessLookupError):
@@ -69,7 +69,7 @@ class Memory:
 
 
 def _write(path: Path, text: str) -> None:
-    descriptor = os.open(path, os.O_WRONLY)  # makes no file where there is none
+    descriptor = os.open(path, os.O_WRONLY)  # without O_CREAT
     try:
         os.write(descriptor, text.encode())
     finally:
@@ -77,7 +77,7 @@ def _write(path: Path, text: str) -> None:
 
 
 def memory_cgroup(container: Mapping[str, Any], name: str) -> Memory | None:
-    """A cgroup for one container. Raises OSError and, for a limit that is no quantity, ValueError."""
+    """A cgroup for one container, or None. Raises OSError, and ValueError for an invalid quantity."""
     limits = (container.get("resources") or {}).get("limits") or {}
     limit = int(quantity(limits.get("memory") or 0))
     if not limit or not (parent := _cgroup_parent()):
@@ -91,7 +91,7 @@ def _prefix() -> str:
 
 
 def limit_names(value: Any) -> Iterator[str]:
-    """The names of all limits in a spec, in the texts of patches, too."""
+    """The names of all limits in a spec, including those in patches, which are text."""
     if isinstance(value, str):
         yield from re.findall(r"\bmemory\b", "".join(TEXT.findall(value)))
     for key, part in value.items() if isinstance(value, Mapping) else ():
@@ -103,13 +103,13 @@ def limit_names(value: Any) -> Iterator[str]:
 
 
 def available() -> bool:
-    """Whether there can be limits here."""
+    """Whether memory can be limited here."""
     return _cgroup_parent() is not None
 
 
 @cache
 def _cgroup_parent() -> tuple[Path, int] | None:
-    """Where cgroups can be made, and of which version; tried once, by a child that enters one."""
+    """The folder in which cgroups can be made, and their version; tried once, by a child that enters one."""
     for folder, version in _candidates():
         _sweep(folder)
         with contextlib.suppress(OSError):
@@ -122,16 +122,16 @@ def _cgroup_parent() -> tuple[Path, int] | None:
 
 
 def _sweep(folder: Path) -> None:
-    """Removes what runners left that died."""
+    """Removes cgroups left by dead runners."""
     for cgroup in folder.glob(f"{PREFIX}*-*-*"):
         pid, since = cgroup.name.removeprefix(PREFIX).split("-")[:2]
         if str(started(int(pid))) != since:
-            with contextlib.suppress(OSError):  # one in which something runs stays
+            with contextlib.suppress(OSError):  # still in use
                 cgroup.rmdir()
 
 
 def _candidates() -> Iterator[tuple[Path, int]]:
-    """The runner's cgroup and the one above it, where these limit memory."""
+    """The runner's cgroup and its parent, if they can limit memory."""
     try:
         mounts = [line.split(" - ", 1) for line in Path("/proc/self/mountinfo").read_text().splitlines()]
         groups = [line.split(":", 2) for line in Path("/proc/self/cgroup").read_text().splitlines()]

@@ -1,10 +1,10 @@
-"""What containers say, on its way to their logs: by pipes, as from a container, so `> /dev/stdout` empties nothing.
+"""Container output on its way to the logs, through pipes as with containers, so `> /dev/stdout` truncates nothing.
 
     with LogPipe(log) as log_pipe:
         process = Popen(..., stdout=log_pipe.out, stderr=log_pipe.err)
     process.wait(); log_pipe.finish()
 
-One thread of this process reads them all.
+One thread of this process reads all pipes.
 """
 
 import contextlib
@@ -25,9 +25,9 @@ READER_LOCK = threading.Lock()
 
 
 class LogPipe:
-    """What one process says goes to `log`; its stdout alone to the file `copy` as well.
+    """Copies the output of one process to `log`, and its stdout also to the file `copy`.
 
-    `out` and `err` are the process's ends, open until `with` is left. `error`: why some of it is not there.
+    `out` and `err` are the write ends, open until the `with` block ends. `error`: why the log is incomplete.
     """
 
     def __init__(self, log: Path, copy: Path | None = None) -> None:
@@ -56,7 +56,7 @@ class LogPipe:
             self.finish()
 
     def read(self, read_end: int) -> int:
-        """Takes what is there, at maximum a chunk, and gives its size: -1 if nothing is there yet, 0 at the end."""
+        """Copies at most one chunk; returns its size, -1 if nothing is available, 0 at the end."""
         try:
             chunk = os.read(read_end, CHUNK)
         except BlockingIOError:
@@ -66,16 +66,16 @@ class LogPipe:
                 rest = memoryview(chunk)
                 while rest:
                     rest = rest[file.write(rest) or 0 :]
-        except OSError as error:  # a full disk; the process may go on, as it may when nobody reads a container's log
+        except OSError as error:  # a full disk does not stop the process, as with containers
             self.error = error
         return len(chunk)
 
     def finish(self) -> None:
-        """Takes what the process has said, and hears no more: what it left behind may have its ends still."""
+        """Copies the remaining output and closes the pipes, although orphans may still have them open."""
         _reader().end(self)
 
     def drain(self, read_end: int) -> None:
-        """Takes what is there now, however much follows."""
+        """Copies what is available now, and not what is written meanwhile."""
         (available,) = struct.unpack("i", fcntl.ioctl(read_end, termios.FIONREAD, bytes(4)))
         while available > 0 and (size := self.read(read_end)) > 0:
             available -= size
@@ -93,7 +93,7 @@ class _Reader(threading.Thread):
             self.ready.register(read_end, select.EPOLLIN)
 
     def end(self, log_pipe: LogPipe) -> None:
-        """Several threads may ask for it; whoever goes on has all that was log_pipe."""
+        """Several threads may call this; all output has been copied when it returns."""
         with self.lock:
             for read_end in [read_end for read_end in log_pipe.sinks if self.reads.get(read_end) is log_pipe]:
                 log_pipe.drain(read_end)
@@ -123,6 +123,6 @@ def _reader() -> _Reader:
 def _create_reader() -> _Reader:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     maximum = MAX_FILES if hard == resource.RLIM_INFINITY else min(MAX_FILES, hard)
-    if 0 <= soft < maximum:  # a pod takes a few, and a container of a cluster has as many
+    if 0 <= soft < maximum:  # each pod needs a few; containers on a cluster get as many
         resource.setrlimit(resource.RLIMIT_NOFILE, (maximum, hard))
     return _Reader()

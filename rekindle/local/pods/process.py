@@ -14,12 +14,13 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from rekindle import project
 from rekindle.common.linux import die_with_parent
 from rekindle.errors import ConfigError
 from rekindle.local.pods import filesystem, limits
+from rekindle.local.pods.interfaces import Cluster
 from rekindle.local.pods.log_pipe import LogPipe
 from rekindle.local.pods.volumes import VolumeDirectory, bind_mounts
 
@@ -30,34 +31,6 @@ ENVIRONMENT_NAME = re.compile(r"[ -<>-~]+")  # printable ASCII except =, as in K
 
 class StartError(OSError):
     """A container that no runtime can start; the kubelet reports exit code 128."""
-
-
-class Cluster(Protocol):
-    """The cluster as pods and controllers see it."""
-
-    @property
-    def home(self) -> Path: ...
-
-    def poll(self) -> None: ...
-
-    def find(self, kind: str, name: str) -> Mapping[str, Any] | None: ...
-
-    def configmap(self, name: str) -> Mapping[str, str]: ...
-
-    def secret(self, name: str) -> Mapping[str, str]: ...
-
-    def files(self, kind: str, name: str) -> Mapping[str, bytes] | None: ...
-
-    def image(self, image: str) -> Any: ...
-
-    @property
-    def images(self) -> Mapping[str, Any]: ...
-
-    def service_variables(self) -> Mapping[str, str]: ...
-
-    def store(self, s3: Mapping[str, Any] | None = None) -> Any: ...
-
-    def address(self, pod: str) -> str: ...
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,10 @@
-"""Volumes of a pod as directories of this machine: empty ones, ConfigMaps, Secrets, facts of the pod, and claims.
+"""Volumes of a pod as directories of this machine: emptyDir, configMap, secret, projected, downwardAPI and claims.
 
-    template["volumes"] = declared(spec, status, template)      # all that its containers mount
+    template["volumes"] = declared(spec, status, template)      # all volumes that its containers mount
     volumes = create(template["volumes"], folder, cluster, field_value, ())   # name → VolumeDirectory
     bind_mounts(volumes, mounts)                                # → [(source, mount path, read only)]
 
-A claim is a directory of the home that outlives pods and, if nobody deletes it, runs. Sources: Argo's
+A claim is a directory in the home that outlives pods and, unless deleted, runs. Sources: Argo's
 addVolumeReferences, createPVCs and deletePVCs; Kubernetes' volume plugins.
 """
 
@@ -19,7 +19,7 @@ from typing import Any
 from rekindle.argo.manifest.volumes import GC, Volume, mounts
 from rekindle.errors import ConfigError
 
-FieldValue = Callable[[str, str], str]  # (path, name of what asks) → a fact of the pod, as of a fieldRef
+FieldValue = Callable[[str, str], str]  # (fieldPath, name of the variable or file) → value
 KINDS = ("emptyDir", "configMap", "secret", "projected", "downwardAPI", "persistentVolumeClaim")
 READ_ONLY = KINDS[1:5]
 NAME = re.compile(r"[a-z0-9]([-.a-z0-9]*[a-z0-9])?")
@@ -27,23 +27,23 @@ NAME = re.compile(r"[a-z0-9]([-.a-z0-9]*[a-z0-9])?")
 
 @dataclass(frozen=True)
 class VolumeDirectory:
-    """A volume's directory."""
+    """The directory of a volume."""
 
     path: Path
     read_only: bool = False
 
 
 def delete(cluster: Any, volume: Volume) -> None:
-    """Removes a claim and all that lies in it."""
+    """Removes a claim and its contents."""
     shutil.rmtree(_claim(cluster, volume["persistentVolumeClaim"]["claimName"]), ignore_errors=True)
 
 
 def create(
     volumes: list[Volume], folder: Path, cluster: Any, field_value: FieldValue, run_claims: Collection[str]
 ) -> dict[str, VolumeDirectory]:
-    """Makes a directory of each; `run_claims`: the names of the run's claims.
+    """Makes the directories of volumes; `run_claims`: the names of the run's claims.
 
-    Raises ConfigError for a ConfigMap, Secret, key or claim that is not there.
+    Raises ConfigError for a missing ConfigMap, Secret, key or claim.
     """
     directories: dict[str, VolumeDirectory] = {}
     for volume in volumes:
@@ -74,9 +74,9 @@ def create(
 def bind_mounts(
     volumes: Mapping[str, VolumeDirectory], mounts: list[Mapping[str, Any]], expand: Callable[[str], str] = str
 ) -> list[tuple[Path, str, bool]]:
-    """What lies at which path of a container, and whether it is read only; `expand` is for subPathExpr.
+    """(source, mount path, read only) of a container's volume mounts; `expand` expands subPathExpr.
 
-    Raises ConfigError for a part of a volume that is not there and cannot be made.
+    Raises ConfigError for a missing subPath in a read-only volume.
     """
     binds = []
     for mount in mounts:
@@ -138,7 +138,7 @@ def _keys(kind: str, source: Mapping[str, Any], volume: str, cluster: Any) -> It
 
 
 def check(spec: Mapping[str, Any], templates: list[tuple[dict[str, Any], str]]) -> None:
-    """Raises ConfigError for a mount of nothing, and for a volume that is not of one kind or leads out of itself."""
+    """Raises ConfigError for a mount of an unknown volume, and for a volume without exactly one kind."""
     shared = [*(spec.get("volumes") or []), *((spec.get("templateDefaults") or {}).get("volumes") or [])]
     claims = [claim["metadata"] for claim in spec.get("volumeClaimTemplates") or []]
     if (strategy := (spec.get("volumeClaimGC") or {}).get("strategy") or GC[0]) not in GC:

@@ -1,10 +1,10 @@
-"""containerSet templates: the containers of one pod as processes, each after those that it depends on.
+"""containerSet templates: the containers of one pod as processes, started in the order of their dependencies.
 
     group = ContainerSet(template, run, cluster)
     for name, process in group.start_ready(now): ...    # then group.exited(name, now), until group.completed
 
-Each sees a root of its own, and shares the volumes; the outputs are those of the container `main`. `retries` is how
-often a command runs in all, as Argo counts. Source: Argo's container_set_template.go, operator.go (assessNodeStatus,
+Each has its own root and shares the volumes; the outputs are those of the container `main`. `retries` is the total
+number of attempts, as in Argo. Source: Argo's container_set_template.go, operator.go (assessNodeStatus,
 inferFailedReason), cmd/argoexec/commands/emissary.go; v4.1.
 """
 
@@ -16,17 +16,18 @@ from typing import Any
 from rekindle.argo.language import gofmt
 from rekindle.errors import ConfigError
 from rekindle.local.pods import filesystem
+from rekindle.local.pods.interfaces import Cluster
 from rekindle.local.pods.kinds.sidecars import KINDS, Sidecars
-from rekindle.local.pods.process import Cluster, ContainerRun, Process, StartError, start_container, unknown_program
+from rekindle.local.pods.process import ContainerRun, Process, StartError, start_container, unknown_program
 
-EMISSARY = 64  # exit code of a container whose command did not run
-START_ERROR = 128  # of one that no runtime can start
+EMISSARY = 64  # exit code of a container whose command could not run
+START_ERROR = 128  # exit code of a container that no runtime can start
 KILLED = 143
 RESERVED = ("wait", "supervisor")
 
 
 def members(template: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The containers, each with the mounts of all."""
+    """The containers, each with the shared volume mounts."""
     group = template["containerSet"]
     shared = group.get("volumeMounts") or []
     return [
@@ -36,7 +37,7 @@ def members(template: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def main_container(template: dict[str, Any]) -> dict[str, Any]:
-    """The container that makes the outputs, as far as there is one."""
+    """The container whose outputs are collected; {} if there is none."""
     if "containerSet" in template:
         return next((container for container in members(template) if container["name"] == "main"), {})
     return template.get("container") or template.get("script") or {}
@@ -53,13 +54,13 @@ class ContainerSet(Sidecars):
         strategy = template["containerSet"].get("retryStrategy") or {}
         self.retry_delay = gofmt.seconds(strategy["duration"]) if strategy.get("duration") else 0.0
         self.attempts_left = dict.fromkeys(self.containers, int(strategy.get("retries", 1)))
-        self.retry_at: dict[str, float] = {}  # when one that failed runs again
-        self.codes: dict[str, int] = {}  # of those that are over
-        self.visible_codes: dict[str, int] = {}  # the codes that those see that depend on them
+        self.retry_at: dict[str, float] = {}  # when failed containers are retried
+        self.codes: dict[str, int] = {}  # exit codes of completed containers
+        self.visible_codes: dict[str, int] = {}  # the exit codes as their dependents see them
         self.errors: dict[str, str] = {}
         self.reasons: dict[str, str] = {}
         self.view: filesystem.View | None = None  # of the container `main`
-        self.events: list[tuple[str, str, str]] = []  # name, phase and message of those that have ended
+        self.events: list[tuple[str, str, str]] = []  # name, phase and message of newly completed containers
 
     @property
     def completed(self) -> bool:
@@ -70,7 +71,7 @@ class ContainerSet(Sidecars):
         return min(self.retry_at.values(), default=None)
 
     def start_ready(self, now: float) -> Iterator[tuple[str, Process]]:
-        """Starts what can run. Raises ConfigError, OSError."""
+        """Starts the containers that are ready. Raises ConfigError, OSError."""
         again = True
         while again:
             again = False
@@ -93,14 +94,15 @@ class ContainerSet(Sidecars):
                 except (FileNotFoundError, PermissionError) as error:
                     needs = self.containers[name].get("dependencies")
                     why = unknown_program(error)
-                    self._end(name, EMISSARY, why, 0 if needs else EMISSARY)  # Argo forgets the code of the last
+                    # Argo loses the exit code of a container with dependencies
+                    self._end(name, EMISSARY, why, 0 if needs else EMISSARY)
                     again = True
                     continue
                 self.running[name] = process
                 yield name, process
 
     def exited(self, name: str, now: float) -> None:
-        """The process of `name` is over: so is the container, or it runs again."""
+        """The process of `name` has exited: retry the container, or complete it."""
         process = self.running.pop(name)
         if process.code and self.attempts_left[name] > 0:
             self.retry_at[name] = now + self.retry_delay
@@ -109,14 +111,14 @@ class ContainerSet(Sidecars):
             self._end(name, process.code)
 
     def kill(self) -> None:
-        """What has not begun never will."""
+        """Completes containers that have not started; cancels retries."""
         self.retry_at.clear()
         self.attempts_left = dict.fromkeys(self.attempts_left, 0)
         for name in self._pending():
             self._end(name, KILLED)
 
     def failure(self) -> str:
-        """What Argo says of the first that failed, by name, or nothing; of an inline template it knows only `main`."""
+        """Argo's message for the first failed container by name, or ""; `main` comes first in inline templates."""
         failed = sorted(
             (name for name, code in self.codes.items() if code), key=lambda name: (self.inline and name != "main", name)
         )
@@ -152,7 +154,7 @@ class ContainerSet(Sidecars):
 
 
 def check(template: dict[str, Any], where: str) -> None:
-    """Raises ConfigError for what Argo refuses, and for what a pod of several containers cannot be here."""
+    """Raises ConfigError for sets that Argo refuses or that this system does not support."""
     group, where = template["containerSet"], f"{where}.containerSet"
     needs = {container["name"]: container.get("dependencies") or [] for container in group["containers"]}
     if not needs or len(needs) != len(group["containers"]):

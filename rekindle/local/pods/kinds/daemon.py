@@ -1,9 +1,9 @@
-"""Readiness probes of daemons: what waits for a daemon goes on when its probe passes.
+"""Readiness probes of daemons: dependents of a daemon start when its probe passes.
 
-    ready(container, run, cluster, lives)      # blocks; False if the container ended before
+    ready(container, run, cluster, lives)      # blocks; False if the container exits first
 
-A probe that fails is tried again after `periodSeconds`, or a second if that is shorter: the kubelet, too, probes a
-container sooner while it is not ready. Source: Kubernetes' pkg/probe, Argo's operator.go (assessNodeStatus).
+A failed probe is repeated after `periodSeconds`, but at most one second: like the kubelet, which probes more often
+while a container is not ready. Source: Kubernetes' pkg/probe, Argo's operator.go (assessNodeStatus).
 """
 
 import contextlib
@@ -22,7 +22,8 @@ from typing import Any
 
 from rekindle.errors import ConfigError
 from rekindle.local.pods.containers import port_number
-from rekindle.local.pods.process import Cluster, ContainerRun, start_container
+from rekindle.local.pods.interfaces import Cluster
+from rekindle.local.pods.process import ContainerRun, start_container
 from rekindle.local.processes import signal_group
 
 KINDS = ("exec", "httpGet", "tcpSocket")
@@ -86,7 +87,7 @@ def _exec(container: dict[str, Any], run: ContainerRun, cluster: Cluster, timeou
 
 
 def check(template: dict[str, Any], where: str) -> None:
-    """Raises ConfigError for a probe of a daemon that cannot be tried here."""
+    """Raises ConfigError for a readiness probe that is not supported here."""
     kind = "container" if "container" in template else "script"
     container = template.get(kind) or {}
     if not template.get("daemon"):

@@ -1,4 +1,4 @@
-"""data templates: the keys of a bucket, put through expressions; the result is their JSON.
+"""data templates: the keys of a bucket, transformed by expressions; the result is JSON.
 
     phase, message, outputs = transform(template["data"], store)
 
@@ -17,7 +17,7 @@ Answer = tuple[str, str, dict[str, Any] | None]  # phase, message, outputs
 
 
 def transform(data: Mapping[str, Any], store: Callable[[dict[str, Any]], Any]) -> Answer:
-    """Lists and transforms. That there is no bucket is a failure like any other."""
+    """Lists the keys and applies the transformations. A missing bucket is a failure like any other."""
     try:
         result = _keys(data["source"]["artifactPaths"]["s3"], store)
     except (StorageError, ConfigError) as error:
@@ -31,7 +31,7 @@ def transform(data: Mapping[str, Any], store: Callable[[dict[str, Any]], Any]) -
 
 
 def _keys(s3: dict[str, Any], store: Callable[[dict[str, Any]], Any]) -> list[str]:
-    """All keys below one. Raises StorageError, also where there is nothing at all."""
+    """All keys below a key. Raises StorageError, also if there are none."""
     if not s3.get("bucket"):  # the one bucket where Argo does not fill in the artifact repository's
         raise StorageError("Bucket name cannot be empty")
     key, bucket = s3.get("key") or "", store(s3)

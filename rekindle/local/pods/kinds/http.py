@@ -1,8 +1,8 @@
-"""http templates: one request, and what its answer makes of the node.
+"""http templates: one request, whose response decides the phase of the node.
 
     phase, message, outputs = send(template["http"], cluster.secret)
 
-The body of the answer is `outputs.result`. Source: Argo's workflow/executor/agent.go (executeHTTPTemplate), v4.1.
+The response body is `outputs.result`. Source: Argo's workflow/executor/agent.go (executeHTTPTemplate), v4.1.
 """
 
 import base64
@@ -24,7 +24,7 @@ Secret = Callable[[str], Mapping[str, str]]
 
 
 def send(http: Mapping[str, Any], secret: Secret) -> Answer:
-    """Asks, and judges what comes back. Without `timeoutSeconds` it waits as long as it takes, as on Argo."""
+    """Sends the request and checks the response. Without `timeoutSeconds` there is no timeout, as in Argo."""
     try:
         headers = [(header["name"], _value(header, secret)) for header in http.get("headers") or []]
         status, body, response_headers = _send(http, headers)
@@ -66,12 +66,12 @@ def _send(http: Mapping[str, Any], headers: list[tuple[str, str]]) -> tuple[int,
     try:
         with urllib.request.build_opener(*handlers).open(request, timeout=timeout and float(timeout)) as response:
             return response.status, response.read().decode(errors="replace"), response.getheaders()
-    except urllib.error.HTTPError as error:  # an answer like any other
+    except urllib.error.HTTPError as error:  # a response like any other
         return error.code, error.read().decode(errors="replace"), list(error.headers.items())
 
 
 def _go_error(error: object, url: str) -> str:
-    """Go's, which a policy of retries reads, for what is no address and for one that cannot connect."""
+    """Go's message for an invalid URL or a failed connection: retry policies match it."""
     if "unknown url type" in str(error):
         return f'unsupported protocol scheme "{urllib.parse.urlsplit(url).scheme}"'
     if not isinstance(error, OSError) or error.errno not in (errno.ECONNREFUSED, errno.EHOSTUNREACH, errno.ENETUNREACH):
@@ -82,7 +82,7 @@ def _go_error(error: object, url: str) -> str:
 
 
 def _is_local(host: str) -> bool:
-    """Whether a proxy has no place before it, as for Go."""
+    """Whether Go bypasses proxies for this host."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

@@ -1,9 +1,9 @@
-"""What a pod has beside its main container: initContainers before it, one after the other, and sidecars while it runs.
+"""initContainers, which run one after the other before the main container, and sidecars, which run beside it.
 
     sidecars = Sidecars(template, run, cluster)
     process = sidecars.next_init(); sidecars.start_sidecars(); failure = sidecars.stop(grace)
 
-Each sees a root of its own; what they share lies in volumes.
+Each has its own root; they share the volumes.
 """
 
 import contextlib
@@ -16,16 +16,17 @@ from typing import Any
 
 from rekindle.errors import ConfigError
 from rekindle.local.pods import artifacts, filesystem
-from rekindle.local.pods.process import Cluster, ContainerRun, Process, start_container
+from rekindle.local.pods.interfaces import Cluster
+from rekindle.local.pods.process import ContainerRun, Process, start_container
 from rekindle.local.pods.volumes import VolumeDirectory
 from rekindle.local.processes import signal_group
 
-KILLED = (0, 137, 143)  # what ends a sidecar that was told to end
+KILLED = (0, 137, 143)  # exit codes of a sidecar after SIGTERM or SIGKILL
 KINDS = ("initContainers", "sidecars")
 
 
 class Sidecars:
-    """Those of one pod."""
+    """The init containers and sidecars of one pod."""
 
     def __init__(self, template: dict[str, Any], run: ContainerRun, cluster: Cluster) -> None:
         self.run, self.cluster = run, cluster
@@ -38,11 +39,11 @@ class Sidecars:
         self.init_specs = list(template.get("initContainers") or [])
         self.sidecar_specs = list(template.get("sidecars") or [])
         self.running: dict[str, Process] = {}
-        self.name = ""  # of the init container that runs
-        self.log_error: OSError | None = None  # why a sidecar's log lacks some of it
+        self.name = ""  # the running init container
+        self.log_error: OSError | None = None  # why a sidecar's log is incomplete
 
     def next_init(self) -> Process | None:
-        """Starts the next init container, if one is left. Raises ConfigError, OSError."""
+        """Starts the next init container, if any. Raises ConfigError, OSError."""
         if not self.init_specs:
             self.name = ""
             return None
@@ -56,8 +57,8 @@ class Sidecars:
             self.running[container["name"]] = self._start(container)
 
     def stop(self, grace: float) -> str:
-        """Ends the sidecars and waits; what Argo says of one that failed by itself, or nothing."""
-        running = dict(self.running)  # a thread that collects and a run that is stopped may both end them
+        """Terminates the sidecars and waits. Returns Argo's message if one had failed by itself, else ""."""
+        running = dict(self.running)  # the collecting thread and a stopping run may both do this
         for process in running.values():
             signal_group(process.pid, signal.SIGTERM)
         until = time.monotonic() + grace
@@ -97,7 +98,7 @@ class Sidecars:
         )
 
     def _mirrored(self) -> tuple[list[dict[str, Any]], dict[str, VolumeDirectory]]:
-        """What the main container mounts: its volumes, and its input artifacts, which Argo mounts one by one."""
+        """The mounts of the main container: its volumes, and its input artifacts, each a mount in Argo."""
         mounts = [*(self.main.get("volumeMounts") or [])]
         outside = [
             path for path in self.inputs if not any(Path(path).is_relative_to(mount["mountPath"]) for mount in mounts)
@@ -108,7 +109,7 @@ class Sidecars:
 
 
 def check(template: dict[str, Any], where: str) -> None:
-    """Raises ConfigError for what a pod of several containers cannot be here."""
+    """Raises ConfigError if pods of several containers are not supported on this system."""
     kinds = [kind for kind in KINDS if template.get(kind)]
     if kinds and not filesystem.available():
         raise ConfigError(f"{where}.{kinds[0]} needs a private mount namespace, which this system does not give.")
