@@ -39,7 +39,6 @@ from rekindle.local.pods.process import (
     start_container,
     unknown_program,
 )
-from rekindle.local.pods.resources import Resources
 from rekindle.local.pods.volumes import VolumeDirectory
 from rekindle.local.processes import signal_group, started
 
