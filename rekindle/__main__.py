@@ -1,17 +1,17 @@
-"""`rekindle` and `python -m rekindle`. An image that runs only steps needs none of the command's packages."""
+"""`rekindle` and `python -m rekindle`. `rekindle step` needs none of the packages of the other commands."""
 
 import sys
 
 
 def main() -> None:
-    """Run a command, or a step; the exit code says how it went."""
+    """Run a command or a step and exit with its code."""
     if sys.argv[1:2] == ["step"]:
-        from rekindle.step import main as step
+        from rekindle import step
 
-        sys.exit(step(sys.argv[2:]))
-    from rekindle.cli import main as command
+        sys.exit(step.main(sys.argv[2:]))
+    from rekindle import cli
 
-    command()
+    cli.main()
 
 
 if __name__ == "__main__":

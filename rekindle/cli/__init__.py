@@ -1,8 +1,8 @@
-"""The command `rekindle`: parse, call one function, print.
+"""The command `rekindle`: parses arguments, calls one function, prints its result.
 
     rekindle --help
 
-Nothing heavy is imported until a command needs it.
+Expensive packages are imported only by the commands that need them.
 """
 
 import errno
@@ -11,20 +11,27 @@ import sys
 
 import click
 
-from rekindle.cli import local  # noqa: F401 (the commands register themselves, in the order of the help)
+# commands register themselves on import, in the order of the help
+from rekindle.cli import runs  # noqa: F401
+
+# isort: split
+from rekindle.cli import checks  # noqa: F401
+
+# isort: split
+from rekindle.cli import services  # noqa: F401
 
 # isort: split
 from rekindle import project
-from rekindle.cli import cluster, images, platform, streams  # noqa: F401
-from rekindle.cli.shared import HOME, commands
+from rekindle.cli import demo, images, on_cluster, platform, standard_streams, step  # noqa: F401
+from rekindle.cli.group import HOME, commands
 from rekindle.errors import ConfigError, RekindleError
 
-STOPPED = (129, 130, 143)  # by a terminal that was closed, by Ctrl-C, by SIGTERM
+STOPPED = (129, 130, 143)  # by SIGHUP, Ctrl-C, SIGTERM
 
 
 def main() -> None:
-    """Run a command; the exit code says how it went."""
-    streams.prepare()
+    """Run a command and exit with its code."""
+    standard_streams.prepare()
     try:
         os.environ.setdefault(project.PATH, os.pathsep.join(project.search_path()))
         code = commands.main(standalone_mode=False)
@@ -39,11 +46,11 @@ def main() -> None:
     except OSError as error:
         home = str(HOME.resolve())
         if error.errno not in (errno.ENOSPC, errno.EDQUOT) and not str(error.filename).startswith(home):
-            raise  # a bug: all others are named where they occur
-        way = "make room there or make it writable, or set REKINDLE_HOME to another directory"
-        click.echo(f"error: {error.filename or home}: {error.strerror}. State is kept in {home}: {way}.", err=True)
+            raise  # a bug: other causes are reported where they occur
+        remedy = "free space there, make it writable, or set REKINDLE_HOME to another directory"
+        click.echo(f"error: {error.filename or home}: {error.strerror}. State is kept in {home}: {remedy}.", err=True)
         code = 1
-    if code in STOPPED:  # all is stopped and said; the interpreter would take half a second more to tidy up
+    if code in STOPPED:  # everything is stopped and printed; interpreter shutdown would take another half second
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)

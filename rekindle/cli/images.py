@@ -1,11 +1,12 @@
-"""The commands around container images."""
+"""The command group `rekindle images`."""
 
 import json
 from typing import TYPE_CHECKING
 
 import click
 
-from rekindle.cli.shared import CONTEXT, Commands, commands, output_option
+from rekindle.cli.group import CONTEXT, Commands, commands
+from rekindle.cli.options import output_option
 
 if TYPE_CHECKING:
     from rekindle.cluster.images import Name
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
 
 @commands.group(cls=Commands, context_settings=CONTEXT)
 def images() -> None:
-    """The images that a cluster's pods run.
+    """Build the images that pods on a cluster run.
 
     \b
     Example:
@@ -24,25 +25,25 @@ def images() -> None:
 @images.command(context_settings=CONTEXT)
 @click.argument("name", type=click.Choice(["train", "serve", "mlflow"]))
 @click.argument("more", nargs=-1, type=click.UNPROCESSED)
-@click.option("--tag", required=True, metavar="REPOSITORY:TAG", help="What the image is called.")
-@click.option("--push", is_flag=True, help="To the registry of the tag; then it has a digest.")
+@click.option("--tag", required=True, metavar="REPOSITORY:TAG", help="Name and tag of the image.")
+@click.option("--push", is_flag=True, help="Push it to the registry of the tag and print its digest.")
 @output_option("text", "json")
 def build(name: "Name", more: tuple[str, ...], tag: str, push: bool, output: str) -> None:
     """Build an image with docker or buildah.
 
-    train can do every step and serve, serve only serves, mlflow is the server of MLflow. What follows -- are flags of
-    the builder. A pushed image is printed with its digest: name it so in `cluster.image`, and the run records what ran.
+    train runs every step and can serve, serve only serves, mlflow is the MLflow server. Arguments after -- go to the
+    builder. A pushed image is printed with its digest: use that in `cluster.image`, so that runs record what they ran.
 
     \b
     Example:
       rekindle images build train --tag registry.example.com/rekindle:0.1 --push
       rekindle images build serve --tag rekindle-serve:0.1 -- --build-arg BASE=python:3.12-slim
     """
-    from rekindle.cluster import images as building
+    from rekindle.cluster import images as builder
 
-    image = building.build(name, tag, push=push, more=more)
+    image = builder.build(name, tag, push=push, more=more)
     if output == "json":
-        found = {"tag": image.tag, "id": image.id, "digest": image.digest or None, "pinned": image.pinned or None}
-        click.echo(json.dumps(found))
+        result = {"tag": image.tag, "id": image.id, "digest": image.digest or None, "pinned": image.pinned or None}
+        click.echo(json.dumps(result))
     else:
         click.echo(image.pinned or f"{image.tag}  {image.id}")

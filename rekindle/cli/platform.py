@@ -1,4 +1,4 @@
-"""The commands that prepare a namespace of a cluster, and examine it."""
+"""The command group `rekindle platform`: sets up a namespace of a cluster, and checks it."""
 
 from pathlib import Path
 from typing import Any
@@ -6,21 +6,15 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from rekindle.cli.shared import (
-    CONTEXT,
-    Commands,
-    cluster_options,
-    commands,
-    config_of,
-    configured,
-    output_option,
-    told,
-)
+from rekindle.cli.group import CONTEXT, Commands, commands
+from rekindle.cli.inputs import config_of
+from rekindle.cli.options import cluster_options, configured, output_option
+from rekindle.cli.output import print_checks
 
 
 @commands.group(cls=Commands, context_settings=CONTEXT)
 def platform() -> None:
-    """What a namespace of a cluster needs once, before pipelines run in it.
+    """Set up a namespace of a cluster for pipelines, and check it.
 
     \b
     Example:
@@ -33,27 +27,27 @@ def platform() -> None:
 @click.option("--bucket", default="rekindle", show_default=True, help="Bucket for artifacts, checkpoints and models.")
 @click.option("--endpoint", default="", metavar="URL", help="S3 endpoint (default: AWS).")
 @click.option("--region", default="", metavar="NAME", help="Region of the bucket.")
-@click.option("--mlflow", default="", metavar="URL", help="MLflow's address (or --with mlflow).")
+@click.option("--mlflow", default="", metavar="URL", help="Address of MLflow (or --with mlflow).")
 @click.option(
     "--with",
     "options",
     multiple=True,
     type=click.Choice(["mlflow", "minio", "frameworks"]),
-    help="Also: an MLflow server, a small object store, the right to apply jobs of other frameworks.",
+    help="Add an MLflow server, a small object store, or permission to apply jobs of other frameworks.",
 )
-@click.option("--iam", is_flag=True, help="Pods have a cloud role: no Secret with keys.")
-@click.option("--quota", nargs=2, metavar="CPU MEMORY", help="What the namespace may request, such as 64 256Gi.")
-@click.option("--ephemeral", is_flag=True, help="MLflow and MinIO keep nothing when their pods go: to try things.")
+@click.option("--iam", is_flag=True, help="Pods get a cloud role instead of a Secret with keys.")
+@click.option("--quota", nargs=2, metavar="CPU MEMORY", help="ResourceQuota of the namespace, such as 64 256Gi.")
+@click.option("--ephemeral", is_flag=True, help="MLflow and MinIO lose their data with their pods: for trials.")
 @click.option(
-    "--image", "images", multiple=True, metavar="NAME=IMAGE", help="Image of rekindle, mlflow or minio, to pin it."
+    "--image", "images", multiple=True, metavar="NAME=IMAGE", help="Image to use for rekindle, mlflow or minio."
 )
-@click.option("--operator", is_flag=True, help="Instead: the training operator's part, once a cluster.")
+@click.option("--operator", is_flag=True, help="Print the training operator instead, needed once per cluster.")
 def render(operator: bool, namespace: str | None, images: tuple[str, ...], **given: Any) -> None:
     """Print the objects of a namespace, for `kubectl apply`.
 
-    Accounts with the rights that a pipeline uses, addresses of the object store and MLflow, who may connect to whom,
-    and PodSecurity `restricted`. No credential is among them: how to make their Secret is said on stderr. Everything
-    can be applied again.
+    Service accounts with the permissions that a pipeline uses, the addresses of the object store and MLflow, network
+    policies, and Pod Security `restricted`. No credentials: stderr shows how to create their Secret. The objects can
+    be applied repeatedly.
 
     \b
     Example:
@@ -61,59 +55,64 @@ def render(operator: bool, namespace: str | None, images: tuple[str, ...], **giv
       rekindle platform render -n models --endpoint https://s3.example.com --mlflow https://mlflow.example.com
       rekindle platform render --operator -n kubeflow | kubectl apply --server-side --field-manager=rekindle -f -
     """
-    from rekindle.cli.shared import pairs_of
+    from rekindle.cli.inputs import pairs_of
     from rekindle.cluster import platform as objects
 
     if operator:
-        _alone("operator", "namespace")
+        _refuse_other_flags("operator", "namespace")
         click.echo(objects.text(objects.operator(namespace or "kubeflow")), nl=False)
         return
-    asked = objects.Platform(namespace or "rekindle", images=pairs_of(images), **given)
-    click.echo(objects.text(objects.render(asked)), nl=False)
-    if not asked.iam:
-        how = objects.secret(asked.namespace)
-        click.echo(f"The credentials of the object store are yours to give:\n  {how}", err=True)
+    requested = objects.Platform(namespace or "rekindle", images=pairs_of(images), **given)
+    click.echo(objects.text(objects.render(requested)), nl=False)
+    if not requested.iam:
+        how = objects.secret(requested.namespace)
+        click.echo(f"Create the Secret with the credentials of the object store:\n  {how}", err=True)
 
 
-def _alone(*names: str) -> None:
-    """Refuses what would be ignored."""
+def _refuse_other_flags(*names: str) -> None:
+    """Raise UsageError for flags that would be ignored."""
     context = click.get_current_context()
-    for each in context.command.params:
-        given = context.get_parameter_source(each.name or "") is ParameterSource.COMMANDLINE
-        if given and each.name not in names:
-            raise click.UsageError(f"--{names[0]} is by itself: {each.opts[-1]} means nothing with it, leave it out.")
+    for param in context.command.params:
+        given = context.get_parameter_source(param.name or "") is ParameterSource.COMMANDLINE
+        if given and param.name not in names:
+            raise click.UsageError(f"--{names[0]} cannot be combined with {param.opts[-1]}: leave it out.")
 
 
 @platform.command(context_settings=CONTEXT)
 @configured
 @cluster_options
-@click.option("--wait", type=click.FloatRange(min=1), metavar="SECONDS", help="For a pod's images (default: 180).")
+@click.option(
+    "--wait",
+    type=click.FloatRange(min=1),
+    metavar="SECONDS",
+    help="How long to wait for the images of a pod (default: 180).",
+)
 @output_option("text", "json")
 def check(
     config: Path | None, sets: tuple[str, ...], namespace: str, context: str, wait: float | None, output: str
 ) -> int:
-    """Examine a namespace of a cluster: all that a pipeline needs there, from the API server to a pod's view of S3.
+    """Check everything that a pipeline needs in a namespace, from the API server to access to S3 from a pod.
 
-    Nothing is left behind. Each failure comes with its remedy. A config says which images and priorities are meant.
+    It leaves nothing behind. Each failure comes with a remedy. CONFIG names the images and priorities to check.
 
     \b
     Example:
       rekindle platform check configs/cluster.yaml -n models
     """
-    return examine(config, sets, namespace, context, output, wait)
+    return check_namespace(config, sets, namespace, context, output, wait)
 
 
-def examine(
+def check_namespace(
     config: Path | None, sets: tuple[str, ...], namespace: str, context: str, output: str, wait: float | None = None
 ) -> int:
-    """Of `platform check` and `doctor --cluster`."""
+    """`platform check` and `doctor --cluster`."""
     from rekindle.blocks.settings import ClusterConfig
     from rekindle.cluster import doctor
     from rekindle.cluster.api import Cluster
     from rekindle.training.spec import TrainConfig
 
     settings = config_of(config, sets).config if config else None
-    place = settings.cluster if settings else ClusterConfig.model_validate({})
+    target = settings.cluster if settings else ClusterConfig.model_validate({})
     train = settings.train if settings else TrainConfig.model_validate({})
-    cluster = Cluster.connect(context or None, namespace or place.namespace or None)
-    return told(doctor.check(cluster, place, train, wait or doctor.SECONDS), output)
+    cluster = Cluster.connect(context or None, namespace or target.namespace or None)
+    return print_checks(doctor.check(cluster, target, train, wait or doctor.SECONDS), output)

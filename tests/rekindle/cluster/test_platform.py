@@ -239,7 +239,7 @@ def test_the_operators_part_is_for_the_namespace_that_is_named(namespace: str) -
     alone = CliRunner().invoke(commands, ["platform", "render", *named, "--mlflow", "http://m"])
     assert f"kubectl -n {namespace or 'rekindle'} create secret" in alone.stderr
     done = CliRunner().invoke(commands, ["platform", "render", "--operator", *named, "--with", "minio"])
-    assert done.exit_code == 2 and "--with means nothing with it" in done.output
+    assert done.exit_code == 2 and "cannot be combined with --with" in done.output
 
 
 @pytest.mark.parametrize("address", ["http://user:hunter2@m", "user:hunter2@m"])

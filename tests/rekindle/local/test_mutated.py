@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rekindle.argo.manifest.read import documents
-from rekindle.cli.shared import manifest_of
+from rekindle.cli.inputs import manifest_of
 from rekindle.errors import ConfigError
 from rekindle.local.emulator import LocalCluster
 from rekindle.local.engine.nodes import Began, Ended, Start

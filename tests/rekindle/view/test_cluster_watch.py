@@ -103,7 +103,7 @@ def test_what_runs_already_is_not_submitted_again_unasked(server: ApiServer, tmp
     (name,) = server.objects[WORKFLOWS_AT]
     refused = rekindle(*command, "-o", "json", cwd=tmp_path)
     assert (refused.returncode, json.loads(refused.stdout)["workflow"]) == (2, None)
-    assert f"{name} is running and does the same" in refused.stderr
+    assert f"{name} is already running with the same manifest and parameters" in refused.stderr
     assert rekindle(*command, "-p", "n=2", cwd=tmp_path).returncode == 0
     assert rekindle(*command, "--yes", cwd=tmp_path).returncode == 0
     assert len(server.objects[WORKFLOWS_AT]) == 3

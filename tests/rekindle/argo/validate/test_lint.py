@@ -878,7 +878,7 @@ def test_the_command_names_the_file_of_each_finding_and_fails_for_what_cannot_ru
 def test_the_command_takes_configs_and_tells_bad_usage_from_a_bad_manifest(tmp_path: Path) -> None:
     config = str(GOLDEN / "config.yaml")
     done = command(tmp_path, config, config)
-    assert (done.returncode, done.stdout) == (0, "no problem found\n")
+    assert (done.returncode, done.stdout) == (0, "no problems found\n")
     (tmp_path / "empty.yaml").write_text("# nothing\n")
     for args in ([], ["--manifest", "away.yaml"], ["--manifest", "empty.yaml"], [config, "--set", "train.wokers=3"]):
         assert command(tmp_path, *args).returncode == 2

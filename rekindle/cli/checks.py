@@ -1,0 +1,115 @@
+"""Commands that show and check configs, manifests and this machine."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from rekindle.cli.group import HOME, command
+from rekindle.cli.inputs import config_of, files_of, manifest_of, objects_of
+from rekindle.cli.options import File, cluster_options, configured, output_option
+from rekindle.cli.output import print_checks
+
+if TYPE_CHECKING:
+    from rekindle.render import Kind
+
+
+@command
+@configured
+@click.option("--kind", type=click.Choice(["workflow", "template", "cron"]), default="workflow", show_default=True,
+              help="A Workflow, a WorkflowTemplate, or a CronWorkflow with the schedule of the config.")  # fmt: skip
+@output_option("yaml", "json")
+def render(config: Path | None, sets: tuple[str, ...], kind: "Kind", output: str) -> None:
+    """Print the Argo manifest of a config.
+
+    It needs neither a cluster nor a network.
+
+    Example:
+      rekindle render configs/demo.yaml | kubectl create -f -
+      rekindle render configs/demo.yaml --kind cron -o json
+    """
+    from rekindle.render import render_manifest, to_yaml
+
+    manifest = render_manifest(config_of(config, sets).config, kind)
+    click.echo(json.dumps(manifest, indent=2) if output == "json" else to_yaml(manifest), nl=output == "json")
+
+
+@command
+@configured
+@output_option("text", "json")
+def config(config: Path | None, sets: tuple[str, ...], output: str) -> None:
+    """Show each value of a config and where it came from.
+
+    The file overrides defaults, the environment (REKINDLE_TRAIN__WORKERS=3) the file, and --set the environment.
+
+    Example:
+      rekindle config configs/demo.yaml --set train.workers=3
+    """
+    rows = list(config_of(config, sets).rows())
+    if output == "json":
+        click.echo(json.dumps({path: {"value": value, "origin": origin} for path, value, origin in rows}, indent=2))
+        return
+    width = max(len(path) for path, _, _ in rows)
+    for path, value, origin in rows:
+        shown = value if isinstance(value, str) else json.dumps(value)
+        click.echo(f"{path:{width}}  {shown:24}  {origin}")
+
+
+@command
+@click.argument("configs", nargs=-1, type=File())
+@click.option("--set", "sets", multiple=True, metavar="A.B=C", help="Override one value of the configs.")
+@click.option("--manifest", "manifests", multiple=True, metavar="FILE", type=File(),
+              help="Argo or Kubernetes objects (YAML or JSON), a file or a folder.")  # fmt: skip
+@output_option("text", "json")
+def lint(configs: tuple[Path, ...], sets: tuple[str, ...], manifests: tuple[Path, ...], output: str) -> int:
+    """Find what Argo would reject, or wrongly accept.
+
+    References to WorkflowTemplates among the given files are checked, too. Exit codes: 0 everything can run (there may
+    be warnings), 1 something cannot, 2 bad usage or config.
+
+    Example:
+      rekindle lint configs/demo.yaml
+      rekindle lint --manifest workflow.yaml --manifest templates/ -o json
+    """
+    from dataclasses import asdict
+
+    from rekindle.argo import validate
+
+    if not configs and not manifests:
+        raise click.UsageError("give a config file, such as configs/demo.yaml, or --manifest FILE.")
+    objects = [(str(file), manifest_of(file, sets, None)[0]) for file in configs]
+    files = [file for path in manifests for file in files_of(path)]
+    objects += [(str(file), manifest) for file in files for manifest in objects_of(file)]
+    findings = validate.lint_all(objects)
+    if output == "json":
+        click.echo(json.dumps([asdict(finding) for finding in findings], indent=2))
+    for finding in findings if output == "text" else []:
+        click.echo(f"{'error' if finding.fatal else 'warning'}: {finding}", err=True)
+    if not findings and output == "text":
+        click.echo("no problems found")
+    return 1 if any(finding.fatal for finding in findings) else 0
+
+
+@command
+@configured
+@click.option(
+    "--cluster", is_flag=True, help="Check a namespace of a cluster instead, as `rekindle platform check` does."
+)
+@cluster_options
+@output_option("text", "json")
+def doctor(config: Path | None, sets: tuple[str, ...], cluster: bool, namespace: str, context: str, output: str) -> int:
+    """Check that this machine has everything that Rekindle needs.
+
+    Each failure comes with a remedy.
+
+    Example:
+      rekindle doctor
+    """
+    if cluster:
+        from rekindle.cli.platform import check_namespace
+
+        return check_namespace(config, sets, namespace, context, output)
+    from rekindle.view.doctor import check
+
+    return print_checks(check(HOME), output)

@@ -1,0 +1,43 @@
+"""The command group `rekindle demo`."""
+
+import click
+
+from rekindle.cli.group import CONTEXT, HOME, Commands, commands
+from rekindle.cli.options import output_option
+from rekindle.cli.output import run_output
+
+
+@commands.group(cls=Commands, context_settings=CONTEXT)
+def demo() -> None:
+    """Demonstrations.
+
+    \b
+    Example:
+      rekindle demo chaos --workers 4
+    """
+
+
+@demo.command(context_settings=CONTEXT)
+@click.option("--workers", type=click.IntRange(1, 16), default=3, show_default=True, help="Training processes.")
+@click.option("--seconds-between", "seconds", type=click.FloatRange(0), default=3, show_default=True,
+              help="Seconds between attacks.")  # fmt: skip
+@click.option("--steps", type=click.IntRange(20), default=1500, show_default=True, help="Training steps.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Seed for the choice of victims.")
+@output_option("text", "json")
+def chaos(workers: int, seconds: float, steps: int, seed: int, output: str) -> int:
+    """Watch a training run survive attacks.
+
+    A small model is trained twice: once undisturbed, once while its workers, their launchers and the coordinator are
+    killed, stopped and terminated. Exit codes: 0 both weights have the same sha256, 1 they differ, 130 stopped by
+    Ctrl-C.
+
+    \b
+    Example:
+      rekindle demo chaos --workers 4
+    """
+    from rekindle import project
+    from rekindle.demo.chaos import Plan, run
+
+    project.use_reference()
+    with run_output(output):
+        return run(HOME, Plan(workers, seconds, steps, seed), as_json=output == "json")
