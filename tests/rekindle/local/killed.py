@@ -91,16 +91,16 @@ threading.setprofile(None)
 @cache
 def documents() -> list[dict[str, Any]]:
     """Those of kills.yaml, as they can run."""
-    found = list(yaml.safe_load_all(Path(__file__).with_name("kills.yaml").read_text()))
-    for each in found:
-        each.setdefault("kind", "Workflow")
-        _complete(each)
-    return found
+    objects = list(yaml.safe_load_all(Path(__file__).with_name("kills.yaml").read_text()))
+    for obj in objects:
+        obj.setdefault("kind", "Workflow")
+        _complete(obj)
+    return objects
 
 
 def _complete(value: Any) -> None:
-    for each in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
-        _complete(each)
+    for child in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        _complete(child)
     if not isinstance(value, dict):
         return
     if "args" in value and "image" not in value:
@@ -112,8 +112,8 @@ def _complete(value: Any) -> None:
 
 def workflows() -> dict[str, dict[str, Any]]:
     """By name."""
-    found = {each["metadata"]["name"]: each for each in documents() if each["kind"] == "Workflow"}
-    return found | {EMBEDDED: {**found["files"], "metadata": {"name": EMBEDDED}}}
+    workflows = {obj["metadata"]["name"]: obj for obj in documents() if obj["kind"] == "Workflow"}
+    return workflows | {EMBEDDED: {**workflows["files"], "metadata": {"name": EMBEDDED}}}
 
 
 @dataclass
@@ -137,7 +137,7 @@ class Run:
             store = self.store = Store(bucket, own["S3_ENDPOINT_URL"], *(own[key] for key in KEYS))
             store.client.create_bucket(Bucket=bucket)
         self.environment = {**os.environ, **own, "HOME_OF_ALL": str(self.notes)}
-        self.cluster.keep(each for each in documents() if each["kind"] != "Workflow")
+        self.cluster.keep(obj for obj in documents() if obj["kind"] != "Workflow")
         text = json.dumps(workflows()[self.name])
         text = text.replace('\\"@PORT@\\"', "@PORT@").replace("@PORT@", str(_free_port()))
         text = text.replace("@HOME@", str(self.notes)).replace("@URL@", self.url)
@@ -171,7 +171,9 @@ class Run:
 
     def answers(self) -> dict[str, str]:
         asked = {
-            each["name"] for node in self.waiting() for each in (node.get("outputs") or {}).get("parameters") or []
+            parameter["name"]
+            for node in self.waiting()
+            for parameter in (node.get("outputs") or {}).get("parameters") or []
         }
         return {name: value for name, value in ANSWERS.items() if name in asked}
 
@@ -207,7 +209,9 @@ class Run:
         for node in status["nodes"].values():
             kept = {key: value for key, value in node.items() if key not in CLOCK}
             nodes[node["name"]] = kept | {"children": sorted(node.get("children", []))}
-        outputs = {kind: sorted(each, key=lambda e: e["name"]) for kind, each in (status.get("outputs") or {}).items()}
+        outputs = {
+            kind: sorted(entries, key=lambda e: e["name"]) for kind, entries in (status.get("outputs") or {}).items()
+        }
         return {
             "phase": status["phase"], "message": status.get("message"), "outputs": outputs, "nodes": nodes,
             "ran": sorted({mark.split()[1] for mark in self.marks() if mark.startswith("end")}),
@@ -222,48 +226,53 @@ class Run:
             if (meta.get("labels") or {}).get(CONFIG_MAP_TYPE):
                 data = sorted(data)  # a cache: its entries have times
             ended = [
-                each["type"] for each in (obj.get("status") or {}).get("conditions") or [] if each["type"] in FAILED
+                condition["type"]
+                for condition in (obj.get("status") or {}).get("conditions") or []
+                if condition["type"] in FAILED
             ]
             yield path.parent.name, meta.get("generateName") or path.name, data, ended
 
     def _deployments(self) -> list[tuple[str, bool, int]]:
-        return [(each["name"], each["running"], each["ready"]) for each in Deployments(self.cluster).overview()]
+        return [
+            (deployment["name"], deployment["running"], deployment["ready"])
+            for deployment in Deployments(self.cluster).overview()
+        ]
 
     def _stored(self) -> dict[str, Any]:
         """What is in the object store."""
         if self.name == EMBEDDED:
             keys = self.cluster.services.credentials()
             self.store = Store("rekindle", self.cluster.services.url("s3"), *(keys[key] for key in KEYS))
-        found = {each.key: self.store.get(each.key) for each in self.store.list("")}
-        return {key: _content(data) for key, data in found.items()}
+        objects = {entry.key: self.store.get(entry.key) for entry in self.store.list("")}
+        return {key: _content(data) for key, data in objects.items()}
 
     def left(self) -> list[str]:
         """Processes, locks and files that nobody must have once it is over and its services are stopped."""
         self.cluster.down()
         until = time.monotonic() + PATIENCE
-        while (found := self._processes()) and time.monotonic() < until:
+        while (leftovers := self._processes()) and time.monotonic() < until:
             time.sleep(0.02)
         if pid := self.files.runner():
-            found.append(f"the run is locked by {pid}")
+            leftovers.append(f"the run is locked by {pid}")
         for path in self.home.glob("locks/*/*"):
             with path.open() as lock:
                 try:
                     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 except BlockingIOError:
-                    found.append(f"locked: {path}")
+                    leftovers.append(f"locked: {path}")
         jobs = [path.stem for path in self.home.glob("objects/PyTorchJob/*.json")]
         memory = [shared_memory(self.files.root, name) for name in [*jobs, "wrong"]]
-        return found + [f"left behind: {path}" for path in [*memory, self.files.resume_request] if path.exists()]
+        return leftovers + [f"left behind: {path}" for path in [*memory, self.files.resume_request] if path.exists()]
 
     def _processes(self) -> list[str]:
-        mark, found = f"HOME_OF_ALL={self.notes}\0".encode(), []
+        mark, orphans = f"HOME_OF_ALL={self.notes}\0".encode(), []
         for process in Path("/proc").glob("[0-9]*"):
             try:
                 if mark in (process / "environ").read_bytes() + b"\0":
-                    found.append(f"orphan {process.name}: {(process / 'cmdline').read_text()}")
+                    orphans.append(f"orphan {process.name}: {(process / 'cmdline').read_text()}")
             except OSError:
                 continue  # it ended meanwhile, or is not ours
-        return found
+        return orphans
 
 
 def _content(data: bytes) -> Any:
@@ -271,7 +280,7 @@ def _content(data: bytes) -> Any:
     if not data.startswith(b"\x1f\x8b"):
         return hashlib.sha256(data).hexdigest()
     with tarfile.open(fileobj=io.BytesIO(data)) as archive:
-        files = [(each.name, archive.extractfile(each)) for each in archive]
+        files = [(member.name, archive.extractfile(member)) for member in archive]
         return [(name, file and hashlib.sha256(file.read()).hexdigest()) for name, file in sorted(files, key=str)]
 
 
@@ -306,11 +315,11 @@ def overlaps(marks: list[str]) -> list[str]:
     return found
 
 
-def _differences(one: Any, other: Any, where: str = "") -> list[str]:
-    if isinstance(one, dict) and isinstance(other, dict):
+def _differences(undisturbed: Any, other: Any, where: str = "") -> list[str]:
+    if isinstance(undisturbed, dict) and isinstance(other, dict):
         return [
             text
-            for key in sorted({*one, *other})
-            for text in _differences(one.get(key), other.get(key), f"{where}.{key}")
+            for key in sorted({*undisturbed, *other})
+            for text in _differences(undisturbed.get(key), other.get(key), f"{where}.{key}")
         ]
-    return [] if one == other else [f"{where.strip('.')} is {other!r}, undisturbed {one!r}"]
+    return [] if undisturbed == other else [f"{where.strip('.')} is {other!r}, undisturbed {undisturbed!r}"]

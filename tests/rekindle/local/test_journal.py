@@ -32,7 +32,7 @@ def files(tmp_path: Path) -> RunFiles:
 
 def line(number: int, text: str) -> Callable[[str], str]:
     return lambda journal: "".join(
-        text + "\n" if index == number else each for index, each in enumerate(journal.splitlines(True))
+        text + "\n" if index == number else entry for index, entry in enumerate(journal.splitlines(True))
     )
 
 
@@ -66,7 +66,7 @@ def test_a_file_edited_by_hand_is_named_and_neither_run_nor_hides_the_other_runs
         with pytest.raises(ConfigError, match=f"(?s){re.escape(str(path))}.*{reason}.*Put it back"):
             command("w", LocalCluster(files.home))
     assert files.runner() is None
-    phases = {each["run"]: each["phase"] for each in json.loads(overview.everything(files.home, True))["runs"]}
+    phases = {run["run"]: run["phase"] for run in json.loads(overview.everything(files.home, True))["runs"]}
     assert phases == {"w": "Unreadable", "other": "Succeeded"}
     assert overview.newest(files.home, ("Succeeded",)) == "other"
 
@@ -93,6 +93,6 @@ def test_a_file_that_cannot_be_written_leaves_the_one_before_and_no_other(tmp_pa
 
 def test_what_ran_when_its_runner_died_has_all_its_time_again() -> None:
     old = {"name": "w", "startedAt": "2026-01-01T00:00:00Z"}
-    nodes = {each: {**old, "id": each, "type": each, "phase": "Pending"} for each in ("Pod", "HTTP", "Suspend")}
+    nodes = {kind: {**old, "id": kind, "type": kind, "phase": "Pending"} for kind in ("Pod", "HTTP", "Suspend")}
     after = reset_interrupted({"phase": "Running", "nodes": nodes}, "2026-01-02T00:00:00Z")["nodes"]
-    assert [each for each in after if after[each]["startedAt"] != old["startedAt"]] == ["Pod", "HTTP"]
+    assert [kind for kind in after if after[kind]["startedAt"] != old["startedAt"]] == ["Pod", "HTTP"]

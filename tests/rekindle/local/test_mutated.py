@@ -119,8 +119,8 @@ KEYS += ["", "\u00e9", "a b", "x" * 300, "resource", "hooks", "retryStrategy", "
 
 def bomb(levels: int) -> bytes:
     """A list of 9 times the list before, and so on."""
-    each = (b"&a%d [%s]" % (i, b",".join([b"*a%d" % (i - 1) if i else b"x"] * 9)) for i in range(levels))
-    return b"[" + b",".join(each) + b"]"
+    anchors = (b"&a%d [%s]" % (i, b",".join([b"*a%d" % (i - 1) if i else b"x"] * 9)) for i in range(levels))
+    return b"[" + b",".join(anchors) + b"]"
 
 
 TEXTS: list[Callable[[bytes], bytes]] = [

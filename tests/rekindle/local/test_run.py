@@ -117,14 +117,14 @@ def runner(cluster: LocalCluster, what: str | Path) -> subprocess.Popen[str]:
 
 def left_over(cluster: LocalCluster) -> list[str]:
     """Processes of pods of this cluster's runs."""
-    found = []
+    processes = []
     for process in Path("/proc").glob("[0-9]*"):
         try:
             if f"{POD}={cluster.home / 'runs'}".encode() in (process / "environ").read_bytes():
-                found.append((process / "cmdline").read_text())
+                processes.append((process / "cmdline").read_text())
         except OSError:
             continue
-    return found
+    return processes
 
 
 def nothing_left(cluster: LocalCluster) -> None:
@@ -167,7 +167,7 @@ def test_a_dead_runner_leaves_no_process_once_its_run_is_resumed(cluster: LocalC
     grandchild = workflow([sh("main", "echo try; if [ -e /shared/go ]; then exit 0; fi; sleep 987 & sleep 986; true")])
     manifest.write_text(json.dumps(grandchild))
     process = runner(cluster, manifest)
-    _until(lambda: any("987" in each for each in left_over(cluster)))
+    _until(lambda: any("987" in command for command in left_over(cluster)))
     process.kill()
     process.wait()
     shared(cluster, "go").touch()
@@ -329,10 +329,10 @@ def test_a_pod_sees_only_the_environment_of_its_manifest(
     ]
     status = execute(workflow(templates), {}, cluster)
     node = next(node for node in status["nodes"].values() if node["name"] == "w.a")
-    found = json.loads(node["outputs"]["result"])
-    assert found["BOTH"] == "red-7-$(NOPE)-$(SIZE)"
-    assert (found["NAME"], found["IP"]) == (f"w-env-{node['id'].split('-')[-1]}", "127.0.0.1")
-    assert "SECRET_OF_THE_USER" not in found
+    variables = json.loads(node["outputs"]["result"])
+    assert variables["BOTH"] == "red-7-$(NOPE)-$(SIZE)"
+    assert (variables["NAME"], variables["IP"]) == (f"w-env-{node['id'].split('-')[-1]}", "127.0.0.1")
+    assert "SECRET_OF_THE_USER" not in variables
 
 
 @pytest.mark.skipif(not filesystem.available(), reason="no private mount namespace here")
@@ -358,12 +358,12 @@ def test_pods_that_spell_out_the_same_path_do_not_see_each_other(cluster: LocalC
         workflow([dag(*tasks), sh("one", body, inputs={"parameters": [{"name": "x"}]}, outputs=out)]), {}, cluster
     )
     assert status["phase"] == "Succeeded", status
-    found = {
+    logs = {
         n["displayName"]: [p["value"] for p in n["outputs"]["parameters"]]
         for n in status["nodes"].values()
         if n["type"] == "Pod"
     }
-    assert found == {"t(0:a)": ["a", "a"], "t(1:b)": ["b", "b"]}
+    assert logs == {"t(0:a)": ["a", "a"], "t(1:b)": ["b", "b"]}
     assert not Path("/tmp/out.txt").exists()
 
 

@@ -121,7 +121,7 @@ def test_an_update_loses_no_request_and_the_old_version_drains(
     kinds["Deployment"].apply(deployment("one"))
     kinds["Service"].apply(service(port))
     obj = until(kinds, rolled_out)
-    assert [each["reason"] for each in obj["status"]["conditions"]] == [
+    assert [condition["reason"] for condition in obj["status"]["conditions"]] == [
         "MinimumReplicasAvailable",
         "NewReplicaSetAvailable",
     ]
@@ -162,7 +162,7 @@ def test_a_version_that_cannot_start_never_serves(kinds: dict[str, Controller], 
     until(kinds, rolled_out)
     kinds["Deployment"].apply(deployment("two", program="import sys; sys.exit('the model is gone')"))
     obj = until(kinds, lambda obj: rolled_out(obj) is False)
-    failed = next(each for each in obj["status"]["conditions"] if each["type"] == "Progressing")
+    failed = next(condition for condition in obj["status"]["conditions"] if condition["type"] == "Progressing")
     assert failed["message"].endswith("the model is gone")
     assert (obj["status"]["readyReplicas"], obj["status"]["unavailableReplicas"]) == (1, 1)
     assert answering(port, "one")
@@ -218,7 +218,7 @@ Deployments(LocalCluster(Path(sys.argv[1]))).apply(json.loads(sys.argv[2]))
     until(kinds, rolled_out)
     assert cluster.down() == ["deployment fraud"]
     supervisors = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline")]
-    assert not [each for each in supervisors if str(cluster.home).encode() in each]
+    assert not [command for command in supervisors if str(cluster.home).encode() in command]
 
 
 def test_a_killed_supervisor_takes_its_pods_along_and_is_revived(

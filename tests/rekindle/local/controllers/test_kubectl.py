@@ -94,7 +94,7 @@ def test_outputs_are_the_text_that_kubectl_prints(cluster: LocalCluster) -> None
     node = printed(
         cluster, "{.kind}/{.data.x}", r"{.data.y\.z}", "{range .data.*}{@},{end}", "{.data.none}", default="d"
     )
-    assert [each["value"] for each in node["outputs"]["parameters"]] == ["ConfigMap/1", "2", "1,2,", ""]
+    assert [parameter["value"] for parameter in node["outputs"]["parameters"]] == ["ConfigMap/1", "2", "1,2,", ""]
     node = printed(cluster, "{.kind[0]}")
     assert (node["phase"], node["message"].split(": ")[-1]) == ("Failed", "string is not array or slice")
 

@@ -25,10 +25,10 @@ SLEEP = "import time; time.sleep(60)"
 
 @pytest.fixture
 def jobs(tmp_path: Path) -> Iterator[PyTorchJobs]:
-    found = controllers(LocalCluster(tmp_path), tmp_path / "run")["PyTorchJob"]
-    assert isinstance(found, PyTorchJobs)
-    yield found
-    found.stop(0)
+    controller = controllers(LocalCluster(tmp_path), tmp_path / "run")["PyTorchJob"]
+    assert isinstance(controller, PyTorchJobs)
+    yield controller
+    controller.stop(0)
 
 
 def replica(program: str, count: int = 1, policy: str = "OnFailure", **spec: Any) -> dict:
@@ -55,7 +55,7 @@ def until(jobs: PyTorchJobs, holds: Callable[[dict], Any], name: str = "job", se
 
 
 def kinds(status: dict) -> list[str]:
-    return [each["type"] for each in status.get("conditions") or []]
+    return [condition["type"] for condition in status.get("conditions") or []]
 
 
 def has(kind: str) -> Callable[[dict], Any]:
@@ -268,10 +268,10 @@ def test_what_a_runner_left_that_died_as_its_job_ended_is_removed(jobs: PyTorchJ
     left = [shared_memory(jobs.run, "job"), jobs.run / "pods/job-master-0"]
     jobs.apply(job("other", master=replica(SLEEP)))
     kept = shared_memory(jobs.run, "other")
-    for each in (*left, kept):
-        each.mkdir(parents=True)
+    for folder in (*left, kept):
+        folder.mkdir(parents=True)
     Resources(jobs.cluster, {}, jobs.run).clean_up()
-    assert [each.exists() for each in (*left, kept)] == [False, False, True]
+    assert [folder.exists() for folder in (*left, kept)] == [False, False, True]
     kept.rmdir()
 
 

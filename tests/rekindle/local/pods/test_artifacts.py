@@ -81,11 +81,11 @@ def test_a_tree_comes_back_with_its_modes_and_both_names_of_a_file(s3: Store, tm
     (tree / "again").hardlink_to(tree / "run")
     (tree / "link").symlink_to("run")
     artifacts.load(sent(s3, tree), tmp_path / "in", lambda _: s3)
-    found = {each.name: (each.read_text(), each.stat().st_mode & 0o777) for each in (tmp_path / "in").iterdir()}
-    assert found == dict.fromkeys(("run", "again", "link"), ("x", 0o777))
+    files = {file.name: (file.read_text(), file.stat().st_mode & 0o777) for file in (tmp_path / "in").iterdir()}
+    assert files == dict.fromkeys(("run", "again", "link"), ("x", 0o777))
     assert (tmp_path / "in/link").is_symlink() and (tmp_path / "in/again").stat().st_nlink == 1
     artifacts.load(sent(s3, tree, archive={"none": {}}), tmp_path / "plain", lambda _: s3)
-    assert sorted(each.name for each in (tmp_path / "plain").iterdir()) == ["again", "run"]  # as on Argo
+    assert sorted(file.name for file in (tmp_path / "plain").iterdir()) == ["again", "run"]  # as on Argo
 
 
 @pytest.mark.parametrize("target", ["/etc/hosts", "../../out"])
@@ -167,10 +167,10 @@ def test_raw_data_needs_no_store(tmp_path: Path) -> None:
 def test_an_artifact_of_a_web_address_arrives_and_a_missing_one_is_said(tmp_path: Path) -> None:
     class Page(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            found = self.path == "/x" and self.headers["Token"] == "t"
-            self.send_response(200 if found else 404)
+            expected = self.path == "/x" and self.headers["Token"] == "t"
+            self.send_response(200 if expected else 404)
             self.end_headers()
-            self.wfile.write(b"hello" if found else b"")
+            self.wfile.write(b"hello" if expected else b"")
 
     server = HTTPServer(("127.0.0.1", 0), Page)
     threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -221,12 +221,12 @@ def test_what_is_to_go_with_the_completion_goes_and_nothing_else(s3: Store, tmp_
     wanted = {"gone": {}, "never": {"strategy": "Never"}, "later": {"strategy": "OnWorkflowDeletion"}}
     outputs = [{"name": name, "path": "/tmp/a", "artifactGC": gc} for name, gc in wanted.items()]
     status = made(home, *outputs, artifactGC={"strategy": when})
-    assert [(each["name"], each.get("deleted")) for each in kept(status, home)] == [
+    assert [(artifact["name"], artifact.get("deleted")) for artifact in kept(status, home)] == [
         ("gone", True),
         ("never", None),
         ("later", None),
     ]
-    assert [s3.head(each["s3"]["key"]) is None for each in kept(status, home)] == [True, False, False]
+    assert [s3.head(artifact["s3"]["key"]) is None for artifact in kept(status, home)] == [True, False, False]
     assert RunFiles(home, home.name).load()[0]["nodes"][home.name]["outputs"] == status["nodes"][home.name]["outputs"]
 
 
@@ -247,7 +247,7 @@ def test_what_cannot_be_deleted_is_a_condition_and_stays_told(tmp_path: Path) ->
     secret = {"name": "none", "key": "k"}
     artifact["s3"] |= {"bucket": "b", "endpoint": "127.0.0.1:1", "accessKeySecret": secret}
     assert artifacts.collect_garbage(status, {}, LocalCluster(tmp_path).store) == []
-    assert [each["type"] for each in status["conditions"]] == ["ArtifactGCError"]
+    assert [condition["type"] for condition in status["conditions"]] == ["ArtifactGCError"]
     assert "deleted" not in artifact
 
 
@@ -281,8 +281,8 @@ def test_logs_are_artifacts_if_they_are_wanted(
     status = made(home, script="echo hi; echo oops >&2; exit 3", template=template, **spec)
     assert status["message"] == "main: Error (exit code 3)"
     key = f"{home.name}/{home.name}/main.log"
-    found = status["nodes"][home.name]["outputs"].get("artifacts", [])
-    assert found == ([{"name": "main-logs", "s3": {"key": key}}] if saved else [])
+    logs = status["nodes"][home.name]["outputs"].get("artifacts", [])
+    assert logs == ([{"name": "main-logs", "s3": {"key": key}}] if saved else [])
     if saved:
         assert s3.get(key) == b"hi\noops\n"
 

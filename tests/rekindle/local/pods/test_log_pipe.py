@@ -52,7 +52,7 @@ def test_a_result_is_all_that_stdout_said(tmp_path: Path) -> None:
         {"name": "use", "inputs": {"parameters": [{"name": "x"}]}, "suspend": {"duration": "0"}},
     ]
     manifest = {"kind": "Workflow", "metadata": {"name": "w"}, "spec": {"entrypoint": "main", "templates": templates}}
-    nodes = {each["name"]: each for each in execute(manifest, {}, LocalCluster(tmp_path))["nodes"].values()}
+    nodes = {node["name"]: node for node in execute(manifest, {}, LocalCluster(tmp_path))["nodes"].values()}
     assert nodes["w[0].say"]["outputs"]["result"] == "one\ntwo\nthree"
     (log,) = (tmp_path / "runs/w/logs").iterdir()
     assert sorted(log.read_text().split()) == ["no", "one", "three", "three", "two"]

@@ -130,7 +130,7 @@ def test_a_claim_is_shared_by_the_pods_of_a_run_and_goes_when_argo_deletes_it(
     read = {**shell(f"cp /v/x /tmp/out; exit {exit_code}", mount("/v")), "name": "read"}
     more: dict[str, Any] = {"volumeClaimGC": gc} if gc else {}
     status = ran(tmp_path, steps("write", "read"), write, read, volumeClaimTemplates=[CLAIM], **more)
-    (node,) = [each for each in status["nodes"].values() if each["displayName"] == "read"]
+    (node,) = [node for node in status["nodes"].values() if node["displayName"] == "read"]
     assert node["outputs"]["parameters"][0]["value"] == "hello"
     claim = {"name": "v", "persistentVolumeClaim": {"claimName": "w-v"}}
     assert status.get("persistentVolumeClaims", []) == ([claim] if left else [])

@@ -227,10 +227,10 @@ def test_a_listing_is_split_into_pages_and_folders(endpoint: Endpoint) -> None:
     pages = endpoint.client.get_paginator("list_objects_v2").paginate(
         Bucket="data", Prefix="l/", Delimiter="/", PaginationConfig={"PageSize": 1}
     )
-    found = [
+    keys = [
         x.get("Key") or x["Prefix"] for page in pages for x in page.get("Contents", []) + page.get("CommonPrefixes", [])
     ]
-    assert found == ["l/a", "l/b/", "l/b0", "l/c/", "l/d"]
+    assert keys == ["l/a", "l/b/", "l/b0", "l/c/", "l/d"]
 
 
 names = st.text("ab/é\U0001f525", min_size=1, max_size=6)
@@ -243,17 +243,17 @@ def test_pages_of_any_size_add_up_to_the_whole_listing(keys: set[str], prefix: s
     ordered = sorted(keys, key=str.encode)
     files.keys, files.index = {"b": ordered}, {"b": {key: {"key": key} for key in keys}}
     files.lock = threading.Lock()
-    found, common, after = [], [], ""
+    listed, common, after = [], [], ""
     while True:
         page = files.page("b", prefix, "/" if cut else "", after, most)
-        found += [meta["key"] for meta in page.entries]
+        listed += [meta["key"] for meta in page.entries]
         common += page.common
         assert len(page.entries) + len(page.common) <= most
         if not (after := page.more):
             break
     inside = [key for key in ordered if key.startswith(prefix)]
     folded = [key for key in inside if cut and "/" in key[len(prefix) :]]
-    assert found == [key for key in inside if key not in folded]
+    assert listed == [key for key in inside if key not in folded]
     assert common == list(dict.fromkeys(prefix + key[len(prefix) :].partition("/")[0] + "/" for key in folded))
 
 

@@ -31,9 +31,9 @@ def services(tmp_path: Path) -> Iterator[Services]:
 
 
 def record(services: Services, name: str) -> Record:
-    found = services.find(name)
-    assert found
-    return found
+    record = services.find(name)
+    assert record
+    return record
 
 
 def store(services: Services) -> Store:
@@ -143,8 +143,8 @@ def test_runs_and_artifacts_survive_a_kill_of_mlflow(services: Services) -> None
     assert services.environment() == env, "pods that run have this address"
     assert record(services, "mlflow").pid != before.pid
     # no wait: the socket is there before the server is
-    found = call(f"mlflow/runs/get?run_id={run['run_id']}", method="GET")["run"]
-    assert found["info"]["status"] == "RUNNING"
+    stored = call(f"mlflow/runs/get?run_id={run['run_id']}", method="GET")["run"]
+    assert stored["info"]["status"] == "RUNNING"
     children = subprocess.run(["pgrep", "-g", str(record(services, "mlflow").pid)], capture_output=True, text=True)
     assert len(children.stdout.split()) == 1
 

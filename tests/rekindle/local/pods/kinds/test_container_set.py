@@ -74,8 +74,8 @@ def test_the_containers_of_a_pod_that_never_ran_have_failed_with_it() -> None:
     s = scheduler({"name": "main", "containerSet": {"containers": containers}})
     (pod,) = s.advance(1)
     s.advance(2, [Ended(pod.id, "Error", "init: Error (exit code 64): no such key")])
-    found = [(node["phase"], node["message"]) for node in s.nodes.values() if node["type"] == "Container"]
-    assert found == [("Failed", "Pod Failed whilst container running")] * 2
+    nodes = [(node["phase"], node["message"]) for node in s.nodes.values() if node["type"] == "Container"]
+    assert nodes == [("Failed", "Pod Failed whilst container running")] * 2
 
 
 @needs_namespaces
@@ -119,8 +119,8 @@ def test_a_set_whose_time_is_over_ends_with_all_its_containers(tmp_path: Path) -
     }
     status = execute({"kind": "Workflow", "metadata": {"name": "w"}, "spec": spec}, {}, LocalCluster(tmp_path))
     assert status["message"] == "Pod was active on the node longer than the specified deadline"
-    found = {n["displayName"]: (n["phase"], n["message"]) for n in status["nodes"].values() if n["type"] == "Container"}
-    assert found == {name: ("Failed", f"{name}: Error (exit code 143): ") for name in "ab"}
+    nodes = {n["displayName"]: (n["phase"], n["message"]) for n in status["nodes"].values() if n["type"] == "Container"}
+    assert nodes == {name: ("Failed", f"{name}: Error (exit code 143): ") for name in "ab"}
 
 
 @needs_namespaces

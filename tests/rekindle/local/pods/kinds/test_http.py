@@ -70,8 +70,8 @@ def test_a_request_has_its_method_body_and_headers_also_from_a_secret(url: str) 
 )
 def test_what_an_answer_makes_of_the_node(url: str, path: str, condition: str, phase: str, message: str) -> None:
     request = {"url": url + path} | ({"successCondition": condition} if condition else {})
-    found, said, _ = http.send(request, secret)
-    assert (found, said[: len(message)]) == (phase, message)
+    actual_phase, said, _ = http.send(request, secret)
+    assert (actual_phase, said[: len(message)]) == (phase, message)
 
 
 def test_a_server_that_is_not_there_and_a_secret_that_is_not_there_fail_the_node() -> None:
@@ -139,8 +139,8 @@ def test_the_files_of_a_bucket_are_the_items_of_a_loop(tmp_path: Path) -> None:
     listing = {"name": "list", "data": {"source": source, "transformation": [{"expression": "data"}]}}
     made = {"name": "x", "path": "/tmp/x", "archive": {"none": {}}, "s3": {"key": "in/one.log"}}
     make = {"image": "busybox", "command": ["sh", "-c", "echo one > /tmp/x"]}
-    each = {"name": "use", "template": "use", "withParam": "{{steps.list.outputs.result}}"}
-    steps = [[{"name": "make", "template": "make"}], [{"name": "list", "template": "list"}], [each]]
+    use = {"name": "use", "template": "use", "withParam": "{{steps.list.outputs.result}}"}
+    steps = [[{"name": "make", "template": "make"}], [{"name": "list", "template": "list"}], [use]]
     cluster = LocalCluster(tmp_path)
     try:
         templates = (
