@@ -1,4 +1,4 @@
-"""What a namespace of a cluster runs and ran: the tables of `rekindle status --cluster`."""
+"""Runs and schedules in a namespace of a cluster: the tables of `rekindle status --cluster`."""
 
 import json
 import time
@@ -14,11 +14,12 @@ from rekindle.view.summary import duration, timestamp
 
 def everything(cluster: Cluster, as_json: bool) -> str:
     """Runs, newest first, and schedules."""
-    runs = sorted(cluster.listed(WORKFLOWS), key=lambda each: each["metadata"]["creationTimestamp"], reverse=True)
-    tables = {"runs": [_run(each) for each in runs], "schedules": [_cron(each) for each in cluster.listed(CRONS)]}
+    workflows = cluster.listed(WORKFLOWS)
+    runs = sorted(workflows, key=lambda workflow: workflow["metadata"]["creationTimestamp"], reverse=True)
+    tables = {"runs": [_run(run) for run in runs], "schedules": [_cron(cron) for cron in cluster.listed(CRONS)]}
     if as_json:
         return json.dumps(tables, indent=2)
-    empty = f"nothing ran in namespace {cluster.namespace} yet: `rekindle submit CONFIG` starts a run"
+    empty = f"no runs in namespace {cluster.namespace} yet: `rekindle submit CONFIG` starts one"
     return "\n\n".join(overview.table(rows) for rows in tables.values() if rows) or empty
 
 
@@ -27,7 +28,7 @@ def run(cluster: Cluster, name: str, as_json: bool) -> str:
     workflow = read(cluster, name)
     if as_json:
         return json.dumps(as_object(workflow), indent=2)
-    note = f"\n\nits steps are in Argo's database: `argo get {name}`" if offloaded(workflow) else ""
+    note = f"\n\nits steps are stored in Argo's database: `argo get {name}`" if offloaded(workflow) else ""
     return overview.steps_table(name, workflow.get("status") or {}) + note
 
 

@@ -1,7 +1,7 @@
-"""A run on a cluster, shown as a run on this machine is: the same tree, the same last words, the same exit codes.
+"""Shows a run on a cluster like a local run: the same tree, the same summary, the same exit codes.
 
     watch(cluster, "demo-4k2xp", as_json=False)
-    # → 0 done, 1 failed, 3 kept by the gate, 130 after Ctrl-C, which ends the watch and not the run
+    # → 0 succeeded, 1 failed, 3 not released by the gate, 130 after Ctrl-C, which ends only the watch
 
 With `as_json` stdout gets exactly one object; everything else goes to stderr.
 """
@@ -22,25 +22,25 @@ PART_OF, NAME = "app.kubernetes.io/part-of", "app.kubernetes.io/name"
 
 
 def watch(cluster: Cluster, name: str, *, as_json: bool) -> int:
-    """Show a run until it is over. Raises ConfigError if there is none."""
+    """Show a run until it completes. Raises ConfigError if there is none."""
     workflow = read(cluster, name)
     out = sys.stderr if as_json else sys.stdout
     progress = cluster_logs.TrainingProgress(cluster, name).of
     try:
         with display.show(name, progress, planned(workflow), out) as shown:
-            workflow = _to_the_end(cluster, name, shown)
+            workflow = _watch_to_completion(cluster, name, shown)
     except KeyboardInterrupt:
-        sys.stderr.write(_goes_on(cluster, name))
+        sys.stderr.write(_detached(cluster, name))
         return 130
     return ended(cluster, workflow, as_json)
 
 
-def _to_the_end(cluster: Cluster, name: str, shown: display.Shown) -> Object:
-    lost = Lost(shown)
-    for kind, workflow in cluster.watch(WORKFLOWS, name=name, lost=lost.note):
-        lost.found()
+def _watch_to_completion(cluster: Cluster, name: str, shown: display.Shown) -> Object:
+    connection = Connection(shown)
+    for kind, workflow in cluster.watch(WORKFLOWS, name=name, lost=connection.lost):
+        connection.restored()
         if kind == "DELETED":
-            raise RekindleError(f"{name} was deleted while it was watched: nothing is known of its end.")
+            raise RekindleError(f"{name} was deleted while it was watched: its outcome is unknown.")
         if status := unpacked(workflow).get("status"):
             shown({"phase": "Pending", "nodes": {}, **status})
             if status.get("phase") in COMPLETED:
@@ -48,30 +48,30 @@ def _to_the_end(cluster: Cluster, name: str, shown: display.Shown) -> Object:
     raise AssertionError("a watch does not end")
 
 
-class Lost:
-    """Says once that the server is away, and once that it is back."""
+class Connection:
+    """Reports once that the server is unreachable, and once that it answers again."""
 
     def __init__(self, shown: display.Shown) -> None:
         self.shown, self.away = shown, False
 
-    def note(self, error: ApiError) -> None:
+    def lost(self, error: ApiError) -> None:
         if not self.away:
             self.shown.say(f"waiting for the cluster: {error}")
         self.away = True
 
-    def found(self) -> None:
+    def restored(self) -> None:
         if self.away:
             self.shown.say("the cluster answers again")
         self.away = False
 
 
 def planned(workflow: Mapping[str, Any]) -> dict[str, Any]:
-    """What the display reads the steps to come from; a run of a template has them in its status."""
+    """The spec from which the display reads pending steps; a run of a template stores it in its status."""
     return {"spec": (workflow.get("status") or {}).get("storedWorkflowTemplateSpec") or workflow["spec"]}
 
 
 def ended(cluster: Cluster, workflow: Object, as_json: bool) -> int:
-    """Tell how a finished run ended; gives the exit code."""
+    """Print the outcome of a completed run; returns the exit code."""
     metadata, status = workflow["metadata"], workflow["status"]
     labels = metadata.get("labels") or {}
     ours = labels.get(PART_OF) == "rekindle"
@@ -95,10 +95,10 @@ def as_object(workflow: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _endpoint(cluster: Cluster, name: str | None) -> str | None:
-    """Where the pipeline's own deployment answers inside the cluster, if it is there."""
+    """The URL of the pipeline's deployment inside the cluster, if it exists."""
     try:
         service = cluster.find(SERVICES, name) if name else None
-    except ApiError:  # whoever may not read Services has run it all the same
+    except ApiError:  # no permission to read Services: not a failure of the run
         return None
     return f"http://{name}.{cluster.namespace}:{service['spec']['ports'][0]['port']}" if service else None
 
@@ -119,22 +119,22 @@ def _failure(cluster: Cluster, workflow: Object) -> str:
             f"{name}: {status['phase']}: {status.get('message') or ''}\nsteps   in Argo's database: `argo get {name}`"
         )
     step = summary.culprit(summary.steps(name, status))
-    said = place = ""
+    log = place = ""
     if step:
         attempt = str(summary.last_attempt(status, step).get("name", "")).removeprefix(f"{name}.")
-        said = cluster_logs.tail(cluster, name, [attempt, step.name])
-        place = f"rekindle logs {name} {step.name}{where(cluster)}" if said else ""
-    return summary.failure(name, status, said, place, f"rekindle resume {name}{where(cluster)}")
+        log = cluster_logs.tail(cluster, name, [attempt, step.name])
+        place = f"rekindle logs {name} {step.name}{cluster_flags(cluster)}" if log else ""
+    return summary.failure(name, status, log, place, f"rekindle resume {name}{cluster_flags(cluster)}")
 
 
-def where(cluster: Cluster) -> str:
-    """The flags that lead back to this cluster and namespace."""
+def cluster_flags(cluster: Cluster) -> str:
+    """The flags that select this cluster and namespace."""
     return " --cluster" + cluster.flags
 
 
-def _goes_on(cluster: Cluster, name: str) -> str:
-    flags = where(cluster)
+def _detached(cluster: Cluster, name: str) -> str:
+    flags = cluster_flags(cluster)
     return (
-        f"\n{name} goes on; only the watch has ended\nback    rekindle status {name} --watch{flags}\n"
+        f"\n{name} continues; only the watch has ended\nwatch   rekindle status {name} --watch{flags}\n"
         f"stop    rekindle stop {name}{flags}\n"
     )

@@ -1,10 +1,9 @@
-"""Shows a run while it runs: a live tree on a terminal, timestamped lines anywhere else.
+"""Shows a run in progress: a live tree on a terminal, timestamped lines elsewhere.
 
     with display.show(name, LogProgress(name, logs).of, manifest, sys.stdout) as shown:
         execute(manifest, ..., on_change=shown)
 
-Both read only the workflow's status (plain data) and what the training says of its progress. rich is imported by the
-tree alone: a piped run does not pay for it.
+Both read only the workflow's status (plain data) and the progress that training logs. Only the tree imports rich.
 """
 
 import json
@@ -30,14 +29,14 @@ MARKS = {
     "Skipped": ("–", "dim"),
     "Omitted": ("–", "dim"),
 }
-MANY, REST = 200, 30  # so many steps are looked at for a thirtieth of the time
-NOT_RUN = ("Skipped", "Omitted")  # as the manifest meant it
-STARTING = ("PodInitializing", "ContainerCreating")  # what every pod waits for, and not for long
-ProgressOf = Callable[[Step], str]  # how far a step that runs has come, in words or ""
+MANY, REST = 200, 30  # with more steps than MANY, at most 1/REST of the time is spent on looking at them
+NOT_RUN = ("Skipped", "Omitted")  # not a failure
+STARTING = ("PodInitializing", "ContainerCreating")  # normal reasons for a pending pod
+ProgressOf = Callable[[Step], str]  # the progress of a running step as text, or ""
 
 
 class Shown(Protocol):
-    """Takes every new status; `tick` runs a few times a second in between; `say` prints a line of its own."""
+    """Receives every new status; `tick` is called a few times per second; `say` prints a separate line."""
 
     def __call__(self, status: Status) -> None: ...
 
@@ -77,39 +76,39 @@ def is_terminal(out: TextIO) -> bool:
 
 
 class Lines:
-    """One line for each change of a step, and one every five seconds of training.
+    """Prints a line for each change of a step, and one every five seconds of training.
 
-    Of a run of many steps not every change is looked at: that would take longer than the steps.
+    Runs with many steps are examined less often: examining every change would take longer than the steps.
     """
 
     def __init__(self, name: str, progress: ProgressOf, out: TextIO) -> None:
         self.name, self.progress, self.out = name, progress, out
         self.seen: dict[str, str] = {}
-        self.waits: set[tuple[str, str]] = set()
+        self.reported: set[tuple[str, str]] = set()
         self.status: Status = {}
         self.due, self.changed = 0.0, False
         self.running: list[Step] = []
-        self.said = ("", 0.0)
-        self.lock = threading.RLock()  # the ticker, the runner, and a signal handler amid either print
+        self.last_progress = ("", 0.0)
+        self.lock = threading.RLock()  # the ticker, the runner and signal handlers print
 
     def __call__(self, status: Status) -> None:
         if not self.status:
             before = [row for row in steps(self.name, status) if row.phase in FINISHED]
             self.seen = {row.name: row.phase for row in before}
-            self.say(f"{self.name} running" + (f"; {len(leaves(before))} steps were done before" if before else ""))
+            self.say(f"{self.name} running" + (f"; {len(leaves(before))} steps had completed before" if before else ""))
         self.status, self.changed = status, True
         if time.monotonic() >= self.due:
             self.look()
 
     def look(self) -> None:
-        """Says what has changed."""
+        """Print what has changed."""
         with self.lock:
             began, self.changed = time.monotonic(), False
             rows = steps(self.name, self.status)
             self.running = [row for row in rows if row.phase == "Running"]
             for row in rows:
                 if row.phase == "Pending":
-                    self._waits(row)
+                    self._report_waiting(row)
                 elif row.phase != self.seen.get(row.name):
                     self.seen[row.name] = row.phase
                     took = f" in {duration(row.seconds)}" if row.phase in FINISHED and row.seconds else ""
@@ -117,23 +116,23 @@ class Lines:
                     self.say(f"{row.name} {row.phase.lower()}{took}{cause}")
             self.due = began + REST * (time.monotonic() - began) if len(rows) > MANY else 0.0
 
-    def _waits(self, row: Step) -> None:
-        """Once for each reason: an image that cannot be pulled, no node with room."""
+    def _report_waiting(self, row: Step) -> None:
+        """Print each reason once: an image that cannot be pulled, no node with capacity."""
         reason = row.message.partition(":")[0]
-        if reason and reason not in STARTING and (row.name, reason) not in self.waits:
-            self.waits.add((row.name, reason))
-            self.say(f"{row.name} waits: {' '.join(row.message.split())[:200]}")
+        if reason and reason not in STARTING and (row.name, reason) not in self.reported:
+            self.reported.add((row.name, reason))
+            self.say(f"{row.name} is waiting: {' '.join(row.message.split())[:200]}")
 
     def tick(self) -> None:
         if self.changed and time.monotonic() >= self.due:
             self.look()
-        text, at = self.said
+        text, at = self.last_progress
         if time.monotonic() - at < 5:
             return
         for row in self.running:
             now = self.progress(row)
             if now and now != text:
-                self.said = (now, time.monotonic())
+                self.last_progress = (now, time.monotonic())
                 self.say(f"{row.name} {now}")
 
     def say(self, line: str) -> None:
@@ -143,7 +142,7 @@ class Lines:
 
 
 class Tree:
-    """The steps as a tree that redraws itself in place."""
+    """Shows the steps as a tree that redraws in place."""
 
     def __init__(self, name: str, progress: ProgressOf, manifest: Mapping[str, Any], out: TextIO) -> None:
         from rich.console import Console
@@ -159,13 +158,13 @@ class Tree:
         self.status = status
 
     def tick(self) -> None:
-        """Live redraws by itself."""
+        """Do nothing: Live redraws by itself."""
 
     def say(self, line: str) -> None:
         self.console.print(line, markup=False)
 
     def drawn(self) -> Any:
-        """The tree now. Columns: mark and step, duration, training progress or message."""
+        """The current tree. Columns: mark and step, duration, training progress or message."""
         from rich.table import Table
         from rich.text import Text
 
@@ -184,17 +183,17 @@ class Tree:
 
 
 def progress_in(log: str) -> str:
-    """`step 120/600  loss 0.0213  10 234 samples/s  12 s left` from the newest such line of a log, or nothing."""
-    found = PROGRESS.findall(log)
-    if not found:
+    """`step 120/600  loss 0.0213  10 234 samples/s  12 s left` from the newest such line of a log, or ""."""
+    matches = PROGRESS.findall(log)
+    if not matches:
         return ""
-    step, total, loss, rate, eta = found[-1]
+    step, total, loss, rate, eta = matches[-1]
     left = duration(float(eta)).replace(".0 s", " s")
     return f"step {step}/{total}  loss {loss}  {float(rate):,.0f} samples/s  {left} left".replace(",", " ")
 
 
 class LogProgress:
-    """Reads it from the logs of a step's pods (`WORKFLOW-STEP*.log`)."""
+    """Reads progress from the logs of a step's workers (`WORKFLOW-STEP-worker*.log`)."""
 
     def __init__(self, name: str, logs: Path) -> None:
         self.name, self.logs = name, logs
@@ -214,26 +213,26 @@ class LogProgress:
 
 
 def log_line(label: str, text: str, as_json: bool) -> str:
-    """A line of a log with its step, for people or as an object."""
+    """A line of a log with its step, as text or as a JSON object."""
     return json.dumps({"step": label, "line": text}, ensure_ascii=False) if as_json else f"{label} | {text}"
 
 
 def follow(logs: Path, stem: str, finished: Any, out: TextIO = sys.stdout, as_json: bool = False) -> None:
-    """Copy the logs whose name contains `stem` to `out`, each line with its pod, until `finished()` and all is said."""
-    places: dict[Path, int] = {}
+    """Copy logs whose names contain `stem` to `out`, each line with its pod, until `finished()` and all are read."""
+    offsets: dict[Path, int] = {}
     while True:
-        over = finished()
-        wanted = [path for path in logs.glob("*.log") if stem in path.stem]
-        for path in sorted(wanted, key=lambda path: path.stat().st_mtime):
+        completed = finished()
+        matching = [path for path in logs.glob("*.log") if stem in path.stem]
+        for path in sorted(matching, key=lambda path: path.stat().st_mtime):
             with path.open("rb") as file:
-                file.seek(places.get(path, 0))
-                # a line that is still being written waits for its end, unless nobody writes any more
+                file.seek(offsets.get(path, 0))
+                # an incomplete line waits for its end, unless no writer is left
                 for line in file:
-                    if not line.endswith(b"\n") and not over:
+                    if not line.endswith(b"\n") and not completed:
                         break
-                    places[path] = places.get(path, 0) + len(line)
+                    offsets[path] = offsets.get(path, 0) + len(line)
                     out.write(log_line(path.stem, line.decode(errors="replace").rstrip(), as_json) + "\n")
         out.flush()
-        if over:
+        if completed:
             return
         time.sleep(0.2)

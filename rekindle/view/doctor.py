@@ -1,9 +1,9 @@
-"""Is everything here that Rekindle needs on this machine, and does it work? Each failure comes with its remedy.
+"""Checks that this machine has everything that Rekindle needs, and that it works; each failure has a remedy.
 
     for check in check(Path(".rekindle")): print(check)
 
-Nothing is assumed: the object store is written to, MLflow is asked, addresses are bound. Services that this starts are
-stopped again. S3_ENDPOINT_URL and MLFLOW_TRACKING_URI are respected: then it is the real ones that are examined.
+The checks write to the object store, query MLflow and bind addresses. Services that they start are stopped again.
+With S3_ENDPOINT_URL or MLFLOW_TRACKING_URI set, the services there are checked instead.
 """
 
 import os
@@ -29,22 +29,22 @@ if TYPE_CHECKING:
 PYTHON = (3, 11)
 GIB = 1 << 30
 DISK, MEMORY = 5 * GIB, 3 * GIB  # bytes that must be free
-SHARED = 1 * GIB  # bytes of shared memory that make room for the states of a small model's workers
-FILES = 1024  # open files a process must be allowed
+SHARED = 1 * GIB  # bytes of shared memory for the snapshots of the workers of a small model
+FILES = 1024  # minimum limit of open files per process
 
 
 def check(home: Path) -> list[Check]:
-    """Every check, in order. Those of the services need seconds."""
+    """Every check, in order. Those of services take seconds."""
     machine: list[Callable[[Path], Check]] = [python, packages, system, folder, disk, memory, shared, files, clock]
     network: list[Callable[[Path], Check]] = [ports, loopback, namespaces]
-    found = [one(home) for one in [*machine, *network]]
-    if not all(each.ok for each in found if each.required):
-        skipped = "not examined: mend what is above first"
-        return [*found, Check("object store", False, skipped), Check("MLflow", False, skipped)]
+    results = [check_one(home) for check_one in [*machine, *network]]
+    if not all(result.ok for result in results if result.required):
+        skipped = "not checked: fix the failures above first"
+        return [*results, Check("object store", False, skipped), Check("MLflow", False, skipped)]
     cluster = LocalCluster(home)
     running = [name for name in SERVICES if (record := cluster.services.find(name)) and record.alive]
     try:
-        return [*found, store(cluster), mlflow(cluster)]
+        return [*results, store(cluster), mlflow(cluster)]
     finally:
         if not running:
             cluster.services.down()
@@ -56,35 +56,37 @@ def python(_: Path) -> Check:
 
 
 def packages(_: Path) -> Check:
-    """Every package that `rekindle[all]` names, by its metadata: importing them takes seconds."""
+    """Check the packages of `rekindle[all]` by metadata: importing them takes seconds."""
     try:
         from packaging.requirements import Requirement
 
-        needed = [Requirement(each) for each in metadata.requires("rekindle") or []]
+        needed = [Requirement(text) for text in metadata.requires("rekindle") or []]
     except (ImportError, metadata.PackageNotFoundError) as error:
         return Check("packages", False, f"{error}", "Install: make install")
-    extras = {""}.union(*(each.extras for each in needed if each.name == "rekindle" and _of(each, "all")))
-    wanted = [each for each in needed if each.name != "rekindle" and any(_of(each, extra) for extra in extras)]
+    groups = [package.extras for package in needed if package.name == "rekindle" and _applies(package, "all")]
+    extras = {""}.union(*groups)
+    others = [package for package in needed if package.name != "rekindle"]
+    expected = [package for package in others if any(_applies(package, extra) for extra in extras)]
     wrong = []
-    for each in wanted:
+    for package in expected:
         try:
-            version = metadata.version(each.name)
-            if not each.specifier.contains(version, prereleases=True):
-                wrong.append(f"{each.name} {version} (needs {each.specifier})")
+            version = metadata.version(package.name)
+            if not package.specifier.contains(version, prereleases=True):
+                wrong.append(f"{package.name} {version} (needs {package.specifier})")
         except metadata.PackageNotFoundError:
-            wrong.append(f"{each.name} is missing")
-    found = ", ".join(sorted(set(wrong))) or f"{len({each.name for each in wanted})} found"
-    return Check("packages", not wrong, found, "Install them: make install, or pip install -e '.[all]'")
+            wrong.append(f"{package.name} is missing")
+    detail = ", ".join(sorted(set(wrong))) or f"{len({package.name for package in expected})} found"
+    return Check("packages", not wrong, detail, "Install them: make install, or pip install -e '.[all]'")
 
 
-def _of(needed: "Requirement", extra: str) -> bool:
+def _applies(needed: "Requirement", extra: str) -> bool:
     return needed.marker is None or needed.marker.evaluate({"extra": extra})
 
 
 def system(_: Path) -> Check:
-    found = f"{platform.system()} {platform.release()}, {os.cpu_count()} cores"
+    detail = f"{platform.system()} {platform.release()}, {os.cpu_count()} cores"
     remedy = "Rekindle runs pods on Linux (loopback addresses, PR_SET_PDEATHSIG): use a Linux machine or container."
-    return Check("system", sys.platform == "linux", found, remedy)
+    return Check("system", sys.platform == "linux", detail, remedy)
 
 
 def folder(home: Path) -> Check:
@@ -99,8 +101,8 @@ def folder(home: Path) -> Check:
 
 
 def disk(home: Path) -> Check:
-    there = next((each for each in [home, *home.resolve().parents] if each.exists()), Path("/"))
-    free = shutil.disk_usage(there).free
+    existing = next((path for path in [home, *home.resolve().parents] if path.exists()), Path("/"))
+    free = shutil.disk_usage(existing).free
     remedy = f"Free {DISK // GIB} GiB on that disk (`rekindle down`, then remove old runs from {home}/runs)."
     return Check("disk", free >= DISK, f"{free / GIB:.1f} GiB free", remedy)
 
@@ -113,21 +115,21 @@ def memory(_: Path) -> Check:
 
 
 def shared(_: Path) -> Check:
-    """Workers keep their newest states there, three of each."""
+    """Workers keep their newest snapshots there, three each."""
     from rekindle.training.checkpoint import snapshot_file
 
     try:
         free = shutil.disk_usage(snapshot_file.directory()).free
     except OSError as error:
-        free, found = 0, f"{snapshot_file.directory()}: {error.strerror}"
+        free, detail = 0, f"{snapshot_file.directory()}: {error.strerror}"
     else:
-        found = f"{free / GIB:.1f} GiB free in {snapshot_file.directory()}"
+        detail = f"{free / GIB:.1f} GiB free in {snapshot_file.directory()}"
     remedy = (
-        "Without room a run that loses all its processes goes on from the object store, some steps back. Make it "
+        "Without it, a run that loses all its processes resumes from an older step in the object store. Make it "
         f"larger: mount -o remount,size={2 * SHARED // GIB}G {snapshot_file.directory()}, in Docker: docker run "
         f"--shm-size={2 * SHARED // GIB}g"
     )
-    return Check("shared memory", free >= SHARED, found, remedy, required=False)
+    return Check("shared memory", free >= SHARED, detail, remedy, required=False)
 
 
 def files(_: Path) -> Check:
@@ -136,22 +138,22 @@ def files(_: Path) -> Check:
 
 
 def clock(_: Path) -> Check:
-    """A clock behind our own files breaks signatures, certificates and every comparison of times."""
+    """A clock behind the installed files breaks signatures, certificates and comparisons of times."""
     behind = Path(__file__).stat().st_mtime - time.time()
-    found = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
-    return Check("clock", behind < 60, found, "It is behind the time at which Rekindle was installed: set the clock.")
+    detail = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
+    return Check("clock", behind < 60, detail, "It is earlier than the installation of Rekindle: set the clock.")
 
 
 def ports(_: Path) -> Check:
     try:
-        with socket.create_server(("127.0.0.1", 0)) as one:
-            return Check("ports", True, f"a free one on 127.0.0.1, such as {one.getsockname()[1]}")
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            return Check("ports", True, f"127.0.0.1 has free ports, such as {server.getsockname()[1]}")
     except OSError as error:
         return Check("ports", False, str(error), "No port on 127.0.0.1 can be bound: is the loopback interface up?")
 
 
 def loopback(_: Path) -> Check:
-    """Every pod has an address of its own."""
+    """Every pod has its own loopback address."""
     address = "127.77.77.77"
     try:
         socket.create_server((address, 0)).close()
@@ -166,8 +168,8 @@ def namespaces(_: Path) -> Check:
     remedy = (
         "Pods share this machine's files; manifests with literal paths are refused. See sysctl user.max_user_namespaces"
     )
-    found = "each pod has files of its own" if filesystem.available() else "unshare is not permitted"
-    return Check("mount namespaces", filesystem.available(), found, remedy, required=False)
+    detail = "each pod has its own file system view" if filesystem.available() else "unshare is not permitted"
+    return Check("mount namespaces", filesystem.available(), detail, remedy, required=False)
 
 
 def store(cluster: LocalCluster) -> Check:
@@ -182,7 +184,7 @@ def store(cluster: LocalCluster) -> Check:
 
 def mlflow(cluster: LocalCluster) -> Check:
     log = cluster.services.folder / "mlflow.log"
-    remedy = f"Correct or unset {REAL['mlflow']}." if os.environ.get(REAL["mlflow"]) else f"See {log}; then try again."
+    remedy = f"Correct or unset {REAL['mlflow']}." if os.environ.get(REAL["mlflow"]) else f"See {log}, then try again."
     try:
         cluster.ready()
         url = cluster.configmap("rekindle")["MLFLOW_TRACKING_URI"]

@@ -1,4 +1,4 @@
-"""What happened to the training of a run, from its ledger: `rekindle explain`."""
+"""Reports what happened during the training of a run, from its ledger: `rekindle explain`."""
 
 import json
 from pathlib import Path
@@ -8,9 +8,9 @@ from rekindle.view import overview
 
 
 def explain(home: Path, name: str | None, as_json: bool) -> str:
-    """The account of a run's training, the newest one's without a name; as far as it has come.
+    """The report on the training of a run (default: the newest), which may still be running.
 
-    Raises ConfigError if there is no such run, StorageError if the object store is away.
+    Raises ConfigError if there is no such run, StorageError if the object store is unavailable.
     """
     name = name or overview.newest(home)
     phase = overview.state(home, name)["phase"]
@@ -20,7 +20,7 @@ def explain(home: Path, name: str | None, as_json: bool) -> str:
     from rekindle.local.emulator import LocalCluster
 
     summary = summarize(read(LocalCluster(home).store(), key(LEDGER, name)))
-    told = describe(summary)
+    lines = describe(summary)
     if as_json:
-        return json.dumps({"workflow": name, "phase": phase, "words": told} | summary.as_json(), indent=2)
-    return "\n".join([f"{name}: {phase}", "", *told])
+        return json.dumps({"workflow": name, "phase": phase, "words": lines} | summary.as_json(), indent=2)
+    return "\n".join([f"{name}: {phase}", "", *lines])

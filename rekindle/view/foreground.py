@@ -1,7 +1,7 @@
-"""A run in the foreground: shown while it runs, stopped when asked to, its end in words or as JSON, and the exit code.
+"""A run in the foreground: shows it, stops it on signals, prints its outcome as text or JSON, returns the exit code.
 
     run(home, manifest, parameters, as_json=False, ask=True)
-    # → 0 done, 1 failed, 3 kept by the gate, 130 stopped by Ctrl-C, 143 by SIGTERM, 129 by SIGHUP
+    # → 0 succeeded, 1 failed, 3 not released by the gate, 130 stopped by Ctrl-C, 143 by SIGTERM, 129 by SIGHUP
 
 With `as_json` stdout gets exactly one object; everything else goes to stderr.
 """
@@ -22,7 +22,7 @@ from rekindle.render import manifest_sha256
 from rekindle.view import display, summary
 
 LONG = 3.0  # seconds that stopping does not take, unless something hangs
-TAIL = 8192  # bytes of a log that may hold what a step said last
+TAIL = 8192  # bytes at the end of a log in which to look for errors
 
 
 def run(
@@ -50,14 +50,14 @@ def resume(home: Path, name: str | None, values: Mapping[str, str], *, as_json: 
 
     name = name or overview.newest(home, ("Interrupted", "Failed", "Error"))
     if release_suspended(name, values, home):
-        print(json.dumps({"workflow": name, "phase": "Running"}) if as_json else f"{name} goes on", flush=True)
+        print(json.dumps({"workflow": name, "phase": "Running"}) if as_json else f"{name} resumed", flush=True)
         return 0
     local = LocalRun.old(name, _cluster(home))
     return _watched(local, local.workflow, as_json, ask, whole=_label(local, "part-of") != "rekindle")
 
 
 def prefetch(home: Path) -> None:
-    """Start the embedded services already; they are up when the first step needs them."""
+    """Start the embedded services early, so that they are up when the first step needs them."""
     _cluster(home).prefetch()
 
 
@@ -68,18 +68,18 @@ def _cluster(home: Path) -> Any:
 
 
 def _ports_are_free(manifest: Mapping[str, Any], cluster: Any) -> None:
-    """Raises ConfigError for a Service whose port is taken: better now than after the training."""
+    """Raise ConfigError for a Service whose port is taken, before the training rather than after it."""
     if any(shape_errors(manifest)):
-        return  # refused when it is read
+        return  # rejected when it is read
     for template in (manifest.get("spec") or {}).get("templates") or []:
         text = str((template.get("resource") or {}).get("manifest"))
         if "Service" in text and "{{" not in text:
             from rekindle.argo.manifest.read import documents
             from rekindle.local.controllers.deployment import Services
 
-            for each in documents(text):
-                if each.get("kind") == "Service":
-                    Services(cluster).check(each)
+            for resource in documents(text):
+                if resource.get("kind") == "Service":
+                    Services(cluster).check(resource)
 
 
 def _note(line: str) -> None:
@@ -100,19 +100,19 @@ def _watched(local: LocalRun, manifest: Mapping[str, Any], as_json: bool, ask: b
             status = {**local.status, "phase": "Interrupted", "message": "stopped by Ctrl-C, SIGTERM or SIGHUP"}
         except ConfigError:
             raise
-        except (RekindleError, OSError) as error:  # the runner itself cannot go on: no space for its state, say
+        except (RekindleError, OSError) as error:  # the runner itself cannot continue, e.g. no space for its state
             why = str(error)
             status = {**local.status, "phase": "Error", "message": why}
     ours = _label(local, "part-of") == "rekindle"
     code = 128 + interrupts.caught if interrupts.caught else summary.exit_code(status, ours)
     facts = {"manifest_sha256": manifest_sha256(manifest), "endpoint": _endpoint(local)}
     if as_json:
-        told = summary.as_json(local.name, status, **facts) | ({"status": status} if whole else {})
-        print(json.dumps(told), flush=True)
+        result = summary.as_json(local.name, status, **facts) | ({"status": status} if whole else {})
+        print(json.dumps(result), flush=True)
     if code in (0, summary.KEPT):
         out.write(summary.success(status, _shown(status, facts["endpoint"]), ours))
     elif interrupts.caught:
-        sys.stderr.write(f"\n{local.name} is stopped: nothing of it runs any more\nresume  {_resume(local)}\n")
+        sys.stderr.write(f"\n{local.name} is stopped: none of its processes is left\nresume  {_resume(local)}\n")
     else:
         sys.stderr.write(_failure(local, status, why))
     return code
@@ -122,7 +122,7 @@ def _saying_what_waits(local: LocalRun, shown: display.Shown) -> Callable[[summa
     """`shown`, which also says once of each suspended step what lets it go on."""
     said: set[str] = set()
     if local.workflow["spec"].get("suspend"):
-        shown.say(f"{local.name} is suspended: `rekindle resume {local.name}` in another terminal lets it go on")
+        shown.say(f"{local.name} is suspended: `rekindle resume {local.name}` in another terminal resumes it")
 
     def changed(status: summary.Status) -> None:
         shown(status)
@@ -135,7 +135,7 @@ def _saying_what_waits(local: LocalRun, shown: display.Shown) -> Callable[[summa
 
 
 def _serve_again(local: LocalRun) -> None:
-    """What `rekindle down` stopped serves again: a run may end with the champion that stays."""
+    """Restart the deployment that `rekindle down` stopped: a run may end with its model still released."""
     name = _label(local, "name")
     if name and (local.cluster.home / "objects/Deployment" / f"{name}.json").exists():
         from rekindle.local.controllers.deployment import Deployments
@@ -148,10 +148,11 @@ def _label(local: LocalRun, name: str) -> str | None:
 
 
 def _endpoint(local: LocalRun) -> str | None:
-    """Where the pipeline's own deployment answers, if it is there."""
+    """The URL of the pipeline's deployment, if it is running."""
     name = _label(local, "name")
-    found = [each for each in _cluster(local.cluster.home).overview() if each["kind"] == "deployment"] if name else []
-    return next((each["address"] for each in found if each["name"] == name and each["running"]), None)
+    rows = _cluster(local.cluster.home).overview() if name else []
+    deployments = [row for row in rows if row["kind"] == "deployment"]
+    return next((row["address"] for row in deployments if row["name"] == name and row["running"]), None)
 
 
 def _shown(status: summary.Status, endpoint: str | None) -> dict[str, str | None]:
@@ -165,12 +166,12 @@ def _shown(status: summary.Status, endpoint: str | None) -> dict[str, str | None
 def _failure(local: LocalRun, status: summary.Status, why: str) -> str:
     step = summary.culprit(summary.steps(local.name, status))
     log = summary.log_of(local.name, status, step, local.files.logs, local.cluster.home / "deployments")
-    said, place = "", None
+    tail, place = "", None
     if log:
         with log.open("rb") as file:
             file.seek(max(0, log.stat().st_size - TAIL))
-            said, place = file.read().decode(errors="replace"), os.path.relpath(log)
-    return "\n" + summary.failure(local.name, status, said, place, _resume(local), why) + "\n"
+            tail, place = file.read().decode(errors="replace"), os.path.relpath(log)
+    return "\n" + summary.failure(local.name, status, tail, place, _resume(local), why) + "\n"
 
 
 def _resume(local: LocalRun) -> str:

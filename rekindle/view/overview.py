@@ -1,6 +1,6 @@
-"""What this machine runs and ran: the tables of `rekindle status`, the logs of a run, and the end of everything.
+"""Runs, deployments and services on this machine: the tables of `rekindle status`, and the logs of a run.
 
-A run is a directory of .rekindle/runs (rekindle/local/journal.py); nothing here changes one.
+A run is a directory in .rekindle/runs (rekindle/local/journal.py); these functions only read it.
 """
 
 import json
@@ -17,14 +17,12 @@ from rekindle.view.summary import FINISHED, Status, as_json, duration, parameter
 
 def names(home: Path) -> list[str]:
     """The runs of this home, newest first."""
-    found = [path.parent for path in (home / "runs").glob("*/manifest.yaml")]
-    return [
-        path.name for path in sorted(found, key=lambda path: (path / "manifest.yaml").stat().st_mtime, reverse=True)
-    ]
+    runs = [path.parent for path in (home / "runs").glob("*/manifest.yaml")]
+    return [path.name for path in sorted(runs, key=lambda path: (path / "manifest.yaml").stat().st_mtime, reverse=True)]
 
 
 def newest(home: Path, phases: Collection[str] = ()) -> str:
-    """The run that a command without NAME means, in one of `phases`. Raises ConfigError if there is none."""
+    """The newest run, if given in one of `phases`. Raises ConfigError if there is none."""
     for name, status in _known(home):
         if not phases or status["phase"] in phases:
             return name
@@ -33,7 +31,7 @@ def newest(home: Path, phases: Collection[str] = ()) -> str:
 
 
 def state(home: Path, name: str) -> dict[str, Any]:
-    """The status of a run; one whose runner is gone is `Interrupted`. Raises ConfigError if there is none."""
+    """The status of a run; `Interrupted` if its runner has exited. Raises ConfigError if there is none."""
     files = RunFiles(home, name)
     files.workflow()
     status, _ = files.load()
@@ -43,24 +41,24 @@ def state(home: Path, name: str) -> dict[str, Any]:
 
 
 def everything(home: Path, as_json: bool) -> str:
-    """Runs, and what serves: deployments and services."""
+    """Runs, deployments and services."""
     from rekindle.local.emulator import LocalCluster
 
     tables = {"runs": list(_runs(home)), "serving": LocalCluster(home).overview()}
     if as_json:
         return json.dumps(tables, indent=2)
-    empty = f"nothing ran in {home} yet: `rekindle run configs/demo.yaml`"
+    empty = f"no runs in {home} yet: `rekindle run configs/demo.yaml` starts one"
     return "\n\n".join(table(rows) for rows in tables.values() if rows) or empty
 
 
-def run(home: Path, name: str, wants_json: bool) -> str:
+def run(home: Path, name: str, json_output: bool) -> str:
     """The steps of one run."""
     status = state(home, name)
-    return json.dumps(as_json(name, status), indent=2) if wants_json else steps_table(name, status)
+    return json.dumps(as_json(name, status), indent=2) if json_output else steps_table(name, status)
 
 
 def steps_table(name: str, status: Status) -> str:
-    """The steps of a run, each with its phase and the time it took."""
+    """The steps of a run, each with its phase and duration."""
     rows = [
         {
             "step": "  " * row.depth + row.label,
@@ -74,14 +72,14 @@ def steps_table(name: str, status: Status) -> str:
 
 
 def logs(home: Path, name: str | None, step: str, follow: bool, out: TextIO, as_json: bool) -> None:
-    """Copy the logs of a run to `out`; with `follow`, until nobody runs it any more."""
+    """Copy the logs of a run to `out`; with `follow`, until its runner exits."""
     files = RunFiles(home, name or newest(home))
     files.workflow()
     display.follow(files.logs, step, lambda: not follow or files.runner() is None, out, as_json)
 
 
 def _known(home: Path) -> Iterator[tuple[str, Status]]:
-    """The runs, newest first; one whose files were spoiled hides no other."""
+    """The runs, newest first; one with unreadable files does not hide the others."""
     for name in names(home):
         try:
             yield name, state(home, name)
@@ -102,7 +100,7 @@ def _runs(home: Path) -> Iterator[dict[str, str]]:
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """Columns under their names, as `kubectl get` prints them."""
+    """Columns under their headers, as `kubectl get` prints them."""
     if not rows:
         return ""
     columns = list(dict.fromkeys(column for row in rows for column in row))

@@ -1,9 +1,9 @@
-"""Tests the object store and MLflow from where this runs, with the settings that every step gets.
+"""Tests the object store and MLflow from this machine or pod, with the settings that every step gets.
 
     python -m rekindle.view.probe                   {"object store": [true, "..."], "MLflow": [true, "..."]}
     python -m rekindle.view.probe --make-bucket     creates the bucket that S3_BUCKET names, unless it exists
 
-`rekindle doctor` runs this here and in a pod.
+`rekindle doctor` runs it on this machine and in a pod.
 """
 
 import json
@@ -20,7 +20,7 @@ Finding = tuple[bool, str]
 
 
 def store(objects: Store) -> Finding:
-    """Test the conditional writes that checkpoints and the registry rely on."""
+    """Test the conditional writes on which checkpoints and the registry rely."""
     key = f"doctor/{uuid.uuid4().hex}"
 
     def create(racer: int) -> bool:

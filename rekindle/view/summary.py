@@ -1,7 +1,7 @@
-"""What a run was, in words and in one JSON object. Everything here is read from Argo's WorkflowStatus as plain data.
+"""Summarizes a run as text and as a JSON object, from Argo's WorkflowStatus as plain data.
 
 Node names are Argo's: a DAG task is `PARENT.TASK`, a member of a steps template `PARENT[GROUP].STEP`, an attempt of a
-retried node `NAME(N)`; so the tree is in the names.
+retried node `NAME(N)`; so names encode the tree.
 """
 
 import math
@@ -24,7 +24,7 @@ KEPT = 3
 VERDICTS = {
     "release": "released",
     "keep": "not released: the champion stays",
-    "same": "nothing to release: this very model already serves",
+    "same": "nothing to release: this model is already serving",
 }
 METRICS = {"AP": "ap", "AUC": "auc", "CP@100": "cp100"}
 GROUPS = ("DAG", "Steps", "StepGroup", "TaskGroup")
@@ -32,7 +32,7 @@ GROUPS = ("DAG", "Steps", "StepGroup", "TaskGroup")
 
 @dataclass(frozen=True)
 class Step:
-    """One node of a run, as people call it: `ship.release` instead of `demo-4k2xp.ship.release`."""
+    """One node of a run, named without the run: `ship.release` instead of `demo-4k2xp.ship.release`."""
 
     name: str
     label: str
@@ -46,7 +46,7 @@ class Step:
 
     @property
     def seconds(self) -> float | None:
-        """How long it took, or has been running."""
+        """Its duration so far."""
         if not self.started:
             return None
         return round((timestamp(self.finished) if self.finished else time.time()) - timestamp(self.started), 3)
@@ -67,7 +67,7 @@ def duration(seconds: float | None) -> str:
 
 
 def planned(manifest: Mapping[str, Any]) -> list[str]:
-    """The tasks of the entrypoint, in the manifest's order, so that a tree can show what is still to come."""
+    """The tasks of the entrypoint in the order of the manifest, so that a tree can show pending ones."""
     spec = manifest.get("spec", {})
     for template in spec.get("templates", []):
         if template.get("name") == spec.get("entrypoint"):
@@ -77,13 +77,13 @@ def planned(manifest: Mapping[str, Any]) -> list[str]:
 
 
 def steps(name: str, status: Status, plan: Iterable[str] = ()) -> list[Step]:
-    """The nodes of run `name`, each below its parent, then the tasks of `plan` that have not begun."""
-    found = list((status.get("nodes") or {}).values())  # a copy, as the runner may add to it meanwhile
-    nodes = {n["name"]: n for n in sorted(found, key=lambda n: n.get("startedAt") or "~")}
+    """The nodes of run `name`, each below its parent, then the tasks of `plan` that have not started."""
+    unsorted = list((status.get("nodes") or {}).values())  # a copy: the runner may add nodes concurrently
+    nodes = {n["name"]: n for n in sorted(unsorted, key=lambda n: n.get("startedAt") or "~")}
     children: dict[str, list[str]] = {}
-    for each in nodes:
-        if each != name:
-            children.setdefault(_parent(each, nodes) or name, []).append(each)
+    for node_name in nodes:
+        if node_name != name:
+            children.setdefault(_parent(node_name, nodes) or name, []).append(node_name)
     rows: list[Step] = []
 
     def add(parent: str, depth: int) -> None:
@@ -93,9 +93,11 @@ def steps(name: str, status: Status, plan: Iterable[str] = ()) -> list[Step]:
             if not hidden:
                 row = _step(name, parent, node, depth)
                 if row.kind == "Retry" and row.phase == "Running" and status.get("phase") in FINISHED:
-                    # Argo leaves it so when it stops a run
+                    # Argo leaves it running when it stops a run
                     row = _step(name, parent, {**node, **_end(last_attempt(status, row))}, depth)
-                if row.kind == "Retry" and row.phase in FAILED:  # why it failed, not why it is not tried again
+                if (
+                    row.kind == "Retry" and row.phase in FAILED
+                ):  # the cause of the failure, not the reason for not retrying
                     row = replace(row, message=last_attempt(status, row).get("message") or row.message)
                 rows.append(row)
             add(child, depth + (not hidden))
@@ -103,8 +105,8 @@ def steps(name: str, status: Status, plan: Iterable[str] = ()) -> list[Step]:
     add(name, 0)
     if name in nodes and all(row.name.startswith("onExit") for row in rows):
         rows.insert(0, _step(name, "", nodes[name], 0))
-    begun = {row.name for row in rows if row.depth == 0}
-    waiting = [Step(task, task, 0, "", "Waiting") for task in plan if task not in begun]
+    started = {row.name for row in rows if row.depth == 0}
+    waiting = [Step(task, task, 0, "", "Waiting") for task in plan if task not in started]
     exits = [row for row in rows if row.name.startswith("onExit")]
     return [row for row in rows if row not in exits] + waiting + exits
 
@@ -114,19 +116,19 @@ def _end(node: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def leaves(rows: Iterable[Step]) -> list[Step]:
-    """The steps that did the work: neither groups nor single attempts."""
+    """The steps that did work: neither groups nor single attempts."""
     return [row for row in rows if row.kind not in GROUPS and not row.label.startswith("(") and row.phase != "Waiting"]
 
 
 def culprit(rows: list[Step]) -> Step | None:
-    """The step that failed first, or else runs; an attempt that a retry made good is none."""
+    """The step that failed first, or else one that is running; failed attempts of a successful retry do not count."""
     whole = [row for row in rows if not row.label.startswith("(") and row.phase in FAILED]
     failed = leaves(whole) or whole or leaves([row for row in rows if row.phase == "Running"])
     return min(failed, key=lambda row: (row.name.startswith("onExit"), row.finished or "~"), default=None)
 
 
 def last_attempt(status: Status, step: Step) -> Mapping[str, Any]:
-    """The node that did the work of a step: its pod's, not the one that counts its retries."""
+    """The node that did the work of a step: that of its pod, not its Retry node."""
     name = step.node["name"] if step.node else ""
     attempts = [n for n in status["nodes"].values() if re.fullmatch(re.escape(name) + r"\(\d+\)", n["name"])]
     return max(attempts, key=lambda n: n.get("startedAt") or "", default=step.node or {})
@@ -156,12 +158,12 @@ def as_json(name: str, status: Status, **facts: Any) -> dict[str, Any]:
 
 
 def parameters(status: Status) -> dict[str, str]:
-    """The workflow's own outputs (globalName), by name."""
+    """The global outputs of the workflow (globalName), by name."""
     return {p["name"]: p.get("value", "") for p in (status.get("outputs") or {}).get("parameters") or []}
 
 
 def log_of(name: str, status: Status, step: Step | None, logs: Path, deployments: Path) -> Path | None:
-    """The log that explains how a step ended: its pod's, or that of a pod of the job or deployment that it applied."""
+    """The log that explains the outcome of a step: of its pod, or of a pod of the job or deployment it applied."""
     if step is None:
         return None
     node = last_attempt(status, step)
@@ -171,28 +173,30 @@ def log_of(name: str, status: Status, step: Step | None, logs: Path, deployments
     paths = list(logs.glob(f"{name}-{step.label}-*.log"))
     if node.get("templateName") == "deployment":
         paths = sorted(deployments.glob("*/logs/*.log"), key=lambda path: path.stat().st_mtime)[-1:]
-    told = [path for path in paths if re.search(rb"^(error: |Traceback)", path.read_bytes()[-65536:], re.MULTILINE)]
-    return min(told or paths, key=lambda path: path.stat().st_mtime, default=None)
+    errors = [path for path in paths if re.search(rb"^(error: |Traceback)", path.read_bytes()[-65536:], re.MULTILINE)]
+    return min(errors or paths, key=lambda path: path.stat().st_mtime, default=None)
 
 
 def log_tail(text: str, lines: int) -> list[str]:
-    """What a process said last; an error that it prints itself (`error: ...`) comes alone."""
-    said = [line.rstrip() for line in text.splitlines() if line.strip()]
-    last = max((i for i, line in enumerate(said) if line.startswith("error: ")), default=None)
-    return said[-lines:] if last is None else said[last : last + lines]
+    """The last lines of a log; from the last `error: ...` line, if there is one."""
+    nonempty = [line.rstrip() for line in text.splitlines() if line.strip()]
+    last = max((i for i, line in enumerate(nonempty) if line.startswith("error: ")), default=None)
+    return nonempty[-lines:] if last is None else nonempty[last : last + lines]
 
 
 def success(status: Status, facts: Mapping[str, str | None], ours: bool) -> str:
-    """What came out, one line each. `facts` (endpoint, where to look, ...) stand before the time it took.
+    """The outcome, one line per fact. `facts` (endpoint, where to look, ...) precede the duration.
 
-    Only the outputs of `ours` are known to be a verdict and metrics.
+    Only if `ours`, the outputs are a verdict and metrics.
     """
-    told = parameters(status) if ours else {}
+    outputs = parameters(status) if ours else {}
     took = timestamp(status["finishedAt"]) - timestamp(status["startedAt"])
-    figures = [f"{name} {float(told[key]):.3f}" for name, key in METRICS.items() if told.get(key, "nan") != "nan"]
+    figures = [f"{name} {float(outputs[key]):.3f}" for name, key in METRICS.items() if outputs.get(key, "nan") != "nan"]
     lines = {
-        "verdict": f"{told['verdict']}: {VERDICTS[told['verdict']]}" if told.get("verdict") in VERDICTS else "",
-        "reason": told.get("reason"),
+        "verdict": f"{outputs['verdict']}: {VERDICTS[outputs['verdict']]}"
+        if outputs.get("verdict") in VERDICTS
+        else "",
+        "reason": outputs.get("reason"),
         "metrics": "  ".join(figures),
         **facts,
         "took": duration(took),
@@ -201,9 +205,9 @@ def success(status: Status, facts: Mapping[str, str | None], ours: bool) -> str:
 
 
 def failure(name: str, status: Status, log: str, place: str | None, resume: str, why: str = "") -> str:
-    """At most 15 lines: the step, the cause, what its log says last and where it is, and the command that goes on.
+    """At most 15 lines: the step, the cause, the end and location of its log, and the command that resumes the run.
 
-    `why` the runner itself could not go on comes before what failed in it.
+    `why` (the error of the runner itself, if any) takes precedence over the failure of a step.
     """
     row = culprit(steps(name, status))
     lines = [f"{name}: {status.get('phase') or 'stopped'}" + (f" in step {row.name}" if row else "")]
@@ -219,7 +223,7 @@ def failure(name: str, status: Status, log: str, place: str | None, resume: str,
 
 
 def exit_code(status: Status, ours: bool) -> int:
-    """What a finished run ends with. A step of `ours` that found its config wrong makes it bad usage."""
+    """The exit code of a completed run; 2 if a step of `ours` rejected its config."""
     if status.get("phase") != "Succeeded":
         codes = {(node.get("outputs") or {}).get("exitCode") for node in (status.get("nodes") or {}).values()}
         return 2 if ours and str(ConfigError.exit_code) in codes else 1
@@ -227,13 +231,13 @@ def exit_code(status: Status, ours: bool) -> int:
 
 
 def _number(text: str | None) -> float | None:
-    """A metric; what is absent or not a number is null in JSON."""
+    """A metric; None (null in JSON) if absent or not finite."""
     value = float(text) if text else math.nan
     return value if math.isfinite(value) else None
 
 
 def _parent(name: str, nodes: Mapping[str, Any]) -> str | None:
-    """The longest other node name that `name` continues with `.`, `[` or `(`."""
+    """The longest other node name that is a prefix of `name` before `.`, `[` or `(`."""
     cuts = [i for i, c in enumerate(name) if c in ".[("]
     return next((name[:i] for i in reversed(cuts) if name[:i] in nodes), None)
 

@@ -205,7 +205,7 @@ def test_only_a_step_of_ours_can_say_that_the_config_is_wrong(tmp_path: Path, la
 
 def test_status_and_logs_show_what_ran(tmp_path: Path):
     file = written(tmp_path / "w.yaml", workflow(("first", "echo one"), ("second", "echo two; exit 1")))
-    assert "nothing ran" in rekindle("status", cwd=tmp_path).stdout
+    assert "no runs in" in rekindle("status", cwd=tmp_path).stdout
     assert rekindle("run", "--manifest", file, cwd=tmp_path).returncode == 1
     (row,) = [line for line in rekindle("status", cwd=tmp_path).stdout.splitlines() if line.startswith("four")]
     assert row.split()[1] == "Failed"

@@ -141,7 +141,7 @@ def test_a_schedule_that_pauses_or_goes_on_runs_what_it_ran(server: ApiServer, t
 
 
 def test_the_table_of_a_namespace_has_runs_and_schedules(server: ApiServer, tmp_path: Path):
-    assert "nothing ran" in rekindle("status", "--cluster", cwd=tmp_path).stdout
+    assert "no runs in" in rekindle("status", "--cluster", cwd=tmp_path).stdout
     server.put(WORKFLOWS_AT, run("Succeeded", verdict="release"))
     cron = {"metadata": {"name": "cards"}, "spec": {"schedules": ["0 3 * * 1"], "suspend": True}}
     server.put(WORKFLOWS_AT.replace("workflows", "cronworkflows"), cron)

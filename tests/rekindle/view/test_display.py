@@ -166,7 +166,7 @@ def test_a_step_that_cannot_start_says_why_once():
         ):
             shown(status(ROOT, node(".a", phase="Pending", message=message)))
     assert [line[9:] for line in out.getvalue().splitlines()[1:]] == [
-        "a waits: ErrImagePull: no such image", "a waits: ImagePullBackOff",
+        "a is waiting: ErrImagePull: no such image", "a is waiting: ImagePullBackOff",
     ]  # fmt: skip
 
 

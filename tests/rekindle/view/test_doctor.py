@@ -47,7 +47,7 @@ def test_a_home_that_is_a_file_is_a_failure_and_nothing_is_started(tmp_path: Pat
     checks = {check.name: check for check in doctor.check(home)}
     assert not checks["home"].ok
     assert "another directory" in str(checks["home"])
-    assert "not examined" in str(checks["object store"])
+    assert "not checked" in str(checks["object store"])
 
 
 def test_missing_packages_are_all_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -148,7 +148,7 @@ def test_a_runner_killed_while_it_waits_still_waits_and_hears_the_answer_of_anot
     time.sleep(1.5)  # longer than the runner looks away
     assert second.poll() is None, "nobody let it go on"
     said, _ = run("resume", "w", "-p", "go=YES").communicate(timeout=60)
-    assert said == "w goes on\n"
+    assert said == "w resumed\n"
     assert second.wait(60) == 0, second.stdout and second.stdout.read()
     assert "said YES" in "".join(log.read_text() for log in (tmp_path / ".rekindle/runs/w/logs").glob("*.log"))
 
