@@ -180,7 +180,7 @@ def test_a_folder_has_the_workflow_and_what_it_refers_to(tmp_path: Path):
 
 
 @pytest.mark.parametrize(("verdict", "code", "words"), [
-    ("release", 0, "released"), ("keep", 3, "not released"), ("same", 0, "already serves"),
+    ("release", 0, "released"), ("keep", 3, "not released"), ("same", 0, "already serving"),
 ])  # fmt: skip
 def test_the_exit_code_tells_what_the_gate_said(tmp_path: Path, verdict: str, code: int, words: str):
     done = rekindle("run", "--manifest", written(tmp_path / "w.yaml", judged(verdict)), cwd=tmp_path)

@@ -1,4 +1,4 @@
-"""What happened to a training can be read afterwards, and while it goes on."""
+"""What happened during training can be read afterwards, and while it is running."""
 
 import json
 from pathlib import Path
