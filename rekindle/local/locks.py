@@ -1,4 +1,4 @@
-"""State shared by all runs of one home: mutexes, semaphores and memoized outputs.
+"""State shared by all runs in one home folder: mutexes, semaphores and memoized outputs.
 
     locks = SharedLocks(cluster); lock, reason = locks.acquire("node", locks_of(...)); locks.release("node")
 
@@ -35,18 +35,18 @@ class SharedLocks:
 
     def acquire(self, caller: str, locks: list[Lock]) -> tuple[str, str]:
         """Acquires all locks or none. Returns the first unavailable lock and Argo's message, or two empty strings."""
-        mine = self.held.setdefault(caller, {})
-        before = set(mine)
+        held = self.held.setdefault(caller, {})
+        before = set(held)
         for name, limit in locks:
-            if name not in mine and not self._take(mine, name, limit):
-                for acquired in set(mine) - before:
-                    os.close(mine.pop(acquired))
+            if name not in held and not self._take(held, name, limit):
+                for acquired in set(held) - before:
+                    os.close(held.pop(acquired))
                 return name, f"Waiting for {name} lock. Lock status: 0/{limit}"
         return "", ""
 
-    def alone(self, name: str, limit: int) -> bool:
+    def holds_all_slots(self, name: str, limit: int) -> bool:
         """Whether this run holds every slot of a lock."""
-        return sum(name in mine for mine in self.held.values()) >= limit
+        return sum(name in held for held in self.held.values()) >= limit
 
     def release(self, caller: str) -> bool:
         """Releases all locks of `caller`. Returns whether it held any."""
@@ -56,11 +56,11 @@ class SharedLocks:
         return bool(descriptors)
 
     def close(self) -> None:
-        """Releases everything."""
+        """Releases all locks of this process."""
         for caller in list(self.held):
             self.release(caller)
 
-    def _take(self, mine: dict[str, int], name: str, limit: int) -> bool:
+    def _take(self, held: dict[str, int], name: str, limit: int) -> bool:
         folder = self.home / "locks" / hashlib.sha256(name.encode()).hexdigest()
         folder.mkdir(parents=True, exist_ok=True)
         for slot in range(limit):
@@ -70,11 +70,11 @@ class SharedLocks:
             except BlockingIOError:
                 os.close(descriptor)
             else:
-                mine[name] = descriptor
+                held[name] = descriptor
                 return True
         return False
 
-    def recall(self, cache: str, key: str, max_age: str | None, now: float) -> tuple[bool, dict[str, Any] | None]:
+    def load(self, cache: str, key: str, max_age: str | None, now: float) -> tuple[bool, dict[str, Any] | None]:
         """Whether the cache has an entry for `key`, and its outputs. Raises NodeError."""
         if not KEY.fullmatch(key):
             raise NodeError(f"invalid cache key: {key}")
@@ -82,20 +82,20 @@ class SharedLocks:
             age = gofmt.duration(max_age) if max_age else None
         except ValueError as error:
             raise NodeError(f"invalid maxAge: {error}") from None
-        with self._configmap(cache) as kept:
-            if not kept["data"].get(key):
+        with self._configmap(cache) as configmap:
+            if not configmap["data"].get(key):
                 return False, None
-            entry = json.loads(kept["data"][key])
+            entry = json.loads(configmap["data"][key])
             entry["lastHitTimestamp"] = stamp(now)
-            kept["data"][key] = json.dumps(entry)
+            configmap["data"][key] = json.dumps(entry)
         hit = bool(entry["nodeID"]) and (age is None or now - moment(entry["creationTimestamp"]) <= age)
         return hit, entry["outputs"] if hit else None
 
-    def remember(self, cache: str, key: str, id: str, outputs: dict[str, Any] | None, now: float) -> None:
+    def save(self, cache: str, key: str, id: str, outputs: dict[str, Any] | None, now: float) -> None:
         """Caches the outputs of a succeeded node. Raises NodeError."""
         entry = {"nodeID": id, "outputs": outputs, "creationTimestamp": stamp(now), "lastHitTimestamp": stamp(now)}
-        with self._configmap(cache) as kept:
-            kept["data"][key] = json.dumps(entry)
+        with self._configmap(cache) as configmap:
+            configmap["data"][key] = json.dumps(entry)
 
     @contextmanager
     def _configmap(self, name: str) -> Iterator[dict[str, Any]]:
@@ -108,15 +108,15 @@ class SharedLocks:
             labels = {CONFIG_MAP_TYPE: CACHE}
             fresh = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name, "labels": labels}}
             before = path.read_text() if path.exists() else json.dumps(fresh)
-            kept = json.loads(before)
-            label = (kept["metadata"].get("labels") or {}).get(CONFIG_MAP_TYPE)
+            configmap = json.loads(before)
+            label = (configmap["metadata"].get("labels") or {}).get(CONFIG_MAP_TYPE)
             if label is None:
                 raise NodeError(f"memoization configmap doesn't have {CONFIG_MAP_TYPE} label, refusing to use it")
             if label != CACHE:
                 raise NodeError(
                     f"memoization configmap doesn't have label {CONFIG_MAP_TYPE} = {CACHE}, refusing to use it"
                 )
-            kept["data"] = kept.get("data") or {}
-            yield kept
-            if kept["data"] and (after := json.dumps(kept, indent=1)) != before:
+            configmap["data"] = configmap.get("data") or {}
+            yield configmap
+            if configmap["data"] and (after := json.dumps(configmap, indent=1)) != before:
                 write_atomically(path, after)

@@ -95,7 +95,7 @@ def release_suspended(name: str, values: Mapping[str, str], home: Path | None = 
     """
     files = RunFiles(home or Path(os.environ.get("REKINDLE_HOME", HOME)), name)
     workflow, runs = files.workflow(), files.runner() is not None
-    nodes = suspend.requested(files.load()[0], values) if runs or values else {}
+    nodes = suspend.resume_values(files.load()[0], values) if runs or values else {}
     if runs and not nodes and not workflow["spec"].get("suspend"):
         files.lock()  # raises Busy
         files.close()
@@ -240,7 +240,7 @@ class LocalRun:
         self._record(scheduler)
 
     def _record(self, scheduler: Scheduler) -> None:
-        entry = {key: value for key, value in scheduler.table.taken().items() if value}
+        entry = {key: value for key, value in scheduler.table.drain_changes().items() if value}
         head = json.dumps({key: value for key, value in scheduler.status.items() if key != "nodes"})
         if head != self.head:
             self.head = head

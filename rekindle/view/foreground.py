@@ -126,10 +126,10 @@ def _saying_what_waits(local: LocalRun, shown: display.Shown) -> Callable[[summa
 
     def changed(status: summary.Status) -> None:
         shown(status)
-        for node in suspend.waiting(status):
+        for node in suspend.suspended(status):
             if node["id"] not in said:
                 said.add(node["id"])
-                shown.say(suspend.told(local.name, node))
+                shown.say(suspend.resume_hint(local.name, node))
 
     return changed
 

@@ -18,14 +18,14 @@ POLL = 0.2  # seconds between attempts to acquire a lock that another run may ho
 
 def admitted(context: Context) -> bool:
     """Whether the workflow holds its locks or is completed."""
-    wanted = context.spec.get("synchronization")
-    if not wanted or context.done:
+    synchronization = context.spec.get("synchronization")
+    if not synchronization or context.done:
         return True
     if context.shutdown and not context.table.nodes:
         context.finish("Failed", f"Stopped with strategy '{context.shutdown}'")
         return True
     try:
-        _, message = context.locks.acquire(context.name + "/", _locks(context, wanted))
+        _, message = context.locks.acquire(context.name + "/", _locks(context, synchronization))
     except NodeError as error:
         context.finish("Failed", f"Failed to acquire the synchronization lock. {error}")
         return True
@@ -35,7 +35,7 @@ def admitted(context: Context) -> bool:
     return not message
 
 
-def before(
+def synchronize_and_memoize(
     context: Context, name: str, caller: dict[str, Any], template: dict[str, Any], options: Options
 ) -> Node | None:
     """The node if it exists, waits for a lock or has memoized outputs; else None. Raises NodeError."""
@@ -47,29 +47,29 @@ def before(
         locks = _locks(context, lock)
         waiting, message = context.locks.acquire(context.table.id(name), locks)
         if waiting:
-            node = context.table.begun(name, type, "Pending", caller, template, options)
+            node = context.table.get_or_create(name, type, "Pending", caller, template, options)
             node["synchronizationStatus"] = {"waiting": waiting}
             context.table.active.discard(node["id"])
-            if not context.locks.alone(waiting, dict(locks)[waiting]):
+            if not context.locks.holds_all_slots(waiting, dict(locks)[waiting]):
                 context.wake_at(context.table.now + POLL)
             elif template.get("timeout"):
-                context.wake_at(times_out(node, template))
+                context.wake_at(timeout_at(node, template))
             else:
-                context.stuck = message  # unless another node of this run completes
+                context.blocked_reason = message  # unless another node of this run completes
             return context.table.mark(name, node["phase"], message)
-        context.holding.add(context.table.id(name))
+        context.lock_holders.add(context.table.id(name))
         if node and node.pop("synchronizationStatus", None):
             context.table.mark(name, node["phase"], "")
     if memo and (not node or (lock and node["phase"] == "Pending" and node["id"] not in context.started)):
-        status = memoized(memo, hit=False)
+        status = memoization_status(memo, hit=False)
         try:
-            status["hit"], outputs = context.locks.recall(
+            status["hit"], outputs = context.locks.load(
                 status["cacheName"], status["key"], memo.get("maxAge"), context.table.now
             )
         except NodeError:
-            context.leaked.add(context.table.id(name))
+            context.release_deferred.add(context.table.id(name))
             raise
-        node = context.table.begun(name, type, "Pending", caller, template, options)
+        node = context.table.get_or_create(name, type, "Pending", caller, template, options)
         node["memoizationStatus"] = status
         if status["hit"]:
             node |= {"outputs": outputs} if outputs is not None else {}
@@ -77,65 +77,65 @@ def before(
     return node
 
 
-def times_out(node: Node, template: dict[str, Any]) -> float:
+def timeout_at(node: Node, template: dict[str, Any]) -> float:
     """When a node of a template with a `timeout` times out (unix seconds). Raises ValueError."""
     return moment(node["startedAt"]) + gofmt.seconds(template["timeout"])
 
 
 def release(context: Context) -> None:
     """Releases the locks of completed nodes."""
-    for id in context.holding - context.leaked:
+    for id in context.lock_holders - context.release_deferred:
         if not (node := context.table.nodes.get(id)) or node["phase"] not in FULFILLED:
             continue
-        context.holding.discard(id)
+        context.lock_holders.discard(id)
         context.locks.release(id)
 
 
-def memoized(memo: dict[str, Any], hit: bool) -> dict[str, Any]:
+def memoization_status(memo: dict[str, Any], hit: bool) -> dict[str, Any]:
     """`memoizationStatus` of a node."""
     return {"hit": hit, "key": memo["key"], "cacheName": memo["cache"]["configMap"]["name"]}
 
 
-def remember(context: Context, node: Node) -> None:
+def save_outputs(context: Context, node: Node) -> None:
     """Caches the outputs of a memoized node. Raises NodeError."""
     memo = node["memoizationStatus"]
-    context.locks.remember(memo["cacheName"], memo["key"], node["id"], node.get("outputs"), context.table.now)
+    context.locks.save(memo["cacheName"], memo["key"], node["id"], node.get("outputs"), context.table.now)
 
 
-def keep(context: Context, node: Node) -> None:
-    """`remember` for a DAG or steps template, which in Argo succeeds even if caching fails."""
+def try_save_outputs(context: Context, node: Node) -> None:
+    """`save_outputs` for a DAG or steps template, which in Argo succeeds even if caching fails."""
     if node.get("memoizationStatus"):
         with contextlib.suppress(NodeError):
-            remember(context, node)
+            save_outputs(context, node)
 
 
-def limit(context: Context, template: dict[str, Any], node: Node | None, boundary: str) -> None:
+def check_parallelism(context: Context, template: dict[str, Any], node: Node | None, boundary: str) -> None:
     """Raises Parallel if parallelism or failFast forbid running the node."""
-    if node and context.table.lost:
+    if node and context.table.orphaned:
         return
-    if full(context):
+    if at_parallelism_limit(context):
         raise Parallel
     if node and ("dag" in template or "steps" in template):
-        _limited(context, node, template, lambda id: _pods(context, id))
+        _enforce(context, node, template, lambda id: _active_pods(context, id))
     if boundary and (not node or node["phase"] not in ("Pending", "Running")):
         parent = context.table.nodes[boundary]
-        _limited(context, parent, context.filled(parent["name"]) or {}, lambda id: context.table.tally[id, "active"])
+        _enforce(context, parent, context.filled(parent["name"]) or {}, lambda id: context.table.tally[id, "active"])
 
 
-def full(context: Context) -> bool:
+def at_parallelism_limit(context: Context) -> bool:
     limit = context.spec.get("parallelism")
     return limit is not None and len(context.table.active) >= int(limit)
 
 
-def _pods(context: Context, boundary: str) -> int:
+def _active_pods(context: Context, boundary: str) -> int:
     return sum(context.table.nodes[id].get("boundaryID") == boundary for id in context.table.active)
 
 
-def _limited(context: Context, parent: Node, template: dict[str, Any], count: Callable[[str], int]) -> None:
+def _enforce(context: Context, parent: Node, template: dict[str, Any], count: Callable[[str], int]) -> None:
     """Argo limits a DAG or steps node by its active pods, and its children by all active siblings."""
     boundary, limit = parent["id"], template.get("parallelism")
     if template.get("failFast") is True and context.table.tally[boundary, "failed"]:
-        if not _pods(context, boundary):
+        if not _active_pods(context, boundary):
             message = "template has failed or errored children and failFast enabled"
             groups = [
                 n for n in context.table.nodes.values() if n.get("boundaryID") == boundary and n["type"] == "StepGroup"
@@ -162,13 +162,13 @@ def locks_of(
         map, key = reference.get("name", ""), reference.get("key", "")
         name = f"{semaphore.get('namespace') or namespace}/ConfigMap/{map}/{key}"
         try:
-            limit, why = int(configmap(map)[key]), "it is 0"
+            limit, reason = int(configmap(map)[key]), "it is 0"
         except KeyError:
-            limit, why = 0, f"the ConfigMap {map} has no {key}"
+            limit, reason = 0, f"the ConfigMap {map} has no {key}"
         except ValueError as error:
-            limit, why = 0, str(error)
+            limit, reason = 0, str(error)
         if not limit:
-            raise NodeError(f"failed to initialize semaphore {name} with limit: {why}")
+            raise NodeError(f"failed to initialize semaphore {name} with limit: {reason}")
         locks.append((name, limit))
     for mutex in synchronization.get("mutexes") or []:
         locks.append((f"{mutex.get('namespace') or namespace}/Mutex/{mutex.get('name', '')}", 1))

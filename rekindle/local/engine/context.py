@@ -19,12 +19,12 @@ class Locks(Protocol):
     """Mutexes, semaphores and memoized outputs shared by the runs of one machine."""
 
     def acquire(self, caller: str, locks: list[tuple[str, int]]) -> tuple[str, str]: ...
-    def alone(self, name: str, limit: int) -> bool: ...
+    def holds_all_slots(self, name: str, limit: int) -> bool: ...
     def release(self, caller: str) -> bool: ...
     def close(self) -> None: ...
     def configmap(self, name: str) -> Mapping[str, str]: ...
-    def recall(self, cache: str, key: str, max_age: str | None, now: float) -> tuple[bool, dict[str, Any] | None]: ...
-    def remember(self, cache: str, key: str, id: str, outputs: dict[str, Any] | None, now: float) -> None: ...
+    def load(self, cache: str, key: str, max_age: str | None, now: float) -> tuple[bool, dict[str, Any] | None]: ...
+    def save(self, cache: str, key: str, id: str, outputs: dict[str, Any] | None, now: float) -> None: ...
 
 
 class Execute(Protocol):
@@ -39,13 +39,13 @@ class Execute(Protocol):
 class Expansion:
     """Values derived for one node; not persisted, recomputed after a restart."""
 
-    template: dict[str, Any] | None = None  # with its inputs filled in
-    members: list[dict[str, Any]] | None = None  # of a loop or step group: the expanded tasks or steps
-    pending: list[dict[str, Any]] | None = None  # the members that are not fulfilled
-    dag: Any = None  # the walk over a DAG's tasks (dag.Dag)
-    scope: Scope | None = None  # of a steps template: what the next group can see
-    complete_groups: int = 0  # of a steps template: how many groups the scope has
-    results_read: set[str] | None = None  # names of the children whose outputs.result it references
+    template: dict[str, Any] | None = None  # with inputs and tags substituted
+    members: list[dict[str, Any]] | None = None  # of a loop or StepGroup: the expanded tasks or steps
+    pending: list[dict[str, Any]] | None = None  # members not fulfilled yet
+    dag: Any = None  # of a DAG template: its dag.Dag
+    scope: Scope | None = None  # of a steps template: the scope of its next group
+    complete_groups: int = 0  # of a steps template: completed groups, whose outputs are in the scope
+    results_read: set[str] | None = None  # children whose outputs.result the template references
 
 
 class Context:
@@ -59,20 +59,18 @@ class Context:
         self.table = NodeTable(self.name, status)
         self.inputs = Inputs(workflow, status)
         self.shutdown, self._locks, self.execute = shutdown, locks, execute
-        self.holding: set[str] = set()  # ids of nodes with locks
-        self.leaked: set[str] = (
-            set()
-        )  # of these, nodes that failed before they ran: Argo releases them on its next pass
+        self.lock_holders: set[str] = set()  # ids of nodes with locks
+        self.release_deferred: set[str] = set()  # holders that failed before running: released on the next pass
         self.daemons = {id: None for id, node in self.table.nodes.items() if node.get("daemoned")}
-        self.started: set[str] = set()  # ids of pods for which this process got a Start
+        self.started: set[str] = set()  # ids of pods that this process started
         self.actions: list[Start | Kill] = []
         self.expansions: dict[str, Expansion] = {}  # by name of the node
         self.wake: float | None = None  # unix seconds: the latest time of the next `advance`
-        self.stuck = ""  # why no node can run, if none does
+        self.blocked_reason = ""  # why no node can run, if none can
 
     @property
     def locks(self) -> Locks:
-        assert self._locks, "locks and caches need a place"
+        assert self._locks, "this workflow uses locks or memoization: pass `locks`"
         return self._locks
 
     @property
@@ -81,7 +79,7 @@ class Context:
 
     @property
     def deadline(self) -> float | None:
-        """Of the whole workflow, in unix seconds."""
+        """The workflow's deadline in unix seconds."""
         seconds = self.spec.get("activeDeadlineSeconds")
         return moment(self.status["startedAt"]) + int(seconds) if seconds is not None else None
 
@@ -117,19 +115,20 @@ class Context:
         """The template's retry strategy; an empty one retries forever."""
         return template.get("retryStrategy", self.spec.get("retryStrategy"))
 
-    def finish(self, phase: str, message: str, stuck: bool = False) -> None:
+    def finish(self, phase: str, message: str, deadlocked: bool = False) -> None:
         """Completes the workflow, unless pods still run whose outputs Argo would wait for."""
         table = self.table
         running = {
-            id for id in {*table.active, *self.daemons} if table.nodes[id]["phase"] == "Running" or id in table.anew
+            id for id in {*table.active, *self.daemons} if table.nodes[id]["phase"] == "Running" or id in table.restored
         }
-        if running and not stuck:  # Argo waits for their outputs and reassesses
-            if table.again or running - self.daemons.keys():
+        if running and not deadlocked:  # Argo waits for their outputs and reassesses
+            if table.requeue or running - self.daemons.keys():
                 return
-            # only the end of its template would have ended it
-            phase, message, stuck = "Error", f"{message} (a daemon still runs: Argo would wait for it for ever)", True
+            # a daemon is killed only when its template completes, which cannot happen now
+            phase, deadlocked = "Error", True
+            message += " (a daemon still runs: Argo would wait for it for ever)"
         entry = table.get(self.name)
-        if phase == "Error" and entry and entry["phase"] == "Running" and not stuck:  # as after the exit hook of a step
+        if phase == "Error" and entry and entry["phase"] == "Running" and not deadlocked:  # after a step's exit hook
             table.mark(self.name, "Error", "Workflow operation error")
         self.status |= {"phase": phase, "message": message, "finishedAt": stamp(table.now)}
         if not volumes.kept(self.spec, phase):

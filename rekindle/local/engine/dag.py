@@ -19,7 +19,7 @@ from rekindle.local.engine import admission, hooks
 from rekindle.local.engine import scope as scopes
 from rekindle.local.engine.context import Context
 from rekindle.local.engine.nodes import Node, NodeError, Options, Parallel, TimedOut, fulfilled
-from rekindle.local.engine.order import HELD, Order, State, above, dependencies
+from rekindle.local.engine.order import HELD, Order, State, dependencies, with_ancestors
 
 WORDS = re.compile(r"[-a-zA-Z0-9_]+")
 RESULTS = {"Succeeded": "Succeeded", "Failed": "Failed", "Errored": "Error", "Skipped": "Skipped", "Omitted": "Omitted"}
@@ -42,7 +42,7 @@ class Dag:
         if unknown := [target for target in self.targets if target not in self.tasks]:
             raise NodeError(f"target {unknown[0]} does not exist")
         self.looped = {name for name, task in self.tasks.items() if loops(task)}
-        self.seen: dict[str, list[str]] = {}  # task → ancestors it can reference
+        self.visible: dict[str, list[str]] = {}  # task → ancestors it may reference
         eager = self.looped | {name for name, task in self.tasks.items() if task.get("when")}
         self.order = Order(self.targets, self.needs, eager)
 
@@ -55,9 +55,9 @@ class Dag:
     def scope(self, task: str) -> scopes.Scope:
         """The scope of `task`: all its ancestors. Raises ValueError if a loop's result is not JSON."""
         scope = scopes.of_template(self.context.status, self.template)
-        if task not in self.seen:
-            self.seen[task] = self._sees(task)
-        for name in self.seen[task]:
+        if task not in self.visible:
+            self.visible[task] = self._visible_ancestors(task)
+        for name in self.visible[task]:
             node = self.node(name)
             if node is None:
                 raise ValueError(f"Ancestor task node {name} not found")
@@ -66,15 +66,15 @@ class Dag:
             self.add(scope, name, node)
         return scope
 
-    def _sees(self, task: str) -> list[str]:
+    def _visible_ancestors(self, task: str) -> list[str]:
         text = json.dumps(self.tasks[task])
-        seen = self.looped | self.tasks.keys() & set(WORDS.findall(text))
+        visible = self.looped | self.tasks.keys() & set(WORDS.findall(text))
         if "{{=" in text or "xpression" in text:  # may reference a task without its name
-            seen = self.tasks.keys()
-        seen = seen - {task}
-        if not seen <= set(self.needs[task]):
-            seen = seen & set(above([task], self.needs))
-        return sorted(seen)
+            visible = self.tasks.keys()
+        visible = visible - {task}
+        if not visible <= set(self.needs[task]):
+            visible = visible & set(with_ancestors([task], self.needs))
+        return sorted(visible)
 
     def add(self, scope: scopes.Scope, name: str, node: Node) -> None:
         if node["type"] == "TaskGroup":
@@ -84,16 +84,16 @@ class Dag:
         scopes.add_skipped(scope, "tasks", name, node, self.inputs.template(self.tasks[name]), artifacts=False)
 
     def visit(self, name: str) -> State:
-        """Brings a task as far as it can go. Whether what depends on it may go on, and whether it is over.
+        """Advances a task. Returns whether its dependents may start and whether it completed.
 
-        Raises NodeError where a target cannot see what a loop gave, or its hook fails: the whole DAG ends here.
+        Raises NodeError if a target cannot read a loop's outputs or its hook fails: the whole DAG is in error.
         """
         state, task = self._visit(name), self.tasks[name]
         if name in self.targets and (self.looped or task.get("hooks")) and (node := self.node(name)):
             try:
                 hooks.during(
                     self.context, task, node, self.scope(name), self.options()
-                )  # once more: it may be over since
+                )  # once more: it may have completed in `_visit`
             except (NodeError, ValueError) as error:
                 self.table.mark(self.name, "Error", str(error))
                 raise NodeError(str(error)) from None
@@ -102,7 +102,7 @@ class Dag:
     def _visit(self, name: str) -> State:
         node, task = self.node(name), self.tasks[name]
         hooked = bool(task.get("hooks") or task.get("onExit"))
-        if node and hooked and node["phase"] in FULFILLED and self._passed_by(name):
+        if node and hooked and node["phase"] in FULFILLED and self._no_longer_visited(name):
             return True, True
         if node and hooked and node["phase"] != "Pending":
             try:
@@ -111,20 +111,20 @@ class Dag:
             except (NodeError, ValueError) as error:
                 self.table.mark(node["name"], "Error", str(error))
         if node and node["phase"] in FULFILLED:
-            self.context.leaked.discard(node["id"])
-            over = not hooked or self._exited(name, node)  # first: its attempts may end in it
-            return self.table.hooks_done(node), over
+            self.context.release_deferred.discard(node["id"])
+            completed = not hooked or self._exit_hook_completed(name, node)  # first: may complete the node's hooks
+            return self.table.hooks_completed(node), completed
         if not (node and node["type"] == "Pod" and node["id"] in self.context.started):
             if not node and self.logic[name] and not self._may_start(name, task):
                 node = self.node(name)
                 return node is not None, node is not None
             if self._run(name, task):
-                return (False, False) if self.table.lost else HELD
+                return (False, False) if self.table.orphaned else HELD
             node = self.node(name)
-        passed = bool(node and fulfilled(node) and self.table.hooks_done(node))
+        passed = bool(node and fulfilled(node) and self.table.hooks_completed(node))
         return passed, bool(node and node["phase"] in FULFILLED and not hooked)
 
-    def _passed_by(self, name: str) -> bool:
+    def _no_longer_visited(self, name: str) -> bool:
         """Whether Argo no longer visits a task: it visits only ancestors of unfinished tasks."""
         after = (self.node(dependent) for dependent in self.order.after[name])
         return name not in self.targets and all(node and node["phase"] in FULFILLED for node in after)
@@ -132,22 +132,22 @@ class Dag:
     def _may_start(self, name: str, task: dict[str, Any]) -> bool:
         full = f"{self.name}.{name}"
         try:
-            verdict = self.depends(name)
+            satisfied = self.depends(name)
         except ExprError as error:
             self.table.create(full, "Skipped", "Error", task, self.options(), f"unable to evaluate expression: {error}")
             self.connect(name, full)
             return False
-        if verdict is False:
+        if satisfied is False:
             self.table.create(full, "Skipped", "Omitted", task, self.options(), "omitted: depends condition not met")
             self.connect(name, full)
-        return bool(verdict)
+        return bool(satisfied)
 
     def depends(self, name: str) -> bool | None:
         """Whether `name` should run; None while undecided. Raises ExprError."""
         scope: dict[str, Any] = {}
         for need in self.needs[name]:
             node = self.node(need)
-            if not node or not fulfilled(node) or not self.table.hooks_done(node):
+            if not node or not fulfilled(node) or not self.table.hooks_completed(node):
                 return None
             results: dict[str, bool] = {result: node["phase"] == phase for result, phase in RESULTS.items()}
             below = node.get("children", []) if node["type"] == "TaskGroup" else []
@@ -179,9 +179,9 @@ class Dag:
             try:
                 scope = self.scope(name)
                 try:
-                    resolved = resolve(self.context, task, scope)
+                    resolved = resolve_references(self.context, task, scope)
                 except Missing as error:
-                    self.context.stuck = str(error)
+                    self.context.blocked_reason = str(error)
                     return False
                 expanded = expand(resolved, scope.parameters(self.inputs.globals))
             except (TemplateError, WhenError, ValueError) as error:
@@ -198,23 +198,23 @@ class Dag:
         if loops(task) and not group:
             group = self.table.create(full, "TaskGroup", "Running", task, self.options())
             self.connect(name, full)
-        left = expanded if expansion.pending is None else expansion.pending
-        kept, state = [], None
-        for index, member in enumerate(left):
+        pending = expanded if expansion.pending is None else expansion.pending
+        unfinished, state = [], None
+        for index, member in enumerate(pending):
             state = self._run_member(name, task, member, full if group else None)
-            if state is None and not self.table.lost:  # the rest wait for a later pass
-                kept += left[index:]
+            if state is None and not self.table.orphaned:  # the rest wait for a later pass
+                unfinished += pending[index:]
                 break
-            kept += [] if state else [member]
-        expansion.pending = kept
-        if group and not kept:
-            self.table.mark(full, _last([node for member in expanded if (node := self.node(member["name"]))]))
+            unfinished += [] if state else [member]
+        expansion.pending = unfinished
+        if group and not unfinished:
+            self.table.mark(full, _loop_phase([node for member in expanded if (node := self.node(member["name"]))]))
         return state is None and not group and not self.node(name)
 
     def _run_member(self, name: str, task: dict[str, Any], member: dict[str, Any], group: str | None) -> bool | None:
-        """Runs one expanded task. Whether it and its exit hook completed; None where Argo stops this pass.
+        """Runs one expanded task. Returns whether it and its exit hook completed; None where Argo ends the pass.
 
-        It is connected before it starts: a task that cannot start leaves the id of a node that does not exist.
+        It is connected before it starts, as in Argo: a task that cannot start leaves a child id without a node.
         """
         full, options = f"{self.name}.{member['name']}", self.options()
         node = self.node(member["name"])
@@ -242,18 +242,18 @@ class Dag:
         if result is None:
             return None
         if result["phase"] in COMPLETED and (task.get("hooks") or task.get("onExit")):
-            return self._exited(name, result) or None
+            return self._exit_hook_completed(name, result) or None
         result = self.node(member["name"]) or result
         return result["phase"] in FULFILLED if result["type"] == "Retry" and not group else fulfilled(result)
 
-    def _exited(self, name: str, node: Node) -> bool:
+    def _exit_hook_completed(self, name: str, node: Node) -> bool:
         """Whether the exit hook of a completed task completed; a hook that cannot run never does."""
         try:
             return hooks.after(self.context, self.tasks[name], node, self.scope(name), self.options())
         except (NodeError, ValueError):
             return False
 
-    def phase(self) -> str:
+    def assess_phase(self) -> str:
         """The phase of the DAG, from its targets."""
         live = (self.node(self.order.names[index]) for index in self.order.live)
         if any(node and not fulfilled(node) and not self._group_phase(node) for node in live):
@@ -273,7 +273,7 @@ class Dag:
                 branch = node["phase"]
             if id in targets and targets[id] not in FAILED:
                 targets[id] = branch
-            for below in self._below(node):
+            for below in self._next_nodes(node):
                 if (below, branch) not in seen:
                     seen.add((below, branch))
                     queue.append((below, branch))
@@ -299,9 +299,9 @@ class Dag:
         nodes = (self.table.nodes.get(id) for id in reversed(items))
         if not items or any(not item or not fulfilled(item) for item in nodes):
             return ""
-        return _last([self.table.nodes[id] for id in items])
+        return _loop_phase([self.table.nodes[id] for id in items])
 
-    def _below(self, node: Node) -> list[str]:
+    def _next_nodes(self, node: Node) -> list[str]:
         if node["type"] != "Retry":
             return node.get("children", [])
         below: list[str] = []
@@ -310,13 +310,13 @@ class Dag:
         return below
 
 
-def _last(nodes: list[Node]) -> str:
+def _loop_phase(nodes: list[Node]) -> str:
     """The phase of a loop with these items."""
     failed = [node["phase"] for node in nodes if node["phase"] in FAILED]
     return failed[-1] if failed else "Succeeded"
 
 
-def resolve(context: Context, task: dict[str, Any], scope: scopes.Scope, unable: str = "") -> dict[str, Any]:
+def resolve_references(context: Context, task: dict[str, Any], scope: scopes.Scope, unable: str = "") -> dict[str, Any]:
     """A task or step with all tags replaced except loop items (`unable`: see `artifact_of`).
 
     Raises TemplateError, WhenError.
@@ -342,7 +342,7 @@ def resolve(context: Context, task: dict[str, Any], scope: scopes.Scope, unable:
 
 def execute(context: Context, name: str, caller: dict[str, Any], template: dict[str, Any], options: Options) -> Node:
     """Advances a DAG node."""
-    node = context.table.begun(name, "DAG", "Running", caller, template, options)
+    node = context.table.get_or_create(name, "DAG", "Running", caller, template, options)
     expansion = context.expansion(name)
     dag: Dag = expansion.dag or Dag(context, name, template, options)
     expansion.dag = dag
@@ -351,11 +351,11 @@ def execute(context: Context, name: str, caller: dict[str, Any], template: dict[
         return node
     stopped = context.shutdown and not options.on_exit
     if stopped and all(
-        context.table.hooks_done(target_node) for target in dag.targets if (target_node := dag.node(target))
+        context.table.hooks_completed(target_node) for target in dag.targets if (target_node := dag.node(target))
     ):
         phase = "Failed"
     else:
-        phase = dag.phase()
+        phase = dag.assess_phase()
     if phase == "Running":
         return node
     if phase == "Succeeded":
@@ -370,7 +370,7 @@ def execute(context: Context, name: str, caller: dict[str, Any], template: dict[
             raise NodeError(str(error)) from None
         if outputs:
             node["outputs"] = outputs  # exported only by an enclosing DAG, as its task's outputs
-        admission.keep(context, node)
+        admission.try_save_outputs(context, node)
     node["outboundNodes"] = [  # a DAG whose outputs fail to resolve gets none
         out
         for target in dag.targets

@@ -1,7 +1,7 @@
-"""Hooks: templates that run beside or after the workflow, a task or a step.
+"""Lifecycle hooks: templates that run during or after the workflow, a task or a step.
 
 `exit` (or `onExit`) runs once its node is completed; any other runs once, when its expression is first true, while its
-node runs or after it. Whatever comes after the node waits for its hooks. Source: Argo's exit_handler.go and hooks.go.
+node runs or afterwards. Dependents of the node wait for its hooks. Source: Argo's exit_handler.go and hooks.go.
 """
 
 import json
@@ -30,7 +30,7 @@ def of_workflow(context: Context) -> bool:
                 node = context.execute(name, hook, hook.get("arguments") or {}, Options(flag={"hooked": True}))
                 context.table.child(context.name, name)
                 done &= bool(node and fulfilled(node))
-    except Parallel:  # Argo takes its own limit for an error here
+    except Parallel:  # Argo treats its own limit as an error here
         context.table.mark(context.name, "Error", "Max parallelism reached")
         return True
     except (NodeError, ExprError) as error:
@@ -40,7 +40,7 @@ def of_workflow(context: Context) -> bool:
 
 
 def of_exit(context: Context, caller: dict[str, Any]) -> dict[str, Any] | None:
-    """The exit hook of the workflow, a step or a task: `onExit` goes first, and arguments default to the workflow's."""
+    """The exit hook of the workflow, a step or a task: `onExit` first; arguments default to the workflow's."""
     if caller.get("onExit"):
         return {"template": caller["onExit"], "arguments": context.inputs.arguments()}
     hook = (caller.get("hooks") or {}).get(EXIT)
@@ -50,7 +50,7 @@ def of_exit(context: Context, caller: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def failures(context: Context) -> str:
-    """What an exit handler sees as `workflow.failures`."""
+    """`workflow.failures` of the exit handler: a JSON list."""
     failed = [
         {
             "displayName": node["displayName"],
@@ -63,7 +63,7 @@ def failures(context: Context) -> str:
         for node in context.table.nodes.values()
         if node["phase"] in FAILED
     ]
-    return json.dumps(structs(failed, failed[0]) if failed else "null", ensure_ascii=False)  # as Go quotes a text
+    return json.dumps(structs(failed, failed[0]) if failed else "null", ensure_ascii=False)  # quoted as by Go
 
 
 def during(context: Context, caller: dict[str, Any], node: Node, scope: Scope, options: Options) -> bool:
@@ -76,7 +76,7 @@ def during(context: Context, caller: dict[str, Any], node: Node, scope: Scope, o
                 hook["expression"], expanded(values.parameters(context.inputs.globals))
             ):
                 continue
-            outputs = context.table.last(node).get("outputs")
+            outputs = context.table.last_attempt(node).get("outputs")
             arguments = hook.get("arguments") or {}
             if outputs is not None:
                 arguments = _resolved(context, arguments, values, options.kind, caller["name"], outputs)
@@ -107,7 +107,7 @@ def after(context: Context, caller: dict[str, Any], node: Node, scope: Scope, op
             return True
     except ExprError as error:
         raise NodeError(str(error)) from None
-    outputs = context.table.last(node).get("outputs") or {}
+    outputs = context.table.last_attempt(node).get("outputs") or {}
     arguments = _resolved(context, hook.get("arguments") or {}, values, options.kind, caller["name"], outputs)
     name = f"{node['name']}.onExit"
     options = Options(options.boundary, True, "steps", flag={"hooked": True})

@@ -1,4 +1,4 @@
-"""What templates are filled with: the workflow's own values, the inputs, and the outputs with a globalName.
+"""Values substituted into templates: workflow.* globals, inputs, and outputs with a globalName.
 
 Source: Argo's setGlobalParameters (operator.go), ProcessArgs and SubstituteParams (common/util.go).
 """
@@ -17,20 +17,20 @@ from rekindle.errors import ConfigError
 from rekindle.local.engine.nodes import NodeError
 from rekindle.local.engine.scope import ABSENT, MARK
 
-WHOLE = re.compile(r"inputs\.parameters(?!\.)")
+ALL_PARAMETERS = re.compile(r"inputs\.parameters(?!\.)")
 LABEL = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?")
 STRFTIME = "BbmAadHIMSYypZzL"
 
 
 class Filled(dict[str, Any]):
-    """A template with no tag left in it."""
+    """A template in which every tag is substituted."""
 
 
 PARAMETER = ("name", "default", "value", "valueFrom", "globalName", "enum", "description")  # as Go declares it
 
 
 class Inputs:
-    """The templates of one workflow and the values that fill them. `globals`: workflow.* as tags see it."""
+    """The templates of one workflow and the values of their tags. `globals`: tag workflow.* → value."""
 
     def __init__(self, workflow: dict[str, Any], status: dict[str, Any]) -> None:
         self.workflow, self.spec, self.status = workflow, workflow["spec"], status
@@ -39,7 +39,7 @@ class Inputs:
         self.globals = self._globals()
 
     def arguments(self) -> dict[str, Any]:
-        """The workflow's arguments, with the values of those that come from elsewhere."""
+        """The workflow's arguments, with their resolved values."""
         arguments = self.spec.get("arguments") or {}
         values = [
             {"name": parameter["name"], "value": self.globals[f"workflow.parameters.{parameter['name']}"]}
@@ -60,7 +60,7 @@ class Inputs:
             "creationTimestamp": meta["creationTimestamp"],
             "creationTimestamp.s": str(int(created.timestamp())),
             "creationTimestamp.RFC3339": meta["creationTimestamp"],
-            "status": self.status["phase"],  # none yet for what begins at once
+            "status": self.status["phase"],  # empty before the first pass
             "duration": "0.000000",
         }
         values |= {f"creationTimestamp.{c}": created.strftime(f"%{c}" if c != "L" else "000") for c in STRFTIME}
@@ -78,7 +78,7 @@ class Inputs:
         return {f"workflow.{key}": value for key, value in values.items()}
 
     def export(self, outputs: dict[str, Any]) -> None:
-        """Outputs with a globalName become the workflow's."""
+        """Adds outputs with a globalName to the workflow's outputs and globals."""
         for kind in ("parameters", "artifacts"):
             for output in outputs.get(kind) or []:
                 name = output.get("globalName")
@@ -94,7 +94,7 @@ class Inputs:
                     self.globals[f"workflow.outputs.parameters.{name}"] = output["value"]
 
     def template(self, caller: dict[str, Any]) -> dict[str, Any]:
-        """The template that a step, task or hook names. Raises NodeError."""
+        """The template that a step, task or hook calls. Raises NodeError."""
         if caller.get("inline"):
             return {"name": "", **caller["inline"]}
         template = self.templates.get(caller.get("template", ""))
@@ -102,17 +102,17 @@ class Inputs:
             raise NodeError(f"template {caller.get('template')} not template in workflow template")
         return template
 
-    def processed(self, template: dict[str, Any], arguments: dict[str, Any], local: dict[str, str]) -> dict[str, Any]:
-        """The template with its inputs filled in and its tags replaced. Raises NodeError."""
-        given = {parameter["name"]: parameter for parameter in arguments.get("parameters") or []}
-        files = {artifact["name"]: artifact for artifact in arguments.get("artifacts") or []}
+    def process_args(self, template: dict[str, Any], args: dict[str, Any], local: dict[str, str]) -> dict[str, Any]:
+        """The template with its inputs bound and its tags substituted (Argo's ProcessArgs). Raises NodeError."""
+        given = {parameter["name"]: parameter for parameter in args.get("parameters") or []}
+        files = {artifact["name"]: artifact for artifact in args.get("artifacts") or []}
         inputs = template.get("inputs") or {}
         parameters = [
             self._input(parameter, given.get(parameter["name"])) for parameter in inputs.get("parameters") or []
         ]
         artifacts = [_artifact(artifact, files.get(artifact["name"])) for artifact in inputs.get("artifacts") or []]
         filled = {**template, "inputs": {"parameters": parameters, "artifacts": artifacts}}
-        return self.substituted(filled, local)
+        return self.substitute_params(filled, local)
 
     def _input(self, parameter: dict[str, Any], given: dict[str, Any] | None) -> dict[str, Any]:
         value = parameter.get("value", parameter.get("default"))
@@ -129,8 +129,8 @@ class Inputs:
             raise NodeError(f"inputs.parameters.{parameter['name']} was not supplied")
         return {**{k: v for k, v in parameter.items() if k != "valueFrom"}, "value": value}
 
-    def substituted(self, template: dict[str, Any], local: dict[str, str]) -> dict[str, Any]:
-        """Globals and locals first, then the inputs, as values may hold tags themselves. Raises NodeError."""
+    def substitute_params(self, template: dict[str, Any], local: dict[str, str]) -> dict[str, Any]:
+        """Substitutes globals and locals, then inputs, whose values may contain tags. Raises NodeError."""
         scope: dict[str, str | None] = {**self.globals, **local}
         given, outputs = template["inputs"], template.get("outputs") or {}
         try:
@@ -139,7 +139,7 @@ class Inputs:
                 new = loaded(text)
                 given, outputs = new["inputs"], new.get("outputs") or {}
             scope |= {f"inputs.parameters.{parameter['name']}": parameter["value"] for parameter in given["parameters"]}
-            if WHOLE.search(text):
+            if ALL_PARAMETERS.search(text):
                 scope["inputs.parameters"] = gofmt.structs(given["parameters"], PARAMETER)
             for way, files in (("inputs", given["artifacts"]), ("outputs", outputs.get("artifacts") or [])):
                 scope |= {
@@ -179,18 +179,18 @@ def labelled(workflow: dict[str, Any]) -> dict[str, Any]:
 
 
 def _artifact(artifact: dict[str, Any], given: dict[str, Any] | None) -> dict[str, Any]:
-    located = has_location(artifact)
-    if not artifact.get("optional") and not located:
+    has_default = has_location(artifact)
+    if not artifact.get("optional") and not has_default:
         if given is None:
             raise NodeError(f"inputs.artifacts.{artifact['name']} was not supplied")
         if not has_location(given):
             raise NodeError(f"inputs.artifacts.{artifact['name']} missing location information")
     if given is None:
         return artifact
-    # everything else, also archive and optional, is the argument's: Argo forgets what the input says
+    # all other fields, even archive and optional, come from the argument, as in Argo
     return {**given} | {key: artifact[key] for key in ("name", "path", "mode", "recurseMode") if key in artifact}
 
 
 def has_location(artifact: dict[str, Any]) -> bool:
-    """Whether an artifact says where its bytes are."""
+    """Whether an artifact names a storage location."""
     return any(artifact.get(kind) for kind in ("s3", "raw", "http"))

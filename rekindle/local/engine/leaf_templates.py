@@ -1,6 +1,6 @@
 """Leaf templates: those that run as a pod or an HTTP request.
 
-    node = execute(context, name, caller, template, options)     # and a Start among the context's actions
+    node = execute(context, name, caller, template, options)     # adds a Start to context.actions
 
 Source: Argo's operator.go (executeContainer, executeScript), workflowpod.go.
 """
@@ -17,7 +17,7 @@ from rekindle.errors import ConfigError
 from rekindle.local.engine import admission, retry
 from rekindle.local.engine.context import Context
 from rekindle.local.engine.inputs import Filled
-from rekindle.local.engine.nodes import Node, NodeError, Options, Start, keep_inputs, stamp
+from rekindle.local.engine.nodes import Node, NodeError, Options, Start, record_inputs, stamp
 
 KINDS = ("container", "script", "resource", "containerSet", "data", "http")
 RESULTS = r"""KIND(?:\.([-\w]+)\.|\[\\?['"]([-\w]+)\\?['"]\]\.)outputs\.result"""
@@ -28,9 +28,9 @@ def execute(context: Context, name: str, caller: dict[str, Any], template: dict[
     node = context.table.get(name)
     if not node:
         node = context.table.create(name, "HTTP" if "http" in template else "Pod", "Pending", caller, options)
-        keep_inputs(node, template)
+        record_inputs(node, template)
         if memo := template.get("memoize"):
-            node["memoizationStatus"] = admission.memoized(memo, hit=False)
+            node["memoizationStatus"] = admission.memoization_status(memo, hit=False)
     if node["id"] in context.started:
         return node
     exiting = options.on_exit or context.on_exit(node)
@@ -54,23 +54,23 @@ def execute(context: Context, name: str, caller: dict[str, Any], template: dict[
     limits = [options.deadline] if options.deadline else []
     try:
         if (seconds := final.get("activeDeadlineSeconds")) is not None:
-            limits.append(context.table.now + retry.whole(seconds))
+            limits.append(context.table.now + retry.parse_int(seconds))
         if template.get("timeout"):
-            limits.append(admission.times_out(node, template))
+            limits.append(admission.timeout_at(node, template))
     except ValueError as error:
         raise NodeError(str(error)) from None
     context.started.add(node["id"])
     if node["type"] == "Pod":
         context.table.active.add(node["id"])
-    context.table.lost.discard(node["id"])
-    inside = _container_nodes(context, node, template, caller, options) if "containerSet" in template else {}
-    deadline, captured = min(limits, default=None), _captured(context, name, options.boundary)
-    context.actions.append(Start(node["id"], pod, final, captured, deadline, inside))
+    context.table.orphaned.discard(node["id"])
+    containers = _container_nodes(context, node, template, caller, options) if "containerSet" in template else {}
+    deadline, capture = min(limits, default=None), _captures_result(context, name, options.boundary)
+    context.actions.append(Start(node["id"], pod, final, capture, deadline, containers))
     return node
 
 
-def _captured(context: Context, name: str, boundary: str) -> bool:
-    """Whether the parent's template mentions this step's outputs.result."""
+def _captures_result(context: Context, name: str, boundary: str) -> bool:
+    """Whether the parent's template references this step's outputs.result."""
     if not boundary:
         return False
     above = context.table.nodes[boundary]
@@ -78,15 +78,15 @@ def _captured(context: Context, name: str, boundary: str) -> bool:
     kind = "tasks" if "dag" in parent else "steps"
     expansion = context.expansion(above["name"])
     if expansion.results_read is None:
-        mentions = re.findall(RESULTS.replace("KIND", kind), json.dumps(parent))
-        expansion.results_read = {plain or quoted for plain, quoted in mentions}
+        references = re.findall(RESULTS.replace("KIND", kind), json.dumps(parent))
+        expansion.results_read = {plain or quoted for plain, quoted in references}
     return re.sub(r"(\([^()]*\)|\[[^\[\]]*\])+$", "", name).rpartition(".")[2] in expansion.results_read
 
 
 def _container_nodes(
     context: Context, node: Node, template: dict[str, Any], caller: dict[str, Any], options: Options
 ) -> dict[str, str]:
-    """Creates the containers' nodes, or resets them after the runner died. Returns {container: node id}."""
+    """Creates the containers' nodes, or resets them after a runner crash. Returns {container: node id}."""
     names = {
         container["name"]: f"{node['name']}.{container['name']}" for container in template["containerSet"]["containers"]
     }

@@ -1,6 +1,6 @@
-"""The table of a workflow's nodes, as `status.nodes` holds them: names, ids, phases, messages, the graph.
+"""The nodes of a workflow, stored as in `status.nodes`: names, ids, phases, messages and edges.
 
-Nodes are named as Argo names them: the entry as the workflow, a DAG task PARENT.TASK, a step PARENT[GROUP].STEP, a
+Node names are Argo's: the entrypoint has the workflow's name, a DAG task PARENT.TASK, a step PARENT[GROUP].STEP, a
 loop's NAME(INDEX:ITEM), an attempt NAME(N), a hook NAME.onExit. Source: Argo's operator.go (initializeNode,
 markNodePhase, getOutboundNodes) and util/pod_name.go.
 """
@@ -16,8 +16,8 @@ from typing import Any
 from rekindle.argo.kinds import FAILED, FULFILLED
 
 Node = dict[str, Any]
-NODES = 50_000  # of a run: several times what Argo has room for in a status, and made in some ten seconds
-LEAVES = ("Pod", "Container", "Skipped", "Suspend", "HTTP")
+MAX_NODES = 50_000  # per run: several times what fits into an Argo status; creating them takes about 10 s
+LEAF_TYPES = ("Pod", "Container", "Skipped", "Suspend", "HTTP")
 
 
 def fulfilled(node: Node) -> bool:
@@ -58,14 +58,14 @@ class Start:
 
 @dataclass(frozen=True)
 class Kill:
-    """The node is failed already: end its pod."""
+    """Kill the pod; its node is already completed."""
 
     id: str
 
 
 @dataclass(frozen=True)
 class Began:
-    """The pod's process runs."""
+    """The pod's process started."""
 
     id: str
     ip: str = ""
@@ -92,18 +92,18 @@ class Resumed:
 
 @dataclass(frozen=True)
 class Options:
-    """How a template is entered."""
+    """The context in which a template is executed (Argo's executeTemplateOpts)."""
 
     boundary: str = ""
     on_exit: bool = False
-    kind: str = "steps"  # what the caller is called in tags: tasks or steps
+    kind: str = "steps"  # prefix of the siblings' tags: tasks or steps
     deadline: float | None = None
     flag: dict[str, bool] = field(default_factory=dict)
 
 
 @lru_cache(65536)
-def hashed(name: str) -> int:
-    """fnv32a, as in node ids and pod names."""
+def fnv32a(name: str) -> int:
+    """32-bit FNV-1a hash, as in node ids and pod names."""
     value = 0x811C9DC5
     for byte in name.encode():
         value = ((value ^ byte) * 0x01000193) & 0xFFFFFFFF
@@ -122,7 +122,7 @@ def moment(text: str) -> float:
 
 
 class NodeTable:
-    """The nodes of one workflow. `changed` and `added` collect what differs since the caller last took it."""
+    """The nodes of one workflow. `changed` and `added` collect what changed since the last `drain_changes`."""
 
     def __init__(self, name: str, status: dict[str, Any]) -> None:
         self.name = name
@@ -134,28 +134,28 @@ class NodeTable:
             for id, node in self.nodes.items()
             if node["type"] == "Pod" and node["phase"] not in FULFILLED and "synchronizationStatus" not in node
         }
-        self.lost = set(self.active)  # pods of a previous runner: restarted regardless of limits
-        self.anew = frozenset(self.active)
+        self.orphaned = set(self.active)  # pods of a dead runner not restarted yet: they start regardless of limits
+        self.restored = frozenset(self.active)  # pods that were active when this process loaded the status
         self.changed: dict[str, None] = {}
         self.linked = {(node["name"], id) for node in self.nodes.values() for id in node.get("children", [])}
         self.added: dict[str, list[str]] = {}  # new children of nodes
-        self.tally: Counter[tuple[str, str]] = Counter()  # of the children of a boundary, by what they do
+        self.tally: Counter[tuple[str, str]] = Counter()  # (boundary id, state of the child) → children
         for node in self.nodes.values():
             self._count(node, 1)
-        self.now, self.again = 0.0, False
+        self.now, self.requeue = 0.0, False  # requeue: a node was fulfilled, so walk the templates again
 
-    def taken(self) -> dict[str, Any]:
-        """What differs since the last call: nodes, and of nodes that have but got children, those."""
+    def drain_changes(self) -> dict[str, Any]:
+        """What changed since the last call: whole nodes, and new children of otherwise unchanged ones."""
         changed, self.changed, added, self.added = self.changed, {}, self.added, {}
         nodes = {id: self.nodes[id] for id in changed}
         return {"nodes": nodes, "children": {id: new for id, new in added.items() if id not in changed}}
 
     def id(self, name: str) -> str:
-        return name if name == self.name else f"{self.name}-{hashed(name)}"
+        return name if name == self.name else f"{self.name}-{fnv32a(name)}"
 
     def pod_name(self, name: str, template: str) -> str:
         prefix = f"{self.name}-{template}" if template else self.name
-        return self.name if name == self.name else f"{prefix[:242]}-{hashed(name)}"
+        return self.name if name == self.name else f"{prefix[:242]}-{fnv32a(name)}"
 
     def get(self, name: str) -> Node | None:
         id = self.ids.get(name)
@@ -164,18 +164,18 @@ class NodeTable:
     def create(
         self, name: str, type: str, phase: str, caller: dict[str, Any], options: Options, message: str = ""
     ) -> Node:
-        """A new node. Its times are now; what is created fulfilled is finished too. Raises Crashed at NODES."""
-        if len(self.nodes) >= NODES:
+        """A new node, started now, and finished too if `phase` is fulfilled. Raises Crashed at MAX_NODES."""
+        if len(self.nodes) >= MAX_NODES:
             way = "do templates call themselves more than once? Give them a `when` that ends it, or use several runs"
-            raise Crashed(f"{name} would be node {NODES + 1} of the run: at most {NODES} are possible here ({way})")
+            raise Crashed(f"{name} would be node {MAX_NODES + 1} of the run: at most {MAX_NODES} are possible ({way})")
         boundary = self.nodes.get(options.boundary)
-        shown = name[len(boundary["name"]) :] if boundary else name
+        relative = name[len(boundary["name"]) :] if boundary else name
         node: Node = {
             "id": self.id(name),
             "name": name,
-            "displayName": re.sub(r"^(\[\d+\])?\.|^\.", "", shown) if boundary else name,
+            "displayName": re.sub(r"^(\[\d+\])?\.|^\.", "", relative) if boundary else name,
             "type": type,
-            **_called(caller, f"local/{self.name}"),
+            **_template_fields(caller, f"local/{self.name}"),
             "phase": phase,
             "startedAt": stamp(self.now),
             "finishedAt": stamp(self.now) if phase in FULFILLED else None,
@@ -187,27 +187,27 @@ class NodeTable:
         self._count(node, 1)
         self.ids[name] = node["id"]
         self.changed[node["id"]] = None
-        self.again |= phase in FULFILLED
+        self.requeue |= phase in FULFILLED
         if type == "Pod":
             self.active.add(node["id"])
         return node
 
-    def begun(
+    def get_or_create(
         self, name: str, type: str, phase: str, caller: dict[str, Any], template: dict[str, Any], options: Options
     ) -> Node:
-        """The node; if there is none yet, a new one with what the template was given."""
+        """The node, created with the template's inputs if absent."""
         node = self.get(name)
         if not node:
             node = self.create(name, type, phase, caller, options)
-            keep_inputs(node, template)
+            record_inputs(node, template)
         return node
 
     def mark(self, name: str, phase: str, message: str | None = None) -> Node:
-        """Sets phase and message, and the end when there is one."""
+        """Sets phase and message, and `finishedAt` if the phase is fulfilled."""
         node = self.nodes[self.ids[name]]
         if node["phase"] != phase or (message is not None and message != node.get("message", "")):
             self.changed[node["id"]] = None
-        self.again |= phase in FULFILLED and node["phase"] not in FULFILLED
+        self.requeue |= phase in FULFILLED and node["phase"] not in FULFILLED
         self._count(node, -1)
         node["phase"] = phase
         self._count(node, 1)
@@ -218,11 +218,11 @@ class NodeTable:
         if phase in FULFILLED:
             node["finishedAt"] = node.get("finishedAt") or stamp(self.now)
             self.active.discard(node["id"])
-            self.lost.discard(node["id"])
+            self.orphaned.discard(node["id"])
         return node
 
     def error(self, name: str, caller: dict[str, Any], options: Options, message: str) -> Node:
-        """The node in phase Error, whether it exists or not."""
+        """Marks the node Error, creating it if absent."""
         if self.get(name):
             return self.mark(name, "Error", message)
         return self.create(name, "Skipped", "Error", caller, options, message)
@@ -242,11 +242,11 @@ class NodeTable:
             raise Crashed("was unable to obtain node")
         node = self.nodes[id]
         below = node.get("children", [])
-        named = node.get("templateName") or node.get("templateRef")  # Argo does not find an inline one again
+        named = node.get("templateName") or node.get("templateRef")  # Argo cannot look up an inline template
         inside = below and named and self.nodes.get(below[0], {}).get("type") == "Container"
         group = node["type"] in ("Container", "TaskGroup") or (node["type"] == "Pod" and inside)
         cached = node["type"] in ("Steps", "DAG") and node.get("memoizationStatus", {}).get("hit")
-        if cached or (node["type"] in LEAVES and not group) or (group and not below):
+        if cached or (node["type"] in LEAF_TYPES and not group) or (group and not below):
             return [id]
         if group:
             return [out for child in below for out in self._outbound_of(node, child)]
@@ -262,7 +262,7 @@ class NodeTable:
         return self.outbound(child)
 
     def attempts(self, node: Node) -> list[Node]:
-        """The attempts of a Retry node, without its hooks; those of one that is a hook itself are both.
+        """The attempts of a Retry node, without its hooks; attempts of a retried hook are flagged as both.
 
         Raises Crashed.
         """
@@ -272,31 +272,31 @@ class NodeTable:
         children = (self.nodes[id] for id in node.get("children", []))
         return [child for child in children if child.get("nodeFlag", {}).get("retried")]
 
-    def last(self, node: Node) -> Node:
+    def last_attempt(self, node: Node) -> Node:
         """A Retry node's last attempt; any other node itself."""
         attempts = self.attempts(node) if node["type"] == "Retry" else []
         return attempts[-1] if attempts else node
 
-    def hooks_done(self, node: Node) -> bool:
+    def hooks_completed(self, node: Node) -> bool:
         children = (self.nodes[id] for id in node.get("children", []) if id in self.nodes)
         return all(child["phase"] in FULFILLED for child in children if child.get("nodeFlag", {}).get("hooked"))
 
     def _count(self, node: Node, change: int) -> None:
         if node["type"] in ("Pod", "Steps", "DAG") and (boundary := node.get("boundaryID")):
-            state = "failed" if node["phase"] in FAILED else "over" if node["phase"] in FULFILLED else "active"
+            state = "failed" if node["phase"] in FAILED else "completed" if node["phase"] in FULFILLED else "active"
             self.tally[boundary, state] += change
 
 
-def _called(caller: dict[str, Any], local: str) -> dict[str, Any]:
-    """What a node says of its template; `templateRef` for templates of other objects."""
+def _template_fields(caller: dict[str, Any], local: str) -> dict[str, Any]:
+    """The fields of a node that name its template; `templateRef` for templates of other objects."""
     if reference := caller.get("templateRef"):
         return {"templateRef": reference, "templateScope": local}
     scope, _, name = caller.get("template", "").rpartition("/")
     return {"templateName": name, "templateScope": scope or local}
 
 
-def keep_inputs(node: Node, template: dict[str, Any]) -> None:
-    """What the template was given, on the node."""
+def record_inputs(node: Node, template: dict[str, Any]) -> None:
+    """Records the template's inputs on the node."""
     kept = {kind: values for kind, values in template["inputs"].items() if values}
     if kept:
         node["inputs"] = kept

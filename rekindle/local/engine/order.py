@@ -1,9 +1,9 @@
-"""The order in which the tasks of a DAG are looked at: as Argo looks at them, but each only while it can change.
+"""The order in which a pass visits the tasks of a DAG: Argo's order, restricted to tasks that can change.
 
     Order(targets, needs, eager).walk(visit, held)    # visit(task) → (dependents may start, completed); or HELD
 
-Argo goes up from each target to what it waits for, first to last, on every pass. A task that is over, or that waits for
-one that is not, cannot change, so a pass here costs what runs and not what there is.
+On every pass Argo visits the ancestors of each target, then the target. A completed task, or one whose dependencies are
+unfinished, cannot change, so a pass here costs O(running tasks), not O(tasks).
 """
 
 import re
@@ -14,14 +14,14 @@ from typing import Any
 
 NAMES = re.compile(r"[a-zA-Z0-9][-a-zA-Z0-9]*?\.[A-Z][a-zA-Z]+|[a-zA-Z0-9][-a-zA-Z0-9]*")
 State = tuple[bool | None, bool]
-HELD: State = (None, False)  # a limit holds up this task and all others that have not begun
+HELD: State = (None, False)  # a limit blocks this task and all others not started
 
 
 class Order:
-    """Of one DAG. `eager` tasks are looked at even where a limit holds up new ones: their `when` may skip them."""
+    """The order of one DAG. `eager` tasks are visited even while a limit blocks new ones: `when` may skip them."""
 
     def __init__(self, targets: Iterable[str], needs: Mapping[str, Collection[str]], eager: Collection[str]) -> None:
-        self.names = above(targets, needs)
+        self.names = with_ancestors(targets, needs)
         self.index = {name: index for index, name in enumerate(self.names)}
         self.eager, self.passed = eager, set[str]()
         self.waiting = {name: len(needs[name]) for name in self.names}
@@ -30,16 +30,16 @@ class Order:
             for need in needs[name]:
                 self.after[need].append(name)
         self.live: list[int] = []
-        self.fresh: list[int] = []  # a heap
+        self.fresh: list[int] = []  # a heap of ready tasks
         self.unseen: list[int] = []
         for name in self.names:
             if not self.waiting[name]:
                 self._push(name, self.live, 0)
 
     def walk(self, visit: Callable[[str], State], on_held: Callable[[str], object]) -> None:
-        """One pass over all that can change, in order, what becomes possible in it included.
+        """One pass over all tasks that can change, in order, including those that become ready during it.
 
-        `on_held` hears once of each task that is possible and held up with another.
+        Calls `on_held` once for each ready task that a limit blocks.
         """
         live, self.live = self.live, []
         at, held = 0, False
@@ -52,8 +52,8 @@ class Order:
                 break
             name = self.names[index]
             try:
-                passed, over = visit(name)
-            except Exception:  # the next pass looks at it again, and at those after it
+                passed, completed = visit(name)
+            except Exception:  # the next pass visits it and the tasks after it
                 if new:
                     heappush(self.fresh, index)
                 self.live += live[at - (not new) :]
@@ -68,7 +68,7 @@ class Order:
                     self.waiting[dependent] -= 1
                     if not self.waiting[dependent]:
                         self._push(dependent, live, at)
-            if not over:
+            if not completed:
                 self.live.append(index)
         unseen, self.unseen = self.unseen, []
         for index in unseen if held else ():
@@ -82,41 +82,41 @@ class Order:
             self.unseen.append(self.index[name])
 
 
-def above(names: Iterable[str], needs: Mapping[str, Collection[str]]) -> list[str]:
-    """`names` and all that they wait for, each after what it waits for."""
+def with_ancestors(names: Iterable[str], needs: Mapping[str, Collection[str]]) -> list[str]:
+    """`names` and their ancestors, dependencies first."""
     ordered: dict[str, None] = {}
     for target in names:
-        opened = {target}
+        entered = {target}
         stack = [(target, iter(needs[target]))] if target not in ordered else []
         while stack:
             rest = stack[-1][1]
-            below = next((need for need in rest if need not in ordered and need not in opened), None)
-            if below is None:
+            ancestor = next((need for need in rest if need not in ordered and need not in entered), None)
+            if ancestor is None:
                 ordered[stack.pop()[0]] = None
             else:
-                opened.add(below)
-                stack.append((below, iter(needs[below])))
+                entered.add(ancestor)
+                stack.append((ancestor, iter(needs[ancestor])))
     return list(ordered)
 
 
 def dependencies(task: dict[str, Any], tasks: dict[str, dict[str, Any]]) -> tuple[list[str], str]:
-    """The tasks that `task` waits for, and its `depends` as an expression over them, in which they are t0, t1, ...
+    """The dependencies of `task`, and its `depends` as an expression over them, in which they are t0, t1, ...
 
-    So that tasks that wait for others in the same way have the same expression, which is parsed once.
+    Tasks with dependencies of the same form thus share one expression, which is parsed once.
     """
     aliases: dict[str, str] = {}
 
-    def spelled(match: re.Match[str]) -> str:
+    def aliased(match: re.Match[str]) -> str:
         name, _, result = match[0].partition(".")
         alias = aliases.setdefault(name, f"t{len(aliases)}")
-        return f"{alias}.{result}" if result else _passes(alias, tasks.get(name, {}).get("continueOn") or {})
+        return f"{alias}.{result}" if result else _default_condition(alias, tasks.get(name, {}).get("continueOn") or {})
 
     depends = task.get("depends") or " && ".join(task.get("dependencies") or [])
-    logic = NAMES.sub(spelled, depends)
+    logic = NAMES.sub(aliased, depends)
     return list(aliases), logic
 
 
-def _passes(name: str, continue_on: dict[str, Any]) -> str:
+def _default_condition(name: str, continue_on: dict[str, Any]) -> str:
     results = ["Succeeded", "Skipped", "Daemoned"]
     results += ["Errored"] if continue_on.get("error") else []
     results += ["Failed"] if continue_on.get("failed") else []

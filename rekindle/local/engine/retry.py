@@ -1,9 +1,9 @@
-"""Retry nodes: attempt after attempt below one node, and what follows a failed attempt; the defaults of templates.
+"""Retry nodes: their attempts, and the decision after each failed attempt; template defaults.
 
     node = execute(context, name, caller, template, strategy, options)
 
-Order as in Argo: shutdown and deadline, maxDuration, backoff, policy, limit, expression; so a failure that is not to be
-retried still waits out one backoff, and without a limit there is no backoff at all.
+Order as in Argo: shutdown and deadline, maxDuration, backoff, policy, limit, expression; so a failure that the
+policy does not retry still waits for one backoff, and without a limit there is no backoff.
 Source: Argo's operator.go executeTemplate, processNodeRetries, mergedTemplateDefaultsInto.
 """
 
@@ -19,14 +19,14 @@ from rekindle.argo.language.substitute import expanded
 from rekindle.argo.manifest.patch import merged
 from rekindle.local.engine import admission
 from rekindle.local.engine.context import Context
-from rekindle.local.engine.nodes import Node, NodeError, Options, Parallel, keep_inputs, moment
+from rekindle.local.engine.nodes import Node, NodeError, Options, Parallel, moment, record_inputs
 
 TRANSIENT = ("i/o timeout", "connection refused", "connection reset", "TLS handshake timeout", "EOF", "transient")
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """Over in `phase`, or another attempt: after `wait` (unix seconds), to end by `deadline`."""
+    """Completed in `phase`, or another attempt: not before `wait`, killed at `deadline` (unix seconds)."""
 
     phase: str = ""
     message: str = ""
@@ -47,14 +47,14 @@ def execute(
     parent = table.get(name)
     if not parent:
         parent = table.create(name, "Retry", "Running", caller, options)
-        keep_inputs(parent, template)
+        record_inputs(parent, template)
     options = replace(options, flag={**options.flag, "retried": True})
     child = None
     for _ in range(2):  # once more when an attempt ends at once
         attempts = table.attempts(parent)
         if child:
             try:
-                admission.limit(context, template, parent, options.boundary)
+                admission.check_parallelism(context, template, parent, options.boundary)
             except Parallel:
                 table.mark(child["name"], "Error", "Max parallelism reached")
                 raise
@@ -69,9 +69,9 @@ def execute(
         attempt = attempts[number]["name"] if number < len(attempts) else f"{name}({number})"
         if not context.filled(attempt):
             local = {"retries": str(number), "pod.name": table.pod_name(attempt, template["name"])}
-            local |= variables(attempts[number - 1] if number else None)
+            local |= last_retry_variables(attempts[number - 1] if number else None)
             try:
-                context.expansion(attempt).template = context.inputs.substituted(template, local)
+                context.expansion(attempt).template = context.inputs.substitute_params(template, local)
             except NodeError as error:
                 table.error(attempt, caller, options, str(error))
                 table.child(name, attempt)
@@ -119,14 +119,14 @@ def _execute_attempt(
     if child:
         table.child(parent["name"], attempt)
     if child and child.get("daemoned") and not parent.get("daemoned"):
-        parent["daemoned"] = table.again = True
+        parent["daemoned"] = table.requeue = True
         context.daemons[parent["id"]] = None
         table.changed[parent["id"]] = None
     return child
 
 
 def decide(context: Context, parent: Node, attempts: list[Node], strategy: dict[str, Any]) -> Outcome:
-    """What follows the end of the last attempt. Raises ExprError, ValueError (the node is in error then)."""
+    """What follows a completed attempt. Raises ExprError, ValueError (the caller marks the node Error)."""
     last, now = attempts[-1], context.table.now
     if last["phase"] not in ("Failed", "Error"):
         return Outcome("Succeeded")
@@ -134,62 +134,62 @@ def decide(context: Context, parent: Node, attempts: list[Node], strategy: dict[
         return Outcome(last["phase"], f"Stopped with strategy '{context.shutdown}'")
     if context.deadline and now >= context.deadline:
         return Outcome(last["phase"], "retry exceeded workflow deadline")
-    limit = whole(strategy["limit"]) if strategy.get("limit") is not None else None
+    limit = parse_int(strategy["limit"]) if strategy.get("limit") is not None else None
     backoff, end = strategy.get("backoff") or {}, None
     if backoff:
         if backoff.get("maxDuration"):
             end = moment(attempts[0]["startedAt"]) + gofmt.seconds(str(backoff["maxDuration"]))
             if now > end:
                 return Outcome(last["phase"], "Max duration limit exceeded")
-        wait = pause(backoff, len(attempts))
+        wait = backoff_duration(backoff, len(attempts))
         until = moment(last["finishedAt"]) + wait
         if end and until > end:
             return Outcome(last["phase"], "Backoff would exceed max duration limit")
         if now < until and limit is not None and len(attempts) <= limit:
             return Outcome(message=f"Backoff for {gofmt.humane(wait)}", wait=until)
     if (kind := policy(strategy)) == "OnTransientError":
-        again = any(word in last.get("message", "") for word in TRANSIENT)
+        retryable = any(word in last.get("message", "") for word in TRANSIENT)
     else:
-        again = last["phase"] in RETRIED_PHASES[kind]
-    if not again:
+        retryable = last["phase"] in RETRIED_PHASES[kind]
+    if not retryable:
         return Outcome(last["phase"], last.get("message", ""))
     if limit is not None and len(attempts) > limit:
         return Outcome(last["phase"], "No more retries left")
     if strategy.get("expression"):
-        scope = variables(last, missing="-1") | {"retries": str(len(attempts) - 1)}
+        scope = last_retry_variables(last, missing="-1") | {"retries": str(len(attempts) - 1)}
         if not truth(strategy["expression"], expanded(scope)):
             return Outcome(last["phase"], "retryStrategy.expression evaluated to false")
     return Outcome(deadline=end)
 
 
 def policy(strategy: dict[str, Any]) -> str:
-    """Which ends of attempts another one may follow."""
+    """The retry policy, with Argo's default."""
     return strategy.get("retryPolicy") or ("Always" if strategy.get("expression") else "OnFailure")
 
 
-def pause(backoff: dict[str, Any], attempts: int) -> float:
+def backoff_duration(backoff: dict[str, Any], attempts: int) -> float:
     """duration × factor^(attempts-1), at most cap; in seconds."""
     if not backoff.get("duration"):
         raise ValueError("no base duration specified for retryStrategy")
     wait = gofmt.seconds(str(backoff["duration"]))
-    factor = whole(backoff.get("factor") or 0)
+    factor = parse_int(backoff.get("factor") or 0)
     if factor > 0:
         wait = min(wait * float(factor) ** (attempts - 1), 2**63 / 1e9)
     return min(wait, gofmt.seconds(str(backoff["cap"]))) if backoff.get("cap") else wait
 
 
-def whole(value: Any) -> int:
-    """Raises ValueError in Argo's words."""
+def parse_int(value: Any) -> int:
+    """An integer of the manifest. Raises ValueError with Argo's message."""
     if not re.fullmatch(r"[+-]?[0-9]+", str(value)):
         raise ValueError(f"value '{value}' cannot be resolved to an int")
     return int(value)
 
 
-def variables(last: Node | None, missing: str = "0") -> dict[str, str]:
-    """lastRetry.* for the next attempt; all text, and of a first attempt zero or empty."""
+def last_retry_variables(last: Node | None, missing: str = "0") -> dict[str, str]:
+    """lastRetry.* for the next attempt; all strings, and zero or empty for the first attempt."""
     if last is None:
         return {"lastRetry.exitCode": "0", "lastRetry.duration": "0", "lastRetry.status": "", "lastRetry.message": ""}
-    ends = [moment(last[key][:19] + "Z") for key in ("startedAt", "finishedAt") if last.get(key)]  # Argo has seconds
+    ends = [moment(last[key][:19] + "Z") for key in ("startedAt", "finishedAt") if last.get(key)]  # whole seconds
     return {
         "lastRetry.exitCode": (last.get("outputs") or {}).get("exitCode", missing),
         "lastRetry.duration": gofmt.general(ends[-1] - ends[0]),
@@ -199,9 +199,9 @@ def variables(last: Node | None, missing: str = "0") -> dict[str, str]:
 
 
 def with_defaults(template: dict[str, Any], defaults: dict[str, Any] | None) -> dict[str, Any]:
-    """The template over `templateDefaults`, but for what these say of other kinds of template."""
+    """The template merged over `templateDefaults`, without defaults for other template types."""
     if not defaults:
         return template
     kinds = {kind for kind in TEMPLATE_TYPES if kind in template}
-    fitting = {key: value for key, value in defaults.items() if key not in TEMPLATE_TYPES or key in kinds}
-    return merged(fitting, template)
+    applicable = {key: value for key, value in defaults.items() if key not in TEMPLATE_TYPES or key in kinds}
+    return merged(applicable, template)

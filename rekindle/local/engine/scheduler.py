@@ -34,12 +34,12 @@ from rekindle.local.engine.nodes import (
     stamp,
 )
 
-DEPTH = 100  # nested templates; each level takes about a dozen Python calls
+MAX_DEPTH = 100  # nested templates; each level takes about a dozen Python calls
 TOO_DEEP = (
     "Maximum recursion depth exceeded. "
     "See https://argo-workflows.readthedocs.io/en/release-4.1/scaling/#maximum-recursion-depth"
 )
-sys.setrecursionlimit(max(sys.getrecursionlimit(), 30 * DEPTH))
+sys.setrecursionlimit(max(sys.getrecursionlimit(), 30 * MAX_DEPTH))
 Event = Began | Ended | Resumed
 WORKFLOW_PHASE = {"Skipped": "Succeeded", "Omitted": "Succeeded"}
 
@@ -90,34 +90,34 @@ class Scheduler:
             self._apply(event)
         if not admission.admitted(self.context):
             return []
-        self._control()
+        self._apply_limits()
         if self.context.spec.get("suspend") and not self.context.shutdown:
             return self.context.actions
-        self.table.again = True
-        while self.table.again and self.context.status["phase"] == "Running":
-            self.table.again, self.context.stuck = False, ""
+        self.table.requeue = True
+        while self.table.requeue and self.context.status["phase"] == "Running":
+            self.table.requeue, self.context.blocked_reason = False, ""
             admission.release(self.context)
             self._operate()
-            if self.table.lost and not self.table.again and not self._can_progress(besides=self.table.lost):
-                for node in [self.table.nodes[id] for id in self.table.lost]:
-                    self._revive(node)
+            if self.table.orphaned and not self.table.requeue and not self._can_progress(excluding=self.table.orphaned):
+                for node in [self.table.nodes[id] for id in self.table.orphaned]:
+                    self._restart_orphan(node)
         if self.context.status["phase"] == "Running" and not self._can_progress():
             long = "until the deadline" if self.context.deadline else "for ever"
-            message = f"{self.context.stuck or 'nothing is left to run'}: Argo would wait for it {long}"
-            self.context.finish("Error", message, stuck=True)
+            message = f"{self.context.blocked_reason or 'nothing is left to run'}: Argo would wait for it {long}"
+            self.context.finish("Error", message, deadlocked=True)
         if self.context.deadline and self.context.status["phase"] == "Running" and now < self.context.deadline:
             self.context.wake_at(self.context.deadline)
         return self.context.actions
 
-    def _revive(self, node: Node) -> None:
-        """Restarts a pod lost with its runner if its completed parent would not restart it."""
+    def _restart_orphan(self, node: Node) -> None:
+        """Restarts a pod of a dead runner whose completed parent does not restart it."""
         retries = (retry_node for retry_node in self.table.nodes.values() if retry_node["type"] == "Retry")
         top = next((retry_node for retry_node in retries if node["id"] in retry_node.get("children", [])), node)
         options = Options(top.get("boundaryID", ""), self.context.on_exit(top), flag=dict(top.get("nodeFlag", {})))
         if (caller := self.context.caller(top))["template"] in self.inputs.templates:
             with contextlib.suppress(NodeError, Parallel, Crashed):
                 self.execute(top["name"], caller, top.get("inputs", {}), options)
-        if node["id"] in self.table.lost:
+        if node["id"] in self.table.orphaned:
             self.table.mark(node["name"], "Failed", "its runner died")
 
     def _update_globals(self) -> None:
@@ -127,12 +127,12 @@ class Scheduler:
             "workflow.duration": f"{duration:.6f}",
         }
 
-    def _can_progress(self, besides: AbstractSet[str] = frozenset()) -> bool:
-        waits = ("Suspend", "HTTP")
+    def _can_progress(self, excluding: AbstractSet[str] = frozenset()) -> bool:
+        types = ("Suspend", "HTTP")
         return (
-            bool(self.table.active - self.context.daemons.keys() - besides)  # a daemon ends with its template
+            bool(self.table.active - self.context.daemons.keys() - excluding)  # a daemon is killed with its template
             or self.context.wake is not None
-            or any(node["type"] in waits and node["phase"] not in FULFILLED for node in self.table.nodes.values())
+            or any(node["type"] in types and node["phase"] not in FULFILLED for node in self.table.nodes.values())
         )
 
     def _apply(self, event: Event) -> None:
@@ -146,7 +146,7 @@ class Scheduler:
             if (self.context.filled(node["name"]) or {}).get("daemon"):
                 node |= {"daemoned": True, "podIP": event.ip}
                 self.context.daemons[node["id"]] = None
-                self.table.again = True
+                self.table.requeue = True
             if node["type"] == "Pod":
                 node["hostNodeName"] = event.host
             self.table.mark(node["name"], "Running", "")
@@ -156,15 +156,13 @@ class Scheduler:
         if event.outputs is not None:
             node["outputs"] = event.outputs
             self.inputs.export(event.outputs)
-        if node["phase"] in FULFILLED:
-            return  # the engine ended it
         phase, message = event.phase, event.message
         self.context.daemons.pop(node["id"], None)
         if node.pop("daemoned", None) and phase == "Succeeded":
             phase = "Failed"  # a daemon must run until its boundary completes
         if phase == "Succeeded" and node.get("memoizationStatus"):
             try:
-                admission.remember(self.context, node)
+                admission.save_outputs(self.context, node)
             except NodeError as error:
                 phase, message = "Error", str(error)
         self.table.mark(node["name"], phase, message)
@@ -179,7 +177,7 @@ class Scheduler:
             for child in node.get("children", []):
                 self._end_containers(child)
 
-    def _control(self) -> None:
+    def _apply_limits(self) -> None:
         """Kills the nodes that a shutdown or the workflow's deadline forbids."""
         late = bool(self.context.deadline and self.table.now >= self.context.deadline)
         if not (late or self.context.shutdown):
@@ -252,7 +250,7 @@ class Scheduler:
         """Advances node `name` as far as possible now. Raises Parallel, NodeError (the node is marked then)."""
         self.depth += not retried
         try:
-            if self.depth >= DEPTH:
+            if self.depth >= MAX_DEPTH:
                 return self.table.error(name, caller, options, TOO_DEEP)
             return self._execute(name, caller, arguments, options, retried)
         finally:
@@ -263,9 +261,9 @@ class Scheduler:
     ) -> Node | None:
         node = self.table.get(name)
         if node and node["phase"] in FULFILLED:
-            self.context.leaked.discard(node["id"])
+            self.context.release_deferred.discard(node["id"])
             return node
-        if name in self.entered and not node and not retried and admission.full(self.context):
+        if name in self.entered and not node and not retried and admission.at_parallelism_limit(self.context):
             raise Parallel
         try:
             template = self.context.filled(name) or self._enter(name, caller, arguments, options)
@@ -282,11 +280,11 @@ class Scheduler:
         ):
             self._check_timeout(node, template)
         if not retried:
-            admission.limit(self.context, template, node, options.boundary)
+            admission.check_parallelism(self.context, template, node, options.boundary)
         self.context.expansion(name).template = template
         if not retried and ("synchronization" in template or "memoize" in template):
             try:
-                node = admission.before(self.context, name, caller, template, options)
+                node = admission.synchronize_and_memoize(self.context, name, caller, template, options)
             except NodeError as error:
                 self.table.error(name, caller, options, str(error))
                 raise
@@ -310,10 +308,10 @@ class Scheduler:
         local = {"node.name": name, f"{options.kind}.name": caller.get("name", "")}
         if any(kind in template for kind in leaf_templates.KINDS) and self.context.strategy(template) is None:
             local["pod.name"] = self.table.pod_name(name, template["name"])
-        return self.inputs.processed(template, arguments, local)
+        return self.inputs.process_args(template, arguments, local)
 
     def _check_timeout(self, node: Node, template: dict[str, Any]) -> None:
-        if self.table.now >= admission.times_out(node, template):
+        if self.table.now >= admission.timeout_at(node, template):
             self.table.mark(node["name"], "Failed", "timeout")
             raise TimedOut("timeout")
 
@@ -322,7 +320,7 @@ class Scheduler:
             if kind in template:
                 try:
                     return module.execute(self.context, name, caller, template, options)
-                finally:  # also after an error
+                finally:  # after an error, too
                     if (node := self.table.get(name)) and node["phase"] in FULFILLED:
                         self.context.end_daemons(node["id"])
         if "suspend" in template:

@@ -1,6 +1,6 @@
-"""What the tags of a step or task can see: the inputs of its template, the workflow's outputs, and the steps before it.
+"""The tags available to a step or task: inputs of its template, workflow outputs, preceding steps or ancestor tasks.
 
-An entry is a text, None (the output of a skipped step that has no default), or an artifact (a dict).
+A value is a string, None (the output of a skipped step that has no default), or an artifact (a dict).
 Source: Argo's scope.go, and buildLocalScope and processAggregateNodeOutputs of operator.go.
 """
 
@@ -14,7 +14,7 @@ from rekindle.argo.language.functions import ExprError
 from rekindle.argo.language.substitute import TemplateError, expanded, substitute
 from rekindle.local.engine.nodes import Node, NodeTable
 
-UNRESOLVED = "unable to resolve references: "  # what Argo says of the arguments of steps and of hooks
+UNRESOLVED = "unable to resolve references: "  # Argo's error prefix for arguments of steps and hooks
 ABSENT = "__argo__internal__absent-optional"
 MARK = "\ue000"  # prefix of paths substituted for a placeholder: the executor relocates them
 
@@ -23,12 +23,12 @@ class Scope(dict[str, Any]):
     """Tag → value."""
 
     def parameters(self, globals: Mapping[str, str] | None = None) -> "Texts":
-        """All that is text or absent, over the workflow's values."""
+        """The string and absent values, with `globals` as fallback."""
         return Texts(self, globals or {})
 
 
 class Texts(Mapping[str, str | None]):
-    """A view, as a step that may see a thousand names uses one or two."""
+    """A view, not a copy: of a thousand tags a step uses one or two."""
 
     def __init__(self, scope: Scope, globals: Mapping[str, str]) -> None:
         self.scope, self.globals = scope, globals
@@ -46,7 +46,7 @@ class Texts(Mapping[str, str | None]):
 
 
 def of_template(status: Mapping[str, Any], template: dict[str, Any]) -> Scope:
-    """The inputs of a template, and what the workflow has exported so far."""
+    """The inputs of a template and the workflow outputs exported so far."""
     scope = Scope(
         {f"inputs.parameters.{parameter['name']}": parameter["value"] for parameter in template["inputs"]["parameters"]}
     )
@@ -61,8 +61,8 @@ def of_template(status: Mapping[str, Any], template: dict[str, Any]) -> Scope:
 
 
 def add_node(table: NodeTable, scope: Scope, kind: str, name: str, node: Node) -> None:
-    """`tasks.NAME.*` of one node; of a retried one, its last attempt's."""
-    node = table.last(node)
+    """`tasks.NAME.*` of one node; for a Retry node, of its last attempt."""
+    node = table.last_attempt(node)
     prefix = f"{kind}.{name}"
     scope[f"{prefix}.id"] = node["id"]
     scope[f"{prefix}.status"] = node["phase"]
@@ -86,7 +86,7 @@ def check_named(caller: Mapping[str, Any]) -> None:
 
 
 def add_outputs(scope: Scope, prefix: str, outputs: Mapping[str, Any], missing: str | None = None) -> None:
-    """`tasks.NAME.outputs.parameters.*` and artifacts: all that a hook sees of its own node (exit_handler.go)."""
+    """`tasks.NAME.outputs.parameters.*` and artifacts: all that a hook can read of its own node (exit_handler.go)."""
     for parameter in outputs.get("parameters") or []:
         if (value := parameter.get("value", missing)) is not None:
             scope[f"{prefix}.outputs.parameters.{parameter['name']}"] = value
@@ -132,7 +132,7 @@ def aggregate(scope: Scope, kind: str, name: str, nodes: Iterable[Node]) -> None
 
 
 def _structured(values: list[str]) -> list[Any]:
-    """The values as lists and maps if all of them are, else as the texts they are."""
+    """The parsed values if all are JSON lists or maps, else the strings unchanged."""
     try:
         parsed = [gofmt.parsed(value, whole=float) for value in values]
     except ValueError:
@@ -141,7 +141,7 @@ def _structured(values: list[str]) -> list[Any]:
 
 
 def absent_arguments(scope: Scope, arguments: dict[str, Any]) -> dict[str, Any]:
-    """Arguments that are nothing but a tag without a value count as not given: the input's default applies."""
+    """Marks arguments that consist of one tag without a value as absent, so that the input's default applies."""
 
     def marked(parameter: dict[str, Any]) -> dict[str, Any]:
         value = parameter.get("value")
@@ -159,7 +159,7 @@ def absent_arguments(scope: Scope, arguments: dict[str, Any]) -> dict[str, Any]:
 def artifact_of(scope: Scope, artifact: dict[str, Any], unable: str = "") -> dict[str, Any] | None:
     """The artifact referenced by `from` or `fromExpression`; None if optional and absent.
 
-    Raises TemplateError, whose text begins with what Argo was `unable` to do.
+    Raises TemplateError, whose message starts with the prefix `unable`.
     """
     source, expression = artifact.get("from") or "", artifact.get("fromExpression")
     if not source and not expression:

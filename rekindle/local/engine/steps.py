@@ -1,7 +1,7 @@
 """Steps templates: groups run in sequence, the steps of a group in parallel.
 
-A group ends when all its members did; one that failed (or erred: a steps template turns both into Failed) ends the
-template, unless `continueOn` allows it. Source: Argo's steps.go.
+A group completes when all its steps have. A group in phase Failed or Error fails the template, unless `continueOn`
+allows it; the template's phase is Failed either way. Source: Argo's steps.go.
 """
 
 from typing import Any
@@ -13,13 +13,13 @@ from rekindle.argo.manifest.loops import expand, loops
 from rekindle.local.engine import admission, hooks
 from rekindle.local.engine import scope as scopes
 from rekindle.local.engine.context import Context
-from rekindle.local.engine.dag import resolve
+from rekindle.local.engine.dag import resolve_references
 from rekindle.local.engine.nodes import Crashed, Node, NodeError, Options, Parallel, TimedOut, fulfilled
 
 
 def execute(context: Context, name: str, caller: dict[str, Any], template: dict[str, Any], options: Options) -> Node:
     """Advances a steps node."""
-    node = context.table.begun(name, "Steps", "Running", caller, template, options)
+    node = context.table.get_or_create(name, "Steps", "Running", caller, template, options)
     expansion = context.expansion(name)
     scope = expansion.scope = expansion.scope or scopes.Scope()
     scope |= scopes.of_template(context.status, template)
@@ -32,8 +32,8 @@ def execute(context: Context, name: str, caller: dict[str, Any], template: dict[
             group = context.table.create(group_name, "StepGroup", "Running", {}, inner)
             _connect(context, name, before, group_name)
         before = group_name
-        settled = group["phase"] in FULFILLED and _settled(context, group)
-        if not settled and Group(context, group_name, scope, inner).run(steps):
+        fulfilled_group = group["phase"] in FULFILLED and _children_fulfilled(context, group)
+        if not fulfilled_group and Group(context, group_name, scope, inner).run(steps):
             return group
         if node["phase"] in FULFILLED:  # failFast ended the template
             return node
@@ -57,16 +57,16 @@ def execute(context: Context, name: str, caller: dict[str, Any], template: dict[
     if outputs:
         node["outputs"] = outputs
         context.inputs.export(outputs)
-    admission.keep(context, node)
+    admission.try_save_outputs(context, node)
     return context.table.mark(name, "Succeeded")
 
 
-def _settled(context: Context, node: Node) -> bool:
-    """Whether all below a node is over, as Argo looks at it: at what has nothing below it (childrenFulfilled)."""
-    below = node.get("children", [])
-    return all(_settled(context, context.table.nodes[id]) for id in below if id in context.table.nodes) and (
-        bool(below) or fulfilled(node)
-    )
+def _children_fulfilled(context: Context, node: Node) -> bool:
+    """Whether all leaf descendants of a node are fulfilled (Argo's childrenFulfilled)."""
+    children = node.get("children", [])
+    return all(
+        _children_fulfilled(context, context.table.nodes[id]) for id in children if id in context.table.nodes
+    ) and (bool(children) or fulfilled(node))
 
 
 def _connect(context: Context, name: str, before: str, group: str) -> None:
@@ -116,8 +116,8 @@ class Group:
         if expanded is None:
             return False
         expansion = self.context.expansion(self.name)
-        left, kept = expanded if expansion.pending is None else expansion.pending, []
-        for index, step in enumerate(left):
+        pending, unfinished = expanded if expansion.pending is None else expansion.pending, []
+        for index, step in enumerate(pending):
             name = f"{self.name}.{step['name']}"
             node = self.table.get(name)
             if not node:
@@ -135,8 +135,8 @@ class Group:
             try:
                 self.context.execute(name, step, step.get("arguments") or {}, self.options)
             except Parallel:
-                if not node and not self.table.lost:  # a limit: later steps have not started either
-                    kept += left[index:]
+                if not node and not self.table.orphaned:  # a limit: later steps have not started either
+                    unfinished += pending[index:]
                     break
             except TimedOut as error:
                 self.table.mark(self.name, "Failed", str(error))
@@ -147,10 +147,10 @@ class Group:
                 return False
             if node := self.table.get(name):
                 self.table.child(self.name, name)
-            kept += [] if node and fulfilled(node) else [step]
-        expansion.pending = kept
-        if not kept or any(step.get("hooks") or step.get("onExit") for step in expanded):
-            return self._end({f"{self.name}.{step['name']}": step for step in expanded})
+            unfinished += [] if node and fulfilled(node) else [step]
+        expansion.pending = unfinished
+        if not unfinished or any(step.get("hooks") or step.get("onExit") for step in expanded):
+            return self._assess({f"{self.name}.{step['name']}": step for step in expanded})
         return False
 
     def _expanded(self, steps: list[dict[str, Any]]) -> list[dict[str, Any]] | None:
@@ -162,13 +162,13 @@ class Group:
         try:
             for step in steps:
                 try:
-                    resolved.append(resolve(self.context, step, self.scope, scopes.UNRESOLVED))
-                except Missing as error:  # Argo tries again, until it comes across another's error first
+                    resolved.append(resolve_references(self.context, step, self.scope, scopes.UNRESOLVED))
+                except Missing as error:  # Argo retries this until another step's error comes first
                     missing = str(error)
                 except (TemplateError, WhenError) as error:
                     raise TemplateError(f"failed to resolve references: {error}") from None
             if missing:
-                self.context.stuck = missing
+                self.context.blocked_reason = missing
                 return None
             for step in resolved:
                 items = expand(step, self.scope.parameters(self.inputs.globals))
@@ -183,7 +183,7 @@ class Group:
         expansion.members = expanded
         return expanded
 
-    def _end(self, steps: dict[str, dict[str, Any]]) -> bool:
+    def _assess(self, steps: dict[str, dict[str, Any]]) -> bool:
         complete = True
         group = self.table.nodes[self.table.ids[self.name]]
         children = [self.table.nodes[id] for id in group.get("children", [])]

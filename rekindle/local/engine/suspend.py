@@ -1,9 +1,9 @@
 """Suspend templates: a node that waits for its duration or for `rekindle resume`.
 
-    waiting(status); requested(status, {"approve": "YES"})   # → {node id: {output: value}}
+    suspended(status); resume_values(status, {"approve": "YES"})   # → {node id: {output: value}}
 
-Values fill the outputs with `valueFrom: {supplied: {}}`; a missing one takes the default of the output or of the input
-of that name. Source: Argo's operator.go (executeSuspend, addRawOutputFields), workflow/util/util.go
+Values fill the outputs with `valueFrom: {supplied: {}}`; a missing one defaults to the output's default or to that of
+the input of the same name. Source: Argo's operator.go (executeSuspend, addRawOutputFields), workflow/util/util.go
 (ResumeWorkflow, updateSuspendedNode); v4.1.
 """
 
@@ -19,7 +19,7 @@ from rekindle.local.engine.nodes import Node, NodeError, Options, Resumed, momen
 
 def execute(context: Context, name: str, caller: dict[str, Any], template: dict[str, Any], options: Options) -> Node:
     """Advances a suspend node. Raises NodeError."""
-    node = context.table.begun(name, "Suspend", "Running", caller, template, options)
+    node = context.table.get_or_create(name, "Suspend", "Running", caller, template, options)
     if node["phase"] == "Pending":  # it waited for a lock
         context.table.mark(name, "Running")
     if "outputs" not in node and (expected := _expected(template)):
@@ -48,30 +48,30 @@ def resume(context: Context, event: Resumed) -> None:
         context.table.mark(node["name"], "Error", str(error))
 
 
-def waiting(status: Mapping[str, Any]) -> list[Node]:
+def suspended(status: Mapping[str, Any]) -> list[Node]:
     """The suspended nodes."""
     return [n for n in status.get("nodes", {}).values() if n["type"] == "Suspend" and n["phase"] == "Running"]
 
 
-def told(name: str, node: Node) -> str:
-    """What lets a node of run `name` go on, in words."""
+def resume_hint(name: str, node: Node) -> str:
+    """How to resume a suspended node of run `name`."""
     values = "".join(
         f" -p {parameter['name']}={parameter['valueFrom'].get('default', 'VALUE')}" for parameter in _supplied(node)
     )
     return f"{node['displayName']} waits: `rekindle resume {name}{values}` in another terminal lets it go on"
 
 
-def requested(status: Mapping[str, Any], values: Mapping[str, str]) -> dict[str, dict[str, str]]:
+def resume_values(status: Mapping[str, Any], values: Mapping[str, str]) -> dict[str, dict[str, str]]:
     """{node id: {output: value}} of the suspended nodes. Raises ConfigError for unknown and for missing values."""
-    nodes = waiting(status)
+    nodes = suspended(status)
     expected = {parameter["name"]: parameter["valueFrom"] for node in nodes for parameter in _supplied(node)}
     for name in values:
         if name not in expected:
             known = f"It waits for {', '.join(expected)}." if expected else "It waits for no value."
             raise ConfigError(f"no step waits for the value of {name!r}.{did_you_mean(name, set(expected))} {known}")
-    lacking = [name for name, source in expected.items() if name not in values and source.get("default") is None]
-    if lacking:
-        raise ConfigError(f"a step waits for the value of {lacking[0]!r}: give it, as with -p {lacking[0]}=VALUE.")
+    missing = [name for name, source in expected.items() if name not in values and source.get("default") is None]
+    if missing:
+        raise ConfigError(f"a step waits for the value of {missing[0]!r}: give it, as with -p {missing[0]}=VALUE.")
     return {
         node["id"]: {
             parameter["name"]: values[parameter["name"]] for parameter in _supplied(node) if parameter["name"] in values
@@ -112,7 +112,7 @@ def _complete(context: Context, node: Node) -> Node:
 
 
 def check(template: dict[str, Any], where: str) -> None:
-    """Raises ConfigError where another than a suspended step waits for a value, or that has another output."""
+    """Raises ConfigError for a supplied output outside a suspend template, or another kind of output in one."""
     for index, parameter in enumerate((template.get("outputs") or {}).get("parameters") or []):
         supplied = (parameter.get("valueFrom") or {}).get("supplied") is not None
         if supplied != ("suspend" in template):

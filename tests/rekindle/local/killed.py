@@ -167,7 +167,7 @@ class Run:
             release_suspended(self.name, values, self.home)
 
     def waiting(self) -> list[dict[str, Any]]:
-        return [node for node in suspend.waiting(self.status()) if node["templateName"] != "pause"]
+        return [node for node in suspend.suspended(self.status()) if node["templateName"] != "pause"]
 
     def answers(self) -> dict[str, str]:
         asked = {

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rekindle.local.engine import nodes
-from rekindle.local.engine.nodes import Began, Ended, Kill, Start, hashed, stamp
+from rekindle.local.engine.nodes import Began, Ended, Kill, Start, fnv32a, stamp
 from rekindle.local.engine.scheduler import Scheduler
 from rekindle.local.journal import reset_interrupted
 from tests.rekindle.local.played import dag, leaf, parameters, phase, play, scheduler, steps
@@ -264,8 +264,8 @@ def test_ids_and_pod_names_are_argos() -> None:
     s = scheduler(dag({"name": "a"}), leaf())
     pod = s.advance(1000.0)[0]
     assert isinstance(pod, Start)
-    assert (pod.id, pod.pod) == (f"w-{hashed('w.a')}", f"w-one-{hashed('w.a')}")
-    assert hashed("wf-0008[0].t2") == 911381529  # seen on a cluster
+    assert (pod.id, pod.pod) == (f"w-{fnv32a('w.a')}", f"w-one-{fnv32a('w.a')}")
+    assert fnv32a("wf-0008[0].t2") == 911381529  # seen on a cluster
 
 
 @pytest.mark.parametrize("shape", ["loop", "wide", "chain", "steps"])
@@ -287,7 +287,7 @@ def test_a_wide_loop_does_not_write_its_children_again_with_each_of_them() -> No
     written, events = 0, []
     while not s.done:
         starts = [action for action in s.advance(1, events) if isinstance(action, Start)]
-        written += len(json.dumps(s.table.taken()))
+        written += len(json.dumps(s.table.drain_changes()))
         events = [event for start in starts for event in (Began(start.id), Ended(start.id, "Succeeded"))]
     assert written < 3 * len(json.dumps(s.nodes))
 
@@ -320,7 +320,7 @@ def test_a_template_that_calls_itself_for_ever_ends_in_an_error_as_on_argo() -> 
 
 
 def test_templates_that_call_themselves_twice_end_in_an_error_and_not_never(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nodes, "NODES", 1000)
+    monkeypatch.setattr(nodes, "MAX_NODES", 1000)
     again = {"template": "twice"}
     twice = {"name": "twice", "dag": {"tasks": [{"name": "a", **again}, {"name": "b", **again}]}}
     s = scheduler(dag({"name": "pod"}, {"name": "tree", "depends": "pod", **again}), leaf(), twice)

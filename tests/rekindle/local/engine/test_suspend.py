@@ -47,7 +47,7 @@ ANSWER = {"name": "x", "value": "{{steps.ask.outputs.parameters.go}}"}
 def test_a_step_without_duration_waits_until_it_is_let_go_and_gives_on_what_was_said() -> None:
     s = told(approval())
     s.advance(9e9)
-    (node,) = suspend.waiting(s.status)
+    (node,) = suspend.suspended(s.status)
     (after,) = s.advance(9e9, [Resumed(node["id"], {"go": "YES"})])
     assert isinstance(after, Start) and s.nodes[after.id]["inputs"]["parameters"][0]["value"] == "YES"
     assert node["outputs"] == {"parameters": [{"name": "go", "value": "YES"}]}
@@ -58,11 +58,11 @@ def test_who_says_nothing_says_the_default_of_the_output_or_of_the_input_of_that
     of_input = approval() | {"inputs": {"parameters": [{"name": "go", "default": "NO"}]}}
     for template in (approval("NO"), of_input):
         s = told(template)
-        (node,) = suspend.waiting(s.status)
-        asked = suspend.requested(s.status, {})
+        (node,) = suspend.suspended(s.status)
+        asked = suspend.resume_values(s.status, {})
         (after,) = s.advance(1001.0, [Resumed(id, values) for id, values in asked.items()])
         assert isinstance(after, Start) and s.nodes[after.id]["inputs"]["parameters"][0]["value"] == "NO"
-        assert "resume w -p go=NO" in suspend.told("w", {**node, "outputs": {"parameters": [OPEN]}})
+        assert "resume w -p go=NO" in suspend.resume_hint("w", {**node, "outputs": {"parameters": [OPEN]}})
 
 
 OPEN = {"name": "go", "valueFrom": {"supplied": {}, "default": "NO"}}
@@ -71,9 +71,9 @@ OPEN = {"name": "go", "valueFrom": {"supplied": {}, "default": "NO"}}
 def test_a_value_that_is_missing_or_that_nobody_waits_for_lets_nothing_go_on() -> None:
     s = told(approval())
     with pytest.raises(ConfigError, match=r"waits for the value of 'go': give it, as with -p go=VALUE"):
-        suspend.requested(s.status, {})
+        suspend.resume_values(s.status, {})
     with pytest.raises(ConfigError, match=r"no step waits for the value of 'goo'. Did you mean \"go\""):
-        suspend.requested(s.status, {"goo": "x"})
+        suspend.resume_values(s.status, {"goo": "x"})
 
 
 def test_a_step_whose_time_is_over_without_a_value_is_in_error_as_on_argo() -> None:
@@ -86,14 +86,14 @@ def test_a_step_whose_time_is_over_without_a_value_is_in_error_as_on_argo() -> N
 
 def test_a_value_with_a_global_name_is_the_workflows() -> None:
     s = told(approval(globalName="answer"))
-    (node,) = suspend.waiting(s.status)
+    (node,) = suspend.suspended(s.status)
     s.advance(1001.0, [Resumed(node["id"], {"go": "YES"})])
     assert s.status["outputs"]["parameters"] == [{"name": "answer", "value": "YES"}]
 
 
 def test_an_answer_given_twice_is_given_once() -> None:
     s = told(approval())
-    (node,) = suspend.waiting(s.status)
+    (node,) = suspend.suspended(s.status)
     s.advance(1001.0, [Resumed(node["id"], {"go": "YES"}), Resumed(node["id"], {"go": "NO"})])
     assert s.advance(1002.0, [Resumed(node["id"], {"go": "NO"}), Resumed("gone", {})]) == []
     assert node["outputs"]["parameters"][0]["value"] == "YES"
