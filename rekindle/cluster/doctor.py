@@ -76,7 +76,7 @@ def check(cluster: Cluster, config: ClusterConfig, train: TrainConfig, seconds: 
                 found.append(one)
         except RekindleError as error:
             asked = getattr(error, "code", 0) != 403  # it is no failure not to be allowed to look
-            found.append(Check(name, False, f"not examined: {error}", "Mend that, then check again.", required=asked))
+            found.append(Check(name, False, f"not checked: {error}", "Fix that, then check again.", required=asked))
     return found
 
 

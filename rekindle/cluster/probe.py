@@ -42,8 +42,8 @@ def inside(cluster: Cluster, config: ClusterConfig, seconds: float = SECONDS) ->
             wrong = next((f"{each.name} is not there yet" for each in started if not each.ok), "")
             why = wrong or f"the pod gave no answer within {seconds:g} s"
             for what, remedy in REMEDIES.items():
-                remedy = "Mend what is above, then check again." if wrong else remedy
-                yield Check(f"{what} from a pod", False, f"not examined: {why}", remedy, required=not wrong)
+                remedy = "Fix what is above, then check again." if wrong else remedy
+                yield Check(f"{what} from a pod", False, f"not checked: {why}", remedy, required=not wrong)
     finally:
         _delete(cluster, name)
 

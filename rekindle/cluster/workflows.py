@@ -19,7 +19,7 @@ from rekindle.argo import names
 from rekindle.argo.kinds import COMPLETED, FAILED
 from rekindle.argo.language.gofmt import timestamp
 from rekindle.argo.manifest import read as manifests
-from rekindle.argo.manifest.retry import reset
+from rekindle.argo.manifest.retry_workflow import reset
 from rekindle.cluster.api import CRONS, PODS, TEMPLATES, WORKFLOWS, Cluster, Object, Resource
 from rekindle.cluster.errors import ApiError
 from rekindle.errors import ConfigError, did_you_mean
@@ -103,7 +103,7 @@ def newest(cluster: Cluster) -> str:
     """The run that a command without NAME means. Raises ConfigError if there is none."""
     found = cluster.listed(WORKFLOWS, metadata_only=True)
     if not found:
-        raise ConfigError(f"nothing ran in namespace {cluster.namespace} yet: `rekindle submit CONFIG` starts a run.")
+        raise ConfigError(f"no runs in namespace {cluster.namespace} yet: `rekindle submit CONFIG` starts a run.")
     return str(max(found, key=lambda each: each["metadata"]["creationTimestamp"])["metadata"]["name"])
 
 
@@ -154,10 +154,8 @@ def resume(cluster: Cluster, name: str) -> str:
     if offloaded(workflow):
         raise ConfigError(f"Argo keeps the steps of {name} in its database: use `argo resume` or `argo retry` {name}.")
     if phase == "Succeeded":
-        raise ConfigError(
-            f"{name} has succeeded: there is nothing to go on with. `rekindle submit` starts another run."
-        )
-    change, done = (_retried, "tries again what failed") if phase in FAILED else (_released, "goes on")
+        raise ConfigError(f"{name} has succeeded: there is nothing to resume. `rekindle submit` starts another run.")
+    change, done = (_retried, "tries again what failed") if phase in FAILED else (_released, "continues")
     changed = change(nodes)
     if phase in FAILED:
         _remove_pods(cluster, name, set(nodes["status"].get("nodes") or {}) - set(changed["status"]["nodes"]))
@@ -171,7 +169,9 @@ def _released(workflow: Object) -> Object:
     waiting = [n for n in (status.get("nodes") or {}).values() if n["type"] == "Suspend" and n["phase"] == "Running"]
     name = workflow["metadata"]["name"]
     if not spec.pop("suspend", None) and not waiting:
-        raise ConfigError(f"{name} is {status.get('phase') or 'Pending'} and not suspended: it goes on by itself.")
+        raise ConfigError(
+            f"{name} is {status.get('phase') or 'Pending'} and not suspended: there is nothing to resume."
+        )
     for node in waiting:
         for each in (node.get("outputs") or {}).get("parameters") or []:
             if each.get("value") is None and "default" not in (each.get("valueFrom") or {}):

@@ -260,5 +260,5 @@ def _stopped_by_signals(folder: Path) -> Iterator[None]:
             yield
         except KeyboardInterrupt:
             shutil.rmtree(folder, ignore_errors=True)
-            sys.stderr.write("\nstopped: nothing of it runs any more\n")
+            sys.stderr.write("\nstopped: all processes of the demo have ended\n")
             raise SystemExit(128 + (signals.caught or signal.SIGINT)) from None

@@ -23,7 +23,7 @@ from rekindle.argo import validate
 from rekindle.argo.kinds import COMPLETED, FAILED
 from rekindle.argo.manifest import read as manifests
 from rekindle.argo.manifest.resolve import resolved
-from rekindle.argo.manifest.retry import reset
+from rekindle.argo.manifest.retry_workflow import reset
 from rekindle.argo.manifest.volumes import claims
 from rekindle.common.files import write_atomically
 from rekindle.errors import ConfigError, RekindleError

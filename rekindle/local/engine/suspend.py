@@ -58,7 +58,7 @@ def resume_hint(name: str, node: Node) -> str:
     values = "".join(
         f" -p {parameter['name']}={parameter['valueFrom'].get('default', 'VALUE')}" for parameter in _supplied(node)
     )
-    return f"{node['displayName']} waits: `rekindle resume {name}{values}` in another terminal lets it go on"
+    return f"{node['displayName']} waits: `rekindle resume {name}{values}` in another terminal resumes it"
 
 
 def resume_values(status: Mapping[str, Any], values: Mapping[str, str]) -> dict[str, dict[str, str]]:

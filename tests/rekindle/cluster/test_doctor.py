@@ -141,7 +141,7 @@ def test_what_may_not_be_looked_at_is_a_warning_and_the_rest_is_examined(sound: 
     sound.refuse("GET", "/namespaces/models$", 403, status(403, "Forbidden", "no"), times=9)
     found = examined()
     assert wrong(found).keys() == {"namespace", "init container"}
-    assert not found["namespace"].required and found["namespace"].found.startswith("not examined: ")
+    assert not found["namespace"].required and found["namespace"].found.startswith("not checked: ")
     assert "MLflow from a pod" in found
 
 
@@ -161,7 +161,7 @@ def test_an_image_that_is_still_being_pulled_is_no_failure_and_says_how_to_wait(
     found = examined(seconds=0.1)
     assert "still being pulled" in found[f"image {IMAGE}"].found and "--wait 900" in found[f"image {IMAGE}"].remedy
     for name in ("object store from a pod", "MLflow from a pod"):
-        assert found[name].found == f"not examined: image {IMAGE} is not there yet"
+        assert found[name].found == f"not checked: image {IMAGE} is not there yet"
     assert not any(each.required for each in found.values() if not each.ok)
     assert sound.objects[PODS_AT] == {}
 
@@ -177,7 +177,7 @@ def test_a_pod_that_no_node_takes_is_not_said_to_lack_its_image(sound: SoundClus
     sound.unscheduled = "0/3 nodes are available: Insufficient memory"
     found = examined(seconds=0.1)
     assert "Insufficient memory" in found["pod of the probe"].found and found["pod of the probe"].required
-    assert f"image {IMAGE}" not in found and "not examined" in found["MLflow from a pod"].found
+    assert f"image {IMAGE}" not in found and "not checked" in found["MLflow from a pod"].found
 
 
 def test_a_pod_that_does_not_answer_in_time_is_said(sound: SoundCluster):

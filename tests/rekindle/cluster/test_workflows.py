@@ -133,14 +133,14 @@ def suspended(value: dict[str, Any]) -> dict[str, Any]:
 
 def test_resume_of_a_suspended_run_releases_it(server: ApiServer, cluster: Cluster):
     server.put(WORKFLOWS_AT, suspended({"valueFrom": {"supplied": {}, "default": "yes"}}))
-    assert workflows.resume(cluster, "demo") == "goes on"
+    assert workflows.resume(cluster, "demo") == "continues"
     found = server.objects[WORKFLOWS_AT]["demo"]["status"]["nodes"]["demo.wait"]
     assert (found["phase"], found["outputs"]["parameters"][0]["value"]) == ("Succeeded", "yes")
 
 
 @pytest.mark.parametrize(("there", "words"), [
-    (failed(phase="Succeeded"), "nothing to go on with"),
-    (failed(phase="Running"), "goes on by itself"),
+    (failed(phase="Succeeded"), "there is nothing to resume"),
+    (failed(phase="Running"), "there is nothing to resume"),
     (failed(offloadNodeStatusVersion="fnv:1", nodes=None), "in its database"),
     (suspended({"valueFrom": {"supplied": {}}}), "waits for the value of 'go'"),
 ])  # fmt: skip

@@ -56,7 +56,7 @@ def test_an_interrupt_ends_the_show_and_leaves_nothing_running(
     process.send_signal(number)
     report, _ = process.communicate(timeout=20)
     assert process.returncode == code, report
-    assert report.endswith("nothing of it runs any more\n") and "Traceback" not in report
+    assert report.endswith("all processes of the demo have ended\n") and "Traceback" not in report
     assert of(tmp_path) == []
 
 
