@@ -233,7 +233,8 @@ class View:
             if _top(path) in self.private:
                 (self.root / path.relative_to("/")).mkdir(parents=True, exist_ok=True)
         (self.root / "tmp").chmod(0o1777)
-        needed = {*keep, Path(sys.prefix), Path(sys.base_prefix), project.PACKAGE.parent}
+        packages = (Path(folder) for folder in sys.path if folder.endswith("-packages"))
+        needed = {*keep, Path(sys.prefix), Path(sys.base_prefix), project.PACKAGE.parent, *packages}
         kept = [path for path in needed if _top(path) in self.private]
         for source, path in [*((source, at) for source, at, _ in self.binds), *((path, str(path)) for path in kept)]:
             if path == SHM:

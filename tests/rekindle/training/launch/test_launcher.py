@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from rekindle.local.processes import started
 from rekindle.storage import Store
 from rekindle.training.launch.launcher import BUGS, Budget, ExitKind
 from tests.rekindle.training.crew import Crew, Member, flags
@@ -53,10 +54,11 @@ def marked(mark: str) -> dict[int, int]:
 
 
 def below(crew: Crew, launcher: Member) -> tuple[int, list[int]]:
-    """The nursery and the workers of a launcher; the first child is the nursery."""
+    """The forkserver and the workers of a launcher; the oldest child is the forkserver, whatever its pid."""
     assert launcher.process.pid
     found = marked(crew.environment["TOY_MARK"])
-    nursery, *workers = sorted(pid for pid, parent in found.items() if parent == launcher.process.pid)
+    children = [pid for pid, parent in found.items() if parent == launcher.process.pid]
+    nursery, *workers = sorted(children, key=lambda pid: started(pid) or 0)
     return nursery, workers
 
 
