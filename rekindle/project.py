@@ -6,7 +6,6 @@ with `[tool.rekindle]`. Outside of any project it is the reference project, whic
 
 import os
 import sys
-import tomllib
 from collections.abc import Collection
 from importlib import import_module
 from pathlib import Path
@@ -29,6 +28,8 @@ def find(folder: Path) -> Path:
 def _is_project(folder: Path) -> bool:
     if any((folder / "pipelines").glob("*.py")):
         return True
+    import tomllib  # a pod is told its project: no step needs this
+
     try:
         return "rekindle" in tomllib.loads((folder / "pyproject.toml").read_text()).get("tool", {})
     except (OSError, ValueError):
