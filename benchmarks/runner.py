@@ -89,14 +89,16 @@ def processes(count: int) -> float:
 def transitions(spec: dict[str, Any], count: int) -> float:
     """Node phases per second of the state machine alone, for `count` pods at parallelism 2."""
     from rekindle.argo.manifest.read import workflow
-    from rekindle.local.engine.nodes import Began, Ended, Start
+    from rekindle.local.engine.nodes import PodEnded, PodStarted, Start
     from rekindle.local.engine.scheduler import Scheduler
 
     manifest = {"kind": "Workflow", "metadata": {"name": "w"}, "spec": {**spec, "parallelism": 2}}
     scheduler, events, began = Scheduler(workflow(manifest)), [], time.process_time()
     while not scheduler.done:
         starts = [action for action in scheduler.advance(time.time(), events) if isinstance(action, Start)]
-        events = [event for start in starts for event in (Began(start.id), Ended(start.id, "Succeeded", "", OUT))]
+        events = [
+            event for start in starts for event in (PodStarted(start.id), PodEnded(start.id, "Succeeded", "", OUT))
+        ]
     assert scheduler.status["phase"] == "Succeeded"
     return 3 * count / (time.process_time() - began)  # pending, running, completed
 

@@ -11,6 +11,7 @@ import copy
 import difflib
 import gzip
 import json
+import time
 import uuid
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -22,6 +23,7 @@ from rekindle.argo.manifest import read as manifests
 from rekindle.argo.manifest.retry_workflow import reset
 from rekindle.cluster.api import CRONS, PODS, TEMPLATES, WORKFLOWS, Cluster, Object, Resource
 from rekindle.cluster.errors import ApiError
+from rekindle.common.identity import random_suffix
 from rekindle.errors import ConfigError, did_you_mean
 from rekindle.provenance import PROVENANCE
 from rekindle.render import manifest_sha256, ordered
@@ -33,7 +35,8 @@ SUBMISSION = "rekindle.dev/submission"  # one `submit`, so that its second attem
 def submission(manifest: Mapping[str, Any], parameters: Mapping[str, str], namespace: str) -> Object:
     """The Workflow that is sent: named, its parameters set, its manifest's hash upon it. Raises ConfigError."""
     given, reference = _without_reference(manifest, parameters)
-    workflow = manifests.workflow(given, parameters, here=False)
+    identity = manifests.Identity(time.time(), suffix=random_suffix())
+    workflow = manifests.workflow(given, parameters, here=False, identity=identity)
     metadata = workflow["metadata"]
     metadata["annotations"] |= {SHA256: manifest_sha256(manifest), SUBMISSION: str(uuid.uuid4())}
     kept = {key: metadata[key] for key in ("name", "labels", "annotations") if metadata[key]}
@@ -180,7 +183,7 @@ def _released(workflow: Object) -> Object:
                     f"`argo node set {name} --output-parameter {each['name']}=VALUE`, then resume."
                 )
             each["value"] = each.get("value") or each["valueFrom"]["default"]
-        node |= {"phase": "Succeeded", "finishedAt": timestamp(), "message": "resumed by rekindle"}
+        node |= {"phase": "Succeeded", "finishedAt": timestamp(time.time()), "message": "resumed by rekindle"}
     return workflow | {"spec": spec} | ({"status": status} if status else {})
 
 
@@ -204,7 +207,7 @@ def _retried(workflow: Object) -> Object:
             node["outboundNodes"] = [each for each in node["outboundNodes"] if each in fresh["nodes"]]
     status |= fresh | {
         "phase": "Running",
-        "startedAt": timestamp(),  # the workflow's deadline counts from here
+        "startedAt": timestamp(time.time()),  # the workflow's deadline counts from here
         "conditions": [*conditions, {"type": "Completed", "status": "False"}],
         "taskResultsCompletionStatus": {id: value for id, value in known.items() if id in fresh["nodes"]},
         "persistentVolumeClaims": [],

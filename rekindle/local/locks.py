@@ -19,7 +19,7 @@ from typing import Any
 from rekindle.argo.language import gofmt
 from rekindle.argo.names import CONFIG_MAP_TYPE
 from rekindle.common.files import write_atomically
-from rekindle.local.engine.nodes import NodeError, moment, stamp
+from rekindle.local.engine.nodes import NodeError, format_time, parse_time
 
 KEY = re.compile(r"[a-zA-Z0-9][-a-zA-Z0-9]*")
 CACHE = "Cache"
@@ -86,14 +86,15 @@ class SharedLocks:
             if not configmap["data"].get(key):
                 return False, None
             entry = json.loads(configmap["data"][key])
-            entry["lastHitTimestamp"] = stamp(now)
+            entry["lastHitTimestamp"] = format_time(now)
             configmap["data"][key] = json.dumps(entry)
-        hit = bool(entry["nodeID"]) and (age is None or now - moment(entry["creationTimestamp"]) <= age)
+        hit = bool(entry["nodeID"]) and (age is None or now - parse_time(entry["creationTimestamp"]) <= age)
         return hit, entry["outputs"] if hit else None
 
     def save(self, cache: str, key: str, id: str, outputs: dict[str, Any] | None, now: float) -> None:
         """Caches the outputs of a succeeded node. Raises NodeError."""
-        entry = {"nodeID": id, "outputs": outputs, "creationTimestamp": stamp(now), "lastHitTimestamp": stamp(now)}
+        time = format_time(now)
+        entry = {"nodeID": id, "outputs": outputs, "creationTimestamp": time, "lastHitTimestamp": time}
         with self._configmap(cache) as configmap:
             configmap["data"][key] = json.dumps(entry)
 

@@ -15,6 +15,7 @@ import os
 import shutil
 import signal
 import time
+import uuid
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -26,12 +27,13 @@ from rekindle.argo.manifest.resolve import resolved
 from rekindle.argo.manifest.retry_workflow import reset
 from rekindle.argo.manifest.volumes import claims
 from rekindle.common.files import write_atomically
+from rekindle.common.identity import random_suffix
 from rekindle.errors import ConfigError, RekindleError
 from rekindle.local import preflight
 from rekindle.local.controllers.kubectl import Resources
 from rekindle.local.engine import suspend
 from rekindle.local.engine.inputs import labelled
-from rekindle.local.engine.nodes import Kill, Resumed, Start, stamp
+from rekindle.local.engine.nodes import Kill, Resumed, Start, format_time
 from rekindle.local.engine.scheduler import Scheduler
 from rekindle.local.interrupts import Interrupts
 from rekindle.local.journal import FULL, Busy, DiskFull, RunFiles, Status, reset_interrupted, write_error
@@ -128,7 +130,8 @@ class LocalRun:
     ) -> "LocalRun":
         """A run that is validated and on disk, but not started. Raises ConfigError."""
         cluster = cluster or _cluster()
-        workflow = manifests.workflow(manifest, parameters, cluster.find)
+        identity = manifests.Identity(time.time(), str(uuid.uuid4()), random_suffix())
+        workflow = manifests.workflow(manifest, parameters, cluster.find, identity=identity)
         for line in preflight.check(workflow, cluster, manifest):
             if note:
                 note(line)
@@ -150,7 +153,7 @@ class LocalRun:
         try:
             _kill_left_over(files, pods)
             Resources(cluster, workflow, files.root).clean_up()
-            now = stamp(time.time())
+            now = format_time(time.time())
             if status["phase"] in FAILED:
                 status = reset(status) | {"startedAt": now}  # as Argo's FormulateRetryWorkflow has it
                 shutil.rmtree(files.root / "creates", ignore_errors=True)

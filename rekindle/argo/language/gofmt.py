@@ -58,9 +58,9 @@ def duration(text: str) -> float:
     return -total if text.startswith("-") else total
 
 
-def timestamp() -> str:
-    """The current time in Kubernetes' format."""
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+def timestamp(now: float) -> str:
+    """Seconds since the epoch in Kubernetes' format."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(now))
 
 
 def date(layout: str, moment: datetime) -> str:

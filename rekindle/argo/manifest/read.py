@@ -6,13 +6,11 @@ texts, 1e3 is a number, and dates and 1:30 are texts.
 
 import copy
 import json
-import random
 import re
-import time
-import uuid
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 import yaml
@@ -29,6 +27,19 @@ from rekindle.errors import ConfigError, did_you_mean
 ALIASED = 400_000  # values that aliases may make, as goyaml has it (decode.go, alias_ratio_range_low)
 Base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 TWICE = 'the key "{}" is there twice: remove one'
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What the API server gives a new object."""
+
+    created: float = 0.0  # seconds since the epoch
+    uid: str = "00000000-0000-0000-0000-000000000000"
+    suffix: str = "00000"  # of a name made from generateName
+
+    def name(self, prefix: str) -> str:
+        """A name from `generateName`, shortened as the API server does."""
+        return prefix[:58] + self.suffix
 
 
 class Loader(Base):
@@ -147,6 +158,7 @@ def workflow(
     parameters: Mapping[str, str] | None = None,
     find: Find = lambda kind, name: None,
     here: bool = True,
+    identity: Identity = Identity(),
 ) -> dict[str, Any]:
     """The Workflow that `manifest` describes, with a name, a uid, and `parameters` set.
 
@@ -166,27 +178,28 @@ def workflow(
             if key not in TABLES[table]:
                 hint = did_you_mean(str(key), set(TABLES[table]))
                 raise ConfigError(f'"{where}{key}" is no field of a {kind}.{hint} Remove it.')
+    created = timestamp(identity.created)
     reference, spec = None, copy.deepcopy(without_nulls(manifest.get("spec") or {}))
     metadata = copy.deepcopy(manifest.get("metadata") or {})
     if kind == "CronWorkflow":
         name, given = metadata.get("name") or "cron", spec.get("workflowMetadata") or {}
-        metadata["name"] = f"{name}-{int(time.time())}"
+        metadata["name"] = f"{name}-{int(identity.created)}"
         metadata["labels"] = {names.CRON_WORKFLOW: name, **(given.get("labels") or {})}
-        metadata["annotations"] = {names.SCHEDULED_TIME: timestamp(), **(given.get("annotations") or {})}
+        metadata["annotations"] = {names.SCHEDULED_TIME: created, **(given.get("annotations") or {})}
         spec = spec.get("workflowSpec") or {}
     elif kind == "WorkflowTemplate":
         reference = {"name": metadata.get("name") or "workflow"}
-        metadata |= {"name": random_name(f"{reference['name']}-"), "labels": {}, "annotations": {}}
+        metadata |= {"name": identity.name(f"{reference['name']}-"), "labels": {}, "annotations": {}}
         exit_handler(spec, parameters or {})
     elif not metadata.get("name"):
-        metadata["name"] = random_name(metadata.get("generateName") or "workflow-")
+        metadata["name"] = identity.name(metadata.get("generateName") or "workflow-")
     reference, spec = reference or spec.get("workflowTemplateRef"), joined(spec, find, parameters or {})
     if reference:
         label = names.CLUSTER_WORKFLOW_TEMPLATE if reference.get("clusterScope") else names.WORKFLOW_TEMPLATE
         metadata["labels"] = {**(metadata.get("labels") or {}), label: reference["name"]}
     for key in ("labels", "annotations"):
         metadata[key] = {**(metadata.get(key) or {}), **((spec.get("workflowMetadata") or {}).get(key) or {})}
-    metadata |= {"uid": str(uuid.uuid4()), "creationTimestamp": timestamp()}
+    metadata |= {"uid": identity.uid, "creationTimestamp": created}
     metadata.setdefault("namespace", "default")
     texts(spec)
     _set(spec, parameters or {})
@@ -198,11 +211,6 @@ def workflow(
                 f"the parameter {parameter.get('name')} is {parameter.get('value')!r}: it must be one of {choices}."
             )
     return {"apiVersion": "argoproj.io/v1alpha1", "kind": "Workflow", "metadata": metadata, "spec": spec}
-
-
-def random_name(prefix: str) -> str:
-    """A name from `generateName`, as the API server makes it."""
-    return prefix[:58] + "".join(random.SystemRandom().choices("bcdfghjklmnpqrstvwxz2456789", k=5))
 
 
 def _set(spec: dict[str, Any], parameters: Mapping[str, str]) -> None:

@@ -7,6 +7,7 @@ controllers extend it. A change reads and renames the file under a lock: supervi
 import copy
 import fcntl
 import json
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -44,7 +45,12 @@ class Controller:
         def applied(now: Object | None) -> Object:
             last = json.loads(now["metadata"]["annotations"].get(LAST_APPLIED, "{}")) if now else {}
             new = merge(last, obj, now or {})
-            meta = {"namespace": "default", "uid": str(uuid.uuid4()), "creationTimestamp": timestamp(), "generation": 0}
+            meta = {
+                "namespace": "default",
+                "uid": str(uuid.uuid4()),
+                "creationTimestamp": timestamp(time.time()),
+                "generation": 0,
+            }
             meta |= {"resourceVersion": "0"} | new["metadata"]
             meta["annotations"] = {**(meta.get("annotations") or {}), LAST_APPLIED: json.dumps(obj)}
             if not now or now.get("spec") != new.get("spec"):

@@ -15,11 +15,12 @@ import yaml
 
 from rekindle.argo.manifest import kubectl_path
 from rekindle.argo.manifest.patch import PATCHES, PatchError
-from rekindle.argo.manifest.read import Loader, random_name
+from rekindle.argo.manifest.read import Identity, Loader
 from rekindle.argo.manifest.selector import SelectorError, selects, verdict
 from rekindle.common.files import write_atomically
+from rekindle.common.identity import random_suffix
 from rekindle.errors import ConfigError, RekindleError
-from rekindle.local.engine.nodes import Began, Ended, Start
+from rekindle.local.engine.nodes import PodEnded, PodStarted, Start
 
 FLAGS_WITH_VALUE = ("-n", "--namespace", "--field-manager", "--grace-period", "--timeout")  # no effect here
 IGNORED_FLAGS = ("--validate", "--cascade", "--wait", "--force", "--now", "--ignore-not-found", "--overwrite")
@@ -54,23 +55,23 @@ class Resources:
         """Whether `poll` must be called every 0.1 s."""
         return bool(self.controllers)
 
-    def start(self, action: Start) -> list[Began | Ended]:
+    def start(self, action: Start) -> list[PodStarted | PodEnded]:
         """Performs the action; a node with conditions completes later."""
         resource = action.template["resource"]
         conditions = resource.get("successCondition") or resource.get("failureCondition")
         if resource["action"] == "delete" and (conditions or (action.template.get("outputs") or {}).get("parameters")):
             why = "successCondition, failureCondition and outputs are not supported for delete action"
-            return [Began(action.id), _failed(action.id, why)]
+            return [PodStarted(action.id), _failed(action.id, why)]
         try:
             kind, name = self._perform(resource, self.run / "creates" / action.id)
         except (KubectlError, RekindleError) as error:
-            return [Began(action.id), _failed(action.id, f"no more retries {error}")]
+            return [PodStarted(action.id), _failed(action.id, f"no more retries {error}")]
         if not conditions:
-            return [Began(action.id), self._done(Waiting(action, kind, name))]
+            return [PodStarted(action.id), self._done(Waiting(action, kind, name))]
         self.waiting[action.id] = Waiting(action, kind, name)
-        return [Began(action.id), *self._check_conditions(self.waiting[action.id])]
+        return [PodStarted(action.id), *self._check_conditions(self.waiting[action.id])]
 
-    def poll(self) -> list[Began | Ended]:
+    def poll(self) -> list[PodStarted | PodEnded]:
         """Polls the controllers, then checks the conditions."""
         for controller in set(self.controllers.values()):
             controller.poll()
@@ -127,7 +128,8 @@ class Resources:
         else:
             meta = obj.get("metadata") or {}
             if action == "create" and not meta.get("name") and meta.get("generateName"):
-                name = record.read_text() if record.exists() else random_name(str(meta["generateName"]))
+                generated = Identity(suffix=random_suffix()).name(str(meta["generateName"]))
+                name = record.read_text() if record.exists() else generated
                 obj["metadata"] = {**meta, "name": name}
             kind, name = obj.get("kind", ""), (obj.get("metadata") or {}).get("name", "")
         if not kind or not name:
@@ -210,7 +212,7 @@ class Resources:
             raise KubectlError(f"error: unable to parse requirement: {error}") from None
         return kind, ""
 
-    def _check_conditions(self, waiting: Waiting) -> list[Began | Ended]:
+    def _check_conditions(self, waiting: Waiting) -> list[PodStarted | PodEnded]:
         resource, id = waiting.action.template["resource"], waiting.action.id
         obj = self._controller(waiting.kind).get(waiting.name)
         if obj is None:
@@ -228,7 +230,7 @@ class Resources:
         self.forget(id)
         return [self._done(waiting) if succeeded else _failed(id, why)]
 
-    def _done(self, waiting: Waiting) -> Ended:
+    def _done(self, waiting: Waiting) -> PodEnded:
         outputs: dict[str, Any] = {"exitCode": "0"}
         obj = self._controller(waiting.kind).get(waiting.name) or {}
         for parameter in (waiting.action.template.get("outputs") or {}).get("parameters") or []:
@@ -241,7 +243,7 @@ class Resources:
                         waiting.action.id, f'error executing jsonpath "{path}": Error executing template: {error}'
                     )
             outputs.setdefault("parameters", []).append({**parameter, "value": value})
-        return Ended(waiting.action.id, "Succeeded", "", outputs)
+        return PodEnded(waiting.action.id, "Succeeded", "", outputs)
 
 
 def parsed(flags: list[str]) -> tuple[list[str], str]:
@@ -262,8 +264,8 @@ def parsed(flags: list[str]) -> tuple[list[str], str]:
     return words, selector
 
 
-def _failed(id: str, why: str) -> Ended:
-    return Ended(id, "Failed", f"main: Error (exit code 64): {why}", {"exitCode": "64"})
+def _failed(id: str, why: str) -> PodEnded:
+    return PodEnded(id, "Failed", f"main: Error (exit code 64): {why}", {"exitCode": "64"})
 
 
 def _kind(resource: dict[str, Any]) -> str:

@@ -161,11 +161,11 @@ class PyTorchJobs(Controller):
                 suspended = condition(status, "Suspended")
                 if suspended and suspended["status"] == "True":
                     set_condition(status, "Suspended", f"PyTorchJob {name} is resumed.", "Resumed", "False")
-                status.setdefault("startTime", timestamp())
+                status.setdefault("startTime", timestamp(time.time()))
                 self._sync_pods(obj, job, done)
                 self._reap(obj, job, status, done)
                 if reason := past_limit(policy, status, spec["pytorchReplicaSpecs"], job):
-                    status.setdefault("completionTime", timestamp())
+                    status.setdefault("completionTime", timestamp(time.time()))
                     set_condition(status, "Failed", f"PyTorchJob {name} has failed because it {reason}.")
             self._update_counts(obj, job, status, done)
         if finished(status):
@@ -214,7 +214,7 @@ class PyTorchJobs(Controller):
                 job.failed[pod.name] = code
                 del job.pods[pod.name]
                 if policy == "Never":  # the operator omits it for a permanent code with ExitCode
-                    status.setdefault("completionTime", timestamp())
+                    status.setdefault("completionTime", timestamp(time.time()))
                 why = f"{rtype} replica(s) failed: {pod.name} ended with code {code} ({pod.log}): {pod.last_log_line()}"
                 set_condition(status, "Failed", f"PyTorchJob {name} is failed because 1 {why}")
 
@@ -236,7 +236,7 @@ class PyTorchJobs(Controller):
                 continue
             elastic = rtype == "Worker" and obj["spec"].get("elasticPolicy") is not None
             if counts["succeeded"] >= replicas[rtype].get("replicas", 1) or (elastic and counts["succeeded"]):
-                status.setdefault("completionTime", timestamp())
+                status.setdefault("completionTime", timestamp(time.time()))
                 set_condition(status, "Succeeded", f"PyTorchJob {name} is successfully completed.")
             elif any(pod.running for key, pod in job.pods.items() if key.startswith(prefix)):
                 set_condition(status, "Running", f"PyTorchJob {name} is running.")
@@ -349,6 +349,6 @@ def set_condition(status: Object, kind: str, message: str, reason: str = "", val
     kept = [entry for entry in status.get("conditions") or [] if entry["type"] not in (kind, opposite)]
     if kind in ("Succeeded", "Failed", "Suspended"):
         kept = [entry | {"status": "False"} if entry["type"] == "Running" else entry for entry in kept]
-    stamp = timestamp()
+    stamp = timestamp(time.time())
     times = {"lastUpdateTime": stamp, "lastTransitionTime": stamp}
     status["conditions"] = [*kept, {"type": kind, "status": value, "reason": reason, "message": message, **times}]

@@ -317,7 +317,7 @@ def _stamped(conditions: list[Object], before: Object) -> list[Object]:
     previous = {condition["type"]: condition for condition in before.get("conditions") or []}
     stamped = []
     for condition in conditions:
-        old, now = previous.get(condition["type"], {}), timestamp()
+        old, now = previous.get(condition["type"], {}), timestamp(time.time())
         same, flipped = condition.items() <= old.items(), old.get("status") != condition["status"]
         times = {
             "lastUpdateTime": old["lastUpdateTime"] if same else now,

@@ -11,7 +11,7 @@ from typing import Any
 from rekindle.argo.kinds import FULFILLED, NODE_TYPES
 from rekindle.argo.language import gofmt
 from rekindle.local.engine.context import Context
-from rekindle.local.engine.nodes import Node, NodeError, Options, Parallel, moment
+from rekindle.local.engine.nodes import Node, NodeError, Options, Parallel, parse_time
 
 POLL = 0.2  # seconds between attempts to acquire a lock that another run may hold
 
@@ -79,7 +79,7 @@ def synchronize_and_memoize(
 
 def timeout_at(node: Node, template: dict[str, Any]) -> float:
     """When a node of a template with a `timeout` times out (unix seconds). Raises ValueError."""
-    return moment(node["startedAt"]) + gofmt.seconds(template["timeout"])
+    return parse_time(node["startedAt"]) + gofmt.seconds(template["timeout"])
 
 
 def release(context: Context) -> None:

@@ -11,7 +11,7 @@ from rekindle.argo.kinds import COMPLETED
 from rekindle.argo.manifest import volumes
 from rekindle.argo.manifest.resolve import called
 from rekindle.local.engine.inputs import Inputs
-from rekindle.local.engine.nodes import Kill, Node, NodeTable, Options, Start, moment, stamp
+from rekindle.local.engine.nodes import Kill, Node, NodeTable, Options, Start, format_time, parse_time
 from rekindle.local.engine.scope import Scope
 
 
@@ -81,7 +81,7 @@ class Context:
     def deadline(self) -> float | None:
         """The workflow's deadline in unix seconds."""
         seconds = self.spec.get("activeDeadlineSeconds")
-        return moment(self.status["startedAt"]) + int(seconds) if seconds is not None else None
+        return parse_time(self.status["startedAt"]) + int(seconds) if seconds is not None else None
 
     def wake_at(self, when: float) -> None:
         self.wake = when if self.wake is None else min(self.wake, when)
@@ -130,7 +130,7 @@ class Context:
         entry = table.get(self.name)
         if phase == "Error" and entry and entry["phase"] == "Running" and not deadlocked:  # after a step's exit hook
             table.mark(self.name, "Error", "Workflow operation error")
-        self.status |= {"phase": phase, "message": message, "finishedAt": stamp(table.now)}
+        self.status |= {"phase": phase, "message": message, "finishedAt": format_time(table.now)}
         if not volumes.kept(self.spec, phase):
             self.status.pop("persistentVolumeClaims", None)
 

@@ -17,7 +17,7 @@ from rekindle.errors import ConfigError
 from rekindle.local.engine import admission, retry
 from rekindle.local.engine.context import Context
 from rekindle.local.engine.inputs import Filled
-from rekindle.local.engine.nodes import Node, NodeError, Options, Start, record_inputs, stamp
+from rekindle.local.engine.nodes import Node, NodeError, Options, Start, format_time, record_inputs
 
 KINDS = ("container", "script", "resource", "containerSet", "data", "http")
 RESULTS = r"""KIND(?:\.([-\w]+)\.|\[\\?['"]([-\w]+)\\?['"]\]\.)outputs\.result"""
@@ -92,7 +92,7 @@ def _container_nodes(
     }
     for name in names.values():
         if container_node := context.table.get(name):
-            container_node |= {"startedAt": stamp(context.table.now), "finishedAt": None}
+            container_node |= {"startedAt": format_time(context.table.now), "finishedAt": None}
             context.table.mark(name, "Pending", "")
         else:
             context.table.create(name, "Container", "Pending", caller, replace(options, boundary=node["id"]))

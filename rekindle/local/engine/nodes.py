@@ -64,7 +64,7 @@ class Kill:
 
 
 @dataclass(frozen=True)
-class Began:
+class PodStarted:
     """The pod's process started."""
 
     id: str
@@ -73,7 +73,7 @@ class Began:
 
 
 @dataclass(frozen=True)
-class Ended:
+class PodEnded:
     """The pod completed and its outputs are collected."""
 
     id: str
@@ -110,13 +110,13 @@ def fnv32a(name: str) -> int:
     return value
 
 
-def stamp(now: float) -> str:
+def format_time(now: float) -> str:
     """Unix seconds → RFC 3339 (Argo keeps whole seconds; here milliseconds, for durations of local steps)."""
     return datetime.fromtimestamp(now, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 @lru_cache(4096)
-def moment(text: str) -> float:
+def parse_time(text: str) -> float:
     """RFC 3339 → unix seconds."""
     return datetime.fromisoformat(text).timestamp()
 
@@ -177,8 +177,8 @@ class NodeTable:
             "type": type,
             **_template_fields(caller, f"local/{self.name}"),
             "phase": phase,
-            "startedAt": stamp(self.now),
-            "finishedAt": stamp(self.now) if phase in FULFILLED else None,
+            "startedAt": format_time(self.now),
+            "finishedAt": format_time(self.now) if phase in FULFILLED else None,
         }
         node |= {"boundaryID": options.boundary} if options.boundary else {}
         node |= {"message": message} if message else {}
@@ -216,7 +216,7 @@ class NodeTable:
             if not message:
                 del node["message"]
         if phase in FULFILLED:
-            node["finishedAt"] = node.get("finishedAt") or stamp(self.now)
+            node["finishedAt"] = node.get("finishedAt") or format_time(self.now)
             self.active.discard(node["id"])
             self.orphaned.discard(node["id"])
         return node

@@ -19,7 +19,7 @@ from rekindle.argo.language.substitute import expanded
 from rekindle.argo.manifest.patch import merged
 from rekindle.local.engine import admission
 from rekindle.local.engine.context import Context
-from rekindle.local.engine.nodes import Node, NodeError, Options, Parallel, moment, record_inputs
+from rekindle.local.engine.nodes import Node, NodeError, Options, Parallel, parse_time, record_inputs
 
 TRANSIENT = ("i/o timeout", "connection refused", "connection reset", "TLS handshake timeout", "EOF", "transient")
 
@@ -138,11 +138,11 @@ def decide(context: Context, parent: Node, attempts: list[Node], strategy: dict[
     backoff, end = strategy.get("backoff") or {}, None
     if backoff:
         if backoff.get("maxDuration"):
-            end = moment(attempts[0]["startedAt"]) + gofmt.seconds(str(backoff["maxDuration"]))
+            end = parse_time(attempts[0]["startedAt"]) + gofmt.seconds(str(backoff["maxDuration"]))
             if now > end:
                 return Outcome(last["phase"], "Max duration limit exceeded")
         wait = backoff_duration(backoff, len(attempts))
-        until = moment(last["finishedAt"]) + wait
+        until = parse_time(last["finishedAt"]) + wait
         if end and until > end:
             return Outcome(last["phase"], "Backoff would exceed max duration limit")
         if now < until and limit is not None and len(attempts) <= limit:
@@ -189,7 +189,7 @@ def last_retry_variables(last: Node | None, missing: str = "0") -> dict[str, str
     """lastRetry.* for the next attempt; all strings, and zero or empty for the first attempt."""
     if last is None:
         return {"lastRetry.exitCode": "0", "lastRetry.duration": "0", "lastRetry.status": "", "lastRetry.message": ""}
-    ends = [moment(last[key][:19] + "Z") for key in ("startedAt", "finishedAt") if last.get(key)]  # whole seconds
+    ends = [parse_time(last[key][:19] + "Z") for key in ("startedAt", "finishedAt") if last.get(key)]  # whole seconds
     return {
         "lastRetry.exitCode": (last.get("outputs") or {}).get("exitCode", missing),
         "lastRetry.duration": gofmt.general(ends[-1] - ends[0]),

@@ -19,19 +19,19 @@ from rekindle.argo.manifest import volumes
 from rekindle.local.engine import admission, dag, hooks, leaf_templates, retry, steps, suspend
 from rekindle.local.engine.context import Context, Locks
 from rekindle.local.engine.nodes import (
-    Began,
     Crashed,
-    Ended,
     Kill,
     Node,
     NodeError,
     Options,
     Parallel,
+    PodEnded,
+    PodStarted,
     Resumed,
     Start,
     TimedOut,
-    moment,
-    stamp,
+    format_time,
+    parse_time,
 )
 
 MAX_DEPTH = 100  # nested templates; each level takes about a dozen Python calls
@@ -40,7 +40,7 @@ TOO_DEEP = (
     "See https://argo-workflows.readthedocs.io/en/release-4.1/scaling/#maximum-recursion-depth"
 )
 sys.setrecursionlimit(max(sys.getrecursionlimit(), 30 * MAX_DEPTH))
-Event = Began | Ended | Resumed
+Event = PodStarted | PodEnded | Resumed
 WORKFLOW_PHASE = {"Skipped": "Succeeded", "Omitted": "Succeeded"}
 
 
@@ -83,7 +83,7 @@ class Scheduler:
         if self.context.status["phase"]:
             self._update_globals()
         else:
-            self.context.status |= {"phase": "Running", "startedAt": stamp(now)}
+            self.context.status |= {"phase": "Running", "startedAt": format_time(now)}
         if "volumeClaimTemplates" in self.context.spec and not self.context.done:
             self.context.status["persistentVolumeClaims"] = volumes.claims(self.context.workflow)
         for event in events:
@@ -121,7 +121,7 @@ class Scheduler:
             self.table.mark(node["name"], "Failed", "its runner died")
 
     def _update_globals(self) -> None:
-        duration = self.table.now - moment(self.context.status["startedAt"])
+        duration = self.table.now - parse_time(self.context.status["startedAt"])
         self.inputs.globals |= {
             "workflow.status": self.context.status["phase"],
             "workflow.duration": f"{duration:.6f}",
@@ -142,7 +142,7 @@ class Scheduler:
         node = self.table.nodes[event.id]
         if node["phase"] in FULFILLED:
             return
-        if isinstance(event, Began):
+        if isinstance(event, PodStarted):
             if (self.context.filled(node["name"]) or {}).get("daemon"):
                 node |= {"daemoned": True, "podIP": event.ip}
                 self.context.daemons[node["id"]] = None

@@ -14,7 +14,7 @@ from rekindle.argo.kinds import FULFILLED
 from rekindle.argo.language import gofmt
 from rekindle.errors import ConfigError, did_you_mean
 from rekindle.local.engine.context import Context
-from rekindle.local.engine.nodes import Node, NodeError, Options, Resumed, moment
+from rekindle.local.engine.nodes import Node, NodeError, Options, Resumed, parse_time
 
 
 def execute(context: Context, name: str, caller: dict[str, Any], template: dict[str, Any], options: Options) -> Node:
@@ -25,7 +25,7 @@ def execute(context: Context, name: str, caller: dict[str, Any], template: dict[
     if "outputs" not in node and (expected := _expected(template)):
         node["outputs"] = {"parameters": expected}
     if duration := (template["suspend"] or {}).get("duration"):
-        until = moment(node["startedAt"]) + gofmt.seconds(str(duration))
+        until = parse_time(node["startedAt"]) + gofmt.seconds(str(duration))
         if context.table.now >= until:
             return _complete(context, node)
         context.wake_at(until)

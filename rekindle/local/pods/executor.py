@@ -19,7 +19,7 @@ from typing import Any
 
 from rekindle.argo.manifest.volumes import claims
 from rekindle.errors import ConfigError, RekindleError
-from rekindle.local.engine.nodes import Began, Ended, Start
+from rekindle.local.engine.nodes import PodEnded, PodStarted, Start
 from rekindle.local.interrupts import Interrupts
 from rekindle.local.journal import RunFiles
 from rekindle.local.pods import artifacts, containers, filesystem, volumes
@@ -62,7 +62,7 @@ class Executor:
         self.resources = resources
         self.name: str = workflow["metadata"]["name"]
         self.running: dict[str, PodRun] = {}
-        self.events: list[Began | Ended] = []
+        self.events: list[PodStarted | PodEnded] = []
         self.selector = selectors.DefaultSelector()
         self.wakeup = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self.selector.register(self.wakeup, selectors.EVENT_READ, None)
@@ -79,7 +79,7 @@ class Executor:
             self._run_in_thread(pod, lambda: http.send(request, self.cluster.secret), self._answered)
             return
         if source := action.template.get("data"):
-            self.events.append(Began(action.id))
+            self.events.append(PodStarted(action.id))
             self._run_in_thread(pod, lambda: data.transform(source, self._store), self._answered)
             return
         pod.clean_up()
@@ -100,7 +100,7 @@ class Executor:
         else:
             self._spawn(pod)
 
-    def wait(self, timeout: float | None) -> list[Began | Ended]:
+    def wait(self, timeout: float | None) -> list[PodStarted | PodEnded]:
         """The next events; empty after `timeout` seconds."""
         limits = [self.deadline - time.time()] if self.deadline is not None else []
         limits += [timeout] if timeout is not None else []
@@ -184,7 +184,7 @@ class Executor:
             elif pod.group and pod.group.next_retry and now >= pod.group.next_retry:
                 self._advance(pod)
         for id in self.resources.overdue(now):
-            self.events.append(Ended(id, "Failed", DEADLINE_EXCEEDED))
+            self.events.append(PodEnded(id, "Failed", DEADLINE_EXCEEDED))
             self.resources.forget(id)
 
     # ---- one pod -----------------------------------------------------------------------------------------------------
@@ -230,7 +230,7 @@ class Executor:
 
     def _probed(self, pod: PodRun, work: Future[Any]) -> None:
         if work.result():
-            self.events.append(Began(pod.action.id, ContainerRun.ip))
+            self.events.append(PodStarted(pod.action.id, ContainerRun.ip))
 
     def _spawn(self, pod: PodRun) -> None:
         if pod.killed is not None:
@@ -242,7 +242,7 @@ class Executor:
             self._end(pod, "Error", str(error), None)
             return
         if pod.group:
-            self.events += [Began(id, run.ip) for id in (pod.action.id, *pod.action.containers.values())]
+            self.events += [PodStarted(id, run.ip) for id in (pod.action.id, *pod.action.containers.values())]
             self._advance(pod)
             return
         try:
@@ -262,7 +262,7 @@ class Executor:
             runs, run = lambda: bool(pod.descriptors), replace(run, inside=pod.process.pid)
             self._run_in_thread(pod, lambda: daemon.ready(container, run, self.cluster, runs), self._probed)
         else:
-            self.events.append(Began(pod.action.id, run.ip))
+            self.events.append(PodStarted(pod.action.id, run.ip))
 
     def _prepare(self, pod: PodRun) -> ContainerRun:
         """Prepares a pod's files, and its container to run. Raises ConfigError, OSError, ValueError."""
@@ -321,7 +321,7 @@ class Executor:
             self._end(pod, "Error", str(error), None)
             return
         for name, phase, message in group.events:
-            self.events.append(Ended(pod.action.containers[name], phase, message))
+            self.events.append(PodEnded(pod.action.containers[name], phase, message))
         group.events.clear()
         if group.completed:
             pod.kill_at = None
@@ -387,7 +387,7 @@ class Executor:
         artifacts.remove_directory(pod.shared)  # files of Secrets must not stay
         if phase == "Succeeded":
             artifacts.remove_directory(pod.root)
-        self.events.append(Ended(pod.action.id, phase, message, outputs))
+        self.events.append(PodEnded(pod.action.id, phase, message, outputs))
 
 
 def _complete(done: Future[Any], work: Callable[[], Any]) -> Future[Any]:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from rekindle.local.engine.nodes import Began, Ended, Start
+from rekindle.local.engine.nodes import PodEnded, PodStarted, Start
 
 
 class Cluster(Protocol):
@@ -41,9 +41,9 @@ class Resources(Protocol):
     @property
     def busy(self) -> bool: ...
 
-    def start(self, action: Start) -> list[Began | Ended]: ...
+    def start(self, action: Start) -> list[PodStarted | PodEnded]: ...
 
-    def poll(self) -> list[Began | Ended]: ...
+    def poll(self) -> list[PodStarted | PodEnded]: ...
 
     def overdue(self, now: float) -> list[str]: ...
 

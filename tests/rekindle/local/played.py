@@ -5,7 +5,7 @@ from typing import Any
 
 from rekindle.argo.manifest.read import workflow
 from rekindle.local.emulator import LocalCluster
-from rekindle.local.engine.nodes import Began, Ended, Start
+from rekindle.local.engine.nodes import PodEnded, PodStarted, Start
 from rekindle.local.engine.scheduler import Scheduler
 from rekindle.local.locks import SharedLocks
 
@@ -51,7 +51,7 @@ def play(
         ran.append(name.removeprefix("w."))
         phase = failing.get(ran[-1], "Succeeded")
         code = "0" if phase == "Succeeded" else "1"
-        events = [Began(pod.id), Ended(pod.id, phase, "", {"exitCode": code, **outputs.get(ran[-1], {})})]
+        events = [PodStarted(pod.id), PodEnded(pod.id, phase, "", {"exitCode": code, **outputs.get(ran[-1], {})})]
     raise AssertionError("it never ends")
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rekindle.local.engine.nodes import Began, Ended, Start
+from rekindle.local.engine.nodes import PodEnded, PodStarted, Start
 from rekindle.local.engine.scheduler import Scheduler
 from tests.rekindle.local.played import dag, leaf, parameters, phase, play, scheduler, steps
 
@@ -15,7 +15,9 @@ MUTEX = {"mutexes": [{"name": "m"}]}
 
 def starts(s: Scheduler, now: float, *ended: str) -> list[str]:
     """The pods that start once those named `ended` are over."""
-    events = [event for id in ended for event in (Began(s.table.id(id)), Ended(s.table.id(id), "Succeeded", "", {}))]
+    events = [
+        event for id in ended for event in (PodStarted(s.table.id(id)), PodEnded(s.table.id(id), "Succeeded", "", {}))
+    ]
     return [s.nodes[action.id]["name"] for action in s.advance(now, events) if isinstance(action, Start)]
 
 

@@ -19,7 +19,7 @@ from rekindle.argo.manifest.read import documents
 from rekindle.cli.inputs import manifest_of
 from rekindle.errors import ConfigError
 from rekindle.local.emulator import LocalCluster
-from rekindle.local.engine.nodes import Began, Ended, Start
+from rekindle.local.engine.nodes import PodEnded, PodStarted, Start
 from rekindle.local.engine.scheduler import Scheduler
 from rekindle.local.locks import SharedLocks
 from rekindle.local.run import LocalRun
@@ -199,7 +199,9 @@ def play(scheduler: Scheduler) -> None:
         now = max(now + 1, scheduler.wake or 0.0)
         phases = ["Succeeded", "Failed", "Error"]
         events = [
-            e for i, s in enumerate(starts) for e in (Began(s.id), Ended(s.id, phases[i % 3], "", {"exitCode": "1"}))
+            e
+            for i, s in enumerate(starts)
+            for e in (PodStarted(s.id), PodEnded(s.id, phases[i % 3], "", {"exitCode": "1"}))
         ]
     # one that retries for ever, or waits for a lock of its own, does so on Argo as well
 

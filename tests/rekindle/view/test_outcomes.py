@@ -12,7 +12,7 @@ import pytest
 
 from rekindle.argo.manifest import read as manifests
 from rekindle.config import load_config
-from rekindle.local.engine.nodes import Ended, Start
+from rekindle.local.engine.nodes import PodEnded, Start
 from rekindle.local.engine.scheduler import Scheduler
 from rekindle.render import render_manifest
 
@@ -47,17 +47,17 @@ class Run:
             events = [self.end(action) for action in actions if isinstance(action, Start)]
             now = now + 1 if events else max(now + 1, self.scheduler.wake or 0)
 
-    def end(self, start: Start) -> Ended:
+    def end(self, start: Start) -> PodEnded:
         name = start.template["name"]
         self.started.append(name)
         self.texts.append(json.dumps(start.template))
         kind = self.trouble(name, self.started.count(name))
         if kind:
             phase, message, code = TROUBLE[kind]
-            return Ended(start.id, phase, message, {"exitCode": code})
+            return PodEnded(start.id, phase, message, {"exitCode": code})
         given = (start.template.get("outputs") or {}).get("parameters") or []
         values = [{**p, "value": self.outputs.get(p["name"], "0.5")} for p in given]
-        return Ended(start.id, "Succeeded", "", {"exitCode": "0", "parameters": values})
+        return PodEnded(start.id, "Succeeded", "", {"exitCode": "0", "parameters": values})
 
     @property
     def phase(self) -> str:

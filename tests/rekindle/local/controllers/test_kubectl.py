@@ -13,7 +13,7 @@ from rekindle.errors import ConfigError
 from rekindle.local.controllers.base import Controller
 from rekindle.local.controllers.kubectl import Resources, check_outputs
 from rekindle.local.emulator import LocalCluster
-from rekindle.local.engine.nodes import Ended, Start
+from rekindle.local.engine.nodes import PodEnded, Start
 from rekindle.local.journal import DiskFull
 from rekindle.local.run import LocalRun, execute, resume
 
@@ -48,7 +48,7 @@ def test_what_a_dead_runner_had_patched_is_not_patched_again(cluster: LocalClust
     patch = {"action": "patch", "mergeStrategy": "json", "flags": ["configmap/c"], "manifest": move}
     for _ in range(2):  # the second runner does not know how far the first one came
         _, ended = Resources(cluster, {}, tmp_path).start(Start("w-1", "w-1", {"resource": patch}))
-        assert isinstance(ended, Ended) and ended.phase == "Succeeded", ended
+        assert isinstance(ended, PodEnded) and ended.phase == "Succeeded", ended
         assert cluster.configmap("c") == {"b": "1"}
 
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from rekindle.local.engine.nodes import Began, Ended, Start
+from rekindle.local.engine.nodes import PodEnded, PodStarted, Start
 from tests.rekindle.local.played import dag, leaf, parameters, phase, play, scheduler, steps
 
 
@@ -26,12 +26,12 @@ def test_a_task_hook_runs_beside_its_task_and_what_depends_on_the_task_waits_for
     hooks = {"running": hook("tasks.a.status == 'Running'"), "failed": hook("tasks.a.status == 'Failed'")}
     s = scheduler(dag({"name": "a", "hooks": hooks}, {"name": "b", "depends": "a.Failed"}), leaf(), leaf("note"))
     (first,) = [action for action in s.advance(1) if isinstance(action, Start)]
-    (beside,) = [action for action in s.advance(2, [Began(first.id)]) if isinstance(action, Start)]
+    (beside,) = [action for action in s.advance(2, [PodStarted(first.id)]) if isinstance(action, Start)]
     assert s.nodes[beside.id]["name"] == "w.a.hooks.running"
-    (failed,) = [action for action in s.advance(3, [Ended(first.id, "Failed")]) if isinstance(action, Start)]
+    (failed,) = [action for action in s.advance(3, [PodEnded(first.id, "Failed")]) if isinstance(action, Start)]
     assert s.nodes[failed.id]["name"] == "w.a.hooks.failed"
     assert phase(s, "b") == ""
-    actions = s.advance(4, [Ended(beside.id, "Succeeded"), Ended(failed.id, "Failed")])
+    actions = s.advance(4, [PodEnded(beside.id, "Succeeded"), PodEnded(failed.id, "Failed")])
     assert [s.nodes[action.id]["name"] for action in actions] == ["w.b"]
 
 

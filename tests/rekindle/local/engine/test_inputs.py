@@ -1,13 +1,12 @@
 """What a step is told of its workflow: its time, its phase, its parameters as Go writes them, what others gave."""
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from rekindle.argo.manifest.read import workflow
+from rekindle.argo.manifest.read import Identity, workflow
 from rekindle.local.emulator import LocalCluster
 from rekindle.local.run import execute
 from tests.rekindle.local.played import dag, leaf, parameters, play, scheduler, steps
@@ -56,8 +55,9 @@ def test_a_cron_workflow_says_when_it_was_due() -> None:
         "workflowSpec": flow(entrypoint="tell"),
         "workflowMetadata": {"labels": {"a": "b"}},
     }
-    meta = workflow({"kind": "CronWorkflow", "metadata": {"name": "c"}, "spec": spec})["metadata"]
-    assert re.fullmatch(r"20\d\d-\d\d-\d\dT[\d:]+Z", meta["annotations"]["workflows.argoproj.io/scheduled-time"])
+    cron = {"kind": "CronWorkflow", "metadata": {"name": "c"}, "spec": spec}
+    meta = workflow(cron, identity=Identity(created=1e9))["metadata"]
+    assert meta["annotations"]["workflows.argoproj.io/scheduled-time"] == "2001-09-09T01:46:40Z"
     assert meta["labels"] == {"workflows.argoproj.io/cron-workflow": "c", "a": "b"}
 
 

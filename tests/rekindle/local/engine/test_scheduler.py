@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rekindle.local.engine import nodes
-from rekindle.local.engine.nodes import Began, Ended, Kill, Start, fnv32a, stamp
+from rekindle.local.engine.nodes import Kill, PodEnded, PodStarted, Start, fnv32a, format_time
 from rekindle.local.engine.scheduler import Scheduler
 from rekindle.local.journal import reset_interrupted
 from tests.rekindle.local.played import dag, leaf, parameters, phase, play, scheduler, steps
@@ -92,7 +92,7 @@ def test_each_attempt_knows_its_number_and_the_last_one() -> None:
         for action in s.advance(float(now), events):
             assert isinstance(action, Start)
             seen.append(action.template["container"]["args"][0].rpartition("-")[0])
-            events = [Ended(action.id, "Failed", "", {"exitCode": "4"})]
+            events = [PodEnded(action.id, "Failed", "", {"exitCode": "4"})]
         if s.done:
             break
     assert seen == ["0 0 w-main", "1 4 w-main", "2 4 w-main"]
@@ -172,7 +172,7 @@ def test_parallelism_is_never_exceeded() -> None:
         most = max(most, len(running))
         if s.done:
             break
-        events = [Ended(running.pop(), "Succeeded", "", {})]
+        events = [PodEnded(running.pop(), "Succeeded", "", {})]
     assert (s.status["phase"], most) == ("Succeeded", 3)
 
 
@@ -222,10 +222,10 @@ def test_a_deadline_ends_what_runs_and_not_the_exit_handler() -> None:
     s = scheduler(leaf("main"), leaf("bye"), onExit="bye", activeDeadlineSeconds=10)
     pod = s.advance(1000.0)[0]
     assert s.wake == 1010.0
-    actions = s.advance(1010.0, [Began(pod.id)])
+    actions = s.advance(1010.0, [PodStarted(pod.id)])
     assert [type(action) for action in actions] == [Kill, Start]
     assert s.nodes["w"]["message"] == "Step exceeded its deadline"
-    s.advance(1020.0, [Ended(actions[1].id, "Succeeded", "", {})])
+    s.advance(1020.0, [PodEnded(actions[1].id, "Succeeded", "", {})])
     assert (s.status["phase"], s.table.get("w.onExit")["phase"]) == ("Failed", "Succeeded")  # type: ignore[index]
 
 
@@ -255,7 +255,7 @@ def test_a_status_from_disk_goes_on_where_it_was() -> None:
     tasks = ({"name": "a"}, {"name": "b", "depends": "a"}, {"name": "c", "depends": "b"})
     s = scheduler(dag(*tasks), leaf())
     first = s.advance(1000.0)[0]
-    s.advance(1001.0, [Ended(first.id, "Succeeded", "", {})])
+    s.advance(1001.0, [PodEnded(first.id, "Succeeded", "", {})])
     again = Scheduler(s.context.workflow, s.status)
     assert play(again) == ["b", "c"]
 
@@ -288,7 +288,7 @@ def test_a_wide_loop_does_not_write_its_children_again_with_each_of_them() -> No
     while not s.done:
         starts = [action for action in s.advance(1, events) if isinstance(action, Start)]
         written += len(json.dumps(s.table.drain_changes()))
-        events = [event for start in starts for event in (Began(start.id), Ended(start.id, "Succeeded"))]
+        events = [event for start in starts for event in (PodStarted(start.id), PodEnded(start.id, "Succeeded"))]
     assert written < 3 * len(json.dumps(s.nodes))
 
 
@@ -304,7 +304,7 @@ def test_the_duration_of_an_attempt_is_in_whole_seconds_as_expressions_expect() 
     strategy = {"limit": "2", "expression": "asInt(lastRetry.duration) < 5"}
     s = scheduler(leaf("main", retryStrategy=strategy))
     (first,) = s.advance(10.9)
-    (again,) = s.advance(11.2, [Began(first.id), Ended(first.id, "Failed")])
+    (again,) = s.advance(11.2, [PodStarted(first.id), PodEnded(first.id, "Failed")])
     assert isinstance(again, Start)
 
 
@@ -332,9 +332,9 @@ def test_templates_that_call_themselves_twice_end_in_an_error_and_not_never(monk
 def test_pods_of_a_dead_runner_are_started_again_although_they_reach_the_limit() -> None:
     tasks = dag({"name": "a"}, {"name": "b"}, {"name": "c"})
     before = scheduler(tasks, leaf(), parallelism=2)
-    events = [Began(action.id) for action in before.advance(1000.0, [])]
+    events = [PodStarted(action.id) for action in before.advance(1000.0, [])]
     before.advance(1001.0, events)
-    s = Scheduler(before.context.workflow, reset_interrupted(before.status, stamp(1002.0)))
+    s = Scheduler(before.context.workflow, reset_interrupted(before.status, format_time(1002.0)))
     assert play(s) == ["a", "b", "c"]
     assert s.status["phase"] == "Succeeded"
 
@@ -344,10 +344,10 @@ def test_a_daemon_that_died_with_its_runner_is_there_before_its_clients_begin_ag
         steps([{"name": "server", "template": "daemon"}], [{"name": "client"}]), leaf("daemon", daemon=True), leaf()
     )
     (server,) = before.advance(1000.0, [])
-    (client,) = before.advance(1001.0, [Began(server.id, "127.0.0.1")])
-    s = Scheduler(before.context.workflow, reset_interrupted(before.status, stamp(1002.0)))
+    (client,) = before.advance(1001.0, [PodStarted(server.id, "127.0.0.1")])
+    s = Scheduler(before.context.workflow, reset_interrupted(before.status, format_time(1002.0)))
     assert [action.id for action in s.advance(1003.0, [])] == [server.id]
-    assert [action.id for action in s.advance(1004.0, [Began(server.id, "127.0.0.1")])] == [client.id]
+    assert [action.id for action in s.advance(1004.0, [PodStarted(server.id, "127.0.0.1")])] == [client.id]
 
 
 def test_a_pod_that_a_dead_runner_left_runs_again_though_all_above_it_is_over() -> None:
@@ -358,16 +358,16 @@ def test_a_pod_that_a_dead_runner_left_runs_again_though_all_above_it_is_over() 
     inline = {"name": "b", "template": "", "inline": {"container": leaf()["container"]}}
     before = scheduler({**steps([group[0], inline]), "outputs": gives}, given)
     pods = before.advance(1000.0, [])
-    before.advance(1001.0, [Began(pod.id) for pod in pods])
-    status = reset_interrupted(before.status, stamp(1002.0))
+    before.advance(1001.0, [PodStarted(pod.id) for pod in pods])
+    status = reset_interrupted(before.status, format_time(1002.0))
     for name in ("w", "w[0]"):  # as after the time limit of another step
-        status["nodes"][before.table.id(name)] |= {"phase": "Failed", "finishedAt": stamp(1001.0)}
+        status["nodes"][before.table.id(name)] |= {"phase": "Failed", "finishedAt": format_time(1001.0)}
     s = Scheduler(before.context.workflow, status)
     (first,) = (action for action in s.advance(1002.0, []) if s.nodes[action.id]["name"] == "w[0].a(0)")
     assert isinstance(first, Start)
     assert (first.template["container"]["args"], first.capture) == (["y 0"], True)
     assert s.nodes[s.table.id("w[0].b")]["message"] == "its runner died"  # nobody knows an inline template again
-    s.advance(1003.0, [Began(first.id), Ended(first.id, "Succeeded", "", {"result": "1"})])
+    s.advance(1003.0, [PodStarted(first.id), PodEnded(first.id, "Succeeded", "", {"result": "1"})])
     assert (s.status["phase"], s.nodes[first.id]["phase"]) == ("Failed", "Succeeded")
 
 
@@ -376,21 +376,21 @@ def test_an_error_waits_for_the_pods_that_run_also_for_those_that_a_dead_runner_
     bad = leaf("bad", retryStrategy={"limit": "1", "expression": "nothing.here > 1"})
     before = scheduler(steps(tasks), leaf(), bad)
     slow, quick, wrong = before.advance(1000.0, [])
-    before.advance(1001.0, [Began(each.id) for each in (slow, quick, wrong)])
-    before.advance(1002.0, [Ended(quick.id, "Succeeded", ""), Ended(wrong.id, "Failed", "")])
+    before.advance(1001.0, [PodStarted(each.id) for each in (slow, quick, wrong)])
+    before.advance(1002.0, [PodEnded(quick.id, "Succeeded", ""), PodEnded(wrong.id, "Failed", "")])
     assert before.status["phase"] == "Running"
-    s = Scheduler(before.context.workflow, reset_interrupted(before.status, stamp(1003.0)))
+    s = Scheduler(before.context.workflow, reset_interrupted(before.status, format_time(1003.0)))
     assert [action.id for action in s.advance(1003.0, [])] == [slow.id] and s.status["phase"] == "Running"
-    s.advance(1004.0, [Began(slow.id), Ended(slow.id, "Succeeded", "")])
+    s.advance(1004.0, [PodStarted(slow.id), PodEnded(slow.id, "Succeeded", "")])
     assert (s.status["phase"], s.nodes[slow.id]["phase"]) == ("Failed", "Succeeded")
 
 
 def test_what_is_lost_behind_what_a_limit_holds_up_is_started_again() -> None:
     before = scheduler(dag({"name": "a"}, {"name": "b", "depends": "a"}, {"name": "c"}), leaf(), parallelism=2)
     a, c = before.advance(1000.0, [])
-    before.advance(1001.0, [Began(a.id), Began(c.id)])
-    status = reset_interrupted(before.status, stamp(1002.0))
-    status["nodes"][a.id] |= {"phase": "Succeeded", "finishedAt": stamp(1001.0)}
+    before.advance(1001.0, [PodStarted(a.id), PodStarted(c.id)])
+    status = reset_interrupted(before.status, format_time(1002.0))
+    status["nodes"][a.id] |= {"phase": "Succeeded", "finishedAt": format_time(1001.0)}
     s = Scheduler({**before.context.workflow, "spec": {**before.context.workflow["spec"], "parallelism": 1}}, status)
     assert play(s) == ["c", "b"]
     assert s.status["phase"] == "Succeeded"

@@ -7,7 +7,7 @@ import pytest
 
 from rekindle.errors import ConfigError
 from rekindle.local.emulator import LocalCluster
-from rekindle.local.engine.nodes import Began, Ended, Start
+from rekindle.local.engine.nodes import PodEnded, PodStarted, Start
 from rekindle.local.pods import filesystem
 from rekindle.local.run import execute
 from tests.rekindle.local.played import scheduler, steps
@@ -62,9 +62,9 @@ def test_the_table_has_the_containers_below_their_pod_and_the_next_step_below_th
         ("Container", "Pending", pod.id, "one")
     }
     assert (a["displayName"], s.nodes[pod.id]["children"], a["children"]) == ("a", [a["id"]], [b["id"], c["id"]])
-    s.advance(2, [Began(pod.id), *(Began(id) for id in pod.containers.values())])
+    s.advance(2, [PodStarted(pod.id), *(PodStarted(id) for id in pod.containers.values())])
     assert a["phase"] == "Running"
-    s.advance(3, [*(Ended(id, "Succeeded") for id in pod.containers.values()), Ended(pod.id, "Succeeded")])
+    s.advance(3, [*(PodEnded(id, "Succeeded") for id in pod.containers.values()), PodEnded(pod.id, "Succeeded")])
     group = s.nodes[s.table.ids["w[1]"]]["id"]
     assert b["children"] == c["children"] == [group]
 
@@ -73,7 +73,7 @@ def test_the_containers_of_a_pod_that_never_ran_have_failed_with_it() -> None:
     containers = [{"name": "a"}, {"name": "b", "dependencies": ["a"]}]
     s = scheduler({"name": "main", "containerSet": {"containers": containers}})
     (pod,) = s.advance(1)
-    s.advance(2, [Ended(pod.id, "Error", "init: Error (exit code 64): no such key")])
+    s.advance(2, [PodEnded(pod.id, "Error", "init: Error (exit code 64): no such key")])
     nodes = [(node["phase"], node["message"]) for node in s.nodes.values() if node["type"] == "Container"]
     assert nodes == [("Failed", "Pod Failed whilst container running")] * 2
 

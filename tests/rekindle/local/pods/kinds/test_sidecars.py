@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from rekindle.local.emulator import LocalCluster
-from rekindle.local.engine.nodes import Began, Ended, Kill, Start, stamp
+from rekindle.local.engine.nodes import Kill, PodEnded, PodStarted, Start, format_time
 from rekindle.local.engine.scheduler import Scheduler
 from rekindle.local.journal import reset_interrupted
 from rekindle.local.pods import filesystem
@@ -102,9 +102,9 @@ def test_steps_go_on_beside_a_daemon_know_its_address_and_end_it_when_they_are_o
         steps([{"name": "db"}], [{"name": "use", "template": "use", "arguments": arguments}]), leaf(daemon=True), use
     )
     (db,) = [action for action in s.advance(1) if isinstance(action, Start)]
-    (user,) = [action for action in s.advance(2, [Began(db.id, "127.0.0.1")]) if isinstance(action, Start)]
+    (user,) = [action for action in s.advance(2, [PodStarted(db.id, "127.0.0.1")]) if isinstance(action, Start)]
     assert s.nodes[user.id]["inputs"]["parameters"][0]["value"] == "127.0.0.1"
-    assert s.advance(3, [Ended(user.id, "Succeeded")]) == [Kill(db.id)]
+    assert s.advance(3, [PodEnded(user.id, "Succeeded")]) == [Kill(db.id)]
     assert (s.status["phase"], s.nodes[db.id]["phase"]) == ("Succeeded", "Succeeded")
 
 
@@ -113,8 +113,8 @@ def test_a_daemon_that_ends_before_its_steps_has_failed() -> None:
         dag({"name": "db"}, {"name": "use", "depends": "db", "template": "use"}), leaf(daemon=True), leaf("use")
     )
     (db,) = [action for action in s.advance(1) if isinstance(action, Start)]
-    s.advance(2, [Began(db.id)])
-    s.advance(3, [Ended(db.id, "Succeeded")])
+    s.advance(2, [PodStarted(db.id)])
+    s.advance(3, [PodEnded(db.id, "Succeeded")])
     assert phase(s, "db") == "Failed"
 
 
@@ -122,12 +122,12 @@ def test_a_daemon_that_died_is_tried_again_beside_those_that_use_it_and_ends_wit
     tasks = {"name": "db"}, {"name": "use", "depends": "db", "template": "use"}
     s = scheduler(dag(*tasks), leaf(daemon=True, retryStrategy={"limit": 1}), leaf("use"))
     (first,) = s.advance(1)
-    (use,) = s.advance(2, [Began(first.id)])
+    (use,) = s.advance(2, [PodStarted(first.id)])
     assert s.nodes[use.id]["name"] == "w.use" and s.nodes[s.table.ids["w.db"]]["daemoned"]
-    (second,) = s.advance(3, [Ended(first.id, "Failed")])
+    (second,) = s.advance(3, [PodEnded(first.id, "Failed")])
     assert isinstance(second, Start) and s.nodes[second.id]["name"] == "w.db(1)"
-    assert s.advance(4, [Began(second.id), Began(use.id)]) == []
-    assert s.advance(5, [Ended(use.id, "Succeeded")]) == [Kill(second.id)]
+    assert s.advance(4, [PodStarted(second.id), PodStarted(use.id)]) == []
+    assert s.advance(5, [PodEnded(use.id, "Succeeded")]) == [Kill(second.id)]
     assert s.status["phase"] == "Succeeded"
     assert [phase(s, name) for name in ("db", "db(0)", "db(1)")] == ["Succeeded", "Failed", "Succeeded"]
 
@@ -135,13 +135,13 @@ def test_a_daemon_that_died_is_tried_again_beside_those_that_use_it_and_ends_wit
 def test_a_daemon_with_retries_whose_runner_died_is_waited_for_again() -> None:
     s = scheduler(steps([{"name": "db"}], [{"name": "use", "template": "use"}]), DAEMON, leaf("use"))
     (db,) = s.advance(1)
-    assert len(s.advance(2, [Began(db.id)])) == 1
+    assert len(s.advance(2, [PodStarted(db.id)])) == 1
     again = Scheduler(
-        s.context.workflow, reset_interrupted({**s.status, "nodes": json.loads(json.dumps(s.nodes))}, stamp(3))
+        s.context.workflow, reset_interrupted({**s.status, "nodes": json.loads(json.dumps(s.nodes))}, format_time(3))
     )
     started = [again.nodes[action.id]["name"] for action in again.advance(3)]
     assert started == ["w[0].db(0)"]
-    (use,) = again.advance(4, [Began(db.id)])
+    (use,) = again.advance(4, [PodStarted(db.id)])
     assert again.nodes[use.id]["name"] == "w[1].use"
 
 
