@@ -1,9 +1,9 @@
-"""Submits through an Argo server instead of the Kubernetes API, for those who reach no other.
+"""Submits through an Argo server, for users who cannot reach the Kubernetes API.
 
-    server = ArgoServer.configured("https://argo.example.com", "models")   # or from ARGO_SERVER, as the argo command
+    server = ArgoServer.configured("https://argo.example.com", "models")   # or from ARGO_SERVER
     server.submit(workflow)
 
-The token is ARGO_TOKEN's; ARGO_SECURE=false and ARGO_INSECURE_SKIP_VERIFY=true mean what they mean to `argo`.
+It reads ARGO_TOKEN, ARGO_SECURE and ARGO_INSECURE_SKIP_VERIFY as the `argo` command does.
 """
 
 import os
@@ -17,7 +17,7 @@ from rekindle.errors import ConfigError, RekindleError, without_user
 
 
 class ArgoServer:
-    """Hera's client of one Argo server, for one namespace."""
+    """Hera's client for one namespace of an Argo server."""
 
     def __init__(self, url: str, namespace: str) -> None:
         from hera.workflows import WorkflowsService
@@ -27,42 +27,42 @@ class ArgoServer:
         self.url, self.namespace = without_user(address), namespace
         verify = os.environ.get("ARGO_INSECURE_SKIP_VERIFY", "false").lower() != "true"
         token = os.environ.get("ARGO_TOKEN", "").strip() or None
-        if not (token or "").isprintable():  # the client would say so, and print it
+        if not (token or "").isprintable():  # the client would print it in its error
             raise ConfigError("ARGO_TOKEN must be one line of text, as `argo auth token` prints it.")
-        # urljoin takes a path of the address only with a slash at its end
+        # urljoin keeps the path of the address only if it ends with a slash
         self.service = WorkflowsService(host=address.rstrip("/") + "/", verify_ssl=verify, token=token)
-        self.service.session.hooks["response"] = [self._refused]
+        self.service.session.hooks["response"] = [self._raise_for_status]
 
     @classmethod
     def configured(cls, url: str | None, namespace: str) -> "ArgoServer | None":
-        """The one of the flag or of ARGO_SERVER."""
+        """The server of --argo-server or of ARGO_SERVER."""
         url = url or os.environ.get("ARGO_SERVER")
         return cls(url, namespace) if url else None
 
     def submit(self, workflow: Object) -> None:
-        """Raises ConfigError for what the server refuses, RekindleError where it cannot be asked."""
+        """Raises ConfigError if the server rejects the workflow, RekindleError if it is unavailable."""
         from hera.workflows.models import WorkflowCreateRequest
         from pydantic import ValidationError
 
-        class AsItIs(WorkflowCreateRequest):
-            workflow: Any = None  # Hera's model of it would drop the fields that it does not know
+        class UncheckedRequest(WorkflowCreateRequest):
+            workflow: Any = None  # Hera's model would drop unknown fields
 
-        with suppress(ValidationError):  # it is taken; only Hera's model does not know all of what comes back
-            self._call(self.service.create_workflow, AsItIs(workflow=workflow), namespace=self.namespace)
+        with suppress(ValidationError):  # the workflow is submitted; Hera's model only rejects the response
+            self._call(self.service.create_workflow, UncheckedRequest(workflow=workflow), namespace=self.namespace)
 
     def equal(self, workflow: Object) -> str | None:
-        """The name of a run that has not ended and does the same. Others' workflows may be more than Hera knows."""
+        """The name of an active run with equal manifest and parameters. Hera's models reject some workflows."""
         service = self.service
-        found = self._call(
+        response = self._call(
             service.session.get,
             f"{service.host}api/v1/workflows/{self.namespace}",
             params={"listOptions.labelSelector": f"{COMPLETED}!=true"},
             headers={"Authorization": service.token},
             verify=service.verify_ssl,
         )
-        for each in self._call(found.json).get("items") or []:
-            if same_manifest(each, workflow) and arguments(each) == arguments(workflow):
-                return str(each["metadata"]["name"])
+        for running in self._call(response.json).get("items") or []:
+            if same_manifest(running, workflow) and arguments(running) == arguments(workflow):
+                return str(running["metadata"]["name"])
         return None
 
     def _call(self, call: Any, *args: Any, **options: Any) -> Any:
@@ -76,20 +76,20 @@ class ArgoServer:
                 "ARGO_SERVER) right? Without it, the Kubernetes API is used."
             ) from error
 
-    def _refused(self, answer: Any, **_: Any) -> None:
-        """What is no answer to what was asked, told apart by whose trouble it is."""
-        if answer.ok:
+    def _raise_for_status(self, response: Any, **_: Any) -> None:
+        """Raise RekindleError for errors of access or of the server, ConfigError for those of the workflow."""
+        if response.ok:
             return
         try:
-            said = answer.json()["message"]
+            message = response.json()["message"]
         except (ValueError, KeyError, TypeError):
-            said = answer.text[:500]
-        said = f"{answer.status_code} {answer.reason}: {said}"
-        if answer.status_code in (401, 403):
-            raise RekindleError(f"{self.url} refuses: {said}. Set ARGO_TOKEN (`argo auth token` prints one).")
-        if answer.status_code == 429 or answer.status_code >= 500:
+            message = response.text[:500]
+        message = f"{response.status_code} {response.reason}: {message}"
+        if response.status_code in (401, 403):
+            raise RekindleError(f"{self.url} refuses: {message}. Set ARGO_TOKEN (`argo auth token` prints one).")
+        if response.status_code == 429 or response.status_code >= 500:
             raise RekindleError(
-                f"the Argo server {self.url} is in trouble: {said}. Submit again when it is well; without "
+                f"the Argo server {self.url} is in trouble: {message}. Submit again when it works; without "
                 "--argo-server (or ARGO_SERVER), the Kubernetes API is used."
             )
-        raise ConfigError(f"{self.url} refuses the workflow: {said}")
+        raise ConfigError(f"{self.url} refuses the workflow: {message}")

@@ -1,16 +1,15 @@
-"""Can a pipeline run in this namespace? Asked of the cluster itself; each failure comes with its remedy.
+"""Checks whether pipelines can run in a namespace, by trying it on the cluster; each failure has a remedy.
 
-    for check in check(Cluster.connect(namespace="models"), config.cluster, config.train): print(check)
+    for result in check(Cluster.connect(namespace="models"), config.cluster, config.train): print(result)
 
-Nothing is believed that can be tried: pods and a job are created (dry run), the webhook is given what it must refuse,
-and a pod looks at the object store and at MLflow, and is deleted again. What may not be asked is said as a warning.
+Pods and a job are created as a dry run, the webhook gets a job that it must refuse, and a pod tests the object store
+and MLflow and is deleted again. What the user may not read is reported as a warning.
 """
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator
-from functools import partial
-from typing import get_args
+from collections.abc import Iterable, Iterator
+from typing import Any, get_args
 
 import yaml
 
@@ -21,7 +20,7 @@ from rekindle.blocks.settings import ClusterConfig, PodName
 from rekindle.cluster import platform
 from rekindle.cluster.api import PODS, Cluster, Object, Resource
 from rekindle.cluster.errors import ApiError
-from rekindle.cluster.probe import SECONDS, inside, manifest
+from rekindle.cluster.probe import SECONDS, checks_from_pod, manifest
 from rekindle.errors import Check, RekindleError, without_user
 from rekindle.training.spec import TrainConfig
 
@@ -29,12 +28,12 @@ JOBS = Resource("kubeflow.org/v1", "pytorchjobs")
 NAMESPACES = Resource("v1", "namespaces", namespaced=False)
 SECRETS, CONFIG_MAPS = Resource("v1", "secrets"), Resource("v1", "configmaps")
 ACCOUNTS = Resource("v1", "serviceaccounts")
-EVERY_POD = Resource("v1", "pods", namespaced=False)
-SERVED = {
+ALL_PODS = Resource("v1", "pods", namespaced=False)
+KINDS = {
     "argoproj.io/v1alpha1": ("workflows", "workflowtemplates", "cronworkflows", "workflowtaskresults"),
     "kubeflow.org/v1": ("pytorchjobs",),
 }
-KUBERNETES, ARGO, OPERATOR = (1, 30), (3, 7), (1, 9)  # the oldest that will do; docs/cluster.md says the same
+KUBERNETES, ARGO, OPERATOR = (1, 30), (3, 7), (1, 9)  # the oldest supported versions, as in docs/cluster.md
 INSTALL = {
     "argoproj.io/v1alpha1": f"install Argo Workflows {ARGO[0]}.{ARGO[1]} or newer",
     "kubeflow.org/v1": f"install the Kubeflow training operator {OPERATOR[0]}.{OPERATOR[1]}",
@@ -43,8 +42,8 @@ CONTROLLERS = {
     "Argo's controller": ("app=workflow-controller", ARGO, INSTALL["argoproj.io/v1alpha1"]),
     "training operator": ("control-plane=kubeflow-training-operator", OPERATOR, INSTALL["kubeflow.org/v1"]),
 }
-# what the commands of this program do as whoever calls them: (group, resource, verbs)
-YOURS = (
+# what the commands of `rekindle` need: (group, resource, verbs)
+USER_RULES = (
     ("argoproj.io", "workflows", "get list watch create update patch delete"),
     ("argoproj.io", "workflowtemplates", "get create update"),
     ("argoproj.io", "cronworkflows", "get create update"),
@@ -52,149 +51,153 @@ YOURS = (
     ("", "pods/log", "get"),
 )
 RENDER = "rekindle platform render -n {0} ... | kubectl apply -f -"
+POD_SECURITY = "pod-security.kubernetes.io/enforce"
 
 
 def check(cluster: Cluster, config: ClusterConfig, train: TrainConfig, seconds: float = SECONDS) -> list[Check]:
-    """Every check, in order. A pod has to start: that takes some seconds, or minutes where its image is not there.
+    """Run every check, in order. An error of one check is its result; the others still run.
 
-    What keeps one check from its end is a finding of that check, and the others go on. `seconds`: how long to wait for
-    the pod.
+    `seconds`: how long to wait for the pod, which takes minutes to start if its image must be pulled.
     """
-    found = [_api(cluster)]
-    if not found[0].ok:
-        return found
-    plain = (kinds, controllers, namespace, rights, account, addresses, artifact_repository, credentials, admission)
-    examined: dict[str, Callable[[Cluster, ClusterConfig], Iterable[Check]]] = {
-        **{each.__name__.replace("_", " "): each for each in plain},
-        "webhook": partial(webhook, train=train),
-        "init container": init_container,
-        "probe": partial(inside, seconds=seconds),
+    results = [_api_server(cluster)]
+    if not results[0].ok:
+        return results
+    checks: dict[str, Iterator[Check]] = {
+        "kinds": kinds(cluster),
+        "controllers": controllers(cluster),
+        "namespace": namespace(cluster),
+        "your rights": user_rights(cluster),
+        "account": account(cluster, config.service_account),
+        "addresses": addresses(cluster),
+        "artifact repository": artifact_repository(cluster),
+        "credentials": credentials(cluster),
+        "admission": admission(cluster, config),
+        "webhook": webhook(cluster, config, train),
+        "init container": init_container(cluster),
+        "probe": checks_from_pod(cluster, config, seconds),
     }
-    for name, each in examined.items():
+    for name, check_results in checks.items():
         try:
-            for one in each(cluster, config):
-                found.append(one)
+            for result in check_results:
+                results.append(result)
         except RekindleError as error:
-            asked = getattr(error, "code", 0) != 403  # it is no failure not to be allowed to look
-            found.append(Check(name, False, f"not checked: {error}", "Fix that, then check again.", required=asked))
-    return found
+            required = getattr(error, "code", 0) != 403  # a missing permission to look is not a failure
+            results.append(Check(name, False, f"not checked: {error}", "Fix that, then check again.", required))
+    return results
 
 
-def _api(cluster: Cluster) -> Check:
+def _api_server(cluster: Cluster) -> Check:
     try:
         version = cluster.call("GET", "/version")
     except ApiError as error:
         return Check("API server", False, str(error), "Choose a --context that answers: kubectl config get-contexts")
-    known = tuple(int(re.sub(r"\D", "", version[part]) or 0) for part in ("major", "minor"))
-    found = f"{cluster.server}, Kubernetes {version['gitVersion']}"
-    return Check(
-        "API server", known >= KUBERNETES, found, f"Kubernetes {KUBERNETES[0]}.{KUBERNETES[1]} or newer is needed."
-    )
+    numbers = tuple(int(re.sub(r"\D", "", version[part]) or 0) for part in ("major", "minor"))
+    detail = f"{cluster.server}, Kubernetes {version['gitVersion']}"
+    remedy = f"Kubernetes {KUBERNETES[0]}.{KUBERNETES[1]} or newer is needed."
+    return Check("API server", numbers >= KUBERNETES, detail, remedy)
 
 
-def kinds(cluster: Cluster, _: ClusterConfig) -> Iterator[Check]:
-    """The kinds that workflows are made of, in the versions that are written."""
-    for api, wanted in SERVED.items():
+def kinds(cluster: Cluster) -> Iterator[Check]:
+    """Whether the kinds of which workflows consist are defined, in the right versions."""
+    for api, required in KINDS.items():
         try:
-            served = {each["name"] for each in cluster.call("GET", f"/apis/{api}")["resources"]}
+            defined = {resource["name"] for resource in cluster.call("GET", f"/apis/{api}")["resources"]}
         except ApiError as error:
             if error.code != 404:
                 raise
-            served = set()
-        missing = [each for each in wanted if each not in served]
-        remedy = f"What defines them is away or too old: {INSTALL[api]}."
-        yield Check(api, not missing, f"no {', '.join(missing)}" if missing else ", ".join(wanted), remedy)
+            defined = set()
+        missing = [kind for kind in required if kind not in defined]
+        detail = f"no {', '.join(missing)}" if missing else ", ".join(required)
+        yield Check(api, not missing, detail, f"Its definitions are missing or too old: {INSTALL[api]}.")
 
 
-def controllers(cluster: Cluster, _: ClusterConfig) -> Iterator[Check]:
-    """That they run, see this namespace, and are not too old."""
+def controllers(cluster: Cluster) -> Iterator[Check]:
+    """Whether they run, watch this namespace, and are new enough."""
     for name, (label, oldest, remedy) in CONTROLLERS.items():
-        running = [each for each in cluster.listed(EVERY_POD, label) if _ready(each)]
+        running = next(filter(_ready, cluster.list_objects(ALL_PODS, label)), None)
         if not running:
-            why = f"no pod with the label {label} is ready"
-            yield Check(name, False, why, f"See its log (kubectl get pods -A -l {label}), or {remedy}.")
+            remedy = f"See its log (kubectl get pods -A -l {label}), or {remedy}."
+            yield Check(name, False, f"no pod with the label {label} is ready", remedy)
             continue
-        container = running[0]["spec"]["containers"][0]
-        words = [*(container.get("command") or []), *(container.get("args") or [])]
-        where, image = running[0]["metadata"]["namespace"], container["image"]
-        seen = _value(words, "--managed-namespace") or _value(words, "--namespace")
-        seen = seen or (where if "--namespaced" in words else "")
-        version = re.search(r":v?(\d+)\.(\d+)", image)
-        young = not version or (int(version[1]), int(version[2])) >= oldest
-        ours = not seen or seen == cluster.namespace
-        found = f"{image.rpartition('/')[2]} in {where}" + ("" if ours else f", which sees only namespace {seen}")
-        yield Check(name, young and ours, found, f"Let it watch {cluster.namespace}." if young else f"{remedy}.")
+        container, own_namespace = running["spec"]["containers"][0], running["metadata"]["namespace"]
+        args = [*(container.get("command") or []), *(container.get("args") or [])]
+        watched = _flag(args, "--managed-namespace") or _flag(args, "--namespace")
+        watched = watched or (own_namespace if "--namespaced" in args else "")
+        version = re.search(r":v?(\d+)\.(\d+)", container["image"])
+        supported = not version or (int(version[1]), int(version[2])) >= oldest
+        sees_namespace = watched in ("", cluster.namespace)
+        detail = f"{container['image'].rpartition('/')[2]} in {own_namespace}"
+        detail += "" if sees_namespace else f", which sees only namespace {watched}"
+        remedy = f"Let it watch {cluster.namespace}." if supported else f"{remedy}."
+        yield Check(name, supported and sees_namespace, detail, remedy)
 
 
-def namespace(cluster: Cluster, _: ClusterConfig) -> Iterator[Check]:
-    labels = _labels(cluster)
-    enforced = labels.get("pod-security.kubernetes.io/enforce", "nothing")
-    remedy = f"kubectl label namespace {cluster.namespace} pod-security.kubernetes.io/enforce=restricted"
-    yield Check("PodSecurity", enforced == "restricted", f"{enforced} is enforced", remedy, required=False)
+def namespace(cluster: Cluster) -> Iterator[Check]:
+    level = _enforced_level(cluster)
+    remedy = f"kubectl label namespace {cluster.namespace} {POD_SECURITY}=restricted"
+    yield Check("PodSecurity", level == "restricted", f"{level or 'nothing'} is enforced", remedy, required=False)
 
 
-def rights(cluster: Cluster, _: ClusterConfig) -> Iterator[Check]:
-    """What you may do: each command of this program needs some of it."""
-    rules = [(group, resource, verb) for group, resource, verbs in YOURS for verb in verbs.split()]
-    denied = _denied(cluster, rules, "selfsubjectaccessreviews", {})
-    remedy = "Ask whoever administers the cluster for a Role with these verbs, bound to you."
-    yield Check("your rights", not denied, _named(denied) or f"{len(rules)} of {len(rules)} granted", remedy)
+def user_rights(cluster: Cluster) -> Iterator[Check]:
+    """What the user may do; each command of `rekindle` needs a part of it."""
+    rules = [(group, resource, verb) for group, resource, verbs in USER_RULES for verb in verbs.split()]
+    denied = _denied(cluster, rules, "selfsubjectaccessreviews")
+    remedy = "Ask an administrator of the cluster for a Role with these verbs, bound to you."
+    yield Check("your rights", not denied, denied or f"{len(rules)} of {len(rules)} granted", remedy)
 
 
-def account(cluster: Cluster, config: ClusterConfig) -> Iterator[Check]:
-    """That the workflows' account is there, may do what a pipeline does, and has a token for Argo's container."""
-    name = config.service_account
+def account(cluster: Cluster, name: str) -> Iterator[Check]:
+    """Whether the account of workflows exists, may do what a pipeline does, and has a token for Argo's container."""
     remedy = RENDER.format(cluster.namespace)
     if not cluster.find(ACCOUNTS, name):
         yield Check("account", False, f"there is no ServiceAccount {name}", remedy)
         return
     rules = list(platform.rules())
-    whom = {"user": f"system:serviceaccount:{cluster.namespace}:{name}"}
+    user = f"system:serviceaccount:{cluster.namespace}:{name}"
     try:
-        denied = _denied(cluster, rules, "subjectaccessreviews", whom)
-        found = _named(denied) or f"{name}: {len(rules)} of {len(rules)} rights granted"
-        yield Check("account", not denied, found, remedy)
+        denied = _denied(cluster, rules, "subjectaccessreviews", user=user)
+        detail = denied or f"{name}: {len(rules)} of {len(rules)} rights granted"
+        yield Check("account", not denied, detail, remedy)
     except ApiError as error:
         yield Check("account", False, str(error), "Have an administrator run this check.", required=False)
     secret = f"{name}.service-account-token"
-    token = cluster.find(SECRETS, secret)
-    there = bool(token and (token.get("data") or {}).get("token"))
-    yield Check("token", there, f"Secret {secret} " + ("holds one" if there else "is missing or empty"), remedy)
+    exists = bool(_data(cluster, SECRETS, secret).get("token"))
+    yield Check("token", exists, f"Secret {secret} {'has one' if exists else 'is missing or empty'}", remedy)
 
 
-def addresses(cluster: Cluster, _: ClusterConfig) -> Iterator[Check]:
-    """That steps are told where things are."""
-    remedy = RENDER.format(cluster.namespace)
-    steps = (cluster.find(CONFIG_MAPS, pods.CONFIG_MAP) or {}).get("data") or {}
-    names = ("S3_BUCKET", "MLFLOW_TRACKING_URI")
-    missing = [name for name in names if not steps.get(name)]
-    has = f"no {' and no '.join(missing)}" if missing else " and ".join(names)
-    found = f"ConfigMap {pods.CONFIG_MAP} has {has}"
-    yield Check("addresses", not missing, found, remedy)
+def addresses(cluster: Cluster) -> Iterator[Check]:
+    """Whether steps get the addresses of the services."""
+    settings, names = _data(cluster, CONFIG_MAPS, pods.CONFIG_MAP), ("S3_BUCKET", "MLFLOW_TRACKING_URI")
+    missing = [name for name in names if not settings.get(name)]
+    detail = f"ConfigMap {pods.CONFIG_MAP} has " + (
+        f"no {' and no '.join(missing)}" if missing else " and ".join(names)
+    )
+    yield Check("addresses", not missing, detail, RENDER.format(cluster.namespace))
 
 
-def artifact_repository(cluster: Cluster, _: ClusterConfig) -> Iterator[Check]:
-    """That Argo is told of the same bucket."""
-    steps = (cluster.find(CONFIG_MAPS, pods.CONFIG_MAP) or {}).get("data") or {}
+def artifact_repository(cluster: Cluster) -> Iterator[Check]:
+    """Whether Argo uses the same bucket as the steps."""
+    settings = _data(cluster, CONFIG_MAPS, pods.CONFIG_MAP)
     bucket, endpoint = _repository(cluster)
-    address = without_user(steps.get("S3_ENDPOINT_URL") or "")
-    wanted = steps.get("S3_BUCKET"), re.sub("^https?://", "", address).rstrip("/")
-    same = bucket == wanted[0] and (endpoint == wanted[1] or (not wanted[1] and "amazonaws.com" in endpoint))
-    found = f"bucket {bucket!r} at {endpoint!r}" + ("" if same else f", while steps use {wanted[0]!r} at {wanted[1]!r}")
-    yield Check("artifact repository", same, found, RENDER.format(cluster.namespace))
+    of_steps = re.sub("^https?://", "", without_user(settings.get("S3_ENDPOINT_URL") or "")).rstrip("/")
+    same_endpoint = endpoint == of_steps or (not of_steps and "amazonaws.com" in endpoint)
+    same = same_endpoint and bucket == settings.get("S3_BUCKET")
+    detail = f"bucket {bucket!r} at {endpoint!r}"
+    detail += "" if same else f", while steps use {settings.get('S3_BUCKET')!r} at {of_steps!r}"
+    yield Check("artifact repository", same, detail, RENDER.format(cluster.namespace))
 
 
-def credentials(cluster: Cluster, _: ClusterConfig) -> Iterator[Check]:
-    """Their names only. Without a Secret pods rely on a cloud role: whether it is there shows in `object store`."""
-    data = (cluster.find(SECRETS, pods.SECRET) or {}).get("data") or {}
+def credentials(cluster: Cluster) -> Iterator[Check]:
+    """Whether the keys exist. Without them pods need a cloud role, which the check of the object store tests."""
+    data = _data(cluster, SECRETS, pods.SECRET)
     missing = [name for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY") if not data.get(name)]
-    found = f"Secret {pods.SECRET} has no {' and no '.join(missing)}" if missing else f"Secret {pods.SECRET} has both"
+    detail = f"Secret {pods.SECRET} has " + (f"no {' and no '.join(missing)}" if missing else "both")
     remedy = platform.secret(cluster.namespace) + " Not needed where pods have a cloud role."
-    yield Check("credentials", not missing, found, remedy, required=False)
+    yield Check("credentials", not missing, detail, remedy, required=False)
 
 
 def admission(cluster: Cluster, config: ClusterConfig) -> Iterator[Check]:
-    """A pod of each kind, as the config has it: PodSecurity, quota, LimitRange, PriorityClass and account in one."""
+    """Whether a pod of each kind is admitted: by PodSecurity, quota, LimitRange, PriorityClass and account."""
     for name in get_args(PodName):
         settings = config.pod(name)
         settings = settings.model_copy(update={"cpu": settings.cpu or "1"})
@@ -207,91 +210,83 @@ def admission(cluster: Cluster, config: ClusterConfig) -> Iterator[Check]:
 
 
 def webhook(cluster: Cluster, config: ClusterConfig, train: TrainConfig) -> Iterator[Check]:
-    """The job that the config asks for is taken, and one that only the webhook can find wrong is not (dry run)."""
-    good = pytorch_job("rekindle-doctor", train, config, [])
-    good["metadata"]["labels"] = {}
-    for replica in good["spec"]["pytorchReplicaSpecs"].values():
+    """Whether the job of the config is admitted, and one that only the webhook can refuse is not."""
+    job = pytorch_job("rekindle-doctor", train, config, [])
+    job["metadata"]["labels"] = {}
+    for replica in job["spec"]["pytorchReplicaSpecs"].values():
         replica["template"]["metadata"]["labels"] = {}
-    bad = json.loads(json.dumps(good).replace('"name": "pytorch"', '"name": "another"'))
+    invalid_job = json.loads(json.dumps(job).replace('"name": "pytorch"', '"name": "another"'))
+    ok, detail = False, "a job without its main container was admitted: no webhook looks at jobs"
+    try:
+        cluster.create(JOBS, job, dry_run=True)
+        try:
+            cluster.create(JOBS, invalid_job, dry_run=True)
+        except ApiError as error:
+            ok = "webhook" in str(error)
+            detail = "admits a valid job and refuses an invalid one" if ok else str(error)
+    except ApiError as error:
+        detail = str(error)
     remedy = "Restart the training operator (kubectl -n kubeflow rollout restart deployment training-operator)."
-    try:
-        cluster.create(JOBS, good, dry_run=True)
-    except ApiError as error:
-        yield Check("webhook", False, str(error), remedy)
-        return
-    try:
-        cluster.create(JOBS, bad, dry_run=True)
-    except ApiError as error:
-        refused = "webhook" in str(error)
-        found = "takes what it must, and refuses what it must" if refused else str(error)
-        yield Check("webhook", refused, found, remedy)
-        return
-    yield Check("webhook", False, "a job without its main container was taken: no webhook looks at jobs", remedy)
+    yield Check("webhook", ok, detail, remedy)
 
 
-def init_container(cluster: Cluster, _: ClusterConfig) -> Iterator[Check]:
-    """The one container that is not ours: under `restricted`, workers are refused unless the operator hardens it."""
-    if _labels(cluster).get("pod-security.kubernetes.io/enforce") != "restricted":
+def init_container(cluster: Cluster) -> Iterator[Check]:
+    """Whether the operator hardens the init container that it adds: `restricted` refuses workers otherwise."""
+    if _enforced_level(cluster) != "restricted":
         yield Check("init container", True, "not restricted here")
         return
     template = ""
-    for operator in cluster.listed(EVERY_POD, CONTROLLERS["training operator"][0]):
+    for operator in cluster.list_objects(ALL_PODS, CONTROLLERS["training operator"][0]):
+        own_namespace = cluster.in_namespace(operator["metadata"]["namespace"])
         for volume in operator["spec"].get("volumes") or []:
             if name := (volume.get("configMap") or {}).get("name"):
-                maps = cluster.within(operator["metadata"]["namespace"])
-                template += "".join(((maps.find(CONFIG_MAPS, name) or {}).get("data") or {}).values())
+                template += "".join(_data(own_namespace, CONFIG_MAPS, name).values())
     ok = "allowPrivilegeEscalation: false" in template
-    found = "the operator has a hardened template" if ok else "the operator's own is not hardened: workers are refused"
+    detail = "the operator has a hardened template" if ok else "the operator's own is not hardened: workers are refused"
     remedy = "rekindle platform render --operator | kubectl apply --server-side --field-manager=rekindle -f -"
-    yield Check("init container", ok, found, remedy)
+    yield Check("init container", ok, detail, remedy)
 
 
-def _denied(
-    cluster: Cluster, rules: Iterable[tuple[str, str, str]], kind: str, whom: dict[str, str]
-) -> list[tuple[str, str, str]]:
-    found = []
+def _denied(cluster: Cluster, rules: Iterable[tuple[str, str, str]], review: str, **subject: str) -> str:
+    """The rules that are not granted, as text."""
+    denied: dict[str, list[str]] = {}
     for group, resource, verb in rules:
-        resource, _, part = resource.partition("/")
-        asked = {"namespace": cluster.namespace, "group": group, "resource": resource, "verb": verb}
-        spec = {**whom, "resourceAttributes": asked | ({"subresource": part} if part else {})}
-        answer = cluster.call("POST", f"/apis/authorization.k8s.io/v1/{kind}", {"spec": spec})
+        plural, _, part = resource.partition("/")
+        attributes = {"namespace": cluster.namespace, "group": group, "resource": plural, "verb": verb}
+        spec = {**subject, "resourceAttributes": attributes | ({"subresource": part} if part else {})}
+        answer = cluster.call("POST", f"/apis/authorization.k8s.io/v1/{review}", {"spec": spec})
         if not answer["status"].get("allowed"):
-            found.append((group, "/".join(filter(None, (resource, part))), verb))
-    return found
-
-
-def _named(denied: list[tuple[str, str, str]]) -> str:
-    by_kind: dict[str, list[str]] = {}
-    for group, resource, verb in denied:
-        by_kind.setdefault(f"{resource}.{group}" if group else resource, []).append(verb)
-    return "; ".join(f"may not {', '.join(verbs)} {kind}" for kind, verbs in by_kind.items())
+            denied.setdefault(f"{resource}.{group}" if group else resource, []).append(verb)
+    return "; ".join(f"may not {', '.join(verbs)} {kind}" for kind, verbs in denied.items())
 
 
 def _repository(cluster: Cluster) -> tuple[str, str]:
     """Bucket and endpoint of the default artifact repository of the namespace."""
-    found = cluster.find(CONFIG_MAPS, "artifact-repositories") or {}
-    annotations = (found.get("metadata") or {}).get("annotations") or {}
+    config_map = cluster.find(CONFIG_MAPS, "artifact-repositories") or {}
+    annotations = (config_map.get("metadata") or {}).get("annotations") or {}
     key = annotations.get(DEFAULT_ARTIFACT_REPOSITORY, "")
     try:
-        s3 = (yaml.safe_load((found.get("data") or {}).get(key, "")) or {}).get("s3") or {}
+        s3 = (yaml.safe_load((config_map.get("data") or {}).get(key, "")) or {}).get("s3") or {}
     except (yaml.YAMLError, AttributeError) as error:
         raise RekindleError(f"ConfigMap artifact-repositories, key {key}: {error}") from error
     return str(s3.get("bucket", "")), str(s3.get("endpoint", "")).rpartition("@")[2]
 
 
-def _labels(cluster: Cluster) -> dict[str, str]:
-    return cluster.get(NAMESPACES, cluster.namespace)["metadata"].get("labels") or {}
+def _data(cluster: Cluster, resource: Resource, name: str) -> dict[str, Any]:
+    """The data of a ConfigMap or Secret; {} if it does not exist."""
+    return (cluster.find(resource, name) or {}).get("data") or {}
+
+
+def _enforced_level(cluster: Cluster) -> str:
+    return (cluster.get(NAMESPACES, cluster.namespace)["metadata"].get("labels") or {}).get(POD_SECURITY, "")
 
 
 def _ready(pod: Object) -> bool:
     conditions = (pod.get("status") or {}).get("conditions") or []
-    return any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
+    return any(condition["type"] == "Ready" and condition["status"] == "True" for condition in conditions)
 
 
-def _value(words: list[str], flag: str) -> str:
+def _flag(args: list[str], flag: str) -> str:
     """The value of `--flag VALUE` or `--flag=VALUE`."""
-    for word, after in zip(words, [*words, ""][1:], strict=True):
-        name, equals, value = word.partition("=")
-        if name == flag:
-            return value if equals else after
-    return ""
+    match = re.search(rf"(?:^|\n){flag}[=\n](.*)", "\n".join(args))
+    return match[1] if match else ""

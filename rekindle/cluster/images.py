@@ -1,4 +1,4 @@
-"""Container images from the repository's Dockerfiles, with docker or buildah, whichever works here.
+"""Builds container images from the repository's Dockerfile, with docker or buildah, whichever works here.
 
 rekindle images build train --tag registry.example.com/rekindle:0.1 --push
 """
@@ -16,19 +16,19 @@ from rekindle import project
 from rekindle.errors import ConfigError, RekindleError, say
 
 Name = Literal["train", "serve", "mlflow"]
-# build arguments of each image; without any the Dockerfile makes the one for every pod
+# build arguments by image; the default image runs every kind of pod
 ARGUMENTS = {
     "train": [],
     "serve": ["--build-arg", "EXTRAS=serve"],
     "mlflow": ["--build-arg", "EXTRAS=mlflow", "--target", "mlflow"],
 }
-# a client without its daemon is no help; buildah needs none
+# `docker info` fails without the daemon; buildah needs none
 TOOLS = {"docker": ["docker", "info"], "buildah": ["buildah", "info"]}
 
 
 @dataclass(frozen=True)
 class Image:
-    """What was built. `digest` names it in a registry, so only a pushed image has one."""
+    """A built image. Only a pushed one has a `digest`, which names it in its registry."""
 
     tag: str
     id: str
@@ -36,20 +36,19 @@ class Image:
 
     @property
     def repository(self) -> str:
-        """The tag without its version; a registry's port is none."""
+        """The tag without its version; the port of a registry is no version."""
         return self.tag.rpartition(":")[0] if ":" in self.tag.rpartition("/")[2] else self.tag
 
     @property
     def pinned(self) -> str:
-        """How a manifest names exactly this image; "" before it is pushed."""
+        """The name of exactly this image for a manifest; "" before it is pushed."""
         return f"{self.repository}@{self.digest}" if self.digest else ""
 
 
 def build(name: Name, tag: str, *, push: bool = False, more: Sequence[str] = ()) -> Image:
-    """Build an image as `tag`; `more` are flags of the builder, such as --build-arg.
+    """Build an image as `tag`; `more` are flags for the builder, such as --build-arg. Its output goes to stderr.
 
-    What the builder says goes to stderr. Raises ConfigError without a Dockerfile or a builder, RekindleError if it
-    fails.
+    Raises ConfigError without a Dockerfile or a builder, RekindleError if the build fails.
     """
     file = project.file("images/Dockerfile")
     root = file.parents[1]
@@ -57,47 +56,47 @@ def build(name: Name, tag: str, *, push: bool = False, more: Sequence[str] = ())
         raise ConfigError(f"{root} has no uv.lock: images are built from a clone of the repository, not from a wheel.")
     tool = _tool()
     with TemporaryDirectory() as scratch:
-        identity = Path(scratch, "id")
-        layers = ["--layers"] if tool == "buildah" else []  # docker keeps them without being asked
-        named = ["--file", str(file), "--tag", tag, "--iidfile", str(identity)]
-        _run(tool, "build", *layers, *named, *ARGUMENTS[name], *more, str(root))
-        image = Image(tag, identity.read_text().strip())
-        return replace(image, digest=_pushed(tool, image, Path(scratch, "digest"))) if push else image
+        id_file = Path(scratch, "id")
+        flags = ["--layers"] if tool == "buildah" else []  # docker caches layers by default
+        flags += ["--file", str(file), "--tag", tag, "--iidfile", str(id_file)]
+        _run(tool, "build", *flags, *ARGUMENTS[name], *more, str(root))
+        image = Image(tag, id_file.read_text().strip())
+        return replace(image, digest=_push(tool, image, Path(scratch, "digest"))) if push else image
 
 
-def _pushed(tool: str, image: Image, file: Path) -> str:
-    """The digest that the registry knows the image by, once it is there."""
+def _push(tool: str, image: Image, file: Path) -> str:
+    """Push the image; returns its digest in the registry."""
     if tool == "buildah":
         _run("buildah", "push", "--digestfile", str(file), image.tag)
         return file.read_text().strip()
     _run("docker", "push", image.tag)
-    found = _run("docker", "image", "inspect", "--format", "{{json .RepoDigests}}", image.tag)
-    return next(each for each in json.loads(found) if each.startswith(f"{image.repository}@")).partition("@")[2]
+    digests = json.loads(_run("docker", "image", "inspect", "--format", "{{json .RepoDigests}}", image.tag))
+    return next(name for name in digests if name.startswith(f"{image.repository}@")).partition("@")[2]
 
 
 def _tool() -> str:
     for tool, probe in TOOLS.items():
         if shutil.which(tool) and subprocess.run(probe, capture_output=True, timeout=60).returncode == 0:
             return tool
-    there = [tool for tool in TOOLS if shutil.which(tool)]
-    why = f"{' and '.join(there)} cannot work here (is the daemon running?)" if there else "neither is on the PATH"
+    installed = [tool for tool in TOOLS if shutil.which(tool)]
+    why = f"{' and '.join(installed)} fails here (is the daemon running?)" if installed else "neither is on the PATH"
     raise ConfigError(
         f"images are built with docker or buildah, and {why}. Install one (apt-get install buildah), start docker, or "
-        "build where they are: the Dockerfiles in images/ need nothing of this machine."
+        "build on another machine: images/Dockerfile needs only the repository."
     )
 
 
 def _run(*command: str) -> str:
-    """What the builder says on stdout, which is shown on stderr as well: ours is for the result."""
+    """The stdout of the builder, which is copied to stderr: our stdout is for the result."""
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout
-        said = ""
+        output = ""
         for line in process.stdout:
             say(line.rstrip("\n"))
-            said += line
+            output += line
     if process.returncode:
         raise RekindleError(
-            f"`{' '.join(command)}` ended with {process.returncode}: its last lines above say why. Behind a proxy or "
-            "another index, hand flags to the builder: rekindle images build ... -- --build-arg PIP_INDEX_URL=..."
+            f"`{' '.join(command)}` ended with {process.returncode}: see its last lines above. Behind a proxy or with "
+            "another index, pass flags to the builder: rekindle images build ... -- --build-arg PIP_INDEX_URL=..."
         )
-    return said
+    return output

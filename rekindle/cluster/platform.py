@@ -1,8 +1,8 @@
-"""What a namespace needs once before pipelines run in it: the objects of configs/platform, filled in.
+"""Renders what a namespace needs before pipelines run in it: the objects of configs/platform, with values.
 
     rekindle platform render -n models --bucket models --mlflow https://mlflow.example.com | kubectl apply -f -
 
-Credentials are referred to by name and never pass through here: `secret(namespace)` says how to make their Secret.
+Credentials are referenced by name only: `secret(namespace)` shows how to create their Secret.
 """
 
 import re
@@ -33,7 +33,7 @@ BUCKET = re.compile(r"[a-z0-9][-.a-z0-9]{1,61}[a-z0-9]")
 
 @dataclass(frozen=True)
 class Platform:
-    """What is asked for. Raises ConfigError if it does not fit together."""
+    """The settings of a platform. Raises ConfigError if they are invalid or conflict."""
 
     namespace: str
     bucket: str = "rekindle"
@@ -56,26 +56,26 @@ class Platform:
         for name, url in (("endpoint", self.endpoint), ("MLflow", self.mlflow)):
             parts = urlsplit(url)
             if "@" in url:
-                raise ConfigError(f"the address of {name} holds a user or password: put them into a Secret.")
+                raise ConfigError(f"the address of {name} contains a user or password: put them into a Secret.")
             if url and (parts.scheme not in ("http", "https") or not parts.netloc):
                 raise ConfigError(f'the address of {name} is "{url}": it must be http(s)://HOST[:PORT].')
             if url and name == "endpoint" and parts.path.strip("/"):
-                raise ConfigError(f'the endpoint is "{url}": a path is not possible, the bucket is given by itself.')
+                raise ConfigError(f'the endpoint is "{url}": a path is not possible, --bucket names the bucket.')
         for name in self.images:
             if name not in IMAGES:
-                raise ConfigError(f'there is no image "{name}" here.{did_you_mean(name, set(IMAGES))}')
+                raise ConfigError(f'there is no image "{name}".{did_you_mean(name, set(IMAGES))}')
         if self.endpoint and "minio" in self.options:
-            raise ConfigError(f"the endpoint is {self.endpoint}, and a MinIO is asked for: choose one of the two.")
+            raise ConfigError(f"the endpoint is {self.endpoint}, and --with minio adds another: choose one of the two.")
         if self.mlflow and "mlflow" in self.options:
-            raise ConfigError(f"MLflow is at {self.mlflow}, and another is asked for: choose one of the two.")
+            raise ConfigError(f"MLflow is at {self.mlflow}, and --with mlflow adds another: choose one of the two.")
         if not self.mlflow and "mlflow" not in self.options:
-            raise ConfigError("there is no MLflow: give its address (--mlflow URL), or ask for one (--with mlflow).")
+            raise ConfigError("there is no MLflow: give its address (--mlflow URL), or add one (--with mlflow).")
         if self.iam and "minio" in self.options:
-            raise ConfigError("MinIO knows no cloud roles: take out --iam, and make its Secret.")
+            raise ConfigError("MinIO knows no cloud roles: leave out --iam, and create its Secret.")
 
     @property
     def values(self) -> dict[str, str]:
-        """What the placeholders stand for."""
+        """The values of the placeholders."""
         endpoint = f"http://minio.{self.namespace}.svc:9000" if "minio" in self.options else self.endpoint
         images = {**IMAGES, **self.images}
         cpu, memory = self.quota or ("", "")
@@ -95,16 +95,16 @@ class Platform:
 
 
 def render(platform: Platform) -> list[Manifest]:
-    """Every object, in the order in which they are to be applied."""
-    names = [*ALWAYS, *(["quota"] if platform.quota else []), *(n for n in OPTIONS if n in platform.options)]
-    found = [each for name in names for each in _objects(name, platform.values, platform.namespace)]
-    for each in found if platform.iam else []:
-        _take_out_secret(each)
-    return [each for one in found for each in _ephemeral(one)] if platform.ephemeral else found
+    """Every object, in the order in which they must be applied."""
+    files = [*ALWAYS, *(["quota"] if platform.quota else []), *(n for n in OPTIONS if n in platform.options)]
+    objects = [manifest for file in files for manifest in _objects(file, platform.values, platform.namespace)]
+    if platform.iam:
+        _remove_secret(objects)
+    return _without_claims(objects) if platform.ephemeral else objects
 
 
 def operator(namespace: str = "kubeflow") -> list[Manifest]:
-    """What the training operator lacks, for the namespace that it runs in; see the file for how it is applied."""
+    """A patch of the training operator in its namespace; configs/platform/operator.yaml shows how to apply it."""
     return list(_objects("operator", {}, namespace))
 
 
@@ -113,15 +113,15 @@ def text(objects: list[Manifest]) -> str:
 
 
 def secret(namespace: str) -> str:
-    """How the Secret is made, without its values showing up in a process list or a shell's history."""
-    name = f"kubectl -n {namespace} create secret generic {SECRET} --from-env-file=FILE"
-    return f"{name}    # FILE: the lines AWS_ACCESS_KEY_ID=... and AWS_SECRET_ACCESS_KEY=..."
+    """The command that creates the Secret, with its values in neither the process list nor the shell's history."""
+    command = f"kubectl -n {namespace} create secret generic {SECRET} --from-env-file=FILE"
+    return f"{command}    # FILE: the lines AWS_ACCESS_KEY_ID=... and AWS_SECRET_ACCESS_KEY=..."
 
 
 def rules(name: str = "accounts") -> Iterator[tuple[str, str, str]]:
-    """(API group, resource, verb) of everything that a file of configs/platform grants."""
-    for each in _objects(name, {"namespace": "any"}, "any"):
-        for rule in each.get("rules", []):
+    """(API group, resource, verb) of every permission that a file of configs/platform grants."""
+    for manifest in _objects(name, {"namespace": "any"}, "any"):
+        for rule in manifest.get("rules", []):
             for group in rule["apiGroups"]:
                 yield from ((group, resource, verb) for resource in rule["resources"] for verb in rule["verbs"])
 
@@ -133,48 +133,52 @@ def _objects(name: str, values: dict[str, str], namespace: str) -> Iterator[Mani
     except OSError as error:
         raise ConfigError(f"{file} cannot be read ({error.strerror}): run rekindle from a checkout.") from error
     for document in documents:
-        found = ordered(_filled(document, values))
-        if found["kind"] == "ConfigMap":
-            found["data"] = {key: value for key, value in found["data"].items() if value}
-        if found["kind"] not in CLUSTER_WIDE:
-            found["metadata"]["namespace"] = namespace
-        yield found
+        manifest = ordered(_substitute(document, values))
+        if manifest["kind"] == "ConfigMap":
+            manifest["data"] = {key: value for key, value in manifest["data"].items() if value}
+        if manifest["kind"] not in CLUSTER_WIDE:
+            manifest["metadata"]["namespace"] = namespace
+        yield manifest
 
 
-def _filled(value: Any, values: dict[str, str]) -> Any:
-    """Text by text, after parsing: a value can become nothing but text."""
-    if isinstance(value, dict):
-        return {key: _filled(each, values) for key, each in value.items()}
-    if isinstance(value, list):
-        return [_filled(each, values) for each in value]
-    return Template(value).substitute(values) if isinstance(value, str) else value
+def _substitute(node: Any, values: dict[str, str]) -> Any:
+    """Fill in placeholders after parsing, so that a value cannot change the structure."""
+    if isinstance(node, dict):
+        return {key: _substitute(value, values) for key, value in node.items()}
+    if isinstance(node, list):
+        return [_substitute(item, values) for item in node]
+    return Template(node).substitute(values) if isinstance(node, str) else node
 
 
 def _repository(platform: Platform, endpoint: str) -> dict[str, Any]:
-    """Argo's own settings for the bucket."""
+    """The bucket in the terms of Argo's artifact repository."""
     parts = urlsplit(endpoint or f"https://s3.{platform.region + '.' if platform.region else ''}amazonaws.com")
-    found: dict[str, Any] = {"bucket": platform.bucket, "endpoint": parts.netloc}
+    repository: dict[str, Any] = {"bucket": platform.bucket, "endpoint": parts.netloc}
     if parts.scheme == "http":
-        found["insecure"] = True
+        repository["insecure"] = True
     if platform.region:
-        found["region"] = platform.region
+        repository["region"] = platform.region
     if platform.iam:
-        return found | {"useSDKCreds": True}
+        return repository | {"useSDKCreds": True}
     keys = {"accessKeySecret": "AWS_ACCESS_KEY_ID", "secretKeySecret": "AWS_SECRET_ACCESS_KEY"}
-    return found | {field: {"name": SECRET, "key": key} for field, key in keys.items()}
+    return repository | {field: {"name": SECRET, "key": key} for field, key in keys.items()}
 
 
-def _take_out_secret(found: Manifest) -> None:
-    """Nobody makes it where pods have a cloud role."""
-    for container in found.get("spec", {}).get("template", {}).get("spec", {}).get("containers", []):
-        container["envFrom"] = [e for e in container["envFrom"] if e.get("secretRef", {}).get("name") != SECRET]
+def _remove_secret(objects: list[Manifest]) -> None:
+    """Remove references to the Secret, which does not exist where pods have a cloud role."""
+    for spec in _pod_specs(objects):
+        for container in spec["containers"]:
+            container["envFrom"] = [e for e in container["envFrom"] if e.get("secretRef", {}).get("name") != SECRET]
 
 
-def _ephemeral(found: Manifest) -> Iterator[Manifest]:
-    """Without claims: an empty directory in the place of each volume."""
-    if found["kind"] == "PersistentVolumeClaim":
-        return
-    for volume in found.get("spec", {}).get("template", {}).get("spec", {}).get("volumes", []):
-        if volume.pop("persistentVolumeClaim", None):
-            volume["emptyDir"] = {}
-    yield found
+def _without_claims(objects: list[Manifest]) -> list[Manifest]:
+    """Replace PersistentVolumeClaims by empty directories."""
+    for spec in _pod_specs(objects):
+        for volume in spec.get("volumes", []):
+            if volume.pop("persistentVolumeClaim", None):
+                volume["emptyDir"] = {}
+    return [manifest for manifest in objects if manifest["kind"] != "PersistentVolumeClaim"]
+
+
+def _pod_specs(objects: list[Manifest]) -> Iterator[Manifest]:
+    yield from (o["spec"]["template"]["spec"] for o in objects if o["kind"] in ("Deployment", "Job"))

@@ -1,9 +1,9 @@
-"""Argo's objects in a namespace: begin, look at, stop, go on with, and remove runs; put a schedule in place.
+"""Submits, reads, stops, resumes and deletes runs in a namespace, and applies schedules.
 
     workflow = submission(manifest, {"message": "hello"}, cluster.namespace)
     submit(cluster, workflow); stop(cluster, name); resume(cluster, name)
 
-All is plain data. A status that Argo compressed is unpacked; one that it keeps in a database has no nodes here.
+Workflows are plain data. A status that Argo compressed is unpacked; one that it keeps in its database has no nodes.
 """
 
 import base64
@@ -29,14 +29,14 @@ from rekindle.provenance import PROVENANCE
 from rekindle.render import manifest_sha256, ordered
 
 SHA256 = "rekindle.dev/manifest-sha256"
-SUBMISSION = "rekindle.dev/submission"  # one `submit`, so that its second attempt knows its first
+SUBMISSION = "rekindle.dev/submission"  # identifies one `submit`, so that a retried request finds its first attempt
 
 
 def submission(manifest: Mapping[str, Any], parameters: Mapping[str, str], namespace: str) -> Object:
-    """The Workflow that is sent: named, its parameters set, its manifest's hash upon it. Raises ConfigError."""
-    given, reference = _without_reference(manifest, parameters)
+    """The Workflow to create: with a name, the parameters and the hash of the manifest. Raises ConfigError."""
+    own_manifest, reference = _without_reference(manifest, parameters)
     identity = manifests.Identity(time.time(), suffix=random_suffix())
-    workflow = manifests.workflow(given, parameters, here=False, identity=identity)
+    workflow = manifests.workflow(own_manifest, parameters, here=False, identity=identity)
     metadata = workflow["metadata"]
     metadata["annotations"] |= {SHA256: manifest_sha256(manifest), SUBMISSION: str(uuid.uuid4())}
     kept = {key: metadata[key] for key in ("name", "labels", "annotations") if metadata[key]}
@@ -44,58 +44,59 @@ def submission(manifest: Mapping[str, Any], parameters: Mapping[str, str], names
 
 
 def _without_reference(manifest: Mapping[str, Any], parameters: Mapping[str, str]) -> tuple[Any, dict[str, Any]]:
-    """A workflow that refers to a template leaves it to Argo to find it, and which parameters it declares."""
-    spec = manifest.get("spec")
-    inner = "workflowSpec" if manifest.get("kind") == "CronWorkflow" else ""
-    holder = spec.get(inner) if inner and isinstance(spec, dict) else spec
-    if not isinstance(holder, dict) or "workflowTemplateRef" not in holder:
+    """Split off the reference to a template: Argo resolves it, and knows which parameters the template declares."""
+    spec: Any = manifest.get("spec")
+    is_cron = manifest.get("kind") == "CronWorkflow" and isinstance(spec, dict)
+    workflow_spec = spec.get("workflowSpec") if is_cron else spec
+    if not isinstance(workflow_spec, dict) or "workflowTemplateRef" not in workflow_spec:
         return manifest, {}
-    rest = copy.deepcopy({key: value for key, value in holder.items() if key != "workflowTemplateRef"})
+    rest = copy.deepcopy(workflow_spec)
+    reference = rest.pop("workflowTemplateRef")
     declared = rest.setdefault("arguments", {}).setdefault("parameters", [])
-    declared += [{"name": name} for name in parameters if name not in {each["name"] for each in declared}]
-    changed = {**manifest, "spec": {**(spec or {}), inner: rest} if inner else rest}
-    return changed, {"workflowTemplateRef": holder["workflowTemplateRef"]}
+    names_declared = {parameter["name"] for parameter in declared}
+    declared += [{"name": name} for name in parameters if name not in names_declared]
+    changed = {**manifest, "spec": {**spec, "workflowSpec": rest} if is_cron else rest}
+    return changed, {"workflowTemplateRef": reference}
 
 
 def submit(cluster: Cluster, workflow: Object) -> Object:
-    """Create it, once, even where the answer to the first attempt was lost. Raises ApiError."""
+    """Create a workflow exactly once, even if the response to the first attempt is lost. Raises ApiError."""
     try:
         return cluster.create(WORKFLOWS, workflow)
     except ApiError as error:
-        found = cluster.find(WORKFLOWS, workflow["metadata"]["name"]) if error.code == 409 else None
-        ours = workflow["metadata"]["annotations"][SUBMISSION]
-        if found and found["metadata"].get("annotations", {}).get(SUBMISSION) == ours:
-            return found
+        existing = cluster.find(WORKFLOWS, workflow["metadata"]["name"]) if error.code == 409 else None
+        submission_id = workflow["metadata"]["annotations"][SUBMISSION]
+        if existing and existing["metadata"].get("annotations", {}).get(SUBMISSION) == submission_id:
+            return existing
         raise
 
 
 def equal(cluster: Cluster, workflow: Object) -> str | None:
-    """The name of a run that has not ended and does the same: equal manifest, equal parameters."""
-    running = cluster.listed(WORKFLOWS, f"{names.COMPLETED}!=true", metadata_only=True)
-    for each in running:
-        if same_manifest(each, workflow) and (found := cluster.find(WORKFLOWS, each["metadata"]["name"])):
-            phase = (found.get("status") or {}).get("phase")
-            if phase not in COMPLETED and arguments(found) == arguments(workflow):
-                return str(found["metadata"]["name"])
+    """The name of an active run with equal manifest and parameters."""
+    for listed in cluster.list_objects(WORKFLOWS, f"{names.COMPLETED}!=true", metadata_only=True):
+        if same_manifest(listed, workflow) and (running := cluster.find(WORKFLOWS, listed["metadata"]["name"])):
+            phase = (running.get("status") or {}).get("phase")
+            if phase not in COMPLETED and arguments(running) == arguments(workflow):
+                return str(running["metadata"]["name"])
     return None
 
 
-def same_manifest(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    hashes = [(each["metadata"].get("annotations") or {}).get(SHA256) for each in (one, other)]
-    return hashes[0] == hashes[1] is not None
+def same_manifest(workflow: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    sha256 = (workflow["metadata"].get("annotations") or {}).get(SHA256)
+    return sha256 is not None and sha256 == (other["metadata"].get("annotations") or {}).get(SHA256)
 
 
 def arguments(workflow: Mapping[str, Any]) -> dict[str, Any]:
-    """The parameters that decide what a run does."""
-    given = (workflow["spec"].get("arguments") or {}).get("parameters") or []
-    return {each["name"]: each.get("value") for each in given if each["name"] not in PROVENANCE}
+    """The parameters that affect what a run does."""
+    parameters = (workflow["spec"].get("arguments") or {}).get("parameters") or []
+    return {p["name"]: p.get("value") for p in parameters if p["name"] not in PROVENANCE}
 
 
 def read(cluster: Cluster, name: str) -> Object:
-    """A workflow with its nodes. Raises ConfigError that knows the names there are."""
+    """A workflow with its nodes. Raises ConfigError if there is none."""
     if workflow := cluster.find(WORKFLOWS, name):
         return unpacked(workflow)
-    known = {each["metadata"]["name"] for each in cluster.listed(WORKFLOWS, metadata_only=True)}
+    known = {listed["metadata"]["name"] for listed in cluster.list_objects(WORKFLOWS, metadata_only=True)}
     raise ConfigError(
         f"there is no workflow {name} in namespace {cluster.namespace}: `rekindle status --cluster` lists all."
         + did_you_mean(name, known)
@@ -103,53 +104,52 @@ def read(cluster: Cluster, name: str) -> Object:
 
 
 def newest(cluster: Cluster) -> str:
-    """The run that a command without NAME means. Raises ConfigError if there is none."""
-    found = cluster.listed(WORKFLOWS, metadata_only=True)
-    if not found:
+    """The newest run. Raises ConfigError if there is none."""
+    runs = cluster.list_objects(WORKFLOWS, metadata_only=True)
+    if not runs:
         raise ConfigError(f"no runs in namespace {cluster.namespace} yet: `rekindle submit CONFIG` starts a run.")
-    return str(max(found, key=lambda each: each["metadata"]["creationTimestamp"])["metadata"]["name"])
+    return str(max(runs, key=lambda run: run["metadata"]["creationTimestamp"])["metadata"]["name"])
 
 
 def unpacked(workflow: Object) -> Object:
-    """With the nodes that Argo compressed because they are many."""
-    status = workflow.get("status") or {}
-    if text := status.get("compressedNodes"):
-        nodes = json.loads(gzip.decompress(base64.b64decode(text)))
-        rest = {key: value for key, value in status.items() if key != "compressedNodes"}
-        return workflow | {"status": rest | {"nodes": nodes}}
+    """The workflow with the nodes that Argo compressed because there are many."""
+    status = dict(workflow.get("status") or {})
+    if text := status.pop("compressedNodes", None):
+        status["nodes"] = json.loads(gzip.decompress(base64.b64decode(text)))
+        return workflow | {"status": status}
     return workflow
 
 
 def packed(workflow: Object) -> Object:
-    """The reverse of `unpacked`."""
+    """The inverse of `unpacked`."""
     status = dict(workflow["status"])
     nodes = json.dumps(status.pop("nodes")).encode()
     return workflow | {"status": status | {"compressedNodes": base64.b64encode(gzip.compress(nodes)).decode()}}
 
 
 def offloaded(workflow: Mapping[str, Any]) -> bool:
-    """Whether Argo keeps the nodes in its database, where only an Argo server reads them."""
+    """Whether Argo keeps the nodes in its database, which only an Argo server can read."""
     status = workflow.get("status") or {}
     return bool(status.get("offloadNodeStatusVersion")) and not status.get("nodes")
 
 
 def stop(cluster: Cluster, name: str) -> None:
-    """As `argo stop`: the pods are ended, exit steps run. Raises ConfigError for a run that is over."""
+    """Stop a run as `argo stop` does: its pods end, exit steps run. Raises ConfigError if it has completed."""
     status = read(cluster, name).get("status") or {}
     if status.get("phase") in COMPLETED:
-        raise ConfigError(f"{name} is over ({status['phase']}): nothing is left to stop.")
+        raise ConfigError(f"{name} has completed ({status['phase']}): there is nothing to stop.")
     cluster.patch(WORKFLOWS, name, {"spec": {"shutdown": "Stop"}})
 
 
 def delete(cluster: Cluster, name: str) -> None:
-    """Remove a run and all that it owns; the object goes last, so its name is free only when nothing is left."""
+    """Delete a run and all that it owns, the Workflow last: its name is free only when nothing is left."""
     cluster.delete(WORKFLOWS, name, propagationPolicy="Foreground")
 
 
 def resume(cluster: Cluster, name: str) -> str:
-    """Go on with a run: release one that is suspended, as `argo resume`; do again what failed, as `argo retry`.
+    """Resume a suspended run as `argo resume` does, retry a failed one as `argo retry` does; returns what was done.
 
-    Finished steps are kept, with their outputs. Gives what was done. Raises ConfigError where there is nothing to do.
+    Completed steps keep their outputs. Raises ConfigError if there is nothing to do.
     """
     workflow = cluster.find(WORKFLOWS, name) or read(cluster, name)
     nodes = unpacked(workflow)
@@ -158,7 +158,7 @@ def resume(cluster: Cluster, name: str) -> str:
         raise ConfigError(f"Argo keeps the steps of {name} in its database: use `argo resume` or `argo retry` {name}.")
     if phase == "Succeeded":
         raise ConfigError(f"{name} has succeeded: there is nothing to resume. `rekindle submit` starts another run.")
-    change, done = (_retried, "tries again what failed") if phase in FAILED else (_released, "continues")
+    change, done = (_retry, "retries its failed steps") if phase in FAILED else (_release, "continues")
     changed = change(nodes)
     if phase in FAILED:
         _remove_pods(cluster, name, set(nodes["status"].get("nodes") or {}) - set(changed["status"]["nodes"]))
@@ -166,8 +166,8 @@ def resume(cluster: Cluster, name: str) -> str:
     return done
 
 
-def _released(workflow: Object) -> Object:
-    """Raises ConfigError if it does not wait for anybody."""
+def _release(workflow: Object) -> Object:
+    """Raises ConfigError if it is not suspended."""
     spec, status = dict(workflow["spec"]), dict(workflow.get("status") or {})
     waiting = [n for n in (status.get("nodes") or {}).values() if n["type"] == "Suspend" and n["phase"] == "Running"]
     name = workflow["metadata"]["name"]
@@ -176,40 +176,41 @@ def _released(workflow: Object) -> Object:
             f"{name} is {status.get('phase') or 'Pending'} and not suspended: there is nothing to resume."
         )
     for node in waiting:
-        for each in (node.get("outputs") or {}).get("parameters") or []:
-            if each.get("value") is None and "default" not in (each.get("valueFrom") or {}):
+        for output in (node.get("outputs") or {}).get("parameters") or []:
+            if output.get("value") is None and "default" not in (output.get("valueFrom") or {}):
                 raise ConfigError(
-                    f"{name} waits for the value of {each['name']!r}: give it with "
-                    f"`argo node set {name} --output-parameter {each['name']}=VALUE`, then resume."
+                    f"{name} waits for the value of {output['name']!r}: give it with "
+                    f"`argo node set {name} --output-parameter {output['name']}=VALUE`, then resume."
                 )
-            each["value"] = each.get("value") or each["valueFrom"]["default"]
+            output["value"] = output.get("value") or output["valueFrom"]["default"]
         node |= {"phase": "Succeeded", "finishedAt": timestamp(time.time()), "message": "resumed by rekindle"}
     return workflow | {"spec": spec} | ({"status": status} if status else {})
 
 
-def _retried(workflow: Object) -> Object:
-    """As Argo's FormulateRetryWorkflow: failed nodes go, the groups around them run again, nothing is completed."""
+def _retry(workflow: Object) -> Object:
+    """Like FormulateRetryWorkflow of Argo: drop failed nodes, set the groups around them to Running."""
     metadata, spec, status = dict(workflow["metadata"]), dict(workflow["spec"]), dict(workflow["status"])
-    ended = (names.COMPLETED, names.ARCHIVING_STATUS)
-    labels = {label: value for label, value in metadata.get("labels", {}).items() if label not in ended}
-    metadata["labels"] = labels | {names.PHASE: "Running"}
+    labels = {**metadata.get("labels", {}), names.PHASE: "Running"}
+    for label in (names.COMPLETED, names.ARCHIVING_STATUS):
+        labels.pop(label, None)
+    metadata["labels"] = labels
     spec.pop("shutdown", None)
-    if spec.get("activeDeadlineSeconds") == 0:  # that is how Argo terminates
+    if spec.get("activeDeadlineSeconds") == 0:  # set by `argo terminate`
         spec.pop("activeDeadlineSeconds")
     stored = {k: v for k, v in (status.get("storedWorkflowTemplateSpec") or {}).items() if k != "shutdown"}
-    conditions = [each for each in status.get("conditions") or [] if each["type"] != "Completed"]
-    fresh = reset({"startedAt": None, "nodes": status.get("nodes") or {}, "outputs": status.get("outputs")})
-    known = status.get("taskResultsCompletionStatus") or {}
-    for node in fresh["nodes"].values():
+    conditions = [condition for condition in status.get("conditions") or [] if condition["type"] != "Completed"]
+    remaining = reset({"startedAt": None, "nodes": status.get("nodes") or {}, "outputs": status.get("outputs")})
+    task_results = status.get("taskResultsCompletionStatus") or {}
+    for node in remaining["nodes"].values():
         if not node.get("finishedAt"):
             node.pop("finishedAt", None)
         if "outboundNodes" in node:
-            node["outboundNodes"] = [each for each in node["outboundNodes"] if each in fresh["nodes"]]
-    status |= fresh | {
+            node["outboundNodes"] = [id for id in node["outboundNodes"] if id in remaining["nodes"]]
+    status |= remaining | {
         "phase": "Running",
-        "startedAt": timestamp(time.time()),  # the workflow's deadline counts from here
+        "startedAt": timestamp(time.time()),  # from which the deadline of the workflow counts
         "conditions": [*conditions, {"type": "Completed", "status": "False"}],
-        "taskResultsCompletionStatus": {id: value for id, value in known.items() if id in fresh["nodes"]},
+        "taskResultsCompletionStatus": {id: value for id, value in task_results.items() if id in remaining["nodes"]},
         "persistentVolumeClaims": [],
     }
     if stored:
@@ -219,57 +220,52 @@ def _retried(workflow: Object) -> Object:
 
 
 def _remove_pods(cluster: Cluster, name: str, nodes: set[str]) -> None:
-    """A new attempt has the name of the old one's pod. Raises ApiError."""
-    for pod in cluster.listed(PODS, f"{names.WORKFLOW}={name}", metadata_only=True):
+    """Delete the pods of `nodes`: those of new attempts have the same names. Raises ApiError."""
+    for pod in cluster.list_objects(PODS, f"{names.WORKFLOW}={name}", metadata_only=True):
         if (pod["metadata"].get("annotations") or {}).get(names.NODE_ID) in nodes:
-            try:
-                cluster.delete(PODS, pod["metadata"]["name"])
-            except ApiError as error:
-                if error.code != 404:
-                    raise
+            cluster.delete(PODS, pod["metadata"]["name"])
 
 
 def schedule(cluster: Cluster, template: Object, cron: Object) -> Iterator[str]:
-    """Put a WorkflowTemplate and the CronWorkflow that runs it in place; yields what changed, one line each."""
-    digest = manifest_sha256(template)
-    noted = cron["spec"].get("workflowMetadata") or {}
-    noted = noted | {"annotations": {**(noted.get("annotations") or {}), SHA256: digest}}
-    cron = cron | {"spec": cron["spec"] | {"workflowMetadata": noted}}
-    template = template | {"metadata": template["metadata"] | {"annotations": {SHA256: digest}}}
-    for resource, each in ((TEMPLATES, template), (CRONS, cron)):
-        yield from apply(cluster, resource, each)
+    """Apply a WorkflowTemplate and the CronWorkflow that runs it; yields the changes as lines."""
+    sha256 = {SHA256: manifest_sha256(template)}
+    metadata = cron["spec"].get("workflowMetadata") or {}
+    metadata = metadata | {"annotations": (metadata.get("annotations") or {}) | sha256}
+    cron = cron | {"spec": cron["spec"] | {"workflowMetadata": metadata}}
+    template = template | {"metadata": template["metadata"] | {"annotations": sha256}}
+    yield from apply(cluster, TEMPLATES, template)
+    yield from apply(cluster, CRONS, cron)
 
 
-def apply(cluster: Cluster, resource: Resource, wanted: Object) -> Iterator[str]:
-    """Create an object, or give the one that is there its `spec`, labels and annotations; yields what changed."""
-    metadata = wanted["metadata"] | {"namespace": cluster.namespace}
-    title = f"{wanted['kind']} {metadata['name']}"
-    there = cluster.find(resource, metadata["name"])
-    if there is None:
-        cluster.create(resource, wanted | {"metadata": metadata})
+def apply(cluster: Cluster, resource: Resource, manifest: Object) -> Iterator[str]:
+    """Create an object, or update its `spec`, labels and annotations; yields the changes as lines."""
+    metadata = manifest["metadata"] | {"namespace": cluster.namespace}
+    title = f"{manifest['kind']} {metadata['name']}"
+    existing = cluster.find(resource, metadata["name"])
+    if existing is None:
+        cluster.create(resource, manifest | {"metadata": metadata})
         yield f"{title} created"
         return
-    merged = {k: {**(there["metadata"].get(k) or {}), **(metadata.get(k) or {})} for k in ("labels", "annotations")}
-    changes = list(differences(there["spec"], wanted["spec"], "spec"))
-    if not changes and all(merged[key] == (there["metadata"].get(key) or {}) for key in merged):
+    merged = {k: {**(existing["metadata"].get(k) or {}), **(metadata.get(k) or {})} for k in ("labels", "annotations")}
+    changes = list(differences(existing["spec"], manifest["spec"], "spec"))
+    if not changes and all(merged[key] == (existing["metadata"].get(key) or {}) for key in merged):
         yield f"{title} unchanged"
         return
-    cluster.replace(resource, there | {"metadata": there["metadata"] | merged, "spec": wanted["spec"]})
+    cluster.replace(resource, existing | {"metadata": existing["metadata"] | merged, "spec": manifest["spec"]})
     yield f"{title} updated"
-    yield from (f"  {each}" for each in changes[:20])
+    yield from (f"  {change}" for change in changes[:20])
     if len(changes) > 20:
         yield f"  and {len(changes) - 20} more"
 
 
 def differences(old: Any, new: Any, path: str) -> Iterator[str]:
-    """`spec.schedules.0: "0 3 * * 1" → "0 4 * * 1"`: each leaf that differs; named items of a list by their names."""
+    """`spec.schedules.0: "0 3 * * 1" → "0 4 * * 1"`: each difference; items of a list by name, if they have one."""
     if isinstance(old, dict) and isinstance(new, dict):
         for key in dict.fromkeys([*old, *new]):
             yield from differences(old.get(key), new.get(key), f"{path}.{key}")
     elif isinstance(old, list) and isinstance(new, list):
-        ours, theirs = ({_key(i, each): each for i, each in enumerate(items)} for items in (old, new))
-        for key in dict.fromkeys([*ours, *theirs]):
-            yield from differences(ours.get(key), theirs.get(key), f"{path}.{key}")
+        old, new = ({_key(i, item): item for i, item in enumerate(items)} for items in (old, new))
+        yield from differences(old, new, path)
     elif isinstance(old, str) and isinstance(new, str) and "\n" in old:
         for line in difflib.unified_diff(old.splitlines(), new.splitlines(), n=0, lineterm=""):
             if line[0] in "+-" and line[:3] not in ("+++", "---"):

@@ -43,7 +43,8 @@ class Logs:
     def print(self) -> int:
         """Write the current logs; returns the number of pods."""
         pods = sorted(
-            self.cluster.listed(PODS, f"{WORKFLOW}={self.name}"), key=lambda pod: pod["metadata"]["creationTimestamp"]
+            self.cluster.list_objects(PODS, f"{WORKFLOW}={self.name}"),
+            key=lambda pod: pod["metadata"]["creationTimestamp"],
         )
         for pod in pods:
             for container, starts in _started(pod):
@@ -87,7 +88,7 @@ class Logs:
 
     def _catch_up(self) -> None:
         """Read pods whose start the watch has not reported yet."""
-        for pod in self.cluster.listed(PODS, f"{WORKFLOW}={self.name}"):
+        for pod in self.cluster.list_objects(PODS, f"{WORKFLOW}={self.name}"):
             self._begin(pod)
 
     def _begin(self, pod: Object) -> None:
@@ -186,7 +187,7 @@ def _started(pod: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
 def tail(cluster: Cluster, name: str, labels: list[str], size: int = 50) -> str:
     """The last lines of a pod of these steps, preferably one that reports an error; "" if all are deleted."""
     texts = []
-    for pod in cluster.listed(PODS, f"{WORKFLOW}={name}"):
+    for pod in cluster.list_objects(PODS, f"{WORKFLOW}={name}"):
         pod_label = label_of(name, pod)
         if any(pod_label == label or pod_label.startswith((f"{label}(", f"{label}-")) for label in labels):
             texts += [_tail_of(cluster, pod, container, size) for container, _ in _started(pod)]
@@ -221,7 +222,7 @@ class TrainingProgress:
             self.requested.clear()
             progress = {}
             try:
-                for pod in self.cluster.listed(PODS, f"{WORKFLOW}={self.name},{REPLICA_TYPE}=worker"):
+                for pod in self.cluster.list_objects(PODS, f"{WORKFLOW}={self.name},{REPLICA_TYPE}=worker"):
                     if (pod.get("status") or {}).get("phase") == "Running":
                         container = pod["spec"]["containers"][0]["name"]
                         if text := progress_in(_tail_of(self.cluster, pod, container, 30)):

@@ -14,9 +14,9 @@ from rekindle.view.summary import duration, timestamp
 
 def everything(cluster: Cluster, as_json: bool) -> str:
     """Runs, newest first, and schedules."""
-    workflows = cluster.listed(WORKFLOWS)
+    workflows = cluster.list_objects(WORKFLOWS)
     runs = sorted(workflows, key=lambda workflow: workflow["metadata"]["creationTimestamp"], reverse=True)
-    tables = {"runs": [_run(run) for run in runs], "schedules": [_cron(cron) for cron in cluster.listed(CRONS)]}
+    tables = {"runs": [_run(run) for run in runs], "schedules": [_cron(cron) for cron in cluster.list_objects(CRONS)]}
     if as_json:
         return json.dumps(tables, indent=2)
     empty = f"no runs in namespace {cluster.namespace} yet: `rekindle submit CONFIG` starts one"

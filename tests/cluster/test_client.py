@@ -172,7 +172,7 @@ def test_a_run_that_waits_is_released_and_one_that_is_stopped_runs_its_exit_step
 def test_what_a_real_server_refuses_is_understood(client: Client, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     cluster = Cluster.connect(namespace=client.kube.namespace)
     with pytest.raises(ApiError, match="no namespace rekindle-none"):
-        cluster.within("rekindle-none").create(WORKFLOWS, manifest() | {"metadata": {"name": "x"}})
+        cluster.in_namespace("rekindle-none").create(WORKFLOWS, manifest() | {"metadata": {"name": "x"}})
     with pytest.raises(ApiError, match="Argo Workflows is not installed there, or in another version"):
         cluster.call("GET", "/apis/argoproj.io/v9/namespaces/x/workflows")
     config = json.loads(client.kube("config", "view", "--raw", "--minify", "--flatten", "-o", "json"))
@@ -181,8 +181,8 @@ def test_what_a_real_server_refuses_is_understood(client: Client, monkeypatch: p
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "weak"))
     weak = Cluster.connect(namespace=client.kube.namespace)
     with pytest.raises(ApiError, match=f"{client.kube.namespace}:rekindle may not list workflows in namespace"):
-        weak.listed(WORKFLOWS)
+        weak.list_objects(WORKFLOWS)
     config["users"][0]["user"] = {"token": "wrong"}
     (tmp_path / "weak").write_text(json.dumps(config))
     with pytest.raises(ApiError, match="does not know you"):
-        Cluster.connect(namespace=client.kube.namespace).listed(WORKFLOWS)
+        Cluster.connect(namespace=client.kube.namespace).list_objects(WORKFLOWS)

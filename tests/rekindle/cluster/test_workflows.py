@@ -111,7 +111,7 @@ def test_resume_of_a_failed_run_keeps_finished_steps_and_removes_the_pods_of_the
     server.put(WORKFLOWS_AT, workflows.packed(failed()) if compressed else failed())
     for name, of in (("pod-a", "demo.a"), ("pod-b", "demo.b(0)"), ("pod-exit", "demo.onExit")):
         server.put(PODS_AT, pod(name, of))
-    assert workflows.resume(cluster, "demo") == "tries again what failed"
+    assert workflows.resume(cluster, "demo") == "retries its failed steps"
     there = server.objects[WORKFLOWS_AT]["demo"]
     assert ("compressedNodes" in there["status"]) == compressed
     now = workflows.unpacked(there)
@@ -155,7 +155,7 @@ def test_stop_asks_argo_for_it_and_knows_what_is_over(server: ApiServer, cluster
     workflows.stop(cluster, "demo")
     assert server.objects[WORKFLOWS_AT]["demo"]["spec"]["shutdown"] == "Stop"
     server.put(WORKFLOWS_AT, failed())
-    with pytest.raises(ConfigError, match=r"is over \(Failed\)"):
+    with pytest.raises(ConfigError, match=r"has completed \(Failed\)"):
         workflows.stop(cluster, "demo")
     with pytest.raises(ConfigError, match='Did you mean "demo"'):
         workflows.stop(cluster, "dmeo")
