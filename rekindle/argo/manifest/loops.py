@@ -11,6 +11,7 @@ from typing import Any
 from rekindle.argo.language import gofmt
 from rekindle.argo.language.govaluate import WhenError, should_execute
 from rekindle.argo.language.substitute import ALL, TemplateError, substitute
+from rekindle.argo.types import Task
 
 LOOPS = ("withItems", "withParam", "withSequence")
 
@@ -23,7 +24,7 @@ def loops(step: Mapping[str, Any]) -> bool:
     return any(step.get(key) for key in LOOPS)
 
 
-def expand(step: dict[str, Any], scope: Mapping[str, str | None]) -> list[dict[str, Any]]:
+def expand(step: Task, scope: Mapping[str, str | None]) -> list[Task]:
     """The steps that `step` expands to, each with its own name. Raises TemplateError."""
     if not loops(step):
         return [step]
@@ -37,12 +38,12 @@ def expand(step: dict[str, Any], scope: Mapping[str, str | None]) -> list[dict[s
         else:
             text = step["withParam"].strip()
             raise TemplateError(f"withParam value could not be parsed as a JSON list: {text}: {error}") from None
-    body = {key: value for key, value in step.items() if key not in LOOPS}
+    body: Any = {key: value for key, value in step.items() if key not in LOOPS}
     seen = dict(scope)  # a view is slow to copy for each item
     return [_one(body, index, item, seen) for index, item in enumerate(items)]
 
 
-def _items(step: dict[str, Any]) -> list[str]:
+def _items(step: Task) -> list[str]:
     """Compact JSON."""
     if step.get("withItems"):
         return gofmt.parts(gofmt.dumps(step["withItems"]))  # as an API server keeps it
@@ -82,7 +83,7 @@ def _runs(when: str) -> bool:
         return True
 
 
-def _one(step: dict[str, Any], index: int, item: str, scope: Mapping[str, str | None]) -> dict[str, Any]:
+def _one(step: dict[str, Any], index: int, item: str, scope: Mapping[str, str | None]) -> Any:
     text, name, values = item, gofmt.item(item), {**scope}
     if item.startswith("{"):
         within = gofmt.parts(item)

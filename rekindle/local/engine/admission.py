@@ -10,8 +10,9 @@ from typing import Any
 
 from rekindle.argo.kinds import FULFILLED, NODE_TYPES
 from rekindle.argo.language import gofmt
+from rekindle.argo.types import Node, Task, Template
 from rekindle.local.engine.context import Context
-from rekindle.local.engine.nodes import Node, NodeError, Options, Parallel, parse_time
+from rekindle.local.engine.nodes import NodeError, Options, Parallel, parse_time
 
 POLL = 0.2  # seconds between attempts to acquire a lock that another run may hold
 
@@ -36,7 +37,7 @@ def admitted(context: Context) -> bool:
 
 
 def synchronize_and_memoize(
-    context: Context, name: str, caller: dict[str, Any], template: dict[str, Any], options: Options
+    context: Context, name: str, caller: Task, template: Template, options: Options
 ) -> Node | None:
     """The node if it exists, waits for a lock or has memoized outputs; else None. Raises NodeError."""
     node = context.table.get(name)
@@ -77,7 +78,7 @@ def synchronize_and_memoize(
     return node
 
 
-def timeout_at(node: Node, template: dict[str, Any]) -> float:
+def timeout_at(node: Node, template: Template) -> float:
     """When a node of a template with a `timeout` times out (unix seconds). Raises ValueError."""
     return parse_time(node["startedAt"]) + gofmt.seconds(template["timeout"])
 
@@ -109,7 +110,7 @@ def try_save_outputs(context: Context, node: Node) -> None:
             save_outputs(context, node)
 
 
-def check_parallelism(context: Context, template: dict[str, Any], node: Node | None, boundary: str) -> None:
+def check_parallelism(context: Context, template: Template, node: Node | None, boundary: str) -> None:
     """Raises Parallel if parallelism or failFast forbid running the node."""
     if node and context.table.orphaned:
         return
@@ -131,7 +132,7 @@ def _active_pods(context: Context, boundary: str) -> int:
     return sum(context.table.nodes[id].get("boundaryID") == boundary for id in context.table.active)
 
 
-def _enforce(context: Context, parent: Node, template: dict[str, Any], count: Callable[[str], int]) -> None:
+def _enforce(context: Context, parent: Node, template: Template, count: Callable[[str], int]) -> None:
     """Argo limits a DAG or steps node by its active pods, and its children by all active siblings."""
     boundary, limit = parent["id"], template.get("parallelism")
     if template.get("failFast") is True and context.table.tally[boundary, "failed"]:

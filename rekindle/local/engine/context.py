@@ -10,8 +10,9 @@ from typing import Any, Protocol
 from rekindle.argo.kinds import COMPLETED
 from rekindle.argo.manifest import volumes
 from rekindle.argo.manifest.resolve import called
+from rekindle.argo.types import Node, Task, Template
 from rekindle.local.engine.inputs import Inputs
-from rekindle.local.engine.nodes import Kill, Node, NodeTable, Options, Start, format_time, parse_time
+from rekindle.local.engine.nodes import Kill, NodeTable, Options, Start, format_time, parse_time
 from rekindle.local.engine.scope import Scope
 
 
@@ -31,7 +32,7 @@ class Execute(Protocol):
     """Advances node `name` as far as possible now. Raises Parallel, NodeError (the node is marked then)."""
 
     def __call__(
-        self, name: str, caller: dict[str, Any], arguments: dict[str, Any], options: Options, retried: bool = False
+        self, name: str, caller: Task, arguments: dict[str, Any], options: Options, retried: bool = False
     ) -> Node | None: ...
 
 
@@ -39,9 +40,9 @@ class Execute(Protocol):
 class Expansion:
     """Values derived for one node; not persisted, recomputed after a restart."""
 
-    template: dict[str, Any] | None = None  # with inputs and tags substituted
-    members: list[dict[str, Any]] | None = None  # of a loop or StepGroup: the expanded tasks or steps
-    pending: list[dict[str, Any]] | None = None  # members not fulfilled yet
+    template: Template | None = None  # with inputs and tags substituted
+    members: list[Task] | None = None  # of a loop or StepGroup: the expanded tasks or steps
+    pending: list[Task] | None = None  # members not fulfilled yet
     dag: Any = None  # of a DAG template: its dag.Dag
     scope: Scope | None = None  # of a steps template: the scope of its next group
     complete_groups: int = 0  # of a steps template: completed groups, whose outputs are in the scope
@@ -97,12 +98,12 @@ class Context:
         """The expansion of node `name`, created on first use."""
         return self.expansions.setdefault(name, Expansion())
 
-    def filled(self, name: str) -> dict[str, Any] | None:
+    def filled(self, name: str) -> Template | None:
         """The template of the node `name` with its inputs filled in, if it was entered."""
         expansion = self.expansions.get(name)
         return expansion.template if expansion else None
 
-    def caller(self, node: Node) -> dict[str, Any]:
+    def caller(self, node: Node) -> Task:
         """The step, task or hook that called a node's template, as recorded on the node; not for inline templates."""
         scope, name = node.get("templateScope", ""), node.get("templateName", "")
         plain = name if scope.startswith("local/") else f"{scope}/{name}"
@@ -111,7 +112,7 @@ class Context:
             "template": called(node["templateRef"]) if "templateRef" in node else plain,
         }
 
-    def strategy(self, template: dict[str, Any]) -> dict[str, Any] | None:
+    def strategy(self, template: Template) -> dict[str, Any] | None:
         """The template's retry strategy; an empty one retries forever."""
         return template.get("retryStrategy", self.spec.get("retryStrategy"))
 

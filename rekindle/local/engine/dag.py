@@ -15,10 +15,11 @@ from rekindle.argo.language.functions import ExprError
 from rekindle.argo.language.govaluate import WhenError, should_execute
 from rekindle.argo.language.substitute import STEPS, Missing, TemplateError, substitute
 from rekindle.argo.manifest.loops import expand, loops
+from rekindle.argo.types import Node, Task, Template
 from rekindle.local.engine import admission, hooks
 from rekindle.local.engine import scope as scopes
 from rekindle.local.engine.context import Context
-from rekindle.local.engine.nodes import Node, NodeError, Options, Parallel, TimedOut, fulfilled
+from rekindle.local.engine.nodes import NodeError, Options, Parallel, TimedOut, fulfilled
 from rekindle.local.engine.order import HELD, Order, State, dependencies, with_ancestors
 
 WORDS = re.compile(r"[-a-zA-Z0-9_]+")
@@ -28,7 +29,7 @@ RESULTS = {"Succeeded": "Succeeded", "Failed": "Failed", "Errored": "Error", "Sk
 class Dag:
     """One DAG template at one node."""
 
-    def __init__(self, context: Context, name: str, template: dict[str, Any], options: Options) -> None:
+    def __init__(self, context: Context, name: str, template: Template, options: Options) -> None:
         self.context, self.name, self.template, self.on_exit = context, name, template, options.on_exit
         self.table, self.inputs = context.table, context.inputs
         self.boundary = context.table.ids[name]
@@ -129,7 +130,7 @@ class Dag:
         after = (self.node(dependent) for dependent in self.order.after[name])
         return name not in self.targets and all(node and node["phase"] in FULFILLED for node in after)
 
-    def _may_start(self, name: str, task: dict[str, Any]) -> bool:
+    def _may_start(self, name: str, task: Task) -> bool:
         full = f"{self.name}.{name}"
         try:
             satisfied = self.depends(name)
@@ -170,7 +171,7 @@ class Dag:
                         return
                     self.table.child(self.table.nodes[id]["name"], name)
 
-    def _run(self, name: str, task: dict[str, Any]) -> bool:
+    def _run(self, name: str, task: Task) -> bool:
         """Runs a task; returns whether a limit blocks all new tasks."""
         full = f"{self.name}.{name}"
         expansion = self.context.expansion(full)
@@ -211,7 +212,7 @@ class Dag:
             self.table.mark(full, _loop_phase([node for member in expanded if (node := self.node(member["name"]))]))
         return state is None and not group and not self.node(name)
 
-    def _run_member(self, name: str, task: dict[str, Any], member: dict[str, Any], group: str | None) -> bool | None:
+    def _run_member(self, name: str, task: Task, member: Task, group: str | None) -> bool | None:
         """Runs one expanded task. Returns whether it and its exit hook completed; None where Argo ends the pass.
 
         It is connected before it starts, as in Argo: a task that cannot start leaves a child id without a node.
@@ -316,19 +317,19 @@ def _loop_phase(nodes: list[Node]) -> str:
     return failed[-1] if failed else "Succeeded"
 
 
-def resolve_references(context: Context, task: dict[str, Any], scope: scopes.Scope, unable: str = "") -> dict[str, Any]:
+def resolve_references(context: Context, task: Task, scope: scopes.Scope, unable: str = "") -> Task:
     """A task or step with all tags replaced except loop items (`unable`: see `artifact_of`).
 
     Raises TemplateError, WhenError.
     """
     values = scope.parameters(context.inputs.globals)
-    body = {key: value for key, value in task.items() if key != "hooks"}
-    hooks = {"hooks": task["hooks"]} if "hooks" in task else {}
+    body: Any = {key: value for key, value in task.items() if key != "hooks"}
+    hooks: Any = {"hooks": task["hooks"]} if "hooks" in task else {}
     if task.get("when"):
         when = substitute(task["when"], values, STEPS)
         try:
             if not should_execute(when):
-                return {**body, **hooks, "when": when}
+                return body | hooks | {"when": when}
         except WhenError:
             if not loops(task):
                 raise
@@ -337,10 +338,10 @@ def resolve_references(context: Context, task: dict[str, Any], scope: scopes.Sco
     files = [scopes.artifact_of(scope, artifact, unable) for artifact in body["arguments"].get("artifacts") or []]
     if files:
         body["arguments"] = {**body["arguments"], "artifacts": [artifact for artifact in files if artifact]}
-    return {**body, **hooks}
+    return body | hooks
 
 
-def execute(context: Context, name: str, caller: dict[str, Any], template: dict[str, Any], options: Options) -> Node:
+def execute(context: Context, name: str, caller: Task, template: Template, options: Options) -> Node:
     """Advances a DAG node."""
     node = context.table.get_or_create(name, "DAG", "Running", caller, template, options)
     expansion = context.expansion(name)

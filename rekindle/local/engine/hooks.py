@@ -14,8 +14,9 @@ from rekindle.argo.language.expr import truth
 from rekindle.argo.language.functions import ExprError
 from rekindle.argo.language.gofmt import structs
 from rekindle.argo.language.substitute import TemplateError, expanded, substitute
+from rekindle.argo.types import Node, Task
 from rekindle.local.engine.context import Context
-from rekindle.local.engine.nodes import Node, NodeError, Options, Parallel, fulfilled
+from rekindle.local.engine.nodes import NodeError, Options, Parallel, fulfilled
 from rekindle.local.engine.scope import UNRESOLVED, Scope, absent_arguments, add_outputs, artifact_of
 
 EXIT = "exit"
@@ -39,7 +40,7 @@ def of_workflow(context: Context) -> bool:
     return done
 
 
-def of_exit(context: Context, caller: dict[str, Any]) -> dict[str, Any] | None:
+def of_exit(context: Context, caller: Task) -> Task | None:
     """The exit hook of the workflow, a step or a task: `onExit` first; arguments default to the workflow's."""
     if caller.get("onExit"):
         return {"template": caller["onExit"], "arguments": context.inputs.arguments()}
@@ -66,7 +67,7 @@ def failures(context: Context) -> str:
     return json.dumps(structs(failed, failed[0]) if failed else "null", ensure_ascii=False)  # quoted as by Go
 
 
-def during(context: Context, caller: dict[str, Any], node: Node, scope: Scope, options: Options) -> bool:
+def during(context: Context, caller: Task, node: Node, scope: Scope, options: Options) -> bool:
     """Runs the hooks of a step or task except exit; true when all started hooks completed. Raises NodeError."""
     done, values = True, Scope(scope)
     values[f"{options.kind}.{caller['name']}.status"] = node["phase"]
@@ -90,7 +91,7 @@ def during(context: Context, caller: dict[str, Any], node: Node, scope: Scope, o
     return done
 
 
-def after(context: Context, caller: dict[str, Any], node: Node, scope: Scope, options: Options) -> bool:
+def after(context: Context, caller: Task, node: Node, scope: Scope, options: Options) -> bool:
     """Runs the exit hook of a completed step or task; true if there is none or it completed.
 
     Raises NodeError if it cannot run now: an error for a step group, ignored by a DAG.
@@ -120,7 +121,7 @@ def after(context: Context, caller: dict[str, Any], node: Node, scope: Scope, op
     return bool(done and fulfilled(done))
 
 
-def _conditional(caller: dict[str, Any], name: str) -> Iterator[tuple[str, dict[str, Any]]]:
+def _conditional(caller: Task, name: str) -> Iterator[tuple[str, Task]]:
     """The hooks of a workflow, step or task except exit, with the names of their nodes. Raises NodeError."""
     for key, hook in (caller.get("hooks") or {}).items():
         if key == EXIT:

@@ -6,13 +6,14 @@ Source: Argo's setGlobalParameters (operator.go), ProcessArgs and SubstitutePara
 import json
 import re
 from datetime import datetime
-from typing import Any
+from typing import Any, cast
 
 from rekindle.argo.language import gofmt
 from rekindle.argo.language.expr import evaluate
 from rekindle.argo.language.functions import ExprError
 from rekindle.argo.language.substitute import TemplateError, expanded, loaded, replace
 from rekindle.argo.names import SCHEDULED_TIME
+from rekindle.argo.types import Task, Template
 from rekindle.errors import ConfigError
 from rekindle.local.engine.nodes import NodeError
 from rekindle.local.engine.scope import ABSENT, MARK
@@ -93,7 +94,7 @@ class Inputs:
                 if kind == "parameters":
                     self.globals[f"workflow.outputs.parameters.{name}"] = output["value"]
 
-    def template(self, caller: dict[str, Any]) -> dict[str, Any]:
+    def template(self, caller: Task) -> Template:
         """The template that a step, task or hook calls. Raises NodeError."""
         if caller.get("inline"):
             return {"name": "", **caller["inline"]}
@@ -102,7 +103,7 @@ class Inputs:
             raise NodeError(f"template {caller.get('template')} not template in workflow template")
         return template
 
-    def process_args(self, template: dict[str, Any], args: dict[str, Any], local: dict[str, str]) -> dict[str, Any]:
+    def process_args(self, template: Template, args: dict[str, Any], local: dict[str, str]) -> Template:
         """The template with its inputs bound and its tags substituted (Argo's ProcessArgs). Raises NodeError."""
         given = {parameter["name"]: parameter for parameter in args.get("parameters") or []}
         files = {artifact["name"]: artifact for artifact in args.get("artifacts") or []}
@@ -111,7 +112,7 @@ class Inputs:
             self._input(parameter, given.get(parameter["name"])) for parameter in inputs.get("parameters") or []
         ]
         artifacts = [_artifact(artifact, files.get(artifact["name"])) for artifact in inputs.get("artifacts") or []]
-        filled = {**template, "inputs": {"parameters": parameters, "artifacts": artifacts}}
+        filled: Template = {**template, "inputs": {"parameters": parameters, "artifacts": artifacts}}
         return self.substitute_params(filled, local)
 
     def _input(self, parameter: dict[str, Any], given: dict[str, Any] | None) -> dict[str, Any]:
@@ -129,7 +130,7 @@ class Inputs:
             raise NodeError(f"inputs.parameters.{parameter['name']} was not supplied")
         return {**{k: v for k, v in parameter.items() if k != "valueFrom"}, "value": value}
 
-    def substitute_params(self, template: dict[str, Any], local: dict[str, str]) -> dict[str, Any]:
+    def substitute_params(self, template: Template, local: dict[str, str]) -> Template:
         """Substitutes globals and locals, then inputs, whose values may contain tags. Raises NodeError."""
         scope: dict[str, str | None] = {**self.globals, **local}
         given, outputs = template["inputs"], template.get("outputs") or {}
@@ -151,7 +152,7 @@ class Inputs:
                 if path := (parameter.get("valueFrom") or {}).get("path"):
                     scope[f"outputs.parameters.{parameter['name']}.path"] = MARK + path
             text = replace(text, scope)
-            return loaded(text) if "{{" in text else Filled(loaded(text))
+            return loaded(text) if "{{" in text else cast(Template, Filled(loaded(text)))
         except TemplateError as error:
             raise NodeError(str(error)) from None
 

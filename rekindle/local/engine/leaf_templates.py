@@ -8,22 +8,23 @@ Source: Argo's operator.go (executeContainer, executeScript), workflowpod.go.
 import json
 import re
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 from rekindle.argo.language.substitute import TemplateError, substitute
 from rekindle.argo.manifest import pod_patch
 from rekindle.argo.manifest.patch import PatchError
+from rekindle.argo.types import Node, Task, Template
 from rekindle.errors import ConfigError
 from rekindle.local.engine import admission, retry
 from rekindle.local.engine.context import Context
 from rekindle.local.engine.inputs import Filled
-from rekindle.local.engine.nodes import Node, NodeError, Options, Start, format_time, record_inputs
+from rekindle.local.engine.nodes import NodeError, Options, Start, format_time, record_inputs
 
 KINDS = ("container", "script", "resource", "containerSet", "data", "http")
 RESULTS = r"""KIND(?:\.([-\w]+)\.|\[\\?['"]([-\w]+)\\?['"]\]\.)outputs\.result"""
 
 
-def execute(context: Context, name: str, caller: dict[str, Any], template: dict[str, Any], options: Options) -> Node:
+def execute(context: Context, name: str, caller: Task, template: Template, options: Options) -> Node:
     """Requests the start of a node's pod, once. Raises NodeError."""
     node = context.table.get(name)
     if not node:
@@ -44,7 +45,7 @@ def execute(context: Context, name: str, caller: dict[str, Any], template: dict[
     }
     try:
         known = {**context.inputs.globals, **scope, "pod.name": pod}
-        final = template if isinstance(template, Filled) else substitute(template, known)
+        final: Any = template if isinstance(cast(Any, template), Filled) else substitute(template, known)
         patches = substitute(context.spec.get("podSpecPatch"), known), final.get("podSpecPatch")
         final = pod_patch.patched(final, patches)
     except TemplateError as error:
@@ -84,7 +85,7 @@ def _captures_result(context: Context, name: str, boundary: str) -> bool:
 
 
 def _container_nodes(
-    context: Context, node: Node, template: dict[str, Any], caller: dict[str, Any], options: Options
+    context: Context, node: Node, template: Template, caller: Task, options: Options
 ) -> dict[str, str]:
     """Creates the containers' nodes, or resets them after a runner crash. Returns {container: node id}."""
     names = {

@@ -14,8 +14,8 @@ from functools import lru_cache
 from typing import Any
 
 from rekindle.argo.kinds import FAILED, FULFILLED
+from rekindle.argo.types import Node, Task, Template
 
-Node = dict[str, Any]
 MAX_NODES = 50_000  # per run: several times what fits into an Argo status; creating them takes about 10 s
 LEAF_TYPES = ("Pod", "Container", "Skipped", "Suspend", "HTTP")
 
@@ -50,7 +50,7 @@ class Start:
 
     id: str
     pod: str
-    template: dict[str, Any]
+    template: Any
     capture: bool = False  # stdout is an output
     deadline: float | None = None
     containers: dict[str, str] = field(default_factory=dict)  # of a containerSet, with their nodes' ids
@@ -161,16 +161,14 @@ class NodeTable:
         id = self.ids.get(name)
         return self.nodes[id] if id is not None else None
 
-    def create(
-        self, name: str, type: str, phase: str, caller: dict[str, Any], options: Options, message: str = ""
-    ) -> Node:
+    def create(self, name: str, type: str, phase: str, caller: Task, options: Options, message: str = "") -> Node:
         """A new node, started now, and finished too if `phase` is fulfilled. Raises Crashed at MAX_NODES."""
         if len(self.nodes) >= MAX_NODES:
             way = "do templates call themselves more than once? Give them a `when` that ends it, or use several runs"
             raise Crashed(f"{name} would be node {MAX_NODES + 1} of the run: at most {MAX_NODES} are possible ({way})")
         boundary = self.nodes.get(options.boundary)
         relative = name[len(boundary["name"]) :] if boundary else name
-        node: Node = {
+        node: Any = {
             "id": self.id(name),
             "name": name,
             "displayName": re.sub(r"^(\[\d+\])?\.|^\.", "", relative) if boundary else name,
@@ -193,7 +191,7 @@ class NodeTable:
         return node
 
     def get_or_create(
-        self, name: str, type: str, phase: str, caller: dict[str, Any], template: dict[str, Any], options: Options
+        self, name: str, type: str, phase: str, caller: Task, template: Template, options: Options
     ) -> Node:
         """The node, created with the template's inputs if absent."""
         node = self.get(name)
@@ -221,7 +219,7 @@ class NodeTable:
             self.orphaned.discard(node["id"])
         return node
 
-    def error(self, name: str, caller: dict[str, Any], options: Options, message: str) -> Node:
+    def error(self, name: str, caller: Task, options: Options, message: str) -> Node:
         """Marks the node Error, creating it if absent."""
         if self.get(name):
             return self.mark(name, "Error", message)
@@ -287,7 +285,7 @@ class NodeTable:
             self.tally[boundary, state] += change
 
 
-def _template_fields(caller: dict[str, Any], local: str) -> dict[str, Any]:
+def _template_fields(caller: Task, local: str) -> dict[str, Any]:
     """The fields of a node that name its template; `templateRef` for templates of other objects."""
     if reference := caller.get("templateRef"):
         return {"templateRef": reference, "templateScope": local}
@@ -295,7 +293,7 @@ def _template_fields(caller: dict[str, Any], local: str) -> dict[str, Any]:
     return {"templateName": name, "templateScope": scope or local}
 
 
-def record_inputs(node: Node, template: dict[str, Any]) -> None:
+def record_inputs(node: Node, template: Template) -> None:
     """Records the template's inputs on the node."""
     kept = {kind: values for kind, values in template["inputs"].items() if values}
     if kept:

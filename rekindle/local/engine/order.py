@@ -12,6 +12,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from heapq import heappop, heappush
 from typing import Any
 
+from rekindle.argo.types import Task
+
 NAMES = re.compile(r"[a-zA-Z0-9][-a-zA-Z0-9]*?\.[A-Z][a-zA-Z]+|[a-zA-Z0-9][-a-zA-Z0-9]*")
 State = tuple[bool | None, bool]
 HELD: State = (None, False)  # a limit blocks this task and all others not started
@@ -99,7 +101,7 @@ def with_ancestors(names: Iterable[str], needs: Mapping[str, Collection[str]]) -
     return list(ordered)
 
 
-def dependencies(task: dict[str, Any], tasks: dict[str, dict[str, Any]]) -> tuple[list[str], str]:
+def dependencies(task: Task, tasks: dict[str, dict[str, Any]]) -> tuple[list[str], str]:
     """The dependencies of `task`, and its `depends` as an expression over them, in which they are t0, t1, ...
 
     Tasks with dependencies of the same form thus share one expression, which is parsed once.

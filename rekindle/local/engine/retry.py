@@ -17,9 +17,10 @@ from rekindle.argo.language.expr import truth
 from rekindle.argo.language.functions import ExprError
 from rekindle.argo.language.substitute import expanded
 from rekindle.argo.manifest.patch import merged
+from rekindle.argo.types import Node, Task, Template
 from rekindle.local.engine import admission
 from rekindle.local.engine.context import Context
-from rekindle.local.engine.nodes import Node, NodeError, Options, Parallel, parse_time, record_inputs
+from rekindle.local.engine.nodes import NodeError, Options, Parallel, parse_time, record_inputs
 
 TRANSIENT = ("i/o timeout", "connection refused", "connection reset", "TLS handshake timeout", "EOF", "transient")
 
@@ -37,8 +38,8 @@ class Outcome:
 def execute(
     context: Context,
     name: str,
-    caller: dict[str, Any],
-    template: dict[str, Any],
+    caller: Task,
+    template: Template,
     strategy: dict[str, Any],
     options: Options,
 ) -> Node | None:
@@ -105,7 +106,7 @@ def _next_attempt(context: Context, parent: Node, attempts: list[Node], strategy
 
 
 def _execute_attempt(
-    context: Context, parent: Node, attempt: str, caller: dict[str, Any], retry_policy: str, options: Options
+    context: Context, parent: Node, attempt: str, caller: Task, retry_policy: str, options: Options
 ) -> Node | None:
     """Runs one attempt below its Retry node. Raises Parallel, NodeError."""
     table = context.table
@@ -198,7 +199,7 @@ def last_retry_variables(last: Node | None, missing: str = "0") -> dict[str, str
     }
 
 
-def with_defaults(template: dict[str, Any], defaults: dict[str, Any] | None) -> dict[str, Any]:
+def with_defaults(template: Any, defaults: dict[str, Any] | None) -> Any:
     """The template merged over `templateDefaults`, without defaults for other template types."""
     if not defaults:
         return template

@@ -16,12 +16,12 @@ from typing import Any
 
 from rekindle.argo.kinds import FAILED, FULFILLED
 from rekindle.argo.manifest import volumes
+from rekindle.argo.types import Node, Task, Template
 from rekindle.local.engine import admission, dag, hooks, leaf_templates, retry, steps, suspend
 from rekindle.local.engine.context import Context, Locks
 from rekindle.local.engine.nodes import (
     Crashed,
     Kill,
-    Node,
     NodeError,
     Options,
     Parallel,
@@ -245,7 +245,7 @@ class Scheduler:
         self.context.finish(phase, message if phase in FAILED else "")
 
     def execute(
-        self, name: str, caller: dict[str, Any], arguments: dict[str, Any], options: Options, retried: bool = False
+        self, name: str, caller: Task, arguments: dict[str, Any], options: Options, retried: bool = False
     ) -> Node | None:
         """Advances node `name` as far as possible now. Raises Parallel, NodeError (the node is marked then)."""
         self.depth += not retried
@@ -257,7 +257,7 @@ class Scheduler:
             self.depth -= not retried
 
     def _execute(
-        self, name: str, caller: dict[str, Any], arguments: dict[str, Any], options: Options, retried: bool
+        self, name: str, caller: Task, arguments: dict[str, Any], options: Options, retried: bool
     ) -> Node | None:
         node = self.table.get(name)
         if node and node["phase"] in FULFILLED:
@@ -299,8 +299,8 @@ class Scheduler:
             self.table.error(name, caller, options, str(error))
             raise
 
-    def _enter(self, name: str, caller: dict[str, Any], arguments: dict[str, Any], options: Options) -> dict[str, Any]:
-        template = retry.with_defaults(self.inputs.template(caller), self.context.spec.get("templateDefaults"))
+    def _enter(self, name: str, caller: Task, arguments: dict[str, Any], options: Options) -> Template:
+        template: Any = retry.with_defaults(self.inputs.template(caller), self.context.spec.get("templateDefaults"))
         if mounted := volumes.declared(self.context.spec, self.context.status, template):
             template = {**template, "volumes": mounted}
         if self.context.spec.get("archiveLogs"):
@@ -310,12 +310,12 @@ class Scheduler:
             local["pod.name"] = self.table.pod_name(name, template["name"])
         return self.inputs.process_args(template, arguments, local)
 
-    def _check_timeout(self, node: Node, template: dict[str, Any]) -> None:
+    def _check_timeout(self, node: Node, template: Template) -> None:
         if self.table.now >= admission.timeout_at(node, template):
             self.table.mark(node["name"], "Failed", "timeout")
             raise TimedOut("timeout")
 
-    def _run(self, name: str, caller: dict[str, Any], template: dict[str, Any], options: Options) -> Node | None:
+    def _run(self, name: str, caller: Task, template: Template, options: Options) -> Node | None:
         for kind, module in (("dag", dag), ("steps", steps)):
             if kind in template:
                 try:

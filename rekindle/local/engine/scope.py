@@ -12,7 +12,8 @@ from rekindle.argo.language import gofmt
 from rekindle.argo.language.expr import evaluate
 from rekindle.argo.language.functions import ExprError
 from rekindle.argo.language.substitute import TemplateError, expanded, substitute
-from rekindle.local.engine.nodes import Node, NodeTable
+from rekindle.argo.types import Node, Template
+from rekindle.local.engine.nodes import NodeTable
 
 UNRESOLVED = "unable to resolve references: "  # Argo's error prefix for arguments of steps and hooks
 ABSENT = "__argo__internal__absent-optional"
@@ -45,7 +46,7 @@ class Texts(Mapping[str, str | None]):
         return sum(1 for _ in self)
 
 
-def of_template(status: Mapping[str, Any], template: dict[str, Any]) -> Scope:
+def of_template(status: Mapping[str, Any], template: Template) -> Scope:
     """The inputs of a template and the workflow outputs exported so far."""
     scope = Scope(
         {f"inputs.parameters.{parameter['name']}": parameter["value"] for parameter in template["inputs"]["parameters"]}
@@ -94,7 +95,7 @@ def add_outputs(scope: Scope, prefix: str, outputs: Mapping[str, Any], missing: 
         scope[f"{prefix}.outputs.artifacts.{artifact['name']}"] = artifact
 
 
-def add_skipped(scope: Scope, kind: str, name: str, node: Node, template: dict[str, Any], artifacts: bool) -> None:
+def add_skipped(scope: Scope, kind: str, name: str, node: Node, template: Template, artifacts: bool) -> None:
     """The declared outputs of a node that never ran: their defaults, or None."""
     if node.get("outputs") is not None or node["phase"] not in ("Skipped", "Omitted"):
         return
@@ -188,7 +189,7 @@ def artifact_of(scope: Scope, artifact: dict[str, Any], unable: str = "") -> dic
     return resolved
 
 
-def outputs_of(template: dict[str, Any], scope: Scope) -> dict[str, Any] | None:
+def outputs_of(template: Template, scope: Scope) -> dict[str, Any] | None:
     """The outputs of a DAG or steps template. Raises TemplateError."""
     declared = template.get("outputs") or {}
     outputs: dict[str, Any] = {}

@@ -4,20 +4,19 @@ A group completes when all its steps have. A group in phase Failed or Error fail
 allows it; the template's phase is Failed either way. Source: Argo's steps.go.
 """
 
-from typing import Any
-
 from rekindle.argo.kinds import FAILED, FULFILLED
 from rekindle.argo.language.govaluate import WhenError, should_execute
 from rekindle.argo.language.substitute import Missing, TemplateError
 from rekindle.argo.manifest.loops import expand, loops
+from rekindle.argo.types import Node, Task, Template
 from rekindle.local.engine import admission, hooks
 from rekindle.local.engine import scope as scopes
 from rekindle.local.engine.context import Context
 from rekindle.local.engine.dag import resolve_references
-from rekindle.local.engine.nodes import Crashed, Node, NodeError, Options, Parallel, TimedOut, fulfilled
+from rekindle.local.engine.nodes import Crashed, NodeError, Options, Parallel, TimedOut, fulfilled
 
 
-def execute(context: Context, name: str, caller: dict[str, Any], template: dict[str, Any], options: Options) -> Node:
+def execute(context: Context, name: str, caller: Task, template: Template, options: Options) -> Node:
     """Advances a steps node."""
     node = context.table.get_or_create(name, "Steps", "Running", caller, template, options)
     expansion = context.expansion(name)
@@ -87,7 +86,7 @@ def _outbound(context: Context, group: Node) -> list[str]:
     return [out for child in group.get("children", []) for out in context.table.outbound(child)]
 
 
-def _add(context: Context, scope: scopes.Scope, group: Node, step: dict[str, Any], options: Options) -> None:
+def _add(context: Context, scope: scopes.Scope, group: Node, step: Task, options: Options) -> None:
     """Adds a completed step to the scope of later groups."""
     name = f"{group['name']}.{step['name']}"
     node = context.table.get(name)
@@ -110,7 +109,7 @@ class Group:
         self.context, self.name, self.scope, self.options = context, name, scope, options
         self.table, self.inputs = context.table, context.inputs
 
-    def run(self, steps: list[dict[str, Any]]) -> bool:
+    def run(self, steps: list[Task]) -> bool:
         """Advances the group and marks it when it completes. Returns whether an exit hook could not run."""
         expanded = self._expanded(steps)
         if expanded is None:
@@ -153,12 +152,12 @@ class Group:
             return self._assess({f"{self.name}.{step['name']}": step for step in expanded})
         return False
 
-    def _expanded(self, steps: list[dict[str, Any]]) -> list[dict[str, Any]] | None:
+    def _expanded(self, steps: list[Task]) -> list[Task] | None:
         expansion = self.context.expansion(self.name)
         if expansion.members is not None:
             return expansion.members
-        expanded: list[dict[str, Any]] = []
-        resolved, missing = list[dict[str, Any]](), ""
+        expanded: list[Task] = []
+        resolved, missing = list[Task](), ""
         try:
             for step in steps:
                 try:
@@ -183,12 +182,12 @@ class Group:
         expansion.members = expanded
         return expanded
 
-    def _assess(self, steps: dict[str, dict[str, Any]]) -> bool:
+    def _assess(self, steps: dict[str, Task]) -> bool:
         complete = True
         group = self.table.nodes[self.table.ids[self.name]]
         children = [self.table.nodes[id] for id in group.get("children", [])]
         for node in children:
-            step = steps.get(node["name"], {}) if node["type"] != "Skipped" else {}
+            step: Task = steps.get(node["name"], {}) if node["type"] != "Skipped" else {}
             hooked = step.get("hooks") or step.get("onExit")
             try:
                 if hooked and not hooks.during(self.context, step, node, self.scope, self.options):

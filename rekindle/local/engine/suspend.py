@@ -12,12 +12,13 @@ from typing import Any
 
 from rekindle.argo.kinds import FULFILLED
 from rekindle.argo.language import gofmt
+from rekindle.argo.types import Node, Task, Template
 from rekindle.errors import ConfigError, did_you_mean
 from rekindle.local.engine.context import Context
-from rekindle.local.engine.nodes import Node, NodeError, Options, Resumed, parse_time
+from rekindle.local.engine.nodes import NodeError, Options, Resumed, parse_time
 
 
-def execute(context: Context, name: str, caller: dict[str, Any], template: dict[str, Any], options: Options) -> Node:
+def execute(context: Context, name: str, caller: Task, template: Template, options: Options) -> Node:
     """Advances a suspend node. Raises NodeError."""
     node = context.table.get_or_create(name, "Suspend", "Running", caller, template, options)
     if node["phase"] == "Pending":  # it waited for a lock
@@ -80,7 +81,7 @@ def resume_values(status: Mapping[str, Any], values: Mapping[str, str]) -> dict[
     }
 
 
-def _expected(template: dict[str, Any]) -> list[dict[str, Any]]:
+def _expected(template: Mapping[str, Any]) -> list[dict[str, Any]]:
     defaults = {
         parameter["name"]: parameter["default"]
         for parameter in template["inputs"]["parameters"]
@@ -111,7 +112,7 @@ def _complete(context: Context, node: Node) -> Node:
     return context.table.mark(node["name"], "Succeeded")
 
 
-def check(template: dict[str, Any], where: str) -> None:
+def check(template: Mapping[str, Any], where: str) -> None:
     """Raises ConfigError for a supplied output outside a suspend template, or another kind of output in one."""
     for index, parameter in enumerate((template.get("outputs") or {}).get("parameters") or []):
         supplied = (parameter.get("valueFrom") or {}).get("supplied") is not None

@@ -89,7 +89,7 @@ threading.setprofile(None)
 
 
 @cache
-def documents() -> list[dict[str, Any]]:
+def documents() -> list[Any]:
     """Those of kills.yaml, as they can run."""
     objects = list(yaml.safe_load_all(Path(__file__).with_name("kills.yaml").read_text()))
     for obj in objects:
@@ -166,7 +166,7 @@ class Run:
         if (values := self.answers()) or self.waiting() or self.files.workflow()["spec"].get("suspend"):
             release_suspended(self.name, values, self.home)
 
-    def waiting(self) -> list[dict[str, Any]]:
+    def waiting(self) -> list[Any]:
         return [node for node in suspend.suspended(self.status()) if node["templateName"] != "pause"]
 
     def answers(self) -> dict[str, str]:

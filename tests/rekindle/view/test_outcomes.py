@@ -63,7 +63,7 @@ class Run:
     def phase(self) -> str:
         return self.scheduler.status["phase"]
 
-    def node(self, name: str) -> dict[str, Any]:
+    def node(self, name: str) -> Any:
         (found,) = [n for n in self.scheduler.nodes.values() if n["name"] == f"{self.scheduler.context.name}.{name}"]
         return found
 
