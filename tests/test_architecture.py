@@ -54,7 +54,7 @@ MEMBERS = {  # modules that belong to another room than their folder
 }
 # hera renders, torch trains: whoever imports one of them at the top of a module makes every command wait for it
 TORCH = ("rekindle.training.", "steps.fraud.")
-HERA = ("pipelines.", "rekindle.blocks.", "rekindle.cluster.argo_server")
+HERA = ("pipelines.", "rekindle.blocks.")
 
 
 @cache

@@ -10,6 +10,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from itertools import chain
 from typing import Any, TextIO
 
 from rekindle.argo.kinds import COMPLETED
@@ -42,10 +43,8 @@ class Logs:
 
     def print(self) -> int:
         """Write the current logs; returns the number of pods."""
-        pods = sorted(
-            self.cluster.list_objects(PODS, f"{WORKFLOW}={self.name}"),
-            key=lambda pod: pod["metadata"]["creationTimestamp"],
-        )
+        pods = self.cluster.list_objects(PODS, f"{WORKFLOW}={self.name}")
+        pods.sort(key=lambda pod: pod["metadata"]["creationTimestamp"])
         for pod in pods:
             for container, starts in _started(pod):
                 self._read(pod, container, starts, follow=False)
@@ -54,11 +53,12 @@ class Logs:
     def follow(self) -> None:
         """Write logs until the run is completed or deleted. Raises ApiError, BrokenPipeError if `out` is closed."""
         for watch in (self._watch_pods, self._watch_workflow):
-            threading.Thread(target=self._try, args=(watch,), daemon=True).start()
+            self._start_thread(watch)
         self.ended.wait()
         if self.failed:
             raise self.failed
-        self._catch_up()
+        for pod in self.cluster.list_objects(PODS, f"{WORKFLOW}={self.name}"):  # the watch may have missed the last
+            self._begin(pod)
         self.completed.set()
         deadline = time.monotonic() + DRAIN
         for reader in list(self.readers.values()):
@@ -67,12 +67,17 @@ class Logs:
         if self.failed:
             raise self.failed
 
-    def _try(self, function: Callable[..., None], *args: Any) -> None:
-        try:
-            function(*args)
-        except (ApiError, BrokenPipeError) as error:
-            self.failed = error
-            self.ended.set()
+    def _start_thread(self, function: Callable[..., None], *args: Any) -> threading.Thread:
+        def run() -> None:
+            try:
+                function(*args)
+            except (ApiError, BrokenPipeError) as error:
+                self.failed = error
+                self.ended.set()
+
+        thread = threading.Thread(target=run, daemon=True)
+        thread.start()
+        return thread
 
     def _watch_workflow(self) -> None:
         for kind, workflow in self.cluster.watch(WORKFLOWS, name=self.name):
@@ -86,35 +91,26 @@ class Logs:
             if kind != "DELETED":
                 self._begin(pod)
 
-    def _catch_up(self) -> None:
-        """Read pods whose start the watch has not reported yet."""
-        for pod in self.cluster.list_objects(PODS, f"{WORKFLOW}={self.name}"):
-            self._begin(pod)
-
     def _begin(self, pod: Object) -> None:
         with self.lock:
             for container, starts in _started(pod):
                 key = (pod["metadata"]["uid"], container, starts)
                 if key not in self.readers:
-                    reading = (self._read, pod, container, starts, True)
-                    reader = threading.Thread(target=self._try, args=reading, daemon=True)
-                    self.readers[key] = reader
-                    reader.start()
+                    self.readers[key] = self._start_thread(self._read, pod, container, starts, True)
 
     def _read(self, pod: Object, container: str, starts: int, follow: bool) -> None:
         label = label_of(self.name, pod)
         if self.step not in label:
             return
+        lines = self._lines(pod, container, follow)
         if starts and (pod["metadata"]["uid"], container, starts - 1) not in self.readers:
-            for line in self._lines(pod, container, follow=False, previous=True):
-                self._write(label, line)
-        for line in self._lines(pod, container, follow):
+            lines = chain(self._lines(pod, container, follow=False, previous=True), lines)
+        for line in lines:
             self._write(label, line)
 
     def _lines(self, pod: Object, container: str, follow: bool, previous: bool = False) -> Iterator[str]:
         """The lines since one start of a container, each once, also after reconnecting."""
-        path = PODS.path(self.cluster.namespace, pod["metadata"]["name"], "log")
-        query = {"container": container, "timestamps": "true"}
+        query = {"timestamps": "true"}
         query |= {"follow": "true"} if follow else {}
         query |= {"previous": "true"} if previous else {}
         last, written, pause = "", 0, 0.2  # the newest timestamp, and the number of lines with it
@@ -122,7 +118,7 @@ class Logs:
             skip, began = written, last
             try:
                 since = {"sinceTime": re.sub(r"\.\d+", "", last)} if last else {}  # the API takes whole seconds
-                for raw in self.cluster.lines(path, query | since, SILENCE):
+                for raw in self.cluster.log(pod["metadata"]["name"], container, SILENCE, **query, **since):
                     at, _, text = raw.decode(errors="replace").rstrip("\r\n").partition(" ")
                     if at < began or (at == began and skip > 0):
                         skip -= at == began
@@ -196,9 +192,8 @@ def tail(cluster: Cluster, name: str, labels: list[str], size: int = 50) -> str:
 
 
 def _tail_of(cluster: Cluster, pod: Mapping[str, Any], container: str, size: int) -> str:
-    path = PODS.path(cluster.namespace, pod["metadata"]["name"], "log")
     try:
-        lines = cluster.lines(path, {"container": container, "tailLines": str(size)}, 10)
+        lines = cluster.log(pod["metadata"]["name"], container, tailLines=str(size))
         return b"".join(line for line in lines if not EXECUTOR.search(line)).decode(errors="replace")
     except ApiError:  # deleted meanwhile, or reading is forbidden: report the failure without it
         return ""

@@ -7,7 +7,7 @@ from typing import Any
 from rekindle.argo.names import PHASE
 from rekindle.cluster.api import CRONS, WORKFLOWS, Cluster, Object
 from rekindle.cluster.workflows import offloaded, read
-from rekindle.view import overview, summary
+from rekindle.view import overview
 from rekindle.view.cluster_watch import as_object
 from rekindle.view.summary import duration, timestamp
 
@@ -15,12 +15,11 @@ from rekindle.view.summary import duration, timestamp
 def everything(cluster: Cluster, as_json: bool) -> str:
     """Runs, newest first, and schedules."""
     workflows = cluster.list_objects(WORKFLOWS)
-    runs = sorted(workflows, key=lambda workflow: workflow["metadata"]["creationTimestamp"], reverse=True)
-    tables = {"runs": [_run(run) for run in runs], "schedules": [_cron(cron) for cron in cluster.list_objects(CRONS)]}
-    if as_json:
-        return json.dumps(tables, indent=2)
+    workflows.sort(key=lambda workflow: workflow["metadata"]["creationTimestamp"], reverse=True)
+    runs = [_run(workflow) for workflow in workflows]
+    schedules = [_cron(cron) for cron in cluster.list_objects(CRONS)]
     empty = f"no runs in namespace {cluster.namespace} yet: `rekindle submit CONFIG` starts one"
-    return "\n\n".join(overview.table(rows) for rows in tables.values() if rows) or empty
+    return overview.show_tables({"runs": runs, "schedules": schedules}, as_json, empty)
 
 
 def run(cluster: Cluster, name: str, as_json: bool) -> str:
@@ -32,16 +31,10 @@ def run(cluster: Cluster, name: str, as_json: bool) -> str:
     return overview.steps_table(name, workflow.get("status") or {}) + note
 
 
-def _run(workflow: Object) -> dict[str, Any]:
+def _run(workflow: Object) -> dict[str, str]:
     metadata, status = workflow["metadata"], workflow.get("status") or {}
-    began, ended = status.get("startedAt"), status.get("finishedAt")
-    return {
-        "run": metadata["name"],
-        "phase": status.get("phase") or (metadata.get("labels") or {}).get(PHASE) or "Pending",
-        "verdict": summary.parameters(status).get("verdict", ""),
-        "age": duration(time.time() - timestamp(metadata["creationTimestamp"])),
-        "took": duration(timestamp(ended) - timestamp(began)) if began and ended else "",
-    }
+    phase = status.get("phase") or (metadata.get("labels") or {}).get(PHASE) or "Pending"
+    return overview.run_row(metadata["name"], status, phase, metadata["creationTimestamp"])
 
 
 def _cron(cron: Object) -> dict[str, Any]:

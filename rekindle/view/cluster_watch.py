@@ -27,18 +27,32 @@ def watch(cluster: Cluster, name: str, *, as_json: bool) -> int:
     out = sys.stderr if as_json else sys.stdout
     progress = cluster_logs.TrainingProgress(cluster, name).of
     try:
-        with display.show(name, progress, planned(workflow), out) as shown:
+        spec = (workflow.get("status") or {}).get("storedWorkflowTemplateSpec")  # of a run of a template
+        with display.show(name, progress, {"spec": spec or workflow["spec"]}, out) as shown:
             workflow = _watch_to_completion(cluster, name, shown)
     except KeyboardInterrupt:
-        sys.stderr.write(_detached(cluster, name))
+        flags = cluster_flags(cluster)
+        sys.stderr.write(
+            f"\n{name} continues; only the watch has ended\nwatch   rekindle status {name} --watch{flags}\n"
+            f"stop    rekindle stop {name}{flags}\n"
+        )
         return 130
     return ended(cluster, workflow, as_json)
 
 
 def _watch_to_completion(cluster: Cluster, name: str, shown: display.Shown) -> Object:
-    connection = Connection(shown)
-    for kind, workflow in cluster.watch(WORKFLOWS, name=name, lost=connection.lost):
-        connection.restored()
+    unreachable = False
+
+    def report_lost(error: ApiError) -> None:
+        nonlocal unreachable
+        if not unreachable:
+            shown.say(f"waiting for the cluster: {error}")
+        unreachable = True
+
+    for kind, workflow in cluster.watch(WORKFLOWS, name=name, lost=report_lost):
+        if unreachable:
+            shown.say("the cluster answers again")
+        unreachable = False
         if kind == "DELETED":
             raise RekindleError(f"{name} was deleted while it was watched: its outcome is unknown.")
         if status := unpacked(workflow).get("status"):
@@ -46,28 +60,6 @@ def _watch_to_completion(cluster: Cluster, name: str, shown: display.Shown) -> O
             if status.get("phase") in COMPLETED:
                 return unpacked(workflow)
     raise AssertionError("a watch does not end")
-
-
-class Connection:
-    """Reports once that the server is unreachable, and once that it answers again."""
-
-    def __init__(self, shown: display.Shown) -> None:
-        self.shown, self.away = shown, False
-
-    def lost(self, error: ApiError) -> None:
-        if not self.away:
-            self.shown.say(f"waiting for the cluster: {error}")
-        self.away = True
-
-    def restored(self) -> None:
-        if self.away:
-            self.shown.say("the cluster answers again")
-        self.away = False
-
-
-def planned(workflow: Mapping[str, Any]) -> dict[str, Any]:
-    """The spec from which the display reads pending steps; a run of a template stores it in its status."""
-    return {"spec": (workflow.get("status") or {}).get("storedWorkflowTemplateSpec") or workflow["spec"]}
 
 
 def ended(cluster: Cluster, workflow: Object, as_json: bool) -> int:
@@ -130,11 +122,3 @@ def _failure(cluster: Cluster, workflow: Object) -> str:
 def cluster_flags(cluster: Cluster) -> str:
     """The flags that select this cluster and namespace."""
     return " --cluster" + cluster.flags
-
-
-def _detached(cluster: Cluster, name: str) -> str:
-    flags = cluster_flags(cluster)
-    return (
-        f"\n{name} continues; only the watch has ended\nwatch   rekindle status {name} --watch{flags}\n"
-        f"stop    rekindle stop {name}{flags}\n"
-    )

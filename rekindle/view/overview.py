@@ -44,11 +44,9 @@ def everything(home: Path, as_json: bool) -> str:
     """Runs, deployments and services."""
     from rekindle.local.emulator import LocalCluster
 
-    tables = {"runs": list(_runs(home)), "serving": LocalCluster(home).overview()}
-    if as_json:
-        return json.dumps(tables, indent=2)
-    empty = f"no runs in {home} yet: `rekindle run configs/demo.yaml` starts one"
-    return "\n\n".join(table(rows) for rows in tables.values() if rows) or empty
+    runs = [run_row(name, status, status["phase"], status.get("startedAt")) for name, status in _known(home)]
+    tables = {"runs": runs, "serving": LocalCluster(home).overview()}
+    return show_tables(tables, as_json, f"no runs in {home} yet: `rekindle run configs/demo.yaml` starts one")
 
 
 def run(home: Path, name: str, json_output: bool) -> str:
@@ -87,25 +85,30 @@ def _known(home: Path) -> Iterator[tuple[str, Status]]:
             yield name, {"phase": "Unreadable"}
 
 
-def _runs(home: Path) -> Iterator[dict[str, str]]:
-    for name, status in _known(home):
-        began, ended = status.get("startedAt"), status.get("finishedAt")
-        yield {
-            "run": name,
-            "phase": status["phase"],
-            "verdict": parameters(status).get("verdict", ""),
-            "age": duration(time.time() - timestamp(began)) if began else "",
-            "took": duration(timestamp(ended) - timestamp(began)) if began and ended else "",
-        }
+def run_row(name: str, status: Status, phase: str, created: str | None) -> dict[str, str]:
+    """The row of a run in the table of runs."""
+    began, ended = status.get("startedAt"), status.get("finishedAt")
+    return {
+        "run": name,
+        "phase": phase,
+        "verdict": parameters(status).get("verdict", ""),
+        "age": duration(time.time() - timestamp(created)) if created else "",
+        "took": duration(timestamp(ended) - timestamp(began)) if began and ended else "",
+    }
+
+
+def show_tables(tables: dict[str, list[dict[str, Any]]], as_json: bool, empty: str) -> str:
+    """The tables as text, or as one JSON object; `empty` is the text if all are empty."""
+    if as_json:
+        return json.dumps(tables, indent=2)
+    return "\n\n".join(table(rows) for rows in tables.values() if rows) or empty
 
 
 def table(rows: list[dict[str, Any]]) -> str:
     """Columns under their headers, as `kubectl get` prints them."""
-    if not rows:
-        return ""
     columns = list(dict.fromkeys(column for row in rows for column in row))
     lines = [[name.upper() for name in columns], *[[_cell(row.get(name, "")) for name in columns] for row in rows]]
-    widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return "\n".join(
         "  ".join(f"{text:{width}}" for text, width in zip(line, widths, strict=True)).rstrip() for line in lines
     )
