@@ -28,8 +28,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def place() -> Iterator[Place]:
     """One for all tests; gone at the end, and its bucket with it."""
-    with made() as found:
-        yield found
+    with made() as place:
+        yield place
 
 
 @pytest.fixture(scope="session")

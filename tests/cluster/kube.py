@@ -21,10 +21,10 @@ Object = dict[str, Any]
 def until(what: str, look: Callable[[], T], seconds: float = 60, pause: float = 0.2) -> T:
     """The first truth that `look` gives; fails with `what` was waited for."""
     end = time.monotonic() + seconds
-    while not (found := look()):
+    while not (result := look()):
         assert time.monotonic() < end, f"waited {seconds:g} s for: {what}"
         time.sleep(pause)
-    return found
+    return result
 
 
 def seconds(timestamp: str) -> float:
@@ -49,8 +49,8 @@ class Kube:
         self("apply", "--server-side", "--force-conflicts", "-f", "-", stdin=yaml.safe_dump_all(objects))
 
     def get(self, kind: str, name: str) -> Object | None:
-        found = self("get", kind, name, "--ignore-not-found", "-o", "json")
-        return json.loads(found) if found.strip() else None
+        output = self("get", kind, name, "--ignore-not-found", "-o", "json")
+        return json.loads(output) if output.strip() else None
 
     def items(self, kind: str, selector: str = "") -> list[Object]:
         return json.loads(self("get", kind, "--selector", selector, "-o", "json"))["items"]
@@ -110,7 +110,7 @@ class Watch:
     def of(self, part: str) -> list[Sight]:
         """Those with `part` in their name, in order of their creation."""
         with self._lock:
-            return sorted((each for each in self.pods.values() if part in each.name), key=lambda each: each.created)
+            return sorted((log for log in self.pods.values() if part in log.name), key=lambda log: log.created)
 
     def _read(self) -> None:
         assert self._process.stdout

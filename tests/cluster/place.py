@@ -67,9 +67,9 @@ def _platform(kube: Kube, image: str) -> list[dict]:
     objects = list(yaml.safe_load_all(rekindle("platform", "render", "-n", kube.namespace, *flags)))
     keys = {name: os.environ[name] for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")}
     secret = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "rekindle-s3"}, "stringData": keys}
-    for each in objects:  # this machine is small
-        if each["kind"] == "Deployment":
-            each["spec"]["template"]["spec"]["containers"][0]["resources"]["requests"]["cpu"] = "50m"
+    for manifest in objects:  # this machine is small
+        if manifest["kind"] == "Deployment":
+            manifest["spec"]["template"]["spec"]["containers"][0]["resources"]["requests"]["cpu"] = "50m"
     return [*objects, secret]
 
 

@@ -36,7 +36,7 @@ class Place:
         """--set flags: our image and port, and requests that fit on a small node."""
         small = [f"cluster.pods.{pod}={{cpu: 50m, memory: {_memory(pod)}}}" for pod in PODS]
         given = [f"cluster.image={self.image}", f"serve.port={self.port}", *small, *more]
-        return [flag for each in given for flag in ("--set", each)]
+        return [flag for setting in given for flag in ("--set", setting)]
 
 
 def _memory(pod: str) -> str:
@@ -68,9 +68,9 @@ class Run:
         return cls(place, json.loads(rekindle("submit", str(config), *flags))["workflow"])
 
     def workflow(self) -> Object:
-        found = self.place.kube.get("workflow", self.name)
-        assert found, f"there is no workflow {self.name}"
-        return found
+        workflow = self.place.kube.get("workflow", self.name)
+        assert workflow, f"there is no workflow {self.name}"
+        return workflow
 
     def ended(self, seconds: float = 900) -> str:
         """Its phase, when it has one that lasts."""
@@ -79,13 +79,13 @@ class Run:
 
     def outputs(self) -> dict[str, str]:
         """The outputs of the whole workflow."""
-        found = self.workflow()["status"].get("outputs", {}).get("parameters", [])
-        return {each["name"]: each.get("value", "") for each in found}
+        parameters = self.workflow()["status"].get("outputs", {}).get("parameters", [])
+        return {parameter["name"]: parameter.get("value", "") for parameter in parameters}
 
     def nodes(self, template: str) -> list[Object]:
         """The attempts at a template, in order."""
-        found = self.workflow().get("status", {}).get("nodes", {}).values()
-        own = [n for n in found if n.get("templateName") == template and n["type"] == "Pod"]
+        nodes = self.workflow().get("status", {}).get("nodes", {}).values()
+        own = [n for n in nodes if n.get("templateName") == template and n["type"] == "Pod"]
         return sorted(own, key=lambda node: node["startedAt"] or "")
 
     def pod_of(self, template: str, seconds: float = 300) -> str:

@@ -57,21 +57,21 @@ class Story:
 
     def job(self) -> str:
         """Which job it is: another one of the same name has another uid."""
-        found = self.run.place.kube.get("pytorchjob", f"{self.run.name}-train")
-        assert found
-        return found["metadata"]["uid"]
+        job = self.run.place.kube.get("pytorchjob", f"{self.run.name}-train")
+        assert job
+        return job["metadata"]["uid"]
 
     def hit(self, name: str, strike: Callable[[], object]) -> None:
         """Strike while training goes on, then wait until it goes on with everybody."""
         assert self.run.workflow()["status"]["phase"] == "Running"
         hit = self.hits[name] = Hit(time.time(), self.run.step())
-        there = [each for each in self._pods() if each.deleting is None]
+        there = [pod for pod in self._pods() if pod.deleting is None]
         strike()
         self.run.goes_on()
         self.run.whole(WORKERS, 200)
         hit.after, hit.over = self.run.step(), time.time()
-        hit.struck = [each for each in there if each.deleting is not None]
-        hit.incidents = [each for each in self.run.summary().incidents if each.t >= hit.began - 0.5]
+        hit.struck = [pod for pod in there if pod.deleting is not None]
+        hit.incidents = [incident for incident in self.run.summary().incidents if incident.t >= hit.began - 0.5]
 
     def ended_well(self, sha256: str) -> bool:
         """Succeeded, with these weights, by one job."""

@@ -113,8 +113,8 @@ def test_a_run_is_submitted_watched_and_told_and_its_second_submit_is_asked_abou
     watched = client("status", name, "--watch", "-o", "json")
     assert (watched.returncode, json.loads(watched.stdout)["phase"]) == (0, "Succeeded")
     assert re.search(r"second succeeded in \d", watched.stderr)
-    found = client.kube.get("workflow", name)
-    assert found and found["metadata"]["annotations"][SHA256] == told["manifest_sha256"]
+    workflow = client.kube.get("workflow", name)
+    assert workflow and workflow["metadata"]["annotations"][SHA256] == told["manifest_sha256"]
 
 
 def test_logs_are_whole_though_a_pod_is_deleted_by_force(client: Client):

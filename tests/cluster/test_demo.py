@@ -71,7 +71,7 @@ def test_a_cluster_gives_the_bits_of_this_machine(demo: Run, here: dict[str, Any
 
 def test_the_manifest_of_the_cluster_is_that_of_this_machine(demo: Run, here: dict[str, Any]):
     submitted = demo.workflow()
-    arguments = {each["name"]: each["value"] for each in submitted["spec"]["arguments"]["parameters"]}
+    arguments = {parameter["name"]: parameter["value"] for parameter in submitted["spec"]["arguments"]["parameters"]}
     annotated = submitted["metadata"]["annotations"]["rekindle.dev/manifest-sha256"]
     assert arguments["manifest_hash"] == annotated == here["manifest_sha256"]
 

@@ -10,7 +10,7 @@ def _left(run: Run) -> list[str]:
     """Jobs and live pods of training that are still there."""
     jobs = run.place.kube.items("pytorchjobs", f"workflows.argoproj.io/workflow={run.name}")
     pods = run.place.kube.items("pods", f"training.kubeflow.org/job-name={run.name}-train")
-    return [each["metadata"]["name"] for each in [*jobs, *pods]]
+    return [resource["metadata"]["name"] for resource in [*jobs, *pods]]
 
 
 def test_a_stopped_run_leaves_no_job_behind(place: Place):

@@ -60,7 +60,7 @@ def test_workers_train_on_while_their_coordinator_is_replaced(pods: Story, undis
 
 def test_all_workers_told_to_go_at_once_lose_no_finished_step(pods: Story, undisturbed: str):
     hit = pods.hits["all, in order"]
-    assert [each.codes for each in hit.struck] == [{"pytorch": 143}] * WORKERS
+    assert [pod.codes for pod in hit.struck] == [{"pytorch": 143}] * WORKERS
     assert hit.repeated == 0
     assert pods.ended_well(undisturbed)
 

@@ -93,32 +93,32 @@ def _story(
 ) -> bool | None:
     """What the conditions say in the end of a job that was created, and that something may happen to."""
     name = f"{kind.lower().replace('/', '-')}-{story}"
-    one = kinds(name, lead, worker)[kind]
-    policy = one.manifest["spec"].get("runPolicy", {})
+    job_kind = kinds(name, lead, worker)[kind]
+    policy = job_kind.manifest["spec"].get("runPolicy", {})
     if "backoffLimit" in policy:
         policy["backoffLimit"] = 1  # restarts take longer and longer
-    _create(space, one.manifest)
+    _create(space, job_kind.manifest)
     with ThreadPoolExecutor(1) as pool:
         happening = pool.submit(meanwhile or (lambda name: None), name)
-        seen, good = _watched(space, one, name)
+        seen, good = _watched(space, job_kind, name)
         happening.result()
-    space("delete", one.manifest["kind"].lower(), name, "--cascade=foreground", "--wait=false")
+    space("delete", job_kind.manifest["kind"].lower(), name, "--cascade=foreground", "--wait=false")
     if os.environ.get("REKINDLE_RECORD"):
         _record(kind, story, seen)
     return good
 
 
-def _watched(space: Kube, one: Kind, name: str) -> tuple[list[Any], bool | None]:
+def _watched(space: Kube, job_kind: Kind, name: str) -> tuple[list[Any], bool | None]:
     """The statuses that differ in more than time, and the verdict on the last."""
     seen: list[Any] = []
     good, end = None, time.monotonic() + 300
     while good is None and time.monotonic() < end:
-        found = space.get(one.manifest["kind"].lower(), name)
-        assert found, f"{name} is gone"
-        status = _timeless(found.get("status", {}))
+        job = space.get(job_kind.manifest["kind"].lower(), name)
+        assert job, f"{name} is gone"
+        status = _timeless(job.get("status", {}))
         if status not in seen[-1:]:
             seen.append(status)
-        good, _ = verdict({"status": found.get("status", {})}, one.success, ",".join(one.failure))
+        good, _ = verdict({"status": job.get("status", {})}, job_kind.success, ",".join(job_kind.failure))
         time.sleep(0.3)
     return seen, good
 
@@ -133,11 +133,11 @@ def _create(space: Kube, manifest: Any, *flags: str) -> None:
 def _timeless(status: Any) -> Any:
     """Without what differs in every run; times only by their being there."""
     if isinstance(status, list):
-        return [_timeless(each) for each in status]
+        return [_timeless(item) for item in status]
     if not isinstance(status, dict):
         return status
     noise = ("lastReconcileTime", "lastUpdateTime", "lastTransitionTime", "lastProbeTime", "message", "selector")
-    kept = {key: _timeless(each) for key, each in status.items() if key not in (*noise, "uncountedTerminatedPods")}
+    kept = {key: _timeless(value) for key, value in status.items() if key not in (*noise, "uncountedTerminatedPods")}
     return kept | {key: "2026-11-21T21:00:00Z" for key in ("startTime", "completionTime") if key in kept}
 
 

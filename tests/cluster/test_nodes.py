@@ -38,13 +38,13 @@ def beside(place: Place) -> Iterator[Kube]:
 
 def kill_outright(place: Place, beside: Kube, *pods: str) -> None:
     """SIGKILL to all in the containers of these pods, at once (they are on one node)."""
-    found = [pod for pod in place.kube.items("pods") if pod["metadata"]["name"] in pods]
-    ids = [pod["status"]["containerStatuses"][0]["containerID"].rpartition("/")[2] for pod in found]
+    members = [pod for pod in place.kube.items("pods") if pod["metadata"]["name"] in pods]
+    ids = [pod["status"]["containerStatuses"][0]["containerID"].rpartition("/")[2] for pod in members]
     assert len(ids) == len(pods)
     killer = {"name": "kill", "image": place.image, "command": ["python", "-c", KILL, *ids]}
     killer["securityContext"] = {"runAsUser": 0}
     spec = {"hostPID": True, "restartPolicy": "Never", "containers": [killer]}
-    spec |= {"nodeName": found[0]["spec"]["nodeName"]}
+    spec |= {"nodeName": members[0]["spec"]["nodeName"]}
     beside.apply({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "kill"}, "spec": spec})
     beside("wait", "pod/kill", "--for=jsonpath={.status.phase}=Succeeded", "--timeout=240s", timeout=250)
     beside("delete", "pod/kill", "--grace-period=0", "--force")
@@ -65,7 +65,7 @@ def nodes(place: Place, beside: Kube) -> Story:
 def test_a_worker_that_is_gone_at_once_costs_no_finished_step(nodes: Story, undisturbed: str):
     hit = nodes.hits["one"]
     assert [i.kind for i in hit.incidents if i.kind != "join"] == ["lost"] and hit.repeated == 0
-    assert any(SIGKILLED in each.codes.values() for each in nodes.run.sights("worker-1"))
+    assert any(SIGKILLED in sight.codes.values() for sight in nodes.run.sights("worker-1"))
     assert nodes.ended_well(undisturbed)
 
 

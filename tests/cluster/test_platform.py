@@ -46,8 +46,8 @@ OBJECTS: dict[str, Object] = {
     "jobs": {"apiVersion": "batch/v1", "kind": "Job", "spec": BATCH},
 }
 WAITS = 3.0  # seconds in which who may watch has seen it; who may not has asked twice and then rests longer
-ARGO = [each for each in rules() if each[0] == "argoproj.io"]
-APPLIED = [each for each in (*rules(), *rules("frameworks")) if each not in ARGO]
+ARGO = [rule for rule in rules() if rule[0] == "argoproj.io"]
+APPLIED = [rule for rule in (*rules(), *rules("frameworks")) if rule not in ARGO]
 
 
 def grant(name: str, left: list[tuple[str, str, str]]) -> list[Object]:
@@ -123,11 +123,11 @@ def release(kube: Kube, resource: str, name: str) -> None:
 
 @pytest.mark.parametrize("resource", OBJECTS)
 def test_without_any_one_of_its_rights_a_workflow_could_not_apply_or_delete(place: Place, resource: str) -> None:
-    own = [each for each in APPLIED if each[1] == resource]
+    own = [rule for rule in APPLIED if rule[1] == resource]
     deletes = "delete" in [verb for _, _, verb in own]
     accounts = {"all-rights": APPLIED}
-    accounts |= {f"without-{right[2]}": [each for each in APPLIED if each != right] for right in own}
-    place.kube.apply(*(each for name, left in accounts.items() for each in grant(name, left)))
+    accounts |= {f"without-{right[2]}": [rule for rule in APPLIED if rule != right] for right in own}
+    place.kube.apply(*(manifest for name, left in accounts.items() for manifest in grant(name, left)))
     with ThreadPoolExecutor(len(accounts)) as pool:
         failed = pool.map(lambda account: applies_and_deletes(place.kube, account, resource, deletes), accounts)
         assert [account for account, why in zip(accounts, failed, strict=True) if not why] == ["all-rights"]
@@ -135,10 +135,10 @@ def test_without_any_one_of_its_rights_a_workflow_could_not_apply_or_delete(plac
 
 def test_kinds_whose_operators_may_not_be_here_are_for_the_account_of_workflows_alone(place: Place) -> None:
     """Their rights are those of the kinds above, which are tried: applied by the same commands."""
-    absent = [each for each in APPLIED if each[1] not in OBJECTS]
-    assert {each[1] for each in absent} == {"trainjobs", "inferenceservices"}
+    absent = [rule for rule in APPLIED if rule[1] not in OBJECTS]
+    assert {rule[1] for rule in absent} == {"trainjobs", "inferenceservices"}
     asked = Platform(place.kube.namespace, mlflow="http://mlflow", options=("frameworks",))
-    place.kube.apply(*(each for each in render(asked) if each["metadata"]["name"] == "rekindle-frameworks"))
+    place.kube.apply(*(manifest for manifest in render(asked) if manifest["metadata"]["name"] == "rekindle-frameworks"))
     for account, may in (("rekindle", "true"), ("default", "false")):
         user = f"system:serviceaccount:{place.kube.namespace}:{account}"
         reviews = [
@@ -213,8 +213,8 @@ def submitted(place: Place, account: str) -> Callable[[], Object]:
     return lambda: place.kube.get("workflow", name) or {}
 
 
-def phase(found: Object) -> str:
-    return found.get("status", {}).get("phase", "")
+def phase(workflow: Object) -> str:
+    return workflow.get("status", {}).get("phase", "")
 
 
 def test_steps_and_resources_run_under_restricted_and_no_step_sees_a_token(place: Place) -> None:
@@ -222,11 +222,11 @@ def test_steps_and_resources_run_under_restricted_and_no_step_sees_a_token(place
     assert labels["pod-security.kubernetes.io/enforce"] == "restricted"
     look = submitted(place, "rekindle")
     until("the workflow has ended", lambda: phase(look()) not in ("", "Pending", "Running"), 120, pause=1)
-    found = look()
-    assert phase(found) == "Succeeded", found["status"]
-    assert found["status"]["outputs"]["parameters"] == [{"name": "p", "value": "token: False"}]
-    assert place.store.get(f"{found['metadata']['name']}/a") == b"x"
-    selector = f"workflows.argoproj.io/workflow={found['metadata']['name']}"
+    ended = look()
+    assert phase(ended) == "Succeeded", ended["status"]
+    assert ended["status"]["outputs"]["parameters"] == [{"name": "p", "value": "token: False"}]
+    assert place.store.get(f"{ended['metadata']['name']}/a") == b"x"
+    selector = f"workflows.argoproj.io/workflow={ended['metadata']['name']}"
     for pod in place.kube.items("pods", selector):
         for container in pod["spec"]["containers"]:
             mounts = [mount["mountPath"] for mount in container.get("volumeMounts", [])]
@@ -239,7 +239,7 @@ def test_without_any_one_of_its_rights_a_workflow_could_not_report(place: Place)
     looks = {"rekindle": submitted(place, "rekindle")}
     for right in ARGO:
         account = f"mute-{right[2]}"
-        place.kube.apply(*grant(account, [each for each in rules() if each != right]))
+        place.kube.apply(*grant(account, [rule for rule in rules() if rule != right]))
         looks[account] = submitted(place, account)
     until("a sound workflow has succeeded", lambda: phase(looks["rekindle"]()) == "Succeeded", 120, pause=1)
     time.sleep(10)
@@ -253,30 +253,30 @@ def examined(place: Place, *sets: str) -> dict[str, Any]:
     config = ["configs/demo.yaml", *place.sets(sets)]
     command = [str(BIN / "rekindle"), "platform", "check", *config, "-n", place.kube.namespace, "-o", "json"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600)
-    found = {each["name"]: each for each in json.loads(done.stdout)}
-    assert done.returncode == any(each["required"] and not each["ok"] for each in found.values())
+    checks = {check["name"]: check for check in json.loads(done.stdout)}
+    assert done.returncode == any(check["required"] and not check["ok"] for check in checks.values())
     assert not [pod for pod in place.kube.items("pods") if pod["metadata"]["name"].startswith("rekindle-doctor")]
-    return found
+    return checks
 
 
 def test_the_doctor_finds_nothing_wrong_with_a_sound_namespace(place: Place) -> None:
-    found = examined(place)
-    wrong = {name: each["found"] for name, each in found.items() if not each["ok"]}
+    checks = examined(place)
+    wrong = {name: check["found"] for name, check in checks.items() if not check["ok"]}
     assert wrong.keys() <= {"init container"}, wrong  # the operator is the cluster's, and may lack its template
-    assert "1 of 8 racing creators won" in found["object store from a pod"]["found"]
-    assert found["MLflow from a pod"]["ok"] and found[f"image {place.image}"]["ok"]
+    assert "1 of 8 racing creators won" in checks["object store from a pod"]["found"]
+    assert checks["MLflow from a pod"]["ok"] and checks[f"image {place.image}"]["ok"]
 
 
 @pytest.fixture
 def broken(place: Place) -> Iterator[None]:
     """ConfigMap and Role as somebody may have left them."""
-    kept = [place.kube.get(*each) or {} for each in (("configmap", "rekindle"), ("role", "rekindle"))]
-    for each in kept:
+    kept = [place.kube.get(*target) or {} for target in (("configmap", "rekindle"), ("role", "rekindle"))]
+    for resource in kept:
         for field in ("resourceVersion", "uid", "managedFields", "creationTimestamp"):
-            each["metadata"].pop(field, None)
+            resource["metadata"].pop(field, None)
     addresses, rights = copy.deepcopy(kept)
     addresses["data"] |= {"S3_BUCKET": "nosuch-bucket", "MLFLOW_TRACKING_URI": "http://127.0.0.1:9"}
-    rights["rules"] = [each for each in rights["rules"] if "pytorchjobs" not in each["resources"]]
+    rights["rules"] = [rule for rule in rights["rules"] if "pytorchjobs" not in rule["resources"]]
     place.kube.apply(addresses, rights)
     yield
     place.kube.apply(*kept)
@@ -285,7 +285,7 @@ def broken(place: Place) -> Iterator[None]:
 @pytest.mark.usefixtures("broken")
 def test_the_doctor_finds_all_that_is_broken_and_says_what_to_do(place: Place) -> None:
     sets = ["cluster.pods.serve={priority_class: nosuch-priority, image: registry.invalid/nosuch:1}"]
-    found = examined(place, *sets)
+    checks = examined(place, *sets)
     expected = {
         "artifact repository": "nosuch-bucket",
         "account": "may not get, list, watch, create, patch, delete pytorchjobs.kubeflow.org",
@@ -293,9 +293,9 @@ def test_the_doctor_finds_all_that_is_broken_and_says_what_to_do(place: Place) -
         "image registry.invalid/nosuch:1": "registry.invalid",
     }
     for name, text in expected.items():
-        assert not found[name]["ok"] and text in found[name]["found"] and found[name]["remedy"], found[name]
+        assert not checks[name]["ok"] and text in checks[name]["found"] and checks[name]["remedy"], checks[name]
     for name, text in {"object store from a pod": "nosuch-bucket", "MLflow from a pod": "127.0.0.1:9"}.items():
-        assert not found[name]["ok"] and text in found[name]["found"] and found[name]["remedy"], found[name]
+        assert not checks[name]["ok"] and text in checks[name]["found"] and checks[name]["remedy"], checks[name]
 
 
 def test_what_the_platform_renders_the_api_server_takes(place: Place) -> None:

@@ -20,9 +20,9 @@ def test_a_schedule_fires_twice_without_overlap(place: Place):
         until("it has fired twice", lambda: len(place.kube.items("workflows", label)) >= 2, 600, pause=2)
     finally:
         rekindle("schedule", *flags, "--suspend")
-    found = place.kube.items("workflows", label)
-    first, second = sorted(found, key=lambda each: each["metadata"]["creationTimestamp"])[:2]
-    runs = [Run(place, each["metadata"]["name"]) for each in (first, second)]
+    workflows = place.kube.items("workflows", label)
+    first, second = sorted(workflows, key=lambda workflow: workflow["metadata"]["creationTimestamp"])[:2]
+    runs = [Run(place, workflow["metadata"]["name"]) for workflow in (first, second)]
     assert [run.ended() for run in runs] == ["Succeeded", "Succeeded"]
     end = runs[0].workflow()["status"]["finishedAt"]
     assert seconds(end) <= seconds(second["metadata"]["creationTimestamp"])

@@ -43,17 +43,17 @@ def own(place: Place) -> Iterator[Kube]:
     try:
         if volumes:
             shell(place, node)
-            paths = [each["spec"]["hostPath"]["path"] for each in volumes]
+            paths = [disk["spec"]["hostPath"]["path"] for disk in volumes]
             node("exec", "root", "--", "mkdir", "-p", "-m", "777", *paths)  # fsGroup does not reach a hostPath
         kube.apply(*volumes, *yaml.safe_load_all(rekindle("platform", "render", "-n", kube.namespace, *flags)), secret)
         yield kube
     finally:
         if volumes:
             node("exec", "root", "--", "rm", "-rf", f"/var/tmp/{kube.namespace}", check=False)
-        for each in (kube, node):
-            each("delete", "namespace", each.namespace, "--ignore-not-found", "--timeout=120s", timeout=150)
-        for each in volumes:
-            kube("delete", "persistentvolume", each["metadata"]["name"], "--ignore-not-found")
+        for client in (kube, node):
+            client("delete", "namespace", client.namespace, "--ignore-not-found", "--timeout=120s", timeout=150)
+        for disk in volumes:
+            kube("delete", "persistentvolume", disk["metadata"]["name"], "--ignore-not-found")
 
 
 def volume(namespace: str, claim: str) -> Object:

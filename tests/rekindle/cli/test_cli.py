@@ -74,8 +74,8 @@ def test_help_answers_at_once_because_it_imports_nothing_heavy():
 
 @pytest.mark.parametrize("name", commands.commands)
 def test_every_command_has_help_with_an_example_that_parses_and_is_in_the_docs(name: str):
-    each = commands.commands[name]
-    text = each.get_help(click.Context(each, info_name=name))
+    command = commands.commands[name]
+    text = command.get_help(click.Context(command, info_name=name))
     examples = re.findall(r"^\s+rekindle (.*)$", text.partition("Example:")[2], re.MULTILINE)
     assert examples
     for example in examples:
@@ -215,8 +215,8 @@ def test_status_and_logs_show_what_ran(tmp_path: Path):
     assert rekindle("logs", cwd=tmp_path).stdout.count("|") == 2
     assert rekindle("logs", "four", "second", cwd=tmp_path).stdout.endswith("| two\n")
     said = [json.loads(line) for line in rekindle("logs", "-o", "json", cwd=tmp_path).stdout.splitlines()]
-    assert ["first" in each["step"] for each in said] == [True, False]
-    assert [each["line"] for each in said] == ["one", "two"]
+    assert ["first" in line["step"] for line in said] == [True, False]
+    assert [line["line"] for line in said] == ["one", "two"]
     assert json.loads(rekindle("down", "-o", "json", cwd=tmp_path).stdout) == {"stopped": []}
     unknown = rekindle("status", "fuor", cwd=tmp_path)
     assert (unknown.returncode, 'Did you mean "four"?' in unknown.stderr) == (2, True)

@@ -28,15 +28,15 @@ SELINUX = {"", "container_t", "container_init_t", "container_kvm_t", "container_
 
 def violations(spec: dict[str, Any]) -> list[str]:
     pod = spec.get("securityContext") or {}
-    found = [f"{each} must not be set" for each in ("hostNetwork", "hostPID", "hostIPC") if spec.get(each)]
+    problems = [f"{field} must not be set" for field in ("hostNetwork", "hostPID", "hostIPC") if spec.get(field)]
     for volume in spec.get("volumes") or []:
         if not set(volume) - {"name"} <= VOLUMES:
-            found.append(f"volume {volume} is of a kind that is not allowed")
-    found += [f"sysctl {s['name']} is not allowed" for s in pod.get("sysctls") or [] if s["name"] not in SYSCTLS]
+            problems.append(f"volume {volume} is of a kind that is not allowed")
+    problems += [f"sysctl {s['name']} is not allowed" for s in pod.get("sysctls") or [] if s["name"] not in SYSCTLS]
     for where in ("initContainers", "containers", "ephemeralContainers"):
         for container in spec.get(where) or []:
-            found += [f"{container['name']}: {each}" for each in _container(container, pod)]
-    return found
+            problems += [f"{container['name']}: {problem}" for problem in _container(container, pod)]
+    return problems
 
 
 def _container(container: dict[str, Any], pod: dict[str, Any]) -> Iterator[str]:
@@ -61,13 +61,13 @@ def _container(container: dict[str, Any], pod: dict[str, Any]) -> Iterator[str]:
         yield "seccompProfile.type must be RuntimeDefault or Localhost"
     if own.get("procMount", "Default") != "Default":
         yield "procMount must be Default"
-    for each in (own, pod):
-        selinux = each.get("seLinuxOptions") or {}
+    for settings in (own, pod):
+        selinux = settings.get("seLinuxOptions") or {}
         if selinux.get("type", "") not in SELINUX or selinux.get("user") or selinux.get("role"):
             yield "seLinuxOptions must not change user, role, or to another type"
-        if (each.get("appArmorProfile") or {}).get("type", "RuntimeDefault") == "Unconfined":
+        if (settings.get("appArmorProfile") or {}).get("type", "RuntimeDefault") == "Unconfined":
             yield "appArmorProfile must not be Unconfined"
-        if (each.get("windowsOptions") or {}).get("hostProcess"):
+        if (settings.get("windowsOptions") or {}).get("hostProcess"):
             yield "hostProcess must be false"
     if any(port.get("hostPort") for port in container.get("ports") or []):
         yield "hostPort must not be set"
@@ -76,8 +76,8 @@ def _container(container: dict[str, Any], pod: dict[str, Any]) -> Iterator[str]:
 def pods(manifest: Any) -> Iterator[tuple[str, dict[str, Any]]]:
     """(what it is, its PodSpec): for a workflow, with the containers that Argo adds, as it adds them."""
     if not isinstance(manifest, dict):
-        for each in manifest if isinstance(manifest, list) else ():
-            yield from pods(each)
+        for item in manifest if isinstance(manifest, list) else ():
+            yield from pods(item)
         return
     spec = manifest.get("spec") or {}
     if isinstance(spec, dict) and "templates" in spec:
@@ -105,5 +105,5 @@ def _argo(template: dict[str, Any], main: dict[str, Any], spec: dict[str, Any]) 
     pod["containers"] = [{"name": "wait"}, {**main, "name": "main"}]
     for where, patches in json.loads(template.get("podSpecPatch") or "{}").items():
         for patch in patches:
-            next(each for each in pod[where] if each["name"] == patch["name"]).update(patch)
+            next(container for container in pod[where] if container["name"] == patch["name"]).update(patch)
     return pod

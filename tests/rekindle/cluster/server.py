@@ -80,17 +80,17 @@ class ApiServer:
         self.http.server_close()
         self.cut()
 
-    def put(self, collection: str, found: Object) -> Object:
+    def put(self, collection: str, manifest: Object) -> Object:
         """Create or change an object, as a controller would."""
         with self.changed:
-            name = found["metadata"]["name"]
+            name = manifest["metadata"]["name"]
             there = self.objects.setdefault(collection, {})
             before = there.get(name, {}).get("metadata", {})
             self.version += 1
             stamp = {"uid": before.get("uid") or str(uuid.uuid4()), "namespace": self.namespace,
                      "creationTimestamp": before.get("creationTimestamp") or "2026-11-21T20:00:00Z"}  # fmt: skip
-            metadata = {**stamp, **found["metadata"], "resourceVersion": str(self.version)}
-            there[name] = {**found, "metadata": metadata}
+            metadata = {**stamp, **manifest["metadata"], "resourceVersion": str(self.version)}
+            there[name] = {**manifest, "metadata": metadata}
             self._tell(collection, "MODIFIED" if before else "ADDED", there[name])
             return there[name]
 
@@ -138,8 +138,8 @@ class ApiServer:
                 return code, body
         return None
 
-    def _tell(self, collection: str, kind: str, found: Object) -> None:
-        self.history.append((self.version, collection, kind, found))
+    def _tell(self, collection: str, kind: str, changed: Object) -> None:
+        self.history.append((self.version, collection, kind, changed))
         self.changed.notify_all()
 
 
@@ -160,8 +160,8 @@ class _Handler(BaseHTTPRequestHandler):
         api.tokens.add(self.headers.get("Authorization"))
         if refused := api.refusal(self.command, self.path):
             self.answer(*refused)
-        elif found := LOG.search(parts.path):
-            self.log(found[2], query)
+        elif match := LOG.search(parts.path):
+            self.log(match[2], query)
         elif query.get("watch"):
             self.watch(parts.path, query)
         else:
@@ -198,7 +198,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def listed(self, path: str, query: dict[str, str]) -> Object:
         with self.api.changed:
-            items = [each for each in self.api.objects.get(path, {}).values() if selected(each, query)]
+            items = [item for item in self.api.objects.get(path, {}).values() if selected(item, query)]
             return {
                 "kind": "List",
                 "metadata": {"resourceVersion": str(self.api.version)},
@@ -215,10 +215,10 @@ class _Handler(BaseHTTPRequestHandler):
                 return self.chunk("")
             generation = api.generation
             while api.generation == generation:
-                for version, collection, kind, found in [each for each in api.history if each[0] > since]:
+                for version, collection, kind, changed in [event for event in api.history if event[0] > since]:
                     since = version
-                    if collection == path and selected(found, query):
-                        self.chunk(json.dumps({"type": kind, "object": found}))
+                    if collection == path and selected(changed, query):
+                        self.chunk(json.dumps({"type": kind, "object": changed}))
                 api.changed.wait(0.05)
         self.broken()
 
@@ -259,12 +259,12 @@ class _Handler(BaseHTTPRequestHandler):
         self.connection.shutdown(socket.SHUT_RDWR)
 
 
-def selected(found: Object, query: dict[str, str]) -> bool:
-    labels = found["metadata"].get("labels") or {}
+def selected(candidate: Object, query: dict[str, str]) -> bool:
+    labels = candidate["metadata"].get("labels") or {}
     name = query.get("fieldSelector", "").removeprefix("metadata.name=")
-    wanted = [each for each in query.get("labelSelector", "").split(",") if each]
-    for each in wanted:
-        key, value = re.split("!?=", each)
-        if (labels.get(key) == value) == ("!=" in each):
+    wanted = [requirement for requirement in query.get("labelSelector", "").split(",") if requirement]
+    for requirement in wanted:
+        key, value = re.split("!?=", requirement)
+        if (labels.get(key) == value) == ("!=" in requirement):
             return False
-    return name in ("", found["metadata"]["name"])
+    return name in ("", candidate["metadata"]["name"])

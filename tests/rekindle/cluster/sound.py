@@ -37,9 +37,9 @@ class SoundCluster(ApiServer):
         self.controller("kubeflow", operator, "kubeflow/training-operator:v1.9.3", configMap={"name": "init"})
         hardened = {"initContainer.yaml": "securityContext: {allowPrivilegeEscalation: false}"}
         self.put("/api/v1/namespaces/kubeflow/configmaps", {"metadata": {"name": "init"}, "data": hardened})
-        for each in render(Platform("models", endpoint="http://s3:9000", mlflow="http://mlflow")):
-            if each["kind"] in ("ConfigMap", "ServiceAccount"):
-                self.put(f"/api/v1/namespaces/models/{each['kind'].lower()}s", each)
+        for manifest in render(Platform("models", endpoint="http://s3:9000", mlflow="http://mlflow")):
+            if manifest["kind"] in ("ConfigMap", "ServiceAccount"):
+                self.put(f"/api/v1/namespaces/models/{manifest['kind'].lower()}s", manifest)
         keys = {"AWS_ACCESS_KEY_ID": "eA==", "AWS_SECRET_ACCESS_KEY": "eA=="}
         for name, data in {"rekindle.service-account-token": {"token": "eA=="}, "rekindle-s3": keys}.items():
             self.put("/api/v1/namespaces/models/secrets", {"metadata": {"name": name}, "data": data})
@@ -69,9 +69,10 @@ class SoundCluster(ApiServer):
     def _start(self, pod: Object) -> None:
         """As a kubelet would."""
         states = [
-            {"name": each["name"], "state": self.states.get(each["image"], ENDED)} for each in pod["spec"]["containers"]
+            {"name": container["name"], "state": self.states.get(container["image"], ENDED)}
+            for container in pod["spec"]["containers"]
         ]
         conditions = [{"type": "PodScheduled", "message": self.unscheduled}] if self.unscheduled else []
-        found = {"conditions": conditions, "containerStatuses": [] if self.unscheduled else states}
-        self.put(PODS_AT, pod | {"status": found})
+        pod_status = {"conditions": conditions, "containerStatuses": [] if self.unscheduled else states}
+        self.put(PODS_AT, pod | {"status": pod_status})
         self.say(pod["metadata"]["name"], json.dumps(ANSWERS))

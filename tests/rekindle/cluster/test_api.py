@@ -30,8 +30,8 @@ class Events:
         threading.Thread(target=self._read, daemon=True).start()
 
     def _read(self) -> None:
-        for kind, each in self.events:
-            self.found.put((kind, each["metadata"]["name"], each["status"]["phase"]))
+        for kind, changed in self.events:
+            self.found.put((kind, changed["metadata"]["name"], changed["status"]["phase"]))
 
     def next(self) -> tuple[str, str, str]:
         return self.found.get(timeout=20)

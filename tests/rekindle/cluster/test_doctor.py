@@ -32,18 +32,18 @@ def sound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SoundClus
 def examined(cluster: Any = None, train: Any = None, seconds: float = 5) -> dict[str, Check]:
     """What was found, by name."""
     settings = ClusterConfig.model_validate(cluster or {}), TrainConfig.model_validate(train or {})
-    return {each.name: each for each in doctor.check(Cluster.connect(), *settings, seconds)}
+    return {check.name: check for check in doctor.check(Cluster.connect(), *settings, seconds)}
 
 
-def wrong(found: dict[str, Check]) -> dict[str, str]:
-    return {name: each.found for name, each in found.items() if not each.ok}
+def wrong(checks: dict[str, Check]) -> dict[str, str]:
+    return {name: check.found for name, check in checks.items() if not check.ok}
 
 
 def test_in_a_sound_namespace_nothing_is_wrong_and_nothing_is_left(sound: SoundCluster):
-    found = examined()
-    assert wrong(found) == {}
+    checks = examined()
+    assert wrong(checks) == {}
     names = {"API server", "training operator", "your rights", "account", "artifact repository", "pod of serve"}
-    assert names | {"webhook", "init container", f"image {IMAGE}", "MLflow from a pod"} <= set(found)
+    assert names | {"webhook", "init container", f"image {IMAGE}", "MLflow from a pod"} <= set(checks)
     assert sound.objects[PODS_AT] == {}
 
 
@@ -57,10 +57,10 @@ def test_the_webhook_is_given_the_job_of_the_config_and_no_check_hides_the_other
     flags = ["--set", f"cluster.pods.train.gpus={gpus}", "--set", f"train.workers={workers}"]
     config = [str(ROOT / "configs/demo.yaml"), "--set", "train.max_workers=4", *flags]
     done = CliRunner().invoke(commands, ["platform", "check", *config, "--wait", "5", "-o", "json"])
-    found = {each["name"]: each for each in json.loads(done.stdout)}
-    assert (found["webhook"]["ok"], words in found["webhook"]["found"]) == (not words, True)
-    assert [name for name, each in found.items() if not each["ok"]] == (["webhook"] if words else [])
-    assert "MLflow from a pod" in found
+    checks = {check["name"]: check for check in json.loads(done.stdout)}
+    assert (checks["webhook"]["ok"], words in checks["webhook"]["found"]) == (not words, True)
+    assert [name for name, check in checks.items() if not check["ok"]] == (["webhook"] if words else [])
+    assert "MLflow from a pod" in checks
     replicas = [body["spec"]["pytorchReplicaSpecs"]["Worker"]["replicas"] for _, path, body in sound.requests
                 if "pytorchjobs" in path]  # fmt: skip
     assert replicas == ([] if words else [1, 1]), "four workers are one pod of four GPUs"
@@ -70,10 +70,10 @@ def test_a_kind_that_is_not_installed_is_named_with_its_installer(sound: SoundCl
     del sound.fixed["/apis/kubeflow.org/v1"]
     sound.refuse("GET", "/apis/kubeflow.org/v1$", 404, "404 page not found")
     sound.fixed["/apis/argoproj.io/v1alpha1"]["resources"].pop()
-    found = examined()
-    assert wrong(found) == {"kubeflow.org/v1": "no pytorchjobs", "argoproj.io/v1alpha1": "no workflowtaskresults"}
-    assert "training operator 1.9" in found["kubeflow.org/v1"].remedy
-    assert "Argo Workflows 3.7" in found["argoproj.io/v1alpha1"].remedy
+    checks = examined()
+    assert wrong(checks) == {"kubeflow.org/v1": "no pytorchjobs", "argoproj.io/v1alpha1": "no workflowtaskresults"}
+    assert "training operator 1.9" in checks["kubeflow.org/v1"].remedy
+    assert "Argo Workflows 3.7" in checks["argoproj.io/v1alpha1"].remedy
 
 
 @pytest.mark.parametrize(
@@ -99,10 +99,10 @@ def test_a_controller_that_is_away_and_one_that_looks_elsewhere_are_found(sound:
     sound.remove("/api/v1/pods", "kubeflow-training-operator")
     argo = sound.objects["/api/v1/pods"]["workflow-controller"]
     argo["spec"]["containers"][0]["args"] = ["--managed-namespace", "other"]
-    found = examined()
-    assert "no pod with the label control-plane=kubeflow-training-operator" in found["training operator"].found
-    assert "sees only namespace other" in found["Argo's controller"].found
-    assert "Let it watch models" in found["Argo's controller"].remedy
+    checks = examined()
+    assert "no pod with the label control-plane=kubeflow-training-operator" in checks["training operator"].found
+    assert "sees only namespace other" in checks["Argo's controller"].found
+    assert "Let it watch models" in checks["Argo's controller"].remedy
 
 
 def test_a_kubernetes_that_is_too_old_ends_the_examination(sound: SoundCluster):
@@ -123,9 +123,9 @@ def test_a_webhook_that_looks_at_nothing_and_one_that_is_dead_are_found(sound: S
     assert "no webhook looks at jobs" in wrong(examined())["webhook"]
     why = 'failed calling webhook "validator.pytorchjob": no endpoints available'
     sound.refuse("POST", "pytorchjobs", 500, status(500, "InternalError", why), times=9)
-    found = examined()
-    assert list(wrong(found)) == ["webhook"] and "does not answer" in found["webhook"].found
-    assert "rollout restart" in found["webhook"].remedy
+    checks = examined()
+    assert list(wrong(checks)) == ["webhook"] and "does not answer" in checks["webhook"].found
+    assert "rollout restart" in checks["webhook"].remedy
 
 
 def test_a_right_that_is_missing_is_named(sound: SoundCluster):
@@ -139,10 +139,10 @@ def test_a_right_that_is_missing_is_named(sound: SoundCluster):
 def test_what_may_not_be_looked_at_is_a_warning_and_the_rest_is_examined(sound: SoundCluster):
     del sound.fixed["/api/v1/namespaces/models"]
     sound.refuse("GET", "/namespaces/models$", 403, status(403, "Forbidden", "no"), times=9)
-    found = examined()
-    assert wrong(found).keys() == {"namespace", "init container"}
-    assert not found["namespace"].required and found["namespace"].found.startswith("not checked: ")
-    assert "MLflow from a pod" in found
+    checks = examined()
+    assert wrong(checks).keys() == {"namespace", "init container"}
+    assert not checks["namespace"].required and checks["namespace"].found.startswith("not checked: ")
+    assert "MLflow from a pod" in checks
 
 
 def test_a_broken_repository_hides_nothing_and_no_password_is_shown(sound: SoundCluster):
@@ -151,39 +151,39 @@ def test_a_broken_repository_hides_nothing_and_no_password_is_shown(sound: Sound
     assert "hunter2" not in str(examined()["artifact repository"])
     data = maps["artifact-repositories"]["data"]
     data.update(dict.fromkeys(data, "a: [b"))
-    found = examined()
-    assert wrong(found).keys() == {"artifact repository"} and "MLflow from a pod" in found
-    assert "ConfigMap artifact-repositories" in found["artifact repository"].found
+    checks = examined()
+    assert wrong(checks).keys() == {"artifact repository"} and "MLflow from a pod" in checks
+    assert "ConfigMap artifact-repositories" in checks["artifact repository"].found
 
 
 def test_an_image_that_is_still_being_pulled_is_no_failure_and_says_how_to_wait(sound: SoundCluster):
     sound.states[IMAGE] = {"waiting": {"reason": "ContainerCreating"}}
-    found = examined(seconds=0.1)
-    assert "still being pulled" in found[f"image {IMAGE}"].found and "--wait 900" in found[f"image {IMAGE}"].remedy
+    checks = examined(seconds=0.1)
+    assert "still being pulled" in checks[f"image {IMAGE}"].found and "--wait 900" in checks[f"image {IMAGE}"].remedy
     for name in ("object store from a pod", "MLflow from a pod"):
-        assert found[name].found == f"not checked: image {IMAGE} is not there yet"
-    assert not any(each.required for each in found.values() if not each.ok)
+        assert checks[name].found == f"not checked: image {IMAGE} is not there yet"
+    assert not any(check.required for check in checks.values() if not check.ok)
     assert sound.objects[PODS_AT] == {}
 
 
 def test_an_image_that_is_nowhere_is_a_failure(sound: SoundCluster):
     sound.states["nowhere:1"] = {"waiting": {"reason": "ImagePullBackOff", "message": "not found"}}
-    found = examined({"pods": {"serve": {"image": "nowhere:1"}}})
-    assert wrong(found) == {"image nowhere:1": "ImagePullBackOff: not found"}
-    assert "--push" in found["image nowhere:1"].remedy and found["image nowhere:1"].required
+    checks = examined({"pods": {"serve": {"image": "nowhere:1"}}})
+    assert wrong(checks) == {"image nowhere:1": "ImagePullBackOff: not found"}
+    assert "--push" in checks["image nowhere:1"].remedy and checks["image nowhere:1"].required
 
 
 def test_a_pod_that_no_node_takes_is_not_said_to_lack_its_image(sound: SoundCluster):
     sound.unscheduled = "0/3 nodes are available: Insufficient memory"
-    found = examined(seconds=0.1)
-    assert "Insufficient memory" in found["pod of the probe"].found and found["pod of the probe"].required
-    assert f"image {IMAGE}" not in found and "not checked" in found["MLflow from a pod"].found
+    checks = examined(seconds=0.1)
+    assert "Insufficient memory" in checks["pod of the probe"].found and checks["pod of the probe"].required
+    assert f"image {IMAGE}" not in checks and "not checked" in checks["MLflow from a pod"].found
 
 
 def test_a_pod_that_does_not_answer_in_time_is_said(sound: SoundCluster):
     sound.states[IMAGE] = {"running": {}}
-    found = examined(seconds=0.1)
-    assert "gave no answer within 0.1 s" in found["MLflow from a pod"].found and found["MLflow from a pod"].required
+    checks = examined(seconds=0.1)
+    assert "gave no answer within 0.1 s" in checks["MLflow from a pod"].found and checks["MLflow from a pod"].required
 
 
 @pytest.mark.parametrize("answers", [1, 9])
@@ -192,6 +192,6 @@ def test_a_pod_whose_creation_was_never_confirmed_does_not_stay(sound: SoundClus
     sound.lost = 1
     if answers > 1:
         sound.refuse("POST", f"{PODS_AT}$", 503, status(503, "Unavailable", "away"), times=answers)
-    found = examined()
-    assert ("MLflow from a pod" in found) == (answers == 1)
+    checks = examined()
+    assert ("MLflow from a pod" in checks) == (answers == 1)
     assert sound.objects.get(PODS_AT, {}) == {}

@@ -29,7 +29,7 @@ def workflow() -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def objects() -> dict[tuple[str, str], dict[str, Any]]:
-    return {(each["kind"], each["metadata"]["name"]): each for each in platform.render(FULL)}
+    return {(manifest["kind"], manifest["metadata"]["name"]): manifest for manifest in platform.render(FULL)}
 
 
 def applied(workflow: dict[str, Any]) -> list[dict[str, Any]]:
@@ -49,17 +49,19 @@ def test_the_account_may_do_what_the_pipeline_does_and_nothing_else(workflow: di
     """Argo applies with get, create and patch; it deletes with delete, and waits for the end with get, list, watch."""
     needed = {("argoproj.io", "workflowtaskresults", verb) for verb in ("create", "patch")}
     going = deleted(workflow)
-    for each in applied(workflow):
-        group = each["apiVersion"].rpartition("/")[0]
-        resource = each["kind"].lower() + "s"
-        verbs = {"get", "create", "patch"} | ({"list", "watch", "delete"} if each["kind"].lower() in going else set())
+    for manifest in applied(workflow):
+        group = manifest["apiVersion"].rpartition("/")[0]
+        resource = manifest["kind"].lower() + "s"
+        verbs = {"get", "create", "patch"} | (
+            {"list", "watch", "delete"} if manifest["kind"].lower() in going else set()
+        )
         needed |= {(group, resource, verb) for verb in verbs}
     assert set(platform.rules()) == needed
 
 
 def test_the_account_may_apply_and_remove_every_kind_that_a_workflow_waits_for_and_nothing_else() -> None:
     """Of the blocks, where it is asked for; the cluster's tests take each right away in turn."""
-    waited = [(each.manifest["apiVersion"], each.manifest["kind"]) for each in kinds().values() if each.success]
+    waited = [(kind.manifest["apiVersion"], kind.manifest["kind"]) for kind in kinds().values() if kind.success]
     verbs = ("get", "list", "watch", "create", "patch", "delete")
     needed = {(api.rpartition("/")[0], f"{kind.lower()}s", verb) for api, kind in waited for verb in verbs}
     assert set(platform.rules("frameworks")) == needed - set(platform.rules())
@@ -68,7 +70,7 @@ def test_the_account_may_apply_and_remove_every_kind_that_a_workflow_waits_for_a
 def test_pods_are_let_in_where_the_pipeline_connects_and_nowhere_else(
     objects: dict[Any, Any], workflow: dict[str, Any]
 ) -> None:
-    ours = {each["kind"]: each for each in applied(workflow)}
+    ours = {manifest["kind"]: manifest for manifest in applied(workflow)}
     labels = {
         "step": {"workflows.argoproj.io/workflow": "w"},
         "scoring": ours["Deployment"]["spec"]["template"]["metadata"]["labels"],
@@ -81,7 +83,7 @@ def test_pods_are_let_in_where_the_pipeline_connects_and_nowhere_else(
     labels["bucket"] = objects["Job", "minio-bucket"]["spec"]["template"]["metadata"]["labels"]
     for name, replica in ours["PyTorchJob"]["spec"]["pytorchReplicaSpecs"].items():
         labels[name] = replica["template"]["metadata"]["labels"] | {"training.kubeflow.org/job-name": "j"}
-    policies = [each["spec"] for (kind, _), each in objects.items() if kind == "NetworkPolicy"]
+    policies = [manifest["spec"] for (kind, _), manifest in objects.items() if kind == "NetworkPolicy"]
 
     def open_to(target: str) -> set[str]:
         chosen = [policy for policy in policies if selects(policy["podSelector"], labels[target])]
@@ -98,8 +100,8 @@ def test_pods_are_let_in_where_the_pipeline_connects_and_nowhere_else(
 
 def selects(selector: dict[str, Any], labels: dict[str, str]) -> bool:
     assert set(selector) <= {"matchLabels", "matchExpressions"}
-    assert all(each["operator"] == "Exists" for each in selector.get("matchExpressions", []))
-    names = {each["key"] for each in selector.get("matchExpressions", [])}
+    assert all(expression["operator"] == "Exists" for expression in selector.get("matchExpressions", []))
+    names = {expression["key"] for expression in selector.get("matchExpressions", [])}
     return names <= set(labels) and selector.get("matchLabels", {}).items() <= labels.items()
 
 
@@ -107,10 +109,10 @@ def test_every_pod_of_the_platform_and_the_pipeline_is_admitted_under_restricted
     objects: dict[Any, Any], workflow: dict[str, Any]
 ) -> None:
     assert objects["Namespace", "models"]["metadata"]["labels"]["pod-security.kubernetes.io/enforce"] == "restricted"
-    found = list(pods([*objects.values(), workflow]))
+    specs = list(pods([*objects.values(), workflow]))
     names = {"prepare", "train", "deployment", "pytorch", "serve", "mlflow", "minio", "bucket", "delete"}
-    assert names <= {name for name, _ in found}
-    for name, spec in found:
+    assert names <= {name for name, _ in specs}
+    for name, spec in specs:
         assert violations(spec) == [], name
         assert spec["automountServiceAccountToken"] is False, name
     executor = workflow["spec"]["executor"]["serviceAccountName"]  # the one that has a token, by the Secret below
@@ -162,11 +164,11 @@ def test_no_secret_is_in_what_is_rendered(monkeypatch: pytest.MonkeyPatch) -> No
         monkeypatch.setenv(name, "hunter-45871")
     done = CliRunner().invoke(commands, ["platform", "render", "-n", "models", "--with", "mlflow", "--with", "minio"])
     assert done.exit_code == 0 and "45871" not in done.output
-    found = list(yaml.safe_load_all(done.stdout))
-    secrets = [each for each in found if each["kind"] == "Secret"]
-    assert [set(each) & {"data", "stringData"} for each in secrets] == [set()]
+    rendered = list(yaml.safe_load_all(done.stdout))
+    secrets = [manifest for manifest in rendered if manifest["kind"] == "Secret"]
+    assert [set(secret) & {"data", "stringData"} for secret in secrets] == [set()]
     assert "kubectl -n models create secret generic rekindle-s3 --from-env-file=" in done.stderr
-    assert platform.text(found) == platform.text(platform.render(Platform("models", options=("mlflow", "minio"))))
+    assert platform.text(rendered) == platform.text(platform.render(Platform("models", options=("mlflow", "minio"))))
 
 
 @pytest.mark.parametrize(
@@ -186,7 +188,11 @@ def test_argo_and_the_steps_are_told_of_the_same_bucket(
     }
     for iam, credentials in ((False, keys), (True, {"useSDKCreds": True})):
         asked = Platform("models", bucket="b-1", endpoint=endpoint, mlflow="http://m", iam=iam, **given)
-        maps = {each["metadata"]["name"]: each for each in platform.render(asked) if each["kind"] == "ConfigMap"}
+        maps = {
+            manifest["metadata"]["name"]: manifest
+            for manifest in platform.render(asked)
+            if manifest["kind"] == "ConfigMap"
+        }
         key = maps["artifact-repositories"]["metadata"]["annotations"][
             "workflows.argoproj.io/default-artifact-repository"
         ]
@@ -199,17 +205,17 @@ def test_argo_and_the_steps_are_told_of_the_same_bucket(
 @pytest.mark.parametrize("iam", [False, True])
 def test_mlflow_waits_for_the_credentials_unless_it_has_a_role(iam: bool) -> None:
     """The Secret is made after the namespace: an MLflow that began without it would never write an artifact."""
-    found = platform.render(Platform("models", options=("mlflow",), iam=iam))
-    ((_, spec),) = pods(found)
+    rendered = platform.render(Platform("models", options=("mlflow",), iam=iam))
+    ((_, spec),) = pods(rendered)
     secrets = [e["secretRef"] for e in spec["containers"][0]["envFrom"] if "secretRef" in e]
     assert secrets == [{"name": "mlflow", "optional": True}, *([] if iam else [{"name": "rekindle-s3"}])]
 
 
 def test_a_trial_needs_no_volumes(objects: dict[Any, Any]) -> None:
     assert {name for kind, name in objects if kind == "PersistentVolumeClaim"} == {"mlflow", "minio"}
-    found = platform.render(Platform("models", options=("mlflow", "minio"), ephemeral=True))
-    assert "persistentVolumeClaim" not in platform.text(found)
-    assert all("emptyDir" in volume for _, spec in pods(found) for volume in spec["volumes"])
+    rendered = platform.render(Platform("models", options=("mlflow", "minio"), ephemeral=True))
+    assert "persistentVolumeClaim" not in platform.text(rendered)
+    assert all("emptyDir" in volume for _, spec in pods(rendered) for volume in spec["volumes"])
 
 
 @pytest.mark.parametrize(
@@ -235,7 +241,9 @@ def test_what_does_not_fit_together_is_said(given: dict[str, Any], message: str)
 def test_the_operators_part_is_for_the_namespace_that_is_named(namespace: str) -> None:
     named = ["-n", namespace] if namespace else []
     done = CliRunner().invoke(commands, ["platform", "render", "--operator", *named])
-    assert {each["metadata"]["namespace"] for each in yaml.safe_load_all(done.stdout)} == {namespace or "kubeflow"}
+    assert {manifest["metadata"]["namespace"] for manifest in yaml.safe_load_all(done.stdout)} == {
+        namespace or "kubeflow"
+    }
     alone = CliRunner().invoke(commands, ["platform", "render", *named, "--mlflow", "http://m"])
     assert f"kubectl -n {namespace or 'rekindle'} create secret" in alone.stderr
     done = CliRunner().invoke(commands, ["platform", "render", "--operator", *named, "--with", "minio"])

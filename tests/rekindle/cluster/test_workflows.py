@@ -42,8 +42,8 @@ FAILED = {
     "conditions": [{"type": "PodRunning", "status": "False"}, {"type": "Completed", "status": "True"}],
     "taskResultsCompletionStatus": {"demo.a": True, "demo.b(0)": True},
     "nodes": {
-        each["id"]: each
-        for each in [
+        tree_node["id"]: tree_node
+        for tree_node in [
             node("demo", "DAG", "Failed", ("demo.a",)),
             node("demo.a", children=("demo.b",), outputs={"parameters": [{"name": "x", "value": "1"}]}),
             node("demo.b", "Retry", "Failed", ("demo.b(0)",), boundaryID="demo"),
@@ -134,8 +134,8 @@ def suspended(value: dict[str, Any]) -> dict[str, Any]:
 def test_resume_of_a_suspended_run_releases_it(server: ApiServer, cluster: Cluster):
     server.put(WORKFLOWS_AT, suspended({"valueFrom": {"supplied": {}, "default": "yes"}}))
     assert workflows.resume(cluster, "demo") == "continues"
-    found = server.objects[WORKFLOWS_AT]["demo"]["status"]["nodes"]["demo.wait"]
-    assert (found["phase"], found["outputs"]["parameters"][0]["value"]) == ("Succeeded", "yes")
+    released = server.objects[WORKFLOWS_AT]["demo"]["status"]["nodes"]["demo.wait"]
+    assert (released["phase"], released["outputs"]["parameters"][0]["value"]) == ("Succeeded", "yes")
 
 
 @pytest.mark.parametrize(("there", "words"), [

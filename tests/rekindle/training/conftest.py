@@ -46,7 +46,7 @@ def open_(small: None, s3: Store, events: Events, monkeypatch: pytest.MonkeyPatc
         monkeypatch.setenv("POD_NAME", node or f"node-{next(numbers)}")
         torch.manual_seed(1)
         state = State(torch.nn.Linear(width, 20), TrainConfig.model_validate(config), torch.device("cpu"))
-        found = Checkpoints(
+        checkpoints = Checkpoints(
             store.short_retries(),
             prefix,
             identity,
@@ -56,13 +56,13 @@ def open_(small: None, s3: Store, events: Events, monkeypatch: pytest.MonkeyPatc
             lambda event, **fields: events.append((event, fields)),
             threading.Event(),
         )
-        assert found.snapshots.ready.wait(10)
-        made.append(found)
-        return found
+        assert checkpoints.snapshots.ready.wait(10)
+        made.append(checkpoints)
+        return checkpoints
 
     yield make
-    for each in made:
-        each.close(remove=True)
+    for checkpoints in made:
+        checkpoints.close(remove=True)
 
 
 @pytest.fixture

@@ -24,8 +24,8 @@ class Numbers(toy.Numbers):
         assert self.asked == 0
         return {"shift": self.shift}
 
-    def load_state_dict(self, found: dict[str, int]) -> None:
-        self.shift, self.asked = found["shift"], 0
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.shift, self.asked = state["shift"], 0
 
 
 def dataset(path: Path, split: str) -> Numbers:

@@ -29,8 +29,8 @@ class Stream:
     def state_dict(self) -> dict[str, int]:
         return {"place": self.place}
 
-    def load_state_dict(self, found: dict[str, int]) -> None:
-        self.place = found["place"]
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.place = state["place"]
 
     def advance(self, step: int) -> None:
         self.place += step
@@ -69,5 +69,5 @@ def keys(checkpoints: Checkpoints, kind: str = "") -> list[str]:
     return [entry.key for entry in checkpoints.remote.store.list(f"{checkpoints.remote.prefix}/{kind}")]
 
 
-def same(one: Checkpoints, other: Checkpoints) -> bool:
-    return one.state.step == other.state.step and torch.equal(one.state.memory, other.state.memory)
+def same(checkpoints: Checkpoints, other: Checkpoints) -> bool:
+    return checkpoints.state.step == other.state.step and torch.equal(checkpoints.state.memory, other.state.memory)

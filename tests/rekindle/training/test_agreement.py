@@ -70,16 +70,16 @@ def shared(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize(
-    ("one", "two"),
+    ("known_to_a", "known_to_b"),
     [((5, True), (9, False)), ((9, False), (5, True)), ((9, True), (5, False)), ((-1, False), (5, True))],
     ids=["alone with an older one", "rank 0 comes back", "a joiner's is older", "rank 0 knows nothing"],
 )
 def test_the_newest_state_is_never_given_up_for_an_older_one(
-    s3: Store, shared: pytest.MonkeyPatch, one: tuple[int, bool], two: tuple[int, bool]
+    s3: Store, shared: pytest.MonkeyPatch, known_to_a: tuple[int, bool], known_to_b: tuple[int, bool]
 ) -> None:
-    groups = [member(name, *known, s3, shared) for name, known in (("a", one), ("b", two))]
+    groups = [member(name, *known, s3, shared) for name, known in (("a", known_to_a), ("b", known_to_b))]
     assert agree(*groups) == ["", ""]
-    newest = max(one[0], two[0])
+    newest = max(known_to_a[0], known_to_b[0])
     for group in groups:
         assert group.state.step == newest and bool((group.state.memory == newest).all())
         group.checkpoints.close(remove=True)

@@ -18,8 +18,8 @@ def test_workers_of_a_node_share_one_download(s3: Store) -> None:
     s3.put("shared/dataset/dataset.json", json.dumps({"digest": "d"}).encode())
     s3.put("shared/dataset/shards/a.npy", b"numbers")
     with ThreadPoolExecutor(4) as pool:
-        found = list(pool.map(lambda _: local_dataset(s3, "shared/dataset", "d"), range(4)))
-    assert len(set(found)) == 1 and (found[0] / "shards/a.npy").read_bytes() == b"numbers"
+        folders = list(pool.map(lambda _: local_dataset(s3, "shared/dataset", "d"), range(4)))
+    assert len(set(folders)) == 1 and (folders[0] / "shards/a.npy").read_bytes() == b"numbers"
     s3.delete(["shared/dataset/shards/a.npy"])
     assert (local_dataset(s3, "shared/dataset", "d") / "shards/a.npy").exists()
 

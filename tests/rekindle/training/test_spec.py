@@ -29,8 +29,8 @@ def test_the_number_of_workers_is_no_part_of_the_result() -> None:
 
 @pytest.mark.parametrize("schedule", ["linear", "cosine", "constant"])
 def test_the_learning_rate_rises_once_and_never_exceeds_its_peak(schedule: str) -> None:
-    found = config(schedule=schedule, warmup=0.25, learning_rate=0.5)
-    rates = [found.rate(step, 40) for step in range(40)]
+    settings = config(schedule=schedule, warmup=0.25, learning_rate=0.5)
+    rates = [settings.rate(step, 40) for step in range(40)]
     assert rates[:10] == sorted(rates[:10]) and max(rates) == 0.5 == rates[9]
     assert rates[10:] == sorted(rates[10:], reverse=True) and rates[0] > 0
     assert schedule == "constant" or rates[-1] < 0.02

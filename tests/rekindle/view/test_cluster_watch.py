@@ -30,8 +30,8 @@ def rekindle(*args: str, cwd: Path, **environment: str) -> subprocess.CompletedP
 def run(phase: str, *nodes: dict[str, Any], verdict: str = "") -> dict[str, Any]:
     outputs = {"parameters": [{"name": "verdict", "value": verdict}]}
     times = {"startedAt": "2026-11-21T20:00:00Z", "finishedAt": "2026-11-21T20:01:00Z"}
-    found = {each["id"]: each for each in nodes}
-    status = {"phase": phase, "nodes": found, "outputs": outputs, **times}
+    nodes_by_id = {run_node["id"]: run_node for run_node in nodes}
+    status = {"phase": phase, "nodes": nodes_by_id, "outputs": outputs, **times}
     labels = {"app.kubernetes.io/part-of": "rekindle"}
     return {
         "kind": "Workflow",
@@ -83,13 +83,13 @@ SPEC = {
 def test_what_a_dry_run_prints_is_what_is_sent(server: ApiServer, tmp_path: Path):
     file = written(tmp_path, **SPEC)
     printed = json.loads(rekindle("submit", "--manifest", file, "--dry-run", "-o", "json", cwd=tmp_path).stdout)
-    assert [each for each in server.requests if each[0] != "GET"] == []
+    assert [request for request in server.requests if request[0] != "GET"] == []
     done = rekindle("submit", "--manifest", file, "-n", "models", "-o", "json", cwd=tmp_path)
-    ((_, path, sent),) = [each for each in server.requests if each[0] == "POST"]
+    ((_, path, sent),) = [request for request in server.requests if request[0] == "POST"]
     assert path == WORKFLOWS_AT
-    for each in (printed, sent):
-        assert each["metadata"].pop("name").startswith("demo-")
-        assert each["metadata"]["annotations"].pop(workflows.SUBMISSION)
+    for rendered in (printed, sent):
+        assert rendered["metadata"].pop("name").startswith("demo-")
+        assert rendered["metadata"]["annotations"].pop(workflows.SUBMISSION)
     assert printed["metadata"].pop("namespace") == "ours" and sent["metadata"].pop("namespace") == "models"
     assert printed == sent
     told = json.loads(done.stdout)
@@ -124,7 +124,7 @@ def test_an_argo_server_gets_the_same_workflow_with_its_token(server: ApiServer,
     command = ("submit", "--manifest", written(tmp_path, **SPEC, pendingTimeout="1h"), "-n", "models")
     done = rekindle(*command, cwd=tmp_path, ARGO_SERVER=url, ARGO_TOKEN="Bearer of argo", KUBECONFIG="/none")
     assert done.returncode == 0, done.stderr
-    ((_, path, sent),) = [each for each in server.requests if each[0] == "POST"]
+    ((_, path, sent),) = [request for request in server.requests if request[0] == "POST"]
     assert path == at and server.tokens == {"Bearer of argo"}
     assert sent["workflow"]["spec"]["pendingTimeout"] == "1h"  # Hera's models do not know it
     away = rekindle(*command, "--argo-server", "http://127.0.0.1:9", cwd=tmp_path, KUBECONFIG="/none")
@@ -136,7 +136,7 @@ def test_a_schedule_that_pauses_or_goes_on_runs_what_it_ran(server: ApiServer, t
     assert rekindle(*command, cwd=tmp_path).returncode == 0
     for flag, change in (("--suspend", "nothing → true"), ("--unsuspend", "true → nothing")):
         told = json.loads(rekindle(*command, flag, cwd=tmp_path).stdout)["changes"]
-        assert [each.rpartition(" ")[2] for each in told[:2]] == ["unchanged", "updated"], told
+        assert [line.rpartition(" ")[2] for line in told[:2]] == ["unchanged", "updated"], told
         assert told[2:] == [f"  spec.suspend: {change}"]
 
 
@@ -146,10 +146,8 @@ def test_the_table_of_a_namespace_has_runs_and_schedules(server: ApiServer, tmp_
     cron = {"metadata": {"name": "cards"}, "spec": {"schedules": ["0 3 * * 1"], "suspend": True}}
     server.put(WORKFLOWS_AT.replace("workflows", "cronworkflows"), cron)
     told = json.loads(rekindle("status", "--cluster", "-o", "json", cwd=tmp_path).stdout)
-    assert [(each["run"], each["phase"], each["verdict"]) for each in told["runs"]] == [
-        ("demo", "Succeeded", "release")
-    ]
-    assert [(each["schedule"], each["at"], each["suspended"]) for each in told["schedules"]] == [
+    assert [(row["run"], row["phase"], row["verdict"]) for row in told["runs"]] == [("demo", "Succeeded", "release")]
+    assert [(row["schedule"], row["at"], row["suspended"]) for row in told["schedules"]] == [
         ("cards", "0 3 * * 1", True)
     ]
 

@@ -21,7 +21,7 @@ def plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_machine_that_can_run_everything_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "DISK", 0)  # the tests need less than a user's runs, and CI machines are full
     checks = doctor.check(tmp_path)
-    assert [str(each) for each in checks if not each.ok and each.required] == []
+    assert [str(check) for check in checks if not check.ok and check.required] == []
     assert "1 of 8 racing creators won, a stale write was refused" in next(
         str(x) for x in checks if x.name == "object store"
     )

@@ -40,9 +40,9 @@ def test_a_finished_training_in_words_and_as_one_object(tmp_path: Path, s3: Stor
     assert "2 workers trained 40 steps in 5.1 s" in text
     assert "worker-1 was lost (connection closed) at step 10; the others went on 0.1 s later. No step was lost." in text
     assert text.endswith("72.4 % of 7.6 worker-seconds trained, 27.6 % waited, 0 % lost.")
-    found = json.loads(explain(tmp_path, "fraud", as_json=True))
-    assert (found["workflow"], found["state"], found["preemptions"], found["steps"]) == ("fraud", "complete", 1, 40)
-    assert text.endswith("\n".join(found["words"]))
+    report = json.loads(explain(tmp_path, "fraud", as_json=True))
+    assert (report["workflow"], report["state"], report["preemptions"], report["steps"]) == ("fraud", "complete", 1, 40)
+    assert text.endswith("\n".join(report["words"]))
 
 
 def test_a_training_that_goes_on_or_was_given_up_says_so(tmp_path: Path, s3: Store) -> None:

@@ -64,8 +64,8 @@ class Run:
         return self.scheduler.status["phase"]
 
     def node(self, name: str) -> Any:
-        (found,) = [n for n in self.scheduler.nodes.values() if n["name"] == f"{self.scheduler.context.name}.{name}"]
-        return found
+        (match,) = [n for n in self.scheduler.nodes.values() if n["name"] == f"{self.scheduler.context.name}.{name}"]
+        return match
 
     def phases(self) -> dict[str, str]:
         return {n["displayName"]: n["phase"] for n in self.scheduler.nodes.values()}
@@ -74,7 +74,7 @@ class Run:
 def test_a_good_model_is_served_and_the_workflow_says_what_came_out() -> None:
     run = Run(lambda name, n: None)
     assert run.phase == "Succeeded"
-    order = [each for each in run.started if each not in ("service", "autoscaler", "disruption-budget")]
+    order = [template for template in run.started if template not in ("service", "autoscaler", "disruption-budget")]
     assert order == ["prepare", "train", "evaluate", "release", "deployment", "verify", "report"]
     assert {"service", "autoscaler", "disruption-budget"} < set(run.started)
     outputs = {p["name"]: p["value"] for p in run.scheduler.status["outputs"]["parameters"]}

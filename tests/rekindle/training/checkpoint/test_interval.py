@@ -21,28 +21,28 @@ def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 def test_an_automatic_interval_is_youngs_within_bounds(
     cost: float, duration: float, losses: int, seconds: float
 ) -> None:
-    found = Interval(0, 0)
-    found.resume(5, {"trained_seconds": seconds, "losses": losses})
-    found.cost, found.duration = cost, duration
-    assert SHORTEST <= found.seconds() <= LONGEST
+    interval = Interval(0, 0)
+    interval.resume(5, {"trained_seconds": seconds, "losses": losses})
+    interval.cost, interval.duration = cost, duration
+    assert SHORTEST <= interval.seconds() <= LONGEST
     young = math.sqrt(2 * cost * (3600 + seconds) / (2 + losses))
     if SHORTEST < young < LONGEST and 2 * duration < young:
-        assert found.seconds() == pytest.approx(young, rel=1e-3)
+        assert interval.seconds() == pytest.approx(young, rel=1e-3)
 
 
 def test_more_losses_mean_more_checkpoints_and_the_next_process_knows_of_them(now: list[float]) -> None:
-    found = Interval(0, 0)
-    found.cost = 1.0
-    calm = found.seconds()
+    interval = Interval(0, 0)
+    interval.cost = 1.0
+    calm = interval.seconds()
     now[0] += 3600
-    assert found.seconds() > calm
+    assert interval.seconds() > calm
     for _ in range(20):
-        found.lost()
-    assert found.seconds() < calm / 3
+        interval.lost()
+    assert interval.seconds() < calm / 3
     later = Interval(0, 0)
     later.cost = 1.0
-    later.resume(7, found.facts())
-    assert later.seconds() == pytest.approx(found.seconds(), rel=0.05)
+    later.resume(7, interval.facts())
+    assert later.seconds() == pytest.approx(interval.seconds(), rel=0.05)
 
 
 def test_what_is_set_is_heeded(now: list[float]) -> None:

@@ -62,10 +62,10 @@ def read(path: Path) -> tuple[int, list[str]]:
     """The step that a new process would go on from, its bytes checked, and what it would say."""
     file, target = opened(path), bytearray(SIZE)
     try:
-        found = next(file.read(), None)
-        if not found:
+        saved = next(file.read(), None)
+        if not saved:
             return -1, file.damage
-        snapshot, loader = found
+        snapshot, loader = saved
         file.load(snapshot, memoryview(target))
         assert bytes(target) == content(snapshot.step) and loader == f"loader {snapshot.step}".encode()
         return snapshot.step, file.damage
@@ -132,13 +132,13 @@ def test_a_worker_killed_at_any_moment_leaves_a_whole_snapshot(shared: Path) -> 
         process.communicate()
         newest = max([newest, *map(int, said)])
         file, target = snapshot_file.SnapshotFile(path, OURS, OURS, OURS, size), bytearray(size)
-        found = next(file.read(), None)
+        saved = next(file.read(), None)
         assert not file.damage
-        if found:
-            assert newest <= found[0].step <= newest + 1  # it died before it could tell
-            newest = found[0].step
-            file.load(found[0], memoryview(target))
-            assert target == bytes([newest % 251]) * size and found[1] == b"%d" % newest
+        if saved:
+            assert newest <= saved[0].step <= newest + 1  # it died before it could tell
+            newest = saved[0].step
+            file.load(saved[0], memoryview(target))
+            assert target == bytes([newest % 251]) * size and saved[1] == b"%d" % newest
         else:
             assert newest == 0
         file.close()

@@ -117,8 +117,8 @@ def test_the_end_of_a_group_leaves_the_processs_other_connections_alone() -> Non
         }
         accepted = stack.enter_context(servers["us"].accept()[0])
         new = dict(sockets.open_sockets().items() - before)
-        found = sockets.peer_sockets({"127.0.0.2", "127.0.0.3"}, new, servers["coordinator"].getsockname()[1])
-        assert set(found) == {accepted.fileno(), ends["us"].fileno(), ends["them"].fileno()}
+        inherited = sockets.peer_sockets({"127.0.0.2", "127.0.0.3"}, new, servers["coordinator"].getsockname()[1])
+        assert set(inherited) == {accepted.fileno(), ends["us"].fileno(), ends["them"].fileno()}
 
 
 def test_a_coordinator_ends_with_its_verdict_though_the_object_store_does_not_answer(crew: Crew) -> None:

@@ -34,14 +34,16 @@ def test_the_sum_is_bit_for_bit_the_trees_and_leaves_the_gradients_alone(leaves:
         scales = torch.logspace(-6, 6, leaves)
         gradients = [[torch.randn_like(p) * scale for p in state.parameters] for scale in scales]
         losses = list(torch.randn(leaves))
-        before = [[each.clone() for each in one] for one in gradients]
+        before = [[gradient.clone() for gradient in leaf_gradients] for leaf_gradients in gradients]
         for leaf in range(leaves):
             group.add(leaf, losses[leaf], gradients[leaf])
         total = group.reduced()
         assert total is not None
         for number, view in enumerate(state.views(total)):
-            assert torch.equal(view, tree([one[number] for one in before]))
+            assert torch.equal(view, tree([copies[number] for copies in before]))
         assert group.loss == float(tree(losses)) / leaves
         assert all(
-            torch.equal(a, b) for one, two in zip(gradients, before, strict=True) for a, b in zip(one, two, strict=True)
+            torch.equal(a, b)
+            for kept, copied in zip(gradients, before, strict=True)
+            for a, b in zip(kept, copied, strict=True)
         )

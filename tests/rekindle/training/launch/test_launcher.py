@@ -45,19 +45,19 @@ def shared(crew: Crew) -> list[str]:
 
 def marked(mark: str) -> dict[int, int]:
     """The processes that have this mark, and their parents."""
-    found = {}
+    parents = {}
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
             if mark.encode() in (folder / "environ").read_bytes():
-                found[int(folder.name)] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
-    return found
+                parents[int(folder.name)] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+    return parents
 
 
 def below(crew: Crew, launcher: Member) -> tuple[int, list[int]]:
     """The forkserver and the workers of a launcher; the oldest child is the forkserver, whatever its pid."""
     assert launcher.process.pid
-    found = marked(crew.environment["TOY_MARK"])
-    children = [pid for pid, parent in found.items() if parent == launcher.process.pid]
+    parents = marked(crew.environment["TOY_MARK"])
+    children = [pid for pid, parent in parents.items() if parent == launcher.process.pid]
     nursery, *workers = sorted(children, key=lambda pid: started(pid) or 0)
     return nursery, workers
 

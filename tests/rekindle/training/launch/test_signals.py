@@ -48,13 +48,13 @@ def start(script: str, **environment: str) -> "subprocess.Popen[str]":
 
 def members(group: int) -> list[int]:
     """The processes of a group, zombies apart."""
-    found = []
+    pids = []
     for path in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):  # gone meanwhile
             state, _, number = path.read_text().rpartition(")")[2].split()[:3]
             if int(number) == group and state != "Z":
-                found.append(int(path.parent.name))
-    return found
+                pids.append(int(path.parent.name))
+    return pids
 
 
 def test_a_data_loader_outlives_a_sigterm_to_the_whole_group_and_not_its_worker() -> None:
