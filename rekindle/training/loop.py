@@ -2,6 +2,9 @@
 
 import json
 import threading
+from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,6 +27,7 @@ from rekindle.training.numerics import fingerprint, pick_device
 from rekindle.training.sampler import Sampler, mix
 from rekindle.training.spec import TrainingSpec
 from rekindle.training.state import State, weights_sha256
+from rekindle.training.validation import Subset, Validation, split
 from rekindle.workload import Workload, load
 
 
@@ -62,15 +66,20 @@ class Training:
         self.data = self.workload.dataset(path, "train")
         if not len(self.data):
             raise DataError("the dataset has no training samples: give more data, or fewer test weeks.")
+        self.samples, held_out = split(spec, self.workload, self.data, path)
         torch.manual_seed(mix(spec.seed, 0, 0))
         self.model = self.workload.model(section, self.data.facts)
-        self.state = State(self.model, spec, device)
+        self.make_optimizer = getattr(self.workload, "optimizer", None)
+        self.state = State(self.model, spec, device, self.make_optimizer)
         # torch.manual_seed itself takes 0.1 ms, and some memory each time, for devices that are not there
         self.generators = [torch.default_generator]
         if device.type == "cuda":
             self.generators.append(torch.cuda.default_generators[device.index])
-        self.sampler = Sampler(len(self.data), spec.batch_size, spec.virtual_workers, spec.seed)
-        self.total = spec.total_steps(len(self.data))
+        self.sampler = Sampler(len(self.samples), spec.batch_size, spec.virtual_workers, spec.seed)
+        self.total = spec.total_steps(len(self.samples))
+        self.schedule: Callable[[int, int], float] | None = getattr(self.workload, "schedule", None)
+        self.precision = torch.autocast(device.type, torch.bfloat16) if spec.precision == "bf16" else nullcontext()
+        self.validation = Validation(spec, self.workload, self.state, held_out, len(self.samples), self.fetch)
         self.fingerprint = fingerprint(spec, device)
         self.checkpoints = Checkpoints(
             self.store.short_retries(),
@@ -104,49 +113,75 @@ class Training:
 
     def steps(self) -> None:
         """The recipe. Everything that makes it survive lives behind `group`."""
-        group, state, config = self.group, self.state, self.spec
+        group, state, validation = self.group, self.state, self.validation
         for step in group.steps(self.total):
             for virtual_worker in group.virtual_workers():  # those that are ours now
-                group.add(virtual_worker, *self.gradient(step, virtual_worker))
+                group.add(virtual_worker, *self.compute(step, virtual_worker))
             total = group.reduced()  # exact: one fixed tree over all virtual workers
             if total is None:
                 continue  # a member was lost: the survivors repeat the step
-            rate = config.rate(step, self.total)
-            norm = state.update(total, config.virtual_workers, rate)
+            result = validation.result(total) if validation.due(step) else None
+            if result and group.rank == 0:
+                self.metrics.validated(step, result)
+            if not result or not state.judge(result["loss"], last=step == self.total):
+                rate = partial(self.rate, step)
+                if self.make_optimizer:  # it may draw random numbers
+                    self.seed(self.sampler.randomness(step, self.spec.virtual_workers))
+                norm = state.update(total, self.spec.virtual_workers, rate)
+                if group.rank == 0:
+                    self.metrics.record(state.step, group.loss, norm, rate(self.spec.learning_rate))
             signals.newest_step[0] = state.step
-            if step == 0:
-                state.check_buffers()  # not only after hours, in `export`
             self.checkpoints.keep(group.rank_size, durable=group.saving)
-            if group.rank == 0:
-                self.metrics.record(state.step, group.loss, norm, rate)
 
-    def gradient(self, step: int, virtual_worker: int) -> tuple[Tensor, list[Tensor]]:
-        """Loss and gradients of one micro-batch, as a function of weights, seed, step and virtual worker."""
-        batch = self.data.batch(self.sampler.indices(step, virtual_worker))
+    def compute(self, step: int, virtual_worker: int) -> tuple[Tensor, list[Tensor]]:
+        """Loss of one micro-batch, and what is summed with those of the others: a function of the state, the seed, the
+        step and the virtual worker."""
+        indices = self.sampler.indices(step, virtual_worker)
+        batch = self.fetch(self.samples, indices, self.sampler.randomness(step, virtual_worker))
+        state = self.state
+        state.buffers.load()
+        with self.precision:
+            loss = self.workload.loss(self.model, batch)
+        gradients = torch.autograd.grad(loss, state.parameters, allow_unused=True, materialize_grads=True)
+        changes = state.buffers.changes()
+        with self.precision:
+            validation = self.validation.sums(step, virtual_worker)
+        return loss, [*gradients, *changes, *validation]
+
+    def fetch(self, samples: Subset, indices: Tensor, seed: int) -> tuple[Tensor, ...]:
+        """The samples on the device; `seed`: of all that is random from here on."""
+        batch = samples.batch(indices)
         if self.device.type != "cpu":
             batch = tuple(part.to(self.device) for part in batch)
-        seed = self.sampler.randomness(step, virtual_worker)
+        self.seed(seed)
+        return batch
+
+    def seed(self, seed: int) -> None:
+        """Seed the generators of the CPU and the device."""
         for generator in self.generators:
             generator.manual_seed(seed)
-        loss = self.workload.loss(self.model, batch)
-        gradients = torch.autograd.grad(loss, self.state.parameters, allow_unused=True, materialize_grads=True)
-        return loss, list(gradients)
+
+    def rate(self, step: int, highest: float) -> float:
+        """The learning rate of update `step`, by the workload's schedule if it has one."""
+        return highest * self.schedule(step, self.total) if self.schedule else self.spec.rate(step, self.total, highest)
 
     def export(self) -> str:
         """Write `model.safetensors`, then `model.json`, which marks the run as complete; returns the sha256."""
-        self.state.check_buffers()
         spec, tensors = self.spec, self.state.trained()
         sha256 = weights_sha256(tensors)
         self.put("model.safetensors", save(tensors))
         self.metrics.close()  # once model.json is there, all processes may be ended at any moment
         description = spec.identity() | {
             "sha256": sha256,
-            "step": self.state.step,
+            "step": self.state.updates,
             "fingerprint": self.fingerprint,
             "identity": spec.identity_hash(),
         }
         self.put("model.json", json.dumps(description, indent=1).encode())
-        say(f"trained {self.state.step} steps: model {sha256}")
+        if best := self.state.best:
+            released = "released" if spec.keep_best else "the last weights are released"
+            say(f"lowest validation loss {best[1]:.5f} after step {best[0]}: {released}")
+        say(f"trained {self.state.updates} steps: model {sha256}")
         return sha256
 
     def put(self, name: str, data: bytes) -> None:

@@ -23,6 +23,7 @@ class Metrics:
         self._sums = [0.0, 0.0, 0]  # loss, norm, steps
         self._since = self._line_at = time.monotonic()
         self._line_step = -1
+        self._validation: float | None = None  # the newest loss
         self._points: list[tuple[str, float, int]] = []
         self._lock = threading.Lock()
         self._closing = threading.Event()
@@ -41,17 +42,27 @@ class Metrics:
             values = {"loss": loss / count, "gradient_norm": norm / count, "learning_rate": rate}
             values["samples_per_s"] = speed
             self._sums, self._since = [0.0, 0.0, 0], now
-            if self.run_id:
-                with self._lock:
-                    self._points += [(f"train/{name}", value, step) for name, value in values.items()]
-                if not self._thread.ident:
-                    self._thread.start()
+            self._plot("train", values, step)
         if self._line_step < 0:  # the first step of this process is a warm-up: not measured
             self._line_at, self._line_step = now, step
             self.on_first()
         elif now - self._line_at >= 1 or step == self.total:
             self._progress(step, loss, (step - self._line_step) / max(1e-9, now - self._line_at))
             self._line_at, self._line_step = now, step
+
+    def validated(self, step: int, values: dict[str, float]) -> None:
+        """Record the means over the held-out samples after update `step`."""
+        self._validation = values["loss"]
+        self._plot("validation", values, step)
+        if step == self.total:
+            say("validation " + " ".join(f"{name}={value:.5f}" for name, value in values.items()))
+
+    def _plot(self, curves: str, values: dict[str, float], step: int) -> None:
+        if self.run_id:
+            with self._lock:
+                self._points += [(f"{curves}/{name}", value, step) for name, value in values.items()]
+            if not self._thread.ident:
+                self._thread.start()
 
     def close(self) -> None:
         """Send the remaining points; log those that MLflow did not accept."""
@@ -66,7 +77,7 @@ class Metrics:
 
     def _progress(self, step: int, loss: float, steps_per_s: float) -> None:
         eta = (self.total - step) / max(1e-9, steps_per_s)
-        say(progress(step, self.total, loss, steps_per_s * self.samples, eta))
+        say(progress(step, self.total, loss, steps_per_s * self.samples, eta, self._validation))
 
     def _run(self) -> None:
         from rekindle import tracking

@@ -40,7 +40,7 @@ def _keep_freed_memory() -> None:
 
 def fingerprint(spec: TrainingSpec, device: torch.device) -> dict[str, Any]:
     """What must be equal in all workers, because the bits depend on it."""
-    return {
+    facts = {
         "torch": f"{torch.__version__} ({torch.version.git_version[:8]})",
         "instruction set": f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}",
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
@@ -48,3 +48,7 @@ def fingerprint(spec: TrainingSpec, device: torch.device) -> dict[str, Any]:
         "config": spec.identity_hash(),
         "data": spec.digest,
     }
+    if spec.precision == "bf16" and device.type == "cpu":  # oneDNN uses what there is
+        units = {"avx512_bf16": torch.cpu._is_avx512_bf16_supported(), "amx": torch.cpu._is_amx_tile_supported()}
+        facts["bfloat16"] = " ".join(name for name, exists in units.items() if exists) or "emulated"
+    return facts

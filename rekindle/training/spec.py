@@ -3,9 +3,10 @@
 import hashlib
 import json
 import math
+from contextlib import suppress
 from typing import Any, ClassVar, Literal, Self, cast
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from rekindle.sections import Section
 from rekindle.step import StepInputs, parse, parser
@@ -37,6 +38,16 @@ class TrainConfig(Section):
     beta2: float = Field(0.999, ge=0, lt=1, description="AdamW's memory of the gradient's square")
     clip: float = Field(1.0, ge=0, description="largest norm of the gradient (0: no limit)")
     average: float = Field(0.0, ge=0, lt=1, description="keep and release a running average of the weights (0: off)")
+    precision: Literal["float32", "bf16"] = Field(
+        "float32", description="bf16: compute in bfloat16 (torch.autocast); weights and their updates stay float32"
+    )
+    validation: float | str = Field(
+        0.0, description='share of the training samples held out, or "workload": its own split (0: no validation)'
+    )
+    validation_epochs: float = Field(1.0, gt=0, description="passes over the training data between two validations")
+    validation_steps: int = Field(0, ge=0, description="updates between two validations, instead (0: as epochs say)")
+    patience: int = Field(0, ge=0, description="stop after this many validations without a lower loss (0: never)")
+    keep_best: bool = Field(False, description="release the weights with the lowest validation loss, not the last ones")
     reduction: Literal["exact", "fast"] = Field("exact", description="fast: a plain all-reduce, bits depend on workers")
     silence_seconds: float = Field(1.0, ge=0.5, description="a worker silent for so long, without a step, is dropped")
     hung_seconds: float = Field(600.0, gt=0, description="a live worker without a step for so long is dropped")
@@ -45,6 +56,24 @@ class TrainConfig(Section):
     checkpoint_steps: int = Field(0, ge=0, description="also checkpoint after this many steps (0: time alone decides)")
     keep_checkpoints: int = Field(3, ge=2, description="durable checkpoints kept")
     keep_hours: float = Field(0.0, ge=0, description="also delete older checkpoints, never the newest (0: never)")
+
+    @field_validator("validation", mode="before")
+    @classmethod
+    def _share(cls, value: Any) -> float | str:
+        with suppress(TypeError, ValueError):
+            if value == "workload" or 0 <= float(value) < 1:
+                return value if value == "workload" else float(value)
+        raise ValueError('it must be a share of the training samples, from 0 to below 1, or "workload"')
+
+    @model_validator(mode="after")
+    def _validates(self) -> "TrainConfig":
+        for name in ("patience", "keep_best"):
+            if getattr(self, name) and not self.validation:
+                raise ValueError(
+                    f"train.{name} is {getattr(self, name)}: it needs a validation loss. Set train.validation, such as "
+                    "0.1, a share of the training samples"
+                )
+        return self
 
     @model_validator(mode="after")
     def _consistent(self) -> "TrainConfig":
@@ -70,16 +99,23 @@ class TrainConfig(Section):
 
     def total_steps(self, samples: int) -> int:
         """Optimizer updates of the whole run over `samples` training samples."""
-        return self.steps or max(1, round(self.epochs * samples / (self.batch_size * self.virtual_workers)))
+        return self.steps or self._updates(self.epochs, samples)
 
-    def rate(self, step: int, total: int) -> float:
-        """The learning rate of update `step` of `total`."""
+    def validation_every(self, samples: int) -> int:
+        """Optimizer updates between two validations."""
+        return self.validation_steps or self._updates(self.validation_epochs, samples)
+
+    def _updates(self, epochs: float, samples: int) -> int:
+        return max(1, round(epochs * samples / (self.batch_size * self.virtual_workers)))
+
+    def rate(self, step: int, total: int, highest: float) -> float:
+        """The learning rate of update `step` of `total`, where `highest` is that after the warm-up."""
         rise = round(self.warmup * total)
         if step < rise:
-            return self.learning_rate * (step + 1) / rise
+            return highest * (step + 1) / rise
         left = 1 - (step - rise) / max(1, total - rise)
         shapes = {"linear": left, "cosine": (1 - math.cos(math.pi * left)) / 2, "constant": 1.0}
-        return self.learning_rate * shapes[self.schedule]
+        return highest * shapes[self.schedule]
 
 
 class TrainingSpec(StepInputs, TrainConfig):

@@ -1,109 +1,169 @@
-"""All that training changes, in one flat tensor: weights, AdamW's two moments, and the average if there is one.
+"""All that training changes, in one flat tensor: weights, the optimizer's state, the average of the weights if there is
+one, buffers, and the best weights so far with the record of validation.
 
-One tensor means one broadcast, one copy for a checkpoint and one update: nothing can be forgotten. Parameters are views
-of it, each on a 64-byte boundary. AdamW is torch's own fused kernel, called directly: 4 times faster than
-separate operations, and `torch.optim` would cost every worker a second of imports.
+One tensor means one broadcast and one copy for a checkpoint: nothing can be forgotten. Parameters are views of it, each
+on a 64-byte boundary; so are tensors of other types than float32.
 """
 
 import hashlib
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from rekindle.errors import ConfigError
+from rekindle.training.buffers import ALIGN, Buffers
+from rekindle.training.optimizers import FusedAdamW, Rate, TorchOptimizer
 from rekindle.training.spec import TrainConfig
 
-kernels: Any = torch  # whose stubs lack the fused operations
-ALIGN = 16  # float32 elements in 64 bytes
+ROOM = 8  # measures of a workload, beside the loss
+RECORD = 4  # best validation loss, its step, validations since then, whether training has ended: float64
 
 
 class State:
-    """A model and its optimizer. `step` counts the updates made; -1: not initialized yet."""
+    """A model and its optimizer. `step` counts the updates made; -1: not initialized yet.
 
-    def __init__(self, model: nn.Module, config: TrainConfig, device: torch.device) -> None:
+    With validation, a last step without an update ends training. `make_optimizer` is the workload's; without it: AdamW.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        config: TrainConfig,
+        device: torch.device,
+        make_optimizer: Callable[[nn.Module, TrainConfig], Any] | None = None,
+    ) -> None:
         self.model, self.config, self.device, self.step = model.to(device), config, device, -1
-        named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-        named.sort(key=lambda item: item[1].ndim < 2)  # matrices first: only they decay
-        if unsupported := [name for name, p in named if p.dtype != torch.float32]:
-            raise ConfigError(
-                f"parameter {unsupported[0]} of the model is not float32: training supports float32 only."
-            )
+        optimizer = make_optimizer(model, config) if make_optimizer else None  # it may freeze parameters
+        named = _trainable(model)
         self.parameters = [p for _, p in named]
-        self.layout = [(name, list(p.shape)) for name, p in named]
         offsets = [0]
         for p in self.parameters:
             offsets.append(offsets[-1] + math.ceil(p.numel() / ALIGN) * ALIGN)
         self.size, self._offsets = offsets[-1], offsets[:-1]
-        self.memory = torch.zeros((4 if config.average else 3) * self.size, device=device)
-        self.weights, self._mean, self._square, *average = self.memory.split(self.size)
-        self._average = average[0] if average else self.weights
+        cut = offsets[sum(p.ndim >= 2 for p in self.parameters)]
+        self.optimizer = TorchOptimizer(optimizer, named) if optimizer else FusedAdamW(config, self.size, cut)
+        self.buffers = Buffers(model)
+        self.layout = [[name, list(p.shape)] for name, p in named] + self.optimizer.layout + self.buffers.layout
+        sizes = [self.size, self.optimizer.floats, self.size if config.average else 0, self.buffers.floats]
+        sizes += [self.size + self.buffers.floats if config.keep_best else 0, ALIGN if config.validation else 0]
+        self.memory = torch.zeros(sum(sizes), device=device)
+        self.weights, moments, average, self._buffers, self._best, record = self.memory.split(sizes)
+        self._average = average if config.average else self.weights
+        self._record = record.view(torch.float64)[:RECORD] if config.validation else None
         for p, view in zip(self.parameters, self.views(self.weights), strict=True):
             view.copy_(p.data)
             p.data = view
         self._average.copy_(self.weights)
-        cut = offsets[sum(p.ndim >= 2 for p in self.parameters)]
-        flats = (self.weights, self._mean, self._square)
-        self._parts = [
-            (part, decay, *([flat[part]] for flat in flats))
-            for part, decay in ((slice(0, cut), config.weight_decay), (slice(cut, self.size), 0.0))
-        ]
-        self._count, self._divisor = torch.zeros((), device=device), torch.zeros((), device=device)
-        self._buffers = {name: (b, b._version) for name, b in model.named_buffers()}
+        self.optimizer.attach(self.weights, moments)
+        self.buffers.attach(self._buffers)
+        self._tails = [*self.buffers.widths, *([1 + ROOM] if config.validation else [])]
+        self.width = self.size + sum(self._tails)  # numbers that are summed over the virtual workers
 
     def views(self, flat: Tensor) -> list[Tensor]:
         """Views of a flat tensor, one per parameter."""
         return [flat[at : at + p.numel()].view(p.shape) for at, p in zip(self._offsets, self.parameters, strict=True)]
 
-    def update(self, gradient: Tensor, scale: float, rate: float) -> float:
-        """One AdamW update by `gradient` / `scale` (flat [size]); returns the gradient's norm before clipping."""
-        config = self.config
+    def summands(self, flat: Tensor) -> list[Tensor]:
+        """Views of what is summed, `flat` [width]: the gradients, the changes of the buffers, the validation."""
+        return [*self.views(flat), *flat[self.size : self.width].split(self._tails)]
+
+    def update(self, total: Tensor, scale: float, rate: Rate) -> float:
+        """One update by the mean of `scale` virtual workers, whose sum is `total` [width]; returns the gradient's norm
+        before clipping."""
+        config, gradient = self.config, total[: self.size]
         norm = torch.linalg.vector_norm(gradient).item() / scale
         if not math.isfinite(norm):
             raise ConfigError(
                 f"the gradient of step {self.step} is not finite: training has diverged, and would again. "
                 f"Lower train.learning_rate ({config.learning_rate}) or train.clip ({config.clip})."
             )
+        self.buffers.apply(total[self.size : self.size + sum(self.buffers.widths)], config.virtual_workers)
+        divisor = scale * max(1.0, norm / config.clip) if config.clip else scale
+        self.optimizer.update(gradient, divisor, self.step, rate)
         self.step += 1
-        self._count.fill_(self.step)
-        self._divisor.fill_(scale * max(1.0, norm / config.clip) if config.clip else scale)
-        for part, decay, weights, mean, square in self._parts:
-            kernels._fused_adamw_(
-                weights,
-                [gradient[part]],
-                mean,
-                square,
-                [],
-                [self._count],
-                lr=rate,
-                beta1=config.beta1,
-                beta2=config.beta2,
-                weight_decay=decay,
-                eps=1e-8,
-                amsgrad=False,
-                maximize=False,
-                grad_scale=self._divisor,
-            )
         if config.average:  # decay faster at first: otherwise the initial weights would linger
             self._average.lerp_(self.weights, 1 - min(config.average, (1 + self.step) / (10 + self.step)))
         return norm
 
-    def check_buffers(self) -> None:
-        """Raise ConfigError if a forward pass changed a buffer: its value would depend on the workers."""
-        for name, (buffer, version) in self._buffers.items():
-            if buffer._version != version:
-                raise ConfigError(
-                    f'the model changes its buffer "{name}" in its forward pass: running statistics (BatchNorm) would '
-                    "depend on the number of workers. Use LayerNorm or GroupNorm."
-                )
+    # -- validation ---------------------------------------------------------------------------------------------------
+
+    def judge(self, loss: float, *, last: bool) -> bool:
+        """Note the validation loss of the present weights. True: training ends here, instead of another update."""
+        assert self._record is not None
+        best, best_step, misses, _ = self._record.tolist()
+        if math.isfinite(loss) and (not best_step or loss < best):
+            best, best_step, misses = loss, self.step, 0
+            if self.config.keep_best:
+                self._best[: self.size].copy_(self._average)
+                self._best[self.size :].copy_(self._buffers)
+        else:
+            misses += 1
+        ends = last or 0 < self.config.patience <= misses
+        self._record.copy_(torch.tensor([best, best_step, misses, ends], dtype=torch.float64))
+        self.step += ends
+        return ends
+
+    def finished(self, total: int) -> bool:
+        """Whether training has ended, after `total` updates at the latest."""
+        return self.step >= total if self._record is None else self.step > 0 and self._record[3].item() > 0
+
+    @property
+    def updates(self) -> int:
+        """The updates made."""
+        return self.step - int(self._record is not None and self._record[3].item() > 0)
+
+    @property
+    def best(self) -> tuple[int, float] | None:
+        """Step and loss of the best validation so far."""
+        loss, step = self._record[:2].tolist() if self._record is not None else (0.0, 0.0)
+        return (int(step), loss) if step else None
+
+    @contextmanager
+    def released(self) -> Iterator[None]:
+        """The model as it would be released now, in eval mode and without gradients."""
+        modes = [(module, module.training) for module in self.model.modules()]
+        self.buffers.load()
+        self._point_to(self._average)
+        self.model.eval()
+        try:
+            with torch.no_grad():
+                yield
+        finally:
+            self._point_to(self.weights)
+            for module, mode in modes:
+                module.training = mode
+
+    def _point_to(self, flat: Tensor) -> None:
+        if self.config.average:
+            for p, view in zip(self.parameters, self.views(flat), strict=True):
+                p.data = view
 
     def trained(self) -> dict[str, Tensor]:
-        """The released model: its state_dict on the CPU, with the averaged weights if an average is kept."""
-        averaged = {id(p): view for p, view in zip(self.parameters, self.views(self._average), strict=True)}
+        """The released model: its state_dict on the CPU, with the best weights if they are kept, or the average."""
+        best = self._best if self.config.keep_best and self.best else None
+        weights = self._average if best is None else best[: self.size]
+        self.buffers.load(None if best is None else best[self.size :])
+        released = {id(p): view for p, view in zip(self.parameters, self.views(weights), strict=True)}
         tensors: dict[str, Tensor] = self.model.state_dict(keep_vars=True)
-        return {name: averaged.get(id(value), value).detach().cpu().clone() for name, value in tensors.items()}
+        return {name: released.get(id(value), value).detach().cpu().clone() for name, value in tensors.items()}
+
+
+def _trainable(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
+    """The parameters to train, matrices first: only they decay. Raises ConfigError."""
+    named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    named.sort(key=lambda item: item[1].ndim < 2)
+    if unsupported := [name for name, p in named if p.dtype != torch.float32]:
+        raise ConfigError(
+            f"parameter {unsupported[0]} of the model is not float32: training supports float32 only. For bfloat16 "
+            "arithmetic set train.precision to bf16."
+        )
+    if not named:
+        raise ConfigError("the model has no parameter to train: all are frozen, or there is none.")
+    return named
 
 
 def weights_sha256(tensors: Mapping[str, Tensor]) -> str:

@@ -187,9 +187,10 @@ def progress_in(log: str) -> str:
     matches = PROGRESS.findall(log)
     if not matches:
         return ""
-    step, total, loss, rate, eta = matches[-1]
+    step, total, loss, rate, eta, validation = matches[-1]
     left = duration(float(eta)).replace(".0 s", " s")
-    return f"step {step}/{total}  loss {loss}  {float(rate):,.0f} samples/s  {left} left".replace(",", " ")
+    losses = f"loss {loss}  validation {validation}" if validation else f"loss {loss}"
+    return f"step {step}/{total}  {losses}  {float(rate):,.0f} samples/s  {left} left".replace(",", " ")
 
 
 class LogProgress:

@@ -2,6 +2,7 @@
 
 python -m tests.chaos 17            one seed, again
 python -m tests.chaos --count 200   seeds 0..199, some at a time
+python -m tests.chaos --recipe SGD  the same with another training
 """
 
 import argparse
@@ -14,7 +15,7 @@ from collections import Counter
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 
-from tests.chaos.schedule import Schedule, everything
+from tests.chaos.schedule import RECIPES, Schedule, everything
 from tests.chaos.stage import Outcome, begin, play
 
 ENOUGH = 200  # schedules, among which everything must be done
@@ -27,13 +28,15 @@ def main(argv: list[str]) -> int:
     parser.add_argument("seeds", nargs="*", type=int, help="the schedules to execute")
     parser.add_argument("--count", type=int, default=200, help="without seeds: how many")
     parser.add_argument("--first", type=int, default=0, help="without seeds: the first")
+    parser.add_argument("--recipe", choices=RECIPES, default="", help="the training (default: the plain one)")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="schedules at a time")
     parser.add_argument("--keep-going", action="store_true", help="do not stop at the first failure")
     parser.add_argument("--story", action="store_true", help="print what happened also if all is well")
     given = parser.parse_args(argv)
     seeds = given.seeds or list(range(given.first, given.first + given.count))
     began = time.monotonic()
-    outcomes = _play(seeds, min(given.jobs, len(seeds)), given.keep_going, given.story)
+    schedules = [Schedule.of(seed, given.recipe) for seed in seeds]
+    outcomes = _play(schedules, min(given.jobs, len(seeds)), given.keep_going, given.story)
     print(_table(outcomes, time.monotonic() - began))
     never = everything() - set[str]().union(*(outcome.done for outcome in outcomes)) if len(seeds) >= ENOUGH else set()
     if never:
@@ -41,7 +44,7 @@ def main(argv: list[str]) -> int:
     return int(len(outcomes) < len(seeds) or bool(never) or any(outcome.problems for outcome in outcomes))
 
 
-def _play(seeds: list[int], jobs: int, keep_going: bool, story: bool) -> list[Outcome]:
+def _play(schedules: list[Schedule], jobs: int, keep_going: bool, story: bool) -> list[Outcome]:
     from rekindle.local.services.services import Services
 
     outcomes: list[Outcome] = []
@@ -52,9 +55,9 @@ def _play(seeds: list[int], jobs: int, keep_going: bool, story: bool) -> list[Ou
         try:
             pool = ProcessPoolExecutor(jobs, context, begin, (environment, folder, story))
             try:
-                for future in as_completed([pool.submit(play, Schedule.of(seed)) for seed in seeds]):
+                for future in as_completed([pool.submit(play, schedule) for schedule in schedules]):
                     outcomes.append(future.result())
-                    _progress(outcomes, len(seeds))
+                    _progress(outcomes, len(schedules))
                     if outcomes[-1].problems and not keep_going:
                         break
             finally:

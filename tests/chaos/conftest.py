@@ -17,11 +17,11 @@ def stage(s3_environment: dict[str, str], tmp_path_factory: pytest.TempPathFacto
 
 
 @pytest.fixture
-def survives(stage: Stage) -> Callable[[int], None]:
+def survives(stage: Stage) -> Callable[..., None]:
     """survives(seed) executes the schedule, and fails with all that happened if anything was lost."""
 
-    def check(seed: int) -> None:
-        outcome = stage.play(Schedule.of(seed))
+    def check(seed: int, recipe: str = "") -> None:
+        outcome = stage.play(Schedule.of(seed, recipe))
         assert not outcome.problems, failure(outcome)
 
     return check

@@ -15,6 +15,17 @@ REQUESTS = (  # what an act can wait for, in the words of faults.KINDS
     *("GET dataset", "PUT chunk", "PUT manifest", "PUT latest", "PUT model.safetensors", "PUT model.json"),
 )
 DOZEN = (7185, 12347, 5392, 6266, 11774, 11706, 7181, 5428, 12379, 744, 11441, 8690)  # the default suite: do everything
+_RECIPE = "tests.rekindle.training.recipes"
+RECIPES: dict[str, dict[str, Any]] = {  # settings of trainings that differ in what the state holds
+    "BatchNorm": {"model": {"statistics": True}, "average": 0.9},
+    "bf16": {"precision": "bf16"},
+    "early stopping": {
+        "workload": _RECIPE, "model": {"optimizer": "NAdam", "statistics": True}, "learning_rate": 2.0,
+        "validation": "workload", "validation_steps": 1, "patience": 2, "keep_best": True,
+    },
+    "SGD": {"workload": _RECIPE, "model": {"optimizer": "SGD"}, "learning_rate": 1e-3, "validation": 0.2},
+    "Adafactor": {"workload": _RECIPE, "model": {"optimizer": "Adafactor"}, "learning_rate": 0.01},
+}  # fmt: skip
 FOR_EVER = 1e9  # seconds: until the operator removes the pod
 
 
@@ -62,6 +73,7 @@ class Schedule:
     """The settings of a run, what is done to it, and how soon the operator starts again what died."""
 
     seed: int
+    recipe: str  # "": the plain training, else one of RECIPES
     launcher: str  # "": workers without one | light: forked from a process with torch | real: a command
     per_pod: int  # workers of a launcher
     settings: dict[str, Any] = field(hash=False)
@@ -70,8 +82,8 @@ class Schedule:
     delays: tuple[float, ...]  # before each restart, in turn
 
     @classmethod
-    def of(cls, seed: int) -> "Schedule":
-        """The schedule of a seed, always the same."""
+    def of(cls, seed: int, recipe: str = "") -> "Schedule":
+        """The schedule of a seed, always the same; `recipe` changes only the settings."""
         draw = random.Random(seed)
         wide = draw.random() < 0.12  # a state of two chunks, and slower steps
         virtual = draw.choice([2, 3, 5] if wide else [1, 2, 3, 5, 5, 7, 7, 8, 11, 13])
@@ -98,14 +110,16 @@ class Schedule:
             when = acts[0].when if burst and acts else _moment(draw, settings["steps"])
             acts.append(_act(draw, when, workers, bool(launcher)))
         delays = tuple(draw.choice([0.0, draw.uniform(0, 0.1), draw.uniform(0, 0.6)]) for _ in range(16))
-        return cls(seed, launcher, per_pod, settings, pace, tuple(acts), delays)
+        changes = RECIPES[recipe] if recipe else {}
+        settings |= changes | {"model": settings["model"] | changes.get("model", {})}
+        return cls(seed, recipe, launcher, per_pod, settings, pace, tuple(acts), delays)
 
     def words(self) -> list[str]:
         """The schedule, to be read."""
         settings = " ".join(f"{name}={value}" for name, value in self.settings.items())
         kind = f"{self.launcher} launchers of {self.per_pod}" if self.launcher else "no launcher"
         return [
-            f"seed {self.seed}: {kind}, pace={self.pace:.4f} {settings}",
+            f"seed {self.seed}: {self.recipe} {kind}, pace={self.pace:.4f} {settings}",
             *(f"  {act.words()}" for act in self.acts),
         ]
 

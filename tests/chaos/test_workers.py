@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos.schedule import DOZEN, Schedule, everything
+from tests.chaos.schedule import DOZEN, RECIPES, Schedule, everything
 from tests.chaos.watch import Watch
 
 
@@ -13,6 +13,16 @@ from tests.chaos.watch import Watch
 @pytest.mark.parametrize("seed", [seed for seed in DOZEN if not Schedule.of(seed).launcher])
 def test_the_weights_are_those_of_the_undisturbed_run(survives: Callable[[int], None], seed: int) -> None:
     survives(seed)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_twenty_schedules_of_each_recipe_give_the_model_of_its_undisturbed_run(
+    survives: Callable[..., None], recipe: str
+) -> None:
+    for seed in range(2, 62, 3):  # those without launchers
+        survives(seed, recipe)
 
 
 def test_nothing_that_can_happen_is_left_out_of_the_dozen() -> None:

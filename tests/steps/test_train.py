@@ -192,11 +192,11 @@ def test_a_model_that_always_fails_ends_the_run_with_its_error(crew: Crew) -> No
     assert "w (3 times without a newer step): RuntimeError: toy trouble" in coordinator.said()
 
 
-def test_a_model_with_running_statistics_is_refused_and_ends_the_run(crew: Crew) -> None:
-    argv = [*flags("statistics", workers=1, steps=10**6), '--model={"statistics": true}']
+def test_a_model_whose_buffer_has_no_mean_is_refused_and_ends_the_run(crew: Crew) -> None:
+    argv = [*flags("hoarding", workers=1, steps=10**6), '--model={"hoarding": true}']
     coordinator, worker = crew.coordinator(argv), crew.worker("w", argv)
     assert (worker.code(), coordinator.code()) == (78, 78)
-    assert 'changes its buffer "1.' in coordinator.said()
+    assert 'changes its buffer "seen"' in coordinator.said()
 
 
 def test_another_runs_model_and_checkpoints_are_not_overwritten(crew: Crew, s3: Store, undisturbed: str) -> None:

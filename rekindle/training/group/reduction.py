@@ -1,8 +1,8 @@
 """The sum of all virtual workers' gradients: the traffic of an all-reduce, the bits of one process.
 
 Each process sums the whole subtrees of its virtual workers (see tree.py), sends each other process that one's slice of
-them, finishes the tree for its own slice, and the slices are gathered. CONTROLS numbers follow every gradient: the
-loss, and three control flags.
+them, finishes the tree for its own slice, and the slices are gathered. The changes of buffers and the results of a
+validation follow the gradients, if there are any, and then CONTROLS numbers: the loss, and three control flags.
 """
 
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ from rekindle.training.group.tree import Block, Sum, blocks
 from rekindle.training.state import State
 
 CONTROLS = 4  # loss, join, leave, save
-Buffer = tuple[Tensor, list[Tensor]]  # a flat tensor; its views: by parameter, the loss, the flags
+Buffer = tuple[Tensor, list[Tensor]]  # a flat tensor; its views: the state's summands, the loss, the flags
 kernels: Any = torch  # whose stubs lack the fused operations
 
 
@@ -29,7 +29,7 @@ class Reduction:
         self.state, self.members = state, members
         self.view = GroupView(0, 1)
         self.virtual_workers, self.exact = state.config.virtual_workers, state.config.reduction == "exact"
-        width = state.size + CONTROLS + self.virtual_workers  # slices of equal size reach beyond the end
+        width = state.width + CONTROLS + self.virtual_workers  # slices of equal size reach beyond the end
         self._total = torch.zeros(width, device=state.device)
         self._inbox = self._total.new_empty(0)
         self._flags = (False, False, False)
@@ -48,9 +48,9 @@ class Reduction:
         if flags != self._flags:
             self._flags, self._flag_values = flags, self._total.new_tensor(flags)
 
-    def add(self, virtual_worker: int, loss: Tensor, gradients: list[Tensor]) -> None:
-        """Add one virtual worker's mean loss and gradients (one per parameter)."""
-        values = [*gradients, loss.detach(), self._flag_values]
+    def add(self, virtual_worker: int, loss: Tensor, summands: list[Tensor]) -> None:
+        """Add one virtual worker's mean loss and summands (see `State.summands`)."""
+        values = [*summands, loss.detach(), self._flag_values]
         if sibling := self._sum.half((virtual_worker, virtual_worker + 1)):
             (first, _), buffer = sibling
             kernels._foreach_add_(buffer[1], values)
@@ -60,11 +60,11 @@ class Reduction:
         self._sum.push((first, virtual_worker + 1), buffer)
 
     def total(self) -> Tensor:
-        """The sum over all virtual workers, flat [state.size + CONTROLS, ...], valid until the next `add`."""
+        """The sum over all virtual workers, flat [state.width + CONTROLS, ...], valid until the next `add`."""
         parts = self._sum.take()
         self._pool += [buffer for _, buffer in parts]
         flats = [(block, flat) for block, (flat, _) in parts]
-        width, size, pg = self.state.size + CONTROLS, self.view.size, self.view.pg
+        width, size, pg = self.state.width + CONTROLS, self.view.size, self.view.pg
         if not pg:
             return flats[0][1][:width]
         plan = [blocks(self.virtual_workers, size, rank) for rank in range(size)]
@@ -112,8 +112,8 @@ class Reduction:
             self.view.pg._end_coalescing(self.state.device).wait()
 
     def _buffer(self) -> Buffer:
-        flat, at = torch.zeros_like(self._total), self.state.size
-        return flat, [*self.state.views(flat), flat[at], flat[at + 1 : at + CONTROLS]]
+        flat, at = torch.zeros_like(self._total), self.state.width
+        return flat, [*self.state.summands(flat), flat[at], flat[at + 1 : at + CONTROLS]]
 
     def _received(self, rows: int, part: int) -> Tensor:
         if self._inbox.numel() < rows * part:

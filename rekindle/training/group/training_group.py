@@ -2,7 +2,7 @@
 
     for step in group.steps(end):
         for virtual_worker in group.virtual_workers():
-            group.add(virtual_worker, loss, gradients)
+            group.add(virtual_worker, loss, summands)
         if (total := group.reduced()) is not None:   # None: a member was lost, the survivors repeat the step
             ...
 
@@ -49,7 +49,7 @@ class TrainingGroup:
         while not self.stopped:
             if not self.size and not self._form():
                 self.abandon()
-            elif self.state.step >= end:
+            elif self.state.finished(end):
                 return
             else:
                 self._loader_before = self.checkpoints.loader.dump()
@@ -67,12 +67,12 @@ class TrainingGroup:
                 return
             yield virtual_worker
 
-    def add(self, virtual_worker: int, loss: Tensor, gradients: list[Tensor]) -> None:
-        """Add one virtual worker's mean loss and gradients (one per parameter)."""
-        self._reduction.add(virtual_worker, loss, gradients)
+    def add(self, virtual_worker: int, loss: Tensor, summands: list[Tensor]) -> None:
+        """Add one virtual worker's mean loss and summands (see `State.summands`)."""
+        self._reduction.add(virtual_worker, loss, summands)
 
     def reduced(self) -> Tensor | None:
-        """The sum of all gradients, flat [state.size], valid until the next `add`; None if the group broke."""
+        """The sum of all summands, flat [state.width], valid until the next `add`; None if the group broke."""
         problem = RuntimeError("the group is broken")
         if not self._broken:
             try:
@@ -82,8 +82,9 @@ class TrainingGroup:
             except RuntimeError as error:
                 problem = error
             else:
-                self._apply_flags(total[self.state.size : self.state.size + CONTROLS].tolist())
-                return total[: self.state.size]
+                width = self.state.width
+                self._apply_flags(total[width : width + CONTROLS].tolist())
+                return total[:width]
         self.members.report_failure(problem)
         self._reset()
         self.checkpoints.loader.load(self._loader_before)
@@ -113,7 +114,7 @@ class TrainingGroup:
         self.members.busy(True)
         sha256 = write() if self.rank == 0 else ""
         self.members.busy(False)
-        while not self.members.finish(sha256, self.state.step):
+        while not self.members.finish(sha256, self.state.updates):
             self.stopped = self.leaving.is_set()
             if self.stopped or self.members.regroup_pending():
                 self.size = 0

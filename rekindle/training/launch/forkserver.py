@@ -132,8 +132,10 @@ def _preload(spec: "TrainingSpec") -> None:
     from rekindle.workload import load
 
     with suppress(RekindleError):  # the worker runs into it again, and reports it
-        load(spec.workload)
+        workload = load(spec.workload)
         Store.from_env()
+        if hasattr(workload, "optimizer"):
+            import torch._dynamo  # noqa: F401  an optimizer of torch.optim imports it when it is made: a second
 
 
 def _fork_worker(line: socket.socket, index: int, spec: "TrainingSpec", slots: list[WorkerSlot], launcher: int) -> None:

@@ -2,6 +2,7 @@ import re
 
 import pytest
 
+from rekindle.common.wording import PROGRESS
 from rekindle.training.metrics import Metrics
 
 LINE = re.compile(r"progress step=\d+/\d+ loss=\d+\.\d{5} samples_per_s=\d+ eta_s=\d+")
@@ -15,6 +16,19 @@ def test_the_progress_line_keeps_the_form_that_others_read(capsys: pytest.Captur
     lines = capsys.readouterr().err.splitlines()
     assert lines and all(LINE.fullmatch(line) for line in lines)
     assert lines[-1].startswith("progress step=3/3 loss=0.50000 ")
+
+
+def test_the_progress_line_shows_the_newest_validation_loss(capsys: pytest.CaptureFixture[str]) -> None:
+    metrics = Metrics("", 2, 64)
+    metrics.record(1, 0.5, 1.0, 0.1)
+    metrics.validated(1, {"loss": 0.25, "accuracy": 0.75})
+    metrics.record(2, 0.5, 1.0, 0.1)
+    metrics.validated(2, {"loss": 0.125, "accuracy": 0.875})
+    metrics.close()
+    line, last = capsys.readouterr().err.splitlines()
+    assert line.endswith(" validation_loss=0.25000") and last == "validation loss=0.12500 accuracy=0.87500"
+    found = PROGRESS.search(line)
+    assert found and found[6] == "0.25000"
 
 
 def test_points_that_mlflow_did_not_take_are_counted_at_the_end(

@@ -30,10 +30,23 @@ def test_the_number_of_workers_is_no_part_of_the_result() -> None:
 @pytest.mark.parametrize("schedule", ["linear", "cosine", "constant"])
 def test_the_learning_rate_rises_once_and_never_exceeds_its_peak(schedule: str) -> None:
     settings = config(schedule=schedule, warmup=0.25, learning_rate=0.5)
-    rates = [settings.rate(step, 40) for step in range(40)]
+    rates = [settings.rate(step, 40, 0.5) for step in range(40)]
     assert rates[:10] == sorted(rates[:10]) and max(rates) == 0.5 == rates[9]
     assert rates[10:] == sorted(rates[10:], reverse=True) and rates[0] > 0
     assert schedule == "constant" or rates[-1] < 0.02
+
+
+@pytest.mark.parametrize("name", ["patience", "keep_best"])
+def test_what_needs_a_validation_loss_is_refused_without_one(name: str) -> None:
+    with pytest.raises(ValidationError, match=rf"train.{name} is .*: it needs a validation loss. Set train.validation"):
+        config(**{name: 1})
+    assert config(**{name: 1}, validation="workload").validation_every(800) == 3
+    for share in (1, -0.1, "half", float("nan"), None):
+        with pytest.raises(
+            ValidationError, match='it must be a share of the training samples, from 0 to below 1, or "w'
+        ):
+            config(validation=share)
+    assert config(validation="0.25").validation == 0.25
 
 
 def test_epochs_become_steps() -> None:

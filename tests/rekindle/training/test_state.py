@@ -33,7 +33,7 @@ def test_updates_are_those_of_torchs_adamw() -> None:
         torch.manual_seed(step)
         gradients = [torch.randn_like(p) for p in state.parameters]
         state.step = max(state.step, 0)
-        state.update(flat(state, gradients) * 4, 4, 0.01)
+        state.update(flat(state, gradients) * 4, 4, lambda highest: 0.01)
         for parameter, gradient in zip(reference.parameters, gradients, strict=True):
             parameter.grad = gradient
         optimizer.step()
@@ -46,15 +46,15 @@ def test_a_large_gradient_is_clipped_and_reported_unclipped() -> None:
     gradient = flat(clipped, [torch.ones_like(p) for p in clipped.parameters])
     norm = float(gradient.norm())
     clipped.step = scaled.step = 0
-    assert clipped.update(gradient.clone(), 1, 0.01) == pytest.approx(norm)
-    scaled.update(gradient.clone(), norm, 0.01)
+    assert clipped.update(gradient.clone(), 1, lambda highest: 0.01) == pytest.approx(norm)
+    scaled.update(gradient.clone(), norm, lambda highest: 0.01)
     torch.testing.assert_close(clipped.weights, scaled.weights)
 
 
 def test_a_diverged_run_says_so_instead_of_releasing_nonsense() -> None:
     state = make()
     with pytest.raises(ConfigError, match="not finite: training has diverged"):
-        state.update(torch.full((state.size,), float("nan")), 1, 0.01)
+        state.update(torch.full((state.size,), float("nan")), 1, lambda highest: 0.01)
 
 
 def test_the_average_is_what_is_released_while_training_goes_on_with_the_weights() -> None:
@@ -62,7 +62,7 @@ def test_the_average_is_what_is_released_while_training_goes_on_with_the_weights
     state.step = 0
     first = {name: value.clone() for name, value in state.trained().items()}
     for _ in range(3):
-        state.update(torch.randn(state.size), 1, 0.1)
+        state.update(torch.randn(state.size), 1, lambda highest: 0.1)
     released = state.trained()
     assert set(released) == set(state.model.state_dict()) == set(first)
     for name, weights in state.model.state_dict().items():
@@ -79,13 +79,48 @@ def test_the_hash_is_of_names_shapes_and_bytes_and_of_nothing_else() -> None:
     assert weights_sha256(tensors | {"b": tensors["b"].view(3, 2)}) != expected.hexdigest()
 
 
-def test_models_that_would_not_give_the_same_bits_are_refused() -> None:
+def test_models_that_cannot_be_trained_are_refused() -> None:
     config, cpu = TrainConfig.model_validate({}), torch.device("cpu")
     with pytest.raises(ConfigError, match="is not float32"):
         State(nn.Linear(2, 2).double(), config, cpu)
-    model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
-    state = State(model, config, cpu)
-    state.check_buffers()
-    model(torch.randn(4, 2))
-    with pytest.raises(ConfigError, match="running statistics"):
-        state.check_buffers()
+    with pytest.raises(ConfigError, match="no parameter to train"):
+        State(nn.Linear(2, 2).requires_grad_(False), config, cpu)
+
+
+def test_what_is_frozen_costs_nothing_and_stays_as_it_is() -> None:
+    torch.manual_seed(0)
+    net: Any = nn.Sequential(nn.Linear(5, 700), nn.Linear(700, 1))
+    net[0].requires_grad_(False)
+    state = State(net, TrainConfig.model_validate({"average": 0.9}), torch.device("cpu"))
+    before = net[0].weight.clone()
+    assert state.size == 704 + 16 and len(state.memory) == 4 * state.size
+    state.step = 0
+    state.update(torch.ones(state.width), 1, lambda highest: 0.1)
+    assert torch.equal(net[0].weight, before) and torch.equal(state.trained()["0.weight"], before)
+
+
+def test_the_best_weights_are_released_and_training_ends_without_an_update_when_patience_does() -> None:
+    state = make(validation=0.5, keep_best=True, patience=2)
+    state.step = 0
+    released = []
+    for loss, ends in ((3.0, False), (2.0, False), (float("nan"), False), (2.0, True)):
+        state.update(torch.randn(state.width), 1, lambda highest: 0.1)
+        released.append({name: value.clone() for name, value in state.model.state_dict().items()})
+        assert not state.finished(9)
+        assert state.judge(loss, last=False) == ends
+    assert state.finished(9) and (state.step, state.updates, state.best) == (5, 4, (2, 2.0))
+    for name, value in state.trained().items():
+        assert torch.equal(value, released[1][name])
+
+
+def test_validation_sees_what_would_be_released_and_leaves_no_trace() -> None:
+    state = make(average=0.9)
+    state.step = 0
+    state.update(torch.randn(state.size), 1, lambda highest: 0.1)
+    layers: Any = state.model
+    layers[1].eval()
+    trained, averaged = state.model.state_dict()["0.weight"].clone(), state.trained()["0.weight"]
+    with state.released():
+        assert torch.equal(state.model.state_dict()["0.weight"], averaged) and not state.model.training
+    assert torch.equal(state.model.state_dict()["0.weight"], trained) and not torch.equal(trained, averaged)
+    assert [module.training for module in layers] == [True, False, True, True]

@@ -18,7 +18,8 @@ FEATURES = 10
 
 class Model(Section):
     width: int = 24
-    statistics: bool = False  # BatchNorm, which must be refused
+    statistics: bool = False  # BatchNorm
+    hoarding: bool = False  # counts its positive inputs in a buffer: no two virtual workers agree
 
 
 def write(path: Path, samples: int, digest: str) -> None:
@@ -56,7 +57,7 @@ class Journal:
         sampler = Sampler(len(rows), size, virtual, 0)
         self.file = os.open(os.environ["TOY_JOURNAL"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         self.steps: dict[Any, int] = {}
-        for step in range(steps):
+        for step in range(steps + 1):  # validation ends with a step without update
             for leaf in range(virtual):
                 self.steps[self._key(rows.index_select(0, sampler.indices(step, leaf)))] = step
         self.step, self.name = -1, os.environ.get("POD_NAME", "alone")
@@ -91,7 +92,7 @@ class Numbers:
 
 
 def dataset(path: Path, split: str) -> Numbers:
-    assert split == "train"
+    assert split in ("train", "validation")
     return Numbers(path)
 
 
@@ -104,15 +105,20 @@ def model(section: Model, facts: dict[str, Any]) -> Any:
         nn.Linear(FEATURES, section.width), *statistics, nn.ReLU(), nn.Dropout(0.1), nn.Linear(section.width, 1)
     )
     net.register_buffer("scale", torch.full((1,), 0.5))
+    if section.hoarding:
+        net.register_buffer("seen", torch.zeros((), dtype=torch.int64))
     return net
 
 
 def loss(model: Any, batch: tuple[Any, ...]) -> Any:
     if os.environ.get("TOY_FAILS"):
         raise RuntimeError("toy trouble")
-    _hold()
     rows, wanted = batch
-    if Numbers.journal:
-        Numbers.journal.note(rows)
-    time.sleep(float(os.environ.get("TOY_PACE", 0)))
+    if model.training:
+        _hold()
+        if Numbers.journal:
+            Numbers.journal.note(rows)
+        time.sleep(float(os.environ.get("TOY_PACE", 0)))
+    if hasattr(model, "seen"):
+        model.seen += (rows > 0).sum()
     return (model(rows) * model.scale - wanted).square().mean()

@@ -1,0 +1,35 @@
+"""The toy workload with what users change in a training: the optimizer, the schedule, measures of validation."""
+
+from typing import Any
+
+from tests.rekindle.training import toy
+from tests.rekindle.training.toy import Data, dataset, evaluate, loss, prepare, scorer
+
+__all__ = ["Data", "dataset", "evaluate", "loss", "prepare", "scorer"]
+
+
+class Model(toy.Model):
+    optimizer: str = "SGD"
+
+
+def model(section: Model, facts: dict[str, Any]) -> Any:
+    net = toy.model(section, facts)
+    net.wanted = section.optimizer
+    return net
+
+
+def optimizer(model: Any, train: Any) -> Any:
+    import torch
+
+    if model.wanted == "SGD":
+        return torch.optim.SGD(model.parameters(), lr=train.learning_rate, momentum=0.9, dampening=0.3)
+    return getattr(torch.optim, model.wanted)(model.parameters(), lr=train.learning_rate)
+
+
+def schedule(step: int, total: int) -> float:
+    return 1 / (1 + step)
+
+
+def measures(model: Any, batch: tuple[Any, ...]) -> dict[str, Any]:
+    rows, wanted = batch
+    return {"error": (model(rows) * model.scale - wanted).abs().mean()}

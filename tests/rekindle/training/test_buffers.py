@@ -1,0 +1,125 @@
+"""Buffers that training changes: one definition for any number of workers, or a clear refusal."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from rekindle.errors import ConfigError
+from rekindle.training.spec import TrainConfig
+from rekindle.training.state import State, raw
+
+VIRTUAL = 3
+
+
+class Net(nn.Module):
+    """A layer and what a test does with buffers."""
+
+    def __init__(self, buffers: dict[str, Tensor], forward: Callable[[Any, Tensor], None], persistent: bool) -> None:
+        super().__init__()
+        self.layer, self.act = nn.Linear(4, 4), forward
+        for name, value in buffers.items():
+            self.register_buffer(name, value, persistent=persistent)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        self.act(self, rows)
+        return self.layer(rows)
+
+
+def state_of(model: nn.Module) -> State:
+    state = State(model, TrainConfig.model_validate({"virtual_workers": VIRTUAL}), torch.device("cpu"))
+    state.step = 0
+    return state
+
+
+def step(state: State, batches: list[Tensor]) -> None:
+    """One update by virtual workers that compute one after the other."""
+    total = torch.zeros(state.width)
+    for batch in batches:
+        state.buffers.load()
+        state.model(batch)
+        for view, value in zip(state.summands(total)[len(state.parameters) :], state.buffers.changes(), strict=True):
+            view += value
+    state.update(total, len(batches), lambda highest: highest)
+
+
+def batches(number: int) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(number)
+    return [torch.randn(8, 4, generator=generator) for _ in range(VIRTUAL)]
+
+
+def test_running_statistics_are_the_mean_of_what_each_virtual_worker_makes_of_the_old_ones() -> None:
+    state, plain = state_of(nn.BatchNorm1d(4)), [nn.BatchNorm1d(4) for _ in range(VIRTUAL)]
+    for number in range(3):
+        step(state, batches(number))
+        for norm, batch in zip(plain, batches(number), strict=True):
+            norm(batch)
+        mean = torch.stack([norm.running_mean for norm in plain]).mean(0)  # type: ignore[arg-type]
+        var = torch.stack([norm.running_var for norm in plain]).mean(0)  # type: ignore[arg-type]
+        for norm in plain:
+            norm.running_mean, norm.running_var = mean.clone(), var.clone()
+    released = state.trained()
+    torch.testing.assert_close(released["running_mean"], plain[0].running_mean)
+    torch.testing.assert_close(released["running_var"], plain[0].running_var)
+    assert released["num_batches_tracked"] == 3
+    joined = state_of(nn.BatchNorm1d(4))
+    joined.memory.copy_(state.memory)
+    assert all(torch.equal(value, joined.trained()[name]) for name, value in released.items())
+
+
+def test_a_buffer_that_the_model_assigns_is_averaged_like_one_that_it_changes_in_place() -> None:
+    def assign(net: Any, rows: Tensor) -> None:
+        net.seen = net.seen * 0.5 + rows.mean()
+
+    state = state_of(Net({"seen": torch.zeros(())}, assign, persistent=True))
+    step(state, batches(1))
+    torch.testing.assert_close(state.trained()["seen"], torch.stack(batches(1)).mean())
+
+
+def test_constants_keep_their_bits_and_caches_are_made_anew() -> None:
+    constants = {"mask": torch.full((2, 2), float("-inf")).triu(1), "hole": torch.tensor(float("nan")),
+                 "third": torch.tensor([1 / 3, -0.0]), "flags": torch.tensor([True]), "exact": torch.ones(2).double(),
+                 "small": torch.tensor([250], dtype=torch.uint8)}  # fmt: skip
+    state = state_of(Net({name: value.clone() for name, value in constants.items()}, lambda net, rows: None, True))
+    step(state, batches(1))
+    for name, value in constants.items():
+        assert bytes(raw(state.trained()[name])) == bytes(raw(value)), name
+
+    def cache(net: Any, rows: Tensor) -> None:
+        assert net.table is None
+        net.table = torch.zeros(len(rows), 3)
+
+    cached = Net({}, cache, persistent=False)
+    cached.register_buffer("table", None, persistent=False)
+    step(state_of(cached), batches(1))
+
+
+def grow(net: Any, rows: Tensor) -> None:
+    net.seen = torch.cat([net.seen.reshape(-1), rows[:, 0]])
+
+
+def count(net: Any, rows: Tensor) -> None:
+    net.seen += (rows > 0).sum().to(net.seen.dtype)
+
+
+def once(net: Any, rows: Tensor) -> None:
+    net.seen.fill_(0)
+
+
+@pytest.mark.parametrize(
+    ("start", "forward", "persistent"),
+    [
+        (torch.zeros(()), grow, True),
+        (torch.zeros((), dtype=torch.int64), count, True),
+        (torch.zeros((), dtype=torch.float64), count, True),
+        (torch.zeros(()), count, False),
+        (torch.tensor(float("inf")), once, True),
+    ],
+    ids=["grows", "differs", "float64", "a cache changed in place", "infinite before"],
+)
+def test_what_has_no_mean_is_refused_by_name(start: Tensor, forward: Any, persistent: bool) -> None:
+    state = state_of(Net({"seen": start}, forward, persistent))
+    with pytest.raises(ConfigError, match=r'changes its buffer "seen" in its forward pass .* it has no mean'):
+        step(state, batches(1))

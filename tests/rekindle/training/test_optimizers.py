@@ -1,0 +1,100 @@
+"""The workload's own optimizer: the bits of torch's, and nothing of its state is lost with a worker."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from rekindle.errors import ConfigError
+from rekindle.training.spec import TrainConfig
+from rekindle.training.state import State
+
+CPU = torch.device("cpu")
+OPTIMIZERS: dict[str, Any] = {
+    "SGD without state": lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+    "SGD, whose first step is unlike the others": lambda parameters: torch.optim.SGD(
+        parameters, lr=0.1, momentum=0.9, dampening=0.5, weight_decay=0.1
+    ),
+    "Adafactor, of odd shapes": lambda parameters: torch.optim.Adafactor(parameters, lr=0.1),
+    "NAdam, which begins with ones": lambda parameters: torch.optim.NAdam(parameters, lr=0.1),
+    "Adagrad, which begins with a value": lambda parameters: torch.optim.Adagrad(
+        parameters, lr=0.1, initial_accumulator_value=0.3
+    ),
+    "ASGD": lambda parameters: torch.optim.ASGD(parameters, lr=0.1),
+    "Rprop": lambda parameters: torch.optim.Rprop(parameters, lr=0.1),
+    "RMSprop": lambda parameters: torch.optim.RMSprop(parameters, lr=0.1, centered=True, momentum=0.5),
+    "AMSGrad, fused": lambda parameters: torch.optim.AdamW(parameters, lr=0.1, amsgrad=True, fused=True),
+}
+
+
+def net() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(5, 7), nn.LayerNorm(7), nn.ReLU(), nn.Linear(7, 1))
+
+
+def make(optimizer: Any) -> State:
+    config = TrainConfig.model_validate({"clip": 0})
+    state = State(net(), config, CPU, lambda model, train: optimizer(model.parameters()))
+    state.step = 0
+    return state
+
+
+def gradients(state: State, step: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(step)
+    flat = torch.zeros(state.width)
+    for view in state.views(flat):
+        view.copy_(torch.randn(view.shape, generator=generator))
+    return flat
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_any_optimizer_gives_torchs_bits_also_when_another_worker_goes_on_with_its_state(name: str) -> None:
+    state, reference = make(OPTIMIZERS[name]), net()
+    optimizer = OPTIMIZERS[name](reference.parameters())
+    names = {id(parameter): name for name, parameter in state.model.named_parameters()}
+    for step in range(6):
+        if step in (1, 4):  # all that a joining worker gets
+            joined = make(OPTIMIZERS[name])
+            joined.memory.copy_(state.memory)
+            joined.step, state = state.step, joined
+            names = {id(parameter): name for name, parameter in state.model.named_parameters()}
+        flat = gradients(state, step)
+        parameters = dict(reference.named_parameters())
+        for parameter, view in zip(state.parameters, state.views(flat), strict=True):
+            parameters[names[id(parameter)]].grad = view / 4
+        for group in optimizer.param_groups:
+            group["lr"] = 0.1 / (step + 1)
+        optimizer.step()
+        state.update(flat.clone(), 4, lambda highest, step=step: highest / (step + 1))
+    for key, value in reference.state_dict().items():
+        assert torch.equal(value, state.trained()[key]), key
+
+
+def test_optimizers_whose_state_could_be_lost_are_refused() -> None:
+    class Counting(torch.optim.SGD):
+        def step(self, closure: Any = None) -> Any:
+            for parameter in self.param_groups[0]["params"]:
+                self.state[parameter]["count"] = 1
+
+    class Grouping(torch.optim.SGD):
+        def step(self, closure: Any = None) -> Any:
+            self.param_groups[0]["count"] = 1
+
+    with pytest.raises(ConfigError, match=r'"count" of "0\.weight" is int: it must be a dense tensor'):
+        make(lambda parameters: Counting(parameters, lr=0.1))
+    with pytest.raises(ConfigError, match="Grouping keeps state in its param_groups"):
+        make(lambda parameters: Grouping(parameters, lr=0.1))
+    with pytest.raises(ConfigError, match="LBFGS cannot make a step"):
+        make(lambda parameters: torch.optim.LBFGS(parameters, lr=0.1))
+    with pytest.raises(ConfigError, match=r'does not have the parameter "0\.weight"'):
+        make(lambda parameters: torch.optim.SGD(list(parameters)[1:], lr=0.1))
+
+
+def test_the_optimizer_may_freeze_what_it_does_not_train() -> None:
+    def optimizer(model: nn.Module, train: TrainConfig) -> torch.optim.Optimizer:
+        model[0].requires_grad_(False)  # type: ignore[operator]
+        return torch.optim.Adam(model.parameters(), lr=train.learning_rate)
+
+    state = State(net(), TrainConfig.model_validate({}), CPU, optimizer)
+    assert state.size == 16 * 4 and not any(name.startswith("0.") for name, *_ in state.layout)

@@ -1,0 +1,56 @@
+"""What users change in a training gives one model, whatever number of workers there is and whoever is killed."""
+
+import json
+import signal
+from typing import Any
+
+import pytest
+
+from rekindle.storage import Store
+from tests.chaos.schedule import RECIPES
+from tests.rekindle.training.crew import Crew, flags
+
+
+def argv(name: str, run: str, **settings: Any) -> list[str]:
+    settings = {"steps": 24} | RECIPES[name] | settings
+    return flags(f"{name}/{run}", **settings | {"model": json.dumps(settings.get("model", {}))})
+
+
+def result(s3: Store, name: str, run: str) -> tuple[str, int]:
+    model = json.loads(s3.get(f"{name}/{run}/model/model.json"))
+    return model["sha256"], model["step"]
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_four_workers_killed_one_after_the_other_leave_nothing_behind_but_the_same_model(
+    crew: Crew, s3: Store, name: str
+) -> None:
+    undisturbed = crew.alone(argv(name, "alone"))
+    settings = argv(name, "killed", workers=4, hot_seconds=1e-9)
+    coordinator = crew.coordinator(settings)
+    members = [crew.worker(f"w{i}", settings, TOY_HOLD="6 10 14 30") for i in range(4)]
+    for number in (6, 10, 14, 30):
+        crew.held(number, *members)
+        victim = members.pop()
+        victim.send(signal.SIGKILL)
+        victim.process.join()
+        crew.release(number)
+    successors = [crew.worker(f"w{i}", settings) for i in (0, 1)]
+    assert coordinator.code() == 0, "".join(member.said() for member in successors)
+    assert "was found in shared memory" in successors[0].said()
+    assert undisturbed.code() == 0, undisturbed.said()
+    sha256, steps = result(s3, name, "alone")
+    assert result(s3, name, "killed") == (sha256, steps)
+    assert steps < 24 if name == "early stopping" else steps == 24
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("name", RECIPES)
+def test_any_number_of_workers_gives_the_same_model(crew: Crew, s3: Store, name: str) -> None:
+    for workers in (1, 2, 3, 4):
+        settings = argv(name, f"with {workers}", workers=workers)
+        coordinator = crew.coordinator(settings)
+        members = [crew.worker(f"{workers}-{i}", settings) for i in range(workers)]
+        assert coordinator.code() == 0, members[0].said()
+    assert len({result(s3, name, f"with {workers}") for workers in (1, 2, 3, 4)}) == 1

@@ -1,0 +1,53 @@
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from rekindle.errors import DataError
+from rekindle.training.spec import TrainingSpec
+from rekindle.training.validation import split
+
+
+class Rows:
+    """Samples that are their own index."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def batch(self, indices: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return (indices,)
+
+    def dataset(self, path: Path, split: str) -> Any:
+        return {"validation": Rows(self.count // 10)}[split]
+
+
+def spec(**settings: Any) -> TrainingSpec:
+    values = {"dataset": "d", "digest": "d", "out": "o", "checkpoints": "c"}
+    return TrainingSpec.model_validate(values | settings)
+
+
+def samples(part: Any) -> list[int]:
+    return part.batch(torch.arange(len(part)))[0].tolist()
+
+
+def test_held_out_samples_are_an_exact_share_chosen_by_the_seed_and_never_trained_with() -> None:
+    rows: Any = Rows(200)
+    rest, held_out = split(spec(validation=0.1), rows, rows, Path())
+    assert len(samples(held_out)) == 20 and sorted(samples(rest) + samples(held_out)) == list(range(200))
+    assert samples(split(spec(validation=0.1, workers=1), rows, rows, Path())[1]) == samples(held_out)
+    assert samples(split(spec(validation=0.1, seed=1), rows, rows, Path())[1]) != samples(held_out)
+
+
+def test_a_workload_may_have_its_own_split_and_an_empty_one_is_an_error() -> None:
+    rows: Any = Rows(200)
+    rest, held_out = split(spec(validation="workload"), rows, rows, Path())
+    assert (len(rest), len(samples(held_out))) == (200, 20)
+    few: Any = Rows(4)
+    with pytest.raises(DataError, match="no validation samples"):
+        split(spec(validation="workload"), few, few, Path())
+    with pytest.raises(DataError, match="of 4 samples that holds out 0"):
+        split(spec(validation=0.1), few, few, Path())
