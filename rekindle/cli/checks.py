@@ -8,8 +8,8 @@ import click
 
 from rekindle.cli.group import HOME, command
 from rekindle.cli.inputs import config_of, files_of, manifest_of, objects_of
-from rekindle.cli.options import File, cluster_options, configured, output_option
-from rekindle.cli.output import print_checks
+from rekindle.cli.options import File, Target, cluster_options, configured, output_option
+from rekindle.cli.output import print_checks, print_manifest
 
 if TYPE_CHECKING:
     from rekindle.render import Kind
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 @click.option("--kind", type=click.Choice(["workflow", "template", "cron"]), default="workflow", show_default=True,
               help="A Workflow, a WorkflowTemplate, or a CronWorkflow with the schedule of the config.")  # fmt: skip
 @output_option("yaml", "json")
-def render(config: Path | None, sets: tuple[str, ...], kind: "Kind", output: str) -> None:
+def render(config: Path | None, sets: tuple[str, ...], kind: "Kind", as_json: bool) -> None:
     """Print the Argo manifest of a config.
 
     It needs neither a cluster nor a network.
@@ -29,16 +29,15 @@ def render(config: Path | None, sets: tuple[str, ...], kind: "Kind", output: str
       rekindle render configs/demo.yaml | kubectl create -f -
       rekindle render configs/demo.yaml --kind cron -o json
     """
-    from rekindle.render import render_manifest, to_yaml
+    from rekindle.render import render_manifest
 
-    manifest = render_manifest(config_of(config, sets).config, kind)
-    click.echo(json.dumps(manifest, indent=2) if output == "json" else to_yaml(manifest), nl=output == "json")
+    print_manifest(render_manifest(config_of(config, sets).config, kind), as_json)
 
 
 @command
 @configured
 @output_option("text", "json")
-def config(config: Path | None, sets: tuple[str, ...], output: str) -> None:
+def config(config: Path | None, sets: tuple[str, ...], as_json: bool) -> None:
     """Show each value of a config and where it came from.
 
     The file overrides defaults, the environment (REKINDLE_TRAIN__WORKERS=3) the file, and --set the environment.
@@ -47,7 +46,7 @@ def config(config: Path | None, sets: tuple[str, ...], output: str) -> None:
       rekindle config configs/demo.yaml --set train.workers=3
     """
     rows = list(config_of(config, sets).rows())
-    if output == "json":
+    if as_json:
         click.echo(json.dumps({path: {"value": value, "origin": origin} for path, value, origin in rows}, indent=2))
         return
     width = max(len(path) for path, _, _ in rows)
@@ -62,7 +61,7 @@ def config(config: Path | None, sets: tuple[str, ...], output: str) -> None:
 @click.option("--manifest", "manifests", multiple=True, metavar="FILE", type=File(),
               help="Argo or Kubernetes objects (YAML or JSON), a file or a folder.")  # fmt: skip
 @output_option("text", "json")
-def lint(configs: tuple[Path, ...], sets: tuple[str, ...], manifests: tuple[Path, ...], output: str) -> int:
+def lint(configs: tuple[Path, ...], sets: tuple[str, ...], manifests: tuple[Path, ...], as_json: bool) -> int:
     """Find what Argo would reject, or wrongly accept.
 
     References to WorkflowTemplates among the given files are checked, too. Exit codes: 0 everything can run (there may
@@ -82,11 +81,11 @@ def lint(configs: tuple[Path, ...], sets: tuple[str, ...], manifests: tuple[Path
     files = [file for path in manifests for file in files_of(path)]
     objects += [(str(file), manifest) for file in files for manifest in objects_of(file)]
     findings = validate.lint_all(objects)
-    if output == "json":
+    if as_json:
         click.echo(json.dumps([asdict(finding) for finding in findings], indent=2))
-    for finding in findings if output == "text" else []:
+    for finding in findings if not as_json else []:
         click.echo(f"{'error' if finding.fatal else 'warning'}: {finding}", err=True)
-    if not findings and output == "text":
+    if not (findings or as_json):
         click.echo("no problems found")
     return 1 if any(finding.fatal for finding in findings) else 0
 
@@ -98,7 +97,7 @@ def lint(configs: tuple[Path, ...], sets: tuple[str, ...], manifests: tuple[Path
 )
 @cluster_options
 @output_option("text", "json")
-def doctor(config: Path | None, sets: tuple[str, ...], cluster: bool, namespace: str, context: str, output: str) -> int:
+def doctor(config: Path | None, sets: tuple[str, ...], cluster: bool, target: Target, as_json: bool) -> int:
     """Check that this machine has everything that Rekindle needs.
 
     Each failure comes with a remedy.
@@ -109,7 +108,7 @@ def doctor(config: Path | None, sets: tuple[str, ...], cluster: bool, namespace:
     if cluster:
         from rekindle.cli.platform import check_namespace
 
-        return check_namespace(config, sets, namespace, context, output)
+        return check_namespace(config, sets, target, as_json)
     from rekindle.view.doctor import check
 
-    return print_checks(check(HOME), output)
+    return print_checks(check(HOME), as_json)

@@ -24,7 +24,7 @@ def demo() -> None:
 @click.option("--steps", type=click.IntRange(20), default=1500, show_default=True, help="Training steps.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed for the choice of victims.")
 @output_option("text", "json")
-def chaos(workers: int, seconds: float, steps: int, seed: int, output: str) -> int:
+def chaos(workers: int, seconds: float, steps: int, seed: int, as_json: bool) -> int:
     """Watch a training run survive attacks.
 
     A small model is trained twice: once undisturbed, once while its workers, their launchers and the coordinator are
@@ -39,5 +39,5 @@ def chaos(workers: int, seconds: float, steps: int, seed: int, output: str) -> i
     from rekindle.demo.chaos import Plan, run
 
     project.use_reference()
-    with run_output(output):
-        return run(HOME, Plan(workers, seconds, steps, seed), as_json=output == "json")
+    with run_output(as_json):
+        return run(HOME, Plan(workers, seconds, steps, seed), as_json=as_json)

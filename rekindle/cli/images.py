@@ -1,12 +1,12 @@
 """The command group `rekindle images`."""
 
-import json
 from typing import TYPE_CHECKING
 
 import click
 
 from rekindle.cli.group import CONTEXT, Commands, commands
 from rekindle.cli.options import output_option
+from rekindle.cli.output import print_result
 
 if TYPE_CHECKING:
     from rekindle.cluster.images import Name
@@ -28,7 +28,7 @@ def images() -> None:
 @click.option("--tag", required=True, metavar="REPOSITORY:TAG", help="Name and tag of the image.")
 @click.option("--push", is_flag=True, help="Push it to the registry of the tag and print its digest.")
 @output_option("text", "json")
-def build(name: "Name", more: tuple[str, ...], tag: str, push: bool, output: str) -> None:
+def build(name: "Name", more: tuple[str, ...], tag: str, push: bool, as_json: bool) -> None:
     """Build an image with docker or buildah.
 
     train runs every step and can serve, serve only serves, mlflow is the MLflow server. Arguments after -- go to the
@@ -42,8 +42,5 @@ def build(name: "Name", more: tuple[str, ...], tag: str, push: bool, output: str
     from rekindle.cluster import images as builder
 
     image = builder.build(name, tag, push=push, more=more)
-    if output == "json":
-        result = {"tag": image.tag, "id": image.id, "digest": image.digest or None, "pinned": image.pinned or None}
-        click.echo(json.dumps(result))
-    else:
-        click.echo(image.pinned or f"{image.tag}  {image.id}")
+    result = {"tag": image.tag, "id": image.id, "digest": image.digest or None, "pinned": image.pinned or None}
+    print_result(as_json, result, image.pinned or f"{image.tag}  {image.id}")

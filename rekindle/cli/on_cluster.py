@@ -1,7 +1,8 @@
-"""Commands that act on a cluster, and the `--cluster` variants of the others."""
+"""Commands that act on a cluster only."""
 
-import json
 import sys
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,8 +10,8 @@ import click
 
 from rekindle.cli.group import command
 from rekindle.cli.inputs import config_of, manifest_of, pairs_of
-from rekindle.cli.options import Name, cluster_options, configured, manifest_option, output_option
-from rekindle.cli.output import errors_as_json
+from rekindle.cli.options import Name, Target, cluster_options, configured, manifest_options, output_option
+from rekindle.cli.output import errors_as_json, print_manifest, print_result
 from rekindle.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -19,15 +20,11 @@ if TYPE_CHECKING:
 
 @command
 @configured
-@manifest_option
-@click.option("-p", "--parameter", "parameters", multiple=True, metavar="NAME=VALUE", help="A workflow parameter.")
+@manifest_options
 @click.option("-w", "--watch", is_flag=True, help="Show the run until it completes; Ctrl-C ends only the watch.")
 @click.option("--dry-run", is_flag=True, help="Print the Workflow without submitting it.")
-@click.option(
-    "--argo-server",
-    metavar="URL",
-    help="Submit to this Argo Server instead of the Kubernetes API (default: ARGO_SERVER).",
-)
+@click.option("--argo-server", metavar="URL",
+              help="Submit to this Argo Server instead of the Kubernetes API (default: ARGO_SERVER).")  # fmt: skip
 @cluster_options
 @output_option("text", "json")
 @click.option("--yes", is_flag=True, help="Do not ask: submit even if the same is already running.")
@@ -36,12 +33,11 @@ def submit(
     sets: tuple[str, ...],
     manifest: Path | None,
     parameters: tuple[str, ...],
+    target: Target,
+    argo_server: str | None,
     watch: bool,
     dry_run: bool,
-    argo_server: str | None,
-    namespace: str,
-    context: str,
-    output: str,
+    as_json: bool,
     yes: bool,
 ) -> int:
     """Run a pipeline on a cluster.
@@ -53,73 +49,66 @@ def submit(
       rekindle submit configs/cluster.yaml --namespace models --watch
       rekindle submit --manifest workflow.yaml -p message=hello --dry-run
     """
-    from rekindle.argo import validate
     from rekindle.cluster import workflows
-    from rekindle.cluster.api import Cluster
     from rekindle.cluster.argo_server import ArgoServer
 
-    with errors_as_json(output):
+    with errors_as_json(as_json):
         submitted, beside = manifest_of(config, sets, manifest)
-        for finding in validate.check(submitted, str(config or manifest), beside):
-            click.echo(f"warning: {finding}", err=True)
+        _warn(submitted, config or manifest, beside)
         for other in beside:
             click.echo(f"note: the {other.get('kind')} next to it is not submitted: `kubectl apply` it first", err=True)
-        namespace = namespace or (submitted.get("metadata") or {}).get("namespace") or ""
+        namespace = target.namespace or (submitted.get("metadata") or {}).get("namespace") or ""
         server = ArgoServer.configured(argo_server, namespace)
         needs_cluster = not namespace or not (dry_run or (server is not None and not watch))
-        cluster = Cluster.connect(context or None, namespace or None) if needs_cluster else None
+        cluster = target.connect(namespace) if needs_cluster else None
         namespace = cluster.namespace if cluster else namespace
         workflow = workflows.submission(submitted, pairs_of(parameters), namespace)
         if dry_run:
-            _print(workflow, output)
+            print_manifest(workflow, as_json)
             return 0
         if server:
             server.namespace = namespace
-            if not yes:
-                _confirm_duplicate(server.equal(workflow))
-            server.submit(workflow)
+            equal, create = server.equal, server.submit
         else:
             assert cluster
-            if not yes:
-                _confirm_duplicate(workflows.equal(cluster, workflow))
-            workflows.submit(cluster, workflow)
-    return _submitted(workflow, cluster, watch, output)
+            equal, create = partial(workflows.equal, cluster), partial(workflows.submit, cluster)
+        if not yes and (running := equal(workflow)):
+            remedy = f"follow it with `rekindle status {running} --cluster --watch`, or submit with --yes."
+            problem = f"{running} is already running with the same manifest and parameters"
+            _confirm(problem, remedy, "Submit another run?")
+        create(workflow)
+    return _submitted(workflow, cluster, watch, as_json)
 
 
-def _print(workflow: dict[str, Any], output: str) -> None:
-    from rekindle.render import to_yaml
+def _warn(manifest: dict[str, Any], file: Path | None, beside: Sequence[dict[str, Any]] = ()) -> None:
+    """Print the warnings of `lint`. Raises ConfigError for its errors."""
+    from rekindle.argo import validate
 
-    click.echo(json.dumps(workflow, indent=2) if output == "json" else to_yaml(workflow), nl=output == "json")
+    for finding in validate.check(manifest, str(file), beside):
+        click.echo(f"warning: {finding}", err=True)
 
 
-def _confirm_duplicate(running: str | None) -> None:
-    """Raises ConfigError, click.Abort."""
-    if not running:
-        return
-    message = f"{running} is already running with the same manifest and parameters"
+def _confirm(problem: str, remedy: str, question: str) -> None:
+    """Ask on a terminal, else raise ConfigError. Raises click.Abort for "no"."""
     if not sys.stdin.isatty():
-        raise ConfigError(
-            f"{message}. Follow it with `rekindle status {running} --cluster --watch`, or submit with --yes."
-        )
-    click.confirm(f"{message}. Submit another run?", abort=True, err=True)
+        raise ConfigError(f"{problem}: {remedy}")
+    click.confirm(f"{problem}. {question}", abort=True, err=True)
 
 
-def _submitted(workflow: dict[str, Any], cluster: "Cluster | None", watch: bool, output: str) -> int:
+def _submitted(workflow: dict[str, Any], cluster: "Cluster | None", watch: bool, as_json: bool) -> int:
     from rekindle.cluster.workflows import SHA256
 
     name, namespace = workflow["metadata"]["name"], workflow["metadata"]["namespace"]
     flags = " --cluster" + (cluster.flags if cluster else f" --namespace {namespace}")
-    click.echo(f"{name} was submitted to namespace {namespace}", err=output == "json")
+    click.echo(f"{name} was submitted to namespace {namespace}", err=as_json)
     if watch and cluster:
         from rekindle.view import cluster_watch
 
-        return cluster_watch.watch(cluster, name, as_json=output == "json")
-    if output == "json":
-        sha256 = workflow["metadata"]["annotations"][SHA256]
-        result = {"workflow": name, "namespace": namespace, "phase": "Pending", "manifest_sha256": sha256}
-        click.echo(json.dumps(result))
-    else:
-        click.echo(f"watch   rekindle status {name} --watch{flags}\nlogs    rekindle logs {name} -f{flags}")
+        return cluster_watch.watch(cluster, name, as_json=as_json)
+    sha256 = workflow["metadata"]["annotations"][SHA256]
+    result = {"workflow": name, "namespace": namespace, "phase": "Pending", "manifest_sha256": sha256}
+    text = f"watch   rekindle status {name} --watch{flags}\nlogs    rekindle logs {name} -f{flags}"
+    print_result(as_json, result, text)
     return 0
 
 
@@ -128,9 +117,7 @@ def _submitted(workflow: dict[str, Any], cluster: "Cluster | None", watch: bool,
 @click.option("--suspend/--unsuspend", default=None, help="Suspend or resume the schedule (default: schedule.suspend).")
 @cluster_options
 @output_option("text", "json")
-def schedule(
-    config: Path | None, sets: tuple[str, ...], suspend: bool | None, namespace: str, context: str, output: str
-) -> None:
+def schedule(config: Path | None, sets: tuple[str, ...], suspend: bool | None, target: Target, as_json: bool) -> None:
     """Schedule a pipeline on a cluster, and print what changes.
 
     Applies the WorkflowTemplate and the CronWorkflow of the config; runs that have started are not affected.
@@ -139,9 +126,7 @@ def schedule(
       rekindle schedule configs/cluster.yaml --namespace models
       rekindle schedule configs/cluster.yaml --suspend
     """
-    from rekindle.argo import validate
     from rekindle.cluster import workflows
-    from rekindle.cluster.api import Cluster
     from rekindle.render import render_manifest
 
     loaded = config_of(config, sets)
@@ -150,23 +135,21 @@ def schedule(
         cron["spec"].pop("suspend", None)
         cron["spec"] |= {"suspend": True} if suspend else {}
     for manifest in (template, cron):
-        for finding in validate.check(manifest, str(config)):
-            click.echo(f"warning: {finding}", err=True)
-    cluster = Cluster.connect(context or None, namespace or loaded.config.cluster.namespace or None)
+        _warn(manifest, config)
+    cluster = target.connect(loaded.config.cluster.namespace)
     changes = list(workflows.schedule(cluster, template, cron))
     result = {"schedule": cron["metadata"]["name"], "namespace": cluster.namespace, "changes": changes}
-    click.echo(json.dumps(result) if output == "json" else "\n".join(changes))
+    print_result(as_json, result, "\n".join(changes))
 
 
 @command
 @click.argument("name", type=Name())
 @cluster_options
-@click.option(
-    "--cluster", "on_cluster", is_flag=True, hidden=True, help="Accepted for symmetry: it always acts on a cluster."
-)
+@click.option("--cluster", is_flag=True, hidden=True, expose_value=False,
+              help="Accepted for symmetry: it always acts on a cluster.")  # fmt: skip
 @output_option("text", "json")
 @click.option("--yes", is_flag=True, help="Do not ask: delete a running run, too, without its exit steps.")
-def delete(name: str, namespace: str, context: str, on_cluster: bool, output: str, yes: bool) -> None:
+def delete(name: str, target: Target, as_json: bool, yes: bool) -> None:
     """Delete a run from a cluster, with its pods and its training job.
 
     The released model keeps serving; data, checkpoints and models stay in the object store.
@@ -176,73 +159,11 @@ def delete(name: str, namespace: str, context: str, on_cluster: bool, output: st
     """
     from rekindle.argo.kinds import COMPLETED
     from rekindle.cluster import workflows
-    from rekindle.cluster.api import Cluster
 
-    cluster = Cluster.connect(context or None, namespace or None)
+    cluster = target.connect()
     status = workflows.read(cluster, name).get("status") or {}
     if status.get("phase") not in COMPLETED and not yes:
-        message = f"{name} is still running, and its exit steps would not run"
-        if not sys.stdin.isatty():
-            raise ConfigError(
-                f"{message}: `rekindle stop {name} --cluster{cluster.flags}` first, or delete with --yes."
-            )
-        click.confirm(f"{message}. Delete it?", abort=True, err=True)
+        remedy = f"`rekindle stop {name} --cluster{cluster.flags}` first, or delete with --yes."
+        _confirm(f"{name} is still running, and its exit steps would not run", remedy, "Delete it?")
     workflows.delete(cluster, name)
-    result = {"workflow": name, "namespace": cluster.namespace, "deleted": True}
-    click.echo(json.dumps(result) if output == "json" else f"deleted {name}")
-
-
-def status(cluster: "Cluster", name: str | None, watch: bool, output: str) -> int:
-    """`rekindle status --cluster`."""
-    from rekindle.cluster.workflows import newest
-    from rekindle.view import cluster_overview, cluster_watch
-
-    as_json = output == "json"
-    if watch:
-        return cluster_watch.watch(cluster, name or newest(cluster), as_json=as_json)
-    click.echo(cluster_overview.run(cluster, name, as_json) if name else cluster_overview.everything(cluster, as_json))
-    return 0
-
-
-def logs(cluster: "Cluster", name: str | None, step: str, follow: bool, output: str) -> None:
-    """`rekindle logs --cluster`."""
-    from rekindle.cluster.workflows import newest, read
-    from rekindle.view.cluster_logs import Logs
-
-    name = name or newest(cluster)
-    read(cluster, name)
-    reader = Logs(cluster, name, sys.stdout, step, output == "json")
-    if follow:
-        reader.follow()
-    elif not reader.print():
-        click.echo(
-            f"{name} has no pods left: completed ones are deleted; `logs -f` reads them while they run.", err=True
-        )
-
-
-def stop(cluster: "Cluster", name: str | None, output: str) -> None:
-    """`rekindle stop --cluster`."""
-    from rekindle.cluster import workflows
-
-    name = _required(name, "stop")
-    workflows.stop(cluster, name)
-    result = {"workflow": name, "namespace": cluster.namespace, "phase": "Stopping"}
-    click.echo(json.dumps(result) if output == "json" else f"stopping {name}; its exit steps still run")
-
-
-def resume(cluster: "Cluster", name: str | None, output: str) -> int:
-    """`rekindle resume --cluster`."""
-    from rekindle.cluster import workflows
-
-    name = _required(name, "resume")
-    outcome = workflows.resume(cluster, name)
-    result = {"workflow": name, "namespace": cluster.namespace, "phase": "Running"}
-    click.echo(json.dumps(result) if output == "json" else f"{name} {outcome}")
-    return 0
-
-
-def _required(name: str | None, verb: str) -> str:
-    """Raise UsageError without a name: in a shared namespace the newest run may be someone else's."""
-    if not name:
-        raise click.UsageError(f"{verb} --cluster needs the NAME of a run: `rekindle status --cluster` lists them.")
-    return name
+    print_result(as_json, {"workflow": name, "namespace": cluster.namespace, "deleted": True}, f"deleted {name}")

@@ -1,5 +1,7 @@
 """Options and arguments that several commands share."""
 
+from dataclasses import dataclass
+from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,42 +30,64 @@ class File(click.Path):
         return super().convert(value or self.fail("it is empty: give a file or folder.", param, ctx), param, ctx)
 
 
+@dataclass(frozen=True)
+class Target:
+    """The values of --namespace and --context; "" if not given."""
+
+    namespace: str
+    context: str
+
+    def connect(self, default_namespace: str = "") -> "Cluster":
+        """Raises ConfigError."""
+        from rekindle.cluster.api import Cluster
+
+        return Cluster.connect(self.context or None, self.namespace or default_namespace or None)
+
+
 def configured(function: Any) -> Any:
     """Add CONFIG and --set."""
     setting = click.option("--set", "sets", multiple=True, metavar="A.B=C", help="Override one value of the config.")
     return click.argument("config", required=False, type=File())(setting(function))
 
 
-def manifest_option(function: Any) -> Any:
+def manifest_options(function: Any) -> Any:
+    """Add --manifest and --parameter."""
     note = "An Argo Workflow or WorkflowTemplate (YAML or JSON) instead of a config, or a folder with all it needs."
-    return click.option("--manifest", metavar="FILE", type=File(), help=note)(function)
+    manifest = click.option("--manifest", metavar="FILE", type=File(), help=note)
+    return manifest(parameters_option("A workflow parameter.")(function))
+
+
+def parameters_option(note: str) -> Any:
+    return click.option("-p", "--parameter", "parameters", multiple=True, metavar="NAME=VALUE", help=note)
 
 
 def output_option(*formats: str) -> Any:
+    """Add --output, which the command receives as `as_json`."""
     note = "json: one object on stdout, everything else on stderr." if "text" in formats else None
-    choice = click.Choice(formats)
-    return click.option("-o", "--output", type=choice, default=formats[0], show_default=True, help=note)
+    return click.option("-o", "--output", "as_json", type=click.Choice(formats), default=formats[0], show_default=True,
+                        help=note, callback=lambda ctx, param, value: value == "json")  # fmt: skip
 
 
 def cluster_options(function: Any) -> Any:
-    """Add --namespace and --context ("" if not given)."""
-    context = click.option(
-        "--context", default="", metavar="NAME", help="Context of the kubeconfig (default: the current one)."
-    )
+    """Add --namespace and --context, which the command receives as `target`."""
+
+    @wraps(function)
+    def command(*, namespace: str, context: str, **options: Any) -> Any:
+        return function(target=Target(namespace, context), **options)
+
+    note = "Context of the kubeconfig (default: the current one)."
+    command = click.option("--context", default="", metavar="NAME", help=note)(command)
     note = "Namespace on the cluster (default: that of the context)."
-    return click.option("-n", "--namespace", default="", metavar="NAME", help=note)(context(function))
+    return click.option("-n", "--namespace", default="", metavar="NAME", help=note)(command)
 
 
 def cluster_flag(function: Any) -> Any:
-    """Add --cluster, --namespace and --context to a command that acts on this machine without them."""
+    """Add --cluster, --namespace and --context; the command receives the `cluster`, None for this machine."""
+
+    @wraps(function)
+    def command(*, on_cluster: bool, target: Target, **options: Any) -> Any:
+        selected = on_cluster or target.namespace or target.context
+        return function(cluster=target.connect() if selected else None, **options)
+
     note = "Act on the cluster that kubectl uses; implied by --namespace and --context."
-    return click.option("--cluster", "on_cluster", is_flag=True, help=note)(cluster_options(function))
-
-
-def selected_cluster(on_cluster: bool, namespace: str, context: str) -> "Cluster | None":
-    """The cluster that the flags select, if any. Raises ConfigError."""
-    if not (on_cluster or namespace or context):
-        return None
-    from rekindle.cluster.api import Cluster
-
-    return Cluster.connect(context or None, namespace or None)
+    return click.option("--cluster", "on_cluster", is_flag=True, help=note)(cluster_options(command))

@@ -8,7 +8,7 @@ from click.core import ParameterSource
 
 from rekindle.cli.group import CONTEXT, Commands, commands
 from rekindle.cli.inputs import config_of
-from rekindle.cli.options import cluster_options, configured, output_option
+from rekindle.cli.options import Target, cluster_options, configured, output_option
 from rekindle.cli.output import print_checks
 
 
@@ -88,9 +88,7 @@ def _refuse_other_flags(*names: str) -> None:
     help="How long to wait for the images of a pod (default: 180).",
 )
 @output_option("text", "json")
-def check(
-    config: Path | None, sets: tuple[str, ...], namespace: str, context: str, wait: float | None, output: str
-) -> int:
+def check(config: Path | None, sets: tuple[str, ...], target: Target, wait: float | None, as_json: bool) -> int:
     """Check everything that a pipeline needs in a namespace, from the API server to access to S3 from a pod.
 
     It leaves nothing behind. Each failure comes with a remedy. CONFIG names the images and priorities to check.
@@ -99,20 +97,19 @@ def check(
     Example:
       rekindle platform check configs/cluster.yaml -n models
     """
-    return check_namespace(config, sets, namespace, context, output, wait)
+    return check_namespace(config, sets, target, as_json, wait)
 
 
 def check_namespace(
-    config: Path | None, sets: tuple[str, ...], namespace: str, context: str, output: str, wait: float | None = None
+    config: Path | None, sets: tuple[str, ...], target: Target, as_json: bool, wait: float | None = None
 ) -> int:
     """`platform check` and `doctor --cluster`."""
     from rekindle.blocks.settings import ClusterConfig
     from rekindle.cluster import doctor
-    from rekindle.cluster.api import Cluster
     from rekindle.training.spec import TrainConfig
 
-    settings = config_of(config, sets).config if config else None
-    target = settings.cluster if settings else ClusterConfig.model_validate({})
-    train = settings.train if settings else TrainConfig.model_validate({})
-    cluster = Cluster.connect(context or None, namespace or target.namespace or None)
-    return print_checks(doctor.check(cluster, target, train, wait or doctor.SECONDS), output)
+    loaded = config_of(config, sets).config if config else None
+    settings = loaded.cluster if loaded else ClusterConfig.model_validate({})
+    train = loaded.train if loaded else TrainConfig.model_validate({})
+    cluster = target.connect(settings.namespace)
+    return print_checks(doctor.check(cluster, settings, train, wait or doctor.SECONDS), as_json)

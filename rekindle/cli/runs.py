@@ -1,22 +1,25 @@
 """Commands that start, resume, show and stop runs, here or on a cluster."""
 
-import json
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import click
 
 from rekindle.cli.group import HOME, command
 from rekindle.cli.inputs import manifest_of, pairs_of
-from rekindle.cli.options import Name, cluster_flag, configured, manifest_option, output_option, selected_cluster
-from rekindle.cli.output import run_output
+from rekindle.cli.options import Name, cluster_flag, configured, manifest_options, output_option, parameters_option
+from rekindle.cli.output import print_result, run_output
+
+if TYPE_CHECKING:
+    from rekindle.cluster.api import Cluster
+
+NO_PODS = "{} has no pods left: completed ones are deleted; `logs -f` reads them while they run."
 
 
 @command
 @configured
-@manifest_option
-@click.option("-p", "--parameter", "parameters", multiple=True, metavar="NAME=VALUE", help="A workflow parameter.")
+@manifest_options
 @output_option("text", "json")
 @click.option("--yes", is_flag=True, help="Do not ask: the first Ctrl-C stops the run.")
 def run(
@@ -24,7 +27,7 @@ def run(
     sets: tuple[str, ...],
     manifest: Path | None,
     parameters: tuple[str, ...],
-    output: str,
+    as_json: bool,
     yes: bool,
 ) -> int:
     """Run a pipeline on this machine.
@@ -39,20 +42,19 @@ def run(
     """
     from rekindle.view import foreground
 
-    with run_output(output):
+    with run_output(as_json):
         workflow, beside = manifest_of(config, sets, manifest, lambda: foreground.prefetch(HOME))
-        given, as_json, whole = pairs_of(parameters), output == "json", bool(manifest)
-        return foreground.run(HOME, workflow, given, as_json=as_json, ask=not yes, whole=whole, beside=beside)
+        values, whole = pairs_of(parameters), bool(manifest)
+        return foreground.run(HOME, workflow, values, as_json=as_json, ask=not yes, whole=whole, beside=beside)
 
 
 @command
 @click.argument("name", required=False, type=Name())
-@click.option("-p", "--parameter", "values", multiple=True, metavar="NAME=VALUE",
-              help="A value for a suspended step.")  # fmt: skip
+@parameters_option("A value for a suspended step.")
 @cluster_flag
 @output_option("text", "json")
 @click.option("--yes", is_flag=True, help="Do not ask: the first Ctrl-C stops the run.")
-def resume(name: str | None, values: tuple[str, ...], output: str, yes: bool, **target: Any) -> int:
+def resume(name: str | None, parameters: tuple[str, ...], cluster: "Cluster | None", as_json: bool, yes: bool) -> int:
     """Resume a run, or the suspended steps of a running one.
 
     The run may have failed, been stopped or been killed. Completed steps are not repeated. NAME is a run that `rekindle
@@ -64,16 +66,19 @@ def resume(name: str | None, values: tuple[str, ...], output: str, yes: bool, **
       rekindle resume approval-7xk2p -p approve=YES
       rekindle resume fraud-4k2xp --cluster
     """
-    if cluster := selected_cluster(**target):
-        from rekindle.cli import on_cluster
+    if cluster:
+        from rekindle.cluster import workflows
 
-        if values:
+        if parameters:
             raise click.UsageError("-p is for runs on this machine. On a cluster: argo node set NAME -p NAME=VALUE.")
-        return on_cluster.resume(cluster, name, output)
+        outcome = workflows.resume(cluster, _required(name, "resume"))
+        result = {"workflow": name, "namespace": cluster.namespace, "phase": "Running"}
+        print_result(as_json, result, f"{name} {outcome}")
+        return 0
     from rekindle.view import foreground
 
-    with run_output(output):
-        return foreground.resume(HOME, name, pairs_of(values), as_json=output == "json", ask=not yes)
+    with run_output(as_json):
+        return foreground.resume(HOME, name, pairs_of(parameters), as_json=as_json, ask=not yes)
 
 
 @command
@@ -81,7 +86,7 @@ def resume(name: str | None, values: tuple[str, ...], output: str, yes: bool, **
 @click.option("-w", "--watch", is_flag=True, help="Show the run until it completes; only on a cluster.")
 @cluster_flag
 @output_option("text", "json")
-def status(name: str | None, watch: bool, output: str, **target: Any) -> int:
+def status(name: str | None, watch: bool, cluster: "Cluster | None", as_json: bool) -> int:
     """List runs, or the steps of run NAME.
 
     Without NAME, it also lists services and deployments, on a cluster schedules.
@@ -90,27 +95,32 @@ def status(name: str | None, watch: bool, output: str, **target: Any) -> int:
       rekindle status
       rekindle status fraud-4k2xp --cluster --watch
     """
-    if cluster := selected_cluster(**target):
-        from rekindle.cli import on_cluster
+    if cluster:
+        from rekindle.cluster.workflows import newest
+        from rekindle.view import cluster_overview, cluster_watch
 
-        return on_cluster.status(cluster, name, watch, output)
+        if watch:
+            return cluster_watch.watch(cluster, name or newest(cluster), as_json=as_json)
+        everything = cluster_overview.everything
+        click.echo(cluster_overview.run(cluster, name, as_json) if name else everything(cluster, as_json))
+        return 0
     if watch:
         raise click.UsageError(
             "--watch needs --cluster: a local run is shown in its own terminal; `rekindle logs -f` follows it."
         )
     from rekindle.view import overview
 
-    click.echo(overview.run(HOME, name, output == "json") if name else overview.everything(HOME, output == "json"))
+    click.echo(overview.run(HOME, name, as_json) if name else overview.everything(HOME, as_json))
     return 0
 
 
 @command
 @click.argument("name", required=False, type=Name())
-@click.argument("step", required=False)
+@click.argument("step", default="")
 @click.option("-f", "--follow", is_flag=True, help="Follow the logs until the run completes.")
 @cluster_flag
 @output_option("text", "json")
-def logs(name: str | None, step: str | None, follow: bool, output: str, **target: Any) -> None:
+def logs(name: str | None, step: str, follow: bool, cluster: "Cluster | None", as_json: bool) -> None:
     """Print the logs of a run: of its steps and of the replicas of its training.
 
     NAME defaults to the newest run. STEP selects the steps whose names contain it. With -o json, each line is an
@@ -120,19 +130,27 @@ def logs(name: str | None, step: str | None, follow: bool, output: str, **target
       rekindle logs -f
       rekindle logs fraud-4k2xp train -f --cluster
     """
-    if cluster := selected_cluster(**target):
-        from rekindle.cli import on_cluster
+    if cluster:
+        from rekindle.cluster import workflows
+        from rekindle.view.cluster_logs import Logs
 
-        return on_cluster.logs(cluster, name, step or "", follow, output)
+        name = name or workflows.newest(cluster)
+        workflows.read(cluster, name)
+        reader = Logs(cluster, name, sys.stdout, step, as_json)
+        if follow:
+            reader.follow()
+        elif not reader.print():
+            click.echo(NO_PODS.format(name), err=True)
+        return
     from rekindle.view import overview
 
-    overview.logs(HOME, name, step or "", follow, sys.stdout, output == "json")
+    overview.logs(HOME, name, step, follow, sys.stdout, as_json)
 
 
 @command
 @click.argument("name", required=False, type=Name())
 @output_option("text", "json")
-def explain(name: str | None, output: str) -> None:
+def explain(name: str | None, as_json: bool) -> None:
     """Report what happened during the training of a run.
 
     Which workers were lost and when, how soon the others continued, how much work was repeated, and where the time
@@ -143,14 +161,14 @@ def explain(name: str | None, output: str) -> None:
     """
     from rekindle.view import explain
 
-    click.echo(explain.explain(HOME, name, output == "json"))
+    click.echo(explain.explain(HOME, name, as_json))
 
 
 @command
 @click.argument("name", required=False, type=Name())
 @cluster_flag
 @output_option("text", "json")
-def stop(name: str | None, output: str, **target: Any) -> None:
+def stop(name: str | None, cluster: "Cluster | None", as_json: bool) -> None:
     """Stop a run gracefully; its exit steps still run.
 
     NAME defaults to the newest running run; on a cluster it is required. `rekindle resume` resumes the run.
@@ -159,12 +177,21 @@ def stop(name: str | None, output: str, **target: Any) -> None:
       rekindle stop
       rekindle stop fraud-4k2xp --cluster
     """
-    if cluster := selected_cluster(**target):
-        from rekindle.cli import on_cluster
+    if cluster:
+        from rekindle.cluster import workflows
 
-        return on_cluster.stop(cluster, name, output)
+        workflows.stop(cluster, _required(name, "stop"))
+        result = {"workflow": name, "namespace": cluster.namespace, "phase": "Stopping"}
+        return print_result(as_json, result, f"stopping {name}; its exit steps still run")
     from rekindle.local.run import stop
     from rekindle.view import overview
 
     name = stop(name or overview.newest(HOME, ("Running",)), HOME)
-    click.echo(json.dumps({"workflow": name, "phase": "Failed"}) if output == "json" else f"stopped {name}")
+    print_result(as_json, {"workflow": name, "phase": "Failed"}, f"stopped {name}")
+
+
+def _required(name: str | None, verb: str) -> str:
+    """Raise UsageError without a name: in a shared namespace the newest run may be someone else's."""
+    if not name:
+        raise click.UsageError(f"{verb} --cluster needs the NAME of a run: `rekindle status --cluster` lists them.")
+    return name

@@ -1,16 +1,15 @@
 """Commands for the services and deployments of this machine."""
 
-import json
-
 import click
 
 from rekindle.cli.group import HOME, command
 from rekindle.cli.options import output_option
+from rekindle.cli.output import print_result
 
 
 @command
 @output_option("text", "json")
-def down(output: str) -> None:
+def down(as_json: bool) -> None:
     """Stop the deployments and the embedded services of this machine.
 
     Data, models and runs are kept.
@@ -21,10 +20,8 @@ def down(output: str) -> None:
     from rekindle.local.emulator import LocalCluster
 
     stopped = LocalCluster(HOME).down()
-    if output == "json":
-        click.echo(json.dumps({"stopped": stopped}))
-    for name in stopped if output == "text" else []:
-        click.echo(f"stopped {name}")
+    if stopped or as_json:
+        print_result(as_json, {"stopped": stopped}, "\n".join(f"stopped {name}" for name in stopped))
 
 
 @command
