@@ -2,35 +2,43 @@
 
 Only `MLFLOW_TRACKING_URI` is needed; artifacts go through the server. Every operation is
 idempotent, because steps are retried. Every failure is a TrackingError that names the server and the way out.
+These are requests to MLflow's REST API, for the import of its Python client alone takes 4 s of CPU in every step.
 """
 
+import json
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
+from urllib.parse import quote, urlsplit
 
 from rekindle.errors import TrackingError, without_user
+from rekindle.step import to_text
 
 if TYPE_CHECKING:
-    from mlflow import MlflowClient
+    import requests
 
 WORKFLOW = "rekindle.workflow"  # tag: the one workflow that a run belongs to
 URI, SHA256 = "rekindle.uri", "rekindle.sha256"  # tags of a model version
 CHAMPION, CANDIDATE = "champion", "candidate"  # aliases: the version being served, and the one registered last
-BATCH = 1000  # MLflow's own limit of metrics in a request
-DEFAULTS = {
-    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "5",  # 0 + 2 + 4 + 8 + 16 s; MLflow's own 7 with factor 2 take 4 minutes
-    "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "1",
-    "MLFLOW_HTTP_REQUEST_TIMEOUT": "30",
-    "MLFLOW_DISABLE_TELEMETRY": "true",
-    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
-}
-for _name, _value in DEFAULTS.items():  # before mlflow is imported
-    os.environ.setdefault(_name, _value)
+KIND = {"mlflow.experimentKind": "custom_model_development"}  # the page opens on runs and charts, not on traces
+NOTE = "mlflow.note.content"  # tag: the description of a run
+METRICS, PARAMS = 1000, 100  # MLflow's own limits of a request; that of tags is that of params
+PARAM_LENGTH, DIGEST_LENGTH = 6000, 36
+RETRIES = "MLFLOW_HTTP_REQUEST_MAX_RETRIES"  # environment, as of MLflow's client; 5 wait 0 + 2 + 4 + 8 + 16 s
+TIMEOUT = 30  # seconds
+AWAY = (502, 503, 504)  # what a proxy says of a server that is not there
+
+
+class Refused(TrackingError):
+    """MLflow answers with an error; `code` is MLflow's name of it."""
+
+    def __init__(self, message: str, code: str) -> None:
+        super().__init__(message)
+        self.code = code
 
 
 @dataclass(frozen=True)
@@ -44,23 +52,30 @@ class Release:
 
 def start_run(experiment: str, workflow: str, tags: Mapping[str, str] | None = None) -> str:
     """The id of the run of `workflow` in `experiment`; both are created if missing."""
-    with _translated_errors():
-        if run_id := find_run(experiment, workflow):
-            return run_id
-        run = _client().create_run(
-            _experiment_id(experiment), run_name=workflow, tags={**(tags or {}), WORKFLOW: workflow}
-        )
-        return run.info.run_id
+    if run_id := find_run(experiment, workflow):
+        return run_id
+    labels = _pairs({**(tags or {}), WORKFLOW: workflow})
+    run = {"experiment_id": _experiment_id(experiment), "run_name": workflow, "start_time": _now(), "tags": labels}
+    return _post("runs/create", run)["run"]["info"]["run_id"]
 
 
 def find_run(experiment: str, workflow: str) -> str | None:
     """The id of the run of `workflow`, the first if there are several, or None."""
-    with _translated_errors():
-        known = _client().get_experiment_by_name(experiment)
-        mine = f"tags.`{WORKFLOW}` = '{workflow}'"
-        oldest = ["attributes.start_time"]
-        runs = known and _client().search_runs([known.experiment_id], mine, order_by=oldest, max_results=1)
-        return runs[0].info.run_id if runs else None
+    known = _experiment(experiment)
+    found = _runs([known["experiment_id"]], "start_time", f"tags.`{WORKFLOW}` = '{workflow}'") if known else []
+    return found[0]["run_id"] if found else None
+
+
+def page(workflow: str = "") -> str:
+    """The address of the run of `workflow`, or of the newest run's experiment; MLflow's own if there is none."""
+    experiments = _post("experiments/search", {"max_results": 1000}).get("experiments", [])
+    ids = [experiment["experiment_id"] for experiment in experiments]
+    mine = f"tags.`{WORKFLOW}` = '{workflow}'" if workflow else f"tags.`{WORKFLOW}` != ''"
+    found = _runs(ids, "start_time DESC", mine)
+    if workflow and not found:
+        raise TrackingError(f"MLflow at {without_user(_uri())} has no run of {workflow}: see `rekindle status`.")
+    runs = f"{_uri()}/#/experiments/{found[0]['experiment_id']}/runs" if found else _uri()
+    return f"{runs}/{found[0]['run_id']}" if workflow else runs
 
 
 def log(
@@ -70,48 +85,99 @@ def log(
     metrics: Mapping[str, float] | None = None,
     tags: Mapping[str, str] | None = None,
 ) -> None:
-    """Params (never changed later), metrics (at step 0) and tags of a run."""
-    from mlflow.entities import Metric, Param, RunTag
+    """Params (never changed later), metrics (at step 0) and tags of a run; mappings in `params` are flattened."""
+    log_metrics(run_id, [(name, value, 0) for name, value in (metrics or {}).items()])
+    settings = _pairs({name: to_text(value)[:PARAM_LENGTH] for name, value in flatten(params or {}).items()})
+    labels = _pairs(tags or {})
+    while settings or labels:
+        _post("runs/log-batch", {"run_id": run_id, "params": settings[:PARAMS], "tags": labels[:PARAMS]})
+        settings, labels = settings[PARAMS:], labels[PARAMS:]
 
-    now = _now()
-    points = [Metric(k, float(v), now, 0) for k, v in (metrics or {}).items()]
-    settings = [Param(k, str(v)) for k, v in (params or {}).items()]
-    labels = [RunTag(k, str(v)) for k, v in (tags or {}).items()]
-    with _translated_errors():
-        while points or settings or labels:  # MLflow takes 100 params and 100 tags at once
-            _client().log_batch(run_id, points[:BATCH], settings[:100], labels[:100])
-            points, settings, labels = points[BATCH:], settings[100:], labels[100:]
+
+def flatten(values: Mapping[str, Any], above: str = "") -> dict[str, Any]:
+    """`{"train": {"steps": 3}}` → `{"train.steps": 3}`."""
+    flat: dict[str, Any] = {}
+    for name, value in values.items():
+        inner = isinstance(value, Mapping) and value
+        flat |= flatten(value, f"{above}{name}.") if inner else {f"{above}{name}": value}
+    return flat
 
 
 def log_metrics(run_id: str, points: Iterable[tuple[str, float, int]]) -> None:
     """Points (name, value, step) of curves, in as few requests as MLflow allows."""
-    from mlflow.entities import Metric
-
     now = _now()
-    metrics = [Metric(name, float(value), now, step) for name, value, step in points]
-    with _translated_errors():
-        for at in range(0, len(metrics), BATCH):
-            _client().log_batch(run_id, metrics[at : at + BATCH])
+    # proto3's JSON has NaN and the infinities as texts
+    metrics = [{"key": name, "value": _number(value), "timestamp": now, "step": step} for name, value, step in points]
+    for start in range(0, len(metrics), METRICS):
+        _post("runs/log-batch", {"run_id": run_id, "metrics": metrics[start : start + METRICS]})
+
+
+def log_dataset(run_id: str, name: str, digest: str, source: str, counts: Mapping[str, int]) -> None:
+    """The dataset that the run trains on."""
+    dataset = {
+        "name": name,
+        "digest": digest[:DIGEST_LENGTH],
+        "source_type": urlsplit(source).scheme or "local",
+        "source": json.dumps({"uri": source}),
+        "profile": json.dumps(counts),
+    }
+    used = {"tags": [{"key": "mlflow.data.context", "value": "training"}], "dataset": dataset}
+    _post("runs/log-inputs", {"run_id": run_id, "datasets": [used]})
 
 
 def log_dir(run_id: str, path: Path, name: str) -> None:
     """Every file below `path` as artifacts of the run, under `name`."""
-    with _translated_errors():
-        _client().log_artifacts(run_id, str(path), name)
+    for file in sorted(file for file in path.rglob("*") if file.is_file()):
+        log_artifact(run_id, f"{name}/{file.relative_to(path)}", file.read_bytes())
+
+
+def log_artifact(run_id: str, path: str, content: bytes) -> None:
+    """One artifact of the run. Raises TrackingError if the server leaves artifacts to its clients."""
+    root = urlsplit(_artifact_root(run_id))
+    if root.scheme != "mlflow-artifacts":
+        raise TrackingError(
+            f"MLflow at {without_user(_uri())} keeps artifacts in {root.scheme}:, where a step cannot write: start it "
+            "with --serve-artifacts (its default) and --artifacts-destination, and use a new experiment."
+        )
+    where = quote(f"{root.path.strip('/')}/{path}")
+    _request("PUT", f"mlflow-artifacts/artifacts/{where}", data=content)
+
+
+def artifacts(run_id: str, folder: str) -> list[str]:
+    """The paths of the run's artifacts directly below `folder`."""
+    answer = _request("GET", "mlflow/artifacts/list", params={"run_id": run_id, "path": folder})
+    return [file["path"] for file in answer.get("files", [])]
+
+
+def tags_of(run_id: str) -> dict[str, str]:
+    """The tags of a run."""
+    return _mapping(_run(run_id)["data"].get("tags"))
+
+
+def rank_by(run_id: str, metric: str) -> None:
+    """Make `metric` the one that the charts of the run's experiment begin with."""
+    tag = {"key": "mlflow.experiment.primaryMetric.name", "value": metric}
+    _post("experiments/set-experiment-tag", {"experiment_id": _run(run_id)["info"]["experiment_id"], **tag})
 
 
 def finish(run_id: str, status: str) -> None:
     """Close the run as FINISHED, FAILED or KILLED."""
-    with _translated_errors():
-        _client().set_terminated(run_id, status)
+    _post("runs/update", {"run_id": run_id, "status": status, "end_time": _now()})
 
 
 def champion(name: str) -> Release | None:
     """The version of `name` with the alias `champion`, which is the one being served; None before the first."""
-    with _translated_errors():
-        models = _client().search_registered_models(f"name = '{name}'")
-        version = models[0].aliases.get(CHAMPION) if models else None
-        return _release(_client().get_model_version(name, version)) if version else None
+    try:
+        model = _request("GET", "mlflow/registered-models/get", params={"name": name})["registered_model"]
+    except Refused as error:
+        if error.code != "RESOURCE_DOES_NOT_EXIST":
+            raise
+        return None
+    versions = [alias["version"] for alias in model.get("aliases", []) if alias["alias"] == CHAMPION]
+    if not versions:
+        return None
+    version = _request("GET", "mlflow/model-versions/get", params={"name": name, "version": versions[0]})
+    return _release(version["model_version"])
 
 
 def register(name: str, uri: str, source: str, sha256: str, run_id: str, tags: Mapping[str, str]) -> Release:
@@ -119,104 +185,160 @@ def register(name: str, uri: str, source: str, sha256: str, run_id: str, tags: M
 
     `source` is the location of those files that people see (s3://bucket/prefix).
     """
-    with _translated_errors():
-        if not _client().search_registered_models(f"name = '{name}'"):
-            _create_if_missing(lambda: _client().create_registered_model(name))
-        versions = _client().search_model_versions(f"name = '{name}' and tags.`{URI}` = '{uri}'")
-        version = min(versions, key=lambda version: int(version.version)) if versions else None
-        version = version or _client().create_model_version(
-            name, source, run_id, {**tags, URI: uri, SHA256: sha256}, await_creation_for=0
-        )
-        _client().set_registered_model_alias(name, CANDIDATE, version.version)
-        return _release(version)
+    _create_if_missing("registered-models/create", {"name": name})
+    mine = {"filter": f"name = '{name}' and tags.`{URI}` = '{uri}'"}
+    versions = _request("GET", "mlflow/model-versions/search", params=mine).get("model_versions")
+    labels = _pairs({**tags, URI: uri, SHA256: sha256})
+    made = {"name": name, "source": source, "run_id": run_id, "tags": labels}
+    version = (
+        min(versions, key=lambda version: int(version["version"]))
+        if versions
+        else _post("model-versions/create", made)["model_version"]
+    )
+    _set_alias(name, CANDIDATE, version["version"])
+    return _release(version)
 
 
 def promote(name: str, version: str) -> None:
     """Give version `version` of `name` the alias `champion`: it is the one being served from now on."""
-    with _translated_errors():
-        _client().set_registered_model_alias(name, CHAMPION, version)
+    _set_alias(name, CHAMPION, version)
 
 
-def _release(version: Any) -> Release:
+def _set_alias(name: str, alias: str, version: str) -> None:
+    _post("registered-models/alias", {"name": name, "alias": alias, "version": version})
+
+
+def _release(version: dict[str, Any]) -> Release:
+    tags = _mapping(version.get("tags"))
     try:
-        return Release(str(version.version), version.tags[URI], version.tags[SHA256])
+        return Release(version["version"], tags[URI], tags[SHA256])
     except KeyError as error:
         raise TrackingError(
-            f'version {version.version} of the model "{version.name}" has no tag {error}: only versions that a '
+            f'version {version["version"]} of the model "{version["name"]}" has no tag {error}: only versions that a '
             "release made can serve. Remove its alias in MLflow, or give the model another name."
         ) from error
 
 
-def _experiment_id(name: str) -> str:
-    known = _client().get_experiment_by_name(name)
-    if known and known.lifecycle_stage == "deleted":
-        raise TrackingError(
-            f'the experiment "{name}" is deleted in MLflow: its name stays taken. Restore it (mlflow experiments '
-            f"restore -x {known.experiment_id}), or choose another name."
-        )
-    if not known:
-        _create_if_missing(lambda: _client().create_experiment(name))
-        known = _client().get_experiment_by_name(name)
-    assert known
-    return known.experiment_id
+def _runs(experiments: list[str], order: str, where: str) -> list[dict[str, Any]]:
+    """The first run, if any."""
+    search = {"experiment_ids": experiments, "filter": where, "order_by": [f"attributes.{order}"], "max_results": 1}
+    return [run["info"] for run in _post("runs/search", search).get("runs", [])] if experiments else []
 
 
-def _create_if_missing(create: Callable[[], object]) -> None:
-    from mlflow.exceptions import MlflowException
-
-    try:
-        create()
-    except MlflowException as error:  # another process created it first
-        if error.error_code != "RESOURCE_ALREADY_EXISTS":
-            raise
-
-
-def _client() -> "MlflowClient":
-    return _client_of(_uri())
+def _run(run_id: str) -> dict[str, Any]:
+    return _request("GET", "mlflow/runs/get", params={"run_id": run_id})["run"]
 
 
 @cache
-def _client_of(uri: str) -> "MlflowClient":
-    from mlflow import MlflowClient
+def _artifact_root(run_id: str) -> str:
+    return _run(run_id)["info"]["artifact_uri"]
 
-    return MlflowClient(uri, uri)
+
+def _experiment(name: str) -> dict[str, Any] | None:
+    try:
+        named = {"experiment_name": name}
+        return _request("GET", "mlflow/experiments/get-by-name", params=named)["experiment"]
+    except Refused as error:
+        if error.code != "RESOURCE_DOES_NOT_EXIST":
+            raise
+        return None
+
+
+def _experiment_id(name: str) -> str:
+    _create_if_missing("experiments/create", {"name": name, "tags": _pairs(KIND)})
+    known = _experiment(name)
+    assert known
+    if known["lifecycle_stage"] == "deleted":
+        raise TrackingError(
+            f'the experiment "{name}" is deleted in MLflow: its name stays taken. Restore it (mlflow experiments '
+            f"restore -x {known['experiment_id']}), or choose another name."
+        )
+    return known["experiment_id"]
+
+
+def _create_if_missing(path: str, content: Mapping[str, Any]) -> None:
+    try:
+        _post(path, content)
+    except Refused as error:
+        if error.code != "RESOURCE_ALREADY_EXISTS":
+            raise
+
+
+def _pairs(values: Mapping[str, Any]) -> list[dict[str, str]]:
+    return [{"key": name, "value": str(value)} for name, value in values.items()]
+
+
+def _mapping(pairs: list[dict[str, str]] | None) -> dict[str, str]:
+    return {pair["key"]: pair.get("value", "") for pair in pairs or []}
+
+
+def _number(value: float) -> float | str:
+    number = float(value)
+    special = {"inf": "Infinity", "-inf": "-Infinity", "nan": "NaN"}
+    return special.get(str(number), number)
+
+
+def _post(path: str, content: Mapping[str, Any]) -> dict[str, Any]:
+    return _request("POST", f"mlflow/{path}", json=content)
+
+
+def _request(method: str, path: str, **content: Any) -> dict[str, Any]:
+    """MLflow's answer. Raises Refused, or TrackingError if it does not answer."""
+    import requests
+
+    uri = _uri()
+    try:
+        answer = _session(int(os.environ.get(RETRIES, 5))).request(
+            method, f"{uri}/api/2.0/{path}", timeout=TIMEOUT, **content
+        )
+        if answer.status_code in AWAY:
+            answer.raise_for_status()
+        body = answer.json() if answer.content else {}
+    except (requests.RequestException, ValueError) as error:
+        cause = without_user(str(_root(error)))
+        raise TrackingError(
+            f"MLflow at {without_user(uri)} does not answer ({cause}). Check MLFLOW_TRACKING_URI and that `curl "
+            f"{without_user(uri)}/health` says OK, then run this step again: nothing is recorded twice."
+        ) from error
+    return body if answer.ok else _refuse(body, answer.reason)
+
+
+def _refuse(body: dict[str, Any], reason: str) -> NoReturn:
+    code, message = body.get("error_code", ""), body.get("message") or reason
+    message = without_user(f"{code}: {message}".splitlines()[0])
+    raise Refused(f"MLflow at {without_user(_uri())} refused: {message}", code)
+
+
+@cache
+def _session(attempts: int) -> "requests.Session":
+    import requests
+    from requests.adapters import HTTPAdapter
+    from urllib3.util import Retry
+
+    session = requests.Session()
+    status = (408, 429, 500, *AWAY)
+    retry = Retry(attempts, backoff_factor=1, status_forcelist=status, allowed_methods=None, raise_on_status=False)
+    for scheme in ("http://", "https://"):
+        session.mount(scheme, HTTPAdapter(max_retries=retry))
+    if token := os.environ.get("MLFLOW_TRACKING_TOKEN"):
+        session.headers["authorization"] = f"Bearer {token}"
+    elif user := os.environ.get("MLFLOW_TRACKING_USERNAME"):
+        session.auth = (user, os.environ.get("MLFLOW_TRACKING_PASSWORD", ""))
+    return session
 
 
 def _uri() -> str:
-    uri = os.environ.get("MLFLOW_TRACKING_URI")
-    if not uri:
+    uri = os.environ.get("MLFLOW_TRACKING_URI", "").rstrip("/")
+    if not uri.startswith(("http://", "https://")):
         raise TrackingError(
-            "MLFLOW_TRACKING_URI is not set: runs and models are recorded there. Set it to an MLflow server's "
-            'address, in a cluster through the ConfigMap "rekindle".'
+            f"MLFLOW_TRACKING_URI is {without_user(uri) or 'not set'}: runs and models are recorded there. Set it to "
+            'the http(s):// address of an MLflow server, in a cluster through the ConfigMap "rekindle".'
         )
     return uri
 
 
 def _now() -> int:
     return int(time.time() * 1000)
-
-
-@contextmanager
-def _translated_errors() -> Iterator[None]:
-    """Turn errors of MLflow and its HTTP client into a TrackingError."""
-    try:
-        yield
-    except TrackingError:
-        raise
-    except Exception as error:
-        import requests
-        from mlflow.exceptions import MlflowException
-
-        if not isinstance(error, (MlflowException, requests.RequestException)):
-            raise
-        cause, uri = _root(error), without_user(_uri())
-        if isinstance(error, MlflowException) and cause is error:  # the server answered with an error
-            message = without_user(str(error).splitlines()[0])
-            raise TrackingError(f"MLflow at {uri} refused: {message}") from error
-        raise TrackingError(
-            f"MLflow at {uri} does not answer ({without_user(str(cause))}). Check MLFLOW_TRACKING_URI and that `curl "
-            f"{uri}/health` says OK, then run this step again: nothing is recorded twice."
-        ) from error
 
 
 def _root(error: BaseException) -> BaseException:
