@@ -22,6 +22,7 @@ from benchmarks.bars import Bar, bar, parser, report
 from rekindle.training.numerics import pick_device
 from rekindle.training.sampler import Sampler
 from rekindle.training.spec import TrainingSpec as Inputs
+from rekindle.workload import prepare
 from steps import fraud
 from steps.fraud.config import Data
 from steps.fraud.data.sequences import LENGTH, TrainingWindows, open_dataset
@@ -107,7 +108,7 @@ def main() -> int:
     options = command.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "dataset"
-        fraud.prepare(Data(source=options.source), path)
+        prepare(fraud, Data(source=options.source), path)
         bars = measure(path, options.rounds, 100)
     return report(bars, as_json=options.json)
 

@@ -60,7 +60,7 @@ def environment() -> Iterator[dict[str, str]]:
             keys, url = services.credentials(), services.url("s3")
             store = Store("benchmark", url, *keys.values())
             store.client.create_bucket(Bucket=store.bucket)
-            store.put("dataset/dataset.json", json.dumps({"digest": "made-up"}).encode())
+            store.put("dataset/dataset.json", json.dumps({"digest": "made-up", "facts": {}}).encode())
             yield (
                 os.environ
                 | keys

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 JOB = "{{workflow.name}}-train"
 READ_FIRST = ("main", "ship", "deploy", "finish")  # the plan comes before its parts
-OUTPUTS = ("run_id", "digest", "verdict", "reason", "ap", "auc", "cp100", "model_sha256")  # of the whole workflow
+OUTPUTS = ("run_id", "digest", "verdict", "reason", "metrics", "model_sha256")  # of the whole workflow
 
 
 def build(config: "Config", kind: type[Workflow] = Workflow) -> Workflow:

@@ -1,6 +1,6 @@
 from rekindle.config import Config, Loaded, load_config
 from rekindle.errors import ConfigError, Conflict, DataError, RekindleError, StorageError, TrackingError
-from rekindle.gate import Difference, Evaluation, Gate
+from rekindle.gate import Difference, Evaluation, Gate, Metric
 from rekindle.render import manifest_sha256, render_manifest, to_yaml
 from rekindle.sections import Section
 from rekindle.step import Artifact, StepInputs, StepOutputs
@@ -19,6 +19,7 @@ __all__ = [
     "Evaluation",
     "Gate",
     "Loaded",
+    "Metric",
     "NotFound",
     "Prepared",
     "RekindleError",

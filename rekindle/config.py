@@ -21,7 +21,7 @@ from rekindle import project
 from rekindle.argo.manifest import cron as crontab
 from rekindle.blocks.settings import ClusterConfig
 from rekindle.errors import ConfigError, did_you_mean, rule
-from rekindle.gate import Gate
+from rekindle.gate import Gate, check_bounds
 from rekindle.sections import Section
 from rekindle.serving.config import ServeConfig
 from rekindle.training.spec import TrainConfig
@@ -122,11 +122,13 @@ def load_config(file: Path | str, sets: Iterable[str] = (), environment: Mapping
         origins = {p: o for p, o in origins.items() if not p.startswith(path + ".")} | {path: origin}
     model = _schema(str(values.get("workload", DEFAULT_WORKLOAD)))
     try:
-        return Loaded(model.model_validate(values), origins)
+        config = model.model_validate(values)
     except ValidationError as error:
         loaded = Loaded(model.model_construct(), origins)
         lines = dict.fromkeys(_sentence(model, e, loaded._origin, str(file)) for e in error.errors())
         raise ConfigError("\n".join(lines)) from error
+    check_bounds(config.gate, load(config.workload).metrics)
+    return Loaded(config, origins)
 
 
 @cache

@@ -3,6 +3,8 @@
 Imports no numeric library: a pipeline reads `Gate` from here.
 """
 
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
@@ -15,14 +17,42 @@ Decision = Literal["release", "keep", "same"]
 Champion = tuple[str, str]  # version of the registered model, sha256 of its weights
 
 
+@dataclass(frozen=True)
+class Metric:
+    """A figure that judges a model; the first of a workload's `metrics` compares the candidate with the champion.
+
+    `function(predictions, truths)` gets what `predict` and `examples` gave, as NumPy arrays where these are numbers,
+    else as lists. It is None where the workload defines `evaluate` itself.
+    """
+
+    name: str
+    function: Callable[[Any, Any], float] | None = None
+    better: Literal["higher", "lower"] = "higher"
+    unit: str = ""
+    digits: int = 4
+
+    def text(self, value: float) -> str:
+        """`rmse 0.1234 kWh`"""
+        return f"{self.name} {value:.{self.digits}f}{self.unit and ' ' + self.unit}"
+
+    def gain(self, change: float) -> float:
+        """A change of this metric as an improvement: positive is better."""
+        return change if self.better == "higher" else -change
+
+
 class Gate(Section):
-    """When a candidate may replace the champion."""
+    """When a candidate may replace the champion. Without a bound and without a champion nothing is released."""
 
     minimum: dict[str, float] = Field(
-        default_factory=dict, description="a metric below its minimum is never released, e.g. {ap: 0.6, auc: 0.85}"
+        default_factory=dict, description="a metric below its minimum is never released, e.g. {accuracy: 0.9}"
+    )
+    maximum: dict[str, float] = Field(
+        default_factory=dict, description="a metric above its maximum is never released, e.g. {rmse: 2.5}"
     )
     tolerance: float = Field(
-        default=0.01, ge=0, description="the candidate may be this much worse if chance can explain it"
+        default=0.01,
+        ge=0,
+        description="in the workload's first metric the candidate may be this much worse if chance can explain it",
     )
     confidence: float = Field(default=0.95, gt=0.5, lt=1, description="of the interval of the difference")
     resamples: int = Field(default=300, ge=50, le=10_000, description="draws of the paired bootstrap")
@@ -40,88 +70,112 @@ class Difference:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The result of a workload's `evaluate`; `metrics` has the keys "candidate" and, if it was scored, "champion"."""
+    """The result of judging; `metrics` has the keys "candidate" and, if it was scored, "champion"."""
 
     metrics: dict[str, dict[str, float]]
+    rows: int = 0  # that were judged
     parts: list[dict[str, Any]] = field(default_factory=list)  # e.g. weeks: {"name", "rows", "candidate": {...}, ...}
     difference: Difference | None = None
     incomparable: str = ""  # why the champion cannot score this data
     warnings: list[str] = field(default_factory=list)
 
 
-def decide(gate: Gate, evaluation: Evaluation, candidate: str, champion: Champion | None) -> tuple[Decision, str]:
-    """The verdict and its reason. `candidate` is the sha256 of its weights, `champion` (version, sha256).
+@dataclass(frozen=True)
+class Case:
+    """What the gate decides on: one evaluation, and whose it is."""
 
-    Raises ConfigError if `gate.minimum` names an unknown metric.
-    """
-    decision, reason = _decide(gate, evaluation, candidate, champion)
-    return decision, " ".join([reason, *(f"Warning: {warning}" for warning in evaluation.warnings)])
+    gate: Gate
+    metrics: Sequence[Metric]
+    evaluation: Evaluation
+    candidate: str  # sha256 of its weights
+    champion: Champion | None
 
+    def decide(self) -> tuple[Decision, str]:
+        """The verdict and its reason. Raises ConfigError if the gate names an unknown metric."""
+        check_bounds(self.gate, self.metrics)
+        decision, reason = self._decide()
+        return decision, " ".join([reason, *(f"Warning: {warning}" for warning in self.evaluation.warnings)])
 
-def record(
-    gate: Gate,
-    evaluation: Evaluation,
-    verdict: Decision,
-    reason: str,
-    candidate: str,
-    champion: Champion | None,
-) -> dict[str, Any]:
-    """verdict.json: the verdict with its evidence. `candidate` and `champion` as in `decide`."""
-    metrics = evaluation.metrics
-    beside = {"version": champion[0], "sha256": champion[1], **metrics.get("champion", {})} if champion else None
-    return {
-        "verdict": verdict,
-        "reason": reason,
-        "candidate": {"sha256": candidate, **metrics["candidate"]},
-        "champion": beside,
-        "difference": asdict(evaluation.difference) if evaluation.difference else None,
-        "weeks": evaluation.parts,
-        "warnings": evaluation.warnings,
-        "gate": {name: getattr(gate, name) for name in Gate.model_fields},
-    }
+    def record(self, verdict: Decision, reason: str) -> dict[str, Any]:
+        """verdict.json: the verdict with its evidence."""
+        evaluation, champion = self.evaluation, self.champion
+        values = evaluation.metrics
+        beside = {"version": champion[0], "sha256": champion[1], **values.get("champion", {})} if champion else None
+        kinds = [{"name": m.name, "better": m.better, "unit": m.unit, "digits": m.digits} for m in self.metrics]
+        return {
+            "verdict": verdict,
+            "reason": reason,
+            "metrics": kinds,
+            "rows": evaluation.rows,
+            "candidate": {"sha256": self.candidate, **values["candidate"]},
+            "champion": beside,
+            "difference": asdict(evaluation.difference) if evaluation.difference else None,
+            "parts": evaluation.parts,
+            "warnings": evaluation.warnings,
+            "gate": {name: getattr(self.gate, name) for name in Gate.model_fields},
+        }
 
+    def _decide(self) -> tuple[Decision, str]:
+        champion, values = self.champion, self.evaluation.metrics["candidate"]
+        if champion and champion[1] == self.candidate:
+            return "same", f"The candidate is the champion (version {champion[0]}): its weights have the same sha256."
+        broken, kept = self._bounds(values)
+        if broken:
+            return "keep", f"The candidate does not meet the gate: {', '.join(broken)}."
+        if champion and self.evaluation.difference:
+            return self._compare(self.evaluation.difference, champion[0])
+        if champion:
+            why = f"The champion (version {champion[0]}) cannot score this data: {self.evaluation.incomparable}"
+            alone = "So the bounds of the gate alone decide, and the candidate meets them"
+        else:
+            why, alone = "There is no champion yet.", "The candidate meets the gate"
+        if kept:
+            return "release", f"{why} {alone} ({', '.join(kept)})."
+        figures = ", ".join(metric.text(values[metric.name]) for metric in self.metrics if metric.name in values)
+        return "keep", f"{why} Nothing says what is good enough ({figures}): set gate.minimum or gate.maximum."
 
-def _decide(gate: Gate, evaluation: Evaluation, candidate: str, champion: Champion | None) -> tuple[Decision, str]:
-    metrics = evaluation.metrics["candidate"]
-    if unknown := sorted(set(gate.minimum) - set(metrics)):
-        known = ", ".join(metrics)
-        raise ConfigError(
-            f"gate.minimum.{unknown[0]}: there is no such metric.{did_you_mean(unknown[0], set(metrics))} "
-            f"Metrics: {known}."
+    def _bounds(self, values: dict[str, float]) -> tuple[list[str], list[str]]:
+        """The bounds that the candidate breaks, and those that it keeps."""
+        broken, kept = [], []
+        for metric in self.metrics:
+            value = values.get(metric.name, math.nan)
+            for bounds, keeps, breaks in ((self.gate.minimum, ">=", "<"), (self.gate.maximum, "<=", ">")):
+                if (bound := bounds.get(metric.name)) is not None:
+                    good = value >= bound if keeps == ">=" else value <= bound
+                    sign = "is not a number, must be" + f" {keeps}" if math.isnan(value) else keeps if good else breaks
+                    (kept if good else broken).append(f"{metric.text(value)} {sign} {bound:g}")
+        return broken, kept
+
+    def _compare(self, difference: Difference, version: str) -> tuple[Decision, str]:
+        gate, values = self.gate, self.evaluation.metrics
+        metric = next(metric for metric in self.metrics if metric.name == difference.metric)
+        candidate, champion = (values[model][metric.name] for model in ("candidate", "champion"))
+        digits = metric.digits
+        figures = (
+            f"{metric.text(candidate)} against {champion:.{digits}f} of the champion (version {version}) on the same "
+            f"rows: {difference.mean:+.{digits}f}, {gate.confidence:.0%} interval {difference.low:+.{digits}f} to "
+            f"{difference.high:+.{digits}f}"
         )
-    if champion and champion[1] == candidate:
-        return "same", f"The candidate is the champion (version {champion[0]}): its weights have the same sha256."
-    minima = gate.minimum.items()
-    failed = [f"{name} {metrics[name]:.4f} < {least:g}" for name, least in minima if not metrics[name] >= least]
-    if failed:
-        return "keep", f"The candidate is below gate.minimum: {', '.join(failed)}."
-    passed = ", ".join(f"{name} {metrics[name]:.4f} >= {least:g}" for name, least in minima)
-    if not champion:
-        figures = passed or ", ".join(f"{name} {value:.4f}" for name, value in metrics.items())
-        return "release", f"There is no champion yet and the candidate meets every minimum ({figures})."
-    if evaluation.difference is None:
-        return _without_comparison(gate, evaluation, champion[0], passed)
-    return _compare(gate, evaluation, evaluation.difference, champion[0])
+        gain = metric.gain(difference.mean)
+        low, high = sorted(map(metric.gain, (difference.low, difference.high)))
+        if not all(map(math.isfinite, (gain, low, high))):
+            return "keep", f"The candidate cannot be compared: {figures}."
+        if high < 0:
+            return "keep", f"The candidate is worse, and not by chance: {figures}."
+        if gain < -gate.tolerance:
+            return "keep", f"The candidate is worse by more than gate.tolerance ({gate.tolerance:g}): {figures}."
+        if low > 0:
+            return "release", f"The candidate is better, and not by chance: {figures}."
+        return "release", f"The candidate is not worse by more than gate.tolerance ({gate.tolerance:g}): {figures}."
 
 
-def _without_comparison(gate: Gate, evaluation: Evaluation, version: str, passed: str) -> tuple[Decision, str]:
-    why = f"The champion (version {version}) cannot score this data: {evaluation.incomparable}"
-    if gate.minimum:
-        return "release", f"{why} So gate.minimum alone decides, and the candidate meets it ({passed})."
-    return "keep", f"{why} And without gate.minimum nothing says that the candidate is good enough: set it."
-
-
-def _compare(gate: Gate, evaluation: Evaluation, difference: Difference, version: str) -> tuple[Decision, str]:
-    name = difference.metric
-    candidate, champion = (evaluation.metrics[model][name] for model in ("candidate", "champion"))
-    figures = (
-        f"{name} {candidate:.4f} against {champion:.4f} of the champion (version {version}) on the same rows: "
-        f"{difference.mean:+.4f}, {gate.confidence:.0%} interval {difference.low:+.4f} to {difference.high:+.4f}"
-    )
-    if difference.high < 0:
-        return "keep", f"The candidate is worse, and not by chance: {figures}."
-    if difference.mean < -gate.tolerance:
-        return "keep", f"The candidate is worse by more than gate.tolerance ({gate.tolerance:g}): {figures}."
-    if difference.low > 0:
-        return "release", f"The candidate is better, and not by chance: {figures}."
-    return "release", f"The candidate is not worse by more than gate.tolerance ({gate.tolerance:g}): {figures}."
+def check_bounds(gate: Gate, metrics: Sequence[Metric]) -> None:
+    """Raises ConfigError if the gate bounds a metric that the workload does not have."""
+    names = [metric.name for metric in metrics]
+    for key in ("minimum", "maximum"):
+        for name in getattr(gate, key):
+            if name not in names:
+                raise ConfigError(
+                    f"gate.{key}.{name}: there is no such metric.{did_you_mean(name, names)} "
+                    f"Metrics: {', '.join(names)}."
+                )

@@ -1,23 +1,28 @@
-"""A workload: the module that defines one model and its data.
+"""A workload: the module that defines one model, its data, and how it is judged.
 
 `steps.fraud` is the reference. Any importable module with these names is a workload. Importing it must be cheap (no
 torch at its top), because every command reads its `Data` and `Model` sections to check a config.
 """
 
-from collections.abc import Sized
+import hashlib
+import json
+import shutil
+from collections.abc import Iterable, Sequence, Sized
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from pydantic import Field
+from pydantic import BaseModel, Field
 
 from rekindle import project
+from rekindle.errors import ConfigError, DataError
+from rekindle.gate import Metric
 from rekindle.sections import Section
 
 if TYPE_CHECKING:
     import torch
 
-    from rekindle.gate import Evaluation, Gate
+DATASET = "dataset.json"
 
 
 class DataConfig(Section):
@@ -31,12 +36,17 @@ class DataConfig(Section):
 
 @dataclass(frozen=True)
 class Prepared:
-    """The result of `prepare`: counts, the dataset's identity, and facts to record on the MLflow run."""
+    """The result of `prepare`. The engine writes it to the dataset's `dataset.json`.
 
-    digest: str
+    `facts` (JSON) are handed to `model` and `predict`, here and where the model serves. `tags` are shown on the MLflow
+    run. `digest` identifies the dataset; if it is empty, the engine takes the sha256 over the files.
+    """
+
     rows: int
-    rejected: int
+    rejected: int = 0
     facts: dict[str, Any] = field(default_factory=dict)
+    tags: dict[str, Any] = field(default_factory=dict)
+    digest: str = ""
 
 
 class Dataset(Sized, Protocol):
@@ -48,8 +58,6 @@ class Dataset(Sized, Protocol):
     `advance(step)`, which every worker calls after update number `step` (from 1); any other change is lost when a step
     is repeated. The state is part of every snapshot and checkpoint, and is sent to joining workers.
     """
-
-    facts: dict[str, Any]
 
     def batch(self, indices: "torch.Tensor") -> tuple["torch.Tensor", ...]:
         """The samples at `indices` (int64 [B]), each tensor with leading dimension B."""
@@ -71,15 +79,18 @@ class Scorer(Protocol):
 class Workload(Protocol):
     """The names a workload module must define.
 
+    One that defines `evaluate(candidate, champion, dataset, report, gate) -> Evaluation` judges itself, and one that
+    defines `scorer(release) -> Scorer` serves itself: together they replace `Instance`, `examples` and `predict`.
     It may also define `replay(dataset, report, count, seed, max_batch, max_history)`, which yields (request, expected
     scores) of about `count` test records: then `verify` compares served with offline scores.
     """
 
     Data: type[DataConfig]
     Model: type[Section]
+    metrics: Sequence[Metric]  # the first compares the candidate with the champion
 
     def prepare(self, data: Any, out: Path) -> Prepared:
-        """Raw data → a dataset directory at `out`. Raises DataError."""
+        """Raw data → files in the empty directory `out`. Raises DataError."""
         ...
 
     def dataset(self, path: Path, split: str) -> Dataset:
@@ -94,20 +105,77 @@ class Workload(Protocol):
         """Scalar mean loss of one micro-batch."""
         ...
 
-    def evaluate(
-        self, candidate: Path, champion: Path | None, dataset: Path, report: Path, gate: "Gate"
-    ) -> "Evaluation":
-        """Judge trained models on the dataset's test rows, and leave pictures in `report`. Raises DataError."""
+    def examples(self, path: Path) -> Iterable[tuple[dict[str, Any], Any]]:
+        """The test rows of a dataset: (instance as a client sends it, truth).
+
+        With a third element, the group, rows of one group count as dependent where two models are compared.
+        """
         ...
 
-    def scorer(self, release: Path) -> Scorer:
-        """The server's half of the model, from a release directory."""
+    Instance: type[BaseModel]  # one instance of a request
+
+    def predict(self, model: "torch.nn.Module", instances: list[Any], facts: dict[str, Any]) -> list[Any]:
+        """A JSON value for each Instance, in order; the model is in eval mode."""
         ...
 
 
-REQUIRED = ("Data", "Model", "prepare", "dataset", "model", "loss", "evaluate", "scorer")
+REQUIRED = ("Data", "Model", "metrics", "prepare", "dataset", "model", "loss")
+SERVED = ("Instance", "examples", "predict")  # what the engine judges and serves by
+OWN = ("evaluate", "scorer")  # a workload with both does these itself
 
 
 def load(name: str) -> Workload:
     """The workload module called `name`. Raises ConfigError if it cannot be imported or lacks a name."""
-    return cast(Workload, project.load(name, "workload", REQUIRED))
+    workload = project.load(name, "workload", REQUIRED)
+    missing = [attribute for attribute in SERVED if not hasattr(workload, attribute)]
+    if missing and not all(hasattr(workload, attribute) for attribute in OWN):
+        raise ConfigError(
+            f'workload "{name}" lacks {", ".join(missing)}: it must define {", ".join(SERVED)}, by which it is judged '
+            f"and served, or do both itself in {' and '.join(OWN)} (see docs/your-own-model.md)."
+        )
+    metrics = workload.metrics
+    if not metrics or not all(isinstance(metric, Metric) for metric in metrics):
+        raise ConfigError(
+            f'workload "{name}": metrics is {metrics!r}: it must be a tuple of rekindle.Metric, at least one.'
+        )
+    functionless = [metric.name for metric in metrics if metric.function is None]
+    if functionless and not hasattr(workload, "evaluate"):
+        raise ConfigError(
+            f'workload "{name}": the metric {functionless[0]} has no function: Metric({functionless[0]!r}, function).'
+        )
+    return cast(Workload, workload)
+
+
+def prepare(workload: Any, data: DataConfig, out: Path) -> tuple[Prepared, str]:
+    """Makes the dataset directory `out`; gives what was prepared and the dataset's digest. Raises DataError."""
+    shutil.rmtree(out, ignore_errors=True)
+    out.mkdir(parents=True)
+    prepared = workload.prepare(data, out)
+    if not isinstance(prepared, Prepared):
+        raise DataError(f"`prepare` returned {type(prepared).__name__}: it must return rekindle.Prepared(rows=...).")
+    digest = prepared.digest or _digest(out)
+    record = {"digest": digest, "rows": prepared.rows, "rejected": prepared.rejected, "facts": prepared.facts}
+    try:
+        text = json.dumps(record, indent=1, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise DataError(f"the facts of `prepare` are not JSON ({error}): give numbers, texts, lists.") from error
+    (out / DATASET).write_text(text + "\n")
+    return prepared, digest
+
+
+def dataset_facts(path: Path) -> dict[str, Any]:
+    """The facts of a dataset or release directory. Raises DataError."""
+    try:
+        return json.loads((path / DATASET).read_text())["facts"]
+    except (OSError, ValueError, KeyError) as error:
+        raise DataError(f"{path} is no whole dataset (dataset.json: {error}): run the step prepare again.") from error
+
+
+def _digest(folder: Path) -> str:
+    """sha256 over the names and contents of all files."""
+    digest = hashlib.sha256()
+    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+        with path.open("rb") as file:
+            content = hashlib.file_digest(file, "sha256").hexdigest()
+        digest.update(f"{path.relative_to(folder)}\0{content}\n".encode())
+    return digest.hexdigest()

@@ -8,6 +8,7 @@ champion to compare with, without a `run_id` nothing goes to MLflow.
 """
 
 import json
+from typing import Any
 
 from pydantic import Field
 
@@ -27,10 +28,7 @@ class Inputs(StepInputs, Gate):
 class Outputs(StepOutputs):
     verdict: gate.Decision = Field(description="release, keep or same")
     reason: str = Field(description="why, with the figures")
-    metrics: dict[str, float] = Field(description="of the candidate, means over the test weeks")
-    ap: float = Field(description="average precision, if the workload has it")
-    auc: float = Field(description="area under the ROC curve, if the workload has it")
-    cp100: float = Field(description="card precision among the top 100 a day, if the workload has it")
+    metrics: dict[str, float] = Field(description="of the candidate, by name")
     model_sha256: str = Field(description="identity of the candidate's weights")
     report: Artifact = Field(description="verdict.json, scores.parquet and pictures")
 
@@ -47,19 +45,19 @@ def run(inputs: Inputs) -> Outputs:
     if release and release.sha256 != sha256:
         champion = download_champion(Store.from_env(), release.uri, inputs.workdir / "champion")
     report = inputs.workdir / "report"
-    evaluation = workload.load(inputs.workload).evaluate(inputs.model, champion, inputs.dataset, report, inputs)
-    models = (sha256, release and (release.version, release.sha256))
-    verdict, reason = gate.decide(inputs, evaluation, *models)
-    record = gate.record(inputs, evaluation, verdict, reason, *models)
+    judged: Any = workload.load(inputs.workload)
+    evaluation = judged.evaluate(inputs.model, champion, inputs.dataset, report, inputs)
+    beside = (release.version, release.sha256) if release else None
+    case = gate.Case(inputs, judged.metrics, evaluation, sha256, beside)
+    verdict, reason = case.decide()
     report.mkdir(exist_ok=True)
-    (report / "verdict.json").write_text(json.dumps(record, indent=1) + "\n")
+    (report / "verdict.json").write_text(json.dumps(case.record(verdict, reason), indent=1) + "\n")
     if inputs.run_id:
         tracking.log(inputs.run_id, metrics=logged(evaluation), tags={"verdict": verdict, "reason": reason})
-        tracking.log_metrics(inputs.run_id, weekly(evaluation))
+        tracking.log_metrics(inputs.run_id, curves(evaluation))
         tracking.log_dir(inputs.run_id, report, "evaluation")
     metrics = evaluation.metrics["candidate"]
-    shown = {name: metrics.get(name, float("nan")) for name in ("ap", "auc", "cp100")}
-    return Outputs(verdict=verdict, reason=reason, metrics=metrics, **shown, model_sha256=sha256, report=report)
+    return Outputs(verdict=verdict, reason=reason, metrics=metrics, model_sha256=sha256, report=report)
 
 
 def logged(evaluation: Evaluation) -> dict[str, float]:
@@ -70,7 +68,7 @@ def logged(evaluation: Evaluation) -> dict[str, float]:
     return evaluation.metrics["candidate"] | champion | interval
 
 
-def weekly(evaluation: Evaluation) -> list[tuple[str, float, int]]:
+def curves(evaluation: Evaluation) -> list[tuple[str, float, int]]:
     """The candidate's metrics in each part of the test data, as points of a curve."""
     names, parts = evaluation.metrics["candidate"], enumerate(evaluation.parts)
-    return [(f"week_{name}", part["candidate"][name], number) for number, part in parts for name in names]
+    return [(f"part/{name}", part["candidate"][name], number) for number, part in parts for name in names]

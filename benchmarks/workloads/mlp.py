@@ -5,7 +5,6 @@ their figures are of the same minutes of a busy machine.
 """
 
 import importlib.util
-import json
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -14,6 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from rekindle.gate import Metric
 from rekindle.sections import Section
 from rekindle.training.group.tree import share
 from rekindle.training.spec import TrainingSpec as Inputs
@@ -21,6 +21,7 @@ from rekindle.workload import DataConfig
 
 Data = DataConfig
 evaluate = prepare = scorer = None
+metrics = (Metric("loss"),)
 SAMPLES = 4096
 INPUTS = 256
 Loop = Callable[[int], None]  # makes so many steps
@@ -90,7 +91,6 @@ class Numbers:
     def __init__(self, path: Path) -> None:
         import torch
 
-        self.facts: dict[str, Any] = json.loads((path / "dataset.json").read_text())
         generator = torch.Generator().manual_seed(5)
         self.rows = torch.randn(SAMPLES, INPUTS, generator=generator)
         self.wanted = self.rows.square().mean(1, keepdim=True)

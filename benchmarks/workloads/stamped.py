@@ -14,11 +14,13 @@ from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any
 
+from rekindle.gate import Metric
 from rekindle.sections import Section
 from rekindle.workload import DataConfig
 
 Data = DataConfig
 evaluate = prepare = scorer = None
+metrics = (Metric("loss"),)
 FEATURES, SAMPLES, DIGEST = 10, 4096, "stamped"
 STAMP = struct.Struct("dd")
 
@@ -54,7 +56,7 @@ def steps(folder: Path, name: str, process: int = 0) -> list[Step]:
 def write(path: Path) -> None:
     """A dataset directory."""
     path.mkdir(parents=True)
-    (path / "dataset.json").write_text(json.dumps({"digest": DIGEST}))
+    (path / "dataset.json").write_text(json.dumps({"digest": DIGEST, "facts": {}}))
 
 
 @cache
@@ -64,12 +66,9 @@ def _file() -> int:
 
 
 class Numbers:
-    facts: dict[str, Any]
-
     def __init__(self) -> None:
         import torch
 
-        self.facts = {}
         self.rows = torch.randn(SAMPLES, FEATURES, generator=torch.Generator().manual_seed(5))
 
     def __len__(self) -> int:

@@ -124,7 +124,7 @@ def configure(folder: Path, plan: Plan) -> Any:
 def prepare_dataset(cluster: DemoCluster, config: Any) -> tuple[str, str]:
     """Key prefix and digest of the dataset; prepared once, as its key is the hash of its definition."""
     from rekindle.storage import NotFound
-    from rekindle.workload import load
+    from rekindle.workload import load, prepare
 
     cluster.services.start("s3")
     store, definition = cluster.store(), {"workload": config.workload, "data": config.data.model_dump(mode="json")}
@@ -132,10 +132,10 @@ def prepare_dataset(cluster: DemoCluster, config: Any) -> tuple[str, str]:
     with suppress(NotFound):
         return f"{prefix}/dataset", store.get(f"{prefix}/digest").decode()
     with tempfile.TemporaryDirectory(dir=cluster.home) as folder:
-        dataset = load(config.workload).prepare(config.data, Path(folder) / "dataset")
+        _, dataset_digest = prepare(load(config.workload), config.data, Path(folder) / "dataset")
         store.upload(Path(folder) / "dataset", f"{prefix}/dataset")
-    store.put(f"{prefix}/digest", dataset.digest.encode())
-    return f"{prefix}/dataset", dataset.digest
+    store.put(f"{prefix}/digest", dataset_digest.encode())
+    return f"{prefix}/dataset", dataset_digest
 
 
 def training_job(config: Any, name: str, workers: int, dataset: str, digest: str) -> dict[str, Any]:

@@ -214,7 +214,8 @@ def load_model(prefix: str, folder: Path) -> Model:
     start = time.perf_counter()
     release = download(Store.from_env(), prefix, folder)
     sha256, version = release["model_sha256"], release["version"]
-    scorer = load(release["workload"]).scorer(folder)
+    workload: Any = load(release["workload"])
+    scorer = workload.scorer(folder)
     scorer.score(scorer.example())
     seconds = time.perf_counter() - start
     sys.stderr.write(f"serving version {version} (sha256 {sha256[:12]}), ready after {seconds:.1f} s\n")

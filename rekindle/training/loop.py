@@ -28,7 +28,7 @@ from rekindle.training.sampler import Sampler, mix
 from rekindle.training.spec import TrainingSpec
 from rekindle.training.state import State, weights_sha256
 from rekindle.training.validation import Subset, Validation, split
-from rekindle.workload import Workload, load
+from rekindle.workload import Workload, dataset_facts, load
 
 
 def train(spec: TrainingSpec, leaving: threading.Event) -> None:
@@ -68,7 +68,7 @@ class Training:
             raise DataError("the dataset has no training samples: give more data, or fewer test weeks.")
         self.samples, held_out = split(spec, self.workload, self.data, path)
         torch.manual_seed(mix(spec.seed, 0, 0))
-        self.model = self.workload.model(section, self.data.facts)
+        self.model = self.workload.model(section, dataset_facts(path))
         self.make_optimizer = getattr(self.workload, "optimizer", None)
         self.state = State(self.model, spec, device, self.make_optimizer)
         # torch.manual_seed itself takes 0.1 ms, and some memory each time, for devices that are not there

@@ -4,6 +4,7 @@ Node names are Argo's: a DAG task is `PARENT.TASK`, a member of a steps template
 retried node `NAME(N)`; so names encode the tree.
 """
 
+import json
 import math
 import re
 import time
@@ -26,7 +27,6 @@ VERDICTS = {
     "keep": "not released: the champion stays",
     "same": "nothing to release: this model is already serving",
 }
-METRICS = {"AP": "ap", "AUC": "auc", "CP@100": "cp100"}
 GROUPS = ("DAG", "Steps", "StepGroup", "TaskGroup")
 
 
@@ -141,7 +141,7 @@ def as_json(name: str, status: Status, **facts: Any) -> dict[str, Any]:
     if status.get("message"):
         result["message"] = status["message"]
     result |= {"manifest_sha256": None, "model_sha256": outputs.get("model_sha256"), "verdict": outputs.get("verdict")}
-    result["metrics"] = {key: _number(outputs.get(key)) for key in METRICS.values()}
+    result |= {"reason": outputs.get("reason"), "metrics": metrics(outputs)}
     result |= {"endpoint": None, "run_id": outputs.get("run_id")}
     result["steps"] = [
         {
@@ -160,6 +160,15 @@ def as_json(name: str, status: Status, **facts: Any) -> dict[str, Any]:
 def parameters(status: Status) -> dict[str, str]:
     """The global outputs of the workflow (globalName), by name."""
     return {p["name"]: p.get("value", "") for p in (status.get("outputs") or {}).get("parameters") or []}
+
+
+def metrics(outputs: Mapping[str, str]) -> dict[str, float | None]:
+    """The metrics of the candidate by name, None for what is not a number; empty if nothing was judged."""
+    try:
+        values = json.loads(outputs.get("metrics") or "{}")
+    except ValueError:
+        return {}
+    return {name: value if math.isfinite(value) else None for name, value in values.items()}
 
 
 def log_of(name: str, status: Status, step: Step | None, logs: Path, deployments: Path) -> Path | None:
@@ -191,7 +200,7 @@ def success(status: Status, facts: Mapping[str, str | None], ours: bool) -> str:
     """
     outputs = parameters(status) if ours else {}
     took = timestamp(status["finishedAt"]) - timestamp(status["startedAt"])
-    figures = [f"{name} {float(outputs[key]):.3f}" for name, key in METRICS.items() if outputs.get(key, "nan") != "nan"]
+    figures = [f"{name} {value:.4g}" for name, value in metrics(outputs).items() if value is not None]
     lines = {
         "verdict": f"{outputs['verdict']}: {VERDICTS[outputs['verdict']]}"
         if outputs.get("verdict") in VERDICTS
@@ -228,12 +237,6 @@ def exit_code(status: Status, ours: bool) -> int:
         codes = {(node.get("outputs") or {}).get("exitCode") for node in (status.get("nodes") or {}).values()}
         return 2 if ours and str(ConfigError.exit_code) in codes else 1
     return KEPT if ours and parameters(status).get("verdict") == "keep" else 0
-
-
-def _number(text: str | None) -> float | None:
-    """A metric; None (null in JSON) if absent or not finite."""
-    value = float(text) if text else math.nan
-    return value if math.isfinite(value) else None
 
 
 def _parent(name: str, nodes: Mapping[str, Any]) -> str | None:

@@ -8,18 +8,20 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rekindle.gate import Evaluation, Gate
+from rekindle.gate import Evaluation, Gate, Metric
 from rekindle.workload import Dataset, Prepared, Scorer
 from steps.fraud.config import Data, Model
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Data", "Model", "dataset", "evaluate", "loss", "model", "prepare", "replay", "scorer"]
+__all__ = ["Data", "Model", "dataset", "evaluate", "loss", "metrics", "model", "prepare", "replay", "scorer"]
+
+metrics = (Metric("ap"), Metric("auc"), Metric("cp100"))  # means over the test weeks, see steps/fraud/measures.py
 
 
 def prepare(data: Data, out: Path) -> Prepared:
-    """Raw transactions → a dataset directory at `out`. Raises DataError."""
+    """Raw transactions → the files of a dataset in `out`. Raises DataError."""
     from steps.fraud.data.shards import write_dataset
 
     return write_dataset(data, out)

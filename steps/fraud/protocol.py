@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from rekindle.errors import DataError
 from rekindle.gate import Difference, Evaluation, Gate
-from steps.fraud import metrics
+from steps.fraud import measures
 from steps.fraud.data.schema import DAY
 from steps.fraud.data.sequences import SCORED, Rows, scoring_windows
 from steps.fraud.transformer import FraudModel, load, score_all
@@ -135,6 +135,7 @@ def evaluate(candidate: Path, champion: Path | None, dataset: Path, report: Path
     pictures.draw(report, rows.labels[wanted], rows.scenarios[wanted], scores, parts)
     return Evaluation(
         metrics=means,
+        rows=len(wanted),
         parts=parts,
         difference=_difference(rows, weeks, by_week, gate),
         incomparable=incomparable,
@@ -169,7 +170,7 @@ def _part(rows: Rows, week: Week, scores: dict[str, Floats]) -> dict[str, Any]:
     labels, cards = rows.labels[week.rows].astype(np.int64), rows.cards[week.rows]
     days = (rows.times[week.rows] - week.start) // DAY
     counts: dict[str, Any] = {"name": week.name, "rows": len(week.rows), "frauds": int(labels.sum())}
-    return counts | {name: metrics.all_metrics(s, labels, cards, days) for name, s in scores.items()}
+    return counts | {name: measures.all_metrics(s, labels, cards, days) for name, s in scores.items()}
 
 
 def _difference(rows: Rows, weeks: list[Week], scores: dict[str, list[Floats]], gate: Gate) -> Difference | None:
@@ -177,8 +178,8 @@ def _difference(rows: Rows, weeks: list[Week], scores: dict[str, list[Floats]], 
         return None
     a, b = scores["candidate"], scores["champion"]
     data = [(a[n], b[n], rows.labels[w.rows].astype(np.int64), rows.cards[w.rows]) for n, w in enumerate(weeks)]
-    draws = metrics.bootstrap_difference(data, gate.resamples)
-    mean = np.mean([metrics.average_precision(x, y) - metrics.average_precision(z, y) for x, z, y, _ in data])
+    draws = measures.bootstrap_difference(data, gate.resamples)
+    mean = np.mean([measures.average_precision(x, y) - measures.average_precision(z, y) for x, z, y, _ in data])
     low, high = np.quantile(draws, [(1 - gate.confidence) / 2, (1 + gate.confidence) / 2])
     return Difference("ap", float(mean), float(low), float(high))
 

@@ -1,6 +1,5 @@
 """Requests that show whether a server scores right: test transactions as scoring.py takes them, without its torch."""
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,6 +8,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from rekindle.workload import dataset_facts
 from steps.fraud.config import CONTEXT
 from steps.fraud.data.schema import DAY, Rows
 
@@ -23,7 +23,7 @@ def replay(
     Each comes with the history it needs, labels included where they were known by then; the few that need more than
     `max_history` rows are left out.
     """
-    facts = json.loads((dataset / "dataset.json").read_text())
+    facts = dataset_facts(dataset)
     start, delay = facts["train_end"], facts["label_delay_days"] * DAY
     frame = pl.read_parquet(dataset / "transactions.parquet").filter(pl.col("time").dt.epoch("us") >= start)
     later = Rows.from_frame(frame)

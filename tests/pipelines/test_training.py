@@ -136,7 +136,7 @@ def test_the_workflow_says_what_came_out(templates: dict[str, dict[str, Any]]) -
         for parameter in template.get("outputs", {}).get("parameters", [])
         if "globalName" in parameter
     }
-    assert exported == {"run_id", "digest", "verdict", "reason", "ap", "auc", "cp100", "model_sha256"}
+    assert exported == {"run_id", "digest", "verdict", "reason", "metrics", "model_sha256"}
 
 
 @pytest.mark.parametrize("code, again", [("1", True), ("137", True), ("-1", True), ("65", False), ("78", False)])

@@ -1,11 +1,21 @@
 """A worse model must not replace a better one, and the verdict must say why in figures."""
 
+from typing import Any
+
 import pytest
 
 from rekindle.errors import ConfigError
-from rekindle.gate import Difference, Evaluation, Gate, decide
+from rekindle.gate import Case, Difference, Evaluation, Gate, Metric
 
 CHAMPION = ("3", "b" * 64)
+
+
+METRICS = (Metric("ap"), Metric("auc"))
+ERRORS = (Metric("rmse", better="lower", unit="kWh", digits=2),)
+
+
+def decide(gate: Gate, evaluation: Evaluation, candidate: str, champion: Any, metrics: Any = METRICS) -> Any:
+    return Case(gate, metrics, evaluation, candidate, champion).decide()
 
 
 def evaluation(gap: tuple[float, float, float] | None = None, ap: float = 0.7, **more: object) -> Evaluation:
@@ -34,10 +44,9 @@ def test_the_champion_is_only_replaced_by_one_as_good(gap: tuple[float, float, f
 
 
 def test_the_first_model_is_released_if_it_is_good_enough():
-    assert decide(Gate(), evaluation(), "a" * 64, None)[0] == "release"
     assert decide(Gate(minimum={"ap": 0.7}), evaluation(), "a" * 64, None)[0] == "release"
     decision, reason = decide(Gate(minimum={"ap": 0.71, "auc": 0.8}), evaluation(), "a" * 64, None)
-    assert (decision, reason) == ("keep", "The candidate is below gate.minimum: ap 0.7000 < 0.71.")
+    assert (decision, reason) == ("keep", "The candidate does not meet the gate: ap 0.7000 < 0.71.")
 
 
 def test_a_minimum_holds_against_a_worse_champion_too():
@@ -61,7 +70,7 @@ def test_a_champion_that_cannot_be_scored_is_never_replaced_in_silence():
     assert "(version 3) cannot score this data: its features are others." in reason
     decision, reason = decide(Gate(minimum={"ap": 0.6}), found, "a" * 64, CHAMPION)
     assert decision == "release"
-    assert "gate.minimum alone decides, and the candidate meets it (ap 0.7000 >= 0.6)" in reason
+    assert "the bounds of the gate alone decide, and the candidate meets them (ap 0.7000 >= 0.6)" in reason
 
 
 def test_a_warning_reaches_the_reader():
@@ -72,3 +81,33 @@ def test_a_warning_reaches_the_reader():
 def test_an_unknown_metric_is_refused_with_its_neighbour():
     with pytest.raises(ConfigError, match=r'gate\.minimum\.aup: .* Did you mean "ap"\? Metrics: ap, auc'):
         decide(Gate(minimum={"aup": 0.5}), evaluation(), "a" * 64, None)
+
+
+def test_a_model_of_which_nothing_was_asked_is_not_released():
+    decision, reason = decide(Gate(), evaluation(), "a" * 64, None)
+    assert (decision, "set gate.minimum or gate.maximum" in reason) == ("keep", True)
+
+
+@pytest.mark.parametrize(
+    ("rmse", "bound", "decision"), [(2.4, 2.5, "release"), (2.6, 2.5, "keep"), (float("nan"), 2.5, "keep")]
+)
+def test_an_error_has_a_maximum(rmse: float, bound: float, decision: str):
+    judged = Evaluation({"candidate": {"rmse": rmse}})
+    assert decide(Gate(maximum={"rmse": bound}), judged, "a" * 64, None, ERRORS)[0] == decision
+
+
+@pytest.mark.parametrize(
+    ("gap", "decision", "words"),
+    [
+        ((-0.2, -0.3, -0.1), "release", "better, and not by chance: rmse 2.00 kWh against 2.20 of the champion"),
+        ((0.2, 0.1, 0.3), "keep", "worse, and not by chance"),
+        ((0.2, -0.1, 0.5), "keep", "worse by more than gate.tolerance"),
+        ((float("nan"),) * 3, "keep", "cannot be compared"),
+    ],
+)
+def test_where_lower_is_better_a_higher_error_does_not_win(gap: Any, decision: str, words: str):
+    metrics = {"candidate": {"rmse": 2.0}, "champion": {"rmse": 2.0 - gap[0]}}
+    judged = Evaluation(metrics, difference=Difference("rmse", *gap))
+    found, reason = decide(Gate(), judged, "a" * 64, CHAMPION, ERRORS)
+    assert found == decision
+    assert words in reason

@@ -56,6 +56,8 @@ class Model(Section):
     name: str = "world"
 
 
+from rekindle import Metric
+metrics = (Metric("loss"),)
 prepare = dataset = model = loss = evaluate = scorer = None
 """
 CONFIG = "{name: hello, workload: steps.greeting, data: {source: none}, model: {name: Ada}}"

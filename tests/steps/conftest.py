@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from rekindle.workload import dataset_facts, prepare
 from steps.fraud.config import Data, Model
 
 WORLD = "simulate://5?cards=150&terminals=200&days=70"
@@ -19,7 +20,7 @@ def small_dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from steps import fraud
 
     path = tmp_path_factory.mktemp("data") / "dataset"
-    fraud.prepare(Data(source=WORLD, test_weeks=2, shard_rows=7000), path)
+    prepare(fraud, Data(source=WORLD, test_weeks=2, shard_rows=7000), path)
     return path
 
 
@@ -38,7 +39,7 @@ def train(small_dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Trai
         torch.manual_seed(seed)
         samples = fraud.dataset(small_dataset, "train")
         section = Model(width=16, hidden=16, heads=2, dropout=0.0, **shape)
-        model = fraud.model(section, samples.facts)
+        model = fraud.model(section, dataset_facts(small_dataset))
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
         for _ in range(steps):
             optimizer.zero_grad()

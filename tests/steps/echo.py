@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from rekindle.errors import DataError
+from rekindle.gate import Metric
 from rekindle.sections import Section
 from rekindle.workload import DataConfig
 
-Data, Model = DataConfig, Section
+Data, Model, metrics = DataConfig, Section, (Metric("loss"),)
 prepare = dataset = model = loss = evaluate = None
 
 

@@ -43,7 +43,7 @@ def test_from_the_first_model_to_a_better_one_and_back(
     from mlflow import MlflowClient
 
     run_id = tracking.start_run(EXPERIMENT, "generations")
-    given: dict[str, Any] = {"name": "generations", "run_id": run_id}
+    given: dict[str, Any] = {"name": "generations", "run_id": run_id, "minimum": {"auc": 0.1}}
 
     first = judge(small_dataset, novice, **given)
     assert first.verdict == "release"
@@ -58,23 +58,29 @@ def test_from_the_first_model_to_a_better_one_and_back(
     assert "better, and not by chance" in better.reason
     record = json.loads((better.report / "verdict.json").read_text())
     assert record["champion"]["version"] == "1"
-    assert record["champion"]["ap"] == pytest.approx(first.ap)
+    assert record["champion"]["ap"] == pytest.approx(first.metrics["ap"])
     assert record["candidate"] == {"sha256": better.model_sha256, **better.metrics}
     assert record["difference"]["low"] > 0
-    assert len(record["weeks"]) == 2
-    assert record["gate"] == {"minimum": {}, "tolerance": 0.01, "confidence": 0.95, "resamples": 100}
+    assert len(record["parts"]) == 2
+    assert record["gate"] == {
+        "minimum": {"auc": 0.1},
+        "maximum": {},
+        "tolerance": 0.01,
+        "confidence": 0.95,
+        "resamples": 100,
+    }
 
     run = MlflowClient(mlflow_server).get_run(run_id)
     assert run.data.tags["verdict"] == "release"
-    assert run.data.metrics["ap"] == pytest.approx(better.ap)
-    assert run.data.metrics["champion_ap"] == pytest.approx(first.ap)
+    assert run.data.metrics["ap"] == pytest.approx(better.metrics["ap"])
+    assert run.data.metrics["champion_ap"] == pytest.approx(first.metrics["ap"])
     logged = {file.path for file in MlflowClient(mlflow_server).list_artifacts(run_id, "evaluation")}
     assert {f"evaluation/{name}" for name in ("verdict.json", "scores.parquet", "weeks.png")} <= logged
 
     crown("generations", expert, s3, run_id)
     assert judge(small_dataset, novice, name="generations").verdict == "keep"
-    write_outputs(better, {"ap": tmp_path / "ap", "report": tmp_path / "moved"})
-    assert float((tmp_path / "ap").read_text()) == better.ap
+    write_outputs(better, {"metrics": tmp_path / "metrics", "report": tmp_path / "moved"})
+    assert json.loads((tmp_path / "metrics").read_text()) == better.metrics
     assert (tmp_path / "moved" / "verdict.json").exists()
 
 
@@ -98,7 +104,7 @@ def test_without_registry_and_run_a_model_is_judged_alone(small_dataset: Path, n
     found = judge(small_dataset, model, minimum={"ap": 0.999})
     assert (found.verdict, found.report.name) == ("keep", "report")
     assert "ap" in found.metrics
-    assert 0 < found.ap < 0.999
+    assert 0 < found.metrics["ap"] < 0.999
 
 
 def test_every_setting_of_the_gate_is_an_input_of_the_step():

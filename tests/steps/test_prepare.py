@@ -30,7 +30,8 @@ def test_a_run_knows_the_data_it_was_trained_on(tmp_path: Path) -> None:
     done = prepare(tmp_path, "prepare-1", source=source)  # a retried step: the same run, nothing doubled
     assert done.returncode == 0, done.stderr
     facts = Written(tmp_path / "dataset").facts
-    assert facts["digest"] == (tmp_path / "digest").read_text()
+    digest = json.loads((tmp_path / "dataset/dataset.json").read_text())["digest"]
+    assert digest == (tmp_path / "digest").read_text()
     assert facts["rows"] == int((tmp_path / "rows").read_text()) > 0
     assert f"prepared {facts['rows']:,} rows, 0 rejected" in done.stderr
     run_id = (tmp_path / "run_id").read_text()
@@ -40,7 +41,7 @@ def test_a_run_knows_the_data_it_was_trained_on(tmp_path: Path) -> None:
 
     run = MlflowClient(os.environ["MLFLOW_TRACKING_URI"]).get_run(run_id)
     assert run.data.params["data.source"] == source
-    assert run.data.params["data.digest"] == facts["digest"]
+    assert run.data.params["data.digest"] == digest
     assert run.data.metrics == {"rows": facts["rows"], "rejected": 0}
 
 

@@ -7,7 +7,6 @@ All shards are mapped into one stretch of memory, so a batch is one gather howev
 """
 
 import ctypes
-import json
 import mmap
 import os
 from pathlib import Path
@@ -19,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rekindle.errors import DataError
+from rekindle.workload import dataset_facts
 from steps.fraud.config import CONTEXT
 from steps.fraud.data.schema import DAY
 
@@ -39,7 +39,7 @@ class Rows:
 
     def __init__(self, path: Path) -> None:
         try:
-            self.facts: dict[str, Any] = json.loads((path / "dataset.json").read_text())
+            self.facts: dict[str, Any] = dataset_facts(path)
             self.width = len(self.facts["features"])
             names = ("times", "cards", "labels", "scenarios", "ids")
             columns = [_joined(self._files(path, name)) for name in names]
@@ -87,7 +87,6 @@ class TrainingWindows:
         self.features = rows.overlapping(LENGTH)
         padded = torch.cat([torch.from_numpy(rows.labels), torch.zeros(LENGTH, dtype=torch.uint8)])
         self.labels = padded.as_strided((len(rows), LENGTH), (1, 1))
-        self.facts = rows.facts
 
     def __len__(self) -> int:
         return len(self.place)

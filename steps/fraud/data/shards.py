@@ -1,6 +1,6 @@
 """A dataset on disk: what training, evaluation and serving read. `write_dataset` makes it, sequences.py reads it.
 
-    dataset.json           everything below as numbers (see FACTS); "digest" is the dataset's identity
+    dataset.json           the engine's; its facts say everything below as numbers (see FACTS)
     shards/NAME-00000.npy  NAME of ARRAYS: columns to map, sorted by (card, time, id); a card is in one shard only
     transactions.parquet   the checked rows sorted by (time, id): id, time, card, terminal, amount, fraud, scenario
     rejects.parquet        rows that broke a rule, as they came, with their position `row` and the `reason`
@@ -36,8 +36,7 @@ ARRAYS = {  # of a shard with n rows
     "cards": np.int64,
     "ids": np.int64,
 }
-FACTS = {  # dataset.json; times are µs since the epoch
-    "digest": "sha256 over the shards and the settings that define them",
+FACTS = {  # times are µs since the epoch
     "features": "names of the feature columns",
     "mean": "of each feature over the training rows",
     "std": "of each feature over the training rows",
@@ -59,31 +58,26 @@ FACTS = {  # dataset.json; times are µs since the epoch
 
 
 def write_dataset(data: Data, out: Path) -> Prepared:
-    """Raw transactions → the dataset directory `out`, which appears only when it is whole.
+    """Raw transactions → the files of a dataset in `out`.
 
     Raises DataError for bad data, ConfigError for a bad setting, RekindleError if the disk does not take it.
     """
-    unfinished = out.with_name(f"{out.name}.unfinished")
     try:
-        for path in (unfinished, out):
-            shutil.rmtree(path, ignore_errors=True)
-        (unfinished / "shards").mkdir(parents=True)
-        facts = _write(data, unfinished)
-        unfinished.rename(out)
+        (out / "shards").mkdir()
+        facts, digest = _write(data, out)
     except (OSError, pl.exceptions.PolarsError) as error:
         raise RekindleError(
             f"{out} cannot be written: {error}. The dataset takes about 250 bytes a transaction: make room, or set "
             "TMPDIR to a directory on a larger disk."
         ) from error
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
     shown = ("frauds", "train_rows", "train_frauds", "rejected", "was_sorted", "test_rows")
     days = {name: str(_day(facts[name])) for name in ("first_time", "last_time", "train_end")}
     rejected = sum(facts["rejected"].values())
-    return Prepared(facts["digest"], facts["rows"], rejected, {name: facts[name] for name in shown} | days)
+    tags = {name: facts[name] for name in shown} | days
+    return Prepared(facts["rows"], rejected, facts, tags, digest)
 
 
-def _write(data: Data, out: Path) -> dict[str, Any]:
+def _write(data: Data, out: Path) -> tuple[dict[str, Any], str]:
     raw = source.read(data, out / "download")
     shutil.rmtree(out / "download", ignore_errors=True)
     checked = check(raw, data.columns, data.tolerated_rejects)
@@ -111,11 +105,11 @@ def _write(data: Data, out: Path) -> dict[str, Any]:
         keep = state.needed(part, facts["train_end"], data.label_delay_days)
         tail.append((part[keep], table[keep]))
         sizes.append(len(part))
-    facts |= {"digest": digest.hexdigest(), "shards": sizes, "mean": train.mean(), "std": train.std()}
+    facts |= {"shards": sizes, "mean": train.mean(), "std": train.std()}
     facts |= {"rejected": checked.reasons(), "was_sorted": checked.was_sorted}
-    state.write(out / "state", Rows.concat([part for part, _ in tail]), np.concatenate([t for _, t in tail]), facts)
-    (out / "dataset.json").write_text(json.dumps(facts, indent=1) + "\n")
-    return facts
+    kept = Rows.concat([part for part, _ in tail]), np.concatenate([table for _, table in tail])
+    state.write(out / "state", *kept, facts | {"digest": digest.hexdigest()})
+    return facts, digest.hexdigest()
 
 
 class _Moments:

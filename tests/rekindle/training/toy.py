@@ -8,11 +8,13 @@ import time
 from pathlib import Path
 from typing import Any
 
+from rekindle.gate import Metric
 from rekindle.sections import Section
 from rekindle.workload import DataConfig
 
 Data = DataConfig
 evaluate = prepare = scorer = None
+metrics = (Metric("loss"),)
 FEATURES = 10
 
 
@@ -29,7 +31,7 @@ def write(path: Path, samples: int, digest: str) -> None:
     path.mkdir(parents=True)
     generator = torch.Generator().manual_seed(5)
     torch.save(torch.randn(samples, FEATURES, generator=generator), path / "numbers.pt")
-    (path / "dataset.json").write_text(json.dumps({"digest": digest}))
+    (path / "dataset.json").write_text(json.dumps({"digest": digest, "facts": {}}))
 
 
 counted = itertools.count(1)
@@ -78,7 +80,6 @@ class Numbers:
     def __init__(self, path: Path) -> None:
         import torch
 
-        self.facts: dict[str, Any] = {}
         self.rows = torch.load(path / "numbers.pt")
         if "TOY_JOURNAL" in os.environ:
             Numbers.journal = Journal(self.rows)

@@ -7,9 +7,9 @@ from typing import Any
 
 from rekindle.errors import ConfigError, DataError, StorageError
 from tests.rekindle.training import toy
-from tests.rekindle.training.toy import Data, Model, evaluate, model, prepare, scorer
+from tests.rekindle.training.toy import Data, Model, evaluate, metrics, model, prepare, scorer
 
-__all__ = ["Data", "Model", "evaluate", "model", "prepare", "scorer"]
+__all__ = ["Data", "Model", "evaluate", "metrics", "model", "prepare", "scorer"]
 STEP = 7  # leaves
 
 
@@ -43,7 +43,6 @@ class Fed:
         from torch.utils.data import DataLoader
 
         self.numbers = toy.Numbers(path)
-        self.facts = self.numbers.facts
         self.loader = iter(DataLoader(range(10**6), num_workers=2))  # type: ignore[arg-type]
 
     def __len__(self) -> int:

@@ -70,7 +70,7 @@ def test_gradients_are_the_same_bits_every_time(small_dataset: Path):
     def gradient() -> list[torch.Tensor]:
         samples = open_dataset(small_dataset)
         torch.manual_seed(3)
-        model = build(Model(), samples.facts)
+        model = build(Model(), samples.rows.facts)
         loss(model, samples.batch(torch.arange(32))).backward()
         return [p.grad for p in model.parameters() if p.grad is not None]
 

@@ -1,20 +1,27 @@
 """A dataset directory as plain arrays, read without the product's own reader."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rekindle.workload import Prepared, dataset_facts, prepare
+from steps import fraud
+from steps.fraud.config import Data
 from steps.fraud.data.shards import ARRAYS
+
+
+def write(data: Data, path: Path) -> Prepared:
+    """Make a dataset directory as the step does."""
+    return prepare(fraud, data, path)[0]
 
 
 class Written:
     """The facts and, by name, every shard's array."""
 
     def __init__(self, path: Path) -> None:
-        self.facts: dict[str, Any] = json.loads((path / "dataset.json").read_text())
+        self.facts: dict[str, Any] = dataset_facts(path)
         numbers = range(len(self.facts["shards"]))
         self.parts = {name: [np.load(path / "shards" / f"{name}-{n:05d}.npy") for n in numbers] for name in ARRAYS}
 

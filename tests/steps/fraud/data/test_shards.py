@@ -16,10 +16,10 @@ from rekindle.errors import DataError
 from steps.fraud.config import Columns, Data
 from steps.fraud.data.schema import DAY, Rows
 from steps.fraud.data.sequences import Rows as Mapped
-from steps.fraud.data.shards import ARRAYS, calendar, write_dataset
+from steps.fraud.data.shards import ARRAYS, calendar
 from steps.fraud.data.simulate import simulate
 from steps.fraud.data.world import World
-from tests.steps.fraud.written import Written
+from tests.steps.fraud.written import Written, write
 
 WORLD = "simulate://5?cards=60&terminals=120&days=75"
 
@@ -62,7 +62,7 @@ def test_too_little_data_to_train_on_is_an_error_that_says_what_to_do() -> None:
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("data") / "dataset"
-    write_dataset(Data(source=WORLD, shard_rows=1000), path)
+    write(Data(source=WORLD, shard_rows=1000), path)
     return path
 
 
@@ -94,11 +94,11 @@ def test_the_digest_follows_the_rows_not_their_order_or_format_and_not_the_threa
     digest = json.loads((dataset / "dataset.json").read_text())["digest"]
     published = simulate(World(seed=5, cards=60, terminals=120, days=75)).rename(Columns().model_dump())
     published.sample(fraction=1, shuffle=True, seed=1).write_csv(tmp_path / "shuffled.csv")
-    shuffled = write_dataset(Data(source=str(tmp_path / "shuffled.csv"), shard_rows=1000), tmp_path / "one")
+    shuffled = write(Data(source=str(tmp_path / "shuffled.csv"), shard_rows=1000), tmp_path / "one")
     assert shuffled.digest == digest and not shuffled.facts["was_sorted"]
 
-    program = "import sys; from pathlib import Path; from steps.fraud import Data, prepare;"
-    program += "print(prepare(Data(source=sys.argv[1], shard_rows=1000), Path(sys.argv[2])).digest)"
+    program = "import sys; from pathlib import Path; from steps import fraud; from rekindle.workload import prepare;"
+    program += "print(prepare(fraud, fraud.Data(source=sys.argv[1], shard_rows=1000), Path(sys.argv[2]))[1])"
     threads = os.environ | {"POLARS_MAX_THREADS": "3", "OMP_NUM_THREADS": "3"}
     command = [sys.executable, "-c", program, WORLD, str(tmp_path / "two")]
     again = subprocess.run(command, env=threads, capture_output=True, text=True, check=True)
@@ -106,7 +106,7 @@ def test_the_digest_follows_the_rows_not_their_order_or_format_and_not_the_threa
 
     cent = pl.when(pl.col("TRANSACTION_ID") == 9).then(0.01).otherwise(0)
     published.with_columns(pl.col("TX_AMOUNT") + cent).write_parquet(tmp_path / "cent.parquet")
-    cheaper = write_dataset(Data(source=str(tmp_path / "cent.parquet"), shard_rows=1000), tmp_path / "three")
+    cheaper = write(Data(source=str(tmp_path / "cent.parquet"), shard_rows=1000), tmp_path / "three")
     assert cheaper.digest != digest
 
 
@@ -118,7 +118,7 @@ def test_labels_known_only_after_training_ended_leave_no_trace_in_the_training_r
     published = simulate(World(seed=5, cards=60, terminals=120, days=75)).rename(Columns().model_dump())
     flipped = pl.when(pl.col("TX_DATETIME").dt.epoch("us") < end).then("TX_FRAUD").otherwise(1 - pl.col("TX_FRAUD"))
     published.with_columns(TX_FRAUD=flipped).write_parquet(tmp_path / "flipped.parquet")
-    write_dataset(Data(source=str(tmp_path / "flipped.parquet"), shard_rows=1000), tmp_path / "after")
+    write(Data(source=str(tmp_path / "flipped.parquet"), shard_rows=1000), tmp_path / "after")
     after = Written(tmp_path / "after")
     train = before.column("times") < end
     assert (before.column("labels") != after.column("labels"))[~train].all()
@@ -131,21 +131,21 @@ def test_rejected_rows_are_in_a_file_and_in_the_facts(tmp_path: Path) -> None:
     published = simulate(World(seed=5, cards=60, terminals=120, days=75)).rename(Columns().model_dump())
     bad = published.with_columns(TX_FRAUD=pl.when(pl.col("TRANSACTION_ID") == 4).then(9).otherwise("TX_FRAUD"))
     bad.write_parquet(tmp_path / "raw.parquet")
-    made = write_dataset(Data(source=str(tmp_path / "raw.parquet")), tmp_path / "out")
+    made = write(Data(source=str(tmp_path / "raw.parquet")), tmp_path / "out")
     assert made.rejected == 1 and made.rows == len(published) - 1
     rejects = pl.read_parquet(tmp_path / "out" / "rejects.parquet")
     assert rejects.select("row", "fraud", "reason").rows() == [(4, 9, "label not 0 or 1")]
 
 
 def test_days_outside_the_chosen_ones_are_left_out(tmp_path: Path) -> None:
-    made = write_dataset(
+    made = write(
         Data(source=WORLD, first_day=date(2024, 1, 5), last_day=date(2024, 2, 28), test_weeks=1), tmp_path / "d"
     )
     facts = Written(tmp_path / "d").facts
     assert day(facts["first_time"]) == date(2024, 1, 5) and day(facts["last_time"]) == date(2024, 2, 28)
-    assert made.facts["train_end"] == "2024-02-15"
+    assert made.tags["train_end"] == "2024-02-15"
     with pytest.raises(DataError, match=r"reaches from 2024-01-01 to"):
-        write_dataset(Data(source=WORLD, first_day=date(2025, 1, 1)), tmp_path / "none")
+        write(Data(source=WORLD, first_day=date(2025, 1, 1)), tmp_path / "none")
 
 
 def test_a_full_disk_is_said_and_leaves_nothing_that_looks_whole(tmp_path: Path) -> None:

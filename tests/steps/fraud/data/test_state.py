@@ -11,16 +11,15 @@ from hypothesis import strategies as st
 from rekindle.errors import DataError
 from steps.fraud.config import CONTEXT, Data
 from steps.fraud.data.schema import DAY, Rows
-from steps.fraud.data.shards import write_dataset
 from steps.fraud.data.state import State
-from tests.steps.fraud.written import Written
+from tests.steps.fraud.written import Written, write
 
 
 class World:
     """A dataset, its serving state, and every transaction after it."""
 
     def __init__(self, path: Path) -> None:
-        write_dataset(Data(source="simulate://5?cards=60&terminals=90&days=110", shard_rows=2000), path)
+        write(Data(source="simulate://5?cards=60&terminals=90&days=110", shard_rows=2000), path)
         self.shards = Written(path)
         self.state = State.load(path / "state")
         rows = Rows.from_frame(pl.read_parquet(path / "transactions.parquet"))

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from steps.fraud.metrics import (
+from steps.fraud.measures import (
     _weighted_ap,
     all_metrics,
     average_precision,
