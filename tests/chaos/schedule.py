@@ -21,9 +21,9 @@ RECIPES: dict[str, dict[str, Any]] = {  # settings of trainings that differ in w
     "bf16": {"precision": "bf16"},
     "early stopping": {
         "workload": _RECIPE, "model": {"optimizer": "NAdam", "statistics": True}, "learning_rate": 2.0,
-        "validation": "workload", "validation_steps": 1, "patience": 2, "keep_best": True,
+        "validation": "workload", "validation_steps": 1, "patience": 2, "keep_best": True, "average": 0.5,
     },
-    "SGD": {"workload": _RECIPE, "model": {"optimizer": "SGD"}, "learning_rate": 1e-3, "validation": 0.2},
+    "SGD": {"workload": _RECIPE, "model": {"optimizer": "SGD"}, "learning_rate": 1e-3},
     "Adafactor": {"workload": _RECIPE, "model": {"optimizer": "Adafactor"}, "learning_rate": 0.01},
 }  # fmt: skip
 FOR_EVER = 1e9  # seconds: until the operator removes the pod

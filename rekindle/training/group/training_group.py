@@ -110,7 +110,7 @@ class TrainingGroup:
 
     def finish(self, write: Callable[[], str]) -> bool:
         """After the last step: rank 0 writes the result. True: the run is complete; False: form the next group."""
-        self.members.progress(self.state.step)
+        self.members.progress(self.state.updates)
         self.members.busy(True)
         sha256 = write() if self.rank == 0 else ""
         self.members.busy(False)

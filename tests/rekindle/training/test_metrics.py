@@ -52,7 +52,10 @@ def test_the_curves_of_a_run_are_in_mlflow_when_training_ends(mlflow_server: str
     metrics = Metrics(run, 1000, 64)
     for step in range(1, 1001):
         metrics.record(step, 1 / step, 1.0, 0.1)
+    metrics.validated(1000, {"loss": 0.5, "accuracy": 0.75})
     metrics.close()
     points = MlflowClient(mlflow_server).get_metric_history(run, "train/loss")
     assert [point.step for point in points] == list(range(2, 1001, 2))
     assert points[0].value == pytest.approx(0.75)
+    accuracy = MlflowClient(mlflow_server).get_metric_history(run, "validation/accuracy")
+    assert [(point.step, point.value) for point in accuracy] == [(1000, 0.75)]

@@ -12,7 +12,7 @@ from tests.rekindle.training.crew import Crew, flags
 
 
 def argv(name: str, run: str, **settings: Any) -> list[str]:
-    settings = {"steps": 24} | RECIPES[name] | settings
+    settings = {"steps": 24, "validation": 0.2} | RECIPES[name] | settings
     return flags(f"{name}/{run}", **settings | {"model": json.dumps(settings.get("model", {}))})
 
 
