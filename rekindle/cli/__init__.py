@@ -11,18 +11,11 @@ import sys
 
 import click
 
-# commands register themselves on import, in the order of the help
-from rekindle.cli import runs  # noqa: F401
-
-# isort: split
-from rekindle.cli import checks  # noqa: F401
-
-# isort: split
-from rekindle.cli import services  # noqa: F401
-
-# isort: split
 from rekindle import project
-from rekindle.cli import demo, images, on_cluster, platform, standard_streams, step  # noqa: F401
+
+# commands register themselves on import, in the order of the help
+from rekindle.cli import runs, checks, services, demo, images, on_cluster, platform, step  # isort: skip # noqa: F401
+from rekindle.cli import standard_streams
 from rekindle.cli.group import HOME, commands
 from rekindle.errors import ConfigError, RekindleError
 

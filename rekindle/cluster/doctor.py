@@ -8,7 +8,7 @@ and MLflow and is deleted again. What the user may not read is reported as a war
 
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, get_args
 
 import yaml
@@ -29,6 +29,8 @@ NAMESPACES = Resource("v1", "namespaces", namespaced=False)
 SECRETS, CONFIG_MAPS = Resource("v1", "secrets"), Resource("v1", "configmaps")
 ACCOUNTS = Resource("v1", "serviceaccounts")
 ALL_PODS = Resource("v1", "pods", namespaced=False)
+ADDRESSES = ("S3_BUCKET", "MLFLOW_TRACKING_URI")
+KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
 KINDS = {
     "argoproj.io/v1alpha1": ("workflows", "workflowtemplates", "cronworkflows", "workflowtaskresults"),
     "kubeflow.org/v1": ("pytorchjobs",),
@@ -62,15 +64,18 @@ def check(cluster: Cluster, config: ClusterConfig, train: TrainConfig, seconds: 
     results = [_api_server(cluster)]
     if not results[0].ok:
         return results
+    render = RENDER.format(cluster.namespace)
+    create_secret = platform.secret(cluster.namespace) + " Not needed where pods have a cloud role."
     checks: dict[str, Iterator[Check]] = {
         "kinds": kinds(cluster),
         "controllers": controllers(cluster),
         "namespace": namespace(cluster),
         "your rights": user_rights(cluster),
         "account": account(cluster, config.service_account),
-        "addresses": addresses(cluster),
+        "addresses": _keys(cluster, "addresses", CONFIG_MAPS, pods.CONFIG_MAP, ADDRESSES, render),
         "artifact repository": artifact_repository(cluster),
-        "credentials": credentials(cluster),
+        # without keys pods need a cloud role, which the check of the object store tests
+        "credentials": _keys(cluster, "credentials", SECRETS, pods.SECRET, KEYS, create_secret, required=False),
         "admission": admission(cluster, config),
         "webhook": webhook(cluster, config, train),
         "init container": init_container(cluster),
@@ -160,19 +165,7 @@ def account(cluster: Cluster, name: str) -> Iterator[Check]:
         yield Check("account", not denied, detail, remedy)
     except ApiError as error:
         yield Check("account", False, str(error), "Have an administrator run this check.", required=False)
-    secret = f"{name}.service-account-token"
-    exists = bool(_data(cluster, SECRETS, secret).get("token"))
-    yield Check("token", exists, f"Secret {secret} {'has one' if exists else 'is missing or empty'}", remedy)
-
-
-def addresses(cluster: Cluster) -> Iterator[Check]:
-    """Whether steps get the addresses of the services."""
-    settings, names = _data(cluster, CONFIG_MAPS, pods.CONFIG_MAP), ("S3_BUCKET", "MLFLOW_TRACKING_URI")
-    missing = [name for name in names if not settings.get(name)]
-    detail = f"ConfigMap {pods.CONFIG_MAP} has " + (
-        f"no {' and no '.join(missing)}" if missing else " and ".join(names)
-    )
-    yield Check("addresses", not missing, detail, RENDER.format(cluster.namespace))
+    yield from _keys(cluster, "token", SECRETS, f"{name}.service-account-token", ["token"], remedy)
 
 
 def artifact_repository(cluster: Cluster) -> Iterator[Check]:
@@ -187,13 +180,15 @@ def artifact_repository(cluster: Cluster) -> Iterator[Check]:
     yield Check("artifact repository", same, detail, RENDER.format(cluster.namespace))
 
 
-def credentials(cluster: Cluster) -> Iterator[Check]:
-    """Whether the keys exist. Without them pods need a cloud role, which the check of the object store tests."""
-    data = _data(cluster, SECRETS, pods.SECRET)
-    missing = [name for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY") if not data.get(name)]
-    detail = f"Secret {pods.SECRET} has " + (f"no {' and no '.join(missing)}" if missing else "both")
-    remedy = platform.secret(cluster.namespace) + " Not needed where pods have a cloud role."
-    yield Check("credentials", not missing, detail, remedy, required=False)
+def _keys(
+    cluster: Cluster, title: str, resource: Resource, name: str, keys: Sequence[str], remedy: str, required: bool = True
+) -> Iterator[Check]:
+    """Whether a ConfigMap or Secret has a value for each key."""
+    data = _data(cluster, resource, name)
+    missing = [key for key in keys if not data.get(key)]
+    has = f"no {' and no '.join(missing)}" if missing else " and ".join(keys)
+    kind = "Secret" if resource == SECRETS else "ConfigMap"
+    yield Check(title, not missing, f"{kind} {name} has {has}", remedy, required)
 
 
 def admission(cluster: Cluster, config: ClusterConfig) -> Iterator[Check]:

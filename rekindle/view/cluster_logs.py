@@ -18,7 +18,7 @@ from rekindle.argo.names import NODE_NAME, REPLICA_TYPE, WORKFLOW
 from rekindle.cluster.api import PODS, WORKFLOWS, Cluster, Object
 from rekindle.cluster.errors import ApiError
 from rekindle.view.display import is_terminal, log_line, progress_in
-from rekindle.view.summary import Step
+from rekindle.view.summary import ERROR, Step
 
 ARGO_CONTAINERS = ("init", "wait", "supervisor")
 EXECUTOR = re.compile(rb" argo=true |^Error: exit status \d+$")  # lines that the executor adds to the log of a step
@@ -187,8 +187,7 @@ def tail(cluster: Cluster, name: str, labels: list[str], size: int = 50) -> str:
         pod_label = label_of(name, pod)
         if any(pod_label == label or pod_label.startswith((f"{label}(", f"{label}-")) for label in labels):
             texts += [_tail_of(cluster, pod, container, size) for container, _ in _started(pod)]
-    errors = [text for text in texts if re.search(r"^(error: |Traceback)", text, re.MULTILINE)]
-    return next(iter(errors or texts), "")
+    return next(filter(ERROR.search, texts), texts[0] if texts else "")
 
 
 def _tail_of(cluster: Cluster, pod: Mapping[str, Any], container: str, size: int) -> str:

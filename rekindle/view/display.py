@@ -12,12 +12,12 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Protocol, TextIO
 
 from rekindle.common.wording import PROGRESS
-from rekindle.view.summary import FAILED, FINISHED, Status, Step, duration, leaves, planned, steps
+from rekindle.view.summary import FAILED, FINISHED, Status, Step, duration, end_of, leaves, planned, steps
 
 MARKS = {
     "Succeeded": ("✔", "green"),
@@ -58,10 +58,7 @@ def show(name: str, progress: ProgressOf, manifest: Mapping[str, Any], out: Text
     ticker = threading.Thread(target=ticking, name="display", daemon=True)
     ticker.start()
     try:
-        if isinstance(shown, Tree):
-            with shown.live:
-                yield shown
-        else:
+        with shown.live if isinstance(shown, Tree) else nullcontext():
             yield shown
     finally:
         stop.set()
@@ -200,17 +197,9 @@ class LogProgress:
         self.name, self.logs = name, logs
 
     def of(self, row: Step) -> str:
-        return progress_in(self._newest(row.label))
-
-    def _newest(self, step: str) -> str:
-        logs = sorted(self.logs.glob(f"{self.name}-{step}-worker*.log"), key=lambda path: path.stat().st_mtime)
-        for path in reversed(logs):
-            with path.open("rb") as file:
-                file.seek(max(0, path.stat().st_size - 4096))
-                text = file.read().decode(errors="replace")
-            if "progress step=" in text:
-                return text
-        return ""
+        logs = self.logs.glob(f"{self.name}-{row.label}-worker*.log")
+        newest_first = sorted(logs, key=lambda path: path.stat().st_mtime, reverse=True)
+        return next(filter(None, (progress_in(end_of(path, 4096)) for path in newest_first)), "")
 
 
 def log_line(label: str, text: str, as_json: bool) -> str:

@@ -118,15 +118,12 @@ def shared(_: Path) -> Check:
     """Workers keep their newest snapshots there, three each."""
     from rekindle.training.checkpoint import snapshot_file
 
-    try:
-        free = shutil.disk_usage(snapshot_file.directory()).free
-    except OSError as error:
-        free, detail = 0, f"{snapshot_file.directory()}: {error.strerror}"
-    else:
-        detail = f"{free / GIB:.1f} GiB free in {snapshot_file.directory()}"
+    directory = snapshot_file.directory()
+    free = shutil.disk_usage(directory).free if directory.exists() else 0
+    detail = f"{free / GIB:.1f} GiB free in {directory}"
     remedy = (
         "Without it, a run that loses all its processes resumes from an older step in the object store. Make it "
-        f"larger: mount -o remount,size={2 * SHARED // GIB}G {snapshot_file.directory()}, in Docker: docker run "
+        f"larger: mount -o remount,size={2 * SHARED // GIB}G {directory}, in Docker: docker run "
         f"--shm-size={2 * SHARED // GIB}g"
     )
     return Check("shared memory", free >= SHARED, detail, remedy, required=False)
@@ -145,21 +142,20 @@ def clock(_: Path) -> Check:
 
 
 def ports(_: Path) -> Check:
-    try:
-        with socket.create_server(("127.0.0.1", 0)) as server:
-            return Check("ports", True, f"127.0.0.1 has free ports, such as {server.getsockname()[1]}")
-    except OSError as error:
-        return Check("ports", False, str(error), "No port on 127.0.0.1 can be bound: is the loopback interface up?")
+    return _bind("ports", "127.0.0.1", "Is the loopback interface up?")
 
 
 def loopback(_: Path) -> Check:
     """Every pod has its own loopback address."""
-    address = "127.77.77.77"
+    return _bind("pod addresses", "127.77.77.77", "All of 127.0.0.0/8 must be on lo: ip a")
+
+
+def _bind(name: str, address: str, remedy: str) -> Check:
     try:
         socket.create_server((address, 0)).close()
     except OSError as error:
-        return Check("pod addresses", False, f"{address}: {error.strerror}", "All of 127.0.0.0/8 must be on lo: ip a")
-    return Check("pod addresses", True, f"{address} can be bound")
+        return Check(name, False, f"{address}: {error.strerror}", remedy)
+    return Check(name, True, f"{address} can be bound")
 
 
 def namespaces(_: Path) -> Check:

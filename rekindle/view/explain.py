@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 from rekindle.keys import LEDGER, key
+from rekindle.local.emulator import LocalCluster
 from rekindle.view import overview
 
 
@@ -17,7 +18,6 @@ def explain(home: Path, name: str | None, as_json: bool) -> str:
     from rekindle.ledger.accounting import summarize
     from rekindle.ledger.events import read
     from rekindle.ledger.text import describe
-    from rekindle.local.emulator import LocalCluster
 
     summary = summarize(read(LocalCluster(home).store(), key(LEDGER, name)))
     lines = describe(summary)

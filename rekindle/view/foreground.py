@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from rekindle.argo.manifest.shape import shape_errors
-from rekindle.errors import ConfigError, RekindleError
+from rekindle.errors import ConfigError, RekindleError, say
+from rekindle.local.emulator import LocalCluster
 from rekindle.local.engine import suspend
 from rekindle.local.interrupts import StopSignals
 from rekindle.local.run import LocalRun, release_suspended
@@ -36,35 +37,29 @@ def run(
     beside: Iterable[Mapping[str, Any]] = (),
 ) -> int:
     """Run a manifest. Raises ConfigError before anything starts. `whole`: not ours; its JSON holds Argo's status."""
-    cluster = _cluster(home)
+    cluster = LocalCluster(home)
     cluster.keep(beside)
     _ports_are_free(manifest, cluster)
     # what Rekindle renders for a cluster is known not to matter here
-    local = LocalRun.new(manifest, parameters, cluster, _note if whole else None)
+    local = LocalRun.new(manifest, parameters, cluster, (lambda line: say(f"note: {line}")) if whole else None)
     return _watched(local, manifest, as_json, ask, whole)
 
 
 def resume(home: Path, name: str | None, values: Mapping[str, str], *, as_json: bool, ask: bool) -> int:
-    """Go on with a run; let its suspended steps go on if another process runs it. Raises ConfigError, Busy."""
+    """Resume a run, or its suspended steps if another process runs it. Raises ConfigError, Busy."""
     from rekindle.view import overview
 
     name = name or overview.newest(home, ("Interrupted", "Failed", "Error"))
     if release_suspended(name, values, home):
         print(json.dumps({"workflow": name, "phase": "Running"}) if as_json else f"{name} resumed", flush=True)
         return 0
-    local = LocalRun.old(name, _cluster(home))
+    local = LocalRun.old(name, LocalCluster(home))
     return _watched(local, local.workflow, as_json, ask, whole=_label(local, "part-of") != "rekindle")
 
 
 def prefetch(home: Path) -> None:
     """Start the embedded services early, so that they are up when the first step needs them."""
-    _cluster(home).prefetch()
-
-
-def _cluster(home: Path) -> Any:
-    from rekindle.local.emulator import LocalCluster
-
-    return LocalCluster(home)
+    LocalCluster(home).prefetch()
 
 
 def _ports_are_free(manifest: Mapping[str, Any], cluster: Any) -> None:
@@ -82,10 +77,6 @@ def _ports_are_free(manifest: Mapping[str, Any], cluster: Any) -> None:
                     Services(cluster).check(resource)
 
 
-def _note(line: str) -> None:
-    sys.stderr.write(f"note: {line}\n")
-
-
 def _watched(local: LocalRun, manifest: Mapping[str, Any], as_json: bool, ask: bool, whole: bool = False) -> int:
     out = sys.stderr if as_json else sys.stdout
     interrupts = StopSignals(local.files.root / "stop", ask, LONG)
@@ -95,7 +86,7 @@ def _watched(local: LocalRun, manifest: Mapping[str, Any], as_json: bool, ask: b
         interrupts.say = shown.say
         try:
             _serve_again(local)
-            status = local.run(_saying_what_waits(local, shown), interrupts)
+            status = local.run(_with_resume_hints(local, shown), interrupts)
         except KeyboardInterrupt:
             status = {**local.status, "phase": "Interrupted", "message": "stopped by Ctrl-C, SIGTERM or SIGHUP"}
         except ConfigError:
@@ -112,23 +103,25 @@ def _watched(local: LocalRun, manifest: Mapping[str, Any], as_json: bool, ask: b
     if code in (0, summary.KEPT):
         out.write(summary.success(status, _shown(status, facts["endpoint"]), ours))
     elif interrupts.caught:
-        sys.stderr.write(f"\n{local.name} is stopped: none of its processes is left\nresume  {_resume(local)}\n")
+        sys.stderr.write(
+            f"\n{local.name} is stopped: none of its processes is left\nresume  rekindle resume {local.name}\n"
+        )
     else:
         sys.stderr.write(_failure(local, status, why))
     return code
 
 
-def _saying_what_waits(local: LocalRun, shown: display.Shown) -> Callable[[summary.Status], None]:
-    """`shown`, which also says once of each suspended step what lets it go on."""
-    said: set[str] = set()
+def _with_resume_hints(local: LocalRun, shown: display.Shown) -> Callable[[summary.Status], None]:
+    """Wrap `shown`, so that it also prints once for each suspended step how to resume it."""
+    hinted: set[str] = set()
     if local.workflow["spec"].get("suspend"):
         shown.say(f"{local.name} is suspended: `rekindle resume {local.name}` in another terminal resumes it")
 
     def changed(status: summary.Status) -> None:
         shown(status)
         for node in suspend.suspended(status):
-            if node["id"] not in said:
-                said.add(node["id"])
+            if node["id"] not in hinted:
+                hinted.add(node["id"])
                 shown.say(suspend.resume_hint(local.name, node))
 
     return changed
@@ -140,7 +133,7 @@ def _serve_again(local: LocalRun) -> None:
     if name and (local.cluster.home / "objects/Deployment" / f"{name}.json").exists():
         from rekindle.local.controllers.deployment import Deployments
 
-        Deployments(_cluster(local.cluster.home)).start(name)
+        Deployments(LocalCluster(local.cluster.home)).start(name)
 
 
 def _label(local: LocalRun, name: str) -> str | None:
@@ -150,7 +143,7 @@ def _label(local: LocalRun, name: str) -> str | None:
 def _endpoint(local: LocalRun) -> str | None:
     """The URL of the pipeline's deployment, if it is running."""
     name = _label(local, "name")
-    rows = _cluster(local.cluster.home).overview() if name else []
+    rows = LocalCluster(local.cluster.home).overview() if name else []
     deployments = [row for row in rows if row["kind"] == "deployment"]
     return next((row["address"] for row in deployments if row["name"] == name and row["running"]), None)
 
@@ -166,13 +159,5 @@ def _shown(status: summary.Status, endpoint: str | None) -> dict[str, str | None
 def _failure(local: LocalRun, status: summary.Status, why: str) -> str:
     step = summary.culprit(summary.steps(local.name, status))
     log = summary.log_of(local.name, status, step, local.files.logs, local.cluster.home / "deployments")
-    tail, place = "", None
-    if log:
-        with log.open("rb") as file:
-            file.seek(max(0, log.stat().st_size - TAIL))
-            tail, place = file.read().decode(errors="replace"), os.path.relpath(log)
-    return "\n" + summary.failure(local.name, status, tail, place, _resume(local), why) + "\n"
-
-
-def _resume(local: LocalRun) -> str:
-    return f"rekindle resume {local.name}"
+    tail, place = (summary.end_of(log, TAIL), os.path.relpath(log)) if log else ("", None)
+    return "\n" + summary.failure(local.name, status, tail, place, f"rekindle resume {local.name}", why) + "\n"

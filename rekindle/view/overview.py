@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from rekindle.errors import ConfigError
+from rekindle.local.emulator import LocalCluster
 from rekindle.local.journal import RunFiles
 from rekindle.view import display
 from rekindle.view.summary import FINISHED, Status, as_json, duration, parameters, steps, timestamp
@@ -42,8 +43,6 @@ def state(home: Path, name: str) -> dict[str, Any]:
 
 def everything(home: Path, as_json: bool) -> str:
     """Runs, deployments and services."""
-    from rekindle.local.emulator import LocalCluster
-
     runs = [run_row(name, status, status["phase"], status.get("startedAt")) for name, status in _known(home)]
     tables = {"runs": runs, "serving": LocalCluster(home).overview()}
     return show_tables(tables, as_json, f"no runs in {home} yet: `rekindle run configs/demo.yaml` starts one")

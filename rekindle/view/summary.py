@@ -27,6 +27,7 @@ VERDICTS = {
     "keep": "not released: the champion stays",
     "same": "nothing to release: this model is already serving",
 }
+ERROR = re.compile(r"^(error: |Traceback)", re.MULTILINE)  # in the log of a step
 GROUPS = ("DAG", "Steps", "StepGroup", "TaskGroup")
 
 
@@ -144,14 +145,7 @@ def as_json(name: str, status: Status, **facts: Any) -> dict[str, Any]:
     result |= {"reason": outputs.get("reason"), "metrics": metrics(outputs)}
     result |= {"endpoint": None, "run_id": outputs.get("run_id")}
     result["steps"] = [
-        {
-            "name": row.name,
-            "phase": row.phase,
-            "started": row.started,
-            "finished": row.finished,
-            "seconds": row.seconds,
-            "message": row.message,
-        }
+        {key: getattr(row, key) for key in ("name", "phase", "started", "finished", "seconds", "message")}
         for row in leaves(steps(name, status))
     ]
     return result | facts
@@ -182,8 +176,15 @@ def log_of(name: str, status: Status, step: Step | None, logs: Path, deployments
     paths = list(logs.glob(f"{name}-{step.label}-*.log"))
     if node.get("templateName") == "deployment":
         paths = sorted(deployments.glob("*/logs/*.log"), key=lambda path: path.stat().st_mtime)[-1:]
-    errors = [path for path in paths if re.search(rb"^(error: |Traceback)", path.read_bytes()[-65536:], re.MULTILINE)]
+    errors = [path for path in paths if ERROR.search(end_of(path, 65536))]
     return min(errors or paths, key=lambda path: path.stat().st_mtime, default=None)
+
+
+def end_of(path: Path, size: int) -> str:
+    """The last `size` bytes of a file as text."""
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - size))
+        return file.read().decode(errors="replace")
 
 
 def log_tail(text: str, lines: int) -> list[str]:
