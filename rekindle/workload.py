@@ -5,6 +5,7 @@ torch at its top), because every command reads its `Data` and `Model` sections t
 """
 
 import hashlib
+import inspect
 import json
 import shutil
 from collections.abc import Iterable, Sequence, Sized
@@ -83,6 +84,9 @@ class Workload(Protocol):
     defines `scorer(release) -> Scorer` serves itself: together they replace `Instance`, `examples` and `predict`.
     It may also define `replay(dataset, report, count, seed, max_batch, max_history)`, which yields (request, expected
     scores) of about `count` test records: then `verify` compares served with offline scores.
+
+    docs/training.md describes what else it may define: `optimizer(model, train) -> torch.optim.Optimizer`,
+    `schedule(step, total) -> float` and `measures(model, batch) -> dict[str, float]`.
     """
 
     Data: type[DataConfig]
@@ -94,7 +98,7 @@ class Workload(Protocol):
         ...
 
     def dataset(self, path: Path, split: str) -> Dataset:
-        """The samples of `split` ("train") of a dataset directory."""
+        """The samples of `split` of a dataset directory: "train", or "validation" if train.validation is "workload"."""
         ...
 
     def model(self, section: Any, facts: dict[str, Any]) -> "torch.nn.Module":
@@ -122,6 +126,11 @@ class Workload(Protocol):
 REQUIRED = ("Data", "Model", "metrics", "prepare", "dataset", "model", "loss")
 SERVED = ("Instance", "examples", "predict")  # what the engine judges and serves by
 OWN = ("evaluate", "scorer")  # a workload with both does these itself
+ARGUMENTS = {  # of the functions, the optional ones included
+    **{"prepare": ("data", "out"), "dataset": ("path", "split"), "model": ("section", "facts")},
+    **{"loss": ("model", "batch"), "measures": ("model", "batch"), "examples": ("path",)},
+    **{"predict": ("model", "instances", "facts"), "optimizer": ("model", "train"), "schedule": ("step", "total")},
+}
 
 
 def load(name: str) -> Workload:
@@ -143,7 +152,21 @@ def load(name: str) -> Workload:
         raise ConfigError(
             f'workload "{name}": the metric {functionless[0]} has no function: Metric({functionless[0]!r}, function).'
         )
+    for function, names in ARGUMENTS.items():
+        _check_arguments(name, function, getattr(workload, function, None), names)
     return cast(Workload, workload)
+
+
+def _check_arguments(workload: str, name: str, function: Any, arguments: tuple[str, ...]) -> None:
+    """Raise ConfigError unless `function` can be called with these arguments in this order."""
+    if callable(function):
+        try:
+            inspect.signature(function).bind(*arguments)
+        except TypeError as error:
+            raise ConfigError(
+                f'workload "{workload}": {name}{inspect.signature(function)} cannot be called as '
+                f"{name}({', '.join(arguments)}): {error}. Define it with these arguments."
+            ) from error
 
 
 def prepare(workload: Any, data: DataConfig, out: Path) -> tuple[Prepared, str]:

@@ -110,3 +110,12 @@ def test_a_module_that_is_no_workload_is_refused_by_what_it_lacks() -> None:
         load_workload("json")
     with pytest.raises(ConfigError, match="cannot be imported"):
         load_workload("no.such.module")
+
+
+def test_a_function_of_a_workload_with_other_arguments_is_refused_before_anything_runs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    recipes = load_workload("tests.rekindle.training.recipes")
+    monkeypatch.setattr(recipes, "schedule", lambda step: 1.0)
+    with pytest.raises(ConfigError, match=r"schedule\(step\) cannot be called as schedule\(step, total\)"):
+        load_workload("tests.rekindle.training.recipes")
