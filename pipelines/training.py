@@ -125,8 +125,6 @@ def _ship(config: "Config", cleaner: Resource) -> DAG:
             version=version,
             model_sha256=given["model_sha256"],
             run_id=given["run_id"],
-            max_batch=serve.max_batch,
-            max_history=serve.max_history,
             wait_seconds=float(serving.STARTUP_SECONDS),
         )
         _chain(release, deployed, verify)

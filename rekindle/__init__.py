@@ -8,7 +8,7 @@ from typing import Any
 
 NAMES = {  # module → its public names; __init__.pyi says the same to type checkers
     "step": ("Artifact", "StepInputs", "StepOutputs"),
-    "workload": ("Workload", "DataConfig", "Prepared", "Dataset", "Scorer"),
+    "workload": ("Workload", "DataConfig", "Prepared", "Dataset", "Predictor"),
     "sections": ("Section",),
     "gate": ("Metric", "Gate", "Evaluation", "Difference"),
     "config": ("load_config", "Loaded", "Config"),

@@ -5,7 +5,7 @@ from rekindle.render import manifest_sha256, render_manifest, to_yaml
 from rekindle.sections import Section
 from rekindle.step import Artifact, StepInputs, StepOutputs
 from rekindle.storage import NotFound, Store
-from rekindle.workload import DataConfig, Dataset, Prepared, Scorer, Workload
+from rekindle.workload import DataConfig, Dataset, Predictor, Prepared, Workload
 
 __all__ = [
     "Artifact",
@@ -21,9 +21,9 @@ __all__ = [
     "Loaded",
     "Metric",
     "NotFound",
+    "Predictor",
     "Prepared",
     "RekindleError",
-    "Scorer",
     "Section",
     "StepInputs",
     "StepOutputs",

@@ -65,15 +65,23 @@ class Dataset(Sized, Protocol):
         ...
 
 
-class Scorer(Protocol):
-    """A loaded model that answers requests and keeps no state between them."""
+class Predictor(Protocol):
+    """A released model that answers requests and keeps no state between them; see rekindle/serving/predictor.py."""
+
+    @property
+    def Request(self) -> type[BaseModel]:
+        """The pydantic model of a whole request: a list `instances`, and what else it may hold."""
+        ...
 
     def example(self) -> dict[str, Any]:
         """A valid request, for the server's warm-up and as documentation."""
         ...
 
-    def score(self, request: Any) -> list[dict[str, Any]]:
-        """One result per record, in the order of the request. Raises DataError for an invalid request."""
+    def predict(self, requests: Sequence[Any]) -> list[list[Any]]:
+        """For each Request a JSON value per instance, in order; one request must not influence the others.
+
+        Raises DataError for an invalid request.
+        """
         ...
 
 
@@ -81,9 +89,10 @@ class Workload(Protocol):
     """The names a workload module must define.
 
     One that defines `evaluate(candidate, champion, dataset, report, gate) -> Evaluation` judges itself, and one that
-    defines `scorer(release) -> Scorer` serves itself: together they replace `Instance`, `examples` and `predict`.
-    It may also define `replay(dataset, report, count, seed, max_batch, max_history)`, which yields (request, expected
-    scores) of about `count` test records: then `verify` compares served with offline scores.
+    defines `predictor(release) -> Predictor` serves itself: together they replace `Instance`, `examples` and `predict`.
+    It may also define `replay(dataset, report, count, seed)`, which yields (request, expected predictions) of about
+    `count` test rows; else `verify` replays the rows of the report's predictions.jsonl.
+    `batch_size = N` (1) says how many instances `predict` is given at a time where it serves: always that many.
 
     docs/training.md describes what else it may define: `optimizer(model, train) -> torch.optim.Optimizer`,
     `schedule(step, total) -> float` and `measures(model, batch) -> dict[str, float]`.
@@ -125,7 +134,7 @@ class Workload(Protocol):
 
 REQUIRED = ("Data", "Model", "metrics", "prepare", "dataset", "model", "loss")
 SERVED = ("Instance", "examples", "predict")  # what the engine judges and serves by
-OWN = ("evaluate", "scorer")  # a workload with both does these itself
+OWN = ("evaluate", "predictor")  # a workload with both does these itself
 ARGUMENTS = {  # of the functions, the optional ones included
     **{"prepare": ("data", "out"), "dataset": ("path", "split"), "model": ("section", "facts")},
     **{"loss": ("model", "batch"), "measures": ("model", "batch"), "examples": ("path",)},

@@ -2,10 +2,11 @@
 
     rekindle step steps.serve --model=releases/fraud/0123456789ab/ --host=127.0.0.1 --port=8080
 
-    curl -s 127.0.0.1:8080/v1/example | curl -s 127.0.0.1:8080/v1/score -d @-
+    curl -s 127.0.0.1:8080/v1/models/fraud/example | curl -s 127.0.0.1:8080/v1/models/fraud:predict -d @-
 
-`/health/live`, `/health/ready` (200 once a warm-up batch was scored), `/metrics` (Prometheus). SIGTERM: not ready at
-once, new requests are still answered for `drain_seconds`, then those in flight end; the exit code is 0.
+`GET /v1/models/NAME` says what serves, `/health/live` and `/health/ready` (200 once every process has predicted the
+example) are for probes, `/metrics` for Prometheus, `/openapi.json` and the page at `/` for people. SIGTERM: not ready
+at once, new requests are still answered for `drain_seconds`, then those in flight end; the exit code is 0.
 """
 
 import os
@@ -24,7 +25,7 @@ class Outputs(StepOutputs):
 
 def run(inputs: Inputs) -> Outputs:
     """Serve until a signal. Raises ConfigError (address in use), StorageError or DataError (no such model)."""
-    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "POLARS_MAX_THREADS"):  # read when the libraries are loaded
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "POLARS_MAX_THREADS"):  # of the processes with the model
         os.environ[name] = str(inputs.threads)
     from rekindle.serving.server import serve
 

@@ -1,13 +1,12 @@
-"""Verify a deployment: replay test transactions, compare the served with the offline scores, then promote the version.
+"""Verify a deployment: replay test rows, compare the served with the offline predictions, then promote the version.
 
     rekindle step steps.verify --name=fraud --endpoint=http://127.0.0.1:8080 --dataset=dataset/ --report=report/ \\
         --model-sha256=... --version=3
 
-Only if every score agrees, the version becomes the `champion`. Otherwise the step fails, and the pipeline restores the
-release that served before.
+Only if every prediction agrees, the version becomes the `champion`. Otherwise the step fails, and the pipeline restores
+the release that served before.
 """
 
-import sys
 import time
 from typing import TYPE_CHECKING
 
@@ -30,39 +29,45 @@ class Inputs(StepInputs):
     model_sha256: str = Field(description="weights that must serve")
     version: str = Field(description="version to promote")
     run_id: str = Field(default="", description="MLflow run to record it on (empty: none)")
-    sample: int = Field(default=200, ge=1, description="test transactions to replay, about")
-    tolerance: float = Field(default=1e-5, ge=0, description="largest difference between a served and an offline score")
-    max_batch: int = Field(default=1000, ge=1, description="what the server takes: serve.max_batch")
-    max_history: int = Field(default=100_000, ge=0, description="what the server takes: serve.max_history")
+    sample: int = Field(default=200, ge=1, description="test rows to replay, about")
+    tolerance: float = Field(
+        default=1e-5,
+        ge=0,
+        description="largest difference between a served and an offline number, relative for those above 1",
+    )
     wait_seconds: float = Field(default=180.0, gt=0, description="for the service to serve these weights")
 
 
 class Outputs(StepOutputs):
-    max_difference: float = Field(description="largest difference of the scores")
-    replayed: int = Field(description="transactions replayed")
+    max_difference: float = Field(description="largest difference of the predictions")
+    replayed: int = Field(description="test rows replayed")
     endpoint: str = Field(description="URL of the service")
 
 
 def run(inputs: Inputs) -> Outputs:
-    """Wait, replay, compare, promote. Raises DataError if a score differs, RekindleError if nothing serves."""
+    """Wait, replay, compare, promote. Raises DataError if a prediction differs, RekindleError if nothing serves."""
     from rekindle import tracking
-    from rekindle.serving.client import ScoringClient, resolve
-    from rekindle.serving.compare import Comparison, compare
+    from rekindle.errors import say
+    from rekindle.serving.client import ModelClient, resolve
+    from rekindle.serving.compare import compare, recorded
+    from rekindle.serving.release import PREDICTIONS
     from rekindle.workload import load
 
     endpoint = resolve(inputs.endpoint or f"http://{inputs.name}:8080")
-    client = ScoringClient(endpoint, inputs.model_sha256, time.monotonic() + inputs.wait_seconds)
+    client = ModelClient(endpoint, inputs.name, inputs.model_sha256, time.monotonic() + inputs.wait_seconds)
     client.wait()
-    comparison = Comparison(inputs.tolerance)
-    replay = getattr(load(inputs.workload), "replay", None)
-    if replay:
+    client.predict(client.example())
+    if replay := getattr(load(inputs.workload), "replay", None):
         seed = int(inputs.model_sha256[:15], 16)
-        limits = (inputs.max_batch, inputs.max_history)
-        requests = replay(inputs.dataset, inputs.report, inputs.sample, seed, *limits)
-        comparison = compare(client, requests, inputs.tolerance)
-        check(comparison, inputs, endpoint)
+        requests = replay(inputs.dataset, inputs.report, inputs.sample, seed)
+    elif (inputs.report / PREDICTIONS).exists():
+        requests = recorded(inputs.report, inputs.sample)
     else:
-        sys.stderr.write(f"{inputs.workload} defines no replay: only the identity of the weights was checked\n")
+        requests = []
+        say(f"{inputs.workload} has no replay and its report no {PREDICTIONS}: only the example was predicted")
+    comparison = compare(client, requests, inputs.tolerance)
+    if requests:
+        check(comparison, inputs, endpoint)
     tracking.promote(inputs.name, inputs.version)
     if inputs.run_id:
         metrics = {"verify.max_difference": comparison.max_difference, "verify.replayed": comparison.replayed}
@@ -74,13 +79,13 @@ def check(comparison: "Comparison", inputs: Inputs, endpoint: str) -> None:
     """Raises DataError unless something was replayed and all of it agreed."""
     if not comparison.replayed:
         raise DataError(
-            f"no test transaction could be replayed with at most {inputs.max_history:,} rows of history, and "
-            f"{comparison.too_large} were too large for the server: raise serve.max_history or serve.max_bytes. "
-            f"Version {inputs.version} is not promoted; what served before is put back."
+            f"no test row could be replayed: {comparison.too_large} were in requests too large for the server. Raise "
+            f"serve.max_bytes or serve.max_instances. Version {inputs.version} is not promoted; what served before is "
+            "put back."
         )
     if comparison.differing:
         raise DataError(
-            f"{comparison.differing} of {comparison.replayed} replayed transactions score differently at {endpoint} "
-            f"than offline (by more than {inputs.tolerance:g}); the worst is transaction {comparison.worst}. Version "
+            f"{comparison.differing} of {comparison.replayed} replayed test rows have other predictions at {endpoint} "
+            f"than offline (by more than {inputs.tolerance:g}); the worst is {comparison.worst}. Version "
             f"{inputs.version} is not promoted; what served before is put back."
         )

@@ -20,7 +20,7 @@ from rekindle.training.spec import TrainingSpec as Inputs
 from rekindle.workload import DataConfig
 
 Data = DataConfig
-evaluate = prepare = scorer = None
+evaluate = prepare = predictor = None
 metrics = (Metric("loss"),)
 SAMPLES = 4096
 INPUTS = 256

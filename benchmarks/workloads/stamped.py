@@ -19,7 +19,7 @@ from rekindle.sections import Section
 from rekindle.workload import DataConfig
 
 Data = DataConfig
-evaluate = prepare = scorer = None
+evaluate = prepare = predictor = None
 metrics = (Metric("loss"),)
 FEATURES, SAMPLES, DIGEST = 10, 4096, "stamped"
 STAMP = struct.Struct("dd")

@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 from rekindle.errors import DataError, RekindleError
 
 ENDPOINT = "REKINDLE_ENDPOINT"  # environment: URL of the service as seen from here, whatever its name
+SHA256, VERSION = "model-sha256", "model-version"  # headers of every answer: which weights gave it
 POLL = 0.1  # seconds between two attempts
 UNAVAILABLE = (urllib.error.URLError, http.client.HTTPException, ConnectionError, TimeoutError)
 
@@ -27,33 +28,37 @@ class RequestTooLarge(DataError):
     """The server refuses a request for its size."""
 
 
-class ScoringClient:
-    """The service at `endpoint`; only answers of the weights `sha256` count. Retries until `deadline` (monotonic)."""
+class ModelClient:
+    """The model `name` at `endpoint`; only answers of the weights `sha256` count. Retries until `deadline`."""
 
-    def __init__(self, endpoint: str, sha256: str, deadline: float) -> None:
-        self.endpoint, self.sha256, self.deadline = endpoint, sha256, deadline
+    def __init__(self, endpoint: str, name: str, sha256: str, deadline: float) -> None:
+        self.endpoint, self.path, self.sha256, self.deadline = endpoint, f"/v1/models/{name}", sha256, deadline
 
     def wait(self) -> None:
         """Until a server is ready with the expected weights. Raises RekindleError after the deadline."""
-        while (answer := self._get("/health/ready")).get("model_sha256") != self.sha256 or answer["status"] != "ready":
-            self._retry(f"it answers {answer}")
+        while not (status := self._send(self.path))["ready"]:
+            self._retry(f"it answers {status}")
 
-    def score(self, request: dict[str, Any]) -> list[dict[str, Any]]:
-        """The scores of the records. Raises RequestTooLarge, DataError, or RekindleError after the deadline."""
-        while (answer := self._get("/v1/score", json.dumps(request).encode()))["model_sha256"] != self.sha256:
-            self._retry(f"a request was answered by the weights {answer['model_sha256'][:12]}")
-        return answer["scores"]
+    def example(self) -> dict[str, Any]:
+        """A request that the server says it takes. Raises as `predict` does."""
+        return self._send(f"{self.path}/example")
 
-    def _get(self, path: str, body: bytes | None = None) -> dict[str, Any]:
+    def predict(self, request: dict[str, Any]) -> list[Any]:
+        """The prediction for each instance. Raises RequestTooLarge, DataError, or RekindleError after the deadline."""
+        return self._send(f"{self.path}:predict", json.dumps(request).encode())["predictions"]
+
+    def _send(self, path: str, body: bytes | None = None) -> dict[str, Any]:
         headers = {"content-type": "application/json"} if body else {}
         request = urllib.request.Request(self.endpoint + path, body, headers)
         while True:
             try:
                 with urllib.request.urlopen(request, timeout=30) as answer:
-                    return json.load(answer)
+                    if (sha256 := answer.headers[SHA256]) == self.sha256:
+                        return json.load(answer)
+                    self._retry(f"it answers with the weights {str(sha256)[:12]}")
             except urllib.error.HTTPError as error:
                 text = error.read().decode(errors="replace")
-                if error.code < 500:
+                if error.code < 500 and error.code != 404:  # what is being replaced may not know the name
                     raise (RequestTooLarge if error.code == 413 else DataError)(
                         f"{self.endpoint}{path} answered {error.code}: {text[:1000]}"
                     ) from error

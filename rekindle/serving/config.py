@@ -9,11 +9,17 @@ from rekindle.step import StepInputs
 class Limits(Section):
     """What one server takes on."""
 
-    threads: int = Field(default=1, ge=1, description="CPU threads of one server")
-    max_batch: int = Field(default=1000, ge=1, description="records to score in one request")
-    max_history: int = Field(default=100_000, ge=0, description="rows of history in one request")
+    processes: int = Field(default=1, ge=1, le=64, description="processes of one server, each with the whole model")
+    threads: int = Field(default=1, ge=1, description="CPU threads of one process")
+    max_instances: int = Field(default=1000, ge=1, description="instances in one request; more are answered 413")
+    max_batch: int = Field(default=32, ge=1, description="requests that wait and are predicted together, at most")
+    batch_delay_ms: float = Field(
+        default=0.0, ge=0, le=1000, description="a request waits this long for others to be predicted with it"
+    )
     max_bytes: int = Field(default=16_000_000, ge=1000, description="size of a request's body")
-    max_waiting: int = Field(default=32, ge=1, description="requests at a time; more are answered 503 with Retry-After")
+    max_waiting: int = Field(
+        default=128, ge=1, description="requests that wait or are predicted; more are answered 503 with Retry-After"
+    )
     body_seconds: float = Field(
         default=10.0, gt=0, description="a client that takes longer to send its request gets 408"
     )

@@ -1,7 +1,8 @@
 """The files of a release in the object store.
 
 Below `releases/NAME/HASH/` lie model.safetensors, model.json, dataset.json, state/ (what the server must know of the
-past), verdict.json and, written last, release.json with the sha256 of every file that decides what the server answers.
+past), example.json (a request, the first row of the report's predictions.jsonl), verdict.json and, written last,
+release.json with the sha256 of every file that decides what the server answers.
 HASH is taken over the names and contents of these files, so the same release always has the same prefix.
 """
 
@@ -14,6 +15,8 @@ from rekindle.errors import DataError
 from rekindle.storage import NotFound, Store, file_sha256
 
 MODEL = ("model.safetensors", "model.json")
+EXAMPLE = "example.json"
+PREDICTIONS = "predictions.jsonl"  # of the report: {"instance": ..., "prediction": ...} a line, of some test rows
 
 
 def model_card(model: Path) -> dict[str, Any]:
@@ -27,11 +30,15 @@ def model_card(model: Path) -> dict[str, Any]:
 
 def upload(store: Store, name: str, model: Path, dataset: Path, report: Path) -> tuple[str, dict[str, str]]:
     """Copy the files of a release, all but release.json; gives its prefix, and file → sha256. Raises DataError."""
-    files = _files(model, dataset)
-    hashes = {key: file_sha256(path) for key, path in sorted(files.items())}
+    files, example = _files(model, dataset), _example(report)
+    hashes = {key: file_sha256(path) for key, path in files.items()}
+    if example:
+        hashes[EXAMPLE] = hashlib.sha256(example).hexdigest()
     prefix = f"releases/{name}/{_content_hash(hashes)[:12]}/"
     for key, path in (files | {"verdict.json": report / "verdict.json"}).items():
         store.upload(path, prefix + key)
+    if example:
+        store.put(prefix + EXAMPLE, example)
     return prefix, hashes
 
 
@@ -46,7 +53,7 @@ def download(store: Store, prefix: str, folder: Path) -> dict[str, Any]:
     try:
         record = json.loads((folder / "release.json").read_text())
         damaged = [key for key, sha256 in record["files"].items() if file_sha256(folder / key) != sha256]
-        record |= {name: record[name] for name in ("workload", "model_sha256", "version")}
+        record |= {name: record[name] for name in ("name", "workload", "model_sha256", "version")}
     except (OSError, ValueError, KeyError) as error:
         raise DataError(
             f"{store.uri(prefix)} is not a whole release ({type(error).__name__}: {error}). Release it again."
@@ -79,5 +86,14 @@ def _files(model: Path, dataset: Path) -> dict[str, Path]:
     return files
 
 
+def _example(report: Path) -> bytes:
+    """A request with the first of the test rows whose predictions the report holds; nothing if it holds none."""
+    if not (report / PREDICTIONS).exists():
+        return b""
+    with (report / PREDICTIONS).open() as lines:
+        return json.dumps({"instances": [json.loads(next(lines))["instance"]]}).encode()
+
+
 def _content_hash(hashes: dict[str, str]) -> str:
-    return hashlib.sha256("".join(f"{content}  {key}\n" for key, content in hashes.items()).encode()).hexdigest()
+    lines = (f"{content}  {key}\n" for key, content in sorted(hashes.items()))
+    return hashlib.sha256("".join(lines).encode()).hexdigest()

@@ -1,6 +1,7 @@
-"""The HTTP server of one model: health, limits, metrics, drain. The workload's scorer interprets the records.
+"""The HTTP server of one model: the REST form of TensorFlow Serving and KServe (v1), probes, limits, metrics, drain.
 
-One thread loads the model and then scores, so the event loop always answers probes. No state is kept between requests.
+The event loop only reads, waits and writes: the model lives in processes of its own (worker.py), so probes are always
+answered. A request takes a place in the queue when its body is there, so slow clients cost nobody else anything.
 """
 
 import asyncio
@@ -9,9 +10,7 @@ import signal
 import socket
 import sys
 import time
-import traceback
 from collections.abc import AsyncIterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from ipaddress import ip_address
@@ -22,32 +21,45 @@ import uvicorn
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, generate_latest
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response
+from starlette.responses import FileResponse, RedirectResponse, Response
 from starlette.routing import Route
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from rekindle.errors import ConfigError, DataError, RekindleError, did_you_mean
+from rekindle.errors import ConfigError, RekindleError
+from rekindle.serving.batching import Batches
+from rekindle.serving.client import SHA256, VERSION
 from rekindle.serving.config import Limits, ServerSettings
+from rekindle.serving.openapi import openapi
 from rekindle.serving.release import download
+from rekindle.serving.worker import Loaded, ModelProcess
 from rekindle.storage import Store
-from rekindle.workload import Scorer, load
 
 SECONDS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
 SIZES = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 5000, 10_000)
 OVERSIZE = 4  # a body up to this many times the limit is read to its end, so that the client sees the 413
+UNFINISHED = 16  # times the largest body: memory for all bodies that are still arriving
 KEEP_ALIVE = 75  # seconds; longer than load balancers keep idle connections (60)
+PAGE = Path(__file__).with_name("page.html")
 
 
 @dataclass(frozen=True)
 class Model:
-    """A release, loaded and warm."""
+    """A release that answers requests."""
 
-    scorer: Scorer
-    sha256: str
+    name: str
     version: str
+    sha256: str
+    loaded: Loaded
+    batches: Batches
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Which weights answered."""
+        return {VERSION: self.version, SHA256: self.sha256}
 
 
 class Refusal(Exception):
-    """A request that gets no scores: the HTTP status and the reason."""
+    """A request that gets no predictions: the HTTP status and the reason."""
 
     def __init__(self, status: int, reason: str) -> None:
         super().__init__(reason)
@@ -60,10 +72,14 @@ class Metrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         registered: dict[str, Any] = {"registry": self.registry}
-        self.requests = Counter("rekindle_requests", "requests to /v1/score by HTTP status", ["status"], **registered)
+        self.requests = Counter(
+            "rekindle_requests", "requests for predictions by HTTP status", ["status"], **registered
+        )
         self.seconds = Histogram("rekindle_request_seconds", "time to answer a request", buckets=SECONDS, **registered)
-        self.sizes = Histogram("rekindle_batch_size", "records in a scored request", buckets=SIZES, **registered)
-        self.in_flight = Gauge("rekindle_requests_in_flight", "requests being read or scored", **registered)
+        self.instances = Histogram(
+            "rekindle_instances", "instances in an answered request", buckets=SIZES, **registered
+        )
+        self.waiting = Gauge("rekindle_requests_waiting", "requests that wait or are predicted", **registered)
         self.model = Info("rekindle_model", "the model that serves", **registered)
 
 
@@ -75,19 +91,27 @@ class ModelServer:
         self.metrics = Metrics()
         self.model: Model | None = None
         self.failure: Exception | None = None
+        self.processes: list[ModelProcess] = []
         self.draining = False
-        self.in_flight = 0
-        self.worker = ThreadPoolExecutor(1, "model")
+        self.waiting = 0  # requests with a place
+        self.unfinished = 0  # bytes of bodies that are still arriving
         routes = [
+            Route("/", self.page),
+            Route("/v1/models", self.models),
+            Route("/v1/models/{name}:predict", self.predict, methods=["POST"]),
+            Route("/v1/models/{name}/example", self.example),
+            Route("/v1/models/{name}", self.status),
             Route("/health/live", self.live),
             Route("/health/ready", self.ready),
             Route("/metrics", self.show_metrics),
-            Route("/v1/score", self.score, methods=["POST"]),
-            Route("/v1/example", self.example),
+            Route("/openapi.json", self.openapi),
+            Route("/docs", lambda _: RedirectResponse("/")),
+            Route("/{path:path}", self.unknown, methods=["GET", "POST"]),
         ]
         self.http = uvicorn.Server(
             uvicorn.Config(
-                Starlette(routes=routes, lifespan=self.lifespan),
+                Starlette(routes=routes, lifespan=self.lifespan, exception_handlers={Refusal: self.refused}),
+                http=protocol(inputs.body_seconds),
                 log_level="warning",
                 access_log=False,
                 timeout_keep_alive=KEEP_ALIVE,
@@ -101,22 +125,33 @@ class ModelServer:
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGTERM, self.drain)
         loop.add_signal_handler(signal.SIGINT, self.stop)
-        loading = asyncio.create_task(self.load())
+        running = asyncio.create_task(self.run())
         yield
-        await loading
+        running.cancel()
 
-    async def load(self) -> None:
+    async def run(self) -> None:
+        """Load the model in all processes, then feed them, until one fails."""
         try:
-            model: Model = await self.in_thread(load_model, self.inputs.model, self.inputs.workdir / "release")
+            self.model = await self.load()
+            await self.model.batches.run()
         except Exception as error:
             self.failure = error
             self.stop()
-        else:
-            self.model = model
-            self.metrics.model.info({"sha256": model.sha256, "version": model.version})
 
-    async def in_thread(self, function: Any, *arguments: Any) -> Any:
-        return await asyncio.get_running_loop().run_in_executor(self.worker, function, *arguments)
+    async def load(self) -> Model:
+        """The release, ready in all processes. Raises StorageError, DataError or RekindleError."""
+        start, folder = time.perf_counter(), self.inputs.workdir / "release"
+        release = await asyncio.to_thread(download, Store.from_env(), self.inputs.model, folder)
+        for _ in range(self.inputs.processes):
+            self.processes.append(ModelProcess(folder, self.inputs.max_instances))
+        loop = asyncio.get_running_loop()
+        loaded = await asyncio.gather(*(loop.run_in_executor(each.thread, each.loaded) for each in self.processes))
+        name, version, sha256 = (release[key] for key in ("name", "version", "model_sha256"))
+        self.metrics.model.info({"name": name, "sha256": sha256, "version": version})
+        seconds = time.perf_counter() - start
+        sys.stderr.write(f"serving {name} version {version} (sha256 {sha256[:12]}), ready after {seconds:.1f} s\n")
+        batches = Batches(self.processes, self.inputs.max_batch, self.inputs.batch_delay_ms / 1000)
+        return Model(name, version, sha256, loaded[0], batches)
 
     def drain(self) -> None:
         """SIGTERM: not ready, but still answering for `drain_seconds`. A second one, or one while loading: stop now."""
@@ -130,52 +165,135 @@ class ModelServer:
         self.draining = True
         self.http.should_exit = True
 
+    def state(self) -> str:
+        return "failed" if self.failure else "draining" if self.draining else "ready" if self.model else "loading"
+
+    def named(self, request: Request) -> Model:
+        """The model that the path names. Raises Refusal."""
+        if not self.model:
+            raise Refusal(503, "the model is still loading: try again soon.")
+        if (name := request.path_params["name"]) != self.model.name:
+            raise Refusal(404, f'no model is called "{name[:100]}": this server has {self.model.name}.')
+        return self.model
+
     async def live(self, _: Request) -> Response:
         return answer(200, {"status": "live"})
 
     async def ready(self, _: Request) -> Response:
-        model = self.model
-        status = "draining" if self.draining else "ready" if model else "loading"
-        identity = {"model_sha256": model.sha256, "version": model.version} if model else {}
-        return answer(200 if status == "ready" else 503, {"status": status} | identity)
+        state, model = self.state(), self.model
+        identity = {"name": model.name, "version": model.version, "sha256": model.sha256} if model else {}
+        return answer(200 if state == "ready" else 503, {"status": state} | identity)
 
     async def show_metrics(self, _: Request) -> Response:
         return Response(generate_latest(self.metrics.registry), media_type="text/plain; version=0.0.4")
 
-    async def example(self, _: Request) -> Response:
-        """An example request for `/v1/score`."""
-        return (
-            answer(200, self.model.scorer.example()) if self.model else answer(503, {"error": "the model is loading"})
-        )
+    async def page(self, _: Request) -> Response:
+        return FileResponse(PAGE)
 
-    async def score(self, request: Request) -> Response:
+    async def models(self, _: Request) -> Response:
+        """KServe: the names of the models."""
+        return answer(200, {"models": [self.model.name] if self.model else []})
+
+    async def status(self, request: Request) -> Response:
+        """KServe: `name` and `ready`; TensorFlow Serving: `model_version_status`; ours: `version` and `sha256`."""
+        model, ready = self.named(request), self.state() == "ready"
+        fine = {"error_code": "OK", "error_message": ""}
+        versions = [{"version": model.version, "state": "AVAILABLE" if ready else "UNLOADING", "status": fine}]
+        about = {"name": model.name, "ready": ready, "version": model.version, "sha256": model.sha256}
+        return answer(200, about | {"model_version_status": versions}, model.headers)
+
+    async def example(self, request: Request) -> Response:
+        """A request for `:predict` that works."""
+        model = self.named(request)
+        return answer(200, model.loaded.example, model.headers)
+
+    async def openapi(self, _: Request) -> Response:
+        if not self.model:
+            raise Refusal(503, "the model is still loading: try again soon.")
+        model = self.model
+        return answer(200, openapi(model.name, model.version, model.loaded.example, model.loaded.schemas))
+
+    async def unknown(self, request: Request) -> Response:
+        """404 that says what there is."""
+        path = f"/v1/models/{self.model.name if self.model else 'NAME'}"
+        raise Refusal(404, f"{request.url.path[:100]} is not here: POST {path}:predict, or GET {path}/example.")
+
+    async def predict(self, request: Request) -> Response:
         start = time.perf_counter()
-        headers = {"connection": "close"} if self.draining else {}
         try:
-            response = Response(await self.scored(request), 200, headers, "application/json")
+            response = await self.predicted(request)
         except Refusal as refusal:
-            if refusal.status == 503:
-                headers["retry-after"] = "1"
-            response = answer(refusal.status, {"error": str(refusal)}, headers)
+            response = self.refused(request, refusal)
+        except RekindleError as error:  # the process with the model has ended, and this one will
+            response = self.refused(request, Refusal(503, str(error)))
         self.metrics.requests.labels(response.status_code).inc()
         self.metrics.seconds.observe(time.perf_counter() - start)
         return response
 
-    async def scored(self, request: Request) -> bytes:
-        if not self.model:
-            raise Refusal(503, "the model is still loading: try again soon.")
-        if self.in_flight >= self.inputs.max_waiting:
-            raise Refusal(503, f"{self.in_flight} requests are waiting already: try again soon.")
-        self.in_flight += 1
-        self.metrics.in_flight.set(self.in_flight)
+    async def predicted(self, request: Request) -> Response:
+        model = self.named(request)
+        body = await self.read_body(request)
+        if self.waiting >= self.inputs.max_waiting:
+            raise Refusal(503, f"{self.waiting} requests are waiting already: try again soon.")
+        self.waiting += 1
+        self.metrics.waiting.set(self.waiting)
         try:
-            body = await read_body(request, self.inputs)
-            result, size = await self.in_thread(score, self.model, body, self.inputs)
+            result = await model.batches.answer(body)
         finally:
-            self.in_flight -= 1
-            self.metrics.in_flight.set(self.in_flight)
-        self.metrics.sizes.observe(size)
-        return result
+            self.waiting -= 1
+            self.metrics.waiting.set(self.waiting)
+        if result.instances:
+            self.metrics.instances.observe(result.instances)
+        return Response(result.body, result.status, model.headers | self.closing(), "application/json")
+
+    def refused(self, _: Request, refusal: Exception) -> Response:
+        assert isinstance(refusal, Refusal)
+        again = {"retry-after": "1"} if refusal.status == 503 else {}
+        return answer(refusal.status, {"error": str(refusal)}, again | self.closing())
+
+    def closing(self) -> dict[str, str]:
+        """While we drain, every client must look for another server."""
+        return {"connection": "close"} if self.draining else {}
+
+    async def read_body(self, request: Request) -> bytes:
+        """The request's body, whatever its framing. Raises Refusal if it is too large, too slow or cut off."""
+        limits: Limits = self.inputs
+        too_large = Refusal(413, f"the request is larger than {limits.max_bytes:,} bytes: send it in parts.")
+        read_at_most = OVERSIZE * limits.max_bytes
+        if int(request.headers.get("content-length", 0)) > read_at_most:
+            raise too_large
+        body, size = bytearray(), 0
+        try:
+            async with asyncio.timeout(limits.body_seconds):
+                async for chunk in request.stream():
+                    size += len(chunk)
+                    if size > read_at_most:
+                        break
+                    if size <= limits.max_bytes:
+                        body += chunk
+                        self.unfinished += len(chunk)
+                    if self.unfinished > UNFINISHED * limits.max_bytes:
+                        raise Refusal(503, "too many large requests arrive at once: try again soon.")
+        except TimeoutError as error:
+            raise Refusal(408, f"the request took longer than {limits.body_seconds:g} s to arrive.") from error
+        except ClientDisconnect as error:
+            raise Refusal(400, "the client went away before its request had arrived.") from error
+        finally:
+            self.unfinished -= len(body)
+        if size > limits.max_bytes:
+            raise too_large
+        return bytes(body)
+
+
+def protocol(seconds: float) -> type[asyncio.Protocol]:
+    """uvicorn's protocol, but a connection without a whole header after `seconds` is closed."""
+
+    class Protocol(HttpToolsProtocol):
+        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+            super().connection_made(transport)
+            self.loop.call_later(seconds, lambda: self.cycle or transport.close())
+
+    return Protocol
 
 
 def serve(inputs: ServerSettings) -> None:
@@ -187,8 +305,11 @@ def serve(inputs: ServerSettings) -> None:
     if not (address.is_loopback or address.is_unspecified):  # `kubectl port-forward` comes from within the pod
         listeners.append(listen("127.0.0.1" if address.version == 4 else "::1", port))
     sys.stderr.write(f"listening on http://{f'[{host}]' if ':' in host else host}:{port}\n")
-    server.http.run(sockets=listeners)
-    server.worker.shutdown(wait=False, cancel_futures=True)
+    try:
+        server.http.run(sockets=listeners)
+    finally:
+        for process in server.processes:
+            process.end()
     if server.failure:
         raise server.failure
 
@@ -207,83 +328,6 @@ def listen(host: str, port: int) -> socket.socket:
             f"cannot listen on {host}:{port} ({error}): stop what listens there, or choose another --port or --host."
         ) from error
     return listener
-
-
-def load_model(prefix: str, folder: Path) -> Model:
-    """The release below `prefix` in the object store, warm. Raises StorageError or DataError."""
-    start = time.perf_counter()
-    release = download(Store.from_env(), prefix, folder)
-    sha256, version = release["model_sha256"], release["version"]
-    workload: Any = load(release["workload"])
-    scorer = workload.scorer(folder)
-    scorer.score(scorer.example())
-    seconds = time.perf_counter() - start
-    sys.stderr.write(f"serving version {version} (sha256 {sha256[:12]}), ready after {seconds:.1f} s\n")
-    return Model(scorer, sha256, version)
-
-
-async def read_body(request: Request, limits: Limits) -> bytes:
-    """The request's body, whatever its framing. Raises Refusal if it is too large, too slow or cut off."""
-    too_large = Refusal(413, f"the request is larger than {limits.max_bytes:,} bytes: send it in parts.")
-    read_at_most = OVERSIZE * limits.max_bytes
-    if int(request.headers.get("content-length", 0)) > read_at_most:
-        raise too_large
-    body, size = bytearray(), 0
-    try:
-        async with asyncio.timeout(limits.body_seconds):
-            async for chunk in request.stream():
-                size += len(chunk)
-                if size > read_at_most:
-                    break
-                if size <= limits.max_bytes:
-                    body += chunk
-    except TimeoutError as error:
-        raise Refusal(408, f"the request took longer than {limits.body_seconds:g} s to arrive.") from error
-    except ClientDisconnect as error:
-        raise Refusal(400, "the client went away before its request had arrived.") from error
-    if size > limits.max_bytes:
-        raise too_large
-    return bytes(body)
-
-
-def score(model: Model, body: bytes, limits: Limits) -> tuple[bytes, int]:
-    """(the answer's body, number of records) for a request's body. Raises Refusal."""
-    try:
-        request = parse_request(body, limits)
-        scores = model.scorer.score(request)
-    except DataError as error:
-        raise Refusal(422, str(error)) from error
-    except RekindleError as error:
-        raise Refusal(500, str(error)) from error
-    except Refusal:
-        raise
-    except Exception as error:
-        traceback.print_exc()
-        raise Refusal(500, "the model failed on this request; the server's log says why.") from error
-    result = {"model_sha256": model.sha256, "version": model.version, "scores": scores}
-    return json.dumps(result).encode(), len(scores)
-
-
-def parse_request(body: bytes, limits: Limits) -> dict[str, Any]:
-    """The parts of a request that all workloads share. Raises DataError or Refusal."""
-    try:
-        request = json.loads(body)
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"the request is not JSON ({error}).") from error
-    if not isinstance(request, dict):
-        raise DataError(f'the request is a {type(request).__name__}: it must be an object {{"transactions": [...]}}.')
-    for key, max_rows in (("transactions", limits.max_batch), ("history", limits.max_history)):
-        rows = request.setdefault(key, [])
-        if not isinstance(rows, list):
-            raise DataError(f"{key} is a {type(rows).__name__}: it must be a list.")
-        if len(rows) > max_rows:
-            raise Refusal(413, f"{key} has {len(rows):,} rows: at most {max_rows:,} are taken, send them in parts.")
-    if not request["transactions"]:
-        raise DataError("transactions is missing or empty: it must hold what is to be scored.")
-    for key in request.keys() - {"transactions", "history"}:
-        suggestion = did_you_mean(key, {"transactions", "history"})
-        raise DataError(f'"{key}" is not known here: a request has transactions and history.{suggestion}')
-    return request
 
 
 def answer(status: int, body: dict[str, Any], headers: dict[str, str] | None = None) -> Response:

@@ -100,7 +100,7 @@ def _facts(cluster: Cluster, labels: Mapping[str, str], endpoint: str | None) ->
     forward = f"kubectl port-forward{cluster.flags} svc/{labels.get(NAME)} {port}"
     return {
         "endpoint": endpoint and f"{endpoint} (inside the cluster)",
-        "try it": endpoint and f"{forward} & curl -s localhost:{port}/v1/example",
+        "try it": endpoint and f"{forward} & curl -s localhost:{port}/v1/models/{labels.get(NAME)}/example",
     }
 
 

@@ -101,7 +101,7 @@ def _watched(local: LocalRun, manifest: Mapping[str, Any], as_json: bool, ask: b
         result = summary.as_json(local.name, status, **facts) | ({"status": status} if whole else {})
         print(json.dumps(result), flush=True)
     if code in (0, summary.KEPT):
-        out.write(summary.success(status, _shown(status, facts["endpoint"]), ours))
+        out.write(summary.success(status, _shown(local, status, facts["endpoint"]), ours))
     elif interrupts.caught:
         sys.stderr.write(
             f"\n{local.name} is stopped: none of its processes is left\nresume  rekindle resume {local.name}\n"
@@ -148,10 +148,11 @@ def _endpoint(local: LocalRun) -> str | None:
     return next((row["address"] for row in deployments if row["name"] == name and row["running"]), None)
 
 
-def _shown(status: summary.Status, endpoint: str | None) -> dict[str, str | None]:
+def _shown(local: LocalRun, status: summary.Status, endpoint: str | None) -> dict[str, str | None]:
+    model = f"{endpoint}/v1/models/{_label(local, 'name')}"
     return {
         "endpoint": endpoint,
-        "try it": endpoint and f"curl -s {endpoint}/v1/example | curl -s {endpoint}/v1/score -d @-",
+        "try it": endpoint and f"curl -s {model}/example | curl -s {model}:predict -d @-",
         "mlflow": "rekindle ui" if summary.parameters(status).get("run_id") else None,
     }
 

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rekindle.gate import Evaluation, Gate, Metric
-from rekindle.workload import Dataset, Prepared, Scorer
+from rekindle.workload import Dataset, Predictor, Prepared
 from steps.fraud.config import Data, Model
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Data", "Model", "dataset", "evaluate", "loss", "metrics", "model", "prepare", "replay", "scorer"]
+__all__ = ["Data", "Model", "dataset", "evaluate", "loss", "metrics", "model", "predictor", "prepare", "replay"]
 
 metrics = (Metric("ap"), Metric("auc"), Metric("cp100"))  # means over the test weeks, see steps/fraud/measures.py
 
@@ -55,17 +55,15 @@ def evaluate(candidate: Path, champion: Path | None, dataset: Path, report: Path
     return evaluate(candidate, champion, dataset, report, gate)
 
 
-def scorer(release: Path) -> Scorer:
+def predictor(release: Path) -> Predictor:
     """The server's half of the model."""
-    from steps.fraud.scoring import FraudScorer
+    from steps.fraud.scoring import FraudPredictor
 
-    return FraudScorer(release)
+    return FraudPredictor(release)
 
 
-def replay(
-    dataset: Path, report: Path, count: int, seed: int, max_batch: int, max_history: int
-) -> Iterator[tuple[dict[str, Any], list[float]]]:
+def replay(dataset: Path, report: Path, count: int, seed: int) -> Iterator[tuple[dict[str, Any], list[float]]]:
     """Requests for a sample of the test transactions, and the offline scores to expect."""
     from steps.fraud.replays import replay
 
-    return replay(dataset, report, count, seed, max_batch, max_history)
+    return replay(dataset, report, count, seed)

@@ -12,6 +12,7 @@ from rekindle.workload import DataConfig
 from steps.fraud.data.world import parse
 
 CONTEXT = 63  # transactions of a card before the current one that a model may look at
+MAX_HISTORY = 100_000  # rows of history in one request to a served model
 
 
 class Columns(Section):

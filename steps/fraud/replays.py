@@ -9,14 +9,14 @@ import polars as pl
 from numpy.typing import NDArray
 
 from rekindle.workload import dataset_facts
-from steps.fraud.config import CONTEXT
+from steps.fraud.config import CONTEXT, MAX_HISTORY
 from steps.fraud.data.schema import DAY, Rows
 
 BATCH = 20  # transactions in one request, at most
 
 
 def replay(
-    dataset: Path, report: Path, count: int, seed: int, max_batch: int, max_history: int
+    dataset: Path, report: Path, count: int, seed: int, max_history: int = MAX_HISTORY
 ) -> Iterator[tuple[dict[str, Any], list[float]]]:
     """Requests for about `count` test transactions of all weeks, half of them frauds, with the scores to expect.
 
@@ -37,7 +37,7 @@ def replay(
             continue
         # an own label must not be due within a batch, since a transaction to be scored has none
         due = batch and later.time[row] - later.time[batch[0]] >= max(delay, 1)
-        if batch and (due or len(batch) == min(max_batch, BATCH) or (needed | mine).sum() > max_history):
+        if batch and (due or len(batch) == BATCH or (needed | mine).sum() > max_history):
             yield _request(later, batch, needed, delay), [expected[int(later.id[r])] for r in batch]
             batch, needed = [], np.zeros(len(later), bool)
         batch.append(row)
@@ -76,7 +76,7 @@ def _request(later: Rows, batch: list[int], needed: NDArray[np.bool_], delay: in
     for record, label, is_known in zip(rows, later.fraud[history].tolist(), known.tolist(), strict=True):
         if is_known:
             record["fraud"] = label
-    return {"transactions": _records(later, np.array(batch)), "history": rows}
+    return {"instances": _records(later, np.array(batch)), "history": rows}
 
 
 def _records(rows: Rows, places: NDArray[np.int64]) -> list[dict[str, Any]]:

@@ -37,11 +37,13 @@ def reached(place: Place) -> Iterator[str]:
 def served(place: Place) -> dict[str, Any]:
     """What serves: it scores its own example, and says which weights did."""
     with reached(place) as address:
-        with urllib.request.urlopen(f"{address}/v1/example") as answer:
+        with urllib.request.urlopen(f"{address}/v1/models/demo/example") as answer:
             body = answer.read()
-        request = urllib.request.Request(f"{address}/v1/score", body, {"content-type": "application/json"})
+        request = urllib.request.Request(
+            f"{address}/v1/models/demo:predict", body, {"content-type": "application/json"}
+        )
         with urllib.request.urlopen(request) as answer:
-            return json.load(answer)
+            return {"sha256": answer.headers["model-sha256"], **json.load(answer)}
 
 
 @pytest.fixture(scope="module")
@@ -54,8 +56,8 @@ def test_the_demo_serves_a_verified_model(demo: Run):
     outputs = demo.outputs()
     assert outputs["verdict"] == "release"
     answer = served(demo.place)
-    assert answer["model_sha256"] == outputs["model_sha256"] == demo.sha256()
-    assert 0 < answer["scores"][0]["score"] < 1
+    assert answer["sha256"] == outputs["model_sha256"] == demo.sha256()
+    assert 0 < answer["predictions"][0] < 1
     assert [node["phase"] for node in demo.nodes("verify")] == ["Succeeded"]
 
 

@@ -58,7 +58,7 @@ class Model(Section):
 
 from rekindle import Metric
 metrics = (Metric("loss"),)
-prepare = dataset = model = loss = evaluate = scorer = None
+prepare = dataset = model = loss = evaluate = predictor = None
 """
 CONFIG = "{name: hello, workload: steps.greeting, data: {source: none}, model: {name: Ada}}"
 

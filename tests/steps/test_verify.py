@@ -17,7 +17,7 @@ from rekindle.gate import Gate
 from rekindle.serving.client import resolve
 from rekindle.storage import Store
 from steps import fraud, release, verify
-from tests.steps.serving import Running
+from tests.rekindle.serving.running import Running
 
 pytestmark = pytest.mark.usefixtures("mlflow_server")
 
@@ -62,13 +62,14 @@ def test_a_served_release_is_replayed_and_becomes_the_champion(
         offline.with_columns(score=pl.col("score") + 0.25).write_parquet(tmp_path / "scores.parquet")
         changed = given | {"report": tmp_path, "version": "99", "endpoint": server.url}
         with pytest.raises(
-            DataError, match=r"60 of 60 replayed transactions .* transaction \d+, served 0\.\d+, offline"
+            DataError, match=r'60 of 60 replayed test rows .* {"transaction_id": \d+.*: served 0\.\d+, offline'
         ):
             verify.run(verify.Inputs(**changed))
         assert tracking.champion(name) == champion
 
-        with pytest.raises(DataError, match=r"raise serve\.max_history or serve\.max_bytes"):
-            verify.run(verify.Inputs(endpoint=server.url, **given, max_history=0))
+    refused = pytest.raises(DataError, match=r"Raise serve\.max_bytes or serve\.max_instances")
+    with Running(f"--model={made.model_uri}", "--max-instances=1") as server, refused:
+        verify.run(verify.Inputs(endpoint=server.url, **given))
 
 
 class Liar(BaseHTTPRequestHandler):
@@ -77,18 +78,18 @@ class Liar(BaseHTTPRequestHandler):
     server: Any
 
     def do_GET(self) -> None:
-        self.reply({"status": "ready", "model_sha256": self.server.sha256, "version": "1"})
+        self.reply({"ready": True, "instances": []}, self.server.sha256)
 
     def do_POST(self) -> None:
         request = json.loads(self.rfile.read(int(self.headers["content-length"])))
         self.server.asked += 1
         sha256 = "old" if self.server.asked <= self.server.old else self.server.sha256
-        scores = [{"transaction_id": t["transaction_id"], "score": 0.5} for t in request["transactions"]]
-        self.reply({"model_sha256": sha256, "version": "1", "scores": scores})
+        self.reply({"predictions": [0.5 for _ in request["instances"]]}, sha256)
 
-    def reply(self, body: dict[str, Any]) -> None:
+    def reply(self, body: dict[str, Any], sha256: str) -> None:
         data = json.dumps(body).encode()
         self.send_response(200)
+        self.send_header("model-sha256", sha256)
         self.send_header("content-length", str(len(data)))
         self.end_headers()
         self.wfile.write(data)
@@ -119,6 +120,16 @@ def test_scores_that_differ_fail_and_promote_nothing(liar: Any, small_dataset: P
     with pytest.raises(DataError, match=r"10 of 10 replayed .* Version 1 is not promoted; what served before is put"):
         verify.run(asked(liar, small_dataset, report, 5))
     assert tracking.champion("nobody") is None
+
+
+def test_the_recorded_predictions_are_replayed_where_a_workload_has_no_replay_of_its_own(
+    liar: Any, small_dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(fraud, "replay")
+    rows = [{"instance": {"x": number}, "prediction": 0.5 + 0.1 * (number == 7)} for number in range(12)]
+    (tmp_path / "predictions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(DataError, match=r'1 of 10 replayed .* \{"x": 7\}: served 0.5, offline 0.6'):
+        verify.run(asked(liar, small_dataset, tmp_path, 5))
 
 
 def test_answers_of_a_server_that_is_being_replaced_do_not_count(liar: Any, small_dataset: Path, report: Path) -> None:

@@ -1,19 +1,20 @@
 """What a server knows at the end of training, and the features of later transactions made from it.
 
     state = State.load(release / "state")
-    windows, lengths = state.windows(new, history)     # float32 [B, 64, F], int64 [B]
+    windows, lengths = state.windows([(new, history)])     # float32 [B, 64, F], int64 [B]
 
-`new` are the transactions to score (steps.fraud.data.schema.Rows, e.g. by `Rows.of(id=[..], time=[..], card=[..],
-terminal=[..], amount=[..])`), `history` those between the end of training and now, as far as the client sends them,
-with the labels that are known by now (fraud=0 otherwise: a label younger than the delay is never looked at). Window b
-holds the feature rows of the card's last `length` transactions up to and including new row b, oldest first, the new
-one at position lengths[b] - 1, zeros behind; columns are `state.features`. With complete history the values are those
-that `prepare` computes, because it is the same code. Nothing is kept between calls; calls may run in parallel
-threads.
+Each pair is one request, and none influences another. `new` are the transactions to score
+(steps.fraud.data.schema.Rows, e.g. by `Rows.of(id=[..], time=[..], card=[..], terminal=[..], amount=[..])`), `history`
+those between the end of training and now, as far as the client sends them, with the labels that are known by now
+(fraud=0 otherwise: a label younger than the delay is never looked at). Window b holds the feature rows of the card's
+last `length` transactions up to and including the b-th new row, oldest first, the new one at position lengths[b] - 1,
+zeros behind; columns are `state.features`. With complete history the values are those that `prepare` computes, because
+it is the same code. Nothing is kept between calls; calls may run in parallel threads.
 """
 
 import json
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -75,32 +76,41 @@ class State:
         settings = (facts[name] for name in ("train_end", "label_delay_days", "amount_limit"))
         return cls(rows, table, order, rows.terminal[order], NAMES, *settings)
 
-    def windows(self, new: Rows, history: Rows | None = None, length: int = CONTEXT + 1) -> tuple[Floats, Ints]:
-        """(float32 [B, length, F], int64 [B]) as above, in the order of `new`.
+    def windows(self, requests: Sequence[tuple[Rows, Rows]], length: int = CONTEXT + 1) -> tuple[Floats, Ints]:
+        """(float32 [B, length, F], int64 [B]) as above, in the order of the requests and of their new rows.
 
-        Raises DataError if a new transaction is older than the state, or two have the same id.
+        Raises DataError if a new transaction is older than the state, or two of a request have the same id.
         """
-        later = self._later(new, history)
-        mine = np.flatnonzero(np.isin(later.card, new.card))
-        past = _members(self.rows.card, new.card)
+        parts = [self._later(new, history) for new, history in requests]
+        later = Rows.concat(parts)
+        sizes = [len(part) for part in parts]
+        request = np.repeat(np.arange(len(parts)), sizes)
+        old = [len(part) - len(new) for part, (new, _) in zip(parts, requests, strict=True)]
+        is_new = np.concatenate([np.arange(size) for size in sizes]) >= np.repeat(old, sizes)
+
+        group, cards = _grouped(later.card, request)
+        wanted = np.unique(group[is_new])
+        mine = np.flatnonzero(np.isin(group, wanted))
+        past, counts = _members(self.rows.card, cards[wanted % len(cards)])
         rows = Rows.concat([self.rows[past], later[mine]])
+        rows = replace(rows, card=np.concatenate([np.repeat(wanted, counts), group[mine]]))
         order = np.lexsort((rows.id, rows.time, rows.card))
         place = np.argsort(order)  # of each row in that order
 
         fresh = place[len(past) :]
         columns = {name: values[fresh] for name, values in card_features(rows[order], self.amount_limit).items()}
-        columns |= self._terminal_columns(later, mine)
+        columns |= self._terminal_columns(later, request, mine)
         table = np.concatenate([self.table[past], matrix(columns, NAMES)])[order]
 
-        at = place[len(rows) - len(new) :]
-        start = np.maximum(np.searchsorted(rows.card[order], new.card), at - length + 1)
+        at = fresh[is_new[mine]]
+        start = np.maximum(np.searchsorted(rows.card[order], group[is_new]), at - length + 1)
         index = start[:, None] + np.arange(length)
         windows = table[np.minimum(index, at[:, None])]
         windows[index > at[:, None]] = 0
         return windows, at - start + 1
 
-    def _later(self, new: Rows, history: Rows | None) -> Rows:
-        """All rows since the state, the new ones last."""
+    def _later(self, new: Rows, history: Rows) -> Rows:
+        """All rows of a request since the state, the new ones last."""
         if len(np.unique(new.id)) < len(new):
             raise DataError("two of the transactions to score have the same id: each must have its own.")
         if (new.time < self.train_end).any():
@@ -108,26 +118,33 @@ class State:
                 f"a transaction of {_shown(new.time.min())} is older than the state of this model, which begins at "
                 f"{_shown(self.train_end)}: only later ones can be scored."
             )
-        if history is None:
-            return new
         return Rows.concat([history[(history.time >= self.train_end) & ~np.isin(history.id, new.id)], new])
 
-    def _terminal_columns(self, later: Rows, mine: Ints) -> dict[str, NDArray[Any]]:
+    def _terminal_columns(self, later: Rows, request: Ints, mine: Ints) -> dict[str, NDArray[Any]]:
         """The features OF_TERMINAL of the rows `mine` of `later`."""
-        terminals = later.terminal[mine]
-        theirs = np.flatnonzero(np.isin(later.terminal, terminals))
-        past = self.by_terminal[_members(self.terminals, terminals)]
+        group, terminals = _grouped(later.terminal, request)
+        wanted = np.unique(group[mine])
+        theirs = np.flatnonzero(np.isin(group, wanted))
+        members, counts = _members(self.terminals, terminals[wanted % len(terminals)])
+        past = self.by_terminal[members]
         rows = Rows.concat([self.rows[past], later[theirs]])
+        rows = replace(rows, terminal=np.concatenate([np.repeat(wanted, counts), group[theirs]]))
         order = np.lexsort((rows.id, rows.time, rows.terminal))
         place = np.argsort(order)[len(past) :][np.searchsorted(theirs, mine)]
         return {name: values[place] for name, values in terminal_features(rows[order], self.label_delay_days).items()}
 
 
-def _members(groups: Ints, wanted: Ints) -> Ints:
-    """Where the sorted `groups` hold one of `wanted`."""
-    wanted = np.unique(wanted)
-    edges = zip(np.searchsorted(groups, wanted), np.searchsorted(groups, wanted, side="right"), strict=True)
-    return np.concatenate([np.arange(start, end) for start, end in edges])
+def _grouped(identity: Ints, request: Ints) -> tuple[Ints, Ints]:
+    """(a number for each pair of request and identity; the identities: number % their count is the identity's place)"""
+    identities, place = np.unique(identity, return_inverse=True)
+    return request * len(identities) + place, identities
+
+
+def _members(groups: Ints, wanted: Ints) -> tuple[Ints, Ints]:
+    """Where the sorted `groups` hold each of `wanted`, one after the other, and how often each is there."""
+    start = np.searchsorted(groups, wanted)
+    sizes = np.searchsorted(groups, wanted, side="right") - start
+    return np.repeat(start - np.cumsum(sizes) + sizes, sizes) + np.arange(sizes.sum()), sizes
 
 
 def _shown(time: Any) -> str:

@@ -3,9 +3,9 @@
 from typing import Any
 
 from tests.rekindle.training import toy
-from tests.rekindle.training.toy import Data, dataset, evaluate, loss, metrics, prepare, scorer
+from tests.rekindle.training.toy import Data, dataset, evaluate, loss, metrics, predictor, prepare
 
-__all__ = ["Data", "dataset", "evaluate", "loss", "metrics", "prepare", "scorer"]
+__all__ = ["Data", "dataset", "evaluate", "loss", "metrics", "predictor", "prepare"]
 
 
 class Model(toy.Model):

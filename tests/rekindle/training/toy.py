@@ -13,7 +13,7 @@ from rekindle.sections import Section
 from rekindle.workload import DataConfig
 
 Data = DataConfig
-evaluate = prepare = scorer = None
+evaluate = prepare = predictor = None
 metrics = (Metric("loss"),)
 FEATURES = 10
 

@@ -12,9 +12,10 @@ import pytest
 
 from rekindle.errors import DataError
 from rekindle.gate import Gate
+from rekindle.serving.validation import parse
 from steps import fraud
 from steps.fraud.replays import replay
-from steps.fraud.scoring import FraudScorer
+from steps.fraud.scoring import FraudPredictor
 
 CLOSE = 1e-5
 ROW = {"transaction_id": 1, "time": "2024-03-20T12:00:00", "card": 5, "terminal": 6, "amount": 3.5}
@@ -28,12 +29,12 @@ def report(small_dataset: Path, expert: Path, tmp_path_factory: pytest.TempPathF
 
 
 @pytest.fixture(scope="module")
-def scorer(small_dataset: Path, expert: Path, tmp_path_factory: pytest.TempPathFactory) -> FraudScorer:
+def predictor(small_dataset: Path, expert: Path, tmp_path_factory: pytest.TempPathFactory) -> FraudPredictor:
     release = tmp_path_factory.mktemp("release")
     shutil.copytree(expert, release, dirs_exist_ok=True)
     shutil.copytree(small_dataset / "state", release / "state")
-    loaded = FraudScorer(release)
-    loaded.score(loaded.example())
+    loaded = FraudPredictor(release)
+    scores(loaded, loaded.example())
     return loaded
 
 
@@ -42,21 +43,23 @@ Requests = list[tuple[dict[str, Any], list[float]]]
 
 @pytest.fixture(scope="module")
 def requests(small_dataset: Path, report: Path) -> Requests:
-    return list(replay(small_dataset, report, 60, 1, 1000, 100_000))
+    return list(replay(small_dataset, report, 60, 1))
 
 
-def scores(scorer: FraudScorer, request: dict[str, Any]) -> list[float]:
-    return [s["score"] for s in scorer.score(json.loads(json.dumps(request)))]
+def scores(predictor: FraudPredictor, *requests: dict[str, Any]) -> list[float]:
+    """The scores of requests that are predicted together."""
+    parsed = [parse(predictor.Request, json.dumps(request).encode()) for request in requests]
+    return [score for prediction in predictor.predict(parsed) for score in prediction]
 
 
-def test_a_server_gives_every_transaction_its_offline_score(scorer: FraudScorer, requests: Requests) -> None:
+def test_a_server_gives_every_transaction_its_offline_score(predictor: FraudPredictor, requests: Requests) -> None:
     for request, expected in requests:
-        assert scores(scorer, request) == pytest.approx(expected, abs=CLOSE)
+        assert scores(predictor, request) == pytest.approx(expected, abs=CLOSE)
 
 
 def test_a_replay_covers_every_week_and_frauds(report: Path, requests: Requests) -> None:
     offline = pl.read_parquet(report / "scores.parquet")
-    ids = [row["transaction_id"] for request, _ in requests for row in request["transactions"]]
+    ids = [row["transaction_id"] for request, _ in requests for row in request["instances"]]
     chosen = offline.filter(pl.col("id").is_in(ids))
     assert len(chosen) == len(ids) == 60
     counts = chosen.group_by("week").agg(pl.len(), pl.col("label").sum())
@@ -65,27 +68,27 @@ def test_a_replay_covers_every_week_and_frauds(report: Path, requests: Requests)
         assert (rows, frauds) == (30, min(15, known))
 
 
-def test_the_replay_would_notice_a_server_without_history(scorer: FraudScorer, requests: Requests) -> None:
+def test_the_replay_would_notice_a_server_without_history(predictor: FraudPredictor, requests: Requests) -> None:
     off = [
         abs(a - b)
         for request, expected in requests
-        for a, b in zip(scores(scorer, request | {"history": []}), expected, strict=True)
+        for a, b in zip(scores(predictor, request | {"history": []}), expected, strict=True)
     ]
     assert max(off) > 100 * CLOSE
 
 
-def test_the_order_of_rows_in_a_request_does_not_matter(scorer: FraudScorer, requests: Requests) -> None:
+def test_the_order_of_rows_in_a_request_does_not_matter(predictor: FraudPredictor, requests: Requests) -> None:
     request, expected = requests[0]
     order = random.Random(3)
     history = order.sample(request["history"], len(request["history"]))
     places = order.sample(range(len(expected)), len(expected))
-    shuffled = {"transactions": [request["transactions"][p] for p in places], "history": history}
-    assert scores(scorer, shuffled) == pytest.approx([expected[p] for p in places], abs=CLOSE)
+    shuffled = {"instances": [request["instances"][p] for p in places], "history": history}
+    assert scores(predictor, shuffled) == pytest.approx([expected[p] for p in places], abs=CLOSE)
 
 
-def test_a_label_younger_than_the_delay_changes_nothing(scorer: FraudScorer, requests: Requests) -> None:
+def test_a_label_younger_than_the_delay_changes_nothing(predictor: FraudPredictor, requests: Requests) -> None:
     request, expected = requests[-1]
-    first = min(datetime.fromisoformat(row["time"]) for row in request["transactions"])
+    first = min(datetime.fromisoformat(row["time"]) for row in request["instances"])
     young, old = 0, 0
     changed = []
     for row in request["history"]:
@@ -93,62 +96,71 @@ def test_a_label_younger_than_the_delay_changes_nothing(scorer: FraudScorer, req
         young, old = young + is_young, old + (not is_young)
         changed.append(row | {"fraud": 1} if is_young else row)
     assert young and old
-    first_only = [n for n, row in enumerate(request["transactions"]) if datetime.fromisoformat(row["time"]) == first]
-    got = scores(scorer, {"transactions": request["transactions"], "history": changed})
+    first_only = [n for n, row in enumerate(request["instances"]) if datetime.fromisoformat(row["time"]) == first]
+    got = scores(predictor, {"instances": request["instances"], "history": changed})
     assert [got[n] for n in first_only] == pytest.approx([expected[n] for n in first_only], abs=CLOSE)
 
 
-def test_a_transaction_is_scored_alike_alone_and_among_others(scorer: FraudScorer) -> None:
+def test_a_transaction_is_scored_alike_alone_and_among_others(predictor: FraudPredictor) -> None:
     others = [ROW | {"transaction_id": n, "card": n, "terminal": 100 + n, "amount": n} for n in range(20, 60)]
-    alone, among = scores(scorer, {"transactions": [ROW]}), scores(scorer, {"transactions": [*others, ROW]})
-    assert among[-1] == pytest.approx(alone[0], abs=CLOSE)
+    alone, among = scores(predictor, {"instances": [ROW]}), scores(predictor, {"instances": [*others, ROW]})
+    assert among[-1] == alone[0]
 
 
-def test_ids_may_be_text_and_come_back_as_they_were(scorer: FraudScorer) -> None:
+def test_a_request_gets_the_same_bits_whatever_waits_with_it(predictor: FraudPredictor, requests: Requests) -> None:
+    bodies = [request for request, _ in requests]
+    alone = [scores(predictor, body) for body in bodies]
+    order = random.Random(1)
+    for _ in range(3):
+        places = order.sample(range(len(bodies)), len(bodies))
+        together = scores(predictor, *(bodies[place] for place in places))
+        assert together == [score for place in places for score in alone[place]]
+
+
+def test_ids_may_be_text(predictor: FraudPredictor) -> None:
     row = ROW | {"transaction_id": "tx-9", "card": " 5", "terminal": "6", "time": "2024-03-20T13:00:00+01:00"}
-    answer = scorer.score({"transactions": [row]})
-    assert answer[0]["transaction_id"] == "tx-9"
-    assert answer[0]["score"] == scorer.score({"transactions": [ROW]})[0]["score"]
+    assert scores(predictor, {"instances": [row]}) == scores(predictor, {"instances": [ROW]})
 
 
 def test_a_request_that_needs_too_much_history_is_left_out_of_the_replay(small_dataset: Path, report: Path) -> None:
-    requests = list(replay(small_dataset, report, 60, 1, 7, 400))
-    assert 0 < sum(len(r["transactions"]) for r, _ in requests) < 60
+    requests = list(replay(small_dataset, report, 60, 1, max_history=400))
+    assert 0 < sum(len(r["instances"]) for r, _ in requests) < 60
     assert max(len(r["history"]) for r, _ in requests) <= 400
-    assert max(len(r["transactions"]) for r, _ in requests) <= 7
 
 
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"amount": -5}, r"transactions\[1\].amount is -5: it must be a number from 0 to 1,000,000,000"),
-        ({"amount": float("nan")}, "amount is nan"),
+        ({"amount": -5}, r"instances\[1\].amount is -5: it must be a number from 0 to 1,000,000,000"),
+        ({"amount": float("nan")}, r"instances\[1\].amount is nan: it must be a finite"),
         ({"amount": "12"}, "amount is '12'"),
         ({"amount": True}, "amount is True"),
-        ({"time": "yesterday"}, r"transactions\[1\].time is 'yesterday': it must be ISO 8601"),
+        ({"time": "yesterday"}, r"instances\[1\].time is 'yesterday': it must be ISO 8601"),
         ({"time": 1710936000}, "time is 1710936000"),
         ({"time": "2020-01-01"}, "older than the state of this model"),
         ({"card": 1.5}, "card is 1.5: it must be a whole number"),
         ({"card": None}, "card is None"),
-        ({"card": 1 << 63}, "card is 9223372036854775808"),
+        ({"card": 1 << 63}, "card is 9223372036854775808: it must fit into 64 bits"),
         ({"terminal": "  "}, "terminal is '  '"),
         ({"terminal": ["x" * 100]}, r"terminal is \['x+\.\.\.:"),
-        ({"transaction_id": 1}, r"transactions\[1\].transaction_id is 1: it must be unique"),
-        ({"fraud": 1}, r'transactions\[1\] has "fraud", which is not known'),
-        ({"ammount": 1}, 'has "ammount", which is not known. Did you mean "amount"'),
+        ({"transaction_id": 1}, r"instances\[1\].transaction_id is that of instances\[0\]: it must be unique"),
+        ({"fraud": 1}, r"instances\[1\] has 'fraud', which is not known"),
+        ({"ammount": 1}, "has 'ammount', which is not known. Did you mean \"amount\""),
     ],
 )
-def test_a_wrong_value_is_named_with_its_place_and_rule(scorer: FraudScorer, change: dict[str, Any], says: str) -> None:
+def test_a_wrong_value_is_named_with_its_place_and_rule(
+    predictor: FraudPredictor, change: dict[str, Any], says: str
+) -> None:
     with pytest.raises(DataError, match=says):
-        scorer.score({"transactions": [ROW, ROW | {"transaction_id": 2} | change]})
+        scores(predictor, {"instances": [ROW, ROW | {"transaction_id": 2} | change]})
 
 
-def test_what_is_missing_or_no_object_is_named(scorer: FraudScorer) -> None:
+def test_what_is_missing_or_no_object_is_named(predictor: FraudPredictor) -> None:
     for row, says in [
-        ({k: v for k, v in ROW.items() if k != "card"}, r"transactions\[0\].card is missing: it must be"),
-        (7, r"transactions\[0\] is 7: it must be an object with transaction_id, time"),
+        ({k: v for k, v in ROW.items() if k != "card"}, r"instances\[0\].card is missing: it is required"),
+        (7, r"instances\[0\] is 7: input should be an object"),
     ]:
         with pytest.raises(DataError, match=says):
-            scorer.score({"transactions": [row]})
+            scores(predictor, {"instances": [row]})
     with pytest.raises(DataError, match=r"history\[0\].fraud is 2: it must be 1 or 0"):
-        scorer.score({"transactions": [ROW], "history": [ROW | {"transaction_id": 5, "fraud": 2}]})
+        scores(predictor, {"instances": [ROW], "history": [ROW | {"transaction_id": 5, "fraud": 2}]})

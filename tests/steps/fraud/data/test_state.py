@@ -14,6 +14,8 @@ from steps.fraud.data.schema import DAY, Rows
 from steps.fraud.data.state import State
 from tests.steps.fraud.written import Written, write
 
+NOTHING = Rows.of(id=[], time=[], card=[], terminal=[], amount=[])
+
 
 class World:
     """A dataset, its serving state, and every transaction after it."""
@@ -47,7 +49,7 @@ def test_a_later_transaction_has_online_the_features_it_has_offline(
     picked = data.draw(st.lists(st.integers(0, len(world.later) - 1), min_size=1, max_size=8, unique=True))
     new = world.later[np.array(picked)]
     history = world.later[world.later.time <= new.time.max()]  # includes the new ones, as a client may send them
-    windows, lengths = world.state.windows(new, history, length)
+    windows, lengths = world.state.windows([(new, history)], length)
     assert windows.shape == (len(picked), length, world.features.shape[1])
     for window, n, id in zip(windows, lengths, new.id, strict=True):
         np.testing.assert_array_equal(window[:n], world.offline(id, length))
@@ -63,20 +65,30 @@ def test_labels_that_nobody_can_know_yet_change_nothing(world: World, data: st.D
     unknown = Rows.of(
         history.id, history.time, history.card, history.terminal, history.cents / 100, history.fraud & ~young
     )
-    np.testing.assert_array_equal(world.state.windows(new, history)[0], world.state.windows(new, unknown)[0])
+    known_too, known_only = (world.state.windows([(new, rows)])[0] for rows in (history, unknown))
+    np.testing.assert_array_equal(known_too, known_only)
 
 
 def test_a_batch_is_scored_as_its_transactions_one_by_one(world: World) -> None:
     new = world.later[:50]
-    together, _ = world.state.windows(new)
+    together, _ = world.state.windows([(new, NOTHING)])
     for at in range(50):
-        alone, _ = world.state.windows(new[at : at + 1], new[:50])
+        alone, _ = world.state.windows([(new[at : at + 1], new[:50])])
         np.testing.assert_array_equal(alone[0][0], together[at][0])
+
+
+def test_no_request_knows_of_those_that_are_scored_with_it(world: World) -> None:
+    parts = [world.later[start : start + size] for start, size in ((0, 40), (10, 40), (10, 1), (300, 5), (0, 40))]
+    requests = [(part[-3:], part[:-3] if number % 2 else NOTHING) for number, part in enumerate(parts)]
+    together, lengths = world.state.windows(requests)
+    alone = [world.state.windows([request]) for request in requests]
+    np.testing.assert_array_equal(together, np.concatenate([windows for windows, _ in alone]))
+    np.testing.assert_array_equal(lengths, np.concatenate([counts for _, counts in alone]))
 
 
 def test_a_card_and_a_terminal_never_seen_before_can_be_scored(world: World) -> None:
     new = Rows.of(id=[-1], time=world.later.time[:1], card=[10**12], terminal=[10**12], amount=[33.3])
-    windows, lengths = world.state.windows(new)
+    windows, lengths = world.state.windows([(new, NOTHING)])
     first = dict(zip(world.state.features, windows[0, 0], strict=True))
     assert lengths.tolist() == [1] and first["card_count_30d"] == 1 and first["terminal_count_30d"] == 0
     assert first["card_mean_30d"] == np.float32(33.3)
@@ -94,9 +106,9 @@ def test_the_state_holds_no_more_than_a_server_needs(world: World) -> None:
 def test_what_cannot_be_scored_is_refused_by_name(world: World, tmp_path: Path) -> None:
     early = Rows.of(id=[1], time=[world.state.train_end - 1], card=[1], terminal=[1], amount=[1])
     with pytest.raises(DataError, match="older than the state"):
-        world.state.windows(early)
+        world.state.windows([(early, NOTHING)])
     twice = Rows.of(id=[1, 1], time=[world.state.train_end] * 2, card=[1, 2], terminal=[1, 1], amount=[1, 1])
     with pytest.raises(DataError, match="same id"):
-        world.state.windows(twice)
+        world.state.windows([(twice, NOTHING)])
     with pytest.raises(DataError, match="not a whole serving state"):
         State.load(tmp_path)

@@ -1,4 +1,4 @@
-"""Running servers, for the tests of serve and verify."""
+"""Releases of the workload `echo` and running servers, for the tests of serve and verify."""
 
 import json
 import os
@@ -15,16 +15,21 @@ import httpx
 from rekindle.storage import Store
 
 
-def release(store: Store, prefix: str, weights: bytes = b"weights") -> str:
-    """A release of the workload `echo` in the store; gives the sha256 of its weights."""
-    files = {"model.safetensors": weights, "state/words.txt": b"hello"}
+def release(store: Store, prefix: str, workload: str = "echo") -> str:
+    """A release in the store; gives the sha256 of its weights."""
+    digest = sha256(b"weights").hexdigest()
+    card = json.dumps({"workload": workload, "sha256": digest}).encode()
+    files = {"model.safetensors": b"weights", "model.json": card, "state/words.txt": b"hello"}
     for key, data in files.items():
         store.put(prefix + key, data)
-    digest = sha256(weights).hexdigest()
-    about = {"name": "echo", "version": "7", "workload": "echo", "model_sha256": digest}
+    about = {"name": "echo", "version": "7", "workload": workload, "model_sha256": digest}
     hashes = {key: sha256(data).hexdigest() for key, data in files.items()}
     store.put(f"{prefix}release.json", json.dumps(about | {"files": hashes}).encode())
     return digest
+
+
+MODEL = "/v1/models/echo"
+PREDICT = f"{MODEL}:predict"
 
 
 class Running:
@@ -60,8 +65,8 @@ class Running:
             time.sleep(0.02)
         raise AssertionError(f"{self.url} is not {status}: {answer}")
 
-    def score(self, *rows: dict[str, Any], **more: Any) -> httpx.Response:
-        return self.client.post("/v1/score", json={"transactions": list(rows)} | more)
+    def predict(self, *instances: dict[str, Any]) -> httpx.Response:
+        return self.client.post(PREDICT, json={"instances": list(instances)})
 
     def end(self, seconds: float = 15) -> tuple[int, str]:
         """(exit code, the rest of the log) of the process, which must end by itself."""

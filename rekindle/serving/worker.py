@@ -1,0 +1,172 @@
+"""A process that holds the model and answers batches of requests; the server talks to it through a pipe.
+
+So neither a long prediction nor a crash of the model keeps the server from answering probes, and `serve.processes` of
+them use as many cores, each with the whole of the model.
+"""
+
+import json
+import multiprocessing
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from rekindle.errors import DataError, RekindleError
+from rekindle.serving.openapi import schemas
+from rekindle.serving.predictor import open_predictor
+from rekindle.serving.validation import parse
+from rekindle.workload import Predictor
+
+LOG = "the server's log says why."
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The answer to one request: an HTTP status and a JSON body, and how many instances were predicted."""
+
+    status: int
+    body: bytes
+    instances: int = 0
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """What the server tells about a model without having it."""
+
+    example: dict[str, Any]
+    schemas: dict[str, Any]  # JSON schemas of a request and its parts, by name
+
+
+class ModelProcess:
+    """The server's end: one process, one batch at a time."""
+
+    def __init__(self, release: Path, max_instances: int) -> None:
+        context = multiprocessing.get_context("spawn")  # torch does not survive a fork
+        self.pipe, theirs = context.Pipe()
+        self.process = context.Process(target=work, args=(theirs, release, max_instances), daemon=True)
+        self.process.start()
+        theirs.close()
+        self.thread = ThreadPoolExecutor(1, "model")  # waits for the answers
+
+    def loaded(self) -> Loaded:
+        """Blocks until the model is ready. Raises the error that loading ended with."""
+        result = self._received()
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+    def answers(self, bodies: list[bytes]) -> list[Answer]:
+        """Blocks until the requests are answered. Raises RekindleError if the process ended."""
+        try:
+            self.pipe.send(bodies)
+        except OSError as error:
+            raise self._ended() from error
+        return self._received()
+
+    def _received(self) -> Any:
+        try:
+            return self.pipe.recv()
+        except (EOFError, OSError) as error:
+            raise self._ended() from error
+
+    def _ended(self) -> RekindleError:
+        self.process.join(1)
+        return RekindleError(
+            f"a process that holds the model ended with code {self.process.exitcode}"
+            f"{' (killed: out of memory?)' if self.process.exitcode == -signal.SIGKILL else ''}; {LOG}"
+        )
+
+    def end(self) -> None:
+        """Kill the process: nobody waits for its answers any more."""
+        self.process.kill()
+        self.thread.shutdown(wait=False, cancel_futures=True)
+
+
+def work(pipe: Connection, release: Path, max_instances: int) -> None:
+    """The process: load, say so, then answer batches until the server closes the pipe."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes of a terminal; the server decides
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        predictor = open_predictor(release)
+        example = predictor.example()
+        (warm_up,) = answers(predictor, [json.dumps(example).encode()], max_instances)
+        if warm_up.status != 200:
+            raise RekindleError(f"the model fails on its own example: {json.loads(warm_up.body)['error']}")
+        pipe.send(Loaded(example, schemas(predictor.Request)))
+        while True:
+            pipe.send(answers(predictor, pipe.recv(), max_instances))
+    except (EOFError, BrokenPipeError):
+        return  # the server has ended
+    except RekindleError as error:
+        pipe.send(error)
+    except Exception as error:
+        traceback.print_exc()
+        pipe.send(RekindleError(f"the model cannot be loaded: {type(error).__name__}: {error}"))
+
+
+def answers(predictor: Predictor, bodies: Sequence[bytes], max_instances: int) -> list[Answer]:
+    """An answer to each body; the requests are predicted together, and one that fails harms no other."""
+    results: list[Any] = [parsed(predictor, body, max_instances) for body in bodies]
+    places = [place for place, result in enumerate(results) if not isinstance(result, Answer)]
+    for place, answer in zip(places, predicted(predictor, [results[place] for place in places]), strict=True):
+        results[place] = answer
+    return results
+
+
+def parsed(predictor: Predictor, body: bytes, max_instances: int) -> Any:
+    """The request, or the answer that refuses it."""
+    try:
+        request = parse(predictor.Request, body)
+    except DataError as error:
+        return failure(422, str(error))
+    except Exception as error:  # of a validator of the workload
+        return failure(500, f"the request could not be checked ({type(error).__name__}); {LOG}", error)
+    if (count := len(getattr(request, "instances"))) > max_instances:  # noqa: B009
+        return failure(413, f"instances has {count:,}: at most {max_instances:,} are taken, send them in parts.")
+    return request
+
+
+def predicted(predictor: Predictor, requests: list[Any]) -> list[Answer]:
+    """The answers to requests that are right; after a failure each is tried alone."""
+    try:
+        results = predictor.predict(requests) if requests else []
+        return [encoded(request, result) for request, result in zip(requests, results, strict=True)]
+    except Exception as error:
+        if len(requests) > 1:
+            return [answer for request in requests for answer in predicted(predictor, [request])]
+        if isinstance(error, DataError):
+            return [failure(422, str(error))]
+        reason = str(error) if isinstance(error, RekindleError) else f"the model failed on this request; {LOG}"
+        return [failure(500, reason, error)]
+
+
+def encoded(request: Any, predictions: list[Any]) -> Answer:
+    """The predictions as JSON. Raises RekindleError that names the instance whose prediction is none."""
+    if len(predictions) != len(request.instances):
+        raise RekindleError(f"{len(predictions)} predictions came for {len(request.instances)} instances.")
+    try:
+        return Answer(200, json.dumps({"predictions": predictions}, allow_nan=False).encode(), len(predictions))
+    except (TypeError, ValueError):
+        for place, prediction in enumerate(predictions):
+            try:
+                json.dumps(prediction, allow_nan=False)
+            except (TypeError, ValueError) as error:
+                raise RekindleError(
+                    f"the prediction for instances[{place}] is no JSON ({error}): the model gives NaN or infinity, or "
+                    "`predict` gives something else than numbers, text, lists and objects."
+                ) from error
+        raise
+
+
+def failure(status: int, reason: str, error: Exception | None = None) -> Answer:
+    """The answer to a request without predictions; `error` goes to the log."""
+    if error:
+        sys.stderr.write(time.strftime("%Y-%m-%dT%H:%M:%S ") + "".join(traceback.format_exception(error)))
+        sys.stderr.flush()
+    return Answer(status, json.dumps({"error": reason}).encode())

@@ -1,0 +1,62 @@
+"""A workload whose predictor does what the request says, for tests of the server."""
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, Field
+
+from rekindle.errors import DataError
+from rekindle.gate import Metric
+from rekindle.sections import Section
+from rekindle.workload import DataConfig
+
+Data, Model, metrics = DataConfig, Section, (Metric("loss"),)
+prepare = dataset = model = loss = evaluate = None
+
+
+class Instance(BaseModel):
+    id: int | str
+    sleep: float = Field(0, ge=0)
+    bad: int | None = None
+    bug: bool = False
+    killed: bool = False
+    answer: float | None = None
+
+
+class Request(BaseModel):
+    instances: list[Instance] = Field(min_length=1)
+
+
+class Predictor:
+    Request = Request
+
+    def __init__(self, release: Path) -> None:
+        self.words = (release / "state" / "words.txt").read_text()
+
+    def example(self) -> dict[str, Any]:
+        return {"instances": [{"id": 0, "sleep": float(os.environ.get("ECHO_WARM_UP", 0))}]}
+
+    def predict(self, requests: Sequence[Request]) -> list[list[Any]]:
+        for place, instance in enumerate(i for request in requests for i in request.instances):
+            time.sleep(instance.sleep)
+            if instance.bad is not None:
+                raise DataError(f"instances[{place}].bad is {instance.bad}: it must not be there.")
+            if instance.bug:
+                raise KeyError("a bug in the workload")
+            if instance.killed:
+                os.kill(os.getpid(), signal.SIGKILL)
+        loaded = sorted({"torch", "mlflow", "polars", "starlette", "boto3"} & sys.modules.keys())
+        about = {"loaded": loaded, "together": len(requests), "pid": os.getpid()}
+        return [
+            [i.answer * float("inf") if i.answer is not None else {"id": i.id} | about for i in request.instances]
+            for request in requests
+        ]
+
+
+def predictor(release: Path) -> Predictor:
+    return Predictor(release)

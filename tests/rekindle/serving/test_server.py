@@ -1,0 +1,290 @@
+"""The server, as real processes with real signals."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import httpx
+import psutil
+import pytest
+
+from rekindle.storage import Store
+from tests.rekindle.serving.running import MODEL, PREDICT, Running, release
+
+PREFIX = "releases/echo/0123456789ab/"
+ONE = {"id": "a"}
+
+
+@pytest.fixture(scope="module")
+def store(s3_environment: dict[str, str]) -> Iterator[Store]:
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in s3_environment.items():
+            patch.setenv(name, value)
+        yield Store.from_env()
+
+
+@pytest.fixture(scope="module")
+def sha256(store: Store) -> str:
+    return release(store, PREFIX)
+
+
+LIMITS = ("--max-bytes=20000", "--max-instances=10", "--max-waiting=6", "--body-seconds=1")
+
+
+@pytest.fixture(scope="module")
+def server(sha256: str) -> Iterator[Running]:
+    with Running(f"--model={PREFIX}", *LIMITS) as running:
+        running.until_ready()
+        yield running
+
+
+@pytest.fixture
+def pool() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(16) as threads:
+        yield threads
+
+
+def busy(server: Running, pool: ThreadPoolExecutor, seconds: float = 0.5) -> Future[httpx.Response]:
+    """A request that the model works on while others come."""
+    answer = pool.submit(server.predict, ONE | {"sleep": seconds})
+    time.sleep(0.15)
+    return answer
+
+
+def test_it_answers_with_the_weights_and_version_that_predicted(server: Running, sha256: str) -> None:
+    answer = server.predict({"id": 3}, ONE)
+    assert answer.status_code == 200
+    assert (answer.headers["model-sha256"], answer.headers["model-version"]) == (sha256, "7")
+    assert [prediction["id"] for prediction in answer.json()["predictions"]] == [3, "a"]
+
+
+def test_clients_of_kserve_and_of_tensorflow_serving_see_what_serves(server: Running, sha256: str) -> None:
+    status = server.client.get(MODEL).json()
+    assert (status["name"], status["ready"], status["version"], status["sha256"]) == ("echo", True, "7", sha256)
+    assert [(v["version"], v["state"]) for v in status["model_version_status"]] == [("7", "AVAILABLE")]
+    assert server.client.get("/v1/models").json() == {"models": ["echo"]}
+
+
+def test_a_newcomer_gets_a_request_that_works_and_its_schema(server: Running) -> None:
+    example = server.client.get(f"{MODEL}/example").json()
+    assert server.client.post(PREDICT, json=example).status_code == 200
+    document = server.client.get("/openapi.json").json()
+    assert {PREDICT, MODEL, f"{MODEL}/example"} <= document["paths"].keys()
+    assert document["components"]["schemas"]["Instance"]["properties"]["sleep"]["minimum"] == 0
+    assert "<title>" in server.client.get("/").text
+
+
+def test_an_answer_does_not_wait_for_delayed_acknowledgements(server: Running) -> None:
+    took = []
+    for _ in range(15):
+        began = time.perf_counter()
+        server.predict(ONE)
+        took.append(time.perf_counter() - began)
+    assert min(took) < 0.03  # with Nagle's algorithm on it is 0.04
+
+
+def test_a_process_loads_no_library_that_its_workload_does_not_need(server: Running) -> None:
+    assert set(server.predict(ONE).json()["predictions"][0]["loaded"]) <= {"boto3"}
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "says"),
+    [
+        (b"{", 422, "not JSON"),
+        (b"\xff\xfe", 422, "not JSON"),
+        (b"[" * 10_000, 422, "recursion limit"),
+        (b"[1]", 422, "the request is [1]: input should be an object"),
+        (b'{"instances": []}', 422, "instances is empty"),
+        (b'{"instances": [{"id": 1}], "instanecs": []}', 422, 'Did you mean "instances"?'),
+        (b'{"instances": [{"id": 1}, {"id": 1, "sleep": -5}]}', 422, "instances[1].sleep is -5: "),
+        (b'{"instances": [{"id": 1, "sleep": NaN}]}', 422, "instances[0].sleep is nan: it must be a finite number"),
+        (b'{"instances": [{"id": 1, "sleep": 1%s}]}' % (b"0" * 400), 422, "it must fit into 64 bits"),
+        (b'{"instances": [{"id": 1, "bad": 4}]}', 422, "instances[0].bad is 4"),
+        (b'{"instances": [{"id": 1, "bug": true}]}', 500, "the model failed on this request"),
+        (b'{"instances": [{"id": 1}, {"id": 2, "answer": 0}]}', 500, "the prediction for instances[1] is no JSON"),
+        (json.dumps({"instances": [ONE] * 11}).encode(), 413, "instances has 11: at most 10"),
+        (b" " * 20_001, 413, "larger than 20,000 bytes"),
+        (b" " * 3_000_000, 413, "larger than 20,000 bytes"),
+    ],
+)
+def test_a_bad_request_is_told_what_is_wrong_and_harms_nobody_else(
+    server: Running, body: bytes, status: int, says: str
+) -> None:
+    try:
+        answer = server.client.post(PREDICT, content=body)
+    except httpx.WriteError:  # far too large: the connection may close before all is sent
+        assert len(body) > 80_000
+    else:
+        assert answer.status_code == status, answer.text
+        assert says in answer.json()["error"]
+    assert server.predict(ONE).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/v1/score", "/v1/example", "/v1/models/other:predict", "/v1/models/other"])
+def test_a_wrong_path_is_told_the_right_one(server: Running, path: str) -> None:
+    answer = server.client.post(path, json={}) if "score" in path or "predict" in path else server.client.get(path)
+    assert answer.status_code == 404
+    assert "echo" in answer.json()["error"]
+
+
+def test_requests_that_wait_together_are_predicted_together_and_one_that_fails_harms_no_other(
+    server: Running, pool: ThreadPoolExecutor
+) -> None:
+    first = busy(server, pool)
+    same = [pool.submit(server.predict, ONE | {"id": n}) for n in range(4)]
+    answers = [answer.result().json()["predictions"] for answer in same]
+    assert [(a[0]["id"], a[0]["together"]) for a in answers] == [(n, 4) for n in range(4)]
+    assert first.result().status_code == 200
+    first = busy(server, pool)
+    mixed = [pool.submit(server.predict, ONE | {"bug": n == 1}) for n in range(4)]
+    assert [answer.result().status_code for answer in mixed] == [200, 500, 200, 200]
+
+
+def test_a_body_without_a_length_is_limited_too(server: Running) -> None:
+    answer = server.client.post(PREDICT, content=iter([b" " * 1000] * 30))
+    assert (answer.status_code, "larger" in answer.json()["error"]) == (413, True)
+
+
+def unfinished(server: Running) -> socket.socket:
+    """A client that sends the start of a request and then nothing."""
+    host, port = server.url.removeprefix("http://").split(":")
+    client = socket.create_connection((host, int(port)))
+    client.sendall(f"POST {PREDICT} HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{{".encode())
+    return client
+
+
+def test_slow_clients_take_no_place_from_others_and_are_let_go(server: Running) -> None:
+    slow = [unfinished(server) for _ in range(40)]  # of 6 places
+    assert [server.predict(ONE).status_code for _ in range(20)] == [200] * 20
+    for client in slow:
+        assert client.recv(1000).startswith(b"HTTP/1.1 408")
+        client.close()
+
+
+def test_clients_that_never_finish_their_headers_are_let_go(server: Running) -> None:
+    host, port = server.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port))) as client:
+        client.sendall(b"POST /v1/mod")
+        client.settimeout(5)
+        assert client.recv(1000) == b""
+
+
+def test_overload_is_refused_at_once_while_probes_are_answered(server: Running, pool: ThreadPoolExecutor) -> None:
+    first = busy(server, pool)
+    answers = [pool.submit(server.predict, ONE) for _ in range(8)]
+    time.sleep(0.1)
+    for path in ("/health/live", "/health/ready", "/metrics"):
+        assert server.client.get(path).status_code == 200
+    assert not first.done()  # so they did not wait for the model
+    results = [answer.result() for answer in answers]
+    assert sorted(r.status_code for r in results) == [200] * 5 + [503] * 3
+    assert all(r.headers["retry-after"] == "1" for r in results if r.status_code == 503)
+
+
+def test_what_happened_can_be_read_from_the_metrics(server: Running, sha256: str) -> None:
+    server.predict(ONE, ONE)
+    text = server.client.get("/metrics").text
+    for line in (f'sha256="{sha256}"', 'rekindle_requests_total{status="200"}', "rekindle_request_seconds_bucket"):
+        assert line in text
+    assert "rekindle_requests_waiting 0.0" in text
+    assert 'rekindle_instances_bucket{le="2.0"}' in text
+
+
+def test_processes_work_at_the_same_time_and_all_are_warm_before_the_server_is_ready(
+    sha256: str, pool: ThreadPoolExecutor
+) -> None:
+    with Running(f"--model={PREFIX}", "--processes=2", ECHO_WARM_UP="1") as server:
+        assert server.client.get("/health/live").status_code == 200
+        answer = server.client.get("/health/ready")
+        assert (answer.status_code, answer.json()) == (503, {"status": "loading"})
+        assert server.predict(ONE).status_code == 503
+        assert server.until_ready() == {"status": "ready", "name": "echo", "version": "7", "sha256": sha256}
+        both = [busy(server, pool) for _ in range(2)]
+        assert len({answer.result().json()["predictions"][0]["pid"] for answer in both}) == 2
+
+
+def test_a_model_that_crashes_ends_the_server_with_an_answer_for_everybody(
+    sha256: str, pool: ThreadPoolExecutor
+) -> None:
+    with Running(f"--model={PREFIX}", "--processes=2") as server:
+        server.until_ready()
+        first = busy(server, pool)
+        doomed, other = pool.submit(server.predict, ONE | {"killed": True}), pool.submit(server.predict, ONE)
+        for answer in (doomed.result(), other.result()):
+            assert (answer.status_code, "ended with code -9" in answer.json()["error"]) == (503, True)
+        assert first.result().status_code in (200, 503)
+        code, log = server.end()
+        assert (code, "ended with code -9 (killed: out of memory?)" in log) == (1, True)
+
+
+def test_a_killed_server_leaves_no_process_behind(sha256: str) -> None:
+    with Running(f"--model={PREFIX}") as server:
+        server.until_ready()
+        model = psutil.Process(server.predict(ONE).json()["predictions"][0]["pid"])
+        os.kill(server.process.pid, signal.SIGKILL)
+        model.wait(10)
+
+
+def test_sigterm_answers_what_is_in_flight_and_what_still_comes(sha256: str, pool: ThreadPoolExecutor) -> None:
+    with Running(f"--model={PREFIX}", "--processes=2", "--drain-seconds=0.6") as server:
+        server.until_ready()
+        in_flight = busy(server, pool, 1.2)
+        server.process.send_signal(signal.SIGTERM)
+        time.sleep(0.1)
+        refused = server.client.get("/health/ready")
+        assert (refused.status_code, refused.json()["status"]) == (503, "draining")
+        assert server.client.get(MODEL).json()["ready"] is False
+        late = server.predict(ONE)
+        assert (late.status_code, late.headers["connection"]) == (200, "close")
+        assert in_flight.result().status_code == 200
+        code, log = server.end()
+        assert (code, log.count("\n")) == (0, 1), log  # nothing but the line that says what serves
+        assert log.startswith(f"serving echo version 7 (sha256 {sha256[:12]})")
+
+
+@pytest.mark.parametrize("signals", [[signal.SIGTERM, signal.SIGTERM], [signal.SIGINT]])
+def test_a_second_signal_or_ctrl_c_does_not_wait_for_the_routes(sha256: str, signals: list[signal.Signals]) -> None:
+    with Running(f"--model={PREFIX}", "--drain-seconds=60") as server:
+        server.until_ready()
+        for number in signals:
+            server.process.send_signal(number)
+            time.sleep(0.1)
+        assert server.end(5)[0] == 0
+
+
+def test_a_pods_server_is_reached_by_port_forward_which_comes_from_within(sha256: str) -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
+        sender.connect(("192.0.2.1", 9))  # nothing is sent: it only chooses the address that the others know us by
+        address = sender.getsockname()[0]
+    with Running(f"--model={PREFIX}", f"--host={address}") as server:
+        within = server.url.replace(address, "127.0.0.1")
+        assert server.until_ready() == httpx.get(f"{within}/health/ready").json()
+
+
+def test_an_address_in_use_is_named(server: Running) -> None:
+    port = server.url.rpartition(":")[2]
+    command = [sys.executable, "-m", "rekindle", "step", "steps.serve", f"--model={PREFIX}", f"--port={port}"]
+    ended = subprocess.run(command, capture_output=True, text=True)
+    assert ended.returncode == 78
+    assert f"cannot listen on 127.0.0.1:{port}" in ended.stderr
+
+
+def test_a_server_without_its_model_ends_and_says_why(store: Store) -> None:
+    with Running("--model=releases/echo/nothing/") as server:
+        code, log = server.end()
+    assert code == 1
+    assert log.startswith(f"error: {store.uri('releases/echo/nothing/')} does not exist")
+    assert log.count("\n") == 1
+
+
+def test_a_model_that_cannot_be_loaded_ends_the_server_and_says_why(store: Store) -> None:
+    release(store, "releases/echo/unknown/", workload="no.such.workload")
+    with Running("--model=releases/echo/unknown/") as server:
+        code, log = server.end()
+    assert (code, "no.such.workload" in log, "Traceback" in log) == (78, True, False)
