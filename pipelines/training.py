@@ -22,7 +22,7 @@ from rekindle.blocks.serving.disruption_budget import disruption_budget
 from rekindle.blocks.serving.service import service
 from rekindle.blocks.step import NO_CURE, command, retries, step
 from rekindle.keys import CHECKPOINTS, DATASET, LEDGER, MODEL, key
-from rekindle.provenance import PROVENANCE
+from rekindle.provenance import PROVENANCE, RELEASED
 from rekindle.step import load, to_text
 
 if TYPE_CHECKING:
@@ -65,7 +65,8 @@ def _main(config: "Config", trainer: Resource, shipping: DAG) -> None:
     evaluator = step("steps.evaluate", config.cluster, exports=OUTPUTS)
     with DAG(name="main"):
         ours = {"workload": config.workload, "data": config.data, "experiment": config.name}
-        prepare = _task(preparer, workflow="{{workflow.name}}", **ours)
+        recorded = {name: f"{{{{workflow.parameters.{name}}}}}" for name in ("config", "manifest")}
+        prepare = _task(preparer, workflow="{{workflow.name}}", **ours, **recorded)
         run_id = prepare.get_parameter("run_id").value
         train = _task(trainer, digest=prepare.get_parameter("digest").value, run_id=run_id)
         evaluate = _task(evaluator, workload=config.workload, name=config.name, run_id=run_id, **dict(config.gate))
@@ -107,7 +108,7 @@ def _ship(config: "Config", cleaner: Resource) -> DAG:
     releaser, verifier = step("steps.release", cluster), step("steps.verify", cluster)
     verifier.retry_strategy = retries(1, NO_CURE)  # it has its own patience
     inputs = [Parameter(name=name) for name in ("run_id", "verdict", "model_sha256")]
-    provenance = {name: f"{{{{workflow.parameters.{name}}}}}" for name in PROVENANCE}
+    provenance = {name: f"{{{{workflow.parameters.{name}}}}}" for name in RELEASED}
     # both are targets: a failed `verify` fails the DAG, though `restore` puts things right
     with DAG(name="ship", inputs=inputs, target="verify restore withdraw") as ship:
         given = {i.name: f"{{{{inputs.parameters.{i.name}}}}}" for i in inputs}

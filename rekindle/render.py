@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import yaml
 
 from rekindle import project
-from rekindle.provenance import PROVENANCE, git_sha
+from rekindle.provenance import PROVENANCE, git_sha, pack
 
 if TYPE_CHECKING:
     from rekindle.config import Config
@@ -37,10 +37,18 @@ def render_manifest(config: "Config", kind: Kind = "workflow") -> Manifest:
     if kind == "cron":  # or its runs have no labels; Hera has no field for it
         made["spec"]["workflowMetadata"] = {"labels": {**made["metadata"]["labels"]}}
     manifest = ordered(made)
-    own = {"git_sha": git_sha(), "config_hash": _sha256(config.model_dump(mode="json"))}
+    parameters = manifest["spec"].get("arguments", {}).get("parameters", [])
+    resolved = config.model_dump(mode="json")
+    own = {"git_sha": git_sha(), "config": json.dumps(resolved), "config_hash": _sha256(resolved)}
     own["manifest_hash"] = manifest_sha256(manifest)
-    for parameter in manifest["spec"].get("arguments", {}).get("parameters", []):
-        parameter["value"] = own[parameter["name"]]
+    for parameter in parameters:
+        parameter["value"] = own.get(parameter["name"], "")
+    metadata = {name: value for name, value in manifest["metadata"].items() if name != "name"}
+    run = manifest | {"kind": "Workflow", "metadata": {"generateName": f"{config.name}-"} | metadata}
+    packed = pack(to_yaml(ordered(run)))  # with all parameters but itself
+    for parameter in parameters:
+        if parameter["name"] == "manifest":
+            parameter["value"] = packed
     size = len(json.dumps(manifest))
     if size > TOO_BIG:
         sys.stderr.write(f"warning: the manifest has {size:,} bytes; Kubernetes refuses 1,500,000 and more.\n")

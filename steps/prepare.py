@@ -5,10 +5,13 @@
 How the data is processed is defined by the workload: see its `prepare`.
 """
 
+import base64
 import json
 import sys
+import zlib
 from typing import Any
 
+import yaml
 from pydantic import Field
 
 from rekindle import Artifact, StepInputs, StepOutputs
@@ -19,6 +22,8 @@ class Inputs(StepInputs):
     data: dict[str, Any] = Field(description="the config's section `data`, as JSON")
     workflow: str = Field(description="name of the workflow: its MLflow run is found by it, or made")
     experiment: str = Field("rekindle", description="MLflow experiment of the run")
+    config: dict[str, Any] = Field(default_factory=dict, description="the resolved config, to record on the run")
+    manifest: str = Field("", description="the manifest, to record on the run: YAML, as zlib in base64")
 
 
 class Outputs(StepOutputs):
@@ -36,17 +41,24 @@ def run(inputs: Inputs) -> Outputs:
     workload = load(inputs.workload)
     data = checked(workload.Data, inputs.data, "data")
     run_id = tracking.start_run(inputs.experiment, inputs.workflow, {"rekindle.workload": inputs.workload})
+    record(run_id, inputs.config or {"data": data.model_dump(mode="json")}, inputs.manifest)
 
     dataset = inputs.workdir / "dataset"
     prepared, digest = prepare(workload, data, dataset)
     tags = json.dumps(prepared.tags, default=str)
     sys.stderr.write(f"prepared {prepared.rows:,} rows, {prepared.rejected:,} rejected; {tags}\n")
-    settings = {f"data.{name}": value for name, value in data.model_dump(mode="json").items()}
     facts = {f"data.{name}": str(value) for name, value in prepared.tags.items()}
-    tracking.log(
-        run_id,
-        params=settings | {"data.digest": digest},
-        metrics={"rows": prepared.rows, "rejected": prepared.rejected},
-        tags={"rekindle.digest": digest} | facts,
-    )
+    counts = {"rows": prepared.rows, "rejected": prepared.rejected}
+    tracking.log(run_id, params={"data.digest": digest}, metrics=counts, tags={"rekindle.digest": digest} | facts)
+    tracking.log_dataset(run_id, inputs.experiment, digest, data.source, counts)
     return Outputs(dataset=dataset, digest=digest, rows=prepared.rows, run_id=run_id)
+
+
+def record(run_id: str, config: dict[str, Any], manifest: str) -> None:
+    """The config as parameters of the run, and both as files."""
+    from rekindle import tracking
+
+    tracking.log(run_id, params=config)
+    tracking.log_artifact(run_id, "config.yaml", yaml.safe_dump(config, sort_keys=False).encode())
+    if manifest:
+        tracking.log_artifact(run_id, "manifest.yaml", zlib.decompress(base64.b64decode(manifest)))

@@ -14,21 +14,24 @@ from pydantic import Field
 
 from rekindle import Artifact, ConfigError, StepInputs, StepOutputs
 
-PROVENANCE = ("git_sha", "image", "image_digest", "config_hash", "manifest_hash")
+
+class Origin(StepInputs):
+    """What the release was made of; the version and its run record it."""
+
+    git_sha: str = Field(default="unknown", description="commit of the code that the pipeline was rendered from")
+    image: str = Field(default="host", description="container image of the training")
+    image_digest: str = Field(default="host", description="its digest")
+    config_hash: str = Field(default="unknown", description="sha256 of the resolved config")
+    manifest_hash: str = Field(default="unknown", description="sha256 of the rendered manifest")
 
 
-class Inputs(StepInputs):
+class Inputs(Origin):
     name: str = Field(description="registered model, and first part of the prefix")
     dataset: Artifact = Field(description="what prepare made: dataset.json and state/ go into the release")
     model: Artifact = Field(description="what train made: model.safetensors and model.json")
     report: Artifact = Field(description="what evaluate made: verdict.json goes into the release")
     verdict: str = Field(description="the gate's; anything but release is refused")
     run_id: str = Field(description="MLflow run that the version belongs to")
-    git_sha: str = Field(default="unknown", description="commit of the code that the pipeline was rendered from")
-    image: str = Field(default="host", description="container image of the training")
-    image_digest: str = Field(default="host", description="its digest")
-    config_hash: str = Field(default="unknown", description="sha256 of the resolved config")
-    manifest_hash: str = Field(default="unknown", description="sha256 of the rendered manifest")
 
 
 class Outputs(StepOutputs):
@@ -70,7 +73,7 @@ def run(inputs: Inputs) -> Outputs:
 
 def provenance(inputs: Inputs, card: dict[str, Any]) -> dict[str, str]:
     """Everything that determines the weights, and where they were trained."""
-    facts = {name: getattr(inputs, name) for name in PROVENANCE}
+    facts = {name: getattr(inputs, name) for name in Origin.model_fields}
     if "KUBERNETES_SERVICE_HOST" not in os.environ:  # the manifest names an image, but none was run
         facts |= {"image": "host", "image_digest": "host"}
     facts |= {"data_digest": card.get("digest", "unknown")}

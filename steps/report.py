@@ -10,6 +10,7 @@ import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 from pydantic import Field
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 STATUS = {"Succeeded": "FINISHED", "Failed": "FAILED", "Error": "FAILED"}
 STOPPED = ("stopped with strategy", "shutdown with strategy", "terminated with strategy")  # Argo's words for `stop`
+PICTURED = ("evaluation", "ledger")  # artifacts of the run
 SHOWN = 5  # failures in the tag; MLflow takes 5,000 characters
 
 
@@ -52,6 +54,7 @@ def run(inputs: Inputs) -> Outputs:
             lines.insert(0, f"training: {summary.message}")
     if lines:
         tracking.log(run_id, tags={"rekindle.failures": "\n".join(line[:900] for line in lines[:SHOWN])})
+    tracking.log(run_id, tags={tracking.NOTE: description(run_id, lines)})
     tracking.finish(run_id, status(inputs.status, lines))
     return Outputs(run_id=run_id)
 
@@ -80,6 +83,18 @@ def log(run_id: str, summary: "Summary", folder: Path) -> None:
     tracking.log(run_id, metrics=publish.metrics(summary), tags=publish.tags(summary))
     publish.write_files(summary, folder)
     tracking.log_dir(run_id, folder, "ledger")
+
+
+def description(run_id: str, failures: list[str]) -> str:
+    """Markdown: the verdict, what failed, and the pictures of the evaluation and the training."""
+    from rekindle import tracking
+
+    tags = tracking.tags_of(run_id)
+    lines = [f"**{tags['verdict']}**: {tags['reason']}"] if "verdict" in tags else []
+    lines += [f"**failed**: {failure[:900]}" for failure in failures[:SHOWN]]
+    paths = [path for folder in PICTURED for path in tracking.artifacts(run_id, folder) if path.endswith(".png")]
+    lines += [f"![{path}](get-artifact?path={quote(path)}&run_uuid={run_id})" for path in paths]
+    return "\n\n".join(lines)
 
 
 def reason(failure: dict[str, Any]) -> str:

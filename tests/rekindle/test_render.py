@@ -1,10 +1,12 @@
 """What a manifest is a function of: its text, its hash, and what must never be in it."""
 
+import base64
 import copy
 import json
 import os
 import subprocess
 import sys
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +75,16 @@ def test_the_run_knows_the_hash_of_its_manifest(workflow: dict[str, Any]) -> Non
     given = {p["name"]: p["value"] for p in workflow["spec"]["arguments"]["parameters"]}
     assert given["manifest_hash"] == manifest_sha256(workflow)
     assert len(given["config_hash"]) == 64
+
+
+def test_a_run_brings_its_config_and_a_manifest_that_runs_again(config: Config, workflow: dict[str, Any]) -> None:
+    parameters = {p["name"]: p["value"] for p in workflow["spec"]["arguments"]["parameters"]}
+    assert type(config).model_validate_json(parameters["config"]) == config
+    again = yaml.safe_load(zlib.decompress(base64.b64decode(parameters["manifest"])))
+    assert [p.pop("value") for p in again["spec"]["arguments"]["parameters"] if p["name"] == "manifest"] == [""]
+    same = copy.deepcopy(workflow)
+    del next(p for p in same["spec"]["arguments"]["parameters"] if p["name"] == "manifest")["value"]
+    assert again == same
 
 
 def test_the_hash_is_of_what_runs_not_of_where_it_came_from(workflow: dict[str, Any]) -> None:

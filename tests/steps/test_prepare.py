@@ -6,17 +6,20 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
+import yaml
 
 from rekindle import tracking
+from rekindle.provenance import pack
 from tests.steps.fraud.written import Written
 
 
-def prepare(tmp_path: Path, workflow: str, **data: Any) -> subprocess.CompletedProcess[str]:
+def prepare(tmp_path: Path, workflow: str, more: tuple[str, ...] = (), **data: Any) -> subprocess.CompletedProcess[str]:
     """Run the step; its outputs are files of their names in `tmp_path`."""
     outputs = [f"--output={name}={tmp_path / name}" for name in ("dataset", "digest", "rows", "run_id")]
-    flags = [f"--workflow={workflow}", f"--data={json.dumps(data)}", "--experiment=prepare"]
+    flags = [f"--workflow={workflow}", f"--data={json.dumps(data)}", "--experiment=prepare", *more]
     command = [sys.executable, "-m", "rekindle", "step", "steps.prepare", *flags, *outputs]
     environment = os.environ | {"TMPDIR": str(tmp_path / "tmp")}
     (tmp_path / "tmp").mkdir(exist_ok=True)
@@ -42,7 +45,29 @@ def test_a_run_knows_the_data_it_was_trained_on(tmp_path: Path) -> None:
     run = MlflowClient(os.environ["MLFLOW_TRACKING_URI"]).get_run(run_id)
     assert run.data.params["data.source"] == source
     assert run.data.params["data.digest"] == digest
+    assert run.inputs
+    [used] = run.inputs.dataset_inputs
+    assert used.dataset.digest == digest[:36] and json.loads(str(used.dataset.profile))["rows"] == facts["rows"]
+    assert json.loads(used.dataset.source) == {"uri": source}
     assert run.data.metrics == {"rows": facts["rows"], "rejected": 0}
+
+
+def test_the_run_of_a_failed_preparation_has_its_config_manifest_and_kind(tmp_path: Path, mlflow_server: str) -> None:
+    """They are there from its first second: without them nobody can compare, or repeat, what failed."""
+    config = {"data": {"source": "nowhere.parquet"}, "train": {"lr": 0.003, "pods": {"gpu": 1}, "exact": True}, "n": []}
+    more = (f"--config={json.dumps(config)}", f"--manifest={pack('kind: Workflow')}")
+    workflow = f"w-{uuid4().hex[:8]}"
+    assert prepare(tmp_path, workflow, more, source="nowhere.parquet").returncode == 65
+    from mlflow import MlflowClient
+
+    client, run_id = MlflowClient(mlflow_server), str(tracking.find_run("prepare", workflow))
+    run = client.get_run(run_id)
+    flat = {"data.source": "nowhere.parquet", "train.lr": "0.003", "train.pods.gpu": "1", "train.exact": "true"}
+    assert run.data.params == flat | {"n": "[]"}
+    assert client.get_experiment(run.info.experiment_id).tags["mlflow.experimentKind"] == "custom_model_development"
+    manifest, resolved = (client.download_artifacts(run_id, name) for name in ("manifest.yaml", "config.yaml"))
+    assert Path(manifest).read_text() == "kind: Workflow"
+    assert yaml.safe_load(Path(resolved).read_text()) == config
 
 
 @pytest.mark.usefixtures("mlflow_server")

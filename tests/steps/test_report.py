@@ -1,11 +1,13 @@
 """Whatever the end of a workflow, its MLflow run says so, and where the time of its workers went."""
 
 import json
+import re
 import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import requests
 
 from rekindle import tracking
 from rekindle.storage import Store
@@ -96,6 +98,20 @@ def test_the_run_says_where_the_time_of_its_workers_went(mlflow_server: str, s3:
 def test_a_training_that_was_given_up_says_why_on_the_run(mlflow_server: str, s3: Store) -> None:
     run = reported(s3, VERDICT, failures=json.dumps(FAILURE))
     assert run.data.tags["rekindle.failures"].startswith("training: worker-0: the gradient is not finite\ntrain: Error")
+
+
+def test_the_page_of_a_run_begins_with_its_verdict_and_pictures(mlflow_server: str, tmp_path: Path) -> None:
+    name = f"w-{uuid.uuid4().hex[:8]}"
+    run_id = tracking.start_run("reports", name)
+    (tmp_path / "a curve.png").write_bytes(b"\x89PNG")
+    tracking.log_dir(run_id, tmp_path, "evaluation")
+    tracking.log(run_id, tags={"verdict": "keep", "reason": "The candidate is worse."})
+    report.run(report.Inputs(workflow=name, status="Failed", failures=json.dumps(FAILURE), experiment="reports"))
+    text = client(mlflow_server).get_run(run_id).data.tags["mlflow.note.content"]
+    verdict, failure, picture = text.split("\n\n")
+    assert verdict == "**keep**: The candidate is worse." and failure.startswith("**failed**: train: ")
+    address = re.findall(r"!\[.*\]\((.*)\)", picture)[0]
+    assert requests.get(f"{mlflow_server}/{address}", timeout=10).content == b"\x89PNG"
 
 
 def test_a_ledger_that_is_missing_or_out_of_reach_does_not_fail_the_workflow(
