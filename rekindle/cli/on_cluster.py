@@ -53,9 +53,9 @@ def submit(
     from rekindle.cluster.argo_server import ArgoServer
 
     with errors_as_json(as_json):
-        submitted, beside = manifest_of(config, sets, manifest)
-        _warn(submitted, config or manifest, beside)
-        for other in beside:
+        submitted, other_objects = manifest_of(config, sets, manifest)
+        _warn(submitted, config or manifest, other_objects)
+        for other in other_objects:
             click.echo(f"note: the {other.get('kind')} next to it is not submitted: `kubectl apply` it first", err=True)
         namespace = target.namespace or (submitted.get("metadata") or {}).get("namespace") or ""
         server = ArgoServer.configured(argo_server, namespace)
@@ -68,11 +68,12 @@ def submit(
             return 0
         if server:
             server.namespace = namespace
-            equal, create = server.equal, server.submit
+            find_duplicate, create = server.find_duplicate, server.submit
         else:
             assert cluster
-            equal, create = partial(workflows.equal, cluster), partial(workflows.submit, cluster)
-        if not yes and (running := equal(workflow)):
+            find_duplicate = partial(workflows.find_duplicate, cluster)
+            create = partial(workflows.submit, cluster)
+        if not yes and (running := find_duplicate(workflow)):
             remedy = f"follow it with `rekindle status {running} --cluster --watch`, or submit with --yes."
             problem = f"{running} is already running with the same manifest and parameters"
             _confirm(problem, remedy, "Submit another run?")
@@ -80,11 +81,11 @@ def submit(
     return _submitted(workflow, cluster, watch, as_json)
 
 
-def _warn(manifest: dict[str, Any], file: Path | None, beside: Sequence[dict[str, Any]] = ()) -> None:
+def _warn(manifest: dict[str, Any], file: Path | None, other_objects: Sequence[dict[str, Any]] = ()) -> None:
     """Print the warnings of `lint`. Raises ConfigError for its errors."""
     from rekindle.argo import validate
 
-    for finding in validate.check(manifest, str(file), beside):
+    for finding in validate.check(manifest, str(file), other_objects):
         click.echo(f"warning: {finding}", err=True)
 
 

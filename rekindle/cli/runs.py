@@ -43,9 +43,11 @@ def run(
     from rekindle.view import foreground
 
     with run_output(as_json):
-        workflow, beside = manifest_of(config, sets, manifest, lambda: foreground.prefetch(HOME))
-        values, whole = pairs_of(parameters), bool(manifest)
-        return foreground.run(HOME, workflow, values, as_json=as_json, ask=not yes, whole=whole, beside=beside)
+        workflow, other_objects = manifest_of(config, sets, manifest, lambda: foreground.prefetch(HOME))
+        values, full_status = pairs_of(parameters), bool(manifest)
+        return foreground.run(
+            HOME, workflow, values, as_json=as_json, ask=not yes, full_status=full_status, other_objects=other_objects
+        )
 
 
 @command

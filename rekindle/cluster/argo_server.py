@@ -40,7 +40,7 @@ class ArgoServer:
         """Raises ConfigError if the server rejects the workflow, RekindleError if it is unavailable."""
         self._request("POST", json={"workflow": workflow})
 
-    def equal(self, workflow: Object) -> str | None:
+    def find_duplicate(self, workflow: Object) -> str | None:
         """The name of an active run with equal manifest and parameters."""
         active = self._request("GET", params={"listOptions.labelSelector": f"{COMPLETED}!=true"})
         for running in active.get("items") or []:

@@ -3,7 +3,7 @@
     workflow = submission(manifest, {"message": "hello"}, cluster.namespace)
     submit(cluster, workflow); stop(cluster, name); resume(cluster, name)
 
-Workflows are plain data. A status that Argo compressed is unpacked; one that it keeps in its database has no nodes.
+Workflows are plain data. Nodes that Argo compressed are decompressed; those that it keeps in its database are missing.
 """
 
 import base64
@@ -71,7 +71,7 @@ def submit(cluster: Cluster, workflow: Object) -> Object:
         raise
 
 
-def equal(cluster: Cluster, workflow: Object) -> str | None:
+def find_duplicate(cluster: Cluster, workflow: Object) -> str | None:
     """The name of an active run with equal manifest and parameters."""
     for listed in cluster.list_objects(WORKFLOWS, f"{names.COMPLETED}!=true", metadata_only=True):
         if same_manifest(listed, workflow) and (running := cluster.find(WORKFLOWS, listed["metadata"]["name"])):
@@ -95,7 +95,7 @@ def arguments(workflow: Mapping[str, Any]) -> dict[str, Any]:
 def read(cluster: Cluster, name: str) -> Object:
     """A workflow with its nodes. Raises ConfigError if there is none."""
     if workflow := cluster.find(WORKFLOWS, name):
-        return unpacked(workflow)
+        return decompress_nodes(workflow)
     known = {listed["metadata"]["name"] for listed in cluster.list_objects(WORKFLOWS, metadata_only=True)}
     raise ConfigError(
         f"there is no workflow {name} in namespace {cluster.namespace}: `rekindle status --cluster` lists all."
@@ -111,7 +111,7 @@ def newest(cluster: Cluster) -> str:
     return str(max(runs, key=lambda run: run["metadata"]["creationTimestamp"])["metadata"]["name"])
 
 
-def unpacked(workflow: Object) -> Object:
+def decompress_nodes(workflow: Object) -> Object:
     """The workflow with the nodes that Argo compressed because there are many."""
     status = dict(workflow.get("status") or {})
     if text := status.pop("compressedNodes", None):
@@ -120,14 +120,14 @@ def unpacked(workflow: Object) -> Object:
     return workflow
 
 
-def packed(workflow: Object) -> Object:
-    """The inverse of `unpacked`."""
+def compress_nodes(workflow: Object) -> Object:
+    """The inverse of `decompress_nodes`."""
     status = dict(workflow["status"])
     nodes = json.dumps(status.pop("nodes")).encode()
     return workflow | {"status": status | {"compressedNodes": base64.b64encode(gzip.compress(nodes)).decode()}}
 
 
-def offloaded(workflow: Mapping[str, Any]) -> bool:
+def is_offloaded(workflow: Mapping[str, Any]) -> bool:
     """Whether Argo keeps the nodes in its database, which only an Argo server can read."""
     status = workflow.get("status") or {}
     return bool(status.get("offloadNodeStatusVersion")) and not status.get("nodes")
@@ -152,9 +152,9 @@ def resume(cluster: Cluster, name: str) -> str:
     Completed steps keep their outputs. Raises ConfigError if there is nothing to do.
     """
     workflow = cluster.find(WORKFLOWS, name) or read(cluster, name)
-    nodes = unpacked(workflow)
+    nodes = decompress_nodes(workflow)
     phase = (workflow.get("status") or {}).get("phase") or "Pending"
-    if offloaded(workflow):
+    if is_offloaded(workflow):
         raise ConfigError(f"Argo keeps the steps of {name} in its database: use `argo resume` or `argo retry` {name}.")
     if phase == "Succeeded":
         raise ConfigError(f"{name} has succeeded: there is nothing to resume. `rekindle submit` starts another run.")
@@ -162,7 +162,7 @@ def resume(cluster: Cluster, name: str) -> str:
     changed = change(nodes)
     if phase in FAILED:
         _remove_pods(cluster, name, set(nodes["status"].get("nodes") or {}) - set(changed["status"]["nodes"]))
-    cluster.replace(WORKFLOWS, packed(changed) if "compressedNodes" in workflow["status"] else changed)
+    cluster.replace(WORKFLOWS, compress_nodes(changed) if "compressedNodes" in workflow["status"] else changed)
     return done
 
 

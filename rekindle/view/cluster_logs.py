@@ -58,7 +58,7 @@ class Logs:
         if self.failed:
             raise self.failed
         for pod in self.cluster.list_objects(PODS, f"{WORKFLOW}={self.name}"):  # the watch may have missed the last
-            self._begin(pod)
+            self._start_readers(pod)
         self.completed.set()
         deadline = time.monotonic() + DRAIN
         for reader in list(self.readers.values()):
@@ -89,9 +89,9 @@ class Logs:
             if self.completed.is_set():
                 return
             if kind != "DELETED":
-                self._begin(pod)
+                self._start_readers(pod)
 
-    def _begin(self, pod: Object) -> None:
+    def _start_readers(self, pod: Object) -> None:
         with self.lock:
             for container, starts in _started(pod):
                 key = (pod["metadata"]["uid"], container, starts)
@@ -102,13 +102,13 @@ class Logs:
         label = label_of(self.name, pod)
         if self.step not in label:
             return
-        lines = self._lines(pod, container, follow)
+        lines = self._lines(pod, container, starts, follow)
         if starts and (pod["metadata"]["uid"], container, starts - 1) not in self.readers:
-            lines = chain(self._lines(pod, container, follow=False, previous=True), lines)
+            lines = chain(self._lines(pod, container, starts, follow=False, previous=True), lines)
         for line in lines:
             self._write(label, line)
 
-    def _lines(self, pod: Object, container: str, follow: bool, previous: bool = False) -> Iterator[str]:
+    def _lines(self, pod: Object, container: str, starts: int, follow: bool, previous: bool = False) -> Iterator[str]:
         """The lines since one start of a container, each once, also after reconnecting."""
         query = {"timestamps": "true"}
         query |= {"follow": "true"} if follow else {}
@@ -131,13 +131,13 @@ class Logs:
                 if error.code in (401, 403):
                     raise
             else:
-                if not follow or not self._runs(pod, container):
+                if not follow or not self._runs(pod, container, starts):
                     return
             if not follow or self.drained.wait(pause):
                 return
             pause = min(5.0, pause * 2)
 
-    def _runs(self, pod: Object, container: str) -> bool:
+    def _runs(self, pod: Object, container: str, starts: int) -> bool:
         """Whether more lines may follow: the kubelet also ends a stream when it rotates the log."""
         try:
             now = self.cluster.find(PODS, pod["metadata"]["name"])
@@ -145,9 +145,9 @@ class Logs:
             return True
         if now is None or now["metadata"]["uid"] != pod["metadata"]["uid"]:
             return False
-        current, before = _container_statuses(now), _container_statuses(pod)
-        status = current.get(container) or {}
-        return "running" in status.get("state", {}) and status["restartCount"] == before[container]["restartCount"]
+        statuses = (now.get("status") or {}).get("containerStatuses") or []
+        running = ((s["name"], s["restartCount"]) for s in statuses if "running" in (s.get("state") or {}))
+        return (container, starts) in running
 
     def _write(self, label: str, line: str) -> None:
         with self.lock:
@@ -164,11 +164,6 @@ def label_of(name: str, pod: Mapping[str, Any]) -> str:
     metadata = pod["metadata"]
     node = (metadata.get("annotations") or {}).get(NODE_NAME)
     return re.sub(r"^[.-]", "", (node or metadata["name"]).removeprefix(name))
-
-
-def _container_statuses(pod: Mapping[str, Any]) -> dict[str, Any]:
-    statuses = (pod.get("status") or {}).get("containerStatuses") or []
-    return {container["name"]: container for container in statuses}
 
 
 def _started(pod: Mapping[str, Any]) -> Iterator[tuple[str, int]]:

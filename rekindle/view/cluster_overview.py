@@ -6,7 +6,7 @@ from typing import Any
 
 from rekindle.argo.names import PHASE
 from rekindle.cluster.api import CRONS, WORKFLOWS, Cluster, Object
-from rekindle.cluster.workflows import offloaded, read
+from rekindle.cluster.workflows import is_offloaded, read
 from rekindle.view import overview
 from rekindle.view.cluster_watch import as_object
 from rekindle.view.summary import duration, timestamp
@@ -27,7 +27,7 @@ def run(cluster: Cluster, name: str, as_json: bool) -> str:
     workflow = read(cluster, name)
     if as_json:
         return json.dumps(as_object(workflow), indent=2)
-    note = f"\n\nits steps are stored in Argo's database: `argo get {name}`" if offloaded(workflow) else ""
+    note = f"\n\nits steps are stored in Argo's database: `argo get {name}`" if is_offloaded(workflow) else ""
     return overview.steps_table(name, workflow.get("status") or {}) + note
 
 

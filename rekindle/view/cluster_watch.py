@@ -14,7 +14,7 @@ from typing import Any
 from rekindle.argo.kinds import COMPLETED
 from rekindle.cluster.api import SERVICES, WORKFLOWS, Cluster, Object
 from rekindle.cluster.errors import ApiError
-from rekindle.cluster.workflows import SHA256, offloaded, read, unpacked
+from rekindle.cluster.workflows import SHA256, decompress_nodes, is_offloaded, read
 from rekindle.errors import RekindleError
 from rekindle.view import cluster_logs, display, summary
 
@@ -37,7 +37,7 @@ def watch(cluster: Cluster, name: str, *, as_json: bool) -> int:
             f"stop    rekindle stop {name}{flags}\n"
         )
         return 130
-    return ended(cluster, workflow, as_json)
+    return print_outcome(cluster, workflow, as_json)
 
 
 def _watch_to_completion(cluster: Cluster, name: str, shown: display.Shown) -> Object:
@@ -55,14 +55,14 @@ def _watch_to_completion(cluster: Cluster, name: str, shown: display.Shown) -> O
         unreachable = False
         if kind == "DELETED":
             raise RekindleError(f"{name} was deleted while it was watched: its outcome is unknown.")
-        if status := unpacked(workflow).get("status"):
+        if status := decompress_nodes(workflow).get("status"):
             shown({"phase": "Pending", "nodes": {}, **status})
             if status.get("phase") in COMPLETED:
-                return unpacked(workflow)
+                return decompress_nodes(workflow)
     raise AssertionError("a watch does not end")
 
 
-def ended(cluster: Cluster, workflow: Object, as_json: bool) -> int:
+def print_outcome(cluster: Cluster, workflow: Object, as_json: bool) -> int:
     """Print the outcome of a completed run; returns the exit code."""
     metadata, status = workflow["metadata"], workflow["status"]
     labels = metadata.get("labels") or {}
@@ -71,7 +71,7 @@ def ended(cluster: Cluster, workflow: Object, as_json: bool) -> int:
     endpoint = _endpoint(cluster, labels.get(NAME))
     if as_json:
         print(json.dumps(as_object(workflow) | {"endpoint": endpoint}), flush=True)
-    if code in (0, summary.KEPT):
+    if code in (0, summary.NOT_RELEASED):
         (sys.stderr if as_json else sys.stdout).write(summary.success(status, _facts(cluster, labels, endpoint), ours))
     else:
         sys.stderr.write("\n" + _failure(cluster, workflow) + "\n")
@@ -106,11 +106,11 @@ def _facts(cluster: Cluster, labels: Mapping[str, str], endpoint: str | None) ->
 
 def _failure(cluster: Cluster, workflow: Object) -> str:
     name, status = workflow["metadata"]["name"], workflow["status"]
-    if offloaded(workflow):
+    if is_offloaded(workflow):
         return (
             f"{name}: {status['phase']}: {status.get('message') or ''}\nsteps   in Argo's database: `argo get {name}`"
         )
-    step = summary.culprit(summary.steps(name, status))
+    step = summary.failed_step(summary.steps(name, status))
     log = place = ""
     if step:
         attempt = str(summary.last_attempt(status, step).get("name", "")).removeprefix(f"{name}.")

@@ -33,16 +33,19 @@ def run(
     *,
     as_json: bool,
     ask: bool,
-    whole: bool = False,
-    beside: Iterable[Mapping[str, Any]] = (),
+    full_status: bool = False,
+    other_objects: Iterable[Mapping[str, Any]] = (),
 ) -> int:
-    """Run a manifest. Raises ConfigError before anything starts. `whole`: not ours; its JSON holds Argo's status."""
+    """Run a manifest. Raises ConfigError before anything starts.
+
+    `full_status`: print notes of `lint`, and add the status to the JSON output.
+    """
     cluster = LocalCluster(home)
-    cluster.keep(beside)
+    cluster.keep(other_objects)
     _ports_are_free(manifest, cluster)
     # what Rekindle renders for a cluster is known not to matter here
-    local = LocalRun.new(manifest, parameters, cluster, (lambda line: say(f"note: {line}")) if whole else None)
-    return _watched(local, manifest, as_json, ask, whole)
+    local = LocalRun.new(manifest, parameters, cluster, (lambda line: say(f"note: {line}")) if full_status else None)
+    return _run(local, manifest, as_json, ask, full_status)
 
 
 def resume(home: Path, name: str | None, values: Mapping[str, str], *, as_json: bool, ask: bool) -> int:
@@ -54,7 +57,7 @@ def resume(home: Path, name: str | None, values: Mapping[str, str], *, as_json: 
         print(json.dumps({"workflow": name, "phase": "Running"}) if as_json else f"{name} resumed", flush=True)
         return 0
     local = LocalRun.old(name, LocalCluster(home))
-    return _watched(local, local.workflow, as_json, ask, whole=_label(local, "part-of") != "rekindle")
+    return _run(local, local.workflow, as_json, ask, full_status=_label(local, "part-of") != "rekindle")
 
 
 def prefetch(home: Path) -> None:
@@ -77,7 +80,7 @@ def _ports_are_free(manifest: Mapping[str, Any], cluster: Any) -> None:
                     Services(cluster).check(resource)
 
 
-def _watched(local: LocalRun, manifest: Mapping[str, Any], as_json: bool, ask: bool, whole: bool = False) -> int:
+def _run(local: LocalRun, manifest: Mapping[str, Any], as_json: bool, ask: bool, full_status: bool = False) -> int:
     out = sys.stderr if as_json else sys.stdout
     interrupts = StopSignals(local.files.root / "stop", ask, LONG)
     status, why = local.status, ""
@@ -85,7 +88,7 @@ def _watched(local: LocalRun, manifest: Mapping[str, Any], as_json: bool, ask: b
     with interrupts, display.show(local.name, progress, local.workflow, out) as shown:
         interrupts.say = shown.say
         try:
-            _serve_again(local)
+            _restart_deployment(local)
             status = local.run(_with_resume_hints(local, shown), interrupts)
         except KeyboardInterrupt:
             status = {**local.status, "phase": "Interrupted", "message": "stopped by Ctrl-C, SIGTERM or SIGHUP"}
@@ -98,10 +101,10 @@ def _watched(local: LocalRun, manifest: Mapping[str, Any], as_json: bool, ask: b
     code = 128 + interrupts.caught if interrupts.caught else summary.exit_code(status, ours)
     facts = {"manifest_sha256": manifest_sha256(manifest), "endpoint": _endpoint(local)}
     if as_json:
-        result = summary.as_json(local.name, status, **facts) | ({"status": status} if whole else {})
+        result = summary.as_json(local.name, status, **facts) | ({"status": status} if full_status else {})
         print(json.dumps(result), flush=True)
-    if code in (0, summary.KEPT):
-        out.write(summary.success(status, _shown(local, status, facts["endpoint"]), ours))
+    if code in (0, summary.NOT_RELEASED):
+        out.write(summary.success(status, _facts(local, status, facts["endpoint"]), ours))
     elif interrupts.caught:
         sys.stderr.write(
             f"\n{local.name} is stopped: none of its processes is left\nresume  rekindle resume {local.name}\n"
@@ -127,7 +130,7 @@ def _with_resume_hints(local: LocalRun, shown: display.Shown) -> Callable[[summa
     return changed
 
 
-def _serve_again(local: LocalRun) -> None:
+def _restart_deployment(local: LocalRun) -> None:
     """Restart the deployment that `rekindle down` stopped: a run may end with its model still released."""
     name = _label(local, "name")
     if name and (local.cluster.home / "objects/Deployment" / f"{name}.json").exists():
@@ -148,7 +151,7 @@ def _endpoint(local: LocalRun) -> str | None:
     return next((row["address"] for row in deployments if row["name"] == name and row["running"]), None)
 
 
-def _shown(local: LocalRun, status: summary.Status, endpoint: str | None) -> dict[str, str | None]:
+def _facts(local: LocalRun, status: summary.Status, endpoint: str | None) -> dict[str, str | None]:
     model = f"{endpoint}/v1/models/{_label(local, 'name')}"
     return {
         "endpoint": endpoint,
@@ -158,7 +161,7 @@ def _shown(local: LocalRun, status: summary.Status, endpoint: str | None) -> dic
 
 
 def _failure(local: LocalRun, status: summary.Status, why: str) -> str:
-    step = summary.culprit(summary.steps(local.name, status))
+    step = summary.failed_step(summary.steps(local.name, status))
     log = summary.log_of(local.name, status, step, local.files.logs, local.cluster.home / "deployments")
     tail, place = (summary.end_of(log, TAIL), os.path.relpath(log)) if log else ("", None)
     return "\n" + summary.failure(local.name, status, tail, place, f"rekindle resume {local.name}", why) + "\n"

@@ -21,7 +21,7 @@ Status = Mapping[str, Any]
 
 FAILED = ("Failed", "Error")
 FINISHED = ("Succeeded", "Failed", "Error", "Skipped", "Omitted")
-KEPT = 3
+NOT_RELEASED = 3
 VERDICTS = {
     "release": "released",
     "keep": "not released: the champion stays",
@@ -121,7 +121,7 @@ def leaves(rows: Iterable[Step]) -> list[Step]:
     return [row for row in rows if row.kind not in GROUPS and not row.label.startswith("(") and row.phase != "Waiting"]
 
 
-def culprit(rows: list[Step]) -> Step | None:
+def failed_step(rows: list[Step]) -> Step | None:
     """The step that failed first, or else one that is running; failed attempts of a successful retry do not count."""
     whole = [row for row in rows if not row.label.startswith("(") and row.phase in FAILED]
     failed = leaves(whole) or whole or leaves([row for row in rows if row.phase == "Running"])
@@ -219,7 +219,7 @@ def failure(name: str, status: Status, log: str, place: str | None, resume: str,
 
     `why` (the error of the runner itself, if any) takes precedence over the failure of a step.
     """
-    row = culprit(steps(name, status))
+    row = failed_step(steps(name, status))
     lines = [f"{name}: {status.get('phase') or 'stopped'}" + (f" in step {row.name}" if row else "")]
     lines += [f"  {line}" for line in log_tail(log, 7)]
     message = why or (row and row.message) or status.get("message") or ""
@@ -237,7 +237,7 @@ def exit_code(status: Status, ours: bool) -> int:
     if status.get("phase") != "Succeeded":
         codes = {(node.get("outputs") or {}).get("exitCode") for node in (status.get("nodes") or {}).values()}
         return 2 if ours and str(ConfigError.exit_code) in codes else 1
-    return KEPT if ours and parameters(status).get("verdict") == "keep" else 0
+    return NOT_RELEASED if ours and parameters(status).get("verdict") == "keep" else 0
 
 
 def _parent(name: str, nodes: Mapping[str, Any]) -> str | None:

@@ -33,8 +33,8 @@ def test_a_workflow_of_others_that_hera_does_not_know_hides_no_equal_run(
 ):
     server.refuse("GET", AT, 200, {"metadata": {}, "items": [FOREIGN]})
     server.refuse("GET", AT, 200, {"metadata": {}, "items": [FOREIGN, ours]})
-    assert argo.equal(ours) is None
-    assert argo.equal(ours) == ours["metadata"]["name"]
+    assert argo.find_duplicate(ours) is None
+    assert argo.find_duplicate(ours) == ours["metadata"]["name"]
 
 
 def test_what_was_taken_is_no_failure_whatever_hera_makes_of_the_answer(

@@ -97,24 +97,24 @@ def test_only_what_runs_and_does_the_same_is_equal(server: ApiServer, cluster: C
     first = workflows.submission(manifest(), {}, "models")
     workflows.submit(cluster, first)
     same = workflows.submission(manifest(), {}, "models")
-    assert workflows.equal(cluster, same) == first["metadata"]["name"]
-    assert workflows.equal(cluster, workflows.submission(manifest(), {"n": "2"}, "models")) is None
-    assert workflows.equal(cluster, workflows.submission(manifest(onExit="x"), {}, "models")) is None
+    assert workflows.find_duplicate(cluster, same) == first["metadata"]["name"]
+    assert workflows.find_duplicate(cluster, workflows.submission(manifest(), {"n": "2"}, "models")) is None
+    assert workflows.find_duplicate(cluster, workflows.submission(manifest(onExit="x"), {}, "models")) is None
     server.put(WORKFLOWS_AT, first | {"status": {"phase": "Succeeded"}})
-    assert workflows.equal(cluster, same) is None
+    assert workflows.find_duplicate(cluster, same) is None
 
 
 @pytest.mark.parametrize("compressed", [False, True])
 def test_resume_of_a_failed_run_keeps_finished_steps_and_removes_the_pods_of_the_others(
     server: ApiServer, cluster: Cluster, compressed: bool
 ):
-    server.put(WORKFLOWS_AT, workflows.packed(failed()) if compressed else failed())
+    server.put(WORKFLOWS_AT, workflows.compress_nodes(failed()) if compressed else failed())
     for name, of in (("pod-a", "demo.a"), ("pod-b", "demo.b(0)"), ("pod-exit", "demo.onExit")):
         server.put(PODS_AT, pod(name, of))
     assert workflows.resume(cluster, "demo") == "retries its failed steps"
     there = server.objects[WORKFLOWS_AT]["demo"]
     assert ("compressedNodes" in there["status"]) == compressed
-    now = workflows.unpacked(there)
+    now = workflows.decompress_nodes(there)
     assert set(now["status"]["nodes"]) == {"demo", "demo.a"}
     assert now["status"]["nodes"]["demo"]["phase"] == "Running"
     assert now["status"]["nodes"]["demo.a"]["outputs"] == {"parameters": [{"name": "x", "value": "1"}]}
@@ -171,7 +171,7 @@ def test_nodes_that_argo_compressed_are_read():
     nodes = {"x": node("x")}
     text = base64.b64encode(gzip.compress(json.dumps(nodes).encode())).decode()
     packed = {"metadata": {}, "status": {"phase": "Running", "compressedNodes": text}}
-    assert workflows.unpacked(packed)["status"] == {"phase": "Running", "nodes": nodes}
+    assert workflows.decompress_nodes(packed)["status"] == {"phase": "Running", "nodes": nodes}
 
 
 def test_a_schedule_says_what_changes_and_leaves_what_others_wrote(server: ApiServer, cluster: Cluster):

@@ -45,7 +45,7 @@ def run(phase: str, *nodes: dict[str, Any], verdict: str = "") -> dict[str, Any]
     (run("Succeeded", node("demo.a")), 0, "took      1 min 00 s"),
     (run("Succeeded", verdict="keep"), 3, "not released"),
     (run("Failed", node("demo.a", phase="Failed", message="exit code 1")), 1, "resume  rekindle resume demo --cluster"),
-    (workflows.packed(run("Failed", node("demo.a", phase="Failed", message="m"))), 1, "step    a"),
+    (workflows.compress_nodes(run("Failed", node("demo.a", phase="Failed", message="m"))), 1, "step    a"),
 ])  # fmt: skip
 def test_a_watch_ends_as_a_run_here_does(server: ApiServer, tmp_path: Path, there: Any, code: int, words: str):
     server.put(WORKFLOWS_AT, there)

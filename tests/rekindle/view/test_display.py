@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rekindle.view import display
-from rekindle.view.summary import as_json, culprit, duration, failure, leaves, steps
+from rekindle.view.summary import as_json, duration, failed_step, failure, leaves, steps
 
 WORKFLOW = "demo-4k2xp"
 
@@ -61,7 +61,7 @@ def test_a_second_attempt_is_shown_and_a_step_that_came_good_is_no_culprit():
     rows = steps(WORKFLOW, status(ROOT, *attempts))
     assert [row.label for row in rows] == ["train", "(0)", "(1)"]
     assert [row.name for row in leaves(rows)] == ["train"]
-    assert culprit(rows) is None
+    assert failed_step(rows) is None
 
 
 def test_a_runner_that_could_not_go_on_names_the_step_that_ran():
