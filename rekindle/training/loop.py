@@ -79,7 +79,9 @@ class Training:
         self.total = spec.total_steps(len(self.samples))
         self.schedule: Callable[[int, int], float] | None = getattr(self.workload, "schedule", None)
         self.precision = torch.autocast(device.type, torch.bfloat16) if spec.precision == "bf16" else nullcontext()
-        self.validation = Validation(spec, self.workload, self.state, held_out, len(self.samples), self.fetch)
+        self.validation = Validation(
+            spec, self.workload, self.state, held_out, len(self.samples), self.fetch, members.aborted
+        )
         self.fingerprint = fingerprint(spec, device)
         self.checkpoints = Checkpoints(
             self.store.short_retries(),
@@ -177,10 +179,11 @@ class Training:
             "fingerprint": self.fingerprint,
             "identity": spec.identity_hash(),
         }
-        self.put("model.json", json.dumps(description, indent=1).encode())
         if best := self.state.best:
+            description["best"] = {"step": best[0], "validation_loss": best[1], "released": spec.keep_best}
             released = "released" if spec.keep_best else "the last weights are released"
             say(f"lowest validation loss {best[1]:.5f} after step {best[0]}: {released}")
+        self.put("model.json", json.dumps(description, indent=1).encode())
         say(f"trained {self.state.updates} steps: model {sha256}")
         return sha256
 

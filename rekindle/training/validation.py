@@ -55,7 +55,8 @@ def split(spec: TrainingSpec, workload: Workload, data: Any, path: Path) -> tupl
 
 
 class Validation:
-    """The validations of a run. `fetch(samples, indices, seed)` gives a micro-batch on the device."""
+    """The validations of a run. `fetch(samples, indices, seed)` gives a micro-batch on the device; once `aborted`, the
+    group will repeat the step, and no result is needed."""
 
     def __init__(
         self,
@@ -65,8 +66,10 @@ class Validation:
         samples: Subset | None,
         training_samples: int,
         fetch: Callable[[Subset, Tensor, int], Batch],
+        aborted: Callable[[], bool] = lambda: False,
     ) -> None:
         self.spec, self.workload, self.state, self.samples, self.fetch = spec, workload, state, samples, fetch
+        self.aborted = aborted
         self.measures: Callable[..., dict[str, Any]] = getattr(workload, "measures", lambda model, batch: {})
         self.total = spec.total_steps(training_samples)
         self.every = spec.validation_every(training_samples)
@@ -86,6 +89,8 @@ class Validation:
         count, size = len(self.samples), self.spec.batch_size
         with self.state.released():
             for number in range(virtual_worker, -(-count // size), self.spec.virtual_workers):
+                if self.aborted():
+                    break
                 indices = torch.arange(number * size, min(count, (number + 1) * size))
                 batch = self.fetch(self.samples, indices, mix(self.spec.seed, number, 0, 2))
                 for place, value in enumerate(self._values(batch)):

@@ -63,9 +63,9 @@ class TrainingGroup:
         self._reduction.set_flags((self.members.regroup_pending(), self._wants_to_leave, saving))
         for virtual_worker in share(self.total_virtual_workers, self.size, self.rank):
             if self.members.aborted():
-                self._broken = True
-                return
+                break
             yield virtual_worker
+        self._broken = self.members.aborted()  # also while the last one was computed: it may be incomplete
 
     def add(self, virtual_worker: int, loss: Tensor, summands: list[Tensor]) -> None:
         """Add one virtual worker's mean loss and summands (see `State.summands`)."""

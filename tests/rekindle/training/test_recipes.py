@@ -41,7 +41,9 @@ def test_four_workers_killed_one_after_the_other_leave_nothing_behind_but_the_sa
     assert undisturbed.code() == 0, undisturbed.said()
     sha256, steps = result(s3, name, "alone")
     assert result(s3, name, "killed") == (sha256, steps)
-    assert steps < 24 if name == "early stopping" else steps == 24
+    best = json.loads(s3.get(f"{name}/killed/model/model.json"))["best"]
+    assert (best["step"] + 2 == steps < 24) if name == "early stopping" else steps == 24
+    assert best["released"] == (name == "early stopping")
 
 
 @pytest.mark.slow
