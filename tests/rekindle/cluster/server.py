@@ -40,6 +40,7 @@ class ApiServer:
         self.objects: dict[str, dict[str, Object]] = {}  # collection → name → object
         self.history: list[tuple[int, str, str, Object]] = []
         self.version, self.oldest, self.generation = 100, 0, 0
+        self.stopped = False
         self.refusals: list[tuple[str, str, int, Object | str, int]] = []
         self.logs: dict[tuple[str, str], list[tuple[str, str]]] = {}  # (pod, container) → time, text
         self.ended: set[tuple[str, str]] = set()
@@ -72,10 +73,12 @@ class ApiServer:
         ThreadingHTTPServer.allow_reuse_address = True
         self.http = ThreadingHTTPServer(("127.0.0.1", self.port), Handler)
         self.http.daemon_threads = True
+        self.stopped = False
         self.port = self.http.server_address[1]
         threading.Thread(target=self.http.serve_forever, args=(0.02,), daemon=True).start()
 
     def stop(self) -> None:
+        self.stopped = True
         self.http.shutdown()
         self.http.server_close()
         self.cut()
@@ -152,6 +155,8 @@ class _Handler(BaseHTTPRequestHandler):
         """Quiet."""
 
     def handle_any(self) -> None:
+        if self.api.stopped:  # a connection that was kept alive
+            return self.broken()
         size = int(self.headers.get("Content-Length") or 0)
         body = json.loads(self.rfile.read(size) or b"{}")
         parts, api = urlsplit(self.path), self.api

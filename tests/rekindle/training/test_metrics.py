@@ -27,8 +27,8 @@ def test_the_progress_line_shows_the_newest_validation_loss(capsys: pytest.Captu
     metrics.close()
     line, last = capsys.readouterr().err.splitlines()
     assert line.endswith(" validation_loss=0.25000") and last == "validation loss=0.12500 accuracy=0.87500"
-    found = PROGRESS.search(line)
-    assert found and found[6] == "0.25000"
+    match = PROGRESS.search(line)
+    assert match and match[6] == "0.25000"
 
 
 def test_points_that_mlflow_did_not_take_are_counted_at_the_end(
