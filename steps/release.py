@@ -43,7 +43,8 @@ class Outputs(StepOutputs):
 def run(inputs: Inputs) -> Outputs:
     """Copy, register, commit. Raises ConfigError without a verdict to release, DataError for a damaged model."""
     from rekindle import Store, tracking
-    from rekindle.serving.release import commit, model_card, upload
+    from rekindle.serving import pyfunc
+    from rekindle.serving.release import collect, commit, model_card, upload
 
     if inputs.verdict != "release":
         raise ConfigError(
@@ -52,7 +53,10 @@ def run(inputs: Inputs) -> Outputs:
         )
     store = Store.from_env()
     card = model_card(inputs.model)
-    prefix, hashes = upload(store, inputs.name, inputs.model, inputs.dataset, inputs.report)
+    folder = inputs.workdir / "release"
+    hashes = collect(folder, inputs.model, inputs.dataset, inputs.report)
+    pyfunc.describe(folder, inputs.run_id)
+    prefix = upload(store, inputs.name, folder, hashes)
     champion = tracking.champion(inputs.name)
     facts = provenance(inputs, card)
     release = tracking.register(inputs.name, prefix, store.uri(prefix), card["sha256"], inputs.run_id, facts)

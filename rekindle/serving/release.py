@@ -1,13 +1,15 @@
 """The files of a release in the object store.
 
 Below `releases/NAME/HASH/` lie model.safetensors, model.json, dataset.json, state/ (what the server must know of the
-past), example.json (a request, the first row of the report's predictions.jsonl), verdict.json and, written last,
-release.json with the sha256 of every file that decides what the server answers.
+past), example.json (a request, the first row of the report's predictions.jsonl), verdict.json, MLmodel with its
+examples (rekindle/serving/pyfunc.py) and, written last, release.json with the sha256 of every file that decides what
+the server answers.
 HASH is taken over the names and contents of these files, so the same release always has the same prefix.
 """
 
 import hashlib
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -28,18 +30,23 @@ def model_card(model: Path) -> dict[str, Any]:
         raise DataError(f"{model} holds no trained model ({error!r}): model.json must say what it is.") from error
 
 
-def upload(store: Store, name: str, model: Path, dataset: Path, report: Path) -> tuple[str, dict[str, str]]:
-    """Copy the files of a release, all but release.json; gives its prefix, and file → sha256. Raises DataError."""
+def collect(folder: Path, model: Path, dataset: Path, report: Path) -> dict[str, str]:
+    """Link the files of a release in `folder`, all but release.json; gives file → sha256. Raises DataError."""
+    shutil.rmtree(folder, ignore_errors=True)
     files, example = _files(model, dataset), _example(report)
-    hashes = {key: file_sha256(path) for key, path in files.items()}
-    if example:
-        hashes[EXAMPLE] = hashlib.sha256(example).hexdigest()
-    prefix = f"releases/{name}/{_content_hash(hashes)[:12]}/"
     for key, path in (files | {"verdict.json": report / "verdict.json"}).items():
-        store.upload(path, prefix + key)
+        (folder / key).parent.mkdir(parents=True, exist_ok=True)
+        (folder / key).symlink_to(path.absolute())
     if example:
-        store.put(prefix + EXAMPLE, example)
-    return prefix, hashes
+        (folder / EXAMPLE).write_bytes(example)
+    return {key: file_sha256(folder / key) for key in [*files, *([EXAMPLE] if example else [])]}
+
+
+def upload(store: Store, name: str, folder: Path, hashes: dict[str, str]) -> str:
+    """Copy a folder of `collect`; gives its prefix."""
+    prefix = f"releases/{name}/{_content_hash(hashes)[:12]}/"
+    store.upload(folder, prefix)
+    return prefix
 
 
 def commit(store: Store, prefix: str, record: dict[str, Any]) -> None:

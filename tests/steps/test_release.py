@@ -14,7 +14,12 @@ from rekindle.storage import NotFound, Store
 from steps import release
 
 pytestmark = pytest.mark.usefixtures("mlflow_server")
-CARD = {"workload": "steps.fraud", "sha256": "ab" * 32, "digest": "d1", "fingerprint": {"torch": "2.13", "threads": 1}}
+CARD = {
+    "workload": "tests.rekindle.serving.echo",
+    "sha256": "ab" * 32,
+    "digest": "d1",
+    "fingerprint": {"torch": "2.13", "threads": 1},
+}
 
 
 @pytest.fixture
@@ -25,6 +30,7 @@ def artifacts(tmp_path: Path) -> dict[str, Path]:
         "dataset/dataset.json": "{}",
         "dataset/state/a.npy": "a",
         "dataset/state/deep/b.npy": "b",
+        "dataset/state/words.txt": "hello",
         "dataset/shards/large.npy": "not for the server",
         "report/verdict.json": '{"verdict": "release"}',
     }
@@ -52,10 +58,11 @@ def test_a_release_holds_what_a_server_needs_and_its_version_says_where_it_is_fr
     made = release.run(asked)
     assert made.previous == ""
     keys = {entry.key.removeprefix(made.model_uri) for entry in s3.list(made.model_uri)}
-    served = {"model.safetensors", "model.json", "dataset.json", "state/a.npy", "state/deep/b.npy"}
-    assert keys == served | {"verdict.json", "release.json"}
+    served = {"model.safetensors", "model.json", "dataset.json", "state/a.npy", "state/deep/b.npy", "state/words.txt"}
+    described = {"verdict.json", "MLmodel", "input_example.json", "serving_input_example.json"}
+    assert keys == served | described | {"release.json"}
     record = json.loads(s3.get(made.model_uri + "release.json"))
-    assert (record["version"], record["model_sha256"], record["workload"]) == ("1", CARD["sha256"], "steps.fraud")
+    assert (record["version"], record["model_sha256"], record["workload"]) == ("1", CARD["sha256"], CARD["workload"])
     assert record["files"].keys() == served
 
     from mlflow import MlflowClient

@@ -8,8 +8,10 @@ from threading import Thread
 from typing import Any
 from uuid import uuid4
 
+import pandas as pd
 import polars as pl
 import pytest
+from mlflow.types import DataType
 
 from rekindle import tracking
 from rekindle.errors import DataError, RekindleError
@@ -70,6 +72,35 @@ def test_a_served_release_is_replayed_and_becomes_the_champion(
     refused = pytest.raises(DataError, match=r"Raise serve\.max_bytes or serve\.max_instances")
     with Running(f"--model={made.model_uri}", "--max-instances=1") as server, refused:
         verify.run(verify.Inputs(endpoint=server.url, **given))
+
+
+def test_a_notebook_and_mlflow_predict_what_the_server_predicts(
+    released: Released, report: Path, small_dataset: Path, s3: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name, made, _ = released
+    tracking.promote(name, made.version)
+    monkeypatch.setenv("MLFLOW_S3_ENDPOINT_URL", str(s3.endpoint))
+    import mlflow
+    from mlflow.pyfunc.scoring_server import init
+    from starlette.testclient import TestClient
+
+    model = mlflow.pyfunc.load_model(f"models:/{name}@champion")
+    schema = model.metadata.get_input_schema()
+    assert schema and [(c.name, c.type) for c in schema][-1] == ("amount", DataType.double)
+    app = TestClient(init(model))  # what `mlflow models serve` runs
+    assert len(model.predict(model.input_example)) == 1
+    with Running(f"--model={made.model_uri}") as server:
+        server.until_ready()
+        for request, _ in list(fraud.replay(small_dataset, report, 40, 1))[:3]:
+            path = f"/v1/models/{name}:predict"
+            served = server.client.post(path, json=request).json()["predictions"]
+            frame = pd.DataFrame(request["instances"])
+            params = {"history": json.dumps(request["history"])}
+            assert model.predict(frame, params=params) == served
+            body = {"dataframe_records": request["instances"], "params": params}
+            assert app.post("/invocations", json=body).json() == {"predictions": served}
+            alone = server.client.post(path, json={"instances": request["instances"]}).json()["predictions"]
+            assert model.predict(frame.assign(time=pd.to_datetime(frame["time"]))) == alone != served
 
 
 class Liar(BaseHTTPRequestHandler):
