@@ -2,22 +2,21 @@
 
 import click
 
-from rekindle.cli.group import CONTEXT, HOME, Commands, commands
+from rekindle.cli.group import HOME, commands
 from rekindle.cli.options import output_option
 from rekindle.cli.output import run_output
 
 
-@commands.group(cls=Commands, context_settings=CONTEXT)
+@commands.group
 def demo() -> None:
     """Demonstrations.
 
-    \b
     Example:
       rekindle demo chaos --workers 4
     """
 
 
-@demo.command(context_settings=CONTEXT)
+@demo.command
 @click.option("--workers", type=click.IntRange(1, 16), default=3, show_default=True, help="Training processes.")
 @click.option("--seconds-between", "seconds", type=click.FloatRange(0), default=3, show_default=True,
               help="Seconds between attacks.")  # fmt: skip
@@ -31,7 +30,6 @@ def chaos(workers: int, seconds: float, steps: int, seed: int, as_json: bool) ->
     killed, stopped and terminated. Exit codes: 0 both weights have the same sha256, 1 they differ, 130 stopped by
     Ctrl-C.
 
-    \b
     Example:
       rekindle demo chaos --workers 4
     """

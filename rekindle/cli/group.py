@@ -1,7 +1,7 @@
 """The command group `rekindle`, in which every command registers itself."""
 
+import inspect
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,12 +9,21 @@ import click
 
 from rekindle.errors import did_you_mean
 
-CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
+CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 110}  # inherited by all commands
 HOME = Path(os.environ.get("REKINDLE_HOME", ".rekindle"))  # runs, services and their data
 
 
 class Commands(click.Group):
-    """Lists commands in the order of their definition and suggests a name for a mistyped one."""
+    """Lists commands in the order of their definition and suggests a name for a mistyped one.
+
+    The lines of the `Example:` block in the docstring of a command stay as they are.
+    """
+
+    group_class = type
+
+    def add_command(self, cmd: click.Command, name: str | None = None) -> None:
+        cmd.help = inspect.cleandoc(cmd.help or "").replace("\nExample:", "\n\b\nExample:")
+        super().add_command(cmd, name)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self.commands)
@@ -25,16 +34,8 @@ class Commands(click.Group):
         return super().resolve_command(ctx, args)
 
 
-def version(ctx: click.Context, _: click.Parameter, requested: bool) -> None:
-    if requested:
-        from importlib.metadata import version
-
-        click.echo(f"rekindle {version('rekindle')}")
-        ctx.exit()
-
-
 @click.group(cls=Commands, context_settings=CONTEXT)
-@click.option("--version", is_flag=True, is_eager=True, expose_value=False, callback=version, help="Show the version.")
+@click.version_option(package_name="rekindle", message="rekindle %(version)s", help="Show the version.")
 def commands() -> None:
     """Train, evaluate, release and serve a model from one manifest, on this machine or on a cluster.
 
@@ -44,7 +45,4 @@ def commands() -> None:
     """
 
 
-def command(function: Callable[..., Any]) -> click.Command:
-    """Register a command; the lines of the `Example:` block in its docstring stay as they are."""
-    function.__doc__ = (function.__doc__ or "").replace("    Example:", "    \b\n    Example:")
-    return commands.command(context_settings=CONTEXT)(function)
+command = commands.command

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from rekindle.cli.group import CONTEXT, Commands, commands
+from rekindle.cli.group import commands
 from rekindle.cli.options import output_option
 from rekindle.cli.output import print_result
 
@@ -12,17 +12,16 @@ if TYPE_CHECKING:
     from rekindle.cluster.images import Name
 
 
-@commands.group(cls=Commands, context_settings=CONTEXT)
+@commands.group
 def images() -> None:
     """Build the images that pods on a cluster run.
 
-    \b
     Example:
       rekindle images build train --tag registry.example.com/rekindle:0.1 --push
     """
 
 
-@images.command(context_settings=CONTEXT)
+@images.command
 @click.argument("name", type=click.Choice(["train", "serve", "mlflow"]))
 @click.argument("more", nargs=-1, type=click.UNPROCESSED)
 @click.option("--tag", required=True, metavar="REPOSITORY:TAG", help="Name and tag of the image.")
@@ -34,7 +33,6 @@ def build(name: "Name", more: tuple[str, ...], tag: str, push: bool, as_json: bo
     train runs every step and can serve, serve only serves, mlflow is the MLflow server. Arguments after -- go to the
     builder. A pushed image is printed with its digest: use that in `cluster.image`, so that runs record what they ran.
 
-    \b
     Example:
       rekindle images build train --tag registry.example.com/rekindle:0.1 --push
       rekindle images build serve --tag rekindle-serve:0.1 -- --build-arg BASE=python:3.12-slim

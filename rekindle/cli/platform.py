@@ -6,23 +6,22 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from rekindle.cli.group import CONTEXT, Commands, commands
+from rekindle.cli.group import commands
 from rekindle.cli.inputs import config_of
 from rekindle.cli.options import Target, cluster_options, configured, output_option
 from rekindle.cli.output import print_checks
 
 
-@commands.group(cls=Commands, context_settings=CONTEXT)
+@commands.group
 def platform() -> None:
     """Set up a namespace of a cluster for pipelines, and check it.
 
-    \b
     Example:
       rekindle platform check configs/cluster.yaml -n models
     """
 
 
-@platform.command(context_settings=CONTEXT)
+@platform.command
 @click.option("-n", "--namespace", help="Namespace of the pipelines (default: rekindle; --operator: kubeflow).")
 @click.option("--bucket", default="rekindle", show_default=True, help="Bucket for artifacts, checkpoints and models.")
 @click.option("--endpoint", default="", metavar="URL", help="S3 endpoint (default: AWS).")
@@ -49,7 +48,6 @@ def render(operator: bool, namespace: str | None, images: tuple[str, ...], **giv
     policies, and Pod Security `restricted`. No credentials: stderr shows how to create their Secret. The objects can
     be applied repeatedly.
 
-    \b
     Example:
       rekindle platform render -n models --with mlflow --with minio | kubectl apply -f -
       rekindle platform render -n models --endpoint https://s3.example.com --mlflow https://mlflow.example.com
@@ -78,7 +76,7 @@ def _refuse_other_flags(*names: str) -> None:
             raise click.UsageError(f"--{names[0]} cannot be combined with {param.opts[-1]}: leave it out.")
 
 
-@platform.command(context_settings=CONTEXT)
+@platform.command
 @configured
 @cluster_options
 @click.option(
@@ -93,7 +91,6 @@ def check(config: Path | None, sets: tuple[str, ...], target: Target, wait: floa
 
     It leaves nothing behind. Each failure comes with a remedy. CONFIG names the images and priorities to check.
 
-    \b
     Example:
       rekindle platform check configs/cluster.yaml -n models
     """

@@ -2,10 +2,10 @@
 
 import click
 
-from rekindle.cli.group import CONTEXT, commands
+from rekindle.cli.group import commands
 
 
-@commands.command(context_settings=CONTEXT | {"allow_interspersed_args": False})
+@commands.command(context_settings={"allow_interspersed_args": False})
 @click.argument("module")
 @click.argument("flags", nargs=-1, type=click.UNPROCESSED)
 def step(module: str, flags: tuple[str, ...]) -> int:
@@ -14,7 +14,6 @@ def step(module: str, flags: tuple[str, ...]) -> int:
     Each input of MODULE is a flag; --output NAME=PATH writes an output to a file. `rekindle step MODULE --help` lists
     both.
 
-    \b
     Example:
       rekindle step steps.prepare --help
     """
