@@ -77,24 +77,24 @@ class TorchOptimizer:
             for name, state in created.items()
             for key, value in state.items()
         ]
-        self._like = [
-            (parameter, key, created[name][key]) for name, parameter in named for key in sorted(created[name])
-        ]
-        self._sizes = [floats(value.numel(), value.dtype) for _, _, value in self._like]
-        self.floats = sum(self._sizes)
+        tensors = [(p, key, value) for name, p in named for key, value in sorted(created[name].items())]
+        at_home = [entry for entry in tensors if entry[2].device == entry[0].device]
+        on_host = [entry for entry in tensors if entry[2].device != entry[0].device]  # counts of steps, with a GPU
+        self._like = at_home + on_host
+        self._sizes = [[floats(like.numel(), like.dtype) for *_, like in part] for part in (at_home, on_host)]
+        self.floats = sum(map(sum, self._sizes))
 
     def attach(self, weights: Tensor, memory: Tensor) -> None:
         """Keep the state in `memory`, float32 [floats]. The parameters are views of `weights`."""
-        # torch keeps the counts of steps on the CPU: a copy, if the memory is elsewhere
-        self._memory, self._host = memory, memory if memory.is_cpu else torch.zeros(memory.shape)
-        on_device, on_host = memory.split(self._sizes), self._host.split(self._sizes)
+        at_home, self._on_host = memory.split([sum(sizes) for sizes in self._sizes])
+        self._host = self._on_host.cpu()  # what the optimizer works with
+        parts = [*at_home.split(self._sizes[0]), *self._host.split(self._sizes[1])]
         self._views: list[tuple[nn.Parameter, str, Tensor]] = []
-        self._copied: list[tuple[Tensor, Tensor]] = []  # on the device, on the CPU
-        for (parameter, key, like), ours, copy in zip(self._like, on_device, on_host, strict=True):
-            part = copy if like.is_cpu else ours
-            self._views.append((parameter, key, part.view(like.dtype)[: like.numel()].view(like.shape)))
-            if part is not ours and not memory.is_cpu:
-                self._copied.append((ours, copy))
+        self.optimizer.state.clear()
+        for (parameter, key, like), part in zip(self._like, parts, strict=True):
+            view = part.view(like.dtype)[: like.numel()].view(like.shape)
+            self._views.append((parameter, key, view))
+            self.optimizer.state[parameter][key] = view
         del self._like
         self._gradient = torch.zeros_like(weights)
         for _, parameter in self._named:
@@ -106,31 +106,26 @@ class TorchOptimizer:
         torch.div(gradient, divisor, out=self._gradient)
         for group, peak in zip(self.optimizer.param_groups, self._peaks, strict=True):
             group["lr"] = rate(peak)
-        self.optimizer.state.clear()
         if step == 0:
+            self.optimizer.state.clear()
             for parameter, tensors in self._new.items():
                 self.optimizer.state[parameter] = {key: value.clone() for key, value in tensors.items()}
-        else:
-            for ours, copy in self._copied:
-                copy.copy_(ours)
-            for parameter, key, view in self._views:
-                self.optimizer.state[parameter][key] = view
+        elif len(self._host):
+            self._host.copy_(self._on_host)
         self.optimizer.step()
         self._keep()
 
     def _keep(self) -> None:
         """Copy the tensors that the step created or replaced to where they belong."""
-        state = self.optimizer.state
         for parameter, key, view in self._views:
-            value = state[parameter].get(key)
-            if value is not view:
+            state = self.optimizer.state[parameter]
+            if (value := state.get(key)) is not view:
                 if not isinstance(value, Tensor) or (value.shape, value.dtype) != (view.shape, view.dtype):
-                    raise ConfigError(
-                        f'the optimizer\'s state "{key}" changed its shape or type: this is not supported.'
-                    )
+                    raise ConfigError(f"the optimizer changed the shape or type of its state {key}: it must not.")
                 view.copy_(value)
-        for ours, copy in self._copied:
-            ours.copy_(copy)
+                state[key] = view
+        if len(self._host):
+            self._on_host.copy_(self._host)
 
     def _check_parameters(self) -> None:
         groups = self.optimizer.param_groups

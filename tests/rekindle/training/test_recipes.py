@@ -37,7 +37,7 @@ def test_four_workers_killed_one_after_the_other_leave_nothing_behind_but_the_sa
         crew.release(number)
     successors = [crew.worker(f"w{i}", settings) for i in (0, 1)]
     assert coordinator.code() == 0, "".join(member.said() for member in successors)
-    assert "was found in shared memory" in successors[0].said()
+    assert any("was found in shared memory" in member.said() for member in successors)  # one may come too late
     assert undisturbed.code() == 0, undisturbed.said()
     sha256, steps = result(s3, name, "alone")
     assert result(s3, name, "killed") == (sha256, steps)
