@@ -111,13 +111,15 @@ class State:
 
     def _later(self, new: Rows, history: Rows) -> Rows:
         """All rows of a request since the state, the new ones last."""
-        if len(np.unique(new.id)) < len(new):
+        if len(set(new.id.tolist())) < len(new):
             raise DataError("two of the transactions to score have the same id: each must have its own.")
         if (new.time < self.train_end).any():
             raise DataError(
                 f"a transaction of {_shown(new.time.min())} is older than the state of this model, which begins at "
                 f"{_shown(self.train_end)}: only later ones can be scored."
             )
+        if not len(history):
+            return new
         return Rows.concat([history[(history.time >= self.train_end) & ~np.isin(history.id, new.id)], new])
 
     def _terminal_columns(self, later: Rows, request: Ints, mine: Ints) -> dict[str, NDArray[Any]]:
