@@ -1,9 +1,13 @@
-"""Commands for the services and deployments of this machine."""
+"""Commands for the services and deployments of this machine, and for what runs left in them."""
+
+import os
+import shlex
+from pathlib import Path
 
 import click
 
 from rekindle.cli.group import HOME, command
-from rekindle.cli.options import output_option
+from rekindle.cli.options import File, Name, output_option
 from rekindle.cli.output import print_result
 
 
@@ -25,16 +29,70 @@ def down(as_json: bool) -> None:
 
 
 @command
+@click.argument("name", required=False, type=Name())
 @click.option("--open/--no-open", "browser", default=False, help="Open it in a browser.")
-def ui(browser: bool) -> None:
-    """Print the address of the MLflow UI, and start it if necessary.
+def ui(name: str | None, browser: bool) -> None:
+    """Print the address of the runs in the MLflow UI, and start it if necessary.
+
+    The page compares the runs of the experiment of the newest run; with NAME it is that of one run.
 
     Example:
       rekindle ui
+      rekindle ui fraud-4k2xp --open
     """
+    from rekindle import tracking
     from rekindle.local.emulator import LocalCluster
 
-    url = LocalCluster(HOME).configmap("rekindle")["MLFLOW_TRACKING_URI"]
+    os.environ["MLFLOW_TRACKING_URI"] = LocalCluster(HOME).services.url("mlflow")
+    url = tracking.page(name or "")
     click.echo(url)
     if browser:
         click.launch(url)
+
+
+@command
+@output_option("text", "json")
+def env(as_json: bool) -> None:
+    """Print the variables by which a notebook or script reaches runs, models and data.
+
+    They contain the keys of the object store. The services are started if necessary.
+
+    Example:
+      eval "$(rekindle env)" && jupyter lab
+      rekindle env -o json
+    """
+    from rekindle import project
+    from rekindle.local.emulator import LocalCluster
+
+    cluster = LocalCluster(HOME)
+    variables = cluster.configmap("rekindle") | cluster.secret("rekindle-s3")
+    variables["MLFLOW_S3_ENDPOINT_URL"] = variables["S3_ENDPOINT_URL"]  # MLflow's client fetches models itself
+    variables[project.PATH] = os.environ[project.PATH]
+    text = "\n".join(f"export {name}={shlex.quote(value)}" for name, value in variables.items())
+    print_result(as_json, variables, text)
+
+
+@command
+@click.argument("name", type=Name())
+@click.argument("artifact", required=False, type=Name())
+@click.option("--to", "target", type=File(), metavar="PATH", help="Where to put it (default: its name, here).")
+@output_option("text", "json")
+def get(name: str, artifact: str | None, target: Path | None, as_json: bool) -> None:
+    """Fetch an artifact of run NAME, or list them.
+
+    ARTIFACT may be a file or folder in an artifact, such as dataset/rejects.parquet, the rows that broke a rule.
+
+    Example:
+      rekindle get fraud-4k2xp
+      rekindle get fraud-4k2xp report --to report-of-monday
+      rekindle get fraud-4k2xp dataset/rejects.parquet
+    """
+    from rekindle.view import artifacts
+    from rekindle.view.overview import show_tables
+
+    if not artifact:
+        click.echo(show_tables({"artifacts": artifacts.artifacts(HOME, name)}, as_json, ""))
+        return
+    target = target or Path(Path(artifact).name)
+    artifacts.fetch(HOME, name, artifact, target)
+    print_result(as_json, {"artifact": artifact, "path": str(target)}, str(target))

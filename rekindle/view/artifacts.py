@@ -1,0 +1,37 @@
+"""The artifacts of a run in the object store of this machine: their names, and copies of them."""
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from rekindle.errors import ConfigError, did_you_mean
+from rekindle.keys import key
+from rekindle.local.emulator import LocalCluster
+from rekindle.storage import NotFound
+
+
+def artifacts(home: Path, run: str) -> list[dict[str, Any]]:
+    """The artifacts of a run, each with the number of its files and their bytes. Raises ConfigError if it has none."""
+    prefix = key("", run)
+    files, sizes = Counter[str](), Counter[str]()
+    for entry in LocalCluster(home).store().list(prefix):
+        name = entry.key.removeprefix(prefix).partition("/")[0]
+        files[name] += 1
+        sizes[name] += entry.size
+    if not files:
+        raise ConfigError(f'the run "{run}" has no artifacts: `rekindle status` lists the runs.')
+    return [{"artifact": name, "files": files[name], "bytes": sizes[name]} for name in files]
+
+
+def fetch(home: Path, run: str, artifact: str, target: Path) -> None:
+    """Copy an artifact, or a file or folder in one (`dataset/rejects.parquet`), to `target`. Raises ConfigError."""
+    if target.exists():
+        raise ConfigError(f"{target} exists already: move it away, or give another place with --to.")
+    try:
+        LocalCluster(home).store().download(key(artifact.strip("/"), run), target)
+    except NotFound as error:
+        names = [row["artifact"] for row in artifacts(home, run)]
+        raise ConfigError(
+            f'"{artifact}" is not an artifact of {run}.{did_you_mean(artifact, names)} It has {", ".join(names)}; '
+            "a path within one is possible, too."
+        ) from error
