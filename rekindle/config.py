@@ -24,7 +24,7 @@ from rekindle.errors import ConfigError, did_you_mean, rule
 from rekindle.gate import Gate, check_bounds
 from rekindle.sections import Section
 from rekindle.serving.config import ServeConfig
-from rekindle.training.spec import TrainConfig
+from rekindle.training.spec import TrainConfig, check_training
 from rekindle.workload import DataConfig, load
 
 ENVIRONMENT = "REKINDLE_"  # REKINDLE_TRAIN__WORKERS=3 sets train.workers
@@ -127,7 +127,9 @@ def load_config(file: Path | str, sets: Iterable[str] = (), environment: Mapping
         loaded = Loaded(model.model_construct(), origins)
         lines = dict.fromkeys(_sentence(model, e, loaded._origin, str(file)) for e in error.errors())
         raise ConfigError("\n".join(lines)) from error
-    check_bounds(config.gate, load(config.workload).metrics)
+    workload = load(config.workload)
+    check_bounds(config.gate, workload.metrics)
+    check_training(config.train, workload)
     return Loaded(config, origins)
 
 

@@ -95,7 +95,7 @@ class Workload(Protocol):
     `batch_size = N` (1) says how many instances `predict` is given at a time where it serves: always that many.
 
     docs/training.md describes what else it may define: `optimizer(model, train) -> torch.optim.Optimizer`,
-    `schedule(step, total) -> float` and `measures(model, batch) -> dict[str, float]`.
+    `schedule(step, total) -> float`, `splits = ("train", "validation")`, `measures(model, batch) -> dict[str, float]`.
     """
 
     Data: type[DataConfig]

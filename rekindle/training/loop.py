@@ -25,7 +25,7 @@ from rekindle.training.membership.completion import completed_model
 from rekindle.training.metrics import Metrics
 from rekindle.training.numerics import fingerprint, pick_device
 from rekindle.training.sampler import Sampler, mix
-from rekindle.training.spec import TrainingSpec
+from rekindle.training.spec import TrainingSpec, check_training
 from rekindle.training.state import State, weights_sha256
 from rekindle.training.validation import Subset, Validation, split
 from rekindle.workload import Workload, dataset_facts, load
@@ -214,4 +214,5 @@ class Training:
 def open_workload(spec: TrainingSpec) -> tuple[Workload, Any]:
     """The workload and its checked `model` section. Raises ConfigError."""
     workload = load(spec.workload)
+    check_training(spec, workload)
     return workload, checked(workload.Model, spec.model, "model")

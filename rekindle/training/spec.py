@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Literal, Self, cast
 
 from pydantic import Field, field_validator, model_validator
 
+from rekindle.errors import ConfigError
 from rekindle.sections import Section
 from rekindle.step import StepInputs, parse, parser
 
@@ -116,6 +117,16 @@ class TrainConfig(Section):
         left = 1 - (step - rise) / max(1, total - rise)
         shapes = {"linear": left, "cosine": (1 - math.cos(math.pi * left)) / 2, "constant": 1.0}
         return highest * shapes[self.schedule]
+
+
+def check_training(train: TrainConfig, workload: Any) -> None:
+    """Raise ConfigError if the workload lacks what these settings need."""
+    if train.validation == "workload" and "validation" not in getattr(workload, "splits", ()):
+        raise ConfigError(
+            f'train.validation is "workload": {workload.__name__} has no validation split of its own. Set it to a '
+            'share of the training samples, such as 0.1, or define splits = ("train", "validation") there, and have '
+            'dataset(path, "validation") give those samples.'
+        )
 
 
 class TrainingSpec(StepInputs, TrainConfig):

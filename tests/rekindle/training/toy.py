@@ -13,6 +13,7 @@ from rekindle.sections import Section
 from rekindle.workload import DataConfig
 
 Data = DataConfig
+splits = ("train", "validation")
 evaluate = prepare = predictor = None
 metrics = (Metric("loss"),)
 FEATURES = 10
