@@ -10,6 +10,7 @@ NAMES = {  # module → its public names; __init__.pyi says the same to type che
     "step": ("Artifact", "StepInputs", "StepOutputs"),
     "workload": ("Workload", "DataConfig", "Prepared", "Dataset", "Predictor"),
     "sections": ("Section",),
+    "evaluation.bootstrap": ("paired_bootstrap",),
     "gate": ("Metric", "Gate", "Evaluation", "Difference"),
     "config": ("load_config", "Loaded", "Config"),
     "render": ("render_manifest", "manifest_sha256", "to_yaml"),

@@ -1,5 +1,6 @@
 from rekindle.config import Config, Loaded, load_config
 from rekindle.errors import ConfigError, Conflict, DataError, RekindleError, StorageError, TrackingError
+from rekindle.evaluation.bootstrap import paired_bootstrap
 from rekindle.gate import Difference, Evaluation, Gate, Metric
 from rekindle.render import manifest_sha256, render_manifest, to_yaml
 from rekindle.sections import Section
@@ -33,6 +34,7 @@ __all__ = [
     "Workload",
     "load_config",
     "manifest_sha256",
+    "paired_bootstrap",
     "render_manifest",
     "to_yaml",
 ]

@@ -70,7 +70,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The result of judging; `metrics` has the keys "candidate" and, if it was scored, "champion"."""
+    """The result of judging; `metrics` has the keys "candidate" and, where they were scored, "champion", "baseline"."""
 
     metrics: dict[str, dict[str, float]]
     rows: int = 0  # that were judged
@@ -89,12 +89,19 @@ class Case:
     evaluation: Evaluation
     candidate: str  # sha256 of its weights
     champion: Champion | None
+    champion_rows: int = 0  # that the champion was judged on when it was released; 0: unknown
 
     def decide(self) -> tuple[Decision, str]:
         """The verdict and its reason. Raises ConfigError if the gate names an unknown metric."""
         check_bounds(self.gate, self.metrics)
         decision, reason = self._decide()
-        return decision, " ".join([reason, *(f"Warning: {warning}" for warning in self.evaluation.warnings)])
+        values, rows = self.evaluation.metrics.get("baseline", {}), self.evaluation.rows
+        baseline = [metric.text(values[metric.name]) for metric in self.metrics[:1] if metric.name in values]
+        notes = [f"The baseline has {baseline[0]}."] if baseline else []
+        notes += [f"Warning: {warning}" for warning in self.evaluation.warnings]
+        if 2 * rows < self.champion_rows:
+            notes.append(f"Warning: {rows:,} rows were judged; the champion was released on {self.champion_rows:,}.")
+        return decision, " ".join([reason, *notes])
 
     def record(self, verdict: Decision, reason: str) -> dict[str, Any]:
         """verdict.json: the verdict with its evidence."""
@@ -109,6 +116,7 @@ class Case:
             "rows": evaluation.rows,
             "candidate": {"sha256": self.candidate, **values["candidate"]},
             "champion": beside,
+            "baseline": values.get("baseline"),
             "difference": asdict(evaluation.difference) if evaluation.difference else None,
             "parts": evaluation.parts,
             "warnings": evaluation.warnings,

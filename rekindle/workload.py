@@ -94,6 +94,8 @@ class Workload(Protocol):
     `count` test rows; else `verify` replays the rows of the report's predictions.jsonl.
     `batch_size = N` (1) says how many instances `predict` is given at a time where it serves: always that many.
 
+    `baseline(path, instances) -> predictions` of a simple model is shown beside the candidate's.
+
     docs/training.md describes what else it may define: `optimizer(model, train) -> torch.optim.Optimizer`,
     `schedule(step, total) -> float`, `splits = ("train", "validation")`, `measures(model, batch) -> dict[str, float]`.
     """

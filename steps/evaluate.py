@@ -3,11 +3,12 @@
     rekindle step steps.evaluate --name=fraud --dataset=dataset/ --model=model/ --output report=out/
 
 The verdict is release (better, or as good as chance allows, or the first), keep (the champion stays) or same (the
-candidate is the champion). The report holds verdict.json, scores.parquet and pictures. Without a `name` there is no
+candidate is the champion). The report holds verdict.json, predictions and pictures. Without a `name` there is no
 champion to compare with, without a `run_id` nothing goes to MLflow.
 """
 
 import json
+from functools import partial
 from typing import Any
 
 from pydantic import Field
@@ -30,12 +31,13 @@ class Outputs(StepOutputs):
     reason: str = Field(description="why, with the figures")
     metrics: dict[str, float] = Field(description="of the candidate, by name")
     model_sha256: str = Field(description="identity of the candidate's weights")
-    report: Artifact = Field(description="verdict.json, scores.parquet and pictures")
+    report: Artifact = Field(description="verdict.json, predictions and pictures")
 
 
 def run(inputs: Inputs) -> Outputs:
     """Score, compare, decide, record. Raises DataError if the candidate cannot be judged."""
     from rekindle import tracking, workload
+    from rekindle.evaluation.judge import evaluate
     from rekindle.serving.release import download_champion, model_card
     from rekindle.storage import Store
 
@@ -46,9 +48,11 @@ def run(inputs: Inputs) -> Outputs:
         champion = download_champion(Store.from_env(), release.uri, inputs.workdir / "champion")
     report = inputs.workdir / "report"
     judged: Any = workload.load(inputs.workload)
-    evaluation = judged.evaluate(inputs.model, champion, inputs.dataset, report, inputs)
+    judge = getattr(judged, "evaluate", None) or partial(evaluate, judged)
+    evaluation = judge(inputs.model, champion, inputs.dataset, report, inputs)
     beside = (release.version, release.sha256) if release else None
-    case = gate.Case(inputs, judged.metrics, evaluation, sha256, beside)
+    rows = json.loads((champion / "verdict.json").read_text()).get("rows", 0) if champion else 0
+    case = gate.Case(inputs, judged.metrics, evaluation, sha256, beside, rows)
     verdict, reason = case.decide()
     report.mkdir(exist_ok=True)
     (report / "verdict.json").write_text(json.dumps(case.record(verdict, reason), indent=1) + "\n")
@@ -62,11 +66,11 @@ def run(inputs: Inputs) -> Outputs:
 
 
 def logged(evaluation: Evaluation) -> dict[str, float]:
-    """The metrics of the MLflow run: of the candidate, of the champion, and their difference."""
-    difference = evaluation.difference
-    champion = {f"champion_{name}": value for name, value in evaluation.metrics.get("champion", {}).items()}
+    """The metrics of the MLflow run: of the candidate, the champion and the baseline, and the difference."""
+    difference, metrics = evaluation.difference, evaluation.metrics
+    others = {f"{model}_{name}": v for model in metrics if model != "candidate" for name, v in metrics[model].items()}
     interval = {f"{difference.metric}_difference_{end}": getattr(difference, end) for end in ENDS} if difference else {}
-    return evaluation.metrics["candidate"] | champion | interval
+    return metrics["candidate"] | others | interval
 
 
 def curves(evaluation: Evaluation) -> list[tuple[str, float, int]]:

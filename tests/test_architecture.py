@@ -36,12 +36,13 @@ ROOMS = {  # whose name is a prefix → the rooms that it may import, COMMON and
     "rekindle.argo": set(),
     "rekindle.render": {"blocks", "serving", "training", "argo"},
     "rekindle.blocks": {"serving", "training", "argo"},
+    "rekindle.evaluation": {"serving"},
     "rekindle.serving": set(),
     "rekindle.training": {"ledger"},
     "rekindle.ledger": set(),
     "rekindle": set(),
     "pipelines": {"render", "blocks"},
-    "steps": {"serving", "training", "ledger"},
+    "steps": {"evaluation", "serving", "training", "ledger"},
 }
 MEMBERS = {  # modules that belong to another room than their folder
     "rekindle.config": "render",
@@ -53,7 +54,7 @@ MEMBERS = {  # modules that belong to another room than their folder
     "rekindle.local.container_images": "pods",
 }
 # hera renders, torch trains: whoever imports one of them at the top of a module makes every command wait for it
-TORCH = ("rekindle.training.", "steps.fraud.")
+TORCH = ("rekindle.training.", "steps.fraud.", "steps.language.")
 HERA = ("pipelines.", "rekindle.blocks.")
 
 

@@ -71,9 +71,9 @@ def download(store: Store, prefix: str, folder: Path) -> dict[str, Any]:
 
 
 def download_champion(store: Store, prefix: str, folder: Path) -> Path:
-    """Fetch the champion's weights and model.json into `folder`. Raises NotFound if its release was deleted."""
+    """Fetch what a comparison with the champion needs into `folder`. Raises NotFound if its release was deleted."""
     try:
-        for file in MODEL:
+        for file in (*MODEL, "dataset.json", "verdict.json"):
             store.download(f"{prefix.rstrip('/')}/{file}", folder / file)
     except NotFound as error:
         raise NotFound(

@@ -1,0 +1,55 @@
+"""How sure a difference between two models is: a paired bootstrap over examples, or over groups of them.
+
+    difference = paired_bootstrap(lambda rows: rmse(a[rows], truth[rows]) - rmse(b[rows], truth[rows]), len(truth))
+
+Efron and Tibshirani, An Introduction to the Bootstrap (1993), chapter 13: the percentile interval.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Rows = NDArray[np.intp]
+
+
+def paired_bootstrap(
+    statistic: Callable[[Rows], float],
+    size: int,
+    groups: Sequence[Any] | None = None,
+    resamples: int = 300,
+    confidence: float = 0.95,
+    seed: int = 0,
+) -> tuple[float, float, float]:
+    """(value, low, high): `statistic` of all rows 0..size-1, and the interval over draws of them with replacement.
+
+    Both models see the same draws. Rows with an equal entry in `groups` [size] are drawn together: rows that are not
+    independent of each other, such as all of one customer. A draw in which the statistic is not defined (it raises
+    ValueError or is NaN) does not count; with fewer than half left the interval is NaN.
+    """
+    members = _members(size, groups)
+    generator = np.random.default_rng(seed)
+    draws = []
+    for _ in range(resamples):
+        chosen = generator.integers(len(members), size=len(members))
+        try:
+            draws.append(statistic(np.concatenate([members[index] for index in chosen])))
+        except ValueError:
+            continue
+    finite = [draw for draw in draws if np.isfinite(draw)]
+    value = statistic(np.arange(size))
+    if len(finite) < resamples / 2:
+        return value, float("nan"), float("nan")
+    low, high = np.quantile(finite, [(1 - confidence) / 2, (1 + confidence) / 2])
+    return value, float(low), float(high)
+
+
+def _members(size: int, groups: Sequence[Any] | None) -> list[Rows]:
+    """The rows of each group."""
+    if groups is None:
+        return list(np.arange(size).reshape(-1, 1))
+    rows: dict[Any, list[int]] = {}
+    for row, group in enumerate(groups):
+        rows.setdefault(group, []).append(row)
+    return [np.array(members) for members in rows.values()]

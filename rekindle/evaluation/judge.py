@@ -1,0 +1,132 @@
+"""Judges a candidate, and the champion beside it, on the workload's test examples, by the function that serves.
+
+Leaves predictions.jsonl in the report: a sample of the examples with the candidate's predictions, which `verify`
+replays and of which the server's example request is the first.
+"""
+
+import json
+import random
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from pydantic import ValidationError
+
+from rekindle.errors import DataError
+from rekindle.evaluation.bootstrap import Rows, paired_bootstrap
+from rekindle.gate import Difference, Evaluation, Gate, Metric
+from rekindle.serving.predictor import in_batches, open_model
+from rekindle.serving.release import PREDICTIONS, model_card
+from rekindle.workload import dataset_facts
+
+REPLAYED = 1000  # examples that `verify` can replay, at most
+
+
+@dataclass(frozen=True)
+class Examples:
+    """The test rows of a dataset."""
+
+    instances: list[dict[str, Any]]  # as a client sends them
+    truths: list[Any]
+    groups: list[Any] | None  # rows of one group are not independent of each other
+
+
+def evaluate(
+    workload: Any, candidate: Path, champion: Path | None, dataset: Path, report: Path, gate: Gate
+) -> Evaluation:
+    """Metrics of the models in `candidate` and `champion` on the test examples of `dataset`. Raises DataError.
+
+    The candidate belongs to `dataset`; the directory of the champion holds the dataset.json that it was trained with.
+    """
+    examples = read_examples(workload, dataset)
+    predictions = {"candidate": predict(workload, candidate, dataset_facts(dataset), examples.instances)}
+    incomparable = ""
+    if champion:
+        try:
+            predictions["champion"] = predict(workload, champion, dataset_facts(champion), examples.instances)
+        except (DataError, RuntimeError) as error:  # another shape, other classes
+            incomparable = f"{error}"
+    if hasattr(workload, "baseline"):
+        predictions["baseline"] = workload.baseline(dataset, examples.instances)
+    arrays = {name: as_array(values) for name, values in predictions.items()}
+    truths = as_array(examples.truths)
+    metrics = {name: {m.name: value(m, array, truths) for m in workload.metrics} for name, array in arrays.items()}
+    difference = compare(workload.metrics[0], arrays, truths, examples.groups, gate) if "champion" in arrays else None
+    _write_report(report, examples.instances, predictions["candidate"])
+    return Evaluation(metrics, len(examples.truths), difference=difference, incomparable=incomparable)
+
+
+def read_examples(workload: Any, dataset: Path) -> Examples:
+    """The workload's examples, each a valid instance. Raises DataError."""
+    rows = list(workload.examples(dataset))
+    if not rows:
+        raise DataError("the dataset has no test examples: nothing can be judged. Give more data.")
+    for index, (instance, *_) in enumerate(rows):
+        try:
+            workload.Instance.model_validate(instance)
+        except ValidationError as error:
+            raise DataError(
+                f"test example {index} is no valid Instance, so no client could send it: {error}. "
+                "`examples` must yield what `Instance` accepts."
+            ) from error
+    grouped = len(rows[0]) > 2
+    return Examples([row[0] for row in rows], [row[1] for row in rows], [row[2] for row in rows] if grouped else None)
+
+
+def predict(workload: Any, folder: Path, facts: dict[str, Any], instances: list[dict[str, Any]]) -> list[Any]:
+    """What a server of the model in `folder` would answer. Raises DataError if its files do not fit the workload."""
+    import torch
+
+    torch.set_num_threads(1)  # as a server does by default: small layers on several threads of a busy machine crawl
+    model = open_model(workload, folder, model_card(folder), facts)
+    parsed = [workload.Instance.model_validate(instance) for instance in instances]
+    with torch.inference_mode():
+        return in_batches(
+            lambda batch: workload.predict(model, batch, facts), parsed, getattr(workload, "batch_size", 1)
+        )
+
+
+def as_array(values: list[Any]) -> Any:
+    """The values as a NumPy array if they are numbers (or equal shapes of them), else the list."""
+    try:
+        array = np.asarray(values)
+    except ValueError:  # lists of different lengths
+        return values
+    return array if array.dtype.kind in "biuf" else values
+
+
+def value(metric: Metric, predictions: Any, truths: Any) -> float:
+    """The metric. Raises DataError if the workload's function fails."""
+    assert metric.function, "a workload without `evaluate` gives each metric a function"
+    try:
+        return float(metric.function(predictions, truths))
+    except Exception as error:
+        raise DataError(f"the metric {metric.name} cannot be computed ({type(error).__name__}: {error}).") from error
+
+
+def compare(
+    metric: Metric, predictions: dict[str, Any], truths: Any, groups: list[Any] | None, gate: Gate
+) -> Difference:
+    """Candidate minus champion, by a paired bootstrap."""
+    assert metric.function
+    function = metric.function
+
+    def difference(rows: Rows) -> float:
+        drawn = truths[rows] if isinstance(truths, np.ndarray) else [truths[row] for row in rows]
+        values = [
+            function(array[rows] if isinstance(array, np.ndarray) else [array[row] for row in rows], drawn)
+            for array in (predictions["candidate"], predictions["champion"])
+        ]
+        return values[0] - values[1]
+
+    result = paired_bootstrap(difference, len(truths), groups, gate.resamples, gate.confidence)
+    return Difference(metric.name, *result)
+
+
+def _write_report(report: Path, instances: list[dict[str, Any]], predictions: list[Any]) -> None:
+    report.mkdir(parents=True, exist_ok=True)
+    sample = sorted(random.Random(0).sample(range(len(instances)), min(REPLAYED, len(instances))))
+    with open(report / PREDICTIONS, "w") as file:
+        for row in sample:
+            file.write(json.dumps({"instance": instances[row], "prediction": predictions[row]}) + "\n")

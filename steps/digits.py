@@ -1,0 +1,118 @@
+"""An example workload: which digit is it? A small CNN with BatchNorm over the 1,797 images that scikit-learn ships.
+
+    rekindle run configs/digits.yaml
+
+The last fifth of the images, by writers that the others are not of, judges the model. Source: E. Alpaydin, C. Kaynak,
+Optical Recognition of Handwritten Digits, UCI Machine Learning Repository (1998).
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import BaseModel, Field
+
+from rekindle import DataConfig, Metric, Prepared, Section
+
+if TYPE_CHECKING:
+    import torch
+
+Pixel = Annotated[float, Field(ge=0, le=16, description="darkness")]
+Row = Annotated[list[Pixel], Field(min_length=8, max_length=8)]
+
+
+class Data(DataConfig):
+    source: str = Field("sklearn://digits", pattern="^sklearn://digits$", description="scikit-learn brings the images")
+    test_share: float = Field(0.2, gt=0, lt=1, description="share of the images, the last ones, that judge the model")
+
+
+class Model(Section):
+    channels: int = Field(16, ge=1, le=256, description="of the first convolution; the second has twice as many")
+    dropout: float = Field(0.2, ge=0, lt=1, description="share of activations dropped in training")
+
+
+class Instance(BaseModel):
+    """One image of 8 x 8 pixels, the top row first."""
+
+    pixels: Annotated[list[Row], Field(min_length=8, max_length=8)]
+
+
+def accuracy(predictions: list[Any], truths: Any) -> float:
+    """Share of the images whose digit is right."""
+    return sum(p["digit"] == truth for p, truth in zip(predictions, truths, strict=True)) / len(predictions)
+
+
+def log_loss(predictions: list[Any], truths: Any) -> float:
+    """Mean of -ln(probability of the true digit)."""
+    import math
+
+    chances = [p["probabilities"][truth] for p, truth in zip(predictions, truths, strict=True)]
+    return -sum(math.log(max(chance, 1e-12)) for chance in chances) / len(chances)
+
+
+metrics = (Metric("accuracy", accuracy), Metric("log_loss", log_loss, better="lower", unit="nats"))
+
+
+def prepare(data: Data, out: Path) -> Prepared:
+    import numpy as np
+    from sklearn.datasets import load_digits
+
+    digits: Any = load_digits()
+    cut = int(len(digits.images) * (1 - data.test_share))
+    for split, part in (("train", slice(None, cut)), ("test", slice(cut, None))):
+        np.save(out / f"{split}-images.npy", digits.images[part].astype("float32"))
+        np.save(out / f"{split}-labels.npy", digits.target[part].astype("int64"))
+    return Prepared(rows=len(digits.images), tags={"train": cut, "test": len(digits.images) - cut})
+
+
+class Images:
+    """The images of one split: float32 [B, 1, 8, 8] from 0 to 1, and int64 labels [B]."""
+
+    def __init__(self, path: Path, split: str) -> None:
+        import numpy as np
+        import torch
+
+        self.images = torch.from_numpy(np.load(path / f"{split}-images.npy"))[:, None] / 16
+        self.labels = torch.from_numpy(np.load(path / f"{split}-labels.npy"))
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def batch(self, indices: "torch.Tensor") -> tuple["torch.Tensor", ...]:
+        return self.images[indices], self.labels[indices]
+
+
+def dataset(path: Path, split: str) -> Images:
+    return Images(path, split)
+
+
+def model(section: Model, facts: dict[str, Any]) -> "torch.nn.Module":
+    from torch import nn
+
+    width = section.channels
+    return nn.Sequential(
+        *(nn.Conv2d(1, width, 3, padding=1), nn.BatchNorm2d(width), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Conv2d(width, 2 * width, 3, padding=1), nn.BatchNorm2d(2 * width), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Flatten(), nn.Dropout(section.dropout), nn.Linear(8 * width, 10)),
+    )
+
+
+def loss(model: "torch.nn.Module", batch: tuple["torch.Tensor", ...]) -> "torch.Tensor":
+    from torch.nn.functional import cross_entropy
+
+    images, labels = batch
+    return cross_entropy(model(images), labels)
+
+
+def examples(path: Path) -> Iterator[tuple[dict[str, Any], int]]:
+    test = Images(path, "test")
+    for image, label in zip(test.images, test.labels, strict=True):
+        yield {"pixels": (image[0] * 16).tolist()}, int(label)
+
+
+def predict(model: "torch.nn.Module", instances: list[Instance], facts: dict[str, Any]) -> list[dict[str, Any]]:
+    import torch
+
+    images = torch.tensor([instance.pixels for instance in instances])[:, None] / 16
+    probabilities = model(images).softmax(1)
+    return [{"digit": int(row.argmax()), "probabilities": row.tolist()} for row in probabilities]

@@ -1,0 +1,145 @@
+"""An example workload: a small GPT over bytes, trained on the language reference that Python ships (some 700 kB).
+
+    rekindle run configs/language.yaml
+
+Judged by bits per byte of the last tenth of the text. A request gives a text and gets its bits per byte and, if it asks
+for some, the most likely next bytes. Architecture: A. Radford and others, Language Models are Unsupervised Multitask
+Learners (2019).
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from rekindle import DataConfig, DataError, Metric, Prepared, Section
+
+if TYPE_CHECKING:
+    import torch
+
+START = 0  # the byte before a text
+
+
+class Data(DataConfig):
+    source: str = Field("python://topics", description="a text file in UTF-8, or the language reference of this Python")
+    test_share: float = Field(0.1, gt=0, lt=1, description="share of the text, the end of it, that judges the model")
+    window: int = Field(64, ge=8, le=1024, description="bytes that the model sees at once")
+
+
+class Model(Section):
+    width: int = Field(64, ge=8, le=1024, description="size of the state at each byte")
+    layers: int = Field(2, ge=1, le=12, description="layers, one on top of the other")
+    heads: int = Field(4, ge=1, description="attention heads; width must be a multiple of them")
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if self.width % self.heads:
+            raise ValueError(f"width is {self.width}: it must be a multiple of heads ({self.heads})")
+        return self
+
+
+class Instance(BaseModel):
+    """A text; of one longer than the model's window only the end counts."""
+
+    model_config = ConfigDict(extra="forbid")
+    text: str = Field(min_length=1, max_length=10_000)
+    continue_bytes: int = Field(0, ge=0, le=100, description="most likely next bytes to give")
+
+
+def bits_per_byte(predictions: list[Any], truths: Any) -> float:
+    return sum(prediction["bits"] for prediction in predictions) / sum(truths)
+
+
+metrics = (Metric("bits_per_byte", bits_per_byte, better="lower", unit="bits", digits=3),)
+
+
+def prepare(data: Data, out: Path) -> Prepared:
+    if data.source == "python://topics":
+        from pydoc_data.topics import topics
+
+        text = "\n\n".join(topics[name] for name in sorted(topics)).encode()
+    else:
+        try:
+            text = Path(data.source).read_text().encode()
+        except (OSError, UnicodeDecodeError) as error:
+            raise DataError(f"{data.source} cannot be read ({error}): data.source must be a text file.") from error
+    cut = int(len(text) * (1 - data.test_share))
+    if min(cut, len(text) - cut) <= data.window:
+        raise DataError(f"{data.source} has {len(text)} bytes: with data.window {data.window} that is too little text.")
+    (out / "train.txt").write_bytes(text[:cut])
+    (out / "test.txt").write_bytes(text[cut:])
+    return Prepared(rows=len(text), facts={"window": data.window}, tags={"train_bytes": cut})
+
+
+class Windows:
+    """Every stretch of `window` bytes of a text: int64 [B, window + 1], the first of them as context only."""
+
+    def __init__(self, path: Path, split: str) -> None:
+        import torch
+
+        from rekindle.workload import dataset_facts
+
+        text = bytearray((path / f"{split}.txt").read_bytes())
+        self.windows = torch.frombuffer(text, dtype=torch.uint8).unfold(0, dataset_facts(path)["window"] + 1, 1)
+
+    def __len__(self) -> int:
+        return len(self.windows)
+
+    def batch(self, indices: "torch.Tensor") -> tuple["torch.Tensor", ...]:
+        return (self.windows[indices].long(),)
+
+
+def dataset(path: Path, split: str) -> Windows:
+    return Windows(path, split)
+
+
+def model(section: Model, facts: dict[str, Any]) -> "torch.nn.Module":
+    from steps.language.gpt import GPT
+
+    return GPT(facts["window"], section.width, section.layers, section.heads)
+
+
+def loss(model: "torch.nn.Module", batch: tuple["torch.Tensor", ...]) -> "torch.Tensor":
+    from torch.nn.functional import cross_entropy
+
+    (tokens,) = batch
+    return cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
+
+
+def examples(path: Path) -> Iterator[tuple[dict[str, Any], int]]:
+    from rekindle.workload import dataset_facts
+
+    text, window = (path / "test.txt").read_bytes().decode(errors="ignore"), dataset_facts(path)["window"]
+    for start in range(0, len(text), window):
+        part = text[start : start + window]
+        yield {"text": part}, len(part.encode()[-window:])
+
+
+def predict(model: Any, instances: list[Instance], facts: dict[str, Any]) -> list[dict[str, Any]]:
+    """Bits of the text's bytes, each given those before it, and the continuation."""
+    import torch
+
+    window = facts["window"]
+    texts = [instance.text.encode()[-window:] for instance in instances]
+    tokens = torch.tensor([[START, *text, *[START] * (window - len(text))] for text in texts])  # always of one shape
+    nats = -model(tokens[:, :-1]).double().log_softmax(-1).gather(-1, tokens[:, 1:, None])[..., 0]
+    bits = nats / torch.tensor(2.0).log()
+    results = [
+        {"bits": float(row[: len(text)].sum()), "bytes": len(text)} for row, text in zip(bits, texts, strict=True)
+    ]
+    for result, instance in zip(results, instances, strict=True):
+        if instance.continue_bytes:
+            result["continuation"] = _continuation(model, instance, window)
+    return results
+
+
+def _continuation(model: Any, instance: Instance, window: int) -> str:
+    import torch
+
+    text = instance.text.encode()
+    for _ in range(instance.continue_bytes):
+        seen = [START, *text][-window:]
+        tokens = torch.tensor([[*seen, *[START] * (window - len(seen))]])
+        text += bytes([int(model(tokens)[0, len(seen) - 1].argmax())])
+    return text[len(instance.text.encode()) :].decode(errors="replace")

@@ -1,0 +1,39 @@
+"""The network of this workload: a decoder-only transformer over bytes."""
+
+import torch.nn.functional as fn
+from torch import Tensor, nn
+
+VOCABULARY = 256
+
+
+class Block(nn.Module):
+    """Pre-norm causal attention and feed-forward with residuals: [B, L, width] → [B, L, width]."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm_attention, self.norm_hidden = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.project = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.hidden = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, length, width = x.shape
+        qkv = self.qkv(self.norm_attention(x)).view(batch, length, 3, self.heads, width // self.heads)
+        query, key, value = qkv.permute(2, 0, 3, 1, 4)
+        seen = fn.scaled_dot_product_attention(query, key, value, is_causal=True)
+        x = x + self.project(seen.transpose(1, 2).reshape(batch, length, width))
+        return x + self.hidden(self.norm_hidden(x))
+
+
+class GPT(nn.Module):
+    """Bytes [B, L ≤ window] → logits of the next byte [B, L, 256]."""
+
+    def __init__(self, window: int, width: int, layers: int, heads: int) -> None:
+        super().__init__()
+        self.bytes, self.places = nn.Embedding(VOCABULARY, width), nn.Embedding(window, width)
+        self.blocks = nn.Sequential(*(Block(width, heads) for _ in range(layers)))
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, VOCABULARY)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.bytes(tokens) + self.places.weight[: tokens.shape[1]]
+        return self.head(self.norm(self.blocks(x)))

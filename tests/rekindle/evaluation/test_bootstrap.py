@@ -1,0 +1,43 @@
+"""An interval must hold what it says, or a worse model replaces a better one by luck."""
+
+import math
+
+import numpy as np
+import pytest
+
+from rekindle import paired_bootstrap
+
+
+def test_the_interval_of_a_mean_covers_the_truth_as_often_as_it_says() -> None:
+    hits = 0
+    for seed in range(200):
+        values = np.random.default_rng(seed).normal(0.3, 1, 80)
+        _, low, high = paired_bootstrap(lambda rows, v=values: float(v[rows].mean()), 80, resamples=200, confidence=0.9)
+        hits += low <= 0.3 <= high
+    assert 0.82 <= hits / 200 <= 0.97
+
+
+def test_rows_of_one_group_count_as_one() -> None:
+    values = np.repeat(np.random.default_rng(1).normal(0, 1, 20), 50)  # a thousand rows of twenty customers
+    customers = np.repeat(np.arange(20), 50).tolist()
+    widths = []
+    for groups in (None, customers):
+        value, low, high = paired_bootstrap(lambda rows: float(values[rows].mean()), 1000, groups)
+        assert value == pytest.approx(values.mean()) and low < value < high
+        widths.append(high - low)
+    assert widths[1] > 4 * widths[0]
+
+
+def test_the_same_draws_come_again() -> None:
+    values = np.arange(50.0)
+    assert len({paired_bootstrap(lambda rows: float(values[rows].mean()), 50) for _ in range(3)}) == 1
+
+
+def test_a_statistic_that_most_draws_do_not_have_gives_no_interval() -> None:
+    def lonely(rows: np.ndarray) -> float:
+        if not (rows == 0).all() and len(set(rows.tolist())) < 10:
+            raise ValueError("too few rows")
+        return 1.0
+
+    value, low, high = paired_bootstrap(lonely, 10)
+    assert (value, math.isnan(low), math.isnan(high)) == (1.0, True, True)
