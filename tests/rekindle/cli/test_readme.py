@@ -30,7 +30,7 @@ def test_make_does_what_the_readme_says():
 def test_every_command_of_the_readme_works(tmp_path: Path):
     shutil.copytree(ROOT / "configs", tmp_path / "configs")
     write_files(README, tmp_path)
-    small = {"REKINDLE_DATA__SOURCE": WORLD, "REKINDLE_TRAIN__EPOCHS": "1", "REKINDLE_GATE__MINIMUM": "{}"}
+    small = {"REKINDLE_DATA__SOURCE": WORLD, "REKINDLE_TRAIN__EPOCHS": "1", "REKINDLE_GATE__MINIMUM": "{auc: 0.01}"}
     with shell(tmp_path, **small) as typed:
         for command in commands(README):
             # see RECIPES, test_end_to_end.py, test_demo.py
@@ -79,13 +79,14 @@ def test_your_own_model_runs_as_the_document_says(tmp_path: Path, s3_environment
     document = ROOT / "docs/your-own-model.md"
     write_files(document, tmp_path)
     rng = np.random.default_rng(0)
-    rows = rng.normal(size=(2000, 2)) * (30, 5) + (80, 10)
-    late = (rows[:, 0] / 30 - rows[:, 1] / 5 + rng.normal(size=2000) > 0.7).astype(int)
-    lines = [f"{price:.2f},{days:.1f},{label}" for (price, days), label in zip(rows, late, strict=True)]
-    (tmp_path / "orders.csv").write_text("\n".join(["price,days,returned", *lines]))
+    hours, degrees = rng.integers(0, 24, 2000), rng.normal(10, 8, 2000)
+    kwh = 40 - degrees + 5 * np.cos(hours / 24 * 2 * np.pi) + rng.normal(0, 1, 2000)
+    lines = [f"{hour},{degree:.1f},{power:.2f}" for hour, degree, power in zip(hours, degrees, kwh, strict=True)]
+    (tmp_path / "power.csv").write_text("\n".join(["hour,temperature,kwh", *lines]))
     with shell(tmp_path, **s3_environment, MLFLOW_TRACKING_URI=mlflow_server) as typed:
         runs = [typed(command) for command in commands(document)]
         assert [run.returncode for run in runs] == [0] * len(runs), runs
-        (trial,) = re.findall(r"^try it +(.*)$", runs[-1].stdout, re.MULTILINE)
-        assert 0 < json.loads(typed(trial).stdout)["predictions"][0] < 1
+        (endpoint,) = re.findall(r"^endpoint +(.*)$", runs[-1].stdout, re.MULTILINE)
+        request = "".join(blocks(document, "sh")).strip().replace("http://127.0.0.1:8080", endpoint)
+        assert 40 < json.loads(typed(request).stdout)["predictions"][0] < 55
     assert blocks(document, "python")
