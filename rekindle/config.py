@@ -70,6 +70,7 @@ class Config(Section):
         pattern=r"^[a-z]([-a-z0-9]{0,28}[a-z0-9])?$",
         description="of the pipeline, its models and its deployment: a DNS label of at most 30 characters",
     )
+    pipeline: str = Field("pipelines.training", description="module whose `build(config)` is the Workflow")
     workload: str = Field(DEFAULT_WORKLOAD, description="module that defines the data, the model and its metrics")
     data: DataConfig
     model: Section

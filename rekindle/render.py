@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import yaml
 
 from rekindle import project
+from rekindle.errors import ConfigError
 from rekindle.provenance import PROVENANCE, git_sha, pack
 
 if TYPE_CHECKING:
@@ -21,31 +22,32 @@ if TYPE_CHECKING:
 Manifest = dict[str, Any]
 Kind = Literal["workflow", "template", "cron"]
 
-BUILDERS: dict[Kind, tuple[str, str]] = {  # kind → module of the project, and its function
-    "workflow": ("pipelines.training", "build"),
-    "template": ("pipelines.retraining", "template"),
-    "cron": ("pipelines.retraining", "cron"),
-}
 TOO_BIG = 1_200_000  # bytes; Kubernetes refuses objects of 1.5 MB, and Argo keeps its status in the same object
 FIRST = ("apiVersion", "kind", "metadata", "name", "generateName")
 
 
 def render_manifest(config: "Config", kind: Kind = "workflow") -> Manifest:
     """The manifest of a config: the same on every machine, apart from the git sha among its parameters."""
-    module, function = BUILDERS[kind]
-    made = getattr(project.load(module, "pipeline", [function]), function)(config).to_dict()
+    from rekindle.blocks import schedule
+
+    made = schedule.cron(config).to_dict() if kind == "cron" else _workflow(config)
     if kind == "cron":  # or its runs have no labels; Hera has no field for it
         made["spec"]["workflowMetadata"] = {"labels": {**made["metadata"]["labels"]}}
+    if kind == "template":
+        made["kind"] = "WorkflowTemplate"
+        made["metadata"].pop("generateName", None)
+        made["metadata"]["name"] = config.name
     manifest = ordered(made)
     parameters = manifest["spec"].get("arguments", {}).get("parameters", [])
     resolved = config.model_dump(mode="json")
     own = {"git_sha": git_sha(), "config": json.dumps(resolved), "config_hash": _sha256(resolved)}
     own["manifest_hash"] = manifest_sha256(manifest)
     for parameter in parameters:
-        parameter["value"] = own.get(parameter["name"], "")
+        if parameter["name"] in PROVENANCE:
+            parameter["value"] = own.get(parameter["name"], "")
     metadata = {name: value for name, value in manifest["metadata"].items() if name != "name"}
     run = manifest | {"kind": "Workflow", "metadata": {"generateName": f"{config.name}-"} | metadata}
-    packed = pack(to_yaml(ordered(run)))  # with all parameters but itself
+    packed = pack(json.dumps(ordered(run), indent=1))  # with all parameters but itself
     for parameter in parameters:
         if parameter["name"] == "manifest":
             parameter["value"] = packed
@@ -53,6 +55,18 @@ def render_manifest(config: "Config", kind: Kind = "workflow") -> Manifest:
     if size > TOO_BIG:
         sys.stderr.write(f"warning: the manifest has {size:,} bytes; Kubernetes refuses 1,500,000 and more.\n")
     return manifest
+
+
+def _workflow(config: "Config") -> Manifest:
+    from hera.workflows import Workflow
+
+    workflow = project.load(config.pipeline, "pipeline", ("build",)).build(config)
+    if type(workflow) is not Workflow:
+        raise ConfigError(
+            f"{config.pipeline}.build gives {type(workflow).__name__}: it must return the Workflow of Hera; what the "
+            "WorkflowTemplate and the CronWorkflow are made of is this Workflow."
+        )
+    return workflow.to_dict()
 
 
 def manifest_sha256(manifest: Mapping[str, Any]) -> str:

@@ -23,7 +23,7 @@ class Inputs(StepInputs):
     workflow: str = Field(description="name of the workflow: its MLflow run is found by it, or made")
     experiment: str = Field("rekindle", description="MLflow experiment of the run")
     config: dict[str, Any] = Field(default_factory=dict, description="the resolved config, to record on the run")
-    manifest: str = Field("", description="the manifest, to record on the run: YAML, as zlib in base64")
+    manifest: str = Field("", description="the manifest, to record on the run: YAML or JSON, as zlib in base64")
 
 
 class Outputs(StepOutputs):

@@ -31,7 +31,7 @@ class Inputs(StepInputs):
     status: str = Field(description="{{workflow.status}}: Succeeded, Failed or Error")
     failures: str = Field(default="", description="{{workflow.failures}}: JSON list of the nodes that failed")
     experiment: str = Field(default="rekindle", description="MLflow experiment of the run")
-    ledger: str = Field(default="", description="key prefix of the training's ledger (empty: there is none)")
+    ledgers: list[str] = Field(default_factory=list, description="key prefixes of the ledgers, one a training")
 
 
 class Outputs(StepOutputs):
@@ -46,12 +46,14 @@ def run(inputs: Inputs) -> Outputs:
     if not run_id:
         sys.stderr.write(f"no MLflow run of {inputs.workflow} was made: nothing to close\n")
         return Outputs(run_id="")
-    summary = training_summary(inputs.ledger)
     lines = [reason(failure) for failure in failures(inputs.failures)]
-    if summary:
-        log(run_id, summary, inputs.workdir / "ledger")
-        if lines and summary.state == "failed":
-            lines.insert(0, f"training: {summary.message}")
+    alone = len(inputs.ledgers) == 1
+    for ledger in inputs.ledgers:
+        if summary := training_summary(ledger):
+            task = ledger.split("/")[1]  # WORKFLOW/TASK/checkpoints/ledger
+            log(run_id, summary, inputs.workdir / task, "ledger" if alone else f"ledger/{task}")
+            if lines and summary.state == "failed":
+                lines.insert(0, f"training: {summary.message}" if alone else f"{task}: {summary.message}")
     if lines:
         tracking.log(run_id, tags={"rekindle.failures": "\n".join(line[:900] for line in lines[:SHOWN])})
     tracking.log(run_id, tags={tracking.NOTE: description(run_id, lines)})
@@ -60,9 +62,7 @@ def run(inputs: Inputs) -> Outputs:
 
 
 def training_summary(ledger: str) -> "Summary | None":
-    """The report of the training; None if there is no ledger, or it cannot be read."""
-    if not ledger:
-        return None
+    """The report of a training; None if there is no ledger, or it cannot be read."""
     from rekindle.ledger.accounting import summarize
     from rekindle.ledger.events import read
     from rekindle.storage import Store
@@ -75,14 +75,14 @@ def training_summary(ledger: str) -> "Summary | None":
     return summary if summary.intervals else None
 
 
-def log(run_id: str, summary: "Summary", folder: Path) -> None:
-    """Metrics and tags of the MLflow run, and `ledger/` of its artifacts. Raises TrackingError if MLflow is away."""
+def log(run_id: str, summary: "Summary", folder: Path, name: str) -> None:
+    """Metrics, tags and artifacts of the MLflow run, called `name`. Raises TrackingError if MLflow is away."""
     from rekindle import tracking
     from rekindle.ledger import publish
 
-    tracking.log(run_id, metrics=publish.metrics(summary), tags=publish.tags(summary))
+    tracking.log(run_id, metrics=publish.metrics(summary, name), tags=publish.tags(summary))
     publish.write_files(summary, folder)
-    tracking.log_dir(run_id, folder, "ledger")
+    tracking.log_dir(run_id, folder, name)
 
 
 def description(run_id: str, failures: list[str]) -> str:

@@ -47,6 +47,9 @@ ROOMS = {  # whose name is a prefix → the rooms that it may import, COMMON and
 MEMBERS = {  # modules that belong to another room than their folder
     "rekindle.config": "render",
     "rekindle.provenance": "render",
+    "rekindle.blocks.workflow": "render",
+    "rekindle.blocks.recipe": "render",
+    "rekindle.blocks.schedule": "render",
     "rekindle.__main__": "cli",
     "rekindle.local.locks": "engine",
     "rekindle.local.journal": "engine",

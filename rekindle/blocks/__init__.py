@@ -1,7 +1,14 @@
-"""One Kubernetes object a file: functions that return plain data, with the conditions that say how it ended.
+"""What a pipeline is made of: `from rekindle import blocks`. The manual: docs/your-own-pipeline.md.
 
-What a pipeline is made of:
-  step.step("prepare", cluster)                      a step module as an Argo template
+    with blocks.pipeline(config) as workflow:          a Hera Workflow with all that every run needs
+        data = blocks.prepare()                        a Hera task; data.outputs.dataset is what it hands on
+        model = blocks.train(data)
+        evaluation = blocks.evaluate(model)
+        with blocks.group("ship", when=evaluation.outputs.verdict == "release"):
+            blocks.verify(blocks.deploy(blocks.release(evaluation)))
+        blocks.step("shop.report", metrics=evaluation.outputs.metrics)       any step of one's own
+
+Below it, one Kubernetes object a file: functions that return plain data, with the conditions that say how it ended.
   resource.apply("train", job, success=..., ...)     apply an object and wait for its SUCCESS or FAILURE
   pytorch_job.pytorch_job(name, train, cluster, ...) our training: a coordinator and Workers that come and go
   deployment, service, autoscaler, disruption_budget what serves a model
@@ -20,3 +27,20 @@ Others:
 
 Everything takes its image, resources and nodes from settings.PodConfig; presets.yaml has nodes, GPUs and gangs by name.
 """
+
+from importlib import import_module
+from typing import Any
+
+NAMES = {  # module → its public names; __init__.pyi says the same to type checkers
+    "workflow": ("pipeline", "group", "at_exit", "step"),
+    "recipe": ("prepare", "train", "evaluate", "release", "deploy", "verify"),
+    "wiring": ("Block", "Condition", "WiringError"),
+}
+MODULES = {name: f"rekindle.blocks.{module}" for module, names in NAMES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    """A name on its first use: a config reads `settings`, and must not wait for Hera."""
+    if name not in MODULES:
+        raise AttributeError(f"module 'rekindle.blocks' has no attribute '{name}'")
+    return getattr(import_module(MODULES[name]), name)

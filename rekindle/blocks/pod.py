@@ -104,3 +104,8 @@ def pod_spec(
         **more,
     }
     return {key: value for key, value in spec.items() if value not in ({}, [], "")}
+
+
+def labels(name: str) -> dict[str, str]:
+    """Of the workflow of the pipeline `name`: commands know their runs by it."""
+    return {"app.kubernetes.io/part-of": "rekindle", "app.kubernetes.io/name": name}

@@ -1,6 +1,6 @@
 """The `cluster:` section of a config: what the pods get on Kubernetes. A run on this machine ignores all of it."""
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Self
 
 from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 
@@ -12,7 +12,6 @@ MEMORY = r"^\d+(\.\d+)?([kMGTPE]|[KMGTPE]i)?$"
 # labels of nodes whose GPUs are shared: GKE's, and that of NVIDIA's plugin
 GKE_PARTS = {"cloud.google.com/gke-gpu-sharing-strategy", "cloud.google.com/gke-gpu-partition-size"}
 SHARING = "nvidia.com/gpu.sharing-strategy"
-PodName = Literal["prepare", "train", "coordinator", "evaluate", "release", "serve", "verify", "report"]
 Names = Annotated[list[str], BeforeValidator(lambda value: [value] if isinstance(value, str) else value)]
 
 
@@ -52,6 +51,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "train": {"cpu": "", "memory": "8Gi", "deadline_minutes": 24 * 60, "node_lost_seconds": 30},
     "coordinator": {"cpu": "250m", "memory": "512Mi", "node_lost_seconds": 30},
     "evaluate": {"cpu": "2", "memory": "8Gi"},
+    "release": {},
     "serve": {"spread": ["kubernetes.io/hostname"]},
     "verify": {"memory": "4Gi"},
     "report": {"cpu": "250m", "memory": "1Gi", "deadline_minutes": 10},
@@ -66,7 +66,10 @@ class ClusterConfig(Section):
     service_account: str = Field("rekindle", description="of the workflow's pods; may manage what a workflow applies")
     pod_account: str = Field("default", description="ServiceAccount of training and serving pods, which get no token")
     presets: dict[str, PodConfig] = Field(default_factory=dict, description="presets of your own, by name")
-    pods: dict[PodName, PodConfig] = Field(default_factory=dict, description="by kind of pod: image, resources, nodes")
+    pods: dict[str, PodConfig] = Field(
+        default_factory=dict,
+        description=f"by kind of pod ({', '.join(DEFAULTS)}, or the name of a step): image, resources, nodes",
+    )
     gang: str = Field("", description="start a job whole: volcano, coscheduling or kueue (empty: as they come)")
     queue: str = Field("", description="the queue of Volcano or Kueue that jobs wait in")
     cache: str = Field("", description="PersistentVolumeClaim that keeps datasets near the training pods (empty: none)")
@@ -74,7 +77,7 @@ class ClusterConfig(Section):
     deadline_hours: int = Field(48, ge=1, description="a whole workflow may take this long")
     keep_days: int = Field(14, ge=1, description="a finished workflow is removed from the cluster after this time")
 
-    def pod(self, name: PodName) -> PodConfig:
+    def pod(self, name: str) -> PodConfig:
         """The settings of one kind of pod: its own, over its presets, over the defaults."""
         own = self.pods[name].model_dump(exclude_unset=True) if name in self.pods else {}
         known = presets()["pods"] | {key: one.model_dump(exclude_unset=True) for key, one in self.presets.items()}

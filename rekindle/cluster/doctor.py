@@ -9,14 +9,14 @@ and MLflow and is deleted again. What the user may not read is reported as a war
 import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, get_args
+from typing import Any
 
 import yaml
 
 from rekindle.argo.names import DEFAULT_ARTIFACT_REPOSITORY
 from rekindle.blocks import pod as pods
 from rekindle.blocks.jobs.pytorch_job import pytorch_job
-from rekindle.blocks.settings import ClusterConfig, PodName
+from rekindle.blocks.settings import DEFAULTS, ClusterConfig
 from rekindle.cluster import platform
 from rekindle.cluster.api import PODS, Cluster, Object, Resource
 from rekindle.cluster.errors import ApiError
@@ -193,7 +193,7 @@ def _keys(
 
 def admission(cluster: Cluster, config: ClusterConfig) -> Iterator[Check]:
     """Whether a pod of each kind is admitted: by PodSecurity, quota, LimitRange, PriorityClass and account."""
-    for name in get_args(PodName):
+    for name in DEFAULTS:
         settings = config.pod(name)
         settings = settings.model_copy(update={"cpu": settings.cpu or "1"})
         try:

@@ -8,10 +8,10 @@ import time
 import uuid
 from collections.abc import Iterator
 from contextlib import suppress
-from typing import Any, get_args
+from typing import Any
 
 from rekindle.blocks import pod as pods
-from rekindle.blocks.settings import ClusterConfig, PodConfig, PodName
+from rekindle.blocks.settings import DEFAULTS, ClusterConfig, PodConfig
 from rekindle.cluster.api import PODS, Cluster, Object
 from rekindle.cluster.errors import ApiError
 from rekindle.errors import Check
@@ -34,7 +34,7 @@ REMEDIES = {
 
 def checks_from_pod(cluster: Cluster, config: ClusterConfig, seconds: float = SECONDS) -> Iterator[Check]:
     """The checks of the images, the object store and MLflow. Raises ApiError."""
-    images = dict.fromkeys([config.pod("train").image, *(config.pod(name).image for name in get_args(PodName))])
+    images = dict.fromkeys([config.pod("train").image, *(config.pod(name).image for name in DEFAULTS)])
     containers = {"main" if not number else f"image-{number}": image for number, image in enumerate(images)}
     name = f"rekindle-doctor-{uuid.uuid4().hex[:6]}"
     _create(cluster, manifest(name, config, PodConfig.model_validate({"cpu": "50m", "memory": "512Mi"}), containers))

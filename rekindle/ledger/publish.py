@@ -10,13 +10,13 @@ from rekindle.ledger.report import Summary
 COUNTED = ("preemptions", "steps_repeated", "steps_per_second", "generations", "coordinator_restarts")
 
 
-def metrics(summary: Summary) -> dict[str, float]:
-    """`ledger/...` metrics: worker-seconds by kind, and counts."""
+def metrics(summary: Summary, prefix: str) -> dict[str, float]:
+    """`PREFIX/...` metrics: worker-seconds by kind, and counts."""
     report = summary.as_json()
     values = {f"worker_seconds_{kind}": seconds for kind, seconds in report["worker_seconds"].items()}
     values |= {"wall_seconds": summary.ended - summary.began, "bytes_uploaded": summary.uploaded}
     values |= {name: report[name] for name in COUNTED}
-    return {f"ledger/{name}": value for name, value in values.items()}
+    return {f"{prefix}/{name}": value for name, value in values.items()}
 
 
 def tags(summary: Summary) -> dict[str, Any]:

@@ -118,15 +118,19 @@ def test_every_input_and_output_of_a_step_is_in_its_template(name: str, template
 
 def test_an_artifact_is_found_where_it_was_left(templates: dict[str, dict[str, Any]], objects: dict[str, Any]) -> None:
     """Steps and the training job meet at keys of the store: a resource template has no artifacts."""
-    keys = {}
-    for template in templates.values():
-        for direction in ("inputs", "outputs"):
-            for artifact in template.get(direction, {}).get("artifacts", []):
-                assert artifact["archive"] == {"none": {}}
-                keys.setdefault(artifact["name"], set()).add(substitute(artifact["s3"]["key"], WORKFLOW))
-    assert keys == {name: {f"cards-x7k2p/{name}"} for name in ("dataset", "model", "report")}
+    left, taken = set(), set()
+    for task in [task for name in ("main", "ship") for task in tasks(templates[name]).values()]:
+        arguments = task.get("arguments", {})
+        known = {f"inputs.parameters.{p['name']}": p["value"] for p in arguments.get("parameters", [])}
+        for artifact in templates[task["template"]].get("outputs", {}).get("artifacts", []):
+            assert artifact["archive"] == {"none": {}}
+            left.add(substitute(substitute(artifact["s3"]["key"], known), WORKFLOW))
+        for artifact in arguments.get("artifacts", []):
+            assert artifact["archive"] == {"none": {}}
+            taken.add(substitute(artifact["s3"]["key"], WORKFLOW))
     worker = objects["PyTorchJob"]["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]["containers"][0]
-    assert {"--dataset=cards-x7k2p/dataset", "--out=cards-x7k2p/model"} <= set(worker["args"])
+    assert {"--dataset=cards-x7k2p/prepare/dataset", "--out=cards-x7k2p/train/model"} <= set(worker["args"])
+    assert taken == left | {"cards-x7k2p/train/model"}
 
 
 def test_the_workflow_says_what_came_out(templates: dict[str, dict[str, Any]]) -> None:

@@ -40,7 +40,6 @@ def test_each_layer_beats_the_one_before_and_says_so(tmp_path: Path) -> None:
         (SMALL, ["train.workers=many"], ["train.workers is 'many'", "integer"]),
         (SMALL, ["train.workers"], ["must be KEY=VALUE"]),
         (SMALL, ["cluster.pods.train.gpuz=1"], ["cluster.pods.train.gpuz is not", 'Did you mean "gpus"?']),
-        (SMALL, ["cluster.pods.trian.gpus=1"], ["cluster.pods.trian is", 'Did you mean "train"?']),
         (SMALL, ["serve.min_replicas=9"], ["min_replicas is 9", "max_replicas (4)"]),
         (SMALL, ["name.x=1"], ["name", "no keys below"]),
         (SMALL, ["train.virtual_workers=2", "train.workers=3"], ["train.virtual_workers (2)"]),

@@ -16,16 +16,12 @@ from tests.commands import BIN, ROOT
 PIPELINE = '''
 """One step, and a greeting that only this project has."""
 
-from hera.workflows import DAG, Workflow
-
-from rekindle.blocks.step import step
+from rekindle import blocks
 
 
 def build(config):
-    with Workflow(generate_name=f"{config.name}-", entrypoint="main") as workflow:
-        greet = step("steps.greet", config.cluster)
-        with DAG(name="main"):
-            greet(name="greet", arguments={"name": config.model.name})
+    with blocks.pipeline(config) as workflow:
+        blocks.step("steps.greet", name=config.model.name)
     return workflow
 '''
 STEP = '''

@@ -10,6 +10,7 @@ import pytest
 import requests
 
 from rekindle import tracking
+from rekindle.keys import LEDGER, key
 from rekindle.storage import Store
 from steps import report
 
@@ -74,12 +75,13 @@ VERDICT = {"t": 103.6, "event": "verdict", "code": 78, "message": "worker-0: the
 def reported(store: Store, *last: dict[str, Any], failures: str = "") -> "Run":
     """The MLflow run after `report`, given a ledger that ends with `last`."""
     name = f"w-{uuid.uuid4().hex[:8]}"
-    store.put(f"{name}/ledger/1-a-0.jsonl", "\n".join(json.dumps(event) for event in [*EVENTS, *last]).encode())
+    ledger = key("train", LEDGER, name)
+    store.put(f"{ledger}/1-a-0.jsonl", "\n".join(json.dumps(event) for event in [*EVENTS, *last]).encode())
     run_id = tracking.start_run("reports", name)
     for _ in range(2):  # a retried step
         status = "Failed" if failures else "Succeeded"
         report.run(report.Inputs(workflow=name, status=status, failures=failures, experiment="reports",
-                                 ledger=f"{name}/ledger"))  # fmt: skip
+                                 ledgers=[ledger]))  # fmt: skip
     return client().get_run(run_id)
 
 
@@ -119,7 +121,9 @@ def test_a_ledger_that_is_missing_or_out_of_reach_does_not_fail_the_workflow(
 ) -> None:
     name = f"w-{uuid.uuid4().hex[:8]}"
     run_id = tracking.start_run("reports", name)
-    inputs = report.Inputs(workflow=name, status="Succeeded", experiment="reports", ledger=f"{name}/ledger")
+    inputs = report.Inputs(
+        workflow=name, status="Succeeded", experiment="reports", ledgers=[key("train", LEDGER, name)]
+    )
     assert report.run(inputs).run_id == run_id
     monkeypatch.delenv("S3_BUCKET")
     assert report.run(inputs).run_id == run_id

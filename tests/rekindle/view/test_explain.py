@@ -8,12 +8,12 @@ import pytest
 
 from rekindle.config import load_config
 from rekindle.errors import ConfigError
-from rekindle.keys import LEDGER, key
+from rekindle.keys import CHECKPOINTS, LEDGER, key
 from rekindle.ledger.events import Ledger
 from rekindle.local.journal import RunFiles
 from rekindle.render import render_manifest
 from rekindle.storage import Store
-from rekindle.view.explain import explain
+from rekindle.view.explain import LEDGERS, explain
 from tests.steps.test_report import COMPLETE, EVENTS, VERDICT
 
 DEMO = Path(__file__).parents[3] / "configs/demo.yaml"
@@ -22,11 +22,11 @@ DEMO = Path(__file__).parents[3] / "configs/demo.yaml"
 def trained(home: Path, store: Store, name: str, events: list[dict[str, Any]]) -> None:
     """A run of that name with that ledger."""
     files = RunFiles(home, name)
-    spec = {"entrypoint": "main", "templates": [{"name": "main"}]}
+    spec = {"entrypoint": "main", "templates": [{"name": "main"}], "arguments": {"ledgers": [key("train", LEDGER)]}}
     files.create({"kind": "Workflow", "metadata": {"name": name}, "spec": spec})
     files.snapshot({"phase": "Succeeded", "nodes": {}, "startedAt": "2026-01-01T00:00:00Z"})
     files.close()
-    ledger = Ledger(lambda: store, key(LEDGER, name))
+    ledger = Ledger(lambda: store, key("train", LEDGER, name))
     for event in events:
         ledger.note(**event)
     ledger.close()
@@ -70,9 +70,9 @@ def test_the_training_writes_where_report_and_explain_read() -> None:
     from rekindle.training.spec import TrainingSpec as Inputs
 
     manifest = json.dumps(render_manifest(load_config(DEMO).config))
-    assert f'"{key(LEDGER)}"' in manifest
+    assert set(LEDGERS.findall(manifest)) == {"train"}
     inputs = Inputs.model_validate(
-        dict.fromkeys(("dataset", "digest", "out"), "x") | {"checkpoints": "{{workflow.name}}/checkpoints"}
+        dict.fromkeys(("dataset", "digest", "out"), "x") | {"checkpoints": key("train", CHECKPOINTS)}
     )
-    assert inputs.ledger == key(LEDGER)
+    assert inputs.ledger == key("train", LEDGER)
     assert f"--checkpoints={inputs.checkpoints}" in manifest

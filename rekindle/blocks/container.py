@@ -1,22 +1,23 @@
 """A step module as an Argo container template: its Inputs and Outputs are the template's, declared once.
 
-A field is a parameter or an artifact of its own name; an artifact's key in the store is `WORKFLOW/FIELD`, so that
-whoever names the field gets what another step wrote, and a training job, which is no Argo step, can take part.
+A field is a parameter or an artifact of its own name. Tasks share a template: the key of an output artifact holds the
+task's name, which is the parameter TASK, and in a loop the pod's, too.
 """
 
 import json
-from collections.abc import Collection, Mapping
-from typing import Any, cast
+from collections.abc import Mapping
+from typing import Any
 
-from hera.workflows import Container, NoneArchiveStrategy, Parameter, RetryStrategy, S3Artifact
+from hera.workflows import Artifact, Container, NoneArchiveStrategy, Parameter, RetryStrategy, S3Artifact
 from hera.workflows import models as m
 
 from rekindle.blocks import pod as pods
-from rekindle.blocks.settings import ClusterConfig, PodName
+from rekindle.blocks.settings import ClusterConfig, PodConfig
 from rekindle.errors import ConfigError, did_you_mean
 from rekindle.keys import key
-from rekindle.step import flag, is_artifact, load, short_name, to_text
+from rekindle.step import flag, is_artifact, load, to_text
 
+TASK = "task-name"  # an input of the template, which no field of a step can be called
 NO_CURE = "lastRetry.exitCode not in ['65', '78']"  # wrong data or configuration: rekindle/errors.py
 
 
@@ -26,14 +27,13 @@ def retries(limit: int, expression: str | None = None) -> RetryStrategy:
     return RetryStrategy(limit=limit, retry_policy="Always", backoff=backoff, expression=expression)
 
 
-def step(module: str, cluster: ClusterConfig, exports: Collection[str] = ()) -> Container:
-    """The template that runs the step `module`; the outputs in `exports` become outputs of the workflow."""
-    definition, name = load(module), short_name(module)
-    pod = cluster.pod(cast(PodName, name))
+def container(name: str, module: str, cluster: ClusterConfig, pod: PodConfig, looped: bool = False) -> Container:
+    """The template `name` that runs the step `module`; `looped` is one whose tasks run several times."""
+    definition = load(module)
     args, inputs, outputs = ["-m", "rekindle", "step", module], [], []
     for field, info in definition.Inputs.model_fields.items():
         if is_artifact(info):
-            inputs.append(_artifact(field, "inputs"))
+            inputs.append(Artifact(name=field, path=f"/tmp/inputs/{field}"))
             args.append(f"{flag(field)}={{{{inputs.artifacts.{field}.path}}}}")
             continue
         default = None if info.is_required() else info.get_default(call_default_factory=True)
@@ -44,11 +44,14 @@ def step(module: str, cluster: ClusterConfig, exports: Collection[str] = ()) -> 
     for field, info in definition.Outputs.model_fields.items():
         kind = "artifacts" if is_artifact(info) else "parameters"
         args += ["--output", f"{field}={{{{outputs.{kind}.{field}.path}}}}"]
+        path = f"/tmp/outputs/{field}"
         if is_artifact(info):
-            outputs.append(_artifact(field, "outputs"))
+            place = key(f"{{{{inputs.parameters.{TASK}}}}}", f"{{{{pod.name}}}}/{field}" if looped else field)
+            outputs.append(S3Artifact(name=field, path=path, key=place, archive=NoneArchiveStrategy()))
         else:
-            where = m.ValueFrom(path=f"/tmp/outputs/{field}")
-            outputs.append(Parameter(name=field, value_from=where, global_name=field if field in exports else None))
+            outputs.append(Parameter(name=field, value_from=m.ValueFrom(path=path)))
+    if has_artifacts(module):
+        inputs.append(Parameter(name=TASK))
     return Container(
         name=name,
         image=pod.image,
@@ -72,9 +75,9 @@ def step(module: str, cluster: ClusterConfig, exports: Collection[str] = ()) -> 
     )
 
 
-def _artifact(name: str, direction: str) -> S3Artifact:
-    path = f"/tmp/{direction}/{name}"
-    return S3Artifact(name=name, path=path, key=key(name), archive=NoneArchiveStrategy())
+def has_artifacts(module: str) -> bool:
+    """Whether the step leaves files, whose keys hold the name of the task."""
+    return any(is_artifact(info) for info in load(module).Outputs.model_fields.values())
 
 
 def command(module: str, values: Mapping[str, Any]) -> list[str]:

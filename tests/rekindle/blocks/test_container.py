@@ -5,9 +5,9 @@ import json
 import pytest
 
 from rekindle.argo.language.substitute import substitute
+from rekindle.blocks.container import command
 from rekindle.blocks.resource import render
 from rekindle.blocks.settings import ClusterConfig
-from rekindle.blocks.step import command
 from rekindle.errors import ConfigError
 from rekindle.step import load, parse
 
@@ -57,8 +57,3 @@ def test_resources_that_kubernetes_would_refuse_are_refused_here(wrong: dict[str
 
 def test_cores_may_be_written_as_a_number() -> None:
     assert ClusterConfig.model_validate({"pods": {"train": {"cpu": 4}}}).pod("train").cpu == "4"
-
-
-def test_a_misspelt_kind_of_pod_is_an_error() -> None:
-    with pytest.raises(ValueError, match=r"pods\.trian"):
-        ClusterConfig.model_validate({"pods": {"trian": {"cpu": "4"}}})

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from rekindle.config import ScheduleConfig, load_config
 from rekindle.render import render_manifest
 
-GOLDEN = Path(__file__).parents[1] / "golden"
+GOLDEN = Path(__file__).parents[2] / "golden"
 
 
 def schedule(**values: Any) -> ScheduleConfig:

@@ -1,4 +1,4 @@
-"""The same pipeline every week by itself: a WorkflowTemplate, and a CronWorkflow that runs it.
+"""A pipeline by itself: the CronWorkflow that runs the WorkflowTemplate of the same name.
 
 rekindle render configs/demo.yaml --kind template | kubectl apply -f -
 rekindle render configs/demo.yaml --kind cron | kubectl apply -f -
@@ -6,33 +6,22 @@ rekindle render configs/demo.yaml --kind cron | kubectl apply -f -
 
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from hera.workflows import CronWorkflow, WorkflowTemplate
+from hera.workflows import CronWorkflow
+from hera.workflows import models as m
 
+from rekindle.blocks.pod import labels
+
+if TYPE_CHECKING:
     from rekindle.config import Config
 
 
-def template(config: "Config") -> "WorkflowTemplate":
-    """The pipeline under the name of the config, for the schedule and for runs by hand."""
-    from hera.workflows import WorkflowTemplate
-
-    from pipelines.training import build
-
-    result = build(config, WorkflowTemplate)
-    assert isinstance(result, WorkflowTemplate)
-    return result
-
-
-def cron(config: "Config") -> "CronWorkflow":
+def cron(config: "Config") -> CronWorkflow:
     """The schedule. Its runs are called NAME-UNIXTIME; while one runs, no other begins."""
-    from hera.workflows import CronWorkflow
-    from hera.workflows import models as m
-
     schedule = config.schedule
     return CronWorkflow(
         name=config.name,
         namespace=config.cluster.namespace or None,
-        labels={"app.kubernetes.io/part-of": "rekindle", "app.kubernetes.io/name": config.name},
+        labels=labels(config.name),
         schedules=[schedule.cron],
         timezone=schedule.timezone,
         concurrency_policy="Forbid",

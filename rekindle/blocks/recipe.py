@@ -1,0 +1,169 @@
+"""The tasks of our steps: each takes the block it goes on with, and any input of its step by name.
+
+prepare → train → evaluate → (best) → release → deploy → verify
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from hera.workflows import DAG, Parameter, Resource, Task
+
+from rekindle.blocks.binding import bound, reject_unknown
+from rekindle.blocks.container import NO_CURE, command, retries
+from rekindle.blocks.jobs import pytorch_job
+from rekindle.blocks.jobs.kubeflow import FAILURE
+from rekindle.blocks.resource import apply
+from rekindle.blocks.serving import deployment as serving
+from rekindle.blocks.serving.autoscaler import autoscaler
+from rekindle.blocks.serving.disruption_budget import disruption_budget
+from rekindle.blocks.serving.service import service
+from rekindle.blocks.wiring import Block, Outputs, Stored, handed, refuse
+from rekindle.blocks.workflow import Pipeline, current, step
+from rekindle.keys import CHECKPOINTS, MODEL, key
+from rekindle.provenance import RELEASED
+from rekindle.step import load
+
+
+def prepare(*, task: str = "", **inputs: Any) -> Block:
+    """Raw data → a dataset, and the workflow's MLflow run. Outputs: dataset, digest, rows, run_id."""
+    config = current().config
+    ours = {"workflow": "{{workflow.name}}", "workload": config.workload, "data": config.data.model_dump(mode="json")}
+    recorded = {name: f"{{{{workflow.parameters.{name}}}}}" for name in ("config", "manifest")}
+    return step("steps.prepare", task=task, inputs=ours | {"experiment": config.name} | recorded | inputs)
+
+
+def train(data: Block, *, task: str = "", train: Any = None, model: Any = None, **inputs: Any) -> Block:
+    """Train on a dataset: a PyTorchJob of workers that come and go. Output: model.
+
+    `train` and `model` are sections of the config (default: its own); `inputs` may give dataset, digest and run_id.
+    """
+    made = current()
+    config = made.config
+    section = train or config.train
+    given = {name: inputs.pop(name, None) or handed(data, name) for name in ("dataset", "digest", "run_id")}
+    if not isinstance(given["dataset"], Stored):
+        refuse("a training finds its dataset by key: give the artifact of a block, as in TASK.outputs.dataset.")
+    name = made.name(task, "train")
+    fields = load("steps.train").Inputs.model_fields
+    values = {"workload": config.workload, "model": model or config.model, **inputs}
+    values |= {"dataset": given["dataset"].key, "out": key(name, MODEL), "checkpoints": key(name, CHECKPOINTS)}
+    tags = {field: f"{{{{inputs.parameters.{field}}}}}" for field in ("digest", "run_id")}
+    values = dict(section) | values | tags
+    reject_unknown(name, values, fields)
+    bound(name, inputs, fields)
+    job = pytorch_job.pytorch_job(made.job_name(name), section, config.cluster, command("steps.train", values))
+    template = apply(
+        made.template_name(name),
+        job,
+        inputs=tuple(tags),
+        success=pytorch_job.SUCCESS,
+        failure=FAILURE,
+        owned=True,
+        # a lost pod finds the job again; a job that failed is not tried again, it has done so itself
+        retry=retries(max(5, config.cluster.retries), "!(lastRetry.message contains 'failure condition')"),
+    )
+    needed: list[str] = []
+    scope = made.scope()
+    made.resolved(scope, given["dataset"], needed)
+    block = made.add(name, template, {field: given[field] for field in tags}, {}, needed)
+    block.outputs = Outputs(name, {"model": Stored.at("model", key(name, MODEL), (scope, name))})
+    block.inputs, block.before = given, data
+    made.jobs.append(name)
+    return block
+
+
+def evaluate(model: Block, *, task: str = "", **inputs: Any) -> Block:
+    """Judge a model on its dataset's test rows, beside the champion. Outputs: verdict, reason, metrics, report, ..."""
+    config = current().config
+    ours = {"workload": config.workload, "name": config.name, **dict(config.gate)}
+    taken = _taken(model, inputs, "run_id", "dataset", "model")
+    return _after(model, step("steps.evaluate", task=task, inputs=ours | taken | inputs))
+
+
+def release(evaluation: Block, *, task: str = "", **inputs: Any) -> Block:
+    """Upload and register a model with the verdict `release`. Outputs: model_uri, version, previous."""
+    config = current().config
+    image = config.cluster.pod("train").image
+    ours = {"name": inputs.get("name") or handed(evaluation, "name"), "image": image}
+    ours |= {"image_digest": image.partition("@")[2] or "not pinned"}
+    taken = _taken(evaluation, inputs, "run_id", "verdict", "dataset", "model", "report")
+    provenance = {name: f"{{{{workflow.parameters.{name}}}}}" for name in RELEASED}
+    return _after(evaluation, step("steps.release", task=task, inputs=ours | taken | provenance | inputs))
+
+
+def deploy(released: Block, *, task: str = "", serve: Any = None) -> Block:
+    """Apply all that a served model needs: Deployment, Service, autoscaler, disruption budget.
+
+    `serve` is a section of the config (default: its own). The name of the model is that of the objects.
+    """
+    made = current()
+    uri, model = handed(released, "model_uri"), str(handed(released, "name"))
+    if "{{" in model:
+        refuse(f"a deployment is named after its model, and {model} is known only when the pipeline runs: give a name.")
+    name = made.name(task, "deploy")
+    template, server = _objects(made, name, model, serve or made.config.serve)
+    block = made.add(name, template, {"model_uri": uri})
+    block.inputs = {"name": model, "serve": serve or made.config.serve, "server": server}
+    return _after(released, block)
+
+
+def verify(deployed: Block, *, task: str = "", **inputs: Any) -> Block:
+    """Replay test rows, compare, promote; what does not pass is taken back: the champion serves again, or nothing."""
+    made = current()
+    serve, server, model = (handed(deployed, name) for name in ("serve", "server", "name"))
+    ours = {"workload": made.config.workload, "name": model, "endpoint": f"http://{model}:{serve.port}"}
+    taken = _taken(deployed, inputs, "version", "model_sha256", "run_id", "dataset", "report")
+    ours |= taken | {"wait_seconds": float(serving.STARTUP_SECONDS)}
+    block = _after(deployed, step("steps.verify", task=task, inputs=ours | inputs, after=[deployed.name]))
+    made.container("steps.verify", "verify", False).retry_strategy = retries(1, NO_CURE)  # it has its own patience
+    failed = " || ".join(f"{name}.{phase}" for name in (deployed.name, block.name) for phase in ("Failed", "Errored"))
+    previous = handed(deployed, "previous")
+    restore = made.add(made.name("", "restore"), server, {"model_uri": previous}, {"when": previous != ""})
+    withdraw = made.add(
+        made.name("", "withdraw"),
+        made.cleaner(),
+        {"kind": "deployment", "object": model},
+        {"when": previous == ""},
+    )
+    for back in (restore, withdraw):
+        back.depends = failed
+    made.scope().guarded.append(block.name)  # a failed `verify` fails the DAG, though `restore` puts things right
+    return block
+
+
+def _objects(made: Pipeline, name: str, model: str, serve: Any) -> tuple[DAG, Resource]:
+    """The DAG that applies all a served model needs, and the template of the Deployment alone."""
+    cluster = made.config.cluster
+    values = {"model": "{{inputs.parameters.model_uri}}", "host": "$(POD_IP)", "port": serving.PORT}
+    retry = retries(2)  # the first look may see what failed before
+    limits = {n: v for n, v in dict(serve).items() if n in load("steps.serve").Inputs.model_fields}
+    prefix = "" if name == "deploy" else f"{name}-"
+    server = apply(
+        made.template_name(f"{prefix}deployment"),
+        serving.deployment(model, serve, cluster, command("steps.serve", limits | values)),
+        inputs=("model_uri",),
+        success=serving.SUCCESS,
+        failure=serving.FAILURE,
+        retry=retry,
+    )
+    objects = {
+        "service": service(model, serve.port),
+        "autoscaler": autoscaler(model, serve),
+        "disruption-budget": disruption_budget(model),
+    }
+    others = [apply(made.template_name(f"{prefix}{kind}"), one, retry=retry) for kind, one in objects.items()]
+    with DAG(name=made.template_name(name), inputs=[Parameter(name="model_uri")]) as dag:
+        for template in (server, *others):
+            given = {"model_uri": "{{inputs.parameters.model_uri}}"} if template is server else None
+            Task(name=(template.name or "").removeprefix(prefix), template=template, arguments=given)
+    return dag, server
+
+
+def _taken(block: Block, inputs: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    """What `block` hands on by these names; none that `inputs` give."""
+    return {name: handed(block, name) for name in names if name not in inputs}
+
+
+def _after(before: Block, block: Block) -> Block:
+    block.before = before
+    return block

@@ -1,0 +1,197 @@
+"""What a block hands on, and the errors of wrong wiring, which name the line of the pipeline that is wrong."""
+
+import contextlib
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NoReturn
+
+import hera
+from hera.workflows import NoneArchiveStrategy, S3Artifact, Task
+
+from rekindle.errors import ConfigError, did_you_mean
+
+ENGINE = (f"{Path(__file__).parent}/", f"{Path(hera.__file__).parent}/", contextlib.__file__, "<")
+NUMBERS = {float: "asFloat", int: "asInt"}  # of Argo's expressions, in which every parameter is text
+
+
+class WiringError(ConfigError):
+    """A pipeline connects its tasks wrongly: the line, what is wrong, and what it could have been."""
+
+
+class UnknownOutput(WiringError, AttributeError):
+    """There is no such output; an AttributeError, so that `hasattr` and a debugger get their answer."""
+
+
+def line() -> str:
+    """FILE:LINE of the innermost call that is neither ours nor Hera's."""
+    frame = sys._getframe(1)
+    while frame.f_back and frame.f_code.co_filename.startswith(ENGINE):
+        frame = frame.f_back
+    path = Path(frame.f_code.co_filename)
+    return f"{path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path}:{frame.f_lineno}"
+
+
+def refuse(message: str, error: type[WiringError] = WiringError) -> NoReturn:
+    """Raise `error`, which says where the user's code is wrong."""
+    raise error(f"{line()}: {message}")
+
+
+class Condition:
+    """An expression over outputs, for `when`; combine with `&`, `|` and `~`, each operand in parentheses."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def __str__(self) -> str:
+        return f"{{{{={self.text}}}}}"
+
+    def __and__(self, other: "Condition") -> "Condition":
+        return Condition(f"({self.text}) && ({other.text})")
+
+    def __or__(self, other: "Condition") -> "Condition":
+        return Condition(f"({self.text}) || ({other.text})")
+
+    def __invert__(self) -> "Condition":
+        return Condition(f"!({self.text})")
+
+    def __bool__(self) -> bool:
+        refuse(
+            f"`{self.text}` is known only when the pipeline runs: give it as `when=`, and combine conditions "
+            "with & | ~ instead of and, or, not."
+        )
+
+
+class Value(str):
+    """An output parameter: text with a tag that Argo fills in. Compared with ==, <, ... it gives a Condition."""
+
+    name: str
+    kind: Any
+    expression: str
+
+    def __new__(cls, name: str, path: str, kind: Any, expression: str = "") -> "Value":
+        """`path` is what the tag names; `expression` replaces it where the value must be computed."""
+        value = super().__new__(cls, f"{{{{={expression}}}}}" if expression else f"{{{{{path}}}}}")
+        value.name, value.kind, value.expression = name, kind, expression or bracketed(path)
+        return value
+
+    def __getitem__(self, key: Any) -> Any:
+        """One value of an output that is a mapping, such as metrics["accuracy"]."""
+        if not isinstance(key, str):
+            return super().__getitem__(key)
+        if getattr(self.kind, "__origin__", self.kind) is not dict:
+            refuse(f'{self.name} is no mapping, so it has no "{key}": leave the brackets out.')
+        kind = getattr(self.kind, "__args__", (str, str))[1]
+        return Value(f'{self.name}["{key}"]', "", kind, f"jsonpath({self.expression}, '$.{key}')")
+
+    def _compare(self, sign: str, other: Any) -> Any:
+        function = NUMBERS.get(self.kind)
+        if not isinstance(other, (str, int, float)):
+            return NotImplemented  # Hera compares what it is given with markers of its own
+        if isinstance(other, Value):
+            right = f"{function}({other.expression})" if function else other.expression
+        elif function and isinstance(other, (int, float)) and not isinstance(other, bool):
+            right = repr(other)
+        elif isinstance(other, bool):
+            right = f"'{str(other).lower()}'"
+        elif isinstance(other, str) and not function:
+            right = "'" + other.replace("\\", "\\\\").replace("'", "\\'") + "'"
+        else:
+            refuse(f"{self.name} is {'a number' if function else 'text'}: it cannot be compared with {other!r}.")
+        return Condition(f"{f'{function}({self.expression})' if function else self.expression} {sign} {right}")
+
+    def __eq__(self, other: Any) -> Any:
+        return self._compare("==", other)
+
+    def __ne__(self, other: Any) -> Any:
+        return self._compare("!=", other)
+
+    def __lt__(self, other: Any) -> Any:
+        return self._compare("<", other)
+
+    def __le__(self, other: Any) -> Any:
+        return self._compare("<=", other)
+
+    def __gt__(self, other: Any) -> Any:
+        return self._compare(">", other)
+
+    def __ge__(self, other: Any) -> Any:
+        return self._compare(">=", other)
+
+    __hash__ = str.__hash__
+
+
+class Stored(S3Artifact):
+    """An output artifact: files of the object store, found by their key. `producer` is the task that leaves them."""
+
+    producer: Any = None
+
+    @classmethod
+    def at(cls, name: str, key: str, producer: Any) -> "Stored":
+        stored = cls(name=name, key=key, archive=NoneArchiveStrategy())
+        stored.producer = producer
+        return stored
+
+    def __deepcopy__(self, memo: Any) -> "Stored":  # Hera copies an argument, and need not copy the pipeline
+        return Stored.at(self.name or "", self.key or "", self.producer)
+
+
+class Outputs:
+    """The outputs of a task, by name."""
+
+    def __init__(self, task: str, values: Mapping[str, Any]) -> None:
+        self._task, self._values = task, dict(values)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        if name not in self._values:
+            listing = f" It has {', '.join(self._values)}." if self._values else " It has none."
+            hint = did_you_mean(name, set(self._values)) or listing
+            refuse(f'{self._task} has no output "{name}".{hint}', UnknownOutput)
+        return self._values[name]
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._values
+
+    def __dir__(self) -> list[str]:
+        return list(self._values)
+
+
+class Block(Task):
+    """A task of one of our steps: Hera's Task, its typed `outputs`, and the `inputs` that it was given."""
+
+    outputs: Outputs
+    inputs: dict[str, Any]
+    before: "Block | None" = None  # the block that this one goes on with
+
+    def __getattr__(self, name: str) -> Any:
+        if not name.startswith("_") and name in self.__dict__.get("outputs", ()):
+            refuse(f"{name} is an output of {self.name}: write .outputs.{name}.", UnknownOutput)
+        raise AttributeError(f"{type(self).__name__} has no attribute {name}")
+
+
+def handed(block: Any, name: str) -> Any:
+    """What `block` hands on as `name`: its output, or what it or a block before it had."""
+    if not isinstance(block, Block):
+        refuse(f"{shown(block)} is no block: give the task that a block returned, such as blocks.prepare().")
+    current: Block | None = block
+    while current:
+        if name in current.outputs:
+            return getattr(current.outputs, name)
+        if name in current.inputs:
+            return current.inputs[name]
+        current = current.before
+    hint = did_you_mean(name, set(dir(block.outputs)))
+    refuse(f'{block.name} hands on no "{name}", which is needed here: give it as {name}=...{hint}')
+
+
+def shown(value: Any) -> str:
+    """A value in a message."""
+    return f"the task {value.name}" if isinstance(value, Task) else repr(value)
+
+
+def bracketed(path: str) -> str:
+    """A path as an expression: names with a hyphen stand in brackets."""
+    first, *names = path.split(".")
+    return first + "".join(f"['{name}']" if "-" in name else f".{name}" for name in names)

@@ -1,0 +1,210 @@
+"""A pipeline of one's own: everything can stand twice, plain Hera mixes in, and wrong wiring names its line."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hera.workflows import DAG, Container, Parameter, Steps, Task, Workflow, script
+from hera.workflows import models as m
+
+from rekindle import blocks
+from rekindle.argo.validate import lint
+from rekindle.blocks.wiring import WiringError
+from rekindle.config import Config, load_config
+
+GOLDEN = Path(__file__).parents[2] / "golden"
+
+
+@pytest.fixture(scope="module")
+def config() -> Config:
+    return load_config(GOLDEN / "config.yaml", environment={}).config
+
+
+def findings(workflow: Workflow) -> list[str]:
+    return [str(finding) for finding in lint(workflow.to_dict())]
+
+
+def tasks(workflow: Workflow, dag: str) -> dict[str, dict[str, Any]]:
+    templates = {template["name"]: template for template in workflow.to_dict()["spec"]["templates"]}
+    return {task["name"]: task for task in templates[dag]["dag"]["tasks"]}
+
+
+def keys(workflow: Workflow, dag: str, task: str) -> dict[str, str]:
+    artifacts = tasks(workflow, dag)[task]["arguments"]["artifacts"]
+    return {artifact["name"]: artifact["s3"]["key"] for artifact in artifacts}
+
+
+def test_two_trainings_meet_nowhere_and_each_is_judged_released_and_served(config: Config) -> None:
+    with blocks.pipeline(config) as workflow:
+        data = blocks.prepare()
+        for name in ("small", "wide"):
+            model = blocks.train(data, task=f"train-{name}")
+            evaluation = blocks.evaluate(model, task=f"evaluate-{name}", name=f"cards-{name}")
+            with blocks.group(f"ship-{name}", when=evaluation.outputs.verdict == "release"):
+                blocks.verify(blocks.deploy(blocks.release(evaluation)))
+    assert findings(workflow) == []
+    assert keys(workflow, "main", "evaluate-wide") == {
+        "dataset": "{{workflow.name}}/prepare/dataset",
+        "model": "{{workflow.name}}/train-wide/model",
+    }
+    second = tasks(workflow, "ship-wide")
+    assert keys(workflow, "ship-wide", "release-2")["report"] == "{{workflow.name}}/evaluate-wide/report"
+    served = {p["name"]: p["value"] for p in second["verify-2"]["arguments"]["parameters"]}
+    assert (served["name"], served["endpoint"]) == ("cards-wide", "http://cards-wide:9000")
+    assert tasks(workflow, "main")["evaluate-wide"]["depends"] == "train-wide"
+    assert set(tasks(workflow, "finish")) == {"report", "cleanup", "cleanup-train-wide"}
+    templates = {template["name"]: template for template in workflow.to_dict()["spec"]["templates"]}
+    assert templates["ship-wide"]["dag"]["target"] == "verify-2 restore-2 withdraw-2"
+    jobs = [templates[name]["resource"]["manifest"] for name in ("train-small", "train-wide")]
+    assert '"name": "{{workflow.name}}-train-wide"' in jobs[1] and jobs[0] != jobs[1]
+
+
+def test_plain_hera_and_blocks_hand_each_other_what_they_make(config: Config) -> None:
+    @script(image="python:3.11-slim", constructor="inline")
+    def choose() -> None:
+        print("seven")
+
+    @script(image="python:3.11-slim", constructor="inline")
+    def notify(text: str) -> None:
+        print(text)
+
+    with blocks.pipeline(config, labels={"team": "risk"}, arguments={"to": "ops"}) as workflow:
+        choice: Any = choose(name="choose")  # pyright: ignore[reportCallIssue]
+        data = blocks.prepare(experiment=choice.result)
+        told: Any = notify(name="notify", arguments={"text": data.outputs.digest})  # pyright: ignore[reportCallIssue]
+        data.next(told)
+        with Steps(name="by-steps"):
+            notify(name="first", arguments={"text": "{{workflow.parameters.to}}"})  # pyright: ignore[reportCallIssue]
+        Task(name="steps", template="by-steps")
+        with blocks.at_exit():
+            notify(name="over", arguments={"text": "{{workflow.status}}"})  # pyright: ignore[reportCallIssue]
+    main = tasks(workflow, "main")
+    assert main["prepare"]["depends"] == "choose"
+    assert main["notify"]["arguments"]["parameters"] == [
+        {"name": "text", "value": "{{tasks.prepare.outputs.parameters.digest}}"}
+    ]
+    assert list(tasks(workflow, "finish")) == ["over", "report"]
+    assert workflow.to_dict()["metadata"]["labels"]["team"] == "risk"
+    images = [finding for finding in findings(workflow) if "latest" not in finding and "digest" not in finding]
+    assert not [finding for finding in images if finding.startswith("error")], images
+
+
+def test_conditions_read_text_numbers_and_metrics_by_name(config: Config) -> None:
+    with blocks.pipeline(config):
+        evaluation = blocks.evaluate(blocks.train(blocks.prepare()), task="evaluate-wide")
+        outputs = evaluation.outputs
+        path = "tasks['evaluate-wide'].outputs.parameters"
+        assert str(outputs.verdict == "release") == f"{{{{={path}.verdict == 'release'}}}}"
+        assert (outputs.metrics["ap"] >= 0.5).text == f"asFloat(jsonpath({path}.metrics, '$.ap')) >= 0.5"
+        assert (~((outputs.verdict == "keep") | (outputs.verdict == "same"))).text == (
+            f"!(({path}.verdict == 'keep') || ({path}.verdict == 'same'))"
+        )
+
+
+def test_a_group_takes_what_it_needs_from_around_it_however_deep(config: Config) -> None:
+    with blocks.pipeline(config) as workflow:
+        data = blocks.prepare()
+        with blocks.group("outer"), blocks.group("inner"):
+            blocks.step("steps.evaluate", dataset=data.outputs.dataset, model=data.outputs.dataset,
+                        run_id=data.outputs.run_id)  # fmt: skip
+    assert findings(workflow) == []
+    assert tasks(workflow, "main")["outer"]["depends"] == "prepare"
+    arguments = [tasks(workflow, dag)[task]["arguments"]["parameters"] for dag, task in
+                 (("main", "outer"), ("outer", "inner"))]  # fmt: skip
+    assert arguments == [
+        [{"name": "run_id", "value": "{{tasks.prepare.outputs.parameters.run_id}}"}],
+        [{"name": "run_id", "value": "{{inputs.parameters.run_id}}"}],
+    ]
+
+
+Wrong = Callable[[], Any]
+
+
+def _in_steps() -> None:
+    with Steps(name="s"):
+        blocks.prepare()
+
+
+def _sibling() -> None:
+    with blocks.group("one"):
+        data = blocks.prepare()
+    blocks.train(data)
+
+
+def _twice() -> None:
+    with DAG(name="branch"):
+        blocks.prepare()
+    Task(name="a", template="branch")
+    Task(name="b", template="branch")
+
+
+def _judged() -> blocks.Block:
+    return blocks.evaluate(blocks.train(blocks.prepare()))
+
+
+WRONG: list[tuple[Wrong, str]] = [
+    (lambda: blocks.prepare().outputs.digset, 'prepare has no output "digset". Did you mean "digest"?'),
+    (lambda: blocks.prepare().digest, "digest is an output of prepare: write .outputs.digest."),
+    (lambda: blocks.train(blocks.prepare()).outputs.report, 'train has no output "report". It has model.'),
+    (lambda: blocks.train(None), "None is no block"),  # pyright: ignore[reportArgumentType]
+    (lambda: blocks.evaluate(blocks.prepare()), 'prepare hands on no "model"'),
+    (lambda: blocks.release(blocks.train(blocks.prepare())), 'train hands on no "name"'),
+    (lambda: blocks.deploy(_judged()), 'evaluate hands on no "model_uri"'),
+    (lambda: blocks.verify(blocks.release(_judged())), 'release hands on no "serve"'),
+    (lambda: blocks.prepare(experimnt="a"), 'no input "experimnt". Did you mean "experiment"?'),
+    (lambda: blocks.train(blocks.prepare(), digset="a"), 'no input "digset". Did you mean "digest"?'),
+    (lambda: blocks.step("steps.evaluate"), "evaluate lacks dataset (an artifact), model (an artifact)"),
+    (lambda: blocks.step("steps.evalute"), 'Did you mean "steps.evaluate"?'),
+    (lambda: blocks.step("steps.evaluate", dataset=blocks.prepare(), model="m"), "is the task prepare: give one of"),
+    (lambda: blocks.step("steps.evaluate", dataset=blocks.prepare().outputs.digest, model="m"),
+     'the input "dataset" of evaluate is an artifact, and the parameter digest is none'),
+    (lambda: blocks.step("steps.evaluate", dataset="data/", model="m"), "is an artifact, and 'data/' is none"),
+    (lambda: blocks.prepare(experiment=blocks.prepare().outputs.dataset), "is a parameter, and dataset is an artifact"),
+    (lambda: blocks.evaluate(blocks.train(blocks.prepare()), confidence="high"), "confidence"),
+    (lambda: blocks.evaluate(blocks.train(blocks.prepare()), resamples=_judged().outputs.verdict), "is a number"),
+    (lambda: blocks.train(blocks.prepare(), dataset=Parameter(name="d", value="d")), "give the artifact of a block"),
+    (lambda: blocks.prepare(task="Data Set"), 'the task "Data Set" needs another name'),
+    (lambda: [blocks.prepare(task="data"), blocks.prepare(task="data")], 'there is a task "data" already'),
+    (lambda: blocks.train(blocks.prepare(), task="a-name-that-pods-cannot-have-after-them"), "at most"),
+    (lambda: bool(_judged().outputs.verdict == "release"), "is known only when the pipeline runs"),
+    (lambda: _judged().outputs.verdict == 3, "is text: it cannot be compared with 3"),
+    (lambda: _judged().outputs.verdict["ap"], "verdict"),
+    (lambda: blocks.prepare(experiment="{{tasks.chose.outputs.result}}"), 'has no task "chose"'),
+    (_sibling, "prepare is in one: use it there"),
+    (_in_steps, "a block stands in a DAG, and not in Steps"),
+    (_twice, "the DAG branch runs several times (a, b)"),
+    (lambda: blocks.pipeline(load_config(GOLDEN / "config.yaml", environment={}).config, on_exit="x").__enter__(),
+     "on_exit are the pipeline's own"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("wrong, words", WRONG, ids=[words[:40] for _, words in WRONG])
+def test_wrong_wiring_names_the_line_what_is_wrong_and_what_it_could_be(
+    wrong: Wrong, words: str, config: Config
+) -> None:
+    with pytest.raises(blocks.WiringError.__base__ or Exception) as error, blocks.pipeline(config):
+        wrong()
+    assert words in str(error.value), error.value
+    if isinstance(error.value, WiringError):
+        assert str(error.value).startswith("tests/rekindle/blocks/test_workflow.py:"), error.value
+
+
+def test_a_block_outside_of_a_pipeline_says_where_it_belongs() -> None:
+    with pytest.raises(WiringError, match=r"with blocks\.pipeline\(config\)"):
+        blocks.prepare()
+
+
+def test_pods_of_no_task_are_an_error_with_the_nearest_kind() -> None:
+    config = load_config(GOLDEN / "config.yaml", ["cluster.pods.trian.gpus=1"], environment={}).config
+    said = r'pods\.trian is set, and no task has such pods\. Did you mean "train"'
+    with pytest.raises(WiringError, match=said), blocks.pipeline(config):
+        blocks.prepare()
+
+
+def test_a_users_own_template_may_be_called_like_one_of_ours(config: Config) -> None:
+    with blocks.pipeline(config) as workflow:
+        Container(name="prepare", image="busybox:1.36", command=["true"], resources=m.ResourceRequirements())
+        Task(name="own", template="prepare")
+        blocks.prepare()
+    assert tasks(workflow, "main")["prepare"]["template"] == "prepare-2"
