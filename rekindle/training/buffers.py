@@ -109,10 +109,12 @@ class Buffers:
 
     def load(self, memory: Tensor | None = None) -> None:
         """Set the model's buffers to the state's, or to those in another `memory`: before each forward pass."""
-        parts = memory.split(self._floats) if memory is not None else [None] * len(self._segments)
-        for segment, part in zip(self._segments, parts, strict=True):
-            size, dtype = segment.values.numel(), segment.values.dtype
-            segment.work.copy_(segment.values if part is None else part.view(dtype)[:size])
+        if memory is None:
+            for segment in self._segments:
+                segment.work.copy_(segment.values)
+        else:
+            for segment, part in zip(self._segments, memory.split(self._floats), strict=True):
+                segment.work.copy_(part.view(segment.work.dtype)[: len(segment.work)])
 
     def changes(self) -> list[Tensor]:
         """What the forward pass since `load` changed, to be summed over all virtual workers. Raises ConfigError."""
@@ -140,7 +142,7 @@ class Buffers:
 
     def apply(self, totals: Tensor, virtual_workers: int) -> None:
         """Set the state's values from the sums of all changes, float32 [sum of widths]. Raises ConfigError."""
-        if self._segments and totals.any():
+        if totals.any():
             for segment, total in zip(self._segments, totals.split(self.widths), strict=True):
                 segment.apply(total, virtual_workers)
 

@@ -3,7 +3,6 @@
 import json
 import threading
 from collections.abc import Callable
-from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -23,7 +22,7 @@ from rekindle.training.group.training_group import TrainingGroup
 from rekindle.training.launch import signals
 from rekindle.training.membership.completion import completed_model
 from rekindle.training.metrics import Metrics
-from rekindle.training.numerics import fingerprint, pick_device
+from rekindle.training.numerics import autocast, fingerprint, pick_device
 from rekindle.training.sampler import Sampler, mix
 from rekindle.training.spec import TrainingSpec, check_training
 from rekindle.training.state import State, weights_sha256
@@ -78,7 +77,7 @@ class Training:
         self.sampler = Sampler(len(self.samples), spec.batch_size, spec.virtual_workers, spec.seed)
         self.total = spec.total_steps(len(self.samples))
         self.schedule: Callable[[int, int], float] | None = getattr(self.workload, "schedule", None)
-        self.precision = torch.autocast(device.type, torch.bfloat16) if spec.precision == "bf16" else nullcontext()
+        self.precision = autocast(spec, device)
         self.validation = Validation(
             spec, self.workload, self.state, held_out, len(self.samples), self.fetch, members.aborted
         )
@@ -146,9 +145,7 @@ class Training:
             loss = self.workload.loss(self.model, batch)
         gradients = torch.autograd.grad(loss, state.parameters, allow_unused=True, materialize_grads=True)
         changes = state.buffers.changes()
-        with self.precision:
-            validation = self.validation.sums(step, virtual_worker)
-        return loss, [*gradients, *changes, *validation]
+        return loss, [*gradients, *changes, *self.validation.sums(step, virtual_worker)]
 
     def fetch(self, samples: Subset, indices: Tensor, seed: int) -> tuple[Tensor, ...]:
         """The samples on the device; `seed`: of all that is random from here on."""

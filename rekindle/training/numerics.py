@@ -3,6 +3,7 @@
 import ctypes
 import os
 import platform
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -36,6 +37,11 @@ def _keep_freed_memory() -> None:
     if hasattr(libc, "mallopt"):  # glibc's
         libc.mallopt(M_MMAP_THRESHOLD, 32 << 20)
         libc.mallopt(M_TRIM_THRESHOLD, 1 << 30)
+
+
+def autocast(spec: TrainingSpec, device: torch.device) -> AbstractContextManager[Any]:
+    """Within it, models compute in `train.precision`."""
+    return torch.autocast(device.type, torch.bfloat16) if spec.precision == "bf16" else nullcontext()
 
 
 def fingerprint(spec: TrainingSpec, device: torch.device) -> dict[str, Any]:

@@ -74,14 +74,16 @@ class State:
     def update(self, total: Tensor, scale: float, rate: Rate) -> float:
         """One update by the mean of `scale` virtual workers, whose sum is `total` [width]; returns the gradient's norm
         before clipping."""
-        config, gradient = self.config, total[: self.size]
+        config = self.config
+        gradient = total[: self.size] if self._tails else total
         norm = torch.linalg.vector_norm(gradient).item() / scale
         if not math.isfinite(norm):
             raise ConfigError(
                 f"the gradient of step {self.step} is not finite: training has diverged, and would again. "
                 f"Lower train.learning_rate ({config.learning_rate}) or train.clip ({config.clip})."
             )
-        self.buffers.apply(total[self.size : self.size + sum(self.buffers.widths)], config.virtual_workers)
+        if self.buffers.widths:
+            self.buffers.apply(total[self.size :][: sum(self.buffers.widths)], config.virtual_workers)
         divisor = scale * max(1.0, norm / config.clip) if config.clip else scale
         self.optimizer.update(gradient, divisor, self.step, rate)
         self.step += 1

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from rekindle.errors import ConfigError, DataError
+from rekindle.training.numerics import autocast
 from rekindle.training.sampler import mix
 from rekindle.training.spec import TrainingSpec
 from rekindle.training.state import ROOM, State
@@ -87,7 +88,7 @@ class Validation:
             return self._nothing
         sums = [0.0] * (1 + ROOM)
         count, size = len(self.samples), self.spec.batch_size
-        with self.state.released():
+        with self.state.released(), autocast(self.spec, self.state.device):
             for number in range(virtual_worker, -(-count // size), self.spec.virtual_workers):
                 if self.aborted():
                     break
