@@ -4,8 +4,7 @@
 
 The model has the shape of the handbook's and its serving state (5,000 cards, half a year); its weights are random.
 Servers get cores 0 and 1, clients the others. 32 clients ask one request after the other; then 8 of them alone, and
-beside 64 that send one byte of their request a second. MLflow serves the same predictor as a pyfunc model with two
-workers.
+beside 64 that send one byte of their request a second. MLflow serves the same release with two workers.
 """
 
 import asyncio
@@ -22,7 +21,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import quantiles
-from typing import Any
 
 import psutil
 
@@ -73,24 +71,6 @@ def upload(release: Path, home: Path) -> dict[str, str]:
     about = {"name": NAME, "version": "1", "workload": "steps.fraud", "model_sha256": hashes["model.safetensors"]}
     commit(store, PREFIX, about | {"files": hashes})
     return {**os.environ, **keys, "S3_ENDPOINT_URL": url, "S3_BUCKET": store.bucket}
-
-
-def write_pyfunc(release: Path, path: Path) -> None:
-    """The same predictor as an MLflow model."""
-    import mlflow.pyfunc
-    from mlflow.pyfunc.model import PythonModel
-
-    class Served(PythonModel):
-        def load_context(self, context: Any) -> None:
-            from rekindle.serving.predictor import open_predictor
-
-            self.predictor = open_predictor(Path(context.artifacts["release"]))
-
-        def predict(self, context, model_input, params=None):  # pyright: ignore[reportIncompatibleMethodOverride]
-            request = self.predictor.Request.model_validate({"instances": model_input.to_dict("records")})
-            return self.predictor.predict([request])[0]
-
-    mlflow.pyfunc.save_model(path, python_model=Served(), artifacts={"release": str(release)}, pip_requirements=[])
 
 
 @contextmanager
@@ -194,15 +174,16 @@ def measure(folder: Path, seconds: float, processes: int) -> list[Bar]:
     """The bars of this benchmark."""
     release = write_release(folder / "release")
     env = upload(release, folder / "home")
-    write_pyfunc(release, folder / "pyfunc")
+    from rekindle.serving import pyfunc
     from rekindle.serving.predictor import open_predictor
 
+    pyfunc.describe(release, "")
     example = open_predictor(release).example()["instances"][0]["time"]
     port, other = 18_480, 18_481
     serve = [sys.executable, "-m", "rekindle", "step", "steps.serve", f"--model={PREFIX}", f"--port={port}"]
     ours = requests(f"/v1/models/{NAME}:predict", "instances", example)
     theirs = requests("/invocations", "dataframe_records", example)
-    flags = ["--env-manager=local", "--workers=2", f"--port={other}", f"--model-uri={folder / 'pyfunc'}"]
+    flags = ["--env-manager=local", "--workers=2", f"--port={other}", f"--model-uri={release}"]
     threads = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "POLARS_MAX_THREADS": "1"}
     paths = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "PYTHONPATH": os.getcwd()}
     with running([*serve, f"--processes={processes}"], env, f"http://127.0.0.1:{port}/health/ready") as server:

@@ -92,7 +92,6 @@ class Workload(Protocol):
     defines `predictor(release) -> Predictor` serves itself: together they replace `Instance`, `examples` and `predict`.
     It may also define `replay(dataset, report, count, seed)`, which yields (request, expected predictions) of about
     `count` test rows; else `verify` replays the rows of the report's predictions.jsonl.
-    `batch_size = N` (1) says how many instances `predict` is given at a time where it serves: always that many.
 
     `baseline(path, instances) -> predictions` of a simple model is shown beside the candidate's.
 

@@ -20,7 +20,7 @@ class Waiting:
 
 @dataclass
 class Batches:
-    """Takes the oldest `size` requests as soon as a process is free and the oldest has waited `delay` seconds."""
+    """A free process takes the oldest requests, its share and at most `size`, once the first has waited `delay` s."""
 
     processes: Sequence[ModelProcess]
     size: int
@@ -76,7 +76,8 @@ class Batches:
                 await self.arrived.wait()
             wait = self.queue[0].since + self.delay - loop.time()
             if wait <= 0 or len(self.queue) >= self.size:
-                return [self.queue.popleft() for _ in range(min(self.size, len(self.queue)))]
+                share = -(-len(self.queue) // len(self.processes))
+                return [self.queue.popleft() for _ in range(min(self.size, share))]
             await asyncio.sleep(wait)
 
 

@@ -12,7 +12,11 @@ class Limits(Section):
     processes: int = Field(default=1, ge=1, le=64, description="processes of one server, each with the whole model")
     threads: int = Field(default=1, ge=1, description="CPU threads of one process")
     max_instances: int = Field(default=1000, ge=1, description="instances in one request; more are answered 413")
-    max_batch: int = Field(default=32, ge=1, description="requests that wait and are predicted together, at most")
+    max_batch: int = Field(
+        default=32,
+        ge=1,
+        description="requests that wait and are predicted together, if the workload has a predictor of its own",
+    )
     batch_delay_ms: float = Field(
         default=0.0, ge=0, le=1000, description="a request waits this long for others to be predicted with it"
     )

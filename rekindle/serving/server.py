@@ -150,7 +150,8 @@ class ModelServer:
         self.metrics.model.info({"name": name, "sha256": sha256, "version": version})
         seconds = time.perf_counter() - start
         sys.stderr.write(f"serving {name} version {version} (sha256 {sha256[:12]}), ready after {seconds:.1f} s\n")
-        batches = Batches(self.processes, self.inputs.max_batch, self.inputs.batch_delay_ms / 1000)
+        size = self.inputs.max_batch if loaded[0].together else 1
+        batches = Batches(self.processes, size, self.inputs.batch_delay_ms / 1000)
         return Model(name, version, sha256, loaded[0], batches)
 
     def drain(self) -> None:

@@ -19,7 +19,7 @@ from typing import Any
 
 from rekindle.errors import DataError, RekindleError
 from rekindle.serving.openapi import schemas
-from rekindle.serving.predictor import open_predictor
+from rekindle.serving.predictor import InstancePredictor, open_predictor
 from rekindle.serving.validation import parse
 from rekindle.workload import Predictor
 
@@ -41,6 +41,7 @@ class Loaded:
 
     example: dict[str, Any]
     schemas: dict[str, Any]  # JSON schemas of a request and its parts, by name
+    together: bool  # whether several requests at once take less time than one after the other
 
 
 class ModelProcess:
@@ -98,7 +99,8 @@ def work(pipe: Connection, release: Path, max_instances: int) -> None:
         (warm_up,) = answers(predictor, [json.dumps(example).encode()], max_instances)
         if warm_up.status != 200:
             raise RekindleError(f"the model fails on its own example: {json.loads(warm_up.body)['error']}")
-        pipe.send(Loaded(example, schemas(predictor.Request)))
+        together = not isinstance(predictor, InstancePredictor)
+        pipe.send(Loaded(example, schemas(predictor.Request), together))
         while True:
             pipe.send(answers(predictor, pipe.recv(), max_instances))
     except (EOFError, BrokenPipeError):

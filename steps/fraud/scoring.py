@@ -18,15 +18,16 @@ import torch
 from pydantic import BaseModel, Field, PlainValidator, WithJsonSchema, model_validator
 
 from rekindle.errors import DataError
-from rekindle.serving.predictor import in_batches, split
 from steps.fraud.config import MAX_HISTORY
 from steps.fraud.data.checks import HIGHEST
-from steps.fraud.data.schema import Rows, identity
+from steps.fraud.data.features import Floats
+from steps.fraud.data.schema import Ints, Rows, identity
 from steps.fraud.data.state import State
 from steps.fraud.transformer import load, score_windows
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-BATCH = 8  # windows that the model gets at a time; see score_windows
+BATCH = 8  # windows that the model gets at a time, always: then none has a bit that depends on the others
+NARROW = 16  # below this width a window's place in the batch did change bits: such a model gets one at a time
 
 
 def _identity(value: Any) -> int:
@@ -102,6 +103,7 @@ class FraudPredictor:
 
     def __init__(self, release: Path) -> None:
         self.model = load(release)
+        self.batch = BATCH if self.model.embed.out_features >= NARROW else 1
         self.state = State.load(release / "state")
         if tuple(self.model.feature_names) != self.state.features:
             raise DataError(f"{release}: the model and its serving state have other features. Release the model again.")
@@ -114,13 +116,15 @@ class FraudPredictor:
     def predict(self, requests: Sequence[Request]) -> list[list[float]]:
         """The probability of fraud of each instance. Raises DataError if one is older than the state."""
         pairs = zip(rows([r.instances for r in requests]), rows([r.history for r in requests]), strict=True)
-        windows = list(zip(*self.state.windows(list(pairs), self.model.reach + 1), strict=True))
-        scores = in_batches(self._scores, windows, BATCH)
-        return split(scores, [len(request.instances) for request in requests])
+        scores = iter(self._scores(*self.state.windows(list(pairs), self.model.reach + 1)))
+        return [[next(scores) for _ in request.instances] for request in requests]
 
-    def _scores(self, windows: list[tuple[Any, Any]]) -> list[float]:
-        features, lengths = (torch.from_numpy(np.stack(column)) for column in zip(*windows, strict=True))
-        return score_windows(self.model, features, lengths).tolist()
+    def _scores(self, windows: Floats, lengths: Ints) -> list[float]:
+        """The last batch is filled up with its last window."""
+        count = len(lengths)
+        filled = np.minimum(np.arange(-(-count // self.batch) * self.batch), count - 1)
+        parts = zip(*(torch.from_numpy(a[filled]).split(self.batch) for a in (windows, lengths)), strict=True)
+        return torch.cat([score_windows(self.model, *part) for part in parts])[:count].tolist()
 
 
 def rows(requests: Sequence[Sequence[Transaction]]) -> list[Rows]:

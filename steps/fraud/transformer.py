@@ -118,6 +118,7 @@ def score_windows(model: FraudModel, features: Tensor, lengths: Tensor) -> Tenso
     """Probability of fraud of the last transaction of each history: [B, L, F], lengths [B] (≥ 1) → float64 [B].
 
     Histories start at position 0; what follows position `lengths - 1` is padding and has no influence. Neither has
-    the place in the batch, bit for bit, if B is 8: a sigmoid over all positions would have a tail of other bits.
+    the place in the batch, bit for bit, if B is 8 and the model not too narrow (see scoring.py): a sigmoid over all
+    positions would have a tail of other bits.
     """
     return model(features).gather(1, lengths[:, None] - 1).squeeze(1).double().sigmoid()
