@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from rekindle.errors import DataError
 from rekindle.evaluation.bootstrap import Rows, paired_bootstrap
 from rekindle.gate import Difference, Evaluation, Gate, Metric
-from rekindle.serving.predictor import in_batches, open_model
+from rekindle.serving import predictor
 from rekindle.serving.release import PREDICTIONS, model_card
 from rekindle.workload import dataset_facts
 
@@ -79,12 +79,9 @@ def predict(workload: Any, folder: Path, facts: dict[str, Any], instances: list[
     import torch
 
     torch.set_num_threads(1)  # as a server does by default: small layers on several threads of a busy machine crawl
-    model = open_model(workload, folder, model_card(folder), facts)
+    model = predictor.open_model(workload, folder, model_card(folder), facts)
     parsed = [workload.Instance.model_validate(instance) for instance in instances]
-    with torch.inference_mode():
-        return in_batches(
-            lambda batch: workload.predict(model, batch, facts), parsed, getattr(workload, "batch_size", 1)
-        )
+    return predictor.predict(workload, model, parsed, facts)
 
 
 def as_array(values: list[Any]) -> Any:

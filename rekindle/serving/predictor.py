@@ -47,19 +47,22 @@ class InstancePredictor:
         return self._example
 
     def predict(self, requests: Sequence[Any]) -> list[list[Any]]:
-        """The predictions of each request. Raises RekindleError if `predict` gives none or several."""
-        import torch
+        """The predictions of each request. Raises RekindleError if `predict` gives none or several for an instance."""
+        return [predict(self.workload, self.model, request.instances, self.facts) for request in requests]
 
-        with torch.inference_mode():
-            return [[self._prediction(instance) for instance in request.instances] for request in requests]
 
-    def _prediction(self, instance: Any) -> Any:
-        predictions = self.workload.predict(self.model, [instance], self.facts)
-        if len(predictions) != 1:
-            raise RekindleError(
-                f"{len(predictions)} predictions came for 1 instance: `predict` must give one for each."
-            )
-        return predictions[0]
+def predict(workload: Any, model: Any, instances: Sequence[Any], facts: dict[str, Any]) -> list[Any]:
+    """The workload's `predict`, one instance at a time. Raises RekindleError unless each has one prediction."""
+    import torch
+
+    predictions = []
+    with torch.inference_mode():
+        for instance in instances:
+            result = workload.predict(model, [instance], facts)
+            if len(result) != 1:
+                raise RekindleError(f"{len(result)} predictions came for 1 instance: `predict` must give one for each.")
+            predictions += result
+    return predictions
 
 
 def open_model(workload: Any, folder: Path, card: dict[str, Any], facts: dict[str, Any]) -> Any:
