@@ -25,6 +25,8 @@ WORKFLOW = "rekindle.workflow"  # tag: the one workflow that a run belongs to
 URI, SHA256 = "rekindle.uri", "rekindle.sha256"  # tags of a model version
 CHAMPION, CANDIDATE = "champion", "candidate"  # aliases: the version being served, and the one registered last
 KIND = {"mlflow.experimentKind": "custom_model_development"}  # the page opens on runs and charts, not on traces
+VIEW = "mlflow.sharedViewState.rekindle"  # tag: what the page shows if its address names the view "rekindle"
+COLUMNS = ("tags.`verdict`", "tags.`rekindle.version`", "params.`train.learning_rate`", "params.`train.epochs`")
 NOTE = "mlflow.note.content"  # tag: the description of a run
 METRICS, PARAMS = 1000, 100  # MLflow's own limits of a request; that of tags is that of params
 PARAM_LENGTH, DIGEST_LENGTH = 6000, 36
@@ -69,13 +71,17 @@ def find_run(experiment: str, workflow: str) -> str | None:
 def page(workflow: str = "") -> str:
     """The address of the run of `workflow`, or of the newest run's experiment; MLflow's own if there is none."""
     experiments = _post("experiments/search", {"max_results": 1000}).get("experiments", [])
-    ids = [experiment["experiment_id"] for experiment in experiments]
+    ids = {experiment["experiment_id"]: _mapping(experiment.get("tags")) for experiment in experiments}
     mine = f"tags.`{WORKFLOW}` = '{workflow}'" if workflow else f"tags.`{WORKFLOW}` != ''"
-    found = _runs(ids, "start_time DESC", mine)
-    if workflow and not found:
-        raise TrackingError(f"MLflow at {without_user(_uri())} has no run of {workflow}: see `rekindle status`.")
-    runs = f"{_uri()}/#/experiments/{found[0]['experiment_id']}/runs" if found else _uri()
-    return f"{runs}/{found[0]['run_id']}" if workflow else runs
+    found = _runs(list(ids), "start_time DESC", mine)
+    if not found:
+        if workflow:
+            raise TrackingError(f"MLflow at {without_user(_uri())} has no run of {workflow}: see `rekindle status`.")
+        return _uri()
+    run_id, experiment = found[0]["run_id"], found[0]["experiment_id"]
+    shown = f"/{run_id}" if workflow else ""
+    view = "&viewStateShareKey=rekindle" if VIEW in ids[experiment] and not workflow else ""
+    return f"{_uri()}/#/experiments/{experiment}/runs{shown}?workflowType=machine_learning{view}"
 
 
 def log(
@@ -154,10 +160,13 @@ def tags_of(run_id: str) -> dict[str, str]:
     return _mapping(_run(run_id)["data"].get("tags"))
 
 
-def rank_by(run_id: str, metric: str) -> None:
-    """Make `metric` the one that the charts of the run's experiment begin with."""
-    tag = {"key": "mlflow.experiment.primaryMetric.name", "value": metric}
-    _post("experiments/set-experiment-tag", {"experiment_id": _run(run_id)["info"]["experiment_id"], **tag})
+def show_columns(experiment: str, metrics: Iterable[str]) -> None:
+    """What the table of the experiment's runs shows, where it is opened by `page`; charts begin with the first."""
+    names = list(metrics)
+    view = {"selectedColumns": [*(f"metrics.`{name}`" for name in names), *COLUMNS]}
+    for key, value in ((VIEW, json.dumps(view)), ("mlflow.experiment.primaryMetric.name", names[0])):
+        tag = {"experiment_id": _experiment_id(experiment), "key": key, "value": value}
+        _post("experiments/set-experiment-tag", tag)
 
 
 def finish(run_id: str, status: str) -> None:

@@ -60,7 +60,6 @@ def run(inputs: Inputs) -> Outputs:
         tracking.log(inputs.run_id, metrics=logged(evaluation), tags={"verdict": verdict, "reason": reason})
         tracking.log_metrics(inputs.run_id, curves(evaluation))
         tracking.log_dir(inputs.run_id, report, "evaluation")
-        tracking.rank_by(inputs.run_id, judged.metrics[0].name)
     metrics = evaluation.metrics["candidate"]
     return Outputs(verdict=verdict, reason=reason, metrics=metrics, model_sha256=sha256, report=report)
 

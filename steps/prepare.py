@@ -41,6 +41,7 @@ def run(inputs: Inputs) -> Outputs:
     workload = load(inputs.workload)
     data = checked(workload.Data, inputs.data, "data")
     run_id = tracking.start_run(inputs.experiment, inputs.workflow, {"rekindle.workload": inputs.workload})
+    tracking.show_columns(inputs.experiment, (metric.name for metric in workload.metrics))
     record(run_id, inputs.config or {"data": data.model_dump(mode="json")}, inputs.manifest)
 
     dataset = inputs.workdir / "dataset"

@@ -71,7 +71,7 @@ def run(inputs: Inputs) -> Outputs:
     }
     commit(store, prefix, record)
     tags = {"rekindle.model_uri": prefix, "rekindle.version": release.version, "rekindle.model_sha256": card["sha256"]}
-    tracking.log(inputs.run_id, params=facts, tags=tags)
+    tracking.log(inputs.run_id, tags=tags | {f"rekindle.{name}": value for name, value in facts.items()})
     return Outputs(model_uri=prefix, version=release.version, previous=champion.uri if champion else "")
 
 

@@ -51,7 +51,7 @@ def run(inputs: Inputs) -> Outputs:
     for ledger in inputs.ledgers:
         if summary := training_summary(ledger):
             task = ledger.split("/")[1]  # WORKFLOW/TASK/checkpoints/ledger
-            log(run_id, summary, inputs.workdir / task, "ledger" if alone else f"ledger/{task}")
+            log(run_id, summary, inputs.workdir / task, "" if alone else f"/{task}")
             if lines and summary.state == "failed":
                 lines.insert(0, f"training: {summary.message}" if alone else f"{task}: {summary.message}")
     if lines:
@@ -75,14 +75,14 @@ def training_summary(ledger: str) -> "Summary | None":
     return summary if summary.intervals else None
 
 
-def log(run_id: str, summary: "Summary", folder: Path, name: str) -> None:
-    """Metrics, tags and artifacts of the MLflow run, called `name`. Raises TrackingError if MLflow is away."""
+def log(run_id: str, summary: "Summary", folder: Path, suffix: str) -> None:
+    """`workers/` metrics, tags and `ledger/` artifacts of the MLflow run; `suffix` names one of several trainings."""
     from rekindle import tracking
     from rekindle.ledger import publish
 
-    tracking.log(run_id, metrics=publish.metrics(summary, name), tags=publish.tags(summary))
+    tracking.log(run_id, metrics=publish.metrics(summary, f"workers{suffix}"), tags=publish.tags(summary))
     publish.write_files(summary, folder)
-    tracking.log_dir(run_id, folder, name)
+    tracking.log_dir(run_id, folder, f"ledger{suffix}")
 
 
 def description(run_id: str, failures: list[str]) -> str:

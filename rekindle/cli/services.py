@@ -80,12 +80,13 @@ def env(as_json: bool) -> None:
 def get(name: str, artifact: str | None, target: Path | None, as_json: bool) -> None:
     """Fetch an artifact of run NAME, or list them.
 
-    ARTIFACT may be a file or folder in an artifact, such as dataset/rejects.parquet, the rows that broke a rule.
+    ARTIFACT may be a file or folder in an artifact, such as prepare/dataset/rejects.parquet, the rows that broke
+    a rule.
 
     Example:
       rekindle get fraud-4k2xp
-      rekindle get fraud-4k2xp report --to report-of-monday
-      rekindle get fraud-4k2xp dataset/rejects.parquet
+      rekindle get fraud-4k2xp evaluate/report --to report-of-monday
+      rekindle get fraud-4k2xp prepare/dataset/rejects.parquet
     """
     from rekindle.view import artifacts
     from rekindle.view.overview import show_tables

@@ -5,17 +5,16 @@ from pathlib import Path
 from typing import Any
 
 from rekindle.errors import ConfigError, did_you_mean
-from rekindle.keys import key
 from rekindle.local.emulator import LocalCluster
 from rekindle.storage import NotFound
 
 
 def artifacts(home: Path, run: str) -> list[dict[str, Any]]:
     """The artifacts of a run, each with the number of its files and their bytes. Raises ConfigError if it has none."""
-    prefix = key("", run)
+    prefix = f"{run}/"
     files, sizes = Counter[str](), Counter[str]()
     for entry in LocalCluster(home).store().list(prefix):
-        name = entry.key.removeprefix(prefix).partition("/")[0]
+        name = "/".join(entry.key.removeprefix(prefix).split("/")[:2])  # TASK/ARTIFACT, see rekindle/keys.py
         files[name] += 1
         sizes[name] += entry.size
     if not files:
@@ -24,11 +23,11 @@ def artifacts(home: Path, run: str) -> list[dict[str, Any]]:
 
 
 def fetch(home: Path, run: str, artifact: str, target: Path) -> None:
-    """Copy an artifact, or a file or folder in one (`dataset/rejects.parquet`), to `target`. Raises ConfigError."""
+    """Copy an artifact, or part of one (`prepare/dataset/rejects.parquet`), to `target`. Raises ConfigError."""
     if target.exists():
         raise ConfigError(f"{target} exists already: move it away, or give another place with --to.")
     try:
-        LocalCluster(home).store().download(key(artifact.strip("/"), run), target)
+        LocalCluster(home).store().download(f"{run}/{artifact.strip('/')}", target)
     except NotFound as error:
         names = [row["artifact"] for row in artifacts(home, run)]
         raise ConfigError(

@@ -52,7 +52,9 @@ def test_a_run_knows_the_data_it_was_trained_on(tmp_path: Path) -> None:
     assert run.data.metrics == {"rows": facts["rows"], "rejected": 0}
 
 
-def test_the_run_of_a_failed_preparation_has_its_config_manifest_and_kind(tmp_path: Path, mlflow_server: str) -> None:
+def test_the_run_of_a_failed_preparation_has_its_config_manifest_and_columns(
+    tmp_path: Path, mlflow_server: str
+) -> None:
     """They are there from its first second: without them nobody can compare, or repeat, what failed."""
     config = {"data": {"source": "nowhere.parquet"}, "train": {"lr": 0.003, "pods": {"gpu": 1}, "exact": True}, "n": []}
     more = (f"--config={json.dumps(config)}", f"--manifest={pack('kind: Workflow')}")
@@ -64,7 +66,10 @@ def test_the_run_of_a_failed_preparation_has_its_config_manifest_and_kind(tmp_pa
     run = client.get_run(run_id)
     flat = {"data.source": "nowhere.parquet", "train.lr": "0.003", "train.pods.gpu": "1", "train.exact": "true"}
     assert run.data.params == flat | {"n": "[]"}
-    assert client.get_experiment(run.info.experiment_id).tags["mlflow.experimentKind"] == "custom_model_development"
+    tags = client.get_experiment(run.info.experiment_id).tags
+    assert tags["mlflow.experimentKind"] == "custom_model_development"
+    shown = json.loads(tags["mlflow.sharedViewState.rekindle"])["selectedColumns"]
+    assert shown[:4] == ["metrics.`ap`", "metrics.`auc`", "metrics.`cp100`", "tags.`verdict`"]
     manifest, resolved = (client.download_artifacts(run_id, name) for name in ("manifest.yaml", "config.yaml"))
     assert Path(manifest).read_text() == "kind: Workflow"
     assert yaml.safe_load(Path(resolved).read_text()) == config

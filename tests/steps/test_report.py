@@ -88,9 +88,9 @@ def reported(store: Store, *last: dict[str, Any], failures: str = "") -> "Run":
 def test_the_run_says_where_the_time_of_its_workers_went(mlflow_server: str, s3: Store, tmp_path: Path) -> None:
     run = reported(s3, COMPLETE)
     metrics, tags = run.data.metrics, run.data.tags
-    seconds = [round(metrics[f"ledger/worker_seconds_{kind}"], 3) for kind in ("trained", "waited", "lost")]
+    seconds = [round(metrics[f"workers/worker_seconds_{kind}"], 3) for kind in ("trained", "waited", "lost")]
     assert seconds == [1.5 * 2 + 2.5, 2.1, 0]
-    assert (metrics["ledger/preemptions"], tags["rekindle.preemptions"], tags["rekindle.device"]) == (1, "1", "cpu")
+    assert (metrics["workers/preemptions"], tags["rekindle.preemptions"], tags["rekindle.device"]) == (1, "1", "cpu")
     folder = Path(client().download_artifacts(run.info.run_id, "ledger", str(tmp_path)))
     assert "worker-1 was lost (connection closed) at step 10" in (folder / "story.txt").read_text()
     assert json.loads((folder / "summary.json").read_text())["steps"] == 40
