@@ -1,0 +1,43 @@
+"""The example workloads: each from its config to a served model that answers, as a reader of the docs would run it."""
+
+import json
+import shutil
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.commands import ROOT, shell
+
+
+def answer(url: str, body: Any = None) -> Any:
+    data = json.dumps(body).encode() if body else None
+    with urllib.request.urlopen(urllib.request.Request(url, data, {"content-type": "application/json"})) as response:
+        return json.load(response)
+
+
+@pytest.mark.timeout(400)  # a whole run
+@pytest.mark.parametrize(
+    ("name", "settings", "metric"),
+    [
+        ("digits", ["train.epochs=4", "gate.minimum.accuracy=0.8"], "accuracy"),
+        ("language", ["train.steps=60", "gate.maximum.bits_per_byte=4.5"], "bits_per_byte"),
+    ],
+)
+def test_an_example_becomes_a_served_model(
+    name: str, settings: list[str], metric: str, tmp_path: Path, s3_environment: dict[str, str], mlflow_server: str
+) -> None:
+    shutil.copytree(ROOT / "configs", tmp_path / "configs")
+    with shell(tmp_path, **s3_environment, MLFLOW_TRACKING_URI=mlflow_server) as typed:
+        sets = " ".join(f"--set {setting}" for setting in settings)
+        done = typed(f"rekindle run configs/{name}.yaml {sets} -o json")
+        assert done.returncode == 0, done.stderr
+        told = json.loads(done.stdout)
+        assert (told["verdict"], list(told["metrics"])[0]) == ("release", metric)
+        model = f"{told['endpoint']}/v1/models/{name}"
+        (prediction,) = answer(f"{model}:predict", answer(f"{model}/example"))["predictions"]
+        assert set(prediction) >= ({"digit", "probabilities"} if name == "digits" else {"bits", "bytes"})
+        with pytest.raises(urllib.error.HTTPError, match="422"):
+            answer(f"{model}:predict", {"instances": [{"pixels": 1, "text": ""}]})
