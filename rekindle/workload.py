@@ -180,10 +180,24 @@ def _check_arguments(workload: str, name: str, function: Any, arguments: tuple[s
 
 
 def prepare(workload: Any, data: DataConfig, out: Path) -> tuple[Prepared, str]:
-    """Makes the dataset directory `out`; gives what was prepared and the dataset's digest. Raises DataError."""
+    """Makes the dataset directory `out`, whole or not at all; gives what was prepared and the dataset's digest.
+
+    Raises DataError.
+    """
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
-    prepared = workload.prepare(data, out)
+    try:
+        prepared = workload.prepare(data, out)
+        digest, text = _record(prepared, out)
+        (out / DATASET).write_text(text)
+    except BaseException:
+        shutil.rmtree(out, ignore_errors=True)
+        raise
+    return prepared, digest
+
+
+def _record(prepared: Any, out: Path) -> tuple[str, str]:
+    """The dataset's digest, and its dataset.json."""
     if not isinstance(prepared, Prepared):
         raise DataError(f"`prepare` returned {type(prepared).__name__}: it must return rekindle.Prepared(rows=...).")
     digest = prepared.digest or _digest(out)
@@ -192,8 +206,7 @@ def prepare(workload: Any, data: DataConfig, out: Path) -> tuple[Prepared, str]:
         text = json.dumps(record, indent=1, allow_nan=False)
     except (TypeError, ValueError) as error:
         raise DataError(f"the facts of `prepare` are not JSON ({error}): give numbers, texts, lists.") from error
-    (out / DATASET).write_text(text + "\n")
-    return prepared, digest
+    return digest, text + "\n"
 
 
 def dataset_facts(path: Path) -> dict[str, Any]:
@@ -201,7 +214,7 @@ def dataset_facts(path: Path) -> dict[str, Any]:
     try:
         return json.loads((path / DATASET).read_text())["facts"]
     except (OSError, ValueError, KeyError) as error:
-        raise DataError(f"{path} is no whole dataset (dataset.json: {error}): run the step prepare again.") from error
+        raise DataError(f"{path} is not a whole dataset ({DATASET}: {error}): prepare it again.") from error
 
 
 def _digest(folder: Path) -> str:

@@ -35,7 +35,7 @@ def test_an_example_becomes_a_served_model(
         done = typed(f"rekindle run configs/{name}.yaml {sets} -o json")
         assert done.returncode == 0, done.stderr
         told = json.loads(done.stdout)
-        assert (told["verdict"], list(told["metrics"])[0]) == ("release", metric)
+        assert (told["verdict"], next(iter(told["metrics"]))) == ("release", metric)
         model = f"{told['endpoint']}/v1/models/{name}"
         (prediction,) = answer(f"{model}:predict", answer(f"{model}/example"))["predictions"]
         assert set(prediction) >= ({"digit", "probabilities"} if name == "digits" else {"bits", "bytes"})

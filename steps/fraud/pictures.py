@@ -13,7 +13,7 @@ from steps.fraud.measures import average_precision, counts
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.integer]
-COLOUR = {"candidate": "#c2410c", "champion": "#475569"}
+COLOUR = {"candidate": "#c2410c", "champion": "#475569", "baseline": "#0f766e"}
 CALLED = 0.5  # a score from here on counts as an alarm
 
 

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from rekindle.errors import DataError
 from rekindle.gate import Difference, Evaluation, Gate
+from rekindle.workload import dataset_facts
 from steps.fraud import measures
 from steps.fraud.data.schema import DAY
 from steps.fraud.data.sequences import SCORED, Rows, scoring_windows
@@ -112,7 +113,7 @@ def evaluate(candidate: Path, champion: Path | None, dataset: Path, report: Path
 
     Raises DataError if the candidate does not fit the data, or no week can be judged.
     """
-    from steps.fraud import pictures
+    from steps.fraud import baseline, pictures
 
     rows = Rows(dataset)
     models, incomparable = _models(candidate, champion, rows)
@@ -120,8 +121,14 @@ def evaluate(candidate: Path, champion: Path | None, dataset: Path, report: Path
     weeks = [week for week in every if 0 < rows.labels[week.rows].sum() < len(week.rows)]
     if not weeks:
         raise DataError("no test week holds frauds and genuine transactions: nothing can be judged. Give more data.")
+    warnings = [f"test week {week.name} has no frauds and does not count." for week in every if week not in weeks]
+    if "champion" in models and champion:
+        weeks, incomparable = _unseen(weeks, champion, warnings)
+        if incomparable:
+            del models["champion"]
     wanted = np.unique(np.concatenate([week.rows for week in weeks]))
     scores = {name: score(model, rows, wanted) for name, model in models.items()}
+    scores["baseline"] = baseline.score(rows, wanted)
     if not np.isfinite(scores["candidate"]).all():
         raise DataError("the candidate's scores are not numbers: its training diverged. Lower train.learning_rate.")
     if "champion" in scores and not np.isfinite(scores["champion"]).all():
@@ -139,7 +146,7 @@ def evaluate(candidate: Path, champion: Path | None, dataset: Path, report: Path
         parts=parts,
         difference=_difference(rows, weeks, by_week, gate),
         incomparable=incomparable,
-        warnings=_warnings(rows, every, weeks, means["candidate"]),
+        warnings=warnings + _leakage(rows, weeks, means["candidate"]),
     )
 
 
@@ -184,9 +191,21 @@ def _difference(rows: Rows, weeks: list[Week], scores: dict[str, list[Floats]], 
     return Difference("ap", float(mean), float(low), float(high))
 
 
-def _warnings(rows: Rows, every: list[Week], weeks: list[Week], means: dict[str, float]) -> list[str]:
-    skipped = [week.name for week in every if week not in weeks]
-    result = [f"test week {name} has no frauds and does not count." for name in skipped]
+def _unseen(weeks: list[Week], champion: Path, warnings: list[str]) -> tuple[list[Week], str]:
+    """The weeks that the champion was not trained on, or all of them and why it cannot be compared."""
+    train_end = dataset_facts(champion).get("train_end", 0)
+    unseen = [week for week in weeks if week.start >= train_end]
+    if not unseen:
+        return weeks, "it was trained on rows of every test week."
+    if len(unseen) < len(weeks):
+        warnings.append(
+            f"only the test weeks that the champion was not trained on count: {len(unseen)} of {len(weeks)}."
+        )
+    return unseen, ""
+
+
+def _leakage(rows: Rows, weeks: list[Week], means: dict[str, float]) -> list[str]:
+    result = []
     if len(weeks) >= 4 and all(is_published(rows, week) for week in weeks):
         high = [f"{name} {means[name]:.4f} > {limit:g}" for name, limit in IDEAL.items() if means[name] > limit]
         if high:

@@ -1,5 +1,6 @@
 """Test rows exactly as published, both models on the same ones, and nothing judged in silence."""
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -68,7 +69,7 @@ def judged(expert: Path, novice: Path, small_dataset: Path, tmp_path_factory: py
 def test_candidate_and_champion_are_judged_on_the_same_rows(judged: tuple[Any, Path]):
     found, report = judged
     table = pl.read_parquet(report / "scores.parquet")
-    assert set(found.metrics) == {"candidate", "champion"}
+    assert set(found.metrics) == {"candidate", "champion", "baseline"}
     assert table.columns == ["id", "week", "label", "score", "champion_score"]
     assert table["id"].n_unique() == len(table) == sum(part["rows"] for part in found.parts)
     assert table["score"].is_between(0, 1).all()
@@ -89,7 +90,7 @@ def test_the_pictures_are_there(judged: tuple[Any, Path]):
 
 def test_a_candidate_judges_alone_without_champion(expert: Path, small_dataset: Path, tmp_path: Path):
     found = evaluate(expert, None, small_dataset, tmp_path, Gate())
-    assert set(found.metrics) == {"candidate"}
+    assert set(found.metrics) == {"candidate", "baseline"}
     assert found.difference is None
     assert found.incomparable == ""
 
@@ -105,8 +106,6 @@ def with_other_features(dataset: Path, copy: Path) -> Path:
 def test_a_champion_of_other_features_is_said_to_be_incomparable(
     expert: Path, novice: Path, small_dataset: Path, tmp_path: Path
 ):
-    import json
-
     other = with_other_features(small_dataset, tmp_path / "data")
     with pytest.raises(DataError, match=r"candidate does not fit this dataset: .*gone: night; new: dusk"):
         evaluate(expert, None, other, tmp_path, Gate())
@@ -114,7 +113,27 @@ def test_a_champion_of_other_features_is_said_to_be_incomparable(
     (tmp_path / "broken" / "model.json").write_text(json.dumps({"model": {}}))
     found = evaluate(expert, tmp_path / "broken", small_dataset, tmp_path, Gate())
     assert "holds no model of this workload" in found.incomparable
-    assert set(found.metrics) == {"candidate"}
+    assert set(found.metrics) == {"candidate", "baseline"}
+
+
+def test_a_champion_is_not_judged_on_rows_that_it_was_trained_on(
+    expert: Path, novice: Path, small_dataset: Path, tmp_path: Path
+):
+    first, second = Rows(small_dataset).facts["test_weeks"]
+    record = json.loads((small_dataset / "dataset.json").read_text())
+    champion = shutil.copytree(novice, tmp_path / "champion")
+    for train_end, weeks in ((second[0], 1), (second[1], 0)):
+        (champion / "dataset.json").write_text(json.dumps(record | {"facts": {"train_end": train_end}}))
+        found = evaluate(expert, champion, small_dataset, tmp_path / str(weeks), Gate(resamples=50))
+        assert len(found.parts) == (weeks or 2)
+        assert (found.incomparable == "") == ("champion" in found.metrics) == bool(weeks)
+    assert found.incomparable == "it was trained on rows of every test week."
+    assert first[0] < second[0]
+
+
+def test_the_baseline_has_learned_something(judged: tuple[Any, Path]):
+    found, _ = judged
+    assert found.metrics["baseline"]["auc"] > 0.7
 
 
 def test_a_model_that_diverged_is_never_judged_by_accident(expert: Path, small_dataset: Path, tmp_path: Path):
@@ -127,7 +146,7 @@ def test_a_model_that_diverged_is_never_judged_by_accident(expert: Path, small_d
     with pytest.raises(DataError, match=r"not numbers: its training diverged\. Lower train\.learning_rate"):
         evaluate(diverged, None, small_dataset, tmp_path, Gate())
     found = evaluate(expert, diverged, small_dataset, tmp_path, Gate())
-    assert (set(found.metrics), found.incomparable) == ({"candidate"}, "its scores are not numbers.")
+    assert (set(found.metrics), found.incomparable) == ({"candidate", "baseline"}, "its scores are not numbers.")
 
 
 def test_a_week_that_cannot_be_judged_is_named(expert: Path, small_dataset: Path, tmp_path: Path):

@@ -153,10 +153,11 @@ def test_a_full_disk_is_said_and_leaves_nothing_that_looks_whole(tmp_path: Path)
 import resource, sys
 from pathlib import Path
 from rekindle.errors import RekindleError
-from steps.fraud import Data, prepare
+from rekindle.workload import prepare
+from steps import fraud
 resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, 300_000))  # every larger file fails, as on a full disk
 try:
-    prepare(Data(source=sys.argv[1]), Path(sys.argv[2]))
+    prepare(fraud, fraud.Data(source=sys.argv[1]), Path(sys.argv[2]))
 except RekindleError as error:
     print(error)
 """
