@@ -22,7 +22,11 @@ class PodConfig(Section):
 
     preset: Names = Field(default_factory=list, description="name or names of presets (rekindle/blocks/presets.yaml)")
     image: str = Field("", description="image of these pods (empty: cluster.image)")
-    cpu: str = Field("1", pattern=CPU, description="cores requested, such as 2 or 500m (train, empty: train.threads)")
+    cpu: str = Field(
+        "1",
+        pattern=CPU,
+        description="cores requested, such as 2 or 500m (empty: train.threads, or serve.processes times serve.threads)",
+    )
     memory: str = Field("2Gi", pattern=MEMORY, description="memory requested, such as 8Gi, and the most they may use")
     gpus: int = Field(0, ge=0, description="NVIDIA GPUs")
     gpu_resource: str = Field("nvidia.com/gpu", description="what a GPU is called, such as nvidia.com/mig-1g.10gb")
@@ -52,7 +56,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "coordinator": {"cpu": "250m", "memory": "512Mi", "node_lost_seconds": 30},
     "evaluate": {"cpu": "2", "memory": "8Gi"},
     "release": {},
-    "serve": {"spread": ["kubernetes.io/hostname"]},
+    "serve": {"cpu": "", "spread": ["kubernetes.io/hostname"]},
     "verify": {"memory": "4Gi"},
     "report": {"cpu": "250m", "memory": "1Gi", "deadline_minutes": 10},
 }

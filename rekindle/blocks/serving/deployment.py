@@ -44,10 +44,16 @@ def deployment(name: str, serve: ServeConfig, cluster: ClusterConfig, flags: lis
 
 
 def _server(name: str, serve: ServeConfig, cluster: ClusterConfig, flags: list[str]) -> Manifest:
-    pod = cluster.pod("serve")
+    pod = server_pod(serve, cluster)
     grace = ceil(serve.drain_seconds + serve.grace_seconds) + 5  # the server's own, and time to end
     runs = [server("serve", pod, flags)]
     return pod_spec(pod, cluster.pod_account, runs, labels(name), terminationGracePeriodSeconds=grace)
+
+
+def server_pod(serve: ServeConfig, cluster: ClusterConfig) -> PodConfig:
+    """What one server gets: unless the config says otherwise, a core for each thread of its processes."""
+    pod = cluster.pod("serve")
+    return pod.model_copy(update={"cpu": pod.cpu or str(serve.processes * serve.threads)})
 
 
 def server(name: str, pod: PodConfig, flags: list[str], port: str = "http") -> Manifest:

@@ -6,7 +6,7 @@ Source: KServe 0.13 to 0.20, serving.kserve.io/v1beta1 InferenceService and its 
 """
 
 from rekindle.blocks.pod import CONTAINER_SECURITY, POD_SECURITY, VOLUMES, Manifest, affinity, tolerations
-from rekindle.blocks.serving.deployment import server
+from rekindle.blocks.serving.deployment import server, server_pod
 from rekindle.blocks.settings import ClusterConfig
 from rekindle.serving.config import ServeConfig
 
@@ -32,7 +32,7 @@ def inference_service(
     A new version gets `canary` percent of the traffic until it is applied again without; `idle`: no pod while there
     are no requests. A pod more is started when each has `requests` at once.
     """
-    pod = cluster.pod("serve")
+    pod = server_pod(serve, cluster)
     runs = server(NAME, pod, [*flags, "--host=0.0.0.0"], port="http1")  # the name by which Knative finds it
     del runs["env"]  # the pod's own address, which Knative does not tell by default
     runs["securityContext"] = CONTAINER_SECURITY | USER

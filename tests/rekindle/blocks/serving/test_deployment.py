@@ -89,6 +89,15 @@ def test_the_old_model_serves_until_the_new_one_is_ready() -> None:
     assert grace > SERVE.drain_seconds + SERVE.grace_seconds  # the kubelet waits for the server's own drain
 
 
+def test_a_server_asks_for_the_cores_that_its_processes_use() -> None:
+    for values, cores in (({}, "1"), ({"processes": 3, "threads": 2}, "6")):
+        pod = deployment("cards", ServeConfig.model_validate(values), CLUSTER, [])["spec"]["template"]["spec"]
+        assert pod["containers"][0]["resources"]["requests"]["cpu"] == cores
+    given = ClusterConfig.model_validate({"pods": {"serve": {"cpu": "500m"}}})
+    pod = deployment("cards", ServeConfig.model_validate({"processes": 3}), given, [])["spec"]["template"]["spec"]
+    assert pod["containers"][0]["resources"]["requests"]["cpu"] == "500m"
+
+
 def test_the_autoscaler_alone_decides_how_many_serve() -> None:
     assert "replicas" not in deployment("cards", SERVE, CLUSTER, [])["spec"]
     spec = autoscaler("cards", SERVE)["spec"]
