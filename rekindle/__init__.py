@@ -13,7 +13,7 @@ NAMES = {  # module → its public names; __init__.pyi says the same to type che
     "evaluation.bootstrap": ("paired_bootstrap",),
     "gate": ("Metric", "Gate", "Evaluation", "Difference"),
     "config": ("load_config", "Loaded", "Config"),
-    "render": ("render_manifest", "manifest_sha256", "to_yaml"),
+    "render": ("check_golden", "render_manifest", "manifest_sha256", "to_yaml"),
     "storage": ("Store", "NotFound"),
     "errors": ("RekindleError", "ConfigError", "DataError", "StorageError", "TrackingError", "Conflict"),
 }

@@ -2,7 +2,7 @@ from rekindle.config import Config, Loaded, load_config
 from rekindle.errors import ConfigError, Conflict, DataError, RekindleError, StorageError, TrackingError
 from rekindle.evaluation.bootstrap import paired_bootstrap
 from rekindle.gate import Difference, Evaluation, Gate, Metric
-from rekindle.render import manifest_sha256, render_manifest, to_yaml
+from rekindle.render import check_golden, manifest_sha256, render_manifest, to_yaml
 from rekindle.sections import Section
 from rekindle.step import Artifact, StepInputs, StepOutputs
 from rekindle.storage import NotFound, Store
@@ -32,6 +32,7 @@ __all__ = [
     "Store",
     "TrackingError",
     "Workload",
+    "check_golden",
     "load_config",
     "manifest_sha256",
     "paired_bootstrap",

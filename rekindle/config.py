@@ -28,7 +28,7 @@ from rekindle.training.spec import TrainConfig, check_training
 from rekindle.workload import DataConfig, load
 
 ENVIRONMENT = "REKINDLE_"  # REKINDLE_TRAIN__WORKERS=3 sets train.workers
-DEFAULT_WORKLOAD = "steps.fraud"
+DEFAULT_WORKLOAD, DEFAULT_PIPELINE = "steps.fraud", "pipelines.training"
 Keys = tuple[str, ...]  # where a value is: ("train", "workers")
 
 
@@ -70,7 +70,7 @@ class Config(Section):
         pattern=r"^[a-z]([-a-z0-9]{0,28}[a-z0-9])?$",
         description="of the pipeline, its models and its deployment: a DNS label of at most 30 characters",
     )
-    pipeline: str = Field("pipelines.training", description="module whose `build(config)` is the Workflow")
+    pipeline: str = Field(DEFAULT_PIPELINE, description="module whose `build(config)` is the Workflow")
     workload: str = Field(DEFAULT_WORKLOAD, description="module that defines the data, the model and its metrics")
     data: DataConfig
     model: Section
@@ -112,6 +112,7 @@ class Loaded:
 def load_config(file: Path | str, sets: Iterable[str] = (), environment: Mapping[str, str] | None = None) -> Loaded:
     """The config of `file` with its overrides. Raises ConfigError that names each wrong key or value.
 
+    A Python file is a pipeline, with its defaults as config and its own name.
     A relative path that does not exist here is looked up in the project.
     """
     file = project.config(Path(file))
@@ -121,7 +122,7 @@ def load_config(file: Path | str, sets: Iterable[str] = (), environment: Mapping
         _assign(values, keys, value, origin)
         path = ".".join(keys)
         origins = {p: o for p, o in origins.items() if not p.startswith(path + ".")} | {path: origin}
-    model = _schema(str(values.get("workload", DEFAULT_WORKLOAD)))
+    model = _schema(str(values.get("workload", DEFAULT_WORKLOAD)), str(values.get("pipeline", DEFAULT_PIPELINE)))
     try:
         config = model.model_validate(values)
     except ValidationError as error:
@@ -135,13 +136,24 @@ def load_config(file: Path | str, sets: Iterable[str] = (), environment: Mapping
 
 
 @cache
-def _schema(name: str) -> type[Config]:
-    workload = load(name)
-    return create_model("Config", __base__=Config, data=(workload.Data, ...), model=(workload.Model, workload.Model()))
+def _schema(workload_name: str, pipeline: str) -> type[Config]:
+    """Ours, or the pipeline's own `Config` with more sections, and the two sections of the workload."""
+    workload = load(workload_name)
+    base = Config
+    if pipeline != DEFAULT_PIPELINE:
+        base = getattr(project.load(pipeline, "pipeline", ("build",)), "Config", Config)
+    if not (isinstance(base, type) and issubclass(base, Config)):
+        raise ConfigError(f"{pipeline}.Config is {base!r}: it must be a class that inherits from rekindle.Config.")
+    sections: dict[str, Any] = {"data": (workload.Data, ...), "model": (workload.Model, workload.Model())}
+    own = {name for name in sections if base.model_fields[name].annotation is not Config.model_fields[name].annotation}
+    return create_model("Config", __base__=base, **{name: sections[name] for name in sections.keys() - own})
 
 
 def _settings(file: Path, sets: Iterable[str], environment: Mapping[str, str]) -> Iterator[tuple[Keys, Any, str]]:
-    for keys, value in _leaves(_read(file)):
+    content = (
+        {"pipeline": project.module_of(file), "name": file.stem.replace("_", "-")} if file.suffix == ".py" else None
+    )
+    for keys, value in _leaves(content or _read(file)):
         yield keys, value, str(file)
     for name, text in sorted(environment.items()):
         keys = tuple(name.removeprefix(ENVIRONMENT).lower().split("__"))

@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Collection
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 
@@ -17,7 +18,8 @@ PATH = "REKINDLE_PATH"  # environment: the project's folder and others to import
 PACKAGE = Path(__file__).resolve().parent
 BUNDLED = PACKAGE / "reference"  # exists in a wheel; in a clone the reference project lies beside the package
 REFERENCE = BUNDLED if BUNDLED.is_dir() else PACKAGE.parent
-DOCS = {"workload": "docs/your-own-model.md", "step": "docs/api.md", "pipeline": "docs/api.md"}
+SHARED = ("steps", "pipelines")  # a project's own stand in front of the reference project's
+DOCS = {"workload": "docs/your-own-model.md", "step": "docs/api.md", "pipeline": "docs/your-own-pipeline.md"}
 
 
 def find(folder: Path) -> Path:
@@ -64,6 +66,18 @@ def configs() -> set[str]:
     return {str(path.relative_to(folder)) for folder, path in paths}
 
 
+def module_of(path: Path) -> str:
+    """The dotted name of a Python file of the project. Raises ConfigError for one that is not there, or elsewhere."""
+    path = path.resolve()
+    if not path.is_file():
+        raise ConfigError(f"{path} does not exist: give the file of a pipeline, or a config.")
+    folders = [Path(folder).resolve() for folder in search_path()]
+    for folder in folders:
+        if path.is_relative_to(folder):
+            return ".".join(path.relative_to(folder).with_suffix("").parts)
+    raise ConfigError(f"{path} is not in the project: it must lie in {' or '.join(map(str, folders))}.")
+
+
 def file(path: str) -> Path:
     """A file of the project or, where it has none, of the reference project."""
     candidates = (Path(folder, path) for folder in search_path())
@@ -73,11 +87,13 @@ def file(path: str) -> Path:
 def load(name: str, kind: str, required: Collection[str]) -> ModuleType:
     """The module `name` of the project or of an installed package. Raises ConfigError if it lacks a required name.
 
-    The project is searched last: its files never shadow a library.
+    The project is searched last: its files never shadow a library. What its `steps` and `pipelines` lack is taken from
+    those of the reference project.
     """
     folders = search_path()
     sys.path += [folder for folder in folders if folder not in sys.path]
     try:
+        _complete(name.partition(".")[0])
         module = import_module(name)
     except ImportError as error:
         raise ConfigError(
@@ -91,6 +107,17 @@ def load(name: str, kind: str, required: Collection[str]) -> ModuleType:
             f"(see {DOCS[kind]})."
         )
     return module
+
+
+def _complete(package: str) -> None:
+    folder = REFERENCE / package
+    if package not in SHARED:
+        return
+    if find_spec(package) is None:
+        sys.path.append(str(REFERENCE))
+    paths = import_module(package).__path__
+    if str(folder) not in paths:
+        import_module(package).__path__ = [*paths, str(folder)]
 
 
 def _siblings(name: str, folders: list[str]) -> set[str]:

@@ -6,8 +6,11 @@ rekindle render configs/demo.yaml --kind template
 import copy
 import hashlib
 import json
+import os
 import sys
 from collections.abc import Mapping
+from difflib import unified_diff
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import yaml
@@ -85,6 +88,23 @@ def manifest_sha256(manifest: Mapping[str, Any]) -> str:
 def to_yaml(manifest: Mapping[str, Any]) -> str:
     """The manifest as YAML, the same text for the same data; long texts (the objects to apply) as blocks."""
     return yaml.dump(dict(manifest), Dumper=_Dumper, sort_keys=False, width=1000)
+
+
+def check_golden(manifest: Mapping[str, Any], file: Path) -> None:
+    """For tests: raise AssertionError with what differs from the manifest in `file`.
+
+    Where a manifest came from (commit, hashes) is left out. With REGENERATE=1 in the environment the file is written.
+    """
+    manifest = copy.deepcopy(dict(manifest))
+    for parameter in (manifest["spec"].get("arguments") or {}).get("parameters") or []:
+        if parameter["name"] in PROVENANCE:
+            parameter["value"] = ""
+    text = to_yaml(manifest)
+    if os.environ.get("REGENERATE"):
+        file.write_text(text)
+    known = file.read_text() if file.exists() else ""
+    changes = unified_diff(known.splitlines(), text.splitlines(), str(file), "now", n=1, lineterm="")
+    assert text == known, "\n".join([*changes, "if this was meant: REGENERATE=1 in the environment writes it anew"])
 
 
 def ordered(value: Any) -> Any:

@@ -145,7 +145,7 @@ def training_job(config: Any, name: str, workers: int, dataset: str, digest: str
     train = config.train.model_copy(update={"workers": workers, "max_workers": workers})
     templates = render_manifest(config.model_copy(update={"train": train}))["spec"]["templates"]
     (text,) = [template["resource"]["manifest"] for template in templates if template["name"] == "train"]
-    filled = {"workflow.name}}/dataset": dataset, "workflow.name}}": name, "inputs.parameters.digest}}": digest}
+    filled = {"workflow.name}}/prepare/dataset": dataset, "workflow.name}}": name, "inputs.parameters.digest}}": digest}
     for variable, value in (filled | {"inputs.parameters.run_id}}": ""}).items():
         text = text.replace("{{" + variable, value)
     return yaml.safe_load(text)

@@ -203,15 +203,33 @@ def success(status: Status, facts: Mapping[str, str | None], ours: bool) -> str:
     took = timestamp(status["finishedAt"]) - timestamp(status["startedAt"])
     figures = [f"{name} {value:.4g}" for name, value in metrics(outputs).items() if value is not None]
     lines = {
-        "verdict": f"{outputs['verdict']}: {VERDICTS[outputs['verdict']]}"
-        if outputs.get("verdict") in VERDICTS
-        else "",
+        "verdict": _verdict(status, outputs.get("verdict", "")),
         "reason": outputs.get("reason"),
         "metrics": "  ".join(figures),
         **facts,
         "took": duration(took),
     }
     return "\n" + "".join(f"{name:9} {text}\n" for name, text in lines.items() if text)
+
+
+def _verdict(status: Status, verdict: str) -> str:
+    """What became of the model: a verdict alone releases nothing."""
+    released = [
+        f"{node['displayName'].partition('(')[0]} {version}"
+        for node in (status.get("nodes") or {}).values()
+        if node.get("phase") == "Succeeded" and node.get("type") == "Pod" and (version := _released(node))
+    ]
+    if not verdict:
+        return f"released: {', '.join(sorted(released))}" if released else ""
+    if verdict == "release" and not released:
+        return "release: it may be released; this pipeline has not done so"
+    return f"{verdict}: {VERDICTS[verdict]}" if verdict in VERDICTS else ""
+
+
+def _released(node: Mapping[str, Any]) -> str:
+    """The version that a step registered, if it is one that does."""
+    outputs = {p["name"]: p.get("value", "") for p in (node.get("outputs") or {}).get("parameters") or []}
+    return outputs.get("version", "") if "model_uri" in outputs else ""
 
 
 def failure(name: str, status: Status, log: str, place: str | None, resume: str, why: str = "") -> str:

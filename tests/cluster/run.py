@@ -103,7 +103,7 @@ class Run:
         return until(f"a pod of {template} runs", look, seconds)
 
     def events(self) -> list[Event]:
-        return read(self.place.store, f"{self.name}/checkpoints/ledger")
+        return read(self.place.store, f"{self.name}/train/checkpoints/ledger")
 
     def summary(self) -> Summary:
         return summarize(self.events())
@@ -140,7 +140,7 @@ class Run:
 
     def sha256(self) -> str:
         """Of the weights, as training left them in the object store."""
-        return json.loads(self.place.store.get(f"{self.name}/model/model.json"))["sha256"]
+        return json.loads(self.place.store.get(f"{self.name}/train/model/model.json"))["sha256"]
 
     def story(self) -> str:
         """For who must find out why."""

@@ -90,3 +90,31 @@ def test_your_own_model_runs_as_the_document_says(tmp_path: Path, s3_environment
         request = "".join(blocks(document, "sh")).strip().replace("http://127.0.0.1:8080", endpoint)
         assert 40 < json.loads(typed(request).stdout)["predictions"][0] < 55
     assert blocks(document, "python")
+
+
+@pytest.mark.timeout(600)
+def test_your_own_pipeline_runs_as_the_document_says(
+    tmp_path: Path, s3_environment: dict[str, str], mlflow_server: str
+):
+    import numpy as np
+
+    document = ROOT / "docs/your-own-pipeline.md"
+    write_files(ROOT / "docs/your-own-model.md", tmp_path)
+    write_files(document, tmp_path)
+    rng = np.random.default_rng(0)
+    rows = [f"{hour},{10 + hour / 4:.1f},{40 - hour:.2f}" for hour in rng.integers(0, 24, 800)]
+    (tmp_path / "power.csv").write_text("\n".join(["hour,temperature,kwh", *rows]))
+    with shell(tmp_path, **s3_environment, MLFLOW_TRACKING_URI=mlflow_server) as typed:
+        itself = "rekindle lint nightly.py --set workload=power --set data.source=power.csv"
+        for command in [*commands(document), itself]:
+            done = typed(command)
+            assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
+            if "rekindle run" in command:
+                assert re.search(r"released: release(-2)? 1\n", done.stdout), done.stdout
+                assert "notify succeeded" in done.stdout and "card succeeded" in done.stdout
+        wrong = (tmp_path / "nightly.py").read_text().replace("small.outputs.metrics", "small.outputs.metric", 1)
+        (tmp_path / "nightly.py").write_text(wrong)
+        done = typed("rekindle lint nightly.yaml")
+        assert re.search(
+            r'nightly\.py:\d+: evaluate-small has no output "metric"\. Did you mean "metrics"', done.stderr
+        )
