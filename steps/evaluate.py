@@ -38,10 +38,10 @@ def run(inputs: Inputs) -> Outputs:
     """Score, compare, decide, record. Raises DataError if the candidate cannot be judged."""
     from rekindle import tracking, workload
     from rekindle.evaluation.judge import evaluate
-    from rekindle.serving.release import download_champion, model_card
+    from rekindle.serving.release import download_champion, model_description
     from rekindle.storage import Store
 
-    sha256 = model_card(inputs.model)["sha256"]
+    sha256 = model_description(inputs.model)["sha256"]
     release = tracking.champion(inputs.name) if inputs.name else None
     champion = None
     if release and release.sha256 != sha256:

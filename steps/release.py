@@ -44,7 +44,7 @@ def run(inputs: Inputs) -> Outputs:
     """Copy, register, commit. Raises ConfigError without a verdict to release, DataError for a damaged model."""
     from rekindle import Store, tracking
     from rekindle.serving import pyfunc
-    from rekindle.serving.release import collect, commit, model_card, upload
+    from rekindle.serving.release import collect, commit, model_description, upload
 
     if inputs.verdict != "release":
         raise ConfigError(
@@ -52,33 +52,37 @@ def run(inputs: Inputs) -> Outputs:
             "See verdict.json for the reason; gate.* in the config sets the rule."
         )
     store = Store.from_env()
-    card = model_card(inputs.model)
+    description = model_description(inputs.model)
     folder = inputs.workdir / "release"
     hashes = collect(folder, inputs.model, inputs.dataset, inputs.report)
     pyfunc.describe(folder, inputs.run_id)
     prefix = upload(store, inputs.name, folder, hashes)
     champion = tracking.champion(inputs.name)
-    facts = provenance(inputs, card)
-    release = tracking.register(inputs.name, prefix, store.uri(prefix), card["sha256"], inputs.run_id, facts)
+    facts = provenance(inputs, description)
+    release = tracking.register(inputs.name, prefix, store.uri(prefix), description["sha256"], inputs.run_id, facts)
     record = {
         "name": inputs.name,
         "version": release.version,
-        "workload": card["workload"],
-        "model_sha256": card["sha256"],
+        "workload": description["workload"],
+        "model_sha256": description["sha256"],
         "run_id": inputs.run_id,
         "provenance": facts,
         "files": hashes,
     }
     commit(store, prefix, record)
-    tags = {"rekindle.model_uri": prefix, "rekindle.version": release.version, "rekindle.model_sha256": card["sha256"]}
+    tags = {
+        "rekindle.model_uri": prefix,
+        "rekindle.version": release.version,
+        "rekindle.model_sha256": description["sha256"],
+    }
     tracking.log(inputs.run_id, tags=tags | {f"rekindle.{name}": value for name, value in facts.items()})
     return Outputs(model_uri=prefix, version=release.version, previous=champion.uri if champion else "")
 
 
-def provenance(inputs: Inputs, card: dict[str, Any]) -> dict[str, str]:
+def provenance(inputs: Inputs, description: dict[str, Any]) -> dict[str, str]:
     """Everything that determines the weights, and where they were trained."""
     facts = {name: getattr(inputs, name) for name in Origin.model_fields}
     if "KUBERNETES_SERVICE_HOST" not in os.environ:  # the manifest names an image, but none was run
         facts |= {"image": "host", "image_digest": "host"}
-    facts |= {"data_digest": card.get("digest", "unknown")}
-    return facts | {name: str(value) for name, value in card.get("fingerprint", {}).items()}
+    facts |= {"data_digest": description.get("digest", "unknown")}
+    return facts | {name: str(value) for name, value in description.get("fingerprint", {}).items()}

@@ -17,7 +17,7 @@ from rekindle.errors import DataError
 from rekindle.evaluation.bootstrap import Rows, paired_bootstrap
 from rekindle.gate import Difference, Evaluation, Gate, Metric
 from rekindle.serving import predictor
-from rekindle.serving.release import PREDICTIONS, model_card
+from rekindle.serving.release import PREDICTIONS, model_description
 from rekindle.workload import dataset_facts
 
 REPLAYED = 1000  # examples that `verify` can replay, at most
@@ -79,7 +79,7 @@ def predict(workload: Any, folder: Path, facts: dict[str, Any], instances: list[
     import torch
 
     torch.set_num_threads(1)  # as a server does by default: small layers on several threads of a busy machine crawl
-    model = predictor.open_model(workload, folder, model_card(folder), facts)
+    model = predictor.open_model(workload, folder, model_description(folder), facts)
     parsed = [workload.Instance.model_validate(instance) for instance in instances]
     return predictor.predict(workload, model, parsed, facts)
 

@@ -17,22 +17,22 @@ from typing import Any
 from pydantic import Field, create_model
 
 from rekindle.errors import DataError, RekindleError
-from rekindle.serving.release import EXAMPLE, model_card
+from rekindle.serving.release import EXAMPLE, model_description
 from rekindle.workload import Predictor, dataset_facts, load
 
 
 def open_predictor(release: Path) -> Predictor:
     """The workload's own predictor, or one made of its `model`, `Instance` and `predict`. Raises DataError."""
-    card = model_card(release)
-    own = getattr(load(card["workload"]), "predictor", None)
-    return own(release) if own else InstancePredictor(release, card)
+    description = model_description(release)
+    own = getattr(load(description["workload"]), "predictor", None)
+    return own(release) if own else InstancePredictor(release, description)
 
 
 class InstancePredictor:
     """The workload's `predict` over the released weights, one instance at a time."""
 
-    def __init__(self, release: Path, card: dict[str, Any]) -> None:
-        self.workload: Any = load(card["workload"])
+    def __init__(self, release: Path, description: dict[str, Any]) -> None:
+        self.workload: Any = load(description["workload"])
         instances: Any = list[self.workload.Instance]
         self.Request = create_model("Request", instances=(instances, Field(min_length=1)))
         self.facts = dataset_facts(release)
@@ -40,7 +40,7 @@ class InstancePredictor:
             self._example: dict[str, Any] = json.loads((release / EXAMPLE).read_text())
         except (OSError, ValueError) as error:
             raise DataError(f"{release} is not a whole release ({error}). Release the model again.") from error
-        self.model = open_model(self.workload, release, card, self.facts)
+        self.model = open_model(self.workload, release, description, self.facts)
 
     def example(self) -> dict[str, Any]:
         """A request with one of the rows that the model was judged on."""
@@ -65,18 +65,18 @@ def predict(workload: Any, model: Any, instances: Sequence[Any], facts: dict[str
     return predictions
 
 
-def open_model(workload: Any, folder: Path, card: dict[str, Any], facts: dict[str, Any]) -> Any:
+def open_model(workload: Any, folder: Path, description: dict[str, Any], facts: dict[str, Any]) -> Any:
     """The trained model in `folder`, in eval mode. Raises DataError if its files do not fit the workload."""
     from pydantic import ValidationError
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
     try:
-        model = workload.model(workload.Model.model_validate(card["model"]), facts)
+        model = workload.model(workload.Model.model_validate(description["model"]), facts)
         model.load_state_dict(load_file(folder / "model.safetensors"))
     except (OSError, KeyError, RuntimeError, SafetensorError, ValidationError) as error:
         raise DataError(
-            f"{folder} holds no model of {card['workload']} ({' '.join(str(error).split())}): "
+            f"{folder} holds no model of {description['workload']} ({' '.join(str(error).split())}): "
             "was the workload changed since the training?"
         ) from error
     return model.eval()

@@ -1,6 +1,6 @@
 """A release as an MLflow model: what is served, in a notebook or behind `mlflow models serve`.
 
-    model = mlflow.pyfunc.load_model("models:/fraud@champion")     # `rekindle env` prints what this needs
+    model = mlflow.pyfunc.load_model("models:/demo@champion")     # `rekindle env` prints what this needs
     model.predict(frame, params={"history": history.to_json(orient="records")})
 
 `frame` has a row per instance and a column per field. A further key of a request is a param, as JSON. Requests are

@@ -21,11 +21,11 @@ EXAMPLE = "example.json"
 PREDICTIONS = "predictions.jsonl"  # of the report: {"instance": ..., "prediction": ...} a line, of some test rows
 
 
-def model_card(model: Path) -> dict[str, Any]:
+def model_description(model: Path) -> dict[str, Any]:
     """model.json of a trained model: at least its `sha256` and `workload`. Raises DataError."""
     try:
-        card = json.loads((model / "model.json").read_text())
-        return card | {name: card[name] for name in ("sha256", "workload")}
+        description = json.loads((model / "model.json").read_text())
+        return description | {name: description[name] for name in ("sha256", "workload")}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(f"{model} holds no trained model ({error!r}): model.json must say what it is.") from error
 

@@ -96,9 +96,9 @@ class ModelServer:
         self.waiting = 0  # requests with a place
         self.unfinished = 0  # bytes of bodies that are still arriving
         routes = [
+            Route("/v1/models/{name}:predict", self.predict, methods=["POST"]),  # first: it is looked for in order
             Route("/", self.page),
             Route("/v1/models", self.models),
-            Route("/v1/models/{name}:predict", self.predict, methods=["POST"]),
             Route("/v1/models/{name}/example", self.example),
             Route("/v1/models/{name}", self.status),
             Route("/health/live", self.live),
@@ -114,6 +114,7 @@ class ModelServer:
                 http=protocol(inputs.body_seconds),
                 log_level="warning",
                 access_log=False,
+                proxy_headers=False,
                 timeout_keep_alive=KEEP_ALIVE,
                 timeout_graceful_shutdown=max(1, round(inputs.grace_seconds)),
             )
