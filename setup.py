@@ -6,7 +6,7 @@ from pathlib import Path
 from setuptools import setup
 from setuptools.command.build_py import build_py
 
-PROJECT = ("pipelines", "steps", "configs", "images")
+PROJECT = ("pipelines", "steps", "configs", "images", "template")
 
 
 class BuildWithReferenceProject(build_py):

@@ -5,6 +5,8 @@ with `[tool.rekindle]`. Outside of any project it is the reference project, whic
 """
 
 import os
+import re
+import shutil
 import sys
 from collections.abc import Collection
 from importlib import import_module
@@ -19,6 +21,8 @@ PACKAGE = Path(__file__).resolve().parent
 BUNDLED = PACKAGE / "reference"  # exists in a wheel; in a clone the reference project lies beside the package
 REFERENCE = BUNDLED if BUNDLED.is_dir() else PACKAGE.parent
 SHARED = ("steps", "pipelines")  # a project's own stand in front of the reference project's
+NAME = re.compile(r"[a-z]([-a-z0-9]{0,28}[a-z0-9])?")
+WORKLOAD = ("steps/MODULE.py", "data/power.csv", "configs/PROJECT.yaml")  # all that `only_workload` makes
 DOCS = {"workload": "docs/your-own-model.md", "step": "docs/api.md", "pipeline": "docs/your-own-pipeline.md"}
 
 
@@ -115,9 +119,35 @@ def _complete(package: str) -> None:
         return
     if find_spec(package) is None:
         sys.path.append(str(REFERENCE))
-    paths = import_module(package).__path__
-    if str(folder) not in paths:
-        import_module(package).__path__ = [*paths, str(folder)]
+    module = import_module(package)
+    own = [str(Path(path, package)) for path in search_path() if Path(path, package).is_dir()]
+    module.__path__ = list(dict.fromkeys([*own, *module.__path__, str(folder)]))
+
+
+def create(folder: Path, only_workload: bool = False) -> list[Path]:
+    """Write the project into `folder`, named after it; gives its files. Raises ConfigError, and overwrites nothing."""
+    name, template = folder.resolve().name, REFERENCE / "template"
+    if not NAME.fullmatch(name):
+        raise ConfigError(
+            f'"{name}" cannot name a project: models and deployments are named after it. Give a name of at most 30 '
+            "lower-case letters, digits and hyphens that begins with a letter."
+        )
+    sources = [template / path for path in WORKLOAD] if only_workload else sorted(template.rglob("*"))
+    files = {_filled(str(path.relative_to(template)), name): path for path in sources if path.is_file()}
+    if taken := [path for path in files if (folder / path).exists()]:
+        raise ConfigError(f"{folder / taken[0]} exists already: give another name, or remove it.")
+    for path, source in files.items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        text = _filled(source.read_text(), name)
+        if only_workload:
+            text = text.replace("pipeline: pipelines.nightly\n", "")
+        (folder / path).write_text(text)
+        shutil.copymode(source, folder / path)
+    return [folder / path for path in files]
+
+
+def _filled(text: str, name: str) -> str:
+    return text.replace("PROJECT", name).replace("MODULE", name.replace("-", "_"))
 
 
 def _siblings(name: str, folders: list[str]) -> set[str]:

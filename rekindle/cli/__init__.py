@@ -14,7 +14,7 @@ import click
 from rekindle import project
 
 # commands register themselves on import, in the order of the help
-from rekindle.cli import runs, checks, services, demo, images, on_cluster, platform, step  # isort: skip # noqa: F401
+from rekindle.cli import runs, checks, services, demo, images, on_cluster, platform, projects  # isort: skip # noqa: F401
 from rekindle.cli import standard_streams
 from rekindle.cli.group import HOME, commands
 from rekindle.errors import ConfigError, RekindleError

@@ -1,9 +1,12 @@
 """Which project is used: that of the working directory, else the one bundled in the wheel; never two."""
 
+import json
 import os
+import socket
 import subprocess
 import sys
 import sysconfig
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -11,6 +14,7 @@ import yaml
 
 from rekindle import project
 from rekindle.errors import ConfigError
+from rekindle.project import create
 from tests.commands import BIN, ROOT
 
 PIPELINE = '''
@@ -179,3 +183,34 @@ def test_a_module_that_is_no_step_is_told_where_steps_are_described(monkeypatch:
         with pytest.raises(ConfigError, match=f"see {page}"):
             project.load("json", kind, ["no_such_name"])
         assert (ROOT / page).is_file()
+
+
+def test_a_new_project_ends_with_a_served_model_and_its_tests_pass(installed: Path, tmp_path: Path) -> None:
+    rekindle, python = installed / "rekindle", installed / "python"
+    call(rekindle, "init my-power", tmp_path)
+    folder = tmp_path / "my-power"
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    try:
+        text = call(Path("make"), f"run PYTHON={python}", folder, REKINDLE_SERVE__PORT=port, OMP_NUM_THREADS="1")
+        assert f"http://127.0.0.1:{port}" in text and "card succeeded" in text
+        body = json.dumps({"instances": [{"hour": 18, "temperature": -5}]}).encode()
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/v1/models/my-power:predict", body) as answer:
+            (power,) = json.load(answer)["predictions"]
+        assert 35 < power < 60
+    finally:
+        call(rekindle, "down", folder)
+    assert "2 passed" in call(Path("make"), f"test PYTHON={python} PYTEST_ADDOPTS=-v", folder)
+    call(rekindle, "lint configs/my-power.yaml --set data.source=s3://raw/power.csv", folder)
+
+
+def test_a_project_is_never_written_over_and_one_workload_can_be_had_alone(tmp_path: Path) -> None:
+    alone = create(tmp_path / "power", only_workload=True)
+    assert {str(path.relative_to(tmp_path / "power")) for path in alone} == {
+        *("steps/power.py", "data/power.csv", "configs/power.yaml")
+    }
+    assert "pipeline" not in (tmp_path / "power/configs/power.yaml").read_text()
+    with pytest.raises(ConfigError, match="exists already"):
+        create(tmp_path / "power")
+    with pytest.raises(ConfigError, match="cannot name a project"):
+        create(tmp_path / "My Project")

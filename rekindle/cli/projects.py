@@ -1,0 +1,44 @@
+"""Commands that make a project and run one of its steps.
+
+rekindle/__main__.py runs `rekindle step` without click, which images of steps need not contain.
+"""
+
+from pathlib import Path
+
+import click
+
+from rekindle.cli.group import command, commands
+from rekindle.cli.options import File
+
+
+@commands.command(context_settings={"allow_interspersed_args": False})
+@click.argument("module")
+@click.argument("flags", nargs=-1, type=click.UNPROCESSED)
+def step(module: str, flags: tuple[str, ...]) -> int:
+    """Run a single step, as its pod does.
+
+    Each input of MODULE is a flag; --output NAME=PATH writes an output to a file. `rekindle step MODULE --help` lists
+    both.
+
+    Example:
+      rekindle step steps.prepare --help
+    """
+    from rekindle.step import main
+
+    return main([module, *flags])
+
+
+@command
+@click.argument("folder", metavar="NAME", type=File())
+@click.option("--workload", type=click.Choice(["only"]), help="Make one workload and its config, nothing else.")
+def init(folder: Path, workload: str | None) -> None:
+    """Make a project in the folder NAME: a model, a step, a pipeline, a config, tests and an image.
+
+    Example:
+      rekindle init power
+    """
+    from rekindle.project import create
+
+    for path in create(folder, only_workload=workload == "only"):
+        click.echo(path)
+    click.echo(f"\ncd {folder} && {f'rekindle run configs/{folder.name}.yaml' if workload else 'make run'}")

@@ -1,0 +1,16 @@
+"""From raw data to a served model, with a card about each model."""
+
+from rekindle import blocks
+
+
+def build(config):
+    with blocks.pipeline(config) as workflow:
+        data = blocks.prepare()
+        model = blocks.train(data)
+        evaluation = blocks.evaluate(model)
+        blocks.step("steps.card", metrics=evaluation.outputs.metrics, verdict=evaluation.outputs.verdict)
+        with blocks.group("ship", when=evaluation.outputs.verdict == "release"):
+            released = blocks.release(evaluation)
+            deployed = blocks.deploy(released)
+            blocks.verify(deployed)
+    return workflow

@@ -1,0 +1,21 @@
+"""Write a card about a model: a step of this project."""
+
+from pydantic import Field
+
+from rekindle import Artifact, StepInputs, StepOutputs
+
+
+class Inputs(StepInputs):
+    metrics: dict[str, float] = Field(description="of the model, by name")
+    verdict: str = Field(description="of the gate")
+
+
+class Outputs(StepOutputs):
+    card: Artifact = Field(description="Markdown")
+
+
+def run(inputs: Inputs) -> Outputs:
+    card = inputs.workdir / "card.md"
+    lines = [f"- {name}: {value:.3f}" for name, value in inputs.metrics.items()]
+    card.write_text("\n".join([f"# {inputs.verdict}", "", *lines, ""]))
+    return Outputs(card=card)
