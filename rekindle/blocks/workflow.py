@@ -43,6 +43,7 @@ class Pipeline:
         self.config, self.workflow = config, workflow
         self.scopes: dict[int, Scope] = {}
         self.names: set[str] = set()
+        self.numbers: dict[str, int] = {}  # the last number that a default name got
         self.templates: dict[Any, Any] = {}
         self.kinds: set[str] = set(DEFAULTS)  # kinds of pods, for cluster.pods
         self.jobs: list[str] = []  # the training jobs: tasks
@@ -61,10 +62,10 @@ class Pipeline:
             refuse(f'the task "{wanted}" needs another name: lower-case letters, digits and hyphens, as in train-wide.')
         if wanted in self.names:
             refuse(f'there is a task "{wanted}" already: each has its own name, by which its files are found.')
-        name, number = wanted or default, 1
+        name = wanted or default
         while name in self.names:
-            number += 1
-            name = f"{default}-{number}"
+            self.numbers[default] = self.numbers.get(default, 1) + 1
+            name = f"{default}-{self.numbers[default]}"
         self.names.add(name)
         return name
 

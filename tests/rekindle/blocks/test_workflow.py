@@ -1,17 +1,22 @@
 """A pipeline of one's own: everything can stand twice, plain Hera mixes in, and wrong wiring names its line."""
 
+import json
+import threading
 from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hera.workflows import DAG, Container, Parameter, Steps, Task, Workflow, script
+from hera.workflows import DAG, Artifact, Container, Parameter, Steps, Task, Workflow, WorkflowsService, script
 from hera.workflows import models as m
 
+from pipelines import training
 from rekindle import blocks
 from rekindle.argo.validate import lint
 from rekindle.blocks.wiring import WiringError
 from rekindle.config import Config, load_config
+from rekindle.render import render_manifest
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 
@@ -208,3 +213,38 @@ def test_a_users_own_template_may_be_called_like_one_of_ours(config: Config) -> 
         Task(name="own", template="prepare")
         blocks.prepare()
     assert tasks(workflow, "main")["prepare"]["template"] == "prepare-2"
+
+
+def test_the_runs_of_a_loop_leave_their_files_apart_and_hand_on_a_list(config: Config) -> None:
+    with blocks.pipeline(config) as workflow:
+        months = blocks.step("steps.prepare", data={"source": "s3://raw/{{item}}"}, workflow="{{workflow.name}}",
+                             with_items=["may", "june"])  # fmt: skip
+        assert "dataset" not in dir(months.outputs)
+        blocks.step("steps.evaluate", task="one", dataset=blocks.prepare().outputs.dataset,
+                    model=Artifact(name="m", from_="{{tasks.prepare-2.outputs.artifacts.dataset}}"))  # fmt: skip
+    assert findings(workflow) == []
+    (template,) = [t for t in workflow.to_dict()["spec"]["templates"] if t["name"] == "prepare"]
+    key = template["outputs"]["artifacts"][0]["s3"]["key"]
+    assert key == "{{workflow.name}}/{{inputs.parameters.task-name}}/{{pod.name}}/dataset"
+    assert tasks(workflow, "main")["one"]["depends"] == "prepare-2"
+
+
+def test_heras_own_service_sends_the_workflow_to_an_argo_server(config: Config) -> None:
+    sent: list[dict[str, Any]] = []
+
+    class Server(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            sent.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))) | {"path": self.path})
+            workflow = sent[-1]["workflow"]
+            workflow["metadata"]["name"] = "cards-x7k2p"
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(json.dumps(workflow).encode())
+
+    with HTTPServer(("127.0.0.1", 0), Server) as server:
+        threading.Thread(target=server.handle_request).start()
+        workflow = training.build(config)
+        workflow.workflows_service = WorkflowsService(host=f"http://127.0.0.1:{server.server_port}", token="t")
+        workflow.create()
+    assert workflow.name == "cards-x7k2p" and sent[0]["path"] == "/api/v1/workflows/models"
+    assert sent[0]["workflow"]["spec"]["templates"] == render_manifest(config)["spec"]["templates"]
