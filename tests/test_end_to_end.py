@@ -84,7 +84,7 @@ def started(
 def served(told: dict[str, Any]) -> str:
     """The sha256 of the model that answers."""
     with urllib.request.urlopen(told["endpoint"] + "/health/ready") as answer:
-        return json.load(answer)["model_sha256"]
+        return json.load(answer)["sha256"]
 
 
 @pytest.mark.timeout(600)  # a whole run
