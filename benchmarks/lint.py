@@ -3,21 +3,28 @@
     python -m benchmarks.lint [--json] [--runs 5] [--tasks 500]
 
 A chain with a branch beside it, written with Hera: each task reads an output of its predecessor and one of the first
-task, every tenth applies a PyTorchJob. Measured in this process, without imports: Hera's objects, the manifest,
-its hash, its YAML, and all findings.
+task, every tenth applies a PyTorchJob; and as many blocks, every tenth in a group. Measured in this process, without
+imports: Hera's objects, the manifest, its hash, its YAML, and all findings.
 """
 
 import gc
 import sys
 import time
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 from hera.workflows import DAG, Container, Parameter, Resource, Task, Workflow
 from hera.workflows import models as m
 
 from benchmarks.bars import bar, parser, report
+from rekindle import blocks, project
 from rekindle.argo.validate import lint
-from rekindle.render import manifest_sha256, ordered, to_yaml
+from rekindle.config import Config, load_config
+from rekindle.render import manifest_sha256, ordered, render_manifest, to_yaml
+
+CONFIG = Path(__file__).parents[1] / "configs/demo.yaml"
 
 JOB = """
 {"apiVersion": "kubeflow.org/v1", "kind": "PyTorchJob",
@@ -69,6 +76,37 @@ def seconds(tasks: int) -> tuple[float, float]:
     return rendered - start, linted - rendered
 
 
+def block_seconds(config: Config, tasks: int) -> float:
+    """CPU seconds from `build` to the findings. Raises SystemExit if one of them is fatal."""
+
+    def build(config: Config) -> Any:
+        with blocks.pipeline(config) as workflow:
+            data = blocks.prepare()
+            for number in range(tasks - 1):
+                outputs = data.outputs
+                given = {"dataset": outputs.dataset, "model": outputs.dataset, "run_id": outputs.run_id}
+                if number % 10:
+                    blocks.step("steps.evaluate", inputs=given)
+                else:
+                    with blocks.group(f"group-{number}", when=outputs.digest != ""):
+                        blocks.step("steps.evaluate", inputs=given)
+                    data = blocks.prepare(experiment=outputs.digest)
+        return workflow
+
+    def load(name: str, *rest: Any) -> Any:
+        return SimpleNamespace(build=build) if name == "x" else known(name, *rest)
+
+    known = project.load
+    gc.collect()
+    with patch.object(project, "load", load):
+        start = time.process_time()
+        findings = lint(render_manifest(config.model_copy(update={"pipeline": "x"})))
+        took = time.process_time() - start
+    if fatal := [finding for finding in findings if finding.fatal]:
+        raise SystemExit(str(fatal[0]))
+    return took
+
+
 def main() -> int:
     command = parser(__doc__)
     command.add_argument("--runs", type=int, default=5, help="runs of each size (default: 5)")
@@ -88,6 +126,13 @@ def main() -> int:
     for index, part in enumerate(("render", "lint")):
         small, large = (min(run[index] for run in figures[n]) for n in (1, 4))
         bars.append(bar(f"{part}: a task's cost in the largest to that in the smallest", large / 4 / small, "x", 1.5))
+    config = load_config(CONFIG, environment={}).config
+    block_seconds(config, 10)
+    built = {times: [block_seconds(config, times * options.tasks) for _ in range(options.runs)] for times in (1, 4)}
+    limit = 0.5 if options.tasks == 500 else None
+    bars.append(bar(f"build, render and lint, {options.tasks} blocks", built[1], "CPU s", limit))
+    share = min(built[4]) / 4 / min(built[1])
+    bars.append(bar("blocks: a task's cost in the largest to that in the smallest", share, "x", 1.5))
     return report(bars, as_json=options.json)
 
 
