@@ -1,6 +1,6 @@
 """A config file, checked: default < file < environment < --set, and for every value where it came from.
 
-    name: fraud
+    name: demo
     train: {workers: 3}            # REKINDLE_TRAIN__WORKERS=4 beats the file, --set train.workers=5 beats both
 
 Each section's model lives beside what it configures; `data` and `model` belong to the workload.
@@ -28,7 +28,7 @@ from rekindle.training.spec import TrainConfig, check_training
 from rekindle.workload import DataConfig, load
 
 ENVIRONMENT = "REKINDLE_"  # REKINDLE_TRAIN__WORKERS=3 sets train.workers
-DEFAULT_WORKLOAD, DEFAULT_PIPELINE = "steps.fraud", "pipelines.training"
+DEFAULT_PIPELINE = "pipelines.training"
 Keys = tuple[str, ...]  # where a value is: ("train", "workers")
 
 
@@ -71,7 +71,7 @@ class Config(Section):
         description="of the pipeline, its models and its deployment: a DNS label of at most 30 characters",
     )
     pipeline: str = Field(DEFAULT_PIPELINE, description="module whose `build(config)` is the Workflow")
-    workload: str = Field(DEFAULT_WORKLOAD, description="module that defines the data, the model and its metrics")
+    workload: str = Field(description="module that defines the data, the model and its metrics, such as steps.digits")
     data: DataConfig
     model: Section
     train: TrainConfig = _defaults(TrainConfig)
@@ -122,7 +122,9 @@ def load_config(file: Path | str, sets: Iterable[str] = (), environment: Mapping
         _assign(values, keys, value, origin)
         path = ".".join(keys)
         origins = {p: o for p, o in origins.items() if not p.startswith(path + ".")} | {path: origin}
-    model = _schema(str(values.get("workload", DEFAULT_WORKLOAD)), str(values.get("pipeline", DEFAULT_PIPELINE)))
+    if "workload" not in values:
+        raise ConfigError(f"{file}: workload is missing: name the module of the model, such as workload: steps.digits.")
+    model = _schema(str(values["workload"]), str(values.get("pipeline", DEFAULT_PIPELINE)))
     try:
         config = model.model_validate(values)
     except ValidationError as error:

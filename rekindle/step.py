@@ -1,7 +1,7 @@
 """A step is three names: `Inputs`, `Outputs` and `run(inputs) -> outputs`. This runs one as a command.
 
     rekindle step steps.prepare --help
-    rekindle step steps.prepare --workload=steps.fraud --data='{"source": "simulate://7"}' --output digest=digest.txt
+    rekindle step steps.prepare --workload=steps.digits --data={} --output digest=digest.txt
 
 Every field of `Inputs` is one flag (`label_delay` → `--label-delay=VALUE`): scalars as text, everything else as
 JSON. Every field of `Outputs` is written to the file given by `--output NAME=PATH`; an `Artifact` is moved there.

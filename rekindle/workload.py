@@ -1,6 +1,6 @@
 """A workload: the module that defines one model, its data, and how it is judged.
 
-`steps.fraud` is the reference. Any importable module with these names is a workload. Importing it must be cheap (no
+`steps/digits.py` is an example. Any importable module with these names is a workload. Importing it must be cheap (no
 torch at its top), because every command reads its `Data` and `Model` sections to check a config.
 """
 

@@ -1,6 +1,6 @@
 """Evaluate a candidate: its metrics and the champion's on the same test rows, and the verdict of the gate.
 
-    rekindle step steps.evaluate --name=fraud --dataset=dataset/ --model=model/ --output report=out/
+    rekindle step steps.evaluate --name=demo --dataset=dataset/ --model=model/ --output report=out/
 
 The verdict is release (better, or as good as chance allows, or the first), keep (the champion stays) or same (the
 candidate is the champion). The report holds verdict.json, predictions and pictures. Without a `name` there is no
@@ -19,7 +19,7 @@ ENDS = ("mean", "low", "high")  # of the interval of the difference
 
 
 class Inputs(StepInputs, Gate):
-    workload: str = Field(default="steps.fraud", description="module that scores the data")
+    workload: str = Field(description="module that scores the data")
     dataset: Artifact = Field(description="what prepare made")
     model: Artifact = Field(description="what train made: model.safetensors and model.json")
     name: str = Field(default="", description="registered model whose champion the candidate must meet")

@@ -18,7 +18,7 @@ from rekindle import Artifact, StepInputs, StepOutputs
 
 
 class Inputs(StepInputs):
-    workload: str = Field("steps.fraud", description="module that defines the data, the model and its metrics")
+    workload: str = Field(description="module that defines the data, the model and its metrics")
     data: dict[str, Any] = Field(description="the config's section `data`, as JSON")
     workflow: str = Field(description="name of the workflow: its MLflow run is found by it, or made")
     experiment: str = Field("rekindle", description="MLflow experiment of the run")

@@ -1,6 +1,6 @@
 """Release a model: upload its files by content, register a version, and give it the alias `candidate`.
 
-    rekindle step steps.release --name=fraud --dataset=dataset/ --model=model/ --report=report/ --verdict=release \\
+    rekindle step steps.release --name=demo --dataset=dataset/ --model=model/ --report=report/ --verdict=release \\
         --run-id=... --output model_uri=uri.txt
 
 Its files: rekindle/serving/release.py. Running it twice registers one version; after an interruption, running it again

@@ -1,6 +1,6 @@
 """Close the workflow's MLflow run with the results of the workflow and its workers: the exit handler of every pipeline.
 
-    rekindle step steps.report --workflow=fraud-x7k2p --status=Failed --failures='[{"displayName": "train"}]'
+    rekindle step steps.report --workflow=demo-x7k2p --status=Failed --failures='[{"displayName": "train"}]'
 
 Works after any failure, and repeatedly; without a run there is nothing to close. The ledger's report is logged to the
 run as metrics and tags, and as artifacts below `ledger/`: in words, as JSON and as a picture.

@@ -1,6 +1,6 @@
 """Verify a deployment: replay test rows, compare the served with the offline predictions, then promote the version.
 
-    rekindle step steps.verify --name=fraud --endpoint=http://127.0.0.1:8080 --dataset=dataset/ --report=report/ \\
+    rekindle step steps.verify --name=demo --endpoint=http://127.0.0.1:8080 --dataset=dataset/ --report=report/ \\
         --model-sha256=... --version=3
 
 Only if every prediction agrees, the version becomes the `champion`. Otherwise the step fails, and the pipeline restores
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Inputs(StepInputs):
-    workload: str = Field(default="steps.fraud", description="module that knows how to replay its test data")
+    workload: str = Field(description="module that knows how to replay its test data")
     name: str = Field(description="registered model")
     endpoint: str = Field(
         default="", description="URL of the service (default: http://NAME:8080; $REKINDLE_ENDPOINT wins)"

@@ -156,7 +156,7 @@ def delete(name: str, target: Target, as_json: bool, yes: bool) -> None:
     The released model keeps serving; data, checkpoints and models stay in the object store.
 
     Example:
-      rekindle delete fraud-4k2xp --namespace models
+      rekindle delete demo-4k2xp --namespace models
     """
     from rekindle.argo.kinds import COMPLETED
     from rekindle.cluster import workflows

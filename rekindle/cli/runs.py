@@ -66,7 +66,7 @@ def resume(name: str | None, parameters: tuple[str, ...], cluster: "Cluster | No
     Example:
       rekindle resume
       rekindle resume approval-7xk2p -p approve=YES
-      rekindle resume fraud-4k2xp --cluster
+      rekindle resume demo-4k2xp --cluster
     """
     if cluster:
         from rekindle.cluster import workflows
@@ -95,7 +95,7 @@ def status(name: str | None, watch: bool, cluster: "Cluster | None", as_json: bo
 
     Example:
       rekindle status
-      rekindle status fraud-4k2xp --cluster --watch
+      rekindle status demo-4k2xp --cluster --watch
     """
     if cluster:
         from rekindle.cluster.workflows import newest
@@ -130,7 +130,7 @@ def logs(name: str | None, step: str, follow: bool, cluster: "Cluster | None", a
 
     Example:
       rekindle logs -f
-      rekindle logs fraud-4k2xp train -f --cluster
+      rekindle logs demo-4k2xp train -f --cluster
     """
     if cluster:
         from rekindle.cluster import workflows
@@ -177,7 +177,7 @@ def stop(name: str | None, cluster: "Cluster | None", as_json: bool) -> None:
 
     Example:
       rekindle stop
-      rekindle stop fraud-4k2xp --cluster
+      rekindle stop demo-4k2xp --cluster
     """
     if cluster:
         from rekindle.cluster import workflows

@@ -38,7 +38,7 @@ def ui(name: str | None, browser: bool) -> None:
 
     Example:
       rekindle ui
-      rekindle ui fraud-4k2xp --open
+      rekindle ui demo-4k2xp --open
     """
     from rekindle import tracking
     from rekindle.local.emulator import LocalCluster
@@ -84,9 +84,9 @@ def get(name: str, artifact: str | None, target: Path | None, as_json: bool) -> 
     a rule.
 
     Example:
-      rekindle get fraud-4k2xp
-      rekindle get fraud-4k2xp evaluate/report --to report-of-monday
-      rekindle get fraud-4k2xp prepare/dataset/rejects.parquet
+      rekindle get demo-4k2xp
+      rekindle get demo-4k2xp evaluate/report --to report-of-monday
+      rekindle get demo-4k2xp prepare/dataset/rejects.parquet
     """
     from rekindle.view import artifacts
     from rekindle.view.overview import show_tables

@@ -74,9 +74,9 @@ def run(home: Path, plan: Plan, as_json: bool) -> int:
     folder = cluster.home / "demo" / name
     recording = Recording(Run(UNDISTURBED, 1, plan.steps), Run(DISTURBED, plan.workers, plan.steps))
     with _stopped_by_signals(folder), on_screen(recording, sys.stderr if as_json else sys.stdout) as view:
-        recording.activity = "preparing three months of card payments"
+        recording.activity = "preparing the data"
         view.tick()
-        config = configure(folder, plan)
+        config = configure(plan)
         data = prepare_dataset(cluster, config)
         recording.activity = f"training {plan.steps} steps with one worker, undisturbed"
         with Training(cluster, folder, training_job(config, f"{name}-calm", 1, *data)) as training:
@@ -98,27 +98,13 @@ def run(home: Path, plan: Plan, as_json: bool) -> int:
 # -- the trainings --------------------------------------------------------------------------------------------------
 
 
-def configure(folder: Path, plan: Plan) -> Any:
-    """The config of both trainings, as a user would write it."""
+def configure(plan: Plan) -> Any:
+    """The config of both trainings."""
     from rekindle.config import load_config
 
-    values = {
-        "name": "chaos",
-        "data": {"source": "simulate://7?cards=150&terminals=300&days=70"},
-        "model": {"width": 16, "hidden": 32, "layers": 1},
-        "train": {
-            "workers": plan.workers,
-            "virtual_workers": 2 * plan.workers,
-            "batch_size": 16,
-            "steps": plan.steps,
-            "seed": 1,
-            "hot_seconds": 0.001,  # snapshot every step: visible from outside, and nothing is lost when all die
-        },
-    }
-    folder.mkdir(parents=True)
-    file = folder / "config.yaml"
-    file.write_text(yaml.safe_dump(values, sort_keys=False))
-    return load_config(file, environment={}).config
+    train = {"workers": plan.workers, "virtual_workers": 2 * plan.workers, "steps": plan.steps}
+    sets = [f"train.{name}={value}" for name, value in train.items()]
+    return load_config("configs/chaos.yaml", sets, environment={}).config
 
 
 def prepare_dataset(cluster: DemoCluster, config: Any) -> tuple[str, str]:

@@ -163,5 +163,5 @@ def percent(share: float) -> str:
 
 
 def short_name(worker: str) -> str:
-    """`worker-1` for the pod fraud-x7k2p-train-worker-1."""
+    """`worker-1` for the pod demo-x7k2p-train-worker-1."""
     return worker.rpartition("-train-")[2] or worker

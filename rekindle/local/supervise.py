@@ -1,6 +1,6 @@
 """The process that supervises one Deployment; `Deployments.apply` starts it, and it outlives the run.
 
-python -m rekindle.local.supervise --home .rekindle --name fraud
+python -m rekindle.local.supervise --home .rekindle --name demo
 """
 
 import argparse

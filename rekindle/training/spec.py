@@ -132,7 +132,7 @@ def check_training(train: TrainConfig, workload: Any) -> None:
 class TrainingSpec(StepInputs, TrainConfig):
     """One training run. Every process of the run, and its coordinator, gets the same one."""
 
-    workload: str = Field("steps.fraud", description="module that defines the data, the model and its loss")
+    workload: str = Field(description="module that defines the data, the model and its loss")
     model: dict[str, Any] = Field(default_factory=dict, description="the workload's `model` section")
     dataset: str = Field(description="key prefix of the dataset directory in the object store")
     digest: str = Field(description="the dataset's identity, as `prepare` gave it")

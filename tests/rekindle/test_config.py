@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from rekindle.config import load_config
 from rekindle.errors import ConfigError
 
-SMALL = {"name": "demo", "data": {"source": "simulate://7"}}
+SMALL = {"name": "demo", "workload": "steps.fraud", "data": {"source": "simulate://7"}}
 
 
 def written(path: Path, values: Any) -> Path:
@@ -46,7 +46,8 @@ def test_each_layer_beats_the_one_before_and_says_so(tmp_path: Path) -> None:
         (SMALL, ["train.patience=3"], ["train.patience is 3: it needs a validation loss"]),
         (SMALL, ["train.validation=2"], ["train.validation is '2': it must be a share"]),
         (SMALL, ["train.validation=workload"], ["steps.fraud has no validation split of its own"]),
-        ({"name": "demo"}, [], ["data is missing"]),
+        ({"name": "demo", "workload": "steps.fraud"}, [], ["data is missing"]),
+        ({"name": "demo"}, [], ["workload is missing"]),
         (SMALL | {"data": None}, [], ["data"]),
         (SMALL | {"name": "Not A Name"}, [], ["name is 'Not A Name'"]),
         (SMALL | {"workload": "no.such"}, [], ['workload "no.such" cannot be imported']),

@@ -1,7 +1,7 @@
 """Jobs of Kubeflow's training operator: replicas by role. `FRAMEWORKS` has what differs between the kinds.
 
     train = cluster.pod("train")
-    workers = Replica(train, ["-m", "cards.train"], count=4)
+    workers = Replica(train, ["-m", "shop.train"], count=4)
     job = training_job("TFJob", "{{workflow.name}}-train", {"Worker": workers}, cluster)
     apply("train", job, success=FRAMEWORKS["TFJob"].success, failure=FAILURE, owned=True, retry=retries(5))
 

@@ -1,6 +1,6 @@
 """A search over hyper-parameters: an indexed Job whose trials are pods, each with its own number and its own retries.
 
-    args = ["-m", "cards.trial", "--number=$(JOB_COMPLETION_INDEX)"]
+    args = ["-m", "shop.trial", "--number=$(JOB_COMPLETION_INDEX)"]
     search("{{workflow.name}}-search", cluster.pod("train"), args, cluster, trials=50, tolerated=5)
 
 A trial leaves its result in the object store under its number; the step after this one picks the best.
