@@ -84,7 +84,7 @@ def _endless(batches: Any) -> Iterator[Any]:
 
 def measure(path: Path, rounds: int, block: int) -> list[Bar]:
     """The bars, from the data set at `path`."""
-    settings: dict[str, Any] = {"dataset": "", "digest": "", "out": "", "checkpoints": ""}
+    settings: dict[str, Any] = {"workload": "", "dataset": "", "digest": "", "out": "", "checkpoints": ""}
     pick_device(Inputs(**settings))  # as training sets torch
     rivals = contenders(open_dataset(path))
     speeds: dict[str, list[float]] = {name: [] for name in rivals}

@@ -72,6 +72,7 @@ def run(home: Path, plan: Plan, as_json: bool) -> int:
     """Run both trainings; returns the exit code. Raises RekindleError if a training stalls; its logs are kept."""
     cluster, name = DemoCluster(home), f"chaos-{secrets.token_hex(3)}"
     folder = cluster.home / "demo" / name
+    folder.mkdir(parents=True)
     recording = Recording(Run(UNDISTURBED, 1, plan.steps), Run(DISTURBED, plan.workers, plan.steps))
     with _stopped_by_signals(folder), on_screen(recording, sys.stderr if as_json else sys.stdout) as view:
         recording.activity = "preparing the data"

@@ -24,7 +24,7 @@ def workdir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def judge(dataset: Path, model: Path, **more: Any) -> evaluate.Outputs:
-    return evaluate.run(evaluate.Inputs(dataset=dataset, model=model, resamples=100, **more))
+    return evaluate.run(evaluate.Inputs(workload="steps.fraud", dataset=dataset, model=model, resamples=100, **more))
 
 
 def crown(name: str, model: Path, store: Store, run_id: str) -> tracking.Release:

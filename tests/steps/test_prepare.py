@@ -19,7 +19,13 @@ from tests.steps.fraud.written import Written
 def prepare(tmp_path: Path, workflow: str, more: tuple[str, ...] = (), **data: Any) -> subprocess.CompletedProcess[str]:
     """Run the step; its outputs are files of their names in `tmp_path`."""
     outputs = [f"--output={name}={tmp_path / name}" for name in ("dataset", "digest", "rows", "run_id")]
-    flags = [f"--workflow={workflow}", f"--data={json.dumps(data)}", "--experiment=prepare", *more]
+    flags = [
+        "--workload=steps.fraud",
+        f"--workflow={workflow}",
+        f"--data={json.dumps(data)}",
+        "--experiment=prepare",
+        *more,
+    ]
     command = [sys.executable, "-m", "rekindle", "step", "steps.prepare", *flags, *outputs]
     environment = os.environ | {"TMPDIR": str(tmp_path / "tmp")}
     (tmp_path / "tmp").mkdir(exist_ok=True)

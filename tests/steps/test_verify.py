@@ -40,7 +40,15 @@ def released(s3: Store, small_dataset: Path, expert: Path, report: Path) -> tupl
     paths: dict[str, Any] = {"dataset": small_dataset, "report": report}
     made = release.run(release.Inputs(name=name, verdict="release", run_id=run_id, model=expert, **paths))
     sha256 = json.loads((expert / "model.json").read_text())["sha256"]
-    given = {"name": name, "model_sha256": sha256, "version": made.version, "run_id": run_id, "sample": 60, **paths}
+    given = {
+        "workload": "steps.fraud",
+        "name": name,
+        "model_sha256": sha256,
+        "version": made.version,
+        "run_id": run_id,
+        "sample": 60,
+        **paths,
+    }
     return name, made, given
 
 
@@ -142,8 +150,14 @@ def liar() -> Iterator[Any]:
 
 def asked(server: Any, dataset: Path, report: Path, seconds: float) -> verify.Inputs:
     endpoint = f"http://127.0.0.1:{server.server_port}"
-    paths: dict[str, Any] = {"dataset": dataset, "report": report}
-    name: dict[str, Any] = {"name": "nobody", "model_sha256": SHA256, "version": "1", "endpoint": endpoint}
+    paths: dict[str, Any] = {"workload": "steps.fraud", "dataset": dataset, "report": report}
+    name: dict[str, Any] = {
+        "workload": "steps.fraud",
+        "name": "nobody",
+        "model_sha256": SHA256,
+        "version": "1",
+        "endpoint": endpoint,
+    }
     return verify.Inputs(**name, **paths, sample=10, wait_seconds=seconds)
 
 

@@ -14,6 +14,7 @@ from rekindle.step import load, parse
 
 def test_a_process_reads_back_what_the_pipeline_was_given() -> None:
     values = {
+        "workload": "shop",
         "dataset": "w/dataset",
         "digest": "d",
         "out": "w/model",

@@ -111,7 +111,7 @@ def test_a_group_takes_what_it_needs_from_around_it_however_deep(config: Config)
     with blocks.pipeline(config) as workflow:
         data = blocks.prepare()
         with blocks.group("outer"), blocks.group("inner"):
-            blocks.step("steps.evaluate", dataset=data.outputs.dataset, model=data.outputs.dataset,
+            blocks.step("steps.evaluate", workload="w", dataset=data.outputs.dataset, model=data.outputs.dataset,
                         run_id=data.outputs.run_id)  # fmt: skip
     assert findings(workflow) == []
     assert tasks(workflow, "main")["outer"]["depends"] == "prepare"
@@ -159,12 +159,14 @@ WRONG: list[tuple[Wrong, str]] = [
     (lambda: blocks.verify(blocks.release(_judged())), 'release hands on no "serve"'),
     (lambda: blocks.prepare(experimnt="a"), 'no input "experimnt". Did you mean "experiment"?'),
     (lambda: blocks.train(blocks.prepare(), digset="a"), 'no input "digset". Did you mean "digest"?'),
-    (lambda: blocks.step("steps.evaluate"), "evaluate lacks dataset (an artifact), model (an artifact)"),
+    (lambda: blocks.step("steps.evaluate", workload="w"), "evaluate lacks dataset (an artifact), model (an artifact)"),
     (lambda: blocks.step("steps.evalute"), 'Did you mean "steps.evaluate"?'),
-    (lambda: blocks.step("steps.evaluate", dataset=blocks.prepare(), model="m"), "is the task prepare: give one of"),
-    (lambda: blocks.step("steps.evaluate", dataset=blocks.prepare().outputs.digest, model="m"),
+    (lambda: blocks.step("steps.evaluate", workload="w", dataset=blocks.prepare(), model="m"),
+     "is the task prepare: give one of"),
+    (lambda: blocks.step("steps.evaluate", workload="w", dataset=blocks.prepare().outputs.digest, model="m"),
      'the input "dataset" of evaluate is an artifact, and the parameter digest is none'),
-    (lambda: blocks.step("steps.evaluate", dataset="data/", model="m"), "is an artifact, and 'data/' is none"),
+    (lambda: blocks.step("steps.evaluate", workload="w", dataset="data/", model="m"),
+     "is an artifact, and 'data/' is none"),
     (lambda: blocks.prepare(experiment=blocks.prepare().outputs.dataset), "is a parameter, and dataset is an artifact"),
     (lambda: blocks.evaluate(blocks.train(blocks.prepare()), confidence="high"), "confidence"),
     (lambda: blocks.evaluate(blocks.train(blocks.prepare()), resamples=_judged().outputs.verdict), "is a number"),
@@ -217,10 +219,10 @@ def test_a_users_own_template_may_be_called_like_one_of_ours(config: Config) -> 
 
 def test_the_runs_of_a_loop_leave_their_files_apart_and_hand_on_a_list(config: Config) -> None:
     with blocks.pipeline(config) as workflow:
-        months = blocks.step("steps.prepare", data={"source": "s3://raw/{{item}}"}, workflow="{{workflow.name}}",
-                             with_items=["may", "june"])  # fmt: skip
+        months = blocks.step("steps.prepare", workload="w", data={"source": "s3://raw/{{item}}"},
+                             workflow="{{workflow.name}}", with_items=["may", "june"])  # fmt: skip
         assert "dataset" not in dir(months.outputs)
-        blocks.step("steps.evaluate", task="one", dataset=blocks.prepare().outputs.dataset,
+        blocks.step("steps.evaluate", workload="w", task="one", dataset=blocks.prepare().outputs.dataset,
                     model=Artifact(name="m", from_="{{tasks.prepare-2.outputs.artifacts.dataset}}"))  # fmt: skip
     assert findings(workflow) == []
     (template,) = [t for t in workflow.to_dict()["spec"]["templates"] if t["name"] == "prepare"]

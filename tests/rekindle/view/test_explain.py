@@ -72,7 +72,7 @@ def test_the_training_writes_where_report_and_explain_read() -> None:
     manifest = json.dumps(render_manifest(load_config(DEMO).config))
     assert set(LEDGERS.findall(manifest)) == {"train"}
     inputs = Inputs.model_validate(
-        dict.fromkeys(("dataset", "digest", "out"), "x") | {"checkpoints": key("train", CHECKPOINTS)}
+        dict.fromkeys(("workload", "dataset", "digest", "out"), "x") | {"checkpoints": key("train", CHECKPOINTS)}
     )
     assert inputs.ledger == key("train", LEDGER)
     assert f"--checkpoints={inputs.checkpoints}" in manifest

@@ -21,7 +21,7 @@ from rekindle.training.membership.protocol import PROTOCOL
 from rekindle.training.spec import TrainingSpec as Inputs
 from tests.rekindle.training.crew import Crew, Member, flags
 
-INPUTS = Inputs.model_validate({"dataset": "d", "digest": "x", "out": "o", "checkpoints": "c"})
+INPUTS = Inputs.model_validate({"workload": "w", "dataset": "d", "digest": "x", "out": "o", "checkpoints": "c"})
 
 
 def test_a_second_death_while_the_next_group_is_built_is_not_waited_for(crew: Crew) -> None:
@@ -151,7 +151,9 @@ def _listens(crew: Crew) -> bool:
 
 
 def test_the_older_of_two_coordinators_ends_and_a_foreign_run_is_left_alone(s3: Store) -> None:
-    inputs = Inputs.model_validate({"dataset": "d", "digest": "x", "out": "o", "checkpoints": "claims"})
+    inputs = Inputs.model_validate(
+        {"workload": "w", "dataset": "d", "digest": "x", "out": "o", "checkpoints": "claims"}
+    )
     older, newer = (Lease(lambda: s3, inputs, name) for name in ("older", "newer"))
     older.renew()
     older.renew()
