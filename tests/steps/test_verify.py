@@ -152,7 +152,6 @@ def asked(server: Any, dataset: Path, report: Path, seconds: float) -> verify.In
     endpoint = f"http://127.0.0.1:{server.server_port}"
     paths: dict[str, Any] = {"workload": "steps.fraud", "dataset": dataset, "report": report}
     name: dict[str, Any] = {
-        "workload": "steps.fraud",
         "name": "nobody",
         "model_sha256": SHA256,
         "version": "1",
