@@ -14,11 +14,11 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any, get_args
 
-import yaml
 from pydantic import BaseModel, Field, ValidationError, create_model, field_validator
 
 from rekindle import project
 from rekindle.argo.manifest import cron as crontab
+from rekindle.argo.manifest.read import parse
 from rekindle.blocks.settings import ClusterConfig
 from rekindle.errors import ConfigError, did_you_mean, rule
 from rekindle.gate import Gate, check_bounds
@@ -28,6 +28,8 @@ from rekindle.training.spec import TrainConfig, check_training
 from rekindle.workload import DataConfig, load
 
 ENVIRONMENT = "REKINDLE_"  # REKINDLE_TRAIN__WORKERS=3 sets train.workers
+# variables that set no key of the config
+OTHERS = tuple(ENVIRONMENT + name for name in ("HOME", "PATH", "CACHE", "ENDPOINT", "GRACE", "SHM", "POD", "TEST_"))
 DEFAULT_PIPELINE = "pipelines.training"
 Keys = tuple[str, ...]  # where a value is: ("train", "workers")
 
@@ -84,7 +86,7 @@ class Config(Section):
     @classmethod
     def _from_here(cls, data: DataConfig) -> DataConfig:
         """A relative path is meant from where the user is; the step that reads it runs elsewhere."""
-        source = data.source if "://" in data.source else str(Path(data.source).absolute())
+        source = data.source if "://" in data.source else str(Path(data.source).expanduser().absolute())
         return data.model_copy(update={"source": source})
 
 
@@ -100,6 +102,10 @@ class Loaded:
         for keys, value in _leaves(self.config.model_dump(mode="json")):
             path = ".".join(keys)
             yield path, value, self._origin(path)
+
+    def below(self, path: str) -> str:
+        """Where a value below `path` came from; empty if there is none."""
+        return next((origin for key, origin in self.origins.items() if key.startswith(f"{path}.")), "")
 
     def _origin(self, path: str) -> str:
         while path:
@@ -129,7 +135,7 @@ def load_config(file: Path | str, sets: Iterable[str] = (), environment: Mapping
         config = model.model_validate(values)
     except ValidationError as error:
         loaded = Loaded(model.model_construct(), origins)
-        lines = dict.fromkeys(_sentence(model, e, loaded._origin, str(file)) for e in error.errors())
+        lines = dict.fromkeys(_sentence(model, e, loaded._origin, loaded.below, str(file)) for e in error.errors())
         raise ConfigError("\n".join(lines)) from error
     workload = load(config.workload)
     check_bounds(config.gate, workload.metrics)
@@ -159,8 +165,7 @@ def _settings(file: Path, sets: Iterable[str], environment: Mapping[str, str]) -
         yield keys, value, str(file)
     for name, text in sorted(environment.items()):
         keys = tuple(name.removeprefix(ENVIRONMENT).lower().split("__"))
-        # other REKINDLE_ variables exist; settings are those that name a section, or a top-level key
-        if name.startswith(ENVIRONMENT) and keys[0] in Config.model_fields:
+        if name.startswith(ENVIRONMENT) and not name.startswith(OTHERS):
             yield keys, _parsed(text), name
     for item in sets:
         path, equals, text = item.partition("=")
@@ -171,16 +176,16 @@ def _settings(file: Path, sets: Iterable[str], environment: Mapping[str, str]) -
 
 def _read(file: Path) -> dict[str, Any]:
     try:
-        values = yaml.safe_load(file.read_text())
+        documents = parse(file.read_text(), str(file))
     except FileNotFoundError as error:
         known = {str(path) for path in file.parent.glob("*.yaml")} | project.configs()
         raise ConfigError(f"{file} does not exist: give a config file.{did_you_mean(str(file), known)}") from error
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{file} cannot be read ({error}): give a YAML file.") from error
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{file} is not YAML: {error}") from error
+    values = documents[0] if len(documents) == 1 else documents
     if not isinstance(values, dict):
-        raise ConfigError(f"{file} holds {type(values).__name__}: a config must be a mapping, see configs/demo.yaml.")
+        content = f"{len(documents)} documents" if len(documents) != 1 else type(values).__name__
+        raise ConfigError(f"{file} holds {content}: a config must be a mapping, see configs/demo.yaml.")
     if "apiVersion" in values:
         raise ConfigError(f"{file} is a manifest, not a config: use --manifest {file}.")
     return values
@@ -189,10 +194,7 @@ def _read(file: Path) -> dict[str, Any]:
 def _parsed(text: str) -> Any:
     """Text stays text (its field's type reads it); only lists, mappings and null are YAML."""
     if text.strip()[:1] in ("[", "{") or text.strip() in ("null", "~"):
-        try:
-            return yaml.safe_load(text)
-        except yaml.YAMLError as error:
-            raise ConfigError(f"{text!r} is not YAML: {error}") from error
+        return next(iter(parse(text, repr(text))), None)
     return text
 
 
@@ -217,12 +219,13 @@ def _assign(values: dict[str, Any], keys: Keys, value: Any, origin: str) -> None
     values[last] = value
 
 
-def _sentence(model: type[BaseModel], error: Any, origin: Any, file: str) -> str:
+def _sentence(model: type[BaseModel], error: Any, origin: Any, origins: Any, file: str) -> str:
     loc = [str(part) for part in error["loc"] if part != "[key]"]
     path, given = ".".join(loc), error["input"]
     source = origin(path)
     where = file if source == "default" else source
     if error["type"] == "extra_forbidden":
+        where = origins(path) or where
         known = _keys(model, loc[:-1])
         hint = did_you_mean(loc[-1], known) or (f" Known: {', '.join(sorted(known))}." if known else "")
         return f"{where}: {path} is not a known key.{hint}"

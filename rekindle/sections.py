@@ -10,7 +10,7 @@ from rekindle.errors import ConfigError, rule
 class Section(BaseModel):
     """One part of a config file. Unknown keys are errors; every field carries its own documentation."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False)
 
 
 S = TypeVar("S", bound=Section)

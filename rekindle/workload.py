@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 from pydantic import BaseModel, Field
 
 from rekindle import project
-from rekindle.errors import ConfigError, DataError
+from rekindle.errors import ConfigError, DataError, did_you_mean
 from rekindle.gate import Metric
 from rekindle.sections import Section
 
@@ -33,6 +33,16 @@ class DataConfig(Section):
     tolerated_rejects: float = Field(
         default=0.001, ge=0, le=1, description="share of bad rows above which the run stops"
     )
+
+    def check_source(self) -> None:
+        """Raises ConfigError if the source is a path that this machine does not have."""
+        path = Path(self.source)
+        if "://" in self.source or path.exists():
+            return
+        near = {str(path.with_name(other.name)) for other in path.parent.glob("*")}
+        raise ConfigError(
+            f"data.source is {self.source!r}: there is no such file or folder.{did_you_mean(self.source, near)}"
+        )
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ champion to compare with, without a `run_id` nothing goes to MLflow.
 """
 
 import json
+import os
 from functools import partial
 from typing import Any
 
@@ -24,6 +25,7 @@ class Inputs(StepInputs, Gate):
     model: Artifact = Field(description="what train made: model.safetensors and model.json")
     name: str = Field(default="", description="registered model whose champion the candidate must meet")
     run_id: str = Field(default="", description="MLflow run for metrics, verdict and pictures")
+    threads: int = Field(default=1, ge=1, description="CPU threads; more than the free cores make it many times slower")
 
 
 class Outputs(StepOutputs):
@@ -36,6 +38,8 @@ class Outputs(StepOutputs):
 
 def run(inputs: Inputs) -> Outputs:
     """Score, compare, decide, record. Raises DataError if the candidate cannot be judged."""
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):  # read when the libraries are loaded
+        os.environ[name] = str(inputs.threads)
     from rekindle import tracking, workload
     from rekindle.evaluation.judge import evaluate
     from rekindle.serving.release import download_champion, model_description

@@ -22,18 +22,18 @@ def manifest_of(
     config: Path | None,
     sets: tuple[str, ...],
     manifest: Path | None,
-    on_valid_config: Callable[[], None] = lambda: None,
+    on_valid_config: Callable[[Any], None] = lambda config: None,
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """The manifest, and the other objects in its file or folder: templates it refers to, ConfigMaps, Secrets.
 
-    It is read from a file, or rendered from a config; `on_valid_config` is called before rendering.
+    It is read from a file, or rendered from a config; `on_valid_config` gets the config before it is rendered.
     """
     if manifest and (config or sets):
         raise click.UsageError("give a config or --manifest FILE, not both (--set changes a config, -p a manifest).")
     if manifest:
         return _read(manifest)
     loaded = config_of(config, sets)
-    on_valid_config()
+    on_valid_config(loaded.config)
     from rekindle.render import render_manifest
 
     return render_manifest(loaded.config), []

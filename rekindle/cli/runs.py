@@ -2,7 +2,7 @@
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -42,8 +42,12 @@ def run(
     """
     from rekindle.view import foreground
 
+    def begin(valid_config: Any) -> None:
+        valid_config.data.check_source()
+        foreground.prefetch(HOME)
+
     with run_output(as_json):
-        workflow, other_objects = manifest_of(config, sets, manifest, lambda: foreground.prefetch(HOME))
+        workflow, other_objects = manifest_of(config, sets, manifest, begin)
         values, full_status = pairs_of(parameters), bool(manifest)
         return foreground.run(
             HOME, workflow, values, as_json=as_json, ask=not yes, full_status=full_status, other_objects=other_objects

@@ -1,5 +1,6 @@
 """What a user loses if configs are read wrongly: a knob that silently does nothing."""
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,15 @@ def test_each_layer_beats_the_one_before_and_says_so(tmp_path: Path) -> None:
         ("a: [1", [], ["is not YAML"]),
         ("", [], ["must be a mapping"]),
         ({"apiVersion": "argoproj.io/v1alpha1"}, [], ["--manifest"]),
+        ("name: a\ntrain: {workers: 2}\ntrain: {epochs: 3}\n", [], ['the key "train" is there twice', "line 3"]),
+        (SMALL, ["train.learning_rate=.inf"], ["train.learning_rate is '.inf'", "number"]),
+        (SMALL, ["train.learning_rate=1e400"], ["train.learning_rate is '1e400'", "finite"]),
+        (
+            "a: &a [1,1,1,1,1,1,1,1,1,1]\n"
+            + "".join(f"{b}: &{b} [{','.join([f'*{a}'] * 10)}]\n" for a, b in pairwise("abcdefgh")),
+            [],
+            ["aliases"],
+        ),
     ],
 )
 def test_a_wrong_config_names_file_key_and_rule(tmp_path: Path, values: Any, sets: list[str], words: list[str]) -> None:
@@ -79,3 +89,22 @@ def test_a_value_means_the_same_from_file_environment_and_set(
     sets = [f"train.workers={workers}", f"train.seed={seed}"] if as_set else []
     names = {} if as_set else {"REKINDLE_TRAIN__WORKERS": str(workers), "REKINDLE_TRAIN__SEED": str(seed)}
     assert load_config(file, sets, names).config == load_config(whole, [], {}).config
+
+
+def test_a_mistyped_variable_is_named_instead_of_ignored(tmp_path: Path) -> None:
+    file = written(tmp_path / "c.yaml", SMALL)
+    with pytest.raises(ConfigError, match=r'REKINDLE_TRIAN__WORKERS: trian is not a known key. Did you mean "train"'):
+        load_config(file, [], {"REKINDLE_TRIAN__WORKERS": "3", "REKINDLE_HOME": "/elsewhere", "REKINDLE_PATH": "x"})
+
+
+def test_a_source_that_is_not_there_is_found_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "payments.csv").touch()
+    file = written(tmp_path / "c.yaml", SMALL)
+    load_config(file, ["data.source=~/payments.csv"], {}).config.data.check_source()
+    with pytest.raises(
+        ConfigError, match=r'payment\.csv.: there is no such file or folder\. Did you mean ".*payments\.csv"'
+    ):
+        load_config(file, ["data.source=~/payment.csv"], {}).config.data.check_source()

@@ -84,16 +84,22 @@ Loader.add_implicit_resolver(
 Loader.add_constructor("tag:yaml.org,2002:bool", lambda _, node: node.value.lower() in ("y", "yes", "true", "on"))
 
 
+def parse(text: str, source: str = "the manifest") -> list[Any]:
+    """The documents of a YAML or JSON text that are not empty. Raises ConfigError."""
+    try:
+        values = [document for document in _read(text) if document is not None]
+        if (size := _size(values, {})) > max(ALIASED, len(text)):
+            raise ConfigError(f"{source} would have {size:.2g} values with all its aliases: use fewer of them.")
+    except (yaml.YAMLError, ValueError) as error:
+        raise ConfigError(f"{source} is not YAML: {error}") from error
+    except RecursionError:
+        raise ConfigError(f"{source} has lists or mappings hundreds of levels deep: flatten it.") from None
+    return values
+
+
 def documents(text: str) -> list[dict[str, Any]]:
     """The objects of a YAML or JSON text; Lists are flattened. Raises ConfigError."""
-    try:
-        objects = [item for document in _read(text) if document for item in _items(document)]
-        if (size := _size(objects, {})) > max(ALIASED, len(text)):
-            raise ConfigError(f"the manifest would have {size:.2g} values with all its aliases: use fewer of them.")
-    except (yaml.YAMLError, ValueError) as error:
-        raise ConfigError(f"the manifest is not YAML: {error}") from error
-    except RecursionError:
-        raise ConfigError("the manifest has lists or mappings hundreds of levels deep: flatten it.") from None
+    objects = [item for document in parse(text) if document for item in _items(document)]
     if not all(isinstance(document, dict) for document in objects):
         raise ConfigError("the manifest holds something that is no Kubernetes object: each document must be a mapping.")
     return objects
