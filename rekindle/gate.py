@@ -31,6 +31,10 @@ class Metric:
     unit: str = ""
     digits: int = 4
 
+    def __post_init__(self) -> None:
+        if self.better not in ("higher", "lower"):
+            raise ConfigError(f'Metric("{self.name}"): better is {self.better!r}: it must be "higher" or "lower".')
+
     def text(self, value: float) -> str:
         """`rmse 0.1234 kWh`"""
         return f"{self.name} {value:.{self.digits}f}{self.unit and ' ' + self.unit}"

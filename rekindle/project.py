@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import sys
+import traceback
 from collections.abc import Collection
 from importlib import import_module
 from importlib.util import find_spec
@@ -104,6 +105,16 @@ def load(name: str, kind: str, required: Collection[str]) -> ModuleType:
             f'{kind} "{name}" cannot be imported ({error}): it must be the dotted name of a module that is installed, '
             f"or lies in one of the folders {', '.join(folders)} (set ${PATH} for others)."
             f"{did_you_mean(name, _siblings(name, folders))}"
+        ) from error
+    except ConfigError:
+        raise
+    except Exception as error:  # a mistake in the user's code, at its top
+        line = traceback.extract_tb(error.__traceback__)[-1]
+        place = (
+            f"{error.filename}:{error.lineno}" if isinstance(error, SyntaxError) else f"{line.filename}:{line.lineno}"
+        )
+        raise ConfigError(
+            f'{kind} "{name}" cannot be imported: {place}: {type(error).__name__}: {error}. Correct it.'
         ) from error
     if missing := [attribute for attribute in required if not hasattr(module, attribute)]:
         raise ConfigError(

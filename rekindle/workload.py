@@ -150,6 +150,7 @@ ARGUMENTS = {  # of the functions, the optional ones included
     **{"prepare": ("data", "out"), "dataset": ("path", "split"), "model": ("section", "facts")},
     **{"loss": ("model", "batch"), "measures": ("model", "batch"), "examples": ("path",)},
     **{"predict": ("model", "instances", "facts"), "optimizer": ("model", "train"), "schedule": ("step", "total")},
+    **{"baseline": ("path", "instances")},
 }
 
 
@@ -163,10 +164,15 @@ def load(name: str) -> Workload:
             f"and served, or do both itself in {' and '.join(OWN)} (see docs/your-own-model.md)."
         )
     metrics = workload.metrics
-    if not metrics or not all(isinstance(metric, Metric) for metric in metrics):
-        raise ConfigError(
-            f'workload "{name}": metrics is {metrics!r}: it must be a tuple of rekindle.Metric, at least one.'
-        )
+    if not isinstance(metrics, (tuple, list)) or not all(isinstance(metric, Metric) for metric in metrics):
+        raise ConfigError(f'workload "{name}": metrics is {metrics!r}: it must be a tuple, such as (Metric(...),).')
+    names = [metric.name for metric in metrics]
+    if len(set(names)) != len(names) or not names:
+        raise ConfigError(f'workload "{name}": metrics has the names {names}: give at least one, each its own name.')
+    for attribute, base in (("Data", DataConfig), ("Model", Section), ("Instance", BaseModel)):
+        value = getattr(workload, attribute, base)
+        if not (isinstance(value, type) and issubclass(value, base)):
+            raise ConfigError(f'workload "{name}": {attribute} is {value!r}: it must be a subclass of {base.__name__}.')
     functionless = [metric.name for metric in metrics if metric.function is None]
     if functionless and not hasattr(workload, "evaluate"):
         raise ConfigError(
@@ -199,6 +205,12 @@ def prepare(workload: Any, data: DataConfig, out: Path) -> tuple[Prepared, str]:
     try:
         prepared = workload.prepare(data, out)
         digest, text = _record(prepared, out)
+        total = prepared.rows + prepared.rejected
+        if prepared.rejected > data.tolerated_rejects * total:
+            raise DataError(
+                f"{prepared.rejected:,} of {total:,} rows were rejected: more than data.tolerated_rejects "
+                f"({data.tolerated_rejects:g} of them). Correct the data, or raise it."
+            )
         (out / DATASET).write_text(text)
     except BaseException:
         shutil.rmtree(out, ignore_errors=True)
@@ -210,6 +222,8 @@ def _record(prepared: Any, out: Path) -> tuple[str, str]:
     """The dataset's digest, and its dataset.json."""
     if not isinstance(prepared, Prepared):
         raise DataError(f"`prepare` returned {type(prepared).__name__}: it must return rekindle.Prepared(rows=...).")
+    if not any(out.iterdir()):
+        raise DataError("`prepare` wrote no file into `out`: it must write there what `dataset` and `examples` read.")
     digest = prepared.digest or _digest(out)
     record = {"digest": digest, "rows": prepared.rows, "rejected": prepared.rejected, "facts": prepared.facts}
     try:

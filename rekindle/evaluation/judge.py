@@ -6,18 +6,19 @@ replays and of which the server's example request is the first.
 
 import json
 import random
+import traceback
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from pydantic import ValidationError
 
-from rekindle.errors import DataError
+from rekindle.errors import DataError, RekindleError
 from rekindle.evaluation.bootstrap import Rows, paired_bootstrap
 from rekindle.gate import Difference, Evaluation, Gate, Metric
 from rekindle.serving import predictor
 from rekindle.serving.release import PREDICTIONS, model_description
+from rekindle.serving.validation import parse
 from rekindle.workload import dataset_facts
 
 REPLAYED = 1000  # examples that `verify` can replay, at most
@@ -48,7 +49,7 @@ def evaluate(
         except (DataError, RuntimeError) as error:  # another shape, other classes
             incomparable = f"{error}"
     if hasattr(workload, "baseline"):
-        predictions["baseline"] = workload.baseline(dataset, examples.instances)
+        predictions["baseline"] = baseline(workload, dataset, examples.instances)
     arrays = {name: as_array(values) for name, values in predictions.items()}
     truths = as_array(examples.truths)
     metrics = {name: {m.name: value(m, array, truths) for m in workload.metrics} for name, array in arrays.items()}
@@ -64,11 +65,11 @@ def read_examples(workload: Any, dataset: Path) -> Examples:
         raise DataError("the dataset has no test examples: nothing can be judged. Give more data.")
     for index, (instance, *_) in enumerate(rows):
         try:
-            workload.Instance.model_validate(instance)
-        except ValidationError as error:
+            parse(workload.Instance, json.dumps(instance).encode())
+        except (DataError, TypeError) as error:
             raise DataError(
-                f"test example {index} is no valid Instance, so no client could send it: {error}. "
-                "`examples` must yield what `Instance` accepts."
+                f"`examples` gives {workload.__name__} a test row {index} that no client could send: {error} It must "
+                "yield what `Instance` accepts, and the truth beside it."
             ) from error
     grouped = len(rows[0]) > 2
     return Examples([row[0] for row in rows], [row[1] for row in rows], [row[2] for row in rows] if grouped else None)
@@ -81,7 +82,27 @@ def predict(workload: Any, folder: Path, facts: dict[str, Any], instances: list[
     torch.set_num_threads(1)  # as a server does by default: small layers on several threads of a busy machine crawl
     model = predictor.open_model(workload, folder, model_description(folder), facts)
     parsed = [workload.Instance.model_validate(instance) for instance in instances]
-    return predictor.predict(workload, model, parsed, facts)
+    try:
+        return predictor.predict(workload, model, parsed, facts)
+    except RekindleError:
+        raise
+    except Exception as error:
+        traceback.print_exc()
+        raise DataError(f"`predict` failed on the test rows ({type(error).__name__}: {error}).") from error
+
+
+def baseline(workload: Any, dataset: Path, instances: list[dict[str, Any]]) -> list[Any]:
+    """The predictions of the workload's simple model. Raises DataError if it fails or gives too few."""
+    try:
+        predictions = list(workload.baseline(dataset, instances))
+    except Exception as error:
+        traceback.print_exc()
+        raise DataError(f"`baseline` failed ({type(error).__name__}: {error}); `instances` are dicts.") from error
+    if len(predictions) != len(instances):
+        raise DataError(
+            f"`baseline` gave {len(predictions)} predictions for {len(instances)} instances: give one each."
+        )
+    return predictions
 
 
 def as_array(values: list[Any]) -> Any:
@@ -99,6 +120,7 @@ def value(metric: Metric, predictions: Any, truths: Any) -> float:
     try:
         return float(metric.function(predictions, truths))
     except Exception as error:
+        traceback.print_exc()
         raise DataError(f"the metric {metric.name} cannot be computed ({type(error).__name__}: {error}).") from error
 
 

@@ -38,6 +38,8 @@ class State:
     ) -> None:
         self.model, self.config, self.device, self.step = model.to(device), config, device, -1
         optimizer = make_optimizer(model, config) if make_optimizer else None  # it may freeze parameters
+        if make_optimizer and not isinstance(optimizer, torch.optim.Optimizer):
+            raise ConfigError(f"`optimizer` returned {optimizer!r}: it must return a torch.optim.Optimizer.")
         named = _trainable(model)
         self.parameters = [p for _, p in named]
         offsets = [0]

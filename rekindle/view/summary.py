@@ -24,7 +24,7 @@ FINISHED = ("Succeeded", "Failed", "Error", "Skipped", "Omitted")
 NOT_RELEASED = 3
 VERDICTS = {
     "release": "released",
-    "keep": "not released: the champion stays",
+    "keep": "not released",
     "same": "nothing to release: this model is already serving",
 }
 ERROR = re.compile(r"^(error: |Traceback)", re.MULTILINE)  # in the log of a step

@@ -111,3 +111,8 @@ def test_where_lower_is_better_a_higher_error_does_not_win(gap: Any, decision: s
     found, reason = decide(Gate(), judged, "a" * 64, CHAMPION, ERRORS)
     assert found == decision
     assert words in reason
+
+
+def test_a_direction_that_is_none_is_refused():
+    with pytest.raises(ConfigError, match='better is \'max\': it must be "higher" or "lower"'):
+        Metric("f1", better="max")  # type: ignore[arg-type]

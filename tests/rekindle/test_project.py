@@ -60,7 +60,7 @@ from rekindle import Metric
 metrics = (Metric("loss"),)
 prepare = dataset = model = loss = evaluate = predictor = None
 """
-CONFIG = "{name: hello, workload: steps.greeting, data: {source: none}, model: {name: Ada}}"
+CONFIG = '{name: hello, workload: steps.greeting, data: {source: "made://up"}, model: {name: Ada}}'
 
 
 @pytest.fixture(scope="module")

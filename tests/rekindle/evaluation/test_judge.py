@@ -65,5 +65,21 @@ def test_a_dataset_without_test_rows_is_refused(dataset: Path, tmp_path: Path) -
 
 def test_an_example_that_no_client_could_send_is_refused_by_number(dataset: Path, tmp_path: Path) -> None:
     (dataset / "test.json").write_text('[[1.0, 2.0], ["high", 2.0]]')
-    with pytest.raises(DataError, match="test example 1 is no valid Instance"):
+    with pytest.raises(DataError, match=r"test row 1 that no client could send: x is 'high'"):
+        judge(trained(tmp_path / "good", 2.0), None, dataset, tmp_path / "report")
+
+
+@pytest.mark.parametrize(
+    ("name", "function", "words"),
+    [
+        ("baseline", lambda path, instances: [1.0], "`baseline` gave 1 predictions for 20 instances"),
+        ("baseline", lambda path, instances: instances[0].x, r"`baseline` failed \(AttributeError: .*are dicts"),
+        ("predict", lambda model, instances, facts: 1 / 0, r"`predict` failed on the test rows \(ZeroDivisionError"),
+    ],
+)
+def test_a_mistake_in_the_workload_is_named_and_not_tried_again(
+    name: str, function: Any, words: str, dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lines, name, function)
+    with pytest.raises(DataError, match=words):
         judge(trained(tmp_path / "good", 2.0), None, dataset, tmp_path / "report")
