@@ -244,6 +244,6 @@ def _keys(model: Any, path: Iterable[str]) -> set[str]:
     for part in path:
         fields = getattr(model, "model_fields", {})
         inner = fields[part].annotation if part in fields else model
-        within = (each for each in (inner, *get_args(inner)) if hasattr(each, "model_fields"))
+        within = (part for part in (inner, *get_args(inner)) if hasattr(part, "model_fields"))
         model = next(within, None)  # also the sections in a dict or a list
     return set(getattr(model, "model_fields", ()))

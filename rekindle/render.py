@@ -112,7 +112,7 @@ def ordered(value: Any) -> Any:
     if isinstance(value, Mapping):
         keys = sorted(value, key=lambda k: (FIRST.index(k) if k in FIRST else len(FIRST), k))
         return {key: ordered(value[key]) for key in keys}
-    return [ordered(each) for each in value] if isinstance(value, list) else value
+    return [ordered(item) for item in value] if isinstance(value, list) else value
 
 
 def _sha256(value: Any) -> str:

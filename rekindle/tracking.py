@@ -64,8 +64,8 @@ def start_run(experiment: str, workflow: str, tags: Mapping[str, str] | None = N
 def find_run(experiment: str, workflow: str) -> str | None:
     """The id of the run of `workflow`, the first if there are several, or None."""
     known = _experiment(experiment)
-    found = _runs([known["experiment_id"]], "start_time", f"tags.`{WORKFLOW}` = '{workflow}'") if known else []
-    return found[0]["run_id"] if found else None
+    runs = _runs([known["experiment_id"]], "start_time", f"tags.`{WORKFLOW}` = '{workflow}'") if known else []
+    return runs[0]["run_id"] if runs else None
 
 
 def page(workflow: str = "") -> str:
@@ -73,12 +73,12 @@ def page(workflow: str = "") -> str:
     experiments = _post("experiments/search", {"max_results": 1000}).get("experiments", [])
     ids = {experiment["experiment_id"]: _mapping(experiment.get("tags")) for experiment in experiments}
     mine = f"tags.`{WORKFLOW}` = '{workflow}'" if workflow else f"tags.`{WORKFLOW}` != ''"
-    found = _runs(list(ids), "start_time DESC", mine)
-    if not found:
+    runs = _runs(list(ids), "start_time DESC", mine)
+    if not runs:
         if workflow:
             raise TrackingError(f"MLflow at {without_user(_uri())} has no run of {workflow}: see `rekindle status`.")
         return _uri()
-    run_id, experiment = found[0]["run_id"], found[0]["experiment_id"]
+    run_id, experiment = runs[0]["run_id"], runs[0]["experiment_id"]
     shown = f"/{run_id}" if workflow else ""
     view = "&viewStateShareKey=rekindle" if VIEW in ids[experiment] and not workflow else ""
     return f"{_uri()}/#/experiments/{experiment}/runs{shown}?workflowType=machine_learning{view}"

@@ -36,6 +36,6 @@ def merged(*layers: Mapping[str, Any]) -> dict[str, Any]:
         for key, value in layer.items():
             now = result.get(key)
             if isinstance(now, list) and isinstance(value, list):
-                value = now + [each for each in value if each not in now]
+                value = now + [item for item in value if item not in now]
             result[key] = now | value if isinstance(now, dict) and isinstance(value, dict) else value
     return result

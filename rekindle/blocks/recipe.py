@@ -151,7 +151,7 @@ def _objects(made: Pipeline, name: str, model: str, serve: Any) -> tuple[DAG, Re
         "autoscaler": autoscaler(model, serve),
         "disruption-budget": disruption_budget(model),
     }
-    others = [apply(made.template_name(f"{prefix}{kind}"), one, retry=retry) for kind, one in objects.items()]
+    others = [apply(made.template_name(f"{prefix}{kind}"), obj, retry=retry) for kind, obj in objects.items()]
     with DAG(name=made.template_name(name), inputs=[Parameter(name="model_uri")]) as dag:
         for template in (server, *others):
             given = {"model_uri": "{{inputs.parameters.model_uri}}"} if template is server else None

@@ -42,7 +42,7 @@ def apply(
         name=name,
         action="apply",
         manifest=render(manifest),
-        inputs=[Parameter(name=each) for each in inputs],
+        inputs=[Parameter(name=name) for name in inputs],
         success_condition=success,
         failure_condition=",".join(failure) or None,
         set_owner_reference=owned or None,

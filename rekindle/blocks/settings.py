@@ -84,8 +84,8 @@ class ClusterConfig(Section):
     def pod(self, name: str) -> PodConfig:
         """The settings of one kind of pod: its own, over its presets, over the defaults."""
         own = self.pods[name].model_dump(exclude_unset=True) if name in self.pods else {}
-        known = presets()["pods"] | {key: one.model_dump(exclude_unset=True) for key, one in self.presets.items()}
-        layers = [find(each, f"cluster.pods.{name}.preset", known) for each in own.get("preset", ())]
+        known = presets()["pods"] | {key: pod.model_dump(exclude_unset=True) for key, pod in self.presets.items()}
+        layers = [find(preset, f"cluster.pods.{name}.preset", known) for preset in own.get("preset", ())]
         values = merged({"image": self.image}, DEFAULTS.get(name, {}), *layers, own)
         if name == "coordinator":
             values = merged(values, {"avoid": self.pod("train").preemptible})

@@ -197,7 +197,7 @@ class Pipeline:
         ranks = {name: rank for rank, name in enumerate(order)} | {"finish": len(order) + 1}
         last = len(order) + 2
         templates = self.workflow.templates
-        templates.sort(key=lambda each: ranks.get(each.name or "", last - 2 * isinstance(each, DAG)))
+        templates.sort(key=lambda template: ranks.get(template.name or "", last - 2 * isinstance(template, DAG)))
 
     def _check_reuse(self) -> None:
         dags = [template for template in self.workflow.templates if isinstance(template, DAG)]
@@ -220,8 +220,8 @@ class Pipeline:
         scopes = [scope for scope in self.scopes.values() if scope.dag.name != "finish"]
         tasks = [task for scope in scopes for task in scope.dag.tasks if isinstance(task, Block)]
         makers = {name: [task for task in tasks if name in task.outputs] for name in EXPORTS}
-        for name, [task] in ((name, found) for name, found in makers.items() if len(found) == 1):
-            template = next(each for each in self.workflow.templates if each.name == getattr(task.template, "name", ""))
+        for name, [task] in ((name, tasks) for name, tasks in makers.items() if len(tasks) == 1):
+            template = next(t for t in self.workflow.templates if t.name == getattr(task.template, "name", ""))
             for output in getattr(template, "outputs", None) or ():
                 if output.name == name and isinstance(output, Parameter):
                     output.global_name = name

@@ -146,7 +146,9 @@ class ModelServer:
         for _ in range(self.inputs.processes):
             self.processes.append(ModelProcess(folder, self.inputs.max_instances))
         loop = asyncio.get_running_loop()
-        loaded = await asyncio.gather(*(loop.run_in_executor(each.thread, each.loaded) for each in self.processes))
+        loaded = await asyncio.gather(
+            *(loop.run_in_executor(process.thread, process.loaded) for process in self.processes)
+        )
         name, version, sha256 = (release[key] for key in ("name", "version", "model_sha256"))
         self.metrics.model.info({"name": name, "sha256": sha256, "version": version})
         seconds = time.perf_counter() - start

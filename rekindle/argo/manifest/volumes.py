@@ -14,22 +14,22 @@ GC = ("OnWorkflowSuccess", "OnWorkflowCompletion")
 def mounts(template: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Those of all containers of a template."""
     group = (template.get("containerSet") or {}).get("containers") or []
-    several = [*group, *(each for kind in CONTAINERS for each in template.get(kind) or [])]
+    several = [*group, *(container for kind in CONTAINERS for container in template.get(kind) or [])]
     main = template.get("container") or template.get("script") or {}
     own = (template.get("containerSet") or {}).get("volumeMounts") or []
-    return [*own, *(mount for each in (main, *several) for mount in each.get("volumeMounts") or [])]
+    return [*own, *(mount for container in (main, *several) for mount in container.get("volumeMounts") or [])]
 
 
 def declared(spec: Mapping[str, Any], status: Mapping[str, Any], template: Mapping[str, Any]) -> list[Volume]:
     """The volumes that a template mounts: its own, then those of the workflow, then the claims made for it."""
     sources = template.get("volumes"), spec.get("volumes"), status.get("persistentVolumeClaims")
-    known = {each["name"]: each for source in reversed(sources) for each in source or []}
-    return [known[name] for name in dict.fromkeys(each["name"] for each in mounts(template)) if name in known]
+    known = {volume["name"]: volume for source in reversed(sources) for volume in source or []}
+    return [known[name] for name in dict.fromkeys(mount["name"] for mount in mounts(template)) if name in known]
 
 
 def claims(workflow: Mapping[str, Any]) -> list[Volume]:
     """What the volumeClaimTemplates of a workflow become: `status.persistentVolumeClaims`."""
-    names = [each["metadata"]["name"] for each in workflow["spec"].get("volumeClaimTemplates") or []]
+    names = [claim["metadata"]["name"] for claim in workflow["spec"].get("volumeClaimTemplates") or []]
     prefix = workflow["metadata"]["name"]
     return [{"name": name, "persistentVolumeClaim": {"claimName": f"{prefix}-{name}"}} for name in names]
 

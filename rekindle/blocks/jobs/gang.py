@@ -52,5 +52,5 @@ def check_job(name: str, cluster: ClusterConfig) -> None:
 def _filled(part: str, cluster: ClusterConfig, priority: str) -> dict[str, Any]:
     values = presets()["gang"].get(cluster.gang, {}).get(part, {})
     known = {"queue": cluster.queue, "priority": priority}
-    filled = {key: each.format(**known) if isinstance(each, str) else each for key, each in values.items()}
-    return {key: each for key, each in filled.items() if each != ""}
+    filled = {key: text.format(**known) if isinstance(text, str) else text for key, text in values.items()}
+    return {key: value for key, value in filled.items() if value != ""}

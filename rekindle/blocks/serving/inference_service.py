@@ -56,5 +56,5 @@ def inference_service(
         "apiVersion": "serving.kserve.io/v1beta1",
         "kind": "InferenceService",
         "metadata": {"name": name, "annotations": {"serving.kserve.io/deploymentMode": "Serverless"}},
-        "spec": {"predictor": {key: each for key, each in predictor.items() if each not in (None, {}, [], "")}},
+        "spec": {"predictor": {key: value for key, value in predictor.items() if value not in (None, {}, [], "")}},
     }
