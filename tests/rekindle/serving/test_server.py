@@ -216,9 +216,9 @@ def test_a_model_that_crashes_ends_the_server_with_an_answer_for_everybody(
         server.until_ready()
         first = busy(server, pool)
         doomed, other = pool.submit(server.predict, ONE | {"killed": True}), pool.submit(server.predict, ONE)
-        for answer in (doomed.result(), other.result()):
-            assert (answer.status_code, "ended with code -9" in answer.json()["error"]) == (503, True)
-        assert first.result().status_code in (200, 503)
+        answer = doomed.result()
+        assert (answer.status_code, "ended with code -9" in answer.json()["error"]) == (503, True)
+        assert {other.result().status_code, first.result().status_code} <= {200, 503}  # by the other process, or not
         code, log = server.end()
         assert (code, "ended with code -9 (killed: out of memory?)" in log) == (1, True)
 
