@@ -8,7 +8,6 @@ import re
 import sys
 from contextlib import suppress
 from dataclasses import dataclass
-from difflib import get_close_matches
 
 # the second form has a slash in its password, the third no scheme: not URLs, but still secrets
 USER = re.compile(r"(?<=://)([^\s/?#]*@|[^\s/?#@:]+:(?!\d+([/?#\s]|$))\S*@)|^[^\s/:@]+:(?!//)\S*@")
@@ -83,5 +82,7 @@ def rule(message: str) -> str:
 
 def did_you_mean(word: str, known: list[str] | set[str]) -> str:
     """' Did you mean "x"?' for the nearest of `known`, else ''."""
+    from difflib import get_close_matches  # `rekindle --help` does without
+
     near = get_close_matches(word, sorted(known), n=1, cutoff=0.5)
     return f' Did you mean "{near[0]}"?' if near else ""

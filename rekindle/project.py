@@ -6,9 +6,7 @@ with `[tool.rekindle]`. Outside of any project it is the reference project, whic
 
 import os
 import re
-import shutil
 import sys
-import traceback
 from collections.abc import Collection
 from importlib import import_module
 from importlib.util import find_spec
@@ -109,6 +107,8 @@ def load(name: str, kind: str, required: Collection[str]) -> ModuleType:
     except ConfigError:
         raise
     except Exception as error:  # a mistake in the user's code, at its top
+        import traceback  # `rekindle --help` does without
+
         line = traceback.extract_tb(error.__traceback__)[-1]
         place = (
             f"{error.filename}:{error.lineno}" if isinstance(error, SyntaxError) else f"{line.filename}:{line.lineno}"
@@ -137,6 +137,8 @@ def _complete(package: str) -> None:
 
 def create(folder: Path, only_workload: bool = False) -> list[Path]:
     """Write the project into `folder`, named after it; gives its files. Raises ConfigError, and overwrites nothing."""
+    import shutil
+
     name, template = folder.resolve().name, REFERENCE / "template"
     if not NAME.fullmatch(name):
         raise ConfigError(

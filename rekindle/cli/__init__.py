@@ -13,9 +13,8 @@ import click
 
 from rekindle import project
 
-# commands register themselves on import, in the order of the help
-from rekindle.cli import runs, checks, services, demo, images, on_cluster, platform, projects  # isort: skip # noqa: F401
-from rekindle.cli import standard_streams
+# commands register themselves on import
+from rekindle.cli import checks, demo, images, on_cluster, platform, projects, runs, services, standard_streams  # noqa: F401
 from rekindle.cli.group import HOME, commands
 from rekindle.errors import ConfigError, RekindleError
 

@@ -9,7 +9,7 @@ from rekindle.cli.output import run_output
 
 @commands.group
 def demo() -> None:
-    """Demonstrations.
+    """Show how a training survives its processes being killed.
 
     Example:
       rekindle demo chaos --workers 4

@@ -2,6 +2,7 @@
 
 import inspect
 import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,27 @@ CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 110}  # i
 HOME = Path(os.environ.get("REKINDLE_HOME", ".rekindle"))  # runs, services and their data
 
 
+SECTIONS = {  # of `rekindle --help`
+    "Begin": ("init", "demo", "doctor"),
+    "Run and watch": ("run", "resume", "status", "logs", "explain", "stop", "down"),
+    "See what would run": ("config", "render", "lint"),
+    "Get results": ("ui", "get", "env"),
+    "Use a cluster": ("images", "platform", "submit", "schedule", "delete"),
+    "Inside a pod": ("step",),
+}
+
+
 class Commands(click.Group):
-    """Lists commands in the order of their definition and suggests a name for a mistyped one.
+    """Lists commands by section and suggests a name for a mistyped one.
 
     The lines of the `Example:` block in the docstring of a command stay as they are.
     """
 
     group_class = type
+
+    def __init__(self, *args: Any, sections: Mapping[str, Sequence[str]] | None = None, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.sections = sections
 
     def add_command(self, cmd: click.Command, name: str | None = None) -> None:
         cmd.help = inspect.cleandoc(cmd.help or "").replace("\nExample:", "\n\b\nExample:")
@@ -28,13 +43,19 @@ class Commands(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self.commands)
 
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        width = max(map(len, self.commands))
+        for title, names in (self.sections or {"Commands": [*self.commands]}).items():
+            with formatter.section(title):
+                formatter.write_dl([(f"{name:{width}}", self.commands[name].get_short_help_str(80)) for name in names])
+
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
         if args and not args[0].startswith("-") and args[0] not in self.commands:
             ctx.fail(f'"{args[0]}" is not a command.{did_you_mean(args[0], set(self.commands))}')
         return super().resolve_command(ctx, args)
 
 
-@click.group(cls=Commands, context_settings=CONTEXT)
+@click.group(cls=Commands, sections=SECTIONS, context_settings=CONTEXT)
 @click.version_option(package_name="rekindle", message="rekindle %(version)s", help="Show the version.")
 def commands() -> None:
     """Train, evaluate, release and serve a model from one manifest, on this machine or on a cluster.

@@ -87,9 +87,10 @@ def _refuse_other_flags(*names: str) -> None:
 )
 @output_option("text", "json")
 def check(config: Path | None, sets: tuple[str, ...], target: Target, wait: float | None, as_json: bool) -> int:
-    """Check everything that a pipeline needs in a namespace, from the API server to access to S3 from a pod.
+    """Check everything that a pipeline needs in a namespace.
 
-    It leaves nothing behind. Each failure comes with a remedy. CONFIG names the images and priorities to check.
+    That is all from the API server to access to S3 from a pod. It leaves nothing behind. Each failure comes with a
+    remedy. CONFIG names the images and priorities to check.
 
     Example:
       rekindle platform check configs/cluster.yaml -n models

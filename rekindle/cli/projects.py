@@ -32,7 +32,9 @@ def step(module: str, flags: tuple[str, ...]) -> int:
 @click.argument("folder", metavar="NAME", type=File())
 @click.option("--workload", type=click.Choice(["only"]), help="Make one workload and its config, nothing else.")
 def init(folder: Path, workload: str | None) -> None:
-    """Make a project in the folder NAME: a model, a step, a pipeline, a config, tests and an image.
+    """Make a project of your own in the folder NAME.
+
+    It has a model, a step, a pipeline, a config, tests and an image, and runs at once.
 
     Example:
       rekindle init power

@@ -127,7 +127,7 @@ def status(name: str | None, watch: bool, cluster: "Cluster | None", as_json: bo
 @cluster_flag
 @output_option("text", "json")
 def logs(name: str | None, step: str, follow: bool, cluster: "Cluster | None", as_json: bool) -> None:
-    """Print the logs of a run: of its steps and of the replicas of its training.
+    """Print the logs of a run: its steps, and its training replicas.
 
     NAME defaults to the newest run. STEP selects the steps whose names contain it. With -o json, each line is an
     object.

@@ -32,7 +32,7 @@ def down(as_json: bool) -> None:
 @click.argument("name", required=False, type=Name())
 @click.option("--open/--no-open", "browser", default=False, help="Open it in a browser.")
 def ui(name: str | None, browser: bool) -> None:
-    """Print the address of the runs in the MLflow UI, and start it if necessary.
+    """Print the address of the MLflow UI, and start it if necessary.
 
     The page compares the runs of the experiment of the newest run; with NAME it is that of one run.
 
@@ -53,7 +53,7 @@ def ui(name: str | None, browser: bool) -> None:
 @command
 @output_option("text", "json")
 def env(as_json: bool) -> None:
-    """Print the variables by which a notebook or script reaches runs, models and data.
+    """Print the variables with which a notebook reaches runs and models.
 
     They contain the keys of the object store. The services are started if necessary.
 

@@ -20,6 +20,7 @@ import pytest
 import yaml
 
 from rekindle.cli import commands
+from rekindle.cli.group import SECTIONS
 
 REKINDLE = str(Path(sys.executable).with_name("rekindle"))
 ROOT = Path(__file__).parents[3]
@@ -70,6 +71,15 @@ def test_help_answers_at_once_because_it_imports_nothing_heavy():
     )
     told = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True).stdout
     assert told.splitlines()[-1] == "heavy: []"
+
+
+def test_help_lists_every_command_once_by_what_one_wants_to_do_and_cuts_nothing_short():
+    assert sorted(name for names in SECTIONS.values() for name in names) == sorted(commands.commands)
+    text = commands.get_help(click.Context(commands, info_name="rekindle", terminal_width=80))
+    for title, names in SECTIONS.items():
+        lines = text.partition(f"\n{title}:\n")[2].splitlines()[: len(names)]
+        assert [line.split()[0] for line in lines] == list(names)
+        assert all(line.endswith(".") and not line.endswith("...") for line in lines)
 
 
 @pytest.mark.parametrize("name", commands.commands)
