@@ -10,6 +10,7 @@ import json
 import shutil
 from collections.abc import Iterable, Sequence, Sized
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
@@ -150,7 +151,8 @@ ARGUMENTS = {  # of the functions, the optional ones included
     **{"prepare": ("data", "out"), "dataset": ("path", "split"), "model": ("section", "facts")},
     **{"loss": ("model", "batch"), "measures": ("model", "batch"), "examples": ("path",)},
     **{"predict": ("model", "instances", "facts"), "optimizer": ("model", "train"), "schedule": ("step", "total")},
-    **{"baseline": ("path", "instances")},
+    **{"baseline": ("path", "instances"), "evaluate": ("candidate", "champion", "dataset", "report", "gate")},
+    **{"predictor": ("release",), "replay": ("dataset", "report", "count", "seed")},
 }
 
 
@@ -180,7 +182,20 @@ def load(name: str) -> Workload:
         )
     for function, names in ARGUMENTS.items():
         _check_arguments(name, function, getattr(workload, function, None), names)
+    _check_spelling(name, workload)
     return cast(Workload, workload)
+
+
+def _check_spelling(name: str, workload: Any) -> None:
+    """Raise ConfigError if a function has nearly the name, and the arguments, of an optional one that is not there."""
+    absent = {function for function in ARGUMENTS if not hasattr(workload, function)}
+    for attribute, value in vars(workload).items():
+        near = get_close_matches(attribute, absent, n=1, cutoff=0.6)
+        if near and inspect.isfunction(value) and tuple(inspect.signature(value).parameters) == ARGUMENTS[near[0]]:
+            raise ConfigError(
+                f'workload "{name}" defines {attribute}({", ".join(ARGUMENTS[near[0]])}), which the engine does not '
+                f'call. Did you mean "{near[0]}"? If not, begin its name with an underscore.'
+            )
 
 
 def _check_arguments(workload: str, name: str, function: Any, arguments: tuple[str, ...]) -> None:

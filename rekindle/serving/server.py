@@ -98,6 +98,7 @@ class ModelServer:
         routes = [
             Route("/v1/models/{name}:predict", self.predict, methods=["POST"]),  # first: it is looked for in order
             Route("/", self.page),
+            Route("/v1/models/{name}:predict", self.wrong_method),
             Route("/v1/models", self.models),
             Route("/v1/models/{name}/example", self.example),
             Route("/v1/models/{name}", self.status),
@@ -170,7 +171,9 @@ class ModelServer:
         self.http.should_exit = True
 
     def state(self) -> str:
-        return "failed" if self.failure else "draining" if self.draining else "ready" if self.model else "loading"
+        if self.failure or self.draining or not self.model:
+            return "failed" if self.failure else "draining" if self.draining else "loading"
+        return "overloaded" if self.waiting >= self.inputs.max_waiting else "ready"
 
     def named(self, request: Request) -> Model:
         """The model that the path names. Raises Refusal."""
@@ -221,6 +224,9 @@ class ModelServer:
         """404 that says what there is."""
         path = f"/v1/models/{self.model.name if self.model else 'NAME'}"
         raise Refusal(404, f"{request.url.path[:100]} is not here: POST {path}:predict, or GET {path}/example.")
+
+    async def wrong_method(self, request: Request) -> Response:
+        raise Refusal(405, f"{request.url.path[:100]} takes POST, with the instances in its body.")
 
     async def predict(self, request: Request) -> Response:
         start = time.perf_counter()

@@ -1,16 +1,19 @@
 """The training loop, and the parts it is made of. `rekindle step steps.train` runs it."""
 
 import json
+import sysconfig
 import threading
+import traceback
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import save
 from torch import Tensor
 
-from rekindle.errors import DataError, RekindleError, StorageError, TrackingError, say
+from rekindle.errors import ConfigError, DataError, RekindleError, StorageError, TrackingError, say
 from rekindle.sections import checked
 from rekindle.storage import Store, retry_until
 from rekindle.training.checkpoint import snapshot_file
@@ -29,6 +32,8 @@ from rekindle.training.state import State, weights_sha256
 from rekindle.training.validation import Subset, Validation, split
 from rekindle.workload import Workload, dataset_facts, load
 
+LIBRARIES = (sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"), str(Path(__file__).parents[1]))
+
 
 def train(spec: TrainingSpec, leaving: threading.Event) -> None:
     """Train with the other workers until the end. Raises ConfigError, DataError; SystemExit(143) once `leaving`."""
@@ -45,7 +50,7 @@ def _take_part(spec: TrainingSpec, leaving: threading.Event) -> None:
         members = elastic.discover(spec, fingerprint(spec, device), device)
         Training(spec, device, members, leaving).run()
     except Exception as error:
-        text = str(error) if isinstance(error, RekindleError) else f"{type(error).__name__}: {error}"
+        text = str(error) if isinstance(error, RekindleError) else f"{type(error).__name__}: {error} ({place(error)})"
         temporary = isinstance(error, (StorageError, TrackingError))
         report = members.report_error if members else elastic.report_early_error
         report(text, getattr(error, "exit_code", 1), temporary=temporary)
@@ -63,11 +68,15 @@ class Training:
         self.store = Store.from_env()
         path = retry_until(lambda: local_dataset(self.store, spec.dataset, spec.digest), leaving, "for the dataset")
         self.data = self.workload.dataset(path, "train")
+        if missing := [name for name in ("__len__", "batch") if not hasattr(self.data, name)]:
+            raise ConfigError(f"dataset(path, split) gave {self.data!r}: it must have {' and '.join(missing)}.")
         if not len(self.data):
             raise DataError("the dataset has no training samples: give more data, or fewer test weeks.")
         self.samples, held_out = split(spec, self.workload, self.data, path)
         torch.manual_seed(mix(spec.seed, 0, 0))
         self.model = self.workload.model(section, dataset_facts(path))
+        if not isinstance(self.model, torch.nn.Module):
+            raise ConfigError(f"model(section, facts) gave {self.model!r}: it must return a torch.nn.Module.")
         self.make_optimizer = getattr(self.workload, "optimizer", None)
         self.state = State(self.model, spec, device, self.make_optimizer)
         # torch.manual_seed itself takes 0.1 ms, and some memory each time, for devices that are not there
@@ -143,6 +152,12 @@ class Training:
         state.buffers.load()
         with self.precision:
             loss = self.workload.loss(self.model, batch)
+        if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.requires_grad:
+            what = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else repr(loss)
+            raise ConfigError(
+                f"loss(model, batch) gave {what:.200}: it must return one number, as a tensor that depends on the "
+                "model's weights, such as the mean over the batch."
+            )
         gradients = torch.autograd.grad(loss, state.parameters, allow_unused=True, materialize_grads=True)
         changes = state.buffers.changes()
         return loss, [*gradients, *changes, *self.validation.sums(step, virtual_worker)]
@@ -206,6 +221,14 @@ class Training:
         self.metrics.close()
         say(f"left after step {self.state.step}, as told by SIGTERM")
         raise SystemExit(143)
+
+
+def place(error: BaseException) -> str:
+    """Where an error began: the innermost line of the user's code, or else the innermost of all."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if not frame.filename.startswith(LIBRARIES)]
+    frame = (own or frames)[-1]
+    return f"{frame.filename}:{frame.lineno}, in {frame.name}"
 
 
 def open_workload(spec: TrainingSpec) -> tuple[Workload, Any]:

@@ -240,7 +240,7 @@ def failure(name: str, status: Status, log: str, place: str | None, resume: str,
     row = failed_step(steps(name, status))
     lines = [f"{name}: {status.get('phase') or 'stopped'}" + (f" in step {row.name}" if row else "")]
     lines += [f"  {line}" for line in log_tail(log, 7)]
-    message = why or (row and row.message) or status.get("message") or ""
+    message = why or _error(log) or (row and row.message) or status.get("message") or ""
     lines += [
         f"step    {row.name if row else 'none: ' + str(status.get('message') or '')}",
         f"cause   {' '.join(str(message).split())[:600]}",
@@ -248,6 +248,12 @@ def failure(name: str, status: Status, log: str, place: str | None, resume: str,
         f"resume  {resume}",
     ]
     return "\n".join(line for line in lines if line)
+
+
+def _error(log: str) -> str:
+    """The last error that a step of ours wrote in its log: of a job, more than its failed condition says."""
+    errors = [line.removeprefix("error: ") for line in log.splitlines() if line.startswith("error: ")]
+    return errors[-1] if errors else ""
 
 
 def exit_code(status: Status, ours: bool) -> int:

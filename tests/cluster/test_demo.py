@@ -82,11 +82,11 @@ def test_a_gate_that_refuses_leaves_the_champion_serving(demo: Run):
     kept = Run.submit(demo.place, "gate.minimum={auc: 0.9999}", "train.seed=9")
     assert kept.ended() == "Succeeded"
     assert kept.outputs()["verdict"] == "keep"
-    assert served(demo.place)["model_sha256"] == demo.sha256() != kept.sha256()
+    assert served(demo.place)["sha256"] == demo.sha256() != kept.sha256()
 
 
 def test_a_worse_model_never_replaces_a_better_one(demo: Run):
     worse = Run.submit(demo.place, "train.steps=2", "gate.minimum={}")
     assert worse.ended() == "Succeeded"
     assert worse.outputs()["verdict"] == "keep"
-    assert served(demo.place)["model_sha256"] == demo.sha256() != worse.sha256()
+    assert served(demo.place)["sha256"] == demo.sha256() != worse.sha256()
