@@ -240,10 +240,12 @@ def failure(name: str, status: Status, log: str, place: str | None, resume: str,
     row = failed_step(steps(name, status))
     lines = [f"{name}: {status.get('phase') or 'stopped'}" + (f" in step {row.name}" if row else "")]
     lines += [f"  {line}" for line in log_tail(log, 7)]
-    message = why or _error(log) or (row and row.message) or status.get("message") or ""
+    message = (row and row.message) or status.get("message") or ""
+    cause = why or _error(log) or message
+    step = row.name if row else "none"
     lines += [
-        f"step    {row.name if row else 'none: ' + str(status.get('message') or '')}",
-        f"cause   {' '.join(str(message).split())[:600]}",
+        f"step    {step}" if row and message == cause else f"step    {step}: {message}",
+        f"cause   {' '.join(str(cause).split())[:600]}",
         f"log     {place}" if place else "",
         f"resume  {resume}",
     ]

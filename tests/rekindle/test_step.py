@@ -112,6 +112,15 @@ def test_a_module_that_is_no_workload_is_refused_by_what_it_lacks() -> None:
         load_workload("no.such.module")
 
 
+def test_a_misspelt_optional_function_of_a_workload_is_not_silently_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+    recipes = load_workload("tests.rekindle.training.recipes")
+    schedule = recipes.schedule  # type: ignore[attr-defined]
+    monkeypatch.delattr(recipes, "schedule")
+    monkeypatch.setattr(recipes, "shedule", schedule, raising=False)
+    with pytest.raises(ConfigError, match=r'defines shedule\(step, total\).* Did you mean "schedule"\?'):
+        load_workload("tests.rekindle.training.recipes")
+
+
 def test_a_function_of_a_workload_with_other_arguments_is_refused_before_anything_runs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -126,6 +126,11 @@ def test_a_bad_request_is_told_what_is_wrong_and_harms_nobody_else(
     assert server.predict(ONE).status_code == 200
 
 
+def test_a_get_of_predict_is_told_the_method(server: Running) -> None:
+    answer = server.client.get(PREDICT)
+    assert (answer.status_code, "takes POST" in answer.json()["error"]) == (405, True)
+
+
 @pytest.mark.parametrize("path", ["/v1/score", "/v1/example", "/v1/models/other:predict", "/v1/models/other"])
 def test_a_wrong_path_is_told_the_right_one(server: Running, path: str) -> None:
     answer = server.client.post(path, json={}) if "score" in path or "predict" in path else server.client.get(path)
@@ -179,10 +184,12 @@ def test_overload_is_refused_at_once_while_probes_are_answered(server: Running, 
     first = busy(server, pool)
     answers = [pool.submit(server.predict, ONE) for _ in range(8)]
     time.sleep(0.1)
-    for path in ("/health/live", "/health/ready", "/metrics"):
-        assert server.client.get(path).status_code == 200
+    probes = {path: server.client.get(path) for path in ("/health/live", "/health/ready", "/metrics")}
+    assert [probe.status_code for probe in probes.values()] == [200, 503, 200]
+    assert probes["/health/ready"].json()["status"] == "overloaded"
     assert not first.done()  # so they did not wait for the model
     results = [answer.result() for answer in answers]
+    assert server.client.get("/health/ready").status_code == 200
     assert sorted(r.status_code for r in results) == [200] * 5 + [503] * 3
     assert all(r.headers["retry-after"] == "1" for r in results if r.status_code == 503)
 

@@ -27,6 +27,7 @@ TROUBLES: dict[str, Any] = {
     "config": lambda: _raise(ConfigError("toy.width is wrong")),
     "data": lambda: _raise(DataError("the toy data is wrong")),
     "storage": lambda: _raise(StorageError("s3://toy is away")),
+    "reshape": lambda: __import__("torch").zeros(3),
     "traceback": lambda: _raise(RuntimeError("toy trouble")),
     "exit": lambda: os._exit(3),
     "crash": lambda: os.kill(os.getpid(), signal.SIGSEGV),
@@ -68,7 +69,7 @@ def loss(model: Any, batch: tuple[Any, ...]) -> Any:
             life = len(file.read())
             file.write("x")
             file.flush()
-            if life < len(troubles):
-                TROUBLES[troubles[life]]()
+            if life < len(troubles) and (wrong := TROUBLES[troubles[life]]()) is not None:
+                return wrong
     done += 1
     return toy.loss(model, batch)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import uuid
 from collections.abc import Iterator
@@ -80,6 +81,20 @@ def test_what_no_retry_cures_is_not_tried_again(crew: Crew, trouble: str, code: 
     assert launcher.code() == code, launcher.said()
     assert launcher.said().count("is wrong") == 1
     assert not shared(crew)
+
+
+def test_a_loss_that_is_no_number_is_refused_with_its_shape(crew: Crew) -> None:
+    launcher = alone(crew, "shape", TROUBLE="reshape")
+    assert launcher.code() == 78, launcher.said()
+    assert "loss(model, batch) gave a tensor of shape (3,): it must return one number" in launcher.said()
+
+
+def test_an_error_of_the_workload_is_reported_with_its_line(crew: Crew) -> None:
+    argv = flags("line", workload=TROUBLE, workers=1)
+    coordinator = crew.coordinator(argv)
+    launcher = crew.launcher("pod", argv, TROUBLE=" ".join(9 * ["traceback"]), TROUBLE_AT="0")
+    assert (launcher.code(), coordinator.code()) == (1, 1), launcher.said()
+    assert re.search(r"RuntimeError: toy trouble \(\S+trouble\.py:\d+, in \w+\)", coordinator.said())
 
 
 def test_whatever_ends_a_worker_it_goes_on_where_it_was(crew: Crew, s3: Store, undisturbed: str) -> None:
