@@ -17,6 +17,7 @@ from typing import Any
 
 from rekindle.argo.kinds import ARTIFACT_GC
 from rekindle.errors import ConfigError, RekindleError, StorageError
+from rekindle.local.pods import archives
 
 STAGED = "/tmp/argo/outputs/artifacts"  # where Argo's executor stages files to zip
 
@@ -59,15 +60,32 @@ def load(artifact: dict[str, Any], path: Path, store: Any) -> None:
         except StorageError as error:
             raise ArtifactError(f"artifact {artifact['name']} failed to load: {error}") from None
     archive = artifact.get("archive") or {}
-    if "zip" in archive:
-        _unpack(fetched, path, lambda into: zipfile.ZipFile(fetched).extractall(into))
-    elif "none" not in archive and ("tar" in archive or _tarball(fetched)):
-        _unpack(fetched, path, lambda into: _untar(fetched, into))
-    else:
-        fetched.replace(path)
+    try:
+        if "zip" in archive:
+            archives.unpack_zip(fetched, path)
+        elif "none" not in archive and ("tar" in archive or archives.is_tarball(fetched)):
+            archives.unpack_tar(fetched, path)
+        else:
+            fetched.replace(path)
+    except archives.ArchiveError as error:
+        raise ArtifactError(str(error)) from error
     if artifact.get("mode") is not None:
         for entry in [path, *(path.rglob("*") if artifact.get("recurseMode") else ())]:
-            entry.chmod(int(artifact["mode"]))
+            if not entry.is_symlink():
+                entry.chmod(int(artifact["mode"]))
+
+
+class _WebOnly(urllib.request.OpenerDirector):
+    """Opens http: and https:, wherever a redirection leads; the standard opener reads local files, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for handler in (
+            *(urllib.request.ProxyHandler, urllib.request.HTTPHandler, urllib.request.HTTPSHandler),
+            *(urllib.request.HTTPRedirectHandler, urllib.request.HTTPErrorProcessor),
+            *(urllib.request.HTTPDefaultErrorHandler, urllib.request.UnknownHandler),
+        ):
+            self.add_handler(handler())
 
 
 def _get(artifact: dict[str, Any], into: Path) -> None:
@@ -75,59 +93,10 @@ def _get(artifact: dict[str, Any], into: Path) -> None:
     headers = {header["name"]: header["value"] for header in http.get("headers") or []}
     try:
         request = urllib.request.Request(http["url"], headers=headers)
-        with urllib.request.urlopen(request, timeout=60) as answer, into.open("wb") as file:
+        with _WebOnly().open(request, timeout=60) as answer, into.open("wb") as file:
             shutil.copyfileobj(answer, file)
     except (OSError, ValueError) as error:
         raise ArtifactError(f"artifact {artifact['name']} failed to load: {http['url']}: {error}") from None
-
-
-def _tarball(path: Path) -> bool:
-    if not path.is_file():
-        return False
-    try:
-        with tarfile.open(path, "r:gz") as archive:
-            return archive.next() is not None
-    except (tarfile.TarError, OSError, EOFError):
-        return False
-
-
-def _untar(path: Path, into: Path) -> None:
-    root = os.path.realpath(into)
-
-    def sanitized(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
-        """As Argo's executor: links that stay within `into`, and files and directories without their owner."""
-        target = os.path.normpath(os.path.join(root, member.name))
-        if not target.startswith(f"{root}/"):
-            raise ArtifactError(f"illegal file path: {member.name}")
-        if member.issym():
-            if not os.path.normpath(os.path.join(os.path.dirname(target), member.linkname)).startswith(f"{root}/"):
-                raise ArtifactError(f"illegal symlink target: {member.name} -> {member.linkname}")
-            return member
-        if not f"{os.path.realpath(os.path.dirname(target))}/".startswith(f"{root}/"):
-            raise ArtifactError(
-                f"illegal file path after symlink resolution: {member.name} resolves outside destination"
-            )
-        mode = 0o755 if member.isdir() else member.mode & 0o777
-        member.mode, member.uid, member.gid, member.uname, member.gname = mode, os.getuid(), os.getgid(), "", ""
-        return member if member.isdir() or member.isreg() else None
-
-    with tarfile.open(path, "r:gz") as archive:
-        archive.extraction_filter = lambda member, _: member  # Python before 3.11.4 has none
-        archive.extractall(into, (member for entry in archive if (member := sanitized(entry))))
-
-
-def _unpack(archive: Path, path: Path, extract: Any) -> None:
-    unpacked = path.with_name(path.name + ".tmpdir")
-    unpacked.mkdir()
-    try:
-        extract(unpacked)
-    except (tarfile.TarError, zipfile.BadZipFile, OSError, EOFError) as error:
-        raise ArtifactError(f"{path.name} cannot be unpacked: {error}") from error
-    archive.unlink()
-    entries = list(unpacked.iterdir())
-    (entries[0] if len(entries) == 1 else unpacked).rename(path)
-    if len(entries) == 1:
-        unpacked.rmdir()
 
 
 def save(

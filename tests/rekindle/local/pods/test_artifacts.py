@@ -182,6 +182,25 @@ def test_an_artifact_of_a_web_address_arrives_and_a_missing_one_is_said(tmp_path
     server.shutdown()
 
 
+def test_a_web_address_that_is_or_leads_to_a_local_file_is_refused(tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("precious")
+
+    class Redirection(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(302)
+            self.send_header("Location", secret.as_uri())
+            self.end_headers()
+
+    server = HTTPServer(("127.0.0.1", 0), Redirection)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    for url in (secret.as_uri(), f"file:{secret}", "data:,x", f"http://127.0.0.1:{server.server_port}/"):
+        with pytest.raises(ArtifactError, match="failed to load"):
+            artifacts.load({"name": "a", "http": {"url": url}}, tmp_path / "in", lambda _: None)
+        assert not (tmp_path / "in").exists()
+    server.shutdown()
+
+
 def test_an_artifact_may_name_its_own_bucket_and_the_secrets_to_it(tmp_path: Path) -> None:
     cluster = LocalCluster(tmp_path)
     key = {"name": "mine", "key": "access"}

@@ -1,0 +1,204 @@
+"""Archives made to do harm: whatever they say, nothing outside of their folder is written, read or changed."""
+
+import gzip
+import os
+import random
+import stat
+import tarfile
+import zipfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rekindle.local.pods.archives import ArchiveError, unpack_tar, unpack_zip
+from rekindle.local.pods.artifacts import remove_directory
+
+NAMES = [
+    *(
+        "a/b",
+        "a/b/c",
+        "l",
+        "l/x",
+        "l/l",
+        "m/b/x",
+        "m",
+        "m/x",
+        "./a/c",
+        "a//b",
+        "a",
+        "a/../m",
+        ".",
+        "",
+        "/",
+        "//a",
+        "..",
+    ),
+    *(
+        "../outside",
+        "a/../../outside",
+        "l/../../outside",
+        "/tmp/absolute",
+        "x" * 300,
+        "a/" * 300 + "x",
+        "a\nb",
+        "\x1b[2J",
+    ),
+]
+TARGETS = [
+    *(".", "..", "a", "a/b", "l", "m", "l/..", "l/../..", "m/../../outside", "../outside", "../in/a", "../../x", ""),
+    *("/etc/passwd", "/", "a/../..", "l/l/l/../../..", "x" * 300, "a/" * 2000, "../" * 1300 + "etc/passwd"),
+]
+TYPES = [
+    *(tarfile.REGTYPE, tarfile.DIRTYPE, tarfile.SYMTYPE, tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.CHRTYPE),
+    *(tarfile.BLKTYPE, tarfile.FIFOTYPE, tarfile.CONTTYPE, tarfile.AREGTYPE, tarfile.GNUTYPE_SPARSE, b"Z"),
+]  # fmt: skip
+
+
+def member(name: str, kind: bytes = tarfile.REGTYPE, target: str = "", **more: Any) -> tarfile.TarInfo:
+    info = tarfile.TarInfo(name)
+    info.type, info.linkname = kind, target
+    for field, value in more.items():
+        setattr(info, field, value)
+    return info
+
+
+FORMATS: Any = [tarfile.PAX_FORMAT, tarfile.GNU_FORMAT]
+
+
+def packed(path: Path, members: Iterable[tarfile.TarInfo]) -> Path:
+    with gzip.open(path, "wb", 1) as file:
+        for info in members:
+            form = random.Random(info.name).choice(FORMATS)
+            file.write(info.tobuf(form, errors="surrogateescape"))
+            if info.isreg() and 0 < info.size < 1 << 20:
+                file.write(b"x" * info.size + b"\0" * (-info.size % 512))
+        file.write(bytes(1024))
+    return path
+
+
+def hostile(chance: random.Random) -> list[tarfile.TarInfo]:
+    return [
+        member(
+            chance.choice(NAMES[:10] if chance.random() < 0.9 else NAMES),
+            chance.choice(TYPES),
+            chance.choice(TARGETS[:12] if chance.random() < 0.8 else TARGETS),
+            mode=chance.choice([0o644, 0o7777, 0o000, 0o4755]),
+            size=0 if chance.random() < 0.6 else chance.choice([5, 700, 700, 700, 1 << 60]),
+            mtime=chance.choice([0, 1e9, 1e9, 1e9, 1e23]),
+        )
+        for _ in range(chance.randrange(1, 7))
+    ]
+
+
+def around(path: Path) -> list[tuple[Any, ...]]:
+    """What may not change: names, modes, contents, times."""
+    files = [path, *(file for file in sorted(path.rglob("*")) if "in" not in file.relative_to(path).parts)]
+    return [
+        (
+            file,
+            file.lstat().st_mode,
+            file.lstat().st_nlink if file.is_file() else 0,
+            file.is_file() and file.read_text(),
+        )
+        for file in files
+    ]
+
+
+def assert_harmless(root: Path) -> None:
+    for folder, directories, files in os.walk(root):
+        for name in [*directories, *files]:
+            path = Path(folder, name)
+            mode = path.lstat().st_mode
+            assert stat.S_ISREG(mode) or stat.S_ISDIR(mode) or stat.S_ISLNK(mode), path
+            assert stat.S_ISLNK(mode) or not mode & 0o7000, path
+            assert stat.S_ISDIR(mode) or path.lstat().st_nlink == 1, path
+            assert Path(os.path.realpath(path)).is_relative_to(root), (path, os.readlink(path))
+
+
+def test_a_thousand_hostile_archives_touch_nothing_outside(tmp_path: Path) -> None:
+    chance, loaded = random.Random(18), 0
+    (tmp_path / "place").mkdir()
+    (tmp_path / "place/outside").write_text("precious")
+    (tmp_path / "x").write_text("precious")
+    before = around(tmp_path)
+    for number in range(1000):
+        members = hostile(chance)
+        archive = packed(tmp_path / "place/in.tmp", members)
+        place = tmp_path / "place/in"
+        try:
+            unpack_tar(archive, place)
+        except ArchiveError:
+            assert not os.path.lexists(place), "nothing half-unpacked is left"
+        else:
+            loaded += 1
+            assert_harmless(place)
+            remove_directory(place) if place.is_dir() else place.unlink()
+        archive.unlink(missing_ok=True)
+        assert around(tmp_path) == before, (number, [(info.name, info.type, info.linkname) for info in members])
+    assert loaded > 50, "the harmless among them are unpacked"
+
+
+@pytest.mark.parametrize(
+    "members",
+    [
+        [
+            member("d/e", tarfile.DIRTYPE),
+            member("d/e/l", tarfile.SYMTYPE, "../.."),
+            member("m", tarfile.SYMTYPE, "d/e/l/.."),
+        ],
+        [member("a/real", size=1), member("a/out", tarfile.SYMTYPE, "../outside")],
+        [member("l", tarfile.SYMTYPE, "d"), member("d", tarfile.DIRTYPE), member("l/x", size=3)],
+        [member("l", tarfile.SYMTYPE, "d"), member("d", tarfile.DIRTYPE), member("l/up", tarfile.SYMTYPE, "..")],
+        [member("only", tarfile.SYMTYPE, "outside")],
+    ],
+    ids=["resolved from elsewhere", "beside the moved entry", "written through", "linked through", "a link alone"],
+)
+def test_a_link_that_leads_out_or_is_written_through_is_refused(tmp_path: Path, members: list[tarfile.TarInfo]) -> None:
+    (tmp_path / "outside").write_text("precious")
+    with pytest.raises(ArchiveError):
+        unpack_tar(packed(tmp_path / "in.tmp", members), tmp_path / "in")
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["in.tmp", "outside"]
+
+
+def test_links_that_stay_inside_work(tmp_path: Path) -> None:
+    members = [
+        member("tree/up", tarfile.SYMTYPE, "deep/down/../../file"),
+        member("tree/deep/down", tarfile.DIRTYPE),
+        member("tree/deep/back", tarfile.SYMTYPE, "../up"),
+        member("tree/file", size=2),
+    ]
+    unpack_tar(packed(tmp_path / "in.tmp", members), tmp_path / "in")
+    assert (tmp_path / "in/up").read_text() == (tmp_path / "in/deep/back").read_text() == "xx"
+
+
+def test_a_bomb_is_refused_before_it_fills_the_disk(tmp_path: Path) -> None:
+    many = packed(tmp_path / "many", (member(f"d{number}", tarfile.DIRTYPE) for number in range(2000)))
+    with pytest.raises(ArchiveError, match="in has more than 1000 entries: pack fewer, larger files"):
+        unpack_tar(many, tmp_path / "in", most_entries=1000)
+    deep = packed(tmp_path / "deep", [member("/".join(f"{number}" * 150), size=1) for number in range(10)])
+    with pytest.raises(ArchiveError, match="in has more than 1000 entries"):
+        unpack_tar(deep, tmp_path / "in", most_entries=1000)
+    large = packed(tmp_path / "large", [member("zeros", size=1 << 50)])
+    with pytest.raises(ArchiveError, match=r"in unpacks to more than .* GB, 90% of the free disk space: free some"):
+        unpack_tar(large, tmp_path / "in")
+    hole = member("hole", tarfile.GNUTYPE_SPARSE, size=1 << 50)
+    with pytest.raises(ArchiveError):
+        unpack_tar(packed(tmp_path / "hole", [hole]), tmp_path / "in")
+    with zipfile.ZipFile(tmp_path / "zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("zeros", bytes(10 << 20))
+    with pytest.raises(ArchiveError, match="in unpacks to more than"):
+        unpack_zip(tmp_path / "zip", tmp_path / "in", share=1e-9)
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["deep", "hole", "large", "many", "zip"]
+
+
+def test_a_header_without_end_takes_neither_memory_nor_time(tmp_path: Path) -> None:
+    endless = packed(tmp_path / "endless", [member("name", tarfile.GNUTYPE_LONGNAME, size=1 << 33)])
+    with pytest.raises(ArchiveError, match="a header of more than"):
+        unpack_tar(endless, tmp_path / "in")
+    back = member("back", size=-1024)
+    with gzip.open(tmp_path / "back", "wb") as file:  # tarfile would read this header for ever
+        file.write(member("first").tobuf() + back.tobuf(tarfile.GNU_FORMAT) + bytes(1024))
+    with pytest.raises(ArchiveError):
+        unpack_tar(tmp_path / "back", tmp_path / "in")
