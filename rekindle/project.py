@@ -7,6 +7,7 @@ with `[tool.rekindle]`. Outside of any project it is the reference project, whic
 import os
 import re
 import sys
+import sysconfig
 from collections.abc import Collection
 from importlib import import_module
 from importlib.util import find_spec
@@ -20,6 +21,7 @@ PACKAGE = Path(__file__).resolve().parent
 BUNDLED = PACKAGE / "reference"  # exists in a wheel; in a clone the reference project lies beside the package
 REFERENCE = BUNDLED if BUNDLED.is_dir() else PACKAGE.parent
 SHARED = ("steps", "pipelines")  # a project's own stand in front of the reference project's
+LIBRARIES = tuple(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))
 NAME = re.compile(r"[a-z]([-a-z0-9]{0,28}[a-z0-9])?")
 WORKLOAD = ("steps/MODULE.py", "data/power.csv", "configs/PROJECT.yaml")  # all that `only_workload` makes
 DOCS = {"workload": "docs/your-own-model.md", "step": "docs/api.md", "pipeline": "docs/your-own-pipeline.md"}
@@ -107,21 +109,27 @@ def load(name: str, kind: str, required: Collection[str]) -> ModuleType:
     except ConfigError:
         raise
     except Exception as error:  # a mistake in the user's code, at its top
-        import traceback  # `rekindle --help` does without
-
-        line = traceback.extract_tb(error.__traceback__)[-1]
-        place = (
-            f"{error.filename}:{error.lineno}" if isinstance(error, SyntaxError) else f"{line.filename}:{line.lineno}"
-        )
-        raise ConfigError(
-            f'{kind} "{name}" cannot be imported: {place}: {type(error).__name__}: {error}. Correct it.'
-        ) from error
+        raise ConfigError(f'{kind} "{name}" cannot be imported: {describe(error)} Correct it.') from error
     if missing := [attribute for attribute in required if not hasattr(module, attribute)]:
         raise ConfigError(
             f'{kind} "{name}" lacks {", ".join(missing)}: a {kind} module must define {", ".join(required)} '
             f"(see {DOCS[kind]})."
         )
     return module
+
+
+def describe(error: Exception) -> str:
+    """FILE:LINE of the innermost code of a project that `error` comes from, what it says, and the nearest name."""
+    import traceback  # `rekindle --help` does without
+
+    if isinstance(error, SyntaxError):
+        return f"{error.filename}:{error.lineno}: {type(error).__name__}: {error}."
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if not frame.filename.startswith((f"{PACKAGE}/", "<", *LIBRARIES))] or frames
+    hint = ""
+    if isinstance(error, AttributeError) and error.name:
+        hint = did_you_mean(error.name, [name for name in dir(error.obj) if not name.startswith("_")])
+    return f"{own[-1].filename}:{own[-1].lineno}: {type(error).__name__}: {error}.{hint}"
 
 
 def _complete(package: str) -> None:
@@ -169,6 +177,6 @@ def _siblings(name: str, folders: list[str]) -> set[str]:
     return {
         f"{package}.{path.stem}"
         for package in packages
-        for folder in folders
+        for folder in [*folders, *([str(REFERENCE)] if package in SHARED else [])]
         for path in Path(folder, *package.split(".")).glob("[!_]*.py")
     }

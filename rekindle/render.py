@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import yaml
 
 from rekindle import project
-from rekindle.errors import ConfigError
+from rekindle.errors import ConfigError, RekindleError
 from rekindle.provenance import PROVENANCE, git_sha, pack
 
 if TYPE_CHECKING:
@@ -63,7 +63,13 @@ def render_manifest(config: "Config", kind: Kind = "workflow") -> Manifest:
 def _workflow(config: "Config") -> Manifest:
     from hera.workflows import Workflow
 
-    workflow = project.load(config.pipeline, "pipeline", ("build",)).build(config)
+    pipeline = project.load(config.pipeline, "pipeline", ("build",))
+    try:
+        workflow = pipeline.build(config)
+    except RekindleError:
+        raise
+    except Exception as error:  # a mistake in the user's code
+        raise ConfigError(f"{project.describe(error)} Correct the pipeline {config.pipeline}.") from error
     if type(workflow) is not Workflow:
         raise ConfigError(
             f"{config.pipeline}.build gives {type(workflow).__name__}: it must return the Workflow of Hera; what the "

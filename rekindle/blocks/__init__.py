@@ -28,6 +28,7 @@ Others:
 Everything takes its image, resources and nodes from settings.PodConfig; presets.yaml has nodes, GPUs and gangs by name.
 """
 
+import sys
 from importlib import import_module
 from typing import Any
 
@@ -39,8 +40,14 @@ NAMES = {  # module → its public names; __init__.pyi says the same to type che
 MODULES = {name: f"rekindle.blocks.{module}" for module, names in NAMES.items() for name in names}
 
 
+def __dir__() -> list[str]:
+    return sorted(MODULES)
+
+
 def __getattr__(name: str) -> Any:
     """A name on its first use: a config reads `settings`, and must not wait for Hera."""
     if name not in MODULES:
-        raise AttributeError(f"module 'rekindle.blocks' has no attribute '{name}'")
+        raise AttributeError(
+            f"module 'rekindle.blocks' has no attribute '{name}'", name=name, obj=sys.modules[__name__]
+        )
     return getattr(import_module(MODULES[name]), name)

@@ -1,11 +1,11 @@
 """The inputs of a step, checked when the pipeline is built: each there, known, and of its kind."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from hera.workflows import Artifact, Parameter, Task
 from hera.workflows import models as m
-from pydantic import TypeAdapter, ValidationError
+from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
 from rekindle.blocks.wiring import Block, Value, refuse, shown
@@ -15,14 +15,22 @@ from rekindle.step import is_artifact
 NUMBERS = (int, float)
 
 
-def reject_unknown(task: str, values: Mapping[str, Any], fields: Mapping[str, FieldInfo]) -> None:
-    """Raise WiringError for inputs that the step does not have, or that are missing."""
+def reject_unknown(
+    task: str, values: Mapping[str, Any], fields: Mapping[str, FieldInfo], options: Collection[str] = ()
+) -> None:
+    """Raise WiringError for inputs that the step does not have, or that are missing; `options` are other arguments."""
     for name in values.keys() - fields.keys():
-        hint = did_you_mean(name, set(fields)) or f" It has {', '.join(fields) or 'none'}."
+        hint = did_you_mean(name, {*fields, *options}) or f" It has {', '.join(fields) or 'none'}."
         refuse(f'{task} has no input "{name}".{hint}')
     if missing := [name for name, info in fields.items() if info.is_required() and values.get(name) is None]:
         kinds = [f"{name} ({'an artifact' if is_artifact(fields[name]) else 'a parameter'})" for name in missing]
         refuse(f"{task} lacks {', '.join(kinds)}: give {', '.join(f'{name}=...' for name in missing)}.")
+
+
+def check_section(name: str, value: Any, section: type[BaseModel]) -> None:
+    """Raise WiringError unless `value` is a section of the config, or None for the config's own."""
+    if value is not None and not isinstance(value, section):
+        refuse(f"{name}={value!r} is no section: give config.{name}.model_copy(update={{...}}), or {section.__name__}.")
 
 
 def bound(task: str, values: Mapping[str, Any], fields: Mapping[str, FieldInfo]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from hera.workflows import DAG, Parameter, Resource, Task
 
-from rekindle.blocks.binding import bound, reject_unknown
+from rekindle.blocks.binding import bound, check_section, reject_unknown
 from rekindle.blocks.container import NO_CURE, command, retries
 from rekindle.blocks.jobs import pytorch_job
 from rekindle.blocks.jobs.kubeflow import FAILURE
@@ -21,7 +21,11 @@ from rekindle.blocks.wiring import Block, Outputs, Stored, handed, refuse
 from rekindle.blocks.workflow import Pipeline, current, step
 from rekindle.keys import CHECKPOINTS, MODEL, key
 from rekindle.provenance import RELEASED
+from rekindle.sections import Section
+from rekindle.serving.config import ServeConfig
 from rekindle.step import load
+from rekindle.training.spec import TrainConfig
+from rekindle.workload import load as load_workload
 
 
 def prepare(*, task: str = "", **inputs: Any) -> Block:
@@ -39,6 +43,8 @@ def train(data: Block, *, task: str = "", train: Any = None, model: Any = None, 
     """
     made = current()
     config = made.config
+    check_section("train", train, TrainConfig)
+    check_section("model", model, Section)
     section = train or config.train
     given = {name: inputs.pop(name, None) or handed(data, name) for name in ("dataset", "digest", "run_id")}
     if not isinstance(given["dataset"], Stored):
@@ -77,7 +83,11 @@ def evaluate(model: Block, *, task: str = "", **inputs: Any) -> Block:
     config = current().config
     ours = {"workload": config.workload, "name": config.name, **dict(config.gate)}
     taken = _taken(model, inputs, "run_id", "dataset", "model")
-    return _after(model, step("steps.evaluate", task=task, inputs=ours | taken | inputs))
+    judged = _after(model, step("steps.evaluate", task=task, inputs=ours | taken | inputs))
+    workload = load_workload(config.workload)
+    if not hasattr(workload, "evaluate"):  # or it alone knows what it gives
+        judged.outputs.metrics.known = {metric.name for metric in workload.metrics}
+    return judged
 
 
 def release(evaluation: Block, *, task: str = "", **inputs: Any) -> Block:
@@ -97,6 +107,7 @@ def deploy(released: Block, *, task: str = "", serve: Any = None) -> Block:
     `serve` is a section of the config (default: its own). The name of the model is that of the objects.
     """
     made = current()
+    check_section("serve", serve, ServeConfig)
     uri, model = handed(released, "model_uri"), str(handed(released, "name"))
     if "{{" in model:
         refuse(f"a deployment is named after its model, and {model} is known only when the pipeline runs: give a name.")

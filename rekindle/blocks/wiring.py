@@ -2,7 +2,7 @@
 
 import contextlib
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -68,6 +68,7 @@ class Value(str):
     name: str
     kind: Any
     expression: str
+    known: Collection[str] = ()  # the keys of a mapping, if they are known before it runs
 
     def __new__(cls, name: str, path: str, kind: Any, expression: str = "") -> "Value":
         """`path` is what the tag names; `expression` replaces it where the value must be computed."""
@@ -81,6 +82,9 @@ class Value(str):
             return super().__getitem__(key)
         if getattr(self.kind, "__origin__", self.kind) is not dict:
             refuse(f'{self.name} is no mapping, so it has no "{key}": leave the brackets out.')
+        if self.known and key not in self.known:
+            hint = did_you_mean(key, set(self.known)) or f" It has {', '.join(sorted(self.known))}."
+            refuse(f'{self.name} has no "{key}".{hint}')
         kind = getattr(self.kind, "__args__", (str, str))[1]
         return Value(f'{self.name}["{key}"]', "", kind, f"jsonpath({self.expression}, '$.{key}')")
 

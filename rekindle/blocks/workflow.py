@@ -17,7 +17,7 @@ from rekindle.blocks.resource import delete
 from rekindle.blocks.scope import Scope
 from rekindle.blocks.settings import DEFAULTS
 from rekindle.blocks.wiring import Block, Condition, Outputs, Stored, Value, refuse
-from rekindle.errors import did_you_mean
+from rekindle.errors import ConfigError, did_you_mean
 from rekindle.keys import LEDGER, key
 from rekindle.provenance import PROVENANCE
 from rekindle.step import is_artifact, load, short_name, to_text
@@ -342,13 +342,16 @@ def step(
     go to it. Raises WiringError.
     """
     made = current()
-    definition = load(module)
+    try:
+        definition = load(module)
+    except ConfigError as error:
+        refuse(str(error))
     options = {name: more.pop(name) for name in OPTIONS if name in more}
     looped = any(options.get(name) is not None for name in LOOPS)
     name = made.name(task, short_name(module))
     values = {**(inputs or {}), **more}
     fields = definition.Inputs.model_fields
-    reject_unknown(name, values, fields)
+    reject_unknown(name, values, fields, OPTIONS)
     arguments = bound(name, values, fields)
     template = made.container(module, pod or short_name(module), looped)
     texts = {

@@ -1,20 +1,18 @@
-"""A pipeline of one's own: everything can stand twice, plain Hera mixes in, and wrong wiring names its line."""
+"""A pipeline of one's own: everything can stand twice, and plain Hera mixes in."""
 
 import json
 import threading
-from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hera.workflows import DAG, Artifact, Container, Parameter, Steps, Task, Workflow, WorkflowsService, script
+from hera.workflows import Artifact, Container, Steps, Task, Workflow, WorkflowsService, script
 from hera.workflows import models as m
 
 from pipelines import training
 from rekindle import blocks
 from rekindle.argo.validate import lint
-from rekindle.blocks.wiring import WiringError
 from rekindle.config import Config, load_config
 from rekindle.render import render_manifest
 
@@ -121,92 +119,6 @@ def test_a_group_takes_what_it_needs_from_around_it_however_deep(config: Config)
         [{"name": "run_id", "value": "{{tasks.prepare.outputs.parameters.run_id}}"}],
         [{"name": "run_id", "value": "{{inputs.parameters.run_id}}"}],
     ]
-
-
-Wrong = Callable[[], Any]
-
-
-def _in_steps() -> None:
-    with Steps(name="s"):
-        blocks.prepare()
-
-
-def _sibling() -> None:
-    with blocks.group("one"):
-        data = blocks.prepare()
-    blocks.train(data)
-
-
-def _twice() -> None:
-    with DAG(name="branch"):
-        blocks.prepare()
-    Task(name="a", template="branch")
-    Task(name="b", template="branch")
-
-
-def _judged() -> blocks.Block:
-    return blocks.evaluate(blocks.train(blocks.prepare()))
-
-
-WRONG: list[tuple[Wrong, str]] = [
-    (lambda: blocks.prepare().outputs.digset, 'prepare has no output "digset". Did you mean "digest"?'),
-    (lambda: blocks.prepare().digest, "digest is an output of prepare: write .outputs.digest."),
-    (lambda: blocks.train(blocks.prepare()).outputs.report, 'train has no output "report". It has model.'),
-    (lambda: blocks.train(None), "None is no block"),  # pyright: ignore[reportArgumentType]
-    (lambda: blocks.evaluate(blocks.prepare()), 'prepare hands on no "model"'),
-    (lambda: blocks.release(blocks.train(blocks.prepare())), 'train hands on no "name"'),
-    (lambda: blocks.deploy(_judged()), 'evaluate hands on no "model_uri"'),
-    (lambda: blocks.verify(blocks.release(_judged())), 'release hands on no "serve"'),
-    (lambda: blocks.prepare(experimnt="a"), 'no input "experimnt". Did you mean "experiment"?'),
-    (lambda: blocks.train(blocks.prepare(), digset="a"), 'no input "digset". Did you mean "digest"?'),
-    (lambda: blocks.step("steps.evaluate", workload="w"), "evaluate lacks dataset (an artifact), model (an artifact)"),
-    (lambda: blocks.step("steps.evalute"), 'Did you mean "steps.evaluate"?'),
-    (lambda: blocks.step("steps.evaluate", workload="w", dataset=blocks.prepare(), model="m"),
-     "is the task prepare: give one of"),
-    (lambda: blocks.step("steps.evaluate", workload="w", dataset=blocks.prepare().outputs.digest, model="m"),
-     'the input "dataset" of evaluate is an artifact, and the parameter digest is none'),
-    (lambda: blocks.step("steps.evaluate", workload="w", dataset="data/", model="m"),
-     "is an artifact, and 'data/' is none"),
-    (lambda: blocks.prepare(experiment=blocks.prepare().outputs.dataset), "is a parameter, and dataset is an artifact"),
-    (lambda: blocks.evaluate(blocks.train(blocks.prepare()), confidence="high"), "confidence"),
-    (lambda: blocks.evaluate(blocks.train(blocks.prepare()), resamples=_judged().outputs.verdict), "is a number"),
-    (lambda: blocks.train(blocks.prepare(), dataset=Parameter(name="d", value="d")), "give the artifact of a block"),
-    (lambda: blocks.prepare(task="Data Set"), 'the task "Data Set" needs another name'),
-    (lambda: [blocks.prepare(task="data"), blocks.prepare(task="data")], 'there is a task "data" already'),
-    (lambda: blocks.train(blocks.prepare(), task="a-name-that-pods-cannot-have-after-them"), "at most"),
-    (lambda: bool(_judged().outputs.verdict == "release"), "is known only when the pipeline runs"),
-    (lambda: _judged().outputs.verdict == 3, "is text: it cannot be compared with 3"),
-    (lambda: _judged().outputs.verdict["ap"], "verdict"),
-    (lambda: blocks.prepare(experiment="{{tasks.chose.outputs.result}}"), 'has no task "chose"'),
-    (_sibling, "prepare is in one: use it there"),
-    (_in_steps, "a block stands in a DAG, and not in Steps"),
-    (_twice, "the DAG branch runs several times (a, b)"),
-    (lambda: blocks.pipeline(load_config(GOLDEN / "config.yaml", environment={}).config, on_exit="x").__enter__(),
-     "on_exit are the pipeline's own"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("wrong, words", WRONG, ids=[words[:40] for _, words in WRONG])
-def test_wrong_wiring_names_the_line_what_is_wrong_and_what_it_could_be(
-    wrong: Wrong, words: str, config: Config
-) -> None:
-    with pytest.raises(blocks.WiringError.__base__ or Exception) as error, blocks.pipeline(config):
-        wrong()
-    assert words in str(error.value), error.value
-    if isinstance(error.value, WiringError):
-        assert str(error.value).startswith("tests/rekindle/blocks/test_workflow.py:"), error.value
-
-
-def test_a_block_outside_of_a_pipeline_says_where_it_belongs() -> None:
-    with pytest.raises(WiringError, match=r"with blocks\.pipeline\(config\)"):
-        blocks.prepare()
-
-
-def test_pods_of_no_task_are_an_error_with_the_nearest_kind() -> None:
-    config = load_config(GOLDEN / "config.yaml", ["cluster.pods.trian.gpus=1"], environment={}).config
-    said = r'pods\.trian is set, and no task has such pods\. Did you mean "train"'
-    with pytest.raises(WiringError, match=said), blocks.pipeline(config):
-        blocks.prepare()
 
 
 def test_a_users_own_template_may_be_called_like_one_of_ours(config: Config) -> None:
