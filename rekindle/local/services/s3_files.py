@@ -116,6 +116,8 @@ class Files:
                     size += len(block)
                     _write_all(file, block)
                 meta = json.dumps({**finish(size), "size": size, "modified": time.time()}).encode()
+                if len(meta) > TRAILER - 4:
+                    raise S3Error(400, "MetadataTooLarge", "the headers that an object keeps have at most 2 KB.")
                 _write_all(file, meta + len(meta).to_bytes(4, "big"))
             return path
         except BaseException:

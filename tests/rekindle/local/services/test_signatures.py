@@ -1,0 +1,186 @@
+"""Who may use the embedded S3 endpoint: who can sign with the secret key; for what was signed; while it is valid."""
+
+import hashlib
+import os
+import re
+import resource
+import socket
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from botocore.exceptions import ClientError
+
+from rekindle.local.services.connections import THREADS
+from rekindle.local.services.signatures import NOTHING, Signature, signing_key
+from tests.rekindle.local.services.endpoint import KEY, SECRET, Endpoint
+
+
+@pytest.fixture(scope="module")
+def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoint]:
+    server = Endpoint(tmp_path_factory.mktemp("s3"))
+    server.client.put_object(Bucket="data", Key="a", Body=b"secret")
+    yield server
+    server.kill()
+
+
+def code(status: int, body: bytes) -> tuple[int, str]:
+    return status, (re.findall(r"<Code>(\w+)</Code>", body.decode()) or [""])[0]
+
+
+@pytest.mark.parametrize(
+    ("keys", "refusal"),
+    [(("other", SECRET), "InvalidAccessKeyId"), ((KEY, "other"), "SignatureDoesNotMatch")],
+)
+def test_neither_key_is_enough(endpoint: Endpoint, keys: tuple[str, str], refusal: str) -> None:
+    for version in ("s3v4", "s3"):
+        client = endpoint.connect(*keys, signature_version=version)
+        url = client.generate_presigned_url("get_object", {"Bucket": "data", "Key": "a"})
+        with pytest.raises(urllib.error.HTTPError) as caught:
+            urllib.request.urlopen(url)
+        assert code(caught.value.code, caught.value.read()) == (403, refusal)
+    with pytest.raises(ClientError, match=refusal):
+        endpoint.connect(*keys).get_object(Bucket="data", Key="a")
+    with pytest.raises(ClientError, match=refusal):
+        endpoint.connect(*keys).put_object(Bucket="data", Key="a", Body=b"x" * 3_000_000)
+    assert endpoint.client.get_object(Bucket="data", Key="a")["Body"].read() == b"secret"
+
+
+def test_an_unsigned_request_is_refused(endpoint: Endpoint) -> None:
+    claim = {"Authorization": f"AWS4-HMAC-SHA256 Credential={KEY}/20260101/us-east-1/s3/aws4_request"}
+    for headers in ({}, claim, {"Authorization": f"AWS {KEY}:x"}):
+        for method, path in (("GET", "/data?list-type=2"), ("PUT", "/data/b"), ("DELETE", "/data/a")):
+            assert code(*endpoint.send(method, path, headers)) == (403, "AccessDenied")
+    assert code(*endpoint.send("GET", f"/data/a?AWSAccessKeyId={KEY}", {})) == (403, "AccessDenied")
+
+
+def test_a_signature_is_good_for_what_was_signed_only(endpoint: Endpoint) -> None:
+    good = endpoint.signed("GET", "/data/a", {})
+    assert endpoint.send("GET", "/data/a", good) == (200, b"secret")
+    others = {
+        "path": ("GET", "/data/b", good), "query": ("GET", "/data/a?x-id=x", good),
+        "method": ("DELETE", "/data/a", good),
+        "host": ("GET", "/data/a", good | {"Host": "other"}),
+        "time": ("GET", "/data/a", good | {"X-Amz-Date": good["X-Amz-Date"][:-2] + "9Z"}),
+    }  # fmt: skip
+    refused = {what: code(*endpoint.send(*request)) for what, request in others.items()}
+    assert refused == dict.fromkeys(others, (403, "SignatureDoesNotMatch"))
+    copying = endpoint.signed("PUT", "/data/b", {}) | {"x-amz-copy-source": "/data/a"}
+    assert code(*endpoint.send("PUT", "/data/b", copying)) == (403, "AccessDenied")
+    body = endpoint.signed("PUT", "/data/b", {"Content-Length": "3"}, hashlib.sha256(b"one").hexdigest())
+    assert code(*endpoint.send("PUT", "/data/b", body, b"two")) == (400, "XAmzContentSHA256Mismatch")
+    assert code(*endpoint.send("GET", "/data/b", endpoint.signed("GET", "/data/b", {}))) == (404, "NoSuchKey")
+
+
+def test_a_signature_ends(endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    def url(version: str, seconds: int) -> str:
+        client = endpoint.connect(signature_version=version)
+        return client.generate_presigned_url("get_object", {"Bucket": "data", "Key": "a"}, ExpiresIn=seconds)
+
+    for version in ("s3v4", "s3"):
+        with urllib.request.urlopen(url(version, 60)) as answer:
+            assert answer.read() == b"secret"
+    an_hour_ago = datetime.now(UTC) - timedelta(hours=1)
+    monkeypatch.setattr("botocore.auth.get_current_datetime", lambda **_: an_hour_ago)
+    old = [url("s3v4", 60), url("s3v4", 8 * 86400), url("s3", -3600)]
+    longer = [re.sub(r"Expires=\d+", lambda match: match[0] + "00", link) for link in (old[0], old[2])]
+    for link, refusal in zip([*old, *longer], ["AccessDenied"] * 3 + ["SignatureDoesNotMatch"] * 2, strict=True):
+        with pytest.raises(urllib.error.HTTPError) as caught:
+            urllib.request.urlopen(link)
+        assert code(caught.value.code, caught.value.read()) == (403, refusal)
+    skewed = endpoint.signed("GET", "/data/a", {})
+    assert code(*endpoint.send("GET", "/data/a", skewed)) == (403, "RequestTimeTooSkewed")
+
+
+def test_the_signatures_of_chunks_are_those_of_amazons_example() -> None:
+    """Source: Signature Calculations for the Authorization Header: Transferring Payload in Multiple Chunks."""
+    scope = "20130524/us-east-1/s3/aws4_request"
+    seed = "4f232c4386841ef735655705268965c44a0e4690baa4adea153f7db9fa80a0a9"
+    key = signing_key("wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY", scope)
+    signature = Signature(key, "20130524T000000Z", scope, seed)
+    chunks = [hashlib.sha256(b"a" * size).hexdigest() for size in (65536, 1024)]
+    assert [signature.chunk(digest) for digest in [*chunks, NOTHING]] == [
+        "ad80c730a21e5b8d04586a2213dd63b9a0e99e0e2307b0ade35a65485a288648",
+        "0055627c9e194cb4542bae2aa5492e3c1575bbb81b612b7d234b86a503ef5497",
+        "b6c6ea8a5354eaf15b3cb7646744f4275b71ea724fed81ceb9323e279d449df9",
+    ]
+
+
+def test_a_chunk_that_was_changed_on_its_way_is_refused(endpoint: Endpoint) -> None:
+    def put(part: bytes, arriving: bytes) -> tuple[int, str]:
+        fixed = {"Content-Encoding": "aws-chunked", "x-amz-decoded-content-length": str(len(part))}
+        headers = endpoint.signed("PUT", "/data/c", fixed, "STREAMING-AWS4-HMAC-SHA256-PAYLOAD")
+        scope = re.findall(r"Credential=[^/]+/([^,]+),", headers["Authorization"])[0]
+        seed = headers["Authorization"].rpartition("=")[2]
+        signature = Signature(signing_key(SECRET, scope), headers["X-Amz-Date"], scope, seed)
+        lines = [
+            b"%x;chunk-signature=%s\r\n%s\r\n" % (len(data), signature.chunk(digest).encode(), data)
+            for data, digest in ((arriving, hashlib.sha256(part).hexdigest()), (b"", NOTHING))
+        ]
+        body = b"".join(lines)
+        return code(*endpoint.send("PUT", "/data/c", headers | {"Content-Length": str(len(body))}, body))
+
+    assert put(b"one" * 50_000, b"one" * 50_000) == (200, "")
+    assert put(b"one", b"two") == (403, "SignatureDoesNotMatch")
+    assert endpoint.client.get_object(Bucket="data", Key="c")["Body"].read() == b"one" * 50_000
+
+
+@pytest.mark.parametrize(
+    "length", ["-1", "-600000000", "9" * 30, "1e9", "+5", "0x10", "٣".encode().decode("latin-1"), "5, 5"]
+)
+def test_a_length_that_is_none_is_refused_before_anything_is_read(endpoint: Endpoint, length: str) -> None:
+    before = memory(endpoint)
+    with socket.create_connection(("127.0.0.1", endpoint.port)) as stranger:
+        stranger.sendall(f"PUT /data/x HTTP/1.1\r\nHost: x\r\nContent-Length: {length}\r\n\r\n".encode("latin-1"))
+        assert b" 400 " in stranger.recv(1000)
+    with socket.create_connection(("127.0.0.1", endpoint.port)) as stranger:  # a length that is one, of a stranger
+        stranger.sendall(b"PUT /data/x HTTP/1.1\r\nHost: x\r\nContent-Length: 4000000000\r\n\r\n")
+        assert b" 403 " in stranger.recv(1000)
+    assert memory(endpoint) - before < 4
+
+
+def memory(endpoint: Endpoint) -> float:
+    """Of the process, in MB."""
+    return int(re.findall(r"VmRSS:\s+(\d+)", Path(f"/proc/{endpoint.process.pid}/status").read_text())[0]) / 1000
+
+
+def test_thousands_of_idle_connections_cost_little_and_hinder_nobody(tmp_path: Path) -> None:
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if most[1] != resource.RLIM_INFINITY and most[1] < 10_000:
+        pytest.skip("the limit on open files is too low here")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (10_000, most[1]))
+    server = Endpoint(tmp_path)
+    idle = []
+    try:
+        for number in range(4000):
+            connection = socket.create_connection(("127.0.0.1", server.port))
+            connection.sendall(b"GET /data/a HTTP/1.1\r\nHost:" if number % 2 else b"")
+            idle.append(connection)
+        server.client.put_object(Bucket="data", Key="a", Body=b"x" * 3_000_000)
+        assert len(server.client.get_object(Bucket="data", Key="a")["Body"].read()) == 3_000_000
+        assert memory(server) < 200
+        assert len(os.listdir(f"/proc/{server.process.pid}/task")) <= THREADS + 2
+    finally:
+        for connection in idle:
+            connection.close()
+        server.kill()
+        resource.setrlimit(resource.RLIMIT_NOFILE, most)
+
+
+def test_requests_that_come_in_one_piece_are_all_answered(endpoint: Endpoint) -> None:
+    lines = "".join(f"{name}: {value}\r\n" for name, value in endpoint.signed("GET", "/data/a", {}).items())
+    with socket.create_connection(("127.0.0.1", endpoint.port), timeout=10) as connection:
+        connection.sendall(f"GET /data/a HTTP/1.1\r\n{lines}\r\n".encode() * 3)
+        answers = b""
+        while answers.count(b"secret") < 3:
+            answers += connection.recv(10_000)
+        head = f"GET /data/a HTTP/1.1\r\n{lines}\r\n".encode()
+        for part in (head[:30], head[30:]):  # with a pause, in which the connection is idle again
+            time.sleep(0.1)
+            connection.sendall(part)
+        while answers.count(b"secret") < 4:
+            answers += connection.recv(10_000)
