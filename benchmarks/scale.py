@@ -11,6 +11,7 @@ import json
 import os
 import random
 import resource
+import secrets
 import socket
 import subprocess
 import sys
@@ -24,6 +25,7 @@ import psutil
 
 from benchmarks.bars import bar, parser, report
 from rekindle.local.services.services import Services
+from rekindle.training.membership import handshake
 from rekindle.training.membership.client import HEARTBEAT, Client
 from rekindle.training.membership.protocol import PROTOCOL
 
@@ -38,6 +40,9 @@ class Member(asyncio.Protocol):
 
     def connection_made(self, transport: Any) -> None:
         self.transport = transport
+
+    def introduce(self, nonce: str) -> None:
+        self.send({"nonce": self.id, "proof": handshake.proof(handshake.run_secret(), "worker", nonce, self.id)})
         hello = {"protocol": PROTOCOL, "id": self.id, "name": self.id, "address": "127.0.0.1:12345", "step": 0}
         self.send({"join": hello | {"fingerprint": {}, "generation": 0, "group": 0, "peers": []}})
 
@@ -47,7 +52,9 @@ class Member(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         *lines, self.pending = (self.pending + data).split(b"\n")
         for line in lines:
-            if line.startswith(b'{"open"'):
+            if line.startswith(b'{"nonce"'):
+                self.introduce(json.loads(line)["nonce"])
+            elif line.startswith(b'{"open"'):
                 self.opened = json.loads(line)["open"]
                 self.send({"ack": self.opened, "step": 0})
             elif line.startswith(b'{"members"'):
@@ -131,6 +138,7 @@ def main() -> int:
     options = command.parse_args()
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    os.environ[handshake.VARIABLE] = secrets.token_hex(32)
     with tempfile.TemporaryDirectory() as name:
         services = Services(Path(name) / "home", {})
         services.start("s3")

@@ -57,7 +57,8 @@ def train(data: Block, *, task: str = "", train: Any = None, model: Any = None, 
     values = dict(section) | values | tags
     reject_unknown(name, values, fields)
     bound(name, inputs, fields)
-    job = pytorch_job.pytorch_job(made.job_name(name), section, config.cluster, command("steps.train", values))
+    job_name = made.job_name(name)
+    job = pytorch_job.pytorch_job(job_name, section, config.cluster, command("steps.train", values))
     template = apply(
         made.template_name(name),
         job,
@@ -68,9 +69,17 @@ def train(data: Block, *, task: str = "", train: Any = None, model: Any = None, 
         # a lost pod finds the job again; a job that failed is not tried again, it has done so itself
         retry=retries(max(5, config.cluster.retries), "!(lastRetry.message contains 'failure condition')"),
     )
+    secret = apply(
+        made.template_name(f"{name}-secret"),
+        pytorch_job.run_secret(job_name),
+        owned=True,
+        flags=["--server-side"],  # which needs no right to read Secrets
+        retry=retries(config.cluster.retries),
+    )
     needed: list[str] = []
     scope = made.scope()
     made.resolved(scope, given["dataset"], needed)
+    needed.append(made.add(made.name("", f"{name}-secret"), secret, {}).name)
     block = made.add(name, template, {field: given[field] for field in tags}, {}, needed)
     block.outputs = Outputs(name, {"model": Stored.at("model", key(name, MODEL), (scope, name))})
     block.inputs, block.before = given, data

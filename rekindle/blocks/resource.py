@@ -32,6 +32,7 @@ def apply(
     success: str | None = None,
     failure: tuple[str, ...] = (),
     owned: bool = False,
+    flags: list[str] | None = None,
     retry: RetryStrategy,
 ) -> Resource:
     """Apply `manifest` and wait for `success` or one of `failure`; an `owned` object goes when the workflow does.
@@ -42,6 +43,7 @@ def apply(
         name=name,
         action="apply",
         manifest=render(manifest),
+        flags=flags,
         inputs=[Parameter(name=name) for name in inputs],
         success_condition=success,
         failure_condition=",".join(failure) or None,

@@ -10,6 +10,7 @@ worker, /proc the processes.
 
 import json
 import re
+import secrets
 import socket
 import time
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ from typing import Any, Self
 
 from rekindle.common.wording import PROGRESS
 from rekindle.errors import RekindleError
+from rekindle.local.controllers.base import Controller
 from rekindle.local.controllers.pod import Pod
 from rekindle.local.controllers.pytorch_job import PyTorchJobs, condition, finished, shared_memory
 from rekindle.local.emulator import LocalCluster
@@ -55,7 +57,7 @@ class Training:
 
     def __init__(self, cluster: DemoCluster, folder: Path, job: dict[str, Any]) -> None:
         self.cluster, self.job, self.name = cluster, job, str(job["metadata"]["name"])
-        self.controller = PyTorchJobs(cluster, folder)
+        self.controller, self.secret = PyTorchJobs(cluster, folder), Controller(cluster, "Secret")
         (container,) = job["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]["containers"]
         flags = [flag for flag in container["args"] if flag.startswith("--")]
         self.inputs = TrainingSpec.from_flags(flags)
@@ -75,6 +77,7 @@ class Training:
         return [COORDINATOR, *(f"worker-{index}" for index in range(replicas))]
 
     def __enter__(self) -> Self:
+        self.secret.apply({"metadata": {"name": self.name}, "stringData": {"secret": secrets.token_hex(32)}})
         self.controller.apply(self.job)
         return self
 
@@ -82,6 +85,7 @@ class Training:
         pids = [pid for name in self.names for pid in self.processes(name)]
         self.controller.stop(GRACE)
         self.controller.delete(self.name)
+        self.secret.delete(self.name)
         until = time.monotonic() + CHILDREN_GRACE
         while time.monotonic() < until and any(started(pid) for pid in pids):  # workers die with their launchers
             time.sleep(OBSERVE_INTERVAL)

@@ -61,7 +61,8 @@ def test_the_parts_of_a_run_come_in_their_order(templates: dict[str, dict[str, A
     main, ship = tasks(templates["main"]), tasks(templates["ship"])
     assert [(t, main[t].get("depends")) for t in main] == [
         ("prepare", None),
-        ("train", "prepare"),
+        ("train-secret", None),
+        ("train", "prepare && train-secret"),
         ("evaluate", "train"),
         ("ship", "evaluate"),
     ]

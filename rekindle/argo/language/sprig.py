@@ -1,4 +1,4 @@
-"""Functions that Argo adds to expressions: the common deterministic ones of sprig, and its own.
+"""Functions that Argo adds to expressions: the common ones of sprig, and its own.
 
 Source: Masterminds/sprig v3.3, spf13/cast v1.10, Argo's util/expr/env.
 """
@@ -9,11 +9,13 @@ import math
 import operator
 import posixpath
 import re
+import secrets
 import zlib
 from collections.abc import Callable
 from datetime import datetime
 from decimal import Decimal
 from functools import reduce
+from string import ascii_letters, digits
 from typing import Any
 
 from rekindle.argo.language import regexp
@@ -299,6 +301,7 @@ SPRIG: dict[str, Callable[..., Any]] = {
     "clean": _clean,
     "ext": lambda s: re.sub(r"^.*?(\.[^./]*)?$", r"\1", s, flags=re.S),
     "isAbs": lambda s: s.startswith("/"),
+    "randAlphaNum": lambda n: "".join(secrets.choice(ascii_letters + digits) for _ in range(n)),
 }
 TEXTS = (
     "upper lower title trim trimAll trimPrefix trimSuffix trunc substr replace repeat nospace contains hasPrefix"

@@ -5,7 +5,7 @@ Source: Kubeflow training operator 1.9, PyTorchJobSpec and its status.
 
 from rekindle.blocks import volume
 from rekindle.blocks.jobs.kubeflow import GRACE, metadata, replica_spec, run_policy
-from rekindle.blocks.pod import MOUNTS, POD_IP, VOLUMES, Manifest, container, pod_spec
+from rekindle.blocks.pod import MOUNTS, OF_WORKFLOW, POD_IP, VOLUMES, Manifest, container, pod_spec
 from rekindle.blocks.settings import ClusterConfig
 from rekindle.errors import ConfigError
 from rekindle.training.spec import TrainConfig
@@ -18,8 +18,21 @@ SHARED = {"name": "shared-memory", "emptyDir": {"medium": "Memory"}}
 SHARED_MOUNT = {"name": "shared-memory", "mountPath": "/dev/shm"}
 
 
+KEY = "secret"
+
+
+def run_secret(name: str) -> Manifest:
+    """The Secret of the job `name`, by which its processes know each other; Argo makes its value up.
+
+    Only who may read pods while the pod that applies it exists, and who may read Secrets, can see it.
+    """
+    secret = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": name, "labels": OF_WORKFLOW}}
+    return secret | {"type": "Opaque", "data": {KEY: "{{=sprig.b64enc(sprig.randAlphaNum(43))}}"}}
+
+
 def pytorch_job(name: str, train: TrainConfig, cluster: ClusterConfig, flags: list[str]) -> Manifest:
-    """The job `name` (at most 53 characters: its pods' names are longer); every process is given `flags`.
+    """The job `name` (at most 53 characters: its pods' names are longer); every process is given `flags`, and the
+    Secret of that name.
 
     The Master's exit code is the job's: 0 done, 1-127 failed for good, 128 and above (a signal, a drain) starts it
     again. Workers are started again whatever they end with, for the coordinator decides what cannot go on. A pod with
@@ -43,31 +56,36 @@ def pytorch_job(name: str, train: TrainConfig, cluster: ClusterConfig, flags: li
             **({"nprocPerNode": str(share)} if share > 1 else {}),
             "elasticPolicy": {"minReplicas": least, "maxReplicas": train.max_workers // share},
             "pytorchReplicaSpecs": {
-                "Master": replica_spec(1, "ExitCode", _coordinator(cluster, flags)),
-                "Worker": replica_spec(train.workers // share, "OnFailure", _worker(train, cluster, flags)),
+                "Master": replica_spec(1, "ExitCode", _coordinator(name, cluster, flags)),
+                "Worker": replica_spec(train.workers // share, "OnFailure", _worker(name, train, cluster, flags)),
             },
         },
     }
 
 
-def _coordinator(cluster: ClusterConfig, flags: list[str]) -> Manifest:
+def _secret(name: str) -> Manifest:
+    return {"name": "REKINDLE_SECRET", "valueFrom": {"secretKeyRef": {"name": name, "key": KEY}}}
+
+
+def _coordinator(name: str, cluster: ClusterConfig, flags: list[str]) -> Manifest:
     pod = cluster.pod("coordinator")
-    coordinator = container("pytorch", pod, ["-m", "rekindle.training.membership.server", *flags])
+    args = ["-m", "rekindle.training.membership.server", *flags]
+    coordinator = container("pytorch", pod, args, env=[*POD_IP, _secret(name)])
     # the operator looks at the job's own deadline only when something happens to a pod: this is what happens then
     deadline = 60 * cluster.pod("train").deadline_minutes
     return pod_spec(pod, cluster.pod_account, [coordinator], activeDeadlineSeconds=deadline)
 
 
-def _worker(train: TrainConfig, cluster: ClusterConfig, flags: list[str]) -> Manifest:
+def _worker(name: str, train: TrainConfig, cluster: ClusterConfig, flags: list[str]) -> Manifest:
     pod = cluster.pod("train")
     pod = pod.model_copy(update={"cpu": pod.cpu or str(train.threads * max(1, pod.gpus))})
-    name = {"name": "POD_NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}
+    pod_name = {"name": "POD_NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}
     cache = volume.cache(cluster.cache)
     worker = container(
         "pytorch",
         pod,
         ["-m", "rekindle.training.launch.launcher", *flags],
-        env=[*POD_IP, name, {"name": "REKINDLE_GRACE", "value": str(GRACE)}, *cache.env],
+        env=[*POD_IP, pod_name, _secret(name), {"name": "REKINDLE_GRACE", "value": str(GRACE)}, *cache.env],
         volumeMounts=[*MOUNTS, SHARED_MOUNT, *cache.mounts],
     )
     volumes = [*VOLUMES, SHARED, *cache.volumes]

@@ -91,6 +91,7 @@ class Controller:
                 return now
             new["metadata"]["resourceVersion"] = str(int(new["metadata"]["resourceVersion"]) + 1)
             draft = self._path(name).with_suffix(".new")
+            draft.touch(0o600)  # it may be a Secret
             draft.write_text(json.dumps(new, indent=1))
             draft.replace(self._path(name))
             return new

@@ -23,7 +23,16 @@ from rekindle.errors import ConfigError, RekindleError
 from rekindle.local.engine.nodes import PodEnded, PodStarted, Start
 
 FLAGS_WITH_VALUE = ("-n", "--namespace", "--field-manager", "--grace-period", "--timeout")  # no effect here
-IGNORED_FLAGS = ("--validate", "--cascade", "--wait", "--force", "--now", "--ignore-not-found", "--overwrite")
+IGNORED_FLAGS = (
+    "--validate",
+    "--cascade",
+    "--wait",
+    "--force",
+    "--now",
+    "--ignore-not-found",
+    "--overwrite",
+    "--server-side",
+)
 EXISTS = 'Error from server (AlreadyExists): error when creating "/tmp/manifest.yaml":'
 ACTIONS = ("get", "create", "apply", "patch", "delete", "replace")
 Object = dict[str, Any]

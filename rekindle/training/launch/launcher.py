@@ -321,9 +321,13 @@ def main(argv: list[str]) -> int:
     signal_pipe = SignalPipe()
     try:
         launcher = Launcher(signal_pipe, count())  # torch is loaded while we parse the flags
+        from rekindle.training.membership.handshake import run_secret
+        from rekindle.training.membership.protocol import coordinator_address
         from rekindle.training.spec import TrainingSpec
 
         signals.grace()
+        if coordinator_address():
+            run_secret()
         spec = TrainingSpec.from_flags(argv)
         name = snapshot_file.run_name(spec.identity_hash(), spec.checkpoints)
         snapshot_file.sweep(name)

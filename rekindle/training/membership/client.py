@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from rekindle.errors import ConfigError, GivenUp, RekindleError, say
+from rekindle.training.membership import handshake
 from rekindle.training.membership.protocol import PROTOCOL, Address, Members, Message, encode
 
 HEARTBEAT = 0.2  # seconds between heartbeats
@@ -27,7 +28,11 @@ class Client:
     def __init__(
         self, host: str, port: int, store_port: int, fingerprint: dict[str, Any], run_complete: Callable[[], bool]
     ) -> None:
-        """`run_complete` is polled while the coordinator is unavailable: it may have exited because of that."""
+        """`run_complete` is polled while the coordinator is unavailable: it may have exited because of that.
+
+        Raises ConfigError if the run has no secret.
+        """
+        handshake.run_secret()
         self.run_complete = run_complete
         self.coordinator = (host, port)
         self.id = uuid.uuid4().hex[:12]
@@ -215,12 +220,18 @@ class Client:
 
 
 def connect(coordinator: Address, timeout: float = 5.0) -> socket.socket:
-    """A connection to the coordinator. Raises OSError."""
+    """A connection to the coordinator, each having proved to the other that it is of this run. Raises OSError."""
+    secret = handshake.run_secret()
     # bound to the pod's own address: otherwise all local pods would appear as 127.0.0.1
     connection = socket.create_connection(coordinator, timeout, (os.environ.get("POD_IP", ""), 0))
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     # a node that is cut off does not say so: data unacknowledged for so long (ms) ends the connection
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 10_000)
+    try:
+        handshake.introduce(connection, secret)
+    except BaseException:
+        connection.close()
+        raise
     return connection
 
 
@@ -236,5 +247,5 @@ def report_error(
     """Tell the coordinator why a worker ends."""
     try:
         send_once(coordinator, {"failed": message, "code": code, "name": name, "temporary": temporary}, timeout)
-    except OSError as error:
+    except (OSError, ConfigError) as error:
         say(f"the coordinator cannot be told why {name} ends: {error}")

@@ -2,7 +2,7 @@
 
 Membership changes in numbered generations. The coordinator *opens* one when a worker joins, leaves or is lost; every
 worker stops at a step boundary (or at once, if the group is broken) and *acknowledges* it; when all have, the member
-list is *published* and training resumes.
+list is *published* and training resumes. Before all this each side proves that it knows the run's secret: handshake.py.
 
     worker → coordinator                                        when
     {"join": {protocol, id, name, address, fingerprint, step,   first, and after a reconnect; generation: the newest
@@ -32,7 +32,7 @@ import json
 import os
 from typing import Any
 
-PROTOCOL = 1  # version of the messages; workers and coordinator of a run must use the same
+PROTOCOL = 2  # version of the messages; workers and coordinator of a run must use the same
 PORT = 23456  # of the coordinator, unless MASTER_PORT says otherwise
 MAX_LINE = 1 << 20  # bytes of a message
 

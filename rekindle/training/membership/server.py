@@ -2,7 +2,8 @@
 
     python -m rekindle.training.membership.server <the same flags as `rekindle step steps.train`>
 
-Listens on MASTER_PORT (23456) of POD_IP (every address). Exit code 0 only when `<out>/model.json` is in the object
+Listens on MASTER_PORT (23456) of POD_IP (every address), and to those who prove that they know REKINDLE_SECRET
+(handshake.py). Exit code 0 only when `<out>/model.json` is in the object
 store; 78, 65 or 1 with the workers' message if they cannot continue; 143 after SIGTERM: the next one resumes the run.
 A new coordinator takes the run over from an older one.
 
@@ -30,6 +31,7 @@ from typing import Any, NoReturn, cast
 from rekindle.errors import RekindleError, StorageError, say
 from rekindle.ledger.events import Ledger
 from rekindle.step import fail
+from rekindle.training.membership import handshake
 from rekindle.training.membership.completion import completed_model, open_store
 from rekindle.training.membership.lease import Lease
 from rekindle.training.membership.machine import Membership
@@ -38,16 +40,20 @@ from rekindle.training.spec import TrainingSpec
 
 TICK = 0.1  # seconds
 LATE = 0.05  # seconds by which a tick may be late before it counts as a pause of the coordinator
+MAX_STRANGERS = 128  # connections without a proof; each one more ends the oldest
+COMPLAIN = 60.0  # seconds between two log lines about them
 
 
 class Coordinator:
     """Sockets, the clock and the object store around a Membership."""
 
-    def __init__(self, spec: TrainingSpec) -> None:
-        self.spec, self.id = spec, uuid.uuid4().hex[:12]
+    def __init__(self, spec: TrainingSpec, secret: bytes) -> None:
+        self.spec, self.secret, self.id = spec, secret, uuid.uuid4().hex[:12]
         self.membership = Membership(spec)
         self.ledger = Ledger(open_store, spec.ledger)
         self.connections: dict[str, Connection] = {}
+        self.strangers: dict[Connection, float] = {}  # without a proof yet, and until when; the oldest first
+        self.turned_away, self.last_complaint = 0, float("-inf")
         self.exit_code: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self.tasks: set[asyncio.Task[None]] = set()
 
@@ -86,6 +92,24 @@ class Coordinator:
                 self.membership.exclude_pause(now - due)
             self.membership.tick(now)
             self.flush()
+            for stranger in [stranger for stranger, until in self.strangers.items() if now > until]:
+                self.turn_away(stranger)
+
+    def admit(self, stranger: "Connection") -> None:
+        """A new connection, which has some seconds for its proof."""
+        self.strangers[stranger] = time.monotonic() + handshake.SECONDS
+        if len(self.strangers) > MAX_STRANGERS:
+            self.turn_away(next(iter(self.strangers)))
+        stranger.transport.write(encode({"nonce": stranger.nonce}))
+
+    def turn_away(self, stranger: "Connection") -> None:
+        """End a connection without a proof; a line in the log now and then says how many they were."""
+        self.strangers.pop(stranger, None)
+        stranger.transport.abort()
+        self.turned_away += 1
+        if (now := time.monotonic()) - self.last_complaint >= COMPLAIN:
+            self.last_complaint = now
+            log(f"{self.turned_away} connections without this run's secret were closed, the last from {stranger.peer}")
 
     def handle(self, worker: str, message: Message) -> None:
         """One message of a worker. Raises ValueError if it is invalid."""
@@ -198,30 +222,54 @@ class Coordinator:
 
 
 class Connection(asyncio.Protocol):
-    """One worker's connection: lines in and out."""
+    """One worker's connection: lines in and out, once it has proved that it knows the secret."""
 
     def __init__(self, coordinator: Coordinator) -> None:
         self.coordinator, self.worker, self.pending = coordinator, "", b""
+        self.nonce = handshake.nonce()
+
+    @property
+    def peer(self) -> str:
+        """The other side's address."""
+        return str((self.transport.get_extra_info("peername") or ["?"])[0])
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
+        self.coordinator.admit(self)
 
     def data_received(self, data: bytes) -> None:
         *lines, self.pending = (self.pending + data).split(b"\n")
         try:
             for line in lines:
-                message = json.loads(line)
-                if "join" in message:
-                    self.worker = message["join"]["id"]
-                    self.coordinator.connections[self.worker] = self
-                self.coordinator.handle(self.worker, message)
-            if len(self.pending) > MAX_LINE:
-                raise ValueError(f"a line of more than {MAX_LINE} bytes")
-        except (ValueError, KeyError, TypeError) as error:
-            log(f"{self.worker or 'an unregistered peer'}: invalid message, closing the connection ({error!r})")
-            self.transport.abort()
+                if self.nonce:
+                    self._prove(line)
+                else:
+                    self._handle(line)
+            if len(self.pending) > (handshake.MAX_LINE if self.nonce else MAX_LINE):
+                raise ValueError("a line that is too long")
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            if self.nonce:
+                self.coordinator.turn_away(self)
+            else:
+                log(f"{self.worker or self.peer}: invalid message, closing the connection ({error!r:.300})")
+                self.transport.abort()
+
+    def _prove(self, line: bytes) -> None:
+        if len(line) > handshake.MAX_LINE:
+            raise ValueError("a line that is too long")
+        self.transport.write(handshake.answer(line, self.coordinator.secret, self.nonce))
+        self.nonce = ""
+        del self.coordinator.strangers[self]
+
+    def _handle(self, line: bytes) -> None:
+        message = json.loads(line)
+        if "join" in message:
+            self.worker = message["join"]["id"]
+            self.coordinator.connections[self.worker] = self
+        self.coordinator.handle(self.worker, message)
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self.coordinator.strangers.pop(self, None)
         if self.coordinator.exit_code.done():  # we are closing the connections: no worker is lost
             return
         if self.coordinator.connections.get(self.worker) is self:  # not if it has reconnected meanwhile
@@ -238,14 +286,16 @@ def log(text: str) -> None:
 def main(argv: list[str]) -> int:
     """The command."""
     try:
-        spec = TrainingSpec.from_flags(argv)
+        spec, secret = TrainingSpec.from_flags(argv), handshake.run_secret()
     except RekindleError as error:
         return fail(error)
 
     async def serve() -> NoReturn:
         code = 1
         try:
-            code = await Coordinator(spec).run(os.environ.get("POD_IP"), int(os.environ.get("MASTER_PORT", PORT)))
+            code = await Coordinator(spec, secret).run(
+                os.environ.get("POD_IP"), int(os.environ.get("MASTER_PORT", PORT))
+            )
         except RekindleError as error:
             code = fail(error)
         except Exception:

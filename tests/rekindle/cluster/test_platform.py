@@ -32,9 +32,10 @@ def objects() -> dict[tuple[str, str], dict[str, Any]]:
     return {(manifest["kind"], manifest["metadata"]["name"]): manifest for manifest in platform.render(FULL)}
 
 
-def applied(workflow: dict[str, Any]) -> list[dict[str, Any]]:
-    texts = [t["resource"]["manifest"] for t in workflow["spec"]["templates"] if t.get("resource", {}).get("manifest")]
-    return [json.loads(re.sub(r"\{\{.*?\}\}", "1", text)) for text in texts]
+def applied(workflow: dict[str, Any]) -> list[tuple[dict[str, Any], list[str]]]:
+    """Each object, and the flags."""
+    found = [t["resource"] for t in workflow["spec"]["templates"] if t.get("resource", {}).get("manifest")]
+    return [(json.loads(re.sub(r"\{\{.*?\}\}", "1", r["manifest"])), r.get("flags", [])) for r in found]
 
 
 def deleted(workflow: dict[str, Any]) -> set[str]:
@@ -46,15 +47,15 @@ def deleted(workflow: dict[str, Any]) -> set[str]:
 
 
 def test_the_account_may_do_what_the_pipeline_does_and_nothing_else(workflow: dict[str, Any]) -> None:
-    """Argo applies with get, create and patch; it deletes with delete, and waits for the end with get, list, watch."""
+    """Argo applies with get, create and patch, on the server's side without get; it deletes with delete, and waits for
+    the end with get, list, watch."""
     needed = {("argoproj.io", "workflowtaskresults", verb) for verb in ("create", "patch")}
     going = deleted(workflow)
-    for manifest in applied(workflow):
+    for manifest, flags in applied(workflow):
         group = manifest["apiVersion"].rpartition("/")[0]
         resource = manifest["kind"].lower() + "s"
-        verbs = {"get", "create", "patch"} | (
-            {"list", "watch", "delete"} if manifest["kind"].lower() in going else set()
-        )
+        verbs = {"create", "patch"} | (set() if "--server-side" in flags else {"get"})
+        verbs |= {"list", "watch", "delete"} if manifest["kind"].lower() in going else set()
         needed |= {(group, resource, verb) for verb in verbs}
     assert set(platform.rules()) == needed
 
@@ -70,7 +71,7 @@ def test_the_account_may_apply_and_remove_every_kind_that_a_workflow_waits_for_a
 def test_pods_are_let_in_where_the_pipeline_connects_and_nowhere_else(
     objects: dict[Any, Any], workflow: dict[str, Any]
 ) -> None:
-    ours = {manifest["kind"]: manifest for manifest in applied(workflow)}
+    ours = {manifest["kind"]: manifest for manifest, _ in applied(workflow)}
     labels = {
         "step": {"workflows.argoproj.io/workflow": "w"},
         "scoring": ours["Deployment"]["spec"]["template"]["metadata"]["labels"],

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from rekindle.common.linux import die_with_parent
 from rekindle.storage import Store
+from rekindle.training.membership.handshake import VARIABLE
 from tests.rekindle.training import toy
 
 ROOT = str(Path(__file__).parents[3])
@@ -24,6 +25,7 @@ if ROOT not in sys.path:
 TOY = "tests.rekindle.training.toy"
 DATASET, DIGEST = "toy/dataset", "toy"
 SAMPLES = 300
+SECRET = "0123456789" * 4
 
 
 def flags(prefix: str, **settings: object) -> list[str]:
@@ -114,7 +116,7 @@ class Crew:
             "OMP_NUM_THREADS": "1",
             "TOY_GATES": str(logs),
         }
-        self.meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        self.meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), VARIABLE: SECRET}
         self.logs, self.members = logs, list[Member]()
         self.context = multiprocessing.get_context("forkserver")
         self.context.set_forkserver_preload(["rekindle.training.loop", "torch._dynamo"])

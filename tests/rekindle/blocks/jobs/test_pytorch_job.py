@@ -9,9 +9,10 @@ import pytest
 
 from rekindle.argo.manifest.selector import verdict
 from rekindle.blocks.jobs.kubeflow import FAILURE
-from rekindle.blocks.jobs.pytorch_job import SUCCESS, pytorch_job
+from rekindle.blocks.jobs.pytorch_job import SUCCESS, pytorch_job, run_secret
 from rekindle.blocks.settings import ClusterConfig
 from rekindle.errors import ConfigError
+from rekindle.training.membership.handshake import VARIABLE
 from rekindle.training.spec import TrainConfig
 
 
@@ -71,6 +72,16 @@ def test_a_preempted_worker_comes_back_and_the_coordinators_end_is_the_jobs() ->
     replicas = job()["spec"]["pytorchReplicaSpecs"]
     assert replicas["Worker"]["restartPolicy"] == "OnFailure"
     assert replicas["Master"]["restartPolicy"] == "ExitCode"
+
+
+def test_every_process_of_a_run_reads_its_secret_and_the_manifest_does_not_hold_it() -> None:
+    secret = run_secret("{{workflow.name}}-train")
+    reference = {"name": secret["metadata"]["name"], "key": next(iter(secret["data"]))}
+    for replica in job()["spec"]["pytorchReplicaSpecs"].values():
+        (container,) = replica["template"]["spec"]["containers"]
+        env = {variable["name"]: variable for variable in container["env"]}
+        assert env[VARIABLE] == {"name": VARIABLE, "valueFrom": {"secretKeyRef": reference}}
+    assert set(secret["data"].values()) == {"{{=sprig.b64enc(sprig.randAlphaNum(43))}}"}  # Argo's to fill in
 
 
 def test_every_process_of_a_run_is_given_the_same_inputs() -> None:

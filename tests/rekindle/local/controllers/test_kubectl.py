@@ -1,6 +1,8 @@
 """Resource templates on the local controllers: what kubectl would do, and when the step is over."""
 
+import base64
 import json
+import re
 import threading
 import time
 from pathlib import Path
@@ -9,6 +11,8 @@ from typing import Any
 import pytest
 
 from rekindle.argo.manifest.patch import PATCHES, PatchError, merge
+from rekindle.blocks.jobs.pytorch_job import run_secret
+from rekindle.blocks.resource import render
 from rekindle.errors import ConfigError
 from rekindle.local.controllers.base import Controller
 from rekindle.local.controllers.kubectl import Resources, check_outputs
@@ -61,6 +65,29 @@ def test_a_disk_that_is_full_for_an_object_is_said_and_the_run_can_go_on(cluster
         run.run()
     draft.unlink()
     assert resume(run.name, cluster)["phase"] == "Succeeded"
+
+
+def test_the_secret_of_a_training_is_made_anew_for_each_run_and_lies_nowhere_but_in_its_file(
+    cluster: LocalCluster,
+) -> None:
+    template = {
+        "action": "apply",
+        "flags": ["--server-side"],
+        "manifest": render(run_secret("{{workflow.name}}-train")),
+    }
+    values = set[str]()
+    for _ in range(2):
+        run = LocalRun.new(workflow(template), {}, cluster)
+        assert run.run()["phase"] == "Succeeded"
+        name = f"{run.name}-train"
+        values.add(value := cluster.secret(name)["secret"])
+        assert re.fullmatch("[A-Za-z0-9]{43}", value)
+        encoded = base64.b64encode(value.encode())
+        files = [path for path in cluster.home.rglob("*") if path.is_file()]
+        holders = [path for path in files if value.encode() in (data := path.read_bytes()) or encoded in data]
+        assert holders == [cluster.home / f"objects/Secret/{name}.json"]
+        assert holders[0].stat().st_mode & 0o777 == 0o600
+    assert len(values) == 2
 
 
 def test_apply_patch_get_and_delete(cluster: LocalCluster) -> None:

@@ -15,13 +15,18 @@ from rekindle.errors import ConfigError, GivenUp, RekindleError
 from rekindle.ledger.events import read
 from rekindle.storage import Store
 from rekindle.training.group import elastic, sockets
-from rekindle.training.membership import client
+from rekindle.training.membership import client, handshake
 from rekindle.training.membership.lease import Lease
 from rekindle.training.membership.protocol import PROTOCOL
 from rekindle.training.spec import TrainingSpec as Inputs
-from tests.rekindle.training.crew import Crew, Member, flags
+from tests.rekindle.training.crew import SECRET, Crew, Member, flags
 
 INPUTS = Inputs.model_validate({"workload": "w", "dataset": "d", "digest": "x", "out": "o", "checkpoints": "c"})
+
+
+@pytest.fixture(autouse=True)
+def secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(handshake.VARIABLE, SECRET)
 
 
 def test_a_second_death_while_the_next_group_is_built_is_not_waited_for(crew: Crew) -> None:
@@ -84,6 +89,9 @@ def test_a_verdict_reaches_those_who_train_and_is_not_forgotten(monkeypatch: pyt
 
 def _publish_and_give_up(server: socket.socket, worker: elastic.ElasticGroup) -> None:
     connection, _ = server.accept()
+    nonce = handshake.nonce()
+    connection.sendall(json.dumps({"nonce": nonce}).encode() + b"\n")
+    connection.sendall(handshake.answer(connection.recv(4096), SECRET.encode(), nonce))
     members = [[worker.client.id, "127.0.0.1:1"]]
     for message in ({"open": 1, "hard": False}, {"members": members, "generation": 1}):
         connection.sendall(json.dumps(message).encode() + b"\n")
@@ -127,7 +135,7 @@ def test_a_coordinator_ends_with_its_verdict_though_the_object_store_does_not_an
         coordinator = crew.coordinator(flags("hanging", workers=1), S3_ENDPOINT_URL=endpoint)
         crew.until(lambda: _listens(crew))
         silent.accept()
-        with socket.create_connection((crew.meeting["MASTER_ADDR"], int(crew.meeting["MASTER_PORT"]))) as worker:
+        with client.connect((crew.meeting["MASTER_ADDR"], int(crew.meeting["MASTER_PORT"]))) as worker:
             worker.sendall(b'{"failed": "no such column", "code": 65, "name": "a"}\n')
             assert coordinator.code(30) == 65
 
@@ -136,7 +144,7 @@ def test_workers_of_a_coordinator_that_is_told_to_go_are_not_lost(crew: Crew, s3
     coordinator = crew.coordinator(flags("told", workers=1))
     crew.until(lambda: _listens(crew))
     join = {"protocol": PROTOCOL, "id": "1", "name": "a", "address": "", "fingerprint": {}, "step": -1}
-    with socket.create_connection((crew.meeting["MASTER_ADDR"], int(crew.meeting["MASTER_PORT"]))) as worker:
+    with client.connect((crew.meeting["MASTER_ADDR"], int(crew.meeting["MASTER_PORT"]))) as worker:
         worker.sendall(json.dumps({"join": join | {"generation": 0, "group": 0, "peers": []}}).encode() + b"\n")
         assert b"open" in worker.recv(1000)
         coordinator.send(signal.SIGTERM)
