@@ -75,7 +75,7 @@ def test_a_good_model_is_served_and_the_workflow_says_what_came_out() -> None:
     run = Run(lambda name, n: None)
     assert run.phase == "Succeeded"
     order = [template for template in run.started if template not in ("service", "autoscaler", "disruption-budget")]
-    assert order == ["prepare", "train", "evaluate", "release", "deployment", "verify", "report"]
+    assert order == ["prepare", "train-secret", "train", "evaluate", "release", "deployment", "verify", "report"]
     assert {"service", "autoscaler", "disruption-budget"} < set(run.started)
     outputs = {p["name"]: p["value"] for p in run.scheduler.status["outputs"]["parameters"]}
     assert outputs == {"digest": "x", "run_id": "x", "model_sha256": "x", "reason": "x", "verdict": "release"} | {
@@ -86,7 +86,7 @@ def test_a_good_model_is_served_and_the_workflow_says_what_came_out() -> None:
 @pytest.mark.parametrize("verdict", ["keep", "same"])
 def test_a_model_that_the_gate_keeps_back_is_no_failure(verdict: str) -> None:
     run = Run(lambda name, n: None, verdict=verdict)
-    assert (run.phase, run.started) == ("Succeeded", ["prepare", "train", "evaluate", "report"])
+    assert (run.phase, run.started) == ("Succeeded", ["prepare", "train-secret", "train", "evaluate", "report"])
     assert run.phases()["ship"] == "Skipped"
 
 
