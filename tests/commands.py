@@ -1,4 +1,4 @@
-"""Runs the code blocks of a document: writes its files, runs its commands. For the tests of README and docs."""
+"""The code blocks of the documents: collects them, writes their files, runs their commands."""
 
 import os
 import re
@@ -7,28 +7,62 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 BIN = Path(sys.executable).parent
+DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md")), ROOT / "template/README.md"]
+# commands that only read: test_blocks.py runs them wherever they stand
+READS = tuple(f"rekindle {name}" for name in ("config", "render", "lint", "platform render", "step"))
+FILE_NAME = re.compile(r"# ([\w./-]+\.\w+)$")
 
 
-def blocks(document: Path, language: str) -> list[str]:
-    """The fenced blocks of one language."""
-    return re.findall(rf"^```{language}\n(.*?)^```$", document.read_text(), re.DOTALL | re.MULTILINE)
+@dataclass(frozen=True)
+class Block:
+    """A fenced block of a document; `line` is that of its first fence."""
+
+    document: Path
+    line: int
+    language: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.document.relative_to(ROOT)}:{self.line}"
+
+    @property
+    def file(self) -> str:
+        """The file that the block is: its first line is `# NAME`; "" if it is none."""
+        name = FILE_NAME.match(self.text.partition("\n")[0])
+        return name[1] if name else ""
+
+    @property
+    def commands(self) -> list[str]:
+        """What a reader types: the lines of a `console` block with a `$`, all lines of an `sh` block."""
+        if self.language == "console":
+            return [line[2:] for line in self.text.splitlines() if line.startswith("$ ")]
+        return self.text.replace("\\\n", "").splitlines()
+
+
+def blocks(document: Path, language: str = "") -> list[Block]:
+    """The fenced blocks of a document, or those of one language."""
+    text = document.read_text()
+    fences = re.finditer(r"^```(\w*)\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+    found = [Block(document, text.count("\n", 0, fence.start()) + 1, fence[1], fence[2]) for fence in fences]
+    return [block for block in found if language in ("", block.language)]
 
 
 def commands(document: Path) -> list[str]:
-    """What a reader types, in order."""
-    lines = [line for block in blocks(document, "console") for line in block.splitlines()]
-    return [line.removeprefix("$ ") for line in lines if line.startswith("$ ")]
+    """What a reader types at a terminal, in order."""
+    return [command for block in blocks(document, "console") for command in block.commands]
 
 
 def write_files(document: Path, folder: Path) -> None:
-    """Blocks whose first line is `# NAME` become files."""
-    for language in ("yaml", "python"):
-        for block in blocks(document, language):
-            (folder / block.splitlines()[0].removeprefix("# ")).write_text(block)
+    """Write the blocks that are files."""
+    for block in blocks(document):
+        if block.file:
+            (folder / block.file).parent.mkdir(parents=True, exist_ok=True)
+            (folder / block.file).write_text(block.text)
 
 
 @contextmanager

@@ -24,7 +24,7 @@ ALONE = "PYTEST_XDIST_WORKER" not in os.environ  # or the process that waits for
 # the longest files, in this order: started last, one of them would run alone at the end
 LONG = (
     "conformance/test_recorded.py",
-    "cli/test_readme.py",
+    "docs/test_stories.py",
     "steps/test_train.py",
     "tests/test_end_to_end.py",
     "launch/test_launcher.py",

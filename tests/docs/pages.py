@@ -1,0 +1,137 @@
+"""The pages that are generated from docstrings: docs/api.md and docs/commands.md.
+
+python -m tests.docs.pages        writes them
+"""
+
+import inspect
+import re
+import textwrap
+from collections.abc import Iterator
+from importlib import import_module
+from typing import Any
+
+import click
+from pydantic_core import PydanticUndefined
+
+import rekindle
+from rekindle import blocks, project
+from rekindle.cli import commands
+from rekindle.cli.group import SECTIONS
+from tests.commands import ROOT
+
+API, COMMANDS = ROOT / "docs/api.md", ROOT / "docs/commands.md"
+WIDTH = 100
+OTHERS = ("tracking", "serving.predictor", "serving.release", "serving.client", "serving.compare")
+
+API_HEAD = """\
+# The Python API
+
+Generated from the docstrings by `python -m tests.docs.pages`. `import rekindle` gives all names below and loads nothing
+by itself: each is imported on its first use, so a step needs only the packages of the names that it uses.
+"""
+COMMANDS_HEAD = """\
+# Commands
+
+Generated from `--help` by `python -m tests.docs.pages`.
+
+- A value of the config is the default < the file < the environment (`REKINDLE_TRAIN__WORKERS=3`) < `--set`. A mistyped
+  key is an error that names the nearest one.
+- `-o json` prints one object (of `lint` a list, of `logs` an object a line) on stdout, everything else on stderr.
+- Set `S3_ENDPOINT_URL` and `MLFLOW_TRACKING_URI` to use real services instead of the embedded ones; `REKINDLE_HOME` is
+  where runs and the embedded services live (`.rekindle`), `REKINDLE_PATH` the folders to import a project from, if it
+  is not that of the working directory.
+- `rekindle run --manifest workflow.yaml -p name=value` runs manifests that are not ours, and refuses by name what it
+  cannot run as Argo would: [the fields](argo-fields.md).
+"""
+
+
+def commands_page() -> str:
+    """Every command's help, in the sections of `rekindle --help`."""
+    parts = [COMMANDS_HEAD]
+    for title, names in SECTIONS.items():
+        parts.append(f"\n## {title}\n")
+        for name in names:
+            parts += _helps(f"rekindle {name}", commands.commands[name])
+    return "".join(parts)
+
+
+def _helps(path: str, command: Any) -> Iterator[str]:
+    if isinstance(command, click.Group):
+        for name, inner in command.commands.items():
+            yield from _helps(f"{path} {name}", inner)
+        return
+    context = click.Context(command, info_name=path, terminal_width=WIDTH, max_content_width=WIDTH)
+    yield f"\n### {path}\n\n```text\n{command.get_help(context)}\n```\n"
+
+
+def api_page() -> str:
+    """Every public name with its signature, its docstring and its fields, by module."""
+    parts = [f"{API_HEAD}\n{_prose(project)}\n"]
+    for module, names in vars(rekindle)["NAMES"].items():
+        parts.append(f"\n## {module}\n\n{_prose(import_module(f'rekindle.{module}'))}\n")
+        parts += [_entry(name, getattr(rekindle, name)) for name in names]
+    parts.append(f"\n## blocks\n\n{_prose(blocks)}\n")
+    parts += [_entry(f"blocks.{name}", getattr(blocks, name)) for name in vars(blocks)["MODULES"]]
+    parts.append("\n## Further modules\n\nEach says in its own docstring what it offers.\n\n")
+    for module in OTHERS:
+        title = (import_module(f"rekindle.{module}").__doc__ or "").strip().splitlines()[0]
+        parts.append(f"- `rekindle.{module}`: {title}\n")
+    return "".join(parts)
+
+
+def _entry(name: str, value: Any) -> str:
+    if marks := getattr(value, "__metadata__", None):  # Artifact is an annotated type
+        return f"\n### {name}\n\n{marks[0].__doc__}\n"
+    assert value.__doc__, f"{name} has no docstring"
+    members = "".join([*_fields(value), *_methods(value)]) if inspect.isclass(value) else ""
+    return f"\n### {name}\n\n`{signature(name, value)}`\n\n{_prose(value)}\n{members}"
+
+
+def signature(name: str, value: Any) -> str:
+    """`name(a, b=1)` of a function or a class that is called; a class to inherit from has its bases."""
+    if inspect.isclass(value) and ("__init__" not in vars(value) or getattr(value, "_is_protocol", False)):
+        return f"class {name}({', '.join(base.__name__ for base in value.__bases__)})"
+    shown, star = [], False
+    for parameter in inspect.signature(value).parameters.values():
+        if parameter.name == "self":
+            continue
+        if parameter.kind is parameter.KEYWORD_ONLY and not star:
+            shown, star = [*shown, "*"], True
+        default = parameter.default
+        text = "" if default is parameter.empty else f"={default!r}" if "<" not in repr(default) else "=..."
+        stars = "**" if parameter.kind is parameter.VAR_KEYWORD else ""
+        shown.append(f"{stars}{parameter.name}{text}")
+    return f"{name}({', '.join(shown)})"
+
+
+def _fields(value: Any) -> Iterator[str]:
+    """A line for each field that the model itself declares."""
+    own = getattr(value, "model_fields", {})
+    if fields := {name: field for name, field in own.items() if name in vars(value).get("__annotations__", {})}:
+        yield "\n| field | default | what it is |\n| --- | --- | --- |\n"
+        for name, field in fields.items():
+            default = "" if field.default is PydanticUndefined else f"`{field.default!r}`"
+            yield f"| `{name}` | {default if len(default) < 40 else '...'} | {field.description or ''} |\n"
+
+
+def _methods(value: Any) -> Iterator[str]:
+    """A line for each public method that has a docstring."""
+    if methods := {n: m for n, m in vars(value).items() if n[0] != "_" and inspect.isfunction(m) and m.__doc__}:
+        yield "\n"
+        for name, method in methods.items():
+            yield f"- `{signature(name, method)}`: {(inspect.getdoc(method) or '').splitlines()[0]}\n"
+
+
+def _prose(value: Any) -> str:
+    """A docstring as Markdown: what is indented is code."""
+    text = inspect.getdoc(value) or ""
+    return re.sub(r"((?:^    .*\n?(?:\n(?=    ))?)+)", _fenced, text + "\n", flags=re.MULTILINE).rstrip()
+
+
+def _fenced(code: re.Match[str]) -> str:
+    return f"```text\n{textwrap.dedent(code[0]).rstrip()}\n```\n"
+
+
+if __name__ == "__main__":
+    COMMANDS.write_text(commands_page())
+    API.write_text(api_page())

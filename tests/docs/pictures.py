@@ -1,0 +1,133 @@
+"""The pictures of the README.
+
+python -m tests.docs.pictures        draws docs/overview.svg, and docs/terminal.svg from a run (a minute)
+"""
+
+import fcntl
+import io
+import os
+import pty
+import re
+import struct
+import subprocess
+import sys
+import tempfile
+import termios
+from collections.abc import Sequence
+from html import escape
+from pathlib import Path
+
+from tests.commands import ROOT, shell
+
+OVERVIEW, TERMINAL = ROOT / "docs/overview.svg", ROOT / "docs/terminal.svg"
+COLUMNS = 132
+INK, FAINT, GREEN, BLUE, GROUND, FILL = "#c5c8c6", "#868887", "#98a84b", "#608ab1", "#292929", "#363636"  # Rich's
+STEPS = ("prepare", "train", "evaluate", "release", "deploy", "verify")
+LANES = {
+    "rekindle run: this machine": (
+        ("Rekindle reads the manifest", "as Argo would"),
+        ("workers are processes", "kill any of them"),
+        ("S3 and MLflow embedded", "under .rekindle/"),
+        ("a process serves", "over HTTP"),
+    ),
+    "rekindle submit: Kubernetes": (
+        ("Argo Workflows", "3.7 or 4.x"),
+        ("a PyTorchJob on spot nodes", "workers come and go"),
+        ("your S3 and MLflow", "by ConfigMap and Secret"),
+        ("a Deployment serves", "verified first"),
+    ),
+}
+ROWS = ("workflow", "training", "services", "serving")
+
+
+def text(x: float, y: float, content: str, color: str = INK, size: int = 16, anchor: str = "middle") -> str:
+    style = f'fill="{color}" font-size="{size}" text-anchor="{anchor}"'
+    return f'<text x="{x:g}" y="{y:g}" {style}>{escape(content)}</text>'
+
+
+def box(x: float, y: float, width: float, height: float, lines: Sequence[str], edge: str = FAINT) -> str:
+    """A box with its lines in the middle; the first is bright, the others are small."""
+    drawn = [f'<rect x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" rx="6" fill="{FILL}" stroke="{edge}"/>']
+    top = y + height / 2 + 6 - 10 * (len(lines) - 1)
+    for number, line in enumerate(lines):
+        color, size = (INK, 16) if number == 0 else (FAINT, 14)
+        drawn.append(text(x + width / 2, top + 20 * number, line, color, size))
+    return "".join(drawn)
+
+
+def arrow(x: float, y: float, to_x: float, to_y: float) -> str:
+    return f'<line x1="{x:g}" y1="{y:g}" x2="{to_x:g}" y2="{to_y:g}" stroke="{FAINT}" marker-end="url(#head)"/>'
+
+
+def overview() -> str:
+    """From a pipeline in Python to the same model on a laptop and on a cluster."""
+    drawn = [
+        box(40, 30, 300, 60, ("a pipeline in Python", "Hera and rekindle.blocks"), BLUE),
+        box(450, 30, 300, 60, ("one Argo manifest", "its sha256 is the same everywhere"), GREEN),
+        box(860, 30, 300, 60, ("a config in YAML", "data, model, gate, nodes"), BLUE),
+        arrow(340, 60, 446, 60),
+        arrow(860, 60, 754, 60),
+    ]
+    for number, step in enumerate(STEPS):
+        x = 40 + number * 190
+        drawn.append(box(x, 140, 170, 44, (step,)))
+        if number:
+            drawn.append(arrow(x - 20, 162, x - 4, 162))
+    drawn += [arrow(600, 90, 600, 132), text(505, 206, "against the champion", FAINT, 14)]
+    for lane, (title, parts) in enumerate(LANES.items()):
+        x = 150 + lane * 520
+        drawn += [arrow(x + 245, 190, x + 245, 232), box(x, 236, 490, 336, ()), text(x + 245, 264, title, GREEN, 18)]
+        for number, lines in enumerate(parts):
+            drawn.append(box(x + 20, 282 + number * 70, 450, 58, lines))
+        drawn.append(arrow(x + 245, 572, x + 245 + (230 if lane == 0 else -230) * 0.6, 612))
+    drawn += [text(40, 318 + number * 70, row, FAINT, 16, "start") for number, row in enumerate(ROWS)]
+    drawn.append(box(400, 616, 400, 60, ("the same model, bit for bit", "whatever was killed in between"), GREEN))
+    return (
+        '<svg viewBox="0 0 1200 700" xmlns="http://www.w3.org/2000/svg" font-family="Fira Code, monospace">\n'
+        f'<defs><marker id="head" markerWidth="8" markerHeight="8" refX="6" refY="4" orient="auto">'
+        f'<path d="M0,0 L8,4 L0,8 z" fill="{FAINT}"/></marker></defs>\n'
+        f'<rect width="1200" height="700" rx="8" fill="{GROUND}"/>\n' + "\n".join(drawn) + "\n</svg>\n"
+    )
+
+
+def terminal() -> str:
+    """The end of `rekindle run configs/demo.yaml` on a terminal, and an answer of the model."""
+    from rich.console import Console
+    from rich.text import Text
+
+    with tempfile.TemporaryDirectory() as folder, shell(Path(folder)) as typed:
+        environ = {k: v for k, v in typed.environ.items() if k != "NO_COLOR"}
+        said = on_terminal(["rekindle", "run", "configs/demo.yaml"], folder, environ)
+        last = re.sub(r"\x1b\[\?25[hl]", "", said.rpartition("\x1b[2K")[2])
+        (request,) = re.findall(r"^try it +(.*?)\r?$", last, re.MULTILINE)
+        answer = typed(request).stdout
+        port = environ["REKINDLE_SERVE__PORT"]  # a free one: whoever looks at the picture has the default
+    console = Console(record=True, width=COLUMNS, file=io.StringIO(), force_terminal=True)
+    console.print("[bold]$ make run[/]", highlight=False)
+    console.print(Text.from_ansi(last.strip("\r\n").replace("\r", "").replace(port, "8080")))
+    console.print(f"[bold]$ {request.replace(port, '8080')}[/]", highlight=False)
+    console.print(Text(answer.strip()))
+    return console.export_svg(title="rekindle", unique_id="terminal")
+
+
+def on_terminal(command: list[str], folder: str, environ: dict[str, str]) -> str:
+    """What a command writes to a terminal."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 60, COLUMNS, 0, 0))
+    process = subprocess.Popen(command, cwd=folder, env={**environ, "TERM": "xterm-256color"}, stdin=theirs,
+                               stdout=theirs, stderr=theirs, start_new_session=True)  # fmt: skip
+    os.close(theirs)
+    said = b""
+    try:
+        while chunk := os.read(ours, 65536):
+            said += chunk
+    except OSError:  # the other side is closed: all is read
+        pass
+    assert process.wait() == 0, said.decode()
+    return said.decode()
+
+
+if __name__ == "__main__":
+    OVERVIEW.write_text(overview())
+    if sys.argv[1:] != ["overview"]:
+        TERMINAL.write_text(terminal())

@@ -1,0 +1,257 @@
+"""Every code block of the documents, by its language: files load, fragments of Python run, commands are real ones.
+
+Commands that only read are run; test_stories.py types the others of a page, and what NEEDS names is parsed.
+"""
+
+import ast
+import contextlib
+import importlib
+import inspect
+import re
+import shlex
+import shutil
+import sys
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+import yaml
+
+from rekindle import blocks as rekindle_blocks
+from rekindle import project
+from rekindle.argo.validate import lint
+from rekindle.cli import commands as cli
+from rekindle.config import Config, load_config
+from rekindle.local.container_images import Image
+from rekindle.step import flag, load
+from tests.commands import DOCUMENTS, READS, ROOT, Block, blocks, write_files
+from tests.docs.pages import API, COMMANDS
+
+BLOCKS = [block for document in DOCUMENTS for block in blocks(document)]
+NEEDS = {  # what a command needs that a test has not, so it is only parsed; tests/cluster runs those of a cluster
+    "a cluster": {
+        "kubectl",
+        "helm",
+        "rekindle submit",
+        "rekindle schedule",
+        "rekindle delete",
+        "rekindle platform check",
+    },
+    "a builder and a registry": {"docker", "buildah", "rekindle images build"},
+    "a served model, MLflow or a notebook": {"curl", "mlflow", "jupyter"},
+    "several machines": {"torchrun"},
+    "nothing that could fail": {"export", "eval", "cd", "."},
+    "this repository, and minutes": {"make", "python", "pre-commit", ".ci/run", "uv"},
+}
+CONFIG = {
+    "name": "page",
+    "workload": "steps.digits",
+    "data": {"source": "sklearn://digits"},
+}  # what a fragment of a config leaves out
+EARLIER = {"your-own-pipeline.md": ["your-own-model.md"]}  # pages that build on the files of others
+
+
+@pytest.fixture
+def folder(block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A directory with the files of the page, which is the current one; their modules are forgotten afterwards."""
+    for name in [*EARLIER.get(block.document.name, []), block.document.name]:
+        write_files(block.document.with_name(name), tmp_path)
+    shutil.copytree(ROOT / "configs", tmp_path / "configs", dirs_exist_ok=True)
+    shutil.copy(ROOT / "template/data/power.csv", tmp_path)
+    (tmp_path / "payments.csv").touch()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("REKINDLE_PATH", str(tmp_path))
+    monkeypatch.syspath_prepend(tmp_path)
+    yield tmp_path
+    for name in [
+        name for name, module in sys.modules.items() if str(tmp_path) in (getattr(module, "__file__", "") or "")
+    ]:
+        del sys.modules[name]
+
+
+@pytest.mark.parametrize("block", BLOCKS, ids=str)
+def test_a_code_block_is_as_good_as_it_looks(block: Block, folder: Path) -> None:
+    check = CHECKS.get(block.language)
+    assert check, f"{block}: no test knows the language {block.language!r}: use one of {', '.join(CHECKS)}"
+    check(block, folder)
+
+
+def _commands(block: Block, folder: Path) -> None:
+    for line in block.commands:
+        for words in _simple_commands(line):
+            _command(block, words)
+
+
+def _simple_commands(line: str) -> Iterator[list[str]]:
+    """The simple commands of a line: those of a pipeline, of a list and of `$(...)`, without redirections."""
+    for inner in re.findall(r"\$\(([^()]*)\)", line):
+        yield from _simple_commands(inner)
+    words: list[str] = []
+    lexer = shlex.shlex(line, posix=True, punctuation_chars=True)
+    lexer.whitespace_split = True
+    for word in [*lexer, ";"]:
+        if not re.fullmatch(r"[|&;]+", word):
+            words.append(word)
+        elif words:
+            yield words
+            words = []
+
+
+def _command(block: Block, words: list[str]) -> None:
+    while re.match(r"[A-Z_]+=", words[0]):
+        words = words[1:]
+    program, *arguments = words
+    name = program
+    if program == "rekindle":
+        name, context = _parsed(block, arguments)
+        if context and name.startswith(READS):
+            _run(block, arguments)
+        at_cluster = {"--cluster", "-n", "--namespace"} & {*arguments}
+        if name.startswith(READS) or block.language == "console" or at_cluster:
+            return
+    elif program == "make" and arguments:
+        makefiles = [ROOT / "Makefile", ROOT / "template/Makefile"]
+        assert any(re.search(rf"^{arguments[0]}:", file.read_text(), re.MULTILINE) for file in makefiles), block
+    elif program.endswith("python") and arguments[0] == "-m":
+        assert arguments[1] == "pytest" or find_spec(arguments[1]), f"{block}: {' '.join(words)}"
+        name = "python"
+    assert any(name in names for names in NEEDS.values()), f"{block}: nothing checks `{' '.join(words)}`: see NEEDS"
+
+
+def _parsed(block: Block, arguments: list[str]) -> tuple[str, click.Context | None]:
+    """The command's name with that of its group; its context, None if it only shows its help."""
+    group: Any = cli
+    name = "rekindle"
+    while isinstance(group, click.Group):
+        assert arguments and arguments[0] in group.commands, f"{block}: {name} has no command {arguments[:1]}"
+        name, group, arguments = f"{name} {arguments[0]}", group.commands[arguments[0]], arguments[1:]
+    try:
+        return name, group.make_context(name, list(arguments))
+    except click.exceptions.Exit:
+        return name, None
+    except click.ClickException as error:
+        pytest.fail(f"{block}: {name}: {error.format_message()}")
+
+
+def _run(block: Block, arguments: list[str]) -> None:
+    """Run a command of ours in this process."""
+    try:
+        code = cli.main(arguments, standalone_mode=False)
+    except SystemExit as error:
+        code = error.code
+    assert code in (None, 0), f"{block}: {' '.join(arguments)} ended with {code}"
+
+
+def _yaml(block: Block, folder: Path) -> None:
+    """A manifest that Argo would take, the table of images, or a config: whole, or some of its sections."""
+    documents = list(yaml.safe_load_all(block.text))
+    if "kind" in documents[0]:
+        findings = [str(finding) for document in documents for finding in lint(document)]
+        assert [finding for finding in findings if finding.startswith("error")] == [], block
+    elif all(isinstance(value, dict) for value in documents[0].values()) and "." in next(iter(documents[0])):
+        (folder / "images.yaml").write_text(block.text)
+        assert Image.table(folder / "images.yaml")
+    else:
+        file = folder / (block.file or "fragment.yaml")
+        if not block.file:
+            file.write_text(yaml.safe_dump(CONFIG | documents[0]))
+        load_config(file, environment={})
+
+
+def _python(block: Block, folder: Path) -> None:
+    """A module is imported; a fragment runs after those before it on its page, in a pipeline if it has blocks."""
+    tree = ast.parse(block.text, str(block))
+    _check_calls(block, tree)
+    if block.file:
+        project.load(block.file.removesuffix(".py").replace("/", "."), "step", ())
+    elif not _imports(tree) & {"mlflow"}:  # which needs a server: test_stories.py runs these
+        fragments = [other for other in blocks(block.document, "python") if not other.file and other.line <= block.line]
+        config = load_config(ROOT / "tests/golden/config.yaml", environment={}).config
+        space: dict[str, Any] = {
+            "config": config,
+            "rekindle": importlib.import_module("rekindle"),
+            "blocks": rekindle_blocks,
+        }
+        for fragment in fragments:
+            code = compile(fragment.text, str(fragment), "exec")
+            inside = "blocks." in fragment.text and "blocks.pipeline" not in fragment.text
+            with rekindle_blocks.pipeline(config) if inside else contextlib.nullcontext():
+                exec(code, space)
+
+
+def _imports(tree: ast.AST) -> set[str]:
+    """The modules that code imports, wherever."""
+    names = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+    return names | {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+
+
+def _check_calls(block: Block, tree: ast.AST) -> None:
+    """Names imported from Rekindle and Hera exist, and take the arguments that they are given: in functions, too."""
+    known: dict[str, Any] = {
+        "rekindle": importlib.import_module("rekindle"),
+        "blocks": rekindle_blocks,
+        "Config": Config,
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] in ("rekindle", "hera"):
+            for alias in node.names:
+                module = importlib.import_module(node.module or "")
+                assert hasattr(module, alias.name), f"{block}: {node.module} has no {alias.name}"
+                known[alias.asname or alias.name] = getattr(module, alias.name)
+    for node in ast.walk(tree):
+        if (
+            isinstance(node, ast.Attribute)
+            and isinstance(node.value, ast.Name)
+            and node.value.id in ("rekindle", "blocks")
+        ):
+            assert hasattr(known[node.value.id], node.attr), f"{block}: {ast.unparse(node)} is not there"
+        if isinstance(node, ast.Call) and (function := _resolved(node.func, known)) and not inspect.isclass(function):
+            named = {keyword.arg: None for keyword in node.keywords if keyword.arg}
+            inspect.signature(function).bind_partial(*node.args, **named)
+
+
+def _resolved(node: ast.expr, known: dict[str, Any]) -> Any:
+    if isinstance(node, ast.Name):
+        return known.get(node.id)
+    return getattr(_resolved(node.value, known), node.attr, None) if isinstance(node, ast.Attribute) else None
+
+
+def _dockerfile(block: Block, folder: Path) -> None:
+    steps = [line.split()[0] for line in block.text.replace("\\\n", "").splitlines() if line and line[0] not in "# "]
+    assert set(steps) <= {"ARG", "FROM", "COPY", "RUN", "ENV", "USER", "WORKDIR"} and "FROM" in steps, block
+
+
+def _mermaid(block: Block, folder: Path) -> None:
+    assert block.text.split()[0] in ("flowchart", "sequenceDiagram", "stateDiagram-v2"), block
+
+
+def _text(block: Block, folder: Path) -> None:
+    assert block.document in (API, COMMANDS), f"{block}: only generated pages show text that nothing checks"
+
+
+CHECKS = {"console": _commands, "sh": _commands, "python": _python, "yaml": _yaml, "dockerfile": _dockerfile,
+          "mermaid": _mermaid, "text": _text}  # fmt: skip
+
+
+def test_flags_of_steps_in_the_documents_are_those_of_the_steps() -> None:
+    for block in BLOCKS:
+        for module, rest in re.findall(
+            r"rekindle step (steps\.(?:prepare|train|evaluate|release|verify))\b(.*)", block.text
+        ):
+            fields = {flag(name) for name in load(module).Inputs.model_fields} | {"--output", "--help"}
+            assert set(re.findall(r"--[\w-]+", rest)) <= fields, block
+
+
+@pytest.mark.parametrize("document", DOCUMENTS[:-1], ids=lambda path: path.name)
+def test_links_lead_somewhere(document: Path) -> None:
+    for target in re.findall(r"\]\((?!http)([^)#]+)\)", document.read_text()):
+        assert (document.parent / target).exists(), target
+
+
+def test_folders_that_contributors_are_sent_to_are_there() -> None:
+    folders = "rekindle|steps|pipelines|images|tests|docs"
+    for path in re.findall(rf"`((?:{folders})/[^`]*)`", (ROOT / "CONTRIBUTING.md").read_text()):
+        assert (ROOT / path.replace("STEP", "prepare")).exists(), path

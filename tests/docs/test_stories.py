@@ -1,0 +1,121 @@
+"""The pages of which every command is typed, in order, as a reader would, in a small world."""
+
+import ast
+import json
+import re
+import shutil
+from html import unescape
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.commands import DOCUMENTS, READS, ROOT, blocks, commands, shell, write_files
+from tests.docs.pictures import OVERVIEW, TERMINAL, overview
+
+README, TRACKING, SURVIVING = ROOT / "README.md", ROOT / "docs/tracking.md", ROOT / "docs/surviving.md"
+MODEL, PIPELINE = ROOT / "docs/your-own-model.md", ROOT / "docs/your-own-pipeline.md"
+TYPED = {README, TRACKING, SURVIVING, MODEL, PIPELINE}
+WORLD = "simulate://7?cards=150&terminals=300&days=70"
+RECIPES = {  # what `make` runs; the tests cannot run themselves
+    "make run": "rekindle run configs/demo.yaml",
+    "make test": "python -m pytest -n 4",
+}
+ELSEWHERE = {  # commands that other tests type, and those that never end
+    **{"make test": ".ci/run", "rekindle run mine.yaml": "tests/test_end_to_end.py"},
+    **{"rekindle demo chaos": "tests/rekindle/demo/test_chaos.py", "cd power && make run": "test_project.py"},
+    "mlflow models serve": "tests/rekindle/serving",
+}
+
+
+def typed_by_hand(document: Path) -> list[str]:
+    """The commands of a page that no other test runs."""
+    others = (*READS, *ELSEWHERE)
+    return [command for command in commands(document) if not any(other in command for other in others)]
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_no_page_has_commands_that_no_test_types(document: Path) -> None:
+    assert document in TYPED or typed_by_hand(document) == []
+
+
+def test_make_does_what_the_readme_says() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    for target, recipe in RECIPES.items():
+        (command,) = re.findall(rf"^{target.split()[1]}: install\n\t@(.*)$", makefile, re.MULTILINE)
+        assert recipe in command
+        assert f"`{target}`" in README.read_text() or target in commands(README)
+    assert "make test" in (ROOT / ".ci/run").read_text()
+
+
+@pytest.mark.timeout(600)  # several whole runs
+def test_every_command_of_the_readme_works(tmp_path: Path) -> None:
+    shutil.copytree(ROOT / "configs", tmp_path / "configs")
+    (notebook,) = blocks(TRACKING, "python")
+    (tmp_path / "notebook.py").write_text(f"{notebook.text}\nprint(model.predict(model.input_example))")
+    small = {"REKINDLE_DATA__SOURCE": WORLD, "REKINDLE_TRAIN__EPOCHS": "1", "REKINDLE_GATE__MINIMUM": "{auc: 0.01}"}
+    with shell(tmp_path, **small) as typed:
+        for command in [c for page in (README, SURVIVING, TRACKING) for c in typed_by_hand(page)]:
+            done = typed(RECIPES.get(command, command).replace("jupyter lab", "python notebook.py"))
+            assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
+            if command == "make run":
+                (trial,) = re.findall(r"^try it +(.*)$", done.stdout, re.MULTILINE)
+                (score,) = json.loads(typed(trial).stdout)["predictions"]
+                assert 0 < score < 1
+                said = [line.split("  ")[0] for line in done.stdout[done.stdout.index("verdict") :].splitlines()]
+                shown = unescape(TERMINAL.read_text()).replace("\xa0", " ")
+                assert all(f">{word} " in shown for word in said), "python -m tests.docs.pictures"
+            if command.startswith("rekindle run configs/demo.yaml --set"):
+                assert "same" in done.stdout
+
+
+def test_the_pipeline_of_the_readme_is_the_one_that_runs() -> None:
+    (shown,) = blocks(README, "python")
+    bodies = [ast.parse(text).body[-1] for text in (shown.text, (ROOT / "pipelines/training.py").read_text())]
+    with_blocks = [function.body[-2:] for function in bodies if isinstance(function, ast.FunctionDef)]
+    assert [ast.unparse(node) for node in with_blocks[0]] == [ast.unparse(node) for node in with_blocks[1]]
+
+
+def test_the_picture_of_the_whole_is_the_one_that_is_drawn() -> None:
+    assert OVERVIEW.read_text() == overview(), "python -m tests.docs.pictures overview"
+
+
+def power(folder: Path, rows: int) -> None:
+    """The data of the page about models: consumption falls with the temperature."""
+    rng = np.random.default_rng(0)
+    hours, degrees = rng.integers(0, 24, rows), rng.normal(10, 8, rows)
+    kwh = 40 - degrees + 5 * np.cos(hours / 24 * 2 * np.pi) + rng.normal(0, 1, rows)
+    lines = [f"{hour},{degree:.1f},{power:.2f}" for hour, degree, power in zip(hours, degrees, kwh, strict=True)]
+    (folder / "power.csv").write_text("\n".join(["hour,temperature,kwh", *lines]))
+
+
+@pytest.mark.timeout(600)  # several whole runs
+def test_your_own_model_runs_as_the_document_says(
+    tmp_path: Path, s3_environment: dict[str, str], mlflow_server: str
+) -> None:
+    write_files(MODEL, tmp_path)
+    power(tmp_path, 2000)
+    with shell(tmp_path, **s3_environment, MLFLOW_TRACKING_URI=mlflow_server) as typed:
+        runs = [typed(command) for command in typed_by_hand(MODEL)]
+        assert [run.returncode for run in runs] == [0] * len(runs), runs
+        (endpoint,) = re.findall(r"^endpoint +(.*)$", runs[-1].stdout, re.MULTILINE)
+        (request,) = [command for block in blocks(MODEL, "sh") for command in block.commands]
+        answer = typed(request.replace("http://127.0.0.1:8080", endpoint)).stdout
+        assert 40 < json.loads(answer)["predictions"][0] < 55
+
+
+@pytest.mark.timeout(600)
+def test_your_own_pipeline_runs_as_the_document_says(
+    tmp_path: Path, s3_environment: dict[str, str], mlflow_server: str
+) -> None:
+    write_files(MODEL, tmp_path)
+    write_files(PIPELINE, tmp_path)
+    power(tmp_path, 800)
+    with shell(tmp_path, **s3_environment, MLFLOW_TRACKING_URI=mlflow_server) as typed:
+        itself = "rekindle lint nightly.py --set workload=power --set data.source=power.csv"
+        for command in [*typed_by_hand(PIPELINE), itself]:
+            done = typed(command)
+            assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
+            if "rekindle run" in command:
+                assert re.search(r"released: release(-2)? 1\n", done.stdout), done.stdout
+                assert "notify succeeded" in done.stdout and "card succeeded" in done.stdout
