@@ -4,6 +4,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from steps.fraud.data.schema import UNKNOWN
 from steps.fraud.data.sequences import WARM_UP, Rows
 
 ROWS = 300_000  # training rows at most; more take longer and change little
@@ -15,7 +16,7 @@ def score(rows: Rows, wanted: NDArray[np.int64]) -> NDArray[np.float64]:
 
     begin, end = rows.facts["first_time"], rows.facts["train_end"]
     begin += min(WARM_UP, (end - begin) // 4)
-    known = np.flatnonzero((rows.times >= begin) & (rows.times < end))
+    known = np.flatnonzero((rows.times >= begin) & (rows.times < end) & (rows.labels != UNKNOWN))
     if len(known) > ROWS:
         known = np.sort(np.random.default_rng(0).choice(known, ROWS, replace=False))
     trees = HistGradientBoostingClassifier(learning_rate=0.05, max_iter=150, max_leaf_nodes=15, random_state=0)

@@ -23,7 +23,7 @@ class Columns(Section):
     card: str = Field(default="CUSTOMER_ID", description="the card: a number or text")
     terminal: str = Field(default="TERMINAL_ID", description="the terminal or merchant: a number or text")
     amount: str = Field(default="TX_AMOUNT", description="the amount, not negative")
-    fraud: str = Field(default="TX_FRAUD", description="the label: 1 fraud, 0 genuine")
+    fraud: str = Field(default="TX_FRAUD", description="the label: 1 fraud, 0 genuine, empty: not known yet")
     scenario: str = Field(default="TX_FRAUD_SCENARIO", description="kind of fraud, for reports only; may be absent")
 
 
@@ -53,7 +53,12 @@ class Data(DataConfig):
     first_day: date | None = Field(default=None, description="leave out what is older (a day, UTC)")
     last_day: date | None = Field(default=None, description="leave out what is newer than this day (UTC)")
     label_delay_days: int = Field(default=7, ge=1, le=90, description="a fraud becomes known this many days later")
-    test_weeks: int = Field(default=4, ge=1, description="the newest weeks, kept for the evaluation")
+    labels_until: date | None = Field(
+        default=None,
+        description="every label up to this day (UTC) is known, for archives; else up to label_delay_days before the "
+        "source ends",
+    )
+    test_weeks: int = Field(default=4, ge=1, description="the newest weeks whose labels are known, kept for judging")
     amount_limit: float = Field(
         default=220, gt=0, description="amounts above this are marked by a feature of their own"
     )

@@ -17,7 +17,7 @@ from rekindle.errors import DataError
 from rekindle.gate import Difference, Evaluation, Gate
 from rekindle.workload import dataset_facts
 from steps.fraud import measures
-from steps.fraud.data.schema import DAY
+from steps.fraud.data.schema import DAY, UNKNOWN
 from steps.fraud.data.sequences import SCORED, Rows, scoring_windows
 from steps.fraud.transformer import FraudModel, load, score_all
 
@@ -66,7 +66,7 @@ def judged_weeks(rows: Rows) -> list[Week]:
 
 
 def counted_rows(rows: Rows, start: int, delay_days: int) -> Ints:
-    """Places of the rows of the week from `start` on, without the cards known as compromised by then."""
+    """Places of the week's rows whose label is known, without the cards known as compromised by then."""
     day = (rows.times - start) // DAY
     reference = start - delay_days * DAY - WEEK
     fraud = (rows.labels == 1) & (rows.times >= reference)
@@ -74,7 +74,7 @@ def counted_rows(rows: Rows, start: int, delay_days: int) -> Ints:
     for number in range(7):
         known = rows.cards[fraud & (rows.times < start + (number - delay_days) * DAY)]
         counted |= (day == number) & ~np.isin(rows.cards, np.unique(known))
-    return np.flatnonzero(counted)
+    return np.flatnonzero(counted & (rows.labels != UNKNOWN))
 
 
 def is_published(rows: Rows, week: Week) -> bool:
@@ -82,7 +82,7 @@ def is_published(rows: Rows, week: Week) -> bool:
     if week.name not in PUBLISHED or rows.times.min() != PUBLISHED_FIRST:
         return False
     before = rows.times < week.start + WEEK
-    return PUBLISHED[week.name][:2] == (int(before.sum()), int(rows.labels[before].sum()))
+    return PUBLISHED[week.name][:2] == (int(before.sum()), int((rows.labels[before] == 1).sum()))
 
 
 def _check_published(rows: Rows, week: Week, delay_days: int) -> None:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from rekindle.workload import dataset_facts
 from steps.fraud.config import CONTEXT, MAX_HISTORY
-from steps.fraud.data.schema import DAY, Rows
+from steps.fraud.data.schema import DAY, UNKNOWN, Rows
 
 BATCH = 20  # transactions in one request, at most
 
@@ -73,6 +73,7 @@ def _request(later: Rows, batch: list[int], needed: NDArray[np.bool_], delay: in
     history = np.flatnonzero(needed & ~np.isin(np.arange(len(later)), batch))
     known = later.time[history] <= later.time[batch].max() - delay
     rows = _records(later, history)
+    known &= later.fraud[history] != UNKNOWN
     for record, label, is_known in zip(rows, later.fraud[history].tolist(), known.tolist(), strict=True):
         if is_known:
             record["fraud"] = label

@@ -7,7 +7,7 @@ import polars as pl
 
 from rekindle.errors import DataError
 from steps.fraud.config import Columns
-from steps.fraud.data.schema import DAY, Rows, identity
+from steps.fraud.data.schema import DAY, UNKNOWN, Rows, identity
 
 NUMBER = r"^-?[0-9]{1,18}$"  # text that is its own identity: see schema.identity
 ISO = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}([T ][0-9]{2}:|$)"
@@ -46,7 +46,7 @@ def check(frame: pl.DataFrame, columns: Columns, tolerated: float, now: float | 
         "amount missing or not a number": pl.col("amount").is_null() | pl.col("amount").is_nan(),
         "amount negative": pl.col("amount") < 0,
         f"amount above {HIGHEST:,.0f}": pl.col("amount") > HIGHEST,
-        "label not 0 or 1": pl.col("fraud").is_null() | ~pl.col("fraud").is_in([0.0, 1.0]),
+        "label not 0 or 1": pl.col("fraud").is_null() | ~pl.col("fraud").is_in([0.0, 1.0, float(UNKNOWN)]),
     }
     if not typed.select(pl.any_horizontal(rule.any() for rule in broken.values())).item():
         reason = pl.Series("reason", [None], pl.String).new_from_index(0, len(typed))
@@ -125,10 +125,17 @@ def _time(column: pl.Series) -> pl.Series | None:
 
 
 def _label(column: pl.Series) -> pl.Series | None:
-    """0 or 1"""
+    """0, 1 or nothing"""
+    missing = column.is_null()
     if column.dtype == pl.String:
-        column = column.str.to_lowercase().replace({"true": "1", "false": "0"})
-    return _number(column)
+        column = column.str.strip_chars().str.to_lowercase().replace({"true": "1", "false": "0"})
+        missing |= column.is_in(["", "null", "none", "nan"])
+    elif column.dtype.is_float():  # integers with gaps, as pandas writes them
+        missing |= column.is_nan()
+    labels = _number(column)
+    if labels is None:
+        return None
+    return labels.set(labels == UNKNOWN, None).set(missing.fill_null(True), float(UNKNOWN))
 
 
 def _number(column: pl.Series) -> pl.Series | None:

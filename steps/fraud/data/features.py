@@ -99,7 +99,8 @@ def _habits(card: Ints, amount: NDArray[np.float64]) -> dict[str, Column]:
 def terminal_features(rows: Rows, delay_days: int, names: Names = NAMES) -> dict[str, Column]:
     """OF_TERMINAL (at least those of `names`) for rows sorted by (terminal, time, id) that hold whole terminals."""
     index, _, line = _timeline(rows.terminal, rows.time, lookback_days(delay_days) * DAY)
-    frauds = _running_sum(rows.fraud)
+    fraud = rows.fraud == 1
+    frauds = _running_sum(fraud)
     result: dict[str, Column] = {}
     known = np.searchsorted(line, line - delay_days * DAY, side="right")  # rows before this one have a known label
     start = known
@@ -110,7 +111,7 @@ def terminal_features(rows: Rows, delay_days: int, names: Names = NAMES) -> dict
     if set(names) <= result.keys() | set(OF_CARD):
         return result
 
-    n, fraud = len(rows), rows.fraud.astype(bool)
+    n = len(rows)
     last_fraud = np.maximum.accumulate(np.where(fraud, index, -1))[known - 1]
     last_genuine = np.maximum.accumulate(np.where(fraud, -1, index))[known - 1]
     first_fraud = np.minimum.accumulate(np.append(np.where(fraud, index, n), n)[::-1])[::-1][start]
@@ -184,7 +185,7 @@ def _timeline(group: Ints, time: Ints, reach: int) -> tuple[Ints, Ints, Ints]:
     return index, first, line
 
 
-def _running_sum(values: NDArray[np.integer]) -> Ints:
+def _running_sum(values: NDArray[np.integer | np.bool_]) -> Ints:
     """Sums of the first 0, 1, ... n values."""
     result = np.zeros(len(values) + 1, np.int64)
     np.cumsum(values, out=result[1:])

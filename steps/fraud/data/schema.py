@@ -1,7 +1,8 @@
 """Transactions in memory: one numpy array a column, so that the same code serves a data set and a single request.
 
 On disk (`transactions.parquet`, `rejects.parquet`) the columns are called `id`, `time` (timestamp, UTC), `card`,
-`terminal`, `amount`, `fraud`, `scenario`. Identities that are text become numbers by `identity`, without a table.
+`terminal`, `amount`, `fraud` (null: not known yet), `scenario`. Identities that are text become numbers by `identity`,
+without a table.
 """
 
 from collections.abc import Sequence
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     import polars as pl
 
 DAY = 86_400_000_000  # µs
+UNKNOWN = 2  # the label of a row whose label has not arrived
 Ints = NDArray[np.int64]
 
 
@@ -28,7 +30,7 @@ class Rows:
     card: Ints
     terminal: Ints
     cents: Ints  # the amount, rounded to 2 decimals
-    fraud: NDArray[np.uint8]  # 0 where it is not known (yet)
+    fraud: NDArray[np.uint8]  # 1 fraud, 0 genuine, UNKNOWN
     scenario: NDArray[np.uint8]  # 0: genuine or not known
 
     def __len__(self) -> int:
@@ -56,6 +58,7 @@ class Rows:
     @classmethod
     def from_frame(cls, frame: "pl.DataFrame") -> "Rows":
         """Rows of a checked frame (the columns of `transactions.parquet`)."""
+        frame = frame.with_columns(frame["fraud"].fill_null(UNKNOWN))
         columns = {name: frame[name].to_numpy() for name in ("id", "card", "terminal", "amount", "fraud", "scenario")}
         return cls.of(time=frame["time"].dt.epoch("us").to_numpy(), **columns)
 
@@ -66,7 +69,8 @@ class Rows:
         columns = {name: getattr(self, name) for name in NAMES} | {"amount": self.cents / 100}
         order = ["id", "time", "card", "terminal", "amount", "fraud", "scenario"]
         frame = pl.DataFrame({name: columns[name] for name in order})
-        return frame.with_columns(pl.col("time").cast(pl.Datetime("us")))
+        label = pl.when(pl.col("fraud") != UNKNOWN).then("fraud")
+        return frame.with_columns(pl.col("time").cast(pl.Datetime("us")), fraud=label)
 
 
 NAMES = tuple(field.name for field in fields(Rows))

@@ -20,7 +20,7 @@ from torch import Tensor
 from rekindle.errors import DataError
 from rekindle.workload import dataset_facts
 from steps.fraud.config import CONTEXT
-from steps.fraud.data.schema import DAY
+from steps.fraud.data.schema import DAY, UNKNOWN
 
 LENGTH = 40  # transactions in a training window
 OVERLAP = 16  # of them, those that only give context
@@ -96,7 +96,7 @@ class TrainingWindows:
         features = self.features.index_select(0, self.place.index_select(0, indices))
         labels = self.labels.index_select(0, self.start.index_select(0, indices))
         counted = self.counted.index_select(0, self.mask.index_select(0, indices))
-        return features.view(-1, LENGTH, self.rows.width), labels, counted
+        return features.view(-1, LENGTH, self.rows.width), labels, counted & (labels != UNKNOWN)
 
 
 def open_dataset(path: Path, split: str = "train") -> TrainingWindows:

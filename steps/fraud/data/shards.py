@@ -6,8 +6,9 @@
     rejects.parquet        rows that broke a rule, as they came, with their position `row` and the `reason`
     state/                 what a server needs to compute features of later transactions: steps/fraud/data/state.py
 
-Time: the last `test_weeks` weeks (of 7 whole days, UTC, up to the last full day) are for tests. Training uses rows
-with time < train_end only: the first test day minus the label delay, so every label was known when the tests begin.
+Time: the last `test_weeks` weeks (of 7 whole days, UTC) whose labels are known are for tests: they end where the label
+delay before the last full day begins. Training uses rows with time < train_end only: the first test day minus the label
+delay, so every label was known when the tests begin. Rows after the tests are there for the serving state.
 """
 
 import json
@@ -26,11 +27,11 @@ from rekindle.workload import Prepared
 from steps.fraud.config import Data
 from steps.fraud.data import features, source, state
 from steps.fraud.data.checks import check
-from steps.fraud.data.schema import DAY, Rows
+from steps.fraud.data.schema import DAY, UNKNOWN, Rows
 
 ARRAYS = {  # of a shard with n rows
     "features": np.float32,  # [n, F]
-    "labels": np.uint8,
+    "labels": np.uint8,  # 1 fraud, 0 genuine, 2 (schema.UNKNOWN) not known yet
     "scenarios": np.uint8,  # 0 where genuine or not known
     "times": np.int64,  # µs since the epoch
     "cards": np.int64,
@@ -52,6 +53,7 @@ FACTS = {  # times are µs since the epoch
     "test_rows": "[rows, frauds] of each test week",
     "first_time": "of the first transaction",
     "last_time": "of the last transaction",
+    "unknown": "rows in the training time and the test weeks whose label is not known: they neither teach nor judge",
     "label_delay_days": "a label is known this long after its transaction",
     "amount_limit": "of the feature over_limit",
 }
@@ -70,7 +72,7 @@ def write_dataset(data: Data, out: Path) -> Prepared:
             f"{out} cannot be written: {error}. The dataset takes about 250 bytes a transaction: make room, or set "
             "TMPDIR to a directory on a larger disk."
         ) from error
-    shown = ("frauds", "train_rows", "train_frauds", "rejected", "was_sorted", "test_rows")
+    shown = ("frauds", "train_rows", "train_frauds", "unknown", "rejected", "was_sorted", "test_rows")
     days = {name: str(_day(facts[name])) for name in ("first_time", "last_time", "train_end")}
     rejected = sum(facts["rejected"].values())
     tags = {name: facts[name] for name in shown} | days
@@ -84,7 +86,7 @@ def _write(data: Data, out: Path) -> tuple[dict[str, Any], str]:
     del raw
     checked.rejects.write_parquet(out / "rejects.parquet")
     rows = _between(checked.rows, data)
-    facts = calendar(rows, data) | {
+    facts = calendar(rows, data, labels_end(checked.rows, data)) | {
         "features": list(features.NAMES),
         "label_delay_days": data.label_delay_days,
         "amount_limit": data.amount_limit,
@@ -148,31 +150,40 @@ def _between(rows: Rows, data: Data) -> Rows:
     return rows[start:end]
 
 
-def calendar(rows: Rows, data: Data) -> dict[str, Any]:
-    """Test weeks, end of training and counts. Raises DataError if too little is left to train on."""
-    last_day = _last_full_day(rows.time)
-    end = (last_day + 1) * DAY
+def labels_end(rows: Rows, data: Data) -> int:
+    """The instant up to which every label is known; `rows` are all of the source, sorted by time."""
+    if data.labels_until:
+        return _us(data.labels_until) + DAY
+    return (_last_full_day(rows.time) + 1 - data.label_delay_days) * DAY
+
+
+def calendar(rows: Rows, data: Data, known: int) -> dict[str, Any]:
+    """Test weeks, end of training and counts, if labels before `known` are. Raises DataError if too little is left."""
+    end = min((_last_full_day(rows.time) + 1) * DAY, known)
     edges = [end - 7 * DAY * weeks for weeks in range(data.test_weeks, -1, -1)]
     train_end = edges[0] - data.label_delay_days * DAY
     weeks = list(pairwise(edges))
     at = np.searchsorted(rows.time, [train_end, *edges])
-    frauds = np.append(0, np.cumsum(rows.fraud, dtype=np.int64))[at]
+    fraud = rows.fraud == 1
+    frauds = np.append(0, np.cumsum(fraud, dtype=np.int64))[at]
     facts = {
         "first_time": int(rows.time[0]),
         "last_time": int(rows.time[-1]),
         "train_end": train_end,
         "test_weeks": weeks,
         "rows": len(rows),
-        "frauds": int(rows.fraud.sum()),
+        "frauds": int(fraud.sum()),
         "train_rows": int(at[0]),
         "train_frauds": int(frauds[0]),
+        "unknown": int((rows.fraud[: at[-1]] == UNKNOWN).sum()),
         "test_rows": [[int(n), int(f)] for n, f in zip(np.diff(at[1:]), np.diff(frauds[1:]), strict=True)],
     }
     if not 0 < facts["train_frauds"] < facts["train_rows"]:
         raise DataError(
             f"nothing to learn from: {facts['train_rows']:,} transactions with {facts['train_frauds']:,} frauds "
             f"before {_day(train_end)}, where training ends (data from {_day(rows.time[0])} to {_day(rows.time[-1])}, "
-            f"less {data.test_weeks} test weeks and {data.label_delay_days} days until labels are known). Give more "
+            f"less {data.test_weeks} test weeks and, before and after them, {data.label_delay_days} days until labels "
+            "are known). Give more "
             "data, or lower data.test_weeks."
         )
     if not any(frauds for _, frauds in facts["test_rows"]):

@@ -8,13 +8,19 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pytest
+import torch
 
 from rekindle.errors import DataError
 from rekindle.gate import Gate
 from steps.fraud import protocol
+from steps.fraud.config import Columns, Data
 from steps.fraud.data.schema import DAY
-from steps.fraud.data.sequences import Rows
+from steps.fraud.data.sequences import Rows, TrainingWindows
+from steps.fraud.data.simulate import simulate
+from steps.fraud.data.world import parse
 from steps.fraud.protocol import Week, counted_rows, evaluate, is_published, judged_weeks
+from tests.steps.conftest import WORLD
+from tests.steps.fraud.written import write
 
 DELAY = 7
 
@@ -167,3 +173,47 @@ def test_a_week_that_cannot_be_judged_is_named(expert: Path, small_dataset: Path
     without_frauds(second)
     with pytest.raises(DataError, match="no test week holds frauds"):
         evaluate(expert, None, copy, tmp_path, Gate())
+
+
+@pytest.fixture(scope="module")
+def full_table() -> pl.DataFrame:
+    return simulate(parse(WORLD)).rename(Columns().model_dump())
+
+
+@pytest.mark.parametrize("missing", [0, None])
+def test_labels_that_arrive_a_week_late_change_neither_training_nor_judgement(
+    missing: int | None, full_table: pl.DataFrame, expert: Path, small_dataset: Path, tmp_path: Path
+):
+    """A weekly run sees each label up to seven days after its transaction, and until then a 0 or nothing."""
+    newest = pl.col("TX_DATETIME").max().dt.epoch("us")
+    wait = pl.int_range(pl.len()).hash(seed=1) % (7 * DAY)
+    arrived = pl.col("TX_DATETIME").dt.epoch("us") + wait <= newest
+    late = full_table.with_columns(TX_FRAUD=pl.when(arrived).then("TX_FRAUD").otherwise(pl.lit(missing, pl.UInt8)))
+    assert late.select((pl.col("TX_FRAUD").fill_null(0)).sum()).item() < full_table["TX_FRAUD"].sum()
+    late.write_parquet(tmp_path / "late.parquet")
+    prepared = write(Data(source=str(tmp_path / "late.parquet"), test_weeks=2, shard_rows=7000), tmp_path / "data")
+    assert prepared.rejected == 0
+
+    complete = evaluate(expert, None, small_dataset, tmp_path / "a", Gate())
+    found = evaluate(expert, None, tmp_path / "data", tmp_path / "b", Gate())
+    assert (found.metrics, found.parts) == (complete.metrics, complete.parts)
+    windows = [TrainingWindows(Rows(path)) for path in (small_dataset, tmp_path / "data")]
+    one, other = (samples.batch(torch.arange(len(samples))) for samples in windows)
+    assert torch.equal(one[0], other[0]) and torch.equal(one[2], other[2])
+    assert torch.equal(one[1][one[2]], other[1][other[2]])
+
+
+def test_rows_whose_label_never_came_neither_teach_nor_judge(
+    full_table: pl.DataFrame, expert: Path, small_dataset: Path, tmp_path: Path
+):
+    gone = pl.col("TRANSACTION_ID").is_in(full_table["TRANSACTION_ID"].gather_every(10).implode())
+    full_table.with_columns(TX_FRAUD=pl.when(~gone).then("TX_FRAUD")).write_parquet(tmp_path / "gaps.parquet")
+    prepared = write(Data(source=str(tmp_path / "gaps.parquet"), test_weeks=2), tmp_path / "data")
+    rows, whole = Rows(tmp_path / "data"), Rows(small_dataset)
+    assert prepared.facts["unknown"] > 0.08 * len(full_table)
+    samples = TrainingWindows(rows)
+    _, labels, counted = samples.batch(torch.arange(len(samples)))
+    assert labels[counted].max() == 1 and counted.sum() < (whole.times < whole.facts["train_end"]).sum()
+    judged = np.concatenate([week.rows for week in judged_weeks(rows)])
+    assert len(judged) and not (rows.ids[judged] % 10 == 0).any()
+    assert evaluate(expert, None, tmp_path / "data", tmp_path / "r", Gate()).rows == len(judged)

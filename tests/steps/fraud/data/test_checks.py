@@ -3,13 +3,14 @@
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import numpy as np
 import polars as pl
 import pytest
 
 from rekindle.errors import DataError
 from steps.fraud.config import Columns
 from steps.fraud.data.checks import Checked, check
-from steps.fraud.data.schema import identity
+from steps.fraud.data.schema import UNKNOWN, Rows, identity
 
 NOW = datetime(2024, 6, 1, tzinfo=UTC).timestamp()
 DAY = datetime(2024, 1, 1)
@@ -55,8 +56,9 @@ def checked(rows: pl.DataFrame, tolerated: float = 0.01) -> Checked:
         ({"amount": float("nan")}, "amount missing or not a number"),
         ({"amount": float("inf")}, "amount above 1,000,000,000"),
         ({"amount": -0.01}, "amount negative"),
-        ({"fraud": None}, "label not 0 or 1"),
         ({"fraud": 2}, "label not 0 or 1"),
+        ({"fraud": 0.5}, "label not 0 or 1"),
+        ({"fraud": "maybe"}, "label not 0 or 1"),
         ({"amount": -1.0, "fraud": 2}, "amount negative"),
     ],
 )
@@ -116,6 +118,14 @@ def test_labels_may_be_true_and_false() -> None:
     truth = frame().with_columns(pl.col("fraud") == 1)
     for rows in (truth, truth.with_columns(pl.col("fraud").cast(pl.String))):
         assert checked(rows).rows.fraud.tolist() == frame()["fraud"].to_list()
+
+
+@pytest.mark.parametrize("label", [None, float("nan"), "", "NULL", " nan"])
+def test_a_label_that_has_not_arrived_is_no_reject(label: Any) -> None:
+    result = checked(with_row(fraud=label), tolerated=0)
+    assert result.rows.fraud[3] == UNKNOWN and set(np.delete(result.rows.fraud, 3)) == {0, 1}
+    assert result.rows.to_frame()["fraud"].to_list()[3] is None
+    assert np.array_equal(Rows.from_frame(result.rows.to_frame()).fraud, result.rows.fraud)
 
 
 def test_text_identities_become_the_numbers_that_a_server_computes() -> None:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from datetime import date, datetime
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -16,7 +17,7 @@ from rekindle.errors import DataError
 from steps.fraud.config import Columns, Data
 from steps.fraud.data.schema import DAY, Rows
 from steps.fraud.data.sequences import Rows as Mapped
-from steps.fraud.data.shards import ARRAYS, calendar
+from steps.fraud.data.shards import ARRAYS, calendar, labels_end
 from steps.fraud.data.simulate import simulate
 from steps.fraud.data.world import World
 from tests.steps.fraud.written import Written, write
@@ -40,8 +41,21 @@ def one_a_day(first: str, days: int, last_hour: int = 23) -> Rows:
     return Rows.of(np.arange(n), time, np.zeros(n), np.zeros(n), np.ones(n), np.arange(n) % 2)
 
 
+def planned(rows: Rows, **settings: Any) -> dict[str, Any]:
+    data = Data(**settings)
+    return calendar(rows, data, labels_end(rows, data))
+
+
+def test_test_weeks_end_where_the_label_delay_begins() -> None:
+    for delay, end in ((7, date(2024, 2, 24)), (20, date(2024, 2, 11))):
+        facts = planned(one_a_day("2024-01-01", 61), test_weeks=1, label_delay_days=delay)
+        assert day(facts["test_weeks"][-1][1]) == end
+    archive = planned(one_a_day("2024-01-01", 61), test_weeks=1, labels_until=date(2024, 2, 25))
+    assert day(archive["test_weeks"][-1][1]) == date(2024, 2, 26)
+
+
 def test_the_published_weeks_are_the_test_weeks() -> None:
-    facts = calendar(one_a_day("2018-04-01", 157), Data())  # up to 2018-09-04
+    facts = planned(one_a_day("2018-04-01", 157), labels_until=date(2018, 9, 30))  # up to 2018-09-04
     weeks = [(day(a), day(b)) for a, b in facts["test_weeks"]]
     assert weeks[0] == (date(2018, 8, 8), date(2018, 8, 15)) and weeks[-1] == (date(2018, 8, 29), date(2018, 9, 5))
     assert day(facts["train_end"]) == date(2018, 8, 1)
@@ -50,13 +64,13 @@ def test_the_published_weeks_are_the_test_weeks() -> None:
 
 def test_a_last_day_that_was_cut_off_is_no_test_day() -> None:
     for hour, end in ((23, date(2024, 3, 2)), (14, date(2024, 3, 1))):
-        facts = calendar(one_a_day("2024-01-01", 61, hour), Data(test_weeks=1))
+        facts = planned(one_a_day("2024-01-01", 61, hour), test_weeks=1, labels_until=date(2024, 3, 9))
         assert day(facts["test_weeks"][-1][1]) == end
 
 
 def test_too_little_data_to_train_on_is_an_error_that_says_what_to_do() -> None:
     with pytest.raises(DataError, match=r"nothing to learn from: 0 transactions.*data\.test_weeks"):
-        calendar(one_a_day("2024-01-01", 30), Data())
+        planned(one_a_day("2024-01-01", 30))
 
 
 @pytest.fixture(scope="module")
@@ -138,7 +152,7 @@ def test_rejected_rows_are_in_a_file_and_in_the_facts(tmp_path: Path) -> None:
 
 
 def test_days_outside_the_chosen_ones_are_left_out(tmp_path: Path) -> None:
-    made = write(
+    made = write(  # the source goes on, so labels up to its last day but seven are known
         Data(source=WORLD, first_day=date(2024, 1, 5), last_day=date(2024, 2, 28), test_weeks=1), tmp_path / "d"
     )
     facts = Written(tmp_path / "d").facts
