@@ -2,7 +2,10 @@
 
 import os
 import uuid
+from contextlib import suppress
 from pathlib import Path
+
+HOME = ".rekindle"
 
 
 def write_atomically(path: Path, text: str, mode: int = 0o666) -> None:
@@ -15,3 +18,11 @@ def write_atomically(path: Path, text: str, mode: int = 0o666) -> None:
     except BaseException:
         draft.unlink(missing_ok=True)
         raise
+
+
+def make_private(directory: Path) -> None:
+    """Make a directory that only its owner can enter. One that is there becomes so if it has our name for it."""
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if directory.name == HOME and directory.stat().st_mode & 0o077:
+        with suppress(PermissionError):  # somebody else's, who may want it to be shared
+            directory.chmod(0o700)

@@ -25,6 +25,7 @@ from typing import Any
 
 import yaml
 
+from rekindle.common.files import make_private
 from rekindle.demo.recording import COORDINATOR, DemoCluster, Training
 from rekindle.demo.screen import AttackRecord, Recording, Run, View, on_screen
 from rekindle.local.interrupts import StopSignals
@@ -72,6 +73,7 @@ def run(home: Path, plan: Plan, as_json: bool) -> int:
     """Run both trainings; returns the exit code. Raises RekindleError if a training stalls; its logs are kept."""
     cluster, name = DemoCluster(home), f"chaos-{secrets.token_hex(3)}"
     folder = cluster.home / "demo" / name
+    make_private(cluster.home)
     folder.mkdir(parents=True)
     recording = Recording(Run(UNDISTURBED, 1, plan.steps), Run(DISTURBED, plan.workers, plan.steps))
     with _stopped_by_signals(folder), on_screen(recording, sys.stderr if as_json else sys.stdout) as view:

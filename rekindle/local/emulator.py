@@ -17,9 +17,10 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rekindle.common.files import write_atomically
+from rekindle.common.files import make_private, write_atomically
 from rekindle.errors import ConfigError
 from rekindle.local.container_images import BASES, Image, base_name
+from rekindle.local.journal import Busy, RunFiles
 from rekindle.local.services.services import BUCKET, Services
 
 if TYPE_CHECKING:
@@ -122,7 +123,7 @@ class LocalCluster:
 
     def address(self, pod: str) -> str:
         """A pod's loopback address: stable for its name, and unique to it."""
-        self.home.mkdir(parents=True, exist_ok=True)
+        make_private(self.home)
         path = self.home / "addresses.json"
         with open(path.with_suffix(".lock"), "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
@@ -150,9 +151,16 @@ class LocalCluster:
         return Deployments(self).revive()
 
     def down(self) -> list[str]:
-        """Stop the deployments, then the services, and wait. Returns what was stopped."""
+        """Stop the deployments, then the services, and wait. Returns what was stopped. Raises Busy during a run."""
         from rekindle.local.controllers.deployment import Deployments
+        from rekindle.local.controllers.pytorch_job import sweep_shared_memory
 
+        if running := [run.name for run in RunFiles.all(self.home) if run.runner()]:
+            raise Busy(
+                f"{', '.join(running)}: still running, and needs what `rekindle down` stops. Wait for the end, or "
+                f"`rekindle stop {running[0]}` first."
+            )
+        sweep_shared_memory()
         return [f"deployment {name}" for name in Deployments(self).down()] + self.services.down()
 
     def overview(self) -> list[dict[str, Any]]:
@@ -189,6 +197,7 @@ class LocalCluster:
                 )
             _check(obj, f"{kind} {name}")
             path = self.home / "objects" / str(kind) / f"{name}.json"
+            make_private(self.home)
             path.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(path, json.dumps(obj), 0o600)
 

@@ -12,11 +12,12 @@ import json
 import os
 import shutil
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from rekindle.argo.kinds import FULFILLED
-from rekindle.common.files import write_atomically
+from rekindle.common.files import make_private, write_atomically
 from rekindle.errors import ConfigError, RekindleError, did_you_mean
 
 Status = dict[str, Any]
@@ -45,6 +46,12 @@ class RunFiles:
         self.resume_request = self.root / "asked"  # suspended nodes to resume, and their values
         self.journal, self.owner = -1, -1
 
+    @classmethod
+    def all(cls, home: Path) -> Iterator[Self]:
+        """The runs of a home."""
+        for path in (home / "runs").glob("*/manifest.yaml"):
+            yield cls(home, path.parent.name)
+
     def create(self, workflow: dict[str, Any]) -> None:
         """Makes the directory and takes its lock. Raises ConfigError if there is such a run already."""
         if (self.root / "manifest.yaml").exists():
@@ -53,6 +60,7 @@ class RunFiles:
                 f"remove {self.root}, or use metadata.generateName."
             )
         try:
+            make_private(self.home)
             self.logs.mkdir(parents=True, exist_ok=True)
             self.lock()
             write_atomically(self.root / "manifest.yaml", json.dumps(workflow, indent=1))

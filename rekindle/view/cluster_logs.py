@@ -17,6 +17,7 @@ from rekindle.argo.kinds import COMPLETED
 from rekindle.argo.names import NODE_NAME, REPLICA_TYPE, WORKFLOW
 from rekindle.cluster.api import PODS, WORKFLOWS, Cluster, Object
 from rekindle.cluster.errors import ApiError
+from rekindle.common.wording import visible
 from rekindle.view.display import is_terminal, log_line, progress_in
 from rekindle.view.summary import ERROR, Step
 
@@ -155,7 +156,7 @@ class Logs:
                 self.out.write(log_line(label, line, self.as_json) + "\n")
             else:
                 color = self.colors.setdefault(label, COLORS[len(self.colors) % len(COLORS)])
-                self.out.write(f"\x1b[{color}m{label}\x1b[0m | {line}\n")
+                self.out.write(f"\x1b[{color}m{label}\x1b[0m | {visible(line)}\n")
             self.out.flush()
 
 

@@ -16,7 +16,7 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Protocol, TextIO
 
-from rekindle.common.wording import PROGRESS
+from rekindle.common.wording import PROGRESS, visible
 from rekindle.view.summary import FAILED, FINISHED, Status, Step, duration, end_of, leaves, planned, steps
 
 MARKS = {
@@ -134,7 +134,7 @@ class Lines:
 
     def say(self, line: str) -> None:
         with self.lock:
-            self.out.write(f"{time.strftime('%H:%M:%S')} {line}\n")
+            self.out.write(f"{time.strftime('%H:%M:%S')} {visible(line)}\n")
             self.out.flush()
 
 
@@ -158,7 +158,7 @@ class Tree:
         """Do nothing: Live redraws by itself."""
 
     def say(self, line: str) -> None:
-        self.console.print(line, markup=False)
+        self.console.print(visible(line), markup=False)
 
     def drawn(self) -> Any:
         """The current tree. Columns: mark and step, duration, training progress or message."""
@@ -170,7 +170,7 @@ class Tree:
         table.add_row(Text(self.name, "bold"), Text(took, "dim"), Text(self.status.get("phase") or "Pending", "dim"))
         for row in steps(self.name, self.status, self.plan):
             mark, style = MARKS[row.phase]
-            note = self.progress(row) if row.phase == "Running" else " ".join(row.message.split())[:100]
+            note = self.progress(row) if row.phase == "Running" else visible(" ".join(row.message.split())[:100])
             step = Text(f"{'  ' * (row.depth + 1)}{mark} {row.label}", style)
             if row.phase in NOT_RUN:
                 table.add_row(step, "", Text(row.phase.lower(), "dim"))
@@ -187,7 +187,7 @@ def progress_in(log: str) -> str:
     step, total, loss, rate, eta, validation = matches[-1]
     left = duration(float(eta)).replace(".0 s", " s")
     losses = f"loss {loss}  validation {validation}" if validation else f"loss {loss}"
-    return f"step {step}/{total}  {losses}  {float(rate):,.0f} samples/s  {left} left".replace(",", " ")
+    return visible(f"step {step}/{total}  {losses}  {float(rate):,.0f} samples/s  {left} left".replace(",", " "))
 
 
 class LogProgress:
@@ -204,7 +204,7 @@ class LogProgress:
 
 def log_line(label: str, text: str, as_json: bool) -> str:
     """A line of a log with its step, as text or as a JSON object."""
-    return json.dumps({"step": label, "line": text}, ensure_ascii=False) if as_json else f"{label} | {text}"
+    return visible(json.dumps({"step": label, "line": text}, ensure_ascii=False) if as_json else f"{label} | {text}")
 
 
 def follow(logs: Path, stem: str, finished: Any, out: TextIO = sys.stdout, as_json: bool = False) -> None:

@@ -4,6 +4,7 @@ import json
 import re
 from pathlib import Path
 
+from rekindle.common.wording import visible
 from rekindle.errors import ConfigError
 from rekindle.keys import LEDGER, key
 from rekindle.view import overview
@@ -35,4 +36,6 @@ def explain(home: Path, name: str | None, as_json: bool) -> str:
         content = reports[tasks[0]] if len(tasks) == 1 else {"trainings": reports}
         return json.dumps({"workflow": name, "phase": phase} | content, indent=2)
     titles = {task: [] if len(tasks) == 1 else [f"{task}:"] for task in tasks}
-    return "\n".join([f"{name}: {phase}", *(line for task in tasks for line in ("", *titles[task], *words[task]))])
+    return visible(
+        "\n".join([f"{name}: {phase}", *(line for task in tasks for line in ("", *titles[task], *words[task]))])
+    )

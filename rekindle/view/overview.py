@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
+from rekindle.common.wording import visible
 from rekindle.errors import ConfigError
 from rekindle.local.emulator import LocalCluster
 from rekindle.local.journal import RunFiles
@@ -65,7 +66,8 @@ def steps_table(name: str, status: Status) -> str:
         }
         for row in steps(name, status)
     ]
-    return f"{name}: {status.get('phase') or 'Pending'} {status.get('message') or ''}".rstrip() + "\n\n" + table(rows)
+    head = f"{name}: {status.get('phase') or 'Pending'} {visible(status.get('message') or '')}"
+    return head.rstrip() + "\n\n" + table(rows)
 
 
 def logs(home: Path, name: str | None, step: str, follow: bool, out: TextIO, as_json: bool) -> None:
@@ -114,4 +116,4 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 
 def _cell(value: Any) -> str:
-    return ("yes" if value else "no") if isinstance(value, bool) else str(value)
+    return ("yes" if value else "no") if isinstance(value, bool) else visible(str(value))

@@ -14,7 +14,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from rekindle.common.wording import minutes
+from rekindle.common.wording import minutes, visible
 from rekindle.errors import ConfigError
 
 Status = Mapping[str, Any]
@@ -209,7 +209,7 @@ def success(status: Status, facts: Mapping[str, str | None], ours: bool) -> str:
         **facts,
         "took": duration(took),
     }
-    return "\n" + "".join(f"{name:9} {text}\n" for name, text in lines.items() if text)
+    return "\n" + "".join(f"{name:9} {visible(text)}\n" for name, text in lines.items() if text)
 
 
 def _verdict(status: Status, verdict: str) -> str:
@@ -249,7 +249,7 @@ def failure(name: str, status: Status, log: str, place: str | None, resume: str,
         f"log     {place}" if place else "",
         f"resume  {resume}",
     ]
-    return "\n".join(line for line in lines if line)
+    return visible("\n".join(line for line in lines if line))
 
 
 def _error(log: str) -> str:

@@ -10,6 +10,7 @@ import hashlib
 import os
 import re
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from shutil import rmtree
@@ -20,12 +21,16 @@ from rekindle.argo.names import JOB_NAME, PYTORCH_PORT, PYTORCH_PORT_NAME, REPLI
 from rekindle.errors import ConfigError
 from rekindle.local.controllers.base import Controller, Object, sole_container
 from rekindle.local.controllers.pod import Pod, end_all
+from rekindle.local.journal import RunFiles
 from rekindle.local.pods.interfaces import Cluster
 
 RETRYABLE = 128  # with restartPolicy ExitCode, codes from here on start the pod again
 SUCCEEDED = "rekindle/succeeded-pods"  # annotation: succeeded pods are remembered like pod objects
 RESTART_POLICIES = ("Always", "OnFailure", "Never", "ExitCode")
 CLEAN_POD_POLICIES = ("None", "Running", "All")
+SHARED = Path("/dev/shm")
+OWNER = "run"  # file with the path of the run that a memory volume belongs to
+ABANDONED = 3600.0  # seconds after which nobody resumes the run
 
 
 @dataclass
@@ -187,6 +192,7 @@ class PyTorchJobs(Controller):
                 ):
                     memory = shared_memory(self.run, obj["metadata"]["name"])
                     memory.mkdir(mode=0o700, exist_ok=True)
+                    (memory / OWNER).write_text(str(self.run.resolve()))
                     environment["REKINDLE_SHM"] = str(memory)
                 job.pods[pod] = Pod(self.cluster, pod, spec, self.run, environment)
         self._remove(job, [pod for pod in job.pods if pod not in desired])
@@ -269,7 +275,21 @@ class PyTorchJobs(Controller):
 def shared_memory(run: Path, job: str) -> Path:
     """The directory for memory volumes of a job's pods: it outlives their processes, but not the job."""
     key = f"{run.resolve()}/{job}"
-    return Path("/dev/shm") / f"rekindle-job-{hashlib.sha256(key.encode()).hexdigest()[:12]}"
+    return SHARED / f"rekindle-job-{hashlib.sha256(key.encode()).hexdigest()[:12]}"
+
+
+def sweep_shared_memory() -> None:
+    """Removes what interrupted runs left, an hour after its last use, or at once if the run itself was removed.
+
+    A run that is resumed later goes on from its checkpoints in the object store.
+    """
+    for memory in SHARED.glob("rekindle-job-*"):
+        with suppress(OSError):  # another user's, or removed meanwhile
+            run = Path((memory / OWNER).read_text())
+            used = max(file.stat().st_mtime for file in memory.iterdir())
+            abandoned = time.time() - used > ABANDONED and not RunFiles(run.parents[1], run.name).runner()
+            if abandoned or not run.exists():
+                rmtree(memory, ignore_errors=True)
 
 
 def pods_of(obj: Object) -> dict[str, tuple[str, int]]:

@@ -22,7 +22,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from rekindle.errors import RekindleError, StorageError, TrackingError, without_user
+from rekindle.common.files import make_private
+from rekindle.errors import RekindleError, StorageError, TrackingError, say, without_user
 from rekindle.local.processes import alive, confirm_recorded, end_group, started
 
 BUCKET = "rekindle"
@@ -57,11 +58,15 @@ class Services:
     def __init__(self, home: Path, environ: Mapping[str, str] = os.environ) -> None:
         self.home, self.folder, self.environ = home.resolve(), home.resolve() / "services", environ
         self.children: dict[str, subprocess.Popen] = {}
+        self.used: set[str] = set()  # by this process
 
     def start(self, *names: str) -> None:
         """Start those of `names` (default: all) that do not run, unless a real one is configured. Returns at once."""
         for name in names or SERVICES:
-            if self.environ.get(REAL[name]) or ((record := self.find(name)) and record.alive):
+            if self.environ.get(REAL[name]):
+                continue
+            self.used.add(name)
+            if (record := self.find(name)) and record.alive:
                 continue
             if (child := self.children.get(name)) and (code := child.poll()) and code > 0:
                 raise self._broken(name, f"ended with code {code}")  # by itself: it would again
@@ -71,9 +76,12 @@ class Services:
                 self._launch(name)
 
     def keep(self) -> None:
-        """Start those again that died without having been stopped."""
+        """Start those again that died without having been stopped, and those that this process uses, and say so."""
         for name in SERVICES:
-            if (record := self.find(name)) and record.pid:
+            record = self.find(name)
+            if name in self.used or (record and record.pid):
+                if not (record and record.alive):
+                    say(f"the embedded {name} service is gone: it is started again")
                 self.start(name)
 
     def url(self, name: str) -> str:
@@ -102,7 +110,7 @@ class Services:
         if self.environ.get(REAL["s3"]):
             names = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
             return {name: self.environ[name] for name in names if self.environ.get(name)}
-        self.folder.mkdir(parents=True, exist_ok=True)
+        self._make_folder()
         path = self.folder / "credentials.json"
         made = {"AWS_ACCESS_KEY_ID": secrets.token_hex(10).upper(), "AWS_SECRET_ACCESS_KEY": secrets.token_urlsafe(30)}
         draft = path.with_suffix(f".{os.getpid()}")
@@ -134,6 +142,7 @@ class Services:
 
     def down(self) -> list[str]:
         """Stop what was started here and wait for the end. The data stays. Gives what was stopped."""
+        self.used.clear()
         if not self.folder.exists():
             return []
         with self._locked():
@@ -190,10 +199,14 @@ class Services:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        self.folder.mkdir(parents=True, exist_ok=True)
+        self._make_folder()
         with open(self.folder / "lock", "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
+
+    def _make_folder(self) -> None:
+        make_private(self.home)
+        self.folder.mkdir(exist_ok=True)
 
 
 def answers(url: str, timeout: float = 2) -> bool:

@@ -3,7 +3,9 @@
 import json
 import os
 import re
+import signal
 import subprocess
+import time
 from pathlib import Path
 from uuid import uuid4
 
@@ -12,7 +14,7 @@ import pytest
 from rekindle import tracking
 from rekindle.local.services.services import Services
 from rekindle.storage import Store
-from tests.rekindle.cli.test_cli import REKINDLE, rekindle
+from tests.rekindle.cli.test_cli import REKINDLE, rekindle, workflow, written
 
 
 @pytest.fixture
@@ -35,6 +37,22 @@ def run(variables: dict[str, str]) -> str:
     for path in ("evaluate/report/a.json", "prepare/dataset/rejects.parquet", "prepare/dataset/shards/a.npy"):
         store.put(f"{name}/{path}", path.encode())
     return name
+
+
+def test_down_during_a_run_is_refused_because_the_run_would_hang(tmp_path: Path) -> None:
+    manifest = written(tmp_path / "w.yaml", workflow(("wait", "sleep 60")))
+    run = subprocess.Popen([REKINDLE, "run", "--manifest", manifest, "--yes"], cwd=tmp_path, stdout=subprocess.PIPE)
+    try:
+        while not list(tmp_path.glob(".rekindle/runs/four/logs/*.log")):
+            time.sleep(0.05)
+        refused = rekindle("down", cwd=tmp_path)
+        assert refused.returncode == 1
+        assert "four: still running, and needs what `rekindle down` stops" in refused.stderr
+        assert "`rekindle stop four` first" in refused.stderr
+    finally:
+        run.send_signal(signal.SIGINT)
+        run.communicate(timeout=20)
+    assert rekindle("down", cwd=tmp_path).returncode == 0
 
 
 def test_the_variables_can_be_evaluated_by_a_shell(variables: dict[str, str], tmp_path: Path) -> None:

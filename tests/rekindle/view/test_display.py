@@ -1,13 +1,14 @@
 """What a user sees while a run runs, and after it failed. The status is Argo's, as plain data."""
 
 import io
+import json
 import time
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
-from rekindle.view import display
+from rekindle.view import display, overview
 from rekindle.view.summary import as_json, duration, failed_step, failure, leaves, steps
 
 WORKFLOW = "demo-4k2xp"
@@ -216,3 +217,38 @@ def test_a_run_of_a_thousand_steps_is_not_slowed_down_by_being_shown() -> None:
     shown.due = 0.0
     shown.tick()
     assert out.getvalue().count("succeeded") == 1000
+
+
+HOSTILE = "\x1b[2J\x1b]0;owned\x07a\x1b[31mred\x1b[0m\rspoofed \x9b2J \u202e\x7f"
+HARMLESS = "\\u001b[2J\\u001b]0;owned\\u0007ared\\u000dspoofed \\u009b2J \\u202e\\u007f"
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_what_a_pod_prints_cannot_steer_the_terminal(tmp_path: Path, as_json: bool):
+    (tmp_path / "w-a.log").write_text(f"{HOSTILE}|\n", newline="\n")
+    out = io.StringIO()
+    display.follow(tmp_path, "", lambda: True, out, as_json)
+    assert not set(out.getvalue()[:-1]) & set("\x1b\x07\r\x9b\x7f\u202e")
+    if as_json:  # nothing is lost for a program
+        assert json.loads(out.getvalue())["line"].startswith("\x1b[2J\x1b]0;owned")
+    else:
+        assert out.getvalue() == f"w-a | {HARMLESS}|\n"
+
+
+def test_what_a_pod_says_at_its_end_cannot_steer_the_terminal():
+    failed = node(".a", phase="Failed", message=f"Error: {HOSTILE}")
+    lines, log = io.StringIO(), f"error: {HOSTILE}\n"
+    shown = display.Lines(
+        WORKFLOW, lambda row: display.progress_in("progress step=1/2 loss=\x1b[2J samples_per_s=1 eta_s=1"), lines
+    )
+    running = status(ROOT, node(".b", phase="Running", end=None), failed)
+    shown(running)
+    shown.tick()
+    texts = [
+        lines.getvalue(),
+        failure(WORKFLOW, running, log, None, "rekindle resume"),
+        overview.steps_table(WORKFLOW, running),
+    ]
+    for text in texts:
+        assert "u001b[2J" in text
+        assert not set(text) & set("\x1b\x07\r\x9b\x7f\u202e")

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,8 +18,15 @@ from rekindle.argo.manifest.selector import verdict
 from rekindle.errors import ConfigError
 from rekindle.local.controllers import controllers
 from rekindle.local.controllers.kubectl import Resources
-from rekindle.local.controllers.pytorch_job import PyTorchJobs, condition, operator_environment, shared_memory
+from rekindle.local.controllers.pytorch_job import (
+    PyTorchJobs,
+    condition,
+    operator_environment,
+    shared_memory,
+    sweep_shared_memory,
+)
 from rekindle.local.emulator import LocalCluster
+from rekindle.local.journal import RunFiles
 
 SLEEP = "import time; time.sleep(60)"
 
@@ -295,3 +303,31 @@ def test_what_the_webhook_refuses_is_refused_here(jobs: PyTorchJobs, message: st
     with pytest.raises(ConfigError, match=message):
         jobs.apply(obj)
     assert jobs.get("job") is None
+
+
+def test_memory_that_an_interrupted_run_left_is_swept_by_the_next_command(jobs: PyTorchJobs, tmp_path: Path) -> None:
+    def left(name: str, hours: float) -> Path:
+        """The memory of a run that was interrupted."""
+        controller = controllers(LocalCluster(tmp_path), tmp_path / "runs" / name)["PyTorchJob"]
+        volume = {"name": "memory", "emptyDir": {"medium": "Memory"}}
+        controller.apply(job(name, worker=replica(SLEEP, volumes=[volume])))
+        controller.poll()
+        controller.stop(0)
+        memory = shared_memory(tmp_path / "runs" / name, name)
+        for file in memory.iterdir():
+            os.utime(file, (then := time.time() - hours * 3600, then))
+        return memory
+
+    recent, old, removed, running = left("recent", 0.5), left("old", 2), left("removed", 0), left("running", 2)
+    for name in ("recent", "old", "running"):
+        (tmp_path / "runs" / name).mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(tmp_path / "runs/removed", ignore_errors=True)
+    runner = RunFiles(tmp_path, "running")
+    runner.lock()
+    try:
+        sweep_shared_memory()
+        assert [path.exists() for path in (recent, old, removed, running)] == [True, False, False, True]
+    finally:
+        runner.close()
+        for memory in (recent, running):
+            shutil.rmtree(memory)

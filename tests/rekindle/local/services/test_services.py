@@ -105,6 +105,28 @@ def test_down_leaves_no_process_and_no_data_is_lost(services: Services) -> None:
     assert store(services).get("a") == b"1"
 
 
+def test_services_that_a_run_uses_come_back_whoever_ended_them_and_it_says_so(
+    services: Services, capfd: pytest.CaptureFixture[str]
+) -> None:
+    services.start("s3")
+    assert Services(services.home, PLAIN).down() == ["s3"]  # another command
+    services.keep()
+    assert record(services, "s3").alive
+    assert "the embedded s3 service is gone: it is started again" in capfd.readouterr().err
+
+
+def test_what_runs_leave_is_for_their_owner_only(tmp_path: Path) -> None:
+    for home in (tmp_path / "new/.rekindle", tmp_path / "old/.rekindle"):
+        if home.parent.name == "old":
+            home.mkdir(parents=True, mode=0o755)
+        Services(home, PLAIN).credentials()
+        assert stat.S_IMODE(home.stat().st_mode) == 0o700
+    shared = tmp_path / "shared"
+    shared.mkdir(mode=0o755)
+    Services(shared, PLAIN).credentials()
+    assert stat.S_IMODE(shared.stat().st_mode) == 0o755, "a directory that the user named"
+
+
 def test_down_ends_a_service_though_the_disk_is_full(services: Services) -> None:
     services.start("s3")
     s3 = record(services, "s3")
