@@ -1,4 +1,4 @@
-"""Builds container images from the repository's Dockerfile, with docker or buildah, whichever works here.
+"""Builds container images from the Dockerfile of the repository or of a project, with docker or buildah.
 
 rekindle images build train --tag registry.example.com/rekindle:0.1 --push
 """
@@ -15,12 +15,20 @@ from typing import Literal
 from rekindle import project
 from rekindle.errors import ConfigError, RekindleError, say
 
-Name = Literal["train", "serve", "mlflow"]
+Name = Literal["train", "serve", "mlflow", "project"]
 # build arguments by image; the default image runs every kind of pod
 ARGUMENTS = {
     "train": [],
     "serve": ["--build-arg", "EXTRAS=serve"],
     "mlflow": ["--build-arg", "EXTRAS=mlflow", "--target", "mlflow"],
+    "project": [],  # of the project's own Dockerfile, on top of the first
+}
+REMEDIES = {  # by the builder's command
+    "build": "Behind a proxy or with another index, pass flags to the builder: rekindle images build ... -- "
+    "--build-arg PIP_INDEX_URL=...",
+    "push": "Log in to the registry (docker login, buildah login). If it has no TLS, add --insecure with buildah; "
+    'docker takes only those of localhost and of "insecure-registries" in /etc/docker/daemon.json.',
+    "image": "Is the image still there?",
 }
 # `docker info` fails without the daemon; buildah needs none
 TOOLS = {"docker": ["docker", "info"], "buildah": ["buildah", "info"]}
@@ -45,15 +53,19 @@ class Image:
         return f"{self.repository}@{self.digest}" if self.digest else ""
 
 
-def build(name: Name, tag: str, *, push: bool = False, more: Sequence[str] = ()) -> Image:
+def build(name: Name, tag: str, *, push: bool = False, insecure: bool = False, more: Sequence[str] = ()) -> Image:
     """Build an image as `tag`; `more` are flags for the builder, such as --build-arg. Its output goes to stderr.
+
+    `insecure`: the registry has no TLS, or no certificate that this machine knows.
 
     Raises ConfigError without a Dockerfile or a builder, RekindleError if the build fails.
     """
-    file = project.file("images/Dockerfile")
-    root = file.parents[1]
-    if not (root / "uv.lock").is_file():
+    root = project.find(Path.cwd()) if name == "project" else project.REFERENCE
+    file = root / "images/Dockerfile"
+    if name != "project" and not (root / "uv.lock").is_file():
         raise ConfigError(f"{root} has no uv.lock: images are built from a clone of the repository, not from a wheel.")
+    if name == "project" and (root == project.REFERENCE or not file.is_file()):
+        raise ConfigError(f"{file} is not that of a project of your own: `rekindle init NAME` makes one with an image.")
     tool = _tool()
     with TemporaryDirectory() as scratch:
         id_file = Path(scratch, "id")
@@ -61,15 +73,16 @@ def build(name: Name, tag: str, *, push: bool = False, more: Sequence[str] = ())
         flags += ["--file", str(file), "--tag", tag, "--iidfile", str(id_file)]
         _run(tool, "build", *flags, *ARGUMENTS[name], *more, str(root))
         image = Image(tag, id_file.read_text().strip())
-        return replace(image, digest=_push(tool, image, Path(scratch, "digest"))) if push else image
+        return replace(image, digest=_push(tool, image, Path(scratch, "digest"), insecure)) if push else image
 
 
-def _push(tool: str, image: Image, file: Path) -> str:
+def _push(tool: str, image: Image, file: Path, insecure: bool) -> str:
     """Push the image; returns its digest in the registry."""
     if tool == "buildah":
-        _run("buildah", "push", "--digestfile", str(file), image.tag)
+        flags = ["--tls-verify=false"] if insecure else []
+        _run("buildah", "push", *flags, "--digestfile", str(file), image.tag)
         return file.read_text().strip()
-    _run("docker", "push", image.tag)
+    _run("docker", "push", image.tag)  # its daemon knows which registries are insecure: those of localhost are
     digests = json.loads(_run("docker", "image", "inspect", "--format", "{{json .RepoDigests}}", image.tag))
     return next(name for name in digests if name.startswith(f"{image.repository}@")).partition("@")[2]
 
@@ -96,7 +109,6 @@ def _run(*command: str) -> str:
             output += line
     if process.returncode:
         raise RekindleError(
-            f"`{' '.join(command)}` ended with {process.returncode}: see its last lines above. Behind a proxy or with "
-            "another index, pass flags to the builder: rekindle images build ... -- --build-arg PIP_INDEX_URL=..."
+            f"`{' '.join(command)}` ended with {process.returncode}: see its last lines above. {REMEDIES[command[1]]}"
         )
     return output

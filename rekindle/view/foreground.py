@@ -18,6 +18,7 @@ from rekindle.errors import ConfigError, RekindleError, say
 from rekindle.local.emulator import LocalCluster
 from rekindle.local.engine import suspend
 from rekindle.local.interrupts import StopSignals
+from rekindle.local.pods.containers import other_pythons
 from rekindle.local.run import LocalRun, release_suspended
 from rekindle.render import manifest_sha256
 from rekindle.view import display, summary
@@ -45,6 +46,8 @@ def run(
     _ports_are_free(manifest, cluster)
     # what Rekindle renders for a cluster is known not to matter here
     local = LocalRun.new(manifest, parameters, cluster, (lambda line: say(f"note: {line}")) if full_status else None)
+    for line in other_pythons(local.workflow["spec"], cluster):
+        say(f"warning: {line}")
     return _run(local, manifest, as_json, ask, full_status)
 
 

@@ -4,10 +4,13 @@ check(template, where, cluster)     # before the run; raises ConfigError
 check_images(template, where, cluster)     # when the pod starts and parameters have values
 """
 
+import re
+import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rekindle.argo.language.quantity import quantity
+from rekindle.argo.manifest.resolve import bodies
 from rekindle.errors import ConfigError
 from rekindle.local.container_images import BASES, base_name
 from rekindle.local.pods.kinds import container_set, sidecars
@@ -54,6 +57,20 @@ def check_images(template: Mapping[str, Any], where: str, cluster: Any) -> None:
             f"these, say what it is here in {cluster.home / 'images.yaml'} ({image}: {{command: [...]}}), "
             "or submit to a cluster."
         )
+
+
+def other_pythons(spec: dict[str, Any], cluster: Any) -> Iterator[str]:
+    """A sentence for each image `python:X.Y` in the spec of a workflow that is another Python here."""
+    own = f"{sys.version_info.major}.{sys.version_info.minor}"
+    templates = [template for template, _ in bodies(spec, "spec")]
+    images = (str(container.get("image")) for template in templates for _, container in containers_of(template))
+    for image in dict.fromkeys(images):
+        version = re.search(r":(\d+\.\d+)", image)
+        if base_name(image) == "python" and version and version[1] != own and image not in cluster.images:
+            yield (
+                f"{image} runs here on Python {own}, not {version[1]}: what needs {version[1]} may fail. Name an "
+                f"interpreter for it in {cluster.home / 'images.yaml'} ({image}: {{python: /path/to/python}})."
+            )
 
 
 def _program(container: Container, where: str, cluster: Any) -> None:

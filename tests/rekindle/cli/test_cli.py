@@ -176,6 +176,22 @@ def test_a_failure_is_short_and_its_last_line_resumes(tmp_path: Path):
     assert lines[-1] == "resume  rekindle resume four"
 
 
+@pytest.mark.parametrize("known", [False, True])
+def test_an_image_of_another_python_is_said_with_both_versions(tmp_path: Path, known: bool):
+    other, own = f"3.{sys.version_info.minor + 1}", f"3.{sys.version_info.minor}"
+    manifest = workflow(("a", "true"), ("b", "true"))
+    manifest["spec"]["templates"][1]["script"]["image"] = image = f"registry.example/python:{other}-slim"
+    manifest["spec"]["templates"][2]["script"]["image"] = f"python:{own}"
+    if known:
+        (tmp_path / ".rekindle").mkdir()
+        written(tmp_path / ".rekindle/images.yaml", {image: {"python": sys.executable}})
+    done = rekindle("run", "--manifest", written(tmp_path / "w.yaml", manifest), cwd=tmp_path)
+    warnings = [line for line in done.stderr.splitlines() if line.startswith("warning: ")]
+    assert done.returncode == 0 and len(warnings) == (0 if known else 1)
+    if not known:
+        assert f"{image} runs here on Python {own}, not {other}" in warnings[0] and "images.yaml" in warnings[0]
+
+
 def test_a_folder_has_the_workflow_and_what_it_refers_to(tmp_path: Path):
     template = workflow(("shared", "echo from a List")) | {"kind": "WorkflowTemplate", "metadata": {"name": "base"}}
     folder = tmp_path / "flows"

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from rekindle.project import create
+
 REKINDLE = str(Path(sys.executable).with_name("rekindle"))
 DIGEST = "sha256:" + "d1" * 32
 DOCKER = f"""#!/bin/sh
@@ -43,10 +45,10 @@ class Builders:
         (self.folder / name).chmod(0o755)
         return self
 
-    def __call__(self, *args: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    def __call__(self, *args: str, cwd: Path | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
         path = {"PATH": f"{self.folder}:/nowhere", "CALLS": str(self.calls), "HOME": os.environ["HOME"]}
         command = [REKINDLE, "images", "build", *args]
-        return subprocess.run(command, env=path | environment, capture_output=True, text=True, timeout=60)
+        return subprocess.run(command, env=path | environment, cwd=cwd, capture_output=True, text=True, timeout=60)
 
     def asked(self) -> list[str]:
         return self.calls.read_text().splitlines()
@@ -66,6 +68,20 @@ def test_a_pushed_image_is_named_by_its_digest(builders: Builders, name: str, sc
     assert any(call.startswith(f"{name} push") for call in builders.asked())
 
 
+@pytest.mark.parametrize("flags", [(), ("--insecure",)])
+def test_a_registry_without_tls_is_pushed_to_only_if_one_says_so(builders: Builders, flags: tuple[str, ...]):
+    done = builders.add("buildah", BUILDAH)("train", "--tag", "localhost:5001/rekindle:0.1", "--push", *flags)
+    assert done.stdout == f"localhost:5001/rekindle@{DIGEST}\n"
+    (push,) = (call for call in builders.asked() if call.startswith("buildah push"))
+    assert ("--tls-verify=false" in push) == bool(flags)
+
+
+def test_a_push_that_fails_says_how_a_registry_without_tls_is_reached(builders: Builders):
+    builders.add("buildah", BUILDAH.replace("while", '[ "$1" = push ] && exit 125\nwhile'))
+    done = builders("train", "--tag", "r:1", "--push")
+    assert done.returncode == 1 and "--insecure" in done.stderr and "insecure-registries" in done.stderr
+
+
 def test_what_is_not_pushed_has_no_digest(builders: Builders):
     done = builders.add("buildah", BUILDAH)("serve", "--tag", "rekindle-serve:0.1", "-o", "json")
     assert json.loads(done.stdout) == {"tag": "rekindle-serve:0.1", "id": "sha256:1d", "digest": None, "pinned": None}
@@ -78,6 +94,15 @@ def test_the_server_is_a_smaller_image_of_the_same_file(builders: Builders, name
     (build,) = (call for call in builders.asked() if call.startswith("docker build"))
     assert "images/Dockerfile" in build
     assert ("EXTRAS" in build) == bool(extras) and extras in build
+
+
+def test_a_projects_image_is_built_from_its_own_file(builders: Builders, tmp_path: Path):
+    builders.add("docker", DOCKER)
+    assert "rekindle init" in builders("project", "--tag", "shop:1").stderr
+    create(tmp_path / "shop")
+    assert builders("project", "--tag", "shop:1", cwd=tmp_path / "shop").returncode == 0
+    (build,) = (call for call in builders.asked() if call.startswith("docker build"))
+    assert f"--file {tmp_path}/shop/images/Dockerfile" in build and build.endswith(f" {tmp_path}/shop")
 
 
 def test_flags_after_the_dashes_reach_the_builder(builders: Builders):
