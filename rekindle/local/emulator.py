@@ -135,17 +135,19 @@ class LocalCluster:
         return address
 
     def service_variables(self) -> dict[str, str]:
-        """The variables that a kubelet sets in every pod for each Service; HOST is where the port forward listens."""
+        """The variables that a kubelet sets in every pod for each Service, here for headless ones as well, instead of
+        a DNS record; HOST is where the supervisor listens."""
         variables = {}
         for path in sorted((self.home / "objects/Service").glob("*.json")):
             service = json.loads(path.read_text())
-            name = service["metadata"]["name"].upper().replace("-", "_")
-            port = str(service["spec"]["ports"][0]["port"])
-            variables |= {f"{name}_SERVICE_HOST": "127.0.0.1", f"{name}_SERVICE_PORT": port}
+            known = service["metadata"]["name"]
+            name, port = known.upper().replace("-", "_"), str(service["spec"]["ports"][0]["port"])
+            host = self.address(f"service/{known}") if service["spec"].get("clusterIP") == "None" else "127.0.0.1"
+            variables |= {f"{name}_SERVICE_HOST": host, f"{name}_SERVICE_PORT": port}
         return variables
 
-    def revive(self) -> list[str]:
-        """Restart the supervisors of Deployments that died. Returns their names."""
+    def revive(self) -> bool:
+        """Restart the supervisor of the Deployments if it died; whether it had."""
         from rekindle.local.controllers.deployment import Deployments
 
         return Deployments(self).revive()

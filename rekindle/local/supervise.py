@@ -1,6 +1,6 @@
-"""The process that supervises one Deployment; `Deployments.apply` starts it, and it outlives the run.
+"""The process that supervises the Deployments; `Deployments.apply` starts it, and it outlives the run.
 
-python -m rekindle.local.supervise --home .rekindle --name demo
+python -m rekindle.local.supervise --home .rekindle
 """
 
 import argparse
@@ -15,10 +15,9 @@ from rekindle.local.processes import wait_until_recorded
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m rekindle.local.supervise", description=__doc__)
     parser.add_argument("--home", type=Path, required=True)
-    parser.add_argument("--name", required=True)
     args = parser.parse_args()
     wait_until_recorded()
-    asyncio.run(Supervisor(LocalCluster(args.home), args.name).run())
+    asyncio.run(Supervisor(LocalCluster(args.home)).run())
 
 
 if __name__ == "__main__":

@@ -134,12 +134,12 @@ def _with_resume_hints(local: LocalRun, shown: display.Shown) -> Callable[[summa
 
 
 def _restart_deployment(local: LocalRun) -> None:
-    """Restart the deployment that `rekindle down` stopped: a run may end with its model still released."""
+    """Restart the deployments that `rekindle down` stopped: a run may end with its model still released."""
     name = _label(local, "name")
-    if name and (local.cluster.home / "objects/Deployment" / f"{name}.json").exists():
+    if name and (local.cluster.home / "objects/Service" / f"{name}.json").exists():
         from rekindle.local.controllers.deployment import Deployments
 
-        Deployments(LocalCluster(local.cluster.home)).start(name)
+        Deployments(LocalCluster(local.cluster.home)).start()
 
 
 def _label(local: LocalRun, name: str) -> str | None:
@@ -147,11 +147,12 @@ def _label(local: LocalRun, name: str) -> str | None:
 
 
 def _endpoint(local: LocalRun) -> str | None:
-    """The URL of the pipeline's deployment, if it is running."""
-    name = _label(local, "name")
-    rows = LocalCluster(local.cluster.home).overview() if name else []
-    deployments = [row for row in rows if row["kind"] == "deployment"]
-    return next((row["address"] for row in deployments if row["name"] == name and row["running"]), None)
+    """The URL of the pipeline's Service, if a deployment that runs is behind it."""
+    cluster, name = LocalCluster(local.cluster.home), _label(local, "name")
+    if not name or not (service := cluster.find("Service", name)):
+        return None
+    address = f"http://127.0.0.1:{service['spec']['ports'][0]['port']}"
+    return address if any(row.get("address") == address and row["running"] for row in cluster.overview()) else None
 
 
 def _facts(local: LocalRun, status: summary.Status, endpoint: str | None) -> dict[str, str | None]:

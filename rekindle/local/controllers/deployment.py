@@ -1,9 +1,9 @@
 """Deployments and their Services: pods that outlive the run that applied them.
 
-`Deployments.apply` writes the object and ensures that its supervisor runs, a separate process (supervisor.py). The
-supervisor is recorded in `deployments/<name>/supervisor.json`; the next command restarts one that died, but not one
-that `down` stopped. Differences from Kubernetes: no autoscaler changes `replicas`, and a rollout fails before its
-progressDeadlineSeconds if its pod exits four times in a row.
+`Deployments.apply` writes the object and ensures that the supervisor runs, a separate process (supervisor.py), recorded
+in `deployments/supervisor.json`; the next command restarts one that died, but not one that `down` stopped. Differences
+from Kubernetes: no autoscaler changes `replicas`, a rollout fails before its progressDeadlineSeconds if its pod exits
+four times in a row, and Services listen on 127.0.0.1, headless ones on an address of their own.
 """
 
 import json
@@ -15,6 +15,7 @@ import time
 from shutil import rmtree
 from typing import Any
 
+from rekindle.argo.language.gofmt import timestamp
 from rekindle.common.files import write_atomically
 from rekindle.errors import ConfigError, RekindleError
 from rekindle.local.controllers.base import Controller, Object, sole_container
@@ -22,11 +23,12 @@ from rekindle.local.pods.interfaces import Cluster
 from rekindle.local.processes import alive, confirm_recorded, end_group, started
 
 PROBES = ("startupProbe", "readinessProbe", "livenessProbe")
-OBSERVED = 10.0  # seconds until a supervisor must have observed a change
+RECORD, LOG = "supervisor.json", "supervisor.log"  # below `home`
+OBSERVED = 10.0  # seconds until the supervisor must have observed a change
 
 
 class Services(Controller):
-    """Services: the supervisor of the Deployment whose pods they select listens on their ports."""
+    """Services: the supervisor listens on their ports."""
 
     kind = "Service"
 
@@ -40,17 +42,9 @@ class Services(Controller):
             raise ConfigError(f"Service {name}: port is {wrong[0].get('port')!r}: it must be a number.")
         before = self.read(name)
         ours = [port["port"] for port in before["spec"]["ports"]] if before else []
-        for port in [port["port"] for port in ports]:
-            if port in ours and any(
-                Deployments(self.cluster).running(deployment) for deployment in self._deployments(obj)
-            ):
-                continue  # its supervisor listens there
-            _free(port, f"Service {name}")
-
-    def _deployments(self, service: Object) -> list[str]:
-        deployments = Deployments(self.cluster)
-        objects = {name: deployments.read(name) for name in deployments.names()}
-        return [name for name, obj in objects.items() if obj and selects(service, obj["spec"]["template"])]
+        for port in [port["port"] for port in ports if not headless(obj)]:
+            if port not in ours or not Deployments(self.cluster).running():  # else our supervisor listens there
+                _free(port, f"Service {name}")
 
 
 class Deployments(Controller):
@@ -68,7 +62,7 @@ class Deployments(Controller):
         where, spec = f"Deployment {obj['metadata']['name']}", obj.get("spec") or {}
         template = spec.get("template") or {}
         container = sole_container(template.get("spec") or {}, where)
-        labels = (template.get("metadata") or {}).get("labels") or {}
+        labels = labels_of(template)
         selector = (spec.get("selector") or {}).get("matchLabels") or {}
         if not selector or not selector.items() <= labels.items():
             raise ConfigError(f"{where}: spec.selector.matchLabels must be some of the labels of its template.")
@@ -83,48 +77,63 @@ class Deployments(Controller):
         stored = super().apply(obj)
         name, generation = stored["metadata"]["name"], stored["metadata"]["generation"]
         until = time.monotonic() + OBSERVED
-        while (stored.get("status") or {}).get("observedGeneration") != generation or not self.running(name):
-            self._supervise(name)
+        while (stored.get("status") or {}).get("observedGeneration") != generation or not self.running():
+            self.start()
             if time.monotonic() > until:
-                raise RekindleError(f"The supervisor of Deployment {name} does not answer: see {self.home}/{name}.")
+                raise RekindleError(f"The supervisor of the Deployments does not answer: see {self.home}/{LOG}.")
             time.sleep(0.02)
             stored = self.read(name) or stored
         return stored
 
     def get(self, name: str) -> Object | None:
-        self.revive(name)
+        self.revive()
         return self.read(name)
 
     def delete(self, name: str) -> bool:
-        self._stop(name)
-        rmtree(self.home / name / "pods", ignore_errors=True)  # the logs stay for diagnosis
+        """Returns when the pods have ended."""
+        if not self.running():
+            return self.remove(name)
+        stamp = {"deletionTimestamp": timestamp(time.time())}
+        there = self.change(name, lambda obj: obj and obj | {"metadata": obj["metadata"] | stamp})
+        while self.read(name) and self.running():
+            time.sleep(0.02)
+        return bool(there)
+
+    def remove(self, name: str) -> bool:
+        """Forget a Deployment whose pods have ended; the logs stay for diagnosis."""
+        rmtree(self.home / name / "pods", ignore_errors=True)
         return super().delete(name)
 
-    def running(self, name: str) -> bool:
+    def running(self) -> bool:
         """Whether the supervisor is alive."""
-        record = self._record(name)
+        record = self._record()
         return bool(record and alive(record["pid"], record["since"]))
 
-    def start(self, name: str) -> None:
-        """Ensure that a Deployment runs, even a stopped one. Returns at once."""
-        if self.read(name):
-            self._supervise(name)
-
-    def revive(self, *names: str) -> list[str]:
-        """Restart supervisors that died without having been stopped (default: all). Returns their names."""
-        dead = [name for name in names or self.names() if self._record(name) and not self.running(name)]
-        for name in dead:
-            self._supervise(name)
+    def revive(self) -> bool:
+        """Restart the supervisor if it died without having been stopped; whether it had."""
+        dead = bool(self._record() and not self.running() and self.names())
+        if dead:
+            self.start()
         return dead
 
     def down(self) -> list[str]:
-        """Stop all supervisors and their pods, and wait. The objects stay."""
-        return [name for name in self.names() if self._stop(name)]
+        """Stop the supervisor and all pods, and wait; gives the Deployments that ran. The objects stay."""
+        record = self._record()
+        (self.home / RECORD).unlink(missing_ok=True)
+        if not record or not alive(record["pid"], record["since"]):
+            return []
+        objects = [obj for name in self.names() if (obj := self.read(name)) and obj["spec"].get("replicas", 1)]
+        graces = [obj["spec"]["template"]["spec"].get("terminationGracePeriodSeconds", 30) for obj in objects]
+        end_group(record["pid"], record["since"], max(graces, default=0) + 5)
+        for child in CHILDREN:
+            child.poll()
+        return [obj["metadata"]["name"] for obj in objects]
 
     def overview(self) -> list[dict[str, Any]]:
         """One entry per Deployment: kind, name, address, whether it runs, how many pods are ready."""
-        services = [json.loads(path.read_text()) for path in (self.cluster.home / "objects/Service").glob("*.json")]
-        entries = []
+        stored = [json.loads(path.read_text()) for path in (self.cluster.home / "objects/Service").glob("*.json")]
+        services = [service for service in stored if not headless(service)]
+        entries, running = [], self.running()
         for name in self.names():
             obj = self.read(name)
             if obj is None:
@@ -132,45 +141,33 @@ class Deployments(Controller):
             ports = [
                 service["spec"]["ports"][0]["port"] for service in services if selects(service, obj["spec"]["template"])
             ]
-            address, running = f"http://127.0.0.1:{ports[0]}" if ports else "", self.running(name)
+            address = f"http://127.0.0.1:{ports[0]}" if ports else ""
             ready = (obj.get("status") or {}).get("readyReplicas", 0) if running else 0
             entry = {"kind": "deployment", "name": name, "address": address, "running": running, "ready": ready}
             entries.append(entry)
         return entries
 
-    def _record(self, name: str) -> dict[str, int] | None:
-        try:
-            return json.loads((self.home / name / "supervisor.json").read_text())
-        except FileNotFoundError:
-            return None
-
-    def _supervise(self, name: str) -> None:
+    def start(self) -> None:
+        """Ensure that the supervisor runs, even a stopped one. Returns at once."""
         with self._locked():
-            if self.running(name):
+            if self.running():
                 return
-            folder = self.home / name
-            folder.mkdir(parents=True, exist_ok=True)
-            with open(folder / "supervisor.log", "ab") as log:
-                command = [sys.executable, "-m", "rekindle.local.supervise"]
+            self.home.mkdir(parents=True, exist_ok=True)
+            with open(self.home / LOG, "ab") as log:
                 child = subprocess.Popen(
-                    [*command, "--home", str(self.cluster.home), "--name", name],
+                    [sys.executable, "-m", "rekindle.local.supervise", "--home", str(self.cluster.home)],
                     stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True, cwd=self.cluster.home,
                 )  # fmt: skip
             CHILDREN.append(child)
             record = {"pid": child.pid, "since": started(child.pid) or 0}
-            write_atomically(folder / "supervisor.json", json.dumps(record))
+            write_atomically(self.home / RECORD, json.dumps(record))
             confirm_recorded(child)
 
-    def _stop(self, name: str) -> bool:
-        record, obj = self._record(name), self.read(name)
-        (self.home / name / "supervisor.json").unlink(missing_ok=True)
-        if not record or not alive(record["pid"], record["since"]):
-            return False
-        spec = obj["spec"]["template"]["spec"] if obj else {}
-        end_group(record["pid"], record["since"], spec.get("terminationGracePeriodSeconds", 30) + 5)
-        for child in CHILDREN:
-            child.poll()
-        return True
+    def _record(self) -> dict[str, int] | None:
+        try:
+            return json.loads((self.home / RECORD).read_text())
+        except FileNotFoundError:
+            return None
 
 
 CHILDREN: list[subprocess.Popen] = []  # supervisors started by this process, which they outlive
@@ -178,8 +175,17 @@ CHILDREN: list[subprocess.Popen] = []  # supervisors started by this process, wh
 
 def selects(service: Object, template: Object) -> bool:
     """Whether a Service selects the pods of a template."""
-    labels = (template.get("metadata") or {}).get("labels") or {}
-    return service["spec"]["selector"].items() <= labels.items()
+    return service["spec"]["selector"].items() <= labels_of(template).items()
+
+
+def headless(service: Object) -> bool:
+    """Whether a Service has no virtual address, so that its name leads to the pods themselves."""
+    return service["spec"].get("clusterIP") == "None"
+
+
+def labels_of(template: Object) -> dict[str, str]:
+    """The labels of a template's pods."""
+    return (template.get("metadata") or {}).get("labels") or {}
 
 
 def _free(port: int, where: str) -> None:

@@ -1,68 +1,26 @@
-"""The supervisor of one Deployment: its pods with their probes, rolling updates, and the forwards of its Services.
+"""The supervisor of all Deployments and Services here: it brings their pods to what the objects on disk say, and is
+where the Services' ports are listened on.
 
-It reconciles the objects on disk until SIGTERM. A new version's pod gets connections only when it is ready; then the
-old one gets SIGTERM and finishes its connections. The pods die with the supervisor.
+It runs until SIGTERM; the pods die with it. A change of a Service's selector counts from the next connection on: the
+port is never closed for it.
 """
 
 import asyncio
-import hashlib
-import json
 import signal
 import sys
-import time
 from contextlib import suppress
-from dataclasses import dataclass, field
-from shutil import rmtree
+from dataclasses import dataclass
 from typing import Any
 
-from rekindle.argo.language.gofmt import timestamp
 from rekindle.local.controllers.base import Controller, Object
-from rekindle.local.controllers.deployment import Deployments, selects
-from rekindle.local.controllers.pod import Pod
+from rekindle.local.controllers.deployment import Deployments, headless, selects
+from rekindle.local.controllers.rollout import Rollout
 from rekindle.local.pods.containers import port_number
 from rekindle.local.pods.interfaces import Cluster
 
 INTERVAL = 0.05
-MAX_RESTARTS = 4  # of a new version's container before the rollout fails
 CHUNK = 1 << 16
-FAST_PERIOD = 0.2  # seconds between probes until the first success; the allowed time is the manifest's
-
-
-@dataclass(eq=False)
-class Replica:
-    """A pod of the Deployment and the state of its probes."""
-
-    pod: Pod
-    version: str
-    ready: bool = False
-    probes: asyncio.Task | None = None
-    connections: int = 0  # open connections
-
-
-@dataclass
-class Probe:
-    """One probe of a container. Source: Kubernetes v1 Probe."""
-
-    path: str
-    port: int
-    period: float
-    timeout: float
-    failures: int
-    delay: float
-
-    async def passes(self, host: str) -> bool:
-        """Whether the response is 2xx or 3xx."""
-        try:
-            async with asyncio.timeout(self.timeout):
-                reader, writer = await asyncio.open_connection(host, self.port)
-                try:
-                    writer.write(f"GET {self.path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
-                    status = (await reader.readline()).split()
-                finally:
-                    writer.close()
-        except (OSError, TimeoutError):
-            return False
-        return len(status) > 1 and 200 <= int(status[1]) < 400
+Address = tuple[str, int]
 
 
 @dataclass
@@ -70,276 +28,98 @@ class Forward:
     """A listening port of a Service."""
 
     server: asyncio.Server
+    selector: dict[str, str]
     target: Any  # targetPort: a number or a name
 
 
-@dataclass
-class Progress:
-    """The progress of a rollout."""
-
-    version: str = ""
-    counts: tuple = ()
-    since: float = field(default_factory=time.monotonic)
-    failed: str = ""
-
-
 class Supervisor:
-    """Reconciles one Deployment."""
+    """Reconciles all Deployments of a home, and forwards the connections to its Services."""
 
-    def __init__(self, cluster: Cluster, name: str) -> None:
-        self.cluster, self.name = cluster, name
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
         self.deployments, self.services = Deployments(cluster), Controller(cluster, "Service")
-        self.replicas: list[Replica] = []
-        self.terminating: list[Replica] = []
-        self.forwards: dict[int, Forward] = {}
-        self.progress = Progress()
-        self.serial = 0
+        self.rollouts: dict[str, Rollout] = {}
+        self.forwards: dict[Address, Forward] = {}
 
     async def run(self) -> None:
-        """Runs until SIGTERM, or until the object is deleted."""
+        """Runs until SIGTERM, or until there is no Deployment any more."""
         stopped = asyncio.Event()
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stopped.set)
-        while not stopped.is_set() and (obj := self.deployments.read(self.name)):
-            await self._forward(obj)
-            self._reconcile(obj)
-            self._update_status(obj)
+        while not stopped.is_set() and (objects := self._objects()):
+            await self._listen(objects)
+            for name, obj in objects.items():
+                self._reconcile(name, obj)
+            busy = any(rollout.busy for rollout in self.rollouts.values())
             with suppress(TimeoutError):
-                await asyncio.wait_for(stopped.wait(), INTERVAL if self._busy(obj) else 4 * INTERVAL)
+                await asyncio.wait_for(stopped.wait(), INTERVAL if busy else 4 * INTERVAL)
         for forward in self.forwards.values():
             forward.server.close()
-        for replica in self.replicas:
-            self._terminate(replica)
-        while self.terminating:
-            self._reap()
+        while not all([rollout.end() for rollout in self.rollouts.values()]):
             await asyncio.sleep(INTERVAL)
-        if obj := self.deployments.read(self.name):
-            self._update_status(obj)
+        for name, obj in self._objects().items():
+            if name in self.rollouts:
+                self.rollouts[name].update_status(obj)
 
-    def _busy(self, obj: Object) -> bool:
-        return bool(self.terminating) or not all(replica.ready for replica in self.replicas) or not self.replicas
+    def _objects(self) -> dict[str, Object]:
+        objects = {name: self.deployments.read(name) for name in self.deployments.names()}
+        return {name: obj for name, obj in objects.items() if obj}
 
-    # -- pods ---------------------------------------------------------------------------------------------------------
+    def _reconcile(self, name: str, obj: Object) -> None:
+        if name not in self.rollouts:
+            self.rollouts[name] = Rollout(self.cluster, self.deployments, name)
+        rollout = self.rollouts[name]
+        if obj["metadata"].get("deletionTimestamp"):
+            if rollout.end():
+                self.deployments.remove(name)
+                del self.rollouts[name]
+            return
+        rollout.reconcile(obj)
+        rollout.update_status(obj)
 
-    def _reconcile(self, obj: Object) -> None:
-        template = obj["spec"]["template"]
-        version = hashlib.sha256(json.dumps(template, sort_keys=True).encode()).hexdigest()[:10]
-        if version != self.progress.version:
-            self.progress = Progress(version)
-        desired = obj["spec"].get("replicas", 1)
-        self._reap()
-        new = [replica for replica in self.replicas if replica.version == version]
-        old = [replica for replica in self.replicas if replica.version != version]
-        if len(new) < desired and len(self.replicas) <= desired:  # maxSurge 1, maxUnavailable 0
-            self._add(template["spec"], version)
-        surplus = len(self.replicas) - desired
-        ready = sum(replica.ready for replica in self.replicas)
-        for replica in sorted(old, key=lambda replica: replica.ready) if old else new[desired:]:
-            # a ready old pod is kept until enough others are ready
-            if surplus > 0 and (ready - replica.ready >= desired or (not replica.ready and len(new) >= desired)):
-                ready -= replica.ready
-                surplus -= 1
-                self._terminate(replica)
-
-    def _add(self, spec: Object, version: str) -> None:
-        name = f"{self.name}-{version}-{self.serial}"
-        self.serial += 1
-        pod = Pod(self.cluster, name, spec, self.deployments.home / self.name, {})
-        self.replicas.append(Replica(pod, version))
-
-    def _terminate(self, replica: Replica) -> None:
-        """No new connections; SIGTERM with terminationGracePeriodSeconds."""
-        self._stop_probes(replica)
-        self.replicas = [other for other in self.replicas if other is not replica]
-        replica.pod.end()
-        self.terminating.append(replica)
-
-    def _reap(self) -> None:
-        for replica in self.terminating:
-            if replica.pod.poll() is not None or not replica.pod.running:
-                rmtree(replica.pod.root, ignore_errors=True)
-        self.terminating = [replica for replica in self.terminating if replica.pod.running]
-        for replica in self.replicas:
-            code = replica.pod.poll()
-            if code is not None:
-                self._stop_probes(replica)
-                replica.pod.restart(code)
-                if replica.version == self.progress.version and replica.pod.recent_restarts >= MAX_RESTARTS:
-                    why = (
-                        f"{replica.pod.name} ended with code {code} ({replica.pod.log}): {replica.pod.last_log_line()}"
-                    )
-                    self.progress.failed = self.progress.failed or why
-            if replica.pod.running and not replica.probes:
-                replica.probes = asyncio.create_task(self._watch(replica))
-
-    def _stop_probes(self, replica: Replica) -> None:
-        replica.ready = False
-        if replica.probes:
-            replica.probes.cancel()
-            replica.probes = None
-
-    async def _watch(self, replica: Replica) -> None:
-        """The probes of one container: start-up first, then readiness and liveness concurrently."""
-        container, ip = replica.pod.spec["containers"][0], replica.pod.ip
-        startup, readiness, liveness = (
-            probe_of(container, f"{kind}Probe") for kind in ("startup", "readiness", "liveness")
-        )
-        if startup:
-            until = time.monotonic() + startup.delay + startup.period * startup.failures
-            await asyncio.sleep(startup.delay)
-            while not await startup.passes(ip):
-                if time.monotonic() > until:
-                    print(f"{replica.pod.name}: the start-up probe failed", file=sys.stderr, flush=True)
-                    replica.pod.terminate()
-                    return
-                await asyncio.sleep(min(FAST_PERIOD, startup.period))
-        replica.ready = not readiness
-
-        def ready(passed: bool) -> None:
-            replica.ready = passed
-
-        def alive(passed: bool) -> None:
-            if not passed:
-                print(f"{replica.pod.name}: the liveness probe failed", file=sys.stderr, flush=True)
-                replica.pod.terminate()
-
-        watched = [(readiness, ready), (liveness, alive)]
-        await asyncio.gather(*(self._repeat(probe, ip, report) for probe, report in watched if probe))
-
-    async def _repeat(self, probe: Probe, ip: str, report: Any) -> None:
-        await asyncio.sleep(probe.delay)
-        failed, passed = 0, False
-        while True:
-            if await probe.passes(ip):
-                failed, passed = 0, True
-                report(True)
-            else:
-                failed += 1
-                if failed >= probe.failures:
-                    report(False)
-            await asyncio.sleep(probe.period if passed else min(FAST_PERIOD, probe.period))
-
-    # -- connections --------------------------------------------------------------------------------------------------
-
-    async def _forward(self, obj: Object) -> None:
-        """Listen exactly on the ports of the Services that select these pods."""
-        desired: dict[int, Any] = {}
+    async def _listen(self, objects: dict[str, Object]) -> None:
+        """Listen exactly on the ports of the Services that select pods of a Deployment."""
+        desired: dict[Address, tuple[dict[str, str], Any]] = {}
         for name in self.services.names():
             service = self.services.get(name)
-            if service and selects(service, obj["spec"]["template"]):
-                desired |= {port["port"]: port.get("targetPort", port["port"]) for port in service["spec"]["ports"]}
-        for port in [port for port in self.forwards if port not in desired]:
-            self.forwards.pop(port).server.close()
-        for port, target in desired.items():
-            if port in self.forwards:
-                self.forwards[port].target = target
+            if service and any(selects(service, obj["spec"]["template"]) for obj in objects.values()):
+                host = self.cluster.address(f"service/{name}") if headless(service) else "127.0.0.1"
+                for port in service["spec"]["ports"]:
+                    target = port.get("targetPort", port["port"])
+                    desired[host, port["port"]] = service["spec"]["selector"], target
+        for address in [address for address in self.forwards if address not in desired]:
+            self.forwards.pop(address).server.close()
+        for address, (selector, target) in desired.items():
+            if forward := self.forwards.get(address):
+                forward.selector, forward.target = selector, target
                 continue
             try:
                 server = await asyncio.start_server(
-                    lambda r, w, port=port: self._connect(port, r, w), "127.0.0.1", port
+                    lambda r, w, address=address: self._connect(self.forwards[address], r, w), *address
                 )
-                self.forwards[port] = Forward(server, target)
+                self.forwards[address] = Forward(server, selector, target)
             except OSError as error:  # in use; retried
-                print(f"port {port}: {error}", file=sys.stderr, flush=True)
+                print(f"port {address[1]}: {error}", file=sys.stderr, flush=True)
 
-    async def _connect(self, port: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        ready = [replica for replica in self.replicas if replica.ready]
+    async def _connect(self, forward: Forward, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        replicas = [replica for rollout in self.rollouts.values() for replica in rollout.replicas]
+        ready = [
+            replica for replica in replicas if replica.ready and forward.selector.items() <= replica.labels.items()
+        ]
         if not ready:
             writer.transport.abort()
             return
         replica = min(ready, key=lambda replica: replica.connections)
         replica.connections += 1
         try:
-            there = port_number(replica.pod.spec["containers"][0], self.forwards[port].target)
+            there = port_number(replica.pod.spec["containers"][0], forward.target)
             upstream, downstream = await asyncio.open_connection(replica.pod.ip, there)
             await asyncio.gather(_pipe(reader, downstream), _pipe(upstream, writer))
         except OSError:
             writer.transport.abort()
         finally:
             replica.connections -= 1
-
-    # -- status -------------------------------------------------------------------------------------------------------
-
-    def _update_status(self, obj: Object) -> None:
-        """Write the status if it changed. Source: Kubernetes deployment controller (sync.go, progress.go)."""
-        desired = obj["spec"].get("replicas", 1)
-        new = [replica for replica in self.replicas if replica.version == self.progress.version]
-        ready = sum(replica.ready for replica in self.replicas)
-        counts = {
-            "replicas": len(self.replicas),
-            "updatedReplicas": len(new),
-            "readyReplicas": ready,
-            "availableReplicas": ready,
-            "unavailableReplicas": max(len(self.replicas), desired) - ready,
-        }
-        if self.progress.counts != tuple(counts.values()):
-            self.progress.counts, self.progress.since = tuple(counts.values()), time.monotonic()
-        complete = len(new) == desired == len(self.replicas) and ready >= desired
-        limit = obj["spec"].get("progressDeadlineSeconds", 600)
-        if not complete and not self.progress.failed and time.monotonic() - self.progress.since > limit:
-            last = next((replica.pod.last_log_line() for replica in new if not replica.ready), "")
-            self.progress.failed = f"no progress in {limit} s. The log ends: {last}"
-        conditions = [available(ready >= desired), progressing(complete, self.progress)]
-        nonzero = {key: value for key, value in counts.items() if value}
-        before = obj.get("status") or {}
-        stamped = _stamped(conditions, before)
-        status = {"observedGeneration": obj["metadata"]["generation"], **nonzero, "conditions": stamped}
-        if status != before:
-            self.deployments.change(self.name, lambda now: now and now | {"status": status})
-
-
-def available(enough: bool) -> Object:
-    """The condition Available."""
-    has, which = ("has", "Available") if enough else ("does not have", "Unavailable")
-    message = f"Deployment {has} minimum availability."
-    return {"type": "Available", "status": str(enough), "reason": f"MinimumReplicas{which}", "message": message}
-
-
-def progressing(complete: bool, progress: Progress) -> Object:
-    """The condition Progressing."""
-    version = progress.version
-    if complete:
-        reason, message = "NewReplicaSetAvailable", f'ReplicaSet "{version}" has successfully progressed.'
-    elif progress.failed:
-        reason, message = (
-            "ProgressDeadlineExceeded",
-            f'ReplicaSet "{version}" has timed out progressing: {progress.failed}',
-        )
-    else:
-        reason, message = "ReplicaSetUpdated", f'ReplicaSet "{version}" is progressing.'
-    failed = reason == "ProgressDeadlineExceeded"
-    return {"type": "Progressing", "status": str(not failed), "reason": reason, "message": message}
-
-
-def _stamped(conditions: list[Object], before: Object) -> list[Object]:
-    """The conditions, with the previous times where nothing changed."""
-    previous = {condition["type"]: condition for condition in before.get("conditions") or []}
-    stamped = []
-    for condition in conditions:
-        old, now = previous.get(condition["type"], {}), timestamp(time.time())
-        same, flipped = condition.items() <= old.items(), old.get("status") != condition["status"]
-        times = {
-            "lastUpdateTime": old["lastUpdateTime"] if same else now,
-            "lastTransitionTime": now if flipped else old["lastTransitionTime"],
-        }
-        stamped.append(condition | times)
-    return stamped
-
-
-def probe_of(container: Object, kind: str) -> Probe | None:
-    """A container's probe, with Kubernetes' defaults, or None."""
-    if not (probe := container.get(kind)):
-        return None
-    http = probe["httpGet"]
-    return Probe(
-        path=http.get("path", "/"),
-        port=port_number(container, http["port"]),
-        period=probe.get("periodSeconds", 10),
-        timeout=probe.get("timeoutSeconds", 1),
-        failures=probe.get("failureThreshold", 3),
-        delay=probe.get("initialDelaySeconds", 0),
-    )
 
 
 async def _pipe(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
