@@ -1,9 +1,9 @@
-"""From raw data to a served model: prepare → train → evaluate → (the gate) → release → deploy → verify.
+"""From raw data to a served model: prepare → train → evaluate → (the gate) → release → deploy → verify → switch.
 
     rekindle render configs/demo.yaml
 
 Training and serving are Kubernetes objects that the workflow applies; every other step is a container. A candidate
-that fails its verification is taken back: the champion's deployment is put back, or, without one, nothing serves.
+gets servers of its own, which no client reaches until they are verified; what served before stays for a rollback.
 The blocks and a pipeline of one's own: docs/your-own-pipeline.md.
 """
 
@@ -22,9 +22,10 @@ def build(config: "Config") -> "Workflow":
     with blocks.pipeline(config) as workflow:
         data = blocks.prepare()
         model = blocks.train(data)
-        evaluation = blocks.evaluate(model)
-        with blocks.group("ship", when=evaluation.outputs.verdict == "release"):
-            released = blocks.release(evaluation)
-            deployed = blocks.deploy(released)
-            blocks.verify(deployed)
+        with blocks.group("decide", mutex=config.name):  # no other run changes the champion in the meantime
+            evaluation = blocks.evaluate(model)
+            with blocks.group("ship", when=evaluation.outputs.verdict == "release"):
+                released = blocks.release(evaluation)
+                deployed = blocks.deploy(released)
+                blocks.verify(deployed)
     return workflow

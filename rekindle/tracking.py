@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 WORKFLOW = "rekindle.workflow"  # tag: the one workflow that a run belongs to
 URI, SHA256 = "rekindle.uri", "rekindle.sha256"  # tags of a model version
+DEPLOYMENT = "rekindle.deployment"  # the same, once it was promoted: what serves it
 CHAMPION, CANDIDATE = "champion", "candidate"  # aliases: the version being served, and the one registered last
 KIND = {"mlflow.experimentKind": "custom_model_development"}  # the page opens on runs and charts, not on traces
 VIEW = "mlflow.sharedViewState.rekindle"  # tag: what the page shows if its address names the view "rekindle"
@@ -50,6 +51,7 @@ class Release:
     version: str
     uri: str
     sha256: str
+    deployment: str = ""  # empty before it was promoted
 
 
 def start_run(experiment: str, workflow: str, tags: Mapping[str, str] | None = None) -> str:
@@ -208,9 +210,18 @@ def register(name: str, uri: str, source: str, sha256: str, run_id: str, tags: M
     return _release(version)
 
 
-def promote(name: str, version: str) -> None:
-    """Give version `version` of `name` the alias `champion`: it is the one being served from now on."""
+def promote(name: str, version: str, deployment: str) -> None:
+    """Give version `version` of `name` the alias `champion`: what `deployment` serves from now on."""
+    tag = {"name": name, "version": version, "key": DEPLOYMENT, "value": deployment}
+    _post("model-versions/set-tag", tag)
     _set_alias(name, CHAMPION, version)
+
+
+def promoted(name: str) -> list[Release]:
+    """The versions of `name` that were promoted with a Deployment, the oldest first."""
+    search = {"filter": f"name = '{name}' and tags.`{DEPLOYMENT}` != ''", "max_results": 1000}
+    versions = _request("GET", "mlflow/model-versions/search", params=search).get("model_versions", [])
+    return sorted(map(_release, versions), key=lambda release: int(release.version))
 
 
 def _set_alias(name: str, alias: str, version: str) -> None:
@@ -220,7 +231,7 @@ def _set_alias(name: str, alias: str, version: str) -> None:
 def _release(version: dict[str, Any]) -> Release:
     tags = _mapping(version.get("tags"))
     try:
-        return Release(version["version"], tags[URI], tags[SHA256])
+        return Release(version["version"], tags[URI], tags[SHA256], tags.get(DEPLOYMENT, ""))
     except KeyError as error:
         raise TrackingError(
             f'version {version["version"]} of the model "{version["name"]}" has no tag {error}: only versions that a '

@@ -33,6 +33,7 @@ class Outputs(StepOutputs):
     reason: str = Field(description="why, with the figures")
     metrics: dict[str, float] = Field(description="of the candidate, by name")
     model_sha256: str = Field(description="identity of the candidate's weights")
+    champion: str = Field(description="version of the champion that it was compared with; empty: there is none")
     report: Artifact = Field(description="verdict.json, predictions and pictures")
 
 
@@ -65,7 +66,9 @@ def run(inputs: Inputs) -> Outputs:
         tracking.log_metrics(inputs.run_id, curves(evaluation))
         tracking.log_dir(inputs.run_id, report, "evaluation")
     metrics = evaluation.metrics["candidate"]
-    return Outputs(verdict=verdict, reason=reason, metrics=metrics, model_sha256=sha256, report=report)
+    version = release.version if release else ""
+    outputs = {"verdict": verdict, "reason": reason, "metrics": metrics, "champion": version}
+    return Outputs(**outputs, model_sha256=sha256, report=report)
 
 
 def logged(evaluation: Evaluation) -> dict[str, float]:

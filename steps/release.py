@@ -37,7 +37,7 @@ class Inputs(Origin):
 class Outputs(StepOutputs):
     model_uri: str = Field(description="key prefix of the release in the object store")
     version: str = Field(description="version of the registered model")
-    previous: str = Field(description="key prefix of the release that served before; empty if none did")
+    content: str = Field(description="digest of what decides its answers; the last part of model_uri")
 
 
 def run(inputs: Inputs) -> Outputs:
@@ -57,7 +57,6 @@ def run(inputs: Inputs) -> Outputs:
     hashes = collect(folder, inputs.model, inputs.dataset, inputs.report)
     pyfunc.describe(folder, inputs.run_id)
     prefix = upload(store, inputs.name, folder, hashes)
-    champion = tracking.champion(inputs.name)
     facts = provenance(inputs, description)
     release = tracking.register(inputs.name, prefix, store.uri(prefix), description["sha256"], inputs.run_id, facts)
     record = {
@@ -76,7 +75,7 @@ def run(inputs: Inputs) -> Outputs:
         "rekindle.model_sha256": description["sha256"],
     }
     tracking.log(inputs.run_id, tags=tags | {f"rekindle.{name}": value for name, value in facts.items()})
-    return Outputs(model_uri=prefix, version=release.version, previous=champion.uri if champion else "")
+    return Outputs(model_uri=prefix, version=release.version, content=prefix.rstrip("/").rpartition("/")[2])
 
 
 def provenance(inputs: Inputs, description: dict[str, Any]) -> dict[str, str]:

@@ -3,8 +3,8 @@
     rekindle step steps.verify --name=demo --endpoint=http://127.0.0.1:8080 --dataset=dataset/ --report=report/ \\
         --model-sha256=... --version=3
 
-Only if every prediction agrees, the version becomes the `champion`. Otherwise the step fails, and the pipeline restores
-the release that served before.
+Only if every prediction agrees, and the champion is still the one that the candidate was judged against, the version
+becomes the `champion`. Otherwise the step fails, and what served before goes on serving.
 """
 
 import time
@@ -28,6 +28,9 @@ class Inputs(StepInputs):
     report: Artifact = Field(description="what evaluate made, with the offline scores")
     model_sha256: str = Field(description="weights that must serve")
     version: str = Field(description="version to promote")
+    champion: str = Field(default="", description="version that it was judged against; empty: there was none")
+    deployment: str = Field(default="", description="what serves it")
+    keep_releases: int = Field(default=3, ge=1, description="earlier releases whose Deployments stay for a rollback")
     run_id: str = Field(default="", description="MLflow run to record it on (empty: none)")
     sample: int = Field(default=200, ge=1, description="test rows to replay, about")
     tolerance: float = Field(
@@ -42,15 +45,19 @@ class Outputs(StepOutputs):
     max_difference: float = Field(description="largest difference of the predictions")
     replayed: int = Field(description="test rows replayed")
     endpoint: str = Field(description="URL of the service")
+    former: str = Field(description="the Deployment that served before; empty if none did")
+    expired: list[str] = Field(description="Deployments of older releases, which are no longer kept")
 
 
 def run(inputs: Inputs) -> Outputs:
     """Wait, replay, compare, promote. Raises DataError if a prediction differs, RekindleError if nothing serves."""
     from rekindle import tracking
     from rekindle.errors import say
+    from rekindle.serving import promotion
     from rekindle.serving.client import ModelClient, resolve
     from rekindle.serving.compare import compare, recorded
     from rekindle.serving.release import PREDICTIONS
+    from rekindle.storage import Store
     from rekindle.workload import load
 
     endpoint = resolve(inputs.endpoint or f"http://{inputs.name}:8080")
@@ -68,11 +75,13 @@ def run(inputs: Inputs) -> Outputs:
     comparison = compare(client, requests, inputs.tolerance)
     if requests:
         check(comparison, inputs, endpoint)
-    tracking.promote(inputs.name, inputs.version)
+    former = promotion.promote(Store.from_env(), inputs.name, inputs.version, inputs.champion, inputs.deployment)
     if inputs.run_id:
         metrics = {"verify.max_difference": comparison.max_difference, "verify.replayed": comparison.replayed}
         tracking.log(inputs.run_id, metrics=metrics, tags={"rekindle.promoted": f"{inputs.name} {inputs.version}"})
-    return Outputs(max_difference=comparison.max_difference, replayed=comparison.replayed, endpoint=endpoint)
+    expired = promotion.expired(inputs.name, inputs.version, inputs.keep_releases)
+    outputs = {"max_difference": comparison.max_difference, "replayed": comparison.replayed, "endpoint": endpoint}
+    return Outputs(**outputs, former=former, expired=expired)
 
 
 def check(comparison: "Comparison", inputs: Inputs, endpoint: str) -> None:
@@ -80,12 +89,12 @@ def check(comparison: "Comparison", inputs: Inputs, endpoint: str) -> None:
     if not comparison.replayed:
         raise DataError(
             f"no test row could be replayed: {comparison.too_large} were in requests too large for the server. Raise "
-            f"serve.max_bytes or serve.max_instances. Version {inputs.version} is not promoted; what served before is "
-            "put back."
+            f"serve.max_bytes or serve.max_instances. Version {inputs.version} is not promoted; what served before "
+            "serves on."
         )
     if comparison.differing:
         raise DataError(
             f"{comparison.differing} of {comparison.replayed} replayed test rows have other predictions at {endpoint} "
             f"than offline (by more than {inputs.tolerance:g}); the worst is {comparison.worst}. Version "
-            f"{inputs.version} is not promoted; what served before is put back."
+            f"{inputs.version} is not promoted; what served before serves on."
         )

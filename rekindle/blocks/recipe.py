@@ -3,6 +3,7 @@
 prepare → train → evaluate → (best) → release → deploy → verify
 """
 
+import hashlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,11 +13,11 @@ from rekindle.blocks.binding import bound, check_section, reject_unknown
 from rekindle.blocks.container import NO_CURE, command, retries
 from rekindle.blocks.jobs import pytorch_job
 from rekindle.blocks.jobs.kubeflow import FAILURE
-from rekindle.blocks.resource import apply
+from rekindle.blocks.resource import apply, render
 from rekindle.blocks.serving import deployment as serving
 from rekindle.blocks.serving.autoscaler import autoscaler
 from rekindle.blocks.serving.disruption_budget import disruption_budget
-from rekindle.blocks.serving.service import service
+from rekindle.blocks.serving.service import address, service
 from rekindle.blocks.wiring import Block, Outputs, Stored, handed, refuse
 from rekindle.blocks.workflow import Pipeline, current, step
 from rekindle.keys import CHECKPOINTS, MODEL, key
@@ -26,6 +27,8 @@ from rekindle.serving.config import ServeConfig
 from rekindle.step import load
 from rekindle.training.spec import TrainConfig
 from rekindle.workload import load as load_workload
+
+OBJECTS = "deployment,service"  # what `deploy` makes, both of one name
 
 
 def prepare(*, task: str = "", **inputs: Any) -> Block:
@@ -100,7 +103,7 @@ def evaluate(model: Block, *, task: str = "", **inputs: Any) -> Block:
 
 
 def release(evaluation: Block, *, task: str = "", **inputs: Any) -> Block:
-    """Upload and register a model with the verdict `release`. Outputs: model_uri, version, previous."""
+    """Upload and register a model with the verdict `release`. Outputs: model_uri, version, content."""
     config = current().config
     image = config.cluster.pod("train").image
     ours = {"name": inputs.get("name") or handed(evaluation, "name"), "image": image}
@@ -111,7 +114,7 @@ def release(evaluation: Block, *, task: str = "", **inputs: Any) -> Block:
 
 
 def deploy(released: Block, *, task: str = "", serve: Any = None) -> Block:
-    """Apply all that a served model needs: Deployment, Service, autoscaler, disruption budget.
+    """Start the servers of a release beside those that serve: clients reach them when `verify` has succeeded.
 
     `serve` is a section of the config (default: its own). The name of the model is that of the objects.
     """
@@ -120,63 +123,101 @@ def deploy(released: Block, *, task: str = "", serve: Any = None) -> Block:
     uri, model = handed(released, "model_uri"), str(handed(released, "name"))
     if "{{" in model:
         refuse(f"a deployment is named after its model, and {model} is known only when the pipeline runs: give a name.")
-    name = made.name(task, "deploy")
-    template, server = _objects(made, name, model, serve or made.config.serve)
-    block = made.add(name, template, {"model_uri": uri})
-    block.inputs = {"name": model, "serve": serve or made.config.serve, "server": server}
+    name, serve = made.name(task, "deploy"), serve or made.config.serve
+    template, digest = _servers(made, name, model, serve)
+    server = f"{model}-{handed(released, 'content')}-{digest}"
+    block = made.add(name, template, {"model_uri": uri, "server": server, "version": handed(released, "version")})
+    block.inputs = {"name": model, "serve": serve, "server": server}
     return _after(released, block)
 
 
 def verify(deployed: Block, *, task: str = "", **inputs: Any) -> Block:
-    """Replay test rows, compare, promote; what does not pass is taken back: the champion serves again, or nothing."""
+    """Replay test rows at the new servers, compare, promote, and only then let clients reach them.
+
+    The servers of before stay, without pods, for a rollback. New ones that do not pass are removed.
+    """
     made = current()
     serve, server, model = (handed(deployed, name) for name in ("serve", "server", "name"))
-    ours = {"workload": made.config.workload, "name": model, "endpoint": f"http://{model}:{serve.port}"}
-    taken = _taken(deployed, inputs, "version", "model_sha256", "run_id", "dataset", "report")
-    ours |= taken | {"wait_seconds": float(serving.STARTUP_SECONDS)}
+    ours = {"workload": made.config.workload, "name": model, "endpoint": f"http://{server}:{serving.PORT}"}
+    taken = _taken(deployed, inputs, "version", "champion", "model_sha256", "run_id", "dataset", "report")
+    ours |= taken | {
+        "deployment": server,
+        "keep_releases": serve.keep_releases,
+        "wait_seconds": float(serving.STARTUP_SECONDS),
+    }
     block = _after(deployed, step("steps.verify", task=task, inputs=ours | inputs, after=[deployed.name]))
     made.container("steps.verify", "verify", False).retry_strategy = retries(1, NO_CURE)  # it has its own patience
-    failed = " || ".join(f"{name}.{phase}" for name in (deployed.name, block.name) for phase in ("Failed", "Errored"))
-    previous = handed(deployed, "previous")
-    restore = made.add(made.name("", "restore"), server, {"model_uri": previous}, {"when": previous != ""})
-    withdraw = made.add(
-        made.name("", "withdraw"),
-        made.cleaner(),
-        {"kind": "deployment", "object": model},
-        {"when": previous == ""},
-    )
-    for back in (restore, withdraw):
-        back.depends = failed
-    made.scope().guarded.append(block.name)  # a failed `verify` fails the DAG, though `restore` puts things right
+    switch = made.add(made.name("", "switch"), _switch(made, model, serve), {"server": server}, after=[block.name])
+    former = block.outputs.former
+    made.add(made.name("", "retire"), _retire(made), {"server": former}, {"when": former != ""}, [switch.name])
+    expired = {"with_param": block.outputs.expired}
+    made.add(made.name("", "expire"), made.cleaner(), {"kind": OBJECTS, "object": "{{item}}"}, expired, [switch.name])
+    withdraw = made.add(made.name("", "withdraw"), made.cleaner(), {"kind": OBJECTS, "object": server})
+    ends = [f"{name}.{phase}" for name in (deployed.name, block.name) for phase in ("Failed", "Errored")]
+    withdraw.depends = " || ".join(ends)
+    made.scope().guarded += [block.name, switch.name]  # their failure is the DAG's, whatever comes after them
     return block
 
 
-def _objects(made: Pipeline, name: str, model: str, serve: Any) -> tuple[DAG, Resource]:
-    """The DAG that applies all a served model needs, and the template of the Deployment alone."""
-    cluster = made.config.cluster
-    values = {"model": "{{inputs.parameters.model_uri}}", "host": "$(POD_IP)", "port": serving.PORT}
-    retry = retries(2)  # the first look may see what failed before
+def _servers(made: Pipeline, name: str, model: str, serve: Any) -> tuple[DAG, str]:
+    """The DAG that starts the servers of a release, and the digest of all that makes them but the release."""
     limits = {n: v for n, v in dict(serve).items() if n in load("steps.serve").Inputs.model_fields}
-    prefix = "" if name == "deploy" else f"{name}-"
-    server = apply(
-        made.template_name(f"{prefix}deployment"),
-        serving.deployment(model, serve, cluster, command("steps.serve", limits | values)),
-        inputs=("model_uri",),
-        success=serving.SUCCESS,
-        failure=serving.FAILURE,
-        retry=retry,
-    )
+    flags = command("steps.serve", limits | {"model": _input("model_uri"), "host": "$(POD_IP)", "port": serving.PORT})
+    server, inputs = _input("server"), ("model_uri", "server", "version")
+    servers = serving.deployment(model, server, serve, made.config.cluster, flags, _input("version"))
+    conditions: dict[str, Any] = {"success": serving.SUCCESS, "failure": serving.FAILURE}
+    templates = {
+        "deployment": apply(
+            made.template_name("deployment"), servers, inputs=inputs, retry=retries(2), **conditions
+        ),  # retried: the first look may see what failed before
+        "address": apply(made.template_name("address"), address(model, server), inputs=("server",), retry=retries(2)),
+    }
+    return _dag(made, name, templates, inputs), hashlib.sha256(render(servers).encode()).hexdigest()[:6]
+
+
+def _switch(made: Pipeline, model: str, serve: Any) -> DAG:
+    """The DAG that leads clients to the Deployment `server`, by one change of the Service."""
+    server = _input("server")
     objects = {
-        "service": service(model, serve.port),
-        "autoscaler": autoscaler(model, serve),
+        "service": service(model, serve.port, server),
+        "autoscaler": autoscaler(model, serve, server),
         "disruption-budget": disruption_budget(model),
     }
-    others = [apply(made.template_name(f"{prefix}{kind}"), obj, retry=retry) for kind, obj in objects.items()]
-    with DAG(name=made.template_name(name), inputs=[Parameter(name="model_uri")]) as dag:
-        for template in (server, *others):
-            given = {"model_uri": "{{inputs.parameters.model_uri}}"} if template is server else None
-            Task(name=(template.name or "").removeprefix(prefix), template=template, arguments=given)
-    return dag, server
+    templates = {
+        kind: apply(made.template_name(kind), manifest, inputs=("server",), retry=retries(2))
+        for kind, manifest in objects.items()
+    }
+    return _dag(made, "switch", templates, ("server",))
+
+
+def _retire(made: Pipeline) -> Resource:
+    """The template that ends the pods of a Deployment, and keeps the rest for a rollback."""
+    if "retire" not in made.templates:
+        tags: list[Any] = ["deployment", _input("server")]
+        made.templates["retire"] = Resource(
+            name=made.template_name("retire"),
+            action="patch",
+            merge_strategy="merge",
+            flags=tags,
+            manifest=render({"spec": {"replicas": 0}}),
+            inputs=[Parameter(name="server")],
+            retry_strategy=retries(2),
+        )
+    return made.templates["retire"]
+
+
+def _dag(made: Pipeline, name: str, templates: Mapping[str, Resource], inputs: tuple[str, ...]) -> DAG:
+    """A DAG of one task for each template, side by side."""
+    with DAG(name=made.template_name(name), inputs=[Parameter(name=field) for field in inputs]) as dag:
+        for task, template in templates.items():
+            wanted: list[Any] = template.inputs or []  # pyright: ignore[reportAssignmentType]
+            arguments = {parameter.name: _input(parameter.name) for parameter in wanted}
+            Task(name=task, template=template, arguments=arguments)
+    return dag
+
+
+def _input(name: str) -> str:
+    return f"{{{{inputs.parameters.{name}}}}}"
 
 
 def _taken(block: Block, inputs: Mapping[str, Any], *names: str) -> dict[str, Any]:

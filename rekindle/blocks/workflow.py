@@ -308,13 +308,16 @@ def _parameters(arguments: Any) -> list[Any]:
 
 
 @contextmanager
-def group(name: str, *, when: Any = None, **options: Any) -> Iterator[Block]:
+def group(name: str, *, when: Any = None, mutex: str = "", **options: Any) -> Iterator[Block]:
     """Tasks that run only `when` a Condition holds: a DAG of its own that is one task of the DAG around it.
 
-    Outputs of tasks outside can be used inside. `options` are fields of Hera's DAG.
+    Of all workflows, one at a time is in a group with the same `mutex`. Outputs of tasks outside can be used inside.
+    `options` are fields of Hera's DAG.
     """
     made = current()
     outer, name = made.scope(), made.name(name, name)
+    if mutex:
+        options["synchronization"] = m.Synchronization(mutexes=[m.Mutex(name=mutex)])
     dag = DAG(name=made.template_name(name), **options)
     task = made.add(name, dag, {}, {} if when is None else {"when": when})
     made.scopes[id(dag)] = Scope(dag, outer, task)

@@ -5,6 +5,8 @@ from pydantic import Field, model_validator
 from rekindle.sections import Section
 from rekindle.step import StepInputs
 
+VERSION_ANNOTATION = "rekindle.dev/version"  # of a Deployment: the version of the registered model that it serves
+
 
 class Limits(Section):
     """What one server takes on."""
@@ -39,6 +41,9 @@ class ServeConfig(Limits):
     port: int = Field(default=8080, ge=1, le=65535, description="of the service")
     min_replicas: int = Field(default=1, ge=1, description="servers that always run")
     max_replicas: int = Field(default=4, ge=1, description="servers under load")
+    keep_releases: int = Field(
+        default=3, ge=1, description="earlier releases whose Deployments stay, without pods, for `rekindle rollback`"
+    )
     cpu_percent: int = Field(
         default=70, ge=1, le=100, description="use of the requested CPU above which servers are added"
     )

@@ -1,10 +1,12 @@
-"""The Deployment that serves a model: a new version takes over only when it is ready, then the old one drains."""
+"""The Deployment that serves one release of a model. Each release has its own, so that it can be verified before it
+gets traffic, and brought back as it was: with its weights, image, flags and resources.
+"""
 
 from math import ceil
 
 from rekindle.blocks.pod import Manifest, container, pod_spec
 from rekindle.blocks.settings import ClusterConfig, PodConfig
-from rekindle.serving.config import ServeConfig
+from rekindle.serving.config import VERSION_ANNOTATION, ServeConfig
 
 PORT = 8080
 STARTUP_SECONDS = 600  # to load the model; `verify` waits as long for it
@@ -19,35 +21,40 @@ FAILURE = tuple(f"status.conditions.{i}.reason == ProgressDeadlineExceeded" for 
 SCORING = {"app.kubernetes.io/component": "scoring"}  # who may connect to these pods: configs/platform/network.yaml
 
 
-def labels(name: str) -> dict[str, str]:
-    """What the Service, the autoscaler and the budget find the pods by."""
-    return {"app.kubernetes.io/name": name}
+def labels(model: str, server: str = "") -> dict[str, str]:
+    """The labels of a model's objects, or of those of one Deployment of it."""
+    instance = {"app.kubernetes.io/instance": server} if server else {}
+    return {"app.kubernetes.io/name": model} | instance
 
 
-def deployment(name: str, serve: ServeConfig, cluster: ClusterConfig, flags: list[str]) -> Manifest:
-    """`rekindle step steps.serve FLAGS`. Without `replicas`: the autoscaler owns that number.
+def deployment(
+    model: str, server: str, serve: ServeConfig, cluster: ClusterConfig, flags: list[str], version: str = ""
+) -> Manifest:
+    """`rekindle step steps.serve FLAGS`, called `server`, for `version` of the model.
 
     Source: Kubernetes apps/v1 DeploymentSpec.
     """
+    own = labels(model, server)
     return {
         "apiVersion": "apps/v1",
         "kind": "Deployment",
-        "metadata": {"name": name, "labels": labels(name)},
+        "metadata": {"name": server, "labels": own, "annotations": {VERSION_ANNOTATION: version}},
         "spec": {
-            "selector": {"matchLabels": labels(name)},
+            "replicas": serve.min_replicas,
+            "selector": {"matchLabels": own},
             "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1}},
             "progressDeadlineSeconds": STARTUP_SECONDS + 60,
             "revisionHistoryLimit": 3,
-            "template": {"metadata": {"labels": labels(name) | SCORING}, "spec": _server(name, serve, cluster, flags)},
+            "template": {"metadata": {"labels": own | SCORING}, "spec": _server(own, serve, cluster, flags)},
         },
     }
 
 
-def _server(name: str, serve: ServeConfig, cluster: ClusterConfig, flags: list[str]) -> Manifest:
+def _server(own: dict[str, str], serve: ServeConfig, cluster: ClusterConfig, flags: list[str]) -> Manifest:
     pod = server_pod(serve, cluster)
     grace = ceil(serve.drain_seconds + serve.grace_seconds) + 5  # the server's own, and time to end
     runs = [server("serve", pod, flags)]
-    return pod_spec(pod, cluster.pod_account, runs, labels(name), terminationGracePeriodSeconds=grace)
+    return pod_spec(pod, cluster.pod_account, runs, own, terminationGracePeriodSeconds=grace)
 
 
 def server_pod(serve: ServeConfig, cluster: ClusterConfig) -> PodConfig:

@@ -97,6 +97,7 @@ class Deployments(Controller):
         there = self.change(name, lambda obj: obj and obj | {"metadata": obj["metadata"] | stamp})
         while self.read(name) and self.running():
             time.sleep(0.02)
+        self.remove(name)
         return bool(there)
 
     def remove(self, name: str) -> bool:

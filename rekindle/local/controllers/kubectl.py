@@ -130,6 +130,8 @@ class Resources:
         words, selector = parsed(flags)
         if action == "delete" and selector and not obj and len(words) == 1:
             return self._delete_selected(words[0], selector)
+        if action == "delete" and not obj and len(words) == 2:
+            return self._delete_named(words[0].split(","), words[1])
         if strategy != "json" and not isinstance(obj, dict):
             raise KubectlError("the manifest holds no object")
         if not obj or (strategy and flags and (strategy == "json" or not obj.get("kind"))):
@@ -172,7 +174,7 @@ class Resources:
                 "media types include: application/json-patch+json, application/merge-patch+json"
             )
         try:
-            return PATCHES[strategy]({key: value for key, value in now.items() if key != "status"}, patch)
+            return PATCHES[strategy](_without_status(now), patch)
         except PatchError as error:
             raise KubectlError(f"The request is invalid: the server rejected our request: {error}") from None
 
@@ -209,6 +211,14 @@ class Resources:
         self._controller(next(iter(self.controllers), "PyTorchJob"))
         known = {form: kind for kind in self.controllers for form in (kind.lower(), kind.lower() + "s")}
         return known.get(word.lower().split(".")[0], word)
+
+    def _delete_named(self, kinds: list[str], name: str) -> tuple[str, str]:
+        """Delete the objects of these kinds that have the name; missing ones are no error."""
+        for kind in map(self._plain, kinds):
+            controller = self._controller(kind)
+            if controller.get(name) is not None:
+                controller.delete(name)
+        return self._plain(kinds[0]), name
 
     def _delete_selected(self, word: str, selector: str) -> tuple[str, str]:
         kind = self._plain(word)
@@ -255,6 +265,30 @@ class Resources:
         return PodEnded(waiting.action.id, "Succeeded", "", outputs)
 
 
+class LocalObjects:
+    """What `rekindle rollback` changes on this machine."""
+
+    def __init__(self, cluster: Any) -> None:
+        from rekindle.local.controllers import controllers
+
+        self.controllers = controllers(cluster, cluster.home)
+
+    def find(self, kind: str, name: str) -> Object | None:
+        """The object, or None."""
+        return self.controllers[kind].get(name)
+
+    def deployments(self, model: str) -> list[Object]:
+        """The Deployments of a model."""
+        controller = self.controllers["Deployment"]
+        objects = [obj for name in controller.names() if (obj := controller.read(name))]
+        return [obj for obj in objects if obj["metadata"].get("labels", {}).get("app.kubernetes.io/name") == model]
+
+    def patch(self, kind: str, name: str, change: Object) -> None:
+        """Apply a merge patch."""
+        controller = self.controllers[kind]
+        controller.apply(PATCHES["merge"](_without_status(controller.read(name) or {}), change))
+
+
 def parsed(flags: list[str]) -> tuple[list[str], str]:
     """The words and the selector in the flags. Raises KubectlError for a flag with an effect that is not supported."""
     words, selector = [], ""
@@ -271,6 +305,10 @@ def parsed(flags: list[str]) -> tuple[list[str], str]:
             known = ", ".join(("--selector", *FLAGS_WITH_VALUE, *IGNORED_FLAGS))
             raise KubectlError(f"the flag {flag} is not known here: only {known} are")
     return words, selector
+
+
+def _without_status(obj: Object) -> Object:
+    return {key: value for key, value in obj.items() if key != "status"}
 
 
 def _failed(id: str, why: str) -> PodEnded:
@@ -297,7 +335,7 @@ def check(resource: dict[str, Any], where: str) -> None:
             f"{where}.flags has a selector: here only delete without a manifest takes one. Name the object."
         )
     kind, at = _kind(resource) or "".join(words[:1]), "manifest" if _kind(resource) else "flags"
-    if kind and "{{" not in kind and kind.split(".")[0] not in known:
+    if kind and "{{" not in kind and not {word.split(".")[0] for word in kind.split(",")} <= known.keys():
         raise ConfigError(
             f"{where}.{at} is a {kind}, which the local runner does not have: only {', '.join(KINDS)} are."
         )

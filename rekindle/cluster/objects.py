@@ -1,0 +1,28 @@
+"""The objects of a served model, by kind."""
+
+from rekindle.cluster.api import SERVICES, Cluster, Object, Resource
+
+KINDS = {
+    "Deployment": Resource("apps/v1", "deployments"),
+    "Service": SERVICES,
+    "HorizontalPodAutoscaler": Resource("autoscaling/v2", "horizontalpodautoscalers"),
+}
+
+
+class ClusterObjects:
+    """What `rekindle rollback` changes in one namespace."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+
+    def find(self, kind: str, name: str) -> Object | None:
+        """The object, or None."""
+        return self.cluster.find(KINDS[kind], name)
+
+    def deployments(self, model: str) -> list[Object]:
+        """The Deployments of a model."""
+        return self.cluster.list_objects(KINDS["Deployment"], f"app.kubernetes.io/name={model}")
+
+    def patch(self, kind: str, name: str, change: Object) -> None:
+        """Apply a merge patch."""
+        self.cluster.patch(KINDS[kind], name, change)
