@@ -75,10 +75,12 @@ def kinds(name: str = "kind", lead: str = PASS, worker: str = PASS, **cluster: A
             inference_service.FAILURE,
         ),
         "Deployment": Kind(
-            deployment.deployment(name, serve, config, ["--model=m"]), deployment.SUCCESS, deployment.FAILURE
+            deployment.deployment(name, f"{name}-1", serve, config, ["--model=m"]),
+            deployment.SUCCESS,
+            deployment.FAILURE,
         ),
-        "Service": Kind(service.service(name, 8080)),
-        "HorizontalPodAutoscaler": Kind(autoscaler.autoscaler(name, serve)),
+        "Service": Kind(service.service(name, 8080, f"{name}-1")),
+        "HorizontalPodAutoscaler": Kind(autoscaler.autoscaler(name, serve, f"{name}-1")),
         "PodDisruptionBudget": Kind(disruption_budget.disruption_budget(name)),
         "PersistentVolumeClaim": Kind(volume.volume_claim(name, "1Gi")),
     }

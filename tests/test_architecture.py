@@ -25,7 +25,7 @@ ROOMS = {  # whose name is a prefix → the rooms that it may import, COMMON and
     "rekindle.cluster": {"argo", "render", "blocks", "training"},
     "rekindle.view": {
         *("cluster", "local", "controllers", "pods", "engine", "services", "processes"),
-        *("argo", "render", "ledger", "training"),
+        *("argo", "render", "ledger", "training", "serving"),
     },
     "rekindle.local": {"controllers", "pods", "engine", "services", "processes", "argo"},
     "rekindle.local.controllers": {"pods", "engine", "processes", "argo"},

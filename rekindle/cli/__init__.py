@@ -14,18 +14,7 @@ import click
 from rekindle import project
 
 # commands register themselves on import
-from rekindle.cli import (  # noqa: F401
-    checks,
-    demo,
-    images,
-    on_cluster,
-    platform,
-    projects,
-    rollback,
-    runs,
-    services,
-    standard_streams,
-)
+from rekindle.cli import checks, demo, images, on_cluster, platform, projects, runs, services, standard_streams  # noqa: F401
 from rekindle.cli.group import HOME, commands
 from rekindle.common.wording import visible
 from rekindle.errors import ConfigError, RekindleError

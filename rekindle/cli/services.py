@@ -3,12 +3,16 @@
 import os
 import shlex
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from rekindle.cli.group import HOME, command
-from rekindle.cli.options import File, Name, output_option
+from rekindle.cli.options import File, Name, cluster_flag, output_option
 from rekindle.cli.output import print_result
+
+if TYPE_CHECKING:
+    from rekindle.cluster.api import Cluster
 
 
 @command
@@ -26,6 +30,30 @@ def down(as_json: bool) -> None:
     stopped = LocalCluster(HOME).down()
     if stopped or as_json:
         print_result(as_json, {"stopped": stopped}, "\n".join(f"stopped {name}" for name in stopped))
+
+
+@command
+@click.argument("name", type=Name())
+@click.argument("version", default="")
+@click.option("--seconds", type=float, default=120.0, show_default=True, help="Wait so long for its servers.")
+@cluster_flag
+@output_option("text", "json")
+def rollback(name: str, version: str, seconds: float, cluster: "Cluster | None", as_json: bool) -> None:
+    """Let an earlier release of model NAME answer again.
+
+    VERSION is that of the registered model (default: the one before the present). Its Deployment is still there, with
+    its weights, image, flags and resources: it gets its pods back, then the traffic, and becomes the champion. On a
+    cluster, MLFLOW_TRACKING_URI, S3_BUCKET and S3_ENDPOINT_URL say where the champion is recorded.
+
+    Example:
+      rekindle rollback demo
+      rekindle rollback demo 3 --cluster
+    """
+    from rekindle.view.rollback import rollback
+
+    result = rollback(HOME, cluster, name, version, seconds)
+    before = f" (before: version {result['before']})" if result["before"] else ""
+    print_result(as_json, result, f"version {result['version']} of {name} answers{before}")
 
 
 @command

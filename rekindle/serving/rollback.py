@@ -1,4 +1,4 @@
-"""Back to an earlier release: its Deployment is still there, without pods, with its weights, image, flags and resources.
+"""Back to an earlier release: its Deployment is still there, without pods, with its image, flags and resources.
 
 The same change of the Service that gives a new release its traffic takes it away again.
 """

@@ -242,9 +242,9 @@ def failure(name: str, status: Status, log: str, place: str | None, resume: str,
     lines += [f"  {line}" for line in log_tail(log, 7)]
     message = (row and row.message) or status.get("message") or ""
     cause = why or _error(log) or message
-    step = row.name if row else "none"
+    cause += f" ({message})" if message and message != cause else ""
     lines += [
-        f"step    {step}" if row and message == cause else f"step    {step}: {message}",
+        f"step    {row.name if row else 'none: ' + str(status.get('message') or '')}",
         f"cause   {' '.join(str(cause).split())[:600]}",
         f"log     {place}" if place else "",
         f"resume  {resume}",

@@ -15,6 +15,7 @@ from rekindle.render import render_manifest
 from rekindle.step import flag, is_artifact, load
 
 GOLDEN = Path(__file__).parents[1] / "golden"
+DAGS = ("main", "decide", "ship")
 WORKFLOW = {"workflow.name": "cards-x7k2p"}
 
 
@@ -36,10 +37,11 @@ def templates(spec: dict[str, Any]) -> dict[str, dict[str, Any]]:
 @pytest.fixture(scope="module")
 def objects(templates: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """Every object that the pipeline applies, by kind, as Kubernetes gets it."""
-    tags = WORKFLOW | {f"inputs.parameters.{name}": f"the-{name}" for name in ("digest", "run_id", "model_uri")}
+    names = ("digest", "run_id", "model_uri", "server", "version")
+    tags = WORKFLOW | {f"inputs.parameters.{name}": f"the-{name}" for name in names}
     texts = [t["resource"]["manifest"] for t in templates.values() if t.get("resource", {}).get("manifest")]
     found = [json.loads(substitute(text, tags)) for text in texts]
-    return {each["kind"]: each for each in found}
+    return {each["kind"]: each for each in found if "kind" in each}
 
 
 def tasks(template: dict[str, Any]) -> dict[str, dict[str, Any]]:
@@ -53,39 +55,35 @@ def test_a_config_with_pinned_images_renders_to_manifests_without_findings(confi
 
 @pytest.mark.parametrize("verdict, ships", [("release", True), ("keep", False), ("same", False)])
 def test_only_the_verdict_release_ships(verdict: str, ships: bool, templates: dict[str, dict[str, Any]]) -> None:
-    gate = tasks(templates["main"])["ship"]["when"]
+    gate = tasks(templates["decide"])["ship"]["when"]
     assert substitute(gate, {"tasks.evaluate.outputs.parameters.verdict": verdict}) == str(ships).lower()
 
 
 def test_the_parts_of_a_run_come_in_their_order(templates: dict[str, dict[str, Any]]) -> None:
-    main, ship = tasks(templates["main"]), tasks(templates["ship"])
-    assert [(t, main[t].get("depends")) for t in main] == [
-        ("prepare", None),
-        ("train-secret", None),
-        ("train", "prepare && train-secret"),
-        ("evaluate", "train"),
-        ("ship", "evaluate"),
-    ]
-    assert [(t, ship[t].get("depends")) for t in ("release", "deploy", "verify")] == [
-        ("release", None),
-        ("deploy", "release"),
-        ("verify", "deploy"),
-    ]
+    order = {name: [(t["name"], t.get("depends")) for t in templates[name]["dag"]["tasks"]] for name in DAGS}
+    last = [("train", "prepare && train-secret"), ("decide", "train")]
+    assert order["main"] == [("prepare", None), ("train-secret", None), *last]
+    assert order["decide"] == [("evaluate", None), ("ship", "evaluate")]
+    steps = [("release", None), ("deploy", "release"), ("verify", "deploy"), ("switch", "verify")]
+    assert order["ship"][:4] == steps
+    assert order["ship"][4:6] == [("retire", "switch"), ("expire", "switch")]
+
+
+def test_one_run_at_a_time_judges_and_ships_a_model(templates: dict[str, dict[str, Any]]) -> None:
+    assert templates["decide"]["synchronization"] == {"mutexes": [{"name": "cards"}]}
+    verify, evaluate = tasks(templates["ship"])["verify"], "{{tasks.evaluate.outputs.parameters.champion}}"
+    judged = next(p["value"] for p in verify["arguments"]["parameters"] if p["name"] == "champion")
+    given = {p["name"]: p["value"] for p in tasks(templates["decide"])["ship"]["arguments"]["parameters"]}
+    assert judged == "{{inputs.parameters.champion}}" and given["champion"] == evaluate
 
 
 def test_a_failed_deployment_or_verification_is_taken_back(templates: dict[str, dict[str, Any]]) -> None:
-    ship = tasks(templates["ship"])
-    for previous, does in (("releases/cards/0123456789ab/", "restore"), ("", "withdraw")):
-        known = {"tasks.release.outputs.parameters.previous": previous}
-        whens = {name: substitute(ship[name]["when"], known) for name in ("restore", "withdraw")}
-        assert [name for name, when in whens.items() if when == "true"] == [does]
-    assert ship["restore"]["template"] == "deployment"
-    for name in ("restore", "withdraw"):
-        assert set(ship[name]["depends"].split(" || ")) == {
-            f"{task}.{phase}" for task in ("deploy", "verify") for phase in ("Failed", "Errored")
-        }
-    # were `restore` a leaf alone, its success would make the DAG a success (hence the target)
-    assert templates["ship"]["dag"]["target"].split() == ["verify", "restore", "withdraw"]
+    withdraw = tasks(templates["ship"])["withdraw"]
+    assert set(withdraw["depends"].split(" || ")) == {
+        f"{task}.{phase}" for task in ("deploy", "verify") for phase in ("Failed", "Errored")
+    }
+    # were `withdraw` a leaf alone, its success would make the DAG a success (hence the target)
+    assert templates["ship"]["dag"]["target"].split() == ["verify", "switch", "retire", "expire", "withdraw"]
 
 
 @pytest.mark.parametrize("status, cleans", [("Succeeded", False), ("Failed", True), ("Error", True)])
@@ -120,7 +118,7 @@ def test_every_input_and_output_of_a_step_is_in_its_template(name: str, template
 def test_an_artifact_is_found_where_it_was_left(templates: dict[str, dict[str, Any]], objects: dict[str, Any]) -> None:
     """Steps and the training job meet at keys of the store: a resource template has no artifacts."""
     left, taken = set(), set()
-    for task in [task for name in ("main", "ship") for task in tasks(templates[name]).values()]:
+    for task in [task for name in DAGS for task in tasks(templates[name]).values()]:
         arguments = task.get("arguments", {})
         known = {f"inputs.parameters.{p['name']}": p["value"] for p in arguments.get("parameters", [])}
         for artifact in templates[task["template"]].get("outputs", {}).get("artifacts", []):

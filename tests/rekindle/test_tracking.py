@@ -3,6 +3,7 @@
 import time
 import uuid
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -67,8 +68,9 @@ def test_a_release_registered_twice_is_one_version(client: "MlflowClient", name:
     assert other.version == "2"
     assert version(client, name, "candidate") == "2"
     assert tracking.champion(name) is None
-    tracking.promote(name, "1")
-    assert tracking.champion(name) == first
+    tracking.promote(name, "1", "cards-1")
+    assert tracking.champion(name) == replace(first, deployment="cards-1")
+    assert [release.version for release in tracking.promoted(name)] == ["1"]
     assert client.get_model_version(name, "1").tags["git_sha"] == "1"
 
 

@@ -56,7 +56,7 @@ def test_a_release_holds_what_a_server_needs_and_its_version_says_where_it_is_fr
 ) -> None:
     asked = inputs(name, artifacts)
     made = release.run(asked)
-    assert made.previous == ""
+    assert made.model_uri == f"releases/{name}/{made.content}/"
     keys = {entry.key.removeprefix(made.model_uri) for entry in s3.list(made.model_uri)}
     served = {"model.safetensors", "model.json", "dataset.json", "state/a.npy", "state/deep/b.npy", "state/words.txt"}
     described = {"verdict.json", "MLmodel", "input_example.json", "serving_input_example.json"}
@@ -79,7 +79,7 @@ def test_a_release_holds_what_a_server_needs_and_its_version_says_where_it_is_fr
 
 def test_a_retried_release_registers_nothing_twice(s3: Store, name: str, artifacts: dict[str, Path]) -> None:
     made = release.run(inputs(name, artifacts))
-    tracking.promote(name, made.version)
+    tracking.promote(name, made.version, "cards-1")
     again = release.run(inputs(name, artifacts))
     assert (again.version, again.model_uri) == (made.version, made.model_uri)
 
@@ -94,15 +94,12 @@ def test_a_release_that_broke_off_is_completed_by_the_retry(
     assert s3.head(made.model_uri + lost)
 
 
-def test_other_content_is_another_release_and_knows_what_served_before(
-    s3: Store, name: str, artifacts: dict[str, Path]
-) -> None:
+def test_other_content_is_another_release(s3: Store, name: str, artifacts: dict[str, Path]) -> None:
     first = release.run(inputs(name, artifacts))
-    tracking.promote(name, first.version)
+    tracking.promote(name, first.version, "cards-1")
     (artifacts["dataset"] / "state" / "a.npy").write_text("newer")  # the same weights, another past
     second = release.run(inputs(name, artifacts, workflow=f"{name}-2"))
-    assert (second.version, second.previous) == ("2", first.model_uri)
-    assert second.model_uri != first.model_uri
+    assert second.version == "2" and second.content != first.content
 
 
 def test_what_the_gate_keeps_is_not_released(s3: Store, name: str, artifacts: dict[str, Path]) -> None:

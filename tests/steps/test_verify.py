@@ -46,6 +46,7 @@ def released(s3: Store, small_dataset: Path, expert: Path, report: Path) -> tupl
         "model_sha256": sha256,
         "version": made.version,
         "run_id": run_id,
+        "deployment": "cards-1",
         "sample": 60,
         **paths,
     }
@@ -65,7 +66,8 @@ def test_a_served_release_is_replayed_and_becomes_the_champion(
         assert found.max_difference <= 1e-5
         assert found.endpoint == server.url
         champion = tracking.champion(name)
-        assert champion == tracking.Release(made.version, made.model_uri, given["model_sha256"])
+        assert champion == tracking.Release(made.version, made.model_uri, given["model_sha256"], "cards-1")
+        assert (found.former, found.expired) == ("", [])
 
         # the same server, judged by other scores: one of them is wrong
         offline = pl.read_parquet(report / "scores.parquet")
@@ -86,7 +88,7 @@ def test_a_notebook_and_mlflow_predict_what_the_server_predicts(
     released: Released, report: Path, small_dataset: Path, s3: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name, made, _ = released
-    tracking.promote(name, made.version)
+    tracking.promote(name, made.version, "cards-1")
     monkeypatch.setenv("MLFLOW_S3_ENDPOINT_URL", str(s3.endpoint))
     import mlflow
     from mlflow.pyfunc.scoring_server import init
@@ -161,7 +163,7 @@ def asked(server: Any, dataset: Path, report: Path, seconds: float) -> verify.In
 
 
 def test_scores_that_differ_fail_and_promote_nothing(liar: Any, small_dataset: Path, report: Path) -> None:
-    with pytest.raises(DataError, match=r"10 of 10 replayed .* Version 1 is not promoted; what served before is put"):
+    with pytest.raises(DataError, match=r"10 of 10 replayed .* Version 1 is not promoted; what served before"):
         verify.run(asked(liar, small_dataset, report, 5))
     assert tracking.champion("nobody") is None
 

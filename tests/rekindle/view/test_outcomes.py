@@ -4,6 +4,7 @@ The pods are stand-ins that end as a test says; order, gates, retries, exit hand
 """
 
 import json
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,10 @@ import pytest
 
 from rekindle.argo.manifest import read as manifests
 from rekindle.config import load_config
+from rekindle.local.emulator import LocalCluster
 from rekindle.local.engine.nodes import PodEnded, Start
 from rekindle.local.engine.scheduler import Scheduler
+from rekindle.local.locks import SharedLocks
 from rekindle.render import render_manifest
 
 GOLDEN = Path(__file__).parents[2] / "golden"
@@ -21,7 +24,9 @@ OUTPUTS = {
     **dict.fromkeys(("digest", "run_id", "reason", "model_sha256", "version"), "x"),
     "verdict": "release",
     "model_uri": "releases/cards/bbbbbbbbbbbb/",
-    "previous": "releases/cards/aaaaaaaaaaaa/",
+    "content": "bbbbbbbbbbbb",
+    "former": "cards-aaaaaaaaaaaa-012345",
+    "expired": "[]",
 }
 TROUBLE = {  # what Argo makes of the end of a pod: phase, message, exit code
     "bug": ("Failed", "main: Error (exit code 1)", "1"),
@@ -37,7 +42,8 @@ class Run:
 
     def __init__(self, trouble: Callable[[str, int], str | None], **outputs: str) -> None:
         rendered = render_manifest(load_config(GOLDEN / "config.yaml", environment={}).config)
-        self.scheduler = Scheduler(manifests.workflow(rendered))
+        locks = SharedLocks(LocalCluster(Path(tempfile.mkdtemp())))
+        self.scheduler = Scheduler(manifests.workflow(rendered), locks=locks)
         self.trouble, self.outputs = trouble, OUTPUTS | outputs
         self.started: list[str] = []
         self.texts: list[str] = []
@@ -74,9 +80,11 @@ class Run:
 def test_a_good_model_is_served_and_the_workflow_says_what_came_out() -> None:
     run = Run(lambda name, n: None)
     assert run.phase == "Succeeded"
-    order = [template for template in run.started if template not in ("service", "autoscaler", "disruption-budget")]
-    assert order == ["prepare", "train-secret", "train", "evaluate", "release", "deployment", "verify", "report"]
-    assert {"service", "autoscaler", "disruption-budget"} < set(run.started)
+    beside = {"address", "service", "autoscaler", "disruption-budget"}
+    order = [template for template in run.started if template not in beside]
+    after = ["release", "deployment", "verify", "retire", "report"]
+    assert order == ["prepare", "train-secret", "train", "evaluate", *after]
+    assert beside < set(run.started)
     outputs = {p["name"]: p["value"] for p in run.scheduler.status["outputs"]["parameters"]}
     assert outputs == {"digest": "x", "run_id": "x", "model_sha256": "x", "reason": "x", "verdict": "release"} | {
         "metrics": "0.5",
@@ -90,26 +98,32 @@ def test_a_model_that_the_gate_keeps_back_is_no_failure(verdict: str) -> None:
     assert run.phases()["ship"] == "Skipped"
 
 
-def test_a_model_that_fails_its_verification_fails_the_run_and_the_champion_serves_again() -> None:
+def test_a_model_that_fails_its_verification_fails_the_run_and_no_client_ever_reaches_it() -> None:
     run = Run(lambda name, n: "wrong data" if name == "verify" else None)
-    assert run.phase == "Failed"
-    assert run.node("ship.restore")["phase"] == "Succeeded" and run.node("ship.withdraw")["phase"] == "Skipped"
-    deployed = [text for name, text in zip(run.started, run.texts, strict=True) if name == "deployment"]
-    assert ["bbbbbbbbbbbb" in text for text in deployed] == [True, False]
-    assert ["aaaaaaaaaaaa" in text for text in deployed] == [False, True]
-
-
-def test_a_first_model_that_fails_its_verification_serves_nobody() -> None:
-    run = Run(lambda name, n: "wrong data" if name == "verify" else None, previous="")
-    assert run.phase == "Failed"
-    assert run.node("ship.withdraw")["phase"] == "Succeeded" and run.node("ship.restore")["phase"] == "Skipped"
-    assert any('["deployment", "cards", "--cascade=foreground"]' in text for text in run.texts)
+    assert run.phase == "Failed" and not {"service", "retire"} & set(run.started)
+    assert run.node("decide.ship.withdraw")["phase"] == "Succeeded"
+    deleted = next(text for name, text in zip(run.started, run.texts, strict=True) if name == "delete")
+    assert '["deployment,service", "cards-bbbbbbbbbbbb-' in deleted
 
 
 def test_a_model_that_never_becomes_ready_is_taken_back() -> None:
     run = Run(lambda name, n: "job failed" if name == "deployment" and n <= 3 else None)
-    assert run.phase == "Failed" and "verify" not in run.started
-    assert run.node("ship.restore")["phase"] == "Succeeded"
+    assert run.phase == "Failed" and not {"verify", "service"} & set(run.started)
+    assert run.node("decide.ship.withdraw")["phase"] == "Succeeded"
+
+
+def test_a_verified_model_gets_the_traffic_before_the_former_one_loses_its_pods() -> None:
+    run = Run(lambda name, n: None, expired='["cards-000000000000-012345"]')
+    order = [run.started.index(name) for name in ("deployment", "verify", "service", "retire")]
+    assert run.phase == "Succeeded" and order == sorted(order)
+    texts = dict(zip(run.started, run.texts, strict=True))
+    assert "cards-bbbbbbbbbbbb-" in texts["service"] and "cards-aaaaaaaaaaaa-012345" in texts["retire"]
+    assert "cards-000000000000-012345" in texts["delete"]
+
+
+def test_a_first_model_has_no_former_one_to_retire() -> None:
+    run = Run(lambda name, n: None, former="")
+    assert run.phase == "Succeeded" and "retire" not in run.started
 
 
 @pytest.mark.parametrize("step", ["prepare", "train", "evaluate", "release"])

@@ -24,6 +24,10 @@ MANIFEST = render_manifest(load_config(Path(__file__).parents[3] / "golden/confi
 CLUSTER, SERVE = ClusterConfig.model_validate({}), ServeConfig.model_validate({"min_replicas": 2})
 
 
+def server_pod(serve: ServeConfig = SERVE, cluster: ClusterConfig = CLUSTER) -> Any:
+    return deployment("cards", "cards-1", serve, cluster, [])["spec"]["template"]["spec"]
+
+
 def status(reason: str, **counts: int) -> dict[str, Any]:
     available = {"type": "Available", "reason": "MinimumReplicasAvailable"}
     return {"status": {"conditions": [available, {"type": "Progressing", "reason": reason}], **counts}}
@@ -49,14 +53,13 @@ def test_a_deployment_is_done_when_the_new_pods_serve(name: str, document: Any, 
     assert verdict(document, SUCCESS, ",".join(FAILURE))[0] is expected
 
 
-def test_what_failed_before_costs_an_attempt_of_restore_and_not_the_champion() -> None:
-    """Argo looks at once, and the controller may not have seen yet that the champion was applied again."""
+def test_what_failed_before_costs_an_attempt_of_the_deployment_and_not_the_release() -> None:
+    """Argo looks at once, and the controller may not have seen yet that the Deployment was applied again."""
     story = yaml.safe_load((SCHEMAS.parent / "statuses/Deployment.yaml").read_text())
     seen = [story["failed"][-1], *story["rollout"]]  # the old end, and then the new beginning
     assert [verdict({"status": each}, SUCCESS, ",".join(FAILURE))[0] for each in seen] == [False, None, True]
     templates = {each["name"]: each for each in MANIFEST["spec"]["templates"]}
-    restore = next(each for each in templates["ship"]["dag"]["tasks"] if each["name"] == "restore")
-    retry = templates[restore["template"]]["retryStrategy"]
+    retry = templates["deployment"]["retryStrategy"]
     assert int(retry["limit"]) >= 2 and retry["retryPolicy"] == "Always" and "expression" not in retry
     assert retry["backoff"]["duration"] == "2s"  # in which the controller has seen it
 
@@ -78,7 +81,7 @@ def test_verification_waits_as_long_as_a_server_may_take_to_start() -> None:
 
 
 def test_the_old_model_serves_until_the_new_one_is_ready() -> None:
-    spec = deployment("cards", SERVE, CLUSTER, [])["spec"]
+    spec = deployment("cards", "cards-1", SERVE, CLUSTER, [])["spec"]
     assert spec["strategy"]["rollingUpdate"] == {"maxUnavailable": 0, "maxSurge": 1}
     (server,) = spec["template"]["spec"]["containers"]
     assert server["readinessProbe"]["httpGet"]["path"] == "/health/ready"
@@ -91,26 +94,28 @@ def test_the_old_model_serves_until_the_new_one_is_ready() -> None:
 
 def test_a_server_asks_for_the_cores_that_its_processes_use() -> None:
     for values, cores in (({}, "1"), ({"processes": 3, "threads": 2}, "6")):
-        pod = deployment("cards", ServeConfig.model_validate(values), CLUSTER, [])["spec"]["template"]["spec"]
+        pod = server_pod(ServeConfig.model_validate(values))
         assert pod["containers"][0]["resources"]["requests"]["cpu"] == cores
     given = ClusterConfig.model_validate({"pods": {"serve": {"cpu": "500m"}}})
-    pod = deployment("cards", ServeConfig.model_validate({"processes": 3}), given, [])["spec"]["template"]["spec"]
+    pod = server_pod(ServeConfig.model_validate({"processes": 3}), given)
     assert pod["containers"][0]["resources"]["requests"]["cpu"] == "500m"
 
 
-def test_the_autoscaler_alone_decides_how_many_serve() -> None:
-    assert "replicas" not in deployment("cards", SERVE, CLUSTER, [])["spec"]
-    spec = autoscaler("cards", SERVE)["spec"]
+def test_a_release_starts_with_what_the_autoscaler_would_give_it_at_least() -> None:
+    assert deployment("cards", "cards-1", SERVE, CLUSTER, [])["spec"]["replicas"] == 2
+    spec = autoscaler("cards", SERVE, "cards-1")["spec"]
     assert (spec["minReplicas"], spec["maxReplicas"]) == (2, 4)
-    assert spec["scaleTargetRef"] == {"apiVersion": "apps/v1", "kind": "Deployment", "name": "cards"}
+    assert spec["scaleTargetRef"] == {"apiVersion": "apps/v1", "kind": "Deployment", "name": "cards-1"}
 
 
-def test_service_budget_and_deployment_mean_the_same_pods() -> None:
-    spec = deployment("cards", SERVE, CLUSTER, [])["spec"]
+def test_clients_reach_one_release_and_a_drain_spares_each_of_them() -> None:
+    spec = deployment("cards", "cards-1", SERVE, CLUSTER, [])["spec"]
     labels = spec["template"]["metadata"]["labels"]
-    budget, address = disruption_budget("cards")["spec"], service("cards", 9000)["spec"]
+    budget, address = disruption_budget("cards")["spec"], service("cards", 9000, "cards-1")["spec"]
     ours = spec["selector"]["matchLabels"]
-    assert ours == budget["selector"]["matchLabels"] == address["selector"] and ours.items() <= labels.items()
+    assert ours == address["selector"] and ours.items() <= labels.items()
+    assert budget["selector"]["matchLabels"].items() < ours.items()
+    assert ours != service("cards", 9000, "cards-2")["spec"]["selector"]
     assert m.PodDisruptionBudgetSpec.model_validate(budget).max_unavailable is not None
     (port,) = address["ports"]
     (container,) = spec["template"]["spec"]["containers"]

@@ -11,17 +11,20 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rekindle.argo.manifest.selector import verdict
-from rekindle.errors import ConfigError
+from rekindle.errors import ConfigError, RekindleError
 from rekindle.local.controllers import controllers
 from rekindle.local.controllers.base import Controller
 from rekindle.local.controllers.deployment import Deployments
+from rekindle.local.controllers.kubectl import LocalObjects
 from rekindle.local.emulator import LocalCluster
+from rekindle.serving.rollback import roll_back
 
 SUCCESS = "status.availableReplicas > 0,!status.unavailableReplicas"
 FAILURE = ",".join(f"status.conditions.{index}.reason == ProgressDeadlineExceeded" for index in range(3))
@@ -68,6 +71,21 @@ def kinds(cluster: LocalCluster) -> dict[str, Controller]:
     return controllers(cluster, cluster.home / "run")
 
 
+def release(number: str, slow: float = 0) -> dict:
+    """A Deployment of its own for each release of a model, as `deploy` makes it."""
+    obj = deployment(number, slow=slow)
+    labels = {"app": "fraud", "app.kubernetes.io/name": "fraud", "app.kubernetes.io/instance": f"fraud-{number}"}
+    obj["metadata"] |= {"name": f"fraud-{number}", "labels": labels, "annotations": {"rekindle.dev/version": number}}
+    obj["spec"]["selector"]["matchLabels"] = obj["spec"]["template"]["metadata"]["labels"] = labels
+    return obj
+
+
+def address(number: str, port: int, **spec: Any) -> dict:
+    obj = service(port)
+    obj["spec"] |= {"selector": {"app.kubernetes.io/instance": f"fraud-{number}"}, **spec}
+    return obj
+
+
 def deployment(version: str, program: str = SERVER, slow: float = 0, replicas: int = 1, **spec: Any) -> dict:
     health = {"httpGet": {"path": "/health", "port": "http"}, "timeoutSeconds": 1}
     container = {
@@ -94,10 +112,10 @@ def get(port: int, path: str = "/") -> str:
         return answer.read().decode()
 
 
-def until(kinds: dict[str, Controller], holds: Callable[[dict], Any], seconds: float = 30) -> dict:
+def until(kinds: dict[str, Controller], holds: Callable[[dict], Any], seconds: float = 30, name: str = "fraud") -> dict:
     end, obj = time.monotonic() + seconds, {}
     while time.monotonic() < end:
-        obj = kinds["Deployment"].get("fraud") or {}
+        obj = kinds["Deployment"].get(name) or {}
         if holds(obj):
             return obj
         time.sleep(0.02)
@@ -156,6 +174,72 @@ def test_an_update_loses_no_request_and_the_old_version_drains(
     until(kinds, lambda _: "drained one" in "".join(path.read_text() for path in logs.iterdir()))
 
 
+@contextmanager
+def load(port: int) -> Iterator[list[str]]:
+    """Clients that ask all the time; gives the versions that answered, or what went wrong."""
+    seen, stop = [], threading.Event()
+
+    def ask() -> None:
+        while not stop.is_set():
+            try:
+                seen.append(get(port).split()[0])
+            except OSError as error:
+                seen.append(str(error))
+
+    clients = [threading.Thread(target=ask) for _ in range(4)]
+    for client in clients:
+        client.start()
+    yield seen
+    stop.set()
+    for client in clients:
+        client.join()
+
+
+def test_a_switch_to_another_deployment_and_back_loses_no_request(
+    kinds: dict[str, Controller], cluster: LocalCluster, port: int
+) -> None:
+    kinds["Deployment"].apply(release("1"))
+    kinds["Service"].apply(address("1", port))
+    until(kinds, lambda _: answering(port, "1"))
+    with load(port) as seen:
+        kinds["Deployment"].apply(release("2"))
+        own = address("2", 8080, clusterIP="None") | {"metadata": {"name": "fraud-2"}}
+        kinds["Service"].apply(own)
+        host = cluster.service_variables()["FRAUD_2_SERVICE_HOST"]
+        until(kinds, rolled_out, name="fraud-2")
+        with urllib.request.urlopen(f"http://{host}:8080/", timeout=10) as answer:
+            assert answer.read().startswith(b"2"), "it is verified at an address of its own"
+        assert set(seen) == {"1"}, "and no client has reached it"
+        kinds["Service"].apply(address("2", port))
+        until(kinds, lambda _: seen[-1] == "2")
+        promoted: list[tuple[str, ...]] = []
+        objects = LocalObjects(cluster)
+        objects.patch("Deployment", "fraud-1", {"spec": {"replicas": 0}})
+        until(kinds, lambda obj: not obj["status"].get("replicas"), name="fraud-1")
+        found = roll_back(objects, "fraud", "", lambda *target: promoted.append(target), 30)
+        assert found == {"model": "fraud", "version": "1", "deployment": "fraud-1", "before": "2"}
+        until(kinds, lambda _: seen[-1] == "1")
+        until(kinds, lambda obj: not obj["status"].get("replicas"), name="fraud-2")
+    assert set(seen) == {"1", "2"} and promoted == [("1", "fraud-1")]
+    for version, why in (("", "no release before version 1"), ("7", "versions 1, 2 have")):
+        with pytest.raises(ConfigError, match=why):
+            roll_back(objects, "fraud", version, lambda *_: None, 1)
+    with pytest.raises(ConfigError, match='no model called "sales" serves here'):
+        roll_back(objects, "sales", "", lambda *_: None, 1)
+
+
+def test_a_rollback_whose_servers_do_not_start_leaves_what_serves(
+    kinds: dict[str, Controller], cluster: LocalCluster, port: int
+) -> None:
+    kinds["Deployment"].apply(release("1", slow=60))
+    kinds["Deployment"].apply(release("2"))
+    kinds["Service"].apply(address("2", port))
+    until(kinds, lambda _: answering(port, "2"))
+    with pytest.raises(RekindleError, match=r"fraud-1 has 0 of 1 pods ready after 0.5 s: what serves now serves on"):
+        roll_back(LocalObjects(cluster), "fraud", "1", lambda *_: None, 0.5)
+    assert answering(port, "2")
+
+
 def test_a_version_that_cannot_start_never_serves(kinds: dict[str, Controller], port: int) -> None:
     kinds["Deployment"].apply(deployment("one"))
     kinds["Service"].apply(service(port))
@@ -204,7 +288,9 @@ def test_a_command_killed_as_it_writes_down_a_supervisor_leaves_none_behind(
     command = """
 import json, os, signal, sys
 from pathlib import Path
+from rekindle.local.controllers.kubectl import LocalObjects
 from rekindle.local.emulator import LocalCluster
+from rekindle.serving.rollback import roll_back
 from rekindle.local.controllers.deployment import Deployments
 def die(event, args):
     if event == "os.rename" and str(args[1]).endswith("supervisor.json"):
