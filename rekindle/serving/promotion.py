@@ -5,11 +5,14 @@ write: whoever was judged against another champion than the present one is refus
 """
 
 import json
+import time
 from typing import Any
 
 from rekindle import tracking
 from rekindle.errors import Conflict, RekindleError
 from rekindle.storage import NotFound, Store
+
+PATIENCE = 2.0  # seconds that another run gets to finish its promotion
 
 
 class ChampionChanged(RekindleError):
@@ -21,14 +24,14 @@ def promote(store: Store, name: str, version: str, champion: str, deployment: st
 
     Raises ChampionChanged. Repeating a promotion changes nothing.
     """
-    key = f"releases/{name}/promotion.json"
+    key, patient = f"releases/{name}/promotion.json", time.monotonic() + PATIENCE
     while True:
         state, etag = _read(store, key)
-        if state.get("unfinished"):  # of a run that was interrupted, or is between its two writes
-            tracking.promote(name, state["version"], state["deployment"])
-            if not _write(store, key, state | {"unfinished": False}, etag):
-                state, _ = _read(store, key)  # somebody else has finished it, and another promotion may have followed
-                tracking.promote(name, state["version"], state["deployment"])
+        if state.get("unfinished"):
+            if state["version"] != version and time.monotonic() < patient:
+                time.sleep(0.05)  # its run is between its two writes, or was interrupted there
+            else:
+                _finish(store, name, key, state, etag)
             continue
         present = tracking.champion(name)
         if present and present.version == version:
@@ -41,7 +44,14 @@ def promote(store: Store, name: str, version: str, champion: str, deployment: st
             )
         former = present.deployment if present and present.deployment != deployment else ""
         state = {"version": version, "deployment": deployment, "former": former, "unfinished": True}
-        _write(store, key, state, etag)
+        _write(store, key, state, etag)  # if somebody was faster, the next look decides
+
+
+def _finish(store: Store, name: str, key: str, state: dict[str, Any], etag: str | None) -> None:
+    tracking.promote(name, state["version"], state["deployment"])
+    if not _write(store, key, state | {"unfinished": False}, etag):
+        state, _ = _read(store, key)  # somebody else has finished it, and another promotion may have followed
+        tracking.promote(name, state["version"], state["deployment"])
 
 
 def expired(name: str, version: str, keep: int) -> list[str]:

@@ -7,10 +7,11 @@ def build(config):
     with blocks.pipeline(config) as workflow:
         data = blocks.prepare()
         model = blocks.train(data)
-        evaluation = blocks.evaluate(model)
-        blocks.step("steps.card", metrics=evaluation.outputs.metrics, verdict=evaluation.outputs.verdict)
-        with blocks.group("ship", when=evaluation.outputs.verdict == "release"):
-            released = blocks.release(evaluation)
-            deployed = blocks.deploy(released)
-            blocks.verify(deployed)
+        with blocks.group("decide", mutex=config.name):  # no other run changes the champion in the meantime
+            evaluation = blocks.evaluate(model)
+            blocks.step("steps.card", metrics=evaluation.outputs.metrics, verdict=evaluation.outputs.verdict)
+            with blocks.group("ship", when=evaluation.outputs.verdict == "release"):
+                released = blocks.release(evaluation)
+                deployed = blocks.deploy(released)
+                blocks.verify(deployed)
     return workflow

@@ -26,7 +26,9 @@ def name() -> str:
 @pytest.fixture
 def register(mlflow_server: str, name: str) -> Register:
     run_id = tracking.start_run(name, name)
-    return lambda: tracking.register(name, f"releases/{uuid.uuid4().hex}/", "s3://b/releases/x/", "ab" * 32, run_id, {}).version
+    return lambda: (
+        tracking.register(name, f"releases/{uuid.uuid4().hex}/", "s3://b/releases/x/", "ab" * 32, run_id, {}).version
+    )
 
 
 def champion(name: str) -> str:
