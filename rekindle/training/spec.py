@@ -18,7 +18,7 @@ class TrainConfig(Section):
 
     PLACEMENT: ClassVar[frozenset[str]] = frozenset(
         {"workers", "min_workers", "max_workers", "silence_seconds", "hung_seconds"}
-        | {"checkpoint_seconds", "checkpoint_steps", "hot_seconds", "keep_checkpoints", "keep_hours"}
+        | {"checkpoint_seconds", "checkpoint_steps", "hot_seconds", "keep_checkpoints", "keep_hours", "fingerprint"}
     )
 
     workers: int = Field(2, ge=1, description="processes to start; any number gives the same weights")
@@ -57,6 +57,10 @@ class TrainConfig(Section):
     checkpoint_steps: int = Field(0, ge=0, description="also checkpoint after this many steps (0: time alone decides)")
     keep_checkpoints: int = Field(3, ge=2, description="durable checkpoints kept")
     keep_hours: float = Field(0.0, ge=0, description="also delete older checkpoints, never the newest (0: never)")
+    fingerprint: dict[Literal["torch", "instruction set", "device", "bfloat16"], str] = Field(
+        default_factory=dict,
+        description="only workers with these train, as a model's fingerprint names them (empty: any)",
+    )
 
     @field_validator("validation", mode="before")
     @classmethod
@@ -97,6 +101,13 @@ class TrainConfig(Section):
     def identity(self) -> dict[str, Any]:
         """The settings that the weights are a function of."""
         return {name: getattr(self, name) for name in sorted(TrainConfig.model_fields) if name not in self.PLACEMENT}
+
+    def misfits(self, fingerprint: dict[str, Any]) -> list[str]:
+        """In what a worker is not of the kind that `fingerprint` names."""
+        wanted = self.fingerprint.items()
+        return [
+            f"{key} is {fingerprint.get(key)} and not {value}" for key, value in wanted if fingerprint.get(key) != value
+        ]
 
     def total_steps(self, samples: int) -> int:
         """Optimizer updates of the whole run over `samples` training samples."""

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from rekindle.errors import say
+from rekindle.errors import ConfigError, say
 from rekindle.training.checkpoint import snapshot_file
 from rekindle.training.group import sockets
 from rekindle.training.group.interruptible import InterruptibleCaller, release_in_background
@@ -152,9 +152,17 @@ class ElasticGroup(StaticGroup):
 
 
 def discover(spec: TrainingSpec, fingerprint: dict[str, Any], device: torch.device) -> StaticGroup:
-    """The kind of group that the environment asks for: under a coordinator, under torchrun, or a single process."""
+    """The kind of group that the environment asks for: under a coordinator, under torchrun, or a single process.
+
+    Raises ConfigError if this machine is none that train.fingerprint names; under a coordinator that decides.
+    """
     if coordinator := _coordinator():
         return ElasticGroup(spec, coordinator, fingerprint, device)
+    if misfits := spec.misfits(fingerprint):
+        raise ConfigError(
+            f"this process may not train: its {', '.join(misfits)}. Train on another kind of machine, or change "
+            "train.fingerprint (this changes the result)."
+        )
     return StaticGroup(spec, device)
 
 

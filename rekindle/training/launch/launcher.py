@@ -233,13 +233,7 @@ class Launcher:
                 say(f"{slot.name} {why}: restarting it{when}")
                 self._start()
             if kind is ExitKind.BUG and code != 1:
-                from rekindle.training.membership.client import report_error
-                from rekindle.training.membership.protocol import coordinator_address
-
-                if coordinator := coordinator_address():
-                    report_error(
-                        coordinator, slot.name, f"{why}\n{last_words}", 1, timeout=1
-                    )  # which it could not do itself
+                _report(slot.name, f"{why}\n{last_words}", 1)  # which it could not do itself
 
     def _cause(self, slot: Slot, code: int) -> tuple[ExitKind, str, str]:
         """What an exit means, its cause in words, and the last words."""
@@ -281,6 +275,15 @@ class Launcher:
             for pid in children:
                 _signal(pid, signal.SIGKILL)
         return bool(children)
+
+
+def _report(name: str, message: str, code: int) -> None:
+    """Tell the coordinator, if there is one, why a worker ends."""
+    from rekindle.training.membership.client import report_error
+    from rekindle.training.membership.protocol import coordinator_address
+
+    if coordinator := coordinator_address():
+        report_error(coordinator, name, message, code, timeout=1)
 
 
 def _signal(pid: int, number: int) -> None:
@@ -335,6 +338,7 @@ def main(argv: list[str]) -> int:
     except RekindleError as error:
         from rekindle.step import fail
 
+        _report(os.environ.get("POD_NAME") or socket.gethostname(), str(error), error.exit_code)
         return fail(error)
     if code in FINAL:
         snapshot_file.discard(name)

@@ -14,7 +14,7 @@ from typing import Any
 
 from rekindle.errors import ConfigError, GivenUp, RekindleError, say
 from rekindle.training.membership import handshake
-from rekindle.training.membership.protocol import PROTOCOL, Address, Members, Message, encode
+from rekindle.training.membership.protocol import MAX_TEXT, PROTOCOL, Address, Members, Message, encode
 
 HEARTBEAT = 0.2  # seconds between heartbeats
 RETRY = 0.1  # seconds between attempts to reach an unavailable coordinator
@@ -245,7 +245,8 @@ def report_error(
     coordinator: Address, name: str, message: str, code: int, *, temporary: bool = False, timeout: float = 5.0
 ) -> None:
     """Tell the coordinator why a worker ends."""
+    text = message.encode(errors="replace").decode()[-MAX_TEXT:]
     try:
-        send_once(coordinator, {"failed": message, "code": code, "name": name, "temporary": temporary}, timeout)
+        send_once(coordinator, {"failed": text, "code": code, "name": name, "temporary": temporary}, timeout)
     except (OSError, ConfigError) as error:
         say(f"the coordinator cannot be told why {name} ends: {error}")

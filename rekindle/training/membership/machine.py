@@ -73,7 +73,9 @@ class Membership:
     eligible: list[str] = field(default_factory=list)  # members first, then by arrival; the rest are spares
     unregistered: set[str] = field(default_factory=set)  # members of an adopted group that have not joined again yet
     missing: set[str] = field(default_factory=set)  # eligible, but not acknowledged yet
-    fingerprint: dict[str, Any] = field(default_factory=dict)
+    fingerprint: dict[str, Any] = field(default_factory=dict)  # of those who are alive, or for good:
+    settled: bool = False  # it is that of a group which we have published
+    refused_since: float = float("inf")  # workers are refused, and without them there are too few
     expected_members: int = 0  # worth waiting for until `join_deadline`
     join_deadline: float = 0.0
     step: int = -1
@@ -98,23 +100,25 @@ class Membership:
         """A worker registers, for the first time or again."""
         id, name, step = hello["id"], hello["name"], hello["step"]
         worker = Worker(id, name, hello["address"], now, now)
-        training = hello["generation"] > self.generation and hello["group"] > 0  # in a group that we do not know
+        newer = hello["generation"] > self.generation
+        training = newer and not self.group and hello["group"] > 0  # in a group of the coordinator before us
+        if not (self.alive or self.settled):
+            self.fingerprint = {}
         if problem := self._objection(hello, any_bits=training):
-            return self._refuse(id, name, problem)
+            return self._refuse(now, id, name, problem)
         if training:
-            self._yield_to(hello)
+            self._yield_to(now, hello)
         self.fingerprint = self.fingerprint or hello["fingerprint"]
         if not self.alive:
             self._wait_for_joins(now + PATIENCE, len(self.members) or self.config.workers)
         known = id in self.alive
         self.alive[id] = worker
-        if hello["generation"] > self.generation:
-            self._adopt(now, hello)
-        elif not known:
+        if not known and not (newer and not self.group):
             self.events.append({"event": "join", "worker": id, "name": name, "step": step})
-            if hello["generation"] == self.generation and not self.agreed:
-                self.generation += 1  # it may know that number from another coordinator, and would never acknowledge it
-                self._announce()
+        if newer and not self.group:
+            self._adopt(now, hello)
+        elif newer or (not known and hello["generation"] == self.generation and not self.agreed):
+            self._surpass(now, hello["generation"])
         if self.unregistered:
             self.unregistered.discard(id)
             if not self.unregistered:
@@ -195,8 +199,7 @@ class Membership:
         crashes = self.crashes.record(name, self.step, self.group, members)
         if code != 1 or crashes >= CRASHES:
             again = f" ({crashes} times without a newer step)" if code == 1 else ""
-            self.verdict = code, f"{name}{again}: {message}"
-            self.events.append({"event": "verdict", "code": code, "message": self.verdict[1]})
+            self._conclude(code, f"{name}{again}: {message}")
 
     def tick(self, now: float) -> None:
         """Time passed: drop silent and hung workers, log what training waits for."""
@@ -210,6 +213,7 @@ class Membership:
         """The coordinator itself was paused for so long: no worker's silence during that time counts."""
         self.last_progress += seconds
         self.opened += seconds
+        self.refused_since += seconds
         for worker in self.alive.values():
             worker.last_seen += seconds
             worker.last_busy += seconds
@@ -227,6 +231,7 @@ class Membership:
     def _publish(self, now: float, members: list[str]) -> None:
         self.members, self.group, self.expected_members = members, self.generation, 0
         self.last_progress, self.hang_check = now, False
+        self.settled, self.refused_since = True, float("inf")
         message = {"members": [[id, self.alive[id].address] for id in members], "generation": self.generation}
         self.outbox += [(id, message) for id in members]
         names = [self.alive[id].name for id in members]
@@ -236,15 +241,23 @@ class Membership:
     def _adopt(self, now: float, hello: Message) -> None:
         """A worker knows a generation that we do not: we were restarted, and resume from what it reports."""
         self.generation = self.group = hello["generation"]
+        peers = list(dict.fromkeys(hello["peers"]))
         if hello["group"] != self.generation:  # it waits for a member list that may be published or not
-            self.members = [id for id in hello["peers"] if id in self.alive]
-            self._wait_for_joins(now + PATIENCE, len(hello["peers"]))
+            self.members = [id for id in peers if id in self.alive]
+            self._wait_for_joins(now + PATIENCE, len(peers))
             self._recount()
             return self._open(now, immediate=True)
-        self.members, self.last_progress, self.expected_members = list(hello["peers"]), now, 0
+        self.members, self.last_progress, self.expected_members = peers, now, 0
         for id in self.members:  # they have as much time as anybody else to send a heartbeat
             self.alive.setdefault(id, Worker(id, id, "", now, now, acked=self.generation))
         self.unregistered = set(self.members)
+
+    def _surpass(self, now: float, generation: int) -> None:
+        """A worker knows that number from another coordinator: it would acknowledge none that is not higher."""
+        if self.agreed:
+            self.opened, self.immediate = now, False
+        self.generation = generation + 1
+        self._announce()
 
     def _wait_for_joins(self, deadline: float, members: int) -> None:
         self.join_deadline, self.expected_members = deadline, members
@@ -310,18 +323,28 @@ class Membership:
         if generation > self.generation:
             raise ValueError(f"generation {generation} was never opened, the newest is {self.generation}")
 
-    def _refuse(self, id: str, name: str, problem: str) -> None:
+    def _refuse(self, now: float, id: str, name: str, problem: str) -> None:
+        """The worker ends, and may be started again; the run ends if for too long there are too few others."""
         self.outbox.append((id, {"refused": problem}))
         self.events.append({"event": "refused", "name": name, "message": problem})
+        if quorum(now, self)[1] is not Wait.WORKERS:
+            return
+        self.refused_since = min(self.refused_since, now)
+        if now - self.refused_since > self.config.hung_seconds:
+            self._conclude(78, problem)
 
-    def _yield_to(self, hello: Message) -> None:
+    def _conclude(self, code: int, text: str) -> None:
+        self.verdict = code, text
+        self.events.append({"event": "verdict", "code": code, "message": text})
+
+    def _yield_to(self, now: float, hello: Message) -> None:
         """A group that trains decides which bits are right, not the first worker to reach a restarted coordinator."""
         former, self.fingerprint = self.fingerprint, hello["fingerprint"]
         if former in ({}, self.fingerprint):
             return
         for worker in self.alive.values():
             refused = {"name": worker.name, "protocol": PROTOCOL, "fingerprint": former}
-            self._refuse(worker.id, worker.name, self._objection(refused))
+            self._refuse(now, worker.id, worker.name, self._objection(refused))
             self.events.append({"event": "lost", "worker": worker.id, "name": worker.name, "why": "dropped"})
         self.alive.clear()
 
@@ -332,13 +355,15 @@ class Membership:
                 "workers and the coordinator of a run the same image."
             )
         ours, theirs = {} if any_bits else self.fingerprint, hello["fingerprint"]
-        differences = [key for key in ours | theirs if ours.get(key) != theirs.get(key)] if ours else []
-        if not differences:
+        keys = [key for key in ours | theirs if ours.get(key) != theirs.get(key)] if ours else []
+        differences = [f"{key} is {theirs.get(key)} and not {ours.get(key)}" for key in keys]
+        details = ", ".join(self.config.misfits(theirs) or differences)
+        if not details:
             return ""
-        details = ", ".join(f"{key} is {theirs.get(key)} and not {ours.get(key)}" for key in differences)
         return (
             f'worker "{hello["name"]}" is refused: its {details}. Every worker of a run must compute the same bits: '
-            "give all of them the same image, kind of node, threads, config and data."
+            "give all of them the same image, kind of node, threads, config and data. Where there are several kinds, "
+            "train.fingerprint names one."
         )
 
 

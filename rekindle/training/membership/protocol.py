@@ -25,7 +25,8 @@ list is *published* and training resumes. Before all this each side proves that 
     {"failed": message, "code": exit code}                      the run is given up
     {"complete": true}                                          the run is complete, exit 0
 
-Any other message, an unknown generation, or a message of an unregistered worker ends the connection.
+Any other message, one beyond the bounds of messages.py, an unknown generation, a second worker on a connection, or a
+message of an unregistered worker ends the connection.
 """
 
 import json
@@ -35,6 +36,7 @@ from typing import Any
 PROTOCOL = 2  # version of the messages; workers and coordinator of a run must use the same
 PORT = 23456  # of the coordinator, unless MASTER_PORT says otherwise
 MAX_LINE = 1 << 20  # bytes of a message
+MAX_TEXT = 64 << 10  # characters of an error in it
 
 Message = dict[str, Any]
 Address = tuple[str, int]

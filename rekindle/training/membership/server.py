@@ -20,7 +20,6 @@ if __name__ == "__main__":  # pending until there is a handler: PID 1 would neve
 
 import asyncio
 import contextlib
-import json
 import os
 import sys
 import time
@@ -35,12 +34,14 @@ from rekindle.training.membership import handshake
 from rekindle.training.membership.completion import completed_model, open_store
 from rekindle.training.membership.lease import Lease
 from rekindle.training.membership.machine import Membership
+from rekindle.training.membership.messages import parse
 from rekindle.training.membership.protocol import MAX_LINE, PORT, Message, encode
 from rekindle.training.spec import TrainingSpec
 
 TICK = 0.1  # seconds
 LATE = 0.05  # seconds by which a tick may be late before it counts as a pause of the coordinator
 MAX_STRANGERS = 128  # connections without a proof; each one more ends the oldest
+MAX_UNREAD = 16 * MAX_LINE  # bytes that wait for a peer to read them
 COMPLAIN = 60.0  # seconds between two log lines about them
 
 
@@ -111,31 +112,28 @@ class Coordinator:
             self.last_complaint = now
             log(f"{self.turned_away} connections without this run's secret were closed, the last from {stranger.peer}")
 
-    def handle(self, worker: str, message: Message) -> None:
-        """One message of a worker. Raises ValueError if it is invalid."""
+    def handle(self, worker: str, kind: str, message: Message) -> None:
+        """One message of a worker. Raises ValueError if it may not send it."""
         now, membership = time.monotonic(), self.membership
-        if "beat" in message and worker in membership.alive:  # the most frequent by far
-            membership.heartbeat(now, worker, message["beat"], message.get("busy", False))
-        elif "join" in message:
+        if kind == "join":
             membership.join(now, message["join"])
-        elif "failed" in message:
-            temporary = message.get("temporary", False)
-            membership.report_error(message["name"], message["failed"], message["code"], temporary)
-        elif "event" in message:
+        elif kind == "failed":
+            membership.report_error(message["name"], message["failed"], message["code"], message["temporary"])
+        elif kind == "event":
             self.ledger.note(**message)
         elif worker not in membership.alive:
             raise ValueError("it is not registered")
-        elif "ack" in message:
+        elif kind == "beat":
+            membership.heartbeat(now, worker, message["beat"], message["busy"])
+        elif kind == "ack":
             membership.ack(now, worker, message["ack"], message["step"])
-        elif "fault" in message:
+        elif kind == "fault":
             membership.report_failure(now, worker, message["fault"])
-        elif "leave" in message:
+        elif kind == "leave":
             membership.lost(now, worker, "drain")
-        elif "done" in message:
+        elif kind == "done":
             membership.heartbeat(now, worker, -1, busy=True)
             self._soon(self._check(message["done"]))
-        else:
-            raise ValueError(f"unknown message {message}")
         self.flush()
 
     def flush(self) -> None:
@@ -146,7 +144,7 @@ class Coordinator:
         for worker, message in outbox:
             if connection := self.connections.get(worker):
                 line = lines.get(id(message)) or lines.setdefault(id(message), encode(message))
-                connection.transport.write(line)
+                connection.send(line)
                 if "dropped" in message:
                     del self.connections[worker]
                     connection.transport.close()
@@ -168,7 +166,7 @@ class Coordinator:
 
     def _broadcast(self, message: Message) -> None:
         for connection in self.connections.values():
-            connection.transport.write(encode(message))
+            connection.send(encode(message))
 
     def _soon(self, work: Any) -> None:
         task = asyncio.create_task(work)
@@ -237,6 +235,13 @@ class Connection(asyncio.Protocol):
         self.transport = cast(asyncio.Transport, transport)
         self.coordinator.admit(self)
 
+    def send(self, line: bytes) -> None:
+        """Send, or end the connection of a peer that does not read."""
+        if self.transport.get_write_buffer_size() > MAX_UNREAD:
+            self.transport.abort()
+        else:
+            self.transport.write(line)
+
     def data_received(self, data: bytes) -> None:
         *lines, self.pending = (self.pending + data).split(b"\n")
         try:
@@ -251,7 +256,7 @@ class Connection(asyncio.Protocol):
             if self.nonce:
                 self.coordinator.turn_away(self)
             else:
-                log(f"{self.worker or self.peer}: invalid message, closing the connection ({error!r:.300})")
+                log(f"{self.worker or self.peer}: invalid message, closing the connection ({error})")
                 self.transport.abort()
 
     def _prove(self, line: bytes) -> None:
@@ -262,11 +267,15 @@ class Connection(asyncio.Protocol):
         del self.coordinator.strangers[self]
 
     def _handle(self, line: bytes) -> None:
-        message = json.loads(line)
-        if "join" in message:
+        kind, message = parse(line)
+        if kind == "join":
+            if self.worker not in ("", message["join"]["id"]):
+                raise ValueError(f"it is {self.worker}, and no other")
+            if message["join"]["generation"] > 1000 * time.time():  # a run would have to open one a millisecond
+                raise ValueError(f"there was no generation {message['join']['generation']}")
             self.worker = message["join"]["id"]
             self.coordinator.connections[self.worker] = self
-        self.coordinator.handle(self.worker, message)
+        self.coordinator.handle(self.worker, kind, message)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.coordinator.strangers.pop(self, None)

@@ -136,7 +136,7 @@ def test_a_coordinator_ends_with_its_verdict_though_the_object_store_does_not_an
         crew.until(lambda: _listens(crew))
         silent.accept()
         with client.connect((crew.meeting["MASTER_ADDR"], int(crew.meeting["MASTER_PORT"]))) as worker:
-            worker.sendall(b'{"failed": "no such column", "code": 65, "name": "a"}\n')
+            worker.sendall(b'{"failed": "no such column", "code": 65, "name": "a", "temporary": false}\n')
             assert coordinator.code(30) == 65
 
 

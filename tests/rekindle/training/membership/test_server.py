@@ -443,6 +443,90 @@ def test_another_build_of_torch_is_refused_by_name() -> None:
     assert message["refused"].startswith('worker "c" is refused: its torch is 3 and not 2.')
 
 
+def test_a_first_worker_that_is_gone_before_the_first_group_decides_no_fingerprint() -> None:
+    membership = Membership(config(workers=2))
+    membership.join(0, hello("x", fingerprint={"torch": "3"}))
+    membership.lost(0, "x")
+    for worker in "ab":
+        membership.join(0, hello(worker))
+    for worker in "ab":
+        membership.ack(0, worker, membership.generation, -1)
+    assert membership.members == ["a", "b"]
+    for worker in "ab":
+        membership.lost(1, worker)
+    membership.join(2, hello("x", fingerprint={"torch": "3"}))
+    assert "refused" in membership.outbox[-1][1], "the bits are those of the first published group"
+
+
+def test_on_mixed_nodes_the_config_names_who_trains() -> None:
+    wanted = {"instruction set": "x86_64 AVX512"}
+    membership = Membership(config(workers=2, fingerprint=wanted))
+    membership.join(0, hello("x", fingerprint={"torch": "2", "instruction set": "x86_64 AVX2"}))
+    assert "its instruction set is x86_64 AVX2 and not x86_64 AVX512" in membership.outbox[-1][1]["refused"]
+    for worker in "ab":
+        membership.join(0, hello(worker, fingerprint={"torch": "2"} | wanted))
+    assert list(membership.alive) == ["a", "b"]
+
+
+def test_a_run_whose_workers_are_refused_for_ever_ends_with_the_reason() -> None:
+    membership = Membership(config(min_workers=2, hung_seconds=20))
+    membership.join(0, hello("a"))
+    for now in range(0, 30, 6):
+        membership.heartbeat(now, "a", -1)
+        membership.join(now, hello(f"x{now}", name="pod-1", fingerprint={"torch": "3"}))
+        assert (membership.verdict is not None) == (now > 20)
+    assert membership.verdict
+    code, text = membership.verdict
+    assert code == 78 and text.startswith('worker "pod-1" is refused: its torch is 3 and not 2.')
+
+
+def test_a_refused_worker_does_not_end_a_run_that_trains_without_it() -> None:
+    membership = started("a", "b")
+    for now in range(2, 90):
+        for worker in "ab":
+            membership.heartbeat(now, worker, now)
+        membership.join(now, hello(f"x{now}", fingerprint={"torch": "3"}))
+    assert membership.verdict is None and membership.agreed and membership.members == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    "claim",
+    [
+        {"generation": 10**12, "group": 10**12, "peers": ["x", "y", "z"], "fingerprint": {"torch": "2"}},
+        {"generation": 10**12, "group": 10**12, "peers": ["x", "y", "z"], "fingerprint": {"torch": "3"}},
+        {"generation": 10**12, "group": 0, "peers": ["a", "a", "a"]},
+        {"generation": 2, "group": 2, "peers": ["x", "a", "x", "a"]},
+        {"generation": 0, "group": 0, "peers": [], "step": 2**52},
+    ],
+    ids=["group", "bits", "waits", "twice", "steps"],
+)
+@pytest.mark.parametrize("restarted", [False, True])
+def test_no_claim_of_one_worker_takes_the_run_from_the_others_for_long(claim: dict[str, Any], restarted: bool) -> None:
+    membership = Membership(config(min_workers=2, max_workers=3)) if restarted else started("a", "b")
+    membership.join(2, hello("x", **claim))
+    if not restarted and claim.get("fingerprint") != {"torch": "3"}:
+        assert {"a", "b"} < set(membership.alive)
+    membership.lost(2.1, "x")
+    for worker in "" if restarted else "ab":
+        membership.heartbeat(3.2, worker, 7)
+    membership.tick(3.2)  # those whom it made up have been silent for long enough
+    opened = 1
+    for worker in "ab" if restarted else "":
+        membership.join(4, hello(worker, generation=1, group=1, peers=["a", "b"], step=7))
+    for tenth in range(40, 90):
+        now = tenth / 10
+        for worker, message in membership.outbox:
+            if "open" in message and worker in "ab" and worker in membership.alive:
+                opened = max(opened, message["open"])
+                membership.ack(now, worker, opened, 7)
+        membership.outbox.clear()
+        for worker in membership.alive.keys() & {"a", "b"}:
+            membership.heartbeat(now, worker, 7)
+        membership.tick(now)
+    assert membership.agreed and set(membership.members) == {"a", "b"} and membership.verdict is None
+    assert membership.fingerprint == {"torch": "2"}
+
+
 def test_a_full_disk_below_the_log_costs_a_line_and_not_the_run() -> None:
     program = "from rekindle.training.membership.server import log; log('x'); log('y'); print('goes on')"
     with open("/dev/full", "w") as full:
