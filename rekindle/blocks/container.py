@@ -60,7 +60,7 @@ def container(name: str, module: str, cluster: ClusterConfig, pod: PodConfig, lo
         args=args,
         inputs=inputs,
         outputs=outputs,
-        env_from=[m.EnvFromSource.model_validate(source) for source in pods.ENVIRONMENT],
+        env_from=[m.EnvFromSource.model_validate(source) for source in pods.environment()],
         resources=m.ResourceRequirements.model_validate(pods.resources(pod)),
         security_context=m.SecurityContext.model_validate(pods.CONTAINER_SECURITY),
         volumes=[m.Volume.model_validate(volume) for volume in pods.VOLUMES],

@@ -14,10 +14,9 @@ if TYPE_CHECKING:
 Manifest = dict[str, Any]
 
 CONFIG_MAP, SECRET = "rekindle", "rekindle-s3"
+SERVING_SECRET = "rekindle-serving"  # keys of the object store that can read releases, and nothing else
 NOBODY = 65532  # the user "nonroot" of distroless images; any number works that is not 0
 
-# without a Secret the pods use what their ServiceAccount is granted (IAM)
-ENVIRONMENT = [{"configMapRef": {"name": CONFIG_MAP}}, {"secretRef": {"name": SECRET, "optional": True}}]
 POD_IP = [{"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}]
 POD_SECURITY = {
     "runAsNonRoot": True,
@@ -44,6 +43,11 @@ VOLUMES = [{"name": "tmp", "emptyDir": {}}]
 MOUNTS = [{"name": "tmp", "mountPath": "/tmp"}]
 
 
+def environment(secret: str = SECRET) -> list[Manifest]:
+    """The addresses and the keys; without that Secret the pods use what their ServiceAccount is granted (IAM)."""
+    return [{"configMapRef": {"name": CONFIG_MAP}}, {"secretRef": {"name": secret, "optional": True}}]
+
+
 def resources(pod: "PodConfig") -> Manifest:
     """Memory is limited to the request; CPU is not limited, since throttling only makes a pod slow."""
     limits = {"memory": pod.memory}
@@ -61,7 +65,7 @@ def container(name: str, pod: "PodConfig", args: list[str], **more: Any) -> Mani
         "command": ["python"],
         "args": args,
         "env": POD_IP,
-        "envFrom": ENVIRONMENT,
+        "envFrom": environment(),
         "resources": resources(pod),
         "securityContext": CONTAINER_SECURITY,
         "volumeMounts": MOUNTS,

@@ -68,7 +68,8 @@ class ClusterConfig(Section):
     image: str = Field("rekindle:0.1", description="image of every pod; name it by digest to record what ran")
     namespace: str = Field("", description="namespace of the workflow (empty: that of the kubectl context)")
     service_account: str = Field("rekindle", description="of the workflow's pods; may manage what a workflow applies")
-    pod_account: str = Field("default", description="ServiceAccount of training and serving pods, which get no token")
+    pod_account: str = Field("default", description="ServiceAccount of training pods, which get no token")
+    serving_account: str = Field("rekindle-serving", description="ServiceAccount of what serves, which gets no token")
     presets: dict[str, PodConfig] = Field(default_factory=dict, description="presets of your own, by name")
     pods: dict[str, PodConfig] = Field(
         default_factory=dict,

@@ -53,6 +53,7 @@ def render(operator: bool, namespace: str | None, images: tuple[str, ...], **giv
       rekindle platform render -n models --endpoint https://s3.example.com --mlflow https://mlflow.example.com
       rekindle platform render --operator -n kubeflow | kubectl apply --server-side --field-manager=rekindle -f -
     """
+    from rekindle.blocks.pod import SERVING_SECRET
     from rekindle.cli.inputs import pairs_of
     from rekindle.cluster import platform as objects
 
@@ -65,6 +66,8 @@ def render(operator: bool, namespace: str | None, images: tuple[str, ...], **giv
     if not requested.iam:
         how = objects.secret(requested.namespace)
         click.echo(f"Create the Secret with the credentials of the object store:\n  {how}", err=True)
+        how = objects.secret(requested.namespace, SERVING_SECRET)
+        click.echo(f"and one for the model server, of a user who can only read releases/:\n  {how}", err=True)
 
 
 def _refuse_other_flags(*names: str) -> None:

@@ -52,6 +52,7 @@ USER_RULES = (
     ("", "pods", "get list watch create delete"),
     ("", "pods/log", "get"),
 )
+WITH_ROLE = " Not needed where pods have a cloud role."
 RENDER = "rekindle platform render -n {0} ... | kubectl apply -f -"
 POD_SECURITY = "pod-security.kubernetes.io/enforce"
 
@@ -65,17 +66,19 @@ def check(cluster: Cluster, config: ClusterConfig, train: TrainConfig, seconds: 
     if not results[0].ok:
         return results
     render = RENDER.format(cluster.namespace)
-    create_secret = platform.secret(cluster.namespace) + " Not needed where pods have a cloud role."
+    create_secret = platform.secret(cluster.namespace) + WITH_ROLE
     checks: dict[str, Iterator[Check]] = {
         "kinds": kinds(cluster),
         "controllers": controllers(cluster),
         "namespace": namespace(cluster),
         "your rights": user_rights(cluster),
         "account": account(cluster, config.service_account),
+        "serving account": serving_account(cluster, config.serving_account),
         "addresses": _keys(cluster, "addresses", CONFIG_MAPS, pods.CONFIG_MAP, ADDRESSES, render),
         "artifact repository": artifact_repository(cluster),
         # without keys pods need a cloud role, which the check of the object store tests
         "credentials": _keys(cluster, "credentials", SECRETS, pods.SECRET, KEYS, create_secret, required=False),
+        "serving credentials": serving_credentials(cluster),
         "admission": admission(cluster, config),
         "webhook": webhook(cluster, config, train),
         "init container": init_container(cluster),
@@ -166,6 +169,22 @@ def account(cluster: Cluster, name: str) -> Iterator[Check]:
     except ApiError as error:
         yield Check("account", False, str(error), "Have an administrator run this check.", required=False)
     yield from _keys(cluster, "token", SECRETS, f"{name}.service-account-token", ["token"], remedy)
+
+
+def serving_account(cluster: Cluster, name: str) -> Iterator[Check]:
+    """Whether the account of the model server exists: without it no pod of it is created."""
+    found = cluster.find(ACCOUNTS, name)
+    detail = f"there is {'a' if found else 'no'} ServiceAccount {name}"
+    yield Check("serving account", bool(found), detail, RENDER.format(cluster.namespace))
+
+
+def serving_credentials(cluster: Cluster) -> Iterator[Check]:
+    """Whether the model server has keys, and keys of its own."""
+    remedy = f"{platform.secret(cluster.namespace, pods.SERVING_SECRET)}, of a user who can only read releases/."
+    (found,) = _keys(cluster, "serving credentials", SECRETS, pods.SERVING_SECRET, KEYS, remedy + WITH_ROLE, False)
+    same = found.ok and _data(cluster, SECRETS, pods.SERVING_SECRET) == _data(cluster, SECRETS, pods.SECRET)
+    detail = "the keys with which pipelines write: whoever takes a server over has the bucket" if same else found.found
+    yield Check(found.name, found.ok and not same, detail, found.remedy, required=False)
 
 
 def artifact_repository(cluster: Cluster) -> Iterator[Check]:

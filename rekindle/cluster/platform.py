@@ -98,6 +98,8 @@ def render(platform: Platform) -> list[Manifest]:
     """Every object, in the order in which they must be applied."""
     files = [*ALWAYS, *(["quota"] if platform.quota else []), *(n for n in OPTIONS if n in platform.options)]
     objects = [manifest for file in files for manifest in _objects(file, platform.values, platform.namespace)]
+    (serving,) = (o for o in objects if (o["kind"], o["metadata"]["name"]) == ("NetworkPolicy", "serving"))
+    serving["spec"]["egress"] += _ways_to_store(platform)
     if platform.iam:
         _remove_secret(objects)
     return _without_claims(objects) if platform.ephemeral else objects
@@ -112,10 +114,25 @@ def text(objects: list[Manifest]) -> str:
     return "---\n".join(map(to_yaml, objects))
 
 
-def secret(namespace: str) -> str:
-    """The command that creates the Secret, with its values in neither the process list nor the shell's history."""
-    command = f"kubectl -n {namespace} create secret generic {SECRET} --from-env-file=FILE"
+def secret(namespace: str, name: str = SECRET) -> str:
+    """The command that creates a Secret, with its values in neither the process list nor the shell's history."""
+    command = f"kubectl -n {namespace} create secret generic {name} --from-env-file=FILE"
     return f"{command}    # FILE: the lines AWS_ACCESS_KEY_ID=... and AWS_SECRET_ACCESS_KEY=..."
+
+
+def _ways_to_store(platform: Platform) -> list[Manifest]:
+    """What a NetworkPolicy must let out for the object store; one in the cluster by its pods, whose port may differ."""
+    parts = urlsplit(platform.values["endpoint"] or "https://s3.amazonaws.com")
+    name, _, rest = (parts.hostname or "").partition(".")
+    if rest.split(".")[1:2] == ["svc"]:
+        namespace = {"matchLabels": {"kubernetes.io/metadata.name": rest.partition(".")[0]}}
+        pods = {"podSelector": {"matchLabels": {"app.kubernetes.io/name": name}}} if "minio" in platform.options else {}
+        ways: list[Manifest] = [{"to": [{"namespaceSelector": namespace, **pods}]}]
+    else:
+        ways = [{"ports": [{"port": parts.port or (80 if parts.scheme == "http" else 443)}]}]
+    if platform.iam:  # where the clouds give out the credentials of a role
+        ways += [{"ports": [{"port": 443}]}, {"to": [{"ipBlock": {"cidr": "169.254.0.0/16"}}]}]
+    return ways
 
 
 def rules(name: str = "accounts") -> Iterator[tuple[str, str, str]]:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
+from rekindle.argo.names import WORKFLOW
 from rekindle.blocks import pod as pods
 from rekindle.blocks.settings import DEFAULTS, ClusterConfig, PodConfig
 from rekindle.cluster.api import PODS, Cluster, Object
@@ -127,6 +128,6 @@ def manifest(name: str, config: ClusterConfig, settings: PodConfig, images: dict
         pods.container(key, settings.model_copy(update={"image": image}), args.get(key, ["-c", "pass"]))
         for key, image in images.items()
     ]
-    labels = {"app.kubernetes.io/part-of": "rekindle", "rekindle/client": "true"}
+    labels = {"app.kubernetes.io/part-of": "rekindle", WORKFLOW: name}  # the network knows steps by that one
     spec = pods.pod_spec(settings, config.pod_account, containers, labels, restartPolicy="Never")
     return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "labels": labels}, "spec": spec}

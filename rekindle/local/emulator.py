@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from rekindle.storage import Store
 
 STORABLE = ("WorkflowTemplate", "ClusterWorkflowTemplate", "ConfigMap", "Secret", "PersistentVolumeClaim")
-BUILT_IN = {("ConfigMap", "rekindle"), ("Secret", "rekindle-s3")}  # exist without being stored
+# exist without being stored; what serves has the same keys here, where every process is its user's
+BUILT_IN = {("ConfigMap", "rekindle"), ("Secret", "rekindle-s3"), ("Secret", "rekindle-serving")}
 NAME = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?")
 MAX_ADDRESSES = 1000  # remembered; the oldest ones are reused
 
@@ -77,6 +78,7 @@ class LocalCluster:
         built_in = {
             ("ConfigMap", "rekindle"): self.services.environment,
             ("Secret", "rekindle-s3"): self.services.credentials,
+            ("Secret", "rekindle-serving"): self.services.credentials,
         }
         files, obj = {}, self.find(kind, name)
         if read := built_in.get((kind, name)):

@@ -70,7 +70,8 @@ def _platform(kube: Kube, image: str) -> list[dict]:
     for manifest in objects:  # this machine is small
         if manifest["kind"] == "Deployment":
             manifest["spec"]["template"]["spec"]["containers"][0]["resources"]["requests"]["cpu"] = "50m"
-    return [*objects, secret]
+    serving = {**secret, "metadata": {"name": "rekindle-serving"}}
+    return [*objects, secret, serving]
 
 
 def _proxied(image: str, endpoint: str) -> list[dict]:

@@ -7,6 +7,7 @@ import ast
 import contextlib
 import importlib
 import inspect
+import json
 import re
 import shlex
 import shutil
@@ -233,7 +234,7 @@ def _text(block: Block, folder: Path) -> None:
 
 
 CHECKS = {"console": _commands, "sh": _commands, "python": _python, "yaml": _yaml, "dockerfile": _dockerfile,
-          "mermaid": _mermaid, "text": _text}  # fmt: skip
+          "mermaid": _mermaid, "text": _text, "json": lambda block, folder: json.loads(block.text)}  # fmt: skip
 
 
 def test_flags_of_steps_in_the_documents_are_those_of_the_steps() -> None:

@@ -215,7 +215,8 @@ def test_a_pod_can_write_in_one_place_only_a_worker_in_memory_and_its_cache_too(
         more = ["/dev/shm", "/tmp/cache"] if "rekindle.training.launch.launcher" in container["args"] else []
         assert [mount["mountPath"] for mount in container["volumeMounts"]] == ["/tmp", *more]
         assert container["envFrom"][0] == {"configMapRef": {"name": "rekindle"}}
-        assert container["envFrom"][1]["secretRef"] == {"name": "rekindle-s3", "optional": True}
+        name = "rekindle-serving" if "steps.serve" in container["args"] else "rekindle-s3"
+        assert container["envFrom"][1]["secretRef"] == {"name": name, "optional": True}
 
 
 def test_each_kind_of_pod_gets_its_own_resources_and_place(objects: dict[str, Any]) -> None:

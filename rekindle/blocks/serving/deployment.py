@@ -4,7 +4,7 @@ gets traffic, and brought back as it was: with its weights, image, flags and res
 
 from math import ceil
 
-from rekindle.blocks.pod import Manifest, container, pod_spec
+from rekindle.blocks.pod import SERVING_SECRET, Manifest, container, environment, pod_spec
 from rekindle.blocks.settings import ClusterConfig, PodConfig
 from rekindle.serving.config import VERSION_ANNOTATION, ServeConfig
 
@@ -54,7 +54,7 @@ def _server(own: dict[str, str], serve: ServeConfig, cluster: ClusterConfig, fla
     pod = server_pod(serve, cluster)
     grace = ceil(serve.drain_seconds + serve.grace_seconds) + 5  # the server's own, and time to end
     runs = [server("serve", pod, flags)]
-    return pod_spec(pod, cluster.pod_account, runs, own, terminationGracePeriodSeconds=grace)
+    return pod_spec(pod, cluster.serving_account, runs, own, terminationGracePeriodSeconds=grace)
 
 
 def server_pod(serve: ServeConfig, cluster: ClusterConfig) -> PodConfig:
@@ -69,6 +69,7 @@ def server(name: str, pod: PodConfig, flags: list[str], port: str = "http") -> M
         name,
         pod,
         ["-m", "rekindle", "step", "steps.serve", *flags],
+        envFrom=environment(SERVING_SECRET),
         ports=[{"name": port, "containerPort": PORT}],
         startupProbe=_probe("/health/ready", port, period=1, failures=STARTUP_SECONDS),
         readinessProbe=_probe("/health/ready", port, period=2, failures=3),

@@ -43,7 +43,7 @@ def inference_service(
         "scaleTarget": requests,
         "canaryTrafficPercent": canary,
         "timeout": 60,
-        "serviceAccountName": cluster.pod_account,
+        "serviceAccountName": cluster.serving_account,
         "automountServiceAccountToken": False,
         "nodeSelector": pod.node_selector,
         "affinity": affinity(pod),

@@ -41,7 +41,11 @@ class SoundCluster(ApiServer):
             if manifest["kind"] in ("ConfigMap", "ServiceAccount"):
                 self.put(f"/api/v1/namespaces/models/{manifest['kind'].lower()}s", manifest)
         keys = {"AWS_ACCESS_KEY_ID": "eA==", "AWS_SECRET_ACCESS_KEY": "eA=="}
-        for name, data in {"rekindle.service-account-token": {"token": "eA=="}, "rekindle-s3": keys}.items():
+        for name, data in {
+            "rekindle.service-account-token": {"token": "eA=="},
+            "rekindle-s3": keys,
+            "rekindle-serving": {**keys, "AWS_ACCESS_KEY_ID": "eQ=="},
+        }.items():
             self.put("/api/v1/namespaces/models/secrets", {"metadata": {"name": name}, "data": data})
 
     def version_is(self, minor: str) -> None:

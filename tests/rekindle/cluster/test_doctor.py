@@ -195,3 +195,15 @@ def test_a_pod_whose_creation_was_never_confirmed_does_not_stay(sound: SoundClus
     checks = examined()
     assert ("MLflow from a pod" in checks) == (answers == 1)
     assert sound.objects.get(PODS_AT, {}) == {}
+
+
+def test_a_server_that_could_write_the_bucket_or_would_never_start_is_found(sound: SoundCluster):
+    secrets = sound.objects["/api/v1/namespaces/models/secrets"]
+    kept = secrets["rekindle-serving"]
+    secrets["rekindle-serving"] = {**kept, "data": secrets["rekindle-s3"]["data"]}
+    assert "whoever takes a server over has the bucket" in wrong(examined())["serving credentials"]
+    del secrets["rekindle-serving"], sound.objects["/api/v1/namespaces/models/serviceaccounts"]["rekindle-serving"]
+    checks = examined()
+    assert wrong(checks).keys() == {"serving account", "serving credentials"}
+    assert checks["serving account"].required and not checks["serving credentials"].required
+    assert "create secret generic rekindle-serving" in checks["serving credentials"].remedy

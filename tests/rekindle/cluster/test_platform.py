@@ -34,7 +34,7 @@ def objects() -> dict[tuple[str, str], dict[str, Any]]:
 
 def applied(workflow: dict[str, Any]) -> list[tuple[dict[str, Any], list[str]]]:
     """Each object, and the flags."""
-    found = [t["resource"] for t in workflow["spec"]["templates"] if t.get("resource", {}).get("manifest")]
+    found = [t["resource"] for t in workflow["spec"]["templates"] if t.get("resource", {}).get("action") == "apply"]
     return [(json.loads(re.sub(r"\{\{.*?\}\}", "1", r["manifest"])), r.get("flags", [])) for r in found]
 
 
@@ -95,8 +95,41 @@ def test_pods_are_let_in_where_the_pipeline_connects_and_nowhere_else(
     steps = {"step", "Master", "Worker"}
     assert open_to("Master") == open_to("Worker") == {"Master", "Worker"}
     assert open_to("scoring") == steps | {"client"}
-    assert open_to("mlflow") == open_to("minio") == steps | {"client", "scoring", "mlflow", "minio", "bucket"}
+    assert open_to("mlflow") == steps, "whoever reaches it can move the champion"
+    assert open_to("minio") == steps | {"scoring", "mlflow", "minio", "bucket"}
     assert open_to("stranger") == open_to("step") == set()
+
+
+def test_a_server_can_read_releases_with_keys_and_an_account_of_its_own(workflow: dict[str, Any]) -> None:
+    pod = next(m for m, _ in applied(workflow) if m["kind"] == "Deployment")["spec"]["template"]["spec"]
+    assert pod["serviceAccountName"] == "rekindle-serving"
+    text = json.dumps(pod)
+    assert "rekindle-serving" in text and "rekindle-s3" not in text
+    others = [m for m, _ in applied(workflow) if m["kind"] not in ("Deployment", "HorizontalPodAutoscaler")]
+    assert "rekindle-serving" not in json.dumps(others)
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"options": ("mlflow", "minio")}, [{"to": [{
+            "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "models"}},
+            "podSelector": {"matchLabels": {"app.kubernetes.io/name": "minio"}},
+        }]}]),
+        ({"endpoint": "http://s3.store.svc:80"}, [{"to": [
+            {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "store"}}}
+        ]}]),
+        ({"endpoint": "https://s3.example.com:9000"}, [{"ports": [{"port": 9000}]}]),
+        ({}, [{"ports": [{"port": 443}]}]),
+    ],
+)  # fmt: skip
+def test_a_server_reaches_the_object_store_and_nothing_else(given: dict[str, Any], expected: list[Any]) -> None:
+    mlflow = {} if "options" in given else {"mlflow": "http://m"}
+    policies = [o for o in platform.render(Platform("models", **mlflow, **given)) if o["kind"] == "NetworkPolicy"]
+    (serving,) = (o["spec"] for o in policies if o["spec"]["policyTypes"] == ["Egress"])
+    assert serving["podSelector"] == {"matchLabels": {"app.kubernetes.io/component": "scoring"}}
+    dns, *ways = serving["egress"]
+    assert {port["port"] for port in dns["ports"]} == {53} and ways == expected
 
 
 def selects(selector: dict[str, Any], labels: dict[str, str]) -> bool:
@@ -168,7 +201,8 @@ def test_no_secret_is_in_what_is_rendered(monkeypatch: pytest.MonkeyPatch) -> No
     rendered = list(yaml.safe_load_all(done.stdout))
     secrets = [manifest for manifest in rendered if manifest["kind"] == "Secret"]
     assert [set(secret) & {"data", "stringData"} for secret in secrets] == [set()]
-    assert "kubectl -n models create secret generic rekindle-s3 --from-env-file=" in done.stderr
+    for name in ("rekindle-s3", "rekindle-serving"):
+        assert f"kubectl -n models create secret generic {name} --from-env-file=" in done.stderr
     assert platform.text(rendered) == platform.text(platform.render(Platform("models", options=("mlflow", "minio"))))
 
 
