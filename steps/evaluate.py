@@ -25,6 +25,7 @@ class Inputs(StepInputs, Gate):
     model: Artifact = Field(description="what train made: model.safetensors and model.json")
     name: str = Field(default="", description="registered model whose champion the candidate must meet")
     run_id: str = Field(default="", description="MLflow run for metrics, verdict and pictures")
+    part: str = Field(default="", description="what names on the run begin with, if it has several evaluations")
     threads: int = Field(default=1, ge=1, description="CPU threads; more than the free cores make it many times slower")
 
 
@@ -62,24 +63,26 @@ def run(inputs: Inputs) -> Outputs:
     report.mkdir(exist_ok=True)
     (report / "verdict.json").write_text(json.dumps(case.record(verdict, reason), indent=1) + "\n")
     if inputs.run_id:
-        tracking.log(inputs.run_id, metrics=logged(evaluation), tags={"verdict": verdict, "reason": reason})
-        tracking.log_metrics(inputs.run_id, curves(evaluation))
-        tracking.log_dir(inputs.run_id, report, "evaluation")
+        part = f"{inputs.part}/" if inputs.part else ""
+        tags = {f"{part}verdict": verdict, f"{part}reason": reason}
+        tracking.log(inputs.run_id, metrics=logged(evaluation, part), tags=tags)
+        tracking.log_metrics(inputs.run_id, curves(evaluation, part))
+        tracking.log_dir(inputs.run_id, report, f"{part}evaluation")
     metrics = evaluation.metrics["candidate"]
     version = release.version if release else ""
     outputs = {"verdict": verdict, "reason": reason, "metrics": metrics, "champion": version}
     return Outputs(**outputs, model_sha256=sha256, report=report)
 
 
-def logged(evaluation: Evaluation) -> dict[str, float]:
+def logged(evaluation: Evaluation, part: str) -> dict[str, float]:
     """The metrics of the MLflow run: of the candidate, the champion and the baseline, and the difference."""
     difference, metrics = evaluation.difference, evaluation.metrics
     others = {f"{model}_{name}": v for model in metrics if model != "candidate" for name, v in metrics[model].items()}
     interval = {f"{difference.metric}_difference_{end}": getattr(difference, end) for end in ENDS} if difference else {}
-    return metrics["candidate"] | others | interval
+    return {f"{part}{name}": value for name, value in (metrics["candidate"] | others | interval).items()}
 
 
-def curves(evaluation: Evaluation) -> list[tuple[str, float, int]]:
+def curves(evaluation: Evaluation, part: str) -> list[tuple[str, float, int]]:
     """The candidate's metrics in each part of the test data, as points of a curve."""
     names, parts = evaluation.metrics["candidate"], enumerate(evaluation.parts)
-    return [(f"part/{name}", part["candidate"][name], number) for number, part in parts for name in names]
+    return [(f"{part}part/{name}", row["candidate"][name], number) for number, row in parts for name in names]

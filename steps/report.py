@@ -7,6 +7,7 @@ run as metrics and tags, and as artifacts below `ledger/`: in words, as JSON and
 """
 
 import json
+import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 STATUS = {"Succeeded": "FINISHED", "Failed": "FAILED", "Error": "FAILED"}
 STOPPED = ("stopped with strategy", "shutdown with strategy", "terminated with strategy")  # Argo's words for `stop`
-PICTURED = ("evaluation", "ledger")  # artifacts of the run
+VERDICT = re.compile(r"([\w-]+/)?verdict")  # tags of one or several evaluations
 SHOWN = 5  # failures in the tag; MLflow takes 5,000 characters
 
 
@@ -47,16 +48,17 @@ def run(inputs: Inputs) -> Outputs:
         sys.stderr.write(f"no MLflow run of {inputs.workflow} was made: nothing to close\n")
         return Outputs(run_id="")
     lines = [reason(failure) for failure in failures(inputs.failures)]
-    alone = len(inputs.ledgers) == 1
+    alone, parts = len(inputs.ledgers) == 1, list[str]()
     for ledger in inputs.ledgers:
         if summary := training_summary(ledger):
             task = ledger.split("/")[1]  # WORKFLOW/TASK/checkpoints/ledger
-            log(run_id, summary, inputs.workdir / task, "" if alone else f"/{task}")
+            parts.append("" if alone else f"{task}/")
+            log(run_id, summary, inputs.workdir / task, parts[-1])
             if lines and summary.state == "failed":
                 lines.insert(0, f"training: {summary.message}" if alone else f"{task}: {summary.message}")
     if lines:
         tracking.log(run_id, tags={"rekindle.failures": "\n".join(line[:900] for line in lines[:SHOWN])})
-    tracking.log(run_id, tags={tracking.NOTE: description(run_id, lines)})
+    tracking.log(run_id, tags={tracking.NOTE: description(run_id, lines, parts)})
     tracking.finish(run_id, status(inputs.status, lines))
     return Outputs(run_id=run_id)
 
@@ -75,24 +77,27 @@ def training_summary(ledger: str) -> "Summary | None":
     return summary if summary.intervals else None
 
 
-def log(run_id: str, summary: "Summary", folder: Path, suffix: str) -> None:
-    """`workers/` metrics, tags and `ledger/` artifacts of the MLflow run; `suffix` names one of several trainings."""
+def log(run_id: str, summary: "Summary", folder: Path, part: str) -> None:
+    """`workers/` metrics, tags and `ledger/` artifacts of the MLflow run; `part` begins those of one of several."""
     from rekindle import tracking
     from rekindle.ledger import publish
 
-    tracking.log(run_id, metrics=publish.metrics(summary, f"workers{suffix}"), tags=publish.tags(summary))
+    tags = {f"{part}{name}": value for name, value in publish.tags(summary).items()}
+    tracking.log(run_id, metrics=publish.metrics(summary, f"{part}workers"), tags=tags)
     publish.write_files(summary, folder)
-    tracking.log_dir(run_id, folder, f"ledger{suffix}")
+    tracking.log_dir(run_id, folder, f"{part}ledger")
 
 
-def description(run_id: str, failures: list[str]) -> str:
+def description(run_id: str, failures: list[str], parts: list[str]) -> str:
     """Markdown: the verdict, what failed, and the pictures of the evaluation and the training."""
     from rekindle import tracking
 
     tags = tracking.tags_of(run_id)
-    lines = [f"**{tags['verdict']}**: {tags['reason']}"] if "verdict" in tags else []
+    verdicts = {name.removesuffix("verdict"): verdict for name, verdict in tags.items() if VERDICT.fullmatch(name)}
+    lines = [f"**{part}{verdict}**: {tags.get(f'{part}reason', '')}" for part, verdict in verdicts.items()]
     lines += [f"**failed**: {failure[:900]}" for failure in failures[:SHOWN]]
-    paths = [path for folder in PICTURED for path in tracking.artifacts(run_id, folder) if path.endswith(".png")]
+    folders = [f"{part}evaluation" for part in verdicts or ("",)] + [f"{part}ledger" for part in parts]
+    paths = [path for folder in folders for path in tracking.artifacts(run_id, folder) if path.endswith(".png")]
     lines += [f"![{path}](get-artifact?path={quote(path)}&run_uuid={run_id})" for path in paths]
     return "\n\n".join(lines)
 

@@ -61,10 +61,13 @@ def train(data: Block, *, task: str = "", train: Any = None, model: Any = None, 
     reject_unknown(name, values, fields)
     bound(name, inputs, fields)
     job_name = made.job_name(name)
-    job = pytorch_job.pytorch_job(job_name, section, config.cluster, command("steps.train", values))
+
+    def job(**part: str) -> dict[str, Any]:
+        return pytorch_job.pytorch_job(job_name, section, config.cluster, command("steps.train", values | part))
+
     template = apply(
         made.template_name(name),
-        job,
+        job(),
         inputs=tuple(tags),
         success=pytorch_job.SUCCESS,
         failure=FAILURE,
@@ -87,6 +90,7 @@ def train(data: Block, *, task: str = "", train: Any = None, model: Any = None, 
     block.outputs = Outputs(name, {"model": Stored.at("model", key(name, MODEL), (scope, name))})
     block.inputs, block.before = given, data
     made.jobs.append(name)
+    made.parts.setdefault("train", []).append(lambda: setattr(template, "manifest", render(job(part=name))))
     return block
 
 
@@ -99,6 +103,8 @@ def evaluate(model: Block, *, task: str = "", **inputs: Any) -> Block:
     workload = load_workload(config.workload)
     if not hasattr(workload, "evaluate"):  # or it alone knows what it gives
         judged.outputs.metrics.known = {metric.name for metric in workload.metrics}
+    arguments: dict[str, Any] = judged.arguments  # pyright: ignore[reportAssignmentType]
+    current().parts.setdefault("evaluate", []).append(lambda: arguments.setdefault("part", judged.name))
     return judged
 
 

@@ -1,7 +1,7 @@
 """The workflow that blocks stand in, and the tasks of it: bound, named, and after what they need."""
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
@@ -47,6 +47,7 @@ class Pipeline:
         self.templates: dict[Any, Any] = {}
         self.kinds: set[str] = set(DEFAULTS)  # kinds of pods, for cluster.pods
         self.jobs: list[str] = []  # the training jobs: tasks
+        self.parts: dict[str, list[Callable[[], None]]] = {}  # by step: what names it on the run, if it stands twice
         self.tracked = False  # whether a task works with an MLflow run
 
     def scope(self) -> Scope:
@@ -183,6 +184,9 @@ class Pipeline:
     def close(self) -> None:
         """What can be said only when all tasks are there."""
         self._check_reuse()
+        for several in (tasks for tasks in self.parts.values() if len(tasks) > 1):
+            for name_on_run in several:
+                name_on_run()
         if unknown := self.config.cluster.pods.keys() - self.kinds:
             name = min(unknown)
             refuse(f"cluster.pods.{name} is set, and no task has such pods.{did_you_mean(name, self.kinds)}")

@@ -16,8 +16,14 @@ class Metrics:
     """The metrics of the group's rank 0; every worker has one, since it may become rank 0. Calls `on_first` once."""
 
     def __init__(
-        self, run_id: str, total: int, samples_per_step: int, on_first: Callable[[], None] = lambda: None
+        self,
+        run_id: str,
+        total: int,
+        samples_per_step: int,
+        on_first: Callable[[], None] = lambda: None,
+        part: str = "",
     ) -> None:
+        self.part = f"{part}/" if part else ""
         self.run_id, self.total, self.samples, self.on_first = run_id, total, samples_per_step, on_first
         self.every = max(1, total // POINTS)
         self._sums = [0.0, 0.0, 0]  # loss, norm, steps
@@ -60,7 +66,7 @@ class Metrics:
     def _plot(self, curves: str, values: dict[str, float], step: int) -> None:
         if self.run_id:
             with self._lock:
-                self._points += [(f"{curves}/{name}", value, step) for name, value in values.items()]
+                self._points += [(f"{self.part}{curves}/{name}", value, step) for name, value in values.items()]
             if not self._thread.ident:
                 self._thread.start()
 

@@ -150,6 +150,7 @@ class TrainingSpec(StepInputs, TrainConfig):
     out: str = Field(description="key prefix for the trained model")
     checkpoints: str = Field(description="key prefix for this run's checkpoints")
     run_id: str = Field("", description="MLflow run for the metrics (empty: none)")
+    part: str = Field("", description="what the names of its metrics begin with, if the run has several trainings")
 
     @classmethod
     def from_flags(cls, argv: list[str]) -> Self:

@@ -229,12 +229,26 @@ def _mermaid(block: Block, folder: Path) -> None:
     assert block.text.split()[0] in ("flowchart", "sequenceDiagram", "stateDiagram-v2"), block
 
 
+def _drawing(block: Block, folder: Path) -> None:
+    typed = re.findall(r"^\s*(?:\$ .*|rekindle .*|import .*|kubectl .*)$", block.text, re.MULTILINE)
+    assert typed == [], f"{block}: say its language, so that it is checked"
+
+
 def _text(block: Block, folder: Path) -> None:
     assert block.document in (API, COMMANDS), f"{block}: only generated pages show text that nothing checks"
 
 
-CHECKS = {"console": _commands, "sh": _commands, "python": _python, "yaml": _yaml, "dockerfile": _dockerfile,
-          "mermaid": _mermaid, "text": _text, "json": lambda block, folder: json.loads(block.text)}  # fmt: skip
+CHECKS = {
+    "": _drawing,
+    "console": _commands,
+    "sh": _commands,
+    "python": _python,
+    "yaml": _yaml,
+    "json": lambda block, folder: json.loads(block.text),
+    "dockerfile": _dockerfile,
+    "mermaid": _mermaid,
+    "text": _text,
+}
 
 
 def test_flags_of_steps_in_the_documents_are_those_of_the_steps() -> None:

@@ -51,6 +51,12 @@ def test_from_the_first_model_to_a_better_one_and_back(
     assert first.verdict == "release"
     assert "There is no champion yet" in first.reason
 
+    judge(small_dataset, novice, **given, part="evaluate-wide")
+    data = MlflowClient().get_run(run_id).data
+    assert data.tags["evaluate-wide/verdict"] == data.tags["verdict"] == "release"
+    assert data.metrics["evaluate-wide/auc"] == data.metrics["auc"]
+    assert "evaluate-wide/part/auc" in data.metrics
+
     crown("generations", novice, s3, run_id)
     again = judge(small_dataset, novice, **given)
     assert again.verdict == "same"

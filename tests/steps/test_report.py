@@ -97,6 +97,26 @@ def test_the_run_says_where_the_time_of_its_workers_went(mlflow_server: str, s3:
     assert (folder / "timeline.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_two_trainings_and_their_evaluations_are_told_apart_on_the_one_run(mlflow_server: str, s3: Store) -> None:
+    name = f"w-{uuid.uuid4().hex[:8]}"
+    run_id = tracking.start_run("reports", name)
+    ledgers = [key(task, LEDGER, name) for task in ("train-small", "train-wide")]
+    for ledger in ledgers:
+        s3.put(f"{ledger}/1-a-0.jsonl", "\n".join(json.dumps(event) for event in [*EVENTS, COMPLETE]).encode())
+    for task, verdict in (("small", "keep"), ("wide", "release")):
+        part = f"evaluate-{task}"
+        tracking.log(run_id, tags={f"{part}/verdict": verdict, f"{part}/reason": f"It is {task}."})
+    report.run(report.Inputs(workflow=name, status="Succeeded", experiment="reports", ledgers=ledgers))
+    data = client().get_run(run_id).data
+    assert {"train-small/workers/preemptions", "train-wide/workers/preemptions"} <= data.metrics.keys()
+    assert "rekindle.device" not in data.tags and data.tags["train-wide/rekindle.device"] == "cpu"
+    lines = data.tags["mlflow.note.content"].split("\n\n")
+    assert lines[:2] == ["**evaluate-small/keep**: It is small.", "**evaluate-wide/release**: It is wide."]
+    assert [line.partition("]")[0] for line in lines[2:]] == [
+        f"![train-{size}/ledger/timeline.png" for size in ("small", "wide")
+    ]
+
+
 def test_a_training_that_was_given_up_says_why_on_the_run(mlflow_server: str, s3: Store) -> None:
     run = reported(s3, VERDICT, failures=json.dumps(FAILURE))
     assert run.data.tags["rekindle.failures"].startswith("training: worker-0: the gradient is not finite\ntrain: Error")
