@@ -244,7 +244,7 @@ SPRIG: dict[str, Callable[..., Any]] = {
     "b64enc": BUILTINS["toBase64"],
     "b64dec": _tried(BUILTINS["fromBase64"], str),
     "b32enc": lambda s: base64.b32encode(s.encode()).decode(),
-    "sha1sum": lambda s: hashlib.sha1(s.encode()).hexdigest(),
+    "sha1sum": lambda s: hashlib.sha1(s.encode(), usedforsecurity=False).hexdigest(),
     "sha256sum": lambda s: hashlib.sha256(s.encode()).hexdigest(),
     "sha512sum": lambda s: hashlib.sha512(s.encode()).hexdigest(),
     "adler32sum": lambda s: str(zlib.adler32(s.encode())),

@@ -52,7 +52,7 @@ def _container(template: Template, kind: str, patch: dict[str, Any]) -> Template
 
 def _loaded(text: str, where: str) -> dict[str, Any]:
     try:
-        patch = yaml.load(text, Loader)
+        patch = yaml.load(text, Loader)  # nosec B506  # a SafeLoader
     except yaml.YAMLError as error:
         raise ConfigError(f"{where} is not YAML: {error}") from None
     if not isinstance(patch, dict):

@@ -183,7 +183,7 @@ class Resources:
         try:
             if resource["action"] == "patch" and text.lstrip()[:1] == "{":
                 json.loads(text)  # kubectl parses such a patch as JSON
-            obj = yaml.load(text, Loader)
+            obj = yaml.load(text, Loader)  # nosec B506  # a SafeLoader
         except json.JSONDecodeError as error:
             raise KubectlError(f"Error from server (BadRequest): error decoding patch: {error}") from None
         except yaml.YAMLError as error:

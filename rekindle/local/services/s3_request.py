@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler
 from typing import Any
 from urllib.parse import parse_qsl, quote, unquote, urlsplit
-from xml.sax.saxutils import escape
+from xml.sax.saxutils import escape  # nosec B406  # it writes
 
 from rekindle.local.services.s3_files import BLOCK, FULL, TRAILER, Files, Hash, S3Error
 from rekindle.local.services.signatures import Signature, verified

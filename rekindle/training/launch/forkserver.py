@@ -13,7 +13,7 @@ import faulthandler
 import gc
 import mmap
 import os
-import pickle
+import pickle  # nosec B403  # between a parent and its child
 import signal
 import socket
 import sys
@@ -118,7 +118,7 @@ def _serve(line: socket.socket, slots: list[WorkerSlot], launcher: int) -> None:
     gc.disable()  # nothing that is loaded becomes garbage, and looking for it takes a quarter of the time
     from rekindle.training import loop  # noqa: F401  all that a worker imports
 
-    spec: TrainingSpec = pickle.loads(line.recv(MAX_MESSAGE))
+    spec: TrainingSpec = pickle.loads(line.recv(MAX_MESSAGE))  # nosec B301  # of our own parent
     _preload(spec)
     gc.freeze()  # otherwise a worker's collector would write to every page, and so copy it
     gc.enable()
