@@ -54,7 +54,10 @@ class Pipeline:
         """The DAG whose `with` the user is in. Raises WiringError outside of one."""
         dag = _context.pieces[-1] if _context.pieces else None
         if not isinstance(dag, DAG):
-            refuse(f"a block stands in a DAG, and not in {type(dag).__name__}: open a DAG around it.")
+            refuse(
+                f"a block stands in a DAG, and not in {type(dag).__name__}: make it in the `with` of the pipeline or "
+                "of a group, where it comes after what it is given; `a >> b` orders what hands on nothing."
+            )
         return self.scopes.setdefault(id(dag), Scope(dag))
 
     def name(self, wanted: str, default: str) -> str:

@@ -58,7 +58,7 @@ WRONG = {
     "judged().outputs.metrics['accuracy'] > 'much'": "is a number: it cannot be compared with 'much'.",
     "blocks.prepare(experiment='{{tasks.chose.outputs.result}}')": 'has no task "chose" before this one.',
     "with blocks.group('one'):\n    data = blocks.prepare()\nblocks.train(data)": "prepare is in one: use it there.",
-    "with Steps(name='s'):\n    blocks.prepare()": "a block stands in a DAG, and not in Steps: open a DAG around it.",
+    "with Steps(name='s'):\n    blocks.prepare()": "not in Steps: make it in the `with` of the pipeline or of a group",
     "with blocks.group('one', wen=True):  #!\n    pass": "got an unexpected keyword argument 'wen'",
     "with blocks.group('Ship it'):  #!\n    pass": 'the task "Ship it" needs another name',
     "blocks.prepare('shop')": "takes 0 positional arguments but 1 was given",

@@ -96,6 +96,16 @@ def test_plain_hera_and_blocks_hand_each_other_what_they_make(config: Config) ->
     assert not [finding for finding in images if finding.startswith("error")], images
 
 
+def test_blocks_that_hand_on_nothing_are_ordered_by_arrows_as_in_hera(config: Config) -> None:
+    with blocks.pipeline(config) as workflow:
+        first, second = blocks.prepare(task="first"), blocks.prepare(task="second")
+        third = blocks.prepare(task="third", experiment=first.outputs.digest)
+        first.next(second).next(third)
+    assert findings(workflow) == []
+    assert tasks(workflow, "main")["second"]["depends"] == "first"
+    assert set(tasks(workflow, "main")["third"]["depends"].split(" && ")) == {"first", "second"}
+
+
 def test_conditions_read_text_numbers_and_metrics_by_name(config: Config) -> None:
     with blocks.pipeline(config):
         evaluation = blocks.evaluate(blocks.train(blocks.prepare()), task="evaluate-wide")
