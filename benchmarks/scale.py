@@ -43,7 +43,7 @@ class Member(asyncio.Protocol):
 
     def introduce(self, nonce: str) -> None:
         self.send({"nonce": self.id, "proof": handshake.proof(handshake.run_secret(), "worker", nonce, self.id)})
-        hello = {"protocol": PROTOCOL, "id": self.id, "name": self.id, "address": "127.0.0.1:12345", "step": 0}
+        hello = {"protocol": PROTOCOL, "id": self.id, "name": self.id, "address": "127.0.0.1", "step": 0}
         self.send({"join": hello | {"fingerprint": {}, "generation": 0, "group": 0, "peers": []}})
 
     def send(self, message: dict[str, Any]) -> None:
@@ -122,7 +122,7 @@ def listening(port: int) -> None:
 
 def membership_share(port: int, seconds: float = 10.0) -> float:
     """CPU seconds a second of a worker's thread that beats and listens, the rest of the process at rest."""
-    client = Client("127.0.0.1", port, 1, {}, lambda: False)
+    client = Client("127.0.0.1", port, {}, lambda: False)
     threading.Thread(target=client.wait_for_group, args=(0, 0, lambda: False), daemon=True).start()
     time.sleep(1)
     before = resource.getrusage(resource.RUSAGE_SELF)

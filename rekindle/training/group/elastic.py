@@ -11,8 +11,9 @@ import torch
 from rekindle.errors import ConfigError, say
 from rekindle.training.checkpoint import snapshot_file
 from rekindle.training.group import sockets
+from rekindle.training.group.exchange import ExchangeStore
 from rekindle.training.group.interruptible import InterruptibleCaller, release_in_background
-from rekindle.training.group.process_group import CONNECT, GroupView, create, dist
+from rekindle.training.group.process_group import GroupView, create
 from rekindle.training.group.static import StaticGroup
 from rekindle.training.membership.client import Client, report_error
 from rekindle.training.membership.completion import completed_model
@@ -37,9 +38,8 @@ class ElasticGroup(StaticGroup):
         self._sockets: dict[int, str] = {}  # those of the group
         self._lock = threading.Lock()
         self._waker: threading.Thread | None = None
-        # each worker offers a store; the group meets in that of its first member, so no store outlives its use
-        self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-        self.client = Client(*coordinator, self._store.port, fingerprint, lambda: bool(completed_model(spec)))
+        self._store: ExchangeStore | None = None
+        self.client = Client(*coordinator, fingerprint, lambda: bool(completed_model(spec)))
         self.client.on_immediate = self._abort
 
     def form(self, step: int, leaving: threading.Event) -> GroupView | None:
@@ -116,14 +116,11 @@ class ElasticGroup(StaticGroup):
 
         def build() -> tuple[Any, dict[int, str]]:
             before = sockets.open_sockets()
-            host, _, port = addresses[0].rpartition(":")
-            store = dist.TCPStore(host, int(port), is_master=False, timeout=CONNECT, wait_for_workers=False)
-            store = dist.PrefixStore(f"{self.generation}", store)
             pg = create(store, rank, len(addresses), self.device, self.client.address)
-            hosts = {address.rpartition(":")[0] for address in addresses}
             opened = dict(sockets.open_sockets().items() - before.items())
-            return pg, sockets.peer_sockets(hosts, opened, self.client.coordinator[1])
+            return pg, sockets.peer_sockets(set(addresses), opened, self.client.coordinator[1])
 
+        self._store = store = ExchangeStore(self.client, self.generation)
         return self.run(build)
 
     def _abort(self) -> None:

@@ -1,5 +1,6 @@
 """A worker's side of the coordinator's protocol: a thread that listens, sends heartbeats and reconnects."""
 
+import base64
 import contextlib
 import faulthandler
 import json
@@ -25,9 +26,7 @@ COMPLAIN = 60.0  # seconds between two log lines about it
 class Client:
     """What this worker knows of the run's membership. Thread-safe."""
 
-    def __init__(
-        self, host: str, port: int, store_port: int, fingerprint: dict[str, Any], run_complete: Callable[[], bool]
-    ) -> None:
+    def __init__(self, host: str, port: int, fingerprint: dict[str, Any], run_complete: Callable[[], bool]) -> None:
         """`run_complete` is polled while the coordinator is unavailable: it may have exited because of that.
 
         Raises ConfigError if the run has no secret.
@@ -47,7 +46,8 @@ class Client:
         self._left = False
         self.on_immediate: Callable[[], None] = lambda: None
         self._hello = {"protocol": PROTOCOL, "id": self.id, "name": self.name, "fingerprint": fingerprint}
-        self._store_port = store_port
+        self._ours: dict[str, Message] = {}  # what we tell the members of the newest group
+        self._values: dict[str, bytes] = {}  # what all of them tell each other
         self._acked = 0
         self._waiting = True  # for the next group, in none now
         self._error: RekindleError | None = None
@@ -101,6 +101,30 @@ class Client:
             if self._error:
                 raise self._error
             return self.complete
+
+    def put(self, generation: int, key: str, value: bytes) -> None:
+        """Tell the members of that generation's group."""
+        with self._changed:
+            if generation == self.group[0]:
+                self._values[key] = value
+                self._ours[key] = {"put": generation, "key": key, "value": base64.b64encode(value).decode()}
+                self.send(self._ours[key])
+
+    def values(self, generation: int, keys: list[str], seconds: float) -> list[bytes]:
+        """What members of that generation's group have put, waited for. Raises RuntimeError."""
+        with self._changed:
+            if not self._changed.wait_for(lambda: self.has(generation, keys) or self._over(generation), seconds):
+                raise RuntimeError(f"no member has told within {seconds:g} s what {' '.join(keys)} is")
+            if self._over(generation):
+                raise RuntimeError(f"generation {generation} is over")
+            return [self._values[key] for key in keys]
+
+    def has(self, generation: int, keys: list[str]) -> bool:
+        """Whether members of that generation's group have put all of these."""
+        return generation == self.group[0] and self._values.keys() >= set(keys)
+
+    def _over(self, generation: int) -> bool:
+        return self.immediate > generation or self.group[0] > generation or self.must_exit
 
     def send(self, message: Message) -> None:
         """Send to the coordinator; dropped if there is none (a reconnect repeats all that matters)."""
@@ -173,10 +197,12 @@ class Client:
         with self._changed:
             self.address = connection.getsockname()[0]
             group, members = self.group
-            hello = {"address": f"{self.address}:{self._store_port}", "step": self.step, "generation": self.opened}
+            hello = {"address": self.address, "step": self.step, "generation": self.opened}
             hello |= {"group": 0 if self._waiting else group, "peers": [id for id, _ in members]}
             self._socket, self._acked = connection, 0  # an earlier ack may have been lost
             self.send({"join": self._hello | hello})
+            for message in self._ours.values():
+                self.send(message)
         next_heartbeat, pending = time.monotonic() + HEARTBEAT, b""
         while not self.must_exit:
             if select.select([connection], [], [], max(0.0, next_heartbeat - time.monotonic()))[0]:
@@ -194,7 +220,12 @@ class Client:
             if "open" in message:
                 self.opened = max(self.opened, message["open"])
                 self.immediate = max(self.immediate, message["open"] if message["hard"] else 0)
+            elif "put" in message:
+                if message["put"] == self.group[0]:
+                    self._values[message["key"]] = base64.b64decode(message["value"])
             elif "members" in message:
+                if message["generation"] != self.group[0]:
+                    self._ours, self._values = {}, {}
                 self.group = message["generation"], [(id, address) for id, address in message["members"]]
             elif "complete" in message:
                 self.complete = True

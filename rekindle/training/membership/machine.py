@@ -16,6 +16,7 @@ PATIENCE = 1.0  # seconds that a group which starts from nothing waits for the e
 ANSWER = 30.0  # seconds that a worker of a hung group has to acknowledge, which proves that it is not the cause
 FRUITLESS = 3  # groups in a row that broke without a step and without a loss, before the next one is delayed
 CRASHES = 3  # worker errors without a newer step in between, after which the run is given up
+VALUES = 16  # that a member may have for the others of its group, on average
 REMIND = 30.0  # seconds between two log lines about the same wait
 
 
@@ -76,6 +77,7 @@ class Membership:
     fingerprint: dict[str, Any] = field(default_factory=dict)  # of those who are alive, or for good:
     settled: bool = False  # it is that of a group which we have published
     refused_since: float = float("inf")  # workers are refused, and without them there are too few
+    values: dict[str, Message] = field(default_factory=dict)  # what the members of the group have told each other
     expected_members: int = 0  # worth waiting for until `join_deadline`
     join_deadline: float = 0.0
     step: int = -1
@@ -132,6 +134,8 @@ class Membership:
         self.advance(now)
         if before == self.generation and (stray or not self.agreed):
             self.outbox.append((id, {"open": before, "hard": self.immediate or stray}))
+        if not stray:
+            self.outbox += [(id, message) for message in self.values.values()]
 
     def heartbeat(self, now: float, id: str, step: int, busy: bool = False) -> None:
         """A worker is alive, and has made `step` updates."""
@@ -146,6 +150,15 @@ class Membership:
                 self.events.append({"event": "step", "step": step})
         elif busy and id in self.members:
             self.last_progress = now
+
+    def exchange(self, id: str, message: Message) -> None:
+        """A member tells the others of its group something. Raises ValueError if it is too much."""
+        if message["put"] != self.group or id not in self.members:
+            return
+        if len(self.values) >= VALUES * len(self.members):
+            raise ValueError(f"more than {VALUES} values of each member")
+        self.values[message["key"]] = message
+        self.outbox += [(member, message) for member in self.members if member != id]
 
     def ack(self, now: float, id: str, generation: int, step: int) -> None:
         """A worker has left its former group and waits for the members of `generation`."""
@@ -229,7 +242,7 @@ class Membership:
             self._publish(now, members)
 
     def _publish(self, now: float, members: list[str]) -> None:
-        self.members, self.group, self.expected_members = members, self.generation, 0
+        self.members, self.group, self.values, self.expected_members = members, self.generation, {}, 0
         self.last_progress, self.hang_check = now, False
         self.settled, self.refused_since = True, float("inf")
         message = {"members": [[id, self.alive[id].address] for id in members], "generation": self.generation}
@@ -241,6 +254,7 @@ class Membership:
     def _adopt(self, now: float, hello: Message) -> None:
         """A worker knows a generation that we do not: we were restarted, and resume from what it reports."""
         self.generation = self.group = hello["generation"]
+        self.values = {}
         peers = list(dict.fromkeys(hello["peers"]))
         if hello["group"] != self.generation:  # it waits for a member list that may be published or not
             self.members = [id for id in peers if id in self.alive]

@@ -6,7 +6,7 @@ from pydantic import ConfigDict, Field, StringConstraints, TypeAdapter, Validati
 from pydantic_core import from_json
 from typing_extensions import TypedDict  # pydantic needs it before Python 3.12
 
-from rekindle.training.membership.protocol import MAX_TEXT, Message
+from rekindle.training.membership.protocol import MAX_TEXT, MAX_VALUE, Message
 
 Number = Annotated[int, Field(ge=0, lt=2**53)]
 Step = Annotated[int, Field(ge=-1, lt=2**53)]
@@ -52,6 +52,13 @@ class Fault(TypedDict):
 
 
 @with_config(EXACT)
+class Put(TypedDict):
+    put: Number
+    key: Name
+    value: Annotated[str, StringConstraints(max_length=MAX_VALUE, pattern=r"^[A-Za-z0-9+/]*={0,2}\z")]
+
+
+@with_config(EXACT)
 class Leave(TypedDict):
     leave: Name
 
@@ -79,7 +86,7 @@ KINDS: dict[str, Any] = {
     kind: TypeAdapter[Any](form)
     for kind, form in {
         "beat": Heartbeat, "ack": Ack, "join": Join, "fault": Fault, "failed": Failed, "event": Event,
-        "leave": Leave, "done": Done,
+        "put": Put, "leave": Leave, "done": Done,
     }.items()
 }  # fmt: skip
 

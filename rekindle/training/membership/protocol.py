@@ -12,6 +12,7 @@ list is *published* and training resumes. Before all this each side proves that 
                                                                 a while
     {"ack": generation, "step": step}                           after an "open" of that generation
     {"fault": generation}                                       a collective of that generation failed
+    {"put": generation, "key": text, "value": base64}           for the other members of that group: where it listens
     {"leave": reason}                                           last message: it exits on purpose
     {"failed": message, "code": n, "name": x, "temporary": b}   on a connection of its own: why this worker ends
     {"done": sha256}                                            the model is in the object store
@@ -21,6 +22,7 @@ list is *published* and training resumes. Before all this each side proves that 
     {"refused": message}                                        this worker must not take part
     {"open": generation, "hard": bool}                          stop after this step (hard: now), then ack
     {"members": [[id, address], ...], "generation": n}          the group; rank = index in the list
+    {"put": generation, "key": text, "value": base64}           of another member
     {"dropped": "silent" or "hung"}                             last message: join again; hung: end this process
     {"failed": message, "code": exit code}                      the run is given up
     {"complete": true}                                          the run is complete, exit 0
@@ -37,10 +39,11 @@ PROTOCOL = 2  # version of the messages; workers and coordinator of a run must u
 PORT = 23456  # of the coordinator, unless MASTER_PORT says otherwise
 MAX_LINE = 1 << 20  # bytes of a message
 MAX_TEXT = 64 << 10  # characters of an error in it
+MAX_VALUE = 256 << 10  # and of what it has for other members
 
 Message = dict[str, Any]
 Address = tuple[str, int]
-Members = list[tuple[str, str]]  # (id, address of its store) by rank
+Members = list[tuple[str, str]]  # (id, address) by rank
 
 
 def encode(message: Message) -> bytes:

@@ -41,7 +41,7 @@ from rekindle.training.spec import TrainingSpec
 TICK = 0.1  # seconds
 LATE = 0.05  # seconds by which a tick may be late before it counts as a pause of the coordinator
 MAX_STRANGERS = 128  # connections without a proof; each one more ends the oldest
-MAX_UNREAD = 16 * MAX_LINE  # bytes that wait for a peer to read them
+MAX_UNREAD = 64 << 20  # bytes that wait for a peer to read them
 COMPLAIN = 60.0  # seconds between two log lines about them
 
 
@@ -129,6 +129,8 @@ class Coordinator:
             membership.ack(now, worker, message["ack"], message["step"])
         elif kind == "fault":
             membership.report_failure(now, worker, message["fault"])
+        elif kind == "put":
+            membership.exchange(worker, message)
         elif kind == "leave":
             membership.lost(now, worker, "drain")
         elif kind == "done":

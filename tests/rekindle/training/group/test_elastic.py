@@ -15,6 +15,7 @@ from rekindle.errors import ConfigError, GivenUp, RekindleError
 from rekindle.ledger.events import read
 from rekindle.storage import Store
 from rekindle.training.group import elastic, sockets
+from rekindle.training.group.process_group import CONNECT
 from rekindle.training.membership import client, handshake
 from rekindle.training.membership.lease import Lease
 from rekindle.training.membership.protocol import PROTOCOL
@@ -48,7 +49,7 @@ def test_a_second_death_while_the_next_group_is_built_is_not_waited_for(crew: Cr
         for name in (first, second):
             workers[name].process.join()
             workers[name] = crew.worker(name, argv)
-    assert max(seconds) < elastic.CONNECT.total_seconds() / 2, seconds
+    assert max(seconds) < CONNECT.total_seconds() / 2, seconds
 
 
 def members(coordinator: Member) -> set[str]:
@@ -92,7 +93,7 @@ def _publish_and_give_up(server: socket.socket, worker: elastic.ElasticGroup) ->
     nonce = handshake.nonce()
     connection.sendall(json.dumps({"nonce": nonce}).encode() + b"\n")
     connection.sendall(handshake.answer(connection.recv(4096), SECRET.encode(), nonce))
-    members = [[worker.client.id, "127.0.0.1:1"]]
+    members = [[worker.client.id, "127.0.0.1"]]
     for message in ({"open": 1, "hard": False}, {"members": members, "generation": 1}):
         connection.sendall(json.dumps(message).encode() + b"\n")
     while not worker.generation:

@@ -527,6 +527,25 @@ def test_no_claim_of_one_worker_takes_the_run_from_the_others_for_long(claim: di
     assert membership.fingerprint == {"torch": "2"}
 
 
+def test_members_tell_each_other_where_they_listen_and_nobody_else_is_heard() -> None:
+    membership = started("a", "b", "c", "d")
+    membership.join(2, hello("e"))  # stands by
+    membership.outbox.clear()
+    put = {"put": 1, "key": "0", "value": "eA=="}
+    for worker, message in (("e", put), ("a", put | {"put": 0}), ("a", put | {"put": 2})):
+        membership.exchange(worker, message)
+        assert not (membership.outbox or membership.values)
+    membership.exchange("a", put)
+    assert membership.outbox == [(worker, put) for worker in "bcd"]
+    membership.outbox.clear()
+    about = {"generation": 1, "group": 1, "peers": ["a", "b", "c", "d"]}
+    membership.join(3, hello("b", **about))  # its connection broke: it may have missed it
+    assert membership.outbox == [("b", put)]
+    with pytest.raises(ValueError, match="values of each member"):
+        for number in range(1000):
+            membership.exchange("a", put | {"key": f"{number}"})
+
+
 def test_a_full_disk_below_the_log_costs_a_line_and_not_the_run() -> None:
     program = "from rekindle.training.membership.server import log; log('x'); log('y'); print('goes on')"
     with open("/dev/full", "w") as full:

@@ -1,0 +1,64 @@
+"""How the members of a group find each other: by nobody's leave but the coordinator's, and though it dies meanwhile."""
+
+import signal
+import threading
+import time
+from ipaddress import ip_address
+from typing import Any
+
+import psutil
+import pytest
+
+from rekindle.training.membership import handshake
+from rekindle.training.membership.client import Client
+from tests.rekindle.training.crew import SECRET, Crew, Member, flags
+
+
+@pytest.fixture(autouse=True)
+def secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(handshake.VARIABLE, SECRET)
+
+
+def test_a_worker_listens_for_its_group_alone_and_only_at_its_pods_address(crew: Crew) -> None:
+    argv = flags("listening", workers=2, steps=10**6, checkpoint_steps=0)
+    coordinator = crew.coordinator(argv, POD_IP="127.0.0.1")
+    pods = [crew.worker(name, argv, POD_IP=f"127.0.7.{at}") for at, name in enumerate("ab", 1)]
+    crew.until(lambda: " generation 1: " in coordinator.said() and all(len(listeners(pod)) for pod in pods))
+    assert [{str(address) for address in listeners(pod)} for pod in pods] == [{"127.0.7.1"}, {"127.0.7.2"}]
+    assert all(len(listeners(pod)) == 1 for pod in pods), "gloo's, and no store that anybody may write to"
+    assert listeners(coordinator) == [ip_address("127.0.0.1")]
+
+
+def listeners(member: Member) -> list[Any]:
+    connections = psutil.Process(member.process.pid).net_connections("tcp")
+    return [ip_address(entry.laddr.ip) for entry in connections if entry.status == psutil.CONN_LISTEN]
+
+
+def test_what_members_tell_each_other_survives_the_coordinator(crew: Crew) -> None:
+    argv = flags("told-on", workers=2, silence_seconds=5)
+    coordinator = crew.coordinator(argv)
+    port = int(crew.meeting["MASTER_PORT"])
+    a, b = clients = [Client(crew.meeting["MASTER_ADDR"], port, {}, lambda: False) for _ in range(2)]
+    waiting = [threading.Thread(target=one.wait_for_group, args=(0, -1, lambda: False)) for one in clients]
+    for thread in waiting:
+        thread.start()
+    for thread in waiting:
+        thread.join(30)
+    generation = a.group[0]
+    assert b.group == a.group and len(a.group[1]) == 2
+    a.put(generation, "early", b"\0\xff" * 1000)
+    assert b.values(generation, ["early"], 10) == [b"\0\xff" * 1000]
+    coordinator.send(signal.SIGKILL)
+    coordinator.process.join()
+    b.put(generation, "late", b"yes")
+    crew.coordinator(argv)
+    assert a.values(generation, ["early", "late"], 30) == [b"\0\xff" * 1000, b"yes"]
+    with pytest.raises(RuntimeError, match="no member has told within"):
+        a.values(generation, ["never"], 0.1)
+    began = time.monotonic()
+    threading.Timer(0.1, b.report_failure, (generation,)).start()
+    with pytest.raises(RuntimeError, match=f"generation {generation} is over"):
+        a.values(generation, ["never"], 600)
+    assert time.monotonic() - began < 60
+    for one in clients:
+        one.leave()
