@@ -266,6 +266,17 @@ def test_links_lead_somewhere(document: Path) -> None:
         assert (document.parent / target).exists(), target
 
 
+def test_every_page_can_be_reached_from_the_readme() -> None:
+    pages, reached = [ROOT / "README.md"], set[Path]()
+    while pages:
+        reached.add(page := pages.pop())
+        linked = [page.parent / target for target in re.findall(r"\]\((?!http)([^)#]+)", page.read_text())]
+        pages += {path.resolve() for path in linked if path.suffix == ".md"} - reached
+    assert set((ROOT / "docs").glob("*.md")) <= reached
+    shown = "".join(page.read_text() for page in reached)
+    assert [file.name for file in (ROOT / "docs").glob("*.??g") if file.name not in shown] == []
+
+
 def test_folders_that_contributors_are_sent_to_are_there() -> None:
     folders = "rekindle|steps|pipelines|images|tests|docs"
     for path in re.findall(rf"`((?:{folders})/[^`]*)`", (ROOT / "CONTRIBUTING.md").read_text()):

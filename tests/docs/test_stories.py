@@ -14,6 +14,7 @@ from tests.commands import DOCUMENTS, READS, ROOT, blocks, commands, shell, writ
 from tests.docs.pictures import OVERVIEW, TERMINAL, overview
 
 README, TRACKING, SURVIVING = ROOT / "README.md", ROOT / "docs/tracking.md", ROOT / "docs/surviving.md"
+SERVING = ROOT / "docs/serving.md"
 MODEL, PIPELINE = ROOT / "docs/your-own-model.md", ROOT / "docs/your-own-pipeline.md"
 TYPED = {README, TRACKING, SURVIVING, MODEL, PIPELINE}
 WORLD = "simulate://7?cards=150&terminals=300&days=70"
@@ -63,6 +64,9 @@ def test_every_command_of_the_readme_works(tmp_path: Path) -> None:
                 (score,) = json.loads(typed(trial).stdout)["predictions"]
                 assert 0 < score < 1
                 said = [line.split("  ")[0] for line in done.stdout[done.stdout.index("verdict") :].splitlines()]
+                for request in [command for block in blocks(SERVING, "sh") for command in block.commands]:
+                    asked = typed(request.replace("127.0.0.1:8080", trial.split("/")[2]))
+                    assert asked.returncode == 0 and "error" not in json.loads(asked.stdout), request
                 shown = unescape(TERMINAL.read_text()).replace("\xa0", " ")
                 assert all(f">{word} " in shown for word in said), "python -m tests.docs.pictures"
             if command.startswith("rekindle run configs/demo.yaml --set"):

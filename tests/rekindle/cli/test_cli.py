@@ -1,5 +1,6 @@
 """The command `rekindle` as a user meets it: real processes, their output and exit codes."""
 
+import contextlib
 import json
 import os
 import pty
@@ -82,15 +83,26 @@ def test_help_lists_every_command_once_by_what_one_wants_to_do_and_cuts_nothing_
         assert all(line.endswith(".") and not line.endswith("...") for line in lines)
 
 
-@pytest.mark.parametrize("name", commands.commands)
+def every_command(group: click.Group, above: str = "") -> Iterator[tuple[str, click.Command]]:
+    for name, command in group.commands.items():
+        yield f"{above}{name}", command
+        if isinstance(command, click.Group):
+            yield from every_command(command, f"{above}{name} ")
+
+
+@pytest.mark.parametrize("name", dict(every_command(commands)))
 def test_every_command_has_help_with_an_example_that_parses_and_is_in_the_docs(name: str):
-    command = commands.commands[name]
+    command = dict(every_command(commands))[name]
     text = command.get_help(click.Context(command, info_name=name))
     examples = re.findall(r"^\s+rekindle (.*)$", text.partition("Example:")[2], re.MULTILINE)
-    assert examples
+    assert examples and name in " ".join(examples)
     for example in examples:
-        called, *args = shlex.split(example.partition("|")[0])
-        commands.commands[called].make_context(called, args)
+        called: click.Command = commands
+        args = shlex.split(example.partition(" | ")[0])
+        while isinstance(called, click.Group):
+            called, args = called.commands[args[0]], args[1:]
+        with contextlib.suppress(click.exceptions.Exit):  # of --help
+            called.make_context(name, args)
     documents = "\n".join(path.read_text() for path in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
     assert f"rekindle {name}" in documents
 
