@@ -2,6 +2,7 @@
 # make test-cluster: the tests that need a cluster, in a namespace of their own; tests/cluster/conftest.py says what to set.
 # make chaos: 200 runs are killed, stopped and starved by seeded schedules, and must give the weights of undisturbed ones
 #   (N=1000: so many. SEED=17: that one alone, with all that happens in it).
+# make fuzz: what parses strangers' bytes meets generated ones, for a minute (SECONDS=3600: an hour. SEED=17: these).
 # make scan: checkov looks at all that is rendered, and at the Dockerfiles.
 PYTHON ?= python3
 VENV := .venv
@@ -10,7 +11,7 @@ UV := uv==0.13.9
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 export UV_PROJECT_ENVIRONMENT = $(VENV)
 
-.PHONY: install run test test-cluster chaos check scan clean
+.PHONY: install run test test-cluster chaos check scan fuzz clean
 
 install: $(VENV)/.installed
 
@@ -44,6 +45,9 @@ check: install
 # checkov has 70 dependencies: uv gives it an environment of its own
 scan: install
 	@$(BIN)/python -m tests.scan
+
+fuzz: install
+	@$(BIN)/python -m tests.fuzz $(if $(SECONDS),--seconds $(SECONDS)) $(if $(SEED),--seed $(SEED))
 
 clean:
 	@test ! -x $(BIN)/rekindle || $(BIN)/rekindle down

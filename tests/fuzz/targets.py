@@ -1,0 +1,260 @@
+"""What parses strangers' bytes, each with what it may answer. A case that raises, hangs or does harm is a fault."""
+
+import gzip
+import hashlib
+import io
+import json
+import os
+import random
+import shutil
+import socket
+import stat
+import tarfile
+import tempfile
+import time
+import zipfile
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal
+from urllib.parse import parse_qsl, quote, unquote_to_bytes, urlsplit
+
+import yaml
+from pydantic import BaseModel, Field
+
+from rekindle.argo.manifest.read import documents
+from rekindle.argo.validate import lint
+from rekindle.errors import ConfigError, DataError
+from rekindle.local.pods.archives import ArchiveError, is_tarball, unpack_tar, unpack_zip
+from rekindle.local.services.s3 import Handler
+from rekindle.local.services.s3_files import BLOCK, Files
+from rekindle.local.services.signatures import Signature, signing_key
+from rekindle.serving.validation import parse
+from tests.fuzz.mutation import changed, mutated
+from tests.rekindle.local.test_mutated import EVERYTHING
+
+Case = Callable[[random.Random], None]
+
+
+def archives(folder: Path) -> Case:
+    """Tarballs and zips, unpacked."""
+    outside, place = folder / "outside", folder / "place"
+    outside.write_text("precious")
+    place.mkdir()
+    kinds = [b"0", b"5", b"2", b"1", b"3", b"S", b"L", b"x", b"g"]
+    names = ["a", "a/b", "l", "l/x", "../outside", "x" * 150, "/tmp/x"]
+    seeds = []
+    for number in range(40):
+        chance = random.Random(number)
+        packed = io.BytesIO()
+        form: Any = chance.choice([tarfile.GNU_FORMAT, tarfile.PAX_FORMAT, tarfile.USTAR_FORMAT])
+        with tarfile.open(fileobj=packed, mode="w", format=form) as tar:
+            for _ in range(chance.randrange(1, 5)):
+                info = tarfile.TarInfo(chance.choice(names))
+                info.type, info.linkname = (
+                    chance.choice(kinds[:6]),
+                    chance.choice([".", "..", "a", "l/..", "../outside"]),
+                )
+                info.size = 700 if info.isreg() else 0
+                with suppress(ValueError):
+                    tar.addfile(info, io.BytesIO(b"x" * info.size))
+        seeds.append(packed.getvalue()[:6000])
+    zips = []
+    for number in range(8):
+        packed = io.BytesIO()
+        with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED if number % 2 else zipfile.ZIP_STORED) as archive:
+            for name in names[: 1 + number % 5]:
+                archive.writestr(name, b"x" * 50 * number)
+        zips.append(packed.getvalue())
+
+    def case(chance: random.Random) -> None:
+        archive, target = place / "in.tmp", place / "in"
+        if zipped := chance.random() < 0.2:
+            archive.write_bytes(mutated(chance.choice(zips), chance, zips))
+        else:
+            data = mutated(chance.choice(seeds), chance, seeds)
+            if chance.random() < 0.9:
+                data = b"".join(_with_checksum(data[at : at + 512]) for at in range(0, len(data), 512))
+            packed = gzip.compress(data, 1)
+            archive.write_bytes(packed if chance.random() < 0.9 else mutated(packed, chance, seeds))
+            is_tarball(archive)
+        with suppress(ArchiveError):
+            (unpack_zip if zipped else unpack_tar)(archive, target)
+        assert outside.read_text() == "precious"
+        archive.unlink(missing_ok=True)
+        if target.is_dir():
+            for path in [target, *target.rglob("*")]:
+                mode = path.lstat().st_mode
+                assert stat.S_ISREG(mode) or stat.S_ISDIR(mode) or stat.S_ISLNK(mode), path
+                assert Path(os.path.realpath(path)).is_relative_to(target), path
+            shutil.rmtree(target)
+        target.unlink(missing_ok=True)
+        assert os.listdir(place) == [] and sorted(os.listdir(folder)) == ["outside", "place"]
+
+    return case
+
+
+def _with_checksum(block: bytes) -> bytes:
+    """A block of a tarball, as a header whose checksum is right if it was one."""
+    if block[257:262] != b"ustar" or len(block) < 512:
+        return block
+    bare = block[:148] + b" " * 8 + block[156:]
+    return bare[:148] + b"%06o\0 " % sum(bare) + bare[156:]
+
+
+KEYS = ("key", "secret")
+XML = b"<Delete><Object><Key>a</Key></Object></Delete>"
+PARTS = b"<CompleteMultipartUpload><Part><PartNumber>1</PartNumber><ETag>x</ETag></Part></CompleteMultipartUpload>"
+CHUNKS = b"3\r\nabc\r\n0\r\nx-amz-checksum-crc32:NSRBwg==\r\n\r\n"
+STREAM = {"x-amz-content-sha256": "STREAMING-UNSIGNED-PAYLOAD-TRAILER", "x-amz-trailer": "x-amz-checksum-crc32"}
+REQUESTS: list[tuple[str, str, dict[str, str], bytes]] = [
+    ("GET", "/data/a", {"Range": "bytes=0-1"}, b""),
+    ("GET", "/data?list-type=2&prefix=a&max-keys=2&delimiter=/&continuation-token=YQ==", {}, b""),
+    ("GET", "/data/a?response-content-type=text/plain", {"If-None-Match": '"x"'}, b""),
+    ("PUT", "/data/a", {"x-amz-meta-who": "me", "Content-Type": "text/plain"}, b"abc"),
+    ("PUT", "/data/b", {"x-amz-copy-source": "/data/a"}, b""),
+    ("PUT", "/data/a", {"x-amz-decoded-content-length": "3", "Content-Encoding": "aws-chunked", **STREAM}, CHUNKS),
+    ("PUT", "/data/a?partNumber=1&uploadId=0", {"Content-MD5": "kAFQmDzST7DWlj99KOF/cg=="}, b"abc"),
+    ("POST", "/data/a?uploads", {}, b""),
+    ("POST", "/data/a?uploadId=0", {}, PARTS),
+    ("POST", "/data?delete", {}, XML),
+    ("DELETE", "/data/a", {}, b""),
+    ("HEAD", "/data", {}, b""),
+]
+
+
+def s3_requests(folder: Path) -> Case:
+    """Requests to the object store: whole heads as its connections hand them on, signed or not, and bodies."""
+    files = Files(folder / "s3")
+    files.create("data")
+    buffer = memoryview(bytearray(BLOCK))
+
+    def case(chance: random.Random) -> None:
+        method, target, headers, body = chance.choice(REQUESTS)
+        headers, others = {"Host": "h", **headers}, [body, XML, PARTS, CHUNKS]
+        if chance.random() < 0.4:
+            target = mutated(target.encode(), chance, others).decode("latin-1")
+        if chance.random() < 0.4:
+            name = chance.choice(list(headers))
+            headers[name] = mutated(headers[name].encode(), chance, others).decode("latin-1")
+        if chance.random() < 0.5:
+            body = mutated(body, chance, others)
+        headers |= {"Content-Length": str(len(body))}
+        if chance.random() < 0.9:
+            with suppress(ValueError, UnicodeError):
+                headers |= _signature(method, target, headers)
+        lines = [f"{method} {target} HTTP/1.1", *(f"{name}: {value}" for name, value in headers.items()), "", ""]
+        head = "\r\n".join(lines).encode("latin-1", "replace")
+        if chance.random() < 0.1:
+            head = mutated(head, chance, others)
+        status = exchange(head.partition(b"\r\n\r\n")[0] + b"\r\n\r\n", body)
+        assert status != 500, (head, body)
+
+    def exchange(head: bytes, body: bytes) -> int:
+        client, server = socket.socketpair()
+        with client, server:
+            client.settimeout(5)
+            server.settimeout(5)
+            client.sendall(body)
+            client.shutdown(socket.SHUT_WR)
+            with suppress(ConnectionError):
+                Handler(server, head, KEYS, buffer, files)
+            server.close()
+            answer = b""
+            with suppress(ConnectionError):  # a body that was not read
+                while part := client.recv(1 << 16):
+                    answer += part
+        last = answer.rpartition(b"HTTP/1.1 ")[2]
+        return int(last[:3]) if last[:3].isdigit() else 0
+
+    return case
+
+
+def _signature(method: str, target: str, headers: dict[str, str]) -> dict[str, str]:
+    date = datetime.fromtimestamp(time.time(), UTC).strftime("%Y%m%dT%H%M%SZ")
+    scope = f"{date[:8]}/us-east-1/s3/aws4_request"
+    signed = {"x-amz-content-sha256": "UNSIGNED-PAYLOAD", **headers, "x-amz-date": date}
+    signed = {
+        name.lower(): value for name, value in signed.items() if name == "Host" or name.lower().startswith("x-amz-")
+    }
+    url = urlsplit(target)
+    pairs = parse_qsl(url.query, keep_blank_values=True)
+    query = "&".join(sorted(f"{quote(name, safe='-_.~')}={quote(value, safe='-_.~')}" for name, value in pairs))
+    names = sorted(signed)
+    lines = [f"{name}:{' '.join(signed[name].split())}" for name in names]
+    path = quote(unquote_to_bytes(url.path), safe="/-_.~")
+    text = "\n".join([method, path, query, *lines, "", ";".join(names), signed["x-amz-content-sha256"]])
+    made = Signature(signing_key(KEYS[1], scope), date, scope)
+    signature = made.next("", hashlib.sha256(text.encode("latin-1")).hexdigest())
+    credential = f"AWS4-HMAC-SHA256 Credential={KEYS[0]}/{scope}"
+    added = {name: signed[name] for name in ("x-amz-date", "x-amz-content-sha256")}
+    return added | {"Authorization": f"{credential}, SignedHeaders={';'.join(names)}, Signature={signature}"}
+
+
+def manifests(folder: Path) -> Case:
+    """Files for `rekindle run --manifest`, read and linted."""
+    whole = yaml.safe_load(EVERYTHING)
+    parts = [
+        whole | {"spec": whole["spec"] | {"templates": [template], "entrypoint": template["name"]}}
+        for template in whole["spec"]["templates"]
+    ]
+    small = "kind: Workflow\nmetadata: {name: w}\nspec:\n  entrypoint: a\n  templates:\n  - {name: a, suspend: {}}\n"
+    texts = [small.encode(), json.dumps(parts[-1]).encode()]
+
+    def case(chance: random.Random) -> None:
+        if chance.random() < 0.5:
+            text = mutated(chance.choice(texts), chance, texts).decode(errors="replace")
+        else:
+            value = chance.choice(parts)
+            for _ in range(chance.randrange(1, 4)):
+                value = changed(value, chance)
+            text = json.dumps(value)
+        try:
+            for manifest in documents(text):
+                lint(manifest)
+        except ConfigError as error:
+            assert len(str(error)) < 10_000
+
+    return case
+
+
+class Instance(BaseModel):
+    id: int | str
+    amount: float = Field(ge=0)
+    at: datetime | None = None
+    kind: Literal["a", "b"] = "a"
+    more: list[dict[str, float]] = Field(default_factory=list)
+
+
+class Request(BaseModel):
+    instances: list[Instance] = Field(min_length=1, max_length=50)
+
+
+def http_bodies(folder: Path) -> Case:
+    """Bodies of requests for predictions."""
+    example = {"id": "a", "amount": 1.5, "at": "2026-01-01T00:00:00Z", "kind": "b", "more": [{"x": 1}]}
+    seeds = [json.dumps({"instances": [example] * count}).encode() for count in (1, 3)]
+
+    def case(chance: random.Random) -> None:
+        body = mutated(chance.choice(seeds), chance, seeds)
+        if chance.random() < 0.3:
+            body = json.dumps(changed({"instances": [example, example]}, chance)).encode()
+        if chance.random() < 0.1:
+            body = body.replace(b"1.5", b"1" + b"0" * chance.randrange(5000))
+        try:
+            parse(Request, body)
+        except DataError as error:
+            assert len(str(error)) < 10_000 and not {"\x1b", "\0"} & set(str(error))
+
+    return case
+
+
+TARGETS: dict[str, Callable[[Path], Case]] = {
+    "archives": archives, "s3 requests": s3_requests, "manifests": manifests, "http bodies": http_bodies,
+}  # fmt: skip
+
+
+def scratch() -> Path:
+    """A directory in memory, if there is one."""
+    return Path(tempfile.mkdtemp(prefix="rekindle-fuzz-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None))

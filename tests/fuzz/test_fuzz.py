@@ -1,0 +1,13 @@
+"""What a stranger can send is refused in a sentence, whatever it is: the short part of `make fuzz`."""
+
+import pytest
+
+from tests.fuzz.run import run
+from tests.fuzz.targets import TARGETS
+
+CASES = {"archives": 600, "s3 requests": 1000, "manifests": 300, "http bodies": 3000}
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_generated_bytes_do_no_harm(name: str) -> None:
+    assert run(name, seed=18, count=CASES[name])[0] == CASES[name]
