@@ -219,22 +219,24 @@ def prepare(workload: Any, data: DataConfig, out: Path) -> tuple[Prepared, str]:
     out.mkdir(parents=True)
     try:
         prepared = workload.prepare(data, out)
-        digest, text = _record(prepared, out)
         total = prepared.rows + prepared.rejected
         if prepared.rejected > data.tolerated_rejects * total:
             raise DataError(
                 f"{prepared.rejected:,} of {total:,} rows were rejected: more than data.tolerated_rejects "
                 f"({data.tolerated_rejects:g} of them). Correct the data, or raise it."
             )
-        (out / DATASET).write_text(text)
+        digest = record_dataset(out, prepared)
     except BaseException:
         shutil.rmtree(out, ignore_errors=True)
         raise
     return prepared, digest
 
 
-def _record(prepared: Any, out: Path) -> tuple[str, str]:
-    """The dataset's digest, and its dataset.json."""
+def record_dataset(out: Path, prepared: Prepared) -> str:
+    """Write the dataset.json of a dataset whose other files are in `out`; gives its digest. Raises DataError.
+
+    `prepare` needs none; a step that makes a dataset of another one ends with it.
+    """
     if not isinstance(prepared, Prepared):
         raise DataError(f"`prepare` returned {type(prepared).__name__}: it must return rekindle.Prepared(rows=...).")
     if not any(out.iterdir()):
@@ -245,7 +247,8 @@ def _record(prepared: Any, out: Path) -> tuple[str, str]:
         text = json.dumps(record, indent=1, allow_nan=False)
     except (TypeError, ValueError) as error:
         raise DataError(f"the facts of `prepare` are not JSON ({error}): give numbers, texts, lists.") from error
-    return digest, text + "\n"
+    (out / DATASET).write_text(text + "\n")
+    return digest
 
 
 def dataset_facts(path: Path) -> dict[str, Any]:
@@ -257,9 +260,9 @@ def dataset_facts(path: Path) -> dict[str, Any]:
 
 
 def _digest(folder: Path) -> str:
-    """sha256 over the names and contents of all files."""
+    """sha256 over the names and contents of all files but dataset.json."""
     digest = hashlib.sha256()
-    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+    for path in sorted(path for path in folder.rglob("*") if path.is_file() and path != folder / DATASET):
         with path.open("rb") as file:
             content = hashlib.file_digest(file, "sha256").hexdigest()
         digest.update(f"{path.relative_to(folder)}\0{content}\n".encode())

@@ -42,7 +42,8 @@ def prepare(*, task: str = "", **inputs: Any) -> Block:
 def train(data: Block, *, task: str = "", train: Any = None, model: Any = None, **inputs: Any) -> Block:
     """Train on a dataset: a PyTorchJob of workers that come and go. Output: model.
 
-    `train` and `model` are sections of the config (default: its own); `inputs` may give dataset, digest and run_id.
+    `train` and `model` are sections of the config (default: its own); `inputs` may give dataset, digest, run_id, and
+    `start`, the model_uri of a release to begin with.
     """
     made = current()
     config = made.config
@@ -50,13 +51,14 @@ def train(data: Block, *, task: str = "", train: Any = None, model: Any = None, 
     check_section("model", model, Section)
     section = train or config.train
     given = {name: inputs.pop(name, None) or handed(data, name) for name in ("dataset", "digest", "run_id")}
+    given |= {"start": inputs.pop("start")} if inputs.get("start") else {}
     if not isinstance(given["dataset"], Stored):
         refuse("a training finds its dataset by key: give the artifact of a block, as in TASK.outputs.dataset.")
     name = made.name(task, "train")
     fields = load("steps.train").Inputs.model_fields
     values = {"workload": config.workload, "model": model or config.model, **inputs}
     values |= {"dataset": given["dataset"].key, "out": key(name, MODEL), "checkpoints": key(name, CHECKPOINTS)}
-    tags = {field: f"{{{{inputs.parameters.{field}}}}}" for field in ("digest", "run_id")}
+    tags = {field: _input(field) for field in given if field != "dataset"}
     values = dict(section) | values | tags
     reject_unknown(name, values, fields)
     bound(name, inputs, fields)

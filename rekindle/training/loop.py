@@ -28,7 +28,7 @@ from rekindle.training.metrics import Metrics
 from rekindle.training.numerics import autocast, fingerprint, pick_device
 from rekindle.training.sampler import Sampler, mix
 from rekindle.training.spec import TrainingSpec, check_training
-from rekindle.training.state import State, weights_sha256
+from rekindle.training.state import State, load_weights, weights_sha256
 from rekindle.training.validation import Subset, Validation, split
 from rekindle.workload import Workload, dataset_facts, load
 
@@ -77,6 +77,10 @@ class Training:
         self.model = self.workload.model(section, dataset_facts(path))
         if not isinstance(self.model, torch.nn.Module):
             raise ConfigError(f"model(section, facts) gave {self.model!r}: it must return a torch.nn.Module.")
+        if spec.start:
+            retry_until(
+                lambda: load_weights(self.model, self.store, spec.start), leaving, "for the weights to begin with"
+            )
         self.make_optimizer = getattr(self.workload, "optimizer", None)
         self.state = State(self.model, spec, device, self.make_optimizer)
         # torch.manual_seed itself takes 0.1 ms, and some memory each time, for devices that are not there

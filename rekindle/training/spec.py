@@ -149,6 +149,7 @@ class TrainingSpec(StepInputs, TrainConfig):
     digest: str = Field(description="the dataset's identity, as `prepare` gave it")
     out: str = Field(description="key prefix for the trained model")
     checkpoints: str = Field(description="key prefix for this run's checkpoints")
+    start: str = Field("", description="key prefix of a release whose weights the training begins with (empty: none)")
     run_id: str = Field("", description="MLflow run for the metrics (empty: none)")
     part: str = Field("", description="what the names of its metrics begin with, if the run has several trainings")
 
@@ -160,7 +161,8 @@ class TrainingSpec(StepInputs, TrainConfig):
 
     def identity(self) -> dict[str, Any]:
         """What the weights are a function of, apart from the machine: see `fingerprint`."""
-        return {"workload": self.workload, "model": self.model, "train": super().identity(), "digest": self.digest}
+        facts = {"workload": self.workload, "model": self.model, "train": super().identity(), "digest": self.digest}
+        return facts | ({"start": self.start} if self.start else {})
 
     def identity_hash(self) -> str:
         """sha256 of the identity: marks a run's checkpoints and model."""

@@ -12,9 +12,11 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from safetensors.torch import load
 from torch import Tensor, nn
 
-from rekindle.errors import ConfigError
+from rekindle.errors import ConfigError, DataError, say
+from rekindle.storage import NotFound, Store
 from rekindle.training.buffers import ALIGN, Buffers
 from rekindle.training.optimizers import FusedAdamW, Rate, TorchOptimizer
 from rekindle.training.spec import TrainConfig
@@ -168,6 +170,24 @@ def _trainable(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
     if not named:
         raise ConfigError("the model has no parameter to train: all are frozen, or there is none.")
     return named
+
+
+def load_weights(model: nn.Module, store: Store, prefix: str) -> None:
+    """Copy into `model` those weights of the release at `prefix` that it has with the same shape.
+
+    Raises DataError if there is no release, or it has none of them.
+    """
+    try:
+        released = load(store.get(f"{prefix.rstrip('/')}/model.safetensors"))
+    except NotFound as error:
+        raise DataError(f"there are no weights to begin with: {error}") from error
+    own = model.state_dict()
+    taken = {name: value for name, value in released.items() if name in own and own[name].shape == value.shape}
+    if not taken:
+        raise DataError(f"the model has none of the weights of {store.uri(prefix)}, by name and shape: give another.")
+    model.load_state_dict(taken, strict=False)
+    fresh = ", ".join(own.keys() - taken.keys())
+    say(f"{len(taken)} of {len(own)} tensors begin with those of {prefix}" + (f"; fresh: {fresh}" if fresh else ""))
 
 
 def weights_sha256(tensors: Mapping[str, Tensor]) -> str:

@@ -7,6 +7,9 @@ for some, the most likely next bytes. Architecture: A. Radford and others, Langu
 Learners (2019).
 """
 
+import argparse
+import ast
+import inspect
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -22,7 +25,9 @@ START = 0  # the byte before a text
 
 
 class Data(DataConfig):
-    source: str = Field("python://topics", description="a text file in UTF-8, or the language reference of this Python")
+    source: str = Field(
+        "python://topics", description="a text file in UTF-8, python://topics (its language reference) or python://code"
+    )
     test_share: float = Field(0.1, gt=0, lt=1, description="share of the text, the end of it, that judges the model")
     window: int = Field(64, ge=8, le=1024, description="bytes that the model sees at once")
 
@@ -59,6 +64,8 @@ def prepare(data: Data, out: Path) -> Prepared:
         from pydoc_data.topics import topics
 
         text = "\n\n".join(topics[name] for name in sorted(topics)).encode()
+    elif data.source == "python://code":
+        text = b"\n\n".join(Path(module.__file__ or "").read_bytes() for module in (argparse, ast, inspect))
     else:
         try:
             text = Path(data.source).read_text().encode()

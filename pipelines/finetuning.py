@@ -1,0 +1,32 @@
+"""A model that begins with the weights of another model's champion.
+
+rekindle run configs/language.yaml && rekindle run configs/finetuning.yaml
+"""
+
+from typing import Any
+
+from pydantic import Field
+
+import rekindle
+from rekindle import Section, blocks
+
+
+class Finetuning(Section):
+    base: str = Field(default="language", description="model with whose champion's weights the training begins")
+
+
+class Config(rekindle.Config):
+    finetuning: Finetuning = Finetuning()
+
+
+def build(config: Config) -> Any:
+    """The pipeline of `config`."""
+    with blocks.pipeline(config) as workflow:
+        data = blocks.prepare()
+        base = blocks.step("steps.champion", name=config.finetuning.base)
+        model = blocks.train(data, start=base.outputs.model_uri)
+        with blocks.group("decide", mutex=config.name):
+            evaluation = blocks.evaluate(model)
+            with blocks.group("ship", when=evaluation.outputs.verdict == "release"):
+                blocks.verify(blocks.deploy(blocks.release(evaluation)))
+    return workflow

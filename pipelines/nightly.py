@@ -1,0 +1,42 @@
+"""Two networks on more images: a step of one's own between prepare and train, and the better network is released.
+
+rekindle run configs/nightly.yaml
+"""
+
+from typing import Any
+
+from pydantic import Field
+
+import rekindle
+from rekindle import Section, blocks
+
+
+class Nightly(Section):
+    channels: tuple[int, int] = Field(default=(8, 16), description="of the two networks")
+
+
+class Config(rekindle.Config):
+    nightly: Nightly = Nightly()
+
+
+def build(config: Config) -> Any:
+    """The pipeline of `config`."""
+    with blocks.pipeline(config) as workflow:
+        data = blocks.prepare()
+        images = blocks.step("steps.shifted", dataset=data.outputs.dataset)
+        models = [
+            blocks.train(
+                images,
+                task=f"train-{name}",
+                model=config.model.model_copy(update={"channels": channels}),
+                run_id=data.outputs.run_id,
+            )
+            for name, channels in zip(("small", "wide"), config.nightly.channels, strict=True)
+        ]
+        with blocks.group("decide", mutex=config.name):
+            small, wide = (blocks.evaluate(model) for model in models)
+            better = small.outputs.metrics["accuracy"] >= wide.outputs.metrics["accuracy"]
+            for name, evaluation, wins in (("small", small, better), ("wide", wide, ~better)):
+                with blocks.group(f"ship-{name}", when=(evaluation.outputs.verdict == "release") & wins):
+                    blocks.verify(blocks.deploy(blocks.release(evaluation)))
+    return workflow

@@ -1,0 +1,25 @@
+"""What lies directly below a prefix of the object store, files and folders, to run a step for each.
+
+rekindle step steps.listing --prefix=incoming/october --output keys=keys.json
+"""
+
+from pydantic import Field
+
+from rekindle import DataError, StepInputs, StepOutputs, Store
+
+
+class Inputs(StepInputs):
+    prefix: str = Field(description="key prefix in the bucket")
+
+
+class Outputs(StepOutputs):
+    keys: list[str] = Field(description="in order; each a file, or a folder")
+
+
+def run(inputs: Inputs) -> Outputs:
+    """Raises DataError if nothing is there."""
+    store, prefix = Store.from_env(), inputs.prefix.strip("/") + "/"
+    keys = list(dict.fromkeys(prefix + entry.key.removeprefix(prefix).split("/")[0] for entry in store.list(prefix)))
+    if not keys:
+        raise DataError(f"{store.uri(prefix)} holds nothing: correct the prefix, or put the files there.")
+    return Outputs(keys=keys)

@@ -1,0 +1,110 @@
+"""The example pipelines, each run from its config as a reader of the docs would run it."""
+
+import json
+import shutil
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rekindle.storage import Store
+from tests.commands import ROOT, shell
+
+pytestmark = pytest.mark.timeout(400)  # whole runs
+Run = Callable[..., dict[str, Any]]
+QUICK = "train.steps=60 gate.minimum.accuracy=0.3"
+
+
+@pytest.fixture
+def typed(tmp_path: Path, s3_environment: dict[str, str], mlflow_server: str) -> Iterator[Any]:
+    shutil.copytree(ROOT / "configs", tmp_path / "configs")
+    with shell(tmp_path, **s3_environment, MLFLOW_TRACKING_URI=mlflow_server) as typed:
+        yield typed
+
+
+@pytest.fixture
+def run(typed: Any) -> Run:
+    def run(name: str, settings: str = "", code: int = 0) -> dict[str, Any]:
+        sets = " ".join(f"--set {setting}" for setting in settings.split())
+        done = typed(f"rekindle run configs/{name}.yaml {sets} -o json")
+        assert done.returncode == code, done.stderr
+        return json.loads(done.stdout)
+
+    return run
+
+
+def fetched(url: str) -> Any:
+    with urllib.request.urlopen(url) as answer:
+        return json.load(answer)
+
+
+def finished(result: dict[str, Any]) -> set[str]:
+    return {step["name"] for step in result["steps"] if step["phase"] == "Succeeded"}
+
+
+def test_of_two_networks_the_better_one_is_released_and_serves(run: Run, s3: Store) -> None:
+    result = run("nightly", QUICK)
+    shipped = {name.split(".")[1] for name in finished(result) if name.startswith("decide.ship-")}
+    assert len(shipped) == 1
+    served = fetched(f"{result['endpoint']}/v1/models/nightly")
+    models = {
+        f"ship-{name}": json.loads(s3.get(f"{result['workflow']}/train-{name}/model/model.json"))
+        for name in ("small", "wide")
+    }
+    assert [models[name]["sha256"] for name in shipped] == [served["sha256"]]
+    assert models["ship-small"]["model"]["channels"] == 8 and models["ship-wide"]["model"]["channels"] == 16
+    made, larger = (
+        json.loads(s3.get(f"{result['workflow']}/{task}/dataset/dataset.json")) for task in ("prepare", "shifted")
+    )
+    assert larger["rows"] > 3 * made["rows"] and larger["digest"] == models["ship-small"]["digest"] != made["digest"]
+
+
+def test_a_month_of_files_is_scored_as_the_server_would(typed: Any, run: Run, s3: Store) -> None:
+    endpoint = run("digits", QUICK)["endpoint"]
+    example = fetched(f"{endpoint}/v1/models/digits/example")
+    body = json.dumps(example).encode()
+    request = urllib.request.Request(f"{endpoint}/v1/models/digits:predict", body, {"content-type": "application/json"})
+    with urllib.request.urlopen(request) as answer:
+        (prediction,) = json.load(answer)["predictions"]
+    line = json.dumps(example["instances"][0]).encode() + b"\n"
+    for day, rows in (("01", 1), ("03/early", 2), ("03/late", 150)):
+        s3.put(f"october/{day}", rows * line)
+    result = run("scoring", "scoring.files=october")
+    scored = {entry.key.rpartition("/")[2]: entry.key for entry in s3.list(f"{result['workflow']}/score/")}
+    lines = {name: s3.get(key).decode().splitlines() for name, key in scored.items()}
+    assert {name: len(part) for name, part in lines.items()} == {"01": 1, "early": 2, "late": 150}
+    assert all(json.loads(text) == prediction for part in lines.values() for text in part)
+    s3.put("october/04", line + b'{"pixels": 1}\n')
+    failed = run("scoring", "scoring.files=october", code=1)
+    assert "04, lines 1 to 2: instances[1].pixels" in typed(f"rekindle logs {failed['workflow']} score").stdout
+
+
+def test_a_training_begins_with_the_weights_of_a_release(typed: Any, run: Run, s3: Store) -> None:
+    base = run("language", "train.steps=40 gate.maximum.bits_per_byte=9")
+    typed("rekindle down")  # the other model gets its port
+    one_step = "train.steps=1 train.learning_rate=1e-9 gate.maximum.bits_per_byte=0.1"
+    tuned = run("finetuning", one_step, code=3)
+    fresh = run("language", f"{one_step} data.source=python://code", code=3)
+    metric = "bits_per_byte"
+    assert tuned["metrics"][metric] < fresh["metrics"][metric] - 0.5  # it knows what its base knew
+    description = json.loads(s3.get(f"{tuned['workflow']}/train/model/model.json"))
+    assert description["start"].startswith("releases/language/") and description["sha256"] != base["model_sha256"]
+
+
+def test_a_model_waits_for_approval_and_is_released_by_it(typed: Any, tmp_path: Path) -> None:
+    sets = "--set train.steps=60 --set gate.minimum.accuracy=0.3"
+    typed(f"(rekindle run configs/approval.yaml {sets} -o json > result.json 2> log.txt &)")
+    log = tmp_path / "log.txt"
+    while "rekindle resume" not in log.read_text():
+        time.sleep(0.2)
+    name = next(word for word in log.read_text().split() if word.startswith("approved-"))
+    steps = json.loads(typed(f"rekindle status {name} -o json").stdout)["steps"]
+    assert "decide.ship.release" not in {step["name"] for step in steps}
+    assert typed(f"rekindle resume {name}").returncode == 0
+    while not (tmp_path / "result.json").read_text().strip().endswith("}"):
+        time.sleep(0.2)
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert result["verdict"] == "release" and "decide.ship.verify" in finished(result)
