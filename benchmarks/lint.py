@@ -84,7 +84,8 @@ def block_seconds(config: Config, tasks: int) -> float:
             data = blocks.prepare()
             for number in range(tasks - 1):
                 outputs = data.outputs
-                given = {"dataset": outputs.dataset, "model": outputs.dataset, "run_id": outputs.run_id}
+                given = {"workload": config.workload, "dataset": outputs.dataset, "model": outputs.dataset}
+                given |= {"run_id": outputs.run_id}
                 if number % 10:
                     blocks.step("steps.evaluate", inputs=given)
                 else:

@@ -26,7 +26,6 @@ from rekindle.sections import Section
 from rekindle.serving.config import ServeConfig
 from rekindle.step import load
 from rekindle.training.spec import TrainConfig
-from rekindle.workload import load as load_workload
 
 OBJECTS = "deployment,service"  # what `deploy` makes, both of one name
 
@@ -102,9 +101,7 @@ def evaluate(model: Block, *, task: str = "", **inputs: Any) -> Block:
     ours = {"workload": config.workload, "name": config.name, **dict(config.gate)}
     taken = _taken(model, inputs, "run_id", "dataset", "model")
     judged = _after(model, step("steps.evaluate", task=task, inputs=ours | taken | inputs))
-    workload = load_workload(config.workload)
-    if not hasattr(workload, "evaluate"):  # or it alone knows what it gives
-        judged.outputs.metrics.known = {metric.name for metric in workload.metrics}
+    judged.outputs.metrics.known = current().metrics
     arguments: dict[str, Any] = judged.arguments  # pyright: ignore[reportAssignmentType]
     current().parts.setdefault("evaluate", []).append(lambda: arguments.setdefault("part", judged.name))
     return judged

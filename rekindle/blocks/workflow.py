@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from hera.workflows import DAG, Container, Parameter, Resource, Task, Workflow
@@ -21,6 +22,7 @@ from rekindle.errors import ConfigError, did_you_mean
 from rekindle.keys import LEDGER, key
 from rekindle.provenance import PROVENANCE
 from rekindle.step import is_artifact, load, short_name, to_text
+from rekindle.workload import load as load_workload
 
 if TYPE_CHECKING:
     from rekindle.config import Config
@@ -49,6 +51,12 @@ class Pipeline:
         self.jobs: list[str] = []  # the training jobs: tasks
         self.parts: dict[str, list[Callable[[], None]]] = {}  # by step: what names it on the run, if it stands twice
         self.tracked = False  # whether a task works with an MLflow run
+
+    @cached_property
+    def metrics(self) -> set[str]:
+        """Those that an evaluation gives; empty if they are not known, for the workload judges itself."""
+        workload = load_workload(self.config.workload)
+        return set() if hasattr(workload, "evaluate") else {metric.name for metric in workload.metrics}
 
     def scope(self) -> Scope:
         """The DAG whose `with` the user is in. Raises WiringError outside of one."""
