@@ -241,6 +241,22 @@ def test_a_presigned_url_works_as_mlflow_downloads_with_it(endpoint: Endpoint) -
             assert (answer.status, answer.read(), answer.headers["Content-Type"]) == (206, b"234", "text/x")
 
 
+def test_what_a_request_smuggles_in_does_nothing(endpoint: Endpoint) -> None:
+    endpoint.client.put_object(Bucket="data", Key="a", Body=b"0123456789")
+    asked = {"Bucket": "data", "Key": "a", "ResponseContentType": "text/x\r\nSet-Cookie: owned=1"}
+    with urllib.request.urlopen(endpoint.client.generate_presigned_url("get_object", asked)) as answer:
+        assert answer.headers["Set-Cookie"] is None and answer.read() == b"0123456789"
+    laughs = (
+        b'<!DOCTYPE x [<!ENTITY a "aaaaaaaaaa"><!ENTITY b "&a;&a;">]><Delete><Object><Key>&b;</Key></Object></Delete>'
+    )
+    headers = endpoint.signed("POST", "/data?delete=", {"Content-Length": str(len(laughs))})
+    status, body = endpoint.send("POST", "/data?delete=", headers, laughs)
+    assert (status, b"<Code>MalformedXML</Code>" in body) == (400, True)
+    metadata = {f"m{number}": "x" * 2000 for number in range(9)}
+    large = refused(lambda: endpoint.client.put_object(Bucket="data", Key="a", Body=b"", Metadata=metadata))
+    assert large == (400, "MetadataTooLarge")
+
+
 def test_what_is_not_supported_says_so(endpoint: Endpoint) -> None:
     assert refused(lambda: endpoint.client.get_bucket_policy(Bucket="data")) == (501, "NotImplemented")
     crc = {"ChecksumCRC64NVME": "AAAAAAAAAAA="}
