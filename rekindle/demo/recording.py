@@ -22,7 +22,7 @@ from rekindle.common.wording import PROGRESS
 from rekindle.errors import RekindleError
 from rekindle.local.controllers.base import Controller
 from rekindle.local.controllers.pod import Pod
-from rekindle.local.controllers.pytorch_job import PyTorchJobs, condition, finished, shared_memory
+from rekindle.local.controllers.training_job import TrainingJobs, condition, finished, shared_memory
 from rekindle.local.emulator import LocalCluster
 from rekindle.local.processes import started
 from rekindle.local.services.services import BUCKET, REGION
@@ -57,7 +57,7 @@ class Training:
 
     def __init__(self, cluster: DemoCluster, folder: Path, job: dict[str, Any]) -> None:
         self.cluster, self.job, self.name = cluster, job, str(job["metadata"]["name"])
-        self.controller, self.secret = PyTorchJobs(cluster, folder), Controller(cluster, "Secret")
+        self.controller, self.secret = TrainingJobs(cluster, folder, "PyTorchJob"), Controller(cluster, "Secret")
         (container,) = job["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]["containers"]
         flags = [flag for flag in container["args"] if flag.startswith("--")]
         self.inputs = TrainingSpec.from_flags(flags)

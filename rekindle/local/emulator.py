@@ -157,7 +157,7 @@ class LocalCluster:
     def down(self) -> list[str]:
         """Stop the deployments, then the services, and wait. Returns what was stopped. Raises Busy during a run."""
         from rekindle.local.controllers.deployment import Deployments
-        from rekindle.local.controllers.pytorch_job import sweep_shared_memory
+        from rekindle.local.controllers.training_job import sweep_shared_memory
 
         if running := [run.name for run in RunFiles.all(self.home) if run.runner()]:
             raise Busy(

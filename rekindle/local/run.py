@@ -31,7 +31,7 @@ from rekindle.common.identity import random_suffix
 from rekindle.errors import ConfigError, RekindleError
 from rekindle.local import preflight
 from rekindle.local.controllers.kubectl import Resources
-from rekindle.local.controllers.pytorch_job import sweep_shared_memory
+from rekindle.local.controllers.training_job import sweep_shared_memory
 from rekindle.local.engine import suspend
 from rekindle.local.engine.inputs import labelled
 from rekindle.local.engine.nodes import Kill, Resumed, Start, format_time

@@ -97,8 +97,8 @@ class Resources:
 
     def clean_up(self) -> None:
         """Removes leftovers of completed jobs of a dead runner."""
-        if (self.cluster.home / "objects/PyTorchJob").exists():  # else the import is wasted
-            self._controller("PyTorchJob").clean_up()
+        for folder in (self.cluster.home / "objects").glob("*Job"):  # without one, the import is wasted
+            self._controller(folder.name).clean_up()
 
     def stop(self, grace: float) -> None:
         """Stops the processes of jobs."""
@@ -168,7 +168,7 @@ class Resources:
         return kind, name
 
     def _patched(self, now: Object, patch: Any, strategy: str) -> Object:
-        if strategy == "strategic" and now["kind"] == "PyTorchJob":
+        if strategy == "strategic" and now["kind"].endswith("Job"):  # a custom resource
             raise KubectlError(
                 "error from server (UnsupportedMediaType): the body of the request was in an unknown format - accepted "
                 "media types include: application/json-patch+json, application/merge-patch+json"

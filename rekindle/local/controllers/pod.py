@@ -33,8 +33,10 @@ class Pod:
         spec: Mapping[str, Any],
         folder: Path,
         env: Mapping[str, str],
+        directories: Mapping[str, Path] | None = None,
     ) -> None:
         self.cluster, self.name, self.spec, self.env = cluster, name, spec, env
+        self.directories = directories or {}  # volumes that are not the pod's own
         self.root, self.log = folder / "pods" / name, folder / "logs" / f"{name}.log"
         self.ip = cluster.address(name)
         self.process: Process | None = None
@@ -110,7 +112,9 @@ class Pod:
         mounts = [mount for container in self.spec["containers"] for mount in container.get("volumeMounts") or []]
         places = {mount["name"]: mount["mountPath"] for mount in mounts}
         volumes = {  # memory outlives the pod's processes
-            name: VolumeDirectory(Path(SHM) if path == SHM else self.root / path.lstrip("/"))
+            name: VolumeDirectory(
+                self.directories.get(name) or (Path(SHM) if path == SHM else self.root / path.lstrip("/"))
+            )
             for name, path in places.items()
         }
         private = () if filesystem.available() else None

@@ -29,7 +29,7 @@ import yaml
 from rekindle.argo.names import CONFIG_MAP_TYPE
 from rekindle.errors import ConfigError
 from rekindle.local.controllers.deployment import Deployments
-from rekindle.local.controllers.pytorch_job import SUCCEEDED, shared_memory
+from rekindle.local.controllers.training_job import SUCCEEDED, shared_memory
 from rekindle.local.emulator import LocalCluster
 from rekindle.local.engine import suspend
 from rekindle.local.engine.nodes import FAILED, FULFILLED

@@ -1,4 +1,4 @@
-"""PyTorchJobs as real processes: environment, restarts, conditions, clean-up."""
+"""TrainingJobs as real processes: environment, restarts, conditions, clean-up."""
 
 import json
 import os
@@ -17,11 +17,11 @@ import pytest
 from rekindle.argo.manifest.selector import verdict
 from rekindle.errors import ConfigError
 from rekindle.local.controllers import controllers
+from rekindle.local.controllers.frameworks import operator_environment
 from rekindle.local.controllers.kubectl import Resources
-from rekindle.local.controllers.pytorch_job import (
-    PyTorchJobs,
+from rekindle.local.controllers.training_job import (
+    TrainingJobs,
     condition,
-    operator_environment,
     shared_memory,
     sweep_shared_memory,
 )
@@ -32,9 +32,9 @@ SLEEP = "import time; time.sleep(60)"
 
 
 @pytest.fixture
-def jobs(tmp_path: Path) -> Iterator[PyTorchJobs]:
+def jobs(tmp_path: Path) -> Iterator[TrainingJobs]:
     controller = controllers(LocalCluster(tmp_path), tmp_path / "run")["PyTorchJob"]
-    assert isinstance(controller, PyTorchJobs)
+    assert isinstance(controller, TrainingJobs)
     yield controller
     controller.stop(0)
 
@@ -50,7 +50,7 @@ def job(name: str = "job", *, master: dict | None = None, worker: dict | None = 
     return {"apiVersion": "kubeflow.org/v1", "kind": "PyTorchJob", "metadata": {"name": name}, "spec": spec}
 
 
-def until(jobs: PyTorchJobs, holds: Callable[[dict], Any], name: str = "job", seconds: float = 20) -> dict:
+def until(jobs: TrainingJobs, holds: Callable[[dict], Any], name: str = "job", seconds: float = 20) -> dict:
     end = time.monotonic() + seconds
     status: dict = {}
     while time.monotonic() < end:
@@ -70,11 +70,11 @@ def has(kind: str) -> Callable[[dict], Any]:
     return lambda status: condition(status, kind)
 
 
-def log(jobs: PyTorchJobs, pod: str) -> str:
+def log(jobs: TrainingJobs, pod: str) -> str:
     return (jobs.run / "logs" / f"{pod}.log").read_text()
 
 
-def pid(jobs: PyTorchJobs, pod: str, name: str = "job") -> int:
+def pid(jobs: TrainingJobs, pod: str, name: str = "job") -> int:
     process = jobs.jobs[name].pods[pod].process
     assert process
     return process.pid
@@ -84,7 +84,7 @@ def gone(number: int) -> bool:
     return not Path(f"/proc/{number}").exists() or "Z" in Path(f"/proc/{number}/stat").read_text().split()[2]
 
 
-def test_replicas_meet_at_the_masters_address(jobs: PyTorchJobs) -> None:
+def test_replicas_meet_at_the_masters_address(jobs: TrainingJobs) -> None:
     master = (
         "import os, socket; s = socket.create_server((os.environ['MASTER_ADDR'], int(os.environ['MASTER_PORT'])));"
         "print(sorted(s.accept()[0].recv(9) for _ in range(2)), flush=True)"
@@ -127,7 +127,7 @@ def test_the_environment_is_the_operators() -> None:
     assert operator_environment(job(worker=replica("", 2)), "Worker", 0, str) == plain
 
 
-def test_a_killed_worker_is_started_again_in_place(jobs: PyTorchJobs) -> None:
+def test_a_killed_worker_is_started_again_in_place(jobs: TrainingJobs) -> None:
     jobs.apply(job(master=replica(SLEEP), worker=replica("print('up', flush=True); " + SLEEP, 2)))
     until(jobs, lambda _: all("up" in log(jobs, f"job-worker-{index}") for index in range(2)))
     before, other = pid(jobs, "job-worker-0"), pid(jobs, "job-worker-1")
@@ -138,7 +138,7 @@ def test_a_killed_worker_is_started_again_in_place(jobs: PyTorchJobs) -> None:
     assert kinds(status) == ["Created", "Running"]
 
 
-def test_exit_codes_below_128_fail_the_job_and_say_why(jobs: PyTorchJobs) -> None:
+def test_exit_codes_below_128_fail_the_job_and_say_why(jobs: TrainingJobs) -> None:
     failing = "import sys; print('train.workers is 0', file=sys.stderr); sys.exit(78)"
     policy = {"cleanPodPolicy": "Running"}
     jobs.apply(job(master=replica(failing, policy="ExitCode"), worker=replica(SLEEP), runPolicy=policy))
@@ -151,7 +151,7 @@ def test_exit_codes_below_128_fail_the_job_and_say_why(jobs: PyTorchJobs) -> Non
     until(jobs, lambda _: not jobs.jobs, seconds=5)
 
 
-def test_exit_codes_from_128_make_the_pod_anew(jobs: PyTorchJobs) -> None:
+def test_exit_codes_from_128_make_the_pod_anew(jobs: TrainingJobs) -> None:
     tried = Path(tempfile.mkdtemp(dir="/dev/shm"))  # the one place that pods and the machine share
     program = (
         f"import pathlib, sys; p, own = pathlib.Path({str(tried)!r}), pathlib.Path('/tmp/own')\n"
@@ -163,7 +163,7 @@ def test_exit_codes_from_128_make_the_pod_anew(jobs: PyTorchJobs) -> None:
     assert kinds(until(jobs, has("Succeeded")))[-1] == "Succeeded"
 
 
-def test_never_fails_at_the_first_failure_and_always_goes_on(jobs: PyTorchJobs) -> None:
+def test_never_fails_at_the_first_failure_and_always_goes_on(jobs: TrainingJobs) -> None:
     jobs.apply(job("never", worker=replica("raise SystemExit(3)", policy="Never")))
     status = until(jobs, has("Failed"), "never")
     assert (status["replicaStatuses"]["Worker"]["failed"], "completionTime" in status) == (1, True)
@@ -171,7 +171,7 @@ def test_never_fails_at_the_first_failure_and_always_goes_on(jobs: PyTorchJobs) 
     until(jobs, lambda _: log(jobs, "always-worker-0").count("again") == 2, "always")
 
 
-def test_an_elastic_job_without_a_master_is_over_with_the_first_success(jobs: PyTorchJobs) -> None:
+def test_an_elastic_job_without_a_master_is_over_with_the_first_success(jobs: TrainingJobs) -> None:
     quick = "import os, time; time.sleep(0 if os.environ['POD'] == 'job-worker-0' else 60)"
     worker = replica(quick, 2)
     env = [{"name": "POD", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}]
@@ -181,7 +181,7 @@ def test_an_elastic_job_without_a_master_is_over_with_the_first_success(jobs: Py
     assert status["replicaStatuses"]["Worker"]["succeeded"] == 2, "the operator counts the active ones, too"
 
 
-def test_limits_end_a_job(jobs: PyTorchJobs) -> None:
+def test_limits_end_a_job(jobs: TrainingJobs) -> None:
     crash = "import time; time.sleep(0.1); raise SystemExit(1)"
     policy = {"backoffLimit": 2, "cleanPodPolicy": "All"}
     jobs.apply(job("backoff", worker=replica(crash), runPolicy=policy))
@@ -191,7 +191,7 @@ def test_limits_end_a_job(jobs: PyTorchJobs) -> None:
     until(jobs, lambda _: not jobs.jobs, "deadline")
 
 
-def test_a_suspended_job_has_no_pods_and_goes_on_when_resumed(jobs: PyTorchJobs) -> None:
+def test_a_suspended_job_has_no_pods_and_goes_on_when_resumed(jobs: TrainingJobs) -> None:
     obj = job(worker=replica(SLEEP))
     jobs.apply(obj)
     until(jobs, has("Running"))
@@ -205,7 +205,7 @@ def test_a_suspended_job_has_no_pods_and_goes_on_when_resumed(jobs: PyTorchJobs)
     until(jobs, lambda status: status["conditions"][-1]["type"] == "Running" and "startTime" in status)
 
 
-def test_a_deleted_job_gets_time_to_drain_and_leaves_nothing(jobs: PyTorchJobs) -> None:
+def test_a_deleted_job_gets_time_to_drain_and_leaves_nothing(jobs: TrainingJobs) -> None:
     polite = (
         "import os, signal, subprocess, sys, time\n"
         "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(99)'])\n"
@@ -224,7 +224,7 @@ def test_a_deleted_job_gets_time_to_drain_and_leaves_nothing(jobs: PyTorchJobs) 
     assert jobs.get("job") is None
 
 
-def test_memory_volumes_outlive_processes_and_go_with_the_job(jobs: PyTorchJobs) -> None:
+def test_memory_volumes_outlive_processes_and_go_with_the_job(jobs: TrainingJobs) -> None:
     program = (
         "import os, sys; kept = os.environ['REKINDLE_SHM'] + '/kept'; there = os.path.exists(kept); open(kept, 'w');"
         "sys.exit(0 if there else 1)"
@@ -255,7 +255,7 @@ def test_a_job_goes_on_after_its_runner_was_killed(tmp_path: Path) -> None:
         "while True: jobs.poll(); time.sleep(0.02)"
     )
     first = subprocess.Popen([sys.executable, "-c", runner, tmp_path, json.dumps(obj)])
-    jobs = PyTorchJobs(LocalCluster(tmp_path), tmp_path / "run")
+    jobs = TrainingJobs(LocalCluster(tmp_path), tmp_path / "run", "PyTorchJob")
     path = tmp_path / "run/logs/job-master-0.log"
     while not (path.exists() and "up" in path.read_text() and has("Running")((jobs.get("job") or {})["status"])):
         time.sleep(0.05)
@@ -270,7 +270,7 @@ def test_a_job_goes_on_after_its_runner_was_killed(tmp_path: Path) -> None:
     assert not subprocess.run(["pgrep", "-f", str(tmp_path)], capture_output=True).stdout
 
 
-def test_what_a_runner_left_that_died_as_its_job_ended_is_removed(jobs: PyTorchJobs) -> None:
+def test_what_a_runner_left_that_died_as_its_job_ended_is_removed(jobs: TrainingJobs) -> None:
     jobs.apply(job(master=replica("")))
     until(jobs, lambda status: has("Succeeded")(status) and not jobs.jobs)
     left = [shared_memory(jobs.run, "job"), jobs.run / "pods/job-master-0"]
@@ -284,7 +284,7 @@ def test_what_a_runner_left_that_died_as_its_job_ended_is_removed(jobs: PyTorchJ
 
 
 WRONG: dict[str, Callable[[dict, dict], Any]] = {
-    "not Master, Worker or both": lambda spec, replicas: replicas.clear(),
+    "may have Master, Worker": lambda spec, replicas: replicas.clear(),
     "must be written, as 1": lambda spec, replicas: replicas["Master"].pop("replicas"),
     "'PS'": lambda spec, replicas: replicas.update(PS=replica("")),
     'must be "pytorch"': lambda spec, replicas: replicas["Worker"]["template"]["spec"]["containers"][0].update(
@@ -297,7 +297,7 @@ WRONG: dict[str, Callable[[dict, dict], Any]] = {
 
 
 @pytest.mark.parametrize("message", WRONG)
-def test_what_the_webhook_refuses_is_refused_here(jobs: PyTorchJobs, message: str) -> None:
+def test_what_the_webhook_refuses_is_refused_here(jobs: TrainingJobs, message: str) -> None:
     obj = job(master=replica(""), worker=replica(""))
     WRONG[message](obj["spec"], obj["spec"]["pytorchReplicaSpecs"])
     with pytest.raises(ConfigError, match=message):
@@ -305,7 +305,7 @@ def test_what_the_webhook_refuses_is_refused_here(jobs: PyTorchJobs, message: st
     assert jobs.get("job") is None
 
 
-def test_memory_that_an_interrupted_run_left_is_swept_by_the_next_command(jobs: PyTorchJobs, tmp_path: Path) -> None:
+def test_memory_that_an_interrupted_run_left_is_swept_by_the_next_command(jobs: TrainingJobs, tmp_path: Path) -> None:
     def left(name: str, hours: float) -> Path:
         """The memory of a run that was interrupted."""
         controller = controllers(LocalCluster(tmp_path), tmp_path / "runs" / name)["PyTorchJob"]

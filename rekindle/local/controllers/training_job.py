@@ -1,8 +1,9 @@
-"""PyTorchJobs: replicas as child processes, with the environment, restarts and status of the training operator.
+"""Jobs of Kubeflow: replicas as child processes, with the environment, restarts and status of the training operator.
 
-Source: Kubeflow training operator 1.9 (pytorchjob_controller.go, common/job.go, common/pod.go, util/status.go,
-pytorch/envvar.go, pytorchjob_webhook.go). Differences: loopback addresses instead of DNS names, a shorter
-back-off before restarts (pod.py), and failure messages that quote the pod's log.
+Source: Kubeflow training operator 1.9 (common/job.go, common/pod.go, util/status.go, and of each kind
+KIND_controller.go and KIND_webhook.go). Differences: loopback addresses instead of DNS names, a shorter back-off before
+restarts (pod.py), and failure messages that quote the pod's log. What `mpirun` starts in a Worker sees the Launcher's
+files.
 """
 
 import fcntl
@@ -14,12 +15,22 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from shutil import rmtree
-from typing import Any
 
 from rekindle.argo.language.gofmt import timestamp
-from rekindle.argo.names import JOB_NAME, PYTORCH_PORT, PYTORCH_PORT_NAME, REPLICA_TYPE
+from rekindle.argo.names import JOB_NAME, REPLICA_TYPE
+from rekindle.argo.validate.objects import JOBS
 from rekindle.errors import ConfigError
+from rekindle.local.controllers import mpi
 from rekindle.local.controllers.base import Controller, Object, sole_container
+from rekindle.local.controllers.frameworks import (
+    FRAMEWORKS,
+    complete,
+    goes_on,
+    leader,
+    operator_environment,
+    pods_of,
+    replicas_of,
+)
 from rekindle.local.controllers.pod import Pod, end_all
 from rekindle.local.journal import RunFiles
 from rekindle.local.pods.interfaces import Cluster
@@ -43,48 +54,47 @@ class Job:
     failed: dict[str, int] = field(default_factory=dict)  # exit codes of pods that are Failed
 
 
-class PyTorchJobs(Controller):
-    """The controller. `run` is the folder for the pods' logs and directories."""
+class TrainingJobs(Controller):
+    """The controller of one kind. `run` is the folder for the pods' logs and directories."""
 
-    kind = "PyTorchJob"
-
-    def __init__(self, cluster: Cluster, run: Path) -> None:
-        super().__init__(cluster)
+    def __init__(self, cluster: Cluster, run: Path, kind: str) -> None:
+        super().__init__(cluster, kind)
         self.run = run
         self.jobs: dict[str, Job] = {}
 
     def check(self, obj: Object) -> None:
         """Raises ConfigError for a job that the operator's webhook refuses or that makes the operator fail."""
         super().check(obj)
-        name, spec = obj["metadata"]["name"], obj.get("spec") or {}
-        where = f"PyTorchJob {name}"
+        name, spec, rules = obj["metadata"]["name"], obj.get("spec") or {}, JOBS[self.kind]
+        where, field = f"{self.kind} {name}", rules.replicas
+        if obj.get("apiVersion", "kubeflow.org/v1") != "kubeflow.org/v1":
+            raise ConfigError(f"{where}: its apiVersion is {obj['apiVersion']}, here only kubeflow.org/v1 runs.")
         if not re.fullmatch(r"[a-z]([-a-z0-9]*[a-z0-9])?", name) or len(name) > 53:
             raise ConfigError(
                 f"{where}: a name is lower-case letters, digits and -, begins with a letter, has at most 53."
             )
-        replicas, elastic = spec.get("pytorchReplicaSpecs") or {}, spec.get("elasticPolicy")
-        if not replicas or set(replicas) - {"Master", "Worker"}:
-            raise ConfigError(f"{where}: pytorchReplicaSpecs has {sorted(replicas)}, not Master, Worker or both.")
-        if "Master" in replicas and replicas["Master"].get("replicas") != 1:
-            raise ConfigError(f"{where}: Master.replicas must be written, as 1.")
-        if elastic is not None and "Worker" not in replicas:
-            raise ConfigError(f"{where}: elasticPolicy needs a Worker.")
-        for rtype, replica in replicas.items():
-            if replica.get("replicas", 1) < 1 or replica.get("restartPolicy", "OnFailure") not in RESTART_POLICIES:
+        replicas = spec.get(field) or {}
+        if not replicas or set(replicas) - set(rules.types):
+            raise ConfigError(f"{where}: {field} has {sorted(replicas)}, and may have {', '.join(rules.types)}.")
+        if missing := [role for role in rules.needed if role not in replicas]:
+            raise ConfigError(f"{where}: {field} has no {missing[0]}. Give it one.")
+        if {"Chief", "Master"} <= set(replicas):
+            raise ConfigError(f"{where}: Chief and Master are two names of one role. Keep one of them.")
+        for role in [role for role in rules.single if role in replicas]:
+            if replicas[role].get("replicas", 1 if self.kind == "MPIJob" else None) != 1:
+                raise ConfigError(f"{where}: {role}.replicas must be written, as 1.")
+        least = 1 if self.kind == "PyTorchJob" else 0
+        for role, replica in replicas.items():
+            if replica.get("replicas", 1) < least or replica.get("restartPolicy", "Never") not in RESTART_POLICIES:
                 raise ConfigError(
-                    f"{where}: {rtype} needs replicas >= 1 and a restartPolicy of {', '.join(RESTART_POLICIES)}."
+                    f"{where}: {role} needs replicas >= {least} and a restartPolicy of {', '.join(RESTART_POLICIES)}."
                 )
-            sole_container((replica.get("template") or {}).get("spec") or {}, f"{where}: {rtype}", "pytorch")
-        if elastic and ("standalone" in elastic or elastic.get("rdzvConf") == []):
-            raise ConfigError(
-                f"{where}: elasticPolicy.standalone and an empty rdzvConf break the operator. Leave them out."
-            )
-        if elastic and "nProcPerNode" in elastic and "nprocPerNode" in spec:
-            raise ConfigError(
-                f"{where}: elasticPolicy.nProcPerNode and nprocPerNode exclude each other. Keep the latter."
-            )
-        if (spec.get("runPolicy") or {}).get("cleanPodPolicy", "None") not in CLEAN_POD_POLICIES:
+            pod = (replica.get("template") or {}).get("spec") or {}
+            sole_container(pod, f"{where}: {role}", rules.container or None)
+        if _clean_policy(spec) not in CLEAN_POD_POLICIES:
             raise ConfigError(f"{where}: runPolicy.cleanPodPolicy must be one of {', '.join(CLEAN_POD_POLICIES)}.")
+        if (elastic := spec.get("elasticPolicy")) is not None and self.kind == "PyTorchJob":
+            _check_elastic(where, spec, elastic)
 
     def apply(self, obj: Object) -> Object:
         stored = super().apply(obj)
@@ -129,6 +139,7 @@ class PyTorchJobs(Controller):
 
     def _clean(self, obj: Object, status: Object) -> None:
         rmtree(shared_memory(self.run, obj["metadata"]["name"]), ignore_errors=True)
+        rmtree(self._files(obj), ignore_errors=True)
         if condition(status, "Succeeded"):  # a failed job's directories stay for diagnosis
             for pod in pods_of(obj):
                 rmtree(self.run / "pods" / pod, ignore_errors=True)
@@ -148,33 +159,35 @@ class PyTorchJobs(Controller):
         self.jobs[name] = Job(lock)
         if condition(obj.get("status") or {}, "Running"):
             status = obj["status"]
-            set_condition(status, "Restarting", f"PyTorchJob {name} is restarting because its node was lost.")
+            set_condition(
+                status, self.kind, "Restarting", f"{self.kind} {name} is restarting because its node was lost."
+            )
             self._save(obj, status)
 
     def _reconcile(self, obj: Object, job: Job) -> None:
         name, spec, status = obj["metadata"]["name"], obj["spec"], obj.get("status") or {}
         policy = spec.get("runPolicy") or {}
         job.terminating = [pod for pod in job.terminating if pod.poll() is None and pod.running]
-        set_condition(status, "Created", f"PyTorchJob {name} is created.")
+        set_condition(status, self.kind, "Created", f"{self.kind} {name} is created.")
         done = set(filter(None, obj["metadata"]["annotations"].get(SUCCEEDED, "").split(",")))
         if not finished(status):
             if policy.get("suspend"):
                 self._remove(job, list(job.pods))
-                set_condition(status, "Suspended", f"PyTorchJob {name} is suspended.")
+                set_condition(status, self.kind, "Suspended", f"{self.kind} {name} is suspended.")
                 status.pop("startTime", None)
             else:
                 suspended = condition(status, "Suspended")
                 if suspended and suspended["status"] == "True":
-                    set_condition(status, "Suspended", f"PyTorchJob {name} is resumed.", "Resumed", "False")
+                    set_condition(status, self.kind, "Suspended", f"{self.kind} {name} is resumed.", "Resumed", "False")
                 status.setdefault("startTime", timestamp(time.time()))
                 self._sync_pods(obj, job, done)
                 self._reap(obj, job, status, done)
-                if reason := past_limit(policy, status, spec["pytorchReplicaSpecs"], job):
+                if reason := past_limit(policy, status, job):
                     status.setdefault("completionTime", timestamp(time.time()))
-                    set_condition(status, "Failed", f"PyTorchJob {name} has failed because it {reason}.")
+                    set_condition(status, self.kind, "Failed", f"{self.kind} {name} has failed because it {reason}.")
             self._update_counts(obj, job, status, done)
         if finished(status):
-            self._finish(policy.get("cleanPodPolicy", "None"), job, status)
+            self._finish(_clean_policy(spec), job, status)
         self._save(obj, status, ",".join(sorted(done)))
         if finished(status) and not job.pods and not job.terminating:
             os.close(self.jobs.pop(name).lock)
@@ -184,18 +197,29 @@ class PyTorchJobs(Controller):
         """Create missing pods, delete surplus ones."""
         desired, terminating = pods_of(obj), {pod.name for pod in job.terminating}
         for pod, (rtype, index) in desired.items():
-            if pod not in {*job.pods, *done, *job.failed, *terminating}:
-                spec = obj["spec"]["pytorchReplicaSpecs"][rtype]["template"]["spec"]
-                environment = operator_environment(obj, rtype, index, self.cluster.address)
-                if any(
-                    (volume.get("emptyDir") or {}).get("medium") == "Memory" for volume in spec.get("volumes") or []
-                ):
-                    memory = shared_memory(self.run, obj["metadata"]["name"])
-                    memory.mkdir(mode=0o700, exist_ok=True)
-                    (memory / OWNER).write_text(str(self.run.resolve()))
-                    environment["REKINDLE_SHM"] = str(memory)
-                job.pods[pod] = Pod(self.cluster, pod, spec, self.run, environment)
+            waits = rtype == "Launcher" and not mpi.ready(obj, job.pods)
+            if not waits and pod not in {*job.pods, *done, *job.failed, *terminating}:
+                job.pods[pod] = self._pod(obj, pod, rtype, index)
         self._remove(job, [pod for pod in job.pods if pod not in desired])
+        if self.kind == "MPIJob":
+            mpi.record(self._files(obj), job.pods)
+
+    def _pod(self, obj: Object, name: str, rtype: str, index: int) -> Pod:
+        spec = replicas_of(obj)[rtype]["template"]["spec"]
+        environment = operator_environment(obj, rtype, index, self.cluster.address)
+        if any((volume.get("emptyDir") or {}).get("medium") == "Memory" for volume in spec.get("volumes") or []):
+            memory = shared_memory(self.run, obj["metadata"]["name"])
+            memory.mkdir(mode=0o700, exist_ok=True)
+            (memory / OWNER).write_text(str(self.run.resolve()))
+            environment["REKINDLE_SHM"] = str(memory)
+        directories = {}
+        if rtype == "Launcher":
+            mpi.write(obj, self._files(obj))
+            spec, environment, directories = mpi.mounted(spec, environment, self._files(obj))
+        return Pod(self.cluster, name, spec, self.run, environment, directories)
+
+    def _files(self, obj: Object) -> Path:
+        return self.run / "mpi" / obj["metadata"]["name"]
 
     def _reap(self, obj: Object, job: Job, status: Object, done: set[str]) -> None:
         """Poll the pods; those that exited succeed, fail, restart in place or are recreated, by restartPolicy."""
@@ -205,47 +229,46 @@ class PyTorchJobs(Controller):
             if code is None:
                 continue
             rtype = pods_of(obj)[pod.name][0]
-            policy = obj["spec"]["pytorchReplicaSpecs"][rtype].get("restartPolicy", "OnFailure")
+            policy = replicas_of(obj)[rtype].get("restartPolicy", FRAMEWORKS[self.kind].restart)
             if policy == "Always" or (code and policy == "OnFailure"):
                 pod.restart(code)
             elif code == 0:
                 done.add(pod.name)
                 del job.pods[pod.name]
-            elif policy == "ExitCode" and code >= RETRYABLE:
+            elif policy == "ExitCode" and code >= RETRYABLE and self.kind != "MPIJob":
                 pod.restart(code, recreate=True)
-                set_condition(
-                    status, "Restarting", f"PyTorchJob {name} is restarting because 1 {rtype} replica(s) failed."
-                )
+                why = f"{self.kind} {name} is restarting because 1 {rtype} replica(s) failed."
+                set_condition(status, self.kind, "Restarting", why)
             else:
                 job.failed[pod.name] = code
                 del job.pods[pod.name]
-                if policy == "Never":  # the operator omits it for a permanent code with ExitCode
+                if goes_on(obj, rtype, policy):
+                    continue
+                if policy == "Never" or self.kind == "MPIJob":  # forgotten for a permanent code with ExitCode
                     status.setdefault("completionTime", timestamp(time.time()))
                 why = f"{rtype} replica(s) failed: {pod.name} ended with code {code} ({pod.log}): {pod.last_log_line()}"
-                set_condition(status, "Failed", f"PyTorchJob {name} is failed because 1 {why}")
+                set_condition(status, self.kind, "Failed", f"{self.kind} {name} is failed because 1 {why}")
 
     def _update_counts(self, obj: Object, job: Job, status: Object, done: set[str]) -> None:
         """Update replicaStatuses and the conditions that follow from them."""
-        name, replicas = obj["metadata"]["name"], obj["spec"]["pytorchReplicaSpecs"]
+        name, roles = obj["metadata"]["name"], {pod: role for pod, (role, _) in pods_of(obj).items()}
         status["replicaStatuses"] = {}
-        for rtype in sorted(replicas):
-            prefix = f"{name}-{rtype.lower()}-"
+        for rtype in sorted(replicas_of(obj)):
             counts = {
                 # a pod between two runs of its container is in phase Running
-                "active": sum(pod.startswith(prefix) for pod in job.pods),
-                "succeeded": sum(pod.startswith(prefix) for pod in done),
-                "failed": sum(pod.startswith(prefix) for pod in job.failed),
+                "active": sum(roles.get(pod) == rtype for pod in job.pods),
+                "succeeded": sum(roles.get(pod) == rtype for pod in done),
+                "failed": sum(roles.get(pod) == rtype for pod in job.failed),
             }
             selector = f"{JOB_NAME}={name},{REPLICA_TYPE}={rtype.lower()}"
             status["replicaStatuses"][rtype] = {k: v for k, v in counts.items() if v} | {"selector": selector}
-            if rtype != ("Master" if "Master" in replicas else "Worker") or finished(status):
-                continue
-            elastic = rtype == "Worker" and obj["spec"].get("elasticPolicy") is not None
-            if counts["succeeded"] >= replicas[rtype].get("replicas", 1) or (elastic and counts["succeeded"]):
-                status.setdefault("completionTime", timestamp(time.time()))
-                set_condition(status, "Succeeded", f"PyTorchJob {name} is successfully completed.")
-            elif any(pod.running for key, pod in job.pods.items() if key.startswith(prefix)):
-                set_condition(status, "Running", f"PyTorchJob {name} is running.")
+        if finished(status):
+            return
+        if complete(obj, done):
+            status.setdefault("completionTime", timestamp(time.time()))
+            set_condition(status, self.kind, "Succeeded", f"{self.kind} {name} is successfully completed.")
+        elif any(pod.running for key, pod in job.pods.items() if roles.get(key) == leader(obj)):
+            set_condition(status, self.kind, "Running", f"{self.kind} {name} is running.")
 
     def _finish(self, clean: str, job: Job, status: Object) -> None:
         if clean in ("Running", "All"):
@@ -292,14 +315,22 @@ def sweep_shared_memory() -> None:
                 rmtree(memory, ignore_errors=True)
 
 
-def pods_of(obj: Object) -> dict[str, tuple[str, int]]:
-    """Pod name → (replica type, index)."""
-    replicas = obj["spec"]["pytorchReplicaSpecs"].items()
-    every = [(rtype, index) for rtype, replica in replicas for index in range(replica.get("replicas", 1))]
-    return {f"{obj['metadata']['name']}-{rtype.lower()}-{index}": (rtype, index) for rtype, index in every}
+def _clean_policy(spec: Object) -> str:
+    return (spec.get("runPolicy") or {}).get("cleanPodPolicy") or spec.get("cleanPodPolicy") or "None"
 
 
-def past_limit(policy: Object, status: Object, replicas: Object, job: Job) -> str:
+def _check_elastic(where: str, spec: Object, elastic: Object) -> None:
+    if "Worker" not in spec["pytorchReplicaSpecs"]:
+        raise ConfigError(f"{where}: elasticPolicy needs a Worker.")
+    if "standalone" in elastic or elastic.get("rdzvConf") == []:
+        raise ConfigError(
+            f"{where}: elasticPolicy.standalone and an empty rdzvConf break the operator. Leave them out."
+        )
+    if "nProcPerNode" in elastic and "nprocPerNode" in spec:
+        raise ConfigError(f"{where}: elasticPolicy.nProcPerNode and nprocPerNode exclude each other. Keep the latter.")
+
+
+def past_limit(policy: Object, status: Object, job: Job) -> str:
     """Why a job must fail now, or "". Only in-place restarts count, as in the operator."""
     counted = [pod.restarts for pod in job.pods.values() if pod.running]
     if policy.get("backoffLimit") is not None and sum(counted) >= max(1, policy["backoffLimit"]):
@@ -308,46 +339,6 @@ def past_limit(policy: Object, status: Object, replicas: Object, job: Job) -> st
     if policy.get("activeDeadlineSeconds") is not None and time.time() - started >= policy["activeDeadlineSeconds"]:
         return "was active longer than specified deadline"
     return ""
-
-
-def operator_environment(obj: Object, rtype: str, index: int, address: Any) -> dict[str, str]:
-    """The operator's variables for one replica; `address` gives a pod's address."""
-    name, spec = obj["metadata"]["name"], obj["spec"]
-    replicas, elastic = spec["pytorchReplicaSpecs"], spec.get("elasticPolicy")
-    total = sum(replica.get("replicas", 1) for replica in replicas.values())
-    nproc = str(spec.get("nprocPerNode", "auto"))
-    env = {"PYTHONUNBUFFERED": "1"}
-    if "Master" in replicas:
-        host, port = address(f"{name}-master-0"), str(port_of(replicas["Master"]))
-        rank = str(0 if rtype == "Master" else index + 1)
-        env |= {"MASTER_PORT": port, "PET_MASTER_PORT": port, "MASTER_ADDR": host, "PET_MASTER_ADDR": host}
-        env |= {"WORLD_SIZE": str(total * (int(nproc) if nproc.isdigit() else 1)), "RANK": rank, "PET_NODE_RANK": rank}
-    if elastic is None:
-        return env | {"PET_NPROC_PER_NODE": nproc, "PET_NNODES": str(total)}
-    workers = replicas["Worker"].get("replicas", 1)
-    least, most = elastic.get("minReplicas"), elastic.get("maxReplicas")
-    least, most = least or most or workers, most or least or workers
-    host = elastic.get("rdzvHost", f"{name}-worker-0")
-    host = address(host) if re.fullmatch(rf"{name}-(master|worker)-\d+", host) else host
-    env |= {
-        "PET_RDZV_ENDPOINT": f"{host}:{elastic.get('rdzvPort', port_of(replicas['Worker']))}",
-        "PET_RDZV_BACKEND": elastic.get("rdzvBackend", "c10d"),
-        "PET_NNODES": f"{least}:{most}",
-        "PET_NPROC_PER_NODE": str(elastic.get("nProcPerNode", nproc)),
-    }
-    if "maxRestarts" in elastic:
-        env["PET_MAX_RESTARTS"] = str(elastic["maxRestarts"])
-    if "rdzvId" in elastic:
-        env["PET_RDZV_ID"] = elastic["rdzvId"]
-    if "rdzvConf" in elastic:
-        env["PET_RDZV_CONF"] = ",".join(f"{entry['key']}={entry['value']}" for entry in elastic["rdzvConf"])
-    return env
-
-
-def port_of(replica: Object) -> int:
-    """The container port named pytorchjob-port, or the operator's default."""
-    ports = replica["template"]["spec"]["containers"][0].get("ports") or []
-    return next((port["containerPort"] for port in ports if port.get("name") == PYTORCH_PORT_NAME), PYTORCH_PORT)
 
 
 def condition(status: Object, kind: str) -> Object | None:
@@ -359,9 +350,11 @@ def finished(status: Object) -> bool:
     return bool(condition(status, "Succeeded") or condition(status, "Failed"))
 
 
-def set_condition(status: Object, kind: str, message: str, reason: str = "", value: str = "True") -> None:
+def set_condition(
+    status: Object, job_kind: str, kind: str, message: str, reason: str = "", value: str = "True"
+) -> None:
     """Append a condition as the operator does: Failed is final, Running and Restarting replace each other."""
-    reason = f"PyTorchJob{reason or kind}"
+    reason = f"{job_kind}{reason or kind}"
     now = condition(status, kind)
     if condition(status, "Failed") or (now and (now["status"], now["reason"]) == (value, reason)):
         return
