@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from rekindle import tracking
 from tests.commands import DOCUMENTS, READS, ROOT, blocks, commands, shell, write_files
 from tests.docs.pictures import OVERVIEW, TERMINAL, overview
 
@@ -123,3 +124,7 @@ def test_your_own_pipeline_runs_as_the_document_says(
             if "rekindle run" in command:
                 assert re.search(r"released: release(-2)? 1\n", done.stdout), done.stdout
                 assert "notify succeeded" in done.stdout and "card succeeded" in done.stdout
+                run = json.loads(typed("rekindle status -o json").stdout)["runs"][0]["run"]
+                tags = tracking.tags_of(tracking.find_run("nightly", run) or "")
+                assert {"judge-small/verdict", "judge-wide/verdict", "train-wide/rekindle.device"} <= tags.keys()
+                assert "verdict" not in tags
