@@ -105,6 +105,8 @@ class Workload(Protocol):
     `count` test rows; else `verify` replays the rows of the report's predictions.jsonl.
 
     `baseline(path, instances) -> predictions` of a simple model is shown beside the candidate's.
+    `seen(facts, instance) -> bool` says whether a model that was trained on a dataset with these facts has seen a test
+    row of a later one: such rows do not judge the candidate beside it.
 
     docs/training.md describes what else it may define: `optimizer(model, train) -> torch.optim.Optimizer`,
     `schedule(step, total) -> float`, `splits = ("train", "validation")`, `measures(model, batch) -> dict[str, float]`.
@@ -152,7 +154,7 @@ ARGUMENTS = {  # of the functions, the optional ones included
     **{"loss": ("model", "batch"), "measures": ("model", "batch"), "examples": ("path",)},
     **{"predict": ("model", "instances", "facts"), "optimizer": ("model", "train"), "schedule": ("step", "total")},
     **{"baseline": ("path", "instances"), "evaluate": ("candidate", "champion", "dataset", "report", "gate")},
-    **{"predictor": ("release",), "replay": ("dataset", "report", "count", "seed")},
+    **{"predictor": ("release",), "seen": ("facts", "instance"), "replay": ("dataset", "report", "count", "seed")},
 }
 
 
@@ -253,8 +255,17 @@ def record_dataset(out: Path, prepared: Prepared) -> str:
 
 def dataset_facts(path: Path) -> dict[str, Any]:
     """The facts of a dataset or release directory. Raises DataError."""
+    return _recorded(path, "facts")
+
+
+def digest_of(path: Path) -> str:
+    """The digest of a dataset, or of that which a release was trained on. Raises DataError."""
+    return _recorded(path, "digest")
+
+
+def _recorded(path: Path, name: str) -> Any:
     try:
-        return json.loads((path / DATASET).read_text())["facts"]
+        return json.loads((path / DATASET).read_text())[name]
     except (OSError, ValueError, KeyError) as error:
         raise DataError(f"{path} is not a whole dataset ({DATASET}: {error}): prepare it again.") from error
 

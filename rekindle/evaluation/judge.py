@@ -19,7 +19,7 @@ from rekindle.gate import Difference, Evaluation, Gate, Metric
 from rekindle.serving import predictor
 from rekindle.serving.release import PREDICTIONS, model_description
 from rekindle.serving.validation import parse
-from rekindle.workload import dataset_facts
+from rekindle.workload import dataset_facts, digest_of
 
 REPLAYED = 1000  # examples that `verify` can replay, at most
 
@@ -40,10 +40,11 @@ def evaluate(
 
     The candidate belongs to `dataset`; the directory of the champion holds the dataset.json that it was trained with.
     """
-    examples = read_examples(workload, dataset)
+    examples, warnings, incomparable = read_examples(workload, dataset), list[str](), ""
+    if champion and digest_of(champion) != digest_of(dataset):
+        examples, warnings, incomparable = unseen(workload, examples, dataset_facts(champion))
     predictions = {"candidate": predict(workload, candidate, dataset_facts(dataset), examples.instances)}
-    incomparable = ""
-    if champion:
+    if champion and not incomparable:
         try:
             predictions["champion"] = predict(workload, champion, dataset_facts(champion), examples.instances)
         except (DataError, RuntimeError) as error:  # another shape, other classes
@@ -55,7 +56,7 @@ def evaluate(
     metrics = {name: {m.name: value(m, array, truths) for m in workload.metrics} for name, array in arrays.items()}
     difference = compare(workload.metrics[0], arrays, truths, examples.groups, gate) if "champion" in arrays else None
     _write_report(report, examples.instances, predictions["candidate"])
-    return Evaluation(metrics, len(examples.truths), difference=difference, incomparable=incomparable)
+    return Evaluation(metrics, len(examples.truths), [], difference, incomparable, warnings)
 
 
 def read_examples(workload: Any, dataset: Path) -> Examples:
@@ -73,6 +74,24 @@ def read_examples(workload: Any, dataset: Path) -> Examples:
             ) from error
     grouped = len(rows[0]) > 2
     return Examples([row[0] for row in rows], [row[1] for row in rows], [row[2] for row in rows] if grouped else None)
+
+
+def unseen(workload: Any, examples: Examples, facts: dict[str, Any]) -> tuple[Examples, list[str], str]:
+    """The examples that a champion trained on a dataset with these `facts` has not seen, warnings, and why it cannot be
+    compared if it has seen all."""
+    if not hasattr(workload, "seen"):
+        return examples, ["the champion was trained on other data, and may have seen some of the test rows"], ""
+    kept = [row for row, instance in enumerate(examples.instances) if not workload.seen(facts, instance)]
+    count = len(examples.instances)
+    if not kept or len(kept) == count:
+        return examples, [], "" if kept else f"it was trained on all {count:,} of them."
+    groups = [examples.groups[row] for row in kept] if examples.groups else None
+    part = Examples([examples.instances[row] for row in kept], [examples.truths[row] for row in kept], groups)
+    return (
+        part,
+        [f"{count - len(kept):,} of {count:,} test rows were in the champion's training: they judge nothing"],
+        "",
+    )
 
 
 def predict(workload: Any, folder: Path, facts: dict[str, Any], instances: list[dict[str, Any]]) -> list[Any]:

@@ -7,7 +7,7 @@ SMALL = [
     "name=weekly",
     "data.source=simulate://7?cards=150&terminals=300&days=70",
     "train.steps=20",
-    "gate.minimum={}",
+    "gate.minimum={auc: 0.01}",
     "schedule.cron=* * * * *",
 ]
 

@@ -57,6 +57,27 @@ def test_a_champion_of_another_shape_is_no_error_but_said(dataset: Path, tmp_pat
     assert "holds no model of" in judged.incomparable
 
 
+@pytest.mark.parametrize(("until", "rows"), [(-1, 20), (4, 15), (99, 20)])
+def test_rows_that_the_champion_was_trained_on_do_not_judge_the_candidate_beside_it(
+    until: float, rows: int, dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    champion = trained(tmp_path / "champion", 1.0, dataset)
+    record = json.loads((champion / "dataset.json").read_text()) | {"digest": "older", "facts": {"until": until}}
+    (champion / "dataset.json").write_text(json.dumps(record))
+    candidate = trained(tmp_path / "good", 2.0)
+    judged = judge(candidate, champion, dataset, tmp_path / "report")
+    assert (judged.rows, judged.warnings) == (
+        20,
+        ["the champion was trained on other data, and may have seen some of the test rows"],
+    )
+    monkeypatch.setattr(lines, "seen", lambda facts, instance: instance["x"] <= facts["until"], raising=False)
+    judged = judge(candidate, champion, dataset, tmp_path / "report")
+    assert judged.rows == rows
+    left_out = ["5 of 20 test rows were in the champion's training: they judge nothing"]
+    assert judged.warnings == (left_out if rows == 15 else [])
+    assert judged.incomparable == ("it was trained on all 20 of them." if until == 99 else "")
+
+
 def test_a_dataset_without_test_rows_is_refused(dataset: Path, tmp_path: Path) -> None:
     (dataset / "test.json").write_text("[]")
     with pytest.raises(DataError, match="no test examples"):
