@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     import torch
 
 DATASET = "dataset.json"
+POD_PRIVATE = Path("/tmp")
 
 
 class DataConfig(Section):
@@ -36,9 +37,17 @@ class DataConfig(Section):
     )
 
     def check_source(self) -> None:
-        """Raises ConfigError if the source is a path that this machine does not have."""
+        """Raises ConfigError if the source is a path that is not on this machine, or that its pods do not see."""
         path = Path(self.source)
-        if "://" in self.source or path.exists():
+        if "://" in self.source:
+            return
+        if path.exists():
+            visible = map(Path, project.search_path())
+            if path.is_relative_to(POD_PRIVATE) and not any(path.is_relative_to(folder) for folder in visible):
+                raise ConfigError(
+                    f"data.source is {self.source!r}: each pod has a /tmp of its own and does not see it. Move it "
+                    f"below {Path.cwd()}, or make it an object: rekindle put {self.source}"
+                )
             return
         near = {str(path.with_name(other.name)) for other in path.parent.glob("*")}
         raise ConfigError(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from rekindle.cli.group import HOME, command
-from rekindle.cli.inputs import config_of, files_of, manifest_of, objects_of
+from rekindle.cli.inputs import check_source, config_of, files_of, manifest_of, objects_of
 from rekindle.cli.options import File, Target, cluster_options, configured, output_option
 from rekindle.cli.output import print_checks, print_manifest
 
@@ -45,7 +45,9 @@ def config(config: Path | None, sets: tuple[str, ...], as_json: bool) -> None:
     Example:
       rekindle config configs/demo.yaml --set train.workers=3
     """
-    rows = list(config_of(config, sets).rows())
+    loaded = config_of(config, sets)
+    check_source(loaded.config)
+    rows = list(loaded.rows())
     if as_json:
         click.echo(json.dumps({path: {"value": value, "origin": origin} for path, value, origin in rows}, indent=2))
         return
@@ -77,7 +79,7 @@ def lint(configs: tuple[Path, ...], sets: tuple[str, ...], manifests: tuple[Path
 
     if not configs and not manifests:
         raise click.UsageError("give a config file, such as configs/demo.yaml, or --manifest FILE.")
-    objects = [(str(file), manifest_of(file, sets, None)[0]) for file in configs]
+    objects = [(str(file), manifest_of(file, sets, None, check_source)[0]) for file in configs]
     files = [file for path in manifests for file in files_of(path)]
     objects += [(str(file), manifest) for file in files for manifest in objects_of(file)]
     findings = validate.lint_all(objects)

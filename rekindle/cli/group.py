@@ -18,7 +18,7 @@ SECTIONS = {  # of `rekindle --help`
     "Begin": ("init", "demo", "doctor"),
     "Run and watch": ("run", "resume", "status", "logs", "explain", "stop", "down", "rollback"),
     "See what would run": ("config", "render", "lint"),
-    "Get results": ("ui", "get", "env"),
+    "Data and results": ("put", "ui", "get", "env"),
     "Use a cluster": ("images", "platform", "submit", "schedule", "delete"),
     "Inside a pod": ("step",),
 }

@@ -39,6 +39,11 @@ def manifest_of(
     return render_manifest(loaded.config), []
 
 
+def check_source(config: Any) -> None:
+    """Raises ConfigError if the data is a path that this machine, or its pods, do not have."""
+    config.data.check_source()
+
+
 def files_of(path: Path) -> list[Path]:
     """The file itself, or the manifests in a folder (at least one). Raises ConfigError."""
     if not path.is_dir():

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rekindle.cli.group import HOME, command
-from rekindle.cli.inputs import manifest_of, pairs_of
+from rekindle.cli.inputs import check_source, manifest_of, pairs_of
 from rekindle.cli.options import Name, cluster_flag, configured, manifest_options, output_option, parameters_option
 from rekindle.cli.output import print_result, run_output
 
@@ -43,7 +43,7 @@ def run(
     from rekindle.view import foreground
 
     def begin(valid_config: Any) -> None:
-        valid_config.data.check_source()
+        check_source(valid_config)
         foreground.prefetch(HOME)
 
     with run_output(as_json):

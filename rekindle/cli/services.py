@@ -101,6 +101,26 @@ def env(as_json: bool) -> None:
 
 
 @command
+@click.argument("path", type=File())
+@click.argument("uri", required=False, metavar="[s3://BUCKET/KEY]")
+@output_option("text", "json")
+def put(path: Path, uri: str | None, as_json: bool) -> None:
+    """Copy a file or folder into the object store, for data.source.
+
+    It prints the URI of the copy (default: s3://BUCKET/data/NAME, in the bucket of the runs). The store is the embedded
+    one, or that of S3_ENDPOINT_URL.
+
+    Example:
+      rekindle put payments.csv
+      rekindle put exports/ s3://rekindle/raw/exports
+    """
+    from rekindle.view import artifacts
+
+    target = artifacts.put(HOME, path, uri or "")
+    print_result(as_json, {"uri": target}, target)
+
+
+@command
 @click.argument("name", type=Name())
 @click.argument("artifact", required=False, type=Name())
 @click.option("--to", "target", type=File(), metavar="PATH", help="Where to put it (default: its name, here).")

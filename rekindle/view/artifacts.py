@@ -1,8 +1,9 @@
-"""The artifacts of a run in the object store of this machine: their names, and copies of them."""
+"""What lies in the object store of this machine: the artifacts of runs, and data to run on."""
 
 from collections import Counter
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from rekindle.errors import ConfigError, did_you_mean
 from rekindle.local.emulator import LocalCluster
@@ -34,3 +35,19 @@ def fetch(home: Path, run: str, artifact: str, target: Path) -> None:
             f'"{artifact}" is not an artifact of {run}.{did_you_mean(artifact, names)} It has {", ".join(names)}; '
             "a path within one is possible, too."
         ) from error
+
+
+def put(home: Path, path: Path, uri: str) -> str:
+    """Copy a file or folder to an s3:// URI (default: data/NAME in the bucket of the runs); gives the URI.
+
+    Raises ConfigError.
+    """
+    if not path.exists():
+        near = {str(other) for other in path.parent.glob("*")}
+        raise ConfigError(f"{path} does not exist: give a file or a folder.{did_you_mean(str(path), near)}")
+    store = LocalCluster(home).store()
+    parts = urlsplit(uri or store.uri(f"data/{path.resolve().name}"))
+    if parts.scheme != "s3" or parts.netloc != store.bucket or not parts.path.strip("/"):
+        raise ConfigError(f"{uri} is no place for data here: it must be s3://{store.bucket}/KEY.")
+    store.upload(path, parts.path.strip("/"))
+    return parts.geturl()

@@ -97,10 +97,25 @@ def test_a_mistyped_variable_is_named_instead_of_ignored(tmp_path: Path) -> None
         load_config(file, [], {"REKINDLE_TRIAN__WORKERS": "3", "REKINDLE_HOME": "/elsewhere", "REKINDLE_PATH": "x"})
 
 
+def test_data_that_pods_do_not_see_is_refused_with_the_way_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REKINDLE_PATH", str(tmp_path / "here"))
+    for folder, seen in (("here", True), ("elsewhere", False)):
+        (tmp_path / folder).mkdir()
+        source = written(tmp_path / folder / "a.csv", "")
+        data = load_config(written(tmp_path / "c.yaml", SMALL), [f"data.source={source}"], {}).config.data
+        if seen:
+            data.check_source()
+            continue
+        monkeypatch.setattr("rekindle.workload.POD_PRIVATE", tmp_path)  # wherever this machine's temporary files are
+        with pytest.raises(ConfigError, match=rf"each pod has a /tmp of its own .*rekindle put {source}"):
+            data.check_source()
+
+
 def test_a_source_that_is_not_there_is_found_before_anything_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("REKINDLE_PATH", str(tmp_path))
     (tmp_path / "payments.csv").touch()
     file = written(tmp_path / "c.yaml", SMALL)
     load_config(file, ["data.source=~/payments.csv"], {}).config.data.check_source()

@@ -62,6 +62,28 @@ def test_the_variables_can_be_evaluated_by_a_shell(variables: dict[str, str], tm
     assert variables["MLFLOW_S3_ENDPOINT_URL"] == variables["S3_ENDPOINT_URL"]
 
 
+def test_data_can_be_put_into_the_store_under_an_uri_that_a_config_can_name(
+    variables: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("S3_ENDPOINT_URL", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, variables[name])
+    (tmp_path / "months").mkdir()
+    (tmp_path / "months/may.csv").write_text("a,b")
+    bucket = variables["S3_BUCKET"]
+    for place, uri in (((), f"s3://{bucket}/data/months"), ((f"s3://{bucket}/raw/x",), f"s3://{bucket}/raw/x")):
+        done = rekindle("put", "months", *place, cwd=tmp_path)
+        assert (done.returncode, done.stdout) == (0, f"{uri}\n"), done.stderr
+        store = Store(bucket, variables["S3_ENDPOINT_URL"])
+        assert store.get(f"{uri.removeprefix(f's3://{bucket}/')}/may.csv") == b"a,b"
+    wrong = rekindle("put", "month", cwd=tmp_path)
+    assert (
+        wrong.returncode == 2
+        and 'month does not exist: give a file or a folder. Did you mean "months"?' in wrong.stderr
+    )
+    other = rekindle("put", "months", "s3://elsewhere/x", cwd=tmp_path)
+    assert other.returncode == 2 and f"it must be s3://{bucket}/KEY" in other.stderr
+
+
 def test_every_artifact_of_a_run_can_be_fetched_rejected_rows_included(run: str, tmp_path: Path) -> None:
     listed = json.loads(rekindle("get", run, "-o", "json", cwd=tmp_path).stdout)["artifacts"]
     assert [(row["artifact"], row["files"]) for row in listed] == [("evaluate/report", 1), ("prepare/dataset", 2)]
