@@ -27,14 +27,16 @@ REKINDLE = [sys.executable, "-c", "import sys; from rekindle.cli import main; sy
 NOT_RELEASED = 3
 
 
-def pipeline(source: str, home: str, sets: list[str], **data: Any) -> dict[str, Any]:
+def pipeline(
+    source: str, home: str, sets: list[str], config: str = "configs/handbook.yaml", **data: Any
+) -> dict[str, Any]:
     """The output of `rekindle run -o json` for a run that ends before the release."""
     settings = [f"data.{key}={value}" for key, value in {"source": source, **data}.items()]
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     # no model is released: this measures, and serves nothing
     settings += ["gate.minimum.ap=1", f"serve.port={port}", *sets]
-    command = [*REKINDLE, "run", "configs/handbook.yaml", "-o", "json", *(f"--set={setting}" for setting in settings)]
+    command = [*REKINDLE, "run", config, "-o", "json", *(f"--set={setting}" for setting in settings)]
     run = subprocess.run(command, env={**os.environ, "REKINDLE_HOME": home}, stdout=subprocess.PIPE, text=True)
     if run.returncode != NOT_RELEASED:
         raise SystemExit(f"{' '.join(command)} ended with {run.returncode}")

@@ -59,9 +59,6 @@ class Data(DataConfig):
         "source ends",
     )
     test_weeks: int = Field(default=4, ge=1, description="the newest weeks whose labels are known, kept for judging")
-    amount_limit: float = Field(
-        default=220, gt=0, description="amounts above this are marked by a feature of their own"
-    )
     shard_rows: int = Field(default=250_000, ge=1, le=2_000_000, description="transactions in a shard, about")
 
 

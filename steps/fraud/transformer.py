@@ -1,5 +1,8 @@
 """The fraud transformer: a causal transformer over one card's transactions, one probability a transaction.
 
+Its own log-odds and those of gradient boosting (steps/fraud/data/boosting.py), which is one of its inputs, are averaged
+by a weight that it computes for each transaction: two judges that err differently are better than either.
+
 Each layer looks back over at most `model.window` transactions, so a score depends on the newest
 `layers * (window - 1) + 1` transactions and on nothing else: the same whether the history is cut short after that,
 comes alone (a server) or in a long run of rows (an evaluation). Identities of cards and terminals are no inputs.
@@ -17,9 +20,10 @@ from torch import Tensor, nn
 
 from rekindle.errors import DataError
 from steps.fraud.config import Model
+from steps.fraud.data.boosting import BOOSTED
 
-CLIP = 8.0  # spreads; heavier tails than that teach nothing
 RARE = -5.0  # first guess of the logit: fraud is rare
+CLIP = 8.0  # spreads; heavier tails than that teach nothing
 
 
 class Block(nn.Module):
@@ -59,8 +63,11 @@ class FraudModel(nn.Module):
         self.register_buffer("spread", spread.float())
         self.embed = nn.Linear(len(names), section.width)
         self.blocks = nn.ModuleList(Block(section) for _ in range(section.layers))
-        self.norm, self.head = nn.LayerNorm(section.width), nn.Linear(section.width, 1)
-        nn.init.constant_(self.head.bias, RARE)
+        self.norm, self.head = nn.LayerNorm(section.width), nn.Linear(section.width, 2)
+        self.boosted = names.index(BOOSTED)
+        nn.init.zeros_(self.head.weight)  # an untrained model is as good as the trees
+        with torch.no_grad():
+            self.head.bias.copy_(torch.tensor([RARE, 0]))
 
     @property
     def feature_names(self) -> list[str]:
@@ -68,6 +75,10 @@ class FraudModel(nn.Module):
         return bytes(self.names.tolist()).decode().split("\n")
 
     def forward(self, features: Tensor) -> Tensor:
+        return self.judge(features)[0]
+
+    def judge(self, features: Tensor) -> tuple[Tensor, Tensor]:
+        """The logits, and those of the transformer alone, [B, L] each."""
         x = self.embed(((features - self.mean) / self.spread).clamp(-CLIP, CLIP))
         place = torch.arange(features.shape[1], device=features.device)
         distance = place[:, None] - place[None, :]
@@ -75,7 +86,8 @@ class FraudModel(nn.Module):
         mask = torch.zeros(distance.shape, device=features.device).masked_fill(hidden, -torch.inf)
         for block in self.blocks:
             x = block(x, mask)
-        return self.head(self.norm(x)).squeeze(-1)
+        own, weight = self.head(self.norm(x)).unbind(-1)
+        return torch.lerp(features[..., self.boosted], own, weight.sigmoid()), own
 
 
 def build(section: Model, facts: dict[str, Any]) -> FraudModel:
@@ -100,11 +112,17 @@ def load(folder: Path) -> FraudModel:
     return model.eval()
 
 
-def loss(model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
-    """Mean cross entropy over the counted positions; batch = (features [B, L, F], labels [B, L], counted [B, L])."""
+def loss(model: Any, batch: tuple[Tensor, ...]) -> Tensor:
+    """Mean cross entropy over the counted positions; batch = (features [B, L, F], labels [B, L], counted [B, L]).
+
+    The transformer must know the answer by itself, too, or it would leave what is easy to the trees.
+    """
     features, labels, counted = batch
-    losses = fn.binary_cross_entropy_with_logits(model(features), labels.to(features.dtype), reduction="none")
-    return (losses * counted).sum() / counted.sum().clamp(min=1)
+    labels = labels.to(features.dtype)
+    losses = sum(
+        fn.binary_cross_entropy_with_logits(logits, labels, reduction="none") for logits in model.judge(features)
+    )
+    return (losses / 2 * counted).sum() / counted.sum().clamp(min=1)
 
 
 @torch.inference_mode()

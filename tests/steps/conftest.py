@@ -36,16 +36,18 @@ def train(small_dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Trai
 
     from steps import fraud
 
-    def trained(steps: int, seed: int = 0, **shape: Any) -> Path:
+    def trained(steps: int, seed: int = 0, noise: float = 0, **shape: Any) -> Path:
         torch.manual_seed(seed)
         samples = fraud.dataset(small_dataset, "train")
         section = Model(width=16, hidden=16, heads=2, dropout=0.0, **shape)
-        model = fraud.model(section, dataset_facts(small_dataset))
+        model: Any = fraud.model(section, dataset_facts(small_dataset))
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
         for _ in range(steps):
             optimizer.zero_grad()
             fraud.loss(model, samples.batch(torch.randint(len(samples), (64,)))).backward()
             optimizer.step()
+        if noise:
+            torch.nn.init.normal_(model.head.weight, std=noise)
         folder = tmp_path_factory.mktemp("model")
         save_file(model.state_dict(), folder / "model.safetensors")
         sha256 = hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
@@ -59,8 +61,8 @@ def train(small_dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Trai
 
 @pytest.fixture(scope="session")
 def novice(train: Train) -> Path:
-    """A model that has learned almost nothing."""
-    return train(1)
+    """A model that knows less than the trees that it began with."""
+    return train(1, noise=1.0)
 
 
 @pytest.fixture(scope="session")

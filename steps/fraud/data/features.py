@@ -20,7 +20,7 @@ from steps.fraud.data.schema import DAY, Ints, Rows
 WINDOWS = (1, 7, 30)  # days
 RECENT = 50  # transactions of the card that count as its habit
 
-RAW = ("log_amount", "over_limit", "log_ratio_to_mean", "log_gap", "sin_time", "cos_time")
+RAW = ("log_amount", "log_ratio_to_mean", "log_gap", "sin_time", "cos_time")
 HANDBOOK = (
     "amount",
     "weekend",
@@ -50,7 +50,7 @@ def lookback_days(delay_days: int) -> int:
     return delay_days + max(WINDOWS)
 
 
-def card_features(rows: Rows, limit: float, names: Names = NAMES) -> dict[str, Column]:
+def card_features(rows: Rows, names: Names = NAMES) -> dict[str, Column]:
     """OF_CARD (at least those of `names`) for rows sorted by (card, time, id) that hold whole cards."""
     index, first, line = _timeline(rows.card, rows.time, max(WINDOWS) * DAY)
     total = _running_sum(rows.cents)
@@ -72,7 +72,6 @@ def card_features(rows: Rows, limit: float, names: Names = NAMES) -> dict[str, C
     angle = second * (2 * np.pi / 86_400)
     result |= {
         "log_amount": np.log1p(amount),
-        "over_limit": amount > limit,
         "log_ratio_to_mean": np.where(index > first, _log_ratio(amount, mean), 0),
         "log_gap": np.log1p(np.where(index > first, np.minimum(gap, longest), longest)),
         "sin_time": np.sin(angle),
@@ -133,9 +132,7 @@ def matrix(columns: dict[str, Column], names: Names) -> Floats:
     return result
 
 
-def tables(
-    rows: Rows, delay_days: int, limit: float, chunk: int = 250_000, names: Names = NAMES
-) -> Iterator[tuple[Rows, Floats]]:
+def tables(rows: Rows, delay_days: int, chunk: int = 250_000, names: Names = NAMES) -> Iterator[tuple[Rows, Floats]]:
     """The features `names` in pieces of whole cards: (rows, float32 [m, len(names)]), sorted by (card, time, id).
 
     `rows` are sorted by (time, id). Memory stays near that of `rows` plus one piece.
@@ -150,7 +147,7 @@ def tables(
     for part in chunks(rows.card[by_card], chunk):
         place = by_card[part]
         piece = rows[place]
-        columns = card_features(piece, limit, names) | dict(zip(of_terminal, terminal[place].T, strict=True))
+        columns = card_features(piece, names) | dict(zip(of_terminal, terminal[place].T, strict=True))
         yield piece, matrix(columns, names)
 
 

@@ -2,7 +2,7 @@
 
 A training sample is a window of `LENGTH` consecutive transactions of one card. Windows of a card overlap by
 `OVERLAP`; each transaction counts for the loss once, after at least `OVERLAP` earlier ones if the card has them.
-The first days of the data give context only: sums over past days are not whole there, and would teach what is not so.
+The first days of the data (before `train_start`) give context only.
 All shards are mapped into one stretch of memory, so a batch is one gather however many shards it touches.
 """
 
@@ -20,11 +20,11 @@ from torch import Tensor
 from rekindle.errors import DataError
 from rekindle.workload import dataset_facts
 from steps.fraud.config import CONTEXT
-from steps.fraud.data.schema import DAY, UNKNOWN
+from steps.fraud.data.boosting import BOOSTED
+from steps.fraud.data.schema import UNKNOWN
 
 LENGTH = 40  # transactions in a training window
 OVERLAP = 16  # of them, those that only give context
-WARM_UP = 14 * DAY  # at the start of the data, at most a quarter of the training time
 SCORED = 128  # transactions in a window when a trained model scores long runs of rows
 MAP_FIXED = 0x10
 
@@ -63,6 +63,11 @@ class Rows:
         """Features [B, length, F] of `length` rows from each of `starts` on; after a card's rows comes anything."""
         return self.overlapping(length).index_select(0, starts).view(-1, length, self.width)
 
+    def boosted(self, wanted: Ints) -> NDArray[np.float64]:
+        """The log-odds of gradient boosting alone for the rows `wanted`."""
+        at = torch.from_numpy(self.place[wanted]) + self.facts["features"].index(BOOSTED)
+        return self.features[at].double().numpy()
+
     def overlapping(self, length: int) -> Tensor:
         """The features as one flat window of `length` rows from each number on: takes no memory."""
         size = length * self.width
@@ -74,8 +79,7 @@ class TrainingWindows:
 
     def __init__(self, rows: Rows) -> None:
         self.rows = rows
-        begin, end = rows.facts["first_time"], rows.facts["train_end"]
-        begin += min(WARM_UP, (end - begin) // 4)
+        begin, end = rows.facts["train_start"], rows.facts["train_end"]
         counted = np.flatnonzero((rows.times >= begin) & (rows.times < end))
         if not len(counted):
             raise DataError("no transaction is older than the end of training: give more data, or fewer test weeks.")

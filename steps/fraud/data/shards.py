@@ -26,6 +26,7 @@ from rekindle.errors import DataError, RekindleError
 from rekindle.workload import Prepared
 from steps.fraud.config import Data
 from steps.fraud.data import features, source, state
+from steps.fraud.data.boosting import BOOSTED, Sample
 from steps.fraud.data.checks import check
 from steps.fraud.data.schema import DAY, UNKNOWN, Rows
 
@@ -48,6 +49,7 @@ FACTS = {  # times are µs since the epoch
     "train_frauds": "frauds among them",
     "rejected": "rejected rows by reason",
     "was_sorted": "whether the source was in time order",
+    "train_start": "rows before it only give context: sums over past days are not whole there",
     "train_end": "training uses rows before it",
     "test_weeks": "[start, end) of each test week, oldest first",
     "test_rows": "[rows, frauds] of each test week",
@@ -55,8 +57,10 @@ FACTS = {  # times are µs since the epoch
     "last_time": "of the last transaction",
     "unknown": "rows in the training time and the test weeks whose label is not known: they neither teach nor judge",
     "label_delay_days": "a label is known this long after its transaction",
-    "amount_limit": "of the feature over_limit",
 }
+
+
+WARM_UP = 14 * DAY  # at the start of the data, at most a quarter of the training time
 
 
 def write_dataset(data: Data, out: Path) -> Prepared:
@@ -87,30 +91,37 @@ def _write(data: Data, out: Path) -> tuple[dict[str, Any], str]:
     checked.rejects.write_parquet(out / "rejects.parquet")
     rows = _between(checked.rows, data)
     facts = calendar(rows, data, labels_end(checked.rows, data)) | {
-        "features": list(features.NAMES),
+        "features": [*features.NAMES, BOOSTED],
         "label_delay_days": data.label_delay_days,
-        "amount_limit": data.amount_limit,
     }
     rows.to_frame().write_parquet(out / "transactions.parquet")
 
     digest = sha256(json.dumps(facts, sort_keys=True).encode())
-    train = _Moments(len(features.NAMES))
-    sizes: list[int] = []
+    sample = Sample(facts["train_rows"])
+    parts: list[Rows] = []
+    for number, (part, table) in enumerate(features.tables(rows, data.label_delay_days, data.shard_rows)):
+        np.save(_file(out, "features", number), table)
+        sample.add(table, part.fraud, part.card, (part.time >= facts["train_start"]) & (part.time < facts["train_end"]))
+        parts.append(part)
+    boosting = sample.fit()
+
+    train = _Moments(len(facts["features"]))
     tail: list[tuple[Rows, features.Floats]] = []
-    pieces = features.tables(rows, data.label_delay_days, data.amount_limit, data.shard_rows)
-    for number, (part, table) in enumerate(pieces):
+    for number, part in enumerate(parts):
+        table, training = np.load(_file(out, "features", number)), part.time < facts["train_end"]
+        table = np.column_stack([table, boosting.score(table, part.card, training)])
         arrays = (table, part.fraud, part.scenario, part.time, part.card, part.id)
         for name, array in zip(ARRAYS, arrays, strict=True):
             np.save(_file(out, name, number), array)
             digest.update(array.data)
-        train.add(table, part.time < facts["train_end"])
+        train.add(table, training)
         keep = state.needed(part, facts["train_end"], data.label_delay_days)
         tail.append((part[keep], table[keep]))
-        sizes.append(len(part))
+    sizes = [len(part) for part in parts]
     facts |= {"shards": sizes, "mean": train.mean(), "std": train.std()}
     facts |= {"rejected": checked.reasons(), "was_sorted": checked.was_sorted}
     kept = Rows.concat([part for part, _ in tail]), np.concatenate([table for _, table in tail])
-    state.write(out / "state", *kept, facts | {"digest": digest.hexdigest()})
+    state.write(out / "state", *kept, boosting.trees(), facts | {"digest": digest.hexdigest()})
     return facts, digest.hexdigest()
 
 
@@ -169,6 +180,7 @@ def calendar(rows: Rows, data: Data, known: int) -> dict[str, Any]:
     facts = {
         "first_time": int(rows.time[0]),
         "last_time": int(rows.time[-1]),
+        "train_start": int(rows.time[0]) + min(WARM_UP, max(0, train_end - int(rows.time[0])) // 4),
         "train_end": train_end,
         "test_weeks": weeks,
         "rows": len(rows),

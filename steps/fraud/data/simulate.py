@@ -9,6 +9,9 @@ a leaked card's payments a third is multiplied by 5 for 14 days. Smaller worlds 
 frauds.
 """
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
 import numpy as np
 import polars as pl
 from numpy.typing import NDArray
@@ -16,14 +19,30 @@ from numpy.typing import NDArray
 from steps.fraud.data.schema import DAY
 from steps.fraud.data.world import World
 
+
+@dataclass(frozen=True)
+class Payments:
+    """Columns of equal length, sorted by card and day."""
+
+    slot: NDArray[np.int64]  # card * days + day
+    second: NDArray[np.int64]  # of the day
+    terminal: NDArray[np.int64]
+    amount: NDArray[np.float64]
+
+
+Commit = Callable[[np.random.Generator, World, Payments], NDArray[np.uint8]]
+
 SIDE = 100  # of the square on which cards and terminals lie
 NEAR = 500  # a card's radius times sqrt(terminals): 5 for 10,000 terminals, so about 78 terminals are near
 TERMINAL_FRAUDS_A_DAY, TERMINAL_DAYS = 2 / 10_000, 28
 CARD_FRAUDS_A_DAY, CARD_DAYS = 3 / 5_000, 14
 
 
-def simulate(world: World) -> pl.DataFrame:
-    """The transactions of a world, in time order, with the columns that `checks.check` expects."""
+def simulate(world: World, commit: Commit | None = None) -> pl.DataFrame:
+    """The transactions of a world, in time order, with the columns that `checks.check` expects.
+
+    `commit` makes the frauds, by other rules than the handbook's: see `commit_frauds`.
+    """
     rng = np.random.default_rng(world.seed)
     home, shop = (rng.uniform(0, SIDE, (n, 2)) for n in (world.cards, world.terminals))
     mean, rate = rng.uniform(5, 100, world.cards), rng.uniform(0, 4, world.cards)
@@ -39,7 +58,7 @@ def simulate(world: World) -> pl.DataFrame:
     amount = rng.normal(mean[card], mean[card] / 2)
     amount = np.where(amount < 0, rng.uniform(0, 2 * mean[card]), amount).round(2)
     terminal = near[near_start[card] + (rng.random(slot.size) * choices[card]).astype(np.int64)]
-    scenario = _commit_frauds(rng, world, slot, terminal, amount)
+    scenario = (commit or commit_frauds)(rng, world, Payments(slot, second, terminal, amount))
 
     time = (np.datetime64(world.start, "D").astype(np.int64) + day) * DAY + second * 1_000_000
     order = np.argsort(time, kind="stable")
@@ -63,14 +82,9 @@ def _near(
     return np.concatenate(neighbours), np.cumsum([0, *map(len, neighbours)])
 
 
-def _commit_frauds(
-    rng: np.random.Generator,
-    world: World,
-    slot: NDArray[np.int64],
-    terminal: NDArray[np.int64],
-    amount: NDArray[np.float64],
-) -> NDArray[np.uint8]:
-    """The scenario of each transaction (0: genuine); the amounts of scenario 3 are changed in place."""
+def commit_frauds(rng: np.random.Generator, world: World, payments: Payments) -> NDArray[np.uint8]:
+    """The scenario of each transaction (0: genuine); what frauds change is changed in place, here amounts."""
+    slot, terminal, amount = payments.slot, payments.terminal, payments.amount
     scenario = (amount > 220).astype(np.uint8)
     compromised = np.zeros((world.terminals, world.days), bool)
     leaked: list[NDArray[np.int64]] = []

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from rekindle.errors import DataError
 from steps.fraud.config import CONTEXT
+from steps.fraud.data.boosting import BOOSTED, Trees
 from steps.fraud.data.features import NAMES, Floats, card_features, lookback_days, matrix, terminal_features
 from steps.fraud.data.schema import DAY, Ints, Rows
 from steps.fraud.data.schema import NAMES as COLUMNS
@@ -38,13 +39,14 @@ def needed(rows: Rows, train_end: int, delay_days: int) -> NDArray[np.bool_]:
     return before & (recent | (from_end <= CONTEXT))
 
 
-def write(path: Path, rows: Rows, features: Floats, facts: dict[str, Any]) -> None:
-    """The state directory: the rows that are `needed`, their features, and the facts that features depend on."""
+def write(path: Path, rows: Rows, features: Floats, trees: Trees, facts: dict[str, Any]) -> None:
+    """The state directory: the rows that are `needed`, their features, and what features depend on."""
     path.mkdir()
     for name in COLUMNS:
         np.save(path / f"{name}.npy", getattr(rows, name))
     np.save(path / "features.npy", features)
-    keep = ("features", "train_end", "label_delay_days", "amount_limit", "digest")
+    trees.save(path / "trees.npz")
+    keep = ("features", "train_end", "label_delay_days", "digest")
     (path / "state.json").write_text(json.dumps({name: facts[name] for name in keep}, indent=1) + "\n")
 
 
@@ -54,12 +56,12 @@ class State:
 
     rows: Rows  # sorted by (card, time, id)
     table: Floats  # float32 [n, F]: their features
+    trees: Trees
     by_terminal: Ints  # order of the rows by (terminal, time, id)
     terminals: Ints  # the terminals in that order
     features: tuple[str, ...]
     train_end: int  # µs since the epoch
     label_delay_days: int
-    amount_limit: float
 
     @classmethod
     def load(cls, path: Path) -> "State":
@@ -68,13 +70,14 @@ class State:
             facts = json.loads((path / "state.json").read_text())
             rows = Rows(**{name: np.load(path / f"{name}.npy") for name in COLUMNS})
             table = np.load(path / "features.npy")
-        except (OSError, ValueError) as error:
+            trees = Trees.load(path / "trees.npz")
+        except (OSError, ValueError, KeyError) as error:
             raise DataError(f"{path} is not a whole serving state ({error}): release the model again.") from error
-        if tuple(facts["features"]) != NAMES:
+        if tuple(facts["features"]) != (*NAMES, BOOSTED):
             raise DataError(f"{path} was made by another version of the features: prepare and release again.")
         order = np.lexsort((rows.id, rows.time, rows.terminal))
-        settings = (facts[name] for name in ("train_end", "label_delay_days", "amount_limit"))
-        return cls(rows, table, order, rows.terminal[order], NAMES, *settings)
+        settings = facts["train_end"], facts["label_delay_days"]
+        return cls(rows, table, trees, order, rows.terminal[order], (*NAMES, BOOSTED), *settings)
 
     def windows(self, requests: Sequence[tuple[Rows, Rows]], length: int = CONTEXT + 1) -> tuple[Floats, Ints]:
         """(float32 [B, length, F], int64 [B]) as above, in the order of the requests and of their new rows.
@@ -98,9 +101,11 @@ class State:
         place = np.argsort(order)  # of each row in that order
 
         fresh = place[len(past) :]
-        columns = {name: values[fresh] for name, values in card_features(rows[order], self.amount_limit).items()}
+        columns = {name: values[fresh] for name, values in card_features(rows[order]).items()}
         columns |= self._terminal_columns(later, request, mine)
-        table = np.concatenate([self.table[past], matrix(columns, NAMES)])[order]
+        later_table = matrix(columns, NAMES)
+        later_table = np.column_stack([later_table, self.trees.score(later_table)])
+        table = np.concatenate([self.table[past], later_table])[order]
 
         at = fresh[is_new[mine]]
         start = np.maximum(np.searchsorted(rows.card[order], group[is_new]), at - length + 1)

@@ -148,7 +148,7 @@ def test_a_model_that_diverged_is_never_judged_by_accident(expert: Path, small_d
 
     diverged = shutil.copytree(expert, tmp_path / "diverged")
     weights = load_file(diverged / "model.safetensors")
-    save_file(weights | {"head.bias": torch.tensor([float("nan")])}, diverged / "model.safetensors")
+    save_file(weights | {"head.bias": torch.full((2,), float("nan"))}, diverged / "model.safetensors")
     with pytest.raises(DataError, match=r"not numbers: its training diverged\. Lower train\.learning_rate"):
         evaluate(diverged, None, small_dataset, tmp_path, Gate())
     found = evaluate(expert, diverged, small_dataset, tmp_path, Gate())

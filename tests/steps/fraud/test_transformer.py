@@ -10,6 +10,7 @@ from pydantic import ValidationError
 
 from rekindle.errors import DataError
 from steps.fraud.config import CONTEXT, Model
+from steps.fraud.data.boosting import BOOSTED
 from steps.fraud.data.sequences import Rows, open_dataset
 from steps.fraud.protocol import score
 from steps.fraud.transformer import FraudModel, build, load, loss, score_all, score_windows
@@ -20,9 +21,16 @@ FEATURES = 5
 @pytest.fixture
 def model() -> FraudModel:
     torch.manual_seed(1)
-    names = [f"feature {n}" for n in range(FEATURES)]
+    names = [*(f"feature {n}" for n in range(FEATURES - 1)), BOOSTED]
     model = build(Model(window=8, layers=3), {"features": names, "mean": [0.0] * FEATURES, "std": [1.0, 2, 3, 4, 0]})
+    torch.nn.init.normal_(model.head.weight)
     return model.eval()
+
+
+def test_an_untrained_model_is_as_good_as_the_trees():
+    facts = {"features": [BOOSTED, "amount"], "mean": [0.0] * 2, "std": [1.0] * 2}
+    features = torch.randn(2, 40, 2)
+    assert torch.equal(score_all(build(Model(), facts), features).argsort(), features[..., 0].argsort())
 
 
 def test_a_later_transaction_does_not_change_a_score(model: FraudModel):

@@ -13,7 +13,6 @@ from steps.fraud.data.schema import DAY, Rows
 
 HOUR = DAY // 24
 START = 1_700_000_000_000_000 // DAY * DAY
-LIMIT = 220.0
 
 
 @st.composite
@@ -46,7 +45,6 @@ def reference(rows: Rows, at: int, delay: int) -> dict[str, float]:
     longest = 30 * 86_400
     result = {
         "log_amount": math.log1p(amount[at]),
-        "over_limit": amount[at] > LIMIT,
         "log_ratio_to_mean": ratio(amount[at], sum(amount[i] for i in before) / len(before)) if before else 0,
         "log_gap": math.log1p(min((t - rows.time[before[-1]]) / 1e6, longest) if before else longest),
         "sin_time": math.sin(2 * math.pi * seconds / 86_400),
@@ -81,7 +79,7 @@ def reference(rows: Rows, at: int, delay: int) -> dict[str, float]:
 def table(rows: Rows, delay: int = 7, chunk: int = 250_000) -> np.ndarray:
     """The features in the order of `rows`."""
     result = np.empty((len(rows), len(features.NAMES)), np.float32)
-    for piece, part in features.tables(rows, delay, LIMIT, chunk):
+    for piece, part in features.tables(rows, delay, chunk):
         result[piece.id] = part
     return result
 

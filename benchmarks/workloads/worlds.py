@@ -1,0 +1,154 @@
+"""What the fraud model is worth where fraudsters follow other rules, beside gradient boosting.
+
+    python -m benchmarks.workloads.worlds                        # all worlds: about two minutes each on two cores
+    python -m benchmarks.workloads.worlds --world testers --json
+
+Cards, terminals and genuine payments are those of `simulate://`; the frauds are made here, by rules that no feature was
+made for. Each world is prepared, trained and judged by the pipeline of configs/demo.yaml, with nothing tuned to it. AP
+is that of the test weeks: of the model, of trees on the same features (the verdict's baseline), and of trees on the 15
+plain features of the Fraud Detection Handbook.
+"""
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from benchmarks.bars import Bar, bar, parser, report
+from benchmarks.handbook import REKINDLE, pipeline
+from rekindle.workload import prepare
+from steps import fraud
+from steps.fraud.config import Columns, Data
+from steps.fraud.data import features
+from steps.fraud.data.boosting import Sample
+from steps.fraud.data.schema import Rows as Transactions
+from steps.fraud.data.sequences import Rows
+from steps.fraud.data.simulate import Commit, Payments, simulate
+from steps.fraud.data.world import World
+from steps.fraud.measures import average_precision
+from steps.fraud.protocol import judged_weeks
+
+SIZE: dict[str, Any] = {"cards": 1500, "terminals": 3000, "days": 120}
+A_DAY = 0.002  # of the cards fall into a fraudster's hands
+TRUTH = np.uint8(1)
+
+
+def _stolen(rng: np.random.Generator, world: World, payments: Payments, days: int, share: float) -> NDArray[np.int64]:
+    """Payments of stolen cards in the `days` after the theft, about `share` of them, sorted by card and time."""
+    count = rng.poisson(world.cards * A_DAY * share, world.days)
+    cards = rng.integers(0, world.cards, count.sum())
+    start = cards * world.days + np.repeat(np.arange(world.days), count)
+    end = np.minimum(start + days, (cards + 1) * world.days)
+    ranges = zip(np.searchsorted(payments.slot, start), np.searchsorted(payments.slot, end), strict=True)
+    return np.unique(np.concatenate([np.arange(first, last) for first, last in ranges]))
+
+
+def testers(rng: np.random.Generator, world: World, payments: Payments) -> NDArray[np.uint8]:
+    """A thief tries a stolen card with a tiny payment, then uses it for some days with its owner's usual amounts."""
+    fraud = np.zeros(len(payments.slot), np.uint8)
+    rows = _stolen(rng, world, payments, 5, 1)
+    fraud[rows] = TRUTH
+    first = rows[np.append(True, np.diff(rows) > 1)]
+    payments.amount[first] = rng.uniform(0.5, 2, len(first)).round(2)
+    return fraud
+
+
+def nights(rng: np.random.Generator, world: World, payments: Payments) -> NDArray[np.uint8]:
+    """A thief pays at night, a bit more than the owner would; a few owners do so, too."""
+    fraud = np.zeros(len(payments.slot), np.uint8)
+    rows = _stolen(rng, world, payments, 10, 1)
+    rows = rows[rng.random(len(rows)) < 0.6]
+    fraud[rows] = TRUTH
+    owners = rng.random(len(fraud)) < 0.02
+    for night in (rows, np.flatnonzero(owners)):
+        payments.second[night] = rng.integers(1, 5 * 3600, len(night))
+    payments.amount[rows] = (payments.amount[rows] * rng.uniform(1, 2.5, len(rows))).round(2)
+    return fraud
+
+
+def skimmers(rng: np.random.Generator, world: World, payments: Payments) -> NDArray[np.uint8]:
+    """Who pays at a manipulated terminal has frauds on the card two days later, of nearly equal amounts."""
+    fraud = np.zeros(len(payments.slot), np.uint8)
+    bad, since = (
+        rng.permutation(world.terminals)[: world.terminals // 100],
+        rng.integers(0, world.days, world.terminals // 100),
+    )
+    day = payments.slot % world.days
+    for terminal, start in zip(bad.tolist(), since.tolist(), strict=True):
+        visits = np.flatnonzero((payments.terminal == terminal) & (day >= start) & (day < start + 14))
+        for slot in payments.slot[visits].tolist():
+            first, last = np.searchsorted(
+                payments.slot, [slot + 2, min(slot + 6, (slot // world.days + 1) * world.days)]
+            )
+            rows = np.arange(first, last)
+            fraud[rows] = TRUTH
+            payments.amount[rows] = (rng.choice([19, 49, 99]) + rng.uniform(0, 1, len(rows))).round(2)
+    return fraud
+
+
+WORLDS: dict[str, Commit] = {"testers": testers, "nights": nights, "skimmers": skimmers}
+
+
+def plain(data: Data, folder: Path) -> float:
+    """AP of trees on the 15 plain features alone, on the test weeks of the pipeline."""
+    prepare(fraud, data, folder)
+    rows = Rows(folder)
+    transactions = Transactions.from_frame(pl.read_parquet(folder / "transactions.parquet"))
+    pieces = list(features.tables(transactions, data.label_delay_days, names=features.HANDBOOK))
+    table = np.concatenate([piece for _, piece in pieces])  # sorted as the rows of the dataset
+    training = (rows.times >= rows.facts["train_start"]) & (rows.times < rows.facts["train_end"])
+    sample = Sample(rows.facts["train_rows"])
+    sample.add(table, rows.labels, rows.cards, training)
+    boosting, later = sample.fit(), np.zeros(len(rows), bool)
+    weeks = [week.rows for week in judged_weeks(rows)]
+    scores = [boosting.score(table[places], rows.cards[places], later[places]).astype(float) for places in weeks]
+    return fmean(average_precision(s, rows.labels[places]) for s, places in zip(scores, weeks, strict=True))
+
+
+def measure(name: str, seed: int, folder: Path, sets: list[str]) -> list[Bar]:
+    """The model of one world beside trees."""
+    source = folder / f"{name}.parquet"
+    simulate(World(seed=seed, **SIZE), WORLDS[name]).rename(Columns().model_dump()).write_parquet(source)
+    run = pipeline(str(source), str(folder / "home"), sets, config="configs/demo.yaml", test_weeks=4)
+    model, trees = run["metrics"]["ap"], baseline_of(run)
+    simple = plain(Data(source=str(source)), folder / name)
+    return [
+        bar(f"{name}: ap of the model, at least that of trees on the same features", model, "", trees, "more"),
+        bar(f"{name}: at least that of trees on the 15 plain features", model, "", simple, "more"),
+    ]
+
+
+def baseline_of(run: dict[str, Any]) -> float:
+    """AP of the baseline in the reason of a verdict."""
+    [value] = re.findall(r"The baseline has ap ([0-9.]+)\.", run["reason"])
+    return float(value)
+
+
+def main() -> int:
+    command = parser(__doc__)
+    command.add_argument("--world", choices=list(WORLDS), action="append", help="only this one; may be repeated")
+    command.add_argument("--seed", type=int, default=11, help="of cards, payments and frauds")
+    command.add_argument("--set", action="append", default=[], dest="sets", metavar="A.B=C", help="as for rekindle run")
+    options = command.parse_args()
+    bars: list[Bar] = []
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        try:
+            for world in options.world or WORLDS:
+                bars += measure(world, options.seed, folder, options.sets)
+        finally:
+            home = {**os.environ, "REKINDLE_HOME": str(folder / "home")}
+            subprocess.run([*REKINDLE, "down"], env=home, stdout=subprocess.DEVNULL)
+    return report(bars, as_json=options.json)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
