@@ -12,6 +12,7 @@ import gzip
 import os
 import shutil
 import stat
+import struct
 import sys
 import tarfile
 import zipfile
@@ -30,7 +31,7 @@ BLOCK = 4096  # bytes that an empty file or a directory takes
 # what tarfile and zipfile raise for bytes that are no archive; RuntimeError: an encrypted one, or one nested too deep
 UNREADABLE = (
     *(tarfile.TarError, zipfile.BadZipFile, zlib.error),
-    *(OSError, EOFError, ValueError, OverflowError, RuntimeError),
+    *(OSError, EOFError, ValueError, OverflowError, RuntimeError, LookupError, struct.error),
 )
 
 

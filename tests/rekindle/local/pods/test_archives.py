@@ -193,6 +193,16 @@ def test_a_bomb_is_refused_before_it_fills_the_disk(tmp_path: Path) -> None:
     assert sorted(file.name for file in tmp_path.iterdir()) == ["deep", "hole", "large", "many", "zip"]
 
 
+def test_an_archive_that_its_own_library_fails_at_is_refused_like_any_other(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "in.tmp", "w") as archive:
+        archive.writestr(zipfile.ZipInfo("x"), b"")
+    data = (tmp_path / "in.tmp").read_bytes()
+    for content in (data.replace(b"x", b"\0"), data[:30], b"PK\5\6" + b"\xff" * 18):  # the first: an empty name
+        (tmp_path / "in.tmp").write_bytes(content)
+        with pytest.raises(ArchiveError, match="in cannot be unpacked"):
+            unpack_zip(tmp_path / "in.tmp", tmp_path / "in")
+
+
 def test_a_header_without_end_takes_neither_memory_nor_time(tmp_path: Path) -> None:
     endless = packed(tmp_path / "endless", [member("name", tarfile.GNUTYPE_LONGNAME, size=1 << 33)])
     with pytest.raises(ArchiveError, match="a header of more than"):
