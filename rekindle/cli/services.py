@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def down(as_json: bool) -> None:
     """Stop the deployments and the embedded services of this machine.
 
-    Data, models and runs are kept.
+    Data, models and runs are kept. It is refused while a run needs them.
 
     Example:
       rekindle down
