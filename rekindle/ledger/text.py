@@ -63,7 +63,10 @@ def _result(summary: Summary) -> str:
     )
     if summary.state == "failed":
         return f"{text} Then the run was given up: {summary.message}"
-    return text if summary.state == "complete" else f"{text} The run is not complete."
+    if summary.state != "complete":
+        return f"{text} The run is not complete."
+    early = total and summary.steps < total
+    return f"{text} It stopped early: the validation loss fell no more (train.patience)." if early else text
 
 
 def _group_key(incident: Incident) -> tuple[object, ...]:

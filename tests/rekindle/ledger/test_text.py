@@ -53,6 +53,12 @@ def test_a_run_that_was_given_up_or_waits_for_workers_says_so():
     assert story(*start("a"), step(3, 10), verdict)[0].endswith("Then the run was given up: a: no data")
 
 
+def test_a_run_that_stopped_early_says_so():
+    plan = (0.1, "run", {"steps": 100, "workers": 1, "device": "cpu"})
+    told = story(*start("a"), plan, step(3, 10), (4, "complete", {"step": 20}))
+    assert "trained 20 of 100 steps" in told[0] and told[0].endswith("(train.patience).")
+
+
 def test_a_newcomer_a_drain_and_a_new_coordinator_are_told_apart():
     drain = (6, "drain", {"worker": "id-a", "name": "a"})
     told = story(
