@@ -1,7 +1,8 @@
 """The reference workload's sections of a config file: `data:` and `model:`. Light: the pipelines import it."""
 
+import codecs
 from datetime import date
-from typing import Self
+from typing import Literal, Self
 from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator, model_validator
@@ -19,12 +20,33 @@ class Columns(Section):
     """What the source calls its columns; the defaults are the names of the published data set."""
 
     id: str = Field(default="TRANSACTION_ID", description="identity of a transaction: a number or text, unique")
-    time: str = Field(default="TX_DATETIME", description="when it happened: a timestamp, or text in ISO 8601 (UTC)")
+    time: str = Field(
+        default="TX_DATETIME", description="when it happened: a timestamp, seconds since 1970, or text (UTC)"
+    )
     card: str = Field(default="CUSTOMER_ID", description="the card: a number or text")
     terminal: str = Field(default="TERMINAL_ID", description="the terminal or merchant: a number or text")
     amount: str = Field(default="TX_AMOUNT", description="the amount, not negative")
     fraud: str = Field(default="TX_FRAUD", description="the label: 1 fraud, 0 genuine, empty: not known yet")
     scenario: str = Field(default="TX_FRAUD_SCENARIO", description="kind of fraud, for reports only; may be absent")
+
+
+class Text(Section):
+    """How text is written; what is empty is told from the data."""
+
+    encoding: str = Field(
+        default="", description="of a CSV file, such as cp1252; empty: UTF-8, or as its first bytes say"
+    )
+    separator: str = Field(default="", pattern=r"^.?$", description="between the fields of a CSV file: , ; tab |")
+    decimal: Literal["", ".", ","] = Field(default="", description="before the cents of an amount")
+    time: str = Field(default="", description="s, ms, us or ns since 1970, or a format such as %d/%m/%Y %H:%M:%S (UTC)")
+
+    @field_validator("encoding")
+    @classmethod
+    def _known(cls, encoding: str) -> str:
+        try:
+            return encoding and codecs.lookup(encoding).name
+        except LookupError:
+            raise ValueError("there is no such encoding; cp1252 and latin-1 are common ones") from None
 
 
 class Data(DataConfig):
@@ -50,6 +72,7 @@ class Data(DataConfig):
         return source
 
     columns: Columns = Field(default_factory=Columns, description="what the source calls its columns")
+    text: Text = Field(default_factory=Text, description="how text is written, where it cannot be told")
     first_day: date | None = Field(default=None, description="leave out what is older (a day, UTC)")
     last_day: date | None = Field(default=None, description="leave out what is newer than this day (UTC)")
     label_delay_days: int = Field(default=7, ge=1, le=90, description="a fraud becomes known this many days later")

@@ -6,11 +6,14 @@ from dataclasses import dataclass
 import polars as pl
 
 from rekindle.errors import DataError
-from steps.fraud.config import Columns
+from steps.fraud.config import Columns, Text
+from steps.fraud.data.convert import amount, instant, number
+from steps.fraud.data.csv_file import FILE, LINE, RAGGED
 from steps.fraud.data.schema import DAY, UNKNOWN, Rows, identity
 
+WANTED: dict[str, str] = dict.fromkeys(("id", "card", "terminal"), "a number or a text")
+WANTED |= {"time": "a timestamp", "amount": "a number", "fraud": "0, 1 or nothing"}
 NUMBER = r"^-?[0-9]{1,18}$"  # text that is its own identity: see schema.identity
-ISO = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}([T ][0-9]{2}:|$)"
 OLDEST = 946_684_800_000_000  # 2000-01-01 in µs
 HIGHEST = 1e9  # amounts above it would be a unit gone wrong
 
@@ -28,17 +31,23 @@ class Checked:
         return dict(self.rejects["reason"].value_counts(sort=True).iter_rows())
 
 
-def check(frame: pl.DataFrame, columns: Columns, tolerated: float, now: float | None = None) -> Checked:
+def check(
+    frame: pl.DataFrame, columns: Columns, tolerated: float, text: Text | None = None, now: float | None = None
+) -> Checked:
     """Sort the rows of `source.read` out. `now`: seconds since the epoch; rows later than a day from it are rejected.
 
     Raises DataError if more than the share `tolerated` is bad, or a whole column has the wrong type.
     """
     tomorrow = int((time.time() if now is None else now) * 1e6) + DAY
-    typed = _typed(frame, columns)
+    typed = _typed(frame, columns, text or Text())
+    ragged = (
+        frame[RAGGED].is_not_null() if RAGGED in frame.columns else pl.Series([False]).new_from_index(0, len(frame))
+    )
     # the first rule that a row breaks is its reason
     broken = {
+        "line with too few or too many fields": pl.lit(ragged),
         "id missing or not an identity": pl.col("id").is_null(),
-        "time missing or not a timestamp (text: ISO 8601)": pl.col("time").is_null(),
+        "time missing or not a timestamp": pl.col("time").is_null(),
         "time before the year 2000": pl.col("time") < OLDEST,
         "time in the future": pl.col("time") > tomorrow,
         "card missing or not an identity": pl.col("card").is_null(),
@@ -66,14 +75,14 @@ def check(frame: pl.DataFrame, columns: Columns, tolerated: float, now: float | 
     return checked
 
 
-def _typed(frame: pl.DataFrame, columns: Columns) -> pl.DataFrame:
+def _typed(frame: pl.DataFrame, columns: Columns, text: Text) -> pl.DataFrame:
     """The frame with our types; what cannot be converted is null."""
     kinds = {
         "id": _identity,
-        "time": _time,
+        "time": lambda column: instant(column, text.time),
         "card": _identity,
         "terminal": _identity,
-        "amount": _number,
+        "amount": lambda column: amount(column, text.decimal),
         "fraud": _label,
     }
     typed = []
@@ -81,7 +90,7 @@ def _typed(frame: pl.DataFrame, columns: Columns) -> pl.DataFrame:
         series = convert(frame[name])
         if series is None:
             raise DataError(
-                f'column "{getattr(columns, name)}" holds {frame[name].dtype}, which is not {convert.__doc__}. Convert '
+                f'column "{getattr(columns, name)}" holds {frame[name].dtype}, which is not {WANTED[name]}. Convert '
                 f"it in the source, or name another column by data.columns.{name}."
             )
         typed.append(series)
@@ -108,22 +117,6 @@ def _identity(column: pl.Series) -> pl.Series | None:
     return numbers.fill_null(known)
 
 
-def _time(column: pl.Series) -> pl.Series | None:
-    """a timestamp"""
-    if column.dtype == pl.String:
-        text = column.str.strip_chars()
-        text = text.set(~text.str.contains(ISO), None)  # 01/02/2024 would be guessed at
-        try:
-            column = text.str.to_datetime(time_unit="us", strict=False)
-        except pl.exceptions.ComputeError:  # not one of them is a timestamp
-            column = pl.Series(column.name, [None], pl.Datetime("us")).new_from_index(0, len(column))
-    elif column.dtype == pl.Date:
-        column = column.cast(pl.Datetime("us"))
-    if not isinstance(column.dtype, pl.Datetime):
-        return None
-    return column.dt.epoch("us")  # a column with a time zone holds UTC inside
-
-
 def _label(column: pl.Series) -> pl.Series | None:
     """0, 1 or nothing"""
     missing = column.is_null()
@@ -132,17 +125,10 @@ def _label(column: pl.Series) -> pl.Series | None:
         missing |= column.is_in(["", "null", "none", "nan"])
     elif column.dtype.is_float():  # integers with gaps, as pandas writes them
         missing |= column.is_nan()
-    labels = _number(column)
+    labels = number(column)
     if labels is None:
         return None
     return labels.set(labels == UNKNOWN, None).set(missing.fill_null(True), float(UNKNOWN))
-
-
-def _number(column: pl.Series) -> pl.Series | None:
-    """a number"""
-    if not (column.dtype.is_numeric() or column.dtype in (pl.String, pl.Boolean)):
-        return None
-    return column.cast(pl.Float64, strict=False)
 
 
 def _sorted(good: pl.DataFrame, rejects: pl.DataFrame) -> Checked:
@@ -163,10 +149,10 @@ def _tolerate(checked: Checked, total: int, columns: Columns, tolerated: float) 
     lines = []
     for reason, count in checked.reasons().items():
         first = checked.rejects.filter(pl.col("reason") == reason).row(0, named=True)
+        place = f"line {first[LINE]:,} of {first[FILE]}" if LINE in first else f"row {first['row']:,}"
         name = reason.split()[0].replace("label", "fraud")
-        lines.append(
-            f"{count:,} × {reason} (the first: row {first['row']:,}, {getattr(columns, name)} = {first[name]})"
-        )
+        shown = f", {getattr(columns, name)} = {first[name]}" if name in first and hasattr(columns, name) else ""
+        lines.append(f"{count:,} × {reason} (the first: {place}{shown})")
     raise DataError(
         f"{bad:,} of {total:,} rows ({bad / total:.2%}) are bad, more than data.tolerated_rejects ({tolerated:.2%}): "
         f"{'; '.join(lines)}. Correct the source, or raise data.tolerated_rejects to go on without these rows."

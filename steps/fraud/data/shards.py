@@ -86,7 +86,7 @@ def write_dataset(data: Data, out: Path) -> Prepared:
 def _write(data: Data, out: Path) -> tuple[dict[str, Any], str]:
     raw = source.read(data, out / "download")
     shutil.rmtree(out / "download", ignore_errors=True)
-    checked = check(raw, data.columns, data.tolerated_rejects)
+    checked = check(raw, data.columns, data.tolerated_rejects, data.text)
     del raw
     checked.rejects.write_parquet(out / "rejects.parquet")
     rows = _between(checked.rows, data)

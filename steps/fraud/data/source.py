@@ -11,6 +11,7 @@ import polars as pl
 
 from rekindle.errors import DataError, did_you_mean
 from steps.fraud.config import Columns, Data
+from steps.fraud.data.csv_file import FILE, LINE, RAGGED, read_csv
 from steps.fraud.data.simulate import simulate
 from steps.fraud.data.world import parse
 
@@ -20,6 +21,8 @@ SUFFIXES = {".parquet": "parquet", ".pq": "parquet", ".csv": "csv", ".csv.gz": "
 def read(data: Data, scratch: Path) -> pl.DataFrame:
     """The source's rows with the columns id, time, card, terminal, amount, fraud and, if known, scenario.
 
+    Those of a CSV file have LINE, FILE and RAGGED, too.
+
     Objects of S3 are downloaded below `scratch`. Raises DataError or ConfigError, each with a way out.
     """
     scheme = urlsplit(data.source).scheme
@@ -28,9 +31,13 @@ def read(data: Data, scratch: Path) -> pl.DataFrame:
     path = _download(data.source, scratch) if scheme == "s3" else Path(data.source.removeprefix("file://"))
     files, kind = _files(path, data.source)
     try:
-        frame = pl.scan_parquet(files) if kind == "parquet" else pl.scan_csv(files, infer_schema=False)
-        chosen = _choose(frame.collect_schema().names(), data.columns, data.source)
-        rows = frame.select(pl.col(theirs).alias(ours) for ours, theirs in chosen.items()).collect()
+        if kind == "csv":
+            parts = [_csv(file, data) for file in files]
+            rows = pl.concat(parts, how="diagonal") if len(parts) > 1 else parts[0]
+        else:
+            frame = pl.scan_parquet(files)
+            chosen = _choose(frame.collect_schema().names(), data.columns, data.source)
+            rows = frame.select(pl.col(theirs).alias(ours) for ours, theirs in chosen.items()).collect()
     except pl.exceptions.NoDataError as error:
         raise DataError(f"{data.source} is empty: it must hold a header and at least one transaction.") from error
     except (pl.exceptions.PolarsError, OSError) as error:
@@ -41,6 +48,12 @@ def read(data: Data, scratch: Path) -> pl.DataFrame:
     if rows.is_empty():
         raise DataError(f"{data.source} holds no transactions: the header is there, but no row.")
     return rows
+
+
+def _csv(file: Path, data: Data) -> pl.DataFrame:
+    frame = read_csv(file, data.text, data.columns)
+    chosen = _choose([name for name in frame.columns if name not in (LINE, RAGGED, FILE)], data.columns, str(file))
+    return frame.select(*(pl.col(theirs).alias(ours) for ours, theirs in chosen.items()), LINE, FILE, RAGGED)
 
 
 def _download(uri: str, scratch: Path) -> Path:

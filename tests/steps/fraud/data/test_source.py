@@ -1,5 +1,6 @@
 """Whatever holds the transactions, the same rows come out; whatever is wrong with it, one sentence says so."""
 
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ def published() -> pl.DataFrame:
 def rows(source: Any, tmp_path: Path, **settings: Any) -> pl.DataFrame:
     """The checked rows of a source."""
     data = Data(source=str(source), **settings)
-    return check(read(data, tmp_path / "scratch"), data.columns, 0).rows.to_frame()
+    return check(read(data, tmp_path / "scratch"), data.columns, 0, data.text).rows.to_frame()
 
 
 def test_parquet_csv_folders_and_s3_give_the_same_rows(published: pl.DataFrame, tmp_path: Path, s3: Store) -> None:
@@ -86,8 +87,7 @@ HEADER = b"TRANSACTION_ID,TX_DATETIME,CUSTOMER_ID,TERMINAL_ID,TX_AMOUNT,TX_FRAUD
         ("header.csv", HEADER, "holds no transactions"),
         ("empty.parquet", b"", "cannot be read as parquet"),
         ("text.parquet", HEADER * 100, "cannot be read as parquet"),
-        ("binary.csv", b"PAR1\x00\xff\xfe\x00" * 100, "lacks column"),
-        ("ragged.csv", HEADER + b"1,2\n1,2,3,4,5,6,7,8,9\n", "cannot be read as csv"),
+        ("binary.csv", b"PAR1\x00\xff\xfe\x00" * 100, "is not utf-8: byte 5 is 0xff. Set data.text.encoding"),
         ("data.xlsx", b"PK", "neither parquet nor CSV"),
         ("folder/notes.txt", b"hello", "neither parquet nor CSV"),
     ],
@@ -120,3 +120,54 @@ def test_an_s3_object_that_is_not_there_is_named(tmp_path: Path, s3: Store) -> N
 def test_a_source_of_an_unknown_kind_is_refused_with_the_config(source: str) -> None:
     with pytest.raises(ValidationError, match=source):
         Data(source=source)
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "cp1252"])
+@pytest.mark.parametrize("time", ["%d.%m.%Y %H:%M:%S", "%d/%m/%Y %H:%M:%S", "%Y-%m-%dT%H:%M:%S", "epoch"])
+def test_a_csv_file_of_another_country_gives_the_same_rows(
+    published: pl.DataFrame, tmp_path: Path, encoding: str, time: str
+) -> None:
+    when = pl.col("TX_DATETIME").dt.epoch("s") if time == "epoch" else pl.col("TX_DATETIME").dt.strftime(time)
+    amount = pl.col("TX_AMOUNT").map_elements(lambda v: f"{v:,.2f}".translate(str.maketrans(",.", ".,")), pl.String)
+    text = published.with_columns(when, amount, TX_NOTE=pl.lit("Käse; billig")).write_csv(separator=";")
+    (tmp_path / "a.csv").write_bytes(text.replace("\n", "\r\n").encode(encoding))
+    settings = {"encoding": "cp1252"} if encoding == "cp1252" else {}
+    published.write_parquet(tmp_path / "a.parquet")
+    assert rows(tmp_path / "a.csv", tmp_path, text=settings).equals(rows(tmp_path / "a.parquet", tmp_path))
+
+
+def test_a_ragged_line_is_a_reject_with_its_number(published: pl.DataFrame, tmp_path: Path) -> None:
+    lines = published.select(Columns().model_dump().values()).write_csv().splitlines()
+    lines[4] += ",1"
+    lines[7] = "7,2024"
+    lines[9] = lines[9].replace(",", ',"', 1)
+    (tmp_path / "a.csv").write_text("\n".join(lines))
+    data = Data(source=str(tmp_path / "a.csv"))
+    checked = check(read(data, tmp_path), data.columns, 0.01, data.text)
+    assert len(checked.rows) == len(published) - 3
+    assert checked.rejects["line"].to_list() == [5, 8, 10]
+    assert checked.rejects["ragged"].to_list() == [lines[4], lines[7], lines[9]]
+    with pytest.raises(DataError, match=r"3 × line with too few or too many fields \(the first: line 5 of a\.csv\)"):
+        check(read(data, tmp_path), data.columns, 0, data.text)
+
+
+@pytest.mark.parametrize(
+    ("column", "values", "said", "settings"),
+    [
+        ("TX_DATETIME", "01/02/2024 10:00", r"and as %m/%d/%Y %H:%M: set data\.text\.time", {"time": "%m/%d/%Y %H:%M"}),
+        ("TX_AMOUNT", "1,234", r'"1,234" may be whole or not: set data\.text\.decimal', {"decimal": ","}),
+    ],
+)
+def test_what_cannot_be_told_is_asked_for(
+    published: pl.DataFrame, tmp_path: Path, column: str, values: str, said: str, settings: dict[str, str]
+) -> None:
+    published.with_columns(pl.lit(values).alias(column)).write_csv(tmp_path / "a.csv", separator=";")
+    with pytest.raises(DataError, match=said):
+        rows(tmp_path / "a.csv", tmp_path)
+    found = rows(tmp_path / "a.csv", tmp_path, text=settings)
+    assert found.select("time" if "DATE" in column else "amount").row(0)[0] in (datetime(2024, 1, 2, 10), 1.23)
+
+
+def test_an_encoding_that_does_not_exist_is_refused_with_the_config() -> None:
+    with pytest.raises(ValidationError, match="no such encoding"):
+        Data.model_validate({"text": {"encoding": "utf-9"}})

@@ -1,0 +1,100 @@
+"""Text as numbers and instants: what can be told from a column as a whole is told, the rest is an option."""
+
+import polars as pl
+
+from rekindle.errors import DataError
+
+ISO = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}([T ][0-9]{2}:|$)"
+EPOCH = r"^[0-9]{9,19}(\.[0-9]+)?$"
+UNITS = {"s": 1_000_000.0, "ms": 1_000.0, "us": 1.0, "ns": 0.001}  # µs of each
+DATES = ("%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y", "%d-%m-%Y", "%m-%d-%Y", "%Y/%m/%d", "%Y%m%d")
+FORMATS = tuple(f"{date}{time}" for date in DATES for time in (" %H:%M:%S", " %H:%M", "T%H:%M:%S", ""))
+YEAR_2000 = 9.4e8  # in seconds since 1970
+
+
+def number(column: pl.Series) -> pl.Series | None:
+    """a number"""
+    if not (column.dtype.is_numeric() or column.dtype in (pl.String, pl.Boolean)):
+        return None
+    return column.cast(pl.Float64, strict=False)
+
+
+def amount(column: pl.Series, decimal: str) -> pl.Series | None:
+    """a number"""
+    if column.dtype != pl.String:
+        return number(column)
+    text = column.str.strip_chars()
+    commas = text.str.contains(r"^-?[0-9]+(\.[0-9]{3})*,[0-9]+$")
+    dots = text.str.contains(r"^-?[0-9]+(,[0-9]{3})*\.[0-9]+$")
+    if not decimal:
+        decimal = "," if (commas.sum() or 0) > (dots.sum() or 0) else "."
+        if decimal == "," and text.filter(commas).str.contains(r"^-?[0-9]{1,3}(,[0-9]{3})+$").all():
+            raise DataError(
+                f'amounts such as "{text.filter(commas)[0]}" may be whole or not: set data.text.decimal to "," or ".".'
+            )
+    thousands = "." if decimal == "," else ","
+    grouped = text.str.contains(rf"^-?[0-9]{{1,3}}([{thousands}][0-9]{{3}})+([{decimal}][0-9]+)?$")
+    plain = text.zip_with(~grouped.fill_null(False), text.str.replace_all(thousands, "", literal=True))
+    if decimal == ",":
+        plain = plain.set(plain.str.contains(".", literal=True), None).str.replace(",", ".", literal=True)
+    return plain.cast(pl.Float64, strict=False)
+
+
+def instant(column: pl.Series, form: str) -> pl.Series | None:
+    """a timestamp"""
+    if column.dtype == pl.Date:
+        return column.cast(pl.Datetime("us")).dt.epoch("us")
+    if isinstance(column.dtype, pl.Datetime):
+        return column.dt.epoch("us")  # a column with a time zone holds UTC inside
+    if column.dtype.is_numeric():
+        return _since_1970(column, form)
+    if column.dtype != pl.String:
+        return None
+    text = column.str.strip_chars()
+    half = text.count() / 2
+    if form in UNITS or (not form and (text.str.contains(EPOCH).sum() or 0) > half):
+        return _since_1970(text.set(~text.str.contains(EPOCH), None).cast(pl.Float64, strict=False), form)
+    if not form and (text.str.contains(ISO).sum() or 0) < half:
+        form = _told(text)
+    if form:
+        return _parsed(text, form)
+    iso = text.set(~text.str.contains(ISO), None)  # 01/02/2024 would be guessed at
+    try:
+        return iso.str.to_datetime(time_unit="us", strict=False).dt.epoch("us")
+    except pl.exceptions.ComputeError:  # not one of them is a timestamp
+        return pl.Series(column.name, [None], pl.Int64).new_from_index(0, len(column))
+
+
+def _since_1970(column: pl.Series, unit: str) -> pl.Series | None:
+    values = column.cast(pl.Float64)
+    middle = values.median()
+    if unit not in UNITS:
+        if not isinstance(middle, float) or middle < YEAR_2000:
+            return None
+        unit = next((name for name, most in (("s", 1e11), ("ms", 1e14), ("us", 1e17)) if middle < most), "ns")
+    if column.dtype.is_integer() and unit in ("us", "ns"):
+        return column.cast(pl.Int64, strict=False) // (1000 if unit == "ns" else 1)
+    return (values * UNITS[unit]).round().cast(pl.Int64, strict=False)
+
+
+def _told(text: pl.Series) -> str:
+    """The only format that most of the column has; empty if there is none. Raises DataError if there are several."""
+    sample = text.drop_nulls().gather_every(max(1, len(text) // 2000))
+    likely = [form for form in FORMATS if 2 * _parsed(sample, form).count() > len(sample)]
+    counts = {form: _parsed(text, form).count() for form in likely}
+    best = [form for form in likely if counts[form] == max(counts.values())]
+    if len(best) > 1:
+        raise DataError(
+            f'times such as "{text.drop_nulls()[0]}" can be read as {" and as ".join(best)}: set data.text.time to one '
+            "of them."
+        )
+    return best[0] if best else ""
+
+
+def _parsed(text: pl.Series, form: str) -> pl.Series:
+    try:
+        if "%H" in form:
+            return text.str.to_datetime(form, time_unit="us", strict=False).dt.epoch("us")
+        return text.str.to_date(form, strict=False).cast(pl.Datetime("us")).dt.epoch("us")
+    except pl.exceptions.ComputeError:
+        return pl.Series(text.name, [None], pl.Int64).new_from_index(0, len(text))
