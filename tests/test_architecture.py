@@ -49,6 +49,7 @@ MEMBERS = {  # modules that belong to another room than their folder
     "rekindle.provenance": "render",
     "rekindle.blocks.workflow": "render",
     "rekindle.blocks.recipe": "render",
+    "rekindle.blocks.other_job": "render",
     "rekindle.blocks.schedule": "render",
     "rekindle.__main__": "cli",
     "rekindle.local.locks": "engine",

@@ -14,7 +14,9 @@ Below it, one Kubernetes object a file: functions that return plain data, with t
     pytorch_job.pytorch_job(name, train, cluster, ...) our training: a coordinator and Workers that come and go
     deployment, service, autoscaler, disruption_budget what serves a model
 
-Training of other frameworks, on the training operator; a replica is kubeflow.Replica(cluster.pod("train"), args, 4):
+Training of other frameworks, on the training operator (docs/other-jobs.md); blocks.job is the task of one:
+    trees = blocks.job(data, "XGBoostJob", "shop.trees", {"Master": 1, "Worker": 3})
+and these are its objects; a replica is kubeflow.Replica(cluster.pod("train"), args, 4):
     kubeflow.training_job("TFJob", name, {"Chief": ..., "Worker": ..., "PS": ..., "Evaluator": ...}, cluster)
     kubeflow.training_job("XGBoostJob", name, {"Master": ..., "Worker": ...}, cluster); also PaddleJob and JAXJob
     mpi_job.mpi_job(name, launcher, pod, 4, cluster)  v1 of the training operator; mpi_job_v2: the mpi-operator's
@@ -36,6 +38,7 @@ from typing import Any
 NAMES = {  # module → its public names; __init__.pyi says the same to type checkers
     "workflow": ("pipeline", "group", "at_exit", "step"),
     "recipe": ("prepare", "train", "evaluate", "release", "deploy", "verify"),
+    "other_job": ("job",),
     "wiring": ("Block", "Condition", "WiringError"),
 }
 MODULES = {name: f"rekindle.blocks.{module}" for module, names in NAMES.items() for name in names}

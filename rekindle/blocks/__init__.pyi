@@ -1,3 +1,4 @@
+from rekindle.blocks.other_job import job
 from rekindle.blocks.recipe import deploy, evaluate, prepare, release, train, verify
 from rekindle.blocks.wiring import Block, Condition, WiringError
 from rekindle.blocks.workflow import at_exit, group, pipeline, step
@@ -10,6 +11,7 @@ __all__ = [
     "deploy",
     "evaluate",
     "group",
+    "job",
     "pipeline",
     "prepare",
     "release",

@@ -90,7 +90,7 @@ def train(data: Block, *, task: str = "", train: Any = None, model: Any = None, 
     block = made.add(name, template, {field: given[field] for field in tags}, {}, needed)
     block.outputs = Outputs(name, {"model": Stored.at("model", key(name, MODEL), (scope, name))})
     block.inputs, block.before = given, data
-    made.jobs.append(name)
+    made.jobs[name] = "PyTorchJob"
     made.parts.setdefault("train", []).append(lambda: setattr(template, "manifest", render(job(part=name))))
     return block
 

@@ -48,7 +48,7 @@ class Pipeline:
         self.numbers: dict[str, int] = {}  # the last number that a default name got
         self.templates: dict[Any, Any] = {}
         self.kinds: set[str] = set(DEFAULTS)  # kinds of pods, for cluster.pods
-        self.jobs: list[str] = []  # the training jobs: tasks
+        self.jobs: dict[str, str] = {}  # the training jobs: task → kind
         self.parts: dict[str, list[Callable[[], None]]] = {}  # by step: what names it on the run, if it stands twice
         self.tracked = False  # whether a task works with an MLflow run
 
@@ -245,15 +245,15 @@ class Pipeline:
         """Whatever the end: the MLflow run says so, and no training job is left behind."""
         config = self.config
         if self.tracked:
-            ledgers = [key(task, LEDGER) for task in self.jobs]
+            ledgers = [key(task, LEDGER) for task, kind in self.jobs.items() if kind == "PyTorchJob"]
             about = {name: f"{{{{workflow.{name}}}}}" for name in ("status", "failures")}
             values = {"workflow": "{{workflow.name}}", "experiment": config.name, "ledgers": ledgers, **about}
             step("steps.report", inputs=values)
-        for number, job in enumerate(self.jobs):
+        for number, (job, kind) in enumerate(self.jobs.items()):
             cleanup = self.add(
                 self.name(f"cleanup-{job}" if number else "cleanup", ""),
                 self.cleaner(),
-                {"kind": "pytorchjob", "object": self.job_name(job)},
+                {"kind": kind.lower(), "object": self.job_name(job)},
             )
             cleanup.when = "{{workflow.status}} != Succeeded"
 

@@ -1,0 +1,39 @@
+"""Boosted trees beside a network: an XGBoostJob and a PyTorchJob train side by side, one evaluation judges both.
+
+rekindle run configs/trees.yaml
+"""
+
+from typing import Any
+
+from pydantic import Field
+
+import rekindle
+from rekindle import Section, blocks
+
+
+class Trees(Section):
+    rounds: int = Field(default=60, ge=1, description="trees for each digit")
+    workers: int = Field(default=2, ge=0, description="pods beside the Master of the XGBoostJob")
+
+
+class Config(rekindle.Config):
+    trees: Trees = Trees()
+
+
+def build(config: Config) -> Any:
+    """The pipeline of `config`."""
+    replicas = {"Master": 1, "Worker": config.trees.workers}
+    boosted = config.model.model_copy(update={"rounds": config.trees.rounds})
+    with blocks.pipeline(config) as workflow:
+        data = blocks.prepare()
+        models = [
+            blocks.train(data, task="train-network"),
+            blocks.job(data, "XGBoostJob", "steps.boosting.boost", replicas, task="train-trees", model=boosted),
+        ]
+        with blocks.group("decide", mutex=config.name):
+            network, trees = (blocks.evaluate(model) for model in models)
+            better = network.outputs.metrics["accuracy"] >= trees.outputs.metrics["accuracy"]
+            for name, evaluation, wins in (("network", network, better), ("trees", trees, ~better)):
+                with blocks.group(f"ship-{name}", when=(evaluation.outputs.verdict == "release") & wins):
+                    blocks.verify(blocks.deploy(blocks.release(evaluation)))
+    return workflow

@@ -1,0 +1,41 @@
+"""An example workload: the digits, by the network of steps/digits.py or by boosted stumps, judged by the same numbers.
+
+    rekindle run configs/trees.yaml
+
+`model.rounds` decides: 0 is the network. The stumps are trained by steps/boosting/boost.py.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from pydantic import Field
+
+from steps import digits
+from steps.digits import Data, Instance, dataset, examples, loss, metrics, predict, prepare
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["Data", "Instance", "Model", "dataset", "examples", "loss", "metrics", "model", "predict", "prepare"]
+
+
+class Model(digits.Model):
+    rounds: int = Field(0, ge=0, description="stumps for each digit; 0: the network")
+
+
+def model(section: Model, facts: dict[str, Any]) -> "torch.nn.Module":
+    import torch
+
+    class Stumps(torch.nn.Module):
+        """For each round and digit: one pixel, a threshold, and a score on either side of it."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            for name in ("pixel", "threshold", "below", "above"):
+                self.register_buffer(name, torch.zeros(section.rounds, 10, dtype=torch.float32))
+
+        def forward(self, images: torch.Tensor) -> torch.Tensor:
+            tensors = dict(self.named_buffers())
+            values = images.flatten(1)[:, tensors["pixel"].long()]  # [B, rounds, 10]
+            return torch.where(values <= tensors["threshold"], tensors["below"], tensors["above"]).sum(1)
+
+    return Stumps() if section.rounds else digits.model(section, facts)

@@ -1,0 +1,52 @@
+"""The examples with jobs of other frameworks, each run from its config: their replicas compute one model together."""
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rekindle.storage import Store
+from tests.commands import ROOT, shell
+
+pytestmark = pytest.mark.timeout(400)  # whole runs
+
+
+@pytest.fixture
+def run(tmp_path: Path, s3_environment: dict[str, str], mlflow_server: str) -> Iterator[Any]:
+    shutil.copytree(ROOT / "configs", tmp_path / "configs")
+    with shell(tmp_path, **s3_environment, MLFLOW_TRACKING_URI=mlflow_server) as typed:
+
+        def run(name: str, *settings: str) -> dict[str, Any]:
+            sets = " ".join(f"--set {setting}" for setting in settings)
+            done = typed(f"rekindle run configs/{name}.yaml {sets} -o json")
+            assert done.returncode == 0, done.stderr
+            return json.loads(done.stdout)
+
+        yield run
+
+
+def model(s3: Store, result: dict[str, Any], task: str) -> dict[str, Any]:
+    return json.loads(s3.get(f"{result['workflow']}/{task}/model/model.json"))
+
+
+def phases(result: dict[str, Any]) -> dict[str, str]:
+    return {step["name"]: step["phase"] for step in result["steps"]}
+
+
+def test_boosted_trees_and_a_network_are_judged_by_one_evaluation(run: Any, s3: Store) -> None:
+    result = run("trees", "trees.rounds=20", "train.steps=20", "gate.minimum.accuracy=0.3")
+    assert model(s3, result, "train-trees")["model"]["rounds"] == 20
+    assert "fingerprint" in model(s3, result, "train-network"), "which only a training of ours records"
+    shipped = {
+        name.split(".")[1] for name, phase in phases(result).items() if ".ship-" in name and phase == "Succeeded"
+    }
+    assert shipped == {"ship-trees"}, "20 steps make no network"
+
+
+def test_the_processes_of_an_mpijob_train_one_model_that_then_serves(run: Any, s3: Store) -> None:
+    result = run("mpi", "model.rounds=10", "gate.minimum.accuracy=0.5")
+    assert phases(result)["decide.ship.verify"] == "Succeeded"
+    assert result["metrics"]["accuracy"] > 0.6, "chance is 0.1"
