@@ -1,0 +1,45 @@
+"""What docs/other-jobs.md shows renders to manifests without an error, and every kind it speaks of is in them."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rekindle import blocks as rekindle_blocks
+from rekindle.argo.validate import lint
+from rekindle.config import load_config
+from tests.commands import ROOT, blocks, write_files
+
+PAGE = ROOT / "docs/other-jobs.md"
+FRAGMENTS = [block for block in blocks(PAGE, "python") if not block.file]
+KINDS = {"TFJob", "XGBoostJob", "PaddleJob", "JAXJob", "MPIJob", "Job", "TrainJob", "InferenceService"}
+
+
+@pytest.fixture
+def rendered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """All fragments of the page as the pipelines of one config: their manifests."""
+    write_files(PAGE, tmp_path)
+    monkeypatch.setenv("REKINDLE_PATH", str(tmp_path))
+    monkeypatch.syspath_prepend(tmp_path)
+    config = load_config(ROOT / "tests/golden/config.yaml", environment={}).config
+    manifests = []
+    for fragment in FRAGMENTS:
+        with rekindle_blocks.pipeline(config) as workflow:
+            exec(fragment.text, {"config": config, "blocks": rekindle_blocks})
+        manifests.append(workflow.to_dict())
+    yield manifests
+    sys.modules.pop("trainer", None)
+
+
+def test_every_example_of_other_jobs_renders_and_lints(rendered: Any) -> None:
+    applied: set[str] = set()
+    for fragment, manifest in zip(FRAGMENTS, rendered, strict=True):
+        templates = manifest["spec"]["templates"]
+        texts = [template["resource"].get("manifest", "") for template in templates if "resource" in template]
+        applied |= {kind for kind in KINDS for text in texts if f'"kind": "{kind}"' in text}
+        if len(templates) == 1:  # the claim, which is applied by hand
+            continue
+        errors = [str(finding) for finding in lint(manifest) if finding.fatal]
+        assert errors == [], fragment
+    assert applied == KINDS
