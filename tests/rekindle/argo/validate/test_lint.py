@@ -328,6 +328,7 @@ MISTAKES: dict[str, tuple[Callable[[Any], Any], str, str]] = {
         lambda w: template(w, "finish")["inputs"]["parameters"].append({"name": "a.b", "default": ""}), "name", "a.b"),
     "memoize": (lambda w: template(w, "score").update(memoize={"key": "a/{{inputs.parameters.of}}"}), "name", "memoize"),
     "shape": (lambda w: w["spec"].update(templates={"main": {}}), "shape", "must be a list"),
+    "a loop's shape": (lambda w: task(w, "loop").update(withItems=True), "shape", "withItems: is True: it must be a list"),
     "steps' shape": (lambda w: template(w, "stages").update(steps=[{"name": "a", "template": "make"}]), "shape", "a list"),
 }  # fmt: skip
 
