@@ -10,6 +10,7 @@ import json
 import shutil
 from collections.abc import Iterable, Sequence, Sized
 from dataclasses import dataclass, field
+from datetime import datetime
 from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
@@ -59,8 +60,10 @@ class DataConfig(Section):
 class Prepared:
     """The result of `prepare`. The engine writes it to the dataset's `dataset.json`.
 
-    `facts` (JSON) are handed to `model` and `predict`, here and where the model serves. `tags` are shown on the MLflow
-    run. `digest` identifies the dataset; if it is empty, the engine takes the sha256 over the files.
+    `facts` (JSON) are handed to `model` and `predict`, here and where the model serves; `data_until` among them (ISO
+    8601 text with a time zone) says where what the model knows ends: the release and the server show it. `tags` are
+    shown on the MLflow run. `digest` identifies the dataset; if it is empty, the engine takes the sha256 over the
+    files.
     """
 
     rows: int
@@ -256,8 +259,12 @@ def record_dataset(out: Path, prepared: Prepared) -> str:
     record = {"digest": digest, "rows": prepared.rows, "rejected": prepared.rejected, "facts": prepared.facts}
     try:
         text = json.dumps(record, indent=1, allow_nan=False)
+        if (until := prepared.facts.get("data_until")) and not datetime.fromisoformat(until).tzinfo:
+            raise ValueError(f"data_until is {until!r}, without a time zone")
     except (TypeError, ValueError) as error:
-        raise DataError(f"the facts of `prepare` are not JSON ({error}): give numbers, texts, lists.") from error
+        raise DataError(
+            f"the facts of `prepare` are not JSON ({error}): give numbers, texts, lists, and an ISO 8601 `data_until`."
+        ) from error
     (out / DATASET).write_text(text + "\n")
     return digest
 
@@ -277,6 +284,11 @@ def _recorded(path: Path, name: str) -> Any:
         return json.loads((path / DATASET).read_text())[name]
     except (OSError, ValueError, KeyError) as error:
         raise DataError(f"{path} is not a whole dataset ({DATASET}: {error}): prepare it again.") from error
+
+
+def data_until(path: Path) -> str:
+    """The fact `data_until` of a dataset or release directory; empty if it has none."""
+    return dataset_facts(path).get("data_until", "") if (path / DATASET).exists() else ""
 
 
 def _digest(folder: Path) -> str:

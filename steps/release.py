@@ -79,9 +79,12 @@ def run(inputs: Inputs) -> Outputs:
 
 
 def provenance(inputs: Inputs, description: dict[str, Any]) -> dict[str, str]:
-    """Everything that determines the weights, and where they were trained."""
+    """Everything that determines the weights, where they were trained, and how old what they know is."""
+    from rekindle.workload import data_until
+
     facts = {name: getattr(inputs, name) for name in Origin.model_fields}
     if "KUBERNETES_SERVICE_HOST" not in os.environ:  # the manifest names an image, but none was run
         facts |= {"image": "host", "image_digest": "host"}
     facts |= {"data_digest": description.get("digest", "unknown")}
+    facts |= {"data_until": until} if (until := data_until(inputs.dataset)) else {}
     return facts | {name: str(value) for name, value in description.get("fingerprint", {}).items()}

@@ -13,6 +13,7 @@ from rekindle.errors import DataError, RekindleError
 
 ENDPOINT = "REKINDLE_ENDPOINT"  # environment: URL of the service as seen from here, whatever its name
 SHA256, VERSION = "model-sha256", "model-version"  # headers of every answer: which weights gave it
+DATA_UNTIL = "model-data-until"  # and where the data that it knows ends, if its dataset says so
 POLL = 0.1  # seconds between two attempts
 UNAVAILABLE = (urllib.error.URLError, http.client.HTTPException, ConnectionError, TimeoutError)
 

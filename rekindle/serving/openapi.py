@@ -4,7 +4,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from rekindle.serving.client import SHA256, VERSION
+from rekindle.serving.client import DATA_UNTIL, SHA256, VERSION
 
 ERRORS = {
     404: "no model has this name",
@@ -14,6 +14,7 @@ ERRORS = {
     503: "loading, or too many requests are waiting: try again after Retry-After seconds",
 }
 IDENTITY = {VERSION: "version of the registered model", SHA256: "sha256 of the weights that answered"}
+IDENTITY |= {DATA_UNTIL: "where the data that the model knows ends; left out if its dataset does not say"}
 
 
 def schemas(request: type[BaseModel]) -> dict[str, Any]:

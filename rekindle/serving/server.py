@@ -6,6 +6,7 @@ answered. A request takes a place in the queue when its body is there, so slow c
 
 import asyncio
 import json
+import math
 import signal
 import socket
 import sys
@@ -13,6 +14,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from datetime import datetime
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
@@ -27,7 +29,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from rekindle.errors import ConfigError, RekindleError
 from rekindle.serving.batching import Batches
-from rekindle.serving.client import SHA256, VERSION
+from rekindle.serving.client import DATA_UNTIL, SHA256, VERSION
 from rekindle.serving.config import Limits, ServerSettings
 from rekindle.serving.openapi import openapi
 from rekindle.serving.release import download
@@ -54,8 +56,9 @@ class Model:
 
     @property
     def headers(self) -> dict[str, str]:
-        """Which weights answered."""
-        return {VERSION: self.version, SHA256: self.sha256}
+        """Which weights answered, and how far they know the world."""
+        known = {DATA_UNTIL: self.loaded.data_until} if self.loaded.data_until else {}
+        return {VERSION: self.version, SHA256: self.sha256} | known
 
 
 class Refusal(Exception):
@@ -81,6 +84,14 @@ class Metrics:
         )
         self.waiting = Gauge("rekindle_requests_waiting", "requests that wait or are predicted", **registered)
         self.model = Info("rekindle_model", "the model that serves", **registered)
+        self.age = Gauge("rekindle_data_age_seconds", "since the data that the model knows ended", **registered)
+        self.age.set(math.nan)  # not known
+
+    def show_age(self, data_until: str) -> None:
+        """From now on `/metrics` shows how old data that ends there is."""
+        if data_until:
+            end = datetime.fromisoformat(data_until).timestamp()
+            self.age.set_function(lambda: time.time() - end)
 
 
 class ModelServer:
@@ -152,6 +163,7 @@ class ModelServer:
         )
         name, version, sha256 = (release[key] for key in ("name", "version", "model_sha256"))
         self.metrics.model.info({"name": name, "sha256": sha256, "version": version})
+        self.metrics.show_age(loaded[0].data_until)
         seconds = time.perf_counter() - start
         sys.stderr.write(f"serving {name} version {version} (sha256 {sha256[:12]}), ready after {seconds:.1f} s\n")
         size = self.inputs.max_batch if loaded[0].together else 1
@@ -207,6 +219,7 @@ class ModelServer:
         fine = {"error_code": "OK", "error_message": ""}
         versions = [{"version": model.version, "state": "AVAILABLE" if ready else "UNLOADING", "status": fine}]
         about = {"name": model.name, "ready": ready, "version": model.version, "sha256": model.sha256}
+        about |= {"data_until": model.loaded.data_until}
         return answer(200, about | {"model_version_status": versions}, model.headers)
 
     async def example(self, request: Request) -> Response:

@@ -21,7 +21,7 @@ from rekindle.errors import DataError, RekindleError
 from rekindle.serving.openapi import schemas
 from rekindle.serving.predictor import InstancePredictor, open_predictor
 from rekindle.serving.validation import parse
-from rekindle.workload import Predictor
+from rekindle.workload import Predictor, data_until
 
 LOG = "the server's log says why."
 
@@ -41,6 +41,7 @@ class Loaded:
 
     example: dict[str, Any]
     schemas: dict[str, Any]  # JSON schemas of a request and its parts, by name
+    data_until: str  # ISO 8601; empty if its dataset does not say
     together: bool  # whether several requests at once take less time than one after the other
 
 
@@ -100,7 +101,7 @@ def work(pipe: Connection, release: Path, max_instances: int) -> None:
         if warm_up.status != 200:
             raise RekindleError(f"the model fails on its own example: {json.loads(warm_up.body)['error']}")
         together = not isinstance(predictor, InstancePredictor)
-        pipe.send(Loaded(example, schemas(predictor.Request), together))
+        pipe.send(Loaded(example, schemas(predictor.Request), data_until(release), together))
         while True:
             pipe.send(answers(predictor, pipe.recv(), max_instances))
     except (EOFError, BrokenPipeError):

@@ -27,7 +27,7 @@ def artifacts(tmp_path: Path) -> dict[str, Path]:
     files = {
         "model/model.safetensors": "weights",
         "model/model.json": json.dumps(CARD),
-        "dataset/dataset.json": "{}",
+        "dataset/dataset.json": '{"facts": {"data_until": "2024-03-01T00:00:00+00:00"}}',
         "dataset/state/a.npy": "a",
         "dataset/state/deep/b.npy": "b",
         "dataset/state/words.txt": "hello",
@@ -71,7 +71,7 @@ def test_a_release_holds_what_a_server_needs_and_its_version_says_where_it_is_fr
     version = client.get_model_version_by_alias(name, "candidate")
     assert (version.version, version.source, version.run_id) == ("1", s3.uri(made.model_uri), asked.run_id)
     facts = {"git_sha": "c0ffee", "image_digest": "host", "config_hash": "1", "manifest_hash": "2"}
-    facts |= {"data_digest": "d1", "torch": "2.13", "threads": "1"}
+    facts |= {"data_digest": "d1", "data_until": "2024-03-01T00:00:00+00:00", "torch": "2.13", "threads": "1"}
     assert version.tags.items() >= facts.items()
     tags = {f"rekindle.{name}": value for name, value in facts.items()}
     assert client.get_run(asked.run_id).data.tags.items() >= tags.items()

@@ -51,6 +51,7 @@ FACTS = {  # times are µs since the epoch
     "was_sorted": "whether the source was in time order",
     "train_start": "rows before it only give context: sums over past days are not whole there",
     "train_end": "training uses rows before it",
+    "data_until": "train_end as text: where the serving state ends",
     "test_weeks": "[start, end) of each test week, oldest first",
     "test_rows": "[rows, frauds] of each test week",
     "first_time": "of the first transaction",
@@ -94,6 +95,7 @@ def _write(data: Data, out: Path) -> tuple[dict[str, Any], str]:
         "features": [*features.NAMES, BOOSTED],
         "label_delay_days": data.label_delay_days,
     }
+    facts["data_until"] = f"{np.datetime64(facts['train_end'], 'us').astype('datetime64[s]')}+00:00"
     rows.to_frame().write_parquet(out / "transactions.parquet")
 
     digest = sha256(json.dumps(facts, sort_keys=True).encode())

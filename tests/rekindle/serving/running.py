@@ -19,7 +19,8 @@ def release(store: Store, prefix: str, workload: str = "echo") -> str:
     """A release in the store; gives the sha256 of its weights."""
     digest = sha256(b"weights").hexdigest()
     card = json.dumps({"workload": workload, "sha256": digest}).encode()
-    files = {"model.safetensors": b"weights", "model.json": card, "state/words.txt": b"hello"}
+    facts = json.dumps({"facts": {"data_until": "2024-03-01T00:00:00+00:00"}}).encode()
+    files = {"model.safetensors": b"weights", "model.json": card, "state/words.txt": b"hello", "dataset.json": facts}
     for key, data in files.items():
         store.put(prefix + key, data)
     about = {"name": "echo", "version": "7", "workload": workload, "model_sha256": digest}

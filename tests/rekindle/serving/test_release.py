@@ -18,7 +18,7 @@ from tests.rekindle.serving.running import release
         ({"release.json": None}, DataError, "is not a whole release"),
         ({"release.json": b"{"}, DataError, "is not a whole release"),
         (
-            dict.fromkeys(("release.json", "model.safetensors", "model.json", "state/words.txt")),
+            dict.fromkeys(("release.json", "model.safetensors", "model.json", "state/words.txt", "dataset.json")),
             StorageError,
             "not exist",
         ),

@@ -61,6 +61,7 @@ def test_it_answers_with_the_weights_and_version_that_predicted(server: Running,
     answer = server.predict({"id": 3}, ONE)
     assert answer.status_code == 200
     assert (answer.headers["model-sha256"], answer.headers["model-version"]) == (sha256, "7")
+    assert answer.headers["model-data-until"] == "2024-03-01T00:00:00+00:00"  # what it knows ends there
     assert [prediction["id"] for prediction in answer.json()["predictions"]] == [3, "a"]
 
 
@@ -200,6 +201,8 @@ def test_what_happened_can_be_read_from_the_metrics(server: Running, sha256: str
     for line in (f'sha256="{sha256}"', 'rekindle_requests_total{status="200"}', "rekindle_request_seconds_bucket"):
         assert line in text
     assert "rekindle_requests_waiting 0.0" in text
+    age = float(next(line for line in text.splitlines() if line.startswith("rekindle_data_age_seconds")).split()[1])
+    assert abs(age - (time.time() - 1_709_251_200)) < 60
     assert 'rekindle_instances_bucket{le="2.0"}' in text
 
 
