@@ -52,8 +52,9 @@ def run(inputs: Inputs) -> Outputs:
             for part in ("images", "labels")
         )
         stumps = boosted(images.reshape(len(images), -1), labels, inputs.model["rounds"], peers)
+        shares = {"replicas": peers.size, "rows": int(peers.added_up(np.array([len(images)]))[0])}
     if peers.rank == 0:
-        save(store, inputs, stumps)
+        save(store, inputs, stumps, shares)
     return Outputs()
 
 
@@ -81,13 +82,13 @@ def boosted(rows: Any, labels: Any, rounds: int, peers: "Peers") -> dict[str, An
     return stumps
 
 
-def save(store: Store, inputs: Inputs, stumps: dict[str, Any]) -> None:
+def save(store: Store, inputs: Inputs, stumps: dict[str, Any], shares: dict[str, int]) -> None:
     """Leave the model as a training of ours does; model.json last."""
     import torch
     from safetensors.torch import save as packed
 
     tensors = {name: torch.from_numpy(values) for name, values in stumps.items()}
-    about = {"workload": inputs.workload, "model": inputs.model, "digest": inputs.digest}
+    about = {"workload": inputs.workload, "model": inputs.model, "digest": inputs.digest} | shares
     store.put(f"{inputs.out}/model.safetensors", packed(tensors))
     store.put(f"{inputs.out}/model.json", json.dumps(about | {"sha256": weights_sha256(tensors)}).encode())
 

@@ -11,6 +11,7 @@ import pytest
 from rekindle.storage import Store
 from tests.commands import ROOT, shell
 
+ROWS = 1437  # of the training images: those that all replicas summed up
 pytestmark = pytest.mark.timeout(400)  # whole runs
 
 
@@ -38,7 +39,8 @@ def phases(result: dict[str, Any]) -> dict[str, str]:
 
 def test_boosted_trees_and_a_network_are_judged_by_one_evaluation(run: Any, s3: Store) -> None:
     result = run("trees", "trees.rounds=20", "train.steps=20", "gate.minimum.accuracy=0.3")
-    assert model(s3, result, "train-trees")["model"]["rounds"] == 20
+    trees = model(s3, result, "train-trees")
+    assert (trees["model"]["rounds"], trees["replicas"], trees["rows"]) == (20, 3, ROWS)
     assert "fingerprint" in model(s3, result, "train-network"), "which only a training of ours records"
     shipped = {
         name.split(".")[1] for name, phase in phases(result).items() if ".ship-" in name and phase == "Succeeded"
@@ -48,5 +50,7 @@ def test_boosted_trees_and_a_network_are_judged_by_one_evaluation(run: Any, s3: 
 
 def test_the_processes_of_an_mpijob_train_one_model_that_then_serves(run: Any, s3: Store) -> None:
     result = run("mpi", "model.rounds=10", "gate.minimum.accuracy=0.5")
+    trained = model(s3, result, "train")
+    assert (trained["replicas"], trained["rows"]) == (1 + 2 * 2, ROWS), "the Launcher, and every slot of its Workers"
     assert phases(result)["decide.ship.verify"] == "Succeeded"
     assert result["metrics"]["accuracy"] > 0.6, "chance is 0.1"
