@@ -70,6 +70,16 @@ def find_run(experiment: str, workflow: str) -> str | None:
     return runs[0]["run_id"] if runs else None
 
 
+def last_metrics(experiment: str, workload: str, but: str) -> dict[str, float]:
+    """The metrics of the newest run of `workload` that prepared rows, other than `but`; empty if there is none."""
+    if not (known := _experiment(experiment)):
+        return {}
+    others = f"tags.`rekindle.workload` = '{workload}' AND metrics.rows > 0 AND attributes.run_id != '{but}'"
+    search = {"experiment_ids": [known["experiment_id"]], "filter": others, "max_results": 1}
+    runs = _post("runs/search", search | {"order_by": ["attributes.start_time DESC"]}).get("runs", [])
+    return {metric["key"]: metric["value"] for run in runs for metric in run["data"]["metrics"]}
+
+
 def page(workflow: str = "") -> str:
     """The address of the run of `workflow`, or of the newest run's experiment; MLflow's own if there is none."""
     experiments = _post("experiments/search", {"max_results": 1000}).get("experiments", [])

@@ -71,6 +71,8 @@ class Prepared:
     facts: dict[str, Any] = field(default_factory=dict)
     tags: dict[str, Any] = field(default_factory=dict)
     digest: str = ""
+    warnings: list[str] = field(default_factory=list)  # what looks wrong in the data, a sentence each
+    shares: dict[str, float] = field(default_factory=dict)  # such as of positives: the next run compares its own
 
 
 class Dataset(Sized, Protocol):

@@ -16,6 +16,8 @@ from pydantic import Field
 
 from rekindle import Artifact, StepInputs, StepOutputs
 
+FAR = 2  # times another share
+
 
 class Inputs(StepInputs):
     workload: str = Field(description="module that defines the data, the model and its metrics")
@@ -48,11 +50,25 @@ def run(inputs: Inputs) -> Outputs:
     prepared, digest = prepare(workload, data, dataset)
     tags = json.dumps(prepared.tags, default=str)
     sys.stderr.write(f"prepared {prepared.rows:,} rows, {prepared.rejected:,} rejected; {tags}\n")
+    before = tracking.last_metrics(inputs.experiment, inputs.workload, run_id)
+    warnings = [*prepared.warnings, *changed(prepared.shares, before)]
+    sys.stderr.writelines(f"warning: {warning}\n" for warning in warnings)
     facts = {f"data.{name}": str(value) for name, value in prepared.tags.items()}
     counts = {"rows": prepared.rows, "rejected": prepared.rejected}
-    tracking.log(run_id, params={"data.digest": digest}, metrics=counts, tags={"rekindle.digest": digest} | facts)
+    facts |= {"data.warnings": " ".join(warnings)} if warnings else {}
+    figures = counts | prepared.shares
+    tracking.log(run_id, params={"data.digest": digest}, metrics=figures, tags={"rekindle.digest": digest} | facts)
     tracking.log_dataset(run_id, inputs.experiment, digest, data.source, counts)
     return Outputs(dataset=dataset, digest=digest, rows=prepared.rows, run_id=run_id)
+
+
+def changed(shares: dict[str, float], before: dict[str, float]) -> list[str]:
+    """A sentence for each share that is less than half or more than twice that of the last run."""
+    return [
+        f"{name} is {share:.3%}; it was {before[name]:.3%} in the last run."
+        for name, share in shares.items()
+        if name in before and not before[name] / FAR <= share <= before[name] * FAR
+    ]
 
 
 def record(run_id: str, config: dict[str, Any], manifest: str) -> None:

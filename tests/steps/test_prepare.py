@@ -55,7 +55,8 @@ def test_a_run_knows_the_data_it_was_trained_on(tmp_path: Path) -> None:
     [used] = run.inputs.dataset_inputs
     assert used.dataset.digest == digest[:36] and json.loads(str(used.dataset.profile))["rows"] == facts["rows"]
     assert json.loads(used.dataset.source) == {"uri": source}
-    assert run.data.metrics == {"rows": facts["rows"], "rejected": 0}
+    share = facts["train_frauds"] / facts["train_rows"]
+    assert run.data.metrics == {"rows": facts["rows"], "rejected": 0, "fraud_share": share}
 
 
 def test_the_run_of_a_failed_preparation_has_its_config_manifest_and_columns(
@@ -79,6 +80,29 @@ def test_the_run_of_a_failed_preparation_has_its_config_manifest_and_columns(
     manifest, resolved = (client.download_artifacts(run_id, name) for name in ("manifest.yaml", "config.yaml"))
     assert Path(manifest).read_text() == "kind: Workflow"
     assert yaml.safe_load(Path(resolved).read_text()) == config
+
+
+@pytest.mark.usefixtures("mlflow_server")
+def test_data_that_changed_since_the_last_run_is_named_before_training(tmp_path: Path) -> None:
+    import polars as pl
+
+    from steps.fraud.config import Columns
+    from steps.fraud.data.simulate import simulate
+    from steps.fraud.data.world import World
+
+    rows = simulate(World(seed=5, cards=60, terminals=120, days=75)).rename(Columns().model_dump())
+    more = pl.when(pl.col("TRANSACTION_ID") % 4 == 0).then(1).otherwise("TX_FRAUD")
+    rows.with_columns(TX_FRAUD=more).write_parquet(tmp_path / "more.parquet")
+    other = ("--experiment=changed",)
+    assert prepare(tmp_path, "changed-1", other, source="simulate://5?cards=60&terminals=120&days=75").returncode == 0
+    done = prepare(tmp_path, "changed-2", other, source=str(tmp_path / "more.parquet"))
+    assert done.returncode == 0, done.stderr
+    [warning] = [line for line in done.stderr.splitlines() if line.startswith("warning:")]
+    assert "fraud_share is 2" in warning and "in the last run" in warning
+    from mlflow import MlflowClient
+
+    tags = MlflowClient(os.environ["MLFLOW_TRACKING_URI"]).get_run((tmp_path / "run_id").read_text()).data.tags
+    assert tags["data.warnings"] in warning
 
 
 @pytest.mark.usefixtures("mlflow_server")

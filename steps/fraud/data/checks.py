@@ -10,6 +10,7 @@ from steps.fraud.config import Columns, Text
 from steps.fraud.data.convert import amount, instant, number
 from steps.fraud.data.csv_file import FILE, LINE, RAGGED
 from steps.fraud.data.schema import DAY, UNKNOWN, Rows, identity
+from steps.fraud.data.suspicions import strays
 
 WANTED: dict[str, str] = dict.fromkeys(("id", "card", "terminal"), "a number or a text")
 WANTED |= {"time": "a timestamp", "amount": "a number", "fraud": "0, 1 or nothing"}
@@ -64,6 +65,10 @@ def check(
             reason=pl.coalesce(pl.when(rule.fill_null(False)).then(pl.lit(text)) for text, rule in broken.items())
         )["reason"]
     good = reason.is_null()
+    times = typed["time"].filter(good).to_numpy()
+    if len(times) and (stray := typed["time"] >= strays(times)).any():
+        reason = reason.set(good & stray, "time far after all other rows")
+        good = reason.is_null()
     ids = typed["id"]
     if not (good.all() and (ids.diff() > 0).all()):  # ascending identities need no search
         seen = ~ids.set(~good, None).is_first_distinct() & good

@@ -29,6 +29,7 @@ from steps.fraud.data import features, source, state
 from steps.fraud.data.boosting import BOOSTED, Sample
 from steps.fraud.data.checks import check
 from steps.fraud.data.schema import DAY, UNKNOWN, Rows
+from steps.fraud.data.suspicions import suspicions
 
 ARRAYS = {  # of a shard with n rows
     "features": np.float32,  # [n, F]
@@ -61,6 +62,7 @@ FACTS = {  # times are µs since the epoch
 }
 
 
+ROW_BYTES = 250  # of a transaction in the dataset, about
 WARM_UP = 14 * DAY  # at the start of the data, at most a quarter of the training time
 
 
@@ -71,26 +73,39 @@ def write_dataset(data: Data, out: Path) -> Prepared:
     """
     try:
         (out / "shards").mkdir()
-        facts, digest = _write(data, out)
+        facts, digest, warnings = _write(data, out)
     except (OSError, pl.exceptions.PolarsError) as error:
         raise RekindleError(
-            f"{out} cannot be written: {error}. The dataset takes about 250 bytes a transaction: make room, or set "
+            f"{out} cannot be written: {error}. It takes about {ROW_BYTES} bytes a transaction: make room, or set "
             "TMPDIR to a directory on a larger disk."
         ) from error
     shown = ("frauds", "train_rows", "train_frauds", "unknown", "rejected", "was_sorted", "test_rows")
     days = {name: str(_day(facts[name])) for name in ("first_time", "last_time", "train_end")}
     rejected = sum(facts["rejected"].values())
     tags = {name: facts[name] for name in shown} | days
-    return Prepared(facts["rows"], rejected, facts, tags, digest)
+    share = facts["train_frauds"] / facts["train_rows"]
+    return Prepared(facts["rows"], rejected, facts, tags, digest, warnings, {"fraud_share": share})
 
 
-def _write(data: Data, out: Path) -> tuple[dict[str, Any], str]:
+def _check_disk(rows: int, out: Path) -> None:
+    """Raises RekindleError if the files of so many rows do not fit."""
+    need, free = 1.1 * ROW_BYTES * rows, shutil.disk_usage(out).free
+    if need > free:
+        raise RekindleError(
+            f"the dataset of {rows:,} rows takes about {need / 1e9:.1f} GB and {out} has {free / 1e9:.1f} GB left: "
+            "make room, or set TMPDIR to a directory on a larger disk."
+        )
+
+
+def _write(data: Data, out: Path) -> tuple[dict[str, Any], str, list[str]]:
     raw = source.read(data, out / "download")
     shutil.rmtree(out / "download", ignore_errors=True)
     checked = check(raw, data.columns, data.tolerated_rejects, data.text)
     del raw
     checked.rejects.write_parquet(out / "rejects.parquet")
     rows = _between(checked.rows, data)
+    _check_disk(len(rows), out)
+    warnings = suspicions(rows, data.columns)
     facts = calendar(rows, data, labels_end(checked.rows, data)) | {
         "features": [*features.NAMES, BOOSTED],
         "label_delay_days": data.label_delay_days,
@@ -124,7 +139,7 @@ def _write(data: Data, out: Path) -> tuple[dict[str, Any], str]:
     facts |= {"rejected": checked.reasons(), "was_sorted": checked.was_sorted}
     kept = Rows.concat([part for part, _ in tail]), np.concatenate([table for _, table in tail])
     state.write(out / "state", *kept, boosting.trees(), facts | {"digest": digest.hexdigest()})
-    return facts, digest.hexdigest()
+    return facts, digest.hexdigest(), warnings
 
 
 class _Moments:

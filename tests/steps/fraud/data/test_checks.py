@@ -11,6 +11,7 @@ from rekindle.errors import DataError
 from steps.fraud.config import Columns
 from steps.fraud.data.checks import Checked, check
 from steps.fraud.data.schema import UNKNOWN, Rows, identity
+from steps.fraud.data.suspicions import suspicions
 
 NOW = datetime(2024, 6, 1, tzinfo=UTC).timestamp()
 DAY = datetime(2024, 1, 1)
@@ -77,6 +78,31 @@ def test_good_rows_all_pass_and_amounts_are_rounded_to_cents() -> None:
     result = checked(frame(amount=[0.1 + 0.2] * 100), tolerated=0)
     assert len(result.rows) == 100 and result.was_sorted and result.rejects.is_empty()
     assert set(result.rows.cents) == {30}
+
+
+def test_a_stray_row_of_the_future_is_a_reject_and_no_new_last_day() -> None:
+    result = checked(with_row(time=datetime(2024, 5, 1)))
+    assert result.reasons() == {"time far after all other rows": 1} and result.rows.time.max() < NOW * 1e6
+    year = checked(frame(time=[DAY + timedelta(days=i if i < 50 else i + 40) for i in range(100)]), tolerated=0)
+    assert len(year.rows) == 100  # a closed season is no stray row
+
+
+@pytest.mark.parametrize(
+    ("columns", "said"),
+    [
+        ({}, ""),
+        ({"terminal": [3] * 100}, 'column "TERMINAL_ID" (data.columns.terminal) has one value only'),
+        ({"card": list(range(100))}, 'column "CUSTOMER_ID" (data.columns.card) differs in every row'),
+        ({"time": [DAY] * 100, "card": [1, 2] * 50, "terminal": [1, 2] * 50, "amount": [5.0, 6] * 50}, "98 rows are"),
+        (
+            {"time": [DAY + timedelta(days=i + (i > 5)) for i in range(100)]},
+            "no transaction, the first of them 2024-01-07",
+        ),
+    ],
+)
+def test_data_that_looks_wrong_as_a_whole_is_named(columns: dict[str, Any], said: str) -> None:
+    found = suspicions(checked(frame(**columns)).rows, Columns())
+    assert len(found) == bool(said) and said in "".join(found)
 
 
 def test_too_many_bad_rows_stop_the_run_with_counts_per_reason_and_an_example() -> None:

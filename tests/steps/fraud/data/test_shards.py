@@ -7,13 +7,14 @@ import subprocess
 import sys
 from datetime import date, datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import polars as pl
 import pytest
 
-from rekindle.errors import DataError
+from rekindle.errors import DataError, RekindleError
 from steps.fraud.config import Columns, Data
 from steps.fraud.data.schema import DAY, Rows
 from steps.fraud.data.sequences import Rows as Mapped
@@ -160,6 +161,15 @@ def test_days_outside_the_chosen_ones_are_left_out(tmp_path: Path) -> None:
     assert made.tags["train_end"] == "2024-02-15"
     with pytest.raises(DataError, match=r"reaches from 2024-01-01 to"):
         write(Data(source=WORLD, first_day=date(2025, 1, 1)), tmp_path / "none")
+
+
+def test_a_disk_that_is_too_small_is_said_before_it_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=100_000))
+    with pytest.raises(
+        RekindleError, match=r"the dataset of [0-9,]+ rows takes about .* GB left: make room, or set TMPDIR"
+    ):
+        write(Data(source=WORLD), tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_full_disk_is_said_and_leaves_nothing_that_looks_whole(tmp_path: Path) -> None:
