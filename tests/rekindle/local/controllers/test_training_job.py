@@ -9,15 +9,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hera.workflows import DAG, Resource, Task, Workflow
 
 from rekindle.argo.manifest.selector import verdict
+from rekindle.argo.validate import lint
+from rekindle.blocks.container import retries
 from rekindle.blocks.jobs.kubeflow import FAILURE
 from rekindle.blocks.jobs.kubeflow import FRAMEWORKS as BLOCKS
+from rekindle.blocks.resource import apply
 from rekindle.errors import ConfigError
 from rekindle.local.controllers import JOBS, controllers
 from rekindle.local.controllers.frameworks import FRAMEWORKS, operator_environment
 from rekindle.local.controllers.training_job import TrainingJobs, finished
 from rekindle.local.emulator import LocalCluster
+from tests.commands import shell
 from tests.kinds import kinds
 
 SLEEP = "import time; time.sleep(60)"
@@ -195,6 +200,30 @@ def test_dynamic_workers_of_a_tfjob_may_fail(run: Any) -> None:
     obj = job("TFJob", SLEEP, failing + SLEEP, policy="Never", enableDynamicWorker=True)
     _, status = run(obj, lambda status: status.get("replicaStatuses", {}).get("Worker", {}).get("failed"))
     assert judged("TFJob", status) is None and not finished(status)
+
+
+def test_a_workflow_with_a_job_of_every_other_kind_lints_and_runs(tmp_path: Path) -> None:
+    def applied(kind: str) -> Resource:
+        obj = job(kind, SUM.format(where=WHERE[kind]) if kind in WHERE else LAUNCH.format(program="'echo $RANK'"))
+        obj["metadata"]["name"] = kind.lower()
+        success = BLOCKS[kind].success
+        return apply(kind.lower(), obj, success=success, failure=FAILURE, owned=True, retry=retries(1))
+
+    others = [kind for kind in JOBS if kind != "PyTorchJob"]  # which every whole run has
+
+    with Workflow(name="kinds", entrypoint="main") as workflow:
+        templates = [applied(kind) for kind in others]
+        with DAG(name="main"):
+            for template in templates:
+                Task(name=f"run-{template.name}", template=template)
+    manifest: Any = workflow.to_dict()
+    assert [str(finding) for finding in lint(manifest) if finding.fatal] == []
+    (tmp_path / "kinds.yaml").write_text(json.dumps(manifest))
+    with shell(tmp_path) as typed:
+        done = typed("rekindle run --manifest kinds.yaml -o json")
+    assert done.returncode == 0, done.stderr
+    phases = {step["name"]: step["phase"] for step in json.loads(done.stdout)["steps"]}
+    assert {phases[f"run-{kind.lower()}"] for kind in others} == {"Succeeded"}
 
 
 def test_the_environment_is_the_operators_for_every_kind() -> None:
