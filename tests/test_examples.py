@@ -4,6 +4,7 @@ import json
 import shutil
 import urllib.error
 import urllib.request
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -31,12 +32,13 @@ def test_an_example_becomes_a_served_model(
 ) -> None:
     shutil.copytree(ROOT / "configs", tmp_path / "configs")
     with shell(tmp_path, **s3_environment, MLFLOW_TRACKING_URI=mlflow_server) as typed:
-        sets = " ".join(f"--set {setting}" for setting in settings)
+        own = f"{name}-{uuid.uuid4().hex[:6]}"  # all tests share MLflow, and each process has its own bucket
+        sets = " ".join(f"--set {setting}" for setting in [f"name={own}", *settings])
         done = typed(f"rekindle run configs/{name}.yaml {sets} -o json")
         assert done.returncode == 0, done.stderr
         told = json.loads(done.stdout)
         assert (told["verdict"], next(iter(told["metrics"]))) == ("release", metric)
-        model = f"{told['endpoint']}/v1/models/{name}"
+        model = f"{told['endpoint']}/v1/models/{own}"
         (prediction,) = answer(f"{model}:predict", answer(f"{model}/example"))["predictions"]
         assert set(prediction) >= ({"digit", "probabilities"} if name == "digits" else {"bits", "bytes"})
         with pytest.raises(urllib.error.HTTPError, match="422"):

@@ -150,8 +150,8 @@ def _yaml(block: Block, folder: Path) -> None:
     """A manifest that Argo would take, the table of images, or a config: whole, or some of its sections."""
     documents = list(yaml.safe_load_all(block.text))
     if "kind" in documents[0]:
-        findings = [str(finding) for document in documents for finding in lint(document)]
-        assert [finding for finding in findings if finding.startswith("error")] == [], block
+        findings = [finding for document in documents for finding in lint(document)]
+        assert [str(finding) for finding in findings if finding.fatal] == [], block
     elif all(isinstance(value, dict) for value in documents[0].values()) and "." in next(iter(documents[0])):
         (folder / "images.yaml").write_text(block.text)
         assert Image.table(folder / "images.yaml")

@@ -4,6 +4,7 @@ import json
 import shutil
 import time
 import urllib.request
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from tests.commands import ROOT, shell
 
 pytestmark = pytest.mark.timeout(400)  # whole runs
 Run = Callable[..., dict[str, Any]]
+SUFFIX = uuid.uuid4().hex[:6]
 QUICK = "train.steps=60 gate.minimum.accuracy=0.3"
 
 
@@ -28,12 +30,17 @@ def typed(tmp_path: Path, s3_environment: dict[str, str], mlflow_server: str) ->
 @pytest.fixture
 def run(typed: Any) -> Run:
     def run(name: str, settings: str = "", code: int = 0) -> dict[str, Any]:
-        sets = " ".join(f"--set {setting}" for setting in settings.split())
+        sets = " ".join(f"--set {setting}" for setting in [f"name={named(name)}", *settings.split()])
         done = typed(f"rekindle run configs/{name}.yaml {sets} -o json")
         assert done.returncode == code, done.stderr
         return json.loads(done.stdout)
 
     return run
+
+
+def named(name: str) -> str:
+    """A name that no other test gives to a model: all share MLflow, and each process has its own bucket."""
+    return f"{name}-{SUFFIX}"
 
 
 def fetched(url: str) -> Any:
@@ -49,7 +56,7 @@ def test_of_two_networks_the_better_one_is_released_and_serves(run: Run, s3: Sto
     result = run("nightly", QUICK)
     shipped = {name.split(".")[1] for name in finished(result) if name.startswith("decide.ship-")}
     assert len(shipped) == 1
-    served = fetched(f"{result['endpoint']}/v1/models/nightly")
+    served = fetched(f"{result['endpoint']}/v1/models/{named('nightly')}")
     models = {
         f"ship-{name}": json.loads(s3.get(f"{result['workflow']}/train-{name}/model/model.json"))
         for name in ("small", "wide")
@@ -63,22 +70,22 @@ def test_of_two_networks_the_better_one_is_released_and_serves(run: Run, s3: Sto
 
 
 def test_a_month_of_files_is_scored_as_the_server_would(typed: Any, run: Run, s3: Store) -> None:
-    endpoint = run("digits", QUICK)["endpoint"]
-    example = fetched(f"{endpoint}/v1/models/digits/example")
+    model = f"{run('digits', QUICK)['endpoint']}/v1/models/{named('digits')}"
+    example = fetched(f"{model}/example")
     body = json.dumps(example).encode()
-    request = urllib.request.Request(f"{endpoint}/v1/models/digits:predict", body, {"content-type": "application/json"})
+    request = urllib.request.Request(f"{model}:predict", body, {"content-type": "application/json"})
     with urllib.request.urlopen(request) as answer:
         (prediction,) = json.load(answer)["predictions"]
     line = json.dumps(example["instances"][0]).encode() + b"\n"
     for day, rows in (("01", 1), ("03/early", 2), ("03/late", 150)):
         s3.put(f"october/{day}", rows * line)
-    result = run("scoring", "scoring.files=october")
+    result = run("scoring", f"scoring.files=october scoring.model={named('digits')}")
     scored = {entry.key.rpartition("/")[2]: entry.key for entry in s3.list(f"{result['workflow']}/score/")}
     lines = {name: s3.get(key).decode().splitlines() for name, key in scored.items()}
     assert {name: len(part) for name, part in lines.items()} == {"01": 1, "early": 2, "late": 150}
     assert all(json.loads(text) == prediction for part in lines.values() for text in part)
     s3.put("october/04", line + b'{"pixels": 1}\n')
-    failed = run("scoring", "scoring.files=october", code=1)
+    failed = run("scoring", f"scoring.files=october scoring.model={named('digits')}", code=1)
     assert "04, lines 1 to 2: instances[1].pixels" in typed(f"rekindle logs {failed['workflow']} score").stdout
 
 
@@ -86,16 +93,19 @@ def test_a_training_begins_with_the_weights_of_a_release(typed: Any, run: Run, s
     base = run("language", "train.steps=40 gate.maximum.bits_per_byte=9")
     typed("rekindle down")  # the other model gets its port
     one_step = "train.steps=1 train.learning_rate=1e-9 gate.maximum.bits_per_byte=0.1"
-    tuned = run("finetuning", one_step, code=3)
+    tuned = run("finetuning", f"{one_step} finetuning.base={named('language')}", code=3)
     fresh = run("language", f"{one_step} data.source=python://code", code=3)
     metric = "bits_per_byte"
     assert tuned["metrics"][metric] < fresh["metrics"][metric] - 0.5  # it knows what its base knew
     description = json.loads(s3.get(f"{tuned['workflow']}/train/model/model.json"))
-    assert description["start"].startswith("releases/language/") and description["sha256"] != base["model_sha256"]
+    assert (
+        description["start"].startswith(f"releases/{named('language')}/")
+        and description["sha256"] != base["model_sha256"]
+    )
 
 
 def test_a_model_waits_for_approval_and_is_released_by_it(typed: Any, tmp_path: Path) -> None:
-    sets = "--set train.steps=60 --set gate.minimum.accuracy=0.3"
+    sets = f"--set name={named('approved')} --set train.steps=60 --set gate.minimum.accuracy=0.3"
     typed(f"(rekindle run configs/approval.yaml {sets} -o json > result.json 2> log.txt &)")
     log = tmp_path / "log.txt"
     while "rekindle resume" not in log.read_text():
