@@ -94,6 +94,7 @@ class Case:
     candidate: str  # sha256 of its weights
     champion: Champion | None
     champion_rows: int = 0  # that the champion was judged on when it was released; 0: unknown
+    changed: str = ""  # what else than the weights differs from the champion, if these do not
 
     def decide(self) -> tuple[Decision, str]:
         """The verdict and its reason. Raises ConfigError if the gate names an unknown metric."""
@@ -129,13 +130,17 @@ class Case:
 
     def _decide(self) -> tuple[Decision, str]:
         champion, values = self.champion, self.evaluation.metrics["candidate"]
-        if champion and champion[1] == self.candidate:
+        same = champion and champion[1] == self.candidate
+        if champion and same and not self.changed:
             return "same", f"The candidate is the champion (version {champion[0]}): its weights have the same sha256."
         broken, kept = self._bounds(values)
         if broken:
             return "keep", f"The candidate does not meet the gate: {', '.join(broken)}."
         if champion and self.evaluation.difference:
             return self._compare(self.evaluation.difference, champion[0])
+        if champion and same:
+            why = f"The weights are those of the champion (version {champion[0]}), but {self.changed} changed."
+            return "release", f"{why} The candidate meets the gate{f' ({chr(44).join(kept)})' if kept else ''}."
         if champion:
             why = f"The champion (version {champion[0]}) cannot score this data: {self.evaluation.incomparable}"
             alone = "So the bounds of the gate alone decide, and the candidate meets them"

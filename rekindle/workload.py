@@ -293,10 +293,22 @@ def data_until(path: Path) -> str:
     return dataset_facts(path).get("data_until", "") if (path / DATASET).exists() else ""
 
 
+def code_digest(workload: Any) -> str:
+    """sha256 over the Python files of a workload: its module, or all of its package."""
+    file = Path(workload.__file__)
+    package = file.name == "__init__.py"
+    return _digest_of(sorted(file.parent.rglob("*.py")) if package else [file], file.parent)
+
+
 def _digest(folder: Path) -> str:
     """sha256 over the names and contents of all files but dataset.json."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file() and path != folder / DATASET)
+    return _digest_of(files, folder)
+
+
+def _digest_of(files: list[Path], folder: Path) -> str:
     digest = hashlib.sha256()
-    for path in sorted(path for path in folder.rglob("*") if path.is_file() and path != folder / DATASET):
+    for path in files:
         with path.open("rb") as file:
             content = hashlib.file_digest(file, "sha256").hexdigest()
         digest.update(f"{path.relative_to(folder)}\0{content}\n".encode())

@@ -25,6 +25,7 @@ class Inputs(StepInputs, Gate):
     model: Artifact = Field(description="what train made: model.safetensors and model.json")
     name: str = Field(default="", description="registered model whose champion the candidate must meet")
     run_id: str = Field(default="", description="MLflow run for metrics, verdict and pictures")
+    servers: str = Field(default="", description="digest of what makes its servers, to tell whether that changed")
     part: str = Field(default="", description="what names on the run begin with, if it has several evaluations")
     threads: int = Field(default=1, ge=1, description="CPU threads; more than the free cores make it many times slower")
 
@@ -44,7 +45,7 @@ def run(inputs: Inputs) -> Outputs:
         os.environ[name] = str(inputs.threads)
     from rekindle import tracking, workload
     from rekindle.evaluation.judge import evaluate
-    from rekindle.serving.release import download_champion, model_description
+    from rekindle.serving.release import changes, download_champion, model_description
     from rekindle.storage import Store
 
     sha256 = model_description(inputs.model)["sha256"]
@@ -58,7 +59,9 @@ def run(inputs: Inputs) -> Outputs:
     evaluation = judge(inputs.model, champion, inputs.dataset, report, inputs)
     beside = (release.version, release.sha256) if release else None
     rows = json.loads((champion / "verdict.json").read_text()).get("rows", 0) if champion else 0
-    case = gate.Case(inputs, judged.metrics, evaluation, sha256, beside, rows)
+    same = release if release and release.sha256 == sha256 else None
+    changed = changes(Store.from_env(), same, judged, inputs.servers) if same else ""
+    case = gate.Case(inputs, judged.metrics, evaluation, sha256, beside, rows, changed)
     verdict, reason = case.decide()
     report.mkdir(exist_ok=True)
     (report / "verdict.json").write_text(json.dumps(case.record(verdict, reason), indent=1) + "\n")

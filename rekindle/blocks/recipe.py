@@ -4,6 +4,7 @@ prepare → train → evaluate → (best) → release → deploy → verify
 """
 
 import hashlib
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,11 +14,13 @@ from rekindle.blocks.binding import bound, check_section, reject_unknown
 from rekindle.blocks.container import NO_CURE, command, retries
 from rekindle.blocks.jobs import pytorch_job
 from rekindle.blocks.jobs.kubeflow import FAILURE
+from rekindle.blocks.pod import Manifest
 from rekindle.blocks.resource import apply, render
 from rekindle.blocks.serving import deployment as serving
 from rekindle.blocks.serving.autoscaler import autoscaler
 from rekindle.blocks.serving.disruption_budget import disruption_budget
 from rekindle.blocks.serving.service import address, service
+from rekindle.blocks.settings import ClusterConfig
 from rekindle.blocks.wiring import Block, Outputs, Stored, handed, refuse
 from rekindle.blocks.workflow import Pipeline, current, step
 from rekindle.keys import CHECKPOINTS, MODEL, key
@@ -99,6 +102,7 @@ def evaluate(model: Block, *, task: str = "", **inputs: Any) -> Block:
     """Judge a model on its dataset's test rows, beside the champion. Outputs: verdict, reason, metrics, report, ..."""
     config = current().config
     ours = {"workload": config.workload, "name": config.name, **dict(config.gate)}
+    ours |= {"servers": _digest(config.cluster, config.serve)}
     taken = _taken(model, inputs, "run_id", "dataset", "model")
     judged = _after(model, step("steps.evaluate", task=task, inputs=ours | taken | inputs))
     judged.outputs.metrics.known = current().metrics
@@ -129,8 +133,8 @@ def deploy(released: Block, *, task: str = "", serve: Any = None) -> Block:
     if "{{" in model:
         refuse(f"a deployment is named after its model, and {model} is known only when the pipeline runs: give a name.")
     name, serve = made.name(task, "deploy"), serve or made.config.serve
-    template, digest = _servers(made, name, model, serve)
-    server = f"{model}-{handed(released, 'content')}-{digest}"
+    template = _servers(made, name, model, serve)
+    server = f"{model}-{handed(released, 'content')}-{_digest(made.config.cluster, serve)}"
     block = made.add(name, template, {"model_uri": uri, "server": server, "version": handed(released, "version")})
     block.inputs = {"name": model, "serve": serve, "server": server}
     return _after(released, block)
@@ -164,12 +168,22 @@ def verify(deployed: Block, *, task: str = "", **inputs: Any) -> Block:
     return block
 
 
-def _servers(made: Pipeline, name: str, model: str, serve: Any) -> tuple[DAG, str]:
-    """The DAG that starts the servers of a release, and the digest of all that makes them but the release."""
+def _digest(cluster: ClusterConfig, serve: Any) -> str:
+    """What makes the servers of a model, the release and its name apart."""
+    objects = [_deployment("", cluster, serve), service("", serve.port, ""), autoscaler("", serve, "")]
+    return hashlib.sha256(json.dumps(objects).encode()).hexdigest()[:6]
+
+
+def _deployment(model: str, cluster: ClusterConfig, serve: Any) -> Manifest:
     limits = {n: v for n, v in dict(serve).items() if n in load("steps.serve").Inputs.model_fields}
     flags = command("steps.serve", limits | {"model": _input("model_uri"), "host": "$(POD_IP)", "port": serving.PORT})
+    return serving.deployment(model, _input("server"), serve, cluster, flags, _input("version"))
+
+
+def _servers(made: Pipeline, name: str, model: str, serve: Any) -> DAG:
+    """The DAG that starts the servers of a release."""
     server, inputs = _input("server"), ("model_uri", "server", "version")
-    servers = serving.deployment(model, server, serve, made.config.cluster, flags, _input("version"))
+    servers = _deployment(model, made.config.cluster, serve)
     conditions: dict[str, Any] = {"success": serving.SUCCESS, "failure": serving.FAILURE}
     templates = {
         "deployment": apply(
@@ -177,7 +191,7 @@ def _servers(made: Pipeline, name: str, model: str, serve: Any) -> tuple[DAG, st
         ),  # retried: the first look may see what failed before
         "address": apply(made.template_name("address"), address(model, server), inputs=("server",), retry=retries(2)),
     }
-    return _dag(made, name, templates, inputs), hashlib.sha256(render(servers).encode()).hexdigest()[:6]
+    return _dag(made, name, templates, inputs)
 
 
 def _switch(made: Pipeline, model: str, serve: Any) -> DAG:

@@ -34,7 +34,7 @@ def promote(store: Store, name: str, version: str, champion: str, deployment: st
                 _finish(store, name, key, state, etag)
             continue
         present = tracking.champion(name)
-        if present and present.version == version:
+        if present and present.version == version and present.deployment == deployment:
             return state.get("former", "") if state.get("version") == version else ""
         if (present.version if present else "") != champion:
             raise ChampionChanged(

@@ -1,9 +1,9 @@
 """The files of a release in the object store.
 
-Below `releases/NAME/HASH/` lie model.safetensors, model.json, dataset.json, state/ (what the server must know of the
-past), example.json (a request, the first row of the report's predictions.jsonl), verdict.json, MLmodel with its
-examples (rekindle/serving/pyfunc.py) and, written last, release.json with the sha256 of every file that decides what
-the server answers.
+Below `releases/NAME/HASH/` lie model.safetensors, model.json, workload.json (a digest of the code that answers),
+dataset.json, state/ (what the server must know of the past), example.json (a request, the first row of the report's
+predictions.jsonl), verdict.json, MLmodel with its examples (rekindle/serving/pyfunc.py) and, written last, release.json
+with the sha256 of every file that decides what the server answers.
 HASH is taken over the names and contents of these files, so the same release always has the same prefix.
 """
 
@@ -15,9 +15,11 @@ from typing import Any
 
 from rekindle.errors import DataError
 from rekindle.storage import NotFound, Store, file_sha256
+from rekindle.tracking import Release
+from rekindle.workload import code_digest, load
 
 MODEL = ("model.safetensors", "model.json")
-EXAMPLE = "example.json"
+EXAMPLE, CODE = "example.json", "workload.json"
 PREDICTIONS = "predictions.jsonl"  # of the report: {"instance": ..., "prediction": ...} a line, of some test rows
 
 
@@ -39,7 +41,21 @@ def collect(folder: Path, model: Path, dataset: Path, report: Path) -> dict[str,
         (folder / key).symlink_to(path.absolute())
     if example:
         (folder / EXAMPLE).write_bytes(example)
-    return {key: file_sha256(folder / key) for key in [*files, *([EXAMPLE] if example else [])]}
+    name = model_description(model)["workload"]
+    (folder / CODE).write_text(json.dumps({"workload": name, "sha256": code_digest(load(name))}))
+    return {key: file_sha256(folder / key) for key in [*files, CODE, *([EXAMPLE] if example else [])]}
+
+
+def changes(store: Store, champion: Release, workload: Any, servers: str) -> str:
+    """What differs between the champion as it serves and the same weights served by this code and these `servers` (the
+    digest of what makes them; empty: not compared); empty if nothing does, or nothing is known."""
+    try:
+        code = json.loads(store.get(f"{champion.uri.rstrip('/')}/{CODE}"))["sha256"]
+    except NotFound:
+        code = ""
+    differs = {"its code": code and code != code_digest(workload)}
+    differs["its servers"] = servers and champion.deployment and not champion.deployment.endswith(f"-{servers}")
+    return " and ".join(name for name, different in differs.items() if different)
 
 
 def upload(store: Store, name: str, folder: Path, hashes: dict[str, str]) -> str:

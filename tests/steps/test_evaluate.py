@@ -27,9 +27,13 @@ def judge(dataset: Path, model: Path, **more: Any) -> evaluate.Outputs:
     return evaluate.run(evaluate.Inputs(workload="steps.fraud", dataset=dataset, model=model, resamples=100, **more))
 
 
+def sha256_of(model: Path) -> str:
+    return json.loads((model / "model.json").read_text())["sha256"]
+
+
 def crown(name: str, model: Path, store: Store, run_id: str) -> tracking.Release:
     """Make `model` the champion of `name`, as release and verify do."""
-    sha256 = json.loads((model / "model.json").read_text())["sha256"]
+    sha256 = sha256_of(model)
     prefix = f"releases/{name}/{sha256[:12]}"
     store.upload(model, prefix)
     store.put(f"{prefix}/dataset.json", b'{"facts": {}}')
@@ -60,6 +64,16 @@ def test_from_the_first_model_to_a_better_one_and_back(
     crown("generations", novice, s3, run_id)
     again = judge(small_dataset, novice, **given)
     assert again.verdict == "same"
+
+    # the same weights behind other servers, or with other code, are released again if they meet the gate
+    assert judge(small_dataset, novice, **given, servers="1").verdict == "same"
+    moved = judge(small_dataset, novice, **given, servers="abcdef")
+    assert (moved.verdict, "but its servers changed" in moved.reason) == ("release", True)
+    prefix = f"releases/generations/{sha256_of(novice)[:12]}"
+    s3.put(f"{prefix}/workload.json", b'{"sha256": "of other code"}')
+    assert "but its code changed" in judge(small_dataset, novice, **given).reason
+    assert judge(small_dataset, novice, **given | {"minimum": {"auc": 0.99}}).verdict == "keep"
+    s3.delete([f"{prefix}/workload.json"])
 
     better = judge(small_dataset, expert, **given)
     assert better.verdict == "release"

@@ -58,7 +58,15 @@ def test_a_release_holds_what_a_server_needs_and_its_version_says_where_it_is_fr
     made = release.run(asked)
     assert made.model_uri == f"releases/{name}/{made.content}/"
     keys = {entry.key.removeprefix(made.model_uri) for entry in s3.list(made.model_uri)}
-    served = {"model.safetensors", "model.json", "dataset.json", "state/a.npy", "state/deep/b.npy", "state/words.txt"}
+    served = {
+        "model.safetensors",
+        "model.json",
+        "workload.json",
+        "dataset.json",
+        "state/a.npy",
+        "state/deep/b.npy",
+        "state/words.txt",
+    }
     described = {"verdict.json", "MLmodel", "input_example.json", "serving_input_example.json"}
     assert keys == served | described | {"release.json"}
     record = json.loads(s3.get(made.model_uri + "release.json"))

@@ -64,6 +64,15 @@ def test_a_retried_promotion_changes_nothing_and_still_knows_what_served_before(
     assert champion(name) == second
 
 
+def test_other_servers_of_the_champion_replace_its_former_ones(s3: Store, name: str, register: Register) -> None:
+    version = register()
+    promotion.promote(s3, name, version, "", "cards-1")
+    for _ in range(2):
+        assert promotion.promote(s3, name, version, version, "cards-2") == "cards-1"
+    champion = tracking.champion(name)
+    assert champion and (champion.version, champion.deployment) == (version, "cards-2")
+
+
 @pytest.mark.parametrize("at", [1, 2])
 def test_a_promotion_that_was_killed_is_finished_by_whoever_comes_next(
     s3: Store, name: str, register: Register, at: int
