@@ -31,12 +31,13 @@ from rekindle.errors import ConfigError, RekindleError
 from rekindle.serving.batching import Batches
 from rekindle.serving.client import DATA_UNTIL, SHA256, VERSION
 from rekindle.serving.config import Limits, ServerSettings
+from rekindle.serving.observation.scores import Scores
 from rekindle.serving.openapi import openapi
 from rekindle.serving.release import download
 from rekindle.serving.worker import Loaded, ModelProcess
 from rekindle.storage import Store
 
-SECONDS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
+SECONDS = tuple(float(f"{10 ** (k / 10 - 3):.3g}") for k in range(41))  # fine enough to tell 1.5 times from 2 times
 SIZES = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 5000, 10_000)
 OVERSIZE = 4  # a body up to this many times the limit is read to its end, so that the client sees the 413
 UNFINISHED = 16  # times the largest body: memory for all bodies that are still arriving
@@ -76,9 +77,13 @@ class Metrics:
         self.registry = CollectorRegistry()
         registered: dict[str, Any] = {"registry": self.registry}
         self.requests = Counter(
-            "rekindle_requests", "requests for predictions by HTTP status", ["status"], **registered
+            "rekindle_requests", "requests for predictions by HTTP status", ["version", "status"], **registered
         )
-        self.seconds = Histogram("rekindle_request_seconds", "time to answer a request", buckets=SECONDS, **registered)
+        self.seconds = Histogram(
+            "rekindle_request_seconds", "time to answer a request", ["version"], buckets=SECONDS, **registered
+        )
+        self.scores = Scores()
+        self.registry.register(self.scores)
         self.instances = Histogram(
             "rekindle_instances", "instances in an answered request", buckets=SIZES, **registered
         )
@@ -162,6 +167,7 @@ class ModelServer:
             *(loop.run_in_executor(process.thread, process.loaded) for process in self.processes)
         )
         name, version, sha256 = (release[key] for key in ("name", "version", "model_sha256"))
+        self.metrics.scores.version = version
         self.metrics.model.info({"name": name, "sha256": sha256, "version": version})
         self.metrics.show_age(loaded[0].data_until)
         seconds = time.perf_counter() - start
@@ -249,8 +255,9 @@ class ModelServer:
             response = self.refused(request, refusal)
         except RekindleError as error:  # the process with the model has ended, and this one will
             response = self.refused(request, Refusal(503, str(error)))
-        self.metrics.requests.labels(response.status_code).inc()
-        self.metrics.seconds.observe(time.perf_counter() - start)
+        version = self.model.version if self.model else ""
+        self.metrics.requests.labels(version, response.status_code).inc()
+        self.metrics.seconds.labels(version).observe(time.perf_counter() - start)
         return response
 
     async def predicted(self, request: Request) -> Response:
@@ -267,6 +274,7 @@ class ModelServer:
             self.metrics.waiting.set(self.waiting)
         if result.instances:
             self.metrics.instances.observe(result.instances)
+            self.metrics.scores.add(result.scores)
         return Response(result.body, result.status, model.headers | self.closing(), "application/json")
 
     def refused(self, _: Request, refusal: Exception) -> Response:

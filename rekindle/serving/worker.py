@@ -12,12 +12,13 @@ import time
 import traceback
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 from rekindle.errors import DataError, RekindleError
+from rekindle.serving.observation.scores import Counts, counted
 from rekindle.serving.openapi import schemas
 from rekindle.serving.predictor import InstancePredictor, open_predictor
 from rekindle.serving.validation import parse
@@ -28,11 +29,12 @@ LOG = "the server's log says why."
 
 @dataclass(frozen=True)
 class Answer:
-    """The answer to one request: an HTTP status and a JSON body, and how many instances were predicted."""
+    """The answer to one request: an HTTP status and a JSON body; how many instances were predicted, and as what."""
 
     status: int
     body: bytes
     instances: int = 0
+    scores: Counts = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -154,7 +156,8 @@ def encoded(request: Any, predictions: list[Any]) -> Answer:
     if len(predictions) != len(request.instances):
         raise RekindleError(f"{len(predictions)} predictions came for {len(request.instances)} instances.")
     try:
-        return Answer(200, json.dumps({"predictions": predictions}, allow_nan=False).encode(), len(predictions))
+        body = json.dumps({"predictions": predictions}, allow_nan=False).encode()
+        return Answer(200, body, len(predictions), counted(predictions))
     except (TypeError, ValueError):
         for place, prediction in enumerate(predictions):
             try:

@@ -198,8 +198,10 @@ def test_overload_is_refused_at_once_while_probes_are_answered(server: Running, 
 def test_what_happened_can_be_read_from_the_metrics(server: Running, sha256: str) -> None:
     server.predict(ONE, ONE)
     text = server.client.get("/metrics").text
-    for line in (f'sha256="{sha256}"', 'rekindle_requests_total{status="200"}', "rekindle_request_seconds_bucket"):
-        assert line in text
+    of = 'version="7"'
+    assert f'sha256="{sha256}"' in text and f'rekindle_requests_total{{status="200",{of}}}' in text
+    assert f'rekindle_request_seconds_bucket{{le="0.002",{of}}}' in text
+    assert f'rekindle_model_score_bucket{{le="+Inf",output="together",{of}}}' in text
     assert "rekindle_requests_waiting 0.0" in text
     age = float(next(line for line in text.splitlines() if line.startswith("rekindle_data_age_seconds")).split()[1])
     assert abs(age - (time.time() - 1_709_251_200)) < 60

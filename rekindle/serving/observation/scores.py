@@ -1,0 +1,71 @@
+"""The predictions of any model as numbers, counted in a histogram: what a canary and drift are judged by.
+
+Every number in a prediction is an output with a name of its own (`probabilities.3`); a yes is 1; a text counts by its
+length and, as what it says, by a hash between 0 and 1. Only the first OUTPUTS of a model are counted.
+"""
+
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import accumulate
+from typing import Any
+from zlib import crc32
+
+from prometheus_client.core import HistogramMetricFamily
+
+OUTPUTS = 16
+NAME = "rekindle_model_score"
+UNIT = [1e-4, 1e-3, 0.01, 0.02, *(step / 20 for step in range(1, 20)), 0.98, 0.99, 0.999, 1.0]  # for probabilities
+ABOVE = [*(float(number) for number in range(2, 11)), *(float(f"{10 ** (k / 8):.3g}") for k in range(9, 49))]
+BELOW = [-float(f"{10 ** (k / 4):.3g}") for k in range(24, -1, -1)]
+EDGES = (*BELOW, -0.5, -0.2, -0.1, -0.01, 0.0, *UNIT, *ABOVE)  # upper bounds; one bucket more lies above the last
+LARGEST = 1e300  # of a number; JSON's have no end
+LE = (*(repr(edge) for edge in EDGES), "+Inf")
+NONE = [0] * len(LE)
+Counts = dict[str, list[int]]  # output → the count of each bucket
+
+
+def counted(predictions: Iterable[Any]) -> Counts:
+    """The numbers of these predictions by output."""
+    counts: Counts = {}
+    for prediction in predictions:
+        for output, number in numbers(prediction):
+            if output in counts or len(counts) < OUTPUTS:
+                counts.setdefault(output, [*NONE])[bisect_left(EDGES, number)] += 1
+    return counts
+
+
+def numbers(value: Any, name: str = "") -> Iterator[tuple[str, float]]:
+    """Each number in a prediction with the name of its output."""
+    match value:
+        case bool() | int() | float():
+            yield name or "prediction", float(max(-LARGEST, min(value, LARGEST)))
+        case str():
+            yield f"{name or 'prediction'}.length", float(len(value))
+            yield f"{name or 'prediction'}.hash", crc32(value.encode()) / 2**32
+        case Mapping():
+            for key in value:
+                yield from numbers(value[key], f"{name}.{key}".lstrip("."))
+        case list() | tuple():
+            for place, item in enumerate(value[:OUTPUTS]):
+                yield from numbers(item, f"{name}.{place}".lstrip("."))
+
+
+class Scores:
+    """The histogram `rekindle_model_score` of one server, for Prometheus."""
+
+    def __init__(self) -> None:
+        self.version = ""
+        self.counts: Counts = {}
+
+    def add(self, counts: Counts) -> None:
+        """Count further predictions."""
+        for output, buckets in counts.items():
+            if output in self.counts or len(self.counts) < OUTPUTS:
+                self.counts[output] = list(map(sum, zip(self.counts.get(output, NONE), buckets, strict=True)))
+
+    def collect(self) -> Iterator[HistogramMetricFamily]:
+        """Called by Prometheus' client. OpenMetrics has no sum where numbers can be negative."""
+        family = HistogramMetricFamily(NAME, "numbers of the predictions, by output", labels=["version", "output"])
+        for output, buckets in self.counts.items():
+            family.add_metric([self.version, output], list(zip(LE, accumulate(buckets), strict=True)), None)
+        yield family
