@@ -19,7 +19,7 @@ from pydantic import BaseModel, Field, ValidationError, create_model, field_vali
 from rekindle import project
 from rekindle.argo.manifest import cron as crontab
 from rekindle.argo.manifest.read import parse
-from rekindle.blocks.settings import ClusterConfig
+from rekindle.blocks.settings import DEFAULTS, ClusterConfig
 from rekindle.errors import ConfigError, did_you_mean, rule
 from rekindle.gate import Gate, check_bounds
 from rekindle.sections import Section
@@ -98,10 +98,15 @@ class Loaded:
     origins: dict[str, str] = field(default_factory=dict)
 
     def rows(self) -> Iterator[tuple[str, Any, str]]:
-        """(dotted path, value, origin) of every value, in the order of the sections."""
-        for keys, value in _leaves(self.config.model_dump(mode="json")):
+        """(dotted path, value, origin) of every value, in the order of the sections; pods as they are rendered."""
+        values = self.config.model_dump(mode="json")
+        cluster = self.config.cluster
+        names = dict.fromkeys([*DEFAULTS, *cluster.pods])
+        values["cluster"]["pods"] = {name: cluster.pod(name).model_dump(mode="json") for name in names}
+        for keys, value in _leaves(values):
             path = ".".join(keys)
-            yield path, value, self._origin(path)
+            derived = cluster.origin(keys[2], keys[3]) if keys[:2] == ("cluster", "pods") else ""
+            yield path, value, derived or self._origin(path)
 
     def below(self, path: str) -> str:
         """Where a value below `path` came from; empty if there is none."""

@@ -27,6 +27,19 @@ def retries(limit: int, expression: str | None = None) -> RetryStrategy:
     return RetryStrategy(limit=limit, retry_policy="Always", backoff=backoff, expression=expression)
 
 
+def watching(least: int) -> RetryStrategy:
+    """For the pod that watches a job: it is started again for as long as the job is healthy, and finds it.
+
+    A job that failed has done its own retries. What the API server refuses for good is tried `least` times more.
+    """
+    away = "'failed calling webhook|connection re|imeout|EOF|unavailable|nternal error'"
+    lost = f"!(lastRetry.message contains 'no more retries') || lastRetry.message matches {away}"
+    healthy = f"!(lastRetry.message contains 'failure condition') && (asInt(retries) < {least} || {lost})"
+    backoff = m.Backoff(duration="10s")
+    # not without a limit, which would be without the backoff
+    return RetryStrategy(limit=1_000_000, retry_policy="Always", backoff=backoff, expression=healthy)
+
+
 def container(name: str, module: str, cluster: ClusterConfig, pod: PodConfig, looped: bool = False) -> Container:
     """The template `name` that runs the step `module`; `looped` is one whose tasks run several times."""
     definition = load(module)
@@ -63,16 +76,25 @@ def container(name: str, module: str, cluster: ClusterConfig, pod: PodConfig, lo
         env_from=[m.EnvFromSource.model_validate(source) for source in pods.environment()],
         resources=m.ResourceRequirements.model_validate(pods.resources(pod)),
         security_context=m.SecurityContext.model_validate(pods.CONTAINER_SECURITY),
-        volumes=[m.Volume.model_validate(volume) for volume in pods.VOLUMES],
+        volumes=[m.Volume.model_validate(volume) for volume in pods.volumes(pod)],
         volume_mounts=[m.VolumeMount.model_validate(mount) for mount in pods.MOUNTS],
-        node_selector=pod.node_selector or None,
-        affinity=m.Affinity.model_validate(pods.affinity(pod)) if pod.avoid else None,
-        tolerations=[m.Toleration.model_validate(t) for t in pods.tolerations(pod)] or None,
-        priority_class_name=pod.priority_class or None,
+        **placement(pod),
         pod_spec_patch=json.dumps(pods.EXECUTOR_SECURITY),
         retry_strategy=retries(cluster.retries, NO_CURE),
         active_deadline_seconds=60 * pod.deadline_minutes,
     )
+
+
+def placement(pod: PodConfig) -> dict[str, Any]:
+    """Where the pods of a template go, and what is written on them."""
+    return {
+        "node_selector": pod.node_selector or None,
+        "affinity": m.Affinity.model_validate(pods.affinity(pod)) if pod.avoid else None,
+        "tolerations": [m.Toleration.model_validate(t) for t in pods.tolerations(pod)] or None,
+        "priority_class_name": pod.priority_class or None,
+        "labels": pod.labels or None,
+        "annotations": pod.annotations or None,
+    }
 
 
 def has_artifacts(module: str) -> bool:

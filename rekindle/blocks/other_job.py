@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rekindle.blocks.binding import bound, reject_unknown
-from rekindle.blocks.container import command, retries
+from rekindle.blocks.container import command, watching
 from rekindle.blocks.jobs.kubeflow import FAILURE, FRAMEWORKS, Replica, training_job
 from rekindle.blocks.jobs.mpi_job import mpi_job
 from rekindle.blocks.resource import apply
@@ -65,7 +65,7 @@ def job(
         success=FRAMEWORKS[kind].success,
         failure=FAILURE,
         owned=True,
-        retry=retries(max(5, cluster.retries), "!(lastRetry.message contains 'failure condition')"),
+        retry=watching(max(5, cluster.retries)),
     )
     needed: list[str] = []
     scope = made.scope()

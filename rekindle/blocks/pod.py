@@ -38,8 +38,6 @@ EXECUTOR_SECURITY = {
 }
 # `argo logs` finds the pods of a workflow by this label
 OF_WORKFLOW = {WORKFLOW: "{{workflow.name}}"}
-# the one place where a pod can write; Argo's artifacts are below it
-VOLUMES = [{"name": "tmp", "emptyDir": {}}]
 MOUNTS = [{"name": "tmp", "mountPath": "/tmp"}]
 
 
@@ -53,7 +51,18 @@ def resources(pod: "PodConfig") -> Manifest:
     limits = {"memory": pod.memory}
     if pod.gpus:
         limits[pod.gpu_resource] = str(pod.gpus)
-    return {"requests": {"cpu": pod.cpu or "1", "memory": pod.memory}, "limits": limits}
+    requests = {"cpu": pod.cpu or "1", "memory": pod.memory, "ephemeral-storage": pod.disk}
+    return {"requests": requests, "limits": limits}
+
+
+def volumes(pod: "PodConfig") -> list[Manifest]:
+    """The one place where a pod can write; Argo's artifacts are below it."""
+    return [{"name": "tmp", "emptyDir": {"sizeLimit": pod.disk}}]
+
+
+def metadata(pod: "PodConfig", labels: Mapping[str, str] = OF_WORKFLOW) -> Manifest:
+    """The metadata of the pods of a job or a Deployment."""
+    return {"labels": {**pod.labels, **labels}} | ({"annotations": pod.annotations} if pod.annotations else {})
 
 
 def container(name: str, pod: "PodConfig", args: list[str], **more: Any) -> Manifest:
@@ -104,7 +113,7 @@ def pod_spec(
         "topologySpreadConstraints": [{"topologyKey": key, **apart} for key in pod.spread],
         "priorityClassName": pod.priority_class,
         "containers": containers,
-        "volumes": VOLUMES,
+        "volumes": volumes(pod),
         **more,
     }
     return {key: value for key, value in spec.items() if value not in ({}, [], "")}

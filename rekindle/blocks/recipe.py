@@ -11,7 +11,7 @@ from typing import Any
 from hera.workflows import DAG, Parameter, Resource, Task
 
 from rekindle.blocks.binding import bound, check_section, reject_unknown
-from rekindle.blocks.container import NO_CURE, command, retries
+from rekindle.blocks.container import NO_CURE, command, retries, watching
 from rekindle.blocks.jobs import pytorch_job
 from rekindle.blocks.jobs.kubeflow import FAILURE
 from rekindle.blocks.pod import Manifest
@@ -76,8 +76,7 @@ def train(data: Block, *, task: str = "", train: Any = None, model: Any = None, 
         success=pytorch_job.SUCCESS,
         failure=FAILURE,
         owned=True,
-        # a lost pod finds the job again; a job that failed is not tried again, it has done so itself
-        retry=retries(max(5, config.cluster.retries), "!(lastRetry.message contains 'failure condition')"),
+        retry=watching(max(5, config.cluster.retries)),
     )
     secret = apply(
         made.template_name(f"{name}-secret"),

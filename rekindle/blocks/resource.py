@@ -6,11 +6,14 @@ commas mean AND in `success` and OR in `failure`, and failure is looked at first
 
 import json
 import re
+from collections.abc import Iterable
 from typing import Any
 
 from hera.workflows import Parameter, Resource, RetryStrategy
 
-from rekindle.blocks.pod import Manifest
+from rekindle.blocks.container import placement
+from rekindle.blocks.pod import Manifest, resources
+from rekindle.blocks.settings import PodConfig
 
 NUMBER = re.compile(r'"\{\{!(.+?)\}\}"')
 
@@ -60,3 +63,12 @@ def delete(name: str, retry: RetryStrategy) -> Resource:
     tags: list[Any] = ["{{inputs.parameters.kind}}", "{{inputs.parameters.object}}", "--cascade=foreground"]
     inputs = [Parameter(name="kind"), Parameter(name="object")]
     return Resource(name=name, action="delete", flags=tags, inputs=inputs, retry_strategy=retry)
+
+
+def equip(templates: Iterable[Any], pod: PodConfig) -> None:
+    """Give `pod` to the resource templates, in whose pods only Argo itself runs; what they have of it, they keep."""
+    patch = json.dumps({"containers": [{"name": "main", "resources": resources(pod)}]})
+    for template in templates:
+        if isinstance(template, Resource):
+            for field, value in {"pod_spec_patch": patch, **placement(pod)}.items():
+                setattr(template, field, getattr(template, field) or value)

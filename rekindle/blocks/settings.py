@@ -28,6 +28,9 @@ class PodConfig(Section):
         description="cores requested, such as 2 or 500m (empty: train.threads, or serve.processes times serve.threads)",
     )
     memory: str = Field("2Gi", pattern=MEMORY, description="memory requested, such as 8Gi, and the most they may use")
+    disk: str = Field(
+        "2Gi", pattern=MEMORY, description="local disk requested, such as 20Gi, and the most they may keep in /tmp"
+    )
     gpus: int = Field(0, ge=0, description="NVIDIA GPUs")
     gpu_resource: str = Field("nvidia.com/gpu", description="what a GPU is called, such as nvidia.com/mig-1g.10gb")
     node_selector: dict[str, str] = Field(default_factory=dict, description="labels of the nodes these pods may run on")
@@ -40,6 +43,11 @@ class PodConfig(Section):
     spread: list[str] = Field(default_factory=list, description="node labels over whose values the pods are spread")
     node_lost_seconds: int | None = Field(None, ge=0, description="after this time a silent node's pods are replaced")
     priority_class: str = Field("", description="PriorityClass (empty: the cluster's default)")
+    labels: dict[str, str] = Field(default_factory=dict, description="labels of the pods, beside ours")
+    annotations: dict[str, str] = Field(default_factory=dict, description="annotations of the pods")
+    grace_seconds: int = Field(
+        60, ge=1, description="pods of jobs: from SIGTERM to SIGKILL; preemptible nodes may give less than this"
+    )
     deadline_minutes: int = Field(120, ge=1, description="one attempt may take this long")
 
     def steady(self) -> "PodConfig":
@@ -50,11 +58,14 @@ class PodConfig(Section):
 
 
 SEVERAL = ("train", "coordinator", "serve")  # kinds of which more than one pod runs, or beside its workers
+STEADY = ("coordinator", "executor")  # kinds that outlive the workers
 DEFAULTS: dict[str, dict[str, Any]] = {
-    "prepare": {"cpu": "2", "memory": "8Gi"},
-    "train": {"cpu": "", "memory": "8Gi", "deadline_minutes": 24 * 60, "node_lost_seconds": 30},
-    "coordinator": {"cpu": "250m", "memory": "512Mi", "node_lost_seconds": 30},
-    "evaluate": {"cpu": "2", "memory": "8Gi"},
+    "prepare": {"cpu": "2", "memory": "8Gi", "disk": "4Gi"},
+    "train": {"cpu": "", "memory": "8Gi", "disk": "4Gi", "deadline_minutes": 24 * 60, "node_lost_seconds": 30},
+    "coordinator": {"cpu": "250m", "memory": "512Mi", "disk": "100Mi", "node_lost_seconds": 30},
+    # Argo's own, which applies an object and watches a job
+    "executor": {"cpu": "50m", "memory": "256Mi", "disk": "100Mi", "node_lost_seconds": 30},
+    "evaluate": {"cpu": "2", "memory": "8Gi", "disk": "4Gi"},
     "release": {},
     "serve": {"cpu": "", "spread": ["kubernetes.io/hostname"]},
     "verify": {"memory": "4Gi"},
@@ -88,10 +99,25 @@ class ClusterConfig(Section):
         known = presets()["pods"] | {key: pod.model_dump(exclude_unset=True) for key, pod in self.presets.items()}
         layers = [find(preset, f"cluster.pods.{name}.preset", known) for preset in own.get("preset", ())]
         values = merged({"image": self.image}, DEFAULTS.get(name, {}), *layers, own)
-        if name == "coordinator":
-            values = merged(values, {"avoid": self.pod("train").preemptible})
+        if name in STEADY:
+            train = self.pod("train")
+            values = merged({"priority_class": train.priority_class}, values, {"avoid": train.preemptible})
         values["node_selector"] = values.get("node_selector", {}) | values.get("preemptible", {})
         return PodConfig.model_validate(values)
+
+    def origin(self, name: str, field: str) -> str:
+        """Where a field of `pod(name)` comes from; "" if from cluster.pods itself."""
+        own = self.pods.get(name, PodConfig.model_validate({}))
+        if field in own.model_fields_set:
+            return ""
+        known = presets()["pods"] | {key: pod.model_dump(exclude_unset=True) for key, pod in self.presets.items()}
+        for preset in reversed(own.preset):
+            if field in known[preset] or (field == "node_selector" and "preemptible" in known[preset]):
+                return f"preset {preset}"
+        if field == "image":
+            return "cluster.image"
+        derived = name in STEADY and field in ("avoid", "priority_class") and getattr(self.pod(name), field)
+        return "cluster.pods.train" if derived else "default"
 
     @model_validator(mode="after")
     def _sound(self) -> Self:
@@ -118,9 +144,15 @@ class ClusterConfig(Section):
                     f"cluster.pods.{name} is to be spread over {', '.join(pod.spread)}: it is one pod, with nothing to "
                     f"be kept apart from. Leave its preset or spread out; {', '.join(SEVERAL)} can have it"
                 )
-            if name == "coordinator" and pod.preemptible:
+            if name in STEADY and pod.preemptible:
                 raise ValueError(
-                    f"cluster.pods.coordinator is to run on preemptible nodes ({pod.preemptible}): it is what outlives "
+                    f"cluster.pods.{name} is to run on preemptible nodes ({pod.preemptible}): it is what outlives "
                     "them. Leave its preset out"
+                )
+        for name in {**DEFAULTS, **self.pods}:
+            if (minutes := self.pod(name).deadline_minutes) > 60 * self.deadline_hours:
+                raise ValueError(
+                    f"cluster.deadline_hours is {self.deadline_hours}: a whole workflow would end before the "
+                    f"{minutes} minutes of cluster.pods.{name}.deadline_minutes. Raise it, or lower the other"
                 )
         return self

@@ -14,7 +14,7 @@ from hera.workflows._context import _context  # the DAG whose `with` we are in: 
 from rekindle.blocks import pod as pods
 from rekindle.blocks.binding import bound, reject_unknown
 from rekindle.blocks.container import TASK, container, has_artifacts, retries
-from rekindle.blocks.resource import delete
+from rekindle.blocks.resource import delete, equip
 from rekindle.blocks.scope import Scope
 from rekindle.blocks.settings import DEFAULTS
 from rekindle.blocks.wiring import Block, Condition, Outputs, Stored, Value, refuse
@@ -207,6 +207,7 @@ class Pipeline:
                 followed = {name for task in tasks for name in re.findall(r"[\w-]+", task.depends or "")}
                 leaves = [task.name for task in tasks if task.name not in {*followed, *scope.guarded}]
                 scope.dag.target = " ".join([*scope.guarded, *leaves])
+        equip(self.workflow.templates, self.config.cluster.pod("executor"))
         self._export()
         order = [scope.dag.name for scope in self.scopes.values()]
         ranks = {name: rank for rank, name in enumerate(order)} | {"finish": len(order) + 1}

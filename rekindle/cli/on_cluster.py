@@ -73,10 +73,8 @@ def submit(
             assert cluster
             find_duplicate = partial(workflows.find_duplicate, cluster)
             create = partial(workflows.submit, cluster)
-        if not yes and (running := find_duplicate(workflow)):
-            remedy = f"follow it with `rekindle status {running} --cluster --watch`, or submit with --yes."
-            problem = f"{running} is already running with the same manifest and parameters"
-            _confirm(problem, remedy, "Submit another run?")
+        if not yes:
+            _confirm_another(find_duplicate(workflow))
         create(workflow)
     return _submitted(workflow, cluster, watch, as_json)
 
@@ -87,6 +85,13 @@ def _warn(manifest: dict[str, Any], file: Path | None, other_objects: Sequence[d
 
     for finding in validate.check(manifest, str(file), other_objects):
         click.echo(f"warning: {finding}", err=True)
+
+
+def _confirm_another(running: str | None) -> None:
+    if running:
+        remedy = f"follow it with `rekindle status {running} --cluster --watch`, or start another with --yes."
+        problem = f"{running} is already running with the same manifest and parameters"
+        _confirm(problem, remedy, "Start another run?")
 
 
 def _confirm(problem: str, remedy: str, question: str) -> None:
@@ -141,6 +146,50 @@ def schedule(config: Path | None, sets: tuple[str, ...], suspend: bool | None, t
     changes = list(workflows.schedule(cluster, template, cron))
     result = {"schedule": cron["metadata"]["name"], "namespace": cluster.namespace, "changes": changes}
     print_result(as_json, result, "\n".join(changes))
+
+
+@command
+@click.argument("name", type=Name())
+@click.option("-w", "--watch", is_flag=True, help="Show the run until it completes; Ctrl-C ends only the watch.")
+@cluster_options
+@output_option("text", "json")
+@click.option("--yes", is_flag=True, help="Do not ask: start a run even if one is active.")
+def run_now(name: str, watch: bool, target: Target, as_json: bool, yes: bool) -> int:
+    """Start the run of a schedule now.
+
+    It is the run that the schedule would start, from the WorkflowTemplate that is on the cluster; a suspended schedule
+    can start one, too.
+
+    Example:
+      rekindle run-now fraud --namespace models --watch
+    """
+    from rekindle.cluster import workflows
+
+    cluster = target.connect()
+    workflow = workflows.run_now(cluster, name)
+    if not yes:
+        _confirm_another(workflows.find_duplicate(cluster, workflow))
+    workflows.submit(cluster, workflow)
+    return _submitted(workflow, cluster, watch, as_json)
+
+
+@command
+@click.argument("name", type=Name())
+@cluster_options
+@output_option("text", "json")
+def unschedule(name: str, target: Target, as_json: bool) -> None:
+    """Delete a schedule from a cluster, with its WorkflowTemplate.
+
+    Its runs stay, also one that is active. To pause a schedule: `rekindle schedule CONFIG --suspend`.
+
+    Example:
+      rekindle unschedule fraud --namespace models
+    """
+    from rekindle.cluster import workflows
+
+    cluster = target.connect()
+    workflows.unschedule(cluster, name)
+    print_result(as_json, {"schedule": name, "namespace": cluster.namespace, "deleted": True}, f"unscheduled {name}")
 
 
 @command

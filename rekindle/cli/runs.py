@@ -155,19 +155,22 @@ def logs(name: str | None, step: str, follow: bool, cluster: "Cluster | None", a
 
 @command
 @click.argument("name", required=False, type=Name())
+@cluster_flag
 @output_option("text", "json")
-def explain(name: str | None, as_json: bool) -> None:
+def explain(name: str | None, cluster: "Cluster | None", as_json: bool) -> None:
     """Report what happened during the training of a run.
 
     Which workers were lost and when, how soon the others continued, how much work was repeated, and where the time
-    went. NAME defaults to the newest run; it may still be running.
+    went. NAME defaults to the newest run; it may still be running. On a cluster a pod reads the object store.
 
     Example:
       rekindle explain
+      rekindle explain demo-4k2xp --cluster
     """
     from rekindle.view import explain
 
-    click.echo(explain.explain(HOME, name, as_json))
+    known = explain.explain_on_cluster(cluster, name, as_json) if cluster else explain.explain(HOME, name, as_json)
+    click.echo(known)
 
 
 @command

@@ -47,8 +47,8 @@ CONTROLLERS = {
 # what the commands of `rekindle` need: (group, resource, verbs)
 USER_RULES = (
     ("argoproj.io", "workflows", "get list watch create update patch delete"),
-    ("argoproj.io", "workflowtemplates", "get create update"),
-    ("argoproj.io", "cronworkflows", "get create update"),
+    ("argoproj.io", "workflowtemplates", "get create update delete"),
+    ("argoproj.io", "cronworkflows", "get list create update delete"),
     ("", "pods", "get list watch create delete"),
     ("", "pods/log", "get"),
 )

@@ -6,7 +6,7 @@ for check in checks_from_pod(Cluster.connect(namespace="models"), config.cluster
 import json
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -17,6 +17,7 @@ from rekindle.cluster.api import PODS, Cluster, Object
 from rekindle.cluster.errors import ApiError
 from rekindle.errors import Check
 
+PROBE = ("-m", "rekindle.view.probe")
 SECONDS = 180  # for the pod to start and finish; pulling an image of several gigabytes takes longer
 PULL_FAILED = (
     "ErrImagePull",
@@ -38,12 +39,12 @@ def checks_from_pod(cluster: Cluster, config: ClusterConfig, seconds: float = SE
     images = dict.fromkeys([config.pod("train").image, *(config.pod(name).image for name in DEFAULTS)])
     containers = {"main" if not number else f"image-{number}": image for number, image in enumerate(images)}
     name = f"rekindle-doctor-{uuid.uuid4().hex[:6]}"
-    _create(cluster, manifest(name, config, PodConfig.model_validate({"cpu": "50m", "memory": "512Mi"}), containers))
+    create(cluster, manifest(name, config, PodConfig.model_validate({"cpu": "50m", "memory": "512Mi"}), containers))
     try:
-        pod = _wait_for_pod(cluster, name, seconds)
+        pod = wait_for_pod(cluster, name, seconds)
         image_checks = list(_image_checks(cluster, pod, containers, seconds))
         yield from image_checks
-        if "terminated" in _states(pod).get("main", {}):
+        if "terminated" in container_states(pod).get("main", {}):
             yield from _results(cluster, name, containers["main"])
         else:
             cause = next((f"{check.name} is not there yet" for check in image_checks if not check.ok), "")
@@ -55,7 +56,7 @@ def checks_from_pod(cluster: Cluster, config: ClusterConfig, seconds: float = SE
         cluster.delete(PODS, name, gracePeriodSeconds=0)
 
 
-def _create(cluster: Cluster, pod: Object) -> None:
+def create(cluster: Cluster, pod: Object) -> None:
     """Raises ApiError; then no pod is left, even if the response of a successful request was lost."""
     try:
         cluster.create(PODS, pod)
@@ -79,12 +80,12 @@ def _results(cluster: Cluster, name: str, image: str) -> Iterator[Check]:
         yield Check(f"{target} from a pod", ok, detail, REMEDIES[target])
 
 
-def _wait_for_pod(cluster: Cluster, name: str, seconds: float) -> Object:
+def wait_for_pod(cluster: Cluster, name: str, seconds: float) -> Object:
     """The pod once each container has exited or cannot start, at the latest after `seconds`."""
     deadline = time.monotonic() + seconds
     while True:
         pod = cluster.get(PODS, name)
-        states = _states(pod).values()
+        states = container_states(pod).values()
         settled = ["terminated" in state or state.get("waiting", {}).get("reason") in PULL_FAILED for state in states]
         if (settled and all(settled)) or time.monotonic() > deadline:
             return pod
@@ -93,7 +94,7 @@ def _wait_for_pod(cluster: Cluster, name: str, seconds: float) -> Object:
 
 def _image_checks(cluster: Cluster, pod: Object, containers: dict[str, str], seconds: float) -> Iterator[Check]:
     """For each image whether it is available, still being pulled, or cannot be pulled."""
-    states = _states(pod)
+    states = container_states(pod)
     if not states:
         conditions = (pod.get("status") or {}).get("conditions") or []
         cause = next(filter(None, (condition.get("message") for condition in conditions)), "no node accepted it")
@@ -115,17 +116,18 @@ def _image_checks(cluster: Cluster, pod: Object, containers: dict[str, str], sec
         yield Check(f"image {image}", False, detail, remedy, required=False)
 
 
-def _states(pod: Object) -> dict[str, Any]:
+def container_states(pod: Object) -> dict[str, Any]:
     """By container: waiting, running or terminated, with details."""
     statuses = (pod.get("status") or {}).get("containerStatuses") or []
     return {status["name"]: status.get("state") or {} for status in statuses}
 
 
-def manifest(name: str, config: ClusterConfig, settings: PodConfig, images: dict[str, str]) -> Object:
-    """A pod like those of steps: container `main` runs the probe, the others only show that their image is there."""
-    args = {"main": ["-m", "rekindle.view.probe"]}
+def manifest(
+    name: str, config: ClusterConfig, settings: PodConfig, images: dict[str, str], args: Sequence[str] = PROBE
+) -> Object:
+    """A pod like those of steps: container `main` runs `args`, the others only show that their image is there."""
     containers = [
-        pods.container(key, settings.model_copy(update={"image": image}), args.get(key, ["-c", "pass"]))
+        pods.container(key, settings.model_copy(update={"image": image}), [*args] if key == "main" else ["-c", "pass"])
         for key, image in images.items()
     ]
     labels = {"app.kubernetes.io/part-of": "rekindle", WORKFLOW: name}  # the network knows steps by that one

@@ -237,6 +237,34 @@ def schedule(cluster: Cluster, template: Object, cron: Object) -> Iterator[str]:
     yield from apply(cluster, CRONS, cron)
 
 
+def run_now(cluster: Cluster, name: str) -> Object:
+    """The Workflow that the schedule `name` would create now, to be submitted. Raises ConfigError if there is none."""
+    cron = _cron(cluster, name)
+    known = {"apiVersion": cron["apiVersion"], "kind": "CronWorkflow", "metadata": {"name": name}, "spec": cron["spec"]}
+    workflow = submission(known, {}, cluster.namespace)
+    if sha256 := ((cron["spec"].get("workflowMetadata") or {}).get("annotations") or {}).get(SHA256):
+        workflow["metadata"]["annotations"][SHA256] = sha256  # of the template, as in the runs of the schedule
+    return workflow
+
+
+def unschedule(cluster: Cluster, name: str) -> None:
+    """Delete a schedule and its WorkflowTemplate; its runs, which it owns, stay. Raises ConfigError if it is none."""
+    template = (_cron(cluster, name)["spec"].get("workflowSpec") or {}).get("workflowTemplateRef") or {}
+    cluster.delete(CRONS, name, propagationPolicy="Orphan")
+    if template.get("name") == name:
+        cluster.delete(TEMPLATES, name)
+
+
+def _cron(cluster: Cluster, name: str) -> Object:
+    if cron := cluster.find(CRONS, name):
+        return cron
+    known = {listed["metadata"]["name"] for listed in cluster.list_objects(CRONS, metadata_only=True)}
+    raise ConfigError(
+        f"there is no schedule {name} in namespace {cluster.namespace}: `rekindle status --cluster` lists all."
+        + did_you_mean(name, known)
+    )
+
+
 def apply(cluster: Cluster, resource: Resource, manifest: Object) -> Iterator[str]:
     """Create an object, or update its `spec`, labels and annotations; yields the changes as lines."""
     metadata = manifest["metadata"] | {"namespace": cluster.namespace}

@@ -39,7 +39,9 @@ class ServeConfig(Limits):
     """The `serve:` section of a config: how the released model is offered."""
 
     port: int = Field(default=8080, ge=1, le=65535, description="of the service")
-    min_replicas: int = Field(default=1, ge=1, description="servers that always run")
+    min_replicas: int = Field(
+        default=2, ge=1, description="servers that always run; with 1, nobody answers while its node is drained"
+    )
     max_replicas: int = Field(default=4, ge=1, description="servers under load")
     keep_releases: int = Field(
         default=3, ge=1, description="earlier releases whose Deployments stay, without pods, for `rekindle rollback`"

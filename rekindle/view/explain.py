@@ -1,13 +1,22 @@
-"""Reports what happened during the training of a run, from its ledger: `rekindle explain`."""
+"""Reports what happened during the training of a run, from its ledger: `rekindle explain`.
+
+python -m rekindle.view.explain WORKFLOW TASK...    in a pod: {TASK: {"words": [...], ...}}
+"""
 
 import json
 import re
+import sys
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from rekindle.common.wording import visible
 from rekindle.errors import ConfigError
 from rekindle.keys import LEDGER, key
-from rekindle.view import overview
+
+if TYPE_CHECKING:
+    from rekindle.cluster.api import Cluster
+    from rekindle.storage import Store
 
 LEDGERS = re.compile(re.escape(key("TASK", LEDGER)).replace("TASK", r"([\w-]+)"))
 
@@ -17,25 +26,60 @@ def explain(home: Path, name: str | None, as_json: bool) -> str:
 
     Raises ConfigError if there is no such run or it trains nothing, StorageError if the object store is unavailable.
     """
+    from rekindle.local.emulator import LocalCluster
+    from rekindle.local.journal import RunFiles
+    from rekindle.view import overview
+
     name = name or overview.newest(home)
     phase = overview.state(home, name)["phase"]
+    tasks = _tasks(name, RunFiles(home, name).workflow())
+    return _report(name, phase, reports(LocalCluster(home).store(), name, tasks), as_json)
+
+
+def explain_on_cluster(cluster: "Cluster", name: str | None, as_json: bool) -> str:
+    """The same for a run on a cluster, whose object store a pod reads: it may be out of reach from here.
+
+    Raises ConfigError, ApiError, RekindleError if the pod fails.
+    """
+    from rekindle.cluster import remote, workflows
+
+    name = name or workflows.newest(cluster)
+    workflow = workflows.read(cluster, name)
+    spec = (workflow.get("status") or {}).get("storedWorkflowTemplateSpec") or workflow["spec"]
+    tasks = _tasks(name, spec)
+    args = ["-m", "rekindle.view.explain", name, *tasks]
+    lines = remote.output_of(cluster, remote.image_of(workflow), args).splitlines()
+    answer = json.loads(next(line for line in reversed(lines) if line.startswith("{")))
+    return _report(name, (workflow.get("status") or {}).get("phase") or "Pending", answer, as_json)
+
+
+def reports(store: "Store", name: str, tasks: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """By training: what its ledger adds up to, in words and numbers. Raises StorageError."""
     from rekindle.ledger.accounting import summarize
     from rekindle.ledger.events import read
     from rekindle.ledger.text import describe
-    from rekindle.local.emulator import LocalCluster
-    from rekindle.local.journal import RunFiles
 
-    tasks = sorted(set(LEDGERS.findall(json.dumps(RunFiles(home, name).workflow()))))
+    summaries = {task: summarize(read(store, key(task, LEDGER, name))) for task in tasks}
+    return {task: {"words": describe(summary)} | summary.as_json() for task, summary in summaries.items()}
+
+
+def _tasks(name: str, manifest: Any) -> list[str]:
+    tasks = sorted(set(LEDGERS.findall(json.dumps(manifest))))
     if not tasks:
         raise ConfigError(f"{name} has no training of ours: `rekindle status {name}` shows its steps.")
-    store = LocalCluster(home).store()
-    summaries = {task: summarize(read(store, key(task, LEDGER, name))) for task in tasks}
-    words = {task: describe(summary) for task, summary in summaries.items()}
+    return tasks
+
+
+def _report(name: str, phase: str, trainings: Mapping[str, dict[str, Any]], as_json: bool) -> str:
     if as_json:
-        reports = {task: {"words": words[task]} | summary.as_json() for task, summary in summaries.items()}
-        content = reports[tasks[0]] if len(tasks) == 1 else {"trainings": reports}
+        content = next(iter(trainings.values())) if len(trainings) == 1 else {"trainings": trainings}
         return json.dumps({"workflow": name, "phase": phase} | content, indent=2)
-    titles = {task: [] if len(tasks) == 1 else [f"{task}:"] for task in tasks}
-    return visible(
-        "\n".join([f"{name}: {phase}", *(line for task in tasks for line in ("", *titles[task], *words[task]))])
-    )
+    titles = {task: [] if len(trainings) == 1 else [f"{task}:"] for task in trainings}
+    parts = [line for task, report in trainings.items() for line in ("", *titles[task], *report["words"])]
+    return visible("\n".join([f"{name}: {phase}", *parts]))
+
+
+if __name__ == "__main__":
+    from rekindle.storage import Store
+
+    print(json.dumps(reports(Store.from_env(), sys.argv[1], sys.argv[2:])))

@@ -38,6 +38,8 @@ NEEDS = {  # what a command needs that a test has not, so it is only parsed; tes
         "helm",
         "rekindle submit",
         "rekindle schedule",
+        "rekindle run-now",
+        "rekindle unschedule",
         "rekindle delete",
         "rekindle platform check",
     },

@@ -8,7 +8,7 @@ import pytest
 from hera.workflows import models as m
 
 from rekindle.argo.language.expr import truth
-from rekindle.argo.language.substitute import substitute
+from rekindle.argo.language.substitute import expanded, substitute
 from rekindle.argo.validate import lint
 from rekindle.config import Config, load_config
 from rekindle.render import render_manifest
@@ -159,8 +159,32 @@ def test_a_lost_pod_of_the_training_step_finds_the_job_again_and_a_failed_job_is
     assert "activeDeadlineSeconds" not in train and "timeout" not in train  # it would count per attempt
     expression = train["retryStrategy"]["expression"]
     failed = "failure condition 'status.conditions.1.type==Failed' evaluated true"
-    assert truth(expression, {"lastRetry": {"message": "pod deleted"}})
-    assert not truth(expression, {"lastRetry": {"message": f"main: Error (exit code 64): {failed}"}})
+
+    def again(message: str, retries: int) -> bool:
+        return truth(expression, expanded({"lastRetry.message": message, "retries": str(retries)}))
+
+    assert not again(f"main: Error (exit code 64): {failed}", 0)
+    assert again("pod deleted", 500) and again("OOMKilled (exit code 137)", 500), "its job trains on"
+    refused = "main: Error (exit code 64): no more retries Error from server"
+    assert again(f"{refused} (InternalError): failed calling webhook: connection refused", 500)
+    assert again(f"{refused} (Forbidden): may not", 4) and not again(f"{refused} (Forbidden): may not", 5)
+    assert train["retryStrategy"]["limit"] > 1000 and train["retryStrategy"]["backoff"] == {"duration": "10s"}
+
+
+def test_the_pods_that_watch_jobs_have_requests_and_outlive_the_preemptible_nodes() -> None:
+    nodes = {"preset": "karpenter-spot", "priority_class": "high"}
+    loaded = load_config(GOLDEN / "config.yaml", [f"cluster.pods.train={json.dumps(nodes)}"], {}).config
+    templates = render_manifest(loaded)["spec"]["templates"]
+    for template in (template for template in templates if "resource" in template):
+        (main,) = json.loads(template["podSpecPatch"])["containers"]
+        assert main["name"] == "main" and main["resources"]["requests"]["memory"] == "256Mi"
+        (term,) = template["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"][
+            "nodeSelectorTerms"
+        ]
+        assert term["matchExpressions"] == [
+            {"key": "karpenter.sh/capacity-type", "operator": "NotIn", "values": ["spot"]}
+        ]
+        assert template["priorityClassName"] == "high", "else the workers that it watches push it away"
 
 
 def test_the_longest_names_fit_kubernetes() -> None:
@@ -224,7 +248,7 @@ def test_each_kind_of_pod_gets_its_own_resources_and_place(objects: dict[str, An
     spot = {"karpenter.sh/capacity-type": "spot"}  # of its preset
     assert worker["nodeSelector"] == spot and "nodeSelector" not in master
     assert worker["containers"][0]["resources"] == {
-        "requests": {"cpu": "4", "memory": "8Gi"},
+        "requests": {"cpu": "4", "memory": "8Gi", "ephemeral-storage": "4Gi"},
         "limits": {"memory": "8Gi", "nvidia.com/gpu": "1"},
     }
     assert server["priorityClassName"] == "serving"

@@ -32,6 +32,21 @@ def test_each_layer_beats_the_one_before_and_says_so(tmp_path: Path) -> None:
     assert loaded.config.train.workers == 3
 
 
+def test_the_pods_of_a_config_are_shown_as_they_are_rendered(tmp_path: Path) -> None:
+    pods = {"train": {"preset": "gke-spot", "memory": "16Gi"}, "deploy": {"cpu": "3"}}
+    file = written(tmp_path / "c.yaml", SMALL | {"cluster": {"image": "ours:1", "pods": pods}})
+    loaded = load_config(file, [], {})
+    rows = {path: (value, origin) for path, value, origin in loaded.rows()}
+    assert rows["cluster.pods.train.memory"] == ("16Gi", str(file))
+    assert rows["cluster.pods.train.grace_seconds"] == (15, "preset gke-spot")
+    assert rows["cluster.pods.train.node_selector.cloud.google.com/gke-spot"] == ("true", "preset gke-spot")
+    assert rows["cluster.pods.train.deadline_minutes"] == (1440, "default"), "not that of any other pod"
+    assert rows["cluster.pods.coordinator.avoid.cloud.google.com/gke-spot"] == ("true", "cluster.pods.train")
+    assert rows["cluster.pods.prepare.image"] == ("ours:1", "cluster.image")
+    assert rows["cluster.pods.deploy.cpu"] == ("3", str(file))
+    assert {path.split(".")[2] for path in rows if path.startswith("cluster.pods.")} >= {"executor", "serve", "verify"}
+
+
 @pytest.mark.parametrize(
     ("values", "sets", "words"),
     [

@@ -6,7 +6,8 @@ Source: Kubernetes batch/v1 JobSpec (1.31 or later) and pkg/controller/job.
 from typing import Any
 
 from rekindle.blocks.jobs import gang
-from rekindle.blocks.pod import OF_WORKFLOW, Manifest, container, pod_spec
+from rekindle.blocks.pod import OF_WORKFLOW, Manifest, container, metadata, pod_spec
+from rekindle.blocks.presets import merged
 from rekindle.blocks.settings import ClusterConfig, PodConfig
 
 SUCCESS = "status.completionTime"  # only a Job that succeeded has one
@@ -46,7 +47,7 @@ def job(name: str, pod: PodConfig, args: list[str], cluster: ClusterConfig, **sp
             "activeDeadlineSeconds": 60 * pod.deadline_minutes,
             "ttlSecondsAfterFinished": 86400 * cluster.keep_days,
             "podFailurePolicy": {"rules": POLICY},
-            "template": {"metadata": {"labels": OF_WORKFLOW} | gang.queued(cluster), "spec": template},
+            "template": {"metadata": merged(metadata(pod), gang.queued(cluster)), "spec": template},
             **spec,
         },
     }

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from rekindle.blocks import pod as pods
 from rekindle.blocks.jobs import gang
 from rekindle.blocks.pod import OF_WORKFLOW, Manifest, container, pod_spec
 from rekindle.blocks.settings import ClusterConfig, PodConfig
@@ -20,7 +21,6 @@ from rekindle.errors import ConfigError, did_you_mean
 
 # Conditions are appended, Running and Restarting replace each other, Created is the first: Failed is one of 1..4.
 FAILURE = tuple(f"status.conditions.{i}.type == Failed" for i in range(1, 5))
-GRACE = 60  # seconds that a worker has to shut down
 RESTARTS = 10  # restarts in place per pod, on average, until the job fails
 
 
@@ -116,7 +116,9 @@ def training_job(
     check_replicas(kind, name, replicas)
     framework = FRAMEWORKS[kind]
     specs = {
-        role: replica_spec(replica.count, framework.roles[role].restart, role_pod(kind, role, replica, cluster))
+        role: replica_spec(
+            replica.count, framework.roles[role].restart, replica.pod, role_pod(kind, role, replica, cluster)
+        )
         for role, replica in replicas.items()
     }
     workers = replicas.get("Worker") or next(iter(replicas.values()))
@@ -156,12 +158,12 @@ def role_pod(kind: str, role: str, replica: Replica, cluster: ClusterConfig) -> 
     framework = FRAMEWORKS[kind]
     config = replica.pod.steady() if role == framework.leader else replica.pod
     main = container(framework.container, config, replica.args, command=list(replica.command))
-    return pod_spec(config, cluster.pod_account, [main], terminationGracePeriodSeconds=GRACE)
+    return pod_spec(config, cluster.pod_account, [main], terminationGracePeriodSeconds=config.grace_seconds)
 
 
-def replica_spec(count: int, restart: str, pod: Manifest) -> Manifest:
+def replica_spec(count: int, restart: str, config: PodConfig, pod: Manifest) -> Manifest:
     """One entry of a job's replica specs."""
-    return {"replicas": count, "restartPolicy": restart, "template": {"metadata": {"labels": OF_WORKFLOW}, "spec": pod}}
+    return {"replicas": count, "restartPolicy": restart, "template": {"metadata": pods.metadata(config), "spec": pod}}
 
 
 def run_policy(cluster: ClusterConfig, workers: PodConfig, least: int | None = None) -> Manifest:

@@ -55,8 +55,10 @@ def mpi_job_v2(
             "launcherCreationPolicy": "WaitForWorkersReady",
             "runPolicy": run_policy(cluster, workers) | {"backoffLimit": 3},
             "mpiReplicaSpecs": {
-                "Launcher": replica_spec(1, "OnFailure", _as_user(role_pod("MPIJob", "Launcher", launcher, cluster))),
-                "Worker": replica_spec(count, "Never", _as_user(role_pod("MPIJob", "Worker", sshd, cluster))),
+                "Launcher": replica_spec(
+                    1, "OnFailure", launcher.pod, _as_user(role_pod("MPIJob", "Launcher", launcher, cluster))
+                ),
+                "Worker": replica_spec(count, "Never", workers, _as_user(role_pod("MPIJob", "Worker", sshd, cluster))),
             },
         },
     }

@@ -4,8 +4,9 @@ Source: Kubeflow training operator 1.9, PyTorchJobSpec and its status.
 """
 
 from rekindle.blocks import volume
-from rekindle.blocks.jobs.kubeflow import GRACE, metadata, replica_spec, run_policy
-from rekindle.blocks.pod import MOUNTS, OF_WORKFLOW, POD_IP, VOLUMES, Manifest, container, pod_spec
+from rekindle.blocks.jobs.kubeflow import metadata, replica_spec, run_policy
+from rekindle.blocks.pod import MOUNTS, OF_WORKFLOW, POD_IP, Manifest, container, pod_spec
+from rekindle.blocks.pod import volumes as own_volumes
 from rekindle.blocks.settings import ClusterConfig
 from rekindle.errors import ConfigError
 from rekindle.training.spec import TrainConfig
@@ -56,8 +57,10 @@ def pytorch_job(name: str, train: TrainConfig, cluster: ClusterConfig, flags: li
             **({"nprocPerNode": str(share)} if share > 1 else {}),
             "elasticPolicy": {"minReplicas": least, "maxReplicas": train.max_workers // share},
             "pytorchReplicaSpecs": {
-                "Master": replica_spec(1, "ExitCode", _coordinator(name, cluster, flags)),
-                "Worker": replica_spec(train.workers // share, "OnFailure", _worker(name, train, cluster, flags)),
+                "Master": replica_spec(1, "ExitCode", cluster.pod("coordinator"), _coordinator(name, cluster, flags)),
+                "Worker": replica_spec(
+                    train.workers // share, "OnFailure", cluster.pod("train"), _worker(name, train, cluster, flags)
+                ),
             },
         },
     }
@@ -85,8 +88,9 @@ def _worker(name: str, train: TrainConfig, cluster: ClusterConfig, flags: list[s
         "pytorch",
         pod,
         ["-m", "rekindle.training.launch.launcher", *flags],
-        env=[*POD_IP, pod_name, _secret(name), {"name": "REKINDLE_GRACE", "value": str(GRACE)}, *cache.env],
+        env=[*POD_IP, pod_name, _secret(name), {"name": "REKINDLE_GRACE", "value": str(pod.grace_seconds)}, *cache.env],
         volumeMounts=[*MOUNTS, SHARED_MOUNT, *cache.mounts],
     )
-    volumes = [*VOLUMES, SHARED, *cache.volumes]
-    return pod_spec(pod, cluster.pod_account, [worker], volumes=volumes, terminationGracePeriodSeconds=GRACE)
+    volumes = [*own_volumes(pod), SHARED, *cache.volumes]
+    grace = pod.grace_seconds
+    return pod_spec(pod, cluster.pod_account, [worker], volumes=volumes, terminationGracePeriodSeconds=grace)

@@ -11,8 +11,9 @@ Source: Kubeflow Trainer 2.3, trainer.kubeflow.org/v1alpha1, and JobSet's status
 
 from rekindle.blocks.jobs import gang
 from rekindle.blocks.jobs.job import POLICY
-from rekindle.blocks.jobs.kubeflow import GRACE, metadata
+from rekindle.blocks.jobs.kubeflow import metadata
 from rekindle.blocks.pod import Manifest, container, pod_spec
+from rekindle.blocks.pod import metadata as pod_metadata
 from rekindle.blocks.settings import ClusterConfig, PodConfig
 
 SUCCESS = "status.jobsStatus.0.succeeded > 0"  # the one Job of our runtime
@@ -33,14 +34,18 @@ def training_runtime(name: str, pod: PodConfig, cluster: ClusterConfig, cluster_
         [runs],
         labels={},
         restartPolicy="Never",
-        terminationGracePeriodSeconds=GRACE,
+        terminationGracePeriodSeconds=pod.grace_seconds,
         **gang.pods(cluster),
     )
     rules = [
         rule | {"onExitCodes": rule["onExitCodes"] | {"containerName": NODE}} if "onExitCodes" in rule else rule
         for rule in POLICY
     ]
-    nodes = {"backoffLimit": RESTARTS, "podFailurePolicy": {"rules": rules}, "template": {"spec": template}}
+    nodes = {
+        "backoffLimit": RESTARTS,
+        "podFailurePolicy": {"rules": rules},
+        "template": {"metadata": pod_metadata(pod, {}), "spec": template},
+    }
     step = {"metadata": {"labels": {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}}, "spec": nodes}
     together, queued = gang.runtime(cluster), gang.queued(cluster)
     return {

@@ -4,7 +4,7 @@ gets traffic, and brought back as it was: with its weights, image, flags and res
 
 from math import ceil
 
-from rekindle.blocks.pod import SERVING_SECRET, Manifest, container, environment, pod_spec
+from rekindle.blocks.pod import SERVING_SECRET, Manifest, container, environment, metadata, pod_spec
 from rekindle.blocks.settings import ClusterConfig, PodConfig
 from rekindle.serving.config import VERSION_ANNOTATION, ServeConfig
 
@@ -45,7 +45,10 @@ def deployment(
             "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1}},
             "progressDeadlineSeconds": STARTUP_SECONDS + 60,
             "revisionHistoryLimit": 3,
-            "template": {"metadata": {"labels": own | SCORING}, "spec": _server(own, serve, cluster, flags)},
+            "template": {
+                "metadata": metadata(cluster.pod("serve"), own | SCORING),
+                "spec": _server(own, serve, cluster, flags),
+            },
         },
     }
 

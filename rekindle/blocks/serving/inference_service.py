@@ -5,8 +5,8 @@ container, and placement (nodes, tolerations, priority) only where Knative's fea
 Source: KServe 0.13 to 0.20, serving.kserve.io/v1beta1 InferenceService and its ModelStatus.
 """
 
-from rekindle.blocks.pod import CONTAINER_SECURITY, POD_SECURITY, VOLUMES, Manifest, affinity, tolerations
-from rekindle.blocks.serving.deployment import server, server_pod
+from rekindle.blocks.pod import CONTAINER_SECURITY, POD_SECURITY, Manifest, affinity, metadata, tolerations, volumes
+from rekindle.blocks.serving.deployment import SCORING, server, server_pod
 from rekindle.blocks.settings import ClusterConfig
 from rekindle.serving.config import ServeConfig
 
@@ -50,7 +50,8 @@ def inference_service(
         "tolerations": tolerations(pod),
         "priorityClassName": pod.priority_class,
         "containers": [runs],
-        "volumes": VOLUMES,
+        "volumes": volumes(pod),
+        **metadata(pod, SCORING),
     }
     return {
         "apiVersion": "serving.kserve.io/v1beta1",

@@ -5,12 +5,17 @@ from typing import Any
 import pytest
 
 from rekindle.blocks.jobs.job import job
-from rekindle.blocks.jobs.pytorch_job import SHARED_MOUNT
-from rekindle.blocks.pod import affinity, pod_spec, resources, tolerations
+from rekindle.blocks.jobs.pytorch_job import SHARED_MOUNT, pytorch_job
+from rekindle.blocks.pod import OF_WORKFLOW, affinity, pod_spec, resources, tolerations
 from rekindle.blocks.presets import presets
+from rekindle.blocks.serving.deployment import deployment
 from rekindle.blocks.settings import ClusterConfig, PodConfig
 from rekindle.errors import ConfigError
+from rekindle.serving.config import ServeConfig
+from rekindle.training.spec import TrainConfig
 from tests.kinds import kinds, pod_specs
+
+TRAIN, SERVE = TrainConfig.model_validate({}), ServeConfig.model_validate({})
 
 
 def config(**values: Any) -> ClusterConfig:
@@ -186,3 +191,41 @@ def test_a_plain_job_waits_in_its_queue_or_is_refused(kind: str) -> None:
     cluster = config(gang="coscheduling")
     with pytest.raises(ConfigError, match=r"Job x: cluster\.gang is coscheduling, .*PodGroup.* volcano or kueue"):
         job("x", cluster.pod("train"), [], cluster)
+
+
+def test_a_worker_knows_how_long_its_preempted_node_gives_it() -> None:
+    for preset, grace in ({"gke-spot": 15, "aks-spot": 25, "eks-spot": 60}).items():
+        cluster = config(pods={"train": {"preset": preset}})
+        spec = pytorch_job("a", TRAIN, cluster, [])["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]
+        told = {each["name"]: each.get("value") for each in spec["containers"][0]["env"]}
+        assert spec["terminationGracePeriodSeconds"] == grace and told["REKINDLE_GRACE"] == str(grace)
+
+
+def test_labels_and_annotations_are_on_the_pods_and_leave_ours_alone() -> None:
+    own = {"labels": {"team": "risk", "workflows.argoproj.io/workflow": "another"}, "annotations": {"a/b": "c"}}
+    cluster = config(pods={"train": own, "serve": own})
+    worker = pytorch_job("a", TRAIN, cluster, [])["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["metadata"]
+    assert worker == {"labels": {"team": "risk"} | OF_WORKFLOW, "annotations": {"a/b": "c"}}
+    server = deployment("m", "m-1", SERVE, cluster, [])["spec"]
+    assert server["template"]["metadata"]["annotations"] == {"a/b": "c"}
+    assert server["selector"]["matchLabels"].items() <= server["template"]["metadata"]["labels"].items()
+
+
+def test_a_pod_asks_for_its_disk_and_may_write_no_more() -> None:
+    pod = config(pods={"train": {"disk": "7Gi"}}).pod("train")
+    spec = pod_spec(pod, "default", [{"resources": resources(pod)}])
+    assert spec["containers"][0]["resources"]["requests"]["ephemeral-storage"] == "7Gi"
+    assert spec["volumes"] == [{"name": "tmp", "emptyDir": {"sizeLimit": "7Gi"}}]
+
+
+def test_a_workflow_that_ends_before_its_training_may_is_refused() -> None:
+    with pytest.raises(ValueError, match="before the 1440 minutes of"):
+        config(deadline_hours=12)
+    assert config(deadline_hours=12, pods={"train": {"deadline_minutes": 720}}).deadline_hours == 12
+
+
+def test_workers_do_not_push_away_what_leads_them() -> None:
+    cluster = config(pods={"train": {"priority_class": "high"}})
+    assert {cluster.pod(name).priority_class for name in ("train", "coordinator", "executor")} == {"high"}
+    own = config(pods={"train": {"priority_class": "high"}, "coordinator": {"priority_class": "higher"}})
+    assert own.pod("coordinator").priority_class == "higher"

@@ -11,6 +11,7 @@ from rekindle.argo import names
 from rekindle.argo.names import NODE_ID, WORKFLOW
 from rekindle.cluster import workflows
 from rekindle.cluster.api import WORKFLOWS, Cluster
+from rekindle.cluster.workflows import SHA256
 from rekindle.errors import ConfigError
 from rekindle.render import manifest_sha256
 from tests.rekindle.cluster.server import ApiServer, status
@@ -172,6 +173,46 @@ def test_nodes_that_argo_compressed_are_read():
     text = base64.b64encode(gzip.compress(json.dumps(nodes).encode())).decode()
     packed = {"metadata": {}, "status": {"phase": "Running", "compressedNodes": text}}
     assert workflows.decompress_nodes(packed)["status"] == {"phase": "Running", "nodes": nodes}
+
+
+CRON = {
+    "apiVersion": "argoproj.io/v1alpha1",
+    "kind": "CronWorkflow",
+    "metadata": {"name": "cards", "uid": "1", "resourceVersion": "7", "managedFields": []},
+    "spec": {
+        "schedules": ["0 3 * * 1"],
+        "suspend": True,
+        "workflowMetadata": {"annotations": {SHA256: "of the template"}},
+        "workflowSpec": {"workflowTemplateRef": {"name": "cards"}},
+    },
+    "status": {"lastScheduledTime": "2026-11-21T20:00:00Z"},
+}
+
+
+def test_a_run_between_two_times_is_the_one_that_the_schedule_would_start(server: ApiServer, cluster: Cluster) -> None:
+    server.put(f"{ARGO}/cronworkflows", json.loads(json.dumps(CRON)))
+    workflow = workflows.run_now(cluster, "cards")
+    assert workflow["spec"]["workflowTemplateRef"] == {"name": "cards"} and workflow["kind"] == "Workflow"
+    assert workflow["metadata"]["name"].startswith("cards-")
+    assert workflow["metadata"]["labels"][names.CRON_WORKFLOW] == "cards"
+    assert workflow["metadata"]["annotations"][SHA256] == "of the template", "so that a second one is noticed"
+    workflows.submit(cluster, workflow)
+    assert workflow["metadata"]["name"] in server.objects[WORKFLOWS_AT]
+    with pytest.raises(ConfigError, match=r"no schedule card in namespace models.*Did you mean"):
+        workflows.run_now(cluster, "card")
+
+
+def test_the_end_of_a_schedule_leaves_its_runs(server: ApiServer, cluster: Cluster) -> None:
+    server.put(f"{ARGO}/cronworkflows", json.loads(json.dumps(CRON)))
+    server.put(f"{ARGO}/workflowtemplates", {"metadata": {"name": "cards"}, "spec": {}})
+    workflows.unschedule(cluster, "cards")
+    deleted = [(path.rpartition("/")[0], body) for method, path, body in server.requests if method == "DELETE"]
+    assert deleted == [
+        (f"{ARGO}/cronworkflows", {"propagationPolicy": "Orphan"}),  # it owns them
+        (f"{ARGO}/workflowtemplates", {}),
+    ]
+    with pytest.raises(ConfigError, match="there is no schedule cards"):
+        workflows.unschedule(cluster, "cards")
 
 
 def test_a_schedule_says_what_changes_and_leaves_what_others_wrote(server: ApiServer, cluster: Cluster):
