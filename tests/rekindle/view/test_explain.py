@@ -1,19 +1,23 @@
 """What happened during training can be read afterwards, and while it is running."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from rekindle.cluster.api import Cluster
 from rekindle.config import load_config
-from rekindle.errors import ConfigError
+from rekindle.errors import ConfigError, RekindleError
 from rekindle.keys import CHECKPOINTS, LEDGER, key
 from rekindle.ledger.events import Ledger
 from rekindle.local.journal import RunFiles
 from rekindle.render import render_manifest
 from rekindle.storage import Store
-from rekindle.view.explain import LEDGERS, explain
+from rekindle.view.explain import LEDGERS, explain, explain_on_cluster
+from tests.rekindle.cluster.server import ApiServer
 from tests.steps.test_report import COMPLETE, EVENTS, VERDICT
 
 DEMO = Path(__file__).parents[3] / "configs/demo.yaml"
@@ -56,6 +60,40 @@ def test_a_training_that_goes_on_or_was_given_up_says_so(tmp_path: Path, s3: Sto
 def test_a_run_that_has_not_trained_has_nothing_to_tell(tmp_path: Path, s3: Store) -> None:
     trained(tmp_path, s3, "fresh", [])
     assert explain(tmp_path, "fresh", as_json=False).endswith("No worker has trained yet.")
+
+
+class Kubelet(ApiServer):
+    """Runs the containers of a new pod here, with the variables of this process."""
+
+    def admit(self, path: str, body: Any, dry_run: bool) -> Any:
+        if path.endswith("/pods") and not dry_run:
+            (container,) = body["spec"]["containers"]
+            done = subprocess.run([sys.executable, *container["args"]], capture_output=True, text=True)
+            ended = {"name": container["name"], "state": {"terminated": {"exitCode": done.returncode}}}
+            self.put(path, body | {"status": {"containerStatuses": [ended]}})
+            for line in (done.stdout + done.stderr).splitlines():
+                self.say(body["metadata"]["name"], line)
+        return super().admit(path, body, dry_run)
+
+
+def test_a_training_on_a_cluster_is_explained_by_a_pod_that_reaches_its_store(
+    tmp_path: Path, s3: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained(tmp_path, s3, "fraud", [*EVENTS, COMPLETE])
+    workflow = render_manifest(load_config(DEMO, environment={}).config)
+    workflow |= {"metadata": {"name": "fraud"}, "status": {"phase": "Succeeded"}}
+    with Kubelet(tmp_path) as server:
+        monkeypatch.setenv("KUBECONFIG", str(server.kubeconfig))
+        server.put("/apis/argoproj.io/v1alpha1/namespaces/models/workflows", workflow)
+        cluster = Cluster.connect()
+        assert explain_on_cluster(cluster, "fraud", as_json=False) == explain(tmp_path, "fraud", as_json=False)
+        pods = "/api/v1/namespaces/models/pods"
+        made = [body for method, path, body in server.requests if method == "POST" and path.startswith(pods)]
+        assert made[0]["spec"]["containers"][0]["image"] == "rekindle:0.1" and not server.objects[pods], "it is gone"
+        monkeypatch.setenv("S3_BUCKET", "")
+        with pytest.raises(RekindleError, match=r"of rekindle:0\.1, ended with code 1"):
+            explain_on_cluster(cluster, "fraud", as_json=False)
+        assert not server.objects[pods]
 
 
 def test_an_unknown_run_is_an_error_with_the_way_out(tmp_path: Path, s3: Store) -> None:
