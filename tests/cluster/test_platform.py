@@ -13,6 +13,7 @@ import yaml
 
 from rekindle.blocks import pod as pods
 from rekindle.blocks.pod import EXECUTOR_SECURITY
+from rekindle.blocks.settings import PodConfig
 from rekindle.cluster.platform import Platform, render, rules
 from tests.cluster.kube import Kube, Object, until
 from tests.cluster.run import Place, rekindle
@@ -186,7 +187,7 @@ def workflow(place: Place, account: str) -> Object:
             "securityContext": pods.CONTAINER_SECURITY,
             "volumeMounts": pods.MOUNTS,
         },
-        "volumes": pods.VOLUMES,
+        "volumes": pods.volumes(PodConfig.model_validate({})),
         "podSpecPatch": json.dumps(EXECUTOR_SECURITY),
     }
     manifest = OBJECTS["services"] | {"metadata": {"name": "{{workflow.name}}"}}
