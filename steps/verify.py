@@ -30,6 +30,7 @@ class Inputs(StepInputs):
     version: str = Field(description="version to promote")
     champion: str = Field(default="", description="version that it was judged against; empty: there was none")
     deployment: str = Field(default="", description="what serves it")
+    promote: bool = Field(default=True, description="whether it becomes the champion now, or only after its canary")
     keep_releases: int = Field(default=3, ge=1, description="earlier releases whose Deployments stay for a rollback")
     run_id: str = Field(default="", description="MLflow run to record it on (empty: none)")
     sample: int = Field(default=200, ge=1, description="test rows to replay, about")
@@ -45,7 +46,7 @@ class Outputs(StepOutputs):
     max_difference: float = Field(description="largest difference of the predictions")
     replayed: int = Field(description="test rows replayed")
     endpoint: str = Field(description="URL of the service")
-    former: str = Field(description="the Deployment that served before; empty if none did")
+    former: str = Field(description="the Deployment that served before, or still does; empty if none did")
     expired: list[str] = Field(description="Deployments of older releases, which are no longer kept")
 
 
@@ -75,10 +76,16 @@ def run(inputs: Inputs) -> Outputs:
     comparison = compare(client, requests, inputs.tolerance)
     if requests:
         check(comparison, inputs, endpoint)
-    former = promotion.promote(Store.from_env(), inputs.name, inputs.version, inputs.champion, inputs.deployment)
+    tags = {}
+    if inputs.promote:
+        former = promotion.promote(Store.from_env(), inputs.name, inputs.version, inputs.champion, inputs.deployment)
+        tags = {"rekindle.promoted": f"{inputs.name} {inputs.version}"}
+    else:
+        champion = tracking.champion(inputs.name)
+        former = champion.deployment if champion and champion.deployment != inputs.deployment else ""
     if inputs.run_id:
         metrics = {"verify.max_difference": comparison.max_difference, "verify.replayed": comparison.replayed}
-        tracking.log(inputs.run_id, metrics=metrics, tags={"rekindle.promoted": f"{inputs.name} {inputs.version}"})
+        tracking.log(inputs.run_id, metrics=metrics, tags=tags)
     expired = promotion.expired(inputs.name, inputs.version, inputs.keep_releases)
     outputs = {"max_difference": comparison.max_difference, "replayed": comparison.replayed, "endpoint": endpoint}
     return Outputs(**outputs, former=former, expired=expired)

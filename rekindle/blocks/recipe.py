@@ -16,13 +16,14 @@ from rekindle.blocks.jobs import pytorch_job
 from rekindle.blocks.jobs.kubeflow import FAILURE
 from rekindle.blocks.pod import Manifest
 from rekindle.blocks.resource import apply, render
+from rekindle.blocks.serving import canary as canaries
 from rekindle.blocks.serving import deployment as serving
 from rekindle.blocks.serving.autoscaler import autoscaler
 from rekindle.blocks.serving.disruption_budget import disruption_budget
 from rekindle.blocks.serving.service import address, service
 from rekindle.blocks.settings import ClusterConfig
 from rekindle.blocks.wiring import Block, Outputs, Stored, handed, refuse
-from rekindle.blocks.workflow import Pipeline, current, step
+from rekindle.blocks.workflow import Pipeline, at_exit, current, group, step
 from rekindle.keys import CHECKPOINTS, MODEL, key
 from rekindle.provenance import RELEASED
 from rekindle.sections import Section
@@ -142,7 +143,8 @@ def deploy(released: Block, *, task: str = "", serve: Any = None) -> Block:
 def verify(deployed: Block, *, task: str = "", **inputs: Any) -> Block:
     """Replay test rows at the new servers, compare, promote, and only then let clients reach them.
 
-    The servers of before stay, without pods, for a rollback. New ones that do not pass are removed.
+    With `serve.canary`, they get a growing part of the requests before, and are verified once more when they are
+    promoted. The servers of before stay, without pods, for a rollback. New ones that do not pass are removed.
     """
     made = current()
     serve, server, model = (handed(deployed, name) for name in ("serve", "server", "name"))
@@ -153,18 +155,116 @@ def verify(deployed: Block, *, task: str = "", **inputs: Any) -> Block:
         "keep_releases": serve.keep_releases,
         "wait_seconds": float(serving.STARTUP_SECONDS),
     }
-    block = _after(deployed, step("steps.verify", task=task, inputs=ours | inputs, after=[deployed.name]))
+    canary = serve.canary
+    values = ours | ({"promote": False} if canary else {}) | inputs
+    block = _after(deployed, step("steps.verify", task=task, inputs=values, after=[deployed.name]))
     made.container("steps.verify", "verify", False).retry_strategy = retries(1, NO_CURE)  # it has its own patience
+    if not canary:
+        return _promoted(made, model, serve, server, block, [deployed.name])
+    watch, tasks = _canary(made, model, serve, server, block)
+    passed = watch.outputs.canary == "passed"
+    _withdraw(made, server, [deployed.name, block.name, *tasks])
+    refused = {"when": ~passed}
+    taken_back = made.name("", "take-back")
+    made.add(taken_back, made.cleaner(), {"kind": OBJECTS, "object": server}, refused, [watch.name])
+    prefix = _prefix(block)
+    with group(f"{prefix}promote", when=passed) as promotion:
+        last = _after(watch, step("steps.verify", task=f"{prefix}verify-again", inputs=ours | inputs))
+        _promoted(made, model, serve, server, last, [], canary)
+    made.scope().guarded += [block.name, *tasks, promotion.name]
+    return last
+
+
+def _prefix(verified: Block) -> str:
+    """What the tasks of a canary begin with, where there are several."""
+    return "" if verified.name == "verify" else f"{verified.name}-"
+
+
+def _promoted(
+    made: Pipeline, model: str, serve: Any, server: str, block: Block, before: list[str], canary: Any = None
+) -> Block:
+    """What follows the promotion that `block` is: clients, rest for the former servers, and none that fail."""
     switch = made.add(made.name("", "switch"), _switch(made, model, serve), {"server": server}, after=[block.name])
+    if canary:
+        _unshare(made, model, serve, server, {}, switch)
     former = block.outputs.former
     made.add(made.name("", "retire"), _retire(made), {"server": former}, {"when": former != ""}, [switch.name])
     expired = {"with_param": block.outputs.expired}
     made.add(made.name("", "expire"), made.cleaner(), {"kind": OBJECTS, "object": "{{item}}"}, expired, [switch.name])
-    withdraw = made.add(made.name("", "withdraw"), made.cleaner(), {"kind": OBJECTS, "object": server})
-    ends = [f"{name}.{phase}" for name in (deployed.name, block.name) for phase in ("Failed", "Errored")]
-    withdraw.depends = " || ".join(ends)
+    _withdraw(made, server, [*before, block.name])
     made.scope().guarded += [block.name, switch.name]  # their failure is the DAG's, whatever comes after them
     return block
+
+
+def _withdraw(made: Pipeline, server: str, tasks: list[str]) -> None:
+    """Remove servers whose release failed in one of these tasks."""
+    withdraw = made.add(made.name("", "withdraw"), made.cleaner(), {"kind": OBJECTS, "object": server})
+    withdraw.depends = " || ".join(f"{name}.{phase}" for name in tasks for phase in ("Failed", "Errored"))
+
+
+def _canary(made: Pipeline, model: str, serve: Any, server: str, verified: Block) -> tuple[Block, list[str]]:
+    """Give the candidate one share of the requests after the other, and watch each; gives the last watch, and all."""
+    rule, former = serve.canary, verified.outputs.former
+    taken = {name: handed(verified, name) for name in ("version", "champion", "run_id")}
+    tasks: list[str] = []
+    last, ours = verified, {"name": model, "server": server, "former": former, "rule": rule} | taken
+    may = former != ""
+    for percent in [100] if rule.shadow else rule.steps[:-1]:
+        if rule.gateway:
+            values = {"percent": percent, "rest": 100 - percent}
+        else:
+            values = {"model_uri": handed(verified, "model_uri"), "version": taken["version"], "former": former}
+            values["replicas"] = canaries.replicas(percent, serve)
+        name = made.name("", f"share-{percent}")
+        made.add(name, _share(made, model, serve), {"server": server} | values, {"when": may}, [last.name])
+        watch = step(
+            "steps.canary",
+            task=f"{_prefix(verified)}canary-{percent}",
+            inputs=ours | {"percent": percent},
+            after=[name],
+        )
+        last = _after(last, watch)
+        _unshare(made, model, serve, server, {"when": last.outputs.canary != "passed"}, last)
+        tasks += [name, last.name]
+        may = (former != "") & (last.outputs.canary == "passed")
+        ours |= {"before": last.outputs.canary}
+    with at_exit():  # when it was stopped on the way
+        _unshare(made, model, serve, "", {"when": "{{workflow.status}} != Succeeded"}, None)
+    return last, tasks
+
+
+def _share(made: Pipeline, model: str, serve: Any) -> Resource:
+    """The template that gives a candidate its part of the requests."""
+    known = ("share", model)
+    if known not in made.templates:
+        rule = serve.canary
+        if rule.gateway:
+            inputs = ("server", "percent", "rest")
+            manifest = canaries.route(model, serve, rule, _input("server"), _number("percent"), _number("rest"))
+            more: dict[str, Any] = {}
+        else:
+            inputs = ("model_uri", "server", "version", "former", "replicas")
+            servers = _deployment(model, made.config.cluster, serve)
+            manifest = canaries.canary(servers, model, _input("server"), _input("former"), _number("replicas"))
+            more = {"success": serving.SUCCESS, "failure": serving.FAILURE}
+        made.templates[known] = apply(made.template_name("share"), manifest, inputs=inputs, retry=retries(2), **more)
+    return made.templates[known]
+
+
+def _unshare(
+    made: Pipeline, model: str, serve: Any, server: str, options: Mapping[str, Any], after: Block | None
+) -> None:
+    """Take its part of the requests from a candidate; one without a name is any of this workflow's."""
+    name, needed = made.name("", "unshare"), [after.name] if after else []
+    if serve.canary.gateway:
+        known = ("unshare", model)
+        if known not in made.templates:
+            manifest = canaries.route(model, serve, serve.canary)
+            made.templates[known] = apply(made.template_name("unshare"), manifest, retry=retries(2))
+        made.add(name, made.templates[known], {}, options, needed)
+        return
+    objects = f"{server}-canary" if server else f"-l={canaries.WORKFLOW}={{{{workflow.name}}}}"
+    made.add(name, made.cleaner(), {"kind": "deployment", "object": objects}, options, needed)
 
 
 def _digest(cluster: ClusterConfig, serve: Any) -> str:
@@ -236,6 +336,10 @@ def _dag(made: Pipeline, name: str, templates: Mapping[str, Resource], inputs: t
 
 def _input(name: str) -> str:
     return f"{{{{inputs.parameters.{name}}}}}"
+
+
+def _number(name: str) -> str:
+    return f"{{{{!inputs.parameters.{name}}}}}"
 
 
 def _taken(block: Block, inputs: Mapping[str, Any], *names: str) -> dict[str, Any]:

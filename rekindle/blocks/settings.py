@@ -69,6 +69,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "release": {},
     "serve": {"cpu": "", "spread": ["kubernetes.io/hostname"]},
     "verify": {"memory": "4Gi"},
+    "canary": {"cpu": "250m", "memory": "1Gi", "deadline_minutes": 24 * 60},
     "report": {"cpu": "250m", "memory": "1Gi", "deadline_minutes": 10},
 }
 

@@ -138,7 +138,7 @@ class LocalCluster:
 
     def service_variables(self) -> dict[str, str]:
         """The variables that a kubelet sets in every pod for each Service, here for headless ones as well, instead of
-        a DNS record; HOST is where the supervisor listens."""
+        a DNS record; HOST is where the supervisor listens, and ENDPOINTS where the pods do."""
         variables = {}
         for path in sorted((self.home / "objects/Service").glob("*.json")):
             service = json.loads(path.read_text())
@@ -146,7 +146,18 @@ class LocalCluster:
             name, port = known.upper().replace("-", "_"), str(service["spec"]["ports"][0]["port"])
             host = self.address(f"service/{known}") if service["spec"].get("clusterIP") == "None" else "127.0.0.1"
             variables |= {f"{name}_SERVICE_HOST": host, f"{name}_SERVICE_PORT": port}
+            if service["spec"].get("clusterIP") == "None":
+                variables[f"{name}_SERVICE_ENDPOINTS"] = ",".join(self._endpoints(service["spec"]["selector"]))
         return variables
+
+    def _endpoints(self, selector: Mapping[str, str]) -> list[str]:
+        """The addresses of the pods of Deployments that a Service selects."""
+        addresses = []
+        for path in sorted((self.home / "objects/Deployment").glob("*.json")):
+            labels = json.loads(path.read_text())["spec"]["template"]["metadata"]["labels"]
+            pods = (self.home / "deployments" / path.stem / "pods").glob("*")
+            addresses += [self.address(pod.name) for pod in pods if selector.items() <= labels.items()]
+        return addresses
 
     def revive(self) -> bool:
         """Restart the supervisor of the Deployments if it died; whether it had."""

@@ -35,6 +35,40 @@ class Limits(Section):
     grace_seconds: float = Field(default=20.0, gt=0, description="after that, for the requests in flight")
 
 
+class CanaryConfig(Section):
+    """A new release gets a growing part of the traffic, and is taken back if it does worse than what serves."""
+
+    steps: list[int] = Field(default=[5, 25, 100], description="percent of the traffic; the last, 100, is the release")
+    minutes: float = Field(default=5.0, gt=0, description="of each step")
+    requests: int = Field(
+        default=1500, ge=1, description="the candidate must have answered so many in a step, and the champion a third"
+    )
+    wait_minutes: float = Field(
+        default=60.0, gt=0, description="a step waits so long for these requests; then the candidate is taken back"
+    )
+    slower: float = Field(default=1.5, ge=1, description="times as long as the champion's answers may take")
+    score_shift: float = Field(
+        default=0.25, ge=0, lt=1, description="largest Kolmogorov-Smirnov distance of what both predict"
+    )
+    false_alarms: float = Field(
+        default=0.01, gt=0, lt=1, description="a good candidate is taken back with at most this probability"
+    )
+    shadow: bool = Field(
+        default=False, description="the candidate gets a copy of every request, and answers nobody (needs `gateway`)"
+    )
+    gateway: str = Field(
+        default="", description="Gateway whose HTTPRoute splits the traffic exactly (empty: numbers of pods do)"
+    )
+
+    @model_validator(mode="after")
+    def _sound(self) -> "CanaryConfig":
+        if len(self.steps) < 2 or self.steps[0] < 1 or self.steps[-1] != 100 or sorted({*self.steps}) != self.steps:
+            raise ValueError(f"steps is {self.steps}: percentages that rise to 100, such as [5, 25, 100]")
+        if self.shadow and not self.gateway:
+            raise ValueError("shadow needs a Gateway, which copies the requests: set serve.canary.gateway")
+        return self
+
+
 class ServeConfig(Limits):
     """The `serve:` section of a config: how the released model is offered."""
 
@@ -45,6 +79,9 @@ class ServeConfig(Limits):
     max_replicas: int = Field(default=4, ge=1, description="servers under load")
     keep_releases: int = Field(
         default=3, ge=1, description="earlier releases whose Deployments stay, without pods, for `rekindle rollback`"
+    )
+    canary: CanaryConfig | None = Field(
+        default=None, description="how a release gets the traffic (default: all at once, when it is verified)"
     )
     cpu_percent: int = Field(
         default=70, ge=1, le=100, description="use of the requested CPU above which servers are added"

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import uvicorn
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, ProcessCollector, generate_latest
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import FileResponse, RedirectResponse, Response
@@ -84,6 +84,7 @@ class Metrics:
         )
         self.scores = Scores()
         self.registry.register(self.scores)
+        ProcessCollector(registry=self.registry)
         self.instances = Histogram(
             "rekindle_instances", "instances in an answered request", buckets=SIZES, **registered
         )

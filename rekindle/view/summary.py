@@ -26,6 +26,7 @@ VERDICTS = {
     "release": "released",
     "keep": "not released",
     "same": "nothing to release: this model is already serving",
+    "taken back": "its canary did worse, and what served before serves on",
 }
 ERROR = re.compile(r"^(error: |Traceback)", re.MULTILINE)  # in the log of a step
 GROUPS = ("DAG", "Steps", "StepGroup", "TaskGroup")
@@ -152,8 +153,14 @@ def as_json(name: str, status: Status, **facts: Any) -> dict[str, Any]:
 
 
 def parameters(status: Status) -> dict[str, str]:
-    """The global outputs of the workflow (globalName), by name."""
-    return {p["name"]: p.get("value", "") for p in (status.get("outputs") or {}).get("parameters") or []}
+    """The global outputs of the workflow (globalName), by name; what a canary found replaces the gate's verdict."""
+    outputs = {p["name"]: p.get("value", "") for p in (status.get("outputs") or {}).get("parameters") or []}
+    for node in list((status.get("nodes") or {}).values()):
+        for p in (node.get("outputs") or {}).get("parameters") or []:
+            verdict, _, reason = str(p.get("value", "")).partition(": ")
+            if p["name"] == "canary" and verdict == "taken back":
+                outputs |= {"verdict": verdict, "reason": reason}
+    return outputs
 
 
 def metrics(outputs: Mapping[str, str]) -> dict[str, float | None]:
@@ -263,7 +270,7 @@ def exit_code(status: Status, ours: bool) -> int:
     if status.get("phase") != "Succeeded":
         codes = {(node.get("outputs") or {}).get("exitCode") for node in (status.get("nodes") or {}).values()}
         return 2 if ours and str(ConfigError.exit_code) in codes else 1
-    return NOT_RELEASED if ours and parameters(status).get("verdict") == "keep" else 0
+    return NOT_RELEASED if ours and parameters(status).get("verdict") in ("keep", "taken back") else 0
 
 
 def _parent(name: str, nodes: Mapping[str, Any]) -> str | None:

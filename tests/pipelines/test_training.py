@@ -11,6 +11,7 @@ from rekindle.argo.language.expr import truth
 from rekindle.argo.language.substitute import expanded, substitute
 from rekindle.argo.validate import lint
 from rekindle.config import Config, load_config
+from rekindle.errors import ConfigError
 from rekindle.render import render_manifest
 from rekindle.step import flag, is_artifact, load
 
@@ -84,6 +85,54 @@ def test_a_failed_deployment_or_verification_is_taken_back(templates: dict[str, 
     }
     # were `withdraw` a leaf alone, its success would make the DAG a success (hence the target)
     assert templates["ship"]["dag"]["target"].split() == ["verify", "switch", "retire", "expire", "withdraw"]
+
+
+@pytest.mark.parametrize("gateway", ["", "infra/edge"])
+def test_a_canary_gives_its_share_back_whatever_happens(gateway: str) -> None:
+    sets = ["serve.canary.steps=[5, 50, 100]", f"serve.canary.gateway={gateway}"]
+    config = load_config(GOLDEN / "config.yaml", sets=sets, environment={}).config
+    manifest = render_manifest(config)
+    assert lint(manifest) == []
+    templates = {template["name"]: template for template in manifest["spec"]["templates"]}
+    ship, finish = tasks(templates["ship"]), tasks(templates["finish"])
+    answers = {
+        "tasks.verify.outputs.parameters.former": "cards-1",
+        "tasks.canary-5.outputs.parameters.canary": "taken back: x",
+    }
+    answers["tasks.canary-50.outputs.parameters.canary"] = "taken back: x"
+    runs = {name: substitute(task["when"], answers) for name, task in ship.items() if "when" in task}
+    back = ["share-5", "unshare", "unshare-2", "take-back"]
+    assert [name for name, when in runs.items() if when == "true"] == back
+    assert ship["canary-50"]["depends"] == "share-50" and ship["unshare"]["depends"] == "canary-5"
+    assert "share-5.Failed" in ship["withdraw"]["depends"] and "canary-50.Errored" in ship["withdraw"]["depends"]
+    assert {"share-5", "canary-50", "promote"} <= {*templates["ship"]["dag"]["target"].split()}
+    first = answers | {name: "passed" for name in answers if "canary" in name} | {next(iter(answers)): ""}
+    runs = {name: substitute(task["when"], first) for name, task in ship.items() if "when" in task}
+    assert [name for name, when in runs.items() if when == "true"] == ["promote"], "there is nobody to compare with"
+    end = next(task for name, task in finish.items() if name.startswith("unshare"))
+    assert end["when"] == "{{workflow.status}} != Succeeded"
+    tags = {f"inputs.parameters.{name}": f"the-{name}" for name in ("model_uri", "server", "version", "former")}
+    tags |= {f"inputs.parameters.{name}": "5" for name in ("replicas", "percent", "rest")}
+    share = json.loads(substitute(templates["share"]["resource"]["manifest"], WORKFLOW | tags))
+    if gateway:
+        assert share["spec"]["rules"][0]["backendRefs"][1] == {"name": "the-server", "port": 8080, "weight": 5}
+        assert share["spec"]["parentRefs"] == [{"namespace": "infra", "name": "edge"}]
+    else:
+        labels, selector = share["spec"]["template"]["metadata"]["labels"], share["spec"]["selector"]["matchLabels"]
+        assert labels["app.kubernetes.io/instance"] == "the-former" and selector.items() <= labels.items()
+        assert share["metadata"]["name"] == "the-server-canary" and share["spec"]["replicas"] == 5
+
+
+@pytest.mark.parametrize(
+    ("sets", "says"),
+    [
+        (["serve.canary.steps=[25, 5, 100]"], r"steps is \[25, 5, 100\]: percentages that rise to 100"),
+        (["serve.canary.shadow=true"], "shadow needs a Gateway, which copies the requests: set serve.canary.gateway"),
+    ],
+)
+def test_a_canary_that_cannot_be_is_refused(sets: list[str], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        load_config(GOLDEN / "config.yaml", sets=sets, environment={})
 
 
 @pytest.mark.parametrize("status, cleans", [("Succeeded", False), ("Failed", True), ("Error", True)])

@@ -9,7 +9,7 @@ from rekindle.local.controllers.training_job import TrainingJobs
 from rekindle.local.pods.interfaces import Cluster
 
 JOBS = tuple(FRAMEWORKS)
-PLAIN = ("ConfigMap", "Secret", "HorizontalPodAutoscaler", "PodDisruptionBudget")  # only stored
+PLAIN = ("ConfigMap", "Secret", "HorizontalPodAutoscaler", "PodDisruptionBudget", "HTTPRoute")  # only stored
 KINDS = (*JOBS, "Deployment", "Service", *PLAIN)
 
 

@@ -2,24 +2,28 @@
 where the Services' ports are listened on.
 
 It runs until SIGTERM; the pods die with it. A change of a Service's selector counts from the next connection on: the
-port is never closed for it.
+port is never closed for it. There is no Gateway here: the Service that an HTTPRoute names first is shared out, and
+mirrored, as the route says, by connection.
 """
 
 import asyncio
 import signal
 import sys
+from collections import Counter
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from rekindle.local.controllers.base import Controller, Object
 from rekindle.local.controllers.deployment import Deployments, headless, selects
-from rekindle.local.controllers.rollout import Rollout
+from rekindle.local.controllers.rollout import Replica, Rollout
 from rekindle.local.pods.containers import port_number
 from rekindle.local.pods.interfaces import Cluster
 
 INTERVAL = 0.05
 CHUNK = 1 << 16
+BEHIND = 1 << 24  # bytes that a mirror may have to send yet
 Address = tuple[str, int]
 
 
@@ -28,8 +32,25 @@ class Forward:
     """A listening port of a Service."""
 
     server: asyncio.Server
+    service: str
     selector: dict[str, str]
     target: Any  # targetPort: a number or a name
+
+
+@dataclass
+class Route:
+    """What an HTTPRoute says of the connections to a Service."""
+
+    weights: dict[str, int]  # by Service
+    mirrors: list[str]
+    given: Counter[str] = field(default_factory=Counter, compare=False)
+
+    def next(self) -> str:
+        """The Service that is furthest behind its share."""
+        shares = {name: (self.given[name] + 1) / weight for name, weight in self.weights.items() if weight}
+        name = min(shares, key=lambda name: shares[name], default=next(iter(self.weights)))
+        self.given[name] += 1
+        return name
 
 
 class Supervisor:
@@ -40,6 +61,8 @@ class Supervisor:
         self.deployments, self.services = Deployments(cluster), Controller(cluster, "Service")
         self.rollouts: dict[str, Rollout] = {}
         self.forwards: dict[Address, Forward] = {}
+        self.routes: dict[str, Route] = {}  # by the Service that clients ask
+        self.mirroring: set[asyncio.Task] = set()
 
     async def run(self) -> None:
         """Runs until SIGTERM, or until there is no Deployment any more."""
@@ -80,17 +103,18 @@ class Supervisor:
 
     async def _listen(self, objects: dict[str, Object]) -> None:
         """Listen exactly on the ports of the Services that select pods of a Deployment."""
-        desired: dict[Address, tuple[dict[str, str], Any]] = {}
+        self._read_routes()
+        desired: dict[Address, tuple[str, dict[str, str], Any]] = {}
         for name in self.services.names():
             service = self.services.get(name)
             if service and any(selects(service, obj["spec"]["template"]) for obj in objects.values()):
                 host = self.cluster.address(f"service/{name}") if headless(service) else "127.0.0.1"
                 for port in service["spec"]["ports"]:
                     target = port.get("targetPort", port["port"])
-                    desired[host, port["port"]] = service["spec"]["selector"], target
+                    desired[host, port["port"]] = name, service["spec"]["selector"], target
         for address in [address for address in self.forwards if address not in desired]:
             self.forwards.pop(address).server.close()
-        for address, (selector, target) in desired.items():
+        for address, (name, selector, target) in desired.items():
             if forward := self.forwards.get(address):
                 forward.selector, forward.target = selector, target
                 continue
@@ -98,36 +122,88 @@ class Supervisor:
                 server = await asyncio.start_server(
                     lambda r, w, address=address: self._connect(self.forwards[address], r, w), *address
                 )
-                self.forwards[address] = Forward(server, selector, target)
+                self.forwards[address] = Forward(server, name, selector, target)
             except OSError as error:  # in use; retried
                 print(f"port {address[1]}: {error}", file=sys.stderr, flush=True)
 
-    async def _connect(self, forward: Forward, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def _read_routes(self) -> None:
+        """The HTTPRoutes as they are now; what a backend has had stays counted."""
+        controller, routes = Controller(self.cluster, "HTTPRoute"), {}
+        for obj in filter(None, map(controller.read, controller.names())):
+            for rule in obj["spec"].get("rules", ()):
+                weights = {backend["name"]: backend.get("weight", 1) for backend in rule.get("backendRefs", ())}
+                filters = [item["requestMirror"] for item in rule.get("filters", ()) if "requestMirror" in item]
+                route = Route(weights, [item["backendRef"]["name"] for item in filters])
+                if name := next(iter(weights), ""):
+                    routes[name] = self.routes[name] if self.routes.get(name) == route else route
+        self.routes = routes
+
+    def _replica(self, selector: dict[str, str]) -> Replica | None:
+        """The ready pod with the fewest connections."""
         replicas = [replica for rollout in self.rollouts.values() for replica in rollout.replicas]
-        ready = [
-            replica for replica in replicas if replica.ready and forward.selector.items() <= replica.labels.items()
-        ]
-        if not ready:
+        ready = [replica for replica in replicas if replica.ready and selector.items() <= replica.labels.items()]
+        return min(ready, key=lambda replica: replica.connections, default=None)
+
+    def _selector(self, service: str) -> dict[str, str] | None:
+        obj = self.services.get(service)
+        return obj and obj["spec"]["selector"]
+
+    async def _connect(self, forward: Forward, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        route, selector = self.routes.get(forward.service), forward.selector
+        if route:
+            selector = self._selector(route.next()) or selector
+        if not (replica := self._replica(selector)):
             writer.transport.abort()
             return
-        replica = min(ready, key=lambda replica: replica.connections)
         replica.connections += 1
+        mirrors = [self._replica(found) for name in (route.mirrors if route else ()) if (found := self._selector(name))]
+        copies = [copy for mirror in mirrors if mirror and (copy := await self._mirror(forward, mirror))]
         try:
-            there = port_number(replica.pod.spec["containers"][0], forward.target)
-            upstream, downstream = await asyncio.open_connection(replica.pod.ip, there)
-            await asyncio.gather(_pipe(reader, downstream), _pipe(upstream, writer))
+            upstream, downstream = await asyncio.open_connection(replica.pod.ip, _port(replica, forward))
+            await asyncio.gather(_pipe(reader, downstream, copies), _pipe(upstream, writer))
         except OSError:
             writer.transport.abort()
         finally:
             replica.connections -= 1
 
+    async def _mirror(self, forward: Forward, replica: Replica) -> asyncio.StreamWriter | None:
+        """A connection whose answers nobody reads; None if there cannot be one."""
+        try:
+            answers, copy = await asyncio.open_connection(replica.pod.ip, _port(replica, forward))
+        except OSError:
+            return None
+        task = asyncio.create_task(_discard(answers))
+        self.mirroring.add(task)
+        task.add_done_callback(self.mirroring.discard)
+        return copy
 
-async def _pipe(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
-    """Copy until the end of `source`, then close `sink`."""
+
+def _port(replica: Replica, forward: Forward) -> int:
+    return port_number(replica.pod.spec["containers"][0], forward.target)
+
+
+async def _discard(source: asyncio.StreamReader) -> None:
+    with suppress(OSError):
+        while await source.read(CHUNK):
+            pass
+
+
+async def _pipe(
+    source: asyncio.StreamReader, sink: asyncio.StreamWriter, copies: Sequence[asyncio.StreamWriter] = ()
+) -> None:
+    """Copy until the end of `source`, then close `sink`. `copies` get what they take in time, and hold up nobody."""
     try:
         while data := await source.read(CHUNK):
             sink.write(data)
+            for copy in copies:
+                if copy.transport.get_write_buffer_size() < BEHIND:
+                    copy.write(data)
+                else:
+                    copy.transport.abort()
             await sink.drain()
         sink.close()
     except OSError:
         sink.transport.abort()
+    finally:
+        for copy in copies:
+            copy.close()

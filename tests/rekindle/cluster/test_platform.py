@@ -51,7 +51,9 @@ def test_the_account_may_do_what_the_pipeline_does_and_nothing_else(workflow: di
     the end with get, list, watch."""
     needed = {("argoproj.io", "workflowtaskresults", verb) for verb in ("create", "patch")}
     going = deleted(workflow)
-    for manifest, flags in applied(workflow):
+    sets = ["serve.canary.gateway=edge"]
+    canary = render_manifest(load_config(GOLDEN / "config.yaml", sets=sets, environment={}).config)
+    for manifest, flags in [*applied(workflow), *applied(canary)]:
         group = manifest["apiVersion"].rpartition("/")[0]
         resource = manifest["kind"].lower() + "s"
         verbs = {"create", "patch"} | (set() if "--server-side" in flags else {"get"})

@@ -15,7 +15,7 @@ import httpx
 from rekindle.storage import Store
 
 
-def release(store: Store, prefix: str, workload: str = "echo") -> str:
+def release(store: Store, prefix: str, workload: str = "echo", version: str = "7") -> str:
     """A release in the store; gives the sha256 of its weights."""
     digest = sha256(b"weights").hexdigest()
     card = json.dumps({"workload": workload, "sha256": digest}).encode()
@@ -23,7 +23,7 @@ def release(store: Store, prefix: str, workload: str = "echo") -> str:
     files = {"model.safetensors": b"weights", "model.json": card, "state/words.txt": b"hello", "dataset.json": facts}
     for key, data in files.items():
         store.put(prefix + key, data)
-    about = {"name": "echo", "version": "7", "workload": workload, "model_sha256": digest}
+    about = {"name": "echo", "version": version, "workload": workload, "model_sha256": digest}
     hashes = {key: sha256(data).hexdigest() for key, data in files.items()}
     store.put(f"{prefix}release.json", json.dumps(about | {"files": hashes}).encode())
     return digest

@@ -233,6 +233,51 @@ def test_a_switch_to_another_deployment_and_back_loses_no_request(
         roll_back(objects, "sales", "", lambda *_: None, 1)
 
 
+def route(*backends: dict[str, Any], **rule: Any) -> dict:
+    """An HTTPRoute of the model's Service."""
+    spec = {"parentRefs": [{"name": "edge"}], "rules": [{"backendRefs": list(backends), **rule}]}
+    return {
+        "apiVersion": "gateway.networking.k8s.io/v1",
+        "kind": "HTTPRoute",
+        "metadata": {"name": "fraud"},
+        "spec": spec,
+    }
+
+
+def test_a_canary_gets_its_share_exactly_or_a_copy_and_then_answers_nobody(
+    kinds: dict[str, Controller], cluster: LocalCluster, port: int
+) -> None:
+    counting = SERVER.replace("def do_GET(self):", "def do_GET(self):\n        print('asked', self.path, flush=True)")
+    for number in ("1", "2"):
+        obj = release(number)
+        obj["spec"]["template"]["spec"]["containers"][0]["command"][2] = counting
+        kinds["Deployment"].apply(obj)
+        own = address(number, 8080, clusterIP="None") | {"metadata": {"name": f"fraud-{number}"}}
+        kinds["Service"].apply(own)
+    kinds["Service"].apply(address("1", port))
+    for number in ("1", "2"):
+        until(kinds, rolled_out, name=f"fraud-{number}")
+    until(kinds, lambda _: answering(port, "1"))
+    pods = cluster.service_variables()["FRAUD_2_SERVICE_ENDPOINTS"].split(",")
+    with urllib.request.urlopen(f"http://{pods[0]}:8080/", timeout=10) as answer:
+        assert len(pods) == 1 and answer.read().startswith(b"2"), "its pods are found one by one"
+    there, other = {"name": "fraud", "port": port}, {"name": "fraud-2", "port": 8080}
+    kinds["HTTPRoute"].apply(route(there | {"weight": 75}, other | {"weight": 25}))
+    until(kinds, lambda _: get(port).startswith("2"))
+    assert [get(port)[0] for _ in range(40)].count("2") == 10
+    mirror = {"type": "RequestMirror", "requestMirror": {"backendRef": other}}
+    kinds["HTTPRoute"].apply(route(there, filters=[mirror]))
+    logs = cluster.home / "deployments/fraud-2/logs"
+
+    def copied() -> bool:
+        return "asked /copy" in "".join(path.read_text() for path in logs.iterdir())
+
+    until(kinds, lambda _: get(port, "/copy").startswith("1") and copied())
+    assert {get(port)[0] for _ in range(20)} == {"1"}
+    kinds["Deployment"].delete("fraud-2")
+    assert {get(port)[0] for _ in range(20)} == {"1"}, "a mirror that is gone costs nobody an answer"
+
+
 def test_a_rollback_whose_servers_do_not_start_leaves_what_serves(
     kinds: dict[str, Controller], cluster: LocalCluster, port: int
 ) -> None:

@@ -1,0 +1,105 @@
+"""A release that does worse under traffic is taken back, with the reason on its run; a good one passes."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from rekindle import tracking
+from rekindle.serving.config import CanaryConfig
+from rekindle.storage import Store
+from steps import canary
+from tests.rekindle.serving.running import Running, release
+
+pytestmark = pytest.mark.usefixtures("mlflow_server")
+RULE = CanaryConfig(minutes=0.03, requests=60, wait_minutes=0.5)
+
+
+@pytest.fixture(scope="module")
+def servers(s3_environment: dict[str, str]) -> Iterator[dict[str, Running]]:
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in s3_environment.items():
+            patch.setenv(name, value)
+        for version in ("7", "8"):
+            release(Store.from_env(), f"releases/canary/{version}/", version=version)
+        with Running("--model=releases/canary/7/") as old, Running("--model=releases/canary/8/") as new:
+            old.until_ready()
+            new.until_ready()
+            for name, server in (("OLD", old), ("NEW", new)):
+                patch.setenv(f"{name}_SERVICE_HOST", "127.0.0.1")
+                patch.setenv(f"{name}_SERVICE_PORT", server.url.rpartition(":")[2])
+            yield {"old": old, "new": new}
+
+
+@contextmanager
+def load(servers: dict[str, Running], **odd: Any) -> Iterator[None]:
+    """Requests to both until the end of the block; every third of the new one's is `odd`."""
+    over = threading.Event()
+
+    def ask(name: str) -> None:
+        number = 0
+        while not over.is_set():
+            number += 1
+            servers[name].predict({"id": number, "sleep": 0.004} | (odd if name == "new" and number % 3 == 0 else {}))
+
+    threads = [threading.Thread(target=ask, args=(name,)) for name in servers]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join()
+
+
+def watched(**changes: Any) -> tuple[str, dict[str, str]]:
+    """What the step says, and the tags of its run."""
+    run_id = tracking.start_run("canary", f"canary-{uuid4().hex[:6]}")
+    given: dict[str, Any] = {"name": "echo", "version": "8", "champion": "7", "server": "new", "former": "old"}
+    made = canary.run(canary.Inputs(**({"percent": 5, "rule": RULE, "run_id": run_id} | given | changes)))
+    return made.canary, tracking.tags_of(run_id)
+
+
+def test_one_that_fails_every_third_request_is_taken_back(servers: dict[str, Running]) -> None:
+    with load(servers, bad=1):
+        found, tags = watched()
+    assert found.startswith("taken back: version 8 with 5 % of the requests, beside 7: ") and "requests failed" in found
+    assert tags["verdict"] == "taken back" and f"taken back: {tags['reason']}" == found
+
+
+def test_one_that_nobody_asks_is_not_promoted_unseen(servers: dict[str, Running]) -> None:
+    found, _ = watched(rule=RULE.model_copy(update={"wait_minutes": 0.02}))
+    assert "answered 0 requests, the champion 0: too few to judge it by" in found
+
+
+def test_the_first_release_and_one_that_was_refused_before_are_not_watched() -> None:
+    assert watched(former="", champion="")[0] == "passed"
+    assert watched(before="taken back: for a reason")[0] == "taken back: for a reason"
+
+
+def test_a_good_one_passes(servers: dict[str, Running]) -> None:
+    alike = RULE.model_copy(update={"score_shift": 0.99, "slower": 50.0})  # its predictions name its process
+    with load(servers):
+        found, tags = watched(rule=alike)
+    assert (found, tags["rekindle.canary"]) == ("passed", "passed with 5 % of the requests")
+
+
+def test_a_server_that_ends_in_its_canary_is_noticed(servers: dict[str, Running], s3: Store) -> None:
+    from rekindle.serving.observation.scrape import Watch
+
+    address = f"http://127.0.0.1:{servers['new'].url.rpartition(':')[2]}"
+    watch = Watch(address)
+    servers["new"].predict({"id": 1})
+    assert watch.look()["8"].requests == 1
+    servers["new"].process.kill()
+    servers["new"].process.wait()
+    watch.look()
+    with Running("--model=releases/canary/8/", f"--port={address.rpartition(':')[2]}") as again:
+        again.until_ready()
+        again.predict({"id": 2})
+        side = watch.look()["8"]
+    assert (side.requests, side.crashes) == (2, 1)
