@@ -87,10 +87,12 @@ def download(store: Store, prefix: str, folder: Path) -> dict[str, Any]:
 
 
 def download_champion(store: Store, prefix: str, folder: Path) -> Path:
-    """Fetch what a comparison with the champion needs into `folder`. Raises NotFound if its release was deleted."""
+    """Fetch the champion's release into `folder`, to judge it as it serves. Raises NotFound if a file was deleted."""
     try:
+        store.download(prefix.rstrip("/") + "/", folder)
         for file in (*MODEL, "dataset.json", "verdict.json"):
-            store.download(f"{prefix.rstrip('/')}/{file}", folder / file)
+            if not (folder / file).exists():
+                raise NotFound(f"{store.uri(prefix.rstrip('/'))}/{file} does not exist.")
     except NotFound as error:
         raise NotFound(
             f"the champion cannot be compared with: {error} Put its release back, or take the alias `champion` from "

@@ -17,8 +17,10 @@ from rekindle.errors import DataError
 from rekindle.gate import Difference, Evaluation, Gate
 from rekindle.workload import dataset_facts
 from steps.fraud import measures
+from steps.fraud.data.features import NAMES
 from steps.fraud.data.schema import DAY, UNKNOWN
 from steps.fraud.data.sequences import SCORED, Rows, scoring_windows
+from steps.fraud.data.state import State
 from steps.fraud.transformer import FraudModel, load, score_all
 
 Ints = NDArray[np.int64]
@@ -97,13 +99,23 @@ def _check_published(rows: Rows, week: Week, delay_days: int) -> None:
         )
 
 
-def score(model: FraudModel, rows: Rows, wanted: Ints) -> Floats:
-    """Probability of fraud of each of the rows `wanted` (ascending places)."""
+def score(model: FraudModel, rows: Rows, wanted: Ints, served: State | None = None) -> Floats:
+    """Probability of fraud of each of the rows `wanted` (ascending places).
+
+    The dataset has the log-odds of its own trees. A model of another dataset serves with those of its state, `served`:
+    they judge the rows since then, earlier ones only give context.
+    """
     starts, window, position = scoring_windows(rows.first, wanted)
     place = torch.from_numpy(rows.place[starts])
     table = np.empty((len(starts), SCORED))
     for at in range(0, len(starts), BATCH):
         features = rows.windows(place[at : at + BATCH], SCORED)
+        if served:
+            index = np.minimum(starts[at : at + BATCH, None] + np.arange(SCORED), len(rows) - 1)
+            own = rows.first[index] == rows.first[index[:, :1]]  # the rest of a window is another card's
+            later = torch.from_numpy(own & (rows.times[index] >= served.train_end))
+            scores = served.trees.score(features[later][:, : len(NAMES)].numpy())
+            features[..., model.boosted][later] = torch.from_numpy(scores)
         table[at : at + BATCH] = score_all(model, features).numpy()
     return table[window, position]
 
@@ -116,7 +128,7 @@ def evaluate(candidate: Path, champion: Path | None, dataset: Path, report: Path
     from steps.fraud import pictures
 
     rows = Rows(dataset)
-    models, incomparable = _models(candidate, champion, rows)
+    models, served, incomparable = _models(candidate, champion, rows)
     every = judged_weeks(rows)
     weeks = [week for week in every if 0 < rows.labels[week.rows].sum() < len(week.rows)]
     if not weeks:
@@ -127,7 +139,9 @@ def evaluate(candidate: Path, champion: Path | None, dataset: Path, report: Path
         if incomparable:
             del models["champion"]
     wanted = np.unique(np.concatenate([week.rows for week in weeks]))
-    scores = {name: score(model, rows, wanted) for name, model in models.items()}
+    scores = {
+        name: score(model, rows, wanted, served if name == "champion" else None) for name, model in models.items()
+    }
     scores["baseline"] = 1 / (1 + np.exp(-rows.boosted(wanted)))
     if not np.isfinite(scores["candidate"]).all():
         raise DataError("the candidate's scores are not numbers: its training diverged. Lower train.learning_rate.")
@@ -150,19 +164,20 @@ def evaluate(candidate: Path, champion: Path | None, dataset: Path, report: Path
     )
 
 
-def _models(candidate: Path, champion: Path | None, rows: Rows) -> tuple[dict[str, FraudModel], str]:
+def _models(candidate: Path, champion: Path | None, rows: Rows) -> tuple[dict[str, FraudModel], State | None, str]:
+    """The models by name, the champion's serving state, and why there is no champion."""
     models = {"candidate": load(candidate)}
     if problem := _misfit(models["candidate"], rows):
         raise DataError(f"the candidate does not fit this dataset: {problem} Train on the dataset that is evaluated.")
     if champion is None:
-        return models, ""
+        return models, None, ""
     try:
-        loaded = load(champion)
+        loaded, served = load(champion), State.load(champion / "state")
     except DataError as error:
-        return models, str(error)
+        return models, None, str(error)
     if problem := _misfit(loaded, rows):
-        return models, problem
-    return models | {"champion": loaded}, ""
+        return models, None, problem
+    return models | {"champion": loaded}, served, ""
 
 
 def _misfit(model: FraudModel, rows: Rows) -> str:

@@ -53,7 +53,8 @@ def train(small_dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Trai
         sha256 = hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
         facts = {"sha256": sha256, "workload": "steps.fraud", "model": section.model_dump(mode="json"), "train": {}}
         (folder / "model.json").write_text(json.dumps(facts))
-        shutil.copy(small_dataset / "dataset.json", folder)  # a champion's release has it
+        shutil.copy(small_dataset / "dataset.json", folder)  # a champion's release has both
+        shutil.copytree(small_dataset / "state", folder / "state")
         return folder
 
     return trained

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,10 @@ from steps.fraud.config import Columns, Data
 from steps.fraud.data.schema import DAY
 from steps.fraud.data.sequences import Rows, TrainingWindows
 from steps.fraud.data.simulate import simulate
+from steps.fraud.data.state import State
 from steps.fraud.data.world import parse
-from steps.fraud.protocol import Week, counted_rows, evaluate, is_published, judged_weeks
+from steps.fraud.protocol import Week, counted_rows, evaluate, is_published, judged_weeks, score
+from steps.fraud.transformer import load
 from tests.steps.conftest import WORLD
 from tests.steps.fraud.written import write
 
@@ -135,6 +138,20 @@ def test_a_champion_is_not_judged_on_rows_that_it_was_trained_on(
         assert (found.incomparable == "") == ("champion" in found.metrics) == bool(weeks)
     assert found.incomparable == "it was trained on rows of every test week."
     assert first[0] < second[0]
+
+
+def test_a_champion_is_judged_with_the_trees_that_it_serves_with(
+    expert: Path, novice: Path, small_dataset: Path, tmp_path: Path, judged: tuple[Any, Path]
+):
+    champion = shutil.copytree(novice, tmp_path / "champion")
+    rows, state = Rows(small_dataset), State.load(champion / "state")
+    wanted = np.concatenate([week.rows for week in judged_weeks(rows)])
+    served, offline = (score(load(novice), rows, np.sort(wanted), given) for given in (state, None))
+    assert np.array_equal(served, offline), "with the dataset's own trees it is the same model"
+    replace(state.trees, value=-state.trees.value).save(champion / "state/trees.npz")
+    found = evaluate(expert, champion, small_dataset, tmp_path, Gate(resamples=50))
+    assert found.metrics["champion"]["auc"] < judged[0].metrics["champion"]["auc"] - 0.1
+    assert found.metrics["candidate"] == judged[0].metrics["candidate"]
 
 
 def test_the_baseline_has_learned_something(judged: tuple[Any, Path]):
