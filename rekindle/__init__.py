@@ -8,7 +8,7 @@ from typing import Any
 
 NAMES = {  # module → its public names; __init__.pyi says the same to type checkers
     "step": ("Artifact", "StepInputs", "StepOutputs"),
-    "workload": ("Workload", "DataConfig", "Prepared", "record_dataset", "Dataset", "Predictor"),
+    "workload": ("Workload", "DataConfig", "Prepared", "Refreshed", "record_dataset", "Dataset", "Predictor"),
     "sections": ("Section",),
     "evaluation.bootstrap": ("paired_bootstrap",),
     "gate": ("Metric", "Gate", "Evaluation", "Difference"),

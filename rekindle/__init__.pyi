@@ -6,7 +6,7 @@ from rekindle.render import check_golden, manifest_sha256, render_manifest, to_y
 from rekindle.sections import Section
 from rekindle.step import Artifact, StepInputs, StepOutputs
 from rekindle.storage import NotFound, Store
-from rekindle.workload import DataConfig, Dataset, Predictor, Prepared, Workload, record_dataset
+from rekindle.workload import DataConfig, Dataset, Predictor, Prepared, Refreshed, Workload, record_dataset
 
 __all__ = [
     "Artifact",
@@ -24,6 +24,7 @@ __all__ = [
     "NotFound",
     "Predictor",
     "Prepared",
+    "Refreshed",
     "RekindleError",
     "Section",
     "StepInputs",

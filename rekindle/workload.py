@@ -75,6 +75,16 @@ class Prepared:
     shares: dict[str, float] = field(default_factory=dict)  # such as of positives: the next run compares its own
 
 
+@dataclass(frozen=True)
+class Refreshed:
+    """The result of `refresh`: so many rows of newer data, the dataset's facts from now on (with a new `data_until`),
+    and instances by which the servers are verified (none: the release's example)."""
+
+    rows: int
+    facts: dict[str, Any]
+    instances: list[dict[str, Any]] = field(default_factory=list)
+
+
 class Dataset(Sized, Protocol):
     """Random access by sample index: `batch` is a pure function of its indices.
 
@@ -121,6 +131,8 @@ class Workload(Protocol):
     `baseline(path, instances) -> predictions` of a simple model is shown beside the candidate's.
     `seen(facts, instance) -> bool` says whether a model that was trained on a dataset with these facts has seen a test
     row of a later one: such rows do not judge the candidate beside it.
+    `refresh(release, data, out) -> Refreshed | None` brings what a released model knows of the world up to newer data:
+    it writes `out/state/`, which replaces that of the release; None: there is no newer data.
 
     docs/training.md describes what else it may define: `optimizer(model, train) -> torch.optim.Optimizer`,
     `schedule(step, total) -> float`, `splits = ("train", "validation")`, `measures(model, batch) -> dict[str, float]`.
@@ -169,6 +181,7 @@ ARGUMENTS = {  # of the functions, the optional ones included
     **{"predict": ("model", "instances", "facts"), "optimizer": ("model", "train"), "schedule": ("step", "total")},
     **{"baseline": ("path", "instances"), "evaluate": ("candidate", "champion", "dataset", "report", "gate")},
     **{"predictor": ("release",), "seen": ("facts", "instance"), "replay": ("dataset", "report", "count", "seed")},
+    **{"refresh": ("release", "data", "out")},
 }
 
 

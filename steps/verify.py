@@ -33,6 +33,7 @@ class Inputs(StepInputs):
     promote: bool = Field(default=True, description="whether it becomes the champion now, or only after its canary")
     keep_releases: int = Field(default=3, ge=1, description="earlier releases whose Deployments stay for a rollback")
     run_id: str = Field(default="", description="MLflow run to record it on (empty: none)")
+    replay: bool = Field(default=True, description="let the workload choose test rows, if it can; else those of report")
     sample: int = Field(default=200, ge=1, description="test rows to replay, about")
     tolerance: float = Field(
         default=1e-5,
@@ -65,7 +66,7 @@ def run(inputs: Inputs) -> Outputs:
     client = ModelClient(endpoint, inputs.name, inputs.model_sha256, time.monotonic() + inputs.wait_seconds)
     client.wait()
     client.predict(client.example())
-    if replay := getattr(load(inputs.workload), "replay", None):
+    if inputs.replay and (replay := getattr(load(inputs.workload), "replay", None)):
         seed = int(inputs.model_sha256[:15], 16)
         requests = replay(inputs.dataset, inputs.report, inputs.sample, seed)
     elif (inputs.report / PREDICTIONS).exists():

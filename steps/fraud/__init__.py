@@ -9,13 +9,25 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rekindle.gate import Evaluation, Gate, Metric
-from rekindle.workload import Dataset, Predictor, Prepared
+from rekindle.workload import Dataset, Predictor, Prepared, Refreshed
 from steps.fraud.config import Data, Model
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Data", "Model", "dataset", "evaluate", "loss", "metrics", "model", "predictor", "prepare", "replay"]
+__all__ = [
+    "Data",
+    "Model",
+    "dataset",
+    "evaluate",
+    "loss",
+    "metrics",
+    "model",
+    "predictor",
+    "prepare",
+    "refresh",
+    "replay",
+]
 
 metrics = (Metric("ap"), Metric("auc"), Metric("cp100"))  # means over the test weeks, see steps/fraud/measures.py
 
@@ -60,6 +72,13 @@ def predictor(release: Path) -> Predictor:
     from steps.fraud.scoring import FraudPredictor
 
     return FraudPredictor(release)
+
+
+def refresh(release: Path, data: Data, out: Path) -> Refreshed | None:
+    """The state of a released model, brought up to newer transactions. Raises DataError."""
+    from steps.fraud.renewal import refresh
+
+    return refresh(release, data, out)
 
 
 def replay(dataset: Path, report: Path, count: int, seed: int) -> Iterator[tuple[dict[str, Any], list[float]]]:

@@ -182,12 +182,12 @@ def labels_end(rows: Rows, data: Data) -> int:
     """The instant up to which every label is known; `rows` are all of the source, sorted by time."""
     if data.labels_until:
         return _us(data.labels_until) + DAY
-    return (_last_full_day(rows.time) + 1 - data.label_delay_days) * DAY
+    return (last_full_day(rows.time) + 1 - data.label_delay_days) * DAY
 
 
 def calendar(rows: Rows, data: Data, known: int) -> dict[str, Any]:
     """Test weeks, end of training and counts, if labels before `known` are. Raises DataError if too little is left."""
-    end = min((_last_full_day(rows.time) + 1) * DAY, known)
+    end = min((last_full_day(rows.time) + 1) * DAY, known)
     edges = [end - 7 * DAY * weeks for weeks in range(data.test_weeks, -1, -1)]
     train_end = edges[0] - data.label_delay_days * DAY
     weeks = list(pairwise(edges))
@@ -223,7 +223,7 @@ def calendar(rows: Rows, data: Data, known: int) -> dict[str, Any]:
     return facts
 
 
-def _last_full_day(time: NDArray[np.int64]) -> int:
+def last_full_day(time: NDArray[np.int64]) -> int:
     """Days since the epoch of the last day that ended as late as days of the week before did, to the hour."""
     last = int(time[-1] // DAY)
     ends = (

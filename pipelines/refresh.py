@@ -1,0 +1,33 @@
+"""Newer data for a model that serves, without a training: refresh → release → deploy → verify → switch.
+
+    rekindle run configs/refresh.yaml --set data.source=october.parquet
+
+The weights stay. What the servers know of the past reaches up to the newest data, and goes through the same checks.
+"""
+
+from typing import TYPE_CHECKING
+
+from rekindle import blocks
+
+if TYPE_CHECKING:
+    from hera.workflows import Workflow
+
+    from rekindle.config import Config
+
+
+def build(config: "Config") -> "Workflow":
+    """The pipeline of `config`."""
+    data = config.data.model_dump(mode="json")
+    with blocks.pipeline(config) as workflow, blocks.group("decide", mutex=config.name):
+        refreshed = blocks.step(
+            "steps.refresh",
+            pod="evaluate",
+            workload=config.workload,
+            name=config.name,
+            data=data,
+            workflow="{{workflow.name}}",
+            experiment=config.name,
+        )
+        with blocks.group("ship", when=refreshed.outputs.verdict == "release"):
+            blocks.verify(blocks.deploy(blocks.release(refreshed)), replay=False)
+    return workflow
