@@ -79,15 +79,21 @@ def run(inputs: Inputs) -> Outputs:
 
 
 def predict(folder: Path, instances: list[dict[str, Any]], out: Path) -> None:
-    """What servers of the release in `folder` must answer to `instances` (none: to its example), a line each."""
+    """What servers of the release in `folder` must answer to `instances` (none: to its example), a line each.
+
+    As many of them are in a request as when the servers are verified: those of one may be each other's past.
+    """
     import torch
 
+    from rekindle.serving.compare import TOGETHER
     from rekindle.serving.predictor import open_predictor
 
     torch.set_num_threads(1)
     predictor = open_predictor(folder)
     instances = instances or predictor.example()["instances"]
-    request = predictor.Request.model_validate_json(json.dumps({"instances": instances}))
     with out.open("w") as file:
-        for instance, prediction in zip(instances, predictor.predict([request])[0], strict=True):
-            file.write(json.dumps({"instance": instance, "prediction": prediction}) + "\n")
+        for at in range(0, len(instances), TOGETHER):
+            part = instances[at : at + TOGETHER]
+            request = predictor.Request.model_validate_json(json.dumps({"instances": part}))
+            for instance, prediction in zip(part, predictor.predict([request])[0], strict=True):
+                file.write(json.dumps({"instance": instance, "prediction": prediction}) + "\n")

@@ -1,0 +1,67 @@
+"""From a champion and newer data to a release of the same weights, whose servers can be verified."""
+
+import json
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+
+from rekindle import tracking
+from rekindle.errors import ConfigError
+from rekindle.serving.compare import recorded
+from rekindle.storage import Store
+from rekindle.workload import data_until
+from steps import refresh, release
+from tests.steps.conftest import WORLD
+
+
+@pytest.fixture(autouse=True)
+def workdir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a step writes goes below the test's own directory."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+
+
+def inputs(name: str, workload: str = "steps.fraud") -> refresh.Inputs:
+    return refresh.Inputs(
+        workload=workload, name=name, data={"source": WORLD}, workflow=f"{name}-newer", experiment=name
+    )
+
+
+def test_the_champions_weights_are_released_again_with_what_is_known_by_now(
+    s3: Store, mlflow_server: str, small_dataset: Path, expert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name, report = f"m-{uuid4().hex[:8]}", tmp_path / "judged"
+    report.mkdir()
+    (report / "verdict.json").write_text('{"verdict": "release", "rows": 5}')
+    run_id = tracking.start_run(name, f"{name}-first")
+    artifacts = {"model": expert, "dataset": small_dataset, "report": report}
+    first = release.run(release.Inputs(name=name, verdict="release", run_id=run_id, **artifacts))
+    tracking.promote(name, first.version, "servers-1")
+
+    newer = refresh.run(inputs(name))
+    assert (newer.verdict, newer.champion) == ("release", first.version)
+    assert f"version {first.version} with {newer.rows:,} rows of data since" in newer.reason
+    assert data_until(newer.dataset) > data_until(small_dataset)
+    assert (newer.report / "verdict.json").read_text() == (report / "verdict.json").read_text()
+    [(request, expected), *_] = recorded(newer.report, 200)
+    assert len(request["instances"]) == len(expected) == 20
+
+    artifacts = {"model": newer.model, "dataset": newer.dataset, "report": newer.report}
+    second = release.run(release.Inputs(name=name, verdict="release", run_id=newer.run_id, **artifacts))
+    assert second.content != first.content
+    records = [json.loads(s3.get(f"{made.model_uri}release.json")) for made in (first, second)]
+    assert records[0]["model_sha256"] == records[1]["model_sha256"] == newer.model_sha256
+    tracking.promote(name, second.version, "servers-2")
+
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "another-pod"))
+    again = refresh.run(inputs(name))
+    assert (again.verdict, again.rows) == ("same", 0)
+    assert f"has no data since {records[1]['provenance']['data_until']}" in again.reason
+
+
+@pytest.mark.parametrize(
+    ("workload", "says"), [("steps.fraud", "has no champion: release one"), ("steps.digits", "has no refresh")]
+)
+def test_what_cannot_be_refreshed_says_why(mlflow_server: str, s3: Store, workload: str, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        refresh.run(inputs("nobody", workload))
