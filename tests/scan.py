@@ -20,7 +20,7 @@ from tests.commands import BIN, ROOT
 from tests.rekindle.cluster.pod_security import pods
 
 CHECKOV = "checkov==3.3.30"
-FULL = Platform("models", options=("mlflow", "minio", "frameworks"), quota=("64", "256Gi"))
+FULL = Platform("models", options=("mlflow", "minio", "frameworks", "prometheus"), quota=("64", "256Gi"))
 WITH_OBJECTS = ("Deployment", "Service", "HorizontalPodAutoscaler", "PodDisruptionBudget", "Secret", "Job")
 SKIPPED = {  # by how the lines of `findings` begin
     "CKV_K8S_8 Pod.": "a step or a worker ends by itself; argo and the launcher watch it, and it answers nobody",

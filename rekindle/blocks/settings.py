@@ -48,7 +48,9 @@ class PodConfig(Section):
     grace_seconds: int = Field(
         60, ge=1, description="pods of jobs: from SIGTERM to SIGKILL; preemptible nodes may give less than this"
     )
-    deadline_minutes: int = Field(120, ge=1, description="one attempt may take this long")
+    deadline_minutes: int = Field(
+        120, ge=1, description="one attempt may take this long; the time in which it waits for nodes does not count"
+    )
 
     def steady(self) -> "PodConfig":
         """The same for the pod that leads a job: never on preemptible nodes."""
@@ -91,7 +93,9 @@ class ClusterConfig(Section):
     queue: str = Field("", description="the queue of Volcano or Kueue that jobs wait in")
     cache: str = Field("", description="PersistentVolumeClaim that keeps datasets near the training pods (empty: none)")
     retries: int = Field(4, ge=0, description="times a failed step is tried again, after 2, 6, 18, 54 seconds")
-    deadline_hours: int = Field(48, ge=1, description="a whole workflow may take this long")
+    deadline_hours: int = Field(
+        168, ge=1, description="a whole workflow may take this long, with all that it waits for nodes and queues"
+    )
     keep_days: int = Field(14, ge=1, description="a finished workflow is removed from the cluster after this time")
 
     def pod(self, name: str) -> PodConfig:

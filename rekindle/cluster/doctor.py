@@ -16,6 +16,7 @@ import yaml
 from rekindle.argo.names import DEFAULT_ARTIFACT_REPOSITORY
 from rekindle.blocks import pod as pods
 from rekindle.blocks.jobs.pytorch_job import pytorch_job
+from rekindle.blocks.presets import presets
 from rekindle.blocks.settings import DEFAULTS, ClusterConfig
 from rekindle.cluster import platform
 from rekindle.cluster.api import PODS, Cluster, Object, Resource
@@ -70,6 +71,7 @@ def check(cluster: Cluster, config: ClusterConfig, train: TrainConfig, seconds: 
     checks: dict[str, Iterator[Check]] = {
         "kinds": kinds(cluster),
         "controllers": controllers(cluster),
+        "gang": gang(cluster, config.gang),
         "namespace": namespace(cluster),
         "your rights": user_rights(cluster),
         "account": account(cluster, config.service_account),
@@ -108,15 +110,20 @@ def _api_server(cluster: Cluster) -> Check:
 def kinds(cluster: Cluster) -> Iterator[Check]:
     """Whether the kinds of which workflows consist are defined, in the right versions."""
     for api, required in KINDS.items():
-        try:
-            defined = {resource["name"] for resource in cluster.call("GET", f"/apis/{api}")["resources"]}
-        except ApiError as error:
-            if error.code != 404:
-                raise
-            defined = set()
+        defined = _kinds(cluster, api)
         missing = [kind for kind in required if kind not in defined]
         detail = f"no {', '.join(missing)}" if missing else ", ".join(required)
         yield Check(api, not missing, detail, f"Its definitions are missing or too old: {INSTALL[api]}.")
+
+
+def _kinds(cluster: Cluster, api: str) -> set[str]:
+    """The kinds that are defined in a version of an API group."""
+    try:
+        return {resource["name"] for resource in cluster.call("GET", f"/apis/{api}").get("resources") or ()}
+    except ApiError as error:
+        if error.code != 404:
+            raise
+        return set()
 
 
 def controllers(cluster: Cluster) -> Iterator[Check]:
@@ -138,6 +145,22 @@ def controllers(cluster: Cluster) -> Iterator[Check]:
         detail += "" if sees_namespace else f", which sees only namespace {watched}"
         remedy = f"Let it watch {cluster.namespace}." if supported else f"{remedy}."
         yield Check(name, supported and sees_namespace, detail, remedy)
+
+
+def gang(cluster: Cluster, wanted: str) -> Iterator[Check]:
+    """Whether the operator, or Kueue, does what `cluster.gang` asks for: otherwise a job starts piecemeal, or never."""
+    if wanted == "kueue":
+        queues = _kinds(cluster, "kueue.x-k8s.io/v1beta1")
+        found = "there is Kueue" if "localqueues" in queues else "there is no Kueue"
+        yield Check("gang", "localqueues" in queues, found, "Install Kueue, or leave cluster.gang empty.")
+    elif wanted:
+        scheduler = presets()["gang"][wanted]["pods"]["schedulerName"]
+        for operator in cluster.list_objects(ALL_PODS, CONTROLLERS["training operator"][0]):
+            container = operator["spec"]["containers"][0]
+            given = _flag([*(container.get("command") or []), *(container.get("args") or [])], "--gang-scheduler-name")
+            detail = f"the training operator has --gang-scheduler-name={given}" if given else "it has no gang scheduler"
+            remedy = f"Give the training operator the argument --gang-scheduler-name={scheduler}."
+            yield Check("gang", given == scheduler, detail, remedy)
 
 
 def namespace(cluster: Cluster) -> Iterator[Check]:

@@ -13,7 +13,7 @@ from rekindle.ledger.report import LOST, TRAINED, WAITED, Incident, Interval, Su
 
 def summarize(events: Iterable[Event]) -> Summary:
     """Add up the events of a run, which must be ordered by time. Invalid events are skipped and counted."""
-    accounts = _Accounts()
+    accounts = Accounts()
     for event in events:
         accounts.apply(event)
     return accounts.close()
@@ -74,7 +74,7 @@ class _Pause:
         return self.unseen or self.broken is not None
 
 
-class _Accounts:
+class Accounts:
     """Processes the events in order, by a method `on_<name>` each."""
 
     def __init__(self) -> None:

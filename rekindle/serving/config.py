@@ -86,6 +86,16 @@ class ServeConfig(Limits):
     cpu_percent: int = Field(
         default=70, ge=1, le=100, description="use of the requested CPU above which servers are added"
     )
+    memory_percent: int = Field(
+        default=0, ge=0, le=100, description="the same of the requested memory (0: memory does not count)"
+    )
+    metrics: dict[str, str] = Field(
+        default_factory=dict,
+        description="metrics of the pods, by name: above this average servers are added (needs a metrics adapter)",
+    )
+    scale_down_seconds: int = Field(
+        default=300, ge=0, le=3600, description="servers are removed, one a minute, after so long without need of them"
+    )
 
     @model_validator(mode="after")
     def _ordered(self) -> "ServeConfig":

@@ -108,7 +108,14 @@ class Training:
         plan = {"device": self.fingerprint["device"], "workers": spec.workers, "steps": self.total}
         plan["virtual_workers"] = spec.virtual_workers
         samples = spec.batch_size * spec.virtual_workers
-        self.metrics = Metrics(spec.run_id, self.total, samples, lambda: members.note("run", **plan), spec.part)
+        self.metrics = Metrics(
+            spec.run_id,
+            self.total,
+            samples,
+            lambda: members.note("run", **plan),
+            spec.part,
+            lambda loss: members.note("loss", loss=loss),
+        )
         self.group = TrainingGroup(members, self.state, self.checkpoints, leaving)
 
     def run(self) -> None:

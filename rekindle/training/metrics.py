@@ -1,5 +1,6 @@
 """Progress of a training: one line a second, and curves for MLflow, sent by a thread."""
 
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -22,7 +23,9 @@ class Metrics:
         samples_per_step: int,
         on_first: Callable[[], None] = lambda: None,
         part: str = "",
+        on_loss: Callable[[float], None] = lambda loss: None,
     ) -> None:
+        self.on_loss = on_loss
         self.part = f"{part}/" if part else ""
         self.run_id, self.total, self.samples, self.on_first = run_id, total, samples_per_step, on_first
         self.every = max(1, total // POINTS)
@@ -83,6 +86,8 @@ class Metrics:
 
     def _progress(self, step: int, loss: float, steps_per_s: float) -> None:
         eta = (self.total - step) / max(1e-9, steps_per_s)
+        if math.isfinite(loss):
+            self.on_loss(loss)
         say(progress(step, self.total, loss, steps_per_s * self.samples, eta, self._validation))
 
     def _run(self) -> None:

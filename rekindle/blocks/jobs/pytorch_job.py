@@ -20,6 +20,7 @@ SHARED_MOUNT = {"name": "shared-memory", "mountPath": "/dev/shm"}
 
 
 KEY = "secret"
+METRICS = 9464  # port of the coordinator: what Prometheus may know
 
 
 def run_secret(name: str) -> Manifest:
@@ -53,7 +54,8 @@ def pytorch_job(name: str, train: TrainConfig, cluster: ClusterConfig, flags: li
         "kind": "PyTorchJob",
         "metadata": metadata(name, cluster),
         "spec": {
-            "runPolicy": run_policy(cluster, cluster.pod("train"), least + 1),  # and the coordinator
+            "runPolicy": run_policy(cluster, cluster.pod("train"), least + 1)  # and the coordinator
+            | {"activeDeadlineSeconds": 3600 * cluster.deadline_hours},  # its own counts only while workers train
             **({"nprocPerNode": str(share)} if share > 1 else {}),
             "elasticPolicy": {"minReplicas": least, "maxReplicas": train.max_workers // share},
             "pytorchReplicaSpecs": {
@@ -73,10 +75,12 @@ def _secret(name: str) -> Manifest:
 def _coordinator(name: str, cluster: ClusterConfig, flags: list[str]) -> Manifest:
     pod = cluster.pod("coordinator")
     args = ["-m", "rekindle.training.membership.server", *flags]
-    coordinator = container("pytorch", pod, args, env=[*POD_IP, _secret(name)])
+    own = {"REKINDLE_DEADLINE": 60 * cluster.pod("train").deadline_minutes, "REKINDLE_METRICS": METRICS}
+    env = [*POD_IP, _secret(name), *({"name": key, "value": str(value)} for key, value in own.items())]
+    ports = [{"name": "metrics", "containerPort": METRICS}]
+    coordinator = container("pytorch", pod, args, env=env, ports=ports)
     # the operator looks at the job's own deadline only when something happens to a pod: this is what happens then
-    deadline = 60 * cluster.pod("train").deadline_minutes
-    return pod_spec(pod, cluster.pod_account, [coordinator], activeDeadlineSeconds=deadline)
+    return pod_spec(pod, cluster.pod_account, [coordinator], activeDeadlineSeconds=3600 * cluster.deadline_hours)
 
 
 def _worker(name: str, train: TrainConfig, cluster: ClusterConfig, flags: list[str]) -> Manifest:

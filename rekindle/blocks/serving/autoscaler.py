@@ -6,8 +6,20 @@ from rekindle.serving.config import ServeConfig
 
 
 def autoscaler(name: str, serve: ServeConfig, server: str) -> Manifest:
-    """More pods while they use more than `cpu_percent` of the CPU they asked for. Source: autoscaling/v2 HPA."""
-    cpu = {"name": "cpu", "target": {"type": "Utilization", "averageUtilization": serve.cpu_percent}}
+    """More pods at once while any of what is measured is above its target; fewer one by one.
+
+    Source: autoscaling/v2 HPA.
+    """
+    used = {"cpu": serve.cpu_percent} | ({"memory": serve.memory_percent} if serve.memory_percent else {})
+    targets = [(name, {"type": "Utilization", "averageUtilization": percent}) for name, percent in used.items()]
+    metrics: list[Manifest] = [
+        {"type": "Resource", "resource": {"name": name, "target": target}} for name, target in targets
+    ]
+    metrics += [
+        {"type": "Pods", "pods": {"metric": {"name": name}, "target": {"type": "AverageValue", "averageValue": value}}}
+        for name, value in sorted(serve.metrics.items())
+    ]
+    one_a_minute = {"type": "Pods", "value": 1, "periodSeconds": 60}
     return {
         "apiVersion": "autoscaling/v2",
         "kind": "HorizontalPodAutoscaler",
@@ -16,6 +28,9 @@ def autoscaler(name: str, serve: ServeConfig, server: str) -> Manifest:
             "scaleTargetRef": {"apiVersion": "apps/v1", "kind": "Deployment", "name": server},
             "minReplicas": serve.min_replicas,
             "maxReplicas": serve.max_replicas,
-            "metrics": [{"type": "Resource", "resource": cpu}],
+            "metrics": metrics,
+            "behavior": {
+                "scaleDown": {"stabilizationWindowSeconds": serve.scale_down_seconds, "policies": [one_a_minute]}
+            },
         },
     }

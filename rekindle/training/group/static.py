@@ -81,7 +81,9 @@ class StaticGroup:
         self.close()
 
     def note(self, event: str, **fields: Any) -> None:
-        """Record an event in the ledger. Returns at once."""
+        """Record an event in the ledger. Returns at once. The loss is on the progress line: here nobody else asks."""
+        if event == "loss":
+            return
         if self._early is not None:
             self._early.append({"event": event, "t": time.time()} | fields)
         elif self._ledger:

@@ -212,7 +212,7 @@ class Membership:
         crashes = self.crashes.record(name, self.step, self.group, members)
         if code != 1 or crashes >= CRASHES:
             again = f" ({crashes} times without a newer step)" if code == 1 else ""
-            self._conclude(code, f"{name}{again}: {message}")
+            self.conclude(code, f"{name}{again}: {message}")
 
     def tick(self, now: float) -> None:
         """Time passed: drop silent and hung workers, log what training waits for."""
@@ -345,9 +345,10 @@ class Membership:
             return
         self.refused_since = min(self.refused_since, now)
         if now - self.refused_since > self.config.hung_seconds:
-            self._conclude(78, problem)
+            self.conclude(78, problem)
 
-    def _conclude(self, code: int, text: str) -> None:
+    def conclude(self, code: int, text: str) -> None:
+        """The run cannot go on."""
         self.verdict = code, text
         self.events.append({"event": "verdict", "code": code, "message": text})
 

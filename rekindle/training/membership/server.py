@@ -30,14 +30,16 @@ from typing import Any, NoReturn, cast
 from rekindle.errors import RekindleError, StorageError, say
 from rekindle.ledger.events import Ledger
 from rekindle.step import fail
-from rekindle.training.membership import handshake
+from rekindle.training.membership import exporter, handshake
 from rekindle.training.membership.completion import completed_model, open_store
+from rekindle.training.membership.exporter import Exporter
 from rekindle.training.membership.lease import Lease
 from rekindle.training.membership.machine import Membership
 from rekindle.training.membership.messages import parse
 from rekindle.training.membership.protocol import MAX_LINE, PORT, Message, encode
 from rekindle.training.spec import TrainingSpec
 
+DEADLINE = "REKINDLE_DEADLINE"  # environment: seconds that the workers may train, however long they are waited for
 TICK = 0.1  # seconds
 LATE = 0.05  # seconds by which a tick may be late before it counts as a pause of the coordinator
 MAX_STRANGERS = 128  # connections without a proof; each one more ends the oldest
@@ -51,7 +53,8 @@ class Coordinator:
     def __init__(self, spec: TrainingSpec, secret: bytes) -> None:
         self.spec, self.secret, self.id = spec, secret, uuid.uuid4().hex[:12]
         self.membership = Membership(spec)
-        self.ledger = Ledger(open_store, spec.ledger)
+        self.ledger, self.exporter = Ledger(open_store, spec.ledger), Exporter(self.membership)
+        self.trained, self.limit = 0.0, float(os.environ.get(DEADLINE) or "inf")
         self.connections: dict[str, Connection] = {}
         self.strangers: dict[Connection, float] = {}  # without a proof yet, and until when; the oldest first
         self.turned_away, self.last_complaint = 0, float("-inf")
@@ -70,6 +73,7 @@ class Coordinator:
             ) from error
         loop.add_signal_handler(signal.SIGTERM, self.end, 143)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+        metrics = await self._offer_metrics(host)
         self._soon(self._check())
         self._soon(self._renew_lease())
         ticker = asyncio.create_task(self._tick())
@@ -79,10 +83,20 @@ class Coordinator:
         code = await self.exit_code
         ticker.cancel()
         server.close()
+        if metrics:
+            metrics.close()
         for connection in self.connections.values():
             connection.transport.close()  # flushes what is still to be sent
         await asyncio.to_thread(self.ledger.close)
         return code
+
+    async def _offer_metrics(self, host: str | None) -> asyncio.Server | None:
+        if port := int(os.environ.get(exporter.VARIABLE) or 0):
+            try:
+                return await self.exporter.serve(host, port)
+            except OSError as error:  # on a laptop another run may have it
+                log(f"no metrics are offered: port {port} cannot be had ({error.strerror})")
+        return None
 
     async def _tick(self) -> None:
         while True:
@@ -92,6 +106,15 @@ class Coordinator:
             if now - due > LATE:
                 self.membership.exclude_pause(now - due)
             self.membership.tick(now)
+            if self.membership.agreed and self.membership.members:
+                self.trained += TICK
+            if self.trained > self.limit:
+                self.membership.conclude(
+                    1,
+                    f"this training takes longer than the {self.limit / 60:g} minutes of "
+                    "cluster.pods.train.deadline_minutes, which count while workers train. Raise it; `rekindle resume` "
+                    "goes on from the newest checkpoint.",
+                )
             self.flush()
             for stranger in [stranger for stranger, until in self.strangers.items() if now > until]:
                 self.turn_away(stranger)
@@ -120,7 +143,7 @@ class Coordinator:
         elif kind == "failed":
             membership.report_error(message["name"], message["failed"], message["code"], message["temporary"])
         elif kind == "event":
-            self.ledger.note(**message)
+            self.note(**message)
         elif worker not in membership.alive:
             raise ValueError("it is not registered")
         elif kind == "beat":
@@ -151,7 +174,7 @@ class Coordinator:
                     del self.connections[worker]
                     connection.transport.close()
         for event in membership.events:
-            self.ledger.note(**event)
+            self.note(**event)
         for text in membership.log:
             log(text)
         membership.events, membership.log = [], []
@@ -160,6 +183,13 @@ class Coordinator:
             self._broadcast({"failed": text, "code": code})
             self.end(code)
             fail(RekindleError(text))
+
+    def note(self, event: str, **fields: Any) -> None:
+        """Record an event; the newest loss is for those who watch, and not for the ledger."""
+        if event != "loss":
+            self.ledger.note(event, **fields)
+        with contextlib.suppress(KeyError, TypeError, ValueError):  # it counts nothing of what makes no sense
+            self.exporter.note(event, **fields)
 
     def end(self, code: int) -> None:
         """Exit with `code`, unless an exit code is set already."""

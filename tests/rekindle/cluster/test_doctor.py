@@ -105,6 +105,26 @@ def test_a_controller_that_is_away_and_one_that_looks_elsewhere_are_found(sound:
     assert "Let it watch models" in checks["Argo's controller"].remedy
 
 
+@pytest.mark.parametrize("gang, scheduler", [("volcano", "volcano"), ("coscheduling", "scheduler-plugins-scheduler")])
+def test_a_gang_that_the_operator_does_not_start_whole_is_found(sound: SoundCluster, gang: str, scheduler: str):
+    asked = {"gang": gang, "queue": "q"}
+    checks = examined(asked)
+    assert wrong(checks) == {"gang": "it has no gang scheduler"}
+    assert f"--gang-scheduler-name={scheduler}" in checks["gang"].remedy
+    operator = sound.objects["/api/v1/pods"]["kubeflow-training-operator"]["spec"]["containers"][0]
+    operator["command"] = ["/manager", "--gang-scheduler-name", "another"]
+    assert wrong(examined(asked)) == {"gang": "the training operator has --gang-scheduler-name=another"}
+    operator["command"] = ["/manager", f"--gang-scheduler-name={scheduler}"]
+    assert wrong(examined(asked)) == {}
+
+
+def test_a_queue_that_nobody_serves_is_found(sound: SoundCluster):
+    asked = {"gang": "kueue", "queue": "q"}
+    assert wrong(examined(asked)) == {"gang": "there is no Kueue"}
+    sound.fixed["/apis/kueue.x-k8s.io/v1beta1"] = {"resources": [{"name": "localqueues"}]}
+    assert wrong(examined(asked)) == {}
+
+
 def test_a_kubernetes_that_is_too_old_ends_the_examination(sound: SoundCluster):
     sound.version_is("29")
     assert wrong(examined()) == {"API server": f"http://127.0.0.1:{sound.port}, Kubernetes v1.29.0"}

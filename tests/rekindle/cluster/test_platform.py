@@ -19,7 +19,7 @@ from tests.kinds import kinds
 from tests.rekindle.cluster.pod_security import pods, violations
 
 GOLDEN = Path(__file__).parents[2] / "golden"
-FULL = Platform("models", options=("mlflow", "minio", "frameworks"), quota=("64", "256Gi"))
+FULL = Platform("models", options=("mlflow", "minio", "frameworks", "prometheus"), quota=("64", "256Gi"))
 
 
 @pytest.fixture(scope="module")

@@ -108,6 +108,18 @@ def test_a_release_starts_with_what_the_autoscaler_would_give_it_at_least() -> N
     assert spec["scaleTargetRef"] == {"apiVersion": "apps/v1", "kind": "Deployment", "name": "cards-1"}
 
 
+def test_servers_are_added_for_memory_and_for_what_they_measure_and_go_one_by_one() -> None:
+    asked = {"memory_percent": 80, "metrics": {"rekindle_requests_waiting": "4"}, "scale_down_seconds": 60}
+    spec = autoscaler("cards", ServeConfig.model_validate(asked), "cards-1")["spec"]
+    cpu, memory, waiting = spec["metrics"]
+    assert (cpu["resource"]["name"], memory["resource"]["name"]) == ("cpu", "memory")
+    assert memory["resource"]["target"] == {"type": "Utilization", "averageUtilization": 80}
+    assert waiting["pods"]["metric"] == {"name": "rekindle_requests_waiting"}
+    assert waiting["pods"]["target"] == {"type": "AverageValue", "averageValue": "4"}
+    down = spec["behavior"]["scaleDown"]
+    assert down["stabilizationWindowSeconds"] == 60 and down["policies"][0]["value"] == 1
+
+
 def test_clients_reach_one_release_and_a_drain_spares_each_of_them() -> None:
     spec = deployment("cards", "cards-1", SERVE, CLUSTER, [])["spec"]
     labels = spec["template"]["metadata"]["labels"]

@@ -1,0 +1,87 @@
+"""Whoever watches a cluster sees a training: its steps, its loss, who is in it, and what it has lost."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from rekindle.training.membership.exporter import KEPT, MAX_REQUESTS, Exporter
+from rekindle.training.membership.machine import PATIENCE, Membership
+from tests.rekindle.training.membership.test_server import config, hello
+
+
+def values(text: bytes) -> dict[str, float]:
+    samples = [line.rsplit(" ", 1) for line in text.decode().splitlines() if not line.startswith("#")]
+    return {name.removeprefix("rekindle_training_"): float(value) for name, value in samples}
+
+
+def trained(**fields: Any) -> Exporter:
+    """Two workers that train, of which one is lost; the other makes its second step."""
+    membership = Membership(config(workers=2, min_workers=1))
+    exporter, now = Exporter(membership), 100.0
+    for name in "ab":
+        membership.join(now, hello(name))
+    now += PATIENCE + 0.1
+    for name in "ab":
+        membership.ack(now, name, membership.generation, 0)
+    membership.heartbeat(now, "a", 1)
+    membership.lost(now + 1, "b")
+    membership.ack(now + 1, "a", membership.generation, 1)
+    membership.heartbeat(now + 2, "a", 2)
+    exporter.note("run", steps=40, **fields)
+    for event in membership.events:
+        exporter.note(**event)
+    return exporter
+
+
+def test_a_scrape_tells_the_steps_the_loss_the_members_and_the_losses() -> None:
+    exporter = trained()
+    assert "loss" not in values(exporter.text()), "none was reported yet"
+    exporter.note("loss", loss=0.25)
+    seen = values(exporter.text())
+    assert (seen["step"], seen["steps"], seen["loss"]) == (2, 40, 0.25)
+    assert (seen["members"], seen["workers"]) == (1, 1) and seen["generation"] == exporter.membership.group
+    assert seen['events_total{event="lost"}'] == 1 and seen['events_total{event="join"}'] == 2
+    assert seen['worker_seconds{kind="trained"}'] > 0 and 'worker_seconds{kind="lost"}' in seen
+
+
+def test_a_long_training_does_not_fill_the_memory_of_its_coordinator() -> None:
+    exporter = trained()
+    for step in range(3, 3 * KEPT):
+        exporter.note("step", step=step)
+    assert len(exporter.accounts.points) <= KEPT and len(exporter.accounts.summary.points) <= KEPT
+
+
+def test_it_answers_http_and_outlives_who_says_nothing_or_too_much() -> None:
+    async def get(port: int, request: bytes = b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n") -> bytes:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        try:
+            writer.write(request)
+            return await reader.read()
+        except ConnectionError:
+            return b""
+        finally:
+            writer.close()
+
+    async def scrape() -> None:
+        exporter = trained()
+        server = await exporter.serve("127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(MAX_REQUESTS - 2)]
+        assert b"200" not in await get(port, b"x" * 100_000)
+        head, _, body = (await get(port)).partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 200 OK") and f"Content-Length: {len(body)}".encode() in head
+        assert values(body)["step"] == 2
+        for _, writer in silent:
+            writer.close()
+        server.close()
+
+    asyncio.run(scrape())
+
+
+def test_events_that_make_no_sense_are_counted_and_nothing_else() -> None:
+    exporter = trained()
+    exporter.note("step", step="many")
+    with pytest.raises(KeyError):
+        exporter.note("loss")
+    assert values(exporter.text())["step"] == 2
