@@ -29,7 +29,9 @@ from rekindle.workload import DataConfig, load
 
 ENVIRONMENT = "REKINDLE_"  # REKINDLE_TRAIN__WORKERS=3 sets train.workers
 # variables that set no key of the config
-OTHERS = tuple(ENVIRONMENT + name for name in ("HOME", "PATH", "CACHE", "ENDPOINT", "GRACE", "SHM", "POD", "TEST_"))
+OTHERS = tuple(
+    ENVIRONMENT + name for name in ("HOME", "PATH", "CACHE", "ENDPOINT", "GRACE", "NOTICE", "SHM", "POD", "TEST_")
+)
 DEFAULT_PIPELINE = "pipelines.training"
 Keys = tuple[str, ...]  # where a value is: ("train", "workers")
 

@@ -1,6 +1,6 @@
 """The `cluster:` section of a config: what the pods get on Kubernetes. A run on this machine ignores all of it."""
 
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 
@@ -47,6 +47,9 @@ class PodConfig(Section):
     annotations: dict[str, str] = Field(default_factory=dict, description="annotations of the pods")
     grace_seconds: int = Field(
         60, ge=1, description="pods of jobs: from SIGTERM to SIGKILL; preemptible nodes may give less than this"
+    )
+    notice: Literal["", "aws", "azure"] = Field(
+        "", description="workers leave when this cloud's metadata service says that their node is about to be taken"
     )
     deadline_minutes: int = Field(
         120, ge=1, description="one attempt may take this long; the time in which it waits for nodes does not count"

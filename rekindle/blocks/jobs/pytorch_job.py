@@ -88,11 +88,19 @@ def _worker(name: str, train: TrainConfig, cluster: ClusterConfig, flags: list[s
     pod = pod.model_copy(update={"cpu": pod.cpu or str(train.threads * max(1, pod.gpus))})
     pod_name = {"name": "POD_NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}
     cache = volume.cache(cluster.cache)
+    notice = [{"name": "REKINDLE_NOTICE", "value": pod.notice}] if pod.notice else []
     worker = container(
         "pytorch",
         pod,
         ["-m", "rekindle.training.launch.launcher", *flags],
-        env=[*POD_IP, pod_name, _secret(name), {"name": "REKINDLE_GRACE", "value": str(pod.grace_seconds)}, *cache.env],
+        env=[
+            *POD_IP,
+            pod_name,
+            _secret(name),
+            {"name": "REKINDLE_GRACE", "value": str(pod.grace_seconds)},
+            *notice,
+            *cache.env,
+        ],
         volumeMounts=[*MOUNTS, SHARED_MOUNT, *cache.mounts],
     )
     volumes = [*own_volumes(pod), SHARED, *cache.volumes]

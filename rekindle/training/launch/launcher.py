@@ -9,9 +9,10 @@
     no object store, no MLflow       temporary            restarted
     anything else, OOM-killed        a bug                restarted; the third without a newer step: exit code 1
 
-SIGTERM (or SIGINT) is passed on to the workers, which leave in order: exit code 143 within $REKINDLE_GRACE (30)
-seconds. PET_NPROC_PER_NODE says how many workers, if it is a number; worker N gets LOCAL_RANK=N. This process imports
-no torch, forks workers from one that has it (forkserver.py), reaps all orphans, and ends all processes with itself.
+SIGTERM (or SIGINT, or the cloud's notice: notice.py) is passed on to the workers, which leave in order: exit code 143
+within $REKINDLE_GRACE (30) seconds. PET_NPROC_PER_NODE says how many workers, if it is a number; worker N gets
+LOCAL_RANK=N. This process imports no torch, forks workers from one that has it (forkserver.py), reaps all orphans, and
+ends all processes with itself.
 """
 
 import signal
@@ -34,7 +35,7 @@ from typing import TYPE_CHECKING
 from rekindle.common import linux
 from rekindle.errors import ConfigError, RekindleError, say
 from rekindle.training.checkpoint import snapshot_file
-from rekindle.training.launch import signals
+from rekindle.training.launch import notice, signals
 from rekindle.training.launch.cgroup import Memory
 from rekindle.training.launch.forkserver import AWAY, VERDICT, Forkserver, WorkerSlot
 
@@ -322,6 +323,9 @@ def count() -> int:
 def main(argv: list[str]) -> int:
     """The command."""
     signal_pipe = SignalPipe()
+    if notice.stay_away(signal_pipe):
+        return 143
+    notice.watch()
     try:
         launcher = Launcher(signal_pipe, count())  # torch is loaded while we parse the flags
         from rekindle.training.membership.handshake import run_secret

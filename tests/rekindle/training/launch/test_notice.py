@@ -1,0 +1,96 @@
+"""A node that its cloud is about to take loses no work: its workers leave first, and none starts on it again."""
+
+import json
+import signal
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rekindle.training.launch import notice
+from tests.rekindle.training.crew import Crew, flags
+
+EVENT = {"EventType": "Preempt", "Resources": ["aks-spot_3", "aks-spot_4"], "EventStatus": "Scheduled"}
+
+
+class Metadata(BaseHTTPRequestHandler):
+    """The metadata services of AWS and Azure, as their documentation has them."""
+
+    def do_PUT(self) -> None:
+        known = self.path == "/latest/api/token" and self.headers["X-aws-ec2-metadata-token-ttl-seconds"]
+        self._answer(200 if known else 400, "the-token")
+
+    def do_GET(self) -> None:
+        path, server = self.path.partition("?")[0], self.server
+        events: Any = getattr(server, "events", [])
+        if path == "/latest/meta-data/spot/instance-action":
+            code = 401 if self.headers["X-aws-ec2-metadata-token"] != "the-token" else 200 if events else 404
+            self._answer(code, '{"action": "terminate", "time": "2026-11-23T08:22:00Z"}')
+        elif path == "/metadata/instance/compute/name":
+            self._answer(200 if self.headers["Metadata"] else 400, "aks-spot_3")
+        else:
+            self._answer(200 if self.headers["Metadata"] else 400, json.dumps({"Events": events}))
+
+    def _answer(self, code: int, text: str) -> None:
+        self.send_response(code)
+        self.send_header("Content-Length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text.encode())
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def cloud() -> Iterator[Any]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Metadata)
+    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+    yield server
+    server.shutdown()
+    server.server_close()
+
+
+def address(cloud: Any) -> str:
+    return f"127.0.0.1:{cloud.server_address[1]}"
+
+
+@pytest.mark.parametrize("name", ["aws", "azure"])
+def test_a_notice_is_understood_and_one_for_another_machine_is_not(
+    cloud: Any, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(notice.VARIABLE, f"{name} {address(cloud)}")
+    assert not notice.announced()
+    cloud.events = [EVENT]
+    assert notice.announced()
+    cloud.events = [EVENT | {"Resources": ["aks-spot_9"]}, EVENT | {"EventType": "Freeze"}]
+    assert notice.announced() == (name == "aws")
+
+
+def test_where_no_cloud_answers_there_is_no_notice(monkeypatch: pytest.MonkeyPatch) -> None:
+    for value in ("", "aws 127.0.0.1:1", "azure 127.0.0.1:1", "none-such"):
+        monkeypatch.setenv(notice.VARIABLE, value)
+        assert not notice.announced()
+
+
+def test_workers_leave_a_node_that_is_about_to_be_taken_and_none_starts_there(
+    cloud: Any, toy_dataset: None, s3_environment: dict[str, str], tmp_path: Path
+) -> None:
+    (tmp_path / "shm").mkdir()
+    crew = Crew(s3_environment | {"REKINDLE_SHM": str(tmp_path / "shm")}, tmp_path)
+    told = {"MASTER_ADDR": "", "REKINDLE_NOTICE": f"aws {address(cloud)}"}
+    try:
+        prefix = "notice"
+        launcher = crew.launcher(prefix, flags(prefix, steps=1_000_000), **told)
+        crew.until(lambda: "loss" in launcher.said(), 60)
+        cloud.events = [EVENT]
+        assert launcher.code() == 143, launcher.said()
+        assert "about to be taken: its workers leave" in launcher.said()
+        again = crew.launcher(f"{prefix}-again", flags(prefix, steps=1_000_000), **told)
+        crew.until(lambda: "no worker starts on it" in again.said(), 60)
+        again.send(signal.SIGTERM)
+        assert again.code() == 143 and "loss" not in again.said(), again.said()
+    finally:
+        crew.close()
