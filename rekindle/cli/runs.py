@@ -14,7 +14,7 @@ from rekindle.cli.output import print_result, run_output
 if TYPE_CHECKING:
     from rekindle.cluster.api import Cluster
 
-NO_PODS = "{} has no pods left: completed ones are deleted; `logs -f` reads them while they run."
+NO_PODS = "{} has no pods left, and no logs of such steps in the object store: `logs -f` reads them while they run."
 
 
 @command
@@ -130,7 +130,7 @@ def logs(name: str | None, step: str, follow: bool, cluster: "Cluster | None", a
     """Print the logs of a run: its steps, and its training replicas.
 
     NAME defaults to the newest run. STEP selects the steps whose names contain it. With -o json, each line is an
-    object.
+    object. On a cluster, the logs of steps whose pods are gone are read from the object store.
 
     Example:
       rekindle logs -f
@@ -138,14 +138,14 @@ def logs(name: str | None, step: str, follow: bool, cluster: "Cluster | None", a
     """
     if cluster:
         from rekindle.cluster import workflows
-        from rekindle.view.cluster_logs import Logs
+        from rekindle.view.cluster_logs import Logs, archived
 
         name = name or workflows.newest(cluster)
-        workflows.read(cluster, name)
+        workflow = workflows.read(cluster, name)
         reader = Logs(cluster, name, sys.stdout, step, as_json)
         if follow:
             reader.follow()
-        elif not reader.print():
+        elif not reader.print() and not reader.write(archived(cluster, workflow, step)):
             click.echo(NO_PODS.format(name), err=True)
         return
     from rekindle.view import overview

@@ -85,7 +85,7 @@ class Platform:
             "endpoint": endpoint,
             "region": self.region,
             "mlflow": self.mlflow or f"http://mlflow.{self.namespace}.svc:5000",
-            "repository": yaml.safe_dump({"s3": _repository(self, endpoint)}, sort_keys=False),
+            "repository": yaml.safe_dump({"archiveLogs": True, "s3": _repository(self, endpoint)}, sort_keys=False),
             "image": images["rekindle"],
             "mlflow_image": images["mlflow"],
             "minio_image": images["minio"],

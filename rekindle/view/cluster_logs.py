@@ -3,18 +3,23 @@
     Logs(cluster, "demo-4k2xp", out).follow()     # until the run has completed and all lines are written
 
 Each running container is read by its own thread; a broken connection resumes where it stopped, so no line is repeated.
-Pods may be deleted and recreated under the same name.
+Pods may be deleted and recreated under the same name. `archived` has the logs of those that are gone.
+
+    python -m rekindle.view.cluster_logs KEY...    in a pod: {"key": ..., "line": ...} for each line of these objects
 """
 
+import json
 import re
+import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain
 from typing import Any, TextIO
 
 from rekindle.argo.kinds import COMPLETED
 from rekindle.argo.names import NODE_NAME, REPLICA_TYPE, WORKFLOW
+from rekindle.cluster import remote
 from rekindle.cluster.api import PODS, WORKFLOWS, Cluster, Object
 from rekindle.cluster.errors import ApiError
 from rekindle.common.wording import visible
@@ -150,6 +155,14 @@ class Logs:
         running = ((s["name"], s["restartCount"]) for s in statuses if "running" in (s.get("state") or {}))
         return (container, starts) in running
 
+    def write(self, lines: Iterable[tuple[str, str]]) -> int:
+        """Write lines with their labels; returns their number."""
+        count = 0
+        for label, line in lines:
+            self._write(label, line)
+            count += 1
+        return count
+
     def _write(self, label: str, line: str) -> None:
         with self.lock:
             if self.colors is None:
@@ -194,6 +207,37 @@ def _tail_of(cluster: Cluster, pod: Mapping[str, Any], container: str, size: int
         return ""
 
 
+def archived(cluster: Cluster, workflow: Object, step: str) -> Iterator[tuple[str, str]]:
+    """(label, line) of the logs that Argo has saved of these steps. A pod reads the object store: ApiError,
+    RekindleError if it fails."""
+    keys: dict[str, str] = {}
+    for node in ((workflow.get("status") or {}).get("nodes") or {}).values():
+        label = re.sub(r"^[.-]", "", node["name"].removeprefix(workflow["metadata"]["name"]))
+        for artifact in (node.get("outputs") or {}).get("artifacts") or []:
+            if artifact["name"] == "main-logs" and step in label and (key := (artifact.get("s3") or {}).get("key")):
+                keys[key] = label
+    if keys:
+        text = remote.output_of(cluster, remote.image_of(workflow), ["-m", "rekindle.view.cluster_logs", *keys])
+        for line in text.splitlines():
+            if line.startswith("{"):
+                said = json.loads(line)
+                yield keys[said["key"]], said["line"]
+
+
+def _print_stored(keys: Iterable[str]) -> None:
+    """What lies under the keys, each line as an object; a key under which there is nothing says so."""
+    from rekindle.storage import NotFound, Store
+
+    store = Store.from_env()
+    for key in keys:
+        try:
+            lines = store.get(key).decode(errors="replace").splitlines()
+        except NotFound:
+            lines = [f"{store.uri(key)} is gone"]
+        for line in lines:
+            print(json.dumps({"key": key, "line": line}))
+
+
 class TrainingProgress:
     """The progress of the training of a run, polled from the logs of its workers while `of` is called."""
 
@@ -222,3 +266,7 @@ class TrainingProgress:
                 progress = self.progress
             self.progress = progress
             time.sleep(PROGRESS_EVERY)
+
+
+if __name__ == "__main__":
+    _print_stored(sys.argv[1:])

@@ -5,17 +5,22 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 from rekindle.argo.names import NODE_NAME, WORKFLOW
+from rekindle.cli import commands
 from rekindle.cluster.api import Cluster
 from rekindle.cluster.errors import ApiError
-from rekindle.view.cluster_logs import Logs, TrainingProgress, tail
+from rekindle.storage import Store
+from rekindle.view.cluster_logs import Logs, TrainingProgress, archived, tail
 from rekindle.view.summary import Step
 from tests.rekindle.cluster.server import ApiServer, status
 from tests.rekindle.cluster.test_api import WORKFLOWS_AT, workflow
+from tests.rekindle.view.test_explain import Kubelet
 
 PODS_AT = "/api/v1/namespaces/models/pods"
 REPLICA = {"training.kubeflow.org/replica-type": "worker"}
@@ -161,3 +166,26 @@ def test_training_progress_is_asked_of_the_workers(server: ApiServer, cluster: C
     row = Step("train", "train", 0, "Pod", "Running")
     until(lambda: progress.of(row))
     assert progress.of(row) == "step 120/600  loss 0.0213  10 234 samples/s  12 s left"
+
+
+def test_the_logs_of_pods_that_are_gone_are_read_where_argo_has_put_them(
+    tmp_path: Path, s3: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    s3.put("demo/demo-prepare-1/main.log", b"500 rows\ndone\n")
+    nodes = {
+        name: {"name": f"demo.{name}", "outputs": {"artifacts": [{"name": "main-logs", "s3": {"key": key}}]}}
+        for name, key in {"prepare": "demo/demo-prepare-1/main.log", "evaluate": "demo/gone/main.log"}.items()
+    }
+    template = {"name": "prepare", "container": {"image": "rekindle:0.1"}}
+    run = {"metadata": {"name": "demo"}, "spec": {"templates": [template]}, "status": {"nodes": nodes}}
+    with Kubelet(tmp_path) as server:
+        monkeypatch.setenv("KUBECONFIG", str(server.kubeconfig))
+        cluster = Cluster.connect()
+        assert list(archived(cluster, run, "prepare")) == [("prepare", "500 rows"), ("prepare", "done")]
+        ((label, line),) = archived(cluster, run, "evaluate")
+        assert label == "evaluate" and line.endswith("demo/gone/main.log is gone")
+        made = len(server.requests)
+        assert list(archived(cluster, run, "train")) == [] and len(server.requests) == made, "no pod for nothing"
+        server.put(WORKFLOWS_AT, run)
+        said = CliRunner().invoke(commands, ["logs", "demo", "prepare", "--cluster"], catch_exceptions=False)
+        assert said.stdout.splitlines() == ["prepare | 500 rows", "prepare | done"]
