@@ -33,6 +33,32 @@ def down(as_json: bool) -> None:
 
 
 @command
+@click.option("--keep-runs", type=click.IntRange(0), default=5, show_default=True,
+              help="Of each pipeline the newest so many runs stay.")  # fmt: skip
+@output_option("text", "json")
+@click.option("--yes", is_flag=True, help="Remove them: without it they are only listed.")
+def prune(keep_runs: int, as_json: bool, yes: bool) -> None:
+    """Remove old runs from this machine, with their artifacts, checkpoints and logs.
+
+    Runs that have not ended stay, and so do releases and what MLflow knows of a run.
+
+    Example:
+      rekindle prune --keep-runs 3
+      rekindle prune --keep-runs 3 --yes
+    """
+    from rekindle.view import artifacts, overview
+
+    rows = artifacts.superseded(HOME, keep_runs)
+    for row in rows if yes else []:
+        artifacts.remove(HOME, row["run"])
+    what = f"{len(rows)} runs, {sum(row['bytes'] for row in rows) / 1e6:.1f} MB"
+    done = (
+        f"removed {what}" if yes else f"{overview.table(rows)}\n\n--yes removes {what}" if rows else "nothing to remove"
+    )
+    print_result(as_json, {"removed": yes, "runs": rows}, done if rows else "nothing to remove")
+
+
+@command
 @click.argument("name", type=Name())
 @click.argument("version", default="")
 @click.option("--seconds", type=float, default=120.0, show_default=True, help="Wait so long for its servers.")

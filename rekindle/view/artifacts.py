@@ -1,5 +1,6 @@
 """What lies in the object store of this machine: the artifacts of runs, and data to run on."""
 
+import shutil
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -7,7 +8,10 @@ from urllib.parse import urlsplit
 
 from rekindle.errors import ConfigError, did_you_mean
 from rekindle.local.emulator import LocalCluster
+from rekindle.local.journal import RunFiles
 from rekindle.storage import NotFound
+from rekindle.view import overview
+from rekindle.view.summary import FINISHED
 
 
 def artifacts(home: Path, run: str) -> list[dict[str, Any]]:
@@ -21,6 +25,36 @@ def artifacts(home: Path, run: str) -> list[dict[str, Any]]:
     if not files:
         raise ConfigError(f'the run "{run}" has no artifacts: `rekindle status` lists the runs.')
     return [{"artifact": name, "files": files[name], "bytes": sizes[name]} for name in files]
+
+
+def superseded(home: Path, keep: int) -> list[dict[str, Any]]:
+    """The runs that have ended and are not among the newest `keep` of their pipeline, each with its bytes.
+
+    What they released stays: a release is a copy of its own.
+    """
+    store, kept, rows = LocalCluster(home).store(), Counter[str](), []
+    for name in overview.names(home):  # the newest first
+        labels = RunFiles(home, name).workflow()["metadata"].get("labels") or {}
+        pipeline = labels.get("app.kubernetes.io/name") or name.rpartition("-")[0] or name
+        if (phase := overview.state(home, name)["phase"]) not in FINISHED:
+            continue
+        kept[pipeline] += 1
+        if kept[pipeline] > keep:
+            files = (path.lstat().st_size for path in RunFiles(home, name).root.rglob("*"))
+            size = sum(files) + sum(entry.size for entry in store.list(f"{name}/"))
+            rows.append({"run": name, "phase": phase, "bytes": size})
+    return rows
+
+
+def remove(home: Path, name: str) -> None:
+    """Remove a run from this machine: its artifacts, then its logs and its history. Raises Busy if it is running."""
+    files, store = RunFiles(home, name), LocalCluster(home).store()
+    files.lock()
+    try:
+        store.delete([entry.key for entry in store.list(f"{name}/")])
+        shutil.rmtree(files.root)
+    finally:
+        files.close()
 
 
 def fetch(home: Path, run: str, artifact: str, target: Path) -> None:
