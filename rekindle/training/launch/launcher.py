@@ -320,10 +320,19 @@ def count() -> int:
     return number
 
 
+def _must_stay_away(signal_pipe: SignalPipe) -> bool:
+    """Wait while this node is about to be taken; True if it is: SIGTERM came. A worker started now would be lost."""
+    while notice.announced():
+        say("this node is about to be taken: no worker starts on it")
+        if select.select([signal_pipe.reader], [], [], 10 * notice.PERIOD)[0] and signal_pipe.received() & STOP:
+            return True
+    return False
+
+
 def main(argv: list[str]) -> int:
     """The command."""
     signal_pipe = SignalPipe()
-    if notice.stay_away(signal_pipe):
+    if _must_stay_away(signal_pipe):
         return 143
     notice.watch()
     try:

@@ -10,18 +10,13 @@ of spot interruption notices (IMDSv2; the hop limit of an instance must let pods
 
 import json
 import os
-import select
 import signal
 import sys
 import time
 from http.client import HTTPConnection, HTTPException
-from typing import TYPE_CHECKING
 
 from rekindle.common.linux import die_with_parent
 from rekindle.errors import say
-
-if TYPE_CHECKING:
-    from rekindle.training.launch.launcher import SignalPipe
 
 VARIABLE = "REKINDLE_NOTICE"  # environment: the cloud, and another address of its metadata service
 ADDRESS = "169.254.169.254"
@@ -43,15 +38,6 @@ def watch() -> None:
     if os.environ.get(VARIABLE):
         command = [sys.executable, "-m", "rekindle.training.launch.notice"]
         os.posix_spawn(sys.executable, command, os.environ, setsigmask=[])
-
-
-def stay_away(signals: "SignalPipe") -> bool:
-    """Wait while this node is about to be taken; True if it is: SIGTERM came. A worker started now would be lost."""
-    while announced():
-        say("this node is about to be taken: no worker starts on it")
-        if select.select([signals.reader], [], [], 10 * PERIOD)[0] and signals.received() & {signal.SIGTERM}:
-            return True
-    return False
 
 
 def _aws(address: str) -> bool:
