@@ -27,9 +27,9 @@ def build(config: Config) -> Any:
     """The pipeline of `config`."""
     with blocks.pipeline(config) as workflow:
         champion = blocks.step("steps.champion", name=config.scoring.model)
-        files = blocks.step("steps.listing", prefix=config.scoring.files)
+        files = blocks.step("steps.scoring.listing", prefix=config.scoring.files)
         blocks.step(
-            "steps.score",
+            "steps.scoring.score",
             model_uri=champion.outputs.model_uri,
             instances=S3Artifact(name="instances", key="{{item}}", archive=NoneArchiveStrategy()),
             file="{{item}}",

@@ -1,6 +1,6 @@
 """Score files of instances with a release: what a server of it would answer, without the server.
 
-    rekindle step steps.score --model-uri=releases/demo/0123456789ab/ --instances=october/ --output predictions=out/
+    rekindle step steps.scoring.score --model-uri=releases/demo/0123abc/ --instances=october/ --output predictions=out/
 
 A file has one instance as JSON a line, as in the `instances` of a request; its predictions are a file of the same name.
 """

@@ -1,6 +1,6 @@
 """What lies directly below a prefix of the object store, files and folders, to run a step for each.
 
-rekindle step steps.listing --prefix=incoming/october --output keys=keys.json
+rekindle step steps.scoring.listing --prefix=incoming/october --output keys=keys.json
 """
 
 from pydantic import Field
