@@ -22,6 +22,7 @@ from rekindle.argo.manifest.read import parse
 from rekindle.blocks.settings import DEFAULTS, ClusterConfig
 from rekindle.errors import ConfigError, did_you_mean, rule
 from rekindle.gate import Gate, check_bounds
+from rekindle.monitoring.config import NotifyConfig
 from rekindle.sections import Section
 from rekindle.serving.config import ServeConfig
 from rekindle.training.spec import TrainConfig, check_training
@@ -82,6 +83,7 @@ class Config(Section):
     gate: Gate = _defaults(Gate)
     serve: ServeConfig = _defaults(ServeConfig)
     schedule: ScheduleConfig = _defaults(ScheduleConfig)
+    notify: NotifyConfig = _defaults(NotifyConfig)
     cluster: ClusterConfig = _defaults(ClusterConfig)
 
     @field_validator("data")

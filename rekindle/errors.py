@@ -74,6 +74,13 @@ def without_user(text: str) -> str:
     return USER.sub("", text)
 
 
+def innermost(error: BaseException) -> BaseException:
+    """What an error comes from, below all that were raised on the way."""
+    while inner := error.__cause__ or error.__context__:
+        error = inner
+    return error
+
+
 def rule(message: str) -> str:
     """A validator's message as the end of a sentence."""
     message = message.removeprefix("Value error, ")

@@ -9,13 +9,13 @@ import json
 import os
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 from urllib.parse import quote, urlsplit
 
-from rekindle.errors import TrackingError, without_user
+from rekindle.errors import TrackingError, innermost, without_user
 from rekindle.step import to_text
 
 if TYPE_CHECKING:
@@ -52,6 +52,7 @@ class Release:
     uri: str
     sha256: str
     deployment: str = ""  # empty before it was promoted
+    run_id: str = field(default="", compare=False)
 
 
 def start_run(experiment: str, workflow: str, tags: Mapping[str, str] | None = None) -> str:
@@ -80,8 +81,11 @@ def last_metrics(experiment: str, workload: str, but: str) -> dict[str, float]:
     return {metric["key"]: metric["value"] for run in runs for metric in run["data"]["metrics"]}
 
 
-def page(workflow: str = "") -> str:
-    """The address of the run of `workflow`, or of the newest run's experiment; MLflow's own if there is none."""
+def page(workflow: str = "", at: str = "") -> str:
+    """The address of the run of `workflow`, or of the newest run's experiment; MLflow's own if there is none.
+
+    `at` is where people reach MLflow (empty: where this process does).
+    """
     experiments = _post("experiments/search", {"max_results": 1000}).get("experiments", [])
     ids = {experiment["experiment_id"]: _mapping(experiment.get("tags")) for experiment in experiments}
     mine = f"tags.`{WORKFLOW}` = '{workflow}'" if workflow else f"tags.`{WORKFLOW}` != ''"
@@ -93,7 +97,7 @@ def page(workflow: str = "") -> str:
     run_id, experiment = runs[0]["run_id"], runs[0]["experiment_id"]
     shown = f"/{run_id}" if workflow else ""
     view = "&viewStateShareKey=rekindle" if VIEW in ids[experiment] and not workflow else ""
-    return f"{_uri()}/#/experiments/{experiment}/runs{shown}?workflowType=machine_learning{view}"
+    return f"{at or _uri()}/#/experiments/{experiment}/runs{shown}?workflowType=machine_learning{view}"
 
 
 def log(
@@ -172,6 +176,11 @@ def tags_of(run_id: str) -> dict[str, str]:
     return _mapping(_run(run_id)["data"].get("tags"))
 
 
+def params_of(run_id: str) -> dict[str, str]:
+    """The parameters of a run; those of its config are called as there, such as train.workers."""
+    return _mapping(_run(run_id)["data"].get("params"))
+
+
 def show_columns(experiment: str, metrics: Iterable[str]) -> None:
     """What the table of the experiment's runs shows, where it is opened by `page`; charts begin with the first."""
     names = list(metrics)
@@ -241,7 +250,7 @@ def _set_alias(name: str, alias: str, version: str) -> None:
 def _release(version: dict[str, Any]) -> Release:
     tags = _mapping(version.get("tags"))
     try:
-        return Release(version["version"], tags[URI], tags[SHA256], tags.get(DEPLOYMENT, ""))
+        return Release(version["version"], tags[URI], tags[SHA256], tags.get(DEPLOYMENT, ""), version.get("run_id", ""))
     except KeyError as error:
         raise TrackingError(
             f'version {version["version"]} of the model "{version["name"]}" has no tag {error}: only versions that a '
@@ -325,7 +334,7 @@ def _request(method: str, path: str, **content: Any) -> dict[str, Any]:
             answer.raise_for_status()
         body = answer.json() if answer.content else {}
     except (requests.RequestException, ValueError) as error:
-        cause = without_user(str(_root(error)))
+        cause = without_user(str(innermost(error)))
         raise TrackingError(
             f"MLflow at {without_user(uri)} does not answer ({cause}). Check MLFLOW_TRACKING_URI and that `curl "
             f"{without_user(uri)}/health` says OK, then run this step again: nothing is recorded twice."
@@ -369,9 +378,3 @@ def _uri() -> str:
 
 def _now() -> int:
     return int(time.time() * 1000)
-
-
-def _root(error: BaseException) -> BaseException:
-    while inner := error.__cause__ or error.__context__:
-        error = inner
-    return error

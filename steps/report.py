@@ -6,24 +6,20 @@ Works after any failure, and repeatedly; without a run there is nothing to close
 run as metrics and tags, and as artifacts below `ledger/`: in words, as JSON and as a picture.
 """
 
-import json
-import re
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from pydantic import Field
 
 from rekindle.errors import RekindleError
+from rekindle.monitoring.outcome import reasons, status, verdicts
 from rekindle.step import StepInputs, StepOutputs
 
 if TYPE_CHECKING:
     from rekindle.ledger.report import Summary
 
-STATUS = {"Succeeded": "FINISHED", "Failed": "FAILED", "Error": "FAILED"}
-STOPPED = ("stopped with strategy", "shutdown with strategy", "terminated with strategy")  # Argo's words for `stop`
-VERDICT = re.compile(r"([\w-]+/)?verdict")  # tags of one or several evaluations
 SHOWN = 5  # failures in the tag; MLflow takes 5,000 characters
 
 
@@ -47,7 +43,7 @@ def run(inputs: Inputs) -> Outputs:
     if not run_id:
         sys.stderr.write(f"no MLflow run of {inputs.workflow} was made: nothing to close\n")
         return Outputs(run_id="")
-    lines = [reason(failure) for failure in failures(inputs.failures)]
+    lines = reasons(inputs.failures)
     alone, parts = len(inputs.ledgers) == 1, list[str]()
     for ledger in inputs.ledgers:
         if summary := training_summary(ledger):
@@ -92,34 +88,10 @@ def description(run_id: str, failures: list[str], parts: list[str]) -> str:
     """Markdown: the verdict, what failed, and the pictures of the evaluation and the training."""
     from rekindle import tracking
 
-    tags = tracking.tags_of(run_id)
-    verdicts = {name.removesuffix("verdict"): verdict for name, verdict in tags.items() if VERDICT.fullmatch(name)}
-    lines = [f"**{part}{verdict}**: {tags.get(f'{part}reason', '')}" for part, verdict in verdicts.items()]
+    judged = verdicts(tracking.tags_of(run_id))
+    lines = [f"**{part}{verdict}**: {reason}" for part, verdict, reason in judged]
     lines += [f"**failed**: {failure[:900]}" for failure in failures[:SHOWN]]
-    folders = [f"{part}evaluation" for part in verdicts or ("",)] + [f"{part}ledger" for part in parts]
+    folders = [f"{part}evaluation" for part, *_ in judged or [("",)]] + [f"{part}ledger" for part in parts]
     paths = [path for folder in folders for path in tracking.artifacts(run_id, folder) if path.endswith(".png")]
     lines += [f"![{path}](get-artifact?path={quote(path)}&run_uuid={run_id})" for path in paths]
     return "\n\n".join(lines)
-
-
-def reason(failure: dict[str, Any]) -> str:
-    """A failed node in a line."""
-    return f"{failure.get('displayName', '?')}: {failure.get('message') or failure.get('phase', 'failed')}"
-
-
-def status(workflow: str, reasons: list[str]) -> str:
-    """Argo's phase of a workflow → MLflow's status of a run; one that was stopped is `Failed`, its reasons say so."""
-    if workflow != "Succeeded" and any(word in reason.lower() for reason in reasons for word in STOPPED):
-        return "KILLED"
-    return STATUS.get(workflow, "FAILED")
-
-
-def failures(text: str) -> list[dict[str, Any]]:
-    """The failed nodes; Argo quotes its JSON once more (strconv.Quote), and gives `null` for none."""
-    value: Any = text
-    while isinstance(value, str) and value:
-        try:
-            value = json.loads(value)
-        except ValueError:
-            return [{"displayName": "workflow", "message": value}]
-    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []

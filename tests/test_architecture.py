@@ -25,7 +25,7 @@ ROOMS = {  # whose name is a prefix → the rooms that it may import, COMMON and
     "rekindle.cluster": {"argo", "render", "blocks", "training"},
     "rekindle.view": {
         *("cluster", "local", "controllers", "pods", "engine", "services", "processes"),
-        *("argo", "render", "ledger", "training", "serving"),
+        *("argo", "render", "ledger", "training", "serving", "monitoring"),
     },
     "rekindle.local": {"controllers", "pods", "engine", "services", "processes", "argo"},
     "rekindle.local.controllers": {"pods", "engine", "processes", "argo"},
@@ -34,15 +34,16 @@ ROOMS = {  # whose name is a prefix → the rooms that it may import, COMMON and
     "rekindle.local.services": {"processes"},
     "rekindle.local.processes": set(),
     "rekindle.argo": set(),
-    "rekindle.render": {"blocks", "serving", "training", "argo"},
-    "rekindle.blocks": {"serving", "training", "argo"},
+    "rekindle.render": {"blocks", "serving", "training", "monitoring", "argo"},
+    "rekindle.blocks": {"serving", "training", "monitoring", "argo"},
     "rekindle.evaluation": {"serving"},
+    "rekindle.monitoring": set(),
     "rekindle.serving": set(),
     "rekindle.training": {"ledger"},
     "rekindle.ledger": set(),
     "rekindle": set(),
     "pipelines": {"render", "blocks"},
-    "steps": {"evaluation", "serving", "training", "ledger"},
+    "steps": {"evaluation", "serving", "monitoring", "training", "ledger"},
 }
 MEMBERS = {  # modules that belong to another room than their folder
     "rekindle.config": "render",

@@ -14,6 +14,7 @@ from hera.workflows._context import _context  # the DAG whose `with` we are in: 
 from rekindle.blocks import pod as pods
 from rekindle.blocks.binding import bound, reject_unknown
 from rekindle.blocks.container import TASK, container, has_artifacts, retries
+from rekindle.blocks.monitoring.notification import ENDS, NOTIFY, notification
 from rekindle.blocks.resource import delete, equip
 from rekindle.blocks.scope import Scope
 from rekindle.blocks.settings import DEFAULTS
@@ -244,12 +245,15 @@ class Pipeline:
 
     def finish(self) -> None:
         """Whatever the end: the MLflow run says so, and no training job is left behind."""
-        config = self.config
-        if self.tracked:
-            ledgers = [key(task, LEDGER) for task, kind in self.jobs.items() if kind == "PyTorchJob"]
-            about = {name: f"{{{{workflow.{name}}}}}" for name in ("status", "failures")}
-            values = {"workflow": "{{workflow.name}}", "experiment": config.name, "ledgers": ledgers, **about}
-            step("steps.report", inputs=values)
+        ledgers = [key(task, LEDGER) for task, kind in self.jobs.items() if kind == "PyTorchJob"]
+        about = {"workflow": "{{workflow.name}}", "experiment": self.config.name}
+        ended = {name: f"{{{{workflow.{name}}}}}" for name in ("status", "failures")}
+        after = [step("steps.report", inputs=about | {"ledgers": ledgers} | ended).name] if self.tracked else []
+        if (notify := self.config.notify).format != "off":
+            template, name = self.container(NOTIFY, "report", False), self.template_name("notification")
+            told = self.add(self.name("", "notification"), notification(name, template, notify, about | ended), {})
+            told.depends = " || ".join(f"{task}.{end}" for task in after for end in ENDS) or None
+            self.scope().guarded += after
         for number, (job, kind) in enumerate(self.jobs.items()):
             cleanup = self.add(
                 self.name(f"cleanup-{job}" if number else "cleanup", ""),
@@ -309,7 +313,7 @@ def pipeline(config: "Config", **options: Any) -> Iterator[Workflow]:
             with DAG(name="main"):
                 made.scope()
                 yield workflow
-            if made.tracked or made.jobs:
+            if made.tracked or made.jobs or config.notify.format != "off":
                 with at_exit():
                     made.finish()
             made.close()

@@ -69,7 +69,8 @@ def rollback(name: str, version: str, seconds: float, cluster: "Cluster | None",
 
     VERSION is that of the registered model (default: the one before the present). Its Deployment is still there, with
     its weights, image, flags and resources: it gets its pods back, then the traffic, and becomes the champion. On a
-    cluster, MLFLOW_TRACKING_URI, S3_BUCKET and S3_ENDPOINT_URL say where the champion is recorded.
+    cluster, MLFLOW_TRACKING_URI, S3_BUCKET and S3_ENDPOINT_URL say where the champion is recorded, and NOTIFY_URL whom
+    to tell.
 
     Example:
       rekindle rollback demo

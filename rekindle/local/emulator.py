@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 STORABLE = ("WorkflowTemplate", "ClusterWorkflowTemplate", "ConfigMap", "Secret", "PersistentVolumeClaim")
 # exist without being stored; what serves has the same keys here, where every process is its user's
-BUILT_IN = {("ConfigMap", "rekindle"), ("Secret", "rekindle-s3"), ("Secret", "rekindle-serving")}
+BUILT_IN = {("ConfigMap", "rekindle"), *(("Secret", f"rekindle-{name}") for name in ("s3", "serving", "notify"))}
 NAME = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?")
 MAX_ADDRESSES = 1000  # remembered; the oldest ones are reused
 
@@ -79,6 +79,7 @@ class LocalCluster:
             ("ConfigMap", "rekindle"): self.services.environment,
             ("Secret", "rekindle-s3"): self.services.credentials,
             ("Secret", "rekindle-serving"): self.services.credentials,
+            ("Secret", "rekindle-notify"): self._webhook,
         }
         files, obj = {}, self.find(kind, name)
         if read := built_in.get((kind, name)):
@@ -88,6 +89,12 @@ class LocalCluster:
         data, plain = ("data", "stringData") if kind == "Secret" else ("binaryData", "data")
         files |= {key: base64.b64decode(value) for key, value in ((obj or {}).get(data) or {}).items()}
         return files | {key: value.encode() for key, value in ((obj or {}).get(plain) or {}).items()}
+
+    def _webhook(self) -> dict[str, str]:
+        """Where notifications go: $NOTIFY_URL, else the file `notify-url` of the home directory."""
+        file = self.home / "notify-url"
+        url = self.services.environ.get("NOTIFY_URL") or (file.read_text().strip() if file.exists() else "")
+        return {"NOTIFY_URL": url} if url else {}
 
     def image(self, image: str) -> Image:
         """What an image stands for on this machine."""

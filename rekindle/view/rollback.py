@@ -1,5 +1,6 @@
 """Going back to an earlier release, here or on a cluster; see rekindle/serving/rollback.py."""
 
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -7,15 +8,37 @@ from typing import Any
 from rekindle import tracking
 from rekindle.cluster.api import Cluster
 from rekindle.cluster.objects import ClusterObjects
-from rekindle.errors import RekindleError
+from rekindle.errors import RekindleError, say
+from rekindle.monitoring.config import SECRET, NotifyConfig
+from rekindle.monitoring.webhook import Message, tell
+from rekindle.sections import checked
 from rekindle.serving import promotion
 from rekindle.serving.rollback import roll_back
 from rekindle.storage import Store
 
 
 def rollback(home: Path, cluster: Cluster | None, model: str, version: str, seconds: float) -> dict[str, str]:
-    """Let `version` of the model answer again (empty: the one before the present), and record it as the champion."""
-    return roll_back(_objects(home, cluster), model, version, lambda *target: _promote(model, *target), seconds)
+    """Let `version` of the model answer again (empty: the one before the present), record it as the champion, and tell
+    people, if the config that it was trained with says so."""
+    result = roll_back(_objects(home, cluster), model, version, lambda *target: _promote(model, *target), seconds)
+    try:
+        _tell(model, result)
+    except RekindleError as error:
+        say(f"nobody is told: {error}")
+    return result
+
+
+def _tell(model: str, result: dict[str, str]) -> None:
+    if not (champion := tracking.champion(model)):
+        return
+    settings = tracking.params_of(champion.run_id)
+    workflow = tracking.tags_of(champion.run_id).get(tracking.WORKFLOW, "")
+    notify = {name.removeprefix("notify."): value for name, value in settings.items() if name.startswith("notify.")}
+    notify |= {"events": json.loads(notify["events"])} if notify else {}
+    config = checked(NotifyConfig, notify, "notify")
+    before = f" (before: version {result['before']})" if result["before"] else ""
+    text = f"version {result['version']} answers again{before}, by `rekindle rollback`."
+    tell(Message("rollback", model, text, link=tracking.page(workflow, config.mlflow_url)), config)
 
 
 def _objects(home: Path, cluster: Cluster | None) -> Any:
@@ -25,7 +48,7 @@ def _objects(home: Path, cluster: Cluster | None) -> Any:
     from rekindle.local.emulator import LocalCluster
 
     local = LocalCluster(home)
-    os.environ.update(local.configmap("rekindle") | local.secret("rekindle-s3"))
+    os.environ.update(local.configmap("rekindle") | local.secret("rekindle-s3") | local.secret(SECRET))
     return LocalObjects(local)
 
 

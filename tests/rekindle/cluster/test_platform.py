@@ -102,6 +102,13 @@ def test_pods_are_let_in_where_the_pipeline_connects_and_nowhere_else(
     assert open_to("stranger") == open_to("step") == set()
 
 
+def test_steps_are_let_out_to_the_webhook_wherever_it_is(objects: dict[Any, Any]) -> None:
+    step = {"workflows.argoproj.io/workflow": "w"}
+    policies = [manifest["spec"] for (kind, _), manifest in objects.items() if kind == "NetworkPolicy"]
+    chosen = [policy for policy in policies if selects(policy["podSelector"], step)]
+    assert chosen and not [policy for policy in chosen if "Egress" in policy["policyTypes"]]
+
+
 def test_a_server_can_read_releases_with_keys_and_an_account_of_its_own(workflow: dict[str, Any]) -> None:
     pod = next(m for m, _ in applied(workflow) if m["kind"] == "Deployment")["spec"]["template"]["spec"]
     assert pod["serviceAccountName"] == "rekindle-serving"

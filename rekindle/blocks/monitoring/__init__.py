@@ -1,0 +1,1 @@
+"""What a pipeline ends with, beside what it trains and serves."""

@@ -1,0 +1,1 @@
+"""What happens after a run: people are told."""

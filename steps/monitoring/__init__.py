@@ -1,0 +1,1 @@
+"""The steps that watch runs and what they released."""

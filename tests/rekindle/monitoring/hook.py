@@ -1,0 +1,58 @@
+"""A webhook of a chat: a real HTTP server that can be flaky, slow or refusing."""
+
+import json
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+SECRET = "/services/T0S3CR3T/hook"  # the path of its address, which nobody else may learn
+
+
+class Hook(ThreadingHTTPServer):
+    """Answers with `statuses` in turn, and then with 200; what it took is in `taken`."""
+
+    daemon_threads = True
+
+    def __init__(self, statuses: Sequence[int]) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.statuses, self.taken, self.requests = list(statuses), list[dict[str, Any]](), 0
+        self.silent = threading.Event()  # while it is set, nobody gets an answer
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}{SECRET}"
+
+
+class Handler(BaseHTTPRequestHandler):
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        hook: Any = self.server
+        hook.requests += 1
+        status = hook.statuses.pop(0) if hook.statuses else 200
+        if hook.silent.is_set() or self.path != SECRET:
+            self.close_connection = True
+            return
+        if status == 200:
+            hook.taken.append(body)
+        self.send_response(status)
+        self.send_header("location", "http://127.0.0.1:9/elsewhere")
+        self.send_header("content-length", "8")
+        self.end_headers()
+        self.wfile.write(b"no_team\x1b")
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Nothing."""
+
+
+@contextmanager
+def hook(*statuses: int) -> Iterator[Hook]:
+    with Hook(statuses) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+        thread.start()
+        try:
+            yield server
+        finally:
+            server.shutdown()
+            thread.join()

@@ -1,0 +1,108 @@
+"""People hear how a workflow ended, in words, with a link to its MLflow run, and only if there is something to tell."""
+
+import json
+import uuid
+from typing import Any
+
+import pytest
+
+from rekindle import tracking
+from steps.monitoring import notify
+from tests.rekindle.monitoring.hook import hook
+
+FAILED = json.dumps(json.dumps([{"displayName": "train", "message": "Error (exit code 65): no data"}]))
+STOPPED = json.dumps([{"displayName": "train", "message": "workflow shutdown with strategy:  Stop"}])
+
+
+def run_with(tags: dict[str, str]) -> tuple[str, str]:
+    """A workflow whose MLflow run has these tags, and the id of the run."""
+    name = f"w-{uuid.uuid4().hex[:8]}"
+    run_id = tracking.start_run("notifications", name)
+    tracking.log(run_id, tags=tags)
+    return name, run_id
+
+
+def told(monkeypatch: pytest.MonkeyPatch, **inputs: Any) -> tuple[notify.Outputs, list[dict[str, Any]]]:
+    """What the step gives, and what the webhook took."""
+    with hook() as server:
+        monkeypatch.setenv("NOTIFY_URL", server.url)
+        outputs = notify.run(notify.Inputs(format="json", experiment="notifications", **inputs))
+    return outputs, server.taken
+
+
+@pytest.mark.parametrize(
+    ("tags", "status", "failures", "event", "text", "reason"),
+    [
+        ({}, "Failed", FAILED, "failure", " failed.", "train: Error (exit code 65): no data"),
+        (
+            {"rekindle.failures": "training: the gradient is not finite"},
+            *("Error", FAILED, "failure", " failed.", "training: the gradient is not finite"),
+        ),
+        (
+            {"verdict": "keep", "reason": "auc 0.7 < 0.75."},
+            *("Succeeded", "null", "refusal", " released nothing.", "auc 0.7 < 0.75."),
+        ),
+        (
+            {"verdict": "release", "reason": "It is better.", "rekindle.promoted": "cards 7"},
+            *("Succeeded", "null", "release", " released version 7 of cards.", "It is better."),
+        ),
+        (
+            {"verdict": "taken back", "reason": "version 4 with 5 % of the requests: it errs."},
+            *("Succeeded", "null", "rollback", " was taken back.", "version 4 with 5 % of the requests: it errs."),
+        ),
+        (
+            {"small/verdict": "keep", "small/reason": "Worse.", "wide/verdict": "release", "wide/reason": "Better."}
+            | {"rekindle.promoted": "cards 8"},
+            *("Succeeded", "null", "release", " released version 8 of cards.", "small/Worse.\nwide/Better."),
+        ),
+    ],
+)
+def test_an_end_is_told_with_its_reason_and_a_link_that_people_can_open(
+    mlflow_server: str,
+    monkeypatch: pytest.MonkeyPatch,
+    tags: dict[str, str],
+    status: str,
+    failures: str,
+    event: str,
+    text: str,
+    reason: str,
+) -> None:
+    name, run_id = run_with(tags)
+    outside = "https://mlflow.example.com/"
+    outputs, [message] = told(monkeypatch, workflow=name, status=status, failures=failures, mlflow_url=outside)
+    assert outputs == notify.Outputs(event=event, sent=True)
+    assert (message["event"], message["text"]) == (event, f"{name}{text}")
+    assert sorted(message["reason"].split("\n")) == sorted(reason.split("\n"))
+    assert message["link"].startswith("https://mlflow.example.com/#/experiments/") and run_id in message["link"]
+
+
+@pytest.mark.parametrize(
+    ("tags", "status", "failures"),
+    [
+        ({"verdict": "release"}, "Failed", STOPPED),
+        ({"verdict": "same", "reason": "It is the champion."}, "Succeeded", "null"),
+        ({}, "Succeeded", "null"),
+    ],
+)
+def test_a_run_that_somebody_stopped_or_that_changed_nothing_is_no_news(
+    mlflow_server: str, monkeypatch: pytest.MonkeyPatch, tags: dict[str, str], status: str, failures: str
+) -> None:
+    name, _ = run_with(tags)
+    outputs, messages = told(monkeypatch, workflow=name, status=status, failures=failures)
+    assert (outputs, messages) == (notify.Outputs(event="", sent=False), [])
+
+
+def test_a_failure_is_told_when_mlflow_is_what_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
+    monkeypatch.setenv(tracking.RETRIES, "0")
+    outputs, [message] = told(monkeypatch, workflow="w", status="Failed", failures=FAILED)
+    assert outputs.sent and (message["reason"], message["link"]) == ("train: Error (exit code 65): no data", "")
+
+
+def test_a_webhook_that_is_gone_does_not_fail_the_step(mlflow_server: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    name, _ = run_with({})
+    monkeypatch.setenv("NOTIFY_URL", "http://127.0.0.1:9/x")
+    inputs = notify.Inputs(
+        format="slack", experiment="notifications", workflow=name, status="Failed", failures=FAILED, attempts=1
+    )
+    assert notify.run(inputs) == notify.Outputs(event="failure", sent=False)
