@@ -10,6 +10,7 @@ import pytest
 
 from rekindle import tracking
 from rekindle.serving.config import CanaryConfig
+from rekindle.serving.observation.scrape import Watch
 from rekindle.storage import Store
 from steps import canary
 from tests.rekindle.serving.running import Running, release
@@ -88,13 +89,22 @@ def test_a_good_one_passes(servers: dict[str, Running]) -> None:
     assert (found, tags["rekindle.canary"]) == ("passed", "passed with 5 % of the requests")
 
 
-def test_a_server_that_ends_in_its_canary_is_noticed(servers: dict[str, Running], s3: Store) -> None:
-    from rekindle.serving.observation.scrape import Watch
+def test_one_that_nobody_had_asked_before_has_not_ended(s3: Store) -> None:
+    release(s3, "releases/canary/9/", version="9")
+    with Running("--model=releases/canary/9/") as server:
+        server.until_ready()
+        watch = Watch(server.url)
+        server.predict({"id": 1})
+        side = watch.look()["9"]
+    assert (side.requests, side.crashes) == (1, 0)
 
+
+def test_a_server_that_ends_in_its_canary_is_noticed(servers: dict[str, Running], s3: Store) -> None:
     address = f"http://127.0.0.1:{servers['new'].url.rpartition(':')[2]}"
     watch = Watch(address)
     servers["new"].predict({"id": 1})
     assert watch.look()["8"].requests == 1
+    assert watch.look()["8"].crashes == 0
     servers["new"].process.kill()
     servers["new"].process.wait()
     watch.look()

@@ -39,9 +39,9 @@ def _findings(candidate: Side, champion: Side, rule: CanaryConfig, alpha: float)
             )
     for output in sorted(candidate.scores.keys() | champion.scores.keys()):
         ours, theirs = (side.scores.get(output, {}) for side in (candidate, champion))
-        sizes = [min(side.requests, count(buckets)) for side, buckets in ((candidate, ours), (champion, theirs))]
+        n, m = min(candidate.requests, count(ours)), min(champion.requests, count(theirs))
         distance = ks_distance(ours, theirs)
-        if shifted(distance, *sizes, rule.score_shift) <= alpha / len(candidate.scores | champion.scores):
+        if shifted(distance, n, m, rule.score_shift) <= alpha / len(candidate.scores | champion.scores):
             yield (
                 f"what it predicts is distributed otherwise: {output} by {distance:.2f} (Kolmogorov-Smirnov), more "
                 f"than {rule.score_shift:g}"

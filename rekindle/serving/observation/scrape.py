@@ -55,11 +55,12 @@ class Watch:
         for url, text in zip(urls, pages, strict=True):
             if text:
                 start, versions = parsed(text)
+                again = url in known and (url, start) not in self.last
                 before = self.last.get((url, start), {})
                 for version, now in versions.items():
                     side = self.sides.setdefault(version, Side())
                     side.add(now, before.get(version, Side()))
-                    side.crashes += not before and url in known
+                    side.crashes += again
                 self.last[url, start] = versions
         return self.sides
 
