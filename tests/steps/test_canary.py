@@ -16,7 +16,8 @@ from steps import canary
 from tests.rekindle.serving.running import Running, release
 
 pytestmark = pytest.mark.usefixtures("mlflow_server")
-RULE = CanaryConfig(minutes=0.03, requests=60, wait_minutes=0.5)
+# the predictions of `echo` name its process, and a busy machine is slow now and then: only errors and ends count
+RULE = CanaryConfig(minutes=0.03, requests=60, wait_minutes=1, score_shift=0.99, slower=1000)
 
 
 @pytest.fixture(scope="module")
@@ -83,9 +84,8 @@ def test_the_first_release_and_one_that_was_refused_before_are_not_watched() -> 
 
 
 def test_a_good_one_passes(servers: dict[str, Running]) -> None:
-    alike = RULE.model_copy(update={"score_shift": 0.99, "slower": 50.0})  # its predictions name its process
     with load(servers):
-        found, tags = watched(rule=alike)
+        found, tags = watched()
     assert (found, tags["rekindle.canary"]) == ("passed", "passed with 5 % of the requests")
 
 
