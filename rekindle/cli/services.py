@@ -38,9 +38,9 @@ def down(as_json: bool) -> None:
 @output_option("text", "json")
 @click.option("--yes", is_flag=True, help="Remove them: without it they are only listed.")
 def prune(keep_runs: int, as_json: bool, yes: bool) -> None:
-    """Remove old runs from this machine, with their artifacts, checkpoints and logs.
+    """Remove old runs from this machine.
 
-    Runs that have not ended stay, and so do releases and what MLflow knows of a run.
+    With their artifacts, checkpoints and logs. Runs that have not ended stay, and so do releases and what MLflow knows.
 
     Example:
       rekindle prune --keep-runs 3
