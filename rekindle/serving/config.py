@@ -41,7 +41,7 @@ class CanaryConfig(Section):
     steps: list[int] = Field(default=[5, 25, 100], description="percent of the traffic; the last, 100, is the release")
     minutes: float = Field(default=5.0, gt=0, description="of each step")
     requests: int = Field(
-        default=1500, ge=1, description="the candidate must have answered so many in a step, and the champion a third"
+        default=2500, ge=1, description="the candidate must have answered so many in a step, and the champion too"
     )
     wait_minutes: float = Field(
         default=60.0, gt=0, description="a step waits so long for these requests; then the candidate is taken back"

@@ -64,5 +64,4 @@ class Canary:
             self.watch.look()
 
     def _enough(self) -> bool:
-        ours, theirs = self.sides
-        return ours.requests >= self.rule.requests and theirs.requests >= self.rule.requests / 3
+        return all(side.requests >= self.rule.requests for side in self.sides)
