@@ -3,14 +3,18 @@
 import math
 import re
 from collections.abc import Iterator
-from typing import Any, TypeVar
+from functools import cache
+from typing import Any, NoReturn, TypeVar
 
 from pydantic import BaseModel, ValidationError
-from pydantic_core import from_json
+from pydantic_core import SchemaValidator, from_json
 
 from rekindle.errors import DataError, did_you_mean, rule
 
 MOST_SHOWN = 5  # faults of one request
+LARGE = 1 << 15  # bytes of a body that could hold more faults than are worth their memory: 500 bytes and more each
+COLLECTIONS = {"list", "set", "frozenset", "tuple", "dict"}
+OPAQUE = {"metadata", "cls", "config", "serialization"}  # of a schema
 # what may be a number that no float64 or int64 holds; the exact check is slow
 SUSPICIOUS = re.compile(rb"\d{19}|[eE]\+?\d{3}|NaN|Infinity")
 
@@ -22,6 +26,8 @@ def parse(request: type[R], body: bytes) -> R:
     if SUSPICIOUS.search(body):
         refuse_huge_numbers(body)
     try:
+        if len(body) > LARGE:
+            return quick_to_refuse(request).validate_json(body, strict=True)
         return request.model_validate_json(body, strict=True, extra="forbid")
     except ValidationError as error:
         faults = sorted(error.errors(include_url=False), key=lambda fault: fault["type"] != "extra_forbidden")
@@ -29,6 +35,39 @@ def parse(request: type[R], body: bytes) -> R:
         if len(faults) > MOST_SHOWN:
             lines.append(f"There are {len(faults) - MOST_SHOWN:,} more faults.")
         raise DataError("\n".join(lines)) from error
+
+
+@cache
+def quick_to_refuse(request: type[BaseModel]) -> SchemaValidator:
+    """A validator that stops at the first fault of a collection, and at the first unknown key.
+
+    pydantic collects all others before it says one: of 16 MB in 40 s and 4 GB of memory.
+    """
+    # the parts have validators already, which do not stop
+    return SchemaValidator(hastened(request.__pydantic_core_schema__), _use_prebuilt=False)
+
+
+def hastened(schema: Any, alternative: bool = False) -> Any:
+    """The schema with that; in one of several alternatives an unknown key is a fault that another may not have."""
+    if isinstance(schema, list):
+        return [hastened(part, alternative) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    kind = schema.get("type")
+    alternative = alternative or kind in ("union", "definitions")
+    schema = {key: part if key in OPAQUE else hastened(part, alternative) for key, part in schema.items()}
+    if kind in COLLECTIONS:
+        schema["fail_fast"] = True
+    if kind in ("model-fields", "typed-dict", "dataclass-args"):
+        schema["extra_behavior"] = "forbid"
+    if kind == "model-fields" and not alternative:
+        refusal = {"type": "function-plain", "function": {"type": "no-info", "function": refuse_key}}
+        schema |= {"extra_behavior": "allow", "extras_keys_schema": refusal}
+    return schema
+
+
+def refuse_key(key: str) -> NoReturn:
+    raise DataError(f"the request has {shown(key)} in one of its objects, which is not known.")
 
 
 def refuse_huge_numbers(body: bytes) -> None:

@@ -7,7 +7,8 @@ the error of our M. Only steps that neither a survivor nor shared memory holds a
 
 import math
 import time
-from typing import Any
+
+from rekindle.training.checkpoint.manifest import Facts
 
 SHORTEST, LONGEST = 10.0, 1800.0  # seconds; the bounds of an automatic interval
 PRIOR = 3600.0  # prior: one loss in so many seconds of training; spot nodes live for hours
@@ -47,11 +48,11 @@ class Interval:
         """A worker was lost, which interrupted the training."""
         self._losses += 1
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> Facts:
         """What later processes of the run need: goes into the manifest."""
         return {"trained_seconds": round(self._trained_seconds(), 1), "losses": self._losses}
 
-    def resume(self, step: int, facts: dict[str, Any]) -> None:
+    def resume(self, step: int, facts: Facts) -> None:
         """Continue after the loss of all workers, from the checkpoint of `step` with these `facts`."""
         self._trained, self._losses = facts["trained_seconds"], facts["losses"] + 1
         self._last_step = step

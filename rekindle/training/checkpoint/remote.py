@@ -24,6 +24,8 @@ from typing import Any
 
 from rekindle.errors import ConfigError, Conflict, RekindleError, StorageError, say
 from rekindle.storage import NotFound, Store
+from rekindle.training.checkpoint import manifest as form
+from rekindle.training.checkpoint.manifest import Damaged, Facts, Manifest, step_of
 from rekindle.training.checkpoint.retention import Retention
 from rekindle.training.group.tree import share
 
@@ -31,7 +33,6 @@ CHUNK = 8 << 20  # bytes, and of one request
 PARALLEL = 4  # requests at once, of each worker
 STALL = 5.0  # seconds without a new chunk of another member, after which rank 0 uploads the missing ones
 
-Manifest = dict[str, Any]
 RankSize = tuple[int, int]  # in a group
 
 
@@ -42,7 +43,7 @@ class Upload:
     step: int
     state: memoryview
     loader: bytes = b""  # state of the workload's own data loader
-    facts: dict[str, Any] = field(default_factory=dict)
+    facts: Facts = field(default_factory=lambda: Facts(trained_seconds=0.0, losses=0))
     stop: threading.Event = field(default_factory=threading.Event)  # set to cancel
     cpu: float = 0.0  # seconds of our threads
     problem: str = "not started"
@@ -86,7 +87,7 @@ class RemoteCheckpoints:
 
     def newest(self) -> int:
         """The step of the newest checkpoint, its chunks unverified; -1: none. Raises ConfigError, StorageError."""
-        return _step(self._latest())
+        return step_of(self._latest())
 
     def restore(self, target: memoryview, beyond: int) -> Manifest | None:
         """Load the newest intact checkpoint after step `beyond`; damaged ones are logged and listed in `damage`.
@@ -106,12 +107,12 @@ class RemoteCheckpoints:
     def _restore(self, target: memoryview, beyond: int, newest: str) -> Manifest | None:
         names = self._manifests()
         for name in [*([newest] if newest else []), *(name for name in reversed(names) if name != newest)]:
-            if _step(name) <= beyond:
+            if step_of(name) <= beyond:
                 continue
             try:
                 manifest = self._read(name)
                 self._load(manifest, target)
-            except (NotFound, _Damaged, KeyError) as error:
+            except (NotFound, Damaged) as error:
                 if (latest := self._latest()) != newest and latest:  # it was deleted because there is a newer one
                     return self._restore(target, beyond, latest)
                 self._report_damage(name, error)
@@ -142,7 +143,7 @@ class RemoteCheckpoints:
             name = str(json.loads(data)["manifest"])
             if name not in self._damaged:
                 self._read(name)
-        except (NotFound, _Damaged, ValueError, KeyError, TypeError) as error:
+        except (NotFound, Damaged, ValueError, KeyError, TypeError, RecursionError) as error:
             say(f"{self.store.uri(key)} names no intact manifest ({error}): it will be overwritten")
             self.damage.append((self.store.uri(key), str(error)))
             name = ""
@@ -153,11 +154,10 @@ class RemoteCheckpoints:
         return sorted(entry.key for entry in self.store.list(f"{self.prefix}/manifests/"))
 
     def _read(self, name: str) -> Manifest:
-        """An intact manifest of this run. Raises NotFound, _Damaged, ConfigError."""
-        data = self.store.get(name)
-        if not name.endswith(f"-{_short(data)}.json"):
-            raise _Damaged("its manifest is damaged, its hash is not the one in its name")
-        manifest = json.loads(data)
+        """An intact manifest of this run. Raises NotFound, Damaged, ConfigError."""
+        if not name.startswith(f"{self.prefix}/manifests/") or step_of(name) < 0:
+            raise Damaged(f"{name[:200]!r} is no manifest of this run")
+        manifest = form.read(name, self.store.get(name))
         if (manifest["identity"], manifest["layout"]) != (self.identity, self.layout):
             raise ConfigError(
                 f"{self.store.uri(name)} belongs to another run (identity {manifest['identity'][:12]}, this run's is "
@@ -169,7 +169,7 @@ class RemoteCheckpoints:
     def _load(self, manifest: Manifest, target: memoryview) -> None:
         size, chunks = manifest["chunk"], manifest["chunks"]
         if manifest["bytes"] != len(target):
-            raise _Damaged(f"it holds {manifest['bytes']} bytes and not {len(target)}")
+            raise Damaged(f"it holds {manifest['bytes']} bytes and not {len(target)}")
 
         def fetch(number: int) -> None:
             name, part = chunks[number], target[number * size : (number + 1) * size]
@@ -184,7 +184,7 @@ class RemoteCheckpoints:
             self._damaged.add(name)
             with suppress(RekindleError):  # so that the next writer uploads it again
                 self.store.delete([key])
-            raise _Damaged(f"chunk {number} ({name}) is damaged: its sha256 is {sha256}")
+            raise Damaged(f"chunk {number} ({name}) is damaged: its sha256 is {sha256}")
 
         parallel(fetch, range(len(chunks)))
 
@@ -199,7 +199,7 @@ class RemoteCheckpoints:
         while not upload.stop.is_set():
             try:
                 return self._write(upload, rank_size)
-            except Conflict:
+            except (Conflict, Damaged):
                 self._etag = None  # somebody else changed `latest`; or we did, and the answer was lost
                 upload.stop.wait(0.05)
             except StorageError as error:
@@ -215,7 +215,7 @@ class RemoteCheckpoints:
         if self._etag is None:
             self._latest()  # nothing is written below another run's prefix
         stored = self._stored()
-        if _step(self._newest) >= upload.step and stored.issuperset(self._read(self._newest)["chunks"]):
+        if step_of(self._newest) >= upload.step and stored.issuperset(self._read(self._newest)["chunks"]):
             return True  # one at least as new exists
         upload.existing = set(stored) if upload.existing is None else upload.existing
         ours = share(upload.count, rank_size[1], rank_size[0])
@@ -255,7 +255,7 @@ class RemoteCheckpoints:
             stored |= self._stored()
 
     def _commit(self, upload: Upload) -> bool:
-        manifest = {
+        manifest: Manifest = {
             "identity": self.identity,
             "layout": self.layout,
             "step": upload.step,
@@ -266,18 +266,14 @@ class RemoteCheckpoints:
             "facts": upload.facts,
             "fingerprint": self.fingerprint,
         }
-        data = json.dumps(manifest).encode()
-        key = f"{self.prefix}/manifests/{upload.step:010d}-{_short(data)}.json"
+        name, data = form.write(manifest)
+        key = f"{self.prefix}/manifests/{name}"
         self.store.put(key, data)
         condition: Any = {"if_match": self._etag} if self._etag else {"if_absent": True}
         self._etag = self.store.put(f"{self.prefix}/latest", json.dumps({"manifest": key}).encode(), **condition)
         self._newest = key
         self.retention.keep(key, manifest["chunks"])
         return True
-
-
-class _Damaged(Exception):
-    """A checkpoint whose contents do not match its hashes."""
 
 
 def parallel(work: Callable[[int], None], numbers: Iterable[int]) -> float:
@@ -309,12 +305,3 @@ def parallel(work: Callable[[int], None], numbers: Iterable[int]) -> float:
     if errors:
         raise errors[0]
     return sum(seconds)
-
-
-def _step(name: str) -> int:
-    """The step in a manifest's name; -1 for no name."""
-    return int(name.rpartition("/")[2].partition("-")[0]) if name else -1
-
-
-def _short(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()[:12]

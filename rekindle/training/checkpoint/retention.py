@@ -4,13 +4,13 @@ A rank 0 that was frozen for a while acts on an old listing. So it deletes only 
 a minute after the listing, and chunks of an unfinished checkpoint only an hour after their upload.
 """
 
-import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from rekindle.errors import RekindleError
 from rekindle.storage import Entry, NotFound, Store
+from rekindle.training.checkpoint import manifest as form
 
 LEASE = 900.0  # seconds after which a reader is presumed dead
 YOUNG = 3600.0  # seconds in which an unfinished checkpoint may still be completed
@@ -68,8 +68,8 @@ class Retention:
     def _chunks(self, manifest: str) -> list[str]:
         if manifest not in self._known:
             try:
-                self._known[manifest] = json.loads(self.store.get(manifest))["chunks"]
-            except (NotFound, ValueError, KeyError, TypeError):
+                self._known[manifest] = form.read(manifest, self.store.get(manifest))["chunks"]
+            except (NotFound, form.Damaged):
                 self._known[manifest] = []  # damaged, or deleted by another rank 0: useless
         return self._known[manifest]
 

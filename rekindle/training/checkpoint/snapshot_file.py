@@ -240,6 +240,9 @@ def _open(path: Path) -> tuple[int, bool]:
     """The file, and whether we hold its lock (a frozen predecessor may still hold it)."""
     while True:
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        if (owner := os.fstat(file).st_uid) != os.geteuid():  # everybody may create files in /dev/shm
+            os.close(file)
+            raise PermissionError(f"{path} belongs to another user ({owner})")
         try:
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # per process: children do not inherit it
         except OSError:

@@ -1,13 +1,14 @@
 """What a client sent wrong is named with its place, whatever the workload's schema forgets."""
 
 import json
+import tracemalloc
 from typing import Any
 
 import pytest
 from pydantic import BaseModel, Field
 
 from rekindle.errors import DataError
-from rekindle.serving.validation import parse
+from rekindle.serving.validation import LARGE, parse
 
 
 class Point(BaseModel):
@@ -71,3 +72,43 @@ def test_many_faults_do_not_make_an_endless_message() -> None:
     with pytest.raises(DataError, match="There are 995 more faults") as error:
         parsed(points=[{}] * 1000)
     assert len(str(error.value)) < 1000
+
+
+MANY = 1 << 20
+KEYS = ",".join(f'"{at}": ""' for at in range(MANY >> 2))
+
+
+@pytest.mark.parametrize(
+    ("part", "says"),
+    [
+        ('"points": [' + "1," * MANY + "1]", "instances[0].points[0] is 1: input should be"),
+        ('"points": [' + "[[{}]]," * (MANY >> 1) + "1]", "instances[0].points[0] is [[{}]]: input should be"),
+        ('"points": [], "place": {' + KEYS + "}", "instances[0].place."),
+        (KEYS, "the request has '0' in one of its objects, which is not known."),
+    ],
+    ids=["values", "lists", "dictionary", "keys"],
+)
+def test_a_body_that_is_nothing_but_faults_costs_no_more_than_one_that_is_right(part: str, says: str) -> None:
+    body = b'{"instances": [{' + part.encode() + b"}]}"
+    tracemalloc.start()
+    try:
+        with pytest.raises(DataError) as error:
+            parse(Request, body)
+        assert tracemalloc.get_traced_memory()[1] < 10 * len(body)
+    finally:
+        tracemalloc.stop()
+    assert str(error.value).startswith(says) and "more faults" not in str(error.value)
+
+
+class Either(BaseModel):
+    instances: list[Instance | Point]
+
+
+def test_a_large_request_is_taken_like_a_small_one() -> None:
+    rows = [{"points": [{"x": 1.5, "y": 2}], "place": {"a": 1.0}, "name": "x", "count": 3}, {"x": 1, "y": 2}]
+    body = json.dumps({"instances": rows * LARGE}).encode()
+    parsed = parse(Either, body)
+    assert parsed == Either.model_validate_json(body, strict=True)
+    assert [type(part) for part in parsed.instances[:2]] == [Instance, Point]
+    with pytest.raises(DataError, match=r"has .cuont., which is not known|more faults"):
+        parse(Either, body.replace(b'"count"', b'"cuont"', 1))

@@ -1,5 +1,9 @@
 """The durable tier against a real endpoint: what is written is whole, what is read is checked, training never waits."""
 
+import hashlib
+import json
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -86,6 +90,38 @@ def test_any_damage_is_found_and_named_and_the_checkpoint_before_is_used(
     last = open_()
     begin(last)
     assert same(last, again)
+
+
+@pytest.mark.parametrize(
+    ("lie", "why"),
+    [
+        ({"chunks": []}, "it has 0 chunks for"),
+        ({"chunks": [{}]}, "chunks.0: Input should be a valid string"),
+        ({"chunks": ["../../latest"]}, "chunks.0: String should match"),
+        ({"chunk": 0}, "chunk: Input should be greater than 0"),
+        ({"step": 10**30}, "step: Input should be less than"),
+        ({"step": 7}, "named like one of step 1 and is one of step 7"),
+        ({"loader": "x"}, "its loader state cannot be read"),
+        ({"facts": {}}, "facts.trained_seconds: Field required"),
+    ],
+)
+def test_a_manifest_that_no_run_has_written_gives_nobody_half_a_state(
+    open_: Open, capsys: pytest.CaptureFixture[str], lie: dict[str, Any], why: str
+) -> None:
+    first = open_()
+    begin(first)
+    train(first, 1)
+    store, (key,) = first.remote.store, keys(first, "manifests/")
+    forged = json.dumps(json.loads(store.get(key)) | lie).encode()
+    place = f"{first.remote.prefix}/manifests/{1:010d}-{hashlib.sha256(forged).hexdigest()[:12]}.json"
+    store.put(place, forged)
+    store.put(f"{first.remote.prefix}/latest", json.dumps({"manifest": place}).encode())
+    again = open_()
+    assert begin(again) == 1 and same(again, first), "the intact one is read instead"
+    assert why in capsys.readouterr().err
+    train(again, 2)
+    last = open_()
+    assert begin(last) == 2 and same(last, again)
 
 
 def test_a_damaged_checkpoint_that_another_process_found_is_not_relied_on(open_: Open) -> None:

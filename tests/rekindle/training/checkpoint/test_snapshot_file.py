@@ -87,6 +87,15 @@ def writer(path: Path, size: int = SIZE, **options: Callable[[], None]) -> "subp
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options)  # type: ignore[call-overload]
 
 
+def test_a_state_that_another_user_left_there_is_not_trained_on(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    planted, ours = shared / "planted", os.geteuid()
+    planted.write_bytes(bytes(snapshot_file.PAGE))
+    planted.chmod(0o666)
+    monkeypatch.setattr(os, "geteuid", lambda: ours + 1)
+    with pytest.raises(PermissionError, match=f"belongs to another user \\({ours}\\)"):
+        opened(planted)
+
+
 @settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_any_damaged_byte_is_found_and_named_and_the_snapshot_before_is_used(shared: Path, data: st.DataObject) -> None:

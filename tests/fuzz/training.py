@@ -1,0 +1,232 @@
+"""What the processes of a training read from others: lines to a coordinator, checkpoints, snapshots."""
+
+import asyncio
+import hashlib
+import json
+import random
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from rekindle.errors import ConfigError, Conflict
+from rekindle.storage import Entry, NotFound, Store
+from rekindle.training.checkpoint import manifest, snapshot_file
+from rekindle.training.checkpoint.remote import RemoteCheckpoints, Upload
+from rekindle.training.checkpoint.retention import Retention
+from rekindle.training.checkpoint.snapshot_file import FLAG, HEADER, PAGE, RECORD, RECORDS, STRIDE, SnapshotFile
+from rekindle.training.membership import handshake
+from rekindle.training.membership.protocol import MAX_LINE, PROTOCOL, encode
+from rekindle.training.membership.server import Connection, Coordinator
+from rekindle.training.spec import TrainingSpec
+from tests.fuzz.mutation import changed, mutated
+
+Case = Callable[[random.Random], None]
+SECRET = b"0123456789abcdef" * 2
+WORKER = {"protocol": PROTOCOL, "name": "a", "address": "127.0.0.1", "fingerprint": {"torch": "2"}, "step": -1}
+SESSION: list[dict[str, Any]] = [
+    {"join": WORKER | {"id": "1", "generation": 0, "group": 0, "peers": []}},
+    {"join": WORKER | {"id": "2", "generation": 7, "group": 7, "peers": ["1", "2"]}},
+    {"ack": 1, "step": 3},
+    {"beat": 4, "busy": False},
+    {"fault": 1},
+    {"put": 1, "key": "0/1", "value": "AAAA"},
+    {"event": "step", "name": "a", "step": 3},
+    {"failed": "it broke", "code": 1, "name": "a", "temporary": False},
+    {"leave": "SIGTERM"},
+    {"done": "0" * 64},
+]
+
+
+class Wire(asyncio.Transport):
+    """The coordinator's end of a connection whose other end is the case."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sent, self.open = bytearray(), True
+
+    def write(self, data: Any) -> None:
+        self.sent += data
+
+    def get_write_buffer_size(self) -> int:
+        return len(self.sent)
+
+    def abort(self) -> None:
+        self.open = False
+
+    close = abort
+
+
+def coordinator_lines(folder: Path) -> Case:
+    """What workers and strangers send to a coordinator: some know the secret, some do not."""
+    spec = TrainingSpec.model_validate(
+        {"workload": "w", "dataset": "d", "digest": "x", "out": "o", "checkpoints": "c", "workers": 2}
+    )
+    loop, lines = asyncio.new_event_loop(), [encode(message) for message in SESSION]
+
+    def case(chance: random.Random) -> None:
+        loop.run_until_complete(scene(chance))
+
+    async def scene(chance: random.Random) -> None:
+        coordinator = Coordinator(spec, SECRET)
+        coordinator.ledger.close(0)  # nothing is to be written
+        for _ in range(chance.randrange(1, 4)):
+            talk(coordinator, chance)
+        coordinator.membership.tick(time.monotonic())
+        coordinator.flush()
+        for task in coordinator.tasks:
+            task.cancel()
+        if coordinator.exit_code.done():
+            assert 0 < coordinator.exit_code.result() < 256
+
+    def talk(coordinator: Coordinator, chance: random.Random) -> None:
+        wire, connection, known = Wire(), Connection(coordinator), chance.random() < 0.8
+        connection.connection_made(wire)
+        nonce = json.loads(wire.sent)["nonce"]
+        secret = SECRET if known else b"?" * 32
+        hello = encode({"nonce": "n", "proof": handshake.proof(secret, "worker", nonce, "n")})
+        sent = [hello if chance.random() < 0.9 else mutated(hello, chance, lines), lines[chance.randrange(2)]]
+        for _ in range(chance.randrange(8)):
+            if chance.random() < 0.5:
+                sent.append(mutated(chance.choice(lines), chance, lines))
+            else:
+                sent.append(json.dumps(changed(chance.choice(SESSION), chance)).encode() + b"\n")
+        before, whole, at = repr(coordinator.membership), b"".join(sent), 0
+        while at < len(whole) and wire.open:
+            part = 1 + int(chance.expovariate(0.002))
+            connection.data_received(whole[at : at + part])
+            at += part
+        assert known or (connection.nonce and repr(coordinator.membership) == before), "a stranger was heard"
+        assert len(connection.pending) <= MAX_LINE and len(wire.sent) < 100_000
+        if chance.random() < 0.5:
+            connection.connection_lost(None)
+
+    return case
+
+
+class Memory(Store):
+    """An object store of this process."""
+
+    def __init__(self, objects: dict[str, bytes]) -> None:
+        self.bucket, self.objects = "b", objects
+
+    def get_with_etag(self, key: str) -> tuple[bytes, str]:
+        if key not in self.objects:
+            raise NotFound(f"{key} does not exist.")
+        return self.objects[key], hashlib.md5(self.objects[key], usedforsecurity=False).hexdigest()
+
+    def put(self, key: str, data: Any, *, if_absent: bool = False, if_match: str | None = None) -> str:
+        if (if_absent and key in self.objects) or (if_match and self.get_with_etag(key)[1] != if_match):
+            raise Conflict(f"{key} was written by somebody else.")
+        self.objects[key] = bytes(data)
+        return self.get_with_etag(key)[1]
+
+    def delete(self, keys: Any) -> None:
+        for key in keys:
+            self.objects.pop(key, None)
+
+    def list(self, prefix: str) -> Iterator[Entry]:
+        for key in sorted(self.objects):
+            if key.startswith(prefix):
+                yield Entry(key, len(self.objects[key]), "", 0.0)
+
+
+def checkpoints(folder: Path) -> Case:
+    """Durable checkpoints whose objects somebody has changed: read, and the next one written."""
+    size, chunk, whole = 2500, 1000, dict[str, bytes]()
+    manifests = list[tuple[str, dict[str, Any]]]()
+    for step in (3, 8):
+        state = random.Random(step).randbytes(size)
+        parts = [state[at : at + chunk] for at in range(0, size, chunk)]
+        names = [hashlib.sha256(part).hexdigest() for part in parts]
+        whole |= {f"c/chunks/{name}": part for name, part in zip(names, parts, strict=True)}
+        made: Any = {"identity": "us", "layout": "l", "step": step, "bytes": size, "chunk": chunk, "chunks": names}
+        made |= {"loader": "e30=", "facts": {"trained_seconds": 1.5, "losses": 0}, "fingerprint": {"torch": "2"}}
+        name, data = manifest.write(made)
+        whole[f"c/manifests/{name}"] = data
+        manifests.append((f"c/manifests/{name}", made))
+    whole["c/latest"] = json.dumps({"manifest": manifests[-1][0]}).encode()
+    others, newer = list(whole.values()), memoryview(random.Random(9).randbytes(size))
+
+    def case(chance: random.Random) -> None:
+        objects = dict(whole)
+        for _ in range(chance.randrange(1, 4)):
+            attack(objects, chance)
+        store = Memory(objects)
+        remote = RemoteCheckpoints(store, "c", "us", "l", {"torch": "2"}, Retention(store, "c", 2, 1.0))
+        target = memoryview(bytearray(size))
+        with suppress(ConfigError):
+            if restored := remote.restore(target, -1):
+                parts = [target[at : at + restored["chunk"]] for at in range(0, size, restored["chunk"])]
+                assert [hashlib.sha256(part).hexdigest() for part in parts] == restored["chunks"]
+            assert remote.write(Upload(9, newer), (0, 1)) and remote.newest() >= 9
+
+    def attack(objects: dict[str, bytes], chance: random.Random) -> None:
+        key, (name, made) = chance.choice(list(objects)), chance.choice(manifests)
+        match chance.randrange(5):
+            case 0:
+                objects[key] = mutated(objects[key], chance, others)
+            case 1:
+                objects.pop(key)
+            case 2:
+                objects["c/latest"] = json.dumps(changed({"manifest": name}, chance)).encode()
+            case _:
+                if chance.random() < 0.7:
+                    data = json.dumps(changed(changed(made, chance), chance)).encode()
+                else:
+                    data = mutated(json.dumps(made).encode(), chance, others)
+                number = f"{chance.choice([made['step'], 9, 10**15]):010d}"
+                short = hashlib.sha256(data).hexdigest()[:12]
+                key = f"c/manifests/{number}-{short}.json"
+                if chance.random() < 0.1:
+                    key = mutated(key.encode(), chance, others).decode(errors="replace")
+                objects[key] = data
+                if chance.random() < 0.5:
+                    objects["c/latest"] = json.dumps({"manifest": key}).encode()
+
+    return case
+
+
+def snapshots(folder: Path) -> Case:
+    """Files in shared memory that another process has damaged: read, and written to."""
+    size, path, digest = 500, folder / "snapshot", hashlib.sha256(b"").hexdigest()
+
+    def opened() -> SnapshotFile:
+        return SnapshotFile(path, digest, digest, digest, size)
+
+    made = opened()
+    made.reserve()
+    for slot in range(2):
+        made.slots[slot][:size] = random.Random(slot).randbytes(size)
+        made.commit(slot, slot, b"{}")
+    made.close()
+    whole = path.read_bytes()
+    path.unlink()
+
+    def case(chance: random.Random) -> None:
+        page = bytearray(whole[:PAGE])
+        for _ in range(chance.randrange(1, 4)):
+            at = chance.choice([chance.randrange(HEADER.size), RECORDS + chance.randrange(3 * STRIDE)])
+            page[at : at + chance.randrange(1, 9)] = chance.randbytes(chance.randrange(1, 9))
+        page = page[:PAGE]
+        if chance.random() < 0.9:  # its checksums are right
+            FLAG.pack_into(page, HEADER.size, snapshot_file._flag(bytes(page[: HEADER.size])))
+            for at in range(RECORDS, RECORDS + 3 * STRIDE, STRIDE):
+                FLAG.pack_into(page, at + RECORD.size, snapshot_file._flag(bytes(page[at : at + RECORD.size])))
+        path.write_bytes((page + whole[PAGE:])[: len(whole) if chance.random() < 0.7 else chance.randrange(len(whole))])
+        with suppress(ConfigError):
+            file, target = opened(), memoryview(bytearray(size))
+            try:
+                for snapshot, _ in file.read():
+                    file.load(snapshot, target)
+                    assert bytes(target) in whole
+                file.reserve()
+                file.begin(2)
+                assert file.commit(2, 10, b"{}").step == 10
+            finally:
+                file.close()
+        snapshot_file.newest_step(path)
+        path.unlink()
+
+    return case
