@@ -71,6 +71,13 @@ def find_run(experiment: str, workflow: str) -> str | None:
     return runs[0]["run_id"] if runs else None
 
 
+def last_start(experiment: str) -> float:
+    """When the newest run of a workflow in `experiment` began, in Unix seconds; 0 if there is none."""
+    known = _experiment(experiment)
+    runs = _runs([known["experiment_id"]], "start_time DESC", f"tags.`{WORKFLOW}` != ''") if known else []
+    return runs[0]["start_time"] / 1000 if runs else 0.0
+
+
 def last_metrics(experiment: str, workload: str, but: str) -> dict[str, float]:
     """The metrics of the newest run of `workload` that prepared rows, other than `but`; empty if there is none."""
     if not (known := _experiment(experiment)):

@@ -68,7 +68,8 @@ def run(inputs: Inputs) -> Outputs:
         predict(former, refreshed.instances, report / release.PREDICTIONS)
     else:
         verdict, reason = "same", f"{data.source} has no data since {before}, which version {champion.version} knows."
-    for folder, names in ((model, release.MODEL), (report, ("verdict.json",))):
+    about = [name for name in ("verdict.json", release.REFERENCE) if (former / name).exists()]
+    for folder, names in ((model, release.MODEL), (report, about)):
         for name in names:
             (former / name).rename(folder / name)
     sys.stderr.write(f"{verdict}: {reason}\n")

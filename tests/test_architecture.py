@@ -37,12 +37,12 @@ ROOMS = {  # whose name is a prefix → the rooms that it may import, COMMON and
     "rekindle.render": {"blocks", "serving", "training", "monitoring", "argo"},
     "rekindle.blocks": {"serving", "training", "monitoring", "argo"},
     "rekindle.evaluation": {"serving"},
-    "rekindle.monitoring": set(),
+    "rekindle.monitoring": {"serving"},
     "rekindle.serving": set(),
     "rekindle.training": {"ledger"},
     "rekindle.ledger": set(),
     "rekindle": set(),
-    "pipelines": {"render", "blocks"},
+    "pipelines": {"render", "blocks", "monitoring"},
     "steps": {"evaluation", "serving", "monitoring", "training", "ledger"},
 }
 MEMBERS = {  # modules that belong to another room than their folder

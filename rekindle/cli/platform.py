@@ -31,9 +31,9 @@ def platform() -> None:
     "--with",
     "options",
     multiple=True,
-    type=click.Choice(["mlflow", "minio", "frameworks", "prometheus"]),
-    help="Add an MLflow server, a small object store, permission to apply jobs of other frameworks, or what Prometheus "
-    "scrapes.",
+    type=click.Choice(["mlflow", "minio", "frameworks", "prometheus", "retraining"]),
+    help="Add an MLflow server, a small object store, permission to apply jobs of other frameworks or to start "
+    "pipelines, or what Prometheus scrapes.",
 )
 @click.option("--iam", is_flag=True, help="Pods get a cloud role instead of a Secret with keys.")
 @click.option("--quota", nargs=2, metavar="CPU MEMORY", help="ResourceQuota of the namespace, such as 64 256Gi.")

@@ -20,7 +20,7 @@ from rekindle.errors import ConfigError, did_you_mean
 from rekindle.render import ordered, to_yaml
 
 ALWAYS = ("namespace", "accounts", "addresses", "network")
-OPTIONS = ("mlflow", "minio", "frameworks", "prometheus")
+OPTIONS = ("mlflow", "minio", "frameworks", "prometheus", "retraining")
 IMAGES = {
     "rekindle": "rekindle:0.1",
     "mlflow": "rekindle-mlflow:0.1",

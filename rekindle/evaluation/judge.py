@@ -17,6 +17,7 @@ from rekindle.errors import DataError, RekindleError
 from rekindle.evaluation.bootstrap import Rows, paired_bootstrap
 from rekindle.gate import Difference, Evaluation, Gate, Metric
 from rekindle.serving import predictor
+from rekindle.serving.observation.reference import record_reference
 from rekindle.serving.release import PREDICTIONS, model_description
 from rekindle.serving.validation import parse
 from rekindle.workload import dataset_facts, digest_of
@@ -56,6 +57,7 @@ def evaluate(
     metrics = {name: {m.name: value(m, array, truths) for m in workload.metrics} for name, array in arrays.items()}
     difference = compare(workload.metrics[0], arrays, truths, examples.groups, gate) if "champion" in arrays else None
     _write_report(report, examples.instances, predictions["candidate"])
+    record_reference(report, predictions["candidate"], [*map(workload.Instance.model_validate, examples.instances)])
     return Evaluation(metrics, len(examples.truths), [], difference, incomparable, warnings)
 
 

@@ -1,1 +1,1 @@
-"""What happens after a run: people are told."""
+"""What happens after a run: people are told, and what a released model sees is watched."""

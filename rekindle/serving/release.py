@@ -2,8 +2,9 @@
 
 Below `releases/NAME/HASH/` lie model.safetensors, model.json, workload.json (a digest of the code that answers),
 dataset.json, state/ (what the server must know of the past), example.json (a request, the first row of the report's
-predictions.jsonl), verdict.json, MLmodel with its examples (rekindle/serving/pyfunc.py) and, written last, release.json
-with the sha256 of every file that decides what the server answers.
+predictions.jsonl), verdict.json, reference.json (histograms of the test rows), MLmodel with its examples
+(rekindle/serving/pyfunc.py) and, written last, release.json with the sha256 of every file that decides what the server
+answers.
 HASH is taken over the names and contents of these files, so the same release always has the same prefix.
 """
 
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from rekindle.errors import DataError
+from rekindle.serving.observation.reference import REFERENCE
 from rekindle.storage import NotFound, Store, file_sha256
 from rekindle.tracking import Release
 from rekindle.workload import code_digest, load
@@ -36,7 +38,8 @@ def collect(folder: Path, model: Path, dataset: Path, report: Path) -> dict[str,
     """Link the files of a release in `folder`, all but release.json; gives file → sha256. Raises DataError."""
     shutil.rmtree(folder, ignore_errors=True)
     files, example = _files(model, dataset), _example(report)
-    for key, path in (files | {"verdict.json": report / "verdict.json"}).items():
+    about = ["verdict.json", *([REFERENCE] if (report / REFERENCE).exists() else [])]
+    for key, path in (files | {name: report / name for name in about}).items():
         (folder / key).parent.mkdir(parents=True, exist_ok=True)
         (folder / key).symlink_to(path.absolute())
     if example:

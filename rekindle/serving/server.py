@@ -31,6 +31,7 @@ from rekindle.errors import ConfigError, RekindleError
 from rekindle.serving.batching import Batches
 from rekindle.serving.client import DATA_UNTIL, SHA256, VERSION
 from rekindle.serving.config import Limits, ServerSettings
+from rekindle.serving.observation.reference import FEATURES
 from rekindle.serving.observation.scores import Scores
 from rekindle.serving.openapi import openapi
 from rekindle.serving.release import download
@@ -85,6 +86,8 @@ class Metrics:
         self.scores = Scores()
         self.registry.register(self.scores)
         ProcessCollector(registry=self.registry)
+        self.features = Scores(FEATURES, "numbers of the instances", "feature")
+        self.registry.register(self.features)
         self.instances = Histogram(
             "rekindle_instances", "instances in an answered request", buckets=SIZES, **registered
         )
@@ -168,7 +171,7 @@ class ModelServer:
             *(loop.run_in_executor(process.thread, process.loaded) for process in self.processes)
         )
         name, version, sha256 = (release[key] for key in ("name", "version", "model_sha256"))
-        self.metrics.scores.version = version
+        self.metrics.scores.version = self.metrics.features.version = version
         self.metrics.model.info({"name": name, "sha256": sha256, "version": version})
         self.metrics.show_age(loaded[0].data_until)
         seconds = time.perf_counter() - start
@@ -276,6 +279,7 @@ class ModelServer:
         if result.instances:
             self.metrics.instances.observe(result.instances)
             self.metrics.scores.add(result.scores)
+            self.metrics.features.add(result.features)
         return Response(result.body, result.status, model.headers | self.closing(), "application/json")
 
     def refused(self, _: Request, refusal: Exception) -> Response:

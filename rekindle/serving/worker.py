@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from rekindle.errors import DataError, RekindleError
+from rekindle.serving.observation.reference import features
 from rekindle.serving.observation.scores import Counts, counted
 from rekindle.serving.openapi import schemas
 from rekindle.serving.predictor import InstancePredictor, open_predictor
@@ -35,6 +36,7 @@ class Answer:
     body: bytes
     instances: int = 0
     scores: Counts = field(default_factory=dict)
+    features: Counts = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -157,7 +159,7 @@ def encoded(request: Any, predictions: list[Any]) -> Answer:
         raise RekindleError(f"{len(predictions)} predictions came for {len(request.instances)} instances.")
     try:
         body = json.dumps({"predictions": predictions}, allow_nan=False).encode()
-        return Answer(200, body, len(predictions), counted(predictions))
+        return Answer(200, body, len(predictions), counted(predictions), counted(features(request.instances)))
     except (TypeError, ValueError):
         for place, prediction in enumerate(predictions):
             try:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from rekindle.errors import DataError
 from rekindle.gate import Difference, Evaluation, Gate
+from rekindle.serving.observation.reference import record_reference
 from rekindle.workload import dataset_facts
 from steps.fraud import measures
 from steps.fraud.data.features import NAMES
@@ -153,6 +154,7 @@ def evaluate(candidate: Path, champion: Path | None, dataset: Path, report: Path
     parts = [_part(rows, week, {name: by_week[name][n] for name in scores}) for n, week in enumerate(weeks)]
     means = {name: {k: float(np.mean([p[name][k] for p in parts])) for k in parts[0][name]} for name in scores}
     _write_scores(report / "scores.parquet", rows, weeks, by_week)
+    record_reference(report, [float(probability) for probability in scores["candidate"]])
     pictures.draw(report, rows.labels[wanted], rows.scenarios[wanted], scores, parts)
     return Evaluation(
         metrics=means,

@@ -65,4 +65,6 @@ def told(inputs: Inputs, tags: Mapping[str, str], link: str) -> Message | None:
         return Message("release", text=f"{inputs.workflow} released version {version} of {model}.", reason=why, **about)
     if any(verdict == "keep" for _, verdict, _ in judged):
         return Message("refusal", text=f"{inputs.workflow} released nothing.", reason=why, **about)
+    if drift := [reason for _, verdict, reason in judged if verdict == "drift"]:
+        return Message("drift", text="what the model sees has changed.", reason="\n".join(drift), **about)
     return None

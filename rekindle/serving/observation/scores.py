@@ -51,9 +51,10 @@ def numbers(value: Any, name: str = "") -> Iterator[tuple[str, float]]:
 
 
 class Scores:
-    """The histogram `rekindle_model_score` of one server, for Prometheus."""
+    """A histogram of one server for each of several quantities, for Prometheus."""
 
-    def __init__(self) -> None:
+    def __init__(self, name: str = NAME, about: str = "numbers of the predictions", label: str = "output") -> None:
+        self.name, self.about, self.label = name, about, label
         self.version = ""
         self.counts: Counts = {}
 
@@ -65,7 +66,7 @@ class Scores:
 
     def collect(self) -> Iterator[HistogramMetricFamily]:
         """Called by Prometheus' client. OpenMetrics has no sum where numbers can be negative."""
-        family = HistogramMetricFamily(NAME, "numbers of the predictions, by output", labels=["version", "output"])
+        family = HistogramMetricFamily(self.name, f"{self.about}, by {self.label}", labels=["version", self.label])
         for output, buckets in self.counts.items():
             family.add_metric([self.version, output], list(zip(LE, accumulate(buckets), strict=True)), None)
         yield family

@@ -1,0 +1,22 @@
+"""Another run of a pipeline that is scheduled on the cluster, from its WorkflowTemplate."""
+
+from hera.workflows import Resource
+
+from rekindle.blocks.container import retries
+from rekindle.blocks.pod import labels
+from rekindle.blocks.resource import apply
+
+
+def retraining(pipeline: str) -> Resource:
+    """Start the pipeline called `pipeline`, without waiting for it; its run is named as the schedule names them.
+
+    Its account needs the rights of `rekindle platform render --with retraining`.
+    """
+    name = f"{pipeline}-{{{{workflow.creationTimestamp.s}}}}"
+    workflow = {
+        "apiVersion": "argoproj.io/v1alpha1",
+        "kind": "Workflow",
+        "metadata": {"name": name, "labels": labels(pipeline)},
+        "spec": {"workflowTemplateRef": {"name": pipeline}},
+    }
+    return apply("retrain", workflow, flags=["--server-side"], retry=retries(2))

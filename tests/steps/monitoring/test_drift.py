@@ -1,0 +1,102 @@
+"""A served model that sees other data than its test rows is noticed, and trained again at most so often."""
+
+import json
+import random
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from rekindle import tracking
+from rekindle.errors import DataError
+from rekindle.serving import promotion
+from rekindle.serving.observation.reference import record_reference
+from rekindle.storage import Store
+from steps.monitoring import drift, notify
+from tests.rekindle.monitoring.hook import hook
+from tests.rekindle.serving import echo
+from tests.rekindle.serving.running import Running, release
+
+RANDOM = random.Random(0)
+
+
+def ids(count: int, low: int = 0, high: int = 99) -> list[dict[str, Any]]:
+    return [{"id": RANDOM.randint(low, high)} for _ in range(count)]
+
+
+@pytest.fixture
+def model(s3: Store, mlflow_server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A champion that serves: its name, and its server."""
+    name = f"echo-{uuid.uuid4().hex[:6]}"
+    prefix = f"releases/{name}/ab/"
+    sha256 = release(s3, prefix)
+    rows = ids(1000)
+    record_reference(tmp_path, rows, [echo.Instance.model_validate(row) for row in rows])
+    s3.put(f"{prefix}reference.json", (tmp_path / "reference.json").read_bytes())
+    version = tracking.register(name, prefix, "s3://b/x/", sha256, tracking.start_run("drifting", name), {}).version
+    s3.put(f"{prefix}release.json", s3.get(f"{prefix}release.json").replace(b'"7"', json.dumps(version).encode()))
+    promotion.promote(s3, name, version, "", f"{name}-1")
+    with Running(f"--model={prefix}") as server:
+        server.until_ready()
+        host, port = server.url.removeprefix("http://").split(":")
+        variable = f"{name}-1".upper().replace("-", "_")
+        monkeypatch.setenv(f"{variable}_SERVICE_HOST", host)
+        monkeypatch.setenv(f"{variable}_SERVICE_PORT", port)
+        yield SimpleNamespace(name=name, server=server, prefix=prefix)
+
+
+def looked(model: Any, workflow: str = "", **inputs: Any) -> drift.Outputs:
+    workflow = workflow or f"w-{uuid.uuid4().hex[:8]}"
+    about: dict[str, Any] = {"model": model.name, "workflow": workflow, "experiment": "drifting", "minimum": 200}
+    return drift.run(drift.Inputs(**about | inputs))
+
+
+def test_what_is_like_the_test_rows_is_steady_and_what_is_not_is_told_with_its_figures(
+    model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model.server.predict(*ids(300))
+    first = looked(model)
+    assert first.verdict == "steady", first.reason
+    model.server.predict(*ids(30))
+    assert looked(model).verdict == "few"
+    model.server.predict(*ids(270, 100, 199))
+    workflow = f"w-{uuid.uuid4().hex[:8]}"
+    second, again = looked(model, workflow), looked(model, workflow)
+    assert second.verdict == "drift" and "300 instances" in second.reason, "those of the look before count as well"
+    assert "score id (PSI " in second.reason and "feature id (PSI " in second.reason and "sleep" not in second.reason
+    assert again.reason == second.reason, "a step that is repeated looks from the same point"
+    assert "evaluation/psi.png" in tracking.artifacts(second.run_id, "evaluation")
+    assert looked(model).verdict == "few", "nothing is judged twice"
+    with hook() as server:
+        monkeypatch.setenv("NOTIFY_URL", server.url)
+        about = {"experiment": "drifting", "workflow": workflow, "status": "Succeeded"}
+        assert notify.run(notify.Inputs(format="json", **about)).event == "drift"
+    assert server.taken[0]["reason"] == second.reason
+
+
+def test_a_model_is_trained_again_once_and_then_not_for_some_days(model: Any) -> None:
+    model.server.predict(*ids(300, 100, 199))
+    wanted = {"retrain": True, "min_days_between": 7, "workflow": f"w-{uuid.uuid4().hex[:8]}"}
+    assert [looked(model, **wanted).again for _ in range(2)] == [True, True], "a repeated step decides the same"
+    model.server.predict(*ids(300, 100, 199))
+    later = looked(model, **wanted | {"workflow": ""})
+    assert not later.again and "drift.min_days_between lets it train in 7.0 days" in later.reason
+    model.server.predict(*ids(300, 100, 199))
+    assert looked(model, retrain=True, min_days_between=0).again
+
+
+def test_a_training_that_somebody_started_counts_for_the_floor(model: Any) -> None:
+    tracking.start_run(model.name, f"w-{uuid.uuid4().hex[:8]}")
+    model.server.predict(*ids(300, 100, 199))
+    assert not looked(model, retrain=True).again
+
+
+def test_a_release_without_a_reference_says_what_to_do(model: Any, s3: Store) -> None:
+    s3.delete([f"{model.prefix}reference.json"])
+    with pytest.raises(DataError, match=r"has no reference\.json: release it again"):
+        looked(model)
+    with pytest.raises(DataError, match='the model "nobody" has no champion'):
+        drift.run(drift.Inputs(model="nobody", workflow="w"))
