@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from random import random
 from typing import Any
 
 from rekindle.local.controllers.base import Controller, Object
@@ -139,10 +140,10 @@ class Supervisor:
         self.routes = routes
 
     def _replica(self, selector: dict[str, str]) -> Replica | None:
-        """The ready pod with the fewest connections."""
+        """The ready pod with the fewest connections; of several one by chance, so that each gets its share."""
         replicas = [replica for rollout in self.rollouts.values() for replica in rollout.replicas]
         ready = [replica for replica in replicas if replica.ready and selector.items() <= replica.labels.items()]
-        return min(ready, key=lambda replica: replica.connections, default=None)
+        return min(ready, key=lambda replica: (replica.connections, random()), default=None)
 
     def _selector(self, service: str) -> dict[str, str] | None:
         obj = self.services.get(service)
