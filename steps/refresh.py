@@ -75,8 +75,9 @@ def run(inputs: Inputs) -> Outputs:
     sys.stderr.write(f"{verdict}: {reason}\n")
     rows = refreshed.rows if refreshed else 0
     tracking.log(run_id, metrics={"rows": rows}, tags={"verdict": verdict, "reason": reason})
-    facts = {"verdict": verdict, "reason": reason, "champion": champion.version, "model_sha256": champion.sha256}
-    return Outputs(**facts, run_id=run_id, rows=rows, dataset=dataset, model=model, report=report)
+    said: dict[str, Any] = {"verdict": verdict, "reason": reason}
+    said |= {"champion": champion.version, "model_sha256": champion.sha256}
+    return Outputs(**said, run_id=run_id, rows=rows, dataset=dataset, model=model, report=report)
 
 
 def predict(folder: Path, instances: list[dict[str, Any]], out: Path) -> None:

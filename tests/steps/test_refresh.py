@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import pytest
@@ -34,7 +35,7 @@ def test_the_champions_weights_are_released_again_with_what_is_known_by_now(
     report.mkdir()
     (report / "verdict.json").write_text('{"verdict": "release", "rows": 5}')
     run_id = tracking.start_run(name, f"{name}-first")
-    artifacts = {"model": expert, "dataset": small_dataset, "report": report}
+    artifacts: dict[str, Any] = {"model": expert, "dataset": small_dataset, "report": report}
     first = release.run(release.Inputs(name=name, verdict="release", run_id=run_id, **artifacts))
     tracking.promote(name, first.version, "servers-1")
 

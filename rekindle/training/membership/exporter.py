@@ -95,7 +95,8 @@ class Exporter(Collector):
 
     def _seconds(self) -> dict[str, float]:
         """By kind, up to now."""
-        seconds, now = dict.fromkeys((TRAINED, WAITED, LOST), 0.0), time.time()
+        seconds: dict[str, float] = dict.fromkeys((TRAINED, WAITED, LOST), 0.0)
+        now = time.time()
         for life in self.accounts.lives.values():
             for interval in life.intervals:
                 newest = life.alive and interval is life.intervals[-1]

@@ -72,7 +72,7 @@ def test_what_is_like_the_test_rows_is_steady_and_what_is_not_is_told_with_its_f
     assert looked(model).verdict == "few", "nothing is judged twice"
     with hook() as server:
         monkeypatch.setenv("NOTIFY_URL", server.url)
-        about = {"experiment": "drifting", "workflow": workflow, "status": "Succeeded"}
+        about: dict[str, Any] = {"experiment": "drifting", "workflow": workflow, "status": "Succeeded"}
         assert notify.run(notify.Inputs(format="json", **about)).event == "drift"
     assert server.taken[0]["reason"] == second.reason
 

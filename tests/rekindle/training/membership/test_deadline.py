@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from typing import Any
 
 import pytest
 
@@ -29,8 +30,9 @@ def test_the_deadline_of_a_training_counts_only_while_workers_train(s3: Store, m
                 else:
                     membership.join(time.monotonic(), hello("a"))
                 await asyncio.sleep(0.02)
-            assert membership.verdict
-            code, text = membership.verdict
+            verdict: Any = membership.verdict
+            assert verdict
+            code, text = verdict
             assert code == 1 and coordinator.trained > 0.5
             assert "cluster.pods.train.deadline_minutes" in text and "Raise it" in text
 
