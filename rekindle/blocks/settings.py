@@ -157,7 +157,7 @@ class ClusterConfig(Section):
                     f"cluster.pods.{name} is to run on preemptible nodes ({pod.preemptible}): it is what outlives "
                     "them. Leave its preset out"
                 )
-        for name in {**DEFAULTS, **self.pods}:
+        for name in {"train", *self.pods}:
             if (minutes := self.pod(name).deadline_minutes) > 60 * self.deadline_hours:
                 raise ValueError(
                     f"cluster.deadline_hours is {self.deadline_hours}: a whole workflow would end before the "

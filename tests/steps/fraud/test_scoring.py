@@ -32,7 +32,6 @@ def report(small_dataset: Path, expert: Path, tmp_path_factory: pytest.TempPathF
 def predictor(small_dataset: Path, expert: Path, tmp_path_factory: pytest.TempPathFactory) -> FraudPredictor:
     release = tmp_path_factory.mktemp("release")
     shutil.copytree(expert, release, dirs_exist_ok=True)
-    shutil.copytree(small_dataset / "state", release / "state")
     loaded = FraudPredictor(release)
     scores(loaded, loaded.example())
     return loaded
