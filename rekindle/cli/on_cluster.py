@@ -161,7 +161,7 @@ def run_now(name: str, watch: bool, target: Target, as_json: bool, yes: bool) ->
     can start one, too.
 
     Example:
-      rekindle run-now fraud --namespace models --watch
+      rekindle run-now demo --namespace models --watch
     """
     from rekindle.cluster import workflows
 
@@ -183,7 +183,7 @@ def unschedule(name: str, target: Target, as_json: bool) -> None:
     Its runs stay, also one that is active. To pause a schedule: `rekindle schedule CONFIG --suspend`.
 
     Example:
-      rekindle unschedule fraud --namespace models
+      rekindle unschedule demo --namespace models
     """
     from rekindle.cluster import workflows
 
