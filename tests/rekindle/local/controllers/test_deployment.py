@@ -272,6 +272,7 @@ def test_a_canary_gets_its_share_exactly_or_a_copy_and_then_answers_nobody(
     def copied() -> bool:
         return "asked /copy" in "".join(path.read_text() for path in logs.iterdir())
 
+    until(kinds, lambda _: {get(port)[0] for _ in range(20)} == {"1"})  # the weights are gone
     until(kinds, lambda _: get(port, "/copy").startswith("1") and copied())
     assert {get(port)[0] for _ in range(20)} == {"1"}
     kinds["Deployment"].delete("fraud-2")
