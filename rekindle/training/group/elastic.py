@@ -13,11 +13,11 @@ from rekindle.training.checkpoint import snapshot_file
 from rekindle.training.group import sockets
 from rekindle.training.group.exchange import ExchangeStore
 from rekindle.training.group.interruptible import InterruptibleCaller, release_in_background
-from rekindle.training.group.process_group import GroupView, create
+from rekindle.training.group.process_group import GroupView, create, recognize
 from rekindle.training.group.static import StaticGroup
 from rekindle.training.membership.client import Client, report_error
 from rekindle.training.membership.completion import completed_model
-from rekindle.training.membership.protocol import Address, coordinator_address
+from rekindle.training.membership.protocol import Address, Members, coordinator_address
 from rekindle.training.spec import TrainingSpec
 
 T = TypeVar("T")
@@ -53,7 +53,7 @@ class ElasticGroup(StaticGroup):
             pg, group_sockets = None, {}
             if len(members) > 1:
                 try:
-                    pg, group_sockets = self._build(rank, [address for _, address in members])
+                    pg, group_sockets = self._build(rank, members)
                 except (OSError, RuntimeError) as error:
                     self.report_failure(error)
                     continue
@@ -111,14 +111,23 @@ class ElasticGroup(StaticGroup):
     def close(self, patience: float = 0.0) -> None:
         """The coordinator writes the ledger."""
 
-    def _build(self, rank: int, addresses: list[str]) -> tuple[Any, dict[int, str]]:
+    def _build(self, rank: int, members: Members) -> tuple[Any, dict[int, str]]:
         """The process group and its sockets. Raises RuntimeError if it cannot be built, or is aborted meanwhile."""
+        generation = self.generation
 
         def build() -> tuple[Any, dict[int, str]]:
             before = sockets.open_sockets()
-            pg = create(store, rank, len(addresses), self.device, self.client.address)
+            pg = create(store, rank, len(members), self.device, self.client.address)
             opened = dict(sockets.open_sockets().items() - before.items())
-            return pg, sockets.peer_sockets(set(addresses), opened, self.client.coordinator[1])
+            group = sockets.peer_sockets({address for _, address in members}, opened, self.client.coordinator[1])
+            if self.device.type != "cuda":  # nccl's connections begin with a number that only members are told
+                sockets.stop_listening(opened, self.client.address)  # all are here, and gloo keeps every other one
+                try:
+                    recognize(pg, rank, [id for id, _ in members], generation)
+                except RuntimeError:
+                    sockets.shut_down(group)  # otherwise the group's destructor might wait
+                    raise
+            return pg, group
 
         self._store = store = ExchangeStore(self.client, self.generation)
         return self.run(build)

@@ -1,5 +1,6 @@
 """torch's process groups, gloo or nccl, built directly on a store, without global state: that takes milliseconds."""
 
+import hmac
 import os
 from dataclasses import dataclass
 from datetime import timedelta
@@ -10,6 +11,7 @@ import torch.distributed
 
 from rekindle.errors import say
 from rekindle.training.group.sockets import route_to
+from rekindle.training.membership.handshake import proof, run_secret
 
 dist: Any = torch.distributed  # whose stubs know neither stores nor groups
 
@@ -38,6 +40,21 @@ def create(store: Any, rank: int, size: int, device: torch.device, address: str)
     pg = dist.ProcessGroupGloo(store, rank, size, options)
     pg._set_default_timeout(TIMEOUT)
     return pg
+
+
+def recognize(pg: Any, rank: int, ids: list[str], generation: int) -> None:
+    """Every other member proves over its connection that it knows the run's secret: gloo takes whoever is the first.
+
+    Raises RuntimeError.
+    """
+    secret, ours, who = run_secret(), ids[rank], f"member {generation}"
+    sent = [proof(secret, who, ours, theirs).encode() for theirs in ids]
+    expected = b"".join(proof(secret, who, theirs, ours).encode() for theirs in ids)
+    proofs = torch.frombuffer(bytearray(b"".join(sent)), dtype=torch.uint8)
+    received = torch.empty_like(proofs)
+    pg.alltoall_base(received, proofs, [], []).wait(CONNECT)
+    if not hmac.compare_digest(received.numpy().tobytes(), expected):
+        raise RuntimeError("a stranger has connected in the place of a member")
 
 
 def from_torchrun(device: torch.device) -> GroupView:

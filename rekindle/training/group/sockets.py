@@ -44,6 +44,15 @@ def shut_down(fds: Iterable[int]) -> None:
             connection.shutdown(socket.SHUT_RDWR)
 
 
+def stop_listening(fds: Iterable[int], address: str) -> None:
+    """Close those of these sockets that listen at `address`; their numbers stay taken, for their owner closes them."""
+    for fd in fds:
+        with suppress(OSError), socket.socket(fileno=os.dup(fd)) as listener, socket.socket() as closed:
+            if listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) and listener.getsockname()[0] == address:
+                listener.close()  # first: gloo's loop must hear of no further connection
+                os.dup2(closed.fileno(), fd, inheritable=False)
+
+
 def route_to(host: str) -> str:
     """Our address on the route to `host`; nothing is sent."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:

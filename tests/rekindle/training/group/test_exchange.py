@@ -8,7 +8,9 @@ from typing import Any
 
 import psutil
 import pytest
+import torch
 
+from rekindle.training.group import process_group
 from rekindle.training.membership import handshake
 from rekindle.training.membership.client import Client
 from tests.rekindle.training.crew import SECRET, Crew, Member, flags
@@ -19,14 +21,44 @@ def secret(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(handshake.VARIABLE, SECRET)
 
 
-def test_a_worker_listens_for_its_group_alone_and_only_at_its_pods_address(crew: Crew) -> None:
+def test_a_worker_listens_for_its_group_alone_and_only_until_all_are_there(crew: Crew) -> None:
     argv = flags("listening", workers=2, steps=10**6, checkpoint_steps=0)
     coordinator = crew.coordinator(argv, POD_IP="127.0.0.1")
     pods = [crew.worker(name, argv, POD_IP=f"127.0.7.{at}") for at, name in enumerate("ab", 1)]
-    crew.until(lambda: " generation 1: " in coordinator.said() and all(len(listeners(pod)) for pod in pods))
-    assert [{str(address) for address in listeners(pod)} for pod in pods] == [{"127.0.7.1"}, {"127.0.7.2"}]
-    assert all(len(listeners(pod)) == 1 for pod in pods), "gloo's, and no store that anybody may write to"
+    seen = set[str]()
+
+    def trains() -> bool:
+        seen.update(str(address) for pod in pods for address in listeners(pod))
+        return any(" step=" in pod.said() for pod in pods)
+
+    crew.until(trains)
+    assert not any(listeners(pod) for pod in pods)
+    assert seen <= {"127.0.7.1", "127.0.7.2"}, "and no store that anybody may write to"
     assert listeners(coordinator) == [ip_address("127.0.0.1")]
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["member", "stranger"])
+def test_nobody_trains_along_who_only_connected_in_the_place_of_a_member(known: bool, monkeypatch: Any) -> None:
+    secrets = {0: SECRET.encode(), 1: SECRET.encode() if known else b"?" * 40}
+    ranks = threading.local()
+    monkeypatch.setattr(process_group, "run_secret", lambda: secrets[ranks.own])
+    store, problems = process_group.dist.HashStore(), dict[int, str]()
+
+    def member(rank: int) -> None:
+        ranks.own = rank
+        pg = process_group.create(store, rank, 2, torch.device("cpu"), "127.0.0.1")
+        try:
+            process_group.recognize(pg, rank, ["a", "b"], 3)
+        except RuntimeError as error:
+            problems[rank] = str(error)
+
+    threads = [threading.Thread(target=member, args=(rank,)) for rank in (0, 1)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    stranger = "a stranger has connected in the place of a member"
+    assert problems == ({} if known else {0: stranger, 1: stranger})
 
 
 def listeners(member: Member) -> list[Any]:
