@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 from urllib.parse import quote, urlsplit
 
-from rekindle.errors import TrackingError, innermost, without_user
+from rekindle.errors import ConfigError, TrackingError, innermost, without_user
 from rekindle.step import to_text
 
 if TYPE_CHECKING:
@@ -215,6 +215,13 @@ def champion(name: str) -> Release | None:
         return None
     version = _request("GET", "mlflow/model-versions/get", params={"name": name, "version": versions[0]})
     return _release(version["model_version"])
+
+
+def present_champion(name: str) -> Release:
+    """The champion of a model that must have one. Raises ConfigError."""
+    if release := champion(name):
+        return release
+    raise ConfigError(f'the model "{name}" has no champion: release one first, or correct the name.')
 
 
 def register(name: str, uri: str, source: str, sha256: str, run_id: str, tags: Mapping[str, str]) -> Release:

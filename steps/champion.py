@@ -5,7 +5,7 @@ rekindle step steps.champion --name=demo --output model_uri=uri.txt
 
 from pydantic import Field
 
-from rekindle import ConfigError, StepInputs, StepOutputs
+from rekindle import StepInputs, StepOutputs
 
 
 class Inputs(StepInputs):
@@ -22,6 +22,5 @@ def run(inputs: Inputs) -> Outputs:
     """Raises ConfigError if no version is the champion."""
     from rekindle import tracking
 
-    if not (champion := tracking.champion(inputs.name)):
-        raise ConfigError(f'the model "{inputs.name}" has no champion: release one first, or correct the name.')
+    champion = tracking.present_champion(inputs.name)
     return Outputs(model_uri=champion.uri, version=champion.version, sha256=champion.sha256)

@@ -9,6 +9,7 @@ Its workload's `refresh` does it; `rekindle run configs/refresh.yaml` releases a
 import json
 import shutil
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -50,8 +51,7 @@ def run(inputs: Inputs) -> Outputs:
             f"{inputs.workload} has no refresh(release, data, out): its models keep no state of the world, so only a "
             "training makes them newer."
         )
-    if not (champion := tracking.champion(inputs.name)):
-        raise ConfigError(f'the model "{inputs.name}" has no champion: release one first, or correct the name.')
+    champion = tracking.present_champion(inputs.name)
     data = checked(module.Data, inputs.data, "data")
     run_id = tracking.start_run(inputs.experiment, inputs.workflow, {"rekindle.workload": inputs.workload})
     former, dataset, model, report = (inputs.workdir / name for name in ("former", "dataset", "model", "report"))
@@ -65,7 +65,7 @@ def run(inputs: Inputs) -> Outputs:
         workload.record_dataset(dataset, prepared)
         shutil.rmtree(former / "state", ignore_errors=True)
         shutil.copytree(dataset, former, dirs_exist_ok=True)
-        predict(former, refreshed.instances, report / release.PREDICTIONS)
+        release.record_predictions(report, predicted(former, refreshed.instances))
     else:
         verdict, reason = "same", f"{data.source} has no data since {before}, which version {champion.version} knows."
     about = [name for name in ("verdict.json", release.REFERENCE) if (former / name).exists()]
@@ -80,8 +80,8 @@ def run(inputs: Inputs) -> Outputs:
     return Outputs(**said, run_id=run_id, rows=rows, dataset=dataset, model=model, report=report)
 
 
-def predict(folder: Path, instances: list[dict[str, Any]], out: Path) -> None:
-    """What servers of the release in `folder` must answer to `instances` (none: to its example), a line each.
+def predicted(folder: Path, instances: list[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], Any]]:
+    """`instances` (none: the example's) with what servers of the release in `folder` must answer.
 
     As many of them are in a request as when the servers are verified: those of one may be each other's past.
     """
@@ -93,9 +93,7 @@ def predict(folder: Path, instances: list[dict[str, Any]], out: Path) -> None:
     torch.set_num_threads(1)
     predictor = open_predictor(folder)
     instances = instances or predictor.example()["instances"]
-    with out.open("w") as file:
-        for at in range(0, len(instances), TOGETHER):
-            part = instances[at : at + TOGETHER]
-            request = predictor.Request.model_validate_json(json.dumps({"instances": part}))
-            for instance, prediction in zip(part, predictor.predict([request])[0], strict=True):
-                file.write(json.dumps({"instance": instance, "prediction": prediction}) + "\n")
+    for at in range(0, len(instances), TOGETHER):
+        part = instances[at : at + TOGETHER]
+        request = predictor.Request.model_validate_json(json.dumps({"instances": part}))
+        yield from zip(part, predictor.predict([request])[0], strict=True)

@@ -27,7 +27,7 @@ from rekindle.blocks.workflow import Pipeline, at_exit, current, group, step
 from rekindle.keys import CHECKPOINTS, MODEL, key
 from rekindle.provenance import RELEASED
 from rekindle.sections import Section
-from rekindle.serving.config import ServeConfig
+from rekindle.serving.config import PORT, ServeConfig
 from rekindle.step import load
 from rekindle.training.spec import TrainConfig
 
@@ -148,7 +148,7 @@ def verify(deployed: Block, *, task: str = "", **inputs: Any) -> Block:
     """
     made = current()
     serve, server, model = (handed(deployed, name) for name in ("serve", "server", "name"))
-    ours = {"workload": made.config.workload, "name": model, "endpoint": f"http://{server}:{serving.PORT}"}
+    ours = {"workload": made.config.workload, "name": model, "endpoint": f"http://{server}:{PORT}"}
     taken = _taken(deployed, inputs, "version", "champion", "model_sha256", "run_id", "dataset", "report")
     ours |= taken | {
         "deployment": server,
@@ -275,7 +275,7 @@ def _digest(cluster: ClusterConfig, serve: Any) -> str:
 
 def _deployment(model: str, cluster: ClusterConfig, serve: Any) -> Manifest:
     limits = {n: v for n, v in dict(serve).items() if n in load("steps.serve").Inputs.model_fields}
-    flags = command("steps.serve", limits | {"model": _input("model_uri"), "host": "$(POD_IP)", "port": serving.PORT})
+    flags = command("steps.serve", limits | {"model": _input("model_uri"), "host": "$(POD_IP)", "port": PORT})
     return serving.deployment(model, _input("server"), serve, cluster, flags, _input("version"))
 
 

@@ -18,7 +18,7 @@ from rekindle.evaluation.bootstrap import Rows, paired_bootstrap
 from rekindle.gate import Difference, Evaluation, Gate, Metric
 from rekindle.serving import predictor
 from rekindle.serving.observation.reference import record_reference
-from rekindle.serving.release import PREDICTIONS, model_description
+from rekindle.serving.release import model_description, record_predictions
 from rekindle.serving.validation import parse
 from rekindle.workload import dataset_facts, digest_of
 
@@ -167,6 +167,4 @@ def compare(
 def _write_report(report: Path, instances: list[dict[str, Any]], predictions: list[Any]) -> None:
     report.mkdir(parents=True, exist_ok=True)
     sample = sorted(random.Random(0).sample(range(len(instances)), min(REPLAYED, len(instances))))
-    with open(report / PREDICTIONS, "w") as file:
-        for row in sample:
-            file.write(json.dumps({"instance": instances[row], "prediction": predictions[row]}) + "\n")
+    record_predictions(report, ((instances[row], predictions[row]) for row in sample))

@@ -11,12 +11,12 @@ from rekindle.errors import DataError
 from rekindle.monitoring.config import DriftConfig
 from rekindle.monitoring.psi import Shift, shift
 from rekindle.monitoring.served import Counts, look, since
+from rekindle.serving.config import PORT
 from rekindle.serving.observation.reference import REFERENCE
 from rekindle.storage import NotFound, Store
 
 DAY = 86400
 WORST = 6  # quantities whose histograms are drawn
-PORT = 8080  # of the servers of a release
 Shifts = dict[str, Shift]  # by name: `score NAME` of an output, `feature NAME`
 
 

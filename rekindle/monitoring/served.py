@@ -1,15 +1,13 @@
 """What the servers of a model have seen since the last look, from their /metrics."""
 
-import urllib.request
 from collections.abc import Mapping
 from typing import Any
 
 from rekindle.errors import RekindleError, say
 from rekindle.serving.observation.reference import FEATURES
 from rekindle.serving.observation.scores import LE, NAME
-from rekindle.serving.observation.scrape import UNAVAILABLE, addresses
+from rekindle.serving.observation.scrape import UNAVAILABLE, addresses, page
 
-TIMEOUT = 10  # seconds for a server to answer
 KINDS = {NAME: ("scores", "output"), FEATURES: ("features", "feature")}  # metric → its key here, and its label
 Counts = dict[str, Any]  # "rows", and "scores" and "features": histograms by name
 
@@ -22,9 +20,8 @@ def look(endpoint: str, version: str) -> dict[str, Counts]:
     servers, problem = dict[str, Counts](), f"{endpoint} has no servers"
     for url in addresses(endpoint):
         try:
-            with urllib.request.urlopen(f"{url}/metrics", timeout=TIMEOUT) as answer:  # nosec B310  # the pipeline's
-                start, seen = counts(answer.read().decode(), version)
-                servers[f"{url} since {start}"] = seen
+            start, seen = counts(page(url), version)
+            servers[f"{url} since {start}"] = seen
         except UNAVAILABLE as error:
             problem = f"{url} does not tell what it has seen ({error})"
             say(problem)

@@ -5,6 +5,7 @@ from pydantic import Field, model_validator
 from rekindle.sections import Section
 from rekindle.step import StepInputs
 
+PORT = 8080  # of every model server in its pod
 VERSION_ANNOTATION = "rekindle.dev/version"  # of a Deployment: the version of the registered model that it serves
 
 

@@ -11,6 +11,7 @@ HASH is taken over the names and contents of these files, so the same release al
 import hashlib
 import json
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +103,13 @@ def download_champion(store: Store, prefix: str, folder: Path) -> Path:
             "that version in MLflow so that the candidate is judged alone."
         ) from error
     return folder
+
+
+def record_predictions(report: Path, rows: Iterable[tuple[Any, Any]]) -> None:
+    """Write (instance, prediction) pairs for `verify`, which reads them by `recorded` in compare.py."""
+    with (report / PREDICTIONS).open("w") as file:
+        for instance, prediction in rows:
+            file.write(json.dumps({"instance": instance, "prediction": prediction}) + "\n")
 
 
 def _files(model: Path, dataset: Path) -> dict[str, Path]:

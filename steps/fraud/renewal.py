@@ -17,7 +17,7 @@ from steps.fraud.config import Data
 from steps.fraud.data import source, state
 from steps.fraud.data.checks import check
 from steps.fraud.data.features import Floats, tables
-from steps.fraud.data.schema import DAY, UNKNOWN, Rows
+from steps.fraud.data.schema import DAY, UNKNOWN, Rows, instant
 from steps.fraud.data.shards import last_full_day
 
 CHUNK = 4096  # rows that the trees score at once
@@ -86,4 +86,4 @@ def extended(former: state.State, old: Rows, later: Rows, until: int) -> tuple[R
 
 
 def _text(time: int) -> str:
-    return f"{np.datetime64(int(time), 'us').astype('datetime64[s]')}+00:00"
+    return f"{instant(time)}+00:00"

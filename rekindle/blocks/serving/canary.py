@@ -3,8 +3,8 @@
 from typing import Any
 
 from rekindle.blocks.pod import Manifest
-from rekindle.blocks.serving.deployment import PORT, labels
-from rekindle.serving.config import CanaryConfig, ServeConfig
+from rekindle.blocks.serving.deployment import labels
+from rekindle.serving.config import PORT, CanaryConfig, ServeConfig
 
 CANARY, WORKFLOW = "rekindle.dev/canary", "rekindle.dev/workflow"  # labels
 

@@ -6,9 +6,8 @@ from math import ceil
 
 from rekindle.blocks.pod import SERVING_SECRET, Manifest, container, environment, metadata, pod_spec
 from rekindle.blocks.settings import ClusterConfig, PodConfig
-from rekindle.serving.config import VERSION_ANNOTATION, ServeConfig
+from rekindle.serving.config import PORT, VERSION_ANNOTATION, ServeConfig
 
-PORT = 8080
 STARTUP_SECONDS = 600  # to load the model; `verify` waits as long for it
 
 # Available and Progressing, in any order: all pods are of the version that the controller has seen, and ready. Right

@@ -1,7 +1,8 @@
 """The addresses of a model: the one that clients use, and for each Deployment one of its own."""
 
 from rekindle.blocks.pod import Manifest
-from rekindle.blocks.serving.deployment import PORT, labels
+from rekindle.blocks.serving.deployment import labels
+from rekindle.serving.config import PORT
 
 
 def service(model: str, port: int, server: str) -> Manifest:

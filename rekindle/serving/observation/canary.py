@@ -2,12 +2,11 @@
 
 import time
 
-from rekindle.serving.config import CanaryConfig
+from rekindle.serving.config import PORT, CanaryConfig
 from rekindle.serving.observation.judgement import breach, ks_distance, quantile
 from rekindle.serving.observation.scrape import Side, Watch
 
 LOOKS = 10  # judgements in a step; one more when its requests came late
-PORT = 8080  # of every server; see rekindle/blocks/serving/deployment.py
 PAUSE = 5.0  # seconds, at most, between two looks
 
 

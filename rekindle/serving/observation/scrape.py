@@ -100,10 +100,15 @@ def parsed(text: str) -> tuple[float, dict[str, Side]]:
     return start, sides
 
 
+def page(url: str) -> str:
+    """The text of a server's /metrics. Raises UNAVAILABLE."""
+    with urllib.request.urlopen(f"{url}/metrics", timeout=10) as answer:  # nosec B310  # the pipeline's
+        return answer.read().decode()
+
+
 def _page(url: str) -> str:
     try:
-        with urllib.request.urlopen(f"{url}/metrics", timeout=10) as answer:  # nosec B310  # the pipeline's
-            return answer.read().decode()
+        return page(url)
     except UNAVAILABLE:
         return ""
 

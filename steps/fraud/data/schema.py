@@ -76,6 +76,11 @@ class Rows:
 NAMES = tuple(field.name for field in fields(Rows))
 
 
+def instant(time: Any) -> str:
+    """`time`, in µs since the epoch, as ISO 8601 text to the second, without a zone."""
+    return str(np.datetime64(int(time), "us").astype("datetime64[s]"))
+
+
 def identity(text: str) -> int:
     """The number that stands for a textual id: the number it spells, else 63 bits of its hash. Needs no table."""
     try:

@@ -28,7 +28,7 @@ from steps.fraud.config import Data
 from steps.fraud.data import features, source, state
 from steps.fraud.data.boosting import BOOSTED, Sample
 from steps.fraud.data.checks import check
-from steps.fraud.data.schema import DAY, UNKNOWN, Rows
+from steps.fraud.data.schema import DAY, UNKNOWN, Rows, instant
 from steps.fraud.data.suspicions import suspicions
 
 ARRAYS = {  # of a shard with n rows
@@ -110,7 +110,7 @@ def _write(data: Data, out: Path) -> tuple[dict[str, Any], str, list[str]]:
         "features": [*features.NAMES, BOOSTED],
         "label_delay_days": data.label_delay_days,
     }
-    facts["data_until"] = f"{np.datetime64(facts['train_end'], 'us').astype('datetime64[s]')}+00:00"
+    facts["data_until"] = f"{instant(facts['train_end'])}+00:00"
     rows.to_frame().write_parquet(out / "transactions.parquet")
 
     digest = sha256(json.dumps(facts, sort_keys=True).encode())

@@ -25,7 +25,7 @@ from rekindle.errors import DataError
 from steps.fraud.config import CONTEXT
 from steps.fraud.data.boosting import BOOSTED, Trees
 from steps.fraud.data.features import NAMES, Floats, card_features, lookback_days, matrix, terminal_features
-from steps.fraud.data.schema import DAY, Ints, Rows
+from steps.fraud.data.schema import DAY, Ints, Rows, instant
 from steps.fraud.data.schema import NAMES as COLUMNS
 
 
@@ -155,4 +155,4 @@ def _members(groups: Ints, wanted: Ints) -> tuple[Ints, Ints]:
 
 
 def _shown(time: Any) -> str:
-    return f"{np.datetime64(int(time), 'us').astype('datetime64[s]')} UTC"
+    return f"{instant(time)} UTC"
