@@ -1,12 +1,15 @@
-"""Requests that wait together are answered together: one queue, and a task for each process that holds the model."""
+"""Requests that wait together are answered together: one queue, and two tasks for each process that holds the model.
+
+While a process works on a batch, a full one waits in its pipe, so it never idles while its answers go out.
+"""
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from rekindle.errors import RekindleError
-from rekindle.serving.worker import Answer, ModelProcess
+from rekindle.serving.worker import Answer, Batch, ModelProcess
 
 
 @dataclass
@@ -19,14 +22,24 @@ class Waiting:
 
 
 @dataclass
+class Feed:
+    """One process and whose turn it is: to give it a batch, and to wait for its answers (both in order)."""
+
+    process: ModelProcess
+    sending: asyncio.Lock = field(default_factory=asyncio.Lock)
+    receiving: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+
+@dataclass
 class Batches:
     """A free process takes the oldest requests, its share and at most `size`, once the first has waited `delay` s."""
 
     processes: Sequence[ModelProcess]
     size: int
     delay: float
+    count: Callable[[Batch], None]  # called with every batch that was answered
     queue: deque[Waiting] = field(default_factory=deque)
-    arrived: asyncio.Event = field(default_factory=asyncio.Event)
+    changed: asyncio.Event = field(default_factory=asyncio.Event)  # a request came, or a process is free
     error: RekindleError | None = None  # why no request is answered any more
 
     async def answer(self, body: bytes) -> Answer:
@@ -36,44 +49,54 @@ class Batches:
         loop = asyncio.get_running_loop()
         request = Waiting(body, loop.create_future(), loop.time())
         self.queue.append(request)
-        self.arrived.set()
+        self.changed.set()
         return await request.answer
 
     async def run(self) -> None:
         """Until a process ends, which raises RekindleError, also for every request that waits."""
-        feeds = [asyncio.create_task(self._feed(process)) for process in self.processes]
+        feeds = [Feed(process) for process in self.processes]
+        tasks = [asyncio.create_task(self._serve(feed)) for feed in feeds for _ in range(2 if self.size > 1 else 1)]
         try:
-            await asyncio.gather(*feeds)
+            await asyncio.gather(*tasks)
         except RekindleError as error:
             self.error = error
             for request in self.queue:
                 resolve(request, error)
             raise
         finally:
-            for feed in feeds:
-                feed.cancel()
+            for task in tasks:
+                task.cancel()
 
-    async def _feed(self, process: ModelProcess) -> None:
-        loop = asyncio.get_running_loop()
+    async def _serve(self, feed: Feed) -> None:
+        loop, process = asyncio.get_running_loop(), feed.process
         while True:
-            batch = await self._next()
+            requests: list[Waiting] = []
             try:
-                answers = await loop.run_in_executor(process.thread, process.answers, [r.body for r in batch])
+                async with feed.sending:
+                    requests = await self._next(feed)
+                    await loop.run_in_executor(process.threads, process.send, [request.body for request in requests])
+                    await feed.receiving.acquire()
+                try:
+                    batch = await loop.run_in_executor(process.threads, process.batch)
+                finally:
+                    feed.receiving.release()
             except (RekindleError, asyncio.CancelledError) as error:
                 stopped = error if isinstance(error, RekindleError) else RekindleError("the server ends: try another.")
-                for request in batch:
+                for request in requests:
                     resolve(request, stopped)
                 raise
-            for request, answer in zip(batch, answers, strict=True):
+            self.changed.set()
+            self.count(batch)
+            for request, answer in zip(requests, batch.answers, strict=True):
                 resolve(request, answer)
 
-    async def _next(self) -> list[Waiting]:
-        """The next batch."""
+    async def _next(self, feed: Feed) -> list[Waiting]:
+        """The next batch; while the process works, only a full one."""
         loop = asyncio.get_running_loop()
         while True:
-            while not self.queue:
-                self.arrived.clear()
-                await self.arrived.wait()
+            while not self.queue or (feed.receiving.locked() and len(self.queue) < self.size):
+                self.changed.clear()
+                await self.changed.wait()
             wait = self.queue[0].since + self.delay - loop.time()
             if wait <= 0 or len(self.queue) >= self.size:
                 share = -(-len(self.queue) // len(self.processes))

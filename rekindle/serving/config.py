@@ -16,7 +16,7 @@ class Limits(Section):
     threads: int = Field(default=1, ge=1, description="CPU threads of one process")
     max_instances: int = Field(default=1000, ge=1, description="instances in one request; more are answered 413")
     max_batch: int = Field(
-        default=32,
+        default=16,
         ge=1,
         description="requests that wait and are predicted together, if the workload has a predictor of its own",
     )

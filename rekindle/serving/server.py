@@ -5,6 +5,7 @@ answered. A request takes a place in the queue when its body is there, so slow c
 """
 
 import asyncio
+import gc
 import json
 import math
 import signal
@@ -35,7 +36,7 @@ from rekindle.serving.observation.reference import FEATURES
 from rekindle.serving.observation.scores import Scores
 from rekindle.serving.openapi import openapi
 from rekindle.serving.release import download
-from rekindle.serving.worker import Loaded, ModelProcess
+from rekindle.serving.worker import Batch, Loaded, ModelProcess
 from rekindle.storage import Store
 
 SECONDS = tuple(float(f"{10 ** (k / 10 - 3):.3g}") for k in range(41))  # fine enough to tell 1.5 times from 2 times
@@ -95,6 +96,11 @@ class Metrics:
         self.model = Info("rekindle_model", "the model that serves", **registered)
         self.age = Gauge("rekindle_data_age_seconds", "since the data that the model knows ended", **registered)
         self.age.set(math.nan)  # not known
+
+    def count(self, batch: Batch) -> None:
+        """What was predicted, and for what."""
+        self.scores.add(batch.scores)
+        self.features.add(batch.features)
 
     def show_age(self, data_until: str) -> None:
         """From now on `/metrics` shows how old data that ends there is."""
@@ -168,16 +174,17 @@ class ModelServer:
             self.processes.append(ModelProcess(folder, self.inputs.max_instances))
         loop = asyncio.get_running_loop()
         loaded = await asyncio.gather(
-            *(loop.run_in_executor(process.thread, process.loaded) for process in self.processes)
+            *(loop.run_in_executor(process.threads, process.loaded) for process in self.processes)
         )
         name, version, sha256 = (release[key] for key in ("name", "version", "model_sha256"))
         self.metrics.scores.version = self.metrics.features.version = version
         self.metrics.model.info({"name": name, "sha256": sha256, "version": version})
         self.metrics.show_age(loaded[0].data_until)
+        gc.freeze()  # as in the processes
         seconds = time.perf_counter() - start
         sys.stderr.write(f"serving {name} version {version} (sha256 {sha256[:12]}), ready after {seconds:.1f} s\n")
         size = self.inputs.max_batch if loaded[0].together else 1
-        batches = Batches(self.processes, size, self.inputs.batch_delay_ms / 1000)
+        batches = Batches(self.processes, size, self.inputs.batch_delay_ms / 1000, self.metrics.count)
         return Model(name, version, sha256, loaded[0], batches)
 
     def drain(self) -> None:
@@ -278,8 +285,6 @@ class ModelServer:
             self.metrics.waiting.set(self.waiting)
         if result.instances:
             self.metrics.instances.observe(result.instances)
-            self.metrics.scores.add(result.scores)
-            self.metrics.features.add(result.features)
         return Response(result.body, result.status, model.headers | self.closing(), "application/json")
 
     def refused(self, _: Request, refusal: Exception) -> Response:

@@ -4,6 +4,7 @@ So neither a long prediction nor a crash of the model keeps the server from answ
 them use as many cores, each with the whole of the model.
 """
 
+import gc
 import json
 import multiprocessing
 import signal
@@ -12,7 +13,7 @@ import time
 import traceback
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -30,13 +31,20 @@ LOG = "the server's log says why."
 
 @dataclass(frozen=True)
 class Answer:
-    """The answer to one request: an HTTP status and a JSON body; how many instances were predicted, and as what."""
+    """The answer to one request: an HTTP status and a JSON body; how many instances were predicted."""
 
     status: int
     body: bytes
     instances: int = 0
-    scores: Counts = field(default_factory=dict)
-    features: Counts = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The answers to requests that were predicted together, and what was counted of them."""
+
+    answers: list[Answer]
+    scores: Counts
+    features: Counts
 
 
 @dataclass(frozen=True)
@@ -50,7 +58,7 @@ class Loaded:
 
 
 class ModelProcess:
-    """The server's end: one process, one batch at a time."""
+    """The server's end of a process: it works on one batch, and the next one may wait in its pipe."""
 
     def __init__(self, release: Path, max_instances: int) -> None:
         context = multiprocessing.get_context("spawn")  # torch does not survive a fork
@@ -58,7 +66,7 @@ class ModelProcess:
         self.process = context.Process(target=work, args=(theirs, release, max_instances), daemon=True)
         self.process.start()
         theirs.close()
-        self.thread = ThreadPoolExecutor(1, "model")  # waits for the answers
+        self.threads = ThreadPoolExecutor(2, "model")  # one waits for answers while the other sends
 
     def loaded(self) -> Loaded:
         """Blocks until the model is ready. Raises the error that loading ended with."""
@@ -67,12 +75,15 @@ class ModelProcess:
             raise result
         return result
 
-    def answers(self, bodies: list[bytes]) -> list[Answer]:
-        """Blocks until the requests are answered. Raises RekindleError if the process ended."""
+    def send(self, bodies: list[bytes]) -> None:
+        """Give the process a batch; blocks while the pipe is full. Raises RekindleError if the process ended."""
         try:
             self.pipe.send(bodies)
         except OSError as error:
             raise self._ended() from error
+
+    def batch(self) -> Batch:
+        """Blocks until the oldest batch is answered. Raises RekindleError if the process ended."""
         return self._received()
 
     def _received(self) -> Any:
@@ -91,7 +102,7 @@ class ModelProcess:
     def end(self) -> None:
         """Kill the process: nobody waits for its answers any more."""
         self.process.kill()
-        self.thread.shutdown(wait=False, cancel_futures=True)
+        self.threads.shutdown(wait=False, cancel_futures=True)
 
 
 def work(pipe: Connection, release: Path, max_instances: int) -> None:
@@ -101,13 +112,15 @@ def work(pipe: Connection, release: Path, max_instances: int) -> None:
     try:
         predictor = open_predictor(release)
         example = predictor.example()
-        (warm_up,) = answers(predictor, [json.dumps(example).encode()], max_instances)
+        (warm_up,) = answered(predictor, [json.dumps(example).encode()], max_instances).answers
         if warm_up.status != 200:
             raise RekindleError(f"the model fails on its own example: {json.loads(warm_up.body)['error']}")
         together = not isinstance(predictor, InstancePredictor)
+        gc.collect()
+        gc.freeze()  # what is loaded stays: looking through it takes 60 ms, in which nobody is answered
         pipe.send(Loaded(example, schemas(predictor.Request), data_until(release), together))
         while True:
-            pipe.send(answers(predictor, pipe.recv(), max_instances))
+            pipe.send(answered(predictor, pipe.recv(), max_instances))
     except (EOFError, BrokenPipeError):
         return  # the server has ended
     except RekindleError as error:
@@ -117,13 +130,17 @@ def work(pipe: Connection, release: Path, max_instances: int) -> None:
         pipe.send(RekindleError(f"the model cannot be loaded: {type(error).__name__}: {error}"))
 
 
-def answers(predictor: Predictor, bodies: Sequence[bytes], max_instances: int) -> list[Answer]:
+def answered(predictor: Predictor, bodies: Sequence[bytes], max_instances: int) -> Batch:
     """An answer to each body; the requests are predicted together, and one that fails harms no other."""
     results: list[Any] = [parsed(predictor, body, max_instances) for body in bodies]
     places = [place for place, result in enumerate(results) if not isinstance(result, Answer)]
-    for place, answer in zip(places, predicted(predictor, [results[place] for place in places]), strict=True):
+    predictions, instances = list[Any](), list[Any]()
+    for place, (answer, values) in zip(places, predicted(predictor, [results[at] for at in places]), strict=True):
+        if values:
+            predictions += values
+            instances += results[place].instances
         results[place] = answer
-    return results
+    return Batch(results, counted(predictions), counted(features(instances)))
 
 
 def parsed(predictor: Predictor, body: bytes, max_instances: int) -> Any:
@@ -139,18 +156,18 @@ def parsed(predictor: Predictor, body: bytes, max_instances: int) -> Any:
     return request
 
 
-def predicted(predictor: Predictor, requests: list[Any]) -> list[Answer]:
-    """The answers to requests that are right; after a failure each is tried alone."""
+def predicted(predictor: Predictor, requests: list[Any]) -> list[tuple[Answer, list[Any]]]:
+    """The answers to requests that are right, each with its predictions; after a failure each is tried alone."""
     try:
         results = predictor.predict(requests) if requests else []
-        return [encoded(request, result) for request, result in zip(requests, results, strict=True)]
+        return [(encoded(request, values), values) for request, values in zip(requests, results, strict=True)]
     except Exception as error:
         if len(requests) > 1:
             return [answer for request in requests for answer in predicted(predictor, [request])]
         if isinstance(error, DataError):
-            return [failure(422, str(error))]
+            return [(failure(422, str(error)), [])]
         reason = str(error) if isinstance(error, RekindleError) else f"the model failed on this request; {LOG}"
-        return [failure(500, reason, error)]
+        return [(failure(500, reason, error), [])]
 
 
 def encoded(request: Any, predictions: list[Any]) -> Answer:
@@ -159,7 +176,7 @@ def encoded(request: Any, predictions: list[Any]) -> Answer:
         raise RekindleError(f"{len(predictions)} predictions came for {len(request.instances)} instances.")
     try:
         body = json.dumps({"predictions": predictions}, allow_nan=False).encode()
-        return Answer(200, body, len(predictions), counted(predictions), counted(features(request.instances)))
+        return Answer(200, body, len(predictions))
     except (TypeError, ValueError):
         for place, prediction in enumerate(predictions):
             try:

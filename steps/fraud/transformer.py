@@ -37,13 +37,16 @@ class Block(nn.Module):
         self.hidden, self.back = nn.Linear(width, section.hidden), nn.Linear(section.hidden, width)
         self.dropout = nn.Dropout(section.dropout)
 
-    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
-        """`mask` [L, L] is added to the attention logits."""
+    def forward(self, x: Tensor, mask: Tensor, last: Tensor | None = None) -> Tensor:
+        """`mask` [L, L] is added to the attention logits. With `last` [B], at these positions only: [B, 1, width]."""
         batch, length, width = x.shape
         qkv = self.qkv(self.norm_attention(x)).view(batch, length, 3, self.heads, width // self.heads)
         query, key, value = qkv.permute(2, 0, 3, 1, 4)
+        if last is not None:
+            row = torch.arange(batch)
+            x, query, mask = x[row, last, None], query[row, :, last, None], mask[last, None, None]
         seen = fn.scaled_dot_product_attention(query, key, value, attn_mask=mask)
-        x = x + self.dropout(self.project(seen.transpose(1, 2).reshape(batch, length, width)))
+        x = x + self.dropout(self.project(seen.transpose(1, 2).reshape(batch, -1, width)))
         return x + self.dropout(self.back(fn.gelu(self.hidden(self.norm_hidden(x)))))
 
 
@@ -77,17 +80,21 @@ class FraudModel(nn.Module):
     def forward(self, features: Tensor) -> Tensor:
         return self.judge(features)[0]
 
-    def judge(self, features: Tensor) -> tuple[Tensor, Tensor]:
-        """The logits, and those of the transformer alone, [B, L] each."""
+    def judge(self, features: Tensor, last: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """The logits, and those of the transformer alone, [B, L] each; with `last` [B], at these positions: [B, 1]."""
         x = self.embed(((features - self.mean) / self.spread).clamp(-CLIP, CLIP))
         place = torch.arange(features.shape[1], device=features.device)
         distance = place[:, None] - place[None, :]
         hidden = (distance < 0) | (distance >= self.window)
         mask = torch.zeros(distance.shape, device=features.device).masked_fill(hidden, -torch.inf)
-        for block in self.blocks:
+        *lower, top = self.blocks
+        for block in lower:
             x = block(x, mask)
-        own, weight = self.head(self.norm(x)).unbind(-1)
-        return torch.lerp(features[..., self.boosted], own, weight.sigmoid()), own
+        own, weight = self.head(self.norm(top(x, mask, last))).unbind(-1)
+        boosted = features[..., self.boosted]
+        if last is not None:
+            boosted = boosted.gather(1, last[:, None])
+        return torch.lerp(boosted, own, weight.sigmoid()), own
 
 
 def build(section: Model, facts: dict[str, Any]) -> FraudModel:
@@ -139,4 +146,4 @@ def score_windows(model: FraudModel, features: Tensor, lengths: Tensor) -> Tenso
     the place in the batch, bit for bit, if B is 8 and the model not too narrow (see scoring.py): a sigmoid over all
     positions would have a tail of other bits.
     """
-    return model(features).gather(1, lengths[:, None] - 1).squeeze(1).double().sigmoid()
+    return model.judge(features, lengths - 1)[0].squeeze(1).double().sigmoid()

@@ -29,8 +29,11 @@ def counted(predictions: Iterable[Any]) -> Counts:
     counts: Counts = {}
     for prediction in predictions:
         for output, number in numbers(prediction):
-            if output in counts or len(counts) < OUTPUTS:
-                counts.setdefault(output, [*NONE])[bisect_left(EDGES, number)] += 1
+            if output not in counts:
+                if len(counts) == OUTPUTS:
+                    continue
+                counts[output] = [*NONE]
+            counts[output][bisect_left(EDGES, number)] += 1
     return counts
 
 

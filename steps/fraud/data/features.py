@@ -50,8 +50,11 @@ def lookback_days(delay_days: int) -> int:
     return delay_days + max(WINDOWS)
 
 
-def card_features(rows: Rows, names: Names = NAMES) -> dict[str, Column]:
-    """OF_CARD (at least those of `names`) for rows sorted by (card, time, id) that hold whole cards."""
+def card_features(rows: Rows, names: Names = NAMES, places: Ints | None = None) -> dict[str, Column]:
+    """OF_CARD (at least those of `names`) for rows sorted by (card, time, id) that hold whole cards.
+
+    With `places`, for these rows only.
+    """
     index, first, line = _timeline(rows.card, rows.time, max(WINDOWS) * DAY)
     total = _running_sum(rows.cents)
     amount = rows.cents / 100
@@ -77,7 +80,9 @@ def card_features(rows: Rows, names: Names = NAMES) -> dict[str, Column]:
         "sin_time": np.sin(angle),
         "cos_time": np.cos(angle),
     }
-    return result | _habits(rows.card, amount)
+    if places is None:
+        return result | _habits(rows.card, amount)
+    return {name: values[places] for name, values in result.items()} | _habits_at(places, first, amount)
 
 
 def _habits(card: Ints, amount: NDArray[np.float64]) -> dict[str, Column]:
@@ -87,7 +92,22 @@ def _habits(card: Ints, amount: NDArray[np.float64]) -> dict[str, Column]:
         column.rolling_median(RECENT, min_samples=1).over("card").alias("median"),
         *(column.rolling_max(n, min_samples=1).over("card").alias(f"max{n}") for n in (5, 20)),
     )
-    median, max5, max20 = (series.to_numpy() for series in table)
+    return _compared(amount, *(series.to_numpy() for series in table))
+
+
+def _habits_at(places: Ints, first: Ints, amount: NDArray[np.float64]) -> dict[str, Column]:
+    """The same for a few rows: a server has no time for a query."""
+    index = places[:, None] - np.arange(RECENT)  # newest first
+    mine = index >= first[places, None]
+    recent = np.where(mine, amount[index.clip(0)], np.inf)
+    ordered, count = np.sort(recent, axis=1), mine.sum(1)
+    row = np.arange(len(places))
+    median = (ordered[row, (count - 1) // 2] + ordered[row, count // 2]) / 2
+    highest = np.where(mine, recent, -np.inf)
+    return _compared(amount[places], median, highest[:, :5].max(1), highest[:, :20].max(1))
+
+
+def _compared(amount: Column, median: Column, max5: Column, max20: Column) -> dict[str, Column]:
     return {
         "log_ratio_to_median": _log_ratio(amount, median),
         "log_max5_to_median": _log_ratio(max5, median),

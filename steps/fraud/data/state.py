@@ -101,7 +101,7 @@ class State:
         place = np.argsort(order)  # of each row in that order
 
         fresh = place[len(past) :]
-        columns = {name: values[fresh] for name, values in card_features(rows[order]).items()}
+        columns = card_features(rows[order], places=fresh)
         columns |= self._terminal_columns(later, request, mine)
         later_table = matrix(columns, NAMES)
         later_table = np.column_stack([later_table, self.trees.score(later_table)])

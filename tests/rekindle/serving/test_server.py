@@ -235,6 +235,19 @@ def test_a_model_that_crashes_ends_the_server_with_an_answer_for_everybody(
         assert (code, "ended with code -9 (killed: out of memory?)" in log) == (1, True)
 
 
+def test_a_batch_that_waits_in_the_pipe_of_a_process_that_crashes_is_answered_too(
+    sha256: str, pool: ThreadPoolExecutor
+) -> None:
+    with Running(f"--model={PREFIX}", "--max-batch=2") as server:
+        server.until_ready()
+        first = busy(server, pool)
+        fatal = [ONE | {"killed": True}, ONE, ONE, ONE, ONE]
+        others = [pool.submit(server.predict, instance) for instance in fatal]
+        assert first.result().status_code == 200
+        assert {answer.result().status_code for answer in others} <= {200, 503}
+        assert server.end()[0] == 1
+
+
 def test_a_killed_server_leaves_no_process_behind(sha256: str) -> None:
     with Running(f"--model={PREFIX}") as server:
         server.until_ready()
