@@ -77,21 +77,23 @@ def upload(release: Path, home: Path) -> dict[str, str]:
 def running(command: list[str], env: dict[str, str], ready: str) -> Iterator[psutil.Process]:
     """A server on its cores, from the moment that `ready` answers 200."""
     ours = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, CORES)
-    server = subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, process_group=0)
-    os.sched_setaffinity(0, ours)
-    try:
-        deadline = time.monotonic() + 120
-        while True:
-            with suppress(OSError), urllib.request.urlopen(ready, timeout=5):
-                break
-            if server.poll() is not None or time.monotonic() > deadline:
-                raise SystemExit(f"{' '.join(command)} does not serve: {server.communicate()[1].decode()[-2000:]}")
-            time.sleep(0.2)
-        yield psutil.Process(server.pid)
-    finally:
-        os.killpg(server.pid, 15)
-        server.communicate()
+    with tempfile.TemporaryFile("w+") as log:
+        os.sched_setaffinity(0, CORES)
+        server = subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL, stderr=log, process_group=0)
+        os.sched_setaffinity(0, ours)
+        try:
+            deadline = time.monotonic() + 120
+            while True:
+                with suppress(OSError), urllib.request.urlopen(ready, timeout=5):
+                    break
+                if server.poll() is not None or time.monotonic() > deadline:
+                    log.seek(0)
+                    raise SystemExit(f"{' '.join(command)} does not serve: {log.read()[-2000:]}")
+                time.sleep(0.2)
+            yield psutil.Process(server.pid)
+        finally:
+            os.killpg(server.pid, 15)
+            server.wait()
 
 
 def requests(path: str, key: str, time: str, count: int = 2000) -> list[bytes]:

@@ -20,7 +20,7 @@ LONG = [
     f"train.steps={STEPS}",
     "train.virtual_workers=4",
     "train.batch_size=4",
-    "gate.minimum={}",
+    "gate.minimum={auc: 0.01}",
 ]
 
 

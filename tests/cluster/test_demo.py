@@ -86,7 +86,7 @@ def test_a_gate_that_refuses_leaves_the_champion_serving(demo: Run):
 
 
 def test_a_worse_model_never_replaces_a_better_one(demo: Run):
-    worse = Run.submit(demo.place, "train.steps=2", "gate.minimum={}")
+    worse = Run.submit(demo.place, "train.steps=2", "train.learning_rate=0.3", "gate.minimum={auc: 0.01}")
     assert worse.ended() == "Succeeded"
     assert worse.outputs()["verdict"] == "keep"
     assert served(demo.place)["sha256"] == demo.sha256() != worse.sha256()

@@ -3,7 +3,7 @@
 from tests.cluster.kube import until
 from tests.cluster.run import Place, Run, rekindle
 
-SHORT = ["name=endings", "data.source=simulate://7?cards=150&terminals=300&days=70", "gate.minimum={}"]
+SHORT = ["name=endings", "data.source=simulate://7?cards=150&terminals=300&days=70", "gate.minimum={auc: 0.01}"]
 
 
 def _left(run: Run) -> list[str]:

@@ -1,0 +1,169 @@
+"""Does a canary take back what is worse, and let pass what is not? Real servers, their metrics, the step's own code.
+
+    python -m benchmarks.release.canary [--runs 20] [--json]
+
+The champion is configs/digits.yaml. Candidates: another seed (good), one that was trained too short (2 points less
+accuracy), one that fails 1 % of the requests, one that takes twice as long. Both sides get the same load.
+"""
+
+import asyncio
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from benchmarks.bars import Bar, bar, parser, report
+from benchmarks.serving import HEAD, Load, running
+
+CONFIG = "configs/digits.yaml"
+TRAINED = {"champion": [], "good": ["train.seed=2"], "worse": ["train.epochs=4"]}
+FAULTS = ("errors", "slow")
+KINDS = ("good", "worse", *FAULTS)
+CLIENTS = 2  # of each side
+REQUESTS = 4000  # different ones
+PORTS = {"champion": 18_490, "candidate": 18_491}
+
+
+def rekindle(home: Path, *arguments: str) -> dict[str, Any]:
+    """What a command says in JSON."""
+    command = [sys.executable, "-m", "rekindle", *arguments, "-o", "json"]
+    done = subprocess.run(command, env={**os.environ, "REKINDLE_HOME": str(home)}, stdout=subprocess.PIPE, check=True)
+    return json.loads(done.stdout)
+
+
+def releases(home: Path) -> dict[str, str]:
+    """The prefixes of the releases by name, trained, and with a fault; leads this process to the store."""
+    from rekindle.local.services.services import Services
+    from rekindle.storage import Store
+
+    trained = {}
+    for number, (name, settings) in enumerate(TRAINED.items()):
+        sets = [f"name={name}", "gate.minimum={accuracy: 0.5}", f"serve.port={18_492 + number}", *settings]
+        about = rekindle(home, "run", CONFIG, *(flag for setting in sets for flag in ("--set", setting)))
+        print(f"{name}: accuracy {about['metrics']['accuracy']:.4f}", file=sys.stderr)
+        services = Services(home, {})
+        os.environ |= services.environment() | services.credentials()
+        keys = [entry.key for entry in Store.from_env().list(f"releases/{name}/")]
+        trained[name] = next(key for key in keys if key.endswith("/release.json")).removesuffix("release.json")
+    return {name: copied(name, trained.get(name, trained["champion"])) for name in (*TRAINED, *FAULTS)}
+
+
+def copied(name: str, prefix: str) -> str:
+    """A copy of a release as a version of one model, which may have a fault; see benchmarks/workloads/faulty.py."""
+    from rekindle.serving.release import commit
+    from rekindle.storage import Store
+
+    store, copy, hashes = Store.from_env(), f"releases/digits/{name}/", {}
+    record = json.loads(store.get(f"{prefix}release.json"))
+    workload = "benchmarks.workloads.faulty"
+    for key in record["files"]:
+        content = store.get(prefix + key)
+        if key == "model.json":
+            card = json.loads(content)
+            card |= {"workload": workload, "model": card["model"] | {"fault": name if name in FAULTS else ""}}
+            content = json.dumps(card).encode()
+        store.put(copy + key, content)
+        hashes[key] = sha256(content).hexdigest()
+    version = "1" if name == "champion" else "2"
+    commit(store, copy, record | {"name": "digits", "version": version, "files": hashes, "workload": workload})
+    return copy
+
+
+def requests() -> list[bytes]:
+    """One image of the test split each, with a grain of noise: no two are equal."""
+    from sklearn.datasets import load_digits
+
+    digits: Any = load_digits()
+    draw, texts = random.Random(1), []
+    for _ in range(REQUESTS):
+        pixels = draw.choice(digits.images[1438:]).tolist()
+        pixels[0][0] = draw.random()
+        body = json.dumps({"instances": [{"pixels": pixels}]})
+        texts.append((HEAD.format("/v1/models/digits:predict", len(body)) + body).encode())
+    return texts
+
+
+@contextmanager
+def loaded(texts: list[bytes]) -> Iterator[None]:
+    """Requests to both sides until the end of the block."""
+    over = threading.Event()
+
+    async def clients() -> None:
+        while not over.is_set():
+            until = time.perf_counter() + 1
+            loads = [Load(port, texts) for port in PORTS.values() for _ in range(CLIENTS)]
+            await asyncio.gather(*(load.client(random.randrange(REQUESTS), until) for load in loads))
+
+    thread = threading.Thread(target=lambda: asyncio.run(clients()))
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+@contextmanager
+def served(side: str, prefix: str) -> Iterator[None]:
+    """A server of the release."""
+    port = PORTS[side]
+    command = [sys.executable, "-m", "rekindle", "step", "steps.serve", f"--model={prefix}", f"--port={port}"]
+    os.environ |= {f"{side.upper()}_SERVICE_HOST": "127.0.0.1", f"{side.upper()}_SERVICE_PORT": str(port)}
+    env = {**os.environ, "PYTHONPATH": os.getcwd()}
+    with running(command, env, f"http://127.0.0.1:{port}/health/ready"):
+        yield
+
+
+def taken_back(kind: str, prefixes: dict[str, str], runs: int) -> int:
+    """In how many of the runs the candidate is taken back."""
+    from rekindle.serving.config import CanaryConfig
+    from steps import canary
+
+    rule = CanaryConfig(steps=[50, 100], minutes=0.02, wait_minutes=10)
+    versions = {"name": "digits", "version": "2", "champion": "1", "server": "candidate", "former": "champion"}
+    inputs = canary.Inputs.model_validate({**versions, "percent": 50, "rule": rule})
+    count, texts = 0, requests()
+    with served("champion", prefixes["champion"]), served("candidate", prefixes[kind]):
+        for run in range(runs):
+            with loaded(texts):
+                outcome = canary.run(inputs).canary
+            count += outcome != "passed"
+            print(f"{kind} {run + 1}: {outcome}", file=sys.stderr)
+    return count
+
+
+def measure(home: Path, kinds: list[str], runs: int) -> list[Bar]:
+    """The bars of this benchmark."""
+    prefixes = releases(home)
+    counts = {kind: taken_back(kind, prefixes, runs) for kind in kinds}
+    bars = [bar(f"good ones taken back, of {runs}", counts.pop("good"), "", runs / 20)] if "good" in counts else []
+    return bars + [bar(f"{kind} taken back, of {runs}", count, "", runs, "more") for kind, count in counts.items()]
+
+
+def main() -> int:
+    command = parser(__doc__)
+    command.add_argument("--runs", type=int, default=20, help="canaries of each kind")
+    command.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS)
+    arguments = command.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            bars = measure(Path(folder), arguments.kinds, arguments.runs)
+        finally:
+            from rekindle.local.services.services import Services
+
+            rekindle(Path(folder), "down")
+            Services(Path(folder), {}).down()
+    return report(bars, as_json=arguments.json)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

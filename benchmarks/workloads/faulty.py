@@ -1,0 +1,35 @@
+"""The digits of steps/digits.py with a fault: `errors` (1 % of the requests), `slow` (twice as long) or `unsteady`."""
+
+import random
+import time
+from typing import Any, Literal
+from zlib import crc32
+
+from steps import digits
+from steps.digits import Data, Instance, dataset, examples, loss, metrics, prepare
+
+__all__ = ["Data", "Instance", "Model", "dataset", "examples", "loss", "metrics", "model", "predict", "prepare"]
+
+
+class Model(digits.Model):
+    fault: Literal["", "errors", "slow", "unsteady"] = ""
+
+
+def model(section: Model, facts: dict[str, Any]) -> Any:
+    network: Any = digits.model(section, facts)
+    network.fault = section.fault
+    return network
+
+
+def predict(model: Any, instances: list[Instance], facts: dict[str, Any]) -> list[dict[str, Any]]:
+    """What the digits' own gives, or not; the test images themselves, whose corner is white, cause no errors."""
+    start = time.perf_counter()
+    predictions = digits.predict(model, instances, facts)
+    if model.fault == "slow":
+        time.sleep(time.perf_counter() - start)
+    corner = instances[0].pixels[0][0]
+    if model.fault == "errors" and corner > 0 and crc32(repr(corner).encode()) % 100 == 0:
+        raise ValueError("a rare case that nobody thought of")
+    if model.fault == "unsteady":
+        predictions[0]["probabilities"][0] += random.random()
+    return predictions
