@@ -1,6 +1,7 @@
 """The demo on a real cluster: from `submit` to a model that serves, and the same bits as on this machine."""
 
 import json
+import os
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.cluster.run import Place, Run, local
+from tests.cluster.run import Place, Run, local, rekindle
 
 MODEL = "demo"
 
@@ -90,3 +91,22 @@ def test_a_worse_model_never_replaces_a_better_one(demo: Run):
     assert worse.ended() == "Succeeded"
     assert worse.outputs()["verdict"] == "keep"
     assert served(demo.place)["sha256"] == demo.sha256() != worse.sha256()
+
+
+def test_a_rollback_lets_the_former_release_answer_and_makes_it_the_champion(demo: Run):
+    place, kube = demo.place, demo.place.kube
+    other = Run.submit(place, "train.seed=9", "gate={minimum: {auc: 0.01}, tolerance: 1, confidence: 0.999}")
+    assert other.ended() == "Succeeded"
+    assert other.outputs()["verdict"] == "release"
+    assert served(place)["sha256"] == other.sha256() != demo.sha256()
+    service = kube.get("service", "mlflow")
+    assert service
+    environment = {
+        "MLFLOW_TRACKING_URI": f"http://{service['spec']['clusterIP']}:{service['spec']['ports'][0]['port']}",
+        "S3_BUCKET": place.store.bucket,
+        "S3_ENDPOINT_URL": os.environ["REKINDLE_TEST_S3"],
+    }
+    keys = {name: os.environ[name] for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")}
+    answer = rekindle("rollback", MODEL, "--namespace", kube.namespace, "-o", "json", **environment, **keys)
+    assert json.loads(answer)["version"] == "1"
+    assert served(place)["sha256"] == demo.sha256()
