@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import Any
 
 NAMES = {  # module → its public names; __init__.pyi says the same to type checkers
-    "step": ("Artifact", "StepInputs", "StepOutputs"),
+    "step": ("Artifact", "StepInputs", "StepOutputs", "Reuse"),
     "workload": ("Workload", "DataConfig", "Prepared", "Refreshed", "record_dataset", "Dataset", "Predictor"),
     "sections": ("Section",),
     "evaluation.bootstrap": ("paired_bootstrap",),

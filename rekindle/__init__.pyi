@@ -4,7 +4,7 @@ from rekindle.evaluation.bootstrap import paired_bootstrap
 from rekindle.gate import Difference, Evaluation, Gate, Metric
 from rekindle.render import check_golden, manifest_sha256, render_manifest, to_yaml
 from rekindle.sections import Section
-from rekindle.step import Artifact, StepInputs, StepOutputs
+from rekindle.step import Artifact, Reuse, StepInputs, StepOutputs
 from rekindle.storage import NotFound, Store
 from rekindle.workload import DataConfig, Dataset, Predictor, Prepared, Refreshed, Workload, record_dataset
 
@@ -26,6 +26,7 @@ __all__ = [
     "Prepared",
     "Refreshed",
     "RekindleError",
+    "Reuse",
     "Section",
     "StepInputs",
     "StepOutputs",

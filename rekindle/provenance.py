@@ -4,8 +4,11 @@ import base64
 import subprocess
 import zlib
 
+from rekindle.keys import CACHED
+
 RELEASED = ("git_sha", "config_hash", "manifest_hash")  # a release records these, too
-PROVENANCE = (*RELEASED, "config", "manifest")  # workflow parameters; `manifest` is packed
+# workflow parameters; `manifest` is packed, and CACHED says what need not run, which changes no result
+PROVENANCE = (*RELEASED, "config", "manifest", CACHED)
 
 
 def git_sha() -> str:

@@ -47,7 +47,7 @@ def render_manifest(config: "Config", kind: Kind = "workflow") -> Manifest:
     own["manifest_hash"] = manifest_sha256(manifest)
     for parameter in parameters:
         if parameter["name"] in PROVENANCE:
-            parameter["value"] = own.get(parameter["name"], "")
+            parameter["value"] = own.get(parameter["name"], parameter.get("value", ""))
     metadata = {name: value for name, value in manifest["metadata"].items() if name != "name"}
     run = manifest | {"kind": "Workflow", "metadata": {"generateName": f"{config.name}-"} | metadata}
     packed = pack(json.dumps(ordered(run), indent=1))  # with all parameters but itself

@@ -15,7 +15,9 @@ import sys
 import tempfile
 import types
 import typing
+from collections.abc import Callable, Iterable
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Protocol, cast
 
@@ -55,12 +57,25 @@ class StepOutputs(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
+@dataclass(frozen=True)
+class Reuse:
+    """Makes the outputs of a step reusable: they are a function of its inputs, its code and what it reads.
+
+    A step with effects must not have it. `aside`: inputs that the outputs do not depend on. `reads`: of the inputs, the
+    paths and s3:// URIs whose content they depend on. An output `run_id` is always the run's own.
+    """
+
+    aside: tuple[str, ...] = ()
+    reads: Callable[[Any], Iterable[str]] = lambda inputs: ()
+
+
 class Step(Protocol):
-    """A module that is a step."""
+    """A module that is a step; one with REUSE is not run again for what is known."""
 
     __doc__: str
     Inputs: type[StepInputs]
     Outputs: type[StepOutputs]
+    REUSE: Reuse
 
     def run(self, inputs: Any) -> StepOutputs: ...
 
@@ -158,7 +173,15 @@ def write_outputs(outputs: StepOutputs, targets: dict[str, Path]) -> None:
             target.write_text(to_text(value))
 
 
-def main(argv: list[str]) -> int:
+Execute = Callable[[str, StepInputs, dict[str, Path], argparse.Namespace], None]
+
+
+def execute(module: str, inputs: StepInputs, targets: dict[str, Path], options: argparse.Namespace) -> None:
+    """Run a step and write its outputs."""
+    write_outputs(load(module).run(inputs), targets)
+
+
+def main(argv: list[str], execute: Execute = execute) -> int:
     """Run one step; the exit code says what happened (see rekindle/errors.py)."""
     if not argv or argv[0] in ("-h", "--help"):
         sys.stdout.write(f"{__doc__}")
@@ -169,7 +192,12 @@ def main(argv: list[str]) -> int:
         outputs = ", ".join(step.Outputs.model_fields) or "there is none"
         destination = f"where an output goes: {outputs}"
         flags.add_argument("--output", action="append", default=[], metavar="NAME=PATH", help=destination)
-        arguments = vars(flags.parse_args(argv[1:]))
+        own = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+        if hasattr(step, "REUSE"):
+            own.add_argument("--entry", default="", help="RUN/TASK: record the outputs as those of this task")
+            own.add_argument("--reuse", default="no", help="yes: take the same outputs of an earlier run")
+        options, rest = own.parse_known_args(argv[1:])
+        arguments = vars(flags.parse_args(rest))
         targets = {}
         for pair in arguments.pop("output"):
             name, _, path = pair.partition("=")
@@ -179,7 +207,7 @@ def main(argv: list[str]) -> int:
             targets[name] = Path(path)
         inputs = parse(step.Inputs, arguments)
         try:
-            write_outputs(step.run(inputs), targets)
+            execute(argv[0], inputs, targets, options)
         finally:
             shutil.rmtree(inputs.workdir, ignore_errors=True)
     except RekindleError as error:

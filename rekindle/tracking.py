@@ -289,8 +289,7 @@ def _artifact_root(run_id: str) -> str:
 
 def _experiment(name: str) -> dict[str, Any] | None:
     try:
-        named = {"experiment_name": name}
-        return _request("GET", "mlflow/experiments/get-by-name", params=named)["experiment"]
+        return _request("GET", "mlflow/experiments/get-by-name", params={"experiment_name": name})["experiment"]
     except Refused as error:
         if error.code != "RESOURCE_DOES_NOT_EXIST":
             raise
@@ -327,18 +326,25 @@ def _mapping(pairs: list[dict[str, str]] | None) -> dict[str, str]:
 
 def _number(value: float) -> float | str:
     number = float(value)
-    special = {"inf": "Infinity", "-inf": "-Infinity", "nan": "NaN"}
-    return special.get(str(number), number)
+    return {"inf": "Infinity", "-inf": "-Infinity", "nan": "NaN"}.get(str(number), number)
 
 
 def _post(path: str, content: Mapping[str, Any]) -> dict[str, Any]:
     return _request("POST", f"mlflow/{path}", json=content)
 
 
+@cache
+def resolved(run_id: str) -> str:
+    """The id of a run that may be given as EXPERIMENT/WORKFLOW, as where no step ran that makes one."""
+    return start_run(*run_id.split("/")) if "/" in run_id else run_id
+
+
 def _request(method: str, path: str, **content: Any) -> dict[str, Any]:
     """MLflow's answer. Raises Refused, or TrackingError if it does not answer."""
     import requests
 
+    if "run_id" in (values := content.get("json") or content.get("params") or {}):
+        values["run_id"] = resolved(values["run_id"])
     uri = _uri()
     try:
         answer = _session(int(os.environ.get(RETRIES, 5))).request(

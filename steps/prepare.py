@@ -14,9 +14,12 @@ from typing import Any
 import yaml
 from pydantic import Field
 
-from rekindle import Artifact, StepInputs, StepOutputs
+from rekindle import Artifact, Reuse, StepInputs, StepOutputs
 
 FAR = 2  # times another share
+REUSE = Reuse(
+    aside=("workflow", "experiment", "config", "manifest"), reads=lambda inputs: [inputs.data["source"]]
+)  # its MLflow run is the run's own
 
 
 class Inputs(StepInputs):

@@ -51,20 +51,20 @@ def run(inputs: Inputs) -> Outputs:
             f'the verdict is "{inputs.verdict}": only a model with the verdict "release" is released. '
             "See verdict.json for the reason; gate.* in the config sets the rule."
         )
-    store = Store.from_env()
+    store, run_id = Store.from_env(), tracking.resolved(inputs.run_id)
     description = model_description(inputs.model)
     folder = inputs.workdir / "release"
     hashes = collect(folder, inputs.model, inputs.dataset, inputs.report)
-    pyfunc.describe(folder, inputs.run_id)
+    pyfunc.describe(folder, run_id)
     prefix = upload(store, inputs.name, folder, hashes)
     facts = provenance(inputs, description)
-    release = tracking.register(inputs.name, prefix, store.uri(prefix), description["sha256"], inputs.run_id, facts)
+    release = tracking.register(inputs.name, prefix, store.uri(prefix), description["sha256"], run_id, facts)
     record = {
         "name": inputs.name,
         "version": release.version,
         "workload": description["workload"],
         "model_sha256": description["sha256"],
-        "run_id": inputs.run_id,
+        "run_id": run_id,
         "provenance": facts,
         "files": hashes,
     }
@@ -74,7 +74,7 @@ def run(inputs: Inputs) -> Outputs:
         "rekindle.version": release.version,
         "rekindle.model_sha256": description["sha256"],
     }
-    tracking.log(inputs.run_id, tags=tags | {f"rekindle.{name}": value for name, value in facts.items()})
+    tracking.log(run_id, tags=tags | {f"rekindle.{name}": value for name, value in facts.items()})
     return Outputs(model_uri=prefix, version=release.version, content=prefix.rstrip("/").rpartition("/")[2])
 
 

@@ -7,8 +7,9 @@ run as metrics and tags, and as artifacts below `ledger/`: in words, as JSON and
 """
 
 import sys
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from pydantic import Field
@@ -29,6 +30,9 @@ class Inputs(StepInputs):
     failures: str = Field(default="", description="{{workflow.failures}}: JSON list of the nodes that failed")
     experiment: str = Field(default="rekindle", description="MLflow experiment of the run")
     ledgers: list[str] = Field(default_factory=list, description="key prefixes of the ledgers, one a training")
+    config: dict[str, Any] = Field(default_factory=dict, description="the resolved config, if no step recorded it")
+    manifest: str = Field(default="", description="the manifest, the same: as zlib in base64")
+    cached: dict[str, Any] = Field(default_factory=dict, description="by task, the earlier run whose outputs it took")
 
 
 class Outputs(StepOutputs):
@@ -43,6 +47,8 @@ def run(inputs: Inputs) -> Outputs:
     if not run_id:
         sys.stderr.write(f"no MLflow run of {inputs.workflow} was made: nothing to close\n")
         return Outputs(run_id="")
+    if inputs.cached:
+        adopt(run_id, inputs)
     lines = reasons(inputs.failures)
     alone, parts = len(inputs.ledgers) == 1, list[str]()
     for ledger in inputs.ledgers:
@@ -57,6 +63,31 @@ def run(inputs: Inputs) -> Outputs:
     tracking.log(run_id, tags={tracking.NOTE: description(run_id, lines, parts)})
     tracking.finish(run_id, status(inputs.status, lines))
     return Outputs(run_id=run_id)
+
+
+def adopt(run_id: str, inputs: Inputs) -> None:
+    """What the run has of earlier ones: their names, and what the steps would have recorded that did not run."""
+    from rekindle import tracking
+    from rekindle.storage import NotFound, Store
+    from steps.prepare import record
+
+    rows = [row for row in inputs.cached.values() if isinstance(row, dict)]
+    store = Store.from_env() if rows else None
+    taken: dict[str, str] = {}
+    for row in rows:
+        place = row["at"]
+        if store and not place:
+            with suppress(NotFound):
+                place = store.get(f"{inputs.workflow}/{row['task']}/cached").decode()
+        taken |= {row["task"]: place} if place else {}
+    if not taken:
+        return
+    if "name" not in (params := tracking.params_of(run_id)):
+        record(run_id, inputs.config, inputs.manifest)
+    digests = [row["digest"] for row in rows if row.get("digest")]
+    if digests and "data.digest" not in params:
+        tracking.log(run_id, params={"data.digest": digests[0]}, tags={"rekindle.digest": digests[0]})
+    tracking.log(run_id, tags={f"rekindle.cached.{task}": place for task, place in taken.items()})
 
 
 def training_summary(ledger: str) -> "Summary | None":

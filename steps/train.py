@@ -8,9 +8,12 @@ torchrun. Leaves `<out>/model.safetensors` and `<out>/model.json`. Exit code 143
 it again.
 """
 
-from rekindle.step import StepOutputs
-from rekindle.training.spec import TrainingSpec
+from rekindle.step import Reuse, StepOutputs
+from rekindle.training.spec import TrainConfig, TrainingSpec
 from rekindle.training.worker import work
+
+# the rest of what an identity leaves out (TrainingSpec.identity)
+REUSE = Reuse(aside=(*sorted(TrainConfig.PLACEMENT), "dataset", "out", "checkpoints", "run_id", "part", "reuse"))
 
 
 class Inputs(TrainingSpec):

@@ -20,12 +20,12 @@ CODE = (*PRODUCT, "benchmarks")
 MODULES, FILE_LINES, FUNCTION_LINES = 14, 400, 60
 COMMON = "rekindle"  # the modules of its top folder, from errors to workload: every room but argo may import them
 ROOMS = {  # whose name is a prefix → the rooms that it may import, COMMON and itself apart
-    "rekindle.cli": {"view", "demo", "cluster", "local", "argo", "render", "blocks", "training"},
+    "rekindle.cli": {"view", "cache", "demo", "cluster", "local", "argo", "render", "blocks", "training"},
     "rekindle.demo": {"view", "local", "controllers", "services", "processes", "render", "training"},
     "rekindle.cluster": {"argo", "render", "blocks", "training"},
     "rekindle.view": {
         *("cluster", "local", "controllers", "pods", "engine", "services", "processes"),
-        *("argo", "render", "ledger", "training", "serving", "monitoring"),
+        *("argo", "render", "ledger", "training", "serving", "monitoring", "cache"),
     },
     "rekindle.local": {"controllers", "pods", "engine", "services", "processes", "argo"},
     "rekindle.local.controllers": {"pods", "engine", "processes", "argo"},
@@ -36,10 +36,11 @@ ROOMS = {  # whose name is a prefix → the rooms that it may import, COMMON and
     "rekindle.argo": set(),
     "rekindle.render": {"blocks", "serving", "training", "monitoring", "argo"},
     "rekindle.blocks": {"serving", "training", "monitoring", "argo"},
+    "rekindle.cache": {"argo"},
     "rekindle.evaluation": {"serving"},
     "rekindle.monitoring": {"serving"},
     "rekindle.serving": set(),
-    "rekindle.training": {"ledger"},
+    "rekindle.training": {"ledger", "cache"},
     "rekindle.ledger": set(),
     "rekindle": set(),
     "pipelines": {"render", "blocks", "monitoring"},

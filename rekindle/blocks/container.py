@@ -14,7 +14,7 @@ from hera.workflows import models as m
 from rekindle.blocks import pod as pods
 from rekindle.blocks.settings import ClusterConfig, PodConfig
 from rekindle.errors import ConfigError, did_you_mean
-from rekindle.keys import key
+from rekindle.keys import key, reuse
 from rekindle.step import flag, is_artifact, load, to_text
 
 TASK = "task-name"  # an input of the template, which no field of a step can be called
@@ -63,8 +63,12 @@ def container(name: str, module: str, cluster: ClusterConfig, pod: PodConfig, lo
             outputs.append(S3Artifact(name=field, path=path, key=place, archive=NoneArchiveStrategy()))
         else:
             outputs.append(Parameter(name=field, value_from=m.ValueFrom(path=path)))
-    if has_artifacts(module):
+    if knows_task(module):
         inputs.append(Parameter(name=TASK))
+    env: list[Any] = []
+    if hasattr(definition, "REUSE") and not looped:
+        args += [f"--entry={{{{workflow.name}}}}/{{{{inputs.parameters.{TASK}}}}}", f"--reuse={reuse()}"]
+        env = [m.EnvVar.model_validate(variable) for variable in pods.image_digest(pod.image)]
     return Container(
         name=name,
         image=pod.image,
@@ -73,6 +77,7 @@ def container(name: str, module: str, cluster: ClusterConfig, pod: PodConfig, lo
         args=args,
         inputs=inputs,
         outputs=outputs,
+        env=env or None,
         env_from=[m.EnvFromSource.model_validate(source) for source in pods.environment()],
         resources=m.ResourceRequirements.model_validate(pods.resources(pod)),
         security_context=m.SecurityContext.model_validate(pods.CONTAINER_SECURITY),
@@ -97,9 +102,10 @@ def placement(pod: PodConfig) -> dict[str, Any]:
     }
 
 
-def has_artifacts(module: str) -> bool:
-    """Whether the step leaves files, whose keys hold the name of the task."""
-    return any(is_artifact(info) for info in load(module).Outputs.model_fields.values())
+def knows_task(module: str) -> bool:
+    """Whether the step leaves files, whose keys hold the name of the task, or may be reused."""
+    definition = load(module)
+    return hasattr(definition, "REUSE") or any(map(is_artifact, definition.Outputs.model_fields.values()))
 
 
 def command(module: str, values: Mapping[str, Any]) -> list[str]:

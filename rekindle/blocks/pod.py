@@ -46,6 +46,11 @@ def environment(secret: str = SECRET) -> list[Manifest]:
     return [{"configMapRef": {"name": CONFIG_MAP}}, {"secretRef": {"name": secret, "optional": True}}]
 
 
+def image_digest(image: str) -> list[Manifest]:
+    """By what a pod knows the code that it runs, where its image is named by its digest."""
+    return [{"name": "REKINDLE_IMAGE", "value": image}] if "@" in image else []
+
+
 def resources(pod: "PodConfig") -> Manifest:
     """Memory is limited to the request; CPU is not limited, since throttling only makes a pod slow."""
     limits = {"memory": pod.memory}

@@ -24,7 +24,7 @@ from rekindle.blocks.serving.service import address, service
 from rekindle.blocks.settings import ClusterConfig
 from rekindle.blocks.wiring import Block, Outputs, Stored, handed, refuse
 from rekindle.blocks.workflow import Pipeline, at_exit, current, group, step
-from rekindle.keys import CHECKPOINTS, MODEL, key
+from rekindle.keys import CHECKPOINTS, MODEL, cached_key, key, reuse
 from rekindle.provenance import RELEASED
 from rekindle.sections import Section
 from rekindle.serving.config import PORT, ServeConfig
@@ -61,6 +61,7 @@ def train(data: Block, *, task: str = "", train: Any = None, model: Any = None, 
     fields = load("steps.train").Inputs.model_fields
     values = {"workload": config.workload, "model": model or config.model, **inputs}
     values |= {"dataset": given["dataset"].key, "out": key(name, MODEL), "checkpoints": key(name, CHECKPOINTS)}
+    values["reuse"] = reuse()
     tags = {field: _input(field) for field in given if field != "dataset"}
     values = dict(section) | values | tags
     reject_unknown(name, values, fields)
@@ -89,9 +90,10 @@ def train(data: Block, *, task: str = "", train: Any = None, model: Any = None, 
     needed: list[str] = []
     scope = made.scope()
     made.resolved(scope, given["dataset"], needed)
-    needed.append(made.add(made.name("", f"{name}-secret"), secret, {}).name)
-    block = made.add(name, template, {field: given[field] for field in tags}, {}, needed)
-    block.outputs = Outputs(name, {"model": Stored.at("model", key(name, MODEL), (scope, name))})
+    unless_known = made.reuse(name)
+    needed.append(made.add(made.name("", f"{name}-secret"), secret, {}, unless_known).name)
+    block = made.add(name, template, {field: given[field] for field in tags}, unless_known, needed)
+    block.outputs = Outputs(name, {"model": Stored.at("model", cached_key(name, MODEL), (scope, name))})
     block.inputs, block.before = given, data
     made.jobs[name] = "PyTorchJob"
     made.parts.setdefault("train", []).append(lambda: setattr(template, "manifest", render(job(part=name))))

@@ -1,9 +1,16 @@
 """A DAG while blocks are put into it: which of them come after which."""
 
-from collections.abc import Iterable, Iterator
+import json
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
-from hera.workflows import DAG, Task
+from hera.workflows import DAG, Parameter, Task
+
+from rekindle.blocks.wiring import Block
+from rekindle.keys import CACHED, REUSE, cached_name
+
+EXPORTS = ("run_id", "digest", "verdict", "reason", "metrics", "model_sha256")  # outputs of the whole workflow
 
 
 @dataclass
@@ -43,3 +50,23 @@ class Scope:
                     seen.add(earlier)
                     left.append(earlier)
         return False
+
+
+def export(scopes: Collection[Scope], templates: Iterable[Any]) -> None:
+    """Outputs that only one task has become outputs of the workflow."""
+    tasks = [task for scope in scopes if scope.dag.name != "finish" for task in scope.dag.tasks]
+    blocks = [task for task in tasks if isinstance(task, Block)]
+    makers = {name: [task for task in blocks if name in task.outputs] for name in EXPORTS}
+    for name, [task] in ((name, tasks) for name, tasks in makers.items() if len(tasks) == 1):
+        template = next(t for t in templates if t.name == getattr(task.template, "name", ""))
+        for output in getattr(template, "outputs", None) or ():
+            if output.name == name and isinstance(output, Parameter):
+                output.global_name = name
+
+
+def declare_reuse(arguments: Any, tasks: Iterable[str]) -> None:
+    """The default of the workflow parameter CACHED: of no task is anything known, and all may look."""
+    known = {cached_name(task): {"task": task, "at": ""} for task in tasks}
+    for argument in arguments:
+        if argument.name == CACHED:
+            argument.value = json.dumps(known | {REUSE: "yes"})

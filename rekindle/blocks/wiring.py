@@ -10,6 +10,7 @@ import hera
 from hera.workflows import NoneArchiveStrategy, S3Artifact, Task
 
 from rekindle.errors import ConfigError, did_you_mean
+from rekindle.keys import cached
 
 ENGINE = (f"{Path(__file__).parent}/", f"{Path(hera.__file__).parent}/", contextlib.__file__, "<")
 NUMBERS = {float: "asFloat", int: "asInt"}  # of Argo's expressions, in which every parameter is text
@@ -123,6 +124,13 @@ class Value(str):
         return self._compare(">=", other)
 
     __hash__ = str.__hash__
+
+
+def self_or_cached(value: Value, task: str, experiment: Any) -> Value:
+    """An output of `task` or, if that does not run, of the earlier run that stands for it; `run_id` is its own."""
+    other = f"('{experiment}/' + workflow.name)" if value.name == "run_id" else cached(task, value.name)
+    # not `??`, by which Argo before 3.7.16 and 4.0.7 would leave the tag of a skipped task as it is
+    return Value(value.name, "", value.kind, f"({cached(task)} == '' ? {value.expression} : {other})")
 
 
 class Stored(S3Artifact):

@@ -13,14 +13,14 @@ from hera.workflows._context import _context  # the DAG whose `with` we are in: 
 
 from rekindle.blocks import pod as pods
 from rekindle.blocks.binding import bound, reject_unknown
-from rekindle.blocks.container import TASK, container, has_artifacts, retries
+from rekindle.blocks.container import TASK, container, knows_task, retries
 from rekindle.blocks.monitoring.notification import ENDS, NOTIFY, notification
 from rekindle.blocks.resource import delete, equip
-from rekindle.blocks.scope import Scope
+from rekindle.blocks.scope import Scope, declare_reuse, export
 from rekindle.blocks.settings import DEFAULTS
-from rekindle.blocks.wiring import Block, Condition, Outputs, Stored, Value, refuse
+from rekindle.blocks.wiring import Block, Condition, Outputs, Stored, Value, refuse, self_or_cached
 from rekindle.errors import ConfigError, did_you_mean
-from rekindle.keys import LEDGER, key
+from rekindle.keys import CACHED, LEDGER, cached, cached_key, key
 from rekindle.provenance import PROVENANCE
 from rekindle.step import is_artifact, load, short_name, to_text
 from rekindle.workload import load as load_workload
@@ -33,7 +33,6 @@ LOOPS = ("with_items", "with_param", "with_sequence")
 REFERENCE = re.compile(
     r"tasks(?:\.([\w-]+)|\['([\w-]+)'\])\.(outputs\.(?:parameters(?:\.([\w-]+)|\['([\w-]+)'\])|result))"
 )
-EXPORTS = ("run_id", "digest", "verdict", "reason", "metrics", "model_sha256")  # outputs of the whole workflow
 NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 STAMP = 11  # characters that a schedule adds to the name of a workflow
 JOB_NAME = 53  # characters: its pods' names are longer
@@ -51,6 +50,8 @@ class Pipeline:
         self.kinds: set[str] = set(DEFAULTS)  # kinds of pods, for cluster.pods
         self.jobs: dict[str, str] = {}  # the training jobs: task → kind
         self.parts: dict[str, list[Callable[[], None]]] = {}  # by step: what names it on the run, if it stands twice
+        self.reused: list[str] = []  # tasks that do not run if an earlier run has left the same
+        self.tags: dict[str, str] = {}  # by output of theirs: what stands for it
         self.tracked = False  # whether a task works with an MLflow run
 
     @cached_property
@@ -125,6 +126,11 @@ class Pipeline:
         task.outputs, task.inputs = Outputs(name, {}), {}
         return task
 
+    def reuse(self, task: str) -> dict[str, Any]:
+        """The options of `task`, by which it does not run if an earlier run has left the same."""
+        self.reused.append(task)
+        return {"when": f"'{{{{={cached(task)}}}}}' == ''"}  # Argo's message of a skipped task shows it
+
     def resolved(self, scope: Scope, value: Any, needed: list[str]) -> Any:
         """`value` as this DAG can say it; the tasks of this DAG that it comes from are added to `needed`."""
         if isinstance(value, Stored):
@@ -179,7 +185,8 @@ class Pipeline:
         outer = self._local(scope.outer, match, wanted)
         for name in wanted:
             self._group_needs(scope, name)
-        return f"inputs.parameters{self._lifted(scope, f'{{{{{outer}}}}}', match[4] or match[5] or 'result', task)}"
+        tag = self.tags.get(outer, f"{{{{{outer}}}}}")
+        return f"inputs.parameters{self._lifted(scope, tag, match[4] or match[5] or 'result', task)}"
 
     def _lifted(self, scope: Scope, value: str, name: str, task: str) -> str:
         """The input of a group that brings `value` into it; gives how an expression or a tag names it."""
@@ -209,7 +216,8 @@ class Pipeline:
                 leaves = [task.name for task in tasks if task.name not in {*followed, *scope.guarded}]
                 scope.dag.target = " ".join([*scope.guarded, *leaves])
         equip(self.workflow.templates, self.config.cluster.pod("executor"))
-        self._export()
+        export(self.scopes.values(), self.workflow.templates)
+        declare_reuse(self.workflow.arguments, self.reused)
         order = [scope.dag.name for scope in self.scopes.values()]
         ranks = {name: rank for rank, name in enumerate(order)} | {"finish": len(order) + 1}
         last = len(order) + 2
@@ -232,23 +240,13 @@ class Pipeline:
                     "that makes the blocks instead, once for each."
                 )
 
-    def _export(self) -> None:
-        """Outputs that only one task has become outputs of the workflow."""
-        scopes = [scope for scope in self.scopes.values() if scope.dag.name != "finish"]
-        tasks = [task for scope in scopes for task in scope.dag.tasks if isinstance(task, Block)]
-        makers = {name: [task for task in tasks if name in task.outputs] for name in EXPORTS}
-        for name, [task] in ((name, tasks) for name, tasks in makers.items() if len(tasks) == 1):
-            template = next(t for t in self.workflow.templates if t.name == getattr(task.template, "name", ""))
-            for output in getattr(template, "outputs", None) or ():
-                if output.name == name and isinstance(output, Parameter):
-                    output.global_name = name
-
     def finish(self) -> None:
         """Whatever the end: the MLflow run says so, and no training job is left behind."""
         ledgers = [key(task, LEDGER) for task, kind in self.jobs.items() if kind == "PyTorchJob"]
         about = {"workflow": "{{workflow.name}}", "experiment": self.config.name}
         ended = {name: f"{{{{workflow.{name}}}}}" for name in ("status", "failures")}
-        after = [step("steps.report", inputs=about | {"ledgers": ledgers} | ended).name] if self.tracked else []
+        ours = about | ended | {name: f"{{{{workflow.parameters.{name}}}}}" for name in ("config", "manifest", CACHED)}
+        after = [step("steps.report", inputs=ours | {"ledgers": ledgers}).name] if self.tracked else []
         if (notify := self.config.notify).format != "off":
             template, name = self.container(NOTIFY, "report", False), self.template_name("notification")
             told = self.add(self.name("", "notification"), notification(name, template, notify, about | ended), {})
@@ -373,16 +371,15 @@ def step(
     looped = any(options.get(name) is not None for name in LOOPS)
     name = made.name(task, short_name(module))
     values = {**(inputs or {}), **more}
-    fields = definition.Inputs.model_fields
-    reject_unknown(name, values, fields, OPTIONS)
+    reject_unknown(name, values, fields := definition.Inputs.model_fields, OPTIONS)
     arguments = bound(name, values, fields)
+    early = "when" not in options and "{{" not in str(values.get("experiment"))
+    reusable = hasattr(definition, "REUSE") and not looped and early
+    options |= made.reuse(name) if reusable else {}
     template = made.container(module, pod or short_name(module), looped)
-    texts = {
-        field: value if isinstance(value, (str, Stored)) or hasattr(value, "from_") else to_text(value)
-        for field, value in arguments.items()
-    }
-    if has_artifacts(module):
-        texts[TASK] = name
+    kept = {n: v for n, v in arguments.items() if isinstance(v, (str, Stored)) or hasattr(v, "from_")}
+    texts = {field: kept.get(field) or to_text(value) for field, value in arguments.items()}
+    texts |= {TASK: name} if knows_task(module) else {}
     block = made.add(name, template, texts, options, after)
     scope = made.scope()
     outputs: dict[str, Any] = {}
@@ -390,11 +387,14 @@ def step(
         if looped and is_artifact(info):
             continue  # Argo gives no one the artifacts of a loop
         if is_artifact(info):
-            outputs[field_name] = Stored.at(field_name, key(name, field_name), (scope, name))
-        else:
-            outputs[field_name] = Value(
-                field_name, f"tasks.{name}.outputs.parameters.{field_name}", list if looped else info.annotation
-            )
+            place = (cached_key if reusable else key)(name, field_name)
+            outputs[field_name] = Stored.at(field_name, place, (scope, name))
+            continue
+        path, kind = f"tasks.{name}.outputs.parameters.{field_name}", list if looped else info.annotation
+        outputs[field_name] = value = Value(field_name, path, kind)
+        if reusable:
+            outputs[field_name] = self_or_cached(value, name, values.get("experiment"))
+            made.tags |= dict.fromkeys((path, value.expression), str(outputs[field_name]))
     block.outputs, block.inputs = Outputs(name, outputs), dict(values)
     made.tracked |= "run_id" in fields or "run_id" in outputs
     return block

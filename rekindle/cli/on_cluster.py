@@ -10,7 +10,15 @@ import click
 
 from rekindle.cli.group import command
 from rekindle.cli.inputs import config_of, manifest_of, pairs_of
-from rekindle.cli.options import Name, Target, cluster_options, configured, manifest_options, output_option
+from rekindle.cli.options import (
+    Name,
+    Target,
+    cluster_options,
+    configured,
+    manifest_options,
+    no_cache_option,
+    output_option,
+)
 from rekindle.cli.output import errors_as_json, print_manifest, print_result
 from rekindle.errors import ConfigError
 
@@ -28,6 +36,7 @@ if TYPE_CHECKING:
 @cluster_options
 @output_option("text", "json")
 @click.option("--yes", is_flag=True, help="Do not ask: submit even if the same is already running.")
+@no_cache_option
 def submit(
     config: Path | None,
     sets: tuple[str, ...],
@@ -39,6 +48,7 @@ def submit(
     dry_run: bool,
     as_json: bool,
     yes: bool,
+    no_cache: bool,
 ) -> int:
     """Run a pipeline on a cluster.
 
@@ -51,6 +61,7 @@ def submit(
     """
     from rekindle.cluster import workflows
     from rekindle.cluster.argo_server import ArgoServer
+    from rekindle.view import reuse
 
     with errors_as_json(as_json):
         submitted, other_objects = manifest_of(config, sets, manifest)
@@ -62,7 +73,8 @@ def submit(
         needs_cluster = not namespace or not (dry_run or (server is not None and not watch))
         cluster = target.connect(namespace) if needs_cluster else None
         namespace = cluster.namespace if cluster else namespace
-        workflow = workflows.submission(submitted, pairs_of(parameters), namespace)
+        values = reuse.looked_up_for_cluster(submitted, pairs_of(parameters), not no_cache)
+        workflow = workflows.submission(submitted, values, namespace)
         if dry_run:
             print_manifest(workflow, as_json)
             return 0

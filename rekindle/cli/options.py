@@ -57,6 +57,12 @@ def manifest_options(function: Any) -> Any:
     return manifest(parameters_option("A workflow parameter.")(function))
 
 
+def no_cache_option(function: Any) -> Any:
+    """Add --no-cache."""
+    note = "Compute everything, also what an earlier run has left."
+    return click.option("--no-cache", is_flag=True, help=note)(function)
+
+
 def parameters_option(note: str) -> Any:
     return click.option("-p", "--parameter", "parameters", multiple=True, metavar="NAME=VALUE", help=note)
 

@@ -8,7 +8,15 @@ import click
 
 from rekindle.cli.group import HOME, command
 from rekindle.cli.inputs import check_source, manifest_of, pairs_of
-from rekindle.cli.options import Name, cluster_flag, configured, manifest_options, output_option, parameters_option
+from rekindle.cli.options import (
+    Name,
+    cluster_flag,
+    configured,
+    manifest_options,
+    no_cache_option,
+    output_option,
+    parameters_option,
+)
 from rekindle.cli.output import print_result, run_output
 
 if TYPE_CHECKING:
@@ -22,6 +30,7 @@ NO_PODS = "{} has no pods left, and no logs of such steps in the object store: `
 @manifest_options
 @output_option("text", "json")
 @click.option("--yes", is_flag=True, help="Do not ask: the first Ctrl-C stops the run.")
+@no_cache_option
 def run(
     config: Path | None,
     sets: tuple[str, ...],
@@ -29,6 +38,7 @@ def run(
     parameters: tuple[str, ...],
     as_json: bool,
     yes: bool,
+    no_cache: bool,
 ) -> int:
     """Run a pipeline on this machine.
 
@@ -40,7 +50,7 @@ def run(
       rekindle run configs/demo.yaml --set train.workers=3
       rekindle run --manifest workflow.yaml -p message=hello -o json
     """
-    from rekindle.view import foreground
+    from rekindle.view import foreground, reuse
 
     def begin(valid_config: Any) -> None:
         check_source(valid_config)
@@ -49,6 +59,7 @@ def run(
     with run_output(as_json):
         workflow, other_objects = manifest_of(config, sets, manifest, begin)
         values, full_status = pairs_of(parameters), bool(manifest)
+        values = reuse.looked_up(HOME, workflow, values, not no_cache)
         return foreground.run(
             HOME, workflow, values, as_json=as_json, ask=not yes, full_status=full_status, other_objects=other_objects
         )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from rekindle.cli.group import HOME, command
+from rekindle.cli.group import HOME, command, commands
 from rekindle.cli.options import File, Name, cluster_flag, output_option
 from rekindle.cli.output import print_result
 
@@ -56,6 +56,48 @@ def prune(keep_runs: int, as_json: bool, yes: bool) -> None:
         f"removed {what}" if yes else f"{overview.table(rows)}\n\n--yes removes {what}" if rows else "nothing to remove"
     )
     print_result(as_json, {"removed": yes, "runs": rows}, done if rows else "nothing to remove")
+
+
+@commands.group
+def cache() -> None:
+    """List or forget what earlier runs have left for later ones.
+
+    Example:
+      rekindle cache ls
+    """
+
+
+@cache.command("ls")
+@output_option("text", "json")
+def list_entries(as_json: bool) -> None:
+    """List what is known, the newest first.
+
+    Example:
+      rekindle cache ls
+    """
+    from rekindle.view import overview, reuse
+
+    click.echo(overview.show_tables({"entries": reuse.entries(HOME)}, as_json, "nothing is known yet"))
+
+
+@cache.command("prune")
+@click.option("--keep", type=click.IntRange(0), default=10_000, show_default=True, help="So many of the newest stay.")
+@click.option("--days", type=float, default=90.0, show_default=True, help="Older ones go.")
+@output_option("text", "json")
+@click.option("--yes", is_flag=True, help="Forget them: without it they are only listed.")
+def prune_entries(keep: int, days: float, as_json: bool, yes: bool) -> None:
+    """Forget what is old, too much, or gone with the run that made it.
+
+    Only the entries: artifacts belong to their run, which `rekindle prune` removes.
+
+    Example:
+      rekindle cache prune --days 30 --yes
+    """
+    from rekindle.view import overview, reuse
+
+    rows = reuse.forget(HOME, keep, days, yes)
+    done = f"forgot {len(rows)}" if yes else f"{overview.table(rows)}\n\n--yes forgets {len(rows)}" if rows else ""
+    print_result(as_json, {"removed": yes, "entries": rows}, done if rows else "nothing to forget")
 
 
 @command

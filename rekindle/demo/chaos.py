@@ -28,6 +28,7 @@ import yaml
 from rekindle.common.files import make_private
 from rekindle.demo.recording import COORDINATOR, DemoCluster, Training
 from rekindle.demo.screen import AttackRecord, Recording, Run, View, on_screen
+from rekindle.keys import DATASET, cached_key, reuse
 from rekindle.local.interrupts import StopSignals
 
 RESUME_AFTER = 3.0  # seconds until a stopped process gets SIGCONT
@@ -134,9 +135,10 @@ def training_job(config: Any, name: str, workers: int, dataset: str, digest: str
     train = config.train.model_copy(update={"workers": workers, "max_workers": workers})
     templates = render_manifest(config.model_copy(update={"train": train}))["spec"]["templates"]
     (text,) = [template["resource"]["manifest"] for template in templates if template["name"] == "train"]
-    filled = {"workflow.name}}/prepare/dataset": dataset, "workflow.name}}": name, "inputs.parameters.digest}}": digest}
-    for variable, value in (filled | {"inputs.parameters.run_id}}": ""}).items():
-        text = text.replace("{{" + variable, value)
+    inputs = {"workflow.name": name, "inputs.parameters.digest": digest, "inputs.parameters.run_id": ""}
+    filled = {cached_key("prepare", DATASET): dataset, reuse(): ""}  # nothing is known: both train
+    for tag, value in (filled | {f"{{{{{name}}}}}": value for name, value in inputs.items()}).items():
+        text = text.replace(tag, value)
     return yaml.safe_load(text)
 
 

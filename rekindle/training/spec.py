@@ -152,6 +152,9 @@ class TrainingSpec(StepInputs, TrainConfig):
     start: str = Field("", description="key prefix of a release whose weights the training begins with (empty: none)")
     run_id: str = Field("", description="MLflow run for the metrics (empty: none)")
     part: str = Field("", description="what the names of its metrics begin with, if the run has several trainings")
+    reuse: Literal["", "yes", "no"] = Field(
+        "", description="yes: take the model of the same training; yes and no: let later ones find this model"
+    )
 
     @classmethod
     def from_flags(cls, argv: list[str]) -> Self:

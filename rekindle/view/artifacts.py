@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from rekindle.cache.plan import taken
 from rekindle.errors import ConfigError, did_you_mean
 from rekindle.local.emulator import LocalCluster
 from rekindle.local.journal import RunFiles
@@ -30,16 +31,18 @@ def artifacts(home: Path, run: str) -> list[dict[str, Any]]:
 def superseded(home: Path, keep: int) -> list[dict[str, Any]]:
     """The runs that have ended and are not among the newest `keep` of their pipeline, each with its bytes.
 
-    What they released stays: a release is a copy of its own.
+    What they released stays: a release is a copy of its own. So does a run whose outputs one that stays has taken.
     """
-    store, kept, rows = LocalCluster(home).store(), Counter[str](), []
+    store, kept, rows, used = LocalCluster(home).store(), Counter[str](), [], set[str]()
     for name in overview.names(home):  # the newest first
-        labels = RunFiles(home, name).workflow()["metadata"].get("labels") or {}
+        workflow = RunFiles(home, name).workflow()
+        labels = workflow["metadata"].get("labels") or {}
         pipeline = labels.get("app.kubernetes.io/name") or name.rpartition("-")[0] or name
-        if (phase := overview.state(home, name)["phase"]) not in FINISHED:
-            continue
-        kept[pipeline] += 1
-        if kept[pipeline] > keep:
+        phase = overview.state(home, name)["phase"]
+        kept[pipeline] += phase in FINISHED
+        if phase not in FINISHED or kept[pipeline] <= keep or name in used:
+            used |= {at.partition("/")[0] for at in taken(workflow).values()}
+        else:
             files = (path.lstat().st_size for path in RunFiles(home, name).root.rglob("*"))
             size = sum(files) + sum(entry.size for entry in store.list(f"{name}/"))
             rows.append({"run": name, "phase": phase, "bytes": size})

@@ -26,6 +26,7 @@ MARKS = {
     "Running": ("▶", "cyan"),
     "Pending": ("·", "dim"),
     "Waiting": ("·", "dim"),
+    "Cached": ("≡", "green"),
     "Skipped": ("–", "dim"),
     "Omitted": ("–", "dim"),
 }
@@ -90,7 +91,7 @@ class Lines:
 
     def __call__(self, status: Status) -> None:
         if not self.status:
-            before = [row for row in steps(self.name, status) if row.phase in FINISHED]
+            before = [row for row in steps(self.name, status) if row.phase in FINISHED and row.phase != "Cached"]
             self.seen = {row.name: row.phase for row in before}
             self.say(f"{self.name} running" + (f"; {len(leaves(before))} steps had completed before" if before else ""))
         self.status, self.changed = status, True
@@ -109,7 +110,8 @@ class Lines:
                 elif row.phase != self.seen.get(row.name):
                     self.seen[row.name] = row.phase
                     took = f" in {duration(row.seconds)}" if row.phase in FINISHED and row.seconds else ""
-                    cause = f": {' '.join(row.message.split())[:200]}" if row.message and row.phase in FAILED else ""
+                    told = row.message and row.phase in (*FAILED, "Cached")
+                    cause = f": {' '.join(row.message.split())[:200]}" if told else ""
                     self.say(f"{row.name} {row.phase.lower()}{took}{cause}")
             self.due = began + REST * (time.monotonic() - began) if len(rows) > MANY else 0.0
 

@@ -20,7 +20,8 @@ from rekindle.errors import ConfigError
 Status = Mapping[str, Any]
 
 FAILED = ("Failed", "Error")
-FINISHED = ("Succeeded", "Failed", "Error", "Skipped", "Omitted")
+FINISHED = ("Succeeded", "Failed", "Error", "Skipped", "Omitted", "Cached")
+KNOWN = re.compile(r"when ''([^' ]+)' == ''' evaluated false")  # Argo's message of a task that need not run
 NOT_RELEASED = 3
 VERDICTS = {
     "release": "released",
@@ -158,6 +159,8 @@ def parameters(status: Status) -> dict[str, str]:
     for node in list((status.get("nodes") or {}).values()):
         for p in (node.get("outputs") or {}).get("parameters") or []:
             verdict, _, reason = str(p.get("value", "")).partition(": ")
+            if p["name"] == "run_id" and p.get("value"):
+                outputs.setdefault("run_id", p["value"])  # of the last step, where no other made it
             if p["name"] == "canary" and verdict == "taken back":
                 outputs |= {"verdict": verdict, "reason": reason}
     return outputs
@@ -288,14 +291,15 @@ def _step(workflow: str, parent: str, node: Mapping[str, Any], depth: int) -> St
     name = node["name"]
     path = re.sub(r"^\[\d+\]|(?<=[^.])\[\d+\](?=\.)", "", name.removeprefix(workflow)).lstrip(".") or workflow
     label = re.sub(r"^\[\d+\]", "", name.removeprefix(parent)).lstrip(".") or path
+    known = KNOWN.fullmatch(node.get("message") or "")
     return Step(
         name=path,
         label=label,
         depth=depth,
         kind=node.get("type", ""),
-        phase=node.get("phase") or "Pending",
+        phase="Cached" if known else node.get("phase") or "Pending",
         started=node.get("startedAt"),
         finished=node.get("finishedAt"),
-        message=node.get("message") or "",
+        message=f"by {known[1]}" if known else node.get("message") or "",
         node=node,
     )

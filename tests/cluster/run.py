@@ -64,7 +64,7 @@ class Run:
 
     @classmethod
     def submit(cls, place: Place, *sets: str, config: Path = DEMO) -> "Run":
-        flags = ["--namespace", place.kube.namespace, *place.sets(sets), "--yes", "-o", "json"]
+        flags = ["--namespace", place.kube.namespace, *place.sets(sets), "--yes", "--no-cache", "-o", "json"]
         return cls(place, json.loads(rekindle("submit", str(config), *flags))["workflow"])
 
     def workflow(self) -> Object:

@@ -17,7 +17,8 @@ from tests.docs.pictures import OVERVIEW, TERMINAL, overview
 README, TRACKING, SURVIVING = ROOT / "README.md", ROOT / "docs/tracking.md", ROOT / "docs/surviving.md"
 SERVING = ROOT / "docs/serving.md"
 MODEL, PIPELINE = ROOT / "docs/your-own-model.md", ROOT / "docs/your-own-pipeline.md"
-TYPED = {README, TRACKING, SURVIVING, MODEL, PIPELINE}
+CACHE = ROOT / "docs/cache.md"
+TYPED = {README, TRACKING, CACHE, SURVIVING, MODEL, PIPELINE}
 WORLD = "simulate://7?cards=150&terminals=300&days=70"
 RECIPES = {  # what `make` runs; the tests cannot run themselves
     "make run": "rekindle run configs/demo.yaml",
@@ -57,7 +58,7 @@ def test_every_command_of_the_readme_works(tmp_path: Path) -> None:
     (tmp_path / "notebook.py").write_text(f"{notebook.text}\nprint(model.predict(model.input_example))")
     small = {"REKINDLE_DATA__SOURCE": WORLD, "REKINDLE_TRAIN__EPOCHS": "1", "REKINDLE_GATE__MINIMUM": "{auc: 0.01}"}
     with shell(tmp_path, **small) as typed:
-        for command in [c for page in (README, SURVIVING, TRACKING) for c in typed_by_hand(page)]:
+        for command in [c for page in (README, SURVIVING, TRACKING, CACHE) for c in typed_by_hand(page)]:
             done = typed(RECIPES.get(command, command).replace("jupyter lab", "python notebook.py"))
             assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
             if command == "make run":
@@ -72,6 +73,7 @@ def test_every_command_of_the_readme_works(tmp_path: Path) -> None:
                 assert all(f">{word} " in shown for word in said), "python -m tests.docs.pictures"
             if command.startswith("rekindle run configs/demo.yaml --set"):
                 assert "same" in done.stdout
+                assert ("train succeeded" in done.stdout) == ("--no-cache" in command)
 
 
 def test_the_pipeline_of_the_readme_is_the_one_that_runs() -> None:

@@ -5,7 +5,7 @@ Source: Kubeflow training operator 1.9, PyTorchJobSpec and its status.
 
 from rekindle.blocks import volume
 from rekindle.blocks.jobs.kubeflow import metadata, replica_spec, run_policy
-from rekindle.blocks.pod import MOUNTS, OF_WORKFLOW, POD_IP, Manifest, container, pod_spec
+from rekindle.blocks.pod import MOUNTS, OF_WORKFLOW, POD_IP, Manifest, container, image_digest, pod_spec
 from rekindle.blocks.pod import volumes as own_volumes
 from rekindle.blocks.settings import ClusterConfig
 from rekindle.errors import ConfigError
@@ -76,7 +76,8 @@ def _coordinator(name: str, cluster: ClusterConfig, flags: list[str]) -> Manifes
     pod = cluster.pod("coordinator")
     args = ["-m", "rekindle.training.membership.server", *flags]
     own = {"REKINDLE_DEADLINE": 60 * cluster.pod("train").deadline_minutes, "REKINDLE_METRICS": METRICS}
-    env = [*POD_IP, _secret(name), *({"name": key, "value": str(value)} for key, value in own.items())]
+    env = [*POD_IP, _secret(name), *image_digest(cluster.pod("train").image)]
+    env += ({"name": key, "value": str(value)} for key, value in own.items())
     ports = [{"name": "metrics", "containerPort": METRICS}]
     coordinator = container("pytorch", pod, args, env=env, ports=ports)
     # the operator looks at the job's own deadline only when something happens to a pod: this is what happens then

@@ -33,6 +33,7 @@ from rekindle.step import fail
 from rekindle.training.membership import exporter, handshake
 from rekindle.training.membership.completion import completed_model, open_store
 from rekindle.training.membership.exporter import Exporter
+from rekindle.training.membership.known import KnownModel
 from rekindle.training.membership.lease import Lease
 from rekindle.training.membership.machine import Membership
 from rekindle.training.membership.messages import parse
@@ -44,6 +45,7 @@ TICK = 0.1  # seconds
 LATE = 0.05  # seconds by which a tick may be late before it counts as a pause of the coordinator
 MAX_STRANGERS = 128  # connections without a proof; each one more ends the oldest
 MAX_UNREAD = 64 << 20  # bytes that wait for a peer to read them
+RECORD = 10.0  # seconds that the end of a run waits for the record of its model
 COMPLAIN = 60.0  # seconds between two log lines about them
 
 
@@ -54,6 +56,7 @@ class Coordinator:
         self.spec, self.secret, self.id = spec, secret, uuid.uuid4().hex[:12]
         self.membership = Membership(spec)
         self.ledger, self.exporter = Ledger(open_store, spec.ledger), Exporter(self.membership)
+        self.known, self.looked = KnownModel(spec), False
         self.trained, self.limit = 0.0, float(os.environ.get(DEADLINE) or "inf")
         self.connections: dict[str, Connection] = {}
         self.strangers: dict[Connection, float] = {}  # without a proof yet, and until when; the oldest first
@@ -214,6 +217,10 @@ class Coordinator:
         """Exit if the model is in the object store; `sha256`: of the model that a worker has written."""
         while True:
             try:
+                if not self.looked:
+                    self.looked = True
+                    if not await asyncio.to_thread(completed_model, self.spec):
+                        await asyncio.to_thread(self.known.take)
                 model = await asyncio.to_thread(completed_model, self.spec)
                 break
             except StorageError as error:
@@ -225,6 +232,8 @@ class Coordinator:
             return  # another check was faster
         if model:  # its step is the last: the newest heartbeat may be older
             self.ledger.note("complete", step=model["step"], sha256=model["sha256"])
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(asyncio.to_thread(self.known.record), RECORD)
             self._broadcast({"complete": True})
             self.end(0)
         elif sha256:

@@ -14,6 +14,7 @@ from pipelines import training
 from rekindle import blocks
 from rekindle.argo.validate import lint
 from rekindle.config import Config, load_config
+from rekindle.keys import cached_key
 from rekindle.render import render_manifest
 
 GOLDEN = Path(__file__).parents[2] / "golden"
@@ -48,8 +49,8 @@ def test_two_trainings_meet_nowhere_and_each_is_judged_released_and_served(confi
                 blocks.verify(blocks.deploy(blocks.release(evaluation)))
     assert findings(workflow) == []
     assert keys(workflow, "main", "evaluate-wide") == {
-        "dataset": "{{workflow.name}}/prepare/dataset",
-        "model": "{{workflow.name}}/train-wide/model",
+        "dataset": cached_key("prepare", "dataset"),
+        "model": cached_key("train-wide", "model"),
     }
     second = tasks(workflow, "ship-wide")
     assert keys(workflow, "ship-wide", "release-2")["report"] == "{{workflow.name}}/evaluate-wide/report"
@@ -90,6 +91,7 @@ def test_plain_hera_and_blocks_hand_each_other_what_they_make(config: Config) ->
     assert main["notify"]["arguments"]["parameters"] == [
         {"name": "text", "value": "{{tasks.prepare.outputs.parameters.digest}}"}
     ]
+    assert "when" not in main["prepare"]  # where its MLflow run is, is known too late to take an earlier one's outputs
     assert list(tasks(workflow, "finish")) == ["over", "report"]
     assert workflow.to_dict()["metadata"]["labels"]["team"] == "risk"
     images = [finding for finding in findings(workflow) if "latest" not in finding and "digest" not in finding]
@@ -126,10 +128,11 @@ def test_a_group_takes_what_it_needs_from_around_it_however_deep(config: Config)
                         run_id=data.outputs.run_id)  # fmt: skip
     assert findings(workflow) == []
     assert tasks(workflow, "main")["outer"]["depends"] == "prepare"
+    assert "? tasks.prepare.outputs.parameters.run_id : ('cards/' + workflow.name)" in data.outputs.run_id
     arguments = [tasks(workflow, dag)[task]["arguments"]["parameters"] for dag, task in
                  (("main", "outer"), ("outer", "inner"))]  # fmt: skip
     assert arguments == [
-        [{"name": "run_id", "value": "{{tasks.prepare.outputs.parameters.run_id}}"}],
+        [{"name": "run_id", "value": str(data.outputs.run_id)}],
         [{"name": "run_id", "value": "{{inputs.parameters.run_id}}"}],
     ]
 

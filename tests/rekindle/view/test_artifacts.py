@@ -1,5 +1,7 @@
 """Old runs make room, and nothing goes that somebody still needs."""
 
+import json
+import os
 from pathlib import Path
 
 import pytest
@@ -39,6 +41,20 @@ def test_the_newest_runs_of_each_pipeline_stay_and_whatever_has_not_ended(tmp_pa
         remove(tmp_path, row["run"])
     assert left(tmp_path, s3) == every - {"power-0", "power-1"}
     assert not list(s3.list("power-0/")) and list(s3.list("releases/power/")) and superseded(tmp_path, 2) == []
+
+
+def test_a_run_whose_dataset_another_took_stays_as_long_as_that(tmp_path: Path, s3: Store) -> None:
+    for number in range(3):
+        ran(tmp_path, s3, f"taken-{number}", "taken").close()
+    manifest = tmp_path / "runs/taken-2/manifest.yaml"
+    known = {"prepare": {"task": "prepare", "at": "taken-0/prepare"}, "reuse": "yes"}
+    taken = json.loads(manifest.read_text())
+    taken["spec"]["arguments"] = {"parameters": [{"name": "cached", "value": json.dumps(known)}]}
+    before = manifest.stat()
+    manifest.write_text(json.dumps(taken))
+    os.utime(manifest, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert [row["run"] for row in superseded(tmp_path, 1)] == ["taken-1"]
+    assert {row["run"] for row in superseded(tmp_path, 0)} == {"taken-0", "taken-1", "taken-2"}
 
 
 def test_a_run_that_somebody_resumes_meanwhile_stays(tmp_path: Path, s3: Store) -> None:

@@ -1,0 +1,102 @@
+"""A run takes what an earlier one has left, without a process for it; and what it cannot know, its steps find."""
+
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rekindle.storage import Store
+from tests.rekindle.cli.test_cli import REKINDLE
+
+PIPELINE = """
+from rekindle import blocks
+
+def build(config):
+    with blocks.pipeline(config) as workflow:
+        first = blocks.step("steps.first", number=config.train.seed)
+        with blocks.group("inner"):
+            blocks.step("steps.second", folder=first.outputs.folder, text=first.outputs.text)
+    return workflow
+"""
+FIRST = '''
+"""Writes a number."""
+from pydantic import Field
+from rekindle import Artifact, Reuse, StepInputs, StepOutputs
+REUSE = Reuse()
+
+class Inputs(StepInputs):
+    number: int = Field(description="number")
+
+class Outputs(StepOutputs):
+    folder: Artifact = Field(description="files")
+    text: str = Field(description="text")
+
+def run(inputs):
+    folder = inputs.workdir / "folder"
+    folder.mkdir()
+    (folder / "number").write_text(str(inputs.number))
+    return Outputs(folder=folder, text=f"it's {inputs.number}")
+'''
+SECOND = '''
+"""Reads it."""
+from pydantic import Field
+from rekindle import Artifact, StepInputs, StepOutputs
+
+class Inputs(StepInputs):
+    folder: Artifact = Field(description="files")
+    text: str = Field(description="text")
+
+class Outputs(StepOutputs):
+    said: str = Field(description="both")
+
+def run(inputs):
+    return Outputs(said=(inputs.folder / "number").read_text() + inputs.text)
+'''
+
+
+@pytest.fixture
+def shop(tmp_path: Path, s3: Store, s3_environment: dict[str, str]) -> Any:
+    """Runs the pipeline of a project, whose object store is the endpoint; gives its JSON."""
+    for path, text in {"pipelines/pair.py": PIPELINE, "steps/first.py": FIRST, "steps/second.py": SECOND}.items():
+        (tmp_path / path).parent.mkdir(exist_ok=True)
+        (tmp_path / path).write_text(text)
+
+    config = {"name": "pair", "pipeline": "pipelines.pair", "workload": "steps.digits", "data": {}, "model": {}}
+    (tmp_path / "pair.yaml").write_text(json.dumps(config))
+    environment = {**os.environ, **s3_environment}
+    environment["MLFLOW_TRACKING_URI"] = s3_environment["S3_ENDPOINT_URL"]  # nothing is recorded, but it must answer
+    environment |= {"REKINDLE_HOME": str(tmp_path / "home")}
+    environment.pop("REKINDLE_PATH", None)
+
+    def run(*more: str) -> dict[str, Any]:
+        command = [REKINDLE, "run", "pair.yaml", "-o", "json", *more]
+        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout) | {"told": done.stderr}
+
+    return run
+
+
+def test_a_second_run_starts_no_process_for_what_is_known(shop: Any, s3: Store) -> None:
+    first = shop("--set", "train.seed=5")
+    again = shop("--set", "train.seed=5", "--set", "gate.tolerance=0.3")
+    phases = {step["name"]: (step["phase"], step["message"]) for step in again["steps"]}
+    assert phases["first"] == ("Cached", f"by {first['workflow']}/first")
+    assert phases["inner.second"][0] == "Succeeded"
+    assert f"first ({first['workflow']}/first)" in again["told"]
+    assert not list(s3.list(f"{again['workflow']}/first/"))
+
+    other = shop("--set", "train.seed=6")
+    assert {step["phase"] for step in other["steps"]} == {"Succeeded"}
+    whole = shop("--set", "train.seed=5", "--no-cache")
+    assert {step["phase"] for step in whole["steps"]} == {"Succeeded"}
+
+    late = shop(
+        "--set", "train.seed=5", "-p", "cached=" + json.dumps({"first": {"task": "first", "at": ""}, "reuse": "yes"})
+    )
+    assert {step["phase"] for step in late["steps"]} == {"Succeeded"}  # its pod found it
+    assert s3.get(f"{late['workflow']}/first/cached").decode() == f"{first['workflow']}/first"
+    assert s3.get(f"{late['workflow']}/first/folder/number") == b"5"
