@@ -9,6 +9,8 @@ from rekindle.keys import CACHED
 RELEASED = ("git_sha", "config_hash", "manifest_hash")  # a release records these, too
 # workflow parameters; `manifest` is packed, and CACHED says what need not run, which changes no result
 PROVENANCE = (*RELEASED, "config", "manifest", CACHED)
+SCHEDULED, BACKFILL = "scheduled-time", "backfill"  # the same; empty, but in runs of a schedule and of `backfill`
+OURS = (*PROVENANCE, SCHEDULED, BACKFILL)
 
 
 def git_sha() -> str:

@@ -17,7 +17,7 @@ import yaml
 
 from rekindle import project
 from rekindle.errors import ConfigError, RekindleError
-from rekindle.provenance import PROVENANCE, git_sha, pack
+from rekindle.provenance import OURS, PROVENANCE, git_sha, pack
 
 if TYPE_CHECKING:
     from rekindle.config import Config
@@ -82,11 +82,11 @@ def manifest_sha256(manifest: Mapping[str, Any]) -> str:
     """sha256 over the manifest's `spec` as JSON with sorted keys and no spaces, UTF-8.
 
     Left out: name and labels, so that a Workflow and the WorkflowTemplate of the same pipeline have one hash, and the
-    values of the workflow parameters in `PROVENANCE`, which say where the manifest came from and not what it does.
+    values of the workflow parameters in `OURS`, which say where the manifest came from, and for what time it runs.
     """
     spec = copy.deepcopy(manifest["spec"])
     for parameter in (spec.get("arguments") or {}).get("parameters") or []:
-        if parameter.get("name") in PROVENANCE:
+        if parameter.get("name") in OURS:
             parameter.pop("value", None)
     return _sha256(spec)
 

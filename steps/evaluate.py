@@ -26,12 +26,16 @@ class Inputs(StepInputs, Gate):
     name: str = Field(default="", description="registered model whose champion the candidate must meet")
     run_id: str = Field(default="", description="MLflow run for metrics, verdict and pictures")
     servers: str = Field(default="", description="digest of what makes its servers, to tell whether that changed")
+    backfill: str = Field(
+        default="", description="not empty: a past week, which is judged and recorded, never released"
+    )
     part: str = Field(default="", description="what names on the run begin with, if it has several evaluations")
     threads: int = Field(default=1, ge=1, description="CPU threads; more than the free cores make it many times slower")
 
 
 class Outputs(StepOutputs):
-    verdict: gate.Decision = Field(description="release, keep or same")
+    verdict: gate.Decision = Field(description="release, keep or same; of a past week never release")
+    judged: gate.Decision = Field(description="what the gate says, also of a past week")
     reason: str = Field(description="why, with the figures")
     metrics: dict[str, float] = Field(description="of the candidate, by name")
     model_sha256: str = Field(description="identity of the candidate's weights")
@@ -73,7 +77,10 @@ def run(inputs: Inputs) -> Outputs:
         tracking.log_dir(inputs.run_id, report, f"{part}evaluation")
     metrics = evaluation.metrics["candidate"]
     version = release.version if release else ""
-    outputs = {"verdict": verdict, "reason": reason, "metrics": metrics, "champion": version}
+    outputs = {"judged": verdict, "reason": reason, "metrics": metrics, "champion": version}
+    if inputs.backfill and verdict == "release":  # `steps.release` refuses any other
+        verdict, outputs["reason"] = "keep", f"a past week is not released: {reason}"
+    outputs["verdict"] = verdict
     return Outputs(**outputs, model_sha256=sha256, report=report)
 
 

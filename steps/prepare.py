@@ -9,12 +9,13 @@ import base64
 import json
 import sys
 import zlib
+from datetime import UTC, datetime
 from typing import Any
 
 import yaml
 from pydantic import Field
 
-from rekindle import Artifact, Reuse, StepInputs, StepOutputs
+from rekindle import Artifact, ConfigError, Reuse, StepInputs, StepOutputs
 
 FAR = 2  # times another share
 REUSE = Reuse(
@@ -28,6 +29,8 @@ class Inputs(StepInputs):
     workflow: str = Field(description="name of the workflow: its MLflow run is found by it, or made")
     experiment: str = Field("rekindle", description="MLflow experiment of the run")
     config: dict[str, Any] = Field(default_factory=dict, description="the resolved config, to record on the run")
+    created: str = Field("", description="when the workflow was created: an ISO 8601 time")
+    scheduled: str = Field("", description="when it was scheduled for, if it was: what a moving window ends at")
     manifest: str = Field("", description="the manifest, to record on the run: YAML or JSON, as zlib in base64")
 
 
@@ -45,6 +48,8 @@ def run(inputs: Inputs) -> Outputs:
 
     workload = load(inputs.workload)
     data = checked(workload.Data, inputs.data, "data")
+    time = instant(inputs.scheduled or inputs.created)
+    data = data.at(time)
     run_id = tracking.start_run(inputs.experiment, inputs.workflow, {"rekindle.workload": inputs.workload})
     tracking.show_columns(inputs.experiment, (metric.name for metric in workload.metrics))
     record(run_id, inputs.config or {"data": data.model_dump(mode="json")}, inputs.manifest)
@@ -58,11 +63,21 @@ def run(inputs: Inputs) -> Outputs:
     sys.stderr.writelines(f"warning: {warning}\n" for warning in warnings)
     facts = {f"data.{name}": str(value) for name, value in prepared.tags.items()}
     counts = {"rows": prepared.rows, "rejected": prepared.rejected}
+    facts |= {"rekindle.scheduled": time.isoformat()} if inputs.scheduled else {}
     facts |= {"data.warnings": " ".join(warnings)} if warnings else {}
     figures = counts | prepared.shares
     tracking.log(run_id, params={"data.digest": digest}, metrics=figures, tags={"rekindle.digest": digest} | facts)
     tracking.log_dataset(run_id, inputs.experiment, digest, data.source, counts)
     return Outputs(dataset=dataset, digest=digest, rows=prepared.rows, run_id=run_id)
+
+
+def instant(text: str) -> datetime:
+    """An ISO 8601 time, in UTC unless it says otherwise; now if there is none. Raises ConfigError."""
+    try:
+        time = datetime.fromisoformat(text) if text else datetime.now(UTC)
+    except ValueError as error:
+        raise ConfigError(f"scheduled-time is {text!r}: it must be such as 2026-11-23T03:00:00Z.") from error
+    return time.astimezone(UTC) if time.tzinfo else time.replace(tzinfo=UTC)
 
 
 def changed(shares: dict[str, float], before: dict[str, float]) -> list[str]:

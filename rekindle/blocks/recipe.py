@@ -25,7 +25,7 @@ from rekindle.blocks.settings import ClusterConfig
 from rekindle.blocks.wiring import Block, Outputs, Stored, handed, refuse
 from rekindle.blocks.workflow import Pipeline, at_exit, current, group, step
 from rekindle.keys import CHECKPOINTS, MODEL, cached_key, key, reuse
-from rekindle.provenance import RELEASED
+from rekindle.provenance import BACKFILL, RELEASED, SCHEDULED
 from rekindle.sections import Section
 from rekindle.serving.config import PORT, ServeConfig
 from rekindle.step import load
@@ -38,7 +38,9 @@ def prepare(*, task: str = "", **inputs: Any) -> Block:
     """Raw data → a dataset, and the workflow's MLflow run. Outputs: dataset, digest, rows, run_id."""
     config = current().config
     ours = {"workflow": "{{workflow.name}}", "workload": config.workload, "data": config.data.model_dump(mode="json")}
-    recorded = {name: f"{{{{workflow.parameters.{name}}}}}" for name in ("config", "manifest")}
+    if getattr(config.data, "window", ""):  # other data is the same at any time
+        ours |= {"created": "{{workflow.creationTimestamp}}", "scheduled": _parameter(SCHEDULED)}
+    recorded = {name: _parameter(name) for name in ("config", "manifest")}
     return step("steps.prepare", task=task, inputs=ours | {"experiment": config.name} | recorded | inputs)
 
 
@@ -104,7 +106,7 @@ def evaluate(model: Block, *, task: str = "", **inputs: Any) -> Block:
     """Judge a model on its dataset's test rows, beside the champion. Outputs: verdict, reason, metrics, report, ..."""
     config = current().config
     ours = {"workload": config.workload, "name": config.name, **dict(config.gate)}
-    ours |= {"servers": _digest(config.cluster, config.serve)}
+    ours |= {"servers": _digest(config.cluster, config.serve), "backfill": _parameter(BACKFILL)}
     taken = _taken(model, inputs, "run_id", "dataset", "model")
     judged = _after(model, step("steps.evaluate", task=task, inputs=ours | taken | inputs))
     judged.outputs.metrics.known = current().metrics
@@ -120,7 +122,7 @@ def release(evaluation: Block, *, task: str = "", **inputs: Any) -> Block:
     ours = {"name": inputs.get("name") or handed(evaluation, "name"), "image": image}
     ours |= {"image_digest": image.partition("@")[2] or "not pinned"}
     taken = _taken(evaluation, inputs, "run_id", "verdict", "dataset", "model", "report")
-    provenance = {name: f"{{{{workflow.parameters.{name}}}}}" for name in RELEASED}
+    provenance = {name: _parameter(name) for name in RELEASED}
     return _after(evaluation, step("steps.release", task=task, inputs=ours | taken | provenance | inputs))
 
 
@@ -338,6 +340,10 @@ def _dag(made: Pipeline, name: str, templates: Mapping[str, Resource], inputs: t
 
 def _input(name: str) -> str:
     return f"{{{{inputs.parameters.{name}}}}}"
+
+
+def _parameter(name: str) -> str:
+    return f"{{{{workflow.parameters.{name}}}}}"
 
 
 def _number(name: str) -> str:

@@ -6,10 +6,11 @@ rekindle render configs/demo.yaml --kind cron | kubectl apply -f -
 
 from typing import TYPE_CHECKING
 
-from hera.workflows import CronWorkflow
+from hera.workflows import CronWorkflow, Parameter
 from hera.workflows import models as m
 
 from rekindle.blocks.pod import labels
+from rekindle.provenance import SCHEDULED
 
 if TYPE_CHECKING:
     from rekindle.config import Config
@@ -29,5 +30,6 @@ def cron(config: "Config") -> CronWorkflow:
         successful_jobs_history_limit=schedule.keep_succeeded,
         failed_jobs_history_limit=schedule.keep_failed,
         cron_suspend=schedule.suspend or None,
+        arguments=[Parameter(name=SCHEDULED, value="{{workflow.scheduledTime}}")],
         workflow_template_ref=m.WorkflowTemplateRef(name=config.name),
     )

@@ -21,7 +21,7 @@ from rekindle.blocks.settings import DEFAULTS
 from rekindle.blocks.wiring import Block, Condition, Outputs, Stored, Value, refuse, self_or_cached
 from rekindle.errors import ConfigError, did_you_mean
 from rekindle.keys import CACHED, LEDGER, cached, cached_key, key
-from rekindle.provenance import PROVENANCE
+from rekindle.provenance import OURS
 from rekindle.step import is_artifact, load, short_name, to_text
 from rekindle.workload import load as load_workload
 
@@ -303,7 +303,7 @@ def pipeline(config: "Config", **options: Any) -> Iterator[Workflow]:
         "ttl_strategy": m.TTLStrategy(seconds_after_completion=86400 * cluster.keep_days),
     }
     labels = pods.labels(config.name) | options.pop("labels", {})
-    arguments = [*(Parameter(name=name, value="") for name in PROVENANCE), *_parameters(options.pop("arguments", []))]
+    arguments = [*(Parameter(name=name, value="") for name in OURS), *_parameters(options.pop("arguments", []))]
     with Workflow(entrypoint="main", labels=labels, arguments=arguments, **(ours | options)) as workflow:
         made = Pipeline(config, workflow)
         token = CURRENT.set(made)

@@ -19,7 +19,7 @@ SECTIONS = {  # of `rekindle --help`
     "Run and watch": ("run", "resume", "status", "logs", "explain", "stop", "down", "rollback", "prune", "cache"),
     "See what would run": ("config", "render", "lint"),
     "Data and results": ("put", "ui", "get", "env"),
-    "Use a cluster": ("images", "platform", "submit", "schedule", "run-now", "unschedule", "delete"),
+    "Use a cluster": ("images", "platform", "submit", "schedule", "run-now", "backfill", "unschedule", "delete"),
     "Inside a pod": ("step",),
 }
 

@@ -237,11 +237,11 @@ def schedule(cluster: Cluster, template: Object, cron: Object) -> Iterator[str]:
     yield from apply(cluster, CRONS, cron)
 
 
-def run_now(cluster: Cluster, name: str) -> Object:
+def run_now(cluster: Cluster, name: str, parameters: Mapping[str, str] = {}) -> Object:
     """The Workflow that the schedule `name` would create now, to be submitted. Raises ConfigError if there is none."""
     cron = _cron(cluster, name)
     known = {"apiVersion": cron["apiVersion"], "kind": "CronWorkflow", "metadata": {"name": name}, "spec": cron["spec"]}
-    workflow = submission(known, {}, cluster.namespace)
+    workflow = submission(known, parameters, cluster.namespace)
     if sha256 := ((cron["spec"].get("workflowMetadata") or {}).get("annotations") or {}).get(SHA256):
         workflow["metadata"]["annotations"][SHA256] = sha256  # of the template, as in the runs of the schedule
     return workflow

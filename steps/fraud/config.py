@@ -1,7 +1,7 @@
 """The reference workload's sections of a config file: `data:` and `model:`. Light: the pipelines import it."""
 
 import codecs
-from datetime import date
+from datetime import date, datetime, timedelta
 from typing import Literal, Self
 from urllib.parse import urlsplit
 
@@ -75,6 +75,12 @@ class Data(DataConfig):
     text: Text = Field(default_factory=Text, description="how text is written, where it cannot be told")
     first_day: date | None = Field(default=None, description="leave out what is older (a day, UTC)")
     last_day: date | None = Field(default=None, description="leave out what is newer than this day (UTC)")
+    window: str = Field(
+        default="",
+        pattern=r"^([1-9]\d{0,3}[dw])?$",
+        description="such as 90d or 13w: the whole days (UTC) before the time that a run was scheduled for; it sets "
+        "first_day, last_day and labels_until anew for each run",
+    )
     label_delay_days: int = Field(default=7, ge=1, le=90, description="a fraud becomes known this many days later")
     labels_until: date | None = Field(
         default=None,
@@ -83,6 +89,22 @@ class Data(DataConfig):
     )
     test_weeks: int = Field(default=4, ge=1, description="the newest weeks whose labels are known, kept for judging")
     shard_rows: int = Field(default=250_000, ge=1, le=2_000_000, description="transactions in a shard, about")
+
+    @model_validator(mode="after")
+    def _moves(self) -> Self:
+        fixed = [name for name in ("first_day", "last_day", "labels_until") if getattr(self, name)]
+        if self.window and fixed:
+            raise ValueError(f"window is {self.window} and {fixed[0]} is set: the window moves it. Remove one of them")
+        return self
+
+    def at(self, time: datetime) -> Self:
+        """With the days of its window: later rows and labels do not count, so a late run has the same data."""
+        if not self.window:
+            return self
+        last = time.date() - timedelta(days=1)
+        first = last - timedelta(days=int(self.window[:-1]) * (7 if self.window[-1] == "w" else 1) - 1)
+        known = last - timedelta(days=self.label_delay_days)
+        return self.model_copy(update={"first_day": first, "last_day": last, "labels_until": known})
 
 
 class Model(Section):

@@ -130,5 +130,12 @@ def test_without_registry_and_run_a_model_is_judged_alone(small_dataset: Path, n
     assert 0 < found.metrics["ap"] < 0.999
 
 
+def test_a_past_week_is_judged_and_never_released(small_dataset: Path, expert: Path):
+    past = judge(small_dataset, expert, minimum={"auc": 0.1}, backfill="true")
+    assert (past.verdict, past.judged) == ("keep", "release")
+    assert past.reason.startswith("a past week is not released: ")
+    assert json.loads((past.report / "verdict.json").read_text())["verdict"] == "release"
+
+
 def test_every_setting_of_the_gate_is_an_input_of_the_step():
     assert set(Gate.model_fields) < set(evaluate.Inputs.model_fields)

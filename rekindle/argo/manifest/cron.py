@@ -4,6 +4,8 @@ Source: robfig/cron v3 parser.go, ParseStandard, which Argo 4.1 calls (workflow/
 """
 
 import re
+from collections.abc import Iterator
+from datetime import UTC, date, datetime, time, timedelta
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError, available_timezones
 
 from rekindle.argo.language.gofmt import seconds
@@ -51,6 +53,33 @@ def timezone_error(name: str) -> str:
         if known and name != "Local":
             return f"it must be an IANA time zone, such as Europe/Paris.{did_you_mean(name, known)}"
     return ""
+
+
+def times(schedule: str, timezone: str, first: date, last: date) -> Iterator[datetime]:
+    """When a schedule of five fields runs on the days from `first` to `last` of its time zone, in UTC."""
+    sets = [_numbers(value, *field) for value, field in zip(schedule.split(), FIELDS, strict=True)]
+    minutes, hours, days, months, weekdays = sets
+    free = [value.startswith(("*", "?")) for value in (schedule.split()[2], schedule.split()[4])]
+    day = first
+    while day <= last:
+        matches = (day.day in days, day.isoweekday() % 7 in weekdays)
+        if day.month in months and (all(matches) if any(free) else any(matches)):  # as cron has it
+            for hour in sorted(hours):
+                for minute in sorted(minutes):
+                    yield datetime.combine(day, time(hour, minute), ZoneInfo(timezone)).astimezone(UTC)
+        day += timedelta(days=1)
+
+
+def _numbers(field: str, name: str, low: int, high: int) -> set[int]:
+    known: set[int] = set()
+    for part in filter(None, field.split(",")):
+        span, _, step = part.partition("/")
+        begin, _, end = span.partition("-")
+        start = low if begin in ("*", "?") else _number(begin, name)
+        stop = high if begin in ("*", "?") or (step and not end) else _number(end or begin, name)
+        assert start is not None and stop is not None, "the schedule was checked"
+        known |= set(range(start, stop + 1, int(step or 1)))
+    return known
 
 
 def _duration(text: str) -> bool:

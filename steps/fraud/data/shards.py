@@ -13,6 +13,7 @@ delay, so every label was known when the tests begin. Rows after the tests are t
 
 import json
 import shutil
+from dataclasses import replace
 from hashlib import sha256
 from itertools import pairwise
 from pathlib import Path
@@ -104,6 +105,8 @@ def _write(data: Data, out: Path) -> tuple[dict[str, Any], str, list[str]]:
     del raw
     checked.rejects.write_parquet(out / "rejects.parquet")
     rows = _between(checked.rows, data)
+    if data.window:
+        rows = _unlabelled(rows, labels_end(checked.rows, data))
     _check_disk(len(rows), out)
     warnings = suspicions(rows, data.columns)
     facts = calendar(rows, data, labels_end(checked.rows, data)) | {
@@ -176,6 +179,13 @@ def _between(rows: Rows, data: Data) -> Rows:
             f"it reaches from {_day(rows.time[0])} to {_day(rows.time[-1])}. Set them to days in between."
         )
     return rows[start:end]
+
+
+def _unlabelled(rows: Rows, start: int) -> Rows:
+    """Without the labels from `start` on: a run in time has only some of them, a late one all."""
+    unknown = rows.time >= start
+    fraud = np.where(unknown, np.uint8(UNKNOWN), rows.fraud)
+    return replace(rows, fraud=fraud, scenario=np.where(unknown, np.uint8(0), rows.scenario))
 
 
 def labels_end(rows: Rows, data: Data) -> int:

@@ -1,0 +1,59 @@
+"""The command that catches up with scheduled runs."""
+
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from rekindle.cli.group import HOME, command
+from rekindle.cli.inputs import check_source, config_of
+from rekindle.cli.options import cluster_flag, configured, output_option
+from rekindle.cli.output import errors_as_json
+
+if TYPE_CHECKING:
+    from rekindle.cluster.api import Cluster
+
+DAY = click.DateTime(["%Y-%m-%d"])
+
+
+@command
+@configured
+@click.option("--from", "first", type=DAY, required=True, metavar="DATE", help="First day, such as 2026-03-01.")
+@click.option("--to", "last", type=DAY, required=True, metavar="DATE", help="Last day.")
+@click.option("--parallel", type=click.IntRange(1, 64), default=1, show_default=True, help="Runs at a time.")
+@cluster_flag
+@output_option("text", "json")
+def backfill(
+    config: Path | None,
+    sets: tuple[str, ...],
+    first: datetime,
+    last: datetime,
+    parallel: int,
+    cluster: "Cluster | None",
+    as_json: bool,
+) -> int:
+    """Run the scheduled runs of the past, each with the data of its time.
+
+    One run for each time of schedule.cron between two days. Each is judged and recorded, and none is released. The same
+    command again goes on where it was stopped or killed. On a cluster the runs are made of the schedule CONFIG made
+    there. Exit codes: 0 all succeeded, 1 one failed, 2 bad usage or config.
+
+    Example:
+      rekindle backfill configs/demo.yaml --from 2026-03-01 --to 2026-05-31 --parallel 2
+    """
+    from rekindle.history.backfill import backfill, runner
+    from rekindle.history.weeks import table, weeks
+    from rekindle.render import manifest_sha256, render_manifest
+
+    with errors_as_json(as_json):
+        settings = config_of(config, sets).config
+        if not cluster:
+            check_source(settings)
+        manifest = render_manifest(settings)
+        past = weeks(settings, manifest_sha256(manifest), first.date(), last.date(), datetime.now(UTC))
+        run = runner(HOME, manifest, settings.name, cluster)
+    rows = backfill(past, run, parallel, lambda line: click.echo(line, err=True))
+    click.echo(json.dumps({"weeks": rows}, indent=2) if as_json else "\n".join(["", *table(rows)]))
+    return 0 if all(row["phase"] == "Succeeded" for row in rows) else 1

@@ -1,0 +1,1 @@
+"""Runs of the past: the weeks that a schedule missed."""
