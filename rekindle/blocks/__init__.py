@@ -12,6 +12,7 @@
 Below it, one Kubernetes object a file: functions that return plain data, with the conditions that say how it ended.
     resource.apply("train", job, success=..., ...)     apply an object and wait for its SUCCESS or FAILURE
     pytorch_job.pytorch_job(name, train, cluster, ...) our training: a coordinator and Workers that come and go
+    backends.BACKENDS["jobset"].job(name, ...)         the same in a JobSet, or in a TrainJob ("trainjob")
     deployment, service, autoscaler, disruption_budget what serves a model
 
 Training of other frameworks, on the training operator (docs/other-jobs.md); blocks.job is the task of one:

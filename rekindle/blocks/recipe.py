@@ -12,8 +12,8 @@ from hera.workflows import DAG, Parameter, Resource, Task
 
 from rekindle.blocks.binding import bound, check_section, reject_unknown
 from rekindle.blocks.container import NO_CURE, command, retries, watching
-from rekindle.blocks.jobs import pytorch_job
-from rekindle.blocks.jobs.kubeflow import FAILURE
+from rekindle.blocks.jobs.backends import BACKENDS
+from rekindle.blocks.jobs.members import run_secret
 from rekindle.blocks.pod import Manifest
 from rekindle.blocks.resource import apply, render
 from rekindle.blocks.serving import canary as canaries
@@ -45,7 +45,7 @@ def prepare(*, task: str = "", **inputs: Any) -> Block:
 
 
 def train(data: Block, *, task: str = "", train: Any = None, model: Any = None, **inputs: Any) -> Block:
-    """Train on a dataset: a PyTorchJob of workers that come and go. Output: model.
+    """Train on a dataset: a job (cluster.backend) of workers that come and go. Output: model.
 
     `train` and `model` are sections of the config (default: its own); `inputs` may give dataset, digest, run_id, and
     `start`, the model_uri of a release to begin with.
@@ -68,37 +68,43 @@ def train(data: Block, *, task: str = "", train: Any = None, model: Any = None, 
     values = dict(section) | values | tags
     reject_unknown(name, values, fields)
     bound(name, inputs, fields)
-    job_name = made.job_name(name)
+    backend = BACKENDS[config.cluster.backend]
+    job_name = made.job_name(name, backend.longest)
+    parts = made.parts.setdefault("train", [])
 
-    def job(**part: str) -> dict[str, Any]:
-        return pytorch_job.pytorch_job(job_name, section, config.cluster, command("steps.train", values | part))
+    def manifest(maker: Any, **part: str) -> dict[str, Any]:
+        return maker(job_name, section, config.cluster, command("steps.train", values | part))
+
+    def before(what: str, manifest: Manifest, **more: Any) -> Resource:
+        task = f"{name}-{what}"
+        template = apply(made.template_name(task), manifest, owned=True, retry=retries(config.cluster.retries), **more)
+        given_too = {field: given[field] for field in more.get("inputs", ())}
+        needed.append(made.add(made.name("", task), template, given_too, unless_known).name)
+        return template
 
     template = apply(
         made.template_name(name),
-        job(),
-        inputs=tuple(tags),
-        success=pytorch_job.SUCCESS,
-        failure=FAILURE,
+        manifest(backend.job),
+        inputs=tuple(tags) if backend.runtime is None else (),
+        success=backend.success(config.cluster),
+        failure=backend.failure,
         owned=True,
         retry=watching(max(5, config.cluster.retries)),
-    )
-    secret = apply(
-        made.template_name(f"{name}-secret"),
-        pytorch_job.run_secret(job_name),
-        owned=True,
-        flags=["--server-side"],  # which needs no right to read Secrets
-        retry=retries(config.cluster.retries),
     )
     needed: list[str] = []
     scope = made.scope()
     made.resolved(scope, given["dataset"], needed)
     unless_known = made.reuse(name)
-    needed.append(made.add(made.name("", f"{name}-secret"), secret, {}, unless_known).name)
-    block = made.add(name, template, {field: given[field] for field in tags}, unless_known, needed)
+    before("secret", run_secret(job_name), flags=["--server-side"])  # which needs no right to read Secrets
+    if maker := backend.runtime:
+        runtime = before("runtime", manifest(maker), inputs=tuple(tags))
+        parts.append(lambda: setattr(runtime, "manifest", render(manifest(maker, part=name))))
+    told = {} if backend.runtime else {field: given[field] for field in tags}
+    block = made.add(name, template, told, unless_known, needed)
     block.outputs = Outputs(name, {"model": Stored.at("model", cached_key(name, MODEL), (scope, name))})
     block.inputs, block.before = given, data
-    made.jobs[name] = "PyTorchJob"
-    made.parts.setdefault("train", []).append(lambda: setattr(template, "manifest", render(job(part=name))))
+    made.jobs[name] = backend.kind
+    parts.append(lambda: setattr(template, "manifest", render(manifest(backend.job, part=name))))
     return block
 
 

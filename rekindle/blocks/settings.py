@@ -92,8 +92,16 @@ class ClusterConfig(Section):
         default_factory=dict,
         description=f"by kind of pod ({', '.join(DEFAULTS)}, or the name of a step): image, resources, nodes",
     )
+    backend: Literal["pytorchjob", "jobset", "trainjob"] = Field(
+        "pytorchjob",
+        description="kind of the training job: Kubeflow's training operator 1.9, JobSet 0.12, or Kubeflow Trainer 2.3",
+    )
+    restart_job: bool = Field(
+        False, description="JobSet's feature gate RestartJob is on: a lost pod is back after 1-3 seconds instead of 10"
+    )
     gang: str = Field("", description="start a job whole: volcano, coscheduling or kueue (empty: as they come)")
     queue: str = Field("", description="the queue of Volcano or Kueue that jobs wait in")
+    queue_priority: str = Field("", description="Kueue's WorkloadPriorityClass of the jobs (empty: its default)")
     cache: str = Field("", description="PersistentVolumeClaim that keeps datasets near the training pods (empty: none)")
     retries: int = Field(4, ge=0, description="times a failed step is tried again, after 2, 6, 18, 54 seconds")
     deadline_hours: int = Field(
@@ -130,6 +138,15 @@ class ClusterConfig(Section):
     @model_validator(mode="after")
     def _sound(self) -> Self:
         """What the presets come to, told while the config is read and not when it is rendered."""
+        if self.restart_job and self.backend != "jobset":
+            raise ValueError(
+                f"cluster.restart_job is for JobSet, and cluster.backend is {self.backend}. Leave one of them out"
+            )
+        if self.queue_priority and self.gang != "kueue":
+            raise ValueError(
+                f"cluster.queue_priority is {self.queue_priority}: it is Kueue's. Set cluster.gang to kueue, or "
+                "cluster.pods.train.priority_class, which is a PriorityClass of pods"
+            )
         if self.gang and "labels" in find(self.gang, "cluster.gang", presets()["gang"]) and not self.queue:
             raise ValueError(f"cluster.gang is {self.gang}: it needs cluster.queue, the queue that jobs wait in")
         for name in self.pods:
@@ -140,7 +157,7 @@ class ClusterConfig(Section):
                     f"cluster.pods.{name}.gpus is {pod.gpus}: of {pod.gpu_resource}, a part of a GPU, a pod gets one. "
                     "Set it to 1, and start more workers"
                 )
-            # source: NVIDIA's device plugin, internal/plugin/mps.go; pytorch_job.SHARED_MOUNT
+            # source: NVIDIA's device plugin, internal/plugin/mps.go; members.SHARED_MOUNT
             if name == "train" and pod.node_selector.get(SHARING) == "mps":
                 raise ValueError(
                     "cluster.pods.train is to share its GPU by MPS, whose memory NVIDIA's device plugin mounts at "

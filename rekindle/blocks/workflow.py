@@ -14,6 +14,7 @@ from hera.workflows._context import _context  # the DAG whose `with` we are in: 
 from rekindle.blocks import pod as pods
 from rekindle.blocks.binding import bound, reject_unknown
 from rekindle.blocks.container import TASK, container, knows_task, retries
+from rekindle.blocks.jobs.backends import ELASTIC
 from rekindle.blocks.monitoring.notification import ENDS, NOTIFY, notification
 from rekindle.blocks.resource import delete, equip
 from rekindle.blocks.scope import Scope, declare_reuse, export
@@ -35,7 +36,6 @@ REFERENCE = re.compile(
 )
 NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 STAMP = 11  # characters that a schedule adds to the name of a workflow
-JOB_NAME = 53  # characters: its pods' names are longer
 
 
 class Pipeline:
@@ -102,9 +102,9 @@ class Pipeline:
             self.templates[known] = container(name, module, cluster, cluster.pod(kind), looped)
         return self.templates[known]
 
-    def job_name(self, task: str) -> str:
+    def job_name(self, task: str, longest: int = 53) -> str:
         """The name of the object that `task` applies. Raises WiringError if its pods' names would be too long."""
-        left = JOB_NAME - len(self.config.name) - STAMP - 1
+        left = longest - len(self.config.name) - STAMP - 1
         if len(task) > left:
             refuse(f'the task "{task}" needs a name of at most {left} characters, for its pods are named after it.')
         return f"{{{{workflow.name}}}}-{task}"
@@ -242,7 +242,7 @@ class Pipeline:
 
     def finish(self) -> None:
         """Whatever the end: the MLflow run says so, and no training job is left behind."""
-        ledgers = [key(task, LEDGER) for task, kind in self.jobs.items() if kind == "PyTorchJob"]
+        ledgers = [key(task, LEDGER) for task, kind in self.jobs.items() if kind in ELASTIC]
         about = {"workflow": "{{workflow.name}}", "experiment": self.config.name}
         ended = {name: f"{{{{workflow.{name}}}}}" for name in ("status", "failures")}
         ours = about | ended | {name: f"{{{{workflow.parameters.{name}}}}}" for name in ("config", "manifest", CACHED)}

@@ -15,6 +15,7 @@ import yaml
 
 from rekindle.argo.names import DEFAULT_ARTIFACT_REPOSITORY
 from rekindle.blocks import pod as pods
+from rekindle.blocks.jobs.backends import BACKENDS
 from rekindle.blocks.jobs.pytorch_job import pytorch_job
 from rekindle.blocks.presets import presets
 from rekindle.blocks.settings import DEFAULTS, ClusterConfig
@@ -34,12 +35,20 @@ ADDRESSES = ("S3_BUCKET", "MLFLOW_TRACKING_URI")
 KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
 KINDS = {
     "argoproj.io/v1alpha1": ("workflows", "workflowtemplates", "cronworkflows", "workflowtaskresults"),
-    "kubeflow.org/v1": ("pytorchjobs",),
+}
+# what `cluster.backend` needs: the kinds by API, and where its job is created
+JOB_SETS = {"jobset.x-k8s.io/v1alpha2": ("jobsets",)}
+BACKENDS_NEED: dict[str, dict[str, tuple[str, ...]]] = {
+    "pytorchjob": {"kubeflow.org/v1": ("pytorchjobs",)},
+    "jobset": JOB_SETS,
+    "trainjob": {**JOB_SETS, "trainer.kubeflow.org/v1alpha1": ("trainjobs", "trainingruntimes")},
 }
 KUBERNETES, ARGO, OPERATOR = (1, 30), (3, 7), (1, 9)  # the oldest supported versions, as in docs/cluster.md
 INSTALL = {
     "argoproj.io/v1alpha1": f"install Argo Workflows {ARGO[0]}.{ARGO[1]} or newer",
     "kubeflow.org/v1": f"install the Kubeflow training operator {OPERATOR[0]}.{OPERATOR[1]}",
+    "jobset.x-k8s.io/v1alpha2": "install JobSet 0.12",
+    "trainer.kubeflow.org/v1alpha1": "install Kubeflow Trainer 2.3",
 }
 CONTROLLERS = {
     "Argo's controller": ("app=workflow-controller", ARGO, INSTALL["argoproj.io/v1alpha1"]),
@@ -69,12 +78,12 @@ def check(cluster: Cluster, config: ClusterConfig, train: TrainConfig, seconds: 
     render = RENDER.format(cluster.namespace)
     create_secret = platform.secret(cluster.namespace) + WITH_ROLE
     checks: dict[str, Iterator[Check]] = {
-        "kinds": kinds(cluster),
-        "controllers": controllers(cluster),
+        "kinds": kinds(cluster, config.backend),
+        "controllers": controllers(cluster, config.backend),
         "gang": gang(cluster, config.gang),
         "namespace": namespace(cluster),
         "your rights": user_rights(cluster),
-        "account": account(cluster, config.service_account),
+        "account": account(cluster, config),
         "serving account": serving_account(cluster, config.serving_account),
         "addresses": _keys(cluster, "addresses", CONFIG_MAPS, pods.CONFIG_MAP, ADDRESSES, render),
         "artifact repository": artifact_repository(cluster),
@@ -82,8 +91,11 @@ def check(cluster: Cluster, config: ClusterConfig, train: TrainConfig, seconds: 
         "credentials": _keys(cluster, "credentials", SECRETS, pods.SECRET, KEYS, create_secret, required=False),
         "serving credentials": serving_credentials(cluster),
         "admission": admission(cluster, config),
-        "webhook": webhook(cluster, config, train),
-        "init container": init_container(cluster),
+        **(
+            {"webhook": webhook(cluster, config, train), "init container": init_container(cluster)}
+            if config.backend == "pytorchjob"
+            else {"job": job(cluster, config, train)}
+        ),
         "probe": checks_from_pod(cluster, config, seconds),
     }
     for name, check_results in checks.items():
@@ -107,9 +119,9 @@ def _api_server(cluster: Cluster) -> Check:
     return Check("API server", numbers >= KUBERNETES, detail, remedy)
 
 
-def kinds(cluster: Cluster) -> Iterator[Check]:
+def kinds(cluster: Cluster, backend: str) -> Iterator[Check]:
     """Whether the kinds of which workflows consist are defined, in the right versions."""
-    for api, required in KINDS.items():
+    for api, required in (KINDS | BACKENDS_NEED[backend]).items():
         defined = _kinds(cluster, api)
         missing = [kind for kind in required if kind not in defined]
         detail = f"no {', '.join(missing)}" if missing else ", ".join(required)
@@ -126,9 +138,11 @@ def _kinds(cluster: Cluster, api: str) -> set[str]:
         return set()
 
 
-def controllers(cluster: Cluster) -> Iterator[Check]:
+def controllers(cluster: Cluster, backend: str) -> Iterator[Check]:
     """Whether they run, watch this namespace, and are new enough."""
     for name, (label, oldest, remedy) in CONTROLLERS.items():
+        if name == "training operator" and backend != "pytorchjob":
+            continue
         running = next(filter(_ready, cluster.list_objects(ALL_PODS, label)), None)
         if not running:
             remedy = f"See its log (kubectl get pods -A -l {label}), or {remedy}."
@@ -177,13 +191,18 @@ def user_rights(cluster: Cluster) -> Iterator[Check]:
     yield Check("your rights", not denied, denied or f"{len(rules)} of {len(rules)} granted", remedy)
 
 
-def account(cluster: Cluster, name: str) -> Iterator[Check]:
+def account(cluster: Cluster, config: ClusterConfig) -> Iterator[Check]:
     """Whether the account of workflows exists, may do what a pipeline does, and has a token for Argo's container."""
-    remedy = RENDER.format(cluster.namespace)
+    name, remedy = config.service_account, RENDER.format(cluster.namespace)
     if not cluster.find(ACCOUNTS, name):
         yield Check("account", False, f"there is no ServiceAccount {name}", remedy)
         return
-    rules = list(platform.rules())
+    rules = [rule for rule in platform.rules() if config.backend == "pytorchjob" or rule[0] != "kubeflow.org"]
+    needed = {api.partition("/")[0] for api in BACKENDS_NEED[config.backend]} - {"kubeflow.org"}
+    if needed:
+        kinds = {kind for names in BACKENDS_NEED[config.backend].values() for kind in names}
+        rules += [rule for rule in platform.rules("frameworks") if rule[0] in needed and rule[1] in kinds]
+        remedy = remedy.replace("...", "--with frameworks ...")
     user = f"system:serviceaccount:{cluster.namespace}:{name}"
     try:
         denied = _denied(cluster, rules, "subjectaccessreviews", user=user)
@@ -265,6 +284,23 @@ def webhook(cluster: Cluster, config: ClusterConfig, train: TrainConfig) -> Iter
         detail = str(error)
     remedy = "Restart the training operator (kubectl -n kubeflow rollout restart deployment training-operator)."
     yield Check("webhook", ok, detail, remedy)
+
+
+def job(cluster: Cluster, config: ClusterConfig, train: TrainConfig) -> Iterator[Check]:
+    """Whether the job of the config would be created: JobSet refuses what needs a feature gate that is off."""
+    backend = BACKENDS[config.backend]
+    group, kind = (backend.runtime or backend.job)("rekindle-doctor", train, config, []), backend.kind
+    plural = "trainingruntimes" if backend.runtime else f"{kind.lower()}s"
+    text = json.dumps(group).replace(json.dumps(pods.OF_WORKFLOW)[1:-1], '"app.kubernetes.io/name": "rekindle-doctor"')
+    try:
+        cluster.create(Resource(group["apiVersion"], plural), json.loads(text), dry_run=True)
+    except ApiError as error:
+        remedy = (
+            "Turn JobSet's feature gate RestartJob on, or take cluster.restart_job out." if config.restart_job else ""
+        )
+        yield Check("job", False, str(error), remedy or f"Change what refuses it, or cluster.backend ({kind}).")
+    else:
+        yield Check("job", True, f"{group['kind']} would be created")
 
 
 def init_container(cluster: Cluster) -> Iterator[Check]:

@@ -66,6 +66,7 @@ NEEDED: dict[str, tuple[str, ...]] = {  # required fields of the spec
 LETTERS = "begin with a letter and have at most {} lower-case letters, digits and dashes"
 NAMES: dict[str, tuple[int, re.Pattern[str], str]] = {
     **dict.fromkeys(JOBS, (53, DNS_LABEL, "its pods are called NAME-worker-99")),
+    **dict.fromkeys(("JobSet", "TrainJob"), (63, DNS_LABEL, "a Service is called so")),
     "Service": (63, DNS_LABEL, "it is a DNS label"),
     "Job": (63, DNS_NAME, "it is a label of its pods"),
     "CronJob": (52, DNS_NAME, "its jobs are called NAME-MINUTES"),
@@ -128,8 +129,13 @@ def _inference(findings: Findings, path: str, spec: Data) -> None:
 
 def _runtime(findings: Findings, path: str, spec: Data, whole: bool = True) -> None:
     """Source: Kubeflow Trainer v2, TrainingRuntimeSpec: a JobSet."""
-    for number, job in enumerate(_at(spec, ("template", "spec")).get("replicatedJobs") or []):
-        where = f"{path}.template.spec.replicatedJobs[{job.get('name', number)}].template.spec.template.spec"
+    _job_set(findings, f"{path}.template.spec", _at(spec, ("template", "spec")), whole)
+
+
+def _job_set(findings: Findings, path: str, spec: Data, whole: bool = True) -> None:
+    """Source: JobSet 0.12, JobSetSpec; its webhook does not look at the pods."""
+    for number, job in enumerate(spec.get("replicatedJobs") or []):
+        where = f"{path}.replicatedJobs[{job.get('name', number)}].template.spec.template.spec"
         pod = _at(job, ("template", "spec", "template", "spec"))
         pods.check(findings, where, pod, pods.named(where, pod), whole)
 
@@ -152,7 +158,12 @@ def _train_job(findings: Findings, path: str, spec: Data) -> None:
         )
 
 
-OF_KIND = {"InferenceService": _inference, "TrainJob": _train_job, **dict.fromkeys(RUNTIMES, _runtime)}
+OF_KIND = {
+    "InferenceService": _inference,
+    "JobSet": _job_set,
+    "TrainJob": _train_job,
+    **dict.fromkeys(RUNTIMES, _runtime),
+}
 
 
 def _conditions(findings: Findings, path: str, resource: Data) -> None:
@@ -203,6 +214,8 @@ def _shape(kind: str) -> dict[str, Any]:
         spec = {"template": template, "selector": {"matchLabels": {}}}
     elif kind == "InferenceService":
         spec = {role: {**POD, "model": CONTAINER} for role in ROLES}
+    elif kind == "JobSet":
+        spec = runtime["template"]["spec"]
     elif kind in RUNTIMES:
         spec = runtime
     elif kind == "TrainJob":

@@ -13,7 +13,7 @@ from rekindle.errors import ConfigError
 
 def labels(cluster: ClusterConfig) -> dict[str, str]:
     """Labels of the job's object: a queue that holds it back until there is room for all of it."""
-    return _filled("labels", cluster, "")
+    return _filled("labels", cluster, cluster.queue_priority)
 
 
 def policy(cluster: ClusterConfig, workers: PodConfig, least: int | None = None) -> Manifest:
@@ -38,6 +38,11 @@ def queued(cluster: ClusterConfig) -> Manifest:
     """
     annotations = _filled("annotations", cluster, "")
     return {"annotations": annotations} if annotations else {}
+
+
+def holds_back(cluster: ClusterConfig) -> bool:
+    """Whether the queue suspends a job until it is admitted, which its status then says."""
+    return bool(labels(cluster))
 
 
 def check_job(name: str, cluster: ClusterConfig) -> None:

@@ -99,6 +99,9 @@ class Controller:
     def poll(self) -> None:
         """Called every 0.1 s during a run."""
 
+    def clean_up(self) -> None:
+        """Remove leftovers of completed objects of this run."""
+
     def stop(self, grace: float) -> None:
         """Stop the processes that this process runs for the objects; the objects stay."""
 

@@ -97,7 +97,7 @@ class Resources:
 
     def clean_up(self) -> None:
         """Removes leftovers of completed jobs of a dead runner."""
-        for folder in (self.cluster.home / "objects").glob("*Job"):  # without one, the import is wasted
+        for folder in (self.cluster.home / "objects").glob("*Job*"):  # without one, the import is wasted
             self._controller(folder.name).clean_up()
 
     def stop(self, grace: float) -> None:
@@ -168,7 +168,7 @@ class Resources:
         return kind, name
 
     def _patched(self, now: Object, patch: Any, strategy: str) -> Object:
-        if strategy == "strategic" and now["kind"].endswith("Job"):  # a custom resource
+        if strategy == "strategic" and now["kind"].endswith(("Job", "JobSet")):  # a custom resource
             raise KubectlError(
                 "error from server (UnsupportedMediaType): the body of the request was in an unknown format - accepted "
                 "media types include: application/json-patch+json, application/merge-patch+json"

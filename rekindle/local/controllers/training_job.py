@@ -206,17 +206,21 @@ class TrainingJobs(Controller):
 
     def _pod(self, obj: Object, name: str, rtype: str, index: int) -> Pod:
         spec = replicas_of(obj)[rtype]["template"]["spec"]
-        environment = operator_environment(obj, rtype, index, self.cluster.address)
-        if any((volume.get("emptyDir") or {}).get("medium") == "Memory" for volume in spec.get("volumes") or []):
-            memory = shared_memory(self.run, obj["metadata"]["name"])
-            memory.mkdir(mode=0o700, exist_ok=True)
-            (memory / OWNER).write_text(str(self.run.resolve()))
-            environment["REKINDLE_SHM"] = str(memory)
+        environment = operator_environment(obj, rtype, index, self.cluster.address) | self._memory(obj, spec)
         directories = {}
         if rtype == "Launcher":
             mpi.write(obj, self._files(obj))
             spec, environment, directories = mpi.mounted(spec, environment, self._files(obj))
         return Pod(self.cluster, name, spec, self.run, environment, directories)
+
+    def _memory(self, obj: Object, spec: Object) -> dict[str, str]:
+        """Where the memory volume of a pod is, if it has one; the pods of a job share it."""
+        if not any((volume.get("emptyDir") or {}).get("medium") == "Memory" for volume in spec.get("volumes") or []):
+            return {}
+        memory = shared_memory(self.run, obj["metadata"]["name"])
+        memory.mkdir(mode=0o700, exist_ok=True)
+        (memory / OWNER).write_text(str(self.run.resolve()))
+        return {"REKINDLE_SHM": str(memory)}
 
     def _files(self, obj: Object) -> Path:
         return self.run / "mpi" / obj["metadata"]["name"]
@@ -347,7 +351,7 @@ def condition(status: Object, kind: str) -> Object | None:
 
 
 def finished(status: Object) -> bool:
-    return bool(condition(status, "Succeeded") or condition(status, "Failed"))
+    return any(condition(status, kind) for kind in ("Succeeded", "Completed", "Failed"))
 
 
 def set_condition(

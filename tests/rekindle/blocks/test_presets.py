@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from rekindle.blocks.jobs.job import job
-from rekindle.blocks.jobs.pytorch_job import SHARED_MOUNT, pytorch_job
+from rekindle.blocks.jobs.members import SHARED_MOUNT
+from rekindle.blocks.jobs.pytorch_job import pytorch_job
 from rekindle.blocks.pod import OF_WORKFLOW, affinity, pod_spec, resources, tolerations
 from rekindle.blocks.presets import presets
 from rekindle.blocks.serving.deployment import deployment

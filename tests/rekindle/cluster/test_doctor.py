@@ -227,3 +227,15 @@ def test_a_server_that_could_write_the_bucket_or_would_never_start_is_found(soun
     assert wrong(checks).keys() == {"serving account", "serving credentials"}
     assert checks["serving account"].required and not checks["serving credentials"].required
     assert "create secret generic rekindle-serving" in checks["serving credentials"].remedy
+
+
+def test_another_backend_needs_its_own_kinds_and_no_training_operator(sound: SoundCluster):
+    sound.remove("/api/v1/pods", "kubeflow-training-operator")
+    sound.refuse("GET", "/apis/jobset.x-k8s.io/v1alpha2$", 404, "404 page not found", times=1)
+    assert wrong(examined({"backend": "jobset"})) == {"jobset.x-k8s.io/v1alpha2": "no jobsets"}
+    sound.fixed["/apis/jobset.x-k8s.io/v1alpha2"] = {"resources": [{"name": "jobsets"}]}
+    assert wrong(examined({"backend": "jobset"})) == {}
+    refused = "failurePolicy rules action RestartJob is not allowed when RestartJob feature gate is disabled"
+    sound.refuse("POST", "jobsets", 422, status(422, "Invalid", refused), times=9)
+    checks = examined({"backend": "jobset", "restart_job": True})
+    assert "feature gate is disabled" in checks["job"].found and "cluster.restart_job" in checks["job"].remedy

@@ -9,7 +9,8 @@ import pytest
 
 from rekindle.argo.manifest.selector import verdict
 from rekindle.blocks.jobs.kubeflow import FAILURE
-from rekindle.blocks.jobs.pytorch_job import SUCCESS, pytorch_job, run_secret
+from rekindle.blocks.jobs.members import run_secret
+from rekindle.blocks.jobs.pytorch_job import SUCCESS, pytorch_job
 from rekindle.blocks.settings import ClusterConfig
 from rekindle.errors import ConfigError
 from rekindle.training.membership.handshake import VARIABLE

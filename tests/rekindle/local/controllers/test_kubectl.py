@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from rekindle.argo.manifest.patch import PATCHES, PatchError, merge
-from rekindle.blocks.jobs.pytorch_job import run_secret
+from rekindle.blocks.jobs.members import run_secret
 from rekindle.blocks.resource import render
 from rekindle.errors import ConfigError
 from rekindle.local.controllers.base import Controller
