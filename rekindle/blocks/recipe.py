@@ -54,7 +54,7 @@ def train(data: Block, *, task: str = "", train: Any = None, model: Any = None, 
     config = made.config
     check_section("train", train, TrainConfig)
     check_section("model", model, Section)
-    section = train or config.train
+    section, backend = train or config.train, BACKENDS[config.cluster.backend]
     given = {name: inputs.pop(name, None) or handed(data, name) for name in ("dataset", "digest", "run_id")}
     given |= {"start": inputs.pop("start")} if inputs.get("start") else {}
     if not isinstance(given["dataset"], Stored):
@@ -68,7 +68,6 @@ def train(data: Block, *, task: str = "", train: Any = None, model: Any = None, 
     values = dict(section) | values | tags
     reject_unknown(name, values, fields)
     bound(name, inputs, fields)
-    backend = BACKENDS[config.cluster.backend]
     job_name = made.job_name(name, backend.longest)
     parts = made.parts.setdefault("train", [])
 
@@ -76,31 +75,30 @@ def train(data: Block, *, task: str = "", train: Any = None, model: Any = None, 
         return maker(job_name, section, config.cluster, command("steps.train", values | part))
 
     def before(what: str, manifest: Manifest, **more: Any) -> Resource:
-        task = f"{name}-{what}"
-        template = apply(made.template_name(task), manifest, owned=True, retry=retries(config.cluster.retries), **more)
-        given_too = {field: given[field] for field in more.get("inputs", ())}
-        needed.append(made.add(made.name("", task), template, given_too, unless_known).name)
+        task, retry = f"{name}-{what}", retries(config.cluster.retries)
+        template = apply(made.template_name(task), manifest, owned=True, retry=retry, **more)
+        arguments = {field: given[field] for field in more.get("inputs", ())}
+        needed.append(made.add(made.name("", task), template, arguments, unless_known).name)
         return template
 
+    asked = () if backend.runtime else tuple(tags)
     template = apply(
         made.template_name(name),
         manifest(backend.job),
-        inputs=tuple(tags) if backend.runtime is None else (),
+        inputs=asked,
         success=backend.success(config.cluster),
         failure=backend.failure,
         owned=True,
         retry=watching(max(5, config.cluster.retries)),
     )
     needed: list[str] = []
-    scope = made.scope()
+    scope, unless_known = made.scope(), made.reuse(name)
     made.resolved(scope, given["dataset"], needed)
-    unless_known = made.reuse(name)
     before("secret", run_secret(job_name), flags=["--server-side"])  # which needs no right to read Secrets
     if maker := backend.runtime:
         runtime = before("runtime", manifest(maker), inputs=tuple(tags))
         parts.append(lambda: setattr(runtime, "manifest", render(manifest(maker, part=name))))
-    told = {} if backend.runtime else {field: given[field] for field in tags}
-    block = made.add(name, template, told, unless_known, needed)
+    block = made.add(name, template, {field: given[field] for field in asked}, unless_known, needed)
     block.outputs = Outputs(name, {"model": Stored.at("model", cached_key(name, MODEL), (scope, name))})
     block.inputs, block.before = given, data
     made.jobs[name] = backend.kind
