@@ -336,7 +336,7 @@ def _post(path: str, content: Mapping[str, Any]) -> dict[str, Any]:
 @cache
 def resolved(run_id: str) -> str:
     """The id of a run that may be given as EXPERIMENT/WORKFLOW, as where no step ran that makes one."""
-    return start_run(*run_id.split("/")) if "/" in run_id else run_id
+    return start_run(run_id.partition("/")[0], run_id.partition("/")[2]) if "/" in run_id else run_id
 
 
 def _request(method: str, path: str, **content: Any) -> dict[str, Any]:

@@ -101,12 +101,13 @@ def test_a_rollback_lets_the_former_release_answer_and_makes_it_the_champion(dem
     assert served(place)["sha256"] == other.sha256() != demo.sha256()
     service = kube.get("service", "mlflow")
     assert service
-    environment = {
-        "MLFLOW_TRACKING_URI": f"http://{service['spec']['clusterIP']}:{service['spec']['ports'][0]['port']}",
-        "S3_BUCKET": place.store.bucket,
-        "S3_ENDPOINT_URL": os.environ["REKINDLE_TEST_S3"],
-    }
-    keys = {name: os.environ[name] for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")}
-    answer = rekindle("rollback", MODEL, "--namespace", kube.namespace, "-o", "json", **environment, **keys)
+    answer = rekindle(
+        *("rollback", MODEL, "--namespace", kube.namespace, "-o", "json"),
+        MLFLOW_TRACKING_URI=f"http://{service['spec']['clusterIP']}:{service['spec']['ports'][0]['port']}",
+        S3_BUCKET=place.store.bucket,
+        S3_ENDPOINT_URL=os.environ["REKINDLE_TEST_S3"],
+        AWS_ACCESS_KEY_ID=os.environ["AWS_ACCESS_KEY_ID"],
+        AWS_SECRET_ACCESS_KEY=os.environ["AWS_SECRET_ACCESS_KEY"],
+    )
     assert json.loads(answer)["version"] == "1"
     assert served(place)["sha256"] == demo.sha256()
