@@ -34,7 +34,7 @@ def backfill(
     cluster: "Cluster | None",
     as_json: bool,
 ) -> int:
-    """Run the scheduled runs of the past, each with the data of its time.
+    """Run the missed runs of a schedule, with the data of their time.
 
     One run for each time of schedule.cron between two days. Each is judged and recorded, and none is released. The same
     command again goes on where it was stopped or killed. On a cluster the runs are made of the schedule CONFIG made
