@@ -63,7 +63,8 @@ def _platform(kube: Kube, image: str) -> list[dict]:
     """The namespace as users make it, and the Secret that they are told to make."""
     mlflow = os.environ["REKINDLE_TEST_MLFLOW_IMAGE"]
     flags = ["--bucket", kube.namespace, "--endpoint", f"http://s3.{kube.namespace}.svc:9000"]
-    flags += ["--with", "mlflow", "--with", "frameworks", "--ephemeral", "--image", f"mlflow={mlflow}", "--image", f"rekindle={image}"]
+    flags += ["--with", "mlflow", "--with", "frameworks", "--ephemeral"]
+    flags += ["--image", f"mlflow={mlflow}", "--image", f"rekindle={image}"]
     objects = list(yaml.safe_load_all(rekindle("platform", "render", "-n", kube.namespace, *flags)))
     keys = {name: os.environ[name] for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")}
     secret = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "rekindle-s3"}, "stringData": keys}

@@ -19,11 +19,13 @@ def schedule(**values: Any) -> ScheduleConfig:
     return ScheduleConfig.model_validate(values)
 
 
-def test_the_weekly_run_is_the_template_and_nothing_else() -> None:
+def test_the_weekly_run_is_the_template_at_its_time_and_nothing_else() -> None:
     config = load_config(GOLDEN / "config.yaml", environment={}).config
     template, cron = render_manifest(config, "template"), render_manifest(config, "cron")
     assert cron["spec"]["workflowMetadata"] == {"labels": cron["metadata"]["labels"]}  # so its runs are ours
-    assert cron["spec"]["workflowSpec"] == {"workflowTemplateRef": {"name": template["metadata"]["name"]}}
+    time = {"name": "scheduled-time", "value": "{{workflow.scheduledTime}}"}
+    reference = {"workflowTemplateRef": {"name": template["metadata"]["name"]}}
+    assert cron["spec"]["workflowSpec"] == reference | {"arguments": {"parameters": [time]}}
     assert template["metadata"]["namespace"] == cron["metadata"]["namespace"] == "models"
 
 
