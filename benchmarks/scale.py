@@ -2,8 +2,9 @@
 
     python -m benchmarks.scale [--members 512] [--runs 10] [--json]
 
-Each run breaks 1 to 5 connections at once and takes the time until every other member has the list of the next
-generation. The members share one process with this program, whose own work is part of the figure.
+Each run breaks 1 to 5 connections at once, the last one a third of all, as if a rack were lost; it takes the time
+until every other member has the list of the next generation, and then all come back. The members share one process
+with this program, whose own work is part of the figure.
 """
 
 import asyncio
@@ -29,7 +30,10 @@ from rekindle.training.membership import handshake
 from rekindle.training.membership.client import HEARTBEAT, Client
 from rekindle.training.membership.protocol import PROTOCOL
 
-FLAGS = ("--dataset=d", "--digest=d", "--out=scale/model", "--checkpoints=scale/checkpoints", "--virtual-workers=4096")
+FLAGS = (
+    *("--workload=steps.digits", "--dataset=d", "--digest=d"),
+    *("--out=scale/model", "--checkpoints=scale/checkpoints", "--virtual-workers=4096"),
+)
 
 
 class Member(asyncio.Protocol):
@@ -37,6 +41,7 @@ class Member(asyncio.Protocol):
 
     def __init__(self, number: int) -> None:
         self.id, self.pending, self.opened, self.group, self.at = f"member-{number}", b"", 0, 0, 0.0
+        self.joined = False
 
     def connection_made(self, transport: Any) -> None:
         self.transport = transport
@@ -45,6 +50,7 @@ class Member(asyncio.Protocol):
         self.send({"nonce": self.id, "proof": handshake.proof(handshake.run_secret(), "worker", nonce, self.id)})
         hello = {"protocol": PROTOCOL, "id": self.id, "name": self.id, "address": "127.0.0.1", "step": 0}
         self.send({"join": hello | {"fingerprint": {}, "generation": 0, "group": 0, "peers": []}})
+        self.joined = True
 
     def send(self, message: dict[str, Any]) -> None:
         self.transport.write(json.dumps(message).encode() + b"\n")
@@ -71,8 +77,9 @@ async def together(members: list[Member], after: int) -> float:
     return max(member.at for member in members)
 
 
-async def measure(port: int, process: psutil.Process, count: int, runs: int) -> tuple[list[float], float]:
-    """Seconds from each loss to the next generation at every member; and the coordinator's share of a core at rest."""
+async def measure(port: int, process: psutil.Process, count: int, runs: int) -> tuple[list[float], float, float]:
+    """Seconds from each loss to the next generation at every member; the coordinator's share of a core at rest, and
+    its memory (MB) at the end."""
     loop, members, numbers = asyncio.get_running_loop(), list[Member](), iter(range(10**6))
 
     async def add() -> None:
@@ -84,7 +91,7 @@ async def measure(port: int, process: psutil.Process, count: int, runs: int) -> 
     async def beat() -> None:
         for turn in range(10**9):
             await asyncio.sleep(HEARTBEAT / 8)
-            for member in members[turn % 8 :: 8]:
+            for member in [member for member in members[turn % 8 :: 8] if member.joined]:
                 member.send({"beat": turn // 8, "busy": False})
 
     await add()
@@ -96,7 +103,8 @@ async def measure(port: int, process: psutil.Process, count: int, runs: int) -> 
     took = []
     for number in range(runs):
         group = members[0].group
-        victims = [members.pop(random.randrange(len(members))) for _ in range(number % 5 + 1)]
+        losses = count // 3 if number == runs - 1 else number % 5 + 1
+        victims = [members.pop(random.randrange(len(members))) for _ in range(losses)]
         at = time.monotonic()
         for victim in victims:
             victim.transport.abort()
@@ -105,7 +113,7 @@ async def measure(port: int, process: psutil.Process, count: int, runs: int) -> 
         await add()
         await together(members, group)
     beating.cancel()
-    return took, share
+    return took, share, process.memory_info().rss / 1e6
 
 
 def listening(port: int) -> None:
@@ -151,14 +159,16 @@ def main() -> int:
             process = subprocess.Popen(command, env=os.environ | environment, stderr=log)
         try:
             listening(port)
-            took, share = asyncio.run(measure(port, psutil.Process(process.pid), options.members, options.runs))
+            took, share, memory = asyncio.run(measure(port, psutil.Process(process.pid), options.members, options.runs))
             client = membership_share(port)
         finally:
             process.kill()
             process.wait()
             services.down()
     bars = [
-        bar(f"next generation of {options.members}", took, "s", 0.5),
+        bar(f"next generation of {options.members}", took[:-1], "s", 0.5),
+        bar(f"next generation without a third of {options.members}", took[-1:], "s", 0.5),
+        bar("coordinator's memory", memory, "MB", 300),
         bar("coordinator at rest", 100 * share, "% of a core", 30),
         bar("membership in a worker", 100 * client, "% of a core", 1),
     ]

@@ -21,6 +21,7 @@ if __name__ == "__main__":  # pending until there is a handler: PID 1 would neve
 import asyncio
 import contextlib
 import os
+import resource
 import sys
 import time
 import traceback
@@ -43,7 +44,7 @@ from rekindle.training.spec import TrainingSpec
 DEADLINE = "REKINDLE_DEADLINE"  # environment: seconds that the workers may train, however long they are waited for
 TICK = 0.1  # seconds
 LATE = 0.05  # seconds by which a tick may be late before it counts as a pause of the coordinator
-MAX_STRANGERS = 128  # connections without a proof; each one more ends the oldest
+MAX_STRANGERS = 128  # connections without a proof, beside one of each worker; each one more ends the oldest
 MAX_UNREAD = 64 << 20  # bytes that wait for a peer to read them
 RECORD = 10.0  # seconds that the end of a run waits for the record of its model
 COMPLAIN = 60.0  # seconds between two log lines about them
@@ -125,7 +126,7 @@ class Coordinator:
     def admit(self, stranger: "Connection") -> None:
         """A new connection, which has some seconds for its proof."""
         self.strangers[stranger] = time.monotonic() + handshake.SECONDS
-        if len(self.strangers) > MAX_STRANGERS:
+        if len(self.strangers) > MAX_STRANGERS + self.spec.max_workers:  # all workers may come back at once
             self.turn_away(next(iter(self.strangers)))
         stranger.transport.write(encode({"nonce": stranger.nonce}))
 
@@ -335,6 +336,8 @@ def log(text: str) -> None:
 
 def main(argv: list[str]) -> int:
     """The command."""
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a connection each
     try:
         spec, secret = TrainingSpec.from_flags(argv), handshake.run_secret()
     except RekindleError as error:
