@@ -6,6 +6,7 @@ prepare → train → evaluate → (best) → release → deploy → verify
 import hashlib
 import json
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from hera.workflows import DAG, Parameter, Resource, Task
@@ -13,6 +14,8 @@ from hera.workflows import DAG, Parameter, Resource, Task
 from rekindle.blocks.binding import bound, check_section, reject_unknown
 from rekindle.blocks.container import NO_CURE, command, retries, watching
 from rekindle.blocks.jobs.backends import BACKENDS
+from rekindle.blocks.jobs.harvest import KIND as HARVEST
+from rekindle.blocks.jobs.harvest import beside_harvest, harvest
 from rekindle.blocks.jobs.members import run_secret
 from rekindle.blocks.pod import Manifest
 from rekindle.blocks.resource import apply, render
@@ -54,7 +57,7 @@ def train(data: Block, *, task: str = "", train: Any = None, model: Any = None, 
     config = made.config
     check_section("train", train, TrainConfig)
     check_section("model", model, Section)
-    section, backend = train or config.train, BACKENDS[config.cluster.backend]
+    section, backend = beside_harvest(train or config.train, config.cluster), BACKENDS[config.cluster.backend]
     given = {name: inputs.pop(name, None) or handed(data, name) for name in ("dataset", "digest", "run_id")}
     given |= {"start": inputs.pop("start")} if inputs.get("start") else {}
     if not isinstance(given["dataset"], Stored):
@@ -69,7 +72,6 @@ def train(data: Block, *, task: str = "", train: Any = None, model: Any = None, 
     reject_unknown(name, values, fields)
     bound(name, inputs, fields)
     job_name = made.job_name(name, backend.longest)
-    parts = made.parts.setdefault("train", [])
 
     def manifest(maker: Any, **part: str) -> dict[str, Any]:
         return maker(job_name, section, config.cluster, command("steps.train", values | part))
@@ -91,19 +93,40 @@ def train(data: Block, *, task: str = "", train: Any = None, model: Any = None, 
         owned=True,
         retry=watching(max(5, config.cluster.retries)),
     )
-    needed: list[str] = []
+    told, needed = [(template, backend.job)], list[str]()  # templates whose processes are told the training's name
     scope, unless_known = made.scope(), made.reuse(name)
     made.resolved(scope, given["dataset"], needed)
     before("secret", run_secret(job_name), flags=["--server-side"])  # which needs no right to read Secrets
     if maker := backend.runtime:
-        runtime = before("runtime", manifest(maker), inputs=tuple(tags))
-        parts.append(lambda: setattr(runtime, "manifest", render(manifest(maker, part=name))))
+        told.append((before("runtime", manifest(maker), inputs=tuple(tags)), maker))
     block = made.add(name, template, {field: given[field] for field in asked}, unless_known, needed)
     block.outputs = Outputs(name, {"model": Stored.at("model", cached_key(name, MODEL), (scope, name))})
     block.inputs, block.before = given, data
     made.jobs[name] = backend.kind
-    parts.append(lambda: setattr(template, "manifest", render(manifest(backend.job, part=name))))
+    if config.cluster.harvest:
+        maker = partial(harvest, host=backend.host)
+        arguments = {field: given[field] for field in tags}
+        told.append((_harvest(made, block, arguments, manifest(maker), needed, unless_known), maker))
+    made.parts.setdefault("train", []).append(
+        lambda: [setattr(template, "manifest", render(manifest(maker, part=name))) for template, maker in told]
+    )
     return block
+
+
+def _harvest(
+    made: Pipeline, block: Block, arguments: Mapping[str, Any], manifest: Manifest, after: list[str], options: Any
+) -> Resource:
+    """Workers beside the job of `block`, until it ends."""
+    task, retry = made.name("", f"{block.name}-harvest"), retries(made.config.cluster.retries)
+    template = apply(made.template_name(task), manifest, inputs=tuple(arguments), owned=True, retry=retry)
+    made.add(task, template, arguments, options, after)
+    objects = {"kind": HARVEST, "object": manifest["metadata"]["name"]}
+    end = made.add(made.name("", f"{block.name}-harvest-end"), made.cleaner(), objects)
+    end.depends = " || ".join(f"{block.name}.{phase}" for phase in ("Succeeded", "Failed", "Errored"))
+    made.scope().guarded.append(block.name)
+    with at_exit():  # when the workflow was stopped
+        made.add(made.name("", end.name), made.cleaner(), objects, {"when": "{{workflow.status}} != Succeeded"})
+    return template
 
 
 def evaluate(model: Block, *, task: str = "", **inputs: Any) -> Block:

@@ -102,6 +102,12 @@ class ClusterConfig(Section):
     gang: str = Field("", description="start a job whole: volcano, coscheduling or kueue (empty: as they come)")
     queue: str = Field("", description="the queue of Volcano or Kueue that jobs wait in")
     queue_priority: str = Field("", description="Kueue's WorkloadPriorityClass of the jobs (empty: its default)")
+    harvest: bool = Field(
+        False, description="workers beyond train.min_workers are pods beside the job, which take what is idle"
+    )
+    harvest_priority: str = Field(
+        "", description="of those pods: Kueue's WorkloadPriorityClass, without cluster.gang a PriorityClass"
+    )
     cache: str = Field("", description="PersistentVolumeClaim that keeps datasets near the training pods (empty: none)")
     retries: int = Field(4, ge=0, description="times a failed step is tried again, after 2, 6, 18, 54 seconds")
     deadline_hours: int = Field(
@@ -141,6 +147,16 @@ class ClusterConfig(Section):
         if self.restart_job and self.backend != "jobset":
             raise ValueError(
                 f"cluster.restart_job is for JobSet, and cluster.backend is {self.backend}. Leave one of them out"
+            )
+        if self.harvest_priority and not self.harvest:
+            raise ValueError(
+                f"cluster.harvest_priority is {self.harvest_priority}, and cluster.harvest is off. Set it to true, or "
+                "leave the priority out"
+            )
+        if self.harvest and self.gang not in ("", "kueue"):
+            raise ValueError(
+                f"cluster.harvest is on, and cluster.gang is {self.gang}: only Kueue queues pods one by one beside a "
+                "job. Set cluster.gang to kueue, or leave it out"
             )
         if self.queue_priority and self.gang != "kueue":
             raise ValueError(

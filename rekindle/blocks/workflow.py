@@ -49,7 +49,7 @@ class Pipeline:
         self.templates: dict[Any, Any] = {}
         self.kinds: set[str] = set(DEFAULTS)  # kinds of pods, for cluster.pods
         self.jobs: dict[str, str] = {}  # the training jobs: task → kind
-        self.parts: dict[str, list[Callable[[], None]]] = {}  # by step: what names it on the run, if it stands twice
+        self.parts: dict[str, list[Callable[[], Any]]] = {}  # by step: what names it on the run, if it stands twice
         self.reused: list[str] = []  # tasks that do not run if an earlier run has left the same
         self.tags: dict[str, str] = {}  # by output of theirs: what stands for it
         self.tracked = False  # whether a task works with an MLflow run

@@ -16,7 +16,19 @@ HOME = Path(os.environ.get("REKINDLE_HOME", ".rekindle"))  # runs, services and 
 
 SECTIONS = {  # of `rekindle --help`
     "Begin": ("init", "demo", "doctor"),
-    "Run and watch": ("run", "resume", "status", "logs", "explain", "stop", "down", "rollback", "prune", "cache"),
+    "Run and watch": (
+        "run",
+        "resume",
+        "status",
+        "logs",
+        "explain",
+        "scale",
+        "stop",
+        "down",
+        "rollback",
+        "prune",
+        "cache",
+    ),
     "See what would run": ("config", "render", "lint"),
     "Data and results": ("put", "ui", "get", "env"),
     "Use a cluster": ("images", "platform", "submit", "schedule", "run-now", "backfill", "unschedule", "delete"),

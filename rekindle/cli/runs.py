@@ -18,6 +18,7 @@ from rekindle.cli.options import (
     parameters_option,
 )
 from rekindle.cli.output import print_result, run_output
+from rekindle.errors import ConfigError
 
 if TYPE_CHECKING:
     from rekindle.cluster.api import Cluster
@@ -208,6 +209,41 @@ def stop(name: str | None, cluster: "Cluster | None", as_json: bool) -> None:
 
     name = stop(name or overview.newest(HOME, ("Running",)), HOME)
     print_result(as_json, {"workflow": name, "phase": "Failed"}, f"stopped {name}")
+
+
+@command
+@click.argument("name", type=Name())
+@click.argument("workers", type=click.IntRange(min=1))
+@click.option("--task", default="train", show_default=True, help="The training, where the run has several.")
+@cluster_flag
+@output_option("text", "json")
+def scale(name: str, workers: int, task: str, cluster: "Cluster | None", as_json: bool) -> None:
+    """Have so many WORKERS train in run NAME, while it trains.
+
+    From train.min_workers to train.max_workers. They join and leave without a restart of the others, and the result is
+    the same, bit for bit. With cluster.harvest the pods beside the job come and go, else those of its PyTorchJob.
+
+    Example:
+      rekindle scale demo-4k2xp 4
+      rekindle scale demo-4k2xp 1 --cluster
+    """
+    from rekindle.cluster.scale import scale
+
+    if cluster:
+        from rekindle.cluster.objects import ClusterObjects
+
+        result = scale(ClusterObjects(cluster), name, task, workers)
+    else:
+        from rekindle.local.controllers.kubectl import LocalObjects
+        from rekindle.local.emulator import LocalCluster
+        from rekindle.view import overview
+
+        if (phase := overview.state(HOME, name)["phase"]) != "Running":
+            raise ConfigError(
+                f"run {name} is {phase}, and only one that trains can be scaled: `rekindle resume {name}`."
+            )
+        result = scale(LocalObjects(LocalCluster(HOME)), name, task, workers)
+    print_result(as_json, result, f"{name}: {workers} workers train, instead of {result['before']}")
 
 
 def _required(name: str | None, verb: str) -> str:

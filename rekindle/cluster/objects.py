@@ -1,16 +1,17 @@
-"""The objects of a served model, by kind."""
+"""The objects that commands change on a cluster, by kind."""
 
 from rekindle.cluster.api import SERVICES, Cluster, Object, Resource
 
 KINDS = {
     "Deployment": Resource("apps/v1", "deployments"),
+    "PyTorchJob": Resource("kubeflow.org/v1", "pytorchjobs"),
     "Service": SERVICES,
     "HorizontalPodAutoscaler": Resource("autoscaling/v2", "horizontalpodautoscalers"),
 }
 
 
 class ClusterObjects:
-    """What `rekindle rollback` changes in one namespace."""
+    """What `rekindle rollback` and `rekindle scale` change in one namespace."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster

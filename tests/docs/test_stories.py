@@ -17,8 +17,8 @@ from tests.docs.pictures import OVERVIEW, TERMINAL, overview
 README, TRACKING, SURVIVING = ROOT / "README.md", ROOT / "docs/tracking.md", ROOT / "docs/surviving.md"
 SERVING = ROOT / "docs/serving.md"
 MODEL, PIPELINE = ROOT / "docs/your-own-model.md", ROOT / "docs/your-own-pipeline.md"
-CACHE, TIME = ROOT / "docs/cache.md", ROOT / "docs/time.md"
-TYPED = {README, TRACKING, CACHE, TIME, SURVIVING, MODEL, PIPELINE}
+CACHE, TIME, SHARED = (ROOT / f"docs/{name}.md" for name in ("cache", "time", "shared-clusters"))
+TYPED = {README, TRACKING, CACHE, TIME, SHARED, SURVIVING, MODEL, PIPELINE}
 WORLD = "simulate://7?cards=150&terminals=300&days=70"
 RECIPES = {  # what `make` runs; the tests cannot run themselves
     "make run": "rekindle run configs/demo.yaml",
@@ -89,6 +89,22 @@ def test_weeks_are_replayed_as_the_document_says(tmp_path: Path) -> None:
         weeks = [re.findall(r"^(2024-03-\d\d)T.* Succeeded +(\w+) .*$", table.stdout, re.MULTILINE) for table in tables]
         assert [week for week, _ in weeks[0]] == ["2024-03-18", "2024-03-25"] and weeks[1] == weeks[0]
         assert "Served" not in tables[0].stdout and "version 2" not in typed("rekindle status").stdout
+
+
+@pytest.mark.timeout(600)  # two runs
+def test_idle_capacity_changes_no_bit_as_the_document_says(tmp_path: Path) -> None:
+    shutil.copytree(ROOT / "configs", tmp_path / "configs")
+    small = {"REKINDLE_DATA__SOURCE": WORLD, "REKINDLE_TRAIN__EPOCHS": "1", "REKINDLE_GATE__MINIMUM": "{auc: 0.01}"}
+    with shell(tmp_path, **small) as typed:
+        (command,) = typed_by_hand(SHARED)
+        runs = [
+            json.loads(typed(f"{run} -o json").stdout) for run in (command, "rekindle run configs/demo.yaml --no-cache")
+        ]
+        assert runs[0]["model_sha256"] == runs[1]["model_sha256"]
+        told = typed(f"rekindle explain {runs[0]['workflow']}").stdout
+        assert re.search(r"[234] workers trained", told), told
+        pods = typed("ps -eo args").stdout
+        assert f"deployments/{runs[0]['workflow']}-train" not in pods, "they went with the training"
 
 
 def test_the_pipeline_of_the_readme_is_the_one_that_runs() -> None:

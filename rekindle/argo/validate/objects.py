@@ -12,7 +12,7 @@ from typing import Any
 from rekindle.argo.manifest import selector
 from rekindle.argo.manifest.shape import CONTAINER, ITEMS, POD, shape_errors, without_nulls
 from rekindle.argo.manifest.tag_scope import Data
-from rekindle.argo.names import PYTORCH_REPLICAS
+from rekindle.argo.names import PYTORCH_REPLICAS, REPLICA_TYPE
 from rekindle.argo.validate import pods
 from rekindle.argo.validate.findings import Findings
 from rekindle.argo.validate.tag_rules import TAG, UNKNOWN, closed
@@ -111,7 +111,8 @@ def check(findings: Findings, path: str, thing: Data) -> None:
         spec = _at(thing, TEMPLATES[kind])
         where = at + ".".join(TEMPLATES[kind])
         pods.check(findings, where, spec, pods.named(where, spec))
-        if kind in SERVERS:
+        labels = (_at(thing, TEMPLATES[kind][:-1]).get("metadata") or {}).get("labels") or {}
+        if kind in SERVERS and REPLICA_TYPE not in labels:  # a worker beside a training job answers nobody
             pods.probes(findings, pods.named(where, spec, "containers"))
         if kind in ("Job", "CronJob"):
             _plain_job(findings, where.removesuffix(".template.spec"), _at(thing, TEMPLATES[kind][:-2]), spec)

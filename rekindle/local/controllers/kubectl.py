@@ -266,7 +266,7 @@ class Resources:
 
 
 class LocalObjects:
-    """What `rekindle rollback` changes on this machine."""
+    """What `rekindle rollback` and `rekindle scale` change on this machine."""
 
     def __init__(self, cluster: Any) -> None:
         from rekindle.local.controllers import controllers

@@ -1,6 +1,7 @@
 """The pods of one Deployment: their probes, their rolling update, and what its status says of it.
 
 A new version's pod gets connections only when it is ready; then the old one gets SIGTERM and finishes its connections.
+A Deployment that a workflow owns has pods only while the workflow runs.
 """
 
 import asyncio
@@ -16,6 +17,8 @@ from rekindle.argo.language.gofmt import timestamp
 from rekindle.local.controllers.base import Object
 from rekindle.local.controllers.deployment import Deployments, labels_of
 from rekindle.local.controllers.pod import Pod
+from rekindle.local.controllers.training_job import memory_volume
+from rekindle.local.journal import RunFiles
 from rekindle.local.pods.containers import port_number
 from rekindle.local.pods.interfaces import Cluster
 
@@ -98,12 +101,13 @@ class Rollout:
         version = hashlib.sha256(json.dumps(template, sort_keys=True).encode()).hexdigest()[:10]
         if version != self.progress.version:
             self.progress = Progress(version)
-        desired = obj["spec"].get("replicas", 1)
+        run = owner(obj, self.cluster)
+        desired = 0 if run and not run.runner() else obj["spec"].get("replicas", 1)
         self.reap()
         new = [replica for replica in self.replicas if replica.version == version]
         old = [replica for replica in self.replicas if replica.version != version]
         if len(new) < desired and len(self.replicas) <= desired:  # maxSurge 1, maxUnavailable 0
-            self._add(template, version)
+            self._add(template, version, run)
         surplus = len(self.replicas) - desired
         ready = sum(replica.ready for replica in self.replicas)
         for replica in sorted(old, key=lambda replica: replica.ready) if old else new[desired:]:
@@ -113,10 +117,14 @@ class Rollout:
                 surplus -= 1
                 self._terminate(replica)
 
-    def _add(self, template: Object, version: str) -> None:
-        name = f"{self.name}-{version}-{self.serial}"
+    def _add(self, template: Object, version: str, run: RunFiles | None) -> None:
+        name, spec = f"{self.name}-{version}-{self.serial}", template["spec"]
         self.serial += 1
-        pod = Pod(self.cluster, name, template["spec"], self.deployments.home / self.name, {})
+        env = memory_volume(run.root, self.name, spec) if run else {}
+        for variable in spec["containers"][0].get("env") or [] if run else []:
+            if variable["name"] == "MASTER_ADDR":  # a pod of the job has its name's address, however long its DNS name
+                env["MASTER_ADDR"] = self.cluster.address(variable["value"].partition(".")[0])
+        pod = Pod(self.cluster, name, spec, self.deployments.home / self.name, env)
         self.replicas.append(Replica(pod, version, labels_of(template)))
 
     def _terminate(self, replica: Replica) -> None:
@@ -217,6 +225,12 @@ class Rollout:
         status = {"observedGeneration": obj["metadata"]["generation"], **nonzero, "conditions": stamped}
         if status != before:
             self.deployments.change(self.name, lambda now: now and now | {"status": status})
+
+
+def owner(obj: Object, cluster: Cluster) -> RunFiles | None:
+    """The run whose workflow owns the Deployment, if one does: while nobody runs it, no pods do."""
+    references = obj["metadata"].get("ownerReferences") or []
+    return next((RunFiles(cluster.home, item["name"]) for item in references if item["kind"] == "Workflow"), None)
 
 
 def available(enough: bool) -> Object:

@@ -214,13 +214,7 @@ class TrainingJobs(Controller):
         return Pod(self.cluster, name, spec, self.run, environment, directories)
 
     def _memory(self, obj: Object, spec: Object) -> dict[str, str]:
-        """Where the memory volume of a pod is, if it has one; the pods of a job share it."""
-        if not any((volume.get("emptyDir") or {}).get("medium") == "Memory" for volume in spec.get("volumes") or []):
-            return {}
-        memory = shared_memory(self.run, obj["metadata"]["name"])
-        memory.mkdir(mode=0o700, exist_ok=True)
-        (memory / OWNER).write_text(str(self.run.resolve()))
-        return {"REKINDLE_SHM": str(memory)}
+        return memory_volume(self.run, obj["metadata"]["name"], spec)
 
     def _files(self, obj: Object) -> Path:
         return self.run / "mpi" / obj["metadata"]["name"]
@@ -303,6 +297,16 @@ def shared_memory(run: Path, job: str) -> Path:
     """The directory for memory volumes of a job's pods: it outlives their processes, but not the job."""
     key = f"{run.resolve()}/{job}"
     return SHARED / f"rekindle-job-{hashlib.sha256(key.encode()).hexdigest()[:12]}"
+
+
+def memory_volume(run: Path, job: str, spec: Object) -> dict[str, str]:
+    """Where the memory volume of a pod is, if it has one; the pods of a job share it."""
+    if not any((volume.get("emptyDir") or {}).get("medium") == "Memory" for volume in spec.get("volumes") or []):
+        return {}
+    memory = shared_memory(run, job)
+    memory.mkdir(mode=0o700, exist_ok=True)
+    (memory / OWNER).write_text(str(run.resolve()))
+    return {"REKINDLE_SHM": str(memory)}
 
 
 def sweep_shared_memory() -> None:

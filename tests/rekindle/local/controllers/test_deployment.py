@@ -24,6 +24,7 @@ from rekindle.local.controllers.base import Controller
 from rekindle.local.controllers.deployment import Deployments
 from rekindle.local.controllers.kubectl import LocalObjects
 from rekindle.local.emulator import LocalCluster
+from rekindle.local.journal import RunFiles
 from rekindle.serving.rollback import roll_back
 
 SUCCESS = "status.availableReplicas > 0,!status.unavailableReplicas"
@@ -341,6 +342,7 @@ import json, os, signal, sys
 from pathlib import Path
 from rekindle.local.controllers.kubectl import LocalObjects
 from rekindle.local.emulator import LocalCluster
+from rekindle.local.journal import RunFiles
 from rekindle.serving.rollback import roll_back
 from rekindle.local.controllers.deployment import Deployments
 def die(event, args):
@@ -437,3 +439,36 @@ def test_what_cannot_be_had_here_is_refused_by_name(cluster: LocalCluster) -> No
     wrong = deployment("one", selector={"matchLabels": {"app": "other"}})
     with pytest.raises(ConfigError, match="matchLabels"):
         Deployments(cluster).apply(wrong)
+
+
+def test_a_deployment_of_a_workflow_has_pods_only_while_the_workflow_runs(tmp_path: Path) -> None:
+    cluster = LocalCluster(tmp_path)
+    (tmp_path / "runs/demo-1").mkdir(parents=True)
+    runner = RunFiles(tmp_path, "demo-1")
+    runner.lock()
+    env = [{"name": "MASTER_ADDR", "value": "demo-1-train-lead-0-0.demo-1-train"}]
+    program = "import os, time; print(os.environ['MASTER_ADDR'], flush=True); time.sleep(99)"
+    container = {"name": "worker", "image": "i", "command": [sys.executable, "-c", program], "env": env}
+    obj = {
+        "kind": "Deployment",
+        "metadata": {"name": "demo-1-train", "ownerReferences": [{"kind": "Workflow", "name": "demo-1"}]},
+        "spec": {
+            "replicas": 1,
+            "selector": {"matchLabels": {"a": "b"}},
+            "template": {"metadata": {"labels": {"a": "b"}}, "spec": {"containers": [container]}},
+        },
+    }
+    kinds: dict[str, Controller] = {"Deployment": (deployments := Deployments(cluster))}
+    try:
+        deployments.apply(obj)
+        address = cluster.address("demo-1-train-lead-0-0")
+        logs = tmp_path / "deployments/demo-1-train/logs"
+        until(kinds, lambda _: [log.read_text().strip() for log in logs.glob("*")] == [address], name="demo-1-train")
+        runner.close()
+        until(kinds, lambda obj: not obj["status"].get("replicas"), name="demo-1-train")
+        runner.lock()
+        until(kinds, lambda obj: obj["status"].get("replicas"), name="demo-1-train")
+    finally:
+        runner.close()
+        deployments.delete("demo-1-train")
+        deployments.down()
