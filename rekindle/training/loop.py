@@ -231,7 +231,8 @@ class Training:
         if best := self.state.best:
             description["best"] = {"step": best[0], "validation_loss": best[1], "released": spec.keep_best}
             released = "released" if spec.keep_best else "the last weights are released"
-            say(f"lowest validation loss {best[1]:.5f} after step {best[0]}: {released}")
+            if not self.paused:
+                say(f"lowest validation loss {best[1]:.5f} after step {best[0]}: {released}")
         self.put("model.json", json.dumps(description, indent=1).encode())
         say(f"{'paused after' if self.paused else 'trained'} {self.state.updates} steps: model {sha256}")
         return sha256
