@@ -11,6 +11,7 @@ from pydantic import model_validator
 
 import rekindle
 from rekindle import blocks
+from rekindle.blocks.container import NO_CURE, retries
 from rekindle.search.config import Sweep, check_workload, default, whole_numbers
 from rekindle.search.rounds import rounds
 
@@ -32,6 +33,7 @@ def build(config: Config) -> Any:
     sections = {name: getattr(config, name).model_dump(mode="json") for name in ("train", "model")}
     first = {"default": default(sweep, config.train, config.model)}
     first |= {"whole": whole_numbers(sweep, config.train, config.model)}
+    again = (config.cluster.retries + 1) * -(-max(round.count for round in rounds(sweep)) // sweep.parallel)
     with blocks.pipeline(config) as workflow:
         data = blocks.prepare()
         trained: list[str] = [data.name]
@@ -54,6 +56,8 @@ def build(config: Config) -> Any:
                 run="{{workflow.name}}",
                 with_param=asked.outputs.pods,
             )
+            # a pod has several trials, and any of them may be lost several times
+            trials.template.retry_strategy = retries(again, NO_CURE)  # type: ignore[union-attr]
             trained = [trials.name]
         best = blocks.step("steps.search.best", after=trained, **search, run_id=data.outputs.run_id)
         with blocks.group("decide", mutex=config.name):  # no other run changes the champion in the meantime

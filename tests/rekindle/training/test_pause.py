@@ -10,8 +10,8 @@ from rekindle.storage import Store
 from rekindle.training.spec import TrainingSpec
 from tests.rekindle.training.crew import Crew, flags
 
-SETTINGS: dict[str, Any] = {"validation": 0.1, "validation_steps": 4, "average": 0.9, "keep_best": "true", "patience": 9}
-SETTINGS |= {"model": json.dumps({"statistics": True}), "checkpoint_steps": 0}
+SETTINGS: dict[str, Any] = {"validation": 0.1, "validation_steps": 4, "average": 0.9, "keep_best": "true"}
+SETTINGS |= {"patience": 9, "model": json.dumps({"statistics": True}), "checkpoint_steps": 0}
 
 
 def model(s3: Store, prefix: str) -> dict[str, Any]:

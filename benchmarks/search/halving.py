@@ -1,0 +1,86 @@
+"""What a search saves, and what it costs itself: successive halving beside training every trial to the end.
+
+    python -m benchmarks.search.halving --source transactions.parquet
+    python -m benchmarks.search.halving --source transactions.parquet --set train.epochs=6
+
+On the weeks of the handbook that shape and rates were chosen on (2018-07-04 to 07-31). Both searches begin the same
+trials; by default each is short, on the last two months before those weeks. Releases nothing.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from benchmarks.bars import Bar, bar, parser, report
+from benchmarks.handbook import REKINDLE, pipeline
+from rekindle.local.emulator import LocalCluster
+from rekindle.search.config import Sweep
+from rekindle.search.rounds import Trial
+from rekindle.search.study import Study
+
+SPACE = {
+    "train": {"learning_rate": {"low": 3e-4, "high": 1e-2, "log": True}, "warmup": [0.05, 0.1, 0.2]},
+    "model": {"dropout": [0.0, 0.1, 0.2], "width": [32, 64]},
+}
+SHORT = ["data.first_day=2018-06-01", "train.epochs=3"]
+SHORT += ["train.validation=0.1", "train.validation_epochs=0.3333333333"]
+STEPS, OWN = 0.4, 0.02  # shares: of the steps of all, of the time that trials train
+
+
+def search(source: str, home: str, sets: list[str], parallel: int, rungs: int) -> tuple[dict[str, Any], list[Trial]]:
+    """The run of a search, and its trials."""
+    sweep = {"space": SPACE, "trials": 27, "rungs": rungs, "sampler": "random", "parallel": parallel}
+    settings = ["pipeline=pipelines.sweep", f"sweep={json.dumps(sweep)}", *SHORT, *sets]
+    run = pipeline(source, home, settings, last_day="2018-07-31", test_weeks=4)
+    store = LocalCluster(Path(home)).store()
+    study = Study(store, f"{run['workflow']}/search", Sweep.model_validate(sweep))
+    return run, study.read()
+
+
+def measure(source: str, home: str, sets: list[str], parallel: int) -> list[Bar]:
+    """The bars of this benchmark."""
+    halved, trials = search(source, home, sets, parallel, 3)
+    whole, all_trials = search(source, home, sets, parallel, 1)
+    chosen = min((t for t in trials if 2 in t.values), key=lambda t: (t.values[2] or 9e9, t.number)).number
+    order = sorted((t for t in all_trials if t.value is not None), key=lambda t: (t.value or 9e9, t.number))
+    full = {t.number: t.value or 9e9 for t in order}
+    steps = sum(t.steps for t in trials) / sum(t.steps for t in all_trials)
+    same = all(t.sha256 == all_trials[t.number].sha256 for t in trials if 2 in t.values)
+    trained = sum(s["seconds"] for s in halved["steps"] if s["name"].startswith("trials-") and "(" in s["name"])
+    own = sum(s["seconds"] for s in halved["steps"] if s["name"].startswith("ask-") or s["name"] == "best")
+    print(f"the best of all {order[0].number} ({order[0].value:.5f}), chosen {chosen} ({full[chosen]:.5f}); "
+          f"the median of all {order[len(order) // 2].value:.5f}; the default {full[0]:.5f}")  # fmt: skip
+    print(
+        f"ap on the test weeks: chosen {halved['metrics']['ap']:.4f}, of the best of all {whole['metrics']['ap']:.4f}"
+    )
+    return [
+        bar(
+            "rank of the chosen trial among all trained to the end", [t.number for t in order].index(chosen) + 1, "", 2
+        ),
+        bar("its loss above the best", full[chosen] / order[0].value - 1, "", 0.01),
+        bar("steps, of those of all", steps, "", STEPS),
+        bar("trials with other weights than without a pause", int(not same), "", 0),
+        bar("time of ask and best, of the trials'", own / trained, "", OWN),
+    ]
+
+
+def main() -> int:
+    command = parser(__doc__)
+    command.add_argument("--source", required=True, help="the published transactions")
+    command.add_argument("--parallel", type=int, default=2, help="pods that train at a time")
+    command.add_argument("--set", action="append", default=[], dest="sets", metavar="A.B=C", help="as for rekindle run")
+    options = command.parse_args()
+    with tempfile.TemporaryDirectory() as home:
+        try:
+            bars = measure(options.source, home, options.sets, options.parallel)
+        finally:
+            subprocess.run([*REKINDLE, "down"], env={**os.environ, "REKINDLE_HOME": home}, stdout=subprocess.DEVNULL)
+    return report(bars, as_json=options.json)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
