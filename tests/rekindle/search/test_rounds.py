@@ -2,6 +2,7 @@
 
 import math
 import random
+from itertools import pairwise
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -29,7 +30,7 @@ def test_every_trial_begins_once_and_fewer_go_on_to_the_end(sweep: Sweep) -> Non
     later = [step for step in plan if step.rung]
     assert [step.rung for step in later] == list(range(1, sweep.rungs))
     counts = [sweep.trials, *(step.count for step in later)]
-    assert all(1 <= fewer <= more for more, fewer in zip(counts, counts[1:], strict=False))
+    assert all(1 <= fewer <= more for more, fewer in pairwise(counts))
     assert math.isclose(sweep.share(sweep.rungs - 1), 1) and 0 < cost(sweep) <= 1 + 1e-9
 
 
