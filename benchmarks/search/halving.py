@@ -45,6 +45,7 @@ def measure(source: str, home: str, sets: list[str], parallel: int) -> list[Bar]
     """The bars of this benchmark."""
     halved, trials = search(source, home, sets, parallel, 3)
     whole, all_trials = search(source, home, sets, parallel, 1)
+    default = pipeline(source, home, [*SHORT, *sets], last_day="2018-07-31", test_weeks=4)
     chosen = min((t for t in trials if 2 in t.values), key=lambda t: (t.values[2] or 9e9, t.number)).number
     order = sorted((t for t in all_trials if t.value is not None), key=lambda t: (t.value or 9e9, t.number))
     full = {t.number: t.value or 9e9 for t in order}
@@ -63,6 +64,7 @@ def measure(source: str, home: str, sets: list[str], parallel: int) -> list[Bar]
         ),
         bar("its loss above the best", full[chosen] / order[0].value - 1, "", 0.01),
         bar("steps, of those of all", steps, "", STEPS),
+        bar("ap above the default's", halved["metrics"]["ap"] - default["metrics"]["ap"], "", 0, "more"),
         bar("trials with other weights than without a pause", int(not same), "", 0),
         bar("time of ask and best, of the trials'", own / trained, "", OWN),
     ]
