@@ -53,18 +53,15 @@ def measure(source: str, home: str, sets: list[str], parallel: int) -> list[Bar]
     same = all(t.sha256 == all_trials[t.number].sha256 for t in trials if 2 in t.values)
     trained = sum(s["seconds"] for s in halved["steps"] if s["name"].startswith("trials-") and "(" in s["name"])
     own = sum(s["seconds"] for s in halved["steps"] if s["name"].startswith("ask-") or s["name"] == "best")
-    print(f"the best of all {order[0].number} ({order[0].value:.5f}), chosen {chosen} ({full[chosen]:.5f}); "
-          f"the median of all {order[len(order) // 2].value:.5f}; the default {full[0]:.5f}")  # fmt: skip
-    print(
-        f"ap on the test weeks: chosen {halved['metrics']['ap']:.4f}, of the best of all {whole['metrics']['ap']:.4f}"
-    )
+    losses = {"best": order[0].number, "chosen": chosen, "median": order[len(order) // 2].number, "default": 0}
+    print({name: f"trial {number}: loss {full[number]:.5f}" for name, number in losses.items()})
+    ap = {name: run["metrics"]["ap"] for name, run in (("best", whole), ("chosen", halved), ("default", default))}
+    print({name: f"ap {value:.4f}" for name, value in ap.items()})
     return [
-        bar(
-            "rank of the chosen trial among all trained to the end", [t.number for t in order].index(chosen) + 1, "", 2
-        ),
+        bar("rank of the chosen trial among all of them", [t.number for t in order].index(chosen) + 1, "", 2),
         bar("its loss above the best", full[chosen] / order[0].value - 1, "", 0.01),
         bar("steps, of those of all", steps, "", STEPS),
-        bar("ap above the default's", halved["metrics"]["ap"] - default["metrics"]["ap"], "", 0, "more"),
+        bar("ap above the default's", ap["chosen"] - ap["default"], "", 0, "more"),
         bar("trials with other weights than without a pause", int(not same), "", 0),
         bar("time of ask and best, of the trials'", own / trained, "", OWN),
     ]
