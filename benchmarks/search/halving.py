@@ -12,6 +12,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -51,8 +52,10 @@ def measure(source: str, home: str, sets: list[str], parallel: int) -> list[Bar]
     full = {t.number: t.value or 9e9 for t in order}
     steps = sum(t.steps for t in trials) / sum(t.steps for t in all_trials)
     same = all(t.sha256 == all_trials[t.number].sha256 for t in trials if 2 in t.values)
-    trained = sum(s["seconds"] for s in halved["steps"] if s["name"].startswith("trials-") and "(" in s["name"])
-    own = sum(s["seconds"] for s in halved["steps"] if s["name"].startswith("ask-") or s["name"] == "best")
+    seconds = {step["name"]: step["seconds"] for step in halved["steps"]}
+    own = sum(seconds[name] for name in seconds if name.startswith("ask-") or name == "best")
+    ends = {step["name"]: datetime.fromisoformat(step["finished"]) for step in halved["steps"] if step["finished"]}
+    trained = (ends["best"] - ends["prepare"]).total_seconds() - own
     losses = {"best": order[0].number, "chosen": chosen, "median": order[len(order) // 2].number, "default": 0}
     print({name: f"trial {number}: loss {full[number]:.5f}" for name, number in losses.items()})
     ap = {name: run["metrics"]["ap"] for name, run in (("best", whole), ("chosen", halved), ("default", default))}

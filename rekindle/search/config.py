@@ -117,6 +117,7 @@ class Sweep(Section):
                 f"sweep.metric is {self.metric}, and train.keep_best releases the weights with the lowest loss. Leave "
                 "one of them out"
             )
+        self._check_rungs(train)
         sections: dict[str, Any] = {"train": train, "model": model}
         for path, choice in self.choices():
             name, _, key = path.partition(".")
@@ -133,6 +134,17 @@ class Sweep(Section):
                 raise ValueError(f"sweep.space.{path}: {path} is true or false: give a list of values")
             for value in choice.ends():
                 with_settings(section, name, {path: value})
+
+    def _check_rungs(self, train: Any) -> None:
+        """Raise ValueError if the first rung is before the first validation."""
+        unit = "steps" if train.steps else "epochs"
+        every, total = getattr(train, f"validation_{unit}"), getattr(train, unit)
+        first = self.share(0) * total
+        if (unit == "steps" or not train.validation_steps) and every and first < every * (1 - 1e-9):
+            raise ValueError(
+                f"sweep.rungs is {self.rungs}: the first of them is after {first:.3g} {unit}, before the first "
+                f"validation. Set train.validation_{unit} to at most that, or lower sweep.rungs or sweep.reduction"
+            )
 
 
 def with_settings(section: Any, name: str, settings: Mapping[str, Any]) -> Any:

@@ -152,7 +152,7 @@ class TrainingSpec(StepInputs, TrainConfig):
     start: str = Field("", description="key prefix of a release whose weights the training begins with (empty: none)")
     run_id: str = Field("", description="MLflow run for the metrics (empty: none)")
     until: float = Field(
-        0.0, ge=0, le=1, description="pause at the validation nearest to this share of the steps (0: never)"
+        0.0, ge=0, le=1, description="pause at the validation nearest to this share of the steps (0 and 1: never)"
     )
     part: str = Field("", description="what the names of its metrics begin with, if the run has several trainings")
     reuse: Literal["", "yes", "no"] = Field(
@@ -183,4 +183,4 @@ class TrainingSpec(StepInputs, TrainConfig):
         """The step to pause at: that of a validation before the last; 0: there is none."""
         every, total = self.validation_every(samples), self.total_steps(samples)
         step = max(1, round(self.until * total / every)) * every
-        return step if self.validation and self.until and step < total else 0
+        return step if self.validation and 0 < self.until < 1 and step < total else 0

@@ -28,6 +28,10 @@ CONFIG = str(Path(__file__).parents[3] / "configs/sweep.yaml")
         ("sweep.space={}", "sweep.space is empty"),
         ("sweep.sampler=grid", "sweep.space.model.dropout is a range of any numbers: a grid needs its step"),
         ("sweep.metric=ap", "sweep.metric is ap: steps.digits defines no measures"),
+        (
+            "sweep.rungs=4",
+            "the first of them is after 0.333 epochs, before the first validation. Set train.validation_",
+        ),
         ("train.validation=0", "Set train.validation, such as 0.1"),
         ("sweep.space.train={validation: [0.1, 0.2]}", "compared by the same samples"),
     ],

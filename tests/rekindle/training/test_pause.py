@@ -65,8 +65,9 @@ def test_one_killed_between_two_rungs_measures_the_same(crew: Crew, s3: Store, s
     assert model(s3, "killed/1")["sha256"] == straight["sha256"]
 
 
-@pytest.mark.parametrize(("until", "step"), [(0, 0), (0.01, 4), (0.5, 16), (0.97, 28), (1, 0)])
-def test_a_pause_is_at_a_validation_and_never_at_the_end(until: float, step: int) -> None:
-    given = {"workload": "toy", "dataset": "d", "digest": "d", "out": "o", "checkpoints": "c", "steps": 30}
+@pytest.mark.parametrize(("until", "step"), [(0, 0), (0.01, 4), (0.5, 16), (0.9, 28), (1, 0)])
+@pytest.mark.parametrize("total", [29, 30, 31])
+def test_a_pause_is_at_a_validation_and_never_at_the_end(until: float, step: int, total: int) -> None:
+    given = {"workload": "toy", "dataset": "d", "digest": "d", "out": "o", "checkpoints": "c", "steps": total}
     spec = TrainingSpec.model_validate(given | {"until": until, "validation": 0.1, "validation_steps": 4})
     assert spec.pause(1000) == step
