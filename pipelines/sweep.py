@@ -29,9 +29,9 @@ class Config(rekindle.Config):
 def build(config: Config) -> Any:
     """The pipeline of `config`."""
     sweep = config.sweep
-    search = {"sweep": sweep.model_dump(mode="json"), "root": "{{workflow.name}}/search"}
-    sections = {name: getattr(config, name).model_dump(mode="json") for name in ("train", "model")}
-    first = {"default": default(sweep, config.train, config.model)}
+    search: dict[str, Any] = {"sweep": sweep.model_dump(mode="json"), "root": "{{workflow.name}}/search"}
+    sections: dict[str, Any] = {name: getattr(config, name).model_dump(mode="json") for name in ("train", "model")}
+    first: dict[str, Any] = {"default": default(sweep, config.train, config.model)}
     first |= {"whole": whole_numbers(sweep, config.train, config.model)}
     again = (config.cluster.retries + 1) * -(-max(round.count for round in rounds(sweep)) // sweep.parallel)
     with blocks.pipeline(config) as workflow:

@@ -62,7 +62,7 @@ def measure(source: str, home: str, sets: list[str], parallel: int) -> list[Bar]
     print({name: f"ap {value:.4f}" for name, value in ap.items()})
     return [
         bar("rank of the chosen trial among all of them", [t.number for t in order].index(chosen) + 1, "", 2),
-        bar("its loss above the best", full[chosen] / order[0].value - 1, "", 0.01),
+        bar("its loss above the best", full[chosen] / full[order[0].number] - 1, "", 0.01),
         bar("steps, of those of all", steps, "", STEPS),
         bar("ap above the default's", ap["chosen"] - ap["default"], "", 0, "more"),
         bar("trials with other weights than without a pause", int(not same), "", 0),
