@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import time
+import urllib.request
 import uuid
 from collections import Counter
 from collections.abc import Iterator
@@ -40,7 +41,9 @@ def test_the_best_trial_is_released_without_another_training(typed: Shell, s3: S
     assert Counter(trial["state"] for trial in trials) == {"trained": 1, "paused": 4}
     best = trials[0]
     released = json.loads(s3.get(f"{result['workflow']}/best/model/model.json"))
-    assert released["sha256"] == best["sha256"] == result["outputs"]["model_sha256"]
+    with urllib.request.urlopen(f"{result['endpoint']}/v1/models/{name}") as answer:
+        served = json.load(answer)
+    assert released["sha256"] == best["sha256"] == served["sha256"]
     assert released["train"]["learning_rate"] == best["train.learning_rate"]
     assert not any(step["name"].startswith("train-") for step in result["steps"])
     parent = tracking.find_run(name, result["workflow"])
