@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from rekindle.search.config import Choice
 from rekindle.search.rounds import Trial, best
 from rekindle.search.study import Study
 
@@ -60,25 +61,29 @@ def picture(study: Study, file: Path) -> None:
         style: dict[str, Any] = {"color": "C1", "zorder": 3} if trial.number == ahead else {"color": "C0", "alpha": 0.5}
         first.plot([x for x, _ in points], [y for _, y in points], marker="o", markersize=4, **style)
     first.set_xscale("log")
+    compared = [study.sweep.share(rung) for rung in range(study.sweep.rungs)]
+    first.set_xticks(compared, [f"{share:.0%}" for share in compared])
+    first.minorticks_off()
     first.set(xlabel="share of the steps", ylabel=study.sweep.metric, title=f"{len(study.trials)} trials")
     for axis, (path, choice) in zip(others, choices, strict=True):
-        _draw_setting(axis, path, bool(choice.log), study.trials, ahead)
+        _draw_setting(axis, path, choice, study.trials, ahead)
         axis.set(xlabel=path)
     figure.tight_layout()
     figure.savefig(file, dpi=120)
     pyplot.close(figure)
 
 
-def _draw_setting(axis: Any, path: str, log: bool, trials: Sequence[Trial], ahead: int) -> None:
+def _draw_setting(axis: Any, path: str, choice: Choice, trials: Sequence[Trial], ahead: int) -> None:
     known = [trial for trial in trials if _finite(trial.value)]
-    values = [trial.settings[path] for trial in known]
-    numbers = all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
-    places = values if numbers else [str(value) for value in values]
+    places = [trial.settings[path] for trial in known]
+    if choice.choices:
+        places = [choice.choices.index(value) for value in places]
+        axis.set_xticks(range(len(choice.choices)), map(str, choice.choices))
     axis.scatter(places, [trial.value for trial in known], c=[trial.rung for trial in known], cmap="viridis_r")
     for trial, place in zip(known, places, strict=True):
         if trial.number == ahead:
             axis.scatter([place], [trial.value], facecolors="none", edgecolors="C1", s=120, linewidths=2)
-    if log and numbers:
+    if choice.log:
         axis.set_xscale("log")
 
 
