@@ -17,8 +17,8 @@ from tests.docs.pictures import OVERVIEW, TERMINAL, overview
 README, TRACKING, SURVIVING = ROOT / "README.md", ROOT / "docs/tracking.md", ROOT / "docs/surviving.md"
 SERVING = ROOT / "docs/serving.md"
 MODEL, PIPELINE = ROOT / "docs/your-own-model.md", ROOT / "docs/your-own-pipeline.md"
-CACHE = ROOT / "docs/cache.md"
-TYPED = {README, TRACKING, CACHE, SURVIVING, MODEL, PIPELINE}
+CACHE, TIME = ROOT / "docs/cache.md", ROOT / "docs/time.md"
+TYPED = {README, TRACKING, CACHE, TIME, SURVIVING, MODEL, PIPELINE}
 WORLD = "simulate://7?cards=150&terminals=300&days=70"
 RECIPES = {  # what `make` runs; the tests cannot run themselves
     "make run": "rekindle run configs/demo.yaml",
@@ -74,6 +74,21 @@ def test_every_command_of_the_readme_works(tmp_path: Path) -> None:
             if command.startswith("rekindle run configs/demo.yaml --set"):
                 assert "same" in done.stdout
                 assert ("train succeeded" in done.stdout) == ("--no-cache" in command)
+
+
+@pytest.mark.timeout(600)  # three runs
+def test_weeks_are_replayed_as_the_document_says(tmp_path: Path) -> None:
+    shutil.copytree(ROOT / "configs", tmp_path / "configs")
+    world = "simulate://7?cards=150&terminals=300&days=91"
+    small = {"REKINDLE_DATA__SOURCE": world, "REKINDLE_TRAIN__EPOCHS": "1", "REKINDLE_GATE__MINIMUM": "{auc: 0.01}"}
+    with shell(tmp_path, **small) as typed:
+        run, backfill = typed_by_hand(TIME)
+        assert (done := typed(run)).returncode == 0, f"{done.stdout}{done.stderr}"
+        tables = [typed(backfill), typed(backfill)]
+        assert [table.returncode for table in tables] == [0, 0], tables
+        weeks = [re.findall(r"^(2024-03-\d\d)T.* Succeeded +(\w+) .*$", table.stdout, re.MULTILINE) for table in tables]
+        assert [week for week, _ in weeks[0]] == ["2024-03-18", "2024-03-25"] and weeks[1] == weeks[0]
+        assert "Served" not in tables[0].stdout and "version 2" not in typed("rekindle status").stdout
 
 
 def test_the_pipeline_of_the_readme_is_the_one_that_runs() -> None:

@@ -308,6 +308,7 @@ def test_what_the_webhook_refuses_is_refused_here(jobs: TrainingJobs, message: s
 def test_memory_that_an_interrupted_run_left_is_swept_by_the_next_command(jobs: TrainingJobs, tmp_path: Path) -> None:
     def left(name: str, hours: float) -> Path:
         """The memory of a run that was interrupted."""
+        (tmp_path / "runs" / name).mkdir(parents=True)  # without it, any command on this machine sweeps
         controller = controllers(LocalCluster(tmp_path), tmp_path / "runs" / name)["PyTorchJob"]
         volume = {"name": "memory", "emptyDir": {"medium": "Memory"}}
         controller.apply(job(name, worker=replica(SLEEP, volumes=[volume])))
@@ -319,9 +320,7 @@ def test_memory_that_an_interrupted_run_left_is_swept_by_the_next_command(jobs: 
         return memory
 
     recent, old, removed, running = left("recent", 0.5), left("old", 2), left("removed", 0), left("running", 2)
-    for name in ("recent", "old", "running"):
-        (tmp_path / "runs" / name).mkdir(parents=True, exist_ok=True)
-    shutil.rmtree(tmp_path / "runs/removed", ignore_errors=True)
+    shutil.rmtree(tmp_path / "runs/removed")
     runner = RunFiles(tmp_path, "running")
     runner.lock()
     try:
