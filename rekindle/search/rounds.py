@@ -61,10 +61,3 @@ def best(values: Mapping[int, float | None], count: int, better: str) -> list[in
 def shares(numbers: Sequence[int], pods: int) -> list[list[int]]:
     """The trials of each pod, dealt out in turn."""
     return [list(numbers[pod::pods]) for pod in range(min(pods, len(numbers)))]
-
-
-def cost(sweep: Sweep) -> float:
-    """Steps at most, as a share of those that training all trials to the end would take."""
-    done = {round.rung: sum(r.count for r in rounds(sweep) if r.rung == round.rung) for round in rounds(sweep)}
-    steps = sum(n * (sweep.share(rung) - (sweep.share(rung - 1) if rung else 0)) for rung, n in done.items())
-    return steps / sweep.count

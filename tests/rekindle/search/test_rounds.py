@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rekindle.search.config import Sweep
-from rekindle.search.rounds import best, cost, rounds, shares
+from rekindle.search.rounds import best, rounds, shares
 
 SPACE = {"train": {"learning_rate": {"low": 1e-4, "high": 1e-1, "log": True}}}
 VALUES = st.dictionaries(st.integers(0, 60), st.none() | st.floats(), max_size=40)
@@ -21,6 +21,13 @@ sweeps = st.builds(
     sampler=st.sampled_from(["tpe", "random"]),
     parallel=st.integers(1, 9),
 )
+
+
+def cost(sweep: Sweep) -> float:
+    """Steps at most, as a share of those that training all trials to the end would take."""
+    done = {round.rung: sum(r.count for r in rounds(sweep) if r.rung == round.rung) for round in rounds(sweep)}
+    steps = sum(n * (sweep.share(rung) - (sweep.share(rung - 1) if rung else 0)) for rung, n in done.items())
+    return steps / sweep.count
 
 
 @given(sweeps)
