@@ -22,7 +22,8 @@ COMMON = "rekindle"  # the modules of its top folder, from errors to workload: e
 ROOMS = {  # whose name is a prefix → the rooms that it may import, COMMON and itself apart
     "rekindle.cli": {"view", "cache", "demo", "history", "cluster", "local", "argo", "render", "blocks", "training"},
     "rekindle.demo": {"view", "local", "controllers", "services", "processes", "render", "training"},
-    "rekindle.history": {"view", "cluster", "engine", "argo", "render"},
+    "rekindle.history": {"view", "cluster", "local", "engine", "search", "argo", "render"},
+    "rekindle.search": {"training"},
     "rekindle.cluster": {"argo", "render", "blocks", "training"},
     "rekindle.view": {
         *("cluster", "local", "controllers", "pods", "engine", "services", "processes"),
@@ -44,8 +45,8 @@ ROOMS = {  # whose name is a prefix → the rooms that it may import, COMMON and
     "rekindle.training": {"ledger", "cache"},
     "rekindle.ledger": set(),
     "rekindle": set(),
-    "pipelines": {"render", "blocks", "monitoring"},
-    "steps": {"evaluation", "serving", "monitoring", "training", "ledger"},
+    "pipelines": {"render", "blocks", "monitoring", "search"},
+    "steps": {"evaluation", "serving", "monitoring", "search", "training", "ledger"},
 }
 MEMBERS = {  # modules that belong to another room than their folder
     "rekindle.config": "render",

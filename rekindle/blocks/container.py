@@ -21,9 +21,9 @@ TASK = "task-name"  # an input of the template, which no field of a step can be 
 NO_CURE = "lastRetry.exitCode not in ['65', '78']"  # wrong data or configuration: rekindle/errors.py
 
 
-def retries(limit: int, expression: str | None = None) -> RetryStrategy:
+def retries(limit: int, expression: str | None = None, factor: int = 3) -> RetryStrategy:
     """For evictions (Failed in Argo) and deleted pods (Error) as well; unless `expression` says that it is no use."""
-    backoff = m.Backoff(duration="2s", factor=m.IntOrString(root=3), cap="1m")
+    backoff = m.Backoff(duration="2s", factor=m.IntOrString(root=factor), cap="1m")
     return RetryStrategy(limit=limit, retry_policy="Always", backoff=backoff, expression=expression)
 
 

@@ -16,7 +16,7 @@ from rekindle import project
 # commands register themselves on import
 from rekindle.cli import checks, demo, images, on_cluster, platform, projects, runs, services, standard_streams  # noqa: F401
 from rekindle.cli.group import HOME, commands
-from rekindle.cli.history import backfill  # noqa: F401
+from rekindle.cli.history import backfill, sweep  # noqa: F401
 from rekindle.common.wording import visible
 from rekindle.errors import ConfigError, RekindleError
 

@@ -16,22 +16,20 @@ HOME = Path(os.environ.get("REKINDLE_HOME", ".rekindle"))  # runs, services and 
 
 SECTIONS = {  # of `rekindle --help`
     "Begin": ("init", "demo", "doctor"),
-    "Run and watch": (
-        "run",
-        "resume",
-        "status",
-        "logs",
-        "explain",
-        "scale",
-        "stop",
-        "down",
-        "rollback",
-        "prune",
-        "cache",
-    ),
+    "Run and watch": ("run", "sweep", "resume", "status", "logs", "explain", "stop", "down", "rollback", "prune"),
     "See what would run": ("config", "render", "lint"),
-    "Data and results": ("put", "ui", "get", "env"),
-    "Use a cluster": ("images", "platform", "submit", "schedule", "run-now", "backfill", "unschedule", "delete"),
+    "Data and results": ("put", "ui", "get", "env", "cache"),
+    "Use a cluster": (
+        "images",
+        "platform",
+        "submit",
+        "schedule",
+        "run-now",
+        "backfill",
+        "scale",
+        "unschedule",
+        "delete",
+    ),
     "Inside a pod": ("step",),
 }
 

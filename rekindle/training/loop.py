@@ -1,8 +1,10 @@
 """The training loop, and the parts it is made of. `rekindle step steps.train` runs it."""
 
 import json
+import math
 import sysconfig
 import threading
+import time
 import traceback
 from collections.abc import Callable
 from functools import partial
@@ -32,6 +34,7 @@ from rekindle.training.state import State, load_weights, weights_sha256
 from rekindle.training.validation import Subset, Validation, split
 from rekindle.workload import Workload, dataset_facts, load
 
+SAVING = 30.0  # seconds that the others wait for rank 0 to complete the checkpoint of a pause
 LIBRARIES = (sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"), str(Path(__file__).parents[1]))
 
 
@@ -88,7 +91,7 @@ class Training:
         if device.type == "cuda":
             self.generators.append(torch.cuda.default_generators[device.index])
         self.sampler = Sampler(len(self.samples), spec.batch_size, spec.virtual_workers, spec.seed)
-        self.total = spec.total_steps(len(self.samples))
+        self.total, self.pause = spec.total_steps(len(self.samples)), spec.pause(len(self.samples))
         self.schedule: Callable[[int, int], float] | None = getattr(self.workload, "schedule", None)
         self.precision = autocast(spec, device)
         self.validation = Validation(
@@ -124,6 +127,8 @@ class Training:
         while not (complete or self.group.stopped):
             self.steps()
             try:
+                if self.pause and not self.group.stopped:
+                    self.save()
                 complete = not self.group.stopped and self.group.finish(self.export)
             except SystemExit:  # SIGTERM while the object store was unavailable
                 self.group.abandon()
@@ -131,6 +136,20 @@ class Training:
             self.leave()
         self.checkpoints.close(remove=True)
         self.metrics.close()
+
+    @property
+    def paused(self) -> bool:
+        """Whether the weights are those to pause with: the next process repeats that step, and goes on."""
+        return self.state.step == self.pause > 0 and not self.state.finished(self.total)
+
+    def save(self) -> None:
+        """Wait until the state is in the object store; rank 0 for as long as it takes."""
+        members, patience = self.group.members, time.monotonic() + (SAVING if self.group.rank else math.inf)
+        members.busy(True)
+        self.checkpoints.flush(
+            self.group.rank_size, lambda: min(signals.seconds_left() - 1, patience - time.monotonic())
+        )
+        members.busy(False)
 
     def steps(self) -> None:
         """The recipe. Everything that makes it survive lives behind `group`."""
@@ -144,6 +163,10 @@ class Training:
             result = validation.result(total) if validation.due(step) else None
             if result and group.rank == 0:
                 self.metrics.validated(step, result)
+                if self.spec.until:
+                    self.put("validation.json", json.dumps({"step": step, **result}).encode())
+            if result and self.paused:
+                return group.undo()
             if not result or not state.judge(result["loss"], last=step == self.total):
                 rate = partial(self.rate, step)
                 if self.make_optimizer:  # it may draw random numbers
@@ -194,7 +217,8 @@ class Training:
         """Write `model.safetensors`, then `model.json`, which marks the run as complete; returns the sha256."""
         spec, tensors = self.spec, self.state.trained()
         sha256 = weights_sha256(tensors)
-        self.put("model.safetensors", save(tensors))
+        if not self.paused:
+            self.put("model.safetensors", save(tensors))
         self.metrics.close()  # once model.json is there, all processes may be ended at any moment
         description = spec.identity() | {
             "sha256": sha256,
@@ -202,12 +226,15 @@ class Training:
             "fingerprint": self.fingerprint,
             "identity": spec.identity_hash(),
         }
+        if self.paused:
+            description["paused"] = True
         if best := self.state.best:
             description["best"] = {"step": best[0], "validation_loss": best[1], "released": spec.keep_best}
             released = "released" if spec.keep_best else "the last weights are released"
-            say(f"lowest validation loss {best[1]:.5f} after step {best[0]}: {released}")
+            if not self.paused:
+                say(f"lowest validation loss {best[1]:.5f} after step {best[0]}: {released}")
         self.put("model.json", json.dumps(description, indent=1).encode())
-        say(f"trained {self.state.updates} steps: model {sha256}")
+        say(f"{'paused after' if self.paused else 'trained'} {self.state.updates} steps: model {sha256}")
         return sha256
 
     def put(self, name: str, data: bytes) -> None:

@@ -151,6 +151,9 @@ class TrainingSpec(StepInputs, TrainConfig):
     checkpoints: str = Field(description="key prefix for this run's checkpoints")
     start: str = Field("", description="key prefix of a release whose weights the training begins with (empty: none)")
     run_id: str = Field("", description="MLflow run for the metrics (empty: none)")
+    until: float = Field(
+        0.0, ge=0, le=1, description="pause at the validation nearest to this share of the steps (0 and 1: never)"
+    )
     part: str = Field("", description="what the names of its metrics begin with, if the run has several trainings")
     reuse: Literal["", "yes", "no"] = Field(
         "", description="yes: take the model of the same training; yes and no: let later ones find this model"
@@ -175,3 +178,9 @@ class TrainingSpec(StepInputs, TrainConfig):
     def ledger(self) -> str:
         """Key prefix of the run's ledger."""
         return f"{self.checkpoints}/ledger"
+
+    def pause(self, samples: int) -> int:
+        """The step to pause at: that of a validation before the last; 0: there is none."""
+        every, total = self.validation_every(samples), self.total_steps(samples)
+        step = max(1, round(self.until * total / every)) * every
+        return step if self.validation and 0 < self.until < 1 and step < total else 0

@@ -7,7 +7,7 @@ from tests.cluster.run import Place, Run, rekindle
 from tests.commands import ROOT
 
 NIGHTLY, SCORING = ROOT / "configs/nightly.yaml", ROOT / "configs/scoring.yaml"
-TREES = ROOT / "configs/trees.yaml"
+TREES, SWEEP = ROOT / "configs/trees.yaml", ROOT / "configs/sweep.yaml"
 QUICK = ["train.steps=60", "gate.minimum={accuracy: 0.3}", "cluster.pods.shifted={cpu: 50m, memory: 1Gi}"]
 LIGHT = [f"cluster.pods.{step}={{cpu: 50m, memory: 1Gi}}" for step in ("champion", "listing", "score")]
 
@@ -59,3 +59,11 @@ def test_an_xgboost_job_beside_a_network_gets_the_bits_of_this_machine_and_one_e
     run, models = Run.submit(place, *quick, config=TREES), ("train-network", "train-trees")
     assert run.ended() == "Succeeded"
     assert there(run, models) == here(place, tmp_path / "home", TREES, quick, models)
+
+
+def test_the_best_of_a_search_is_that_of_this_machine(place: Place, tmp_path: Path):
+    quick = ["sweep.trials=4", "sweep.batch=2", "train.epochs=3", "gate.minimum={accuracy: 0.3}"]
+    quick += [f"cluster.pods.{step}={{cpu: 50m, memory: 1Gi}}" for step in ("ask", "best")]
+    run = Run.submit(place, *quick, config=SWEEP)
+    assert run.ended() == "Succeeded"
+    assert there(run, ("best",)) == here(place, tmp_path / "home", SWEEP, quick, ("best",))

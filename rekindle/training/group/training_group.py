@@ -87,7 +87,7 @@ class TrainingGroup:
                 return total[:width]
         self.members.report_failure(problem)
         self._reset()
-        self.checkpoints.loader.load(self._loader_before)
+        self.undo()
         self.checkpoints.interval.lost()
         return None
 
@@ -101,6 +101,10 @@ class TrainingGroup:
         self.stopped = self._wants_to_leave or self.last_copy
         if join or leave:
             self.size = 0
+
+    def undo(self) -> None:
+        """This step is not made: the data loader's state is as before."""
+        self.checkpoints.loader.load(self._loader_before)
 
     def abandon(self) -> None:
         """Leave without the others' agreement: they may continue, or nobody does."""

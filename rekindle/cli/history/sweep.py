@@ -1,0 +1,70 @@
+"""The command that searches hyper-parameters."""
+
+import json
+from contextlib import nullcontext, redirect_stdout
+from io import StringIO
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from rekindle.cli.group import HOME, command
+from rekindle.cli.inputs import check_source, manifest_of
+from rekindle.cli.options import Name, cluster_flag, configured, no_cache_option, output_option
+from rekindle.cli.output import run_output
+
+if TYPE_CHECKING:
+    from rekindle.cluster.api import Cluster
+
+
+@command
+@configured
+@click.option("--of", "name", type=Name(), metavar="RUN", help="Show the trials of a run instead, also while it runs.")
+@cluster_flag
+@output_option("text", "json")
+@click.option("--yes", is_flag=True, help="Do not ask: the first Ctrl-C stops the run.")
+@no_cache_option
+def sweep(
+    config: Path | None,
+    sets: tuple[str, ...],
+    name: str | None,
+    cluster: "Cluster | None",
+    as_json: bool,
+    yes: bool,
+    no_cache: bool,
+) -> int:
+    """Search hyper-parameters on this machine, and list the trials.
+
+    CONFIG has a section `sweep`. Trials train side by side, the better ones go on from where they paused, and the best
+    is the candidate. It is a run like any other: `rekindle resume` goes on with it, `rekindle submit CONFIG` runs it on
+    a cluster. Exit codes: as of `rekindle run`.
+
+    Example:
+      rekindle sweep configs/sweep.yaml --set sweep.trials=18
+      rekindle sweep --of sweep-4k2xp -o json
+    """
+    from rekindle.history import trials
+
+    if bool(name) == bool(config):
+        raise click.UsageError("give a config to search, or --of RUN to show the trials of a run.")
+    if name:
+        with run_output(as_json):
+            known = trials.on_cluster(cluster, name) if cluster else trials.here(HOME, name)
+        table = "\n".join(known["table"])
+        click.echo(json.dumps({"workflow": name, "trials": known["trials"]}, indent=2) if as_json else table)
+        return 0
+    if cluster:
+        raise click.UsageError("a search on a cluster is a run: `rekindle submit CONFIG`, then --of RUN --cluster.")
+    from rekindle.view import foreground, overview, reuse
+
+    with run_output(as_json):
+        workflow, _ = manifest_of(config, sets, None, check_source)
+        values = reuse.looked_up(HOME, workflow, {}, not no_cache)
+        out = StringIO()
+        with redirect_stdout(out) if as_json else nullcontext():
+            code = foreground.run(HOME, workflow, values, as_json=as_json, ask=not yes)
+        result = json.loads(out.getvalue()) if as_json else {"workflow": overview.newest(HOME)}
+        known = trials.here(HOME, result["workflow"])
+    listing = json.dumps(result | {"trials": known["trials"]})
+    click.echo(listing if as_json else "\n".join(["", *known["table"]]))
+    return code

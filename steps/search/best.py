@@ -1,0 +1,52 @@
+"""The best trial of a search: its weights are the candidate, without another training.
+
+rekindle step steps.search.best --sweep='{...}' --root=runs/a/search --output model=model/
+"""
+
+from typing import Any
+
+from pydantic import Field
+
+from rekindle import Artifact, StepInputs, StepOutputs
+
+
+class Inputs(StepInputs):
+    sweep: dict[str, Any] = Field(description="the `sweep` section of the config")
+    root: str = Field(description="key prefix of the search in the object store")
+    run_id: str = Field("", description="MLflow run for the result and the picture (empty: none)")
+
+
+class Outputs(StepOutputs):
+    model: Artifact = Field(description="model.safetensors and model.json of the best trial")
+    trial: int = Field(description="its number")
+    value: float = Field(description="its figure of the held-out samples")
+    settings: dict[str, Any] = Field(description="what was searched, as it has it")
+    steps: int = Field(description="updates that all trials made")
+
+
+def run(inputs: Inputs) -> Outputs:
+    """Raises ConfigError if no trial was trained to the end."""
+    from rekindle import Store, tracking
+    from rekindle.errors import say
+    from rekindle.search import report
+    from rekindle.search.config import Sweep
+    from rekindle.search.study import Study
+
+    store, sweep = Store.from_env(), Sweep.model_validate(inputs.sweep)
+    study = Study(store, inputs.root, sweep)
+    trials = {trial.number: trial for trial in study.read()}
+    last = sweep.rungs - 1
+    trial = trials[study.winners(last, 1)[0]]
+    model = inputs.workdir / "model"
+    store.download(f"{study.place(trial.number, last)}/", model)
+    for line in report.table(study):
+        say(line)
+    value, steps = trial.values[last], sum(other.steps for other in trials.values())
+    assert value is not None
+    if inputs.run_id:
+        picture = inputs.workdir / "search.png"
+        report.picture(study, picture)
+        tracking.log_artifact(inputs.run_id, "search/search.png", picture.read_bytes())
+        found = {"best_trial": trial.number, "best_objective": value, "trials": len(trials), "trial_steps": steps}
+        tracking.log(inputs.run_id, metrics=found, params={"best": trial.settings})
+    return Outputs(model=model, trial=trial.number, value=value, settings=trial.settings, steps=steps)

@@ -1,0 +1,46 @@
+"""Train those trials of a round that are one pod's, one after the other, up to a rung of the search.
+
+    rekindle step steps.search.trial --sweep='{...}' --root=runs/a/search --round=0 --part=1 ...
+
+A trial that has got there is not trained again; one that was interrupted goes on from its checkpoint.
+"""
+
+from typing import Any
+
+from pydantic import Field
+
+from rekindle import StepInputs, StepOutputs
+
+
+class Inputs(StepInputs):
+    sweep: dict[str, Any] = Field(description="the `sweep` section of the config")
+    root: str = Field(description="key prefix of the search in the object store")
+    round: int = Field(ge=0, description="number of the round")
+    part: int = Field(0, ge=0, description="which of the round's trials: every one in sweep.parallel from this one on")
+    workload: str = Field(description="module that defines the data, the model and its loss")
+    dataset: str = Field(description="key prefix of the dataset in the object store")
+    digest: str = Field(description="the dataset's identity")
+    model: dict[str, Any] = Field(default_factory=dict, description="the `model` section, without a trial's settings")
+    train: dict[str, Any] = Field(default_factory=dict, description="the `train` section, likewise")
+    experiment: str = Field("", description="MLflow experiment")
+    run: str = Field("", description="the workflow, whose MLflow run the trials' are below")
+
+
+class Outputs(StepOutputs):
+    """Nothing: the results are in the object store."""
+
+
+def run(inputs: Inputs) -> Outputs:
+    """Raises RekindleError if a trial crashed; exits with 143 after a SIGTERM."""
+    from rekindle import Store
+    from rekindle.search.config import Sweep
+    from rekindle.search.rounds import shares
+    from rekindle.search.study import Study
+    from rekindle.search.trials import train
+
+    sweep = Sweep.model_validate(inputs.sweep)
+    study = Study(Store.from_env(), inputs.root, sweep)
+    record = study.record(inputs.round) or {"run": []}
+    numbers = shares(record["run"], sweep.parallel)[inputs.part]
+    train(study, inputs.round, numbers, inputs.model_dump(), inputs.experiment, inputs.run)
+    return Outputs()

@@ -1,0 +1,99 @@
+"""A search as a user starts it, and the same search with everything in it killed."""
+
+import json
+import re
+import shutil
+import signal
+import subprocess
+import time
+import urllib.request
+import uuid
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from rekindle import tracking
+from rekindle.storage import Store
+from tests.commands import ROOT, Shell, shell
+
+pytestmark = pytest.mark.timeout(900)  # whole runs
+SETS = "--set sweep.trials=5 --set sweep.batch=3 --set train.epochs=3 --set gate.minimum.accuracy=0.3"
+NOT_RELEASED = 3
+KINDS = {"ask": "steps.search.ask", "trial": "steps.search.trial"}
+
+
+@pytest.fixture
+def typed(tmp_path: Path, s3_environment: dict[str, str], mlflow_server: str) -> Iterator[Shell]:
+    shutil.copytree(ROOT / "configs", tmp_path / "configs")
+    with shell(tmp_path, **s3_environment, MLFLOW_TRACKING_URI=mlflow_server) as typed:
+        yield typed
+
+
+def test_the_best_trial_is_released_without_another_training(typed: Shell, s3: Store) -> None:
+    name = f"sweep-{uuid.uuid4().hex[:6]}"
+    done = typed(f"rekindle sweep configs/sweep.yaml --set name={name} {SETS} -o json")
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    trials = result["trials"]
+    assert Counter(trial["state"] for trial in trials) == {"trained": 1, "paused": 4}
+    best = trials[0]
+    released = json.loads(s3.get(f"{result['workflow']}/best/model/model.json"))
+    with urllib.request.urlopen(f"{result['endpoint']}/v1/models/{name}") as answer:
+        served = json.load(answer)
+    assert released["sha256"] == best["sha256"] == served["sha256"]
+    assert released["train"]["learning_rate"] == best["train.learning_rate"]
+    assert not any(step["name"].startswith("train-") for step in result["steps"])
+    parent = tracking.find_run(name, result["workflow"])
+    child = tracking.find_run(name, f"{result['workflow']}.trial-{best['trial']}")
+    assert parent and child and tracking.tags_of(child)["mlflow.parentRunId"] == parent
+    assert float(tracking.params_of(child)["train.learning_rate"]) == best["train.learning_rate"]
+    assert tracking.artifacts(parent, "search") == ["search/search.png"]
+    shown = typed(f"rekindle sweep --of {result['workflow']}")
+    assert len(shown.stdout.splitlines()) == 6 and shown.stdout.split("\n")[1].startswith(str(best["trial"]))
+    assert typed("rekindle sweep --of nothing").returncode == 2
+
+
+@pytest.mark.slow
+def test_with_every_trial_killed_and_the_controller_twice_the_study_is_the_same(typed: Shell, tmp_path: Path) -> None:
+    sets = f"{SETS} --set train.epochs=12 --set train.checkpoint_steps=10 --set gate.minimum.accuracy=1"
+    undisturbed = json.loads(typed(f"rekindle sweep configs/sweep.yaml {sets} --set name=calm -o json").stdout)
+    command = f"exec rekindle sweep configs/sweep.yaml {sets} --set name=killed -o json"
+    with (tmp_path / "out").open("w") as out, (tmp_path / "err").open("w") as err:
+        run = subprocess.Popen(["bash", "-c", command], cwd=tmp_path, env=dict(typed.environ), stdout=out, stderr=err)
+        killed = strike(run, tmp_path)
+    assert run.returncode == NOT_RELEASED, (tmp_path / "err").read_text()
+    assert killed["ask"] == 2 and {str(trial["trial"]) for trial in undisturbed["trials"]} <= killed.keys(), killed
+    assert json.loads((tmp_path / "out").read_text())["trials"] == undisturbed["trials"]
+
+
+def strike(run: subprocess.Popen[bytes], folder: Path) -> Counter[str]:
+    """Kill each trial once, a moment after it has begun, and twice what decides; gives who was killed."""
+    killed: Counter[str] = Counter()
+    while run.poll() is None:
+        time.sleep(0.02)
+        texts = [log.read_text() for log in folder.glob(".rekindle/runs/killed-*/logs/*trial*.log")]
+        begun = {number for text in texts for number in re.findall(r"^trial (\d+) \(", text, re.MULTILINE)}
+        if fresh := begun - killed.keys():
+            time.sleep(0.5)
+            if end(run, "trial"):
+                killed.update(fresh)
+        elif killed["ask"] < 2 and end(run, "ask"):
+            killed["ask"] += 1
+    return killed
+
+
+def end(run: subprocess.Popen[bytes], kind: str) -> int:
+    """SIGKILL to the processes of this kind of pod; gives how many there were."""
+    victims: list[Any] = []
+    for process in psutil.Process(run.pid).children(recursive=True) if psutil.pid_exists(run.pid) else []:
+        try:
+            if KINDS[kind] in process.cmdline() and process.name().startswith("python"):
+                process.send_signal(signal.SIGKILL)
+                victims.append(process)
+        except psutil.Error:
+            continue
+    return len(victims)
