@@ -5,7 +5,7 @@ prepare → train → evaluate → (best) → release → deploy → verify
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -66,9 +66,8 @@ def train(data: Block, *, task: str = "", train: Any = None, model: Any = None, 
     fields = load("steps.train").Inputs.model_fields
     values = {"workload": config.workload, "model": model or config.model, **inputs}
     values |= {"dataset": given["dataset"].key, "out": key(name, MODEL), "checkpoints": key(name, CHECKPOINTS)}
-    values["reuse"] = reuse()
     tags = {field: _input(field) for field in given if field != "dataset"}
-    values = dict(section) | values | tags
+    values = dict(section) | values | tags | {"reuse": reuse()}
     reject_unknown(name, values, fields)
     bound(name, inputs, fields)
     job_name = made.job_name(name, backend.longest)
@@ -83,34 +82,37 @@ def train(data: Block, *, task: str = "", train: Any = None, model: Any = None, 
         needed.append(made.add(made.name("", task), template, arguments, unless_known).name)
         return template
 
-    asked = () if backend.runtime else tuple(tags)
+    arguments = {field: given[field] for field in tags}
     template = apply(
         made.template_name(name),
         manifest(backend.job),
-        inputs=asked,
+        inputs=() if backend.runtime else tuple(tags),
         success=backend.success(config.cluster),
         failure=backend.failure,
         owned=True,
         retry=watching(max(5, config.cluster.retries)),
     )
-    told, needed = [(template, backend.job)], list[str]()  # templates whose processes are told the training's name
+    told, needed = [(template, backend.job)], list[str]()
     scope, unless_known = made.scope(), made.reuse(name)
     made.resolved(scope, given["dataset"], needed)
     before("secret", run_secret(job_name), flags=["--server-side"])  # which needs no right to read Secrets
     if maker := backend.runtime:
         told.append((before("runtime", manifest(maker), inputs=tuple(tags)), maker))
-    block = made.add(name, template, {field: given[field] for field in asked}, unless_known, needed)
+    block = made.add(name, template, {} if backend.runtime else arguments, unless_known, needed)
     block.outputs = Outputs(name, {"model": Stored.at("model", cached_key(name, MODEL), (scope, name))})
     block.inputs, block.before = given, data
     made.jobs[name] = backend.kind
     if config.cluster.harvest:
         maker = partial(harvest, host=backend.host)
-        arguments = {field: given[field] for field in tags}
         told.append((_harvest(made, block, arguments, manifest(maker), needed, unless_known), maker))
-    made.parts.setdefault("train", []).append(
-        lambda: [setattr(template, "manifest", render(manifest(maker, part=name))) for template, maker in told]
-    )
+    made.parts.setdefault("train", []).append(partial(_name_part, told, partial(manifest, part=name)))
     return block
+
+
+def _name_part(told: list[tuple[Resource, Any]], manifest: Callable[..., Manifest]) -> None:
+    """Where a run has several trainings, the processes of each are told its name."""
+    for template, maker in told:
+        template.manifest = render(manifest(maker))
 
 
 def _harvest(

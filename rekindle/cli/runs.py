@@ -18,7 +18,6 @@ from rekindle.cli.options import (
     parameters_option,
 )
 from rekindle.cli.output import print_result, run_output
-from rekindle.errors import ConfigError
 
 if TYPE_CHECKING:
     from rekindle.cluster.api import Cluster
@@ -227,22 +226,9 @@ def scale(name: str, workers: int, task: str, cluster: "Cluster | None", as_json
       rekindle scale demo-4k2xp 4
       rekindle scale demo-4k2xp 1 --cluster
     """
-    from rekindle.cluster.scale import scale
+    from rekindle.view import changes
 
-    if cluster:
-        from rekindle.cluster.objects import ClusterObjects
-
-        result = scale(ClusterObjects(cluster), name, task, workers)
-    else:
-        from rekindle.local.controllers.kubectl import LocalObjects
-        from rekindle.local.emulator import LocalCluster
-        from rekindle.view import overview
-
-        if (phase := overview.state(HOME, name)["phase"]) != "Running":
-            raise ConfigError(
-                f"run {name} is {phase}, and only one that trains can be scaled: `rekindle resume {name}`."
-            )
-        result = scale(LocalObjects(LocalCluster(HOME)), name, task, workers)
+    result = changes.scale(HOME, cluster, name, task, workers)
     print_result(as_json, result, f"{name}: {workers} workers train, instead of {result['before']}")
 
 

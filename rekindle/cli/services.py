@@ -118,7 +118,7 @@ def rollback(name: str, version: str, seconds: float, cluster: "Cluster | None",
       rekindle rollback demo
       rekindle rollback demo 3 --cluster
     """
-    from rekindle.view.rollback import rollback
+    from rekindle.view.changes import rollback
 
     result = rollback(HOME, cluster, name, version, seconds)
     before = f" (before: version {result['before']})" if result["before"] else ""

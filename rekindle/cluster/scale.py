@@ -20,7 +20,7 @@ class Objects(Protocol):
         ...
 
 
-def scale(objects: Objects, run: str, task: str, workers: int) -> dict[str, Any]:
+def scale_workers(objects: Objects, run: str, task: str, workers: int) -> dict[str, Any]:
     """Have `workers` train in the training `task` of a run; gives what changed.
 
     The pods beside the job come and go if there are such (cluster.harvest), else those of a PyTorchJob.

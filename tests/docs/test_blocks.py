@@ -42,6 +42,7 @@ NEEDS = {  # what a command needs that a test has not, so it is only parsed; tes
         "rekindle unschedule",
         "rekindle delete",
         "rekindle platform check",
+        "rekindle scale",
     },
     "a builder and a registry": {"docker", "buildah", "rekindle images build"},
     "a served model, MLflow or a notebook": {"curl", "mlflow", "jupyter"},

@@ -1,4 +1,4 @@
-"""Going back to an earlier release, here or on a cluster; see rekindle/serving/rollback.py."""
+"""What commands change of what runs, here or on a cluster: an earlier release serves again, other workers train."""
 
 import json
 import os
@@ -8,7 +8,8 @@ from typing import Any
 from rekindle import tracking
 from rekindle.cluster.api import Cluster
 from rekindle.cluster.objects import ClusterObjects
-from rekindle.errors import RekindleError, say
+from rekindle.cluster.scale import scale_workers
+from rekindle.errors import ConfigError, RekindleError, say
 from rekindle.monitoring.config import SECRET, NotifyConfig
 from rekindle.monitoring.webhook import Message, tell
 from rekindle.sections import checked
@@ -26,6 +27,19 @@ def rollback(home: Path, cluster: Cluster | None, model: str, version: str, seco
     except RekindleError as error:
         say(f"nobody is told: {error}")
     return result
+
+
+def scale(home: Path, cluster: Cluster | None, run: str, task: str, workers: int) -> dict[str, Any]:
+    """Have `workers` train in the training `task` of a run. Raises ConfigError if it cannot have them."""
+    if cluster:
+        return scale_workers(ClusterObjects(cluster), run, task, workers)
+    from rekindle.local.controllers.kubectl import LocalObjects
+    from rekindle.local.emulator import LocalCluster
+    from rekindle.view import overview
+
+    if (phase := overview.state(home, run)["phase"]) != "Running":
+        raise ConfigError(f"run {run} is {phase}, and only one that trains can be scaled: `rekindle resume {run}`.")
+    return scale_workers(LocalObjects(LocalCluster(home)), run, task, workers)
 
 
 def _tell(model: str, result: dict[str, str]) -> None:
