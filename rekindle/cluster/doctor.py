@@ -19,7 +19,7 @@ from rekindle.blocks.jobs.backends import BACKENDS
 from rekindle.blocks.jobs.pytorch_job import pytorch_job
 from rekindle.blocks.presets import presets
 from rekindle.blocks.settings import DEFAULTS, ClusterConfig
-from rekindle.cluster import platform
+from rekindle.cluster import platform, queue
 from rekindle.cluster.api import PODS, Cluster, Object, Resource
 from rekindle.cluster.errors import ApiError
 from rekindle.cluster.probe import SECONDS, checks_from_pod, manifest
@@ -80,7 +80,7 @@ def check(cluster: Cluster, config: ClusterConfig, train: TrainConfig, seconds: 
     checks: dict[str, Iterator[Check]] = {
         "kinds": kinds(cluster, config.backend),
         "controllers": controllers(cluster, config.backend),
-        "gang": gang(cluster, config.gang),
+        "gang": gang(cluster, config.gang, config.queue),
         "namespace": namespace(cluster),
         "your rights": user_rights(cluster),
         "account": account(cluster, config),
@@ -161,12 +161,24 @@ def controllers(cluster: Cluster, backend: str) -> Iterator[Check]:
         yield Check(name, supported and sees_namespace, detail, remedy)
 
 
-def gang(cluster: Cluster, wanted: str) -> Iterator[Check]:
+def gang(cluster: Cluster, wanted: str, name: str) -> Iterator[Check]:
     """Whether the operator, or Kueue, does what `cluster.gang` asks for: otherwise a job starts piecemeal, or never."""
     if wanted == "kueue":
-        queues = _kinds(cluster, "kueue.x-k8s.io/v1beta1")
-        found = "there is Kueue" if "localqueues" in queues else "there is no Kueue"
-        yield Check("gang", "localqueues" in queues, found, "Install Kueue, or leave cluster.gang empty.")
+        apis = (f"kueue.x-k8s.io/{version}" for version in queue.VERSIONS)
+        api = next((api for api in apis if "localqueues" in _kinds(cluster, api)), "")
+        found = "there is Kueue" if api else "there is no Kueue"
+        yield Check("gang", bool(api), found, "Install Kueue, or leave cluster.gang empty.")
+        if api:
+            queues = {obj["metadata"]["name"]: obj for obj in cluster.list_objects(Resource(api, "localqueues"))}
+            found = (
+                f"it leads to ClusterQueue {queues[name]['spec']['clusterQueue']}"
+                if name in queues
+                else "it is not here"
+            )
+            remedy = (
+                f"Set cluster.queue to one of this namespace ({', '.join(sorted(queues)) or 'it has none'}), or ask "
+            )
+            yield Check(f"queue {name}", name in queues, found, f"{remedy}the platform team for a LocalQueue {name}.")
     elif wanted:
         scheduler = presets()["gang"][wanted]["pods"]["schedulerName"]
         for operator in cluster.list_objects(ALL_PODS, CONTROLLERS["training operator"][0]):

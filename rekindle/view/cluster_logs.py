@@ -19,7 +19,7 @@ from typing import Any, TextIO
 
 from rekindle.argo.kinds import COMPLETED
 from rekindle.argo.names import NODE_NAME, REPLICA_TYPE, WORKFLOW
-from rekindle.cluster import remote
+from rekindle.cluster import queue, remote
 from rekindle.cluster.api import PODS, WORKFLOWS, Cluster, Object
 from rekindle.cluster.errors import ApiError
 from rekindle.common.wording import visible
@@ -239,7 +239,10 @@ def _print_stored(keys: Iterable[str]) -> None:
 
 
 class TrainingProgress:
-    """The progress of the training of a run, polled from the logs of its workers while `of` is called."""
+    """The progress of the training of a run, polled from the logs of its workers while `of` is called.
+
+    Where no worker runs, what its queue says of it.
+    """
 
     def __init__(self, cluster: Cluster, name: str) -> None:
         self.cluster, self.name = cluster, name
@@ -262,6 +265,9 @@ class TrainingProgress:
                         if text := progress_in(_tail_of(self.cluster, pod, container, 30)):
                             progress[pod["metadata"]["name"]] = text
                             break
+                else:
+                    lines = [] if progress else queue.waiting(self.cluster, self.name)
+                    progress |= {f"{self.name}-{line.partition(' ')[0]}-": line.partition(" ")[2] for line in lines}
             except ApiError:  # the next poll may succeed
                 progress = self.progress
             self.progress = progress

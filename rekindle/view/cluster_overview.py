@@ -4,7 +4,9 @@ import json
 import time
 from typing import Any
 
+from rekindle.argo.kinds import COMPLETED
 from rekindle.argo.names import PHASE
+from rekindle.cluster import queue
 from rekindle.cluster.api import CRONS, WORKFLOWS, Cluster, Object
 from rekindle.cluster.workflows import is_offloaded, read
 from rekindle.view import overview
@@ -27,8 +29,10 @@ def run(cluster: Cluster, name: str, as_json: bool) -> str:
     workflow = read(cluster, name)
     if as_json:
         return json.dumps(as_object(workflow), indent=2)
+    status = workflow.get("status") or {}
     note = f"\n\nits steps are stored in Argo's database: `argo get {name}`" if is_offloaded(workflow) else ""
-    return overview.steps_table(name, workflow.get("status") or {}) + note
+    held = queue.waiting(cluster, name) if status.get("phase") not in COMPLETED else []
+    return "\n".join([overview.steps_table(name, status) + note, *held])
 
 
 def _run(workflow: Object) -> dict[str, str]:

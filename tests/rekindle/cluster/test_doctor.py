@@ -121,8 +121,12 @@ def test_a_gang_that_the_operator_does_not_start_whole_is_found(sound: SoundClus
 def test_a_queue_that_nobody_serves_is_found(sound: SoundCluster):
     asked = {"gang": "kueue", "queue": "q"}
     assert wrong(examined(asked)) == {"gang": "there is no Kueue"}
-    sound.fixed["/apis/kueue.x-k8s.io/v1beta1"] = {"resources": [{"name": "localqueues"}]}
-    assert wrong(examined(asked)) == {}
+    sound.fixed["/apis/kueue.x-k8s.io/v1beta2"] = {"resources": [{"name": "localqueues"}]}
+    queues = "/apis/kueue.x-k8s.io/v1beta2/namespaces/models/localqueues"
+    sound.put(queues, {"metadata": {"name": "train"}, "spec": {"clusterQueue": "research"}})
+    checks = examined(asked)
+    assert wrong(checks) == {"queue q": "it is not here"} and "(train)" in checks["queue q"].remedy
+    assert wrong(examined(asked | {"queue": "train"})) == {}
 
 
 def test_a_kubernetes_that_is_too_old_ends_the_examination(sound: SoundCluster):
