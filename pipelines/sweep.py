@@ -11,7 +11,7 @@ from pydantic import model_validator
 
 import rekindle
 from rekindle import blocks
-from rekindle.blocks.container import NO_CURE, retries
+from rekindle.blocks.container import RETRYABLE, retries
 from rekindle.search.config import Sweep, check_workload, default, whole_numbers
 from rekindle.search.rounds import rounds
 
@@ -57,7 +57,7 @@ def build(config: Config) -> Any:
                 with_param=asked.outputs.pods,
             )
             # a pod has several trials, and any of them may be lost several times
-            trials.template.retry_strategy = retries(again, NO_CURE, factor=1)  # type: ignore[union-attr]
+            trials.template.retry_strategy = retries(again, RETRYABLE, factor=1)  # type: ignore[union-attr]
             trained = [trials.name]
         best = blocks.step("steps.search.best", after=trained, **search, run_id=data.outputs.run_id)
         with blocks.group("decide", mutex=config.name):  # no other run changes the champion in the meantime

@@ -13,7 +13,7 @@ from rekindle.training.spec import TrainConfig, TrainingSpec
 from rekindle.training.worker import work
 
 # the rest of what an identity leaves out (TrainingSpec.identity)
-REUSE = Reuse(aside=(*sorted(TrainConfig.PLACEMENT), "dataset", "out", "checkpoints", "run_id", "part", "reuse"))
+REUSE = Reuse(aside=(*sorted(TrainConfig.NOT_IN_RESULT), "dataset", "out", "checkpoints", "run_id", "part", "reuse"))
 
 
 class Inputs(TrainingSpec):

@@ -18,7 +18,7 @@ from rekindle.keys import key, reuse
 from rekindle.step import flag, is_artifact, load, to_text
 
 TASK = "task-name"  # an input of the template, which no field of a step can be called
-NO_CURE = "lastRetry.exitCode not in ['65', '78']"  # wrong data or configuration: rekindle/errors.py
+RETRYABLE = "lastRetry.exitCode not in ['65', '78']"  # wrong data or configuration: rekindle/errors.py
 
 
 def retries(limit: int, expression: str | None = None, factor: int = 3) -> RetryStrategy:
@@ -85,7 +85,7 @@ def container(name: str, module: str, cluster: ClusterConfig, pod: PodConfig, lo
         volume_mounts=[m.VolumeMount.model_validate(mount) for mount in pods.MOUNTS],
         **placement(pod),
         pod_spec_patch=json.dumps(pods.EXECUTOR_SECURITY),
-        retry_strategy=retries(cluster.retries, NO_CURE),
+        retry_strategy=retries(cluster.retries, RETRYABLE),
         active_deadline_seconds=60 * pod.deadline_minutes,
     )
 

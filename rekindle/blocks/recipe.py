@@ -12,7 +12,7 @@ from typing import Any
 from hera.workflows import DAG, Parameter, Resource, Task
 
 from rekindle.blocks.binding import bound, check_section, reject_unknown
-from rekindle.blocks.container import NO_CURE, command, retries, watching
+from rekindle.blocks.container import RETRYABLE, command, retries, watching
 from rekindle.blocks.jobs.backends import BACKENDS
 from rekindle.blocks.jobs.harvest import KIND as HARVEST
 from rekindle.blocks.jobs.harvest import beside_harvest, harvest
@@ -191,7 +191,7 @@ def verify(deployed: Block, *, task: str = "", **inputs: Any) -> Block:
     canary = serve.canary
     values = ours | ({"promote": False} if canary else {}) | inputs
     block = _after(deployed, step("steps.verify", task=task, inputs=values, after=[deployed.name]))
-    made.container("steps.verify", "verify", False).retry_strategy = retries(1, NO_CURE)  # it has its own patience
+    made.container("steps.verify", "verify", False).retry_strategy = retries(1, RETRYABLE)  # it has its own patience
     if not canary:
         return _promoted(made, model, serve, server, block, [deployed.name])
     watch, tasks = _canary(made, model, serve, server, block)

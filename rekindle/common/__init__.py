@@ -1,1 +1,1 @@
-"""Small things that rooms which may not import each other share: Linux calls, files, wording."""
+"""Small things that packages share which do not import each other: Linux calls, files, wording."""

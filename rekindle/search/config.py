@@ -122,7 +122,7 @@ class Sweep(Section):
         for path, choice in self.choices():
             name, _, key = path.partition(".")
             section = sections[name]
-            known = set(type(section).model_fields) - getattr(section, "PLACEMENT", set())
+            known = set(type(section).model_fields) - getattr(section, "NOT_IN_RESULT", set())
             if key not in known:
                 hint = did_you_mean(key, known) or f" Known: {', '.join(sorted(known))}."
                 raise ValueError(f"sweep.space.{path}: there is no setting {path} that changes a result.{hint}")

@@ -36,7 +36,7 @@ from rekindle.serving.observation.reference import FEATURES
 from rekindle.serving.observation.scores import Scores
 from rekindle.serving.openapi import openapi
 from rekindle.serving.release import download
-from rekindle.serving.worker import Batch, Loaded, ModelProcess
+from rekindle.serving.worker import Batch, ModelFacts, ModelProcess
 from rekindle.storage import Store
 
 SECONDS = tuple(float(f"{10 ** (k / 10 - 3):.3g}") for k in range(41))  # fine enough to tell 1.5 times from 2 times
@@ -54,7 +54,7 @@ class Model:
     name: str
     version: str
     sha256: str
-    loaded: Loaded
+    loaded: ModelFacts
     batches: Batches
 
     @property

@@ -48,7 +48,7 @@ class Batch:
 
 
 @dataclass(frozen=True)
-class Loaded:
+class ModelFacts:
     """What the server tells about a model without having it."""
 
     example: dict[str, Any]
@@ -68,7 +68,7 @@ class ModelProcess:
         theirs.close()
         self.threads = ThreadPoolExecutor(2, "model")  # one waits for answers while the other sends
 
-    def loaded(self) -> Loaded:
+    def loaded(self) -> ModelFacts:
         """Blocks until the model is ready. Raises the error that loading ended with."""
         result = self._received()
         if isinstance(result, Exception):
@@ -118,7 +118,7 @@ def work(pipe: Connection, release: Path, max_instances: int) -> None:
         together = not isinstance(predictor, InstancePredictor)
         gc.collect()
         gc.freeze()  # what is loaded stays: looking through it takes 60 ms, in which nobody is answered
-        pipe.send(Loaded(example, schemas(predictor.Request), data_until(release), together))
+        pipe.send(ModelFacts(example, schemas(predictor.Request), data_until(release), together))
         while True:
             pipe.send(answered(predictor, pipe.recv(), max_instances))
     except (EOFError, BrokenPipeError):

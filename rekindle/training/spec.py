@@ -14,9 +14,9 @@ from rekindle.step import StepInputs, parse, parser
 
 
 class TrainConfig(Section):
-    """How a model is trained. The weights are a function of every field except those in PLACEMENT."""
+    """How a model is trained. The weights are a function of every field except those in NOT_IN_RESULT."""
 
-    PLACEMENT: ClassVar[frozenset[str]] = frozenset(
+    NOT_IN_RESULT: ClassVar[frozenset[str]] = frozenset(
         {"workers", "min_workers", "max_workers", "silence_seconds", "hung_seconds"}
         | {"checkpoint_seconds", "checkpoint_steps", "hot_seconds", "keep_checkpoints", "keep_hours", "fingerprint"}
     )
@@ -100,7 +100,9 @@ class TrainConfig(Section):
 
     def identity(self) -> dict[str, Any]:
         """The settings that the weights are a function of."""
-        return {name: getattr(self, name) for name in sorted(TrainConfig.model_fields) if name not in self.PLACEMENT}
+        return {
+            name: getattr(self, name) for name in sorted(TrainConfig.model_fields) if name not in self.NOT_IN_RESULT
+        }
 
     def misfits(self, fingerprint: dict[str, Any]) -> list[str]:
         """In what a worker is not of the kind that `fingerprint` names."""

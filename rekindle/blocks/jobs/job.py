@@ -15,7 +15,7 @@ SUCCESS = "status.completionTime"  # only a Job that succeeded has one
 FAILURE = tuple(f"status.conditions.{i}.type == Failed" for i in range(3))
 
 NAME = "job"  # of the container
-NO_CURE = {
+FATAL_EXIT_CODES = {
     "containerName": NAME,
     "operator": "In",
     "values": [65, 78],
@@ -24,7 +24,7 @@ DRAINED = {"containerName": NAME, "operator": "In", "values": [143]}
 # in this order: the first rule that matches decides; what none matches counts towards the limit
 POLICY = [
     {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
-    {"action": "FailJob", "onExitCodes": NO_CURE},
+    {"action": "FailJob", "onExitCodes": FATAL_EXIT_CODES},
     {"action": "Ignore", "onExitCodes": DRAINED},
 ]
 

@@ -15,7 +15,7 @@ PRIOR = 3600.0  # prior: one loss in so many seconds of training; spot nodes liv
 SPACING = 2.0  # times the duration of an upload: at most half of the time is spent uploading
 
 
-class Interval:
+class CheckpointInterval:
     """When the next durable checkpoint is due: by time, fixed or automatic, and optionally by steps."""
 
     def __init__(self, seconds: float, steps: int) -> None:

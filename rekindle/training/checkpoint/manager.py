@@ -21,7 +21,7 @@ import torch
 from rekindle.errors import ConfigError, StorageError, say
 from rekindle.storage import Store, retry_until
 from rekindle.training.checkpoint import snapshot_file
-from rekindle.training.checkpoint.interval import Interval
+from rekindle.training.checkpoint.interval import CheckpointInterval
 from rekindle.training.checkpoint.remote import Manifest, RankSize, RemoteCheckpoints, Upload
 from rekindle.training.checkpoint.retention import Retention
 from rekindle.training.checkpoint.snapshot_file import SnapshotFile
@@ -55,7 +55,7 @@ class Checkpoints:
         config, layout = state.config, _hash(state.layout)
         retention = Retention(store, prefix, config.keep_checkpoints, config.keep_hours)
         self.remote = RemoteCheckpoints(store, prefix, identity, layout, fingerprint, retention)
-        self.interval = Interval(config.checkpoint_seconds, config.checkpoint_steps)
+        self.interval = CheckpointInterval(config.checkpoint_seconds, config.checkpoint_steps)
         self.crc = 0  # of the state, if it comes from shared memory: equal states need no broadcast
         run = snapshot_file.run_name(identity, prefix)
         self.snapshots = Snapshots(state, self._load_snapshot(run, identity, layout, _hash(fingerprint)))

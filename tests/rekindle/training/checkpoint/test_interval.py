@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rekindle.training.checkpoint import interval
-from rekindle.training.checkpoint.interval import LONGEST, SHORTEST, Interval
+from rekindle.training.checkpoint.interval import LONGEST, SHORTEST, CheckpointInterval
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 def test_an_automatic_interval_is_youngs_within_bounds(
     cost: float, duration: float, losses: int, seconds: float
 ) -> None:
-    interval = Interval(0, 0)
+    interval = CheckpointInterval(0, 0)
     interval.resume(5, {"trained_seconds": seconds, "losses": losses})
     interval.cost, interval.duration = cost, duration
     assert SHORTEST <= interval.seconds() <= LONGEST
@@ -31,7 +31,7 @@ def test_an_automatic_interval_is_youngs_within_bounds(
 
 
 def test_more_losses_mean_more_checkpoints_and_the_next_process_knows_of_them(now: list[float]) -> None:
-    interval = Interval(0, 0)
+    interval = CheckpointInterval(0, 0)
     interval.cost = 1.0
     calm = interval.seconds()
     now[0] += 3600
@@ -39,14 +39,14 @@ def test_more_losses_mean_more_checkpoints_and_the_next_process_knows_of_them(no
     for _ in range(20):
         interval.lost()
     assert interval.seconds() < calm / 3
-    later = Interval(0, 0)
+    later = CheckpointInterval(0, 0)
     later.cost = 1.0
     later.resume(7, interval.facts())
     assert later.seconds() == pytest.approx(interval.seconds(), rel=0.05)
 
 
 def test_what_is_set_is_heeded(now: list[float]) -> None:
-    by_time, by_steps = Interval(5.0, 0), Interval(0, 10)
+    by_time, by_steps = CheckpointInterval(5.0, 0), CheckpointInterval(0, 10)
     assert not by_time.due(10**6) and not by_steps.due(9) and by_steps.due(10)
     by_steps.began(10)
     assert not by_steps.due(19) and by_steps.due(20)
