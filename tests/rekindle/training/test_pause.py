@@ -25,44 +25,44 @@ def paused(prefix: str, until: float, **settings: Any) -> list[str]:
 @pytest.fixture
 def straight(crew: Crew, s3: Store) -> dict[str, Any]:
     """What one process leaves that never stops."""
-    member = crew.alone(flags("straight", **SETTINGS))
+    member = crew.alone(flags("pause-straight", **SETTINGS))
     assert member.code() == 0, member.said()
-    return model(s3, "straight/model")
+    return model(s3, "pause-straight/model")
 
 
 def test_a_paused_training_ends_with_the_weights_of_one_that_was_not(
     crew: Crew, s3: Store, straight: dict[str, Any]
 ) -> None:
     for until, step in ((0.3, 8), (0.5, 16), (0.9, 28), (1, 30)):  # of 30 steps
-        member = crew.alone(paused("alone", until))
+        member = crew.alone(paused("pause-alone", until))
         assert member.code() == 0, member.said()
-        assert model(s3, f"alone/{until}")["step"] == step
-        assert json.loads(s3.get(f"alone/{until}/validation.json"))["step"] == step
-        assert crew.alone(paused("alone", until)).code() == 0  # again does nothing
-    assert model(s3, "alone/1") == straight
-    assert not list(s3.list("alone/0.5/model.safetensors")) and list(s3.list("alone/1/model.safetensors"))
+        assert model(s3, f"pause-alone/{until}")["step"] == step
+        assert json.loads(s3.get(f"pause-alone/{until}/validation.json"))["step"] == step
+        assert crew.alone(paused("pause-alone", until)).code() == 0  # again does nothing
+    assert model(s3, "pause-alone/1") == straight
+    assert not list(s3.list("pause-alone/0.5/model.safetensors")) and list(s3.list("pause-alone/1/model.safetensors"))
 
 
 def test_workers_pause_together_and_another_number_goes_on(crew: Crew, s3: Store, straight: dict[str, Any]) -> None:
     for until, names in ((0.5, "ab"), (0.75, "c"), (1, "def")):
-        argv = paused("several", until, workers=len(names))
+        argv = paused("pause-several", until, workers=len(names))
         coordinator = crew.coordinator(argv)
         members = [crew.worker(name, argv) for name in names]
         assert coordinator.code() == 0, coordinator.said()
         assert [member.code() for member in members] == [0] * len(names)
-    assert model(s3, "several/1")["sha256"] == straight["sha256"]
+    assert model(s3, "pause-several/1")["sha256"] == straight["sha256"]
 
 
 def test_one_killed_between_two_rungs_measures_the_same(crew: Crew, s3: Store, straight: dict[str, Any]) -> None:
-    assert crew.alone(paused("whole", 0.5)).code() == 0
-    member = crew.alone(paused("killed", 0.5), TOY_HOLD="60")
+    assert crew.alone(paused("whole-rung", 0.5)).code() == 0
+    member = crew.alone(paused("killed-rung", 0.5), TOY_HOLD="60")
     crew.held(60, member)
     member.send(signal.SIGKILL)
     member.process.join()
-    assert crew.alone(paused("killed", 0.5)).code() == 0
-    assert s3.get("killed/0.5/validation.json") == s3.get("whole/0.5/validation.json")
-    assert crew.alone(paused("killed", 1)).code() == 0
-    assert model(s3, "killed/1")["sha256"] == straight["sha256"]
+    assert crew.alone(paused("killed-rung", 0.5)).code() == 0
+    assert s3.get("killed-rung/0.5/validation.json") == s3.get("whole-rung/0.5/validation.json")
+    assert crew.alone(paused("killed-rung", 1)).code() == 0
+    assert model(s3, "killed-rung/1")["sha256"] == straight["sha256"]
 
 
 @pytest.mark.parametrize(("until", "step"), [(0, 0), (0.01, 4), (0.5, 16), (0.9, 28), (1, 0)])
