@@ -5,11 +5,12 @@ from typing import Any
 
 from hera.workflows import Artifact, Parameter, Task
 from hera.workflows import models as m
-from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic import TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
 from rekindle.blocks.wiring import Block, Value, refuse, shown
-from rekindle.errors import did_you_mean, rule
+from rekindle.errors import ConfigError, did_you_mean, rule
+from rekindle.sections import Section, checked
 from rekindle.step import is_artifact
 
 NUMBERS = (int, float)
@@ -27,10 +28,19 @@ def reject_unknown(
         refuse(f"{task} lacks {', '.join(kinds)}: give {', '.join(f'{name}=...' for name in missing)}.")
 
 
-def check_section(name: str, value: Any, section: type[BaseModel]) -> None:
-    """Raise WiringError unless `value` is a section of the config, or None for the config's own."""
-    if value is not None and not isinstance(value, section):
+def check_section(name: str, value: Any, section: type[Section]) -> None:
+    """Raise WiringError unless `value` is a valid section of the config, or None for the config's own."""
+    if value is None:
+        return
+    if not isinstance(value, section):
         refuse(f"{name}={value!r} is no section: give config.{name}.model_copy(update={{...}}), or {section.__name__}.")
+    fields = set(type(value).model_fields)  # model_copy looks neither at names nor at values
+    for unknown in vars(value).keys() - fields:
+        refuse(f"config.{name} has no {unknown}.{did_you_mean(unknown, fields)}")
+    try:
+        checked(type(value), vars(value), name)
+    except ConfigError as error:
+        refuse(str(error))
 
 
 def bound(task: str, values: Mapping[str, Any], fields: Mapping[str, FieldInfo]) -> dict[str, Any]:

@@ -4,7 +4,7 @@ import contextlib
 import sys
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn, get_args, get_origin
 
 import hera
 from hera.workflows import NoneArchiveStrategy, S3Artifact, Task
@@ -100,6 +100,9 @@ class Value(str):
         elif isinstance(other, bool):
             right = f"'{str(other).lower()}'"
         elif isinstance(other, str) and not function:
+            if get_origin(self.kind) is Literal and other not in (words := get_args(self.kind)):
+                hint = did_you_mean(other, set(words)) or f" It is one of {', '.join(words)}."
+                refuse(f'{self.name} is never "{other}".{hint}')
             right = "'" + other.replace("\\", "\\\\").replace("'", "\\'") + "'"
         else:
             refuse(f"{self.name} is {'a number' if function else 'text'}: it cannot be compared with {other!r}.")
