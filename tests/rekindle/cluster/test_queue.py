@@ -14,8 +14,9 @@ LACKING = "couldn't assign flavors to pod set worker: insufficient unused quota 
 
 def workload(owner: str, at: int, kind: str = "PyTorchJob", priority: int = 0, **conditions: str) -> dict[str, Any]:
     stated = [{"type": name, "status": status, "message": LACKING} for name, status in conditions.items()]
-    metadata = {"name": f"{kind.lower()}-{owner}", "creationTimestamp": f"2026-11-23T10:00:{at:02}Z"}
-    metadata["ownerReferences"] = [{"kind": kind, "name": owner}]
+    references = [{"kind": kind, "name": owner}]
+    created = f"2026-11-23T10:00:{at:02}Z"
+    metadata = {"name": f"{kind.lower()}-{owner}", "creationTimestamp": created, "ownerReferences": references}
     spec = {"queueName": "train", "priority": priority}
     return {"metadata": metadata, "spec": spec, "status": {"conditions": stated}}
 
@@ -40,8 +41,9 @@ def test_a_job_that_waits_says_for_what_and_behind_whom(server: ApiServer, clust
 
 def test_harvested_workers_that_wait_are_counted(server: ApiServer, cluster: Cluster) -> None:
     for number in range(3):
-        state = {"Admitted": "True"} if number == 0 else {"QuotaReserved": "False"}
-        server.put(WORKLOADS.format("v1beta2"), workload(f"demo-1-train-{number}", number, "Pod", **state))
+        quota, admitted = ("True", "True") if number == 0 else ("False", "False")
+        pod = workload(f"demo-1-train-{number}", number, "Pod", QuotaReserved=quota, Admitted=admitted)
+        server.put(WORKLOADS.format("v1beta2"), pod)
     assert waiting(cluster, "demo-1") == ["2 more workers wait for idle quota in the queue train"]
 
 
