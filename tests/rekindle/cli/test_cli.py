@@ -157,6 +157,13 @@ def test_config_shows_each_value_and_where_it_came_from(tmp_path: Path):
     assert any(line.endswith("default") for line in origins.values())
 
 
+@pytest.mark.parametrize("name", ["HOME", "PATH"])
+def test_a_mistyped_variable_does_not_act_on_another_home_or_project(tmp_path: Path, name: str):
+    done = rekindle("status", cwd=tmp_path, **{f"REKINDLE_{name}S": "elsewhere", "REKINDLE_NAME": "shop"})
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == f'error: REKINDLE_{name}S is not a variable of Rekindle. Did you mean "REKINDLE_{name}"?\n'
+
+
 def test_json_is_one_object_on_stdout_and_four_steps_cost_less_than_a_second(tmp_path: Path):
     file = written(tmp_path / "four.yaml", workflow(*[(name, "exit 0") for name in ("a", "b", "c", "d")]))
     before = os.times()
