@@ -240,6 +240,30 @@ def test_an_output_of_somebody_else_is_no_verdict(tmp_path: Path):
     assert (done.returncode, "verdict" in done.stdout) == (0, False)
 
 
+@pytest.mark.parametrize(("second", "code"), [("keep", 3), ("same", 0)])
+def test_of_two_evaluations_both_verdicts_are_told_and_nothing_released_is_not_success(
+    tmp_path: Path, second: str, code: int
+):
+    judge = "printf {} > /tmp/v; echo '{{\"auc\": 0.{}}}' > /tmp/m; printf 'as bad as {}' > /tmp/r"
+    scripts = [("judge-a", judge.format("keep", 5, "chance")), ("judge-b", judge.format(second, 6, "before"))]
+    manifest = workflow(*scripts)
+    manifest["metadata"]["labels"] = {"app.kubernetes.io/part-of": "rekindle"}
+    for template in manifest["spec"]["templates"][1:]:
+        names = {"verdict": "v", "metrics": "m", "reason": "r"}
+        files = [{"name": name, "valueFrom": {"path": f"/tmp/{file}"}} for name, file in names.items()]
+        template["outputs"] = {"parameters": files}
+    file = written(tmp_path / "w.yaml", manifest)
+    done = rekindle("run", "--manifest", file, cwd=tmp_path)
+    assert done.returncode == code, done.stderr
+    assert "judged    judge-a: keep. as bad as chance\n" in done.stdout
+    assert f"judged    judge-b: {second}. as bad as before\n" in done.stdout
+    verdicts = json.loads(rekindle("status", "four", "-o", "json", cwd=tmp_path).stdout)["verdicts"]
+    assert [(each["task"], each["verdict"], each["metrics"]) for each in verdicts] == [
+        ("judge-a", "keep", {"auc": 0.5}),
+        ("judge-b", second, {"auc": 0.6}),
+    ]
+
+
 @pytest.mark.parametrize(("label", "code"), [("rekindle", 2), ("somebody-else", 1)])
 def test_only_a_step_of_ours_can_say_that_the_config_is_wrong(tmp_path: Path, label: str, code: int):
     manifest = workflow(("only", "exit 78"))
@@ -259,6 +283,9 @@ def test_status_and_logs_show_what_ran(tmp_path: Path):
     assert [(step["name"], step["phase"]) for step in steps] == [("first", "Succeeded"), ("second", "Failed")]
     assert rekindle("logs", cwd=tmp_path).stdout.count("|") == 2
     assert rekindle("logs", "four", "second", cwd=tmp_path).stdout.endswith("| two\n")
+    unknown = rekindle("logs", "four", "secnd", cwd=tmp_path)
+    assert (unknown.returncode, unknown.stdout) == (2, "")
+    assert unknown.stderr == 'error: four has no step called "secnd". Did you mean "second"? Steps: first, second.\n'
     said = [json.loads(line) for line in rekindle("logs", "-o", "json", cwd=tmp_path).stdout.splitlines()]
     assert ["first" in line["step"] for line in said] == [True, False]
     assert [line["line"] for line in said] == ["one", "two"]
