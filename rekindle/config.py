@@ -82,6 +82,12 @@ class Config(Section):
     notify: NotifyConfig = _defaults(NotifyConfig)
     cluster: ClusterConfig = _defaults(ClusterConfig)
 
+    @field_validator("notify", mode="before")
+    @classmethod
+    def _nobody(cls, notify: Any) -> Any:
+        """`notify: null` turns a file's notifications off."""
+        return NotifyConfig() if notify is None else notify
+
     @field_validator("data")
     @classmethod
     def _from_here(cls, data: DataConfig) -> DataConfig:

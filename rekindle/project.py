@@ -105,7 +105,7 @@ def load(name: str, kind: str, required: Collection[str]) -> ModuleType:
     except ModuleNotFoundError as error:
         if not f"{name}.".startswith(f"{error.name}."):  # the module is there, and imports what is not
             raise ConfigError(
-                f'{kind} "{name}" cannot be imported: {describe(error)} Install it where this runs, or add it to the image.'
+                f'{kind} "{name}" cannot be imported: {describe(error)} Install it, also in the image.'
             ) from error
         raise ConfigError(
             f'{kind} "{name}" cannot be imported ({error}): it must be the dotted name of a module that is installed, '
