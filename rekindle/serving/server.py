@@ -29,10 +29,10 @@ from starlette.routing import Route
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from rekindle.errors import ConfigError, RekindleError
-from rekindle.serving.intake.batching import Batches
-from rekindle.serving.intake.bodies import Bodies, Refusal
 from rekindle.serving.client import DATA_UNTIL, SHA256, VERSION
 from rekindle.serving.config import ServerSettings
+from rekindle.serving.intake.batching import Batches
+from rekindle.serving.intake.bodies import Bodies, Refusal
 from rekindle.serving.observation.reference import FEATURES
 from rekindle.serving.observation.scores import Scores
 from rekindle.serving.openapi import openapi

@@ -142,7 +142,7 @@ class Connections:
             head = connection.recv(seen.index(END) + len(END), socket.MSG_WAITALL)
             connection.settimeout(STUCK)
             if fault := find_fault(head):
-                connection.sendall(refusal(400, fault))
+                connection.sendall(response(400, fault))
                 return False
             if not self.answer(connection, head):
                 return False
@@ -171,9 +171,8 @@ def find_fault(head: bytes) -> str:
     return "" if wrong is None else f"a header line is {wrong[:80]!r}: it must be NAME: VALUE."
 
 
-def refusal(status: int, message: str, headers: str = "") -> bytes:
-    """An answer in plain text that closes the connection; `headers`: whole lines."""
-    body = f"{message}\n".encode()
-    reason = http.HTTPStatus(status).phrase
-    head = f"HTTP/1.1 {status} {reason}\r\n{headers}Content-Type: text/plain\r\nContent-Length: {len(body)}\r\n"
-    return f"{head}Connection: close\r\n\r\n".encode() + body
+def response(status: int, body: str, headers: str = "", kind: str = "text/plain") -> bytes:
+    """A whole answer that closes the connection; `headers`: further lines."""
+    head = f"HTTP/1.1 {status} {http.HTTPStatus(status).phrase}\r\n{headers}Content-Type: {kind}; charset=utf-8\r\n"
+    data = body.encode()
+    return f"{head}Content-Length: {len(data)}\r\nConnection: close\r\n\r\n".encode() + data
