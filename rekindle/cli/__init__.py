@@ -17,7 +17,7 @@ from rekindle import project
 from rekindle.cli import checks, demo, images, on_cluster, platform, projects, runs, services, standard_streams  # noqa: F401
 from rekindle.cli.group import HOME, commands
 from rekindle.cli.history import backfill, sweep  # noqa: F401
-from rekindle.common.wording import visible
+from rekindle.common.wording import shorten
 from rekindle.errors import ConfigError, RekindleError
 
 STOPPED = (129, 130, 143)  # by SIGHUP, Ctrl-C, SIGTERM
@@ -35,7 +35,7 @@ def main() -> None:
     except (KeyboardInterrupt, click.Abort):
         code = 130
     except RekindleError as error:
-        click.echo(f"error: {visible(str(error))}", err=True)
+        click.echo(f"error: {shorten(str(error))}", err=True)
         code = 2 if isinstance(error, ConfigError) else 1
     except OSError as error:
         home = str(HOME.resolve())
