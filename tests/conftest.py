@@ -91,7 +91,8 @@ def mlflow_server(services: Services, monkeypatch: pytest.MonkeyPatch) -> str:
     """The address of the MLflow server; the environment of this process points to it."""
     uri = services.url("mlflow")
     services.ready()
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    for name, value in {"MLFLOW_TRACKING_URI": uri, **services.login()}.items():
+        monkeypatch.setenv(name, value)
     return uri
 
 

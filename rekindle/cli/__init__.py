@@ -16,6 +16,7 @@ from rekindle import project
 from rekindle.cli import checks, demo, images, on_cluster, platform, projects, runs, services, standard_streams  # noqa: F401
 from rekindle.cli.group import HOME, commands
 from rekindle.cli.history import backfill, sweep  # noqa: F401
+from rekindle.common import variables
 from rekindle.common.wording import visible
 from rekindle.errors import ConfigError, RekindleError
 
@@ -24,6 +25,7 @@ def main() -> int:
     """Run a command; returns its exit code."""
     standard_streams.prepare()
     try:
+        variables.check(os.environ)
         os.environ.setdefault(project.PATH, os.pathsep.join(project.search_path()))
         code = commands.main(standalone_mode=False)
     except click.ClickException as error:
