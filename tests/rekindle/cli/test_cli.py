@@ -22,6 +22,7 @@ import yaml
 
 from rekindle.cli import commands
 from rekindle.cli.group import SECTIONS
+from tests.waiting import until
 
 REKINDLE = str(Path(sys.executable).with_name("rekindle"))
 ROOT = Path(__file__).parents[3]
@@ -324,12 +325,9 @@ def shared() -> Iterator[Path]:
 
 def started(process: subprocess.Popen[Any], tmp_path: Path) -> list[psutil.Process]:
     """The processes of the run, as soon as its step has said that it began."""
-    deadline = time.monotonic() + 20
-    while time.monotonic() < deadline:
-        if any("begun" in log.read_text() for log in tmp_path.glob(".rekindle/runs/*/logs/*.log")):
-            return psutil.Process(process.pid).children(recursive=True)
-        time.sleep(0.05)
-    raise AssertionError("the step never began")
+    logs = tmp_path / ".rekindle/runs"
+    until("the step to begin", lambda: any("begun" in log.read_text() for log in logs.glob("*/logs/*.log")))
+    return psutil.Process(process.pid).children(recursive=True)
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])

@@ -3,8 +3,7 @@
 import io
 import json
 import threading
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from rekindle.view.summary import Step
 from tests.rekindle.cluster.server import ApiServer, status
 from tests.rekindle.cluster.test_api import WORKFLOWS_AT, workflow
 from tests.rekindle.view.test_explain import Kubelet
+from tests.waiting import until
 
 PODS_AT = "/api/v1/namespaces/models/pods"
 REPLICA = {"training.kubeflow.org/replica-type": "worker"}
@@ -35,13 +35,6 @@ def pod(name: str, node: str = "", state: str = "running", labels: Mapping[str, 
     }
     status = {"phase": "Running", "containerStatuses": [container, {**container, "name": "wait"}]}
     return {"metadata": metadata, "spec": {"containers": [{"name": "main"}]}, "status": status}
-
-
-def until(true: Callable[[], Any]) -> None:
-    deadline = time.monotonic() + 20
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 @pytest.fixture

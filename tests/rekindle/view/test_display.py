@@ -10,6 +10,7 @@ import pytest
 
 from rekindle.view import display, overview
 from rekindle.view.summary import as_json, duration, failed_step, failure, leaves, steps
+from tests.waiting import until
 
 WORKFLOW = "demo-4k2xp"
 
@@ -185,9 +186,7 @@ def test_training_progress_reaches_the_reader(tmp_path: Path):
     out = io.StringIO()
     with display.show(WORKFLOW, display.LogProgress(WORKFLOW, tmp_path / "logs").of, {}, out) as shown:
         shown(status(ROOT, node(".train", phase="Running", end=None)))
-        deadline = time.monotonic() + 5
-        while "loss" not in out.getvalue() and time.monotonic() < deadline:
-            time.sleep(0.05)
+        until("the progress line", lambda: "loss" in out.getvalue())
     assert "train step 120/600  loss 0.02130  10 234 samples/s  12 s left" in out.getvalue()
 
 
