@@ -1,6 +1,6 @@
 """Deployments and their Services: pods that outlive the run that applied them.
 
-`Deployments.apply` writes the object and ensures that the supervisor runs, a separate process (supervisor.py), recorded
+A change of a Deployment writes the object and ensures that the supervisor runs, a separate process (supervisor.py), recorded
 in `deployments/supervisor.json`; the next command restarts one that died, but not one that `down` stopped. Differences
 from Kubernetes: no autoscaler changes `replicas`, a rollout fails before its progressDeadlineSeconds if its pod exits
 four times in a row, and Services listen on 127.0.0.1, headless ones on an address of their own.
@@ -72,9 +72,8 @@ class Deployments(Controller):
             if probe in container and "httpGet" not in container[probe]:
                 raise ConfigError(f"{where}: {probe} must be an httpGet here.")
 
-    def apply(self, obj: Object) -> Object:
-        """Returns once the supervisor has observed the change, so that the status belongs to the applied object."""
-        stored = super().apply(obj)
+    def written(self, stored: Object) -> Object:
+        """Returns once the supervisor has observed the change, so that the status belongs to the written object."""
         name, generation = stored["metadata"]["name"], stored["metadata"]["generation"]
         until = time.monotonic() + OBSERVED
         while (stored.get("status") or {}).get("observedGeneration") != generation or not self.running():
