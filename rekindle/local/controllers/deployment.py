@@ -1,7 +1,7 @@
 """Deployments and their Services: pods that outlive the run that applied them.
 
-A change of a Deployment writes the object and ensures that the supervisor runs, a separate process (supervisor.py), recorded
-in `deployments/supervisor.json`; the next command restarts one that died, but not one that `down` stopped. Differences
+A change writes the object and ensures that the supervisor runs, a separate process (supervisor.py), recorded in
+`deployments/supervisor.json`; the next command restarts one that died, but not one that `down` stopped. Differences
 from Kubernetes: no autoscaler changes `replicas`, a rollout fails before its progressDeadlineSeconds if its pod exits
 four times in a row, and Services listen on 127.0.0.1, headless ones on an address of their own.
 """

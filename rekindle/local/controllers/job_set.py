@@ -62,7 +62,11 @@ class JobSets(TrainingJobs):
             if template.get("podFailurePolicy") and restart != "Never":
                 raise ConfigError(f"{where}: {job['name']}: podFailurePolicy needs restartPolicy Never.")
         now = self.read(obj["metadata"]["name"])
-        if now and not finished(now.get("status") or {}) and now["spec"].get("replicatedJobs") != spec["replicatedJobs"]:
+        if (
+            now
+            and not finished(now.get("status") or {})
+            and now["spec"].get("replicatedJobs") != spec["replicatedJobs"]
+        ):
             raise ConfigError(f"{where}: spec.replicatedJobs: field is immutable.")
 
     def written(self, stored: Object) -> Object:
