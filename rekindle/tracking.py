@@ -231,9 +231,13 @@ def register(name: str, uri: str, source: str, sha256: str, run_id: str, tags: M
 
 def promote(name: str, version: str, deployment: str) -> None:
     """Give version `version` of `name` the alias `champion`: what `deployment` serves from now on."""
-    tag = {"name": name, "version": version, "key": DEPLOYMENT, "value": deployment}
-    _post("model-versions/set-tag", tag)
+    record_deployment(name, version, deployment)
     _set_alias(name, CHAMPION, version)
+
+
+def record_deployment(name: str, version: str, deployment: str) -> None:
+    """Record what serves a version."""
+    _post("model-versions/set-tag", {"name": name, "version": version, "key": DEPLOYMENT, "value": deployment})
 
 
 def promoted(name: str) -> list[Release]:

@@ -294,9 +294,10 @@ class LocalObjects:
         objects = [obj for name in controller.names() if (obj := controller.read(name))]
         return [obj for obj in objects if obj["metadata"].get("labels", {}).get("app.kubernetes.io/name") == model]
 
-    def patch(self, kind: str, name: str, change: Object) -> None:
-        """Apply a merge patch."""
-        self.controllers[kind].patch(name, lambda now: _patched(now, change, "merge"))
+    def patch(self, kind: str, name: str, change: Object, dry_run: bool = False) -> None:
+        """Apply a merge patch, which nobody here refuses. Raises Conflict."""
+        if not dry_run:
+            self.controllers[kind].patch(name, lambda now: _patched(now, change, "merge"))
 
 
 def parsed(flags: list[str]) -> tuple[list[str], str]:

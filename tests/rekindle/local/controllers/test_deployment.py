@@ -18,14 +18,12 @@ from typing import Any
 import pytest
 
 from rekindle.argo.manifest.selector import verdict
-from rekindle.errors import ConfigError, RekindleError
+from rekindle.errors import ConfigError
 from rekindle.local.controllers import controllers
 from rekindle.local.controllers.base import Controller
 from rekindle.local.controllers.deployment import Deployments
-from rekindle.local.controllers.kubectl import LocalObjects
 from rekindle.local.emulator import LocalCluster
 from rekindle.local.journal import RunFiles
-from rekindle.serving.rollback import roll_back
 
 SUCCESS = "status.availableReplicas > 0,!status.unavailableReplicas"
 FAILURE = ",".join(f"status.conditions.{index}.reason == ProgressDeadlineExceeded" for index in range(3))
@@ -213,25 +211,9 @@ def test_a_switch_to_another_deployment_and_back_loses_no_request(
         assert set(seen) == {"1"}, "and no client has reached it"
         kinds["Service"].apply(address("2", port))
         until(kinds, lambda _: set(seen[-20:]) == {"2"})  # whoever had asked before has been answered
-        promoted: list[tuple[str, ...]] = []
-        objects = LocalObjects(cluster)
-        objects.patch("Deployment", "fraud-1", {"spec": {"replicas": 0}})
-        until(kinds, lambda obj: not obj["status"].get("replicas"), name="fraud-1")
-
-        def promote(*target: str) -> None:
-            promoted.append(target)
-            until(kinds, lambda _: set(seen[-20:]) == {"1"})  # this server drains nothing when it is told to end
-
-        found = roll_back(objects, "fraud", "", promote, 30)
-        assert found == {"model": "fraud", "version": "1", "deployment": "fraud-1", "before": "2"}
-        until(kinds, lambda _: seen[-1] == "1")
-        until(kinds, lambda obj: not obj["status"].get("replicas"), name="fraud-2")
-    assert set(seen) == {"1", "2"} and promoted == [("1", "fraud-1")]
-    for version, why in (("", "no release before version 1"), ("7", "versions 1, 2 have")):
-        with pytest.raises(ConfigError, match=why):
-            roll_back(objects, "fraud", version, lambda *_: None, 1)
-    with pytest.raises(ConfigError, match='no model called "sales" serves here'):
-        roll_back(objects, "sales", "", lambda *_: None, 1)
+        kinds["Service"].apply(address("1", port))
+        until(kinds, lambda _: set(seen[-20:]) == {"1"})
+    assert set(seen) == {"1", "2"}
 
 
 def route(*backends: dict[str, Any], **rule: Any) -> dict:
@@ -278,18 +260,6 @@ def test_a_canary_gets_its_share_exactly_or_a_copy_and_then_answers_nobody(
     assert {get(port)[0] for _ in range(20)} == {"1"}
     kinds["Deployment"].delete("fraud-2")
     assert {get(port)[0] for _ in range(20)} == {"1"}, "a mirror that is gone costs nobody an answer"
-
-
-def test_a_rollback_whose_servers_do_not_start_leaves_what_serves(
-    kinds: dict[str, Controller], cluster: LocalCluster, port: int
-) -> None:
-    kinds["Deployment"].apply(release("1", slow=60))
-    kinds["Deployment"].apply(release("2"))
-    kinds["Service"].apply(address("2", port))
-    until(kinds, lambda _: answering(port, "2"))
-    with pytest.raises(RekindleError, match=r"fraud-1 has 0 of 1 pods ready after 0.5 s: what serves now serves on"):
-        roll_back(LocalObjects(cluster), "fraud", "1", lambda *_: None, 0.5)
-    assert answering(port, "2")
 
 
 def test_a_version_that_cannot_start_never_serves(kinds: dict[str, Controller], port: int) -> None:
@@ -340,10 +310,7 @@ def test_a_command_killed_as_it_writes_down_a_supervisor_leaves_none_behind(
     command = """
 import json, os, signal, sys
 from pathlib import Path
-from rekindle.local.controllers.kubectl import LocalObjects
 from rekindle.local.emulator import LocalCluster
-from rekindle.local.journal import RunFiles
-from rekindle.serving.rollback import roll_back
 from rekindle.local.controllers.deployment import Deployments
 def die(event, args):
     if event == "os.rename" and str(args[1]).endswith("supervisor.json"):
