@@ -13,6 +13,7 @@ import os
 import shutil
 import sys
 import tempfile
+import traceback
 import types
 import typing
 from collections.abc import Callable, Iterable
@@ -212,6 +213,11 @@ def main(argv: list[str], execute: Execute = execute) -> int:
             shutil.rmtree(inputs.workdir, ignore_errors=True)
     except RekindleError as error:
         return fail(error)
+    except Exception as error:
+        if not (known := project.code_error(error)):
+            raise
+        traceback.print_exc()
+        return fail(known)
     return 0
 
 

@@ -44,9 +44,8 @@ def request(method: str, path: str, **content: Any) -> dict[str, Any]:
 
     uri = address()
     try:
-        answer = _session(int(os.environ.get(RETRIES, 5))).request(
-            method, f"{uri}/api/2.0/{path}", timeout=TIMEOUT_S, **content
-        )
+        session = _session(int(os.environ.get(RETRIES, 5)), os.environ.get("MLFLOW_TRACKING_TOKEN", ""))
+        answer = session.request(method, f"{uri}/api/2.0/{path}", timeout=TIMEOUT_S, **content)
     except requests.RequestException as error:
         cause, server = without_user(str(innermost(error))), without_user(uri)
         raise TrackingError(
@@ -85,7 +84,7 @@ def _reject(answer: "requests.Response") -> NoReturn:
 
 
 @cache
-def _session(attempts: int) -> "requests.Session":
+def _session(attempts: int, token: str) -> "requests.Session":
     import requests
     from requests.adapters import HTTPAdapter
     from urllib3.util import Retry
@@ -95,7 +94,7 @@ def _session(attempts: int) -> "requests.Session":
     retry = Retry(attempts, backoff_factor=1, status_forcelist=status, allowed_methods=None, raise_on_status=False)
     for scheme in ("http://", "https://"):
         session.mount(scheme, HTTPAdapter(max_retries=retry))
-    if token := os.environ.get("MLFLOW_TRACKING_TOKEN"):
+    if token:
         session.headers["authorization"] = f"Bearer {token}"
     elif user := os.environ.get("MLFLOW_TRACKING_USERNAME"):
         session.auth = (user, os.environ.get("MLFLOW_TRACKING_PASSWORD", ""))

@@ -27,6 +27,7 @@ from rekindle.argo.manifest.read import documents
 from rekindle.argo.validate import lint
 from rekindle.errors import ConfigError, DataError
 from rekindle.local.pods.archives import ArchiveError, is_tarball, unpack_tar, unpack_zip
+from rekindle.local.services.connections import find_fault
 from rekindle.local.services.s3 import Handler
 from rekindle.local.services.s3_files import BLOCK, Files
 from rekindle.local.services.signatures import Signature, signing_key
@@ -146,6 +147,9 @@ def s3_requests(folder: Path) -> Case:
             with suppress(ValueError, UnicodeError):
                 headers |= _signature(method, target, headers)
         lines = [f"{method} {target} HTTP/1.1", *(f"{name}: {value}" for name, value in headers.items()), "", ""]
+        if chance.random() < 0.2:
+            line = chance.choice(["X : y", "X y", " X: y", "X: y\n", "X: y"])
+            lines.insert(chance.randrange(1, len(lines) - 1), line)
         head = "\r\n".join(lines).encode("latin-1", "replace")
         if chance.random() < 0.1:
             head = mutated(head, chance, others)
@@ -153,6 +157,8 @@ def s3_requests(folder: Path) -> Case:
         assert status != 500, (head, body)
 
     def exchange(head: bytes, body: bytes) -> int:
+        if find_fault(head):
+            return 400
         client, server = socket.socketpair()
         with client, server:
             client.settimeout(5)
@@ -160,7 +166,9 @@ def s3_requests(folder: Path) -> Case:
             client.sendall(body)
             client.shutdown(socket.SHUT_WR)
             with suppress(ConnectionError):
-                Handler(server, head, KEYS, buffer, files)
+                handler = Handler(server, head, KEYS, buffer, files)
+                parsed = getattr(handler, "headers", None)  # None: the parser refused the request line
+                assert parsed is None or len(parsed) == head.count(b"\r\n") - 2, head
             server.close()
             answer = b""
             with suppress(ConnectionError):  # a body that was not read

@@ -44,7 +44,17 @@ class Services(Controller):
         ours = [port["port"] for port in before["spec"]["ports"]] if before else []
         for port in [port["port"] for port in ports if not headless(obj)]:
             if port not in ours or not Deployments(self.cluster).running():  # else our supervisor listens there
-                _free(port, f"Service {name}")
+                self._check_port(port, name)
+
+    def _check_port(self, port: int, name: str) -> None:
+        services = [service for other in self.names() if other != name and (service := self.read(other))]
+        for service in services if Deployments(self.cluster).running() else []:
+            if not headless(service) and port in [each["port"] for each in service["spec"]["ports"]]:
+                raise ConfigError(
+                    f"Service {name}: port {port} on 127.0.0.1 serves {service['metadata']['name']} of this home: take "
+                    "another port (--set serve.port=...), or stop all models with `rekindle down`."
+                )
+        _free(port, f"Service {name}")
 
 
 class Deployments(Controller):

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from rekindle import project
-from rekindle.common.linux import die_with_parent
+from rekindle.common.linux import die_with_parent, stop_ignoring_signals
 from rekindle.errors import ConfigError
 from rekindle.local.pods import filesystem, limits
 from rekindle.local.pods.interfaces import Cluster
@@ -196,6 +196,7 @@ class _Child:
     def __call__(self) -> None:
         die_with_parent(self.parent)
         signal.pthread_sigmask(signal.SIG_SETMASK, set())
+        stop_ignoring_signals()
         if self.memory:
             self.memory.enter()
         if self.enter:

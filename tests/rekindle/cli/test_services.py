@@ -1,7 +1,6 @@
 """What a run left is reached from outside: by a notebook, a script, or a browser."""
 
 import json
-import os
 import re
 import signal
 import subprocess
@@ -104,11 +103,16 @@ def test_every_artifact_of_a_run_can_be_fetched_rejected_rows_included(run: str,
 def test_the_page_of_a_run_and_that_of_all_are_named(
     variables: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(os.environ, "MLFLOW_TRACKING_URI", variables["MLFLOW_TRACKING_URI"])
-    name = f"w-{uuid4().hex[:8]}"
-    run_id = tracking.start_run("pages", name)
-    page = rekindle("ui", name, cwd=tmp_path).stdout.strip()
-    assert page.startswith(variables["MLFLOW_TRACKING_URI"]) and f"/runs/{run_id}?" in page
+    uri, name = variables["MLFLOW_TRACKING_URI"], f"w-{uuid4().hex[:8]}"
+    with monkeypatch.context() as here:
+        here.setenv("MLFLOW_TRACKING_URI", uri)
+        here.setenv("MLFLOW_TRACKING_TOKEN", variables["MLFLOW_TRACKING_TOKEN"])
+        run_id = tracking.start_run("pages", name)
+    done = rekindle("ui", name, cwd=tmp_path)
+    page = done.stdout.strip()
+    assert page.startswith(f"{uri}/?token={variables['MLFLOW_TRACKING_TOKEN']}#/") and f"/runs/{run_id}?" in page, (
+        done.stderr
+    )
     newest = rekindle("ui", cwd=tmp_path).stdout  # perhaps a run of another test
-    assert re.search(r"/#/experiments/\d+/runs\?workflowType=machine_learning", newest)
+    assert re.search(r"/\?token=[^/]+#/experiments/\d+/runs\?workflowType=machine_learning", newest)
     assert f"no run of {name}-2" in rekindle("ui", f"{name}-2", cwd=tmp_path).stderr

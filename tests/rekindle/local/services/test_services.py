@@ -154,6 +154,7 @@ def test_runs_and_artifacts_survive_a_kill_of_mlflow(services: Services) -> None
         data = body if isinstance(body, bytes) else json.dumps(body).encode() if body else None
         request = urllib.request.Request(f"{env['MLFLOW_TRACKING_URI']}/api/2.0/{path}", data, method=method)
         request.add_header("Content-Type", "application/json")
+        request.add_header("Authorization", f"Bearer {services.login()['MLFLOW_TRACKING_TOKEN']}")
         with urllib.request.urlopen(request, timeout=60) as answer:
             return json.loads(answer.read() or b"{}")
 
