@@ -157,6 +157,13 @@ def test_config_shows_each_value_and_where_it_came_from(tmp_path: Path):
     assert any(line.endswith("default") for line in origins.values())
 
 
+@pytest.mark.parametrize("name", ["HOME", "PATH"])
+def test_a_mistyped_variable_does_not_act_on_another_home_or_project(tmp_path: Path, name: str):
+    done = rekindle("status", cwd=tmp_path, **{f"REKINDLE_{name}S": "elsewhere", "REKINDLE_NAME": "shop"})
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == f'error: REKINDLE_{name}S is not a variable of Rekindle. Did you mean "REKINDLE_{name}"?\n'
+
+
 def test_json_is_one_object_on_stdout_and_four_steps_cost_less_than_a_second(tmp_path: Path):
     file = written(tmp_path / "four.yaml", workflow(*[(name, "exit 0") for name in ("a", "b", "c", "d")]))
     before = os.times()
@@ -233,6 +240,30 @@ def test_an_output_of_somebody_else_is_no_verdict(tmp_path: Path):
     assert (done.returncode, "verdict" in done.stdout) == (0, False)
 
 
+@pytest.mark.parametrize(("second", "code"), [("keep", 3), ("same", 0)])
+def test_of_two_evaluations_both_verdicts_are_told_and_nothing_released_is_not_success(
+    tmp_path: Path, second: str, code: int
+):
+    judge = "printf {} > /tmp/v; echo '{{\"auc\": 0.{}}}' > /tmp/m; printf 'as bad as {}' > /tmp/r"
+    scripts = [("judge-a", judge.format("keep", 5, "chance")), ("judge-b", judge.format(second, 6, "before"))]
+    manifest = workflow(*scripts)
+    manifest["metadata"]["labels"] = {"app.kubernetes.io/part-of": "rekindle"}
+    for template in manifest["spec"]["templates"][1:]:
+        names = {"verdict": "v", "metrics": "m", "reason": "r"}
+        files = [{"name": name, "valueFrom": {"path": f"/tmp/{file}"}} for name, file in names.items()]
+        template["outputs"] = {"parameters": files}
+    file = written(tmp_path / "w.yaml", manifest)
+    done = rekindle("run", "--manifest", file, cwd=tmp_path)
+    assert done.returncode == code, done.stderr
+    assert "judged    judge-a: keep. as bad as chance\n" in done.stdout
+    assert f"judged    judge-b: {second}. as bad as before\n" in done.stdout
+    verdicts = json.loads(rekindle("status", "four", "-o", "json", cwd=tmp_path).stdout)["verdicts"]
+    assert [(each["task"], each["verdict"], each["metrics"]) for each in verdicts] == [
+        ("judge-a", "keep", {"auc": 0.5}),
+        ("judge-b", second, {"auc": 0.6}),
+    ]
+
+
 @pytest.mark.parametrize(("label", "code"), [("rekindle", 2), ("somebody-else", 1)])
 def test_only_a_step_of_ours_can_say_that_the_config_is_wrong(tmp_path: Path, label: str, code: int):
     manifest = workflow(("only", "exit 78"))
@@ -252,6 +283,9 @@ def test_status_and_logs_show_what_ran(tmp_path: Path):
     assert [(step["name"], step["phase"]) for step in steps] == [("first", "Succeeded"), ("second", "Failed")]
     assert rekindle("logs", cwd=tmp_path).stdout.count("|") == 2
     assert rekindle("logs", "four", "second", cwd=tmp_path).stdout.endswith("| two\n")
+    unknown = rekindle("logs", "four", "secnd", cwd=tmp_path)
+    assert (unknown.returncode, unknown.stdout) == (2, "")
+    assert unknown.stderr == 'error: four has no step called "secnd". Did you mean "second"? Steps: first, second.\n'
     said = [json.loads(line) for line in rekindle("logs", "-o", "json", cwd=tmp_path).stdout.splitlines()]
     assert ["first" in line["step"] for line in said] == [True, False]
     assert [line["line"] for line in said] == ["one", "two"]

@@ -113,7 +113,7 @@ def test_a_step_is_chosen_by_a_part_of_its_name(server: ApiServer, cluster: Clus
         server.put(PODS_AT, pod(f"demo-{name}-1", f"demo.{name}"))
         server.say(f"demo-{name}-1", f"of {name}")
     out = io.StringIO()
-    assert Logs(cluster, "demo", out, "rai").print() == 1
+    assert Logs(cluster, "demo", out, "rai").print(workflow("demo")) == 1
     assert out.getvalue() == "train | of train\n"
 
 
@@ -121,7 +121,7 @@ def test_a_machine_gets_each_line_as_an_object(server: ApiServer, cluster: Clust
     server.put(PODS_AT, pod("demo-train-1", "demo.train"))
     server.say("demo-train-1", 'a "line" | of é')
     out = io.StringIO()
-    Logs(cluster, "demo", out, as_json=True).print()
+    Logs(cluster, "demo", out, as_json=True).print(workflow("demo"))
     assert json.loads(out.getvalue()) == {"step": "train", "line": 'a "line" | of é'}
 
 
@@ -177,7 +177,9 @@ def test_the_logs_of_pods_that_are_gone_are_read_where_argo_has_put_them(
         for name, key in {"prepare": "demo/demo-prepare-1/main.log", "evaluate": "demo/gone/main.log"}.items()
     }
     template = {"name": "prepare", "container": {"image": "rekindle:0.1"}}
-    run = {"metadata": {"name": "demo"}, "spec": {"templates": [template]}, "status": {"nodes": nodes}}
+    tasks = [{"name": name, "template": "prepare"} for name in ("prepare", "train", "evaluate")]
+    spec = {"templates": [template, {"name": "main", "dag": {"tasks": tasks}}]}
+    run = {"metadata": {"name": "demo"}, "spec": spec, "status": {"nodes": nodes}}
     with Kubelet(tmp_path) as server:
         monkeypatch.setenv("KUBECONFIG", str(server.kubeconfig))
         cluster = Cluster.connect()
@@ -189,3 +191,10 @@ def test_the_logs_of_pods_that_are_gone_are_read_where_argo_has_put_them(
         server.put(WORKFLOWS_AT, run)
         said = CliRunner().invoke(commands, ["logs", "demo", "prepare", "--cluster"], catch_exceptions=False)
         assert said.stdout.splitlines() == ["prepare | 500 rows", "prepare | done"]
+        server.put(PODS_AT, pod("demo-train-master-0", state="terminated", labels=REPLICA))
+        server.say("demo-train-master-0", "trained 40 steps")
+        server.end_log("demo-train-master-0")
+        said = CliRunner().invoke(commands, ["logs", "demo", "--cluster"], catch_exceptions=False)
+        assert {"prepare | 500 rows", "prepare | done", "train-master-0 | trained 40 steps"} < set(
+            said.stdout.splitlines()
+        )

@@ -280,6 +280,17 @@ def test_a_canary_gets_its_share_exactly_or_a_copy_and_then_answers_nobody(
     assert {get(port)[0] for _ in range(20)} == {"1"}, "a mirror that is gone costs nobody an answer"
 
 
+def test_a_port_of_another_model_of_this_home_is_said_to_be_that_models(
+    kinds: dict[str, Controller], port: int
+) -> None:
+    kinds["Deployment"].apply(deployment("one"))
+    kinds["Service"].apply(service(port))
+    other = service(port)
+    other["metadata"] = {"name": "digits"}
+    with pytest.raises(ConfigError, match=f"Service digits: port {port} on 127.0.0.1 serves fraud of this home"):
+        kinds["Service"].apply(other)
+
+
 def test_a_rollback_whose_servers_do_not_start_leaves_what_serves(
     kinds: dict[str, Controller], cluster: LocalCluster, port: int
 ) -> None:

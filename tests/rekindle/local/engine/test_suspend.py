@@ -20,7 +20,7 @@ from rekindle.local.journal import Busy, RunFiles
 from rekindle.local.run import release_suspended
 from tests.rekindle.local.played import leaf, scheduler, steps
 
-REKINDLE = [sys.executable, "-c", "from rekindle.cli import main; main()"]
+REKINDLE = [sys.executable, "-c", "from rekindle.__main__ import main; main()"]
 
 
 def approval(default: str | None = None, **output: Any) -> dict[str, Any]:
