@@ -36,17 +36,22 @@ PREDICT = f"{MODEL}:predict"
 class Running:
     """`rekindle step steps.serve` on a free port, until the block ends."""
 
-    def __init__(self, *flags: str, **environment: str) -> None:
+    def __init__(self, *flags: str, descriptors: int = 0, listens: bool = True, **environment: str) -> None:
         here = str(Path(__file__).parent)
         command = [sys.executable, "-m", "rekindle", "step", "steps.serve", "--port=0", "--drain-seconds=0.3", *flags]
+        if descriptors:
+            command = ["sh", "-c", f'ulimit -n {descriptors}; exec "$@"', "sh", *command]
         env = {**os.environ, "PYTHONPATH": here, **environment}
         self.process = subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True)
         assert self.process.stderr
+        self.client = httpx.Client(timeout=20)
+        if not listens:
+            return
         first = self.process.stderr.readline()
         match = re.fullmatch(r"listening on (http://\S+)\n", first)
         assert match, first
         self.url = match[1]
-        self.client = httpx.Client(base_url=self.url, timeout=20)
+        self.client.base_url = self.url
 
     def __enter__(self) -> "Running":
         return self
