@@ -17,8 +17,8 @@ from typing import Any, get_args
 from pydantic import BaseModel, Field, ValidationError, create_model, field_validator
 
 from rekindle import project
+from rekindle.argo.language.yaml_text import parse, read_text
 from rekindle.argo.manifest import cron as crontab
-from rekindle.argo.manifest.read import parse
 from rekindle.blocks.settings import DEFAULTS, ClusterConfig
 from rekindle.common import variables
 from rekindle.errors import ConfigError, did_you_mean, rule
@@ -188,7 +188,7 @@ def _settings(file: Path, sets: Iterable[str], environment: Mapping[str, str]) -
 
 def _read(file: Path) -> dict[str, Any]:
     try:
-        documents = parse(file.read_text(), str(file))
+        documents = parse(read_text(file), str(file))
     except FileNotFoundError as error:
         known = {str(path) for path in file.parent.glob("*.yaml")} | project.configs()
         raise ConfigError(f"{file} does not exist: give a config file.{did_you_mean(str(file), known)}") from error

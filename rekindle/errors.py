@@ -97,5 +97,5 @@ def did_you_mean(word: str, known: list[str] | set[str]) -> str:
     """' Did you mean "x"?' for the nearest of `known`, else ''."""
     from difflib import get_close_matches  # `rekindle --help` does without
 
-    near = get_close_matches(word, sorted(known), n=1, cutoff=0.5)
+    near = get_close_matches(word, sorted(known), n=1, cutoff=0.5) if len(word) < 100 else []
     return f' Did you mean "{near[0]}"?' if near else ""

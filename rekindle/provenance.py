@@ -34,11 +34,10 @@ def git_sha() -> str:
 
 def _git(arguments: list[str], settings: Mapping[str, str] | None = None) -> str:
     """The output of git with these settings, which may fetch nothing; "" if it fails."""
-    index = int(os.environ.get("GIT_CONFIG_COUNT") or 0)  # those of the user
-    variables = {**os.environ, "GIT_ALLOW_PROTOCOL": ""}
-    for index, (name, value) in enumerate((settings or {}).items(), index + 1):
-        variables |= {f"GIT_CONFIG_KEY_{index - 1}": name, f"GIT_CONFIG_VALUE_{index - 1}": value}
-    variables["GIT_CONFIG_COUNT"] = str(index)
+    settings, first = settings or {}, int(os.environ.get("GIT_CONFIG_COUNT") or 0)  # after those of the user
+    variables = {**os.environ, "GIT_ALLOW_PROTOCOL": "", "GIT_CONFIG_COUNT": str(first + len(settings))}
+    for index, (name, value) in enumerate(settings.items(), first):
+        variables |= {f"GIT_CONFIG_KEY_{index}": name, f"GIT_CONFIG_VALUE_{index}": value}
     try:
         done = subprocess.run(
             ["git", *arguments], env=variables, capture_output=True, text=True, errors="surrogateescape", timeout=10

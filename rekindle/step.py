@@ -116,7 +116,7 @@ def parse(inputs: type[StepInputs], texts: dict[str, str]) -> StepInputs:
     for name, text in texts.items():
         try:
             values[name] = text if _is_scalar(inputs.model_fields[name].annotation) else json.loads(text)
-        except json.JSONDecodeError as error:
+        except (ValueError, RecursionError) as error:
             raise ConfigError(f"{flag(name)} is {text!r}: it must be JSON ({error}).") from error
     try:
         return inputs.model_validate(values)

@@ -17,7 +17,7 @@ from rekindle.cli import checks, demo, images, on_cluster, platform, projects, r
 from rekindle.cli.group import commands
 from rekindle.cli.history import backfill, sweep  # noqa: F401
 from rekindle.common import homes, variables
-from rekindle.common.wording import visible
+from rekindle.common.wording import shorten
 from rekindle.errors import ConfigError, RekindleError
 
 
@@ -34,7 +34,7 @@ def main() -> int:
     except click.Abort:
         code = 130
     except RekindleError as error:
-        click.echo(f"error: {visible(str(error))}", err=True)
+        click.echo(f"error: {shorten(str(error))}", err=True)
         code = 2 if isinstance(error, ConfigError) else 1
     except OSError as error:
         home = str(homes.path().resolve())

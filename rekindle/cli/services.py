@@ -160,13 +160,11 @@ def ui(name: str | None, browser: bool) -> None:
     """
     from rekindle import tracking
     from rekindle.local.emulator import LocalCluster
-    from rekindle.local.services.services import with_token
 
     services, real = LocalCluster(home()).services, os.environ.get("MLFLOW_TRACKING_URI")
-    login = services.login()
-    os.environ.update(login, MLFLOW_TRACKING_URI=services.url("mlflow"))
+    os.environ.update(services.login(), MLFLOW_TRACKING_URI=services.url("mlflow"))
     page = tracking.page(name or "")
-    url = page if real else with_token(page, login)
+    url = page if real else services.login_page(page)
     click.echo(url)
     if browser:
         click.launch(services.write_link(url))

@@ -26,23 +26,22 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import FileResponse, RedirectResponse, Response
 from starlette.routing import Route
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from rekindle.errors import ConfigError, RekindleError
 from rekindle.serving.client import DATA_UNTIL, SHA256, VERSION
 from rekindle.serving.config import ServerSettings
+from rekindle.serving.http.connections import KEEP_ALIVE_S, Connections, raise_descriptor_limit
+from rekindle.serving.http.openapi import openapi
 from rekindle.serving.intake.batching import Batches
 from rekindle.serving.intake.bodies import Bodies, Refusal
 from rekindle.serving.observation.reference import FEATURES
 from rekindle.serving.observation.scores import Scores
-from rekindle.serving.openapi import openapi
 from rekindle.serving.release import download
 from rekindle.serving.worker import Batch, ModelFacts, ModelProcess
 from rekindle.storage import Store
 
 SECONDS = tuple(float(f"{10 ** (k / 10 - 3):.3g}") for k in range(41))  # fine enough to tell 1.5 times from 2 times
 SIZES = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 5000, 10_000)
-KEEP_ALIVE = 75  # seconds; longer than load balancers keep idle connections (60)
 PAGE = Path(__file__).with_name("page.html")
 
 
@@ -103,8 +102,10 @@ class Metrics:
 class ModelServer:
     """One model behind HTTP, from the first probe to the end of the drain."""
 
-    def __init__(self, inputs: ServerSettings) -> None:
+    def __init__(self, inputs: ServerSettings, max_connections: int) -> None:
         self.inputs = inputs
+        self.connections = Connections(inputs.body_seconds, max_connections)
+        self.max_waiting = min(inputs.max_waiting, max_connections)
         self.metrics = Metrics()
         self.model: Model | None = None
         self.failure: Exception | None = None
@@ -112,6 +113,7 @@ class ModelServer:
         self.draining = False
         self.waiting = 0  # requests with a place
         self.bodies = Bodies(inputs)
+        self.connections.drop_body = self.bodies.drop
         routes = [
             Route("/v1/models/{name}:predict", self.predict, methods=["POST"]),  # first: it is looked for in order
             Route("/", self.page),
@@ -129,12 +131,13 @@ class ModelServer:
         self.http = uvicorn.Server(
             uvicorn.Config(
                 Starlette(routes=routes, lifespan=self.lifespan, exception_handlers={Refusal: self.refused}),
-                http=protocol(inputs.body_seconds),
+                http=self.connections.protocol,
+                ws="none",  # its connections would not be ours
                 log_level="warning",
                 access_log=False,
                 proxy_headers=False,
-                timeout_keep_alive=KEEP_ALIVE,
-                timeout_graceful_shutdown=max(1, round(inputs.grace_seconds)),
+                timeout_keep_alive=int(2 * KEEP_ALIVE_S),  # never: the sweep ends idle connections before
+                timeout_graceful_shutdown=math.ceil(inputs.grace_seconds) + 1,
             )
         )
 
@@ -144,9 +147,10 @@ class ModelServer:
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGTERM, self.drain)
         loop.add_signal_handler(signal.SIGINT, self.stop)
-        running = asyncio.create_task(self.run())
+        tasks = [asyncio.create_task(self.run()), asyncio.create_task(self.connections.sweep())]
         yield
-        running.cancel()
+        for task in tasks:
+            task.cancel()
 
     async def run(self) -> None:
         """Load the model in all processes, then feed them, until one fails."""
@@ -181,19 +185,26 @@ class ModelServer:
     def drain(self) -> None:
         """SIGTERM: not ready, but still answering for `drain_seconds`. A second one, or one while loading: stop now."""
         if self.draining or not self.model:
-            self.stop()
+            return self.stop()
         self.draining = True
-        asyncio.get_running_loop().call_later(self.inputs.drain_seconds, self.stop)
+        self.connections.drain(self.http.server_state.connections)
+        asyncio.get_running_loop().call_later(self.inputs.drain_seconds, self.retire)
+
+    def retire(self) -> None:
+        """Accept no new connections; those of clients that keep them may send a request for `grace_seconds` yet."""
+        self.http.should_exit = True
+        asyncio.get_running_loop().call_later(self.inputs.grace_seconds, self.connections.close_idle)
 
     def stop(self) -> None:
         """Accept no new connections; finish the requests in flight."""
         self.draining = True
+        self.connections.close_idle()
         self.http.should_exit = True
 
     def state(self) -> str:
         if self.failure or self.draining or not self.model:
             return "failed" if self.failure else "draining" if self.draining else "loading"
-        return "overloaded" if self.waiting >= self.inputs.max_waiting else "ready"
+        return "overloaded" if self.waiting >= self.max_waiting else "ready"
 
     def named(self, request: Request) -> Model:
         """The model that the path names. Raises Refusal."""
@@ -265,7 +276,7 @@ class ModelServer:
     async def predicted(self, request: Request) -> Response:
         model = self.named(request)
         body = await self.bodies.read(request)
-        if self.waiting >= self.inputs.max_waiting:
+        if self.waiting >= self.max_waiting:
             raise Refusal(503, f"{self.waiting} requests are waiting already: try again soon.")
         self.waiting += 1
         self.metrics.waiting.set(self.waiting)
@@ -276,33 +287,20 @@ class ModelServer:
             self.metrics.waiting.set(self.waiting)
         if result.instances:
             self.metrics.instances.observe(result.instances)
-        return Response(result.body, result.status, model.headers | self.closing(), "application/json")
+        return Response(result.body, result.status, model.headers, "application/json")
 
     def refused(self, _: Request, refusal: Exception) -> Response:
         assert isinstance(refusal, Refusal)
         again = {"retry-after": "1"} if refusal.status == 503 else {}
-        return answer(refusal.status, {"error": str(refusal)}, again | self.closing())
-
-    def closing(self) -> dict[str, str]:
-        """While we drain, every client must look for another server."""
-        return {"connection": "close"} if self.draining else {}
-
-
-def protocol(seconds: float) -> type[asyncio.Protocol]:
-    """uvicorn's protocol, but a connection without a whole header after `seconds` is closed."""
-
-    class Protocol(HttpToolsProtocol):
-        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-            super().connection_made(transport)
-            self.loop.call_later(seconds, lambda: self.cycle or transport.close())
-
-    return Protocol
+        close = {"connection": "close"} if refusal.close else {}
+        return answer(refusal.status, {"error": str(refusal)}, again | close)
 
 
 def serve(inputs: ServerSettings) -> None:
     """Listen at once, load in the background, answer until a signal. Raises the error that loading failed with."""
+    max_connections = raise_descriptor_limit(inputs.processes)
     listeners = [listen(inputs.host, inputs.port)]
-    server = ModelServer(inputs)
+    server = ModelServer(inputs, max_connections)
     host, port = listeners[0].getsockname()[:2]
     address = ip_address(host)
     if not (address.is_loopback or address.is_unspecified):  # `kubectl port-forward` comes from within the pod

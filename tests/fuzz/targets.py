@@ -33,6 +33,7 @@ from rekindle.local.services.s3_files import BLOCK, Files
 from rekindle.local.services.signatures import Signature, signing_key
 from rekindle.serving.validation import parse
 from tests.fuzz.mutation import changed, mutated
+from tests.fuzz.text import expressions, yaml_texts
 from tests.fuzz.training import checkpoints, coordinator_lines, snapshots
 from tests.rekindle.local.test_mutated import EVERYTHING
 
@@ -262,6 +263,7 @@ def http_bodies(folder: Path) -> Case:
 TARGETS: dict[str, Callable[[Path], Case]] = {
     "archives": archives, "s3 requests": s3_requests, "manifests": manifests, "http bodies": http_bodies,
     "coordinator lines": coordinator_lines, "checkpoints": checkpoints, "snapshots": snapshots,
+    "yaml texts": yaml_texts, "expressions": expressions,
 }  # fmt: skip
 
 

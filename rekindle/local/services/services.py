@@ -119,6 +119,11 @@ class Services:
             {"AWS_ACCESS_KEY_ID": secrets.token_hex(10).upper(), "AWS_SECRET_ACCESS_KEY": secrets.token_urlsafe(30)},
         )
 
+    def login_page(self, page: str) -> str:
+        """Return the address of a page of the embedded MLflow that logs a browser in."""
+        address, _, fragment = page.partition("/#")
+        return f"{address}/?token={self.login()[LOGIN[0]]}{fragment and '#' + fragment}"
+
     def login(self) -> dict[str, str]:
         """MLFLOW_TRACKING_* with which clients log in (in Secrets): those of the environment for a real MLflow, else
         the token of the embedded one, which is started if need be."""
@@ -235,12 +240,6 @@ class Services:
     def _make_folder(self) -> None:
         homes.make(self.home)
         self.folder.mkdir(exist_ok=True)
-
-
-def with_token(page: str, login: Mapping[str, str]) -> str:
-    """The address of a page of the embedded MLflow that logs a browser in."""
-    address, _, fragment = page.partition("/#")
-    return f"{address}/?token={login[LOGIN[0]]}{fragment and '#' + fragment}"
 
 
 def answers(url: str, timeout: float = 2) -> bool:

@@ -17,11 +17,11 @@ BUDGET = 16  # times the largest body: memory for all bodies that are still arri
 
 
 class Refusal(Exception):
-    """A request that gets no predictions: the HTTP status and the reason."""
+    """A request that gets no predictions: the HTTP status and the reason; `close`: the rest of it is not read."""
 
-    def __init__(self, status: int, reason: str) -> None:
+    def __init__(self, status: int, reason: str, close: bool = False) -> None:
         super().__init__(reason)
-        self.status = status
+        self.status, self.close = status, close
 
 
 class Body:
@@ -30,7 +30,7 @@ class Body:
     def __init__(self, client: str, deadline: asyncio.Timeout) -> None:
         self.client, self.deadline, self.since = client, deadline, time.monotonic()
         self.data = bytearray()
-        self.dropped = False
+        self.dropped = ""  # why it had to make room
 
 
 class Bodies:
@@ -60,13 +60,14 @@ class Bodies:
                         self._add(body, chunk)
         except TimeoutError as error:
             if not body.dropped:
-                raise Refusal(408, f"the request took longer than {limits.body_seconds:g} s to arrive.") from error
+                reason = f"the request took longer than {limits.body_seconds:g} s to arrive."
+                raise Refusal(408, reason, close=True) from error
         except ClientDisconnect as error:
             raise Refusal(400, "the client went away before its request had arrived.") from error
         finally:
             self._remove(body)
         if body.dropped:
-            raise Refusal(503, "too many large requests arrive at once, and others needed its room: try again soon.")
+            raise Refusal(503, f"{body.dropped}, and others needed its room: try again soon.", close=True)
         if size > limits.max_bytes:
             raise too_large
         return bytes(body.data)
@@ -77,11 +78,18 @@ class Bodies:
         body.data += chunk
         self.held[body.client] += len(chunk)
         while self.held.total() > BUDGET * self.limits.max_bytes:
-            loser = max(self.arriving, key=lambda other: (self.held[other.client], len(other.data), -other.since))
-            loser.dropped = True
-            self._remove(loser)
-            loser.data.clear()
-            loser.deadline.reschedule(asyncio.get_running_loop().time())
+            self.drop("too many large requests arrive at once")
+
+    def drop(self, reason: str) -> bool:
+        """End the request of the client that holds the most: it gets a 503. False if no body is arriving."""
+        if not self.arriving:
+            return False
+        loser = max(self.arriving, key=lambda other: (self.held[other.client], len(other.data), -other.since))
+        loser.dropped = reason
+        self._remove(loser)
+        loser.data.clear()
+        loser.deadline.reschedule(asyncio.get_running_loop().time())
+        return True
 
     def _remove(self, body: Body) -> None:
         if body in self.arriving:
