@@ -11,7 +11,6 @@ import json
 import os
 import socket
 import subprocess
-import sys
 import time
 from dataclasses import asdict
 from shutil import rmtree
@@ -19,6 +18,7 @@ from typing import Any
 
 from rekindle.argo.language.gofmt import timestamp
 from rekindle.common.files import write_atomically
+from rekindle.common.interpreter import python
 from rekindle.errors import ConfigError, RekindleError
 from rekindle.local.controllers.base import Controller, Object, sole_container
 from rekindle.local.pods.interfaces import Cluster
@@ -176,8 +176,8 @@ class Deployments(Controller):
             self.home.mkdir(parents=True, exist_ok=True)
             with open(self.home / LOG, "ab") as log:
                 child = subprocess.Popen(
-                    [sys.executable, "-m", "rekindle.local.supervise", "--home", str(self.cluster.home)],
-                    stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True, cwd=self.cluster.home,
+                    python("-m", "rekindle.local.supervise", "--home", str(self.cluster.home)),
+                    stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True, cwd="/",
                 )  # fmt: skip
             CHILDREN.append(child)
             record = {"pid": child.pid, "since": started(child.pid) or 0}
