@@ -64,7 +64,7 @@ def trust(home: Path) -> None:
 def _check_owner(home: Path) -> None:
     try:
         owner = home.stat().st_uid
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return
     if owner != os.geteuid():
         with suppress(KeyError):
@@ -76,7 +76,7 @@ def _entries(home: Path) -> bool:
     try:
         with os.scandir(home) as entries:
             return any(entries)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):  # who writes there says the latter
         return False
 
 

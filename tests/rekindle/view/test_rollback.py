@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from rekindle import tracking
+from rekindle.common import homes
 from rekindle.errors import ConfigError, RekindleError
 from rekindle.local.controllers import controllers
 from rekindle.local.controllers.base import Controller
@@ -83,6 +84,7 @@ class Model:
 @pytest.fixture
 def model(tmp_path: Path, s3: Store, s3_environment: dict[str, str], mlflow_server: str) -> Iterator[Model]:
     name, cluster = f"cards-{uuid.uuid4().hex[:6]}", LocalCluster(tmp_path / ".rekindle")
+    homes.make(cluster.home)
     with shell(tmp_path, **s3_environment, MLFLOW_TRACKING_URI=mlflow_server) as typed:
         port = int(typed.environ["REKINDLE_SERVE__PORT"])
         yield Model(name, s3, cluster, controllers(cluster, cluster.home / "run"), typed, port)
