@@ -1,6 +1,8 @@
 """Files that a reader never sees half-written."""
 
+import errno
 import os
+import stat
 import uuid
 from contextlib import suppress
 from pathlib import Path
@@ -26,3 +28,23 @@ def make_private(directory: Path) -> None:
     if directory.name == HOME and directory.stat().st_mode & 0o077:
         with suppress(PermissionError):  # somebody else's, who may want it to be shared
             directory.chmod(0o700)
+
+
+def make_own(directory: Path) -> None:
+    """Make a directory that only its owner can enter where everybody may make some, such as /tmp.
+
+    Raises PermissionError for one of another user, who can change what is in it.
+    """
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    with suppress(FileExistsError):
+        directory.mkdir(mode=0o700)
+    if not is_own(directory):
+        raise PermissionError(errno.EPERM, "it belongs to another user, or is no directory: remove it", str(directory))
+    if directory.stat().st_mode & 0o077:
+        directory.chmod(0o700)
+
+
+def is_own(directory: Path) -> bool:
+    """True if this is a directory of ours, and no link."""
+    about = directory.lstat()
+    return stat.S_ISDIR(about.st_mode) and about.st_uid == os.geteuid()
