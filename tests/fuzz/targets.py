@@ -61,6 +61,8 @@ def archives(folder: Path) -> Case:
                     chance.choice([".", "..", "a", "l/..", "../outside"]),
                 )
                 info.size = 700 if info.isreg() else 0
+                if info.isreg() and chance.random() < 0.3:
+                    info.pax_headers = sparse(chance)
                 with suppress(ValueError):
                     tar.addfile(info, io.BytesIO(b"x" * info.size))
         seeds.append(packed.getvalue()[:6000])
@@ -75,12 +77,21 @@ def archives(folder: Path) -> Case:
     def case(chance: random.Random) -> None:
         archive, target = place / "in.tmp", place / "in"
         if zipped := chance.random() < 0.2:
-            archive.write_bytes(mutated(chance.choice(zips), chance, zips))
+            data = mutated(chance.choice(zips), chance, zips)
+            if chance.random() < 0.2 and (directory := data.find(b"PK\1\2")) >= 0:
+                entry, end = data[directory : directory + 46 + 9], data.rfind(b"PK\5\6")
+                data = data[:directory] + entry * chance.randrange(3000) + data[end:]
+            archive.write_bytes(data)
         else:
             data = mutated(chance.choice(seeds), chance, seeds)
             if chance.random() < 0.9:
                 data = b"".join(_with_checksum(data[at : at + 512]) for at in range(0, len(data), 512))
-            packed = gzip.compress(data, 1)
+            if chance.random() < 0.2:
+                data = sparse_member(chance) + data
+            size = 1 + int(chance.expovariate(0.001)) if chance.random() < 0.2 else len(data) or 1
+            packed = b"".join(gzip.compress(data[at : at + size], 1) for at in range(0, len(data) or 1, size))
+            if chance.random() < 0.05:
+                packed = gzip.compress(b"", 1) * chance.randrange(20_000) + packed
             archive.write_bytes(packed if chance.random() < 0.9 else mutated(packed, chance, seeds))
             is_tarball(archive)
         with suppress(ArchiveError):
@@ -97,6 +108,25 @@ def archives(folder: Path) -> Case:
         assert os.listdir(place) == [] and sorted(os.listdir(folder)) == ["outside", "place"]
 
     return case
+
+
+def sparse(chance: random.Random) -> dict[str, str]:
+    """Headers of a file of which only some parts are stored, or so they say."""
+    listed: list[int] = []
+    for _ in range(chance.randrange(1, 30)):
+        after = sum(listed[-2:]) if chance.random() < 0.8 else chance.randrange(-5, 5000)
+        listed += [after + chance.choice([0, 0, 100]), chance.choice([0, 1, 20, 512, 1 << 40])]
+    size = chance.choice([sum(listed[-2:]), 700, 1 << 42])
+    headers = {"name": "a", "map": ",".join(map(str, listed)), "size": str(size)}
+    headers |= chance.choice([{"major": "0", "minor": "1"}, {"major": "1", "minor": "0", "realsize": str(size)}])
+    return {f"GNU.sparse.{name}": value for name, value in headers.items()}
+
+
+def sparse_member(chance: random.Random) -> bytes:
+    """A sparse file at the beginning of a tarball."""
+    info, content = tarfile.TarInfo("a"), chance.randbytes(1024)
+    info.size, info.pax_headers = len(content), sparse(chance)
+    return info.tobuf(tarfile.PAX_FORMAT) + content
 
 
 def _with_checksum(block: bytes) -> bytes:
