@@ -7,8 +7,6 @@ import uuid
 from contextlib import suppress
 from pathlib import Path
 
-HOME = ".rekindle"
-
 
 def write_atomically(path: Path, text: str, mode: int = 0o666) -> None:
     """Replace the file's content in one step: readers see the old or the new text, also with concurrent writers."""
@@ -23,10 +21,10 @@ def write_atomically(path: Path, text: str, mode: int = 0o666) -> None:
 
 
 def make_private(directory: Path) -> None:
-    """Make a directory that only its owner can enter. One that is there becomes so if it has our name for it."""
+    """Make a directory that only its owner can enter. One that exists becomes so: its files can be read by others."""
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if directory.name == HOME and directory.stat().st_mode & 0o077:
-        with suppress(PermissionError):  # somebody else's, who may want it to be shared
+    if directory.stat().st_mode & 0o077:
+        with suppress(PermissionError):  # another user's
             directory.chmod(0o700)
 
 
