@@ -12,7 +12,7 @@ from contextlib import suppress
 from hashlib import blake2b
 from pathlib import Path
 
-from rekindle.common.files import write_once
+from rekindle.common.files import make_private, write_once
 from rekindle.errors import ConfigError
 
 VARIABLE, NAME = "REKINDLE_HOME", ".rekindle"
@@ -46,11 +46,8 @@ def check(home: Path) -> None:
 
 
 def make(home: Path) -> None:
-    """Make a home that only its owner can enter. One that exists becomes so if it has our name for it."""
-    home.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if home.name == NAME and home.stat().st_mode & 0o077:
-        with suppress(PermissionError):  # somebody else's, who may want it to be shared
-            home.chmod(0o700)
+    """Make a home that only its owner can enter; one that exists becomes so."""
+    make_private(home)
     if not _entries(home):
         trust(home)
 
