@@ -23,16 +23,17 @@ from typing import Any
 import uvicorn
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, ProcessCollector, generate_latest
 from starlette.applications import Starlette
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import FileResponse, RedirectResponse, Response
 from starlette.routing import Route
 
 from rekindle.errors import ConfigError, RekindleError
-from rekindle.serving.batching import Batches
 from rekindle.serving.client import DATA_UNTIL, SHA256, VERSION
-from rekindle.serving.config import Limits, ServerSettings
+from rekindle.serving.config import ServerSettings
 from rekindle.serving.http.connections import KEEP_ALIVE_S, Connections, raise_descriptor_limit
 from rekindle.serving.http.openapi import openapi
+from rekindle.serving.intake.batching import Batches
+from rekindle.serving.intake.bodies import Bodies, Refusal
 from rekindle.serving.observation.reference import FEATURES
 from rekindle.serving.observation.scores import Scores
 from rekindle.serving.release import download
@@ -41,8 +42,6 @@ from rekindle.storage import Store
 
 SECONDS = tuple(float(f"{10 ** (k / 10 - 3):.3g}") for k in range(41))  # fine enough to tell 1.5 times from 2 times
 SIZES = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 5000, 10_000)
-OVERSIZE = 4  # a body up to this many times the limit is read to its end, so that the client sees the 413
-UNFINISHED = 16  # times the largest body: memory for all bodies that are still arriving
 PAGE = Path(__file__).with_name("page.html")
 
 
@@ -61,14 +60,6 @@ class Model:
         """Which weights answered, and how far they know the world."""
         known = {DATA_UNTIL: self.loaded.data_until} if self.loaded.data_until else {}
         return {VERSION: self.version, SHA256: self.sha256} | known
-
-
-class Refusal(Exception):
-    """A request that gets no predictions: the HTTP status and the reason; `close`: the rest of it is not read."""
-
-    def __init__(self, status: int, reason: str, close: bool = False) -> None:
-        super().__init__(reason)
-        self.status, self.close = status, close
 
 
 class Metrics:
@@ -121,7 +112,8 @@ class ModelServer:
         self.processes: list[ModelProcess] = []
         self.draining = False
         self.waiting = 0  # requests with a place
-        self.unfinished = 0  # bytes of bodies that are still arriving
+        self.bodies = Bodies(inputs)
+        self.connections.drop_body = self.bodies.drop
         routes = [
             Route("/v1/models/{name}:predict", self.predict, methods=["POST"]),  # first: it is looked for in order
             Route("/", self.page),
@@ -283,7 +275,7 @@ class ModelServer:
 
     async def predicted(self, request: Request) -> Response:
         model = self.named(request)
-        body = await self.read_body(request)
+        body = await self.bodies.read(request)
         if self.waiting >= self.max_waiting:
             raise Refusal(503, f"{self.waiting} requests are waiting already: try again soon.")
         self.waiting += 1
@@ -302,42 +294,6 @@ class ModelServer:
         again = {"retry-after": "1"} if refusal.status == 503 else {}
         close = {"connection": "close"} if refusal.close else {}
         return answer(refusal.status, {"error": str(refusal)}, again | close)
-
-    async def read_body(self, request: Request) -> bytes:
-        """The request's body, whatever its framing. Raises Refusal if it is too large, too slow or cut off."""
-        limits: Limits = self.inputs
-        too_large = Refusal(413, f"the request is larger than {limits.max_bytes:,} bytes: send it in parts.")
-        read_at_most = OVERSIZE * limits.max_bytes
-        if int(request.headers.get("content-length", 0)) > read_at_most:
-            raise too_large
-        body, size, bodies = bytearray(), 0, self.connections.bodies
-        deadline = asyncio.timeout(limits.body_seconds)
-        try:
-            async with deadline:
-                bodies[deadline] = None
-                async for chunk in request.stream():
-                    size += len(chunk)
-                    if size > read_at_most:
-                        break
-                    if size <= limits.max_bytes:
-                        body += chunk
-                        self.unfinished += len(chunk)
-                    if self.unfinished > UNFINISHED * limits.max_bytes:
-                        raise Refusal(503, "too many large requests arrive at once: try again soon.")
-        except TimeoutError as error:
-            if deadline not in bodies:  # its connection had to make room
-                raise Refusal(503, "too many connections: try again soon.", close=True) from error
-            raise Refusal(
-                408, f"the request took longer than {limits.body_seconds:g} s to arrive.", close=True
-            ) from error
-        except ClientDisconnect as error:
-            raise Refusal(400, "the client went away before its request had arrived.") from error
-        finally:
-            bodies.pop(deadline, None)
-            self.unfinished -= len(body)
-        if size > limits.max_bytes:
-            raise too_large
-        return bytes(body)
 
 
 def serve(inputs: ServerSettings) -> None:

@@ -10,6 +10,7 @@ import os
 import resource
 import select
 import socket
+from collections.abc import Callable
 from contextlib import suppress
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -142,7 +143,7 @@ class Connection(HttpToolsProtocol):
             self.settle()
 
     def send_end(self) -> None:
-        """Tell the client now: `transport.close` does so an iteration of the loop later, when a request may be there."""
+        """Tell the client now: `transport.close` does so an iteration of the loop later, which a request may use."""
         with suppress(OSError), socket.socket(fileno=os.dup(self.descriptor)) as duplicate:
             duplicate.shutdown(socket.SHUT_WR)
 
@@ -165,7 +166,7 @@ class Connections:
         self.unfinished: dict[Connection, float] = {}  # without a whole head, or with the rest of an answered request
         self.idle: dict[Connection, float] = {}  # between two requests
         self.unread: dict[Connection, float] = {}  # whose client has not taken its answer yet
-        self.bodies: dict[asyncio.Timeout, None] = {}  # deadlines of the bodies that are arriving
+        self.drop_body: Callable[[str], bool] = lambda reason: False  # ends one of the requests that are arriving
         self.draining = False  # answers say `Connection: close`
         self.over = False  # idle connections are closed
         self.protocol = type("Protocol", (Connection,), {"registry": self})
@@ -176,11 +177,7 @@ class Connections:
             for connection in islice(group, CANDIDATES):
                 if connection is not newcomer and (urgent or not connection.has_bytes()):
                     return connection.refuse()
-        for deadline in list(islice(self.bodies, CANDIDATES)):
-            del self.bodies[deadline]
-            if not deadline.expired():
-                return deadline.reschedule(0)
-        if urgent and self.unread:
+        if not self.drop_body("too many connections") and urgent and self.unread:
             next(iter(self.unread)).transport.abort()
 
     async def sweep(self) -> None:
