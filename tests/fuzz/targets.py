@@ -35,6 +35,7 @@ from rekindle.serving.validation import parse
 from tests.fuzz.mutation import changed, mutated
 from tests.fuzz.text import expressions, yaml_texts
 from tests.fuzz.training import checkpoints, coordinator_lines, snapshots
+from tests.fuzz.web import web_answers
 from tests.rekindle.local.test_mutated import EVERYTHING
 
 Case = Callable[[random.Random], None]
@@ -293,7 +294,7 @@ def http_bodies(folder: Path) -> Case:
 TARGETS: dict[str, Callable[[Path], Case]] = {
     "archives": archives, "s3 requests": s3_requests, "manifests": manifests, "http bodies": http_bodies,
     "coordinator lines": coordinator_lines, "checkpoints": checkpoints, "snapshots": snapshots,
-    "yaml texts": yaml_texts, "expressions": expressions,
+    "yaml texts": yaml_texts, "expressions": expressions, "web answers": web_answers,
 }  # fmt: skip
 
 
