@@ -28,6 +28,7 @@ from rekindle.argo.validate import lint
 from rekindle.errors import ConfigError, DataError
 from rekindle.local.pods.archives import ArchiveError, is_tarball, unpack_tar, unpack_zip
 from rekindle.local.services.connections import find_fault
+from rekindle.local.services.login import Login
 from rekindle.local.services.s3 import Handler
 from rekindle.local.services.s3_files import BLOCK, Files
 from rekindle.local.services.signatures import Signature, signing_key
@@ -233,6 +234,32 @@ def _signature(method: str, target: str, headers: dict[str, str]) -> dict[str, s
     return added | {"Authorization": f"{credential}, SignedHeaders={';'.join(names)}, Signature={signature}"}
 
 
+def mlflow_heads(folder: Path) -> Case:
+    """Heads of requests to the embedded MLflow: none without the token or a cookie gets through."""
+    login = Login("secret-token", 5000)
+    fields = ["Host: 127.0.0.1:5000", "Host: localhost", "Authorization: Bearer secret-token", "Accept: */*"]
+    fields += ["Sec-Fetch-Site: none", f"Cookie: a=b; {login.cookie}={login.session}", "Origin: http://localhost"]
+    targets = ["/", "/?token=secret-token", "/health", "/api/2.0/mlflow/experiments/search?max_results=1"]
+    others = [field.encode() for field in fields]
+
+    def case(chance: random.Random) -> None:
+        lines = [f"{chance.choice(['GET', 'POST', 'HEAD'])} {chance.choice(targets)} HTTP/1.1", fields[0]]
+        lines += chance.sample(fields, chance.randrange(len(fields)))
+        head = "\r\n".join([*lines, "", ""]).encode()
+        if chance.random() < 0.8:
+            head = mutated(head, chance, others).partition(b"\r\n\r\n")[0] + b"\r\n\r\n"
+        if find_fault(head):
+            return
+        answer, knows = login.answer(head), b"secret-token" in head or login.session.encode() in head
+        if answer is None:
+            assert knows, head
+        else:
+            assert answer[9:12] in (b"401", b"403") or answer.endswith(b"\r\n\r\nOK") or knows, (head, answer)
+            assert answer.count(b"\r\n\r\n") == 1 and (knows or login.session.encode() not in answer), (head, answer)
+
+    return case
+
+
 def manifests(folder: Path) -> Case:
     """Files for `rekindle run --manifest`, read and linted."""
     whole = yaml.safe_load(EVERYTHING)
@@ -292,10 +319,18 @@ def http_bodies(folder: Path) -> Case:
 
 
 TARGETS: dict[str, Callable[[Path], Case]] = {
-    "archives": archives, "s3 requests": s3_requests, "manifests": manifests, "http bodies": http_bodies,
-    "coordinator lines": coordinator_lines, "checkpoints": checkpoints, "snapshots": snapshots,
-    "yaml texts": yaml_texts, "expressions": expressions, "web answers": web_answers,
-}  # fmt: skip
+    "archives": archives,
+    "s3 requests": s3_requests,
+    "mlflow heads": mlflow_heads,
+    "manifests": manifests,
+    "http bodies": http_bodies,
+    "coordinator lines": coordinator_lines,
+    "checkpoints": checkpoints,
+    "snapshots": snapshots,
+    "yaml texts": yaml_texts,
+    "expressions": expressions,
+    "web answers": web_answers,
+}
 
 
 def scratch() -> Path:

@@ -4,7 +4,6 @@ import json
 import re
 import signal
 import subprocess
-import time
 from pathlib import Path
 from uuid import uuid4
 
@@ -14,6 +13,7 @@ from rekindle import tracking
 from rekindle.local.services.services import Services
 from rekindle.storage import Store
 from tests.rekindle.cli.test_cli import REKINDLE, rekindle, workflow, written
+from tests.waiting import until
 
 
 @pytest.fixture
@@ -42,8 +42,7 @@ def test_down_during_a_run_is_refused_because_the_run_would_hang(tmp_path: Path)
     manifest = written(tmp_path / "w.yaml", workflow(("wait", "sleep 60")))
     run = subprocess.Popen([REKINDLE, "run", "--manifest", manifest, "--yes"], cwd=tmp_path, stdout=subprocess.PIPE)
     try:
-        while not list(tmp_path.glob(".rekindle/runs/four/logs/*.log")):
-            time.sleep(0.05)
+        until("its step to begin", lambda: list(tmp_path.glob(".rekindle/runs/four/logs/*.log")))
         refused = rekindle("down", cwd=tmp_path)
         assert refused.returncode == 1
         assert "four: still running, and needs what `rekindle down` stops" in refused.stderr

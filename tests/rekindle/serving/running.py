@@ -5,7 +5,6 @@ import os
 import re
 import subprocess
 import sys
-import time
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from typing import Any
 import httpx
 
 from rekindle.storage import Store
+from tests.waiting import until
 
 
 def release(store: Store, prefix: str, workload: str = "echo", version: str = "7") -> str:
@@ -62,14 +62,14 @@ class Running:
         self.process.communicate()
 
     def until_ready(self, status: str = "ready") -> dict[str, Any]:
-        """The readiness answer with that status; it must come within 30 s."""
-        deadline, answer = time.monotonic() + 30, None
-        while time.monotonic() < deadline:
-            answer = self.client.get("/health/ready").json()
-            if answer["status"] == status:
-                return answer
-            time.sleep(0.02)
-        raise AssertionError(f"{self.url} is not {status}: {answer}")
+        """The readiness answer with that status; it must come within a minute."""
+        answers: list[dict[str, Any]] = []
+
+        def look() -> dict[str, Any] | None:
+            answers.append(self.client.get("/health/ready").json())
+            return answers[-1] if answers[-1]["status"] == status else None
+
+        return until(f"{self.url} to be {status}", look, evidence=lambda: answers[-1])
 
     def predict(self, *instances: dict[str, Any]) -> httpx.Response:
         return self.client.post(PREDICT, json={"instances": list(instances)})

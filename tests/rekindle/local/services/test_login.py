@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from rekindle.local.services.services import Services, with_token
+from rekindle.local.services.services import Services
 from tests.rekindle.local.services.test_services import PLAIN, killed, record
 
 CREATE = "/api/2.0/mlflow/experiments/create"
@@ -100,7 +100,7 @@ print(len(mlflow.artifacts.load_text(f"runs:/{run.info.run_id}/full")))
 
 
 def test_a_browser_comes_in_by_the_printed_address_and_stays_by_a_cookie(mlflow: Mlflow) -> None:
-    address = with_token(f"http://{mlflow.host}/#/experiments/1", mlflow.services.login())
+    address = mlflow.services.login_page(f"http://{mlflow.host}/#/experiments/1")
     assert address == f"http://{mlflow.host}/?token={mlflow.token}#/experiments/1"
     status, page, headers = mlflow.ask(f"/?token={mlflow.token}", {"Sec-Fetch-Site": "cross-site"})
     assert (status, b"location.replace" in page, headers["Cache-Control"]) == (200, True, "no-store")
@@ -220,5 +220,5 @@ def test_the_token_is_in_no_command_line(mlflow: Mlflow, tmp_path: Path) -> None
             assert mlflow.token.encode() not in process.read_bytes()
         except (FileNotFoundError, ProcessLookupError):
             continue
-    link = Path(mlflow.services.write_link(with_token(f"http://{mlflow.host}/#/a?b&c", mlflow.services.login())))
+    link = Path(mlflow.services.write_link(mlflow.services.login_page(f"http://{mlflow.host}/#/a?b&c")))
     assert link.stat().st_mode & 0o777 == 0o600 and f"{mlflow.token}#/a?b&amp;c" in link.read_text()
