@@ -31,6 +31,12 @@ class DataError(RekindleError):
     exit_code = 65
 
 
+class CodeError(RekindleError):
+    """The project's code raised an exception, and would raise it again."""
+
+    exit_code = DataError.exit_code
+
+
 class GivenUp(RekindleError):
     """The coordinator aborted the run with `exit_code`; the process that raises this is not the cause."""
 

@@ -13,8 +13,12 @@ from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
+from typing import TYPE_CHECKING
 
 from rekindle.errors import ConfigError, did_you_mean
+
+if TYPE_CHECKING:
+    from traceback import FrameSummary
 
 PATH = "REKINDLE_PATH"  # environment: the project's folder and others to import from, separated as in PYTHONPATH
 PACKAGE = Path(__file__).resolve().parent
@@ -100,7 +104,9 @@ def load(name: str, kind: str, required: Collection[str]) -> ModuleType:
     try:
         _complete(name.partition(".")[0])
         module = import_module(name)
-    except ImportError as error:
+    except ModuleNotFoundError as error:
+        if not f"{name}.".startswith(f"{error.name}."):  # the module exists, and imports one that does not
+            raise ConfigError(f'{kind} "{name}" cannot be imported: {describe(error)} Install it.') from error
         raise ConfigError(
             f'{kind} "{name}" cannot be imported ({error}): it must be the dotted name of a module that is installed, '
             f"or lies in one of the folders {', '.join(folders)} (set ${PATH} for others)."
@@ -120,16 +126,42 @@ def load(name: str, kind: str, required: Collection[str]) -> ModuleType:
 
 def describe(error: Exception) -> str:
     """FILE:LINE of the innermost code of a project that `error` comes from, what it says, and the nearest name."""
-    import traceback  # `rekindle --help` does without
-
     if isinstance(error, SyntaxError):
         return f"{error.filename}:{error.lineno}: {type(error).__name__}: {error}."
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if not frame.filename.startswith((f"{PACKAGE}/", "<", *LIBRARIES))] or frames
     hint = ""
     if isinstance(error, AttributeError) and error.name:
         hint = did_you_mean(error.name, [name for name in dir(error.obj) if not name.startswith("_")])
-    return f"{own[-1].filename}:{own[-1].lineno}: {type(error).__name__}: {error}.{hint}"
+    frame = innermost_frame(error)
+    return f"{frame.filename}:{frame.lineno}: {type(error).__name__}: {error}.{hint}"
+
+
+def innermost_frame(error: BaseException) -> "FrameSummary":
+    """The innermost frame of a project's code in the traceback of `error`, else the innermost of all."""
+    frames = _own_frames(error)
+    return next((frame for frame in reversed(frames) if not _is_engine(frame.filename)), frames[-1])
+
+
+def raises(error: BaseException) -> bool:
+    """True if a project's code raised `error`, itself or by a library that it called; False if the engine did."""
+    return not _is_engine(_own_frames(error)[-1].filename)
+
+
+def _own_frames(error: BaseException) -> list["FrameSummary"]:
+    """The frames outside of libraries; all of them if there are no others."""
+    import traceback  # `rekindle --help` does without
+
+    frames = list(traceback.extract_tb(error.__traceback__))
+    own = [
+        frame
+        for frame in frames
+        if frame.filename.startswith(f"{PACKAGE}/") or not frame.filename.startswith(("<", *LIBRARIES))
+    ]
+    return own or frames
+
+
+def _is_engine(file: str) -> bool:
+    """True if a file is of the engine, and not of the reference project that a wheel holds."""
+    return Path(file).is_relative_to(PACKAGE) and not Path(file).is_relative_to(BUNDLED)
 
 
 def _complete(package: str) -> None:

@@ -7,13 +7,16 @@ replays and of which the server's example request is the first.
 import json
 import random
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from rekindle.errors import DataError, RekindleError
+from rekindle import user_code
+from rekindle.errors import CodeError, DataError, RekindleError
 from rekindle.evaluation.bootstrap import Rows, paired_bootstrap
 from rekindle.gate import Difference, Evaluation, Gate, Metric
 from rekindle.serving import predictor
@@ -48,7 +51,7 @@ def evaluate(
     if champion and not incomparable:
         try:
             predictions["champion"] = predict(workload, champion, dataset_facts(champion), examples.instances)
-        except (DataError, RuntimeError) as error:  # another shape, other classes
+        except (DataError, CodeError, RuntimeError) as error:  # another shape, other classes
             incomparable = f"{error}"
     if hasattr(workload, "baseline"):
         predictions["baseline"] = baseline(workload, dataset, examples.instances)
@@ -103,22 +106,35 @@ def predict(workload: Any, folder: Path, facts: dict[str, Any], instances: list[
     torch.set_num_threads(1)  # as a server does by default: small layers on several threads of a busy machine crawl
     model = predictor.open_model(workload, folder, model_description(folder), facts)
     parsed = [workload.Instance.model_validate(instance) for instance in instances]
+    with told("`predict` failed on the test rows"):
+        predictions = predictor.predict(workload, model, parsed, facts)
+    for row, prediction in enumerate(predictions):
+        try:
+            json.dumps(prediction)
+        except TypeError as error:
+            raise CodeError(
+                f"`predict` gave {type(prediction).__name__} for test row {row}: it must give numbers, texts, lists "
+                "and objects of Python, such as tensor.tolist()."
+            ) from error
+    return predictions
+
+
+@contextmanager
+def told(where: str) -> Iterator[None]:
+    """Raise an exception of the workload as an error with its place: a CodeError, if it would come again."""
     try:
-        return predictor.predict(workload, model, parsed, facts)
+        yield
     except RekindleError:
         raise
     except Exception as error:
         traceback.print_exc()
-        raise DataError(f"`predict` failed on the test rows ({type(error).__name__}: {error}).") from error
+        raise user_code.as_error(error, where) from error
 
 
 def baseline(workload: Any, dataset: Path, instances: list[dict[str, Any]]) -> list[Any]:
-    """The predictions of the workload's simple model. Raises DataError if it fails or gives too few."""
-    try:
+    """The predictions of the workload's simple model. Raises DataError if it gives too few."""
+    with told("`baseline` failed, whose `instances` are dicts"):
         predictions = list(workload.baseline(dataset, instances))
-    except Exception as error:
-        traceback.print_exc()
-        raise DataError(f"`baseline` failed ({type(error).__name__}: {error}); `instances` are dicts.") from error
     if len(predictions) != len(instances):
         raise DataError(
             f"`baseline` gave {len(predictions)} predictions for {len(instances)} instances: give one each."
@@ -136,13 +152,10 @@ def as_array(values: list[Any]) -> Any:
 
 
 def value(metric: Metric, predictions: Any, truths: Any) -> float:
-    """The metric. Raises DataError if the workload's function fails."""
+    """The metric of these predictions."""
     assert metric.function, "a workload without `evaluate` gives each metric a function"
-    try:
+    with told(f"the metric {metric.name} cannot be computed"):
         return float(metric.function(predictions, truths))
-    except Exception as error:
-        traceback.print_exc()
-        raise DataError(f"the metric {metric.name} cannot be computed ({type(error).__name__}: {error}).") from error
 
 
 def compare(

@@ -18,6 +18,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from rekindle import user_code
 from rekindle.errors import DataError, RekindleError
 from rekindle.serving.observation.reference import features
 from rekindle.serving.observation.scores import Counts, counted
@@ -127,7 +128,7 @@ def work(pipe: Connection, release: Path, max_instances: int) -> None:
         pipe.send(error)
     except Exception as error:
         traceback.print_exc()
-        pipe.send(RekindleError(f"the model cannot be loaded: {type(error).__name__}: {error}"))
+        pipe.send(user_code.as_error(error, "the model cannot be loaded"))
 
 
 def answered(predictor: Predictor, bodies: Sequence[bytes], max_instances: int) -> Batch:

@@ -187,7 +187,7 @@ def test_a_model_that_always_fails_ends_the_run_with_its_error(crew: Crew) -> No
     argv = flags("fails", workers=1)
     coordinator = crew.coordinator(argv)
     for _ in range(3):
-        assert crew.worker("w", argv, TOY_FAILS="1").code() == 1
+        assert crew.worker("w", argv, TOY_FAILS="1").code() == 65
     assert coordinator.code() == 1
     assert "w (3 times without a newer step): RuntimeError: toy trouble" in coordinator.said()
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from rekindle.errors import DataError
+from rekindle.errors import CodeError, DataError
 from rekindle.evaluation.judge import evaluate
 from rekindle.gate import Gate
 from rekindle.serving.release import PREDICTIONS
@@ -90,17 +90,34 @@ def test_an_example_that_no_client_could_send_is_refused_by_number(dataset: Path
         judge(trained(tmp_path / "good", 2.0), None, dataset, tmp_path / "report")
 
 
+PLACE = r".*\(tests/rekindle/evaluation/test_judge.py:\d+, in <lambda>\)"
+
+
 @pytest.mark.parametrize(
     ("name", "function", "words"),
     [
         ("baseline", lambda path, instances: [1.0], "`baseline` gave 1 predictions for 20 instances"),
-        ("baseline", lambda path, instances: instances[0].x, r"`baseline` failed \(AttributeError: .*are dicts"),
-        ("predict", lambda model, instances, facts: 1 / 0, r"`predict` failed on the test rows \(ZeroDivisionError"),
+        (
+            "baseline",
+            lambda path, instances: instances[0].x,
+            r"`baseline` failed, .*are dicts: AttributeError: " + PLACE,
+        ),
+        (
+            "predict",
+            lambda model, instances, facts: 1 / 0,
+            "`predict` failed on the test rows: ZeroDivisionError: " + PLACE,
+        ),
+        (
+            "predict",
+            lambda model, instances, facts: torch.ones(1),
+            r"`predict` returned Tensor: it must return a list .* such as tensor.tolist\(\)",
+        ),
+        ("predict", lambda model, instances, facts: [torch.ones(1)], "`predict` gave Tensor for test row 0"),
     ],
 )
 def test_a_mistake_in_the_workload_is_named_and_not_tried_again(
     name: str, function: Any, words: str, dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lines, name, function)
-    with pytest.raises(DataError, match=words):
+    with pytest.raises((CodeError, DataError), match=words):
         judge(trained(tmp_path / "good", 2.0), None, dataset, tmp_path / "report")
