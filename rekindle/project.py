@@ -28,6 +28,7 @@ SHARED = ("steps", "pipelines")  # a project's own stand in front of the referen
 LIBRARIES = tuple(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))
 NAME = re.compile(r"[a-z]([-a-z0-9]{0,28}[a-z0-9])?")
 WORKLOAD = ("steps/MODULE.py", "data/power.csv", "configs/PROJECT.yaml")  # all that `only_workload` makes
+MAX_TEXT = 600  # characters of an exception that an error repeats
 DOCS = {"workload": "docs/your-own-model.md", "step": "docs/api.md", "pipeline": "docs/your-own-pipeline.md"}
 
 
@@ -105,8 +106,10 @@ def load(name: str, kind: str, required: Collection[str]) -> ModuleType:
         _complete(name.partition(".")[0])
         module = import_module(name)
     except ModuleNotFoundError as error:
-        if not f"{name}.".startswith(f"{error.name}."):  # the module exists, and imports one that does not
-            raise ConfigError(f'{kind} "{name}" cannot be imported: {describe(error)} Install it.') from error
+        if not f"{name}.".startswith(f"{error.name}."):  # the module is there, and imports what is not
+            raise ConfigError(
+                f'{kind} "{name}" cannot be imported: {describe(error)} Install it, also in the image.'
+            ) from error
         raise ConfigError(
             f'{kind} "{name}" cannot be imported ({error}): it must be the dotted name of a module that is installed, '
             f"or lies in one of the folders {', '.join(folders)} (set ${PATH} for others)."
@@ -126,13 +129,15 @@ def load(name: str, kind: str, required: Collection[str]) -> ModuleType:
 
 def describe(error: Exception) -> str:
     """FILE:LINE of the innermost code of a project that `error` comes from, what it says, and the nearest name."""
-    if isinstance(error, SyntaxError):
-        return f"{error.filename}:{error.lineno}: {type(error).__name__}: {error}."
+    text = " ".join(f"{type(error).__name__}: {error}".split()).rstrip(": ")
+    text = text if len(text) <= MAX_TEXT else f"{text[:MAX_TEXT]} .."
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{error.filename}:{error.lineno}: {text}."
     hint = ""
     if isinstance(error, AttributeError) and error.name:
         hint = did_you_mean(error.name, [name for name in dir(error.obj) if not name.startswith("_")])
     frame = innermost_frame(error)
-    return f"{frame.filename}:{frame.lineno}: {type(error).__name__}: {error}.{hint}"
+    return f"{frame.filename}:{frame.lineno}: {text}.{hint}"
 
 
 def innermost_frame(error: BaseException) -> "FrameSummary":

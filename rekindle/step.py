@@ -117,7 +117,7 @@ def parse(inputs: type[StepInputs], texts: dict[str, str]) -> StepInputs:
     for name, text in texts.items():
         try:
             values[name] = text if _is_scalar(inputs.model_fields[name].annotation) else json.loads(text)
-        except json.JSONDecodeError as error:
+        except (ValueError, RecursionError) as error:
             raise ConfigError(f"{flag(name)} is {text!r}: it must be JSON ({error}).") from error
     try:
         return inputs.model_validate(values)
@@ -215,7 +215,7 @@ def main(argv: list[str], execute: Execute = execute) -> int:
     except RekindleError as error:
         return fail(error)
     except Exception as error:
-        from rekindle import user_code  # a step that succeeds does without
+        from rekindle.common import user_code  # a step that succeeds does without
 
         traceback.print_exc()
         return fail(user_code.as_error(error))

@@ -347,9 +347,8 @@ def _request(method: str, path: str, **content: Any) -> dict[str, Any]:
         values["run_id"] = resolved(values["run_id"])
     uri = _uri()
     try:
-        answer = _session(int(os.environ.get(RETRIES, 5))).request(
-            method, f"{uri}/api/2.0/{path}", timeout=TIMEOUT, **content
-        )
+        session = _session(int(os.environ.get(RETRIES, 5)), os.environ.get("MLFLOW_TRACKING_TOKEN", ""))
+        answer = session.request(method, f"{uri}/api/2.0/{path}", timeout=TIMEOUT, **content)
         if answer.status_code in AWAY:
             answer.raise_for_status()
         body = answer.json() if answer.content else {}
@@ -369,7 +368,7 @@ def _refuse(body: dict[str, Any], reason: str) -> NoReturn:
 
 
 @cache
-def _session(attempts: int) -> "requests.Session":
+def _session(attempts: int, token: str) -> "requests.Session":
     import requests
     from requests.adapters import HTTPAdapter
     from urllib3.util import Retry
@@ -379,7 +378,7 @@ def _session(attempts: int) -> "requests.Session":
     retry = Retry(attempts, backoff_factor=1, status_forcelist=status, allowed_methods=None, raise_on_status=False)
     for scheme in ("http://", "https://"):
         session.mount(scheme, HTTPAdapter(max_retries=retry))
-    if token := os.environ.get("MLFLOW_TRACKING_TOKEN"):
+    if token:
         session.headers["authorization"] = f"Bearer {token}"
     elif user := os.environ.get("MLFLOW_TRACKING_USERNAME"):
         session.auth = (user, os.environ.get("MLFLOW_TRACKING_PASSWORD", ""))

@@ -147,16 +147,19 @@ def logs(name: str | None, step: str, follow: bool, cluster: "Cluster | None", a
       rekindle logs -f
       rekindle logs demo-4k2xp train -f --cluster
     """
+    from rekindle.view.summary import check_step
+
     if cluster:
         from rekindle.cluster import workflows
-        from rekindle.view.cluster_logs import Logs, archived
+        from rekindle.view.cluster_logs import Logs
 
         name = name or workflows.newest(cluster)
         workflow = workflows.read(cluster, name)
+        check_step(name, step, workflow)
         reader = Logs(cluster, name, sys.stdout, step, as_json)
         if follow:
             reader.follow()
-        elif not reader.print() and not reader.write(archived(cluster, workflow, step)):
+        elif not reader.print(workflow):
             click.echo(NO_PODS.format(name), err=True)
         return
     from rekindle.view import overview

@@ -131,7 +131,8 @@ def rollback(name: str, version: str, seconds: float, cluster: "Cluster | None",
 def ui(name: str | None, browser: bool) -> None:
     """Print the address of the MLflow UI, and start it if necessary.
 
-    The page compares the runs of the experiment of the newest run; with NAME it is that of one run.
+    The page compares the runs of the experiment of the newest run; with NAME it is that of one run. The address logs a
+    browser in: it contains the token of the embedded MLflow, so give it to nobody.
 
     Example:
       rekindle ui
@@ -140,11 +141,13 @@ def ui(name: str | None, browser: bool) -> None:
     from rekindle import tracking
     from rekindle.local.emulator import LocalCluster
 
-    os.environ["MLFLOW_TRACKING_URI"] = LocalCluster(HOME).services.url("mlflow")
-    url = tracking.page(name or "")
+    services, real = LocalCluster(HOME).services, os.environ.get("MLFLOW_TRACKING_URI")
+    os.environ.update(services.login(), MLFLOW_TRACKING_URI=services.url("mlflow"))
+    page = tracking.page(name or "")
+    url = page if real else services.login_page(page)
     click.echo(url)
     if browser:
-        click.launch(url)
+        click.launch(services.write_link(url))
 
 
 @command
@@ -152,7 +155,7 @@ def ui(name: str | None, browser: bool) -> None:
 def env(as_json: bool) -> None:
     """Print the variables with which a notebook reaches runs and models.
 
-    They contain the keys of the object store. The services are started if necessary.
+    They contain the keys of the object store and the token of MLflow. The services are started if necessary.
 
     Example:
       eval "$(rekindle env)" && jupyter lab

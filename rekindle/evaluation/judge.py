@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from rekindle import user_code
+from rekindle.common import user_code
 from rekindle.errors import CodeError, DataError, RekindleError
 from rekindle.evaluation.bootstrap import Rows, paired_bootstrap
 from rekindle.gate import Difference, Evaluation, Gate, Metric
@@ -107,14 +107,18 @@ def predict(workload: Any, folder: Path, facts: dict[str, Any], instances: list[
     model = predictor.open_model(workload, folder, model_description(folder), facts)
     parsed = [workload.Instance.model_validate(instance) for instance in instances]
     with told("`predict` failed on the test rows"):
-        predictions = predictor.predict(workload, model, parsed, facts)
-    for row, prediction in enumerate(predictions):
+        return check_json(predictor.predict(workload, model, parsed, facts))
+
+
+def check_json(predictions: list[Any]) -> list[Any]:
+    """The predictions. Raises CodeError that names the type of one that is not JSON."""
+    for prediction in predictions:
         try:
             json.dumps(prediction)
-        except TypeError as error:
+        except (TypeError, ValueError) as error:
             raise CodeError(
-                f"`predict` gave {type(prediction).__name__} for test row {row}: it must give numbers, texts, lists "
-                "and objects of Python, such as tensor.tolist()."
+                f"`predict` gave a prediction that is not JSON ({error}): it must give numbers, text, lists and "
+                "objects; `.tolist()` and `.item()` make them of a tensor."
             ) from error
     return predictions
 
@@ -133,7 +137,7 @@ def told(where: str) -> Iterator[None]:
 
 def baseline(workload: Any, dataset: Path, instances: list[dict[str, Any]]) -> list[Any]:
     """The predictions of the workload's simple model. Raises DataError if it gives too few."""
-    with told("`baseline` failed, whose `instances` are dicts"):
+    with told("`baseline` failed whose `instances` are dicts"):
         predictions = list(workload.baseline(dataset, instances))
     if len(predictions) != len(instances):
         raise DataError(

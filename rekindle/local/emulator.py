@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from rekindle.storage import Store
 
 STORABLE = ("WorkflowTemplate", "ClusterWorkflowTemplate", "ConfigMap", "Secret", "PersistentVolumeClaim")
-# exist without being stored; what serves has the same keys here, where every process is its user's
+# exist without being stored; what serves has the same keys of the store here, where every process is its user's
 BUILT_IN = {("ConfigMap", "rekindle"), *(("Secret", f"rekindle-{name}") for name in ("s3", "serving", "notify"))}
 NAME = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?")
 MAX_ADDRESSES = 1000  # remembered; the oldest ones are reused
@@ -70,16 +70,16 @@ class LocalCluster:
         return {key: value for key, value in data.items() if key not in binary}
 
     def secret(self, name: str) -> dict[str, str]:
-        """The data of a Secret; `rekindle-s3` has the credentials of the object store. Raises KeyError if none."""
+        """The data of a Secret; `rekindle-s3` has those of the object store and of MLflow. Raises KeyError if none."""
         return _texts(self.files("Secret", name), name)
 
     def files(self, kind: str, name: str) -> dict[str, bytes] | None:
         """The files of a volume with a ConfigMap or Secret; None if there is no such object."""
         built_in = {
             ("ConfigMap", "rekindle"): self.services.environment,
-            ("Secret", "rekindle-s3"): self.services.credentials,
+            ("Secret", "rekindle-s3"): lambda: self.services.credentials() | self.services.login(),
             ("Secret", "rekindle-serving"): self.services.credentials,
-            ("Secret", "rekindle-notify"): self._webhook,
+            ("Secret", "rekindle-notify"): lambda: self._webhook() | self.services.login(),
         }
         files, obj = {}, self.find(kind, name)
         if read := built_in.get((kind, name)):

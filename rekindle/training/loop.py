@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
-from rekindle import user_code
+from rekindle import project
 from rekindle.errors import ConfigError, DataError, RekindleError, StorageError, TrackingError, say
 from rekindle.sections import checked
 from rekindle.storage import Store, retry_until
@@ -50,7 +50,7 @@ def _take_part(spec: TrainingSpec, leaving: threading.Event) -> None:
         members = elastic.discover(spec, fingerprint(spec, device), device)
         Training(spec, device, members, leaving).run()
     except Exception as error:
-        text = str(error) if isinstance(error, RekindleError) else user_code.describe(error)
+        text = str(error) if isinstance(error, RekindleError) else project.describe(error)
         temporary = isinstance(error, (StorageError, TrackingError))
         report = members.report_error if members else elastic.report_early_error
         report(text, getattr(error, "exit_code", 1), temporary=temporary)

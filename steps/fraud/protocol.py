@@ -12,16 +12,18 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from rekindle.errors import DataError
 from rekindle.gate import Difference, Evaluation, Gate
 from rekindle.serving.observation.reference import record_reference
 from rekindle.workload import dataset_facts
 from steps.fraud import measures
+from steps.fraud.data.boosting import BOOSTED, Trees
 from steps.fraud.data.features import NAMES
 from steps.fraud.data.schema import DAY, UNKNOWN
 from steps.fraud.data.sequences import SCORED, Rows, scoring_windows
-from steps.fraud.data.state import State
+from steps.fraud.data.state import State, trained
 from steps.fraud.transformer import FraudModel, load, score_all
 
 Ints = NDArray[np.int64]
@@ -100,11 +102,39 @@ def _check_published(rows: Rows, week: Week, delay_days: int) -> None:
         )
 
 
-def score(model: FraudModel, rows: Rows, wanted: Ints, served: State | None = None) -> Floats:
-    """Probability of fraud of each of the rows `wanted` (ascending places).
+@dataclass(frozen=True)
+class Boosted:
+    """The log-odds that the servers of a release have of single transactions: those of the trees that it has."""
 
-    The dataset has the log-odds of its own trees. A model of another dataset serves with those of its state, `served`:
-    they judge the rows since then, earlier ones only give context.
+    trees: Trees
+    train_end: int  # the trees score rows from then on, whatever was refreshed since
+    ids: Ints  # ascending: the last rows of its training
+    values: Floats  # their log-odds
+
+    @classmethod
+    def load(cls, release: Path) -> "Boosted":
+        """Read a release's own. Raises DataError."""
+        state, known = State.load(release / "state"), trained(release / "state")
+        train_end = dataset_facts(release).get("train_end", state.train_end)  # a refresh moves that of the state
+        order = np.argsort(known["id"])
+        return cls(state.trees, train_end, known["id"][order], known["boosted"][order])
+
+    def replace(self, rows: Rows, index: Ints, features: Tensor) -> None:
+        """Write them into the features [B, L, F] of the rows `index` [B, L]."""
+        own = rows.first[index] == rows.first[index[:, :1]]  # the rest of a window is another card's
+        later = own & (rows.times[index] >= self.train_end)
+        place = np.minimum(np.searchsorted(self.ids, rows.ids[index]), len(self.ids) - 1)
+        earlier = own & ~later & (self.ids[place] == rows.ids[index])
+        column = rows.facts["features"].index(BOOSTED)
+        scores = self.trees.score(features[torch.from_numpy(later)][:, : len(NAMES)].numpy())
+        features[..., column][torch.from_numpy(later)] = torch.from_numpy(scores)
+        features[..., column][torch.from_numpy(earlier)] = torch.from_numpy(self.values[place[earlier]])
+
+
+def score(model: FraudModel, rows: Rows, wanted: Ints, served: Boosted | None = None) -> Floats:
+    """Return the probability of fraud of each of the rows `wanted` (ascending places), as a server would.
+
+    The dataset has the log-odds of its own trees; a model of another dataset serves with those in `served`.
     """
     starts, window, position = scoring_windows(rows.first, wanted)
     place = torch.from_numpy(rows.place[starts])
@@ -113,10 +143,7 @@ def score(model: FraudModel, rows: Rows, wanted: Ints, served: State | None = No
         features = rows.windows(place[at : at + BATCH], SCORED)
         if served:
             index = np.minimum(starts[at : at + BATCH, None] + np.arange(SCORED), len(rows) - 1)
-            own = rows.first[index] == rows.first[index[:, :1]]  # the rest of a window is another card's
-            later = torch.from_numpy(own & (rows.times[index] >= served.train_end))
-            scores = served.trees.score(features[later][:, : len(NAMES)].numpy())
-            features[..., model.boosted][later] = torch.from_numpy(scores)
+            served.replace(rows, index, features)
         table[at : at + BATCH] = score_all(model, features).numpy()
     return table[window, position]
 
@@ -166,15 +193,15 @@ def evaluate(candidate: Path, champion: Path | None, dataset: Path, report: Path
     )
 
 
-def _models(candidate: Path, champion: Path | None, rows: Rows) -> tuple[dict[str, FraudModel], State | None, str]:
-    """The models by name, the champion's serving state, and why there is no champion."""
+def _models(candidate: Path, champion: Path | None, rows: Rows) -> tuple[dict[str, FraudModel], Boosted | None, str]:
+    """The models by name, the log-odds that the champion serves with, and why there is no champion."""
     models = {"candidate": load(candidate)}
     if problem := _misfit(models["candidate"], rows):
         raise DataError(f"the candidate does not fit this dataset: {problem} Train on the dataset that is evaluated.")
     if champion is None:
         return models, None, ""
     try:
-        loaded, served = load(champion), State.load(champion / "state")
+        loaded, served = load(champion), Boosted.load(champion)
     except DataError as error:
         return models, None, str(error)
     if problem := _misfit(loaded, rows):

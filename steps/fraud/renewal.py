@@ -45,6 +45,7 @@ def refresh(release: Path, data: Data, out: Path) -> Refreshed | None:
     facts = {"features": list(former.features), "train_end": until, "label_delay_days": former.label_delay_days}
     digest = json.loads((release / "state/state.json").read_text())["digest"]
     state.write(out / "state", kept, table, former.trees, facts | {"digest": digest})
+    np.savez(out / "state" / state.TRAINED, allow_pickle=False, **state.trained(release / "state"))
     newest = later[-SAMPLE:]
     columns = zip(newest.card.tolist(), newest.terminal.tolist(), newest.cents.tolist(), strict=True)
     instances = [

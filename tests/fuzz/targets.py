@@ -27,11 +27,13 @@ from rekindle.argo.manifest.read import documents
 from rekindle.argo.validate import lint
 from rekindle.errors import ConfigError, DataError
 from rekindle.local.pods.archives import ArchiveError, is_tarball, unpack_tar, unpack_zip
+from rekindle.local.services.connections import find_fault
 from rekindle.local.services.s3 import Handler
 from rekindle.local.services.s3_files import BLOCK, Files
 from rekindle.local.services.signatures import Signature, signing_key
 from rekindle.serving.validation import parse
 from tests.fuzz.mutation import changed, mutated
+from tests.fuzz.text import expressions, yaml_texts
 from tests.fuzz.training import checkpoints, coordinator_lines, snapshots
 from tests.rekindle.local.test_mutated import EVERYTHING
 
@@ -146,6 +148,9 @@ def s3_requests(folder: Path) -> Case:
             with suppress(ValueError, UnicodeError):
                 headers |= _signature(method, target, headers)
         lines = [f"{method} {target} HTTP/1.1", *(f"{name}: {value}" for name, value in headers.items()), "", ""]
+        if chance.random() < 0.2:
+            line = chance.choice(["X : y", "X y", " X: y", "X: y\n", "X: y"])
+            lines.insert(chance.randrange(1, len(lines) - 1), line)
         head = "\r\n".join(lines).encode("latin-1", "replace")
         if chance.random() < 0.1:
             head = mutated(head, chance, others)
@@ -153,6 +158,8 @@ def s3_requests(folder: Path) -> Case:
         assert status != 500, (head, body)
 
     def exchange(head: bytes, body: bytes) -> int:
+        if find_fault(head):
+            return 400
         client, server = socket.socketpair()
         with client, server:
             client.settimeout(5)
@@ -160,7 +167,9 @@ def s3_requests(folder: Path) -> Case:
             client.sendall(body)
             client.shutdown(socket.SHUT_WR)
             with suppress(ConnectionError):
-                Handler(server, head, KEYS, buffer, files)
+                handler = Handler(server, head, KEYS, buffer, files)
+                parsed = getattr(handler, "headers", None)  # None: the parser refused the request line
+                assert parsed is None or len(parsed) == head.count(b"\r\n") - 2, head
             server.close()
             answer = b""
             with suppress(ConnectionError):  # a body that was not read
@@ -254,6 +263,7 @@ def http_bodies(folder: Path) -> Case:
 TARGETS: dict[str, Callable[[Path], Case]] = {
     "archives": archives, "s3 requests": s3_requests, "manifests": manifests, "http bodies": http_bodies,
     "coordinator lines": coordinator_lines, "checkpoints": checkpoints, "snapshots": snapshots,
+    "yaml texts": yaml_texts, "expressions": expressions,
 }  # fmt: skip
 
 

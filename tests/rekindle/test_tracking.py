@@ -1,6 +1,5 @@
 """One run a workflow and one version a release, however often a step is tried."""
 
-import time
 import uuid
 from collections.abc import Iterator
 from dataclasses import replace
@@ -102,10 +101,8 @@ def nobody(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 
 def test_a_server_that_is_away_is_named_with_the_way_out(nobody: str) -> None:
-    began = time.monotonic()
     with pytest.raises(TrackingError, match=f"MLflow at {nobody} does not answer .*Connection refused.*curl"):
         tracking.champion("x")
-    assert time.monotonic() - began < 10
 
 
 def test_without_an_address_the_variable_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,8 @@
 `Deployments.apply` writes the object and ensures that the supervisor runs, a separate process (supervisor.py), recorded
 in `deployments/supervisor.json`; the next command restarts one that died, but not one that `down` stopped. Differences
 from Kubernetes: no autoscaler changes `replicas`, a rollout fails before its progressDeadlineSeconds if its pod exits
-four times in a row, and Services listen on 127.0.0.1, headless ones on an address of their own.
+four times in a row, or once because of its data or configuration, and Services listen on 127.0.0.1, headless ones on
+an address of their own.
 """
 
 import json
@@ -12,6 +13,7 @@ import socket
 import subprocess
 import sys
 import time
+from dataclasses import asdict
 from shutil import rmtree
 from typing import Any
 
@@ -20,11 +22,13 @@ from rekindle.common.files import write_atomically
 from rekindle.errors import ConfigError, RekindleError
 from rekindle.local.controllers.base import Controller, Object, sole_container
 from rekindle.local.pods.interfaces import Cluster
+from rekindle.local.pods.process import Origin
 from rekindle.local.processes import alive, confirm_recorded, end_group, started
 
 PROBES = ("startupProbe", "readinessProbe", "livenessProbe")
 RECORD, LOG = "supervisor.json", "supervisor.log"  # below `home`
 OBSERVED = 10.0  # seconds until the supervisor must have observed a change
+ORIGIN = "rekindle.dev/origin"  # annotation: the Origin of the pods as JSON, and the process that applied the object
 
 
 class Services(Controller):
@@ -44,7 +48,17 @@ class Services(Controller):
         ours = [port["port"] for port in before["spec"]["ports"]] if before else []
         for port in [port["port"] for port in ports if not headless(obj)]:
             if port not in ours or not Deployments(self.cluster).running():  # else our supervisor listens there
-                _free(port, f"Service {name}")
+                self._check_port(port, name)
+
+    def _check_port(self, port: int, name: str) -> None:
+        services = [service for other in self.names() if other != name and (service := self.read(other))]
+        for service in services if Deployments(self.cluster).running() else []:
+            if not headless(service) and port in [each["port"] for each in service["spec"]["ports"]]:
+                raise ConfigError(
+                    f"Service {name}: port {port} on 127.0.0.1 serves {service['metadata']['name']} of this home: take "
+                    "another port (--set serve.port=...), or stop all models with `rekindle down`."
+                )
+        _free(port, f"Service {name}")
 
 
 class Deployments(Controller):
@@ -73,8 +87,14 @@ class Deployments(Controller):
                 raise ConfigError(f"{where}: {probe} must be an httpGet here.")
 
     def apply(self, obj: Object) -> Object:
-        """Returns once the supervisor has observed the change, so that the status belongs to the applied object."""
-        stored = super().apply(obj)
+        """Returns once the supervisor has observed the change, so that the status belongs to the applied object.
+
+        The object gets the Origin of this process, unless it has one: pods of several projects share a supervisor.
+        """
+        meta, process = obj["metadata"], f"{os.getpid()}/{started(os.getpid())}"
+        origin = json.dumps(asdict(Origin()) | {"process": process})
+        annotations = {ORIGIN: origin} | (meta.get("annotations") or {})
+        stored = super().apply(obj | {"metadata": meta | {"annotations": annotations}})
         name, generation = stored["metadata"]["name"], stored["metadata"]["generation"]
         until = time.monotonic() + OBSERVED
         while (stored.get("status") or {}).get("observedGeneration") != generation or not self.running():

@@ -11,11 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from rekindle.argo.language.yaml_text import parse_one
 from rekindle.argo.manifest import kubectl_path
 from rekindle.argo.manifest.patch import PATCHES, PatchError
-from rekindle.argo.manifest.read import Identity, Loader
+from rekindle.argo.manifest.read import Identity
 from rekindle.argo.manifest.selector import SelectorError, selects, verdict
 from rekindle.common.files import write_atomically
 from rekindle.common.identity import random_suffix
@@ -183,11 +182,14 @@ class Resources:
         try:
             if resource["action"] == "patch" and text.lstrip()[:1] == "{":
                 json.loads(text)  # kubectl parses such a patch as JSON
-            obj = yaml.load(text, Loader)  # nosec B506  # a SafeLoader
         except json.JSONDecodeError as error:
             raise KubectlError(f"Error from server (BadRequest): error decoding patch: {error}") from None
-        except yaml.YAMLError as error:
-            raise KubectlError(f"the manifest is not YAML: {error}") from None
+        except (ValueError, RecursionError):
+            pass  # parse_one says which bound it exceeds
+        try:
+            obj = parse_one(text, "the manifest")
+        except ConfigError as error:
+            raise KubectlError(str(error)) from None
         if isinstance(obj, dict) and resource.get("setOwnerReference"):
             meta = self.workflow["metadata"]
             owner = {

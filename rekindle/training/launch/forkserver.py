@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from rekindle.training.spec import TrainingSpec
 
 # exit codes for the launcher: a service is unavailable; the coordinator gave up the run; an exception of the workload
-AWAY, VERDICT, RAISED = 75, 70, 76
+AWAY, VERDICT, RAISED = 75, 71, 76
 MAX_MESSAGE = 200_000  # bytes that fit into one
 MAX_LAST_WORDS = 64 << 10  # bytes
 
@@ -181,7 +181,7 @@ def _run_worker(spec: "TrainingSpec", index: int, slot: WorkerSlot) -> NoReturn:
         slot.write_last_words(str(error))
         code = _exit_code(error)
     except Exception as error:
-        from rekindle import user_code
+        from rekindle.common import user_code
 
         traceback.print_exc()
         told = user_code.as_error(error)

@@ -4,10 +4,10 @@
 
     a worker ends with               meaning              reaction
     0                                the run is complete  the others end by themselves; exit code 0
-    78, 65                           a permanent error    the others are told to leave; exit code 78, 65
+    78, 70, 65                       a permanent error    the others are told to leave; exit code 78, 70, 65
     143, by SIGTERM, by SIGKILL      a preemption         restarted, the first time at once
     no object store, no MLflow       temporary            restarted
-    76                               user's exception     restarted; the same again, without a newer step: exit code 65
+    76                               user's exception     restarted; the same again, without a newer step: exit code 70
     anything else, OOM-killed        a bug                restarted; the third without a newer step: exit code 1
 
 SIGTERM (or SIGINT, or the cloud's notice: notice.py) is passed on to the workers, which leave in order: exit code 143
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 BUGS = 3  # crashes without a newer step in between, after which the launcher gives up
 LONGEST = 30.0  # seconds between two attempts
 COMPLETE = 15.0  # seconds for the other workers to learn that the run is complete
-FINAL = {0, 78, 65}  # codes after which no snapshot is needed; after all others the pod may restart in place
+FINAL = {0, 78, 70, 65}  # codes after which no snapshot is needed; after all others the pod may restart in place
 NEVER = float("inf")
 STOP = {signal.SIGTERM, signal.SIGINT}
 
@@ -65,6 +65,7 @@ class ExitKind(Enum):
 EXIT_KINDS = {
     0: ExitKind.COMPLETE,
     78: ExitKind.PERMANENT,
+    70: ExitKind.PERMANENT,
     65: ExitKind.PERMANENT,
     VERDICT: ExitKind.VERDICT,
     AWAY: ExitKind.AWAY,
@@ -242,7 +243,7 @@ class Launcher:
         from rekindle.step import fail
 
         if code == RAISED:
-            error = CodeError(f"{last_words}, twice without a newer step")
+            error = CodeError(f"twice without a newer step: {last_words}")
             _report(slot.name, str(error), error.exit_code)
             fail(error)
             return self._end(error.exit_code, signals.grace())

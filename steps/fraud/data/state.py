@@ -28,6 +28,8 @@ from steps.fraud.data.features import NAMES, Floats, card_features, lookback_day
 from steps.fraud.data.schema import DAY, Ints, Rows, instant
 from steps.fraud.data.schema import NAMES as COLUMNS
 
+TRAINED = "trained.npz"  # in the state of a refreshed release
+
 
 def needed(rows: Rows, train_end: int, delay_days: int) -> NDArray[np.bool_]:
     """Which of the rows (sorted by (card, time, id), whole cards) a server needs from `train_end` on."""
@@ -48,6 +50,21 @@ def write(path: Path, rows: Rows, features: Floats, trees: Trees, facts: dict[st
     trees.save(path / "trees.npz")
     keep = ("features", "train_end", "label_delay_days", "digest")
     (path / "state.json").write_text(json.dumps({name: facts[name] for name in keep}, indent=1) + "\n")
+
+
+def trained(path: Path) -> dict[str, NDArray[Any]]:
+    """The log-odds (`boosted`) of the last rows that a release was trained on, by transaction (`id`). Raises DataError.
+
+    They come from trees that no release keeps, and cannot be computed again. A refreshed state needs fewer of these
+    rows, so it has them in a file of its own.
+    """
+    try:
+        if (path / TRAINED).exists():
+            with np.load(path / TRAINED) as arrays:
+                return {name: arrays[name] for name in ("id", "boosted")}
+        return {"id": np.load(path / "id.npy"), "boosted": np.load(path / "features.npy")[:, -1]}
+    except (OSError, ValueError, KeyError) as error:
+        raise DataError(f"{path} is not a whole serving state ({error}): release the model again.") from error
 
 
 @dataclass(frozen=True)

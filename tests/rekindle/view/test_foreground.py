@@ -1,5 +1,6 @@
 """A run in the foreground, where its terminal, its streams or its disk fail it, or it does not come to an end."""
 
+import contextlib
 import fcntl
 import json
 import os
@@ -15,6 +16,8 @@ import psutil
 import pytest
 
 from tests.rekindle.cli.test_cli import REKINDLE, rekindle, started, workflow, written
+from tests.rekindle.local.controllers.test_projects import free_port
+from tests.waiting import until
 
 
 def typed(line: str, folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -26,11 +29,10 @@ def typed(line: str, folder: Path, **environment: str) -> subprocess.CompletedPr
 
 
 def left(pods: list[psutil.Process]) -> list[psutil.Process]:
-    """Those that are not even about to go: what is killed takes its time on a busy machine."""
-    until = time.monotonic() + 5
-    while (there := [pod for pod in pods if lives(pod)]) and time.monotonic() < until:
-        time.sleep(0.01)
-    return there
+    """Those that do not go: what is killed takes its time on a busy machine."""
+    with contextlib.suppress(AssertionError):
+        until("the pods to end", lambda: not any(map(lives, pods)))
+    return [pod for pod in pods if lives(pod)]
 
 
 def lives(pod: psutil.Process) -> bool:
@@ -168,14 +170,16 @@ def test_an_exception_in_a_function_of_the_user_is_told_at_once_with_its_line_an
     module = tmp_path / "shop/steps/shop.py"
     module.write_text(module.read_text().replace("    import numpy", '    {}["kwh"]\n    import numpy', 1))
     line = 1 + module.read_text()[: module.read_text().index('{}["kwh"]')].count("\n")
-    ended = typed(
-        "$REKINDLE run configs/shop.yaml --yes -o json; code=$?; $REKINDLE down >&2; exit $code", tmp_path / "shop"
-    )
-    reason = f"main: Error (exit code 65): KeyError: 'kwh' (steps/shop.py:{line}, in prepare)"
+    config = tmp_path / "shop/configs/shop.yaml"
+    config.write_text(config.read_text().replace("port: 8080", f"port: {free_port()}"))
+    command = "$REKINDLE run configs/shop.yaml --yes -o json; code=$?; $REKINDLE down >&2; exit $code"
+    ended = typed(command, tmp_path / "shop")
+    error = f"{module}:{line}: KeyError: 'kwh'."
+    reason = f"main: Error (exit code 70): {error}"
     told = [text[9:] for text in ended.stderr.splitlines() if " prepare" in text and " failed" in text]
     assert [text.partition(" failed")[0] for text in told] == ["prepare(0)", "prepare"], ended.stderr
     assert all(text.endswith(reason) for text in told), "the attempt is told before it is known whether it is the last"
     prepare = next(step for step in json.loads(ended.stdout)["steps"] if step["name"] == "prepare")
     assert (ended.returncode, prepare["message"]) == (1, reason)
-    assert f"error: KeyError: 'kwh' (steps/shop.py:{line}, in prepare)" in ended.stderr
+    assert f"error: {error}" in ended.stderr
     assert "Traceback" not in ended.stderr

@@ -31,6 +31,7 @@ OUTPUTS = {
 TROUBLE = {  # what Argo makes of the end of a pod: phase, message, exit code
     "bug": ("Failed", "main: Error (exit code 1)", "1"),
     "wrong data": ("Failed", "main: Error (exit code 65)", "65"),
+    "wrong code": ("Failed", "main: Error (exit code 70)", "70"),
     "evicted": ("Failed", "The node was low on resource: memory.", "-1"),
     "pod deleted": ("Error", "pod deleted", "-1"),
     "job failed": ("Failed", "failure condition 'status.conditions.1.type==Failed' evaluated true", "64"),
@@ -145,6 +146,11 @@ def test_a_lost_pod_costs_one_more_attempt(step: str, kind: str) -> None:
 def test_a_step_that_keeps_failing_is_given_up() -> None:
     run = Run(lambda name, n: "bug" if name == "evaluate" else None)
     assert run.phase == "Failed" and run.started.count("evaluate") == 5
+
+
+def test_an_exception_of_a_users_code_is_not_tried_again() -> None:
+    run = Run(lambda name, n: "wrong code" if name == "prepare" else None)
+    assert run.phase == "Failed" and run.started.count("prepare") == 1
 
 
 def test_a_run_that_mlflow_cannot_be_told_of_is_no_success() -> None:

@@ -13,7 +13,7 @@ from rekindle.local.emulator import LocalCluster
 from rekindle.serving import promotion
 from rekindle.storage import Store
 from tests.commands import shell
-from tests.rekindle.local.controllers.test_deployment import address, release, rolled_out, until
+from tests.rekindle.local.controllers.test_deployment import address, release, rolled_out, wait
 from tests.rekindle.monitoring.hook import hook
 
 
@@ -37,7 +37,7 @@ def test_going_back_by_hand_is_told_with_both_versions(
             promotion.promote(s3, name, version, champion, f"{name}-{version}")
             kinds["Deployment"].apply(called(name, release(version)))
             kinds["Service"].apply(called(name, address(version, int(typed.environ["REKINDLE_SERVE__PORT"]))))
-            until(kinds, rolled_out, name=f"{name}-{version}")
+            wait(kinds, rolled_out, name=f"{name}-{version}")
             champion = version
         done = typed(f"NOTIFY_URL={server.url} rekindle rollback {name} -o json")
         assert (done.returncode, json.loads(done.stdout)["version"]) == (0, "1"), done.stderr

@@ -3,6 +3,7 @@
 import json
 import shutil
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ import torch
 
 from rekindle.errors import DataError
 from rekindle.gate import Gate
+from rekindle.serving.validation import parse as parse_request
+from steps import fraud
 from steps.fraud import protocol
 from steps.fraud.config import Columns, Data
 from steps.fraud.data.schema import DAY
@@ -20,7 +23,9 @@ from steps.fraud.data.sequences import Rows, TrainingWindows
 from steps.fraud.data.simulate import simulate
 from steps.fraud.data.state import State
 from steps.fraud.data.world import parse
-from steps.fraud.protocol import Week, counted_rows, evaluate, is_published, judged_weeks, score
+from steps.fraud.protocol import Boosted, Week, counted_rows, evaluate, is_published, judged_weeks, score
+from steps.fraud.replays import replay
+from steps.fraud.scoring import FraudPredictor
 from steps.fraud.transformer import load
 from tests.steps.conftest import WORLD
 from tests.steps.fraud.written import write
@@ -146,12 +151,63 @@ def test_a_champion_is_judged_with_the_trees_that_it_serves_with(
     champion = shutil.copytree(novice, tmp_path / "champion")
     rows, state = Rows(small_dataset), State.load(champion / "state")
     wanted = np.concatenate([week.rows for week in judged_weeks(rows)])
-    served, offline = (score(load(novice), rows, np.sort(wanted), given) for given in (state, None))
+    served, offline = (score(load(novice), rows, np.sort(wanted), given) for given in (Boosted.load(champion), None))
     assert np.array_equal(served, offline), "with the dataset's own trees it is the same model"
     replace(state.trees, value=-state.trees.value).save(champion / "state/trees.npz")
     found = evaluate(expert, champion, small_dataset, tmp_path, Gate(resamples=50))
     assert found.metrics["champion"]["auc"] < judged[0].metrics["champion"]["auc"] - 0.1
     assert found.metrics["candidate"] == judged[0].metrics["candidate"]
+
+
+def refreshed(release: Path, data: Data, out: Path) -> Path:
+    """A copy of the release whose serving state knows `data`."""
+    (out / "made").mkdir(parents=True)
+    found = fraud.refresh(release, data, out / "made")
+    assert found
+    copy = shutil.copytree(release, out / "release", ignore=shutil.ignore_patterns("state"))
+    shutil.copytree(out / "made/state", copy / "state")
+    record = json.loads((copy / "dataset.json").read_text())
+    (copy / "dataset.json").write_text(json.dumps(record | {"facts": found.facts}))
+    return copy
+
+
+@pytest.fixture(scope="module")
+def newer_dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A week more of training than `small_dataset`, so its trees are others; the last test week is the same."""
+    path = tmp_path_factory.mktemp("newer") / "dataset"
+    write(Data(source=WORLD, test_weeks=1), path)
+    return path
+
+
+@pytest.mark.parametrize("refreshes", [[], [70], [61], [50, 61, 70]], ids=lambda days: f"until {days}")
+def test_a_champion_is_judged_on_the_scores_that_it_serves_whatever_was_refreshed(
+    refreshes: list[int],
+    expert: Path,
+    novice: Path,
+    full_table: pl.DataFrame,
+    small_dataset: Path,
+    newer_dataset: Path,
+    tmp_path: Path,
+):
+    champion = expert
+    for day in refreshes:
+        first = full_table["TX_DATETIME"].min()
+        known = full_table.filter(pl.col("TX_DATETIME").dt.date() < pl.lit(first).dt.date() + timedelta(days=day))
+        known.write_parquet(source := tmp_path / f"{day}.parquet")
+        champion = refreshed(champion, Data(source=str(source)), tmp_path / str(day))
+    found = evaluate(novice, champion, newer_dataset, tmp_path / "judged", Gate(resamples=50))
+    scores = pl.read_parquet(tmp_path / "judged/scores.parquet")
+    assert found.incomparable == "" and len(scores) > 1000
+
+    # requests to the release as it was before any refresh, with all that happened since it was trained as history
+    (tmp_path / "champion").mkdir()
+    scores.select("id", "week", "label", score="champion_score").write_parquet(tmp_path / "champion/scores.parquet")
+    server, differences = FraudPredictor(expert), []
+    for request, judged_scores in replay(small_dataset, tmp_path / "champion", 2 * len(scores), seed=0):
+        [served] = server.predict([parse_request(FraudPredictor.Request, json.dumps(request).encode())])
+        differences += [abs(a - b) for a, b in zip(served, judged_scores, strict=True)]
+    assert len(differences) == len(scores)
+    assert max(differences) < 1e-5
 
 
 def test_the_baseline_has_learned_something(judged: tuple[Any, Path]):

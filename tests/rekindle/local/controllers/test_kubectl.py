@@ -4,7 +4,6 @@ import base64
 import json
 import re
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from rekindle.local.emulator import LocalCluster
 from rekindle.local.engine.nodes import PodEnded, Start
 from rekindle.local.journal import DiskFull
 from rekindle.local.run import LocalRun, execute, resume
+from tests.waiting import until
 
 
 def workflow(*resources: dict[str, Any], outputs: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -166,9 +166,7 @@ def test_a_step_is_over_when_its_condition_holds_and_fails_when_the_object_vanis
     objects = Controller(cluster, "ConfigMap")
 
     def later(act: Any) -> None:
-        while objects.get("c") is None:
-            time.sleep(0.02)
-        time.sleep(0.2)
+        until("the step to apply its object", lambda: objects.get("c"))
         act()
 
     ready = {"data": {"ready": "yes"}}

@@ -1,25 +1,24 @@
 """Exceptions of a project's code: told in one line with their place, and whether running again may help.
 
     except Exception as error:
-        raise user_code.as_error(error)    # KeyError: 'kwh' (steps/power.py:29, in prepare)
+        raise user_code.as_error(error)    # steps/power.py:29: KeyError: 'kwh'.
 
 Code that raises an exception on some data raises it again on the same data. The exceptions that may pass are those of
 files, memory, network and accelerators; a wrong path does not pass, although it is an OSError.
 """
 
-import http.client
-import os
 import re
 from collections.abc import Iterator
-from pathlib import Path
 
 from rekindle import project
 from rekindle.errors import CodeError, RekindleError
 
-MAX_TEXT = 600  # characters of an exception's text; the log has all of it
-PASSING = (OSError, MemoryError, EOFError, http.client.HTTPException)
+PASSING = (OSError, MemoryError, EOFError)
 WRONG_PATH = (FileNotFoundError, FileExistsError, NotADirectoryError, IsADirectoryError, PermissionError)
-NETWORK = {"aiohttp", "azure", "botocore", "google", "grpc", "httpcore", "httpx", "requests", "urllib3"}  # libraries
+NETWORK = {  # packages whose exceptions are those of a network or a service
+    *("aiohttp", "azure", "boto3", "botocore", "google", "grpc", "http", "httpcore", "httpx", "mlflow", "requests"),
+    *("sqlalchemy", "urllib3"),
+}
 NAMES = re.compile(
     r"Connect|Disconnect|Time(d)?Out|Timeout|Unavailable|Throttl|RateLimit|OutOfMemory|Temporary|Transient"
 )
@@ -34,26 +33,8 @@ def as_error(error: Exception, where: str = "") -> RekindleError:
 
     `where`: what was being done, such as "`predict` failed on the test rows".
     """
-    text = f"{where}: {describe(error)}" if where else describe(error)
+    text = f"{where}: {project.describe(error)}" if where else project.describe(error)
     return CodeError(text) if project.raises(error) and not may_pass(error) else RekindleError(text)
-
-
-def describe(error: BaseException) -> str:
-    """Return type, text and place of an exception, as one line."""
-    text = " ".join(f"{type(error).__name__}: {error}".split()).rstrip(": ")
-    text = text if len(text) <= MAX_TEXT else f"{text[:MAX_TEXT]} ..."
-    return f"{text} ({place(error)})"
-
-
-def place(error: BaseException) -> str:
-    """Return FILE:LINE and function where an exception began: of the project's innermost code, if that is known.
-
-    The file is relative to its project, which has another path in an image.
-    """
-    if isinstance(error, SyntaxError) and error.filename:
-        return f"{_shortened(error.filename)}:{error.lineno}"
-    frame = project.innermost_frame(error)
-    return f"{_shortened(frame.filename)}:{frame.lineno}, in {frame.name}"
 
 
 def may_pass(error: BaseException) -> bool:
@@ -87,11 +68,3 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
         earlier = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)
         pending += [earlier] if earlier else []
         pending += cause.exceptions if isinstance(cause, BaseExceptionGroup) else ()
-
-
-def _shortened(file: str) -> str:
-    """Return the path relative to the folder of the project that it lies in."""
-    folders = [
-        folder for folder in (*project.search_path(), str(project.REFERENCE)) if Path(file).is_relative_to(folder)
-    ]
-    return os.path.relpath(file, max(folders, key=len)) if folders else file
