@@ -43,4 +43,6 @@ def _exit_at_once(*_: object) -> None:
 
 
 if __name__ == "__main__":
+    if not sys.flags.safe_path:
+        del sys.path[0]  # the working directory, where `python -m` looks first: its files must not shadow a library
     main()

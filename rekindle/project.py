@@ -88,12 +88,6 @@ def module_of(path: Path) -> str:
     raise ConfigError(f"{path} is not in the project: it must lie in {' or '.join(map(str, folders))}.")
 
 
-def file(path: str) -> Path:
-    """A file of the project or, where it has none, of the reference project."""
-    candidates = (Path(folder, path) for folder in search_path())
-    return next((candidate for candidate in candidates if candidate.exists()), REFERENCE / path)
-
-
 def load(name: str, kind: str, required: Collection[str]) -> ModuleType:
     """The module `name` of the project or of an installed package. Raises ConfigError if it lacks a required name.
 

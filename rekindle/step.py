@@ -19,6 +19,7 @@ import typing
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Protocol, cast
 
@@ -40,6 +41,13 @@ class ArtifactMark:
 Artifact = Annotated[Path, ArtifactMark()]
 
 
+@cache
+def _scratch(parent: str, process: int) -> Path:
+    """A directory of this process whose name nobody could know before."""
+    Path(parent).mkdir(parents=True, exist_ok=True)
+    return Path(tempfile.mkdtemp(prefix=f"step-{process}-", dir=parent))
+
+
 class StepInputs(BaseModel):
     """The inputs of a step: each field is one flag."""
 
@@ -48,8 +56,8 @@ class StepInputs(BaseModel):
     @property
     def workdir(self) -> Path:
         """A scratch directory of this process, on the same disk as the outputs; deleted after `run`."""
-        path = Path(os.environ.get("TMPDIR", tempfile.gettempdir())) / f"step-{os.getpid()}"
-        path.mkdir(parents=True, exist_ok=True)
+        path = _scratch(os.environ.get("TMPDIR", tempfile.gettempdir()), os.getpid())
+        path.mkdir(mode=0o700, exist_ok=True)
         return path
 
 

@@ -14,9 +14,9 @@ from rekindle import project
 
 # commands register themselves on import
 from rekindle.cli import checks, demo, images, on_cluster, platform, projects, runs, services, standard_streams  # noqa: F401
-from rekindle.cli.group import HOME, commands
+from rekindle.cli.group import commands
 from rekindle.cli.history import backfill, sweep  # noqa: F401
-from rekindle.common import variables
+from rekindle.common import homes, variables
 from rekindle.common.wording import shorten
 from rekindle.errors import ConfigError, RekindleError
 
@@ -26,7 +26,7 @@ def main() -> int:
     standard_streams.prepare()
     try:
         variables.check(os.environ)
-        os.environ.setdefault(project.PATH, os.pathsep.join(project.search_path()))
+        os.environ[project.PATH] = os.pathsep.join(map(os.path.abspath, project.search_path()))
         code = commands.main(standalone_mode=False)
     except click.ClickException as error:
         error.show()
@@ -37,7 +37,7 @@ def main() -> int:
         click.echo(f"error: {shorten(str(error))}", err=True)
         code = 2 if isinstance(error, ConfigError) else 1
     except OSError as error:
-        home = str(HOME.resolve())
+        home = str(homes.path().resolve())
         if error.errno not in (errno.ENOSPC, errno.EDQUOT) and not str(error.filename).startswith(home):
             raise  # a bug: other causes are reported where they occur
         remedy = "free space there, make it writable, or set REKINDLE_HOME to another directory"

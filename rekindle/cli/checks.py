@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from rekindle.cli.group import HOME, command
+from rekindle.cli.group import command
 from rekindle.cli.inputs import check_source, config_of, files_of, manifest_of, objects_of
 from rekindle.cli.options import File, Target, cluster_options, configured, output_option
 from rekindle.cli.output import print_checks, print_manifest
+from rekindle.common import homes
 from rekindle.common.wording import shorten
 
 if TYPE_CHECKING:
@@ -114,4 +115,4 @@ def doctor(config: Path | None, sets: tuple[str, ...], cluster: bool, target: Ta
         return check_namespace(config, sets, target, as_json)
     from rekindle.view.doctor import check
 
-    return print_checks(check(HOME), as_json)
+    return print_checks(check(homes.path()), as_json)

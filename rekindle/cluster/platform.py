@@ -145,7 +145,7 @@ def rules(name: str = "accounts") -> Iterator[tuple[str, str, str]]:
 
 
 def _objects(name: str, values: dict[str, str], namespace: str) -> Iterator[Manifest]:
-    file = project.file(f"configs/platform/{name}.yaml")
+    file = project.REFERENCE / f"configs/platform/{name}.yaml"
     try:
         documents = parse(read_text(file), str(file))
     except OSError as error:

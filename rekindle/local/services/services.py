@@ -14,7 +14,6 @@ import os
 import secrets
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -23,7 +22,9 @@ from html import escape
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from rekindle.common.files import make_private, write_atomically
+from rekindle.common import homes
+from rekindle.common.files import write_atomically, write_once
+from rekindle.common.interpreter import python
 from rekindle.errors import RekindleError, StorageError, TrackingError, say, without_user
 from rekindle.local.processes import alive, confirm_recorded, end_group, started
 
@@ -145,17 +146,7 @@ class Services:
     def _keep_secret(self, name: str, made: dict[str, str]) -> dict[str, str]:
         """The content of a file that only its owner can read; `made` becomes it if it is missing."""
         self._make_folder()
-        path = self.folder / name
-        draft = path.with_suffix(f".{os.getpid()}")
-        with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-            json.dump(made, file)
-        try:
-            os.link(draft, path)  # whole, and only by the first
-        except FileExistsError:
-            return json.loads(path.read_text())
-        finally:
-            draft.unlink()
-        return made
+        return json.loads(write_once(self.folder / name, json.dumps(made), 0o600))
 
     def ready(self, timeout: float = 60) -> None:
         """Wait until all answer. Raises StorageError or TrackingError with the end of the log if one cannot."""
@@ -210,8 +201,8 @@ class Services:
             self._forget_token()
         with listening, open(self.folder / f"{name}.log", "ab") as log:
             child = subprocess.Popen(
-                [sys.executable, "-m", *self._command(name, listening.fileno())],
-                pass_fds=[listening.fileno()], start_new_session=True, cwd=self.home, env=self._environment(name),
+                python("-m", *self._command(name, listening.fileno())),
+                pass_fds=[listening.fileno()], start_new_session=True, cwd="/", env=self._environment(name),
                 stdin=subprocess.PIPE, stdout=log, stderr=log,
             )  # fmt: skip
             self.children[name] = child
@@ -247,7 +238,7 @@ class Services:
             yield
 
     def _make_folder(self) -> None:
-        make_private(self.home)
+        homes.make(self.home)
         self.folder.mkdir(exist_ok=True)
 
 

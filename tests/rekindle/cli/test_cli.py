@@ -22,6 +22,7 @@ import yaml
 
 from rekindle.cli import commands
 from rekindle.cli.group import SECTIONS
+from rekindle.common import homes
 from tests.waiting import until
 
 REKINDLE = str(Path(sys.executable).with_name("rekindle"))
@@ -199,7 +200,7 @@ def test_an_image_of_another_python_is_said_with_both_versions(tmp_path: Path, k
     manifest["spec"]["templates"][1]["script"]["image"] = image = f"registry.example/python:{other}-slim"
     manifest["spec"]["templates"][2]["script"]["image"] = f"python:{own}"
     if known:
-        (tmp_path / ".rekindle").mkdir()
+        homes.make(tmp_path / ".rekindle")
         written(tmp_path / ".rekindle/images.yaml", {image: {"python": sys.executable}})
     done = rekindle("run", "--manifest", written(tmp_path / "w.yaml", manifest), cwd=tmp_path)
     warnings = [line for line in done.stderr.splitlines() if line.startswith("warning: ")]

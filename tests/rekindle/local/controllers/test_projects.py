@@ -63,12 +63,12 @@ def another_python(folder: Path) -> str:
     return str(folder / "bin/python")
 
 
-def serving(name: str, port: int) -> dict[str, Any]:
-    """A workflow that deploys the step steps.server of the project in which it is run."""
+def serving(name: str, port: int, *command: str) -> dict[str, Any]:
+    """A workflow that deploys `command` (default: the step steps.server of the project in which it is run)."""
     labels = {"app": name}
     probe = {"httpGet": {"path": "/", "port": 8080}, "periodSeconds": 1, "failureThreshold": 60}
     container = {
-        "name": "serve", "image": "any", "command": ["python", "-m", "rekindle", "step", "steps.server"],
+        "name": "serve", "image": "any", "command": [*command] or ["python", "-m", "rekindle", "step", "steps.server"],
         "env": [{"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}],
         "startupProbe": probe,
     }  # fmt: skip
