@@ -113,9 +113,7 @@ def work(pipe: Connection, release: Path, max_instances: int) -> None:
     try:
         predictor = open_predictor(release)
         example = predictor.example()
-        (warm_up,) = answered(predictor, [json.dumps(example).encode()], max_instances).answers
-        if warm_up.status != 200:
-            raise RekindleError(f"the model fails on its own example: {json.loads(warm_up.body)['error']}")
+        _warm_up(predictor, example)
         together = not isinstance(predictor, InstancePredictor)
         gc.collect()
         gc.freeze()  # what is loaded stays: looking through it takes 60 ms, in which nobody is answered
@@ -129,6 +127,20 @@ def work(pipe: Connection, release: Path, max_instances: int) -> None:
     except Exception as error:
         traceback.print_exc()
         pipe.send(user_code.as_error(error, "the model cannot be loaded"))
+
+
+def _warm_up(predictor: Predictor, example: dict[str, Any]) -> None:
+    """Predict the example. Raises RekindleError with the place in the workload's code if that fails."""
+    where = "the model fails on its own example"
+    try:
+        request = parse(predictor.Request, json.dumps(example).encode())
+        (predictions,) = predictor.predict([request])
+        encoded(request, predictions)
+    except RekindleError as error:
+        raise type(error)(f"{where}: {error}") from error
+    except Exception as error:
+        traceback.print_exc()
+        raise user_code.as_error(error, where) from error
 
 
 def answered(predictor: Predictor, bodies: Sequence[bytes], max_instances: int) -> Batch:
