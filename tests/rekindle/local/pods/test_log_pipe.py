@@ -131,7 +131,8 @@ def test_a_sidecar_whose_log_cannot_be_written_is_told(tmp_path: Path) -> None:
         replace(run, spec={"containers": [{"name": "main", **template["container"]}]}), cluster
     )
     pod.process.wait()
-    until("the sidecar's log to fail", lambda: pod.sidecars.running["beside"].log_pipe.error)
+    log_pipe = pod.sidecars.running["beside"].log_pipe
+    until("the sidecar's log to fail", lambda: log_pipe.error)
     with pytest.raises(OSError, match="No space left"):
         pod.collected("w", cluster.store)
 
