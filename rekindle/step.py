@@ -30,6 +30,7 @@ from rekindle import project
 from rekindle.errors import ConfigError, RekindleError, did_you_mean, rule
 
 SCALARS = (str, int, float, bool, Path)
+MESSAGE = "REKINDLE_TERMINATION_LOG"  # environment: the file below, on a machine without a kubelet
 TERMINATION_LOG = Path("/dev/termination-log")  # the kubelet shows it as the container's message
 
 
@@ -222,10 +223,10 @@ def main(argv: list[str], execute: Execute = execute) -> int:
     except RekindleError as error:
         return fail(error)
     except Exception as error:
-        if not (known := project.code_error(error)):
-            raise
+        from rekindle.common import user_code  # a step that succeeds does without
+
         traceback.print_exc()
-        return fail(known)
+        return fail(user_code.as_error(error))
     return 0
 
 
@@ -234,6 +235,7 @@ def fail(error: RekindleError) -> int:
     with suppress(OSError):  # a full disk must not change the exit code
         sys.stderr.write(f"error: {error}\n")
     with suppress(OSError):
-        if TERMINATION_LOG.exists() and os.access(TERMINATION_LOG, os.W_OK):
-            TERMINATION_LOG.write_text(str(error)[:4096])
+        log = Path(os.environ.get(MESSAGE, TERMINATION_LOG))
+        if log.exists() and os.access(log, os.W_OK):
+            log.write_text(str(error)[:4096])
     return error.exit_code
