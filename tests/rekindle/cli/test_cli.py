@@ -201,6 +201,7 @@ def test_an_image_of_another_python_is_said_with_both_versions(tmp_path: Path, k
     if known:
         (tmp_path / ".rekindle").mkdir()
         written(tmp_path / ".rekindle/images.yaml", {image: {"python": sys.executable}})
+        assert rekindle("trust", ".rekindle", cwd=tmp_path).returncode == 0
     done = rekindle("run", "--manifest", written(tmp_path / "w.yaml", manifest), cwd=tmp_path)
     warnings = [line for line in done.stderr.splitlines() if line.startswith("warning: ")]
     assert done.returncode == 0 and len(warnings) == (0 if known else 1)
