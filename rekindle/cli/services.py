@@ -130,10 +130,10 @@ def prune_entries(keep: int, days: float, as_json: bool, yes: bool) -> None:
 def rollback(name: str, version: str, seconds: float, cluster: "Cluster | None", as_json: bool) -> None:
     """Let an earlier release of model NAME answer again.
 
-    VERSION is that of the registered model (default: the one before the present). Its Deployment is still there, with
-    its weights, image, flags and resources: it gets its pods back, then the traffic, and becomes the champion. On a
-    cluster, MLFLOW_TRACKING_URI, S3_BUCKET and S3_ENDPOINT_URL say where the champion is recorded, and NOTIFY_URL whom
-    to tell.
+    VERSION is that of the registered model (default: the one before the champion). Its Deployment still exists, with
+    its weights, image, flags and resources: it gets its pods back, becomes the champion, and gets the traffic. If that
+    was interrupted, the same command finishes it. On a cluster, MLFLOW_TRACKING_URI, S3_BUCKET and S3_ENDPOINT_URL say
+    where the champion is recorded, and NOTIFY_URL whom to tell.
 
     Example:
       rekindle rollback demo
@@ -141,9 +141,11 @@ def rollback(name: str, version: str, seconds: float, cluster: "Cluster | None",
     """
     from rekindle.view.changes import rollback
 
-    result = rollback(homes.path() if cluster else home(), cluster, name, version, seconds)
-    before = f" (before: version {result['before']})" if result["before"] else ""
-    print_result(as_json, result, f"version {result['version']} of {name} answers{before}")
+    def report(result: dict[str, str]) -> None:
+        before = f" (before: version {result['before']})" if result["before"] else ""
+        print_result(as_json, result, f"version {result['version']} of {name} answers{before}")
+
+    rollback(homes.path() if cluster else home(), cluster, name, version, seconds, report)
 
 
 @command

@@ -105,9 +105,9 @@ class Cluster:
         """Raises ApiError 409 if the object has changed since `body` was read."""
         return self.call("PUT", resource.path(self.namespace, body["metadata"]["name"]), body)
 
-    def patch(self, resource: Resource, name: str, change: Object) -> Object:
+    def patch(self, resource: Resource, name: str, change: Object, dry_run: bool = False) -> Object:
         """Apply a merge patch: None removes a field, lists are replaced."""
-        return self.call("PATCH", resource.path(self.namespace, name), change)
+        return self.call("PATCH", resource.path(self.namespace, name), change, {"dryRun": "All"} if dry_run else {})
 
     def delete(self, resource: Resource, name: str, **options: Any) -> None:
         """Delete an object; with `propagationPolicy="Foreground"` it stays until all that it owns is deleted.

@@ -12,7 +12,7 @@ from contextlib import suppress
 from hashlib import blake2b
 from pathlib import Path
 
-from rekindle.common.files import write_once
+from rekindle.common.files import make_private, write_once
 from rekindle.errors import ConfigError
 
 VARIABLE, NAME = "REKINDLE_HOME", ".rekindle"
@@ -46,11 +46,8 @@ def check(home: Path) -> None:
 
 
 def make(home: Path) -> None:
-    """Make a home that only its owner can enter. One that exists becomes so if it has our name for it."""
-    home.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if home.name == NAME and home.stat().st_mode & 0o077:
-        with suppress(PermissionError):  # somebody else's, who may want it to be shared
-            home.chmod(0o700)
+    """Make a home that only its owner can enter; one that exists becomes so."""
+    make_private(home)
     if not _has_entries(home):
         trust(home)
 
@@ -64,7 +61,7 @@ def trust(home: Path) -> None:
 def _check_owner(home: Path) -> None:
     try:
         owner = os.stat(os.path.realpath(home)).st_uid
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return
     if owner != os.geteuid():
         with suppress(KeyError):
@@ -76,7 +73,7 @@ def _has_entries(home: Path) -> bool:
     try:
         with os.scandir(home) as entries:
             return any(entries)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):  # who writes there says the latter
         return False
 
 

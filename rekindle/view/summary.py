@@ -105,7 +105,9 @@ def steps(name: str, status: Status, plan: Iterable[str] = ()) -> list[Step]:
     def add(parent: str, depth: int) -> None:
         for child in children.get(parent, []):
             node = nodes[child]
-            hidden = node.get("type") == "StepGroup" or (_attempt(child, nodes) and len(children[parent]) == 1)
+            tried_again = node.get("phase") in FAILED and nodes.get(parent, {}).get("phase") not in FINISHED
+            only_attempt = _attempt(child, nodes) and len(children[parent]) == 1 and not tried_again
+            hidden = node.get("type") == "StepGroup" or only_attempt
             if not hidden:
                 row = _step(name, parent, node, depth)
                 if row.kind == "Retry" and row.phase == "Running" and status.get("phase") in FINISHED:
@@ -211,6 +213,11 @@ def log_of(name: str, status: Status, step: Step | None, logs: Path, deployments
     paths = list(logs.glob(f"{name}-{step.label}-*.log"))
     if node.get("templateName") == "deployment":
         paths = sorted(deployments.glob("*/logs/*.log"), key=lambda path: path.stat().st_mtime)[-1:]
+    return with_first_error(paths)
+
+
+def with_first_error(paths: list[Path]) -> Path | None:
+    """The oldest of these logs that holds an error, else the oldest."""
     errors = [path for path in paths if ERROR.search(end_of(path, 65536))]
     return min(errors or paths, key=lambda path: path.stat().st_mtime, default=None)
 
@@ -279,8 +286,9 @@ def failure(name: str, status: Status, log: str, place: str | None, resume: str,
     lines = [f"{name}: {status.get('phase') or 'stopped'}" + (f" in step {row.name}" if row else "")]
     lines += [f"  {line}" for line in log_tail(log, 7)]
     message = (row and row.message) or status.get("message") or ""
-    cause = why or _error(log) or message
-    cause += f" ({message})" if message and message != cause else ""
+    cause = why or last_error(log) or message
+    rest = str(message).replace(cause, "").rstrip(": ")  # which holds what the step told the kubelet
+    cause += f" ({rest})" if rest else ""
     lines += [
         f"step    {row.name if row else 'none: ' + str(status.get('message') or '')}",
         f"cause   {' '.join(str(cause).split())[:600]}",
@@ -290,7 +298,7 @@ def failure(name: str, status: Status, log: str, place: str | None, resume: str,
     return visible("\n".join(line for line in lines if line))
 
 
-def _error(log: str) -> str:
+def last_error(log: str) -> str:
     """The last error that a step of ours wrote in its log: of a job, more than its failed condition says."""
     errors = [line.removeprefix("error: ") for line in log.splitlines() if line.startswith("error: ")]
     return errors[-1] if errors else ""

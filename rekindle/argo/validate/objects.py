@@ -79,6 +79,8 @@ def resource(findings: Findings, path: str, resource: Data, workflow_name: str) 
     if action not in ACTIONS:
         findings.add(f"{path}.action", "resource", f'"{action}" is no action.{findings.hint(action, ACTIONS)}')
     _conditions(findings, path, resource)
+    if action == "patch" and resource.get("mergeStrategy") == "json":
+        return  # a list of operations is no object
     if resource.get("manifest"):
         for applied in _read(findings, f"{path}.manifest", NAME.sub(workflow_name, str(resource["manifest"]))):
             if action in ("create", "apply", "replace"):

@@ -1,7 +1,7 @@
 """Deployments and their Services: pods that outlive the run that applied them.
 
-`Deployments.apply` writes the object and ensures that the supervisor runs, a separate process (supervisor.py), recorded
-in `deployments/supervisor.json`; the next command restarts one that died, but not one that `down` stopped. Differences
+A change writes the object and ensures that the supervisor runs, a separate process (supervisor.py), recorded in
+`deployments/supervisor.json`; the next command restarts one that died, but not one that `down` stopped. Differences
 from Kubernetes: no autoscaler changes `replicas`, a rollout fails before its progressDeadlineSeconds if its pod exits
 four times in a row, or once because of its data or configuration, and Services listen on 127.0.0.1, headless ones on
 an address of their own.
@@ -87,14 +87,14 @@ class Deployments(Controller):
                 raise ConfigError(f"{where}: {probe} must be an httpGet here.")
 
     def apply(self, obj: Object) -> Object:
-        """Returns once the supervisor has observed the change, so that the status belongs to the applied object.
-
-        The object gets the Origin of this process, unless it has one: pods of several projects share a supervisor.
-        """
+        """Write the object with the Origin of this process, unless it has one: projects share a supervisor."""
         meta, process = obj["metadata"], f"{os.getpid()}/{started(os.getpid())}"
         origin = json.dumps(asdict(Origin()) | {"process": process})
         annotations = {ORIGIN: origin} | (meta.get("annotations") or {})
-        stored = super().apply(obj | {"metadata": meta | {"annotations": annotations}})
+        return super().apply(obj | {"metadata": meta | {"annotations": annotations}})
+
+    def written(self, stored: Object) -> Object:
+        """Returns once the supervisor has observed the change, so that the status belongs to the written object."""
         name, generation = stored["metadata"]["name"], stored["metadata"]["generation"]
         until = time.monotonic() + OBSERVED
         while (stored.get("status") or {}).get("observedGeneration") != generation or not self.running():

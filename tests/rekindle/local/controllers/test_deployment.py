@@ -18,14 +18,12 @@ from typing import Any
 import pytest
 
 from rekindle.argo.manifest.selector import verdict
-from rekindle.errors import ConfigError, RekindleError
+from rekindle.errors import ConfigError
 from rekindle.local.controllers import controllers
 from rekindle.local.controllers.base import Controller
 from rekindle.local.controllers.deployment import Deployments
-from rekindle.local.controllers.kubectl import LocalObjects
 from rekindle.local.emulator import LocalCluster
 from rekindle.local.journal import RunFiles
-from rekindle.serving.rollback import roll_back
 from tests.waiting import until
 
 SUCCESS = "status.availableReplicas > 0,!status.unavailableReplicas"
@@ -214,25 +212,9 @@ def test_a_switch_to_another_deployment_and_back_loses_no_request(
         assert set(seen) == {"1"}, "and no client has reached it"
         kinds["Service"].apply(address("2", port))
         wait(kinds, lambda _: set(seen[-20:]) == {"2"})  # whoever had asked before has been answered
-        promoted: list[tuple[str, ...]] = []
-        objects = LocalObjects(cluster)
-        objects.patch("Deployment", "fraud-1", {"spec": {"replicas": 0}})
-        wait(kinds, lambda obj: not obj["status"].get("replicas"), name="fraud-1")
-
-        def promote(*target: str) -> None:
-            promoted.append(target)
-            wait(kinds, lambda _: set(seen[-20:]) == {"1"})  # this server drains nothing when it is told to end
-
-        found = roll_back(objects, "fraud", "", promote, 30)
-        assert found == {"model": "fraud", "version": "1", "deployment": "fraud-1", "before": "2"}
-        wait(kinds, lambda _: seen[-1] == "1")
-        wait(kinds, lambda obj: not obj["status"].get("replicas"), name="fraud-2")
-    assert set(seen) == {"1", "2"} and promoted == [("1", "fraud-1")]
-    for version, why in (("", "no release before version 1"), ("7", "versions 1, 2 have")):
-        with pytest.raises(ConfigError, match=why):
-            roll_back(objects, "fraud", version, lambda *_: None, 1)
-    with pytest.raises(ConfigError, match='no model called "sales" serves here'):
-        roll_back(objects, "sales", "", lambda *_: None, 1)
+        kinds["Service"].apply(address("1", port))
+        wait(kinds, lambda _: set(seen[-20:]) == {"1"})
+    assert set(seen) == {"1", "2"}
 
 
 def route(*backends: dict[str, Any], **rule: Any) -> dict:
@@ -292,18 +274,6 @@ def test_a_port_of_another_model_of_this_home_is_said_to_be_that_models(
         kinds["Service"].apply(other)
 
 
-def test_a_rollback_whose_servers_do_not_start_leaves_what_serves(
-    kinds: dict[str, Controller], cluster: LocalCluster, port: int
-) -> None:
-    kinds["Deployment"].apply(release("1", slow=60))
-    kinds["Deployment"].apply(release("2"))
-    kinds["Service"].apply(address("2", port))
-    wait(kinds, lambda _: answering(port, "2"))
-    with pytest.raises(RekindleError, match=r"fraud-1 has 0 of 1 pods ready after 0.5 s: what serves now serves on"):
-        roll_back(LocalObjects(cluster), "fraud", "1", lambda *_: None, 0.5)
-    assert answering(port, "2")
-
-
 def test_a_version_that_cannot_start_never_serves(kinds: dict[str, Controller], port: int) -> None:
     kinds["Deployment"].apply(deployment("one"))
     kinds["Service"].apply(service(port))
@@ -351,10 +321,7 @@ def test_a_command_killed_as_it_writes_down_a_supervisor_leaves_none_behind(
     command = """
 import json, os, signal, sys
 from pathlib import Path
-from rekindle.local.controllers.kubectl import LocalObjects
 from rekindle.local.emulator import LocalCluster
-from rekindle.local.journal import RunFiles
-from rekindle.serving.rollback import roll_back
 from rekindle.local.controllers.deployment import Deployments
 def die(event, args):
     if event == "os.rename" and str(args[1]).endswith("supervisor.json"):
