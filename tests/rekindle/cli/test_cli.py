@@ -22,7 +22,6 @@ import yaml
 
 from rekindle.cli import commands
 from rekindle.cli.group import SECTIONS
-from rekindle.common import homes
 from tests.waiting import until
 
 REKINDLE = str(Path(sys.executable).with_name("rekindle"))
@@ -200,8 +199,9 @@ def test_an_image_of_another_python_is_said_with_both_versions(tmp_path: Path, k
     manifest["spec"]["templates"][1]["script"]["image"] = image = f"registry.example/python:{other}-slim"
     manifest["spec"]["templates"][2]["script"]["image"] = f"python:{own}"
     if known:
-        homes.make(tmp_path / ".rekindle")
+        (tmp_path / ".rekindle").mkdir()
         written(tmp_path / ".rekindle/images.yaml", {image: {"python": sys.executable}})
+        assert rekindle("trust", ".rekindle", cwd=tmp_path).returncode == 0
     done = rekindle("run", "--manifest", written(tmp_path / "w.yaml", manifest), cwd=tmp_path)
     warnings = [line for line in done.stderr.splitlines() if line.startswith("warning: ")]
     assert done.returncode == 0 and len(warnings) == (0 if known else 1)

@@ -251,7 +251,7 @@ def test_what_is_mounted_in_a_directory_of_workloads_is_seen(tmp_path: Path) -> 
     (tmp_path / "w.json").write_text(json.dumps(manifest))
     run = f"{Path(sys.executable).with_name('rekindle')} run --manifest w.json"
     script = f"mount -t tmpfs x {kept}/m && echo 1 > {kept}/m/x && {run}"
-    environment = {**os.environ, "REKINDLE_HOME": str(tmp_path), "REKINDLE_PATH": str(kept)}
+    environment = {**os.environ, "REKINDLE_HOME": str(tmp_path / "home"), "REKINDLE_PATH": str(kept)}
     done = subprocess.run(["unshare", "-m", "sh", "-c", script], cwd=tmp_path, env=environment, capture_output=True)
     shutil.rmtree(kept)
     assert done.returncode == 0, done.stderr
