@@ -87,7 +87,9 @@ def check_step(name: str, step: str, manifest: Mapping[str, Any], logs: Iterable
         groups = [(template.get("dag") or {}).get("tasks") or [], *(template.get("steps") or [])]
         tasks |= {task["name"] for group in groups for task in group}
     tasks = tasks or {name}  # a template of its own is all of the workflow
-    if not any(step in task or task in step for task in tasks) and not any(step in log for log in logs):
+    # a part of a task's name, or more than it: `ship.release`, `prepare(0)`, `train-worker-1`
+    longer = re.compile(rf"(^|\.)({'|'.join(map(re.escape, tasks))})($|[-.(\[])")
+    if not any(step in name for name in (*tasks, *logs)) and not longer.search(step):
         hint = did_you_mean(step, tasks)
         raise ConfigError(f'{name} has no step called "{step}".{hint} Steps: {", ".join(sorted(tasks))}.')
 
@@ -259,16 +261,21 @@ def success(status: Status, facts: Mapping[str, str | None], ours: bool) -> str:
 
 def _verdict(status: Status, verdict: str) -> str:
     """What became of the model: a verdict alone releases nothing."""
-    released = [
-        f"{node['displayName'].partition('(')[0]} {version}"
-        for node in (status.get("nodes") or {}).values()
-        if node.get("phase") == "Succeeded" and node.get("type") == "Pod" and (version := _released(node))
-    ]
+    released = releases(status)
     if not verdict:
         return f"released: {', '.join(sorted(released))}" if released else ""
     if verdict == "release" and not released:
         return "release: it may be released; this pipeline has not done so"
     return f"{verdict}: {VERDICTS[verdict]}" if verdict in VERDICTS else ""
+
+
+def releases(status: Status) -> list[str]:
+    """The steps that registered a version, each with it: `release 3`."""
+    return [
+        f"{node['displayName'].partition('(')[0]} {version}"
+        for node in (status.get("nodes") or {}).values()
+        if node.get("phase") == "Succeeded" and node.get("type") == "Pod" and (version := _released(node))
+    ]
 
 
 def _released(node: Mapping[str, Any]) -> str:
@@ -311,9 +318,10 @@ def exit_code(status: Status, ours: bool) -> int:
         return 2 if ours and str(ConfigError.exit_code) in codes else 1
     if not ours:
         return 0
-    one = parameters(status).get("verdict")
-    every = {one} if one else {verdict["verdict"] for verdict in verdicts(status)}
-    return NOT_RELEASED if every and every <= {"keep", "taken back"} else 0
+    if one := parameters(status).get("verdict"):
+        return NOT_RELEASED if one in ("keep", "taken back") else 0
+    several = {verdict["verdict"] for verdict in verdicts(status)}
+    return NOT_RELEASED if "keep" in several and "same" not in several and not releases(status) else 0
 
 
 def _parent(name: str, nodes: Mapping[str, Any]) -> str | None:

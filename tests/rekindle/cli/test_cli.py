@@ -238,7 +238,7 @@ def test_an_output_of_somebody_else_is_no_verdict(tmp_path: Path):
     assert (done.returncode, "verdict" in done.stdout) == (0, False)
 
 
-@pytest.mark.parametrize(("second", "code"), [("keep", 3), ("same", 0)])
+@pytest.mark.parametrize(("second", "code"), [("keep", 3), ("release", 3), ("same", 0)])
 def test_of_two_evaluations_both_verdicts_are_told_and_nothing_released_is_not_success(
     tmp_path: Path, second: str, code: int
 ):
@@ -284,6 +284,8 @@ def test_status_and_logs_show_what_ran(tmp_path: Path):
     unknown = rekindle("logs", "four", "secnd", cwd=tmp_path)
     assert (unknown.returncode, unknown.stdout) == (2, "")
     assert unknown.stderr == 'error: four has no step called "secnd". Did you mean "second"? Steps: first, second.\n'
+    longer = rekindle("logs", "four", "seconds", cwd=tmp_path)
+    assert (longer.returncode, 'Did you mean "second"?' in longer.stderr) == (2, True)
     said = [json.loads(line) for line in rekindle("logs", "-o", "json", cwd=tmp_path).stdout.splitlines()]
     assert ["first" in line["step"] for line in said] == [True, False]
     assert [line["line"] for line in said] == ["one", "two"]

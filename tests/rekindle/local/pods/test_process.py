@@ -71,6 +71,11 @@ def test_a_container_that_cannot_start_ends_its_node_and_not_the_runner(
     assert (status["phase"], message in status["message"]) == (phase, True), status["message"]
 
 
+def test_what_a_container_tells_the_kubelet_is_in_the_message_of_its_failure(tmp_path: Path) -> None:
+    tell = "printf 'out of %s' space > $REKINDLE_TERMINATION_LOG; exit 3"
+    assert ran({"container": shell(tell)}, tmp_path)["message"] == "main: Error (exit code 3): out of space"
+
+
 @needs_namespaces
 @pytest.mark.parametrize(
     ("init", "message"),
