@@ -2,9 +2,9 @@
 
     python -m benchmarks.release.traffic [--json]
 
-The model is configs/digits.yaml, with faults (benchmarks/workloads/faulty.py). Of the requests 60 % have a connection of
-their own (HTTP/1.1 and 1.0), 10 % come in pieces within a second, and 30 % are of clients that keep theirs and are silent
-for up to 8 s, so longer than a server drains; as every pool does, these look first whether the server has closed it.
+The model is configs/digits.yaml, with faults (benchmarks/workloads/faulty.py). Of the requests 60 % have a connection
+of their own (HTTP/1.1 and 1.0), 10 % come in pieces within a second, and 30 % are of clients that keep theirs and are
+silent for up to 8 s, so longer than a server drains; as every pool does, these look first whether it was closed.
 An answer must be 200 and come from a verified version, but for the errors of the faulty candidate of the canary.
 """
 
