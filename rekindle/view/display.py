@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Protocol, TextIO
 
 from rekindle.common.wording import PROGRESS, visible
-from rekindle.view.summary import FAILED, FINISHED, Status, Step, duration, end_of, leaves, planned, steps
+from rekindle.view.summary import FAILED, FINISHED, Status, Step, duration, end_of, leaves, planned, steps, warnings
 
 MARKS = {
     "Succeeded": ("✔", "green"),
@@ -113,6 +113,9 @@ class Lines:
                     told = row.message and row.phase in (*FAILED, "Cached")
                     cause = f": {' '.join(row.message.split())[:200]}" if told else ""
                     self.say(f"{row.name} {row.phase.lower()}{took}{cause}")
+                    if not row.label.startswith("("):  # an attempt, of which the step itself says it
+                        for text in warnings([row.node or {}]):
+                            self.say(f"{row.name} warning: {text}")
             self.due = began + REST * (time.monotonic() - began) if len(rows) > MANY else 0.0
 
     def _report_waiting(self, row: Step) -> None:
@@ -172,7 +175,8 @@ class Tree:
         table.add_row(Text(self.name, "bold"), Text(took, "dim"), Text(self.status.get("phase") or "Pending", "dim"))
         for row in steps(self.name, self.status, self.plan):
             mark, style = MARKS[row.phase]
-            note = self.progress(row) if row.phase == "Running" else visible(" ".join(row.message.split())[:100])
+            told = row.message or " ".join(warnings([row.node or {}]))
+            note = self.progress(row) if row.phase == "Running" else visible(" ".join(told.split())[:100])
             step = Text(f"{'  ' * (row.depth + 1)}{mark} {row.label}", style)
             if row.phase in NOT_RUN:
                 table.add_row(step, "", Text(row.phase.lower(), "dim"))

@@ -9,6 +9,7 @@ import math
 import re
 import time
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -150,6 +151,7 @@ def as_json(name: str, status: Status, **facts: Any) -> dict[str, Any]:
         {key: getattr(row, key) for key in ("name", "phase", "started", "finished", "seconds", "message")}
         for row in leaves(steps(name, status))
     ]
+    result["warnings"] = warnings((status.get("nodes") or {}).values())
     return result | facts
 
 
@@ -164,6 +166,18 @@ def parameters(status: Status) -> dict[str, str]:
             if p["name"] == "canary" and verdict == "taken back":
                 outputs |= {"verdict": verdict, "reason": reason}
     return outputs
+
+
+def warnings(nodes: Iterable[Mapping[str, Any]]) -> list[str]:
+    """The texts of the outputs `warnings`, which are JSON lists, each once."""
+    texts: list[str] = []
+    for node in list(nodes):
+        for p in (node.get("outputs") or {}).get("parameters") or []:
+            if p["name"] == "warnings":
+                with suppress(ValueError):
+                    found = json.loads(p.get("value") or "")
+                    texts += map(str, found) if isinstance(found, list) else []
+    return list(dict.fromkeys(texts))
 
 
 def metrics(outputs: Mapping[str, str]) -> dict[str, float | None]:
@@ -219,7 +233,9 @@ def success(status: Status, facts: Mapping[str, str | None], ours: bool) -> str:
         **facts,
         "took": duration(took),
     }
-    return "\n" + "".join(f"{name:9} {visible(text)}\n" for name, text in lines.items() if text)
+    listing = [(name, text) for name, text in lines.items() if text]
+    listing += [("warning", text) for text in warnings((status.get("nodes") or {}).values()) if ours]
+    return "\n" + "".join(f"{name:9} {visible(text)}\n" for name, text in listing)
 
 
 def _verdict(status: Status, verdict: str) -> str:
