@@ -4,7 +4,6 @@ The names below are the public API (docs/api.md). `import rekindle` loads none o
 """
 
 from importlib import import_module
-from typing import Any
 
 NAMES = {  # module → its public names; __init__.pyi says the same to type checkers
     "step": ("Artifact", "StepInputs", "StepOutputs", "Reuse"),
@@ -21,7 +20,7 @@ MODULES = {name: f"rekindle.{module}" for module, names in NAMES.items() for nam
 __all__ = list(MODULES)  # pyright: ignore[reportUnsupportedDunderAll]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     if name not in MODULES:
         raise AttributeError(f"module 'rekindle' has no attribute '{name}'")
     value = globals()[name] = getattr(import_module(MODULES[name]), name)

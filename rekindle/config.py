@@ -17,9 +17,10 @@ from typing import Any, get_args
 from pydantic import BaseModel, Field, ValidationError, create_model, field_validator
 
 from rekindle import project
+from rekindle.argo.language.yaml_text import parse, read_text
 from rekindle.argo.manifest import cron as crontab
-from rekindle.argo.manifest.read import parse
 from rekindle.blocks.settings import DEFAULTS, ClusterConfig
+from rekindle.common import variables
 from rekindle.errors import ConfigError, did_you_mean, rule
 from rekindle.gate import Gate, check_bounds
 from rekindle.monitoring.config import NotifyConfig
@@ -28,11 +29,6 @@ from rekindle.serving.config import ServeConfig
 from rekindle.training.spec import TrainConfig, check_training
 from rekindle.workload import DataConfig, load
 
-ENVIRONMENT = "REKINDLE_"  # REKINDLE_TRAIN__WORKERS=3 sets train.workers
-# variables that set no key of the config
-OTHERS = tuple(
-    ENVIRONMENT + name for name in ("HOME", "PATH", "CACHE", "ENDPOINT", "GRACE", "NOTICE", "SHM", "POD", "TEST_")
-)
 DEFAULT_PIPELINE = "pipelines.training"
 Keys = tuple[str, ...]  # where a value is: ("train", "workers")
 
@@ -85,6 +81,12 @@ class Config(Section):
     schedule: ScheduleConfig = _defaults(ScheduleConfig)
     notify: NotifyConfig = _defaults(NotifyConfig)
     cluster: ClusterConfig = _defaults(ClusterConfig)
+
+    @field_validator("notify", mode="before")
+    @classmethod
+    def _nobody(cls, notify: Any) -> Any:
+        """`notify: null` turns a file's notifications off."""
+        return NotifyConfig() if notify is None else notify
 
     @field_validator("data")
     @classmethod
@@ -172,9 +174,10 @@ def _settings(file: Path, sets: Iterable[str], environment: Mapping[str, str]) -
     )
     for keys, value in _leaves(content or _read(file)):
         yield keys, value, str(file)
+    variables.check(environment)
     for name, text in sorted(environment.items()):
-        keys = tuple(name.removeprefix(ENVIRONMENT).lower().split("__"))
-        if name.startswith(ENVIRONMENT) and not name.startswith(OTHERS):
+        keys = tuple(name.removeprefix(variables.PREFIX).lower().split("__"))
+        if variables.sets_config(name):
             yield keys, _parsed(text), name
     for item in sets:
         path, equals, text = item.partition("=")
@@ -185,7 +188,7 @@ def _settings(file: Path, sets: Iterable[str], environment: Mapping[str, str]) -
 
 def _read(file: Path) -> dict[str, Any]:
     try:
-        documents = parse(file.read_text(), str(file))
+        documents = parse(read_text(file), str(file))
     except FileNotFoundError as error:
         known = {str(path) for path in file.parent.glob("*.yaml")} | project.configs()
         raise ConfigError(f"{file} does not exist: give a config file.{did_you_mean(str(file), known)}") from error

@@ -1,7 +1,7 @@
 """The errors a user can meet. A message says what is wrong (the value), the rule, and the way out.
 
 `exit_code` is what the process ends with. Codes follow sysexits.h where
-a retry cannot cure the cause (78 EX_CONFIG, 65 EX_DATAERR), so that a retry strategy can tell them apart.
+a retry cannot cure the cause (78 EX_CONFIG, 65 EX_DATAERR, 70 EX_SOFTWARE): a retry strategy tells them apart.
 """
 
 import re
@@ -29,6 +29,12 @@ class DataError(RekindleError):
     """The input data breaks its contract: running again cannot help."""
 
     exit_code = 65
+
+
+class CodeError(RekindleError):
+    """A user's code raised an exception that it would raise again: FILE:LINE and the text (EX_SOFTWARE)."""
+
+    exit_code = 70
 
 
 class GivenUp(RekindleError):
@@ -91,5 +97,5 @@ def did_you_mean(word: str, known: list[str] | set[str]) -> str:
     """' Did you mean "x"?' for the nearest of `known`, else ''."""
     from difflib import get_close_matches  # `rekindle --help` does without
 
-    near = get_close_matches(word, sorted(known), n=1, cutoff=0.5)
+    near = get_close_matches(word, sorted(known), n=1, cutoff=0.5) if len(word) < 100 else []
     return f' Did you mean "{near[0]}"?' if near else ""

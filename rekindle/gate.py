@@ -187,7 +187,7 @@ class Case:
 
 
 def check_bounds(gate: Gate, metrics: Sequence[Metric]) -> None:
-    """Raises ConfigError if the gate bounds a metric that the workload does not have."""
+    """Raises ConfigError for a bound of an unknown metric, and for bounds that no good model can meet."""
     names = [metric.name for metric in metrics]
     for key in ("minimum", "maximum"):
         for name in getattr(gate, key):
@@ -196,3 +196,16 @@ def check_bounds(gate: Gate, metrics: Sequence[Metric]) -> None:
                     f"gate.{key}.{name}: there is no such metric.{did_you_mean(name, names)} "
                     f"Metrics: {', '.join(names)}."
                 )
+    for metric in metrics:
+        low, high = gate.minimum.get(metric.name), gate.maximum.get(metric.name)
+        if low is not None and high is not None and low > high:
+            raise ConfigError(
+                f"gate.minimum.{metric.name} is {low:g} and gate.maximum.{metric.name} is {high:g}: "
+                "no value meets both. Lower the minimum, or raise the maximum."
+            )
+        right, wrong = ("minimum", "maximum") if metric.better == "higher" else ("maximum", "minimum")
+        if metric.name in getattr(gate, wrong) and metric.name not in getattr(gate, right):
+            raise ConfigError(
+                f"gate.{wrong}.{metric.name} without gate.{right}.{metric.name}: {metric.better} is better for "
+                f"{metric.name}, so this bound alone releases bad models and refuses good ones. Set gate.{right}."
+            )

@@ -14,7 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 
-from rekindle.errors import ConfigError, did_you_mean
+from rekindle.errors import CodeError, ConfigError, did_you_mean
 
 PATH = "REKINDLE_PATH"  # environment: the project's folder and others to import from, separated as in PYTHONPATH
 PACKAGE = Path(__file__).resolve().parent
@@ -24,6 +24,8 @@ SHARED = ("steps", "pipelines")  # a project's own stand in front of the referen
 LIBRARIES = tuple(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))
 NAME = re.compile(r"[a-z]([-a-z0-9]{0,28}[a-z0-9])?")
 WORKLOAD = ("steps/MODULE.py", "data/power.csv", "configs/PROJECT.yaml")  # all that `only_workload` makes
+WRONG_PATH = (FileNotFoundError, FileExistsError, NotADirectoryError, IsADirectoryError)
+REMOTE = ("requests", "urllib3", "httpx", "http", "aiohttp", "botocore", "boto3", "mlflow", "sqlalchemy", "grpc")
 DOCS = {"workload": "docs/your-own-model.md", "step": "docs/api.md", "pipeline": "docs/your-own-pipeline.md"}
 
 
@@ -83,12 +85,6 @@ def module_of(path: Path) -> str:
     raise ConfigError(f"{path} is not in the project: it must lie in {' or '.join(map(str, folders))}.")
 
 
-def file(path: str) -> Path:
-    """A file of the project or, where it has none, of the reference project."""
-    candidates = (Path(folder, path) for folder in search_path())
-    return next((candidate for candidate in candidates if candidate.exists()), REFERENCE / path)
-
-
 def load(name: str, kind: str, required: Collection[str]) -> ModuleType:
     """The module `name` of the project or of an installed package. Raises ConfigError if it lacks a required name.
 
@@ -100,7 +96,11 @@ def load(name: str, kind: str, required: Collection[str]) -> ModuleType:
     try:
         _complete(name.partition(".")[0])
         module = import_module(name)
-    except ImportError as error:
+    except ModuleNotFoundError as error:
+        if not f"{name}.".startswith(f"{error.name}."):  # the module is there, and imports what is not
+            raise ConfigError(
+                f'{kind} "{name}" cannot be imported: {describe(error)} Install it, also in the image.'
+            ) from error
         raise ConfigError(
             f'{kind} "{name}" cannot be imported ({error}): it must be the dotted name of a module that is installed, '
             f"or lies in one of the folders {', '.join(folders)} (set ${PATH} for others)."
@@ -125,11 +125,35 @@ def describe(error: Exception) -> str:
     if isinstance(error, SyntaxError):
         return f"{error.filename}:{error.lineno}: {type(error).__name__}: {error}."
     frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if not frame.filename.startswith((f"{PACKAGE}/", "<", *LIBRARIES))] or frames
+    own = [frame for frame in frames if _is_users(frame.filename)] or frames
     hint = ""
     if isinstance(error, AttributeError) and error.name:
         hint = did_you_mean(error.name, [name for name in dir(error.obj) if not name.startswith("_")])
     return f"{own[-1].filename}:{own[-1].lineno}: {type(error).__name__}: {error}.{hint}"
+
+
+def code_error(error: Exception) -> CodeError | None:
+    """Return the error of a user's code that every attempt would meet; None if another attempt may help, or is ours."""
+    import traceback
+
+    chain = [error]
+    while inner := chain[-1].__cause__ or chain[-1].__context__:
+        chain.append(inner)
+    if any(_may_pass(each) for each in chain):
+        return None
+    users = any(_is_users(frame.filename) for frame in traceback.extract_tb(error.__traceback__))
+    return CodeError(describe(error)) if users else None
+
+
+def _is_users(file: str) -> bool:
+    return not file.startswith((f"{PACKAGE}/", "<", *LIBRARIES))
+
+
+def _may_pass(error: BaseException) -> bool:
+    """True for an error of the machine, the network or a service: these pass, and a path that is wrong does not."""
+    package = type(error).__module__.partition(".")[0]
+    passing = isinstance(error, (OSError, MemoryError)) and not isinstance(error, WRONG_PATH)
+    return passing or package in REMOTE or "OutOfMemory" in type(error).__name__
 
 
 def _complete(package: str) -> None:

@@ -1,8 +1,10 @@
 """Where a manifest came from: the workflow parameters that say so."""
 
 import base64
+import os
 import subprocess
 import zlib
+from collections.abc import Mapping
 
 from rekindle.keys import CACHED
 
@@ -14,13 +16,35 @@ OURS = (*PROVENANCE, SCHEDULED, BACKFILL)
 
 
 def git_sha() -> str:
-    """The commit of the working directory, with -dirty if files differ from it; "" outside a repository."""
-    command = ["git", "--no-optional-locks", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    """The commit of the working directory, with -dirty if files differ from it; "" outside a repository.
+
+    The repository may be a stranger's, whose configuration names programs: none of them is started.
+    """
+    settings = {"core.fsmonitor": "false", "core.hooksPath": os.devnull}
+    listed = _git(["config", "-z", "--show-scope", "--name-only", "--get-regexp", r"^filter\."]).split("\0")
+    for scope, name in zip(listed[::2], listed[1::2], strict=False):
+        if scope in ("local", "worktree"):  # those of the user's own configuration stay
+            settings[name] = "false" if name.endswith(".required") else ""
+    flags = ["--porcelain=2", "--branch", "--no-ahead-behind", "--untracked-files=no", "--ignore-submodules=dirty"]
+    lines = _git(["--no-optional-locks", "status", *flags], settings).splitlines()
+    commit = lines[0].removeprefix("# branch.oid ") if lines else ""
+    dirty = any(not line.startswith("#") for line in lines)
+    return f"{commit}{'-dirty' if dirty else ''}" if commit.isalnum() else ""
+
+
+def _git(arguments: list[str], settings: Mapping[str, str] | None = None) -> str:
+    """The output of git with these settings, which may fetch nothing; "" if it fails."""
+    settings, first = settings or {}, int(os.environ.get("GIT_CONFIG_COUNT") or 0)  # after those of the user
+    variables = {**os.environ, "GIT_ALLOW_PROTOCOL": "", "GIT_CONFIG_COUNT": str(first + len(settings))}
+    for index, (name, value) in enumerate(settings.items(), first):
+        variables |= {f"GIT_CONFIG_KEY_{index}": name, f"GIT_CONFIG_VALUE_{index}": value}
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=10)
+        done = subprocess.run(
+            ["git", *arguments], env=variables, capture_output=True, text=True, errors="surrogateescape", timeout=10
+        )
     except (OSError, subprocess.TimeoutExpired):
         return ""
-    return done.stdout.strip() if done.returncode == 0 else ""
+    return done.stdout if done.returncode == 0 else ""
 
 
 def pack(text: str) -> str:

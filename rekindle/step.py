@@ -13,6 +13,7 @@ import os
 import shutil
 import sys
 import tempfile
+import traceback
 import types
 import typing
 from collections.abc import Callable, Iterable
@@ -115,7 +116,7 @@ def parse(inputs: type[StepInputs], texts: dict[str, str]) -> StepInputs:
     for name, text in texts.items():
         try:
             values[name] = text if _is_scalar(inputs.model_fields[name].annotation) else json.loads(text)
-        except json.JSONDecodeError as error:
+        except (ValueError, RecursionError) as error:
             raise ConfigError(f"{flag(name)} is {text!r}: it must be JSON ({error}).") from error
     try:
         return inputs.model_validate(values)
@@ -212,6 +213,11 @@ def main(argv: list[str], execute: Execute = execute) -> int:
             shutil.rmtree(inputs.workdir, ignore_errors=True)
     except RekindleError as error:
         return fail(error)
+    except Exception as error:
+        if not (known := project.code_error(error)):
+            raise
+        traceback.print_exc()
+        return fail(known)
     return 0
 
 

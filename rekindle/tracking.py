@@ -6,20 +6,17 @@ These are requests to MLflow's REST API, for the import of its Python client alo
 """
 
 import json
-import os
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any
 from urllib.parse import quote, urlsplit
 
-from rekindle.errors import ConfigError, TrackingError, innermost, without_user
+from rekindle.common.mlflow_api import Refused, address, request
+from rekindle.errors import ConfigError, TrackingError, without_user
 from rekindle.step import to_text
-
-if TYPE_CHECKING:
-    import requests
 
 WORKFLOW = "rekindle.workflow"  # tag: the one workflow that a run belongs to
 DIGEST = "rekindle.digest"  # tag: the dataset that a run prepared
@@ -33,17 +30,6 @@ NOTE = "mlflow.note.content"  # tag: the description of a run
 METRICS, PARAMS = 1000, 100  # MLflow's own limits of a request; that of tags is that of params
 LAST_RUNS = 20  # that a new one is compared with, at most
 PARAM_LENGTH, DIGEST_LENGTH = 6000, 36
-RETRIES = "MLFLOW_HTTP_REQUEST_MAX_RETRIES"  # environment, as of MLflow's client; 5 wait 0 + 2 + 4 + 8 + 16 s
-TIMEOUT = 30  # seconds
-AWAY = (502, 503, 504)  # what a proxy says of a server that is not there
-
-
-class Refused(TrackingError):
-    """MLflow answers with an error; `code` is MLflow's name of it."""
-
-    def __init__(self, message: str, code: str) -> None:
-        super().__init__(message)
-        self.code = code
 
 
 @dataclass(frozen=True)
@@ -111,12 +97,12 @@ def page(workflow: str = "", at: str = "") -> str:
     runs = _runs(list(ids), "start_time DESC", mine)
     if not runs:
         if workflow:
-            raise TrackingError(f"MLflow at {without_user(_uri())} has no run of {workflow}: see `rekindle status`.")
-        return _uri()
+            raise TrackingError(f"MLflow at {without_user(address())} has no run of {workflow}: see `rekindle status`.")
+        return address()
     run_id, experiment = runs[0]["run_id"], runs[0]["experiment_id"]
     shown = f"/{run_id}" if workflow else ""
     view = "&viewStateShareKey=rekindle" if VIEW in ids[experiment] and not workflow else ""
-    return f"{at or _uri()}/#/experiments/{experiment}/runs{shown}?workflowType=machine_learning{view}"
+    return f"{at or address()}/#/experiments/{experiment}/runs{shown}?workflowType=machine_learning{view}"
 
 
 def log(
@@ -177,8 +163,8 @@ def log_artifact(run_id: str, path: str, content: bytes) -> None:
     root = urlsplit(_artifact_root(run_id))
     if root.scheme != "mlflow-artifacts":
         raise TrackingError(
-            f"MLflow at {without_user(_uri())} keeps artifacts in {root.scheme}:, where a step cannot write: start it "
-            "with --serve-artifacts (its default) and --artifacts-destination, and use a new experiment."
+            f"MLflow at {without_user(address())} keeps artifacts in {root.scheme}:, where a step cannot write: start "
+            "it with --serve-artifacts (its default) and --artifacts-destination, and use a new experiment."
         )
     where = quote(f"{root.path.strip('/')}/{path}")
     _request("PUT", f"mlflow-artifacts/artifacts/{where}", data=content)
@@ -257,9 +243,13 @@ def register(name: str, uri: str, source: str, sha256: str, run_id: str, tags: M
 
 def promote(name: str, version: str, deployment: str) -> None:
     """Give version `version` of `name` the alias `champion`: what `deployment` serves from now on."""
-    tag = {"name": name, "version": version, "key": DEPLOYMENT, "value": deployment}
-    _post("model-versions/set-tag", tag)
+    record_deployment(name, version, deployment)
     _set_alias(name, CHAMPION, version)
+
+
+def record_deployment(name: str, version: str, deployment: str) -> None:
+    """Record what serves a version."""
+    _post("model-versions/set-tag", {"name": name, "version": version, "key": DEPLOYMENT, "value": deployment})
 
 
 def promoted(name: str) -> list[Release]:
@@ -352,60 +342,10 @@ def resolved(run_id: str) -> str:
 
 
 def _request(method: str, path: str, **content: Any) -> dict[str, Any]:
-    """MLflow's answer. Raises Refused, or TrackingError if it does not answer."""
-    import requests
-
+    """Return MLflow's answer, with the id of a run that is given by its names."""
     if "run_id" in (values := content.get("json") or content.get("params") or {}):
         values["run_id"] = resolved(values["run_id"])
-    uri = _uri()
-    try:
-        answer = _session(int(os.environ.get(RETRIES, 5))).request(
-            method, f"{uri}/api/2.0/{path}", timeout=TIMEOUT, **content
-        )
-        if answer.status_code in AWAY:
-            answer.raise_for_status()
-        body = answer.json() if answer.content else {}
-    except (requests.RequestException, ValueError) as error:
-        cause = without_user(str(innermost(error)))
-        raise TrackingError(
-            f"MLflow at {without_user(uri)} does not answer ({cause}). Check MLFLOW_TRACKING_URI and that `curl "
-            f"{without_user(uri)}/health` says OK, then run this step again: nothing is recorded twice."
-        ) from error
-    return body if answer.ok else _refuse(body, answer.reason)
-
-
-def _refuse(body: dict[str, Any], reason: str) -> NoReturn:
-    code, message = body.get("error_code", ""), body.get("message") or reason
-    message = without_user(f"{code}: {message}".splitlines()[0])
-    raise Refused(f"MLflow at {without_user(_uri())} refused: {message}", code)
-
-
-@cache
-def _session(attempts: int) -> "requests.Session":
-    import requests
-    from requests.adapters import HTTPAdapter
-    from urllib3.util import Retry
-
-    session = requests.Session()
-    status = (408, 429, 500, *AWAY)
-    retry = Retry(attempts, backoff_factor=1, status_forcelist=status, allowed_methods=None, raise_on_status=False)
-    for scheme in ("http://", "https://"):
-        session.mount(scheme, HTTPAdapter(max_retries=retry))
-    if token := os.environ.get("MLFLOW_TRACKING_TOKEN"):
-        session.headers["authorization"] = f"Bearer {token}"
-    elif user := os.environ.get("MLFLOW_TRACKING_USERNAME"):
-        session.auth = (user, os.environ.get("MLFLOW_TRACKING_PASSWORD", ""))
-    return session
-
-
-def _uri() -> str:
-    uri = os.environ.get("MLFLOW_TRACKING_URI", "").rstrip("/")
-    if not uri.startswith(("http://", "https://")):
-        raise TrackingError(
-            f"MLFLOW_TRACKING_URI is {without_user(uri) or 'not set'}: runs and models are recorded there. Set it to "
-            'the http(s):// address of an MLflow server, in a cluster through the ConfigMap "rekindle".'
-        )
-    return uri
+    return request(method, path, **content)
 
 
 def _now() -> int:

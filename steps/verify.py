@@ -8,7 +8,7 @@ becomes the `champion`. Otherwise the step fails, and what served before goes on
 """
 
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
@@ -48,18 +48,17 @@ class Outputs(StepOutputs):
     replayed: int = Field(description="test rows replayed")
     endpoint: str = Field(description="URL of the service")
     former: str = Field(description="the Deployment that served before, or still does; empty if none did")
+    retained: list[str] = Field(description="Deployments of the releases that are kept, its own among them")
     expired: list[str] = Field(description="Deployments of older releases, which are no longer kept")
 
 
 def run(inputs: Inputs) -> Outputs:
     """Wait, replay, compare, promote. Raises DataError if a prediction differs, RekindleError if nothing serves."""
-    from rekindle import tracking
     from rekindle.errors import say
     from rekindle.serving import promotion
     from rekindle.serving.client import ModelClient, resolve
     from rekindle.serving.compare import compare, recorded
     from rekindle.serving.release import PREDICTIONS
-    from rekindle.storage import Store
     from rekindle.workload import load
 
     endpoint = resolve(inputs.endpoint or f"http://{inputs.name}:8080")
@@ -77,6 +76,16 @@ def run(inputs: Inputs) -> Outputs:
     comparison = compare(client, requests, inputs.tolerance)
     if requests:
         check(comparison, inputs, endpoint)
+    found = promotion.retry(lambda: record(inputs, comparison), client.deadline)  # a promotion is never left half done
+    outputs = {"max_difference": comparison.max_difference, "replayed": comparison.replayed, "endpoint": endpoint}
+    return Outputs(**outputs, **found)
+
+
+def record(inputs: Inputs, comparison: "Comparison") -> dict[str, Any]:
+    """Promote the version if that is asked for; gives what served before, and what is kept. Raises ChampionChanged."""
+    from rekindle import Store, tracking
+    from rekindle.serving import promotion
+
     tags = {}
     if inputs.promote:
         former = promotion.promote(Store.from_env(), inputs.name, inputs.version, inputs.champion, inputs.deployment)
@@ -87,9 +96,8 @@ def run(inputs: Inputs) -> Outputs:
     if inputs.run_id:
         metrics = {"verify.max_difference": comparison.max_difference, "verify.replayed": comparison.replayed}
         tracking.log(inputs.run_id, metrics=metrics, tags=tags)
-    expired = promotion.expired(inputs.name, inputs.version, inputs.keep_releases)
-    outputs = {"max_difference": comparison.max_difference, "replayed": comparison.replayed, "endpoint": endpoint}
-    return Outputs(**outputs, former=former, expired=expired)
+    kept = inputs.name, inputs.version, inputs.keep_releases
+    return {"former": former, "retained": promotion.retained(*kept), "expired": promotion.expired(*kept)}
 
 
 def check(comparison: "Comparison", inputs: Inputs, endpoint: str) -> None:

@@ -71,6 +71,8 @@ def shell(folder: Path, **settings: str) -> Iterator["Shell"]:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = str(free.getsockname()[1])
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("S3_", "AWS_", "MLFLOW_", "REKINDLE_"))}
+    if "MLFLOW_TRACKING_URI" in settings and "MLFLOW_TRACKING_TOKEN" in os.environ:  # of the fixture mlflow_server
+        kept["MLFLOW_TRACKING_TOKEN"] = os.environ["MLFLOW_TRACKING_TOKEN"]
     path = f"{BIN}:{os.environ['PATH']}"
     opened = Shell(folder, {**kept, "PATH": path, "REKINDLE_SERVE__PORT": port, "NO_COLOR": "1", **settings})
     try:

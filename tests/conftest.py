@@ -3,7 +3,9 @@
 import gc
 import os
 import re
+import signal
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,6 +22,10 @@ THREADS = {"OMP_NUM_THREADS": "1", "POLARS_MAX_THREADS": "1", "MKL_NUM_THREADS":
 os.environ.update(THREADS)  # the test processes share the cores
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # or each of their hundreds of processes compiles all our modules anew
 sys.dont_write_bytecode = False
+os.environ["XDG_STATE_HOME"] = os.environ.get("PYTEST_STATE") or tempfile.mkdtemp()  # the key to the homes of tests
+os.environ["PYTEST_STATE"] = os.environ["XDG_STATE_HOME"]  # one for all processes
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # a shell's background job; what tests start would inherit it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 ALONE = "PYTEST_XDIST_WORKER" not in os.environ  # or the process that waits for the others
 # the longest files, in this order: started last, one of them would run alone at the end
 LONG = (
@@ -88,7 +94,8 @@ def mlflow_server(services: Services, monkeypatch: pytest.MonkeyPatch) -> str:
     """The address of the MLflow server; the environment of this process points to it."""
     uri = services.url("mlflow")
     services.ready()
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    for name, value in {"MLFLOW_TRACKING_URI": uri, **services.login()}.items():
+        monkeypatch.setenv(name, value)
     return uri
 
 

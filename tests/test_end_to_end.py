@@ -74,7 +74,7 @@ def started(
     services.ready()
     # real ones, as far as this run knows
     real = {**s3_environment, "MLFLOW_TRACKING_URI": mlflow}
-    real |= {"MLFLOW_TRACKING_USERNAME": "ann", "MLFLOW_TRACKING_PASSWORD": PASSWORD}
+    real |= {**services.login(), "MLFLOW_TRACKING_USERNAME": "ann", "MLFLOW_TRACKING_PASSWORD": PASSWORD}
     with shell(folder, **real, REKINDLE_TRAIN__EPOCHS="1") as typed:
         with watched(seen):
             done = typed("rekindle run mine.yaml -o json")
@@ -98,12 +98,17 @@ def test_a_users_own_data_becomes_a_champion(started: tuple[Shell, dict[str, Any
 
 @pytest.mark.timeout(600)
 def test_no_secret_is_in_a_log_in_mlflow_or_in_a_command_line(
-    started: tuple[Shell, dict[str, Any]], seen: set[str], s3_environment: dict[str, str]
+    started: tuple[Shell, dict[str, Any]],
+    seen: set[str],
+    s3_environment: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
 ):
     from mlflow import MlflowClient
 
     typed, told = started
-    secrets = {PASSWORD, s3_environment["AWS_SECRET_ACCESS_KEY"], s3_environment["AWS_ACCESS_KEY_ID"]}
+    token = typed.environ["MLFLOW_TRACKING_TOKEN"]
+    monkeypatch.setenv("MLFLOW_TRACKING_TOKEN", token)
+    secrets = {token, PASSWORD, s3_environment["AWS_SECRET_ACCESS_KEY"], s3_environment["AWS_ACCESS_KEY_ID"]}
     of_run = typed.folder / f".rekindle/objects/Secret/{told['workflow']}-train.json"
     encoded = json.loads(of_run.read_text())["data"]["secret"]
     secrets |= {encoded, base64.b64decode(encoded).decode()}

@@ -18,7 +18,7 @@ from rekindle.keys import key, reuse
 from rekindle.step import flag, is_artifact, load, to_text
 
 TASK = "task-name"  # an input of the template, which no field of a step can be called
-RETRYABLE = "lastRetry.exitCode not in ['65', '78']"  # wrong data or configuration: rekindle/errors.py
+RETRYABLE = "lastRetry.exitCode not in ['65', '70', '78']"  # wrong data, code or configuration: rekindle/errors.py
 
 
 def retries(limit: int, expression: str | None = None, factor: int = 3) -> RetryStrategy:

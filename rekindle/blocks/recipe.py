@@ -22,8 +22,8 @@ from rekindle.blocks.resource import apply, render
 from rekindle.blocks.serving import canary as canaries
 from rekindle.blocks.serving import deployment as serving
 from rekindle.blocks.serving.autoscaler import autoscaler
-from rekindle.blocks.serving.disruption_budget import disruption_budget
 from rekindle.blocks.serving.service import address, service
+from rekindle.blocks.serving.switch import switch
 from rekindle.blocks.settings import ClusterConfig
 from rekindle.blocks.wiring import Block, Outputs, Stored, handed, refuse
 from rekindle.blocks.workflow import Pipeline, at_exit, current, group, step
@@ -216,16 +216,18 @@ def _prefix(verified: Block) -> str:
 def _promoted(
     made: Pipeline, model: str, serve: Any, server: str, block: Block, before: list[str], canary: Any = None
 ) -> Block:
-    """What follows the promotion that `block` is: clients, rest for the former servers, and none that fail."""
-    switch = made.add(made.name("", "switch"), _switch(made, model, serve), {"server": server}, after=[block.name])
+    """Add the tasks that run after a promotion: switch the traffic, end earlier servers, remove those that failed."""
+    champion = made.container("steps.champion", "champion", False)
+    template = switch(made.template_name, champion, model, serve)
+    values = {"server": server, "retained": block.outputs.retained}
+    switched = made.add(made.name("", "switch"), template, values, after=[block.name])
     if canary:
-        _unshare(made, model, serve, server, {}, switch)
-    former = block.outputs.former
-    made.add(made.name("", "retire"), _retire(made), {"server": former}, {"when": former != ""}, [switch.name])
-    expired = {"with_param": block.outputs.expired}
-    made.add(made.name("", "expire"), made.cleaner(), {"kind": OBJECTS, "object": "{{item}}"}, expired, [switch.name])
+        _unshare(made, model, serve, server, {}, switched)
+    holds = f"'{{{{tasks.{switched.name}.outputs.parameters.deployment}}}}' == '{server}'"
+    expired = {"with_param": block.outputs.expired, "when": holds}
+    made.add(made.name("", "expire"), made.cleaner(), {"kind": OBJECTS, "object": "{{item}}"}, expired, [switched.name])
     _withdraw(made, server, [*before, block.name])
-    made.scope().guarded += [block.name, switch.name]  # their failure is the DAG's, whatever comes after them
+    made.scope().guarded += [block.name, switched.name]  # their failure is the DAG's, whatever comes after them
     return block
 
 
@@ -324,37 +326,6 @@ def _servers(made: Pipeline, name: str, model: str, serve: Any) -> DAG:
         "address": apply(made.template_name("address"), address(model, server), inputs=("server",), retry=retries(2)),
     }
     return _dag(made, name, templates, inputs)
-
-
-def _switch(made: Pipeline, model: str, serve: Any) -> DAG:
-    """The DAG that leads clients to the Deployment `server`, by one change of the Service."""
-    server = _input("server")
-    objects = {
-        "service": service(model, serve.port, server),
-        "autoscaler": autoscaler(model, serve, server),
-        "disruption-budget": disruption_budget(model),
-    }
-    templates = {
-        kind: apply(made.template_name(kind), manifest, inputs=("server",), retry=retries(2))
-        for kind, manifest in objects.items()
-    }
-    return _dag(made, "switch", templates, ("server",))
-
-
-def _retire(made: Pipeline) -> Resource:
-    """The template that ends the pods of a Deployment, and keeps the rest for a rollback."""
-    if "retire" not in made.templates:
-        tags: list[Any] = ["deployment", _input("server")]
-        made.templates["retire"] = Resource(
-            name=made.template_name("retire"),
-            action="patch",
-            merge_strategy="merge",
-            flags=tags,
-            manifest=render({"spec": {"replicas": 0}}),
-            inputs=[Parameter(name="server")],
-            retry_strategy=retries(2),
-        )
-    return made.templates["retire"]
 
 
 def _dag(made: Pipeline, name: str, templates: Mapping[str, Resource], inputs: tuple[str, ...]) -> DAG:

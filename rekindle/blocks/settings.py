@@ -76,6 +76,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "verify": {"memory": "4Gi"},
     "canary": {"cpu": "250m", "memory": "1Gi", "deadline_minutes": 24 * 60},
     "report": {"cpu": "250m", "memory": "1Gi", "deadline_minutes": 10},
+    "notify": {"cpu": "250m", "memory": "1Gi", "deadline_minutes": 10},
 }
 
 

@@ -248,7 +248,7 @@ class Pipeline:
         ours = about | ended | {name: f"{{{{workflow.parameters.{name}}}}}" for name in ("config", "manifest", CACHED)}
         after = [step("steps.report", inputs=ours | {"ledgers": ledgers}).name] if self.tracked else []
         if (notify := self.config.notify).format != "off":
-            template, name = self.container(NOTIFY, "report", False), self.template_name("notification")
+            template, name = self.container(NOTIFY, "notify", False), self.template_name("notification")
             told = self.add(self.name("", "notification"), notification(name, template, notify, about | ended), {})
             told.depends = " || ".join(f"{task}.{end}" for task in after for end in ENDS) or None
             self.scope().guarded += after

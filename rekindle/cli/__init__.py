@@ -7,7 +7,6 @@ Expensive packages are imported only by the commands that need them.
 
 import errno
 import os
-import sys
 
 import click
 
@@ -15,37 +14,33 @@ from rekindle import project
 
 # commands register themselves on import
 from rekindle.cli import checks, demo, images, on_cluster, platform, projects, runs, services, standard_streams  # noqa: F401
-from rekindle.cli.group import HOME, commands
+from rekindle.cli.group import commands
 from rekindle.cli.history import backfill, sweep  # noqa: F401
-from rekindle.common.wording import visible
+from rekindle.common import homes, variables
+from rekindle.common.wording import shorten
 from rekindle.errors import ConfigError, RekindleError
 
-STOPPED = (129, 130, 143)  # by SIGHUP, Ctrl-C, SIGTERM
 
-
-def main() -> None:
-    """Run a command and exit with its code."""
+def main() -> int:
+    """Run a command; returns its exit code."""
     standard_streams.prepare()
     try:
-        os.environ.setdefault(project.PATH, os.pathsep.join(project.search_path()))
+        variables.check(os.environ)
+        os.environ[project.PATH] = os.pathsep.join(map(os.path.abspath, project.search_path()))
         code = commands.main(standalone_mode=False)
     except click.ClickException as error:
         error.show()
         code = 2
-    except (KeyboardInterrupt, click.Abort):
+    except click.Abort:
         code = 130
     except RekindleError as error:
-        click.echo(f"error: {visible(str(error))}", err=True)
+        click.echo(f"error: {shorten(str(error))}", err=True)
         code = 2 if isinstance(error, ConfigError) else 1
     except OSError as error:
-        home = str(HOME.resolve())
+        home = str(homes.path().resolve())
         if error.errno not in (errno.ENOSPC, errno.EDQUOT) and not str(error.filename).startswith(home):
             raise  # a bug: other causes are reported where they occur
         remedy = "free space there, make it writable, or set REKINDLE_HOME to another directory"
         click.echo(f"error: {error.filename or home}: {error.strerror}. State is kept in {home}: {remedy}.", err=True)
         code = 1
-    if code in STOPPED:  # everything is stopped and printed; interpreter shutdown would take another half second
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
-    sys.exit(code if isinstance(code, int) else 0)
+    return code if isinstance(code, int) else 0

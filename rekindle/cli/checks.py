@@ -6,10 +6,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from rekindle.cli.group import HOME, command
+from rekindle.cli.group import command
 from rekindle.cli.inputs import check_source, config_of, files_of, manifest_of, objects_of
 from rekindle.cli.options import File, Target, cluster_options, configured, output_option
 from rekindle.cli.output import print_checks, print_manifest
+from rekindle.common import homes
+from rekindle.common.wording import shorten
 
 if TYPE_CHECKING:
     from rekindle.render import Kind
@@ -86,7 +88,7 @@ def lint(configs: tuple[Path, ...], sets: tuple[str, ...], manifests: tuple[Path
     if as_json:
         click.echo(json.dumps([asdict(finding) for finding in findings], indent=2))
     for finding in findings if not as_json else []:
-        click.echo(f"{'error' if finding.fatal else 'warning'}: {finding}", err=True)
+        click.echo(f"{'error' if finding.fatal else 'warning'}: {shorten(str(finding))}", err=True)
     if not (findings or as_json):
         click.echo("no problems found")
     return 1 if any(finding.fatal for finding in findings) else 0
@@ -113,4 +115,4 @@ def doctor(config: Path | None, sets: tuple[str, ...], cluster: bool, target: Ta
         return check_namespace(config, sets, target, as_json)
     from rekindle.view.doctor import check
 
-    return print_checks(check(HOME), as_json)
+    return print_checks(check(homes.path()), as_json)

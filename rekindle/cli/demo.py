@@ -2,9 +2,10 @@
 
 import click
 
-from rekindle.cli.group import HOME, commands
+from rekindle.cli.group import commands
 from rekindle.cli.options import output_option
 from rekindle.cli.output import run_output
+from rekindle.common.homes import current as home
 
 
 @commands.group
@@ -38,4 +39,4 @@ def chaos(workers: int, seconds: float, steps: int, seed: int, as_json: bool) ->
 
     project.use_reference()
     with run_output(as_json):
-        return run(HOME, Plan(workers, seconds, steps, seed), as_json=as_json)
+        return run(home(), Plan(workers, seconds, steps, seed), as_json=as_json)

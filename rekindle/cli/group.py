@@ -1,9 +1,7 @@
 """The command group `rekindle`, in which every command registers itself."""
 
 import inspect
-import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import click
@@ -11,11 +9,10 @@ import click
 from rekindle.errors import did_you_mean
 
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 110}  # inherited by all commands
-HOME = Path(os.environ.get("REKINDLE_HOME", ".rekindle"))  # runs, services and their data
 
 
 SECTIONS = {  # of `rekindle --help`
-    "Begin": ("init", "demo", "doctor"),
+    "Begin": ("init", "demo", "doctor", "trust"),
     "Run and watch": ("run", "sweep", "resume", "status", "logs", "explain", "stop", "down", "rollback", "prune"),
     "See what would run": ("config", "render", "lint"),
     "Data and results": ("put", "ui", "get", "env", "cache"),

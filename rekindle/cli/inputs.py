@@ -55,10 +55,11 @@ def files_of(path: Path) -> list[Path]:
 
 def objects_of(file: Path) -> list[dict[str, Any]]:
     """The objects in a YAML or JSON file (at least one). Raises ConfigError."""
+    from rekindle.argo.language.yaml_text import read_text
     from rekindle.argo.manifest.read import documents
 
     try:
-        if objects := documents(file.read_text()):
+        if objects := documents(read_text(file)):
             return objects
         raise ConfigError("it contains no object: give a YAML or JSON manifest.")
     except (OSError, UnicodeDecodeError) as error:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rekindle.cli.group import HOME, command
+from rekindle.cli.group import command
 from rekindle.cli.inputs import check_source, manifest_of, pairs_of
 from rekindle.cli.options import (
     Name,
@@ -18,6 +18,8 @@ from rekindle.cli.options import (
     parameters_option,
 )
 from rekindle.cli.output import print_result, run_output
+from rekindle.common import homes
+from rekindle.common.homes import current as home
 
 if TYPE_CHECKING:
     from rekindle.cluster.api import Cluster
@@ -54,14 +56,14 @@ def run(
 
     def begin(valid_config: Any) -> None:
         check_source(valid_config)
-        foreground.prefetch(HOME)
+        foreground.prefetch(home())
 
     with run_output(as_json):
         workflow, other_objects = manifest_of(config, sets, manifest, begin)
         values, full_status = pairs_of(parameters), bool(manifest)
-        values = reuse.looked_up(HOME, workflow, values, not no_cache)
+        values = reuse.looked_up(home(), workflow, values, not no_cache)
         return foreground.run(
-            HOME, workflow, values, as_json=as_json, ask=not yes, full_status=full_status, other_objects=other_objects
+            home(), workflow, values, as_json=as_json, ask=not yes, full_status=full_status, other_objects=other_objects
         )
 
 
@@ -95,7 +97,7 @@ def resume(name: str | None, parameters: tuple[str, ...], cluster: "Cluster | No
     from rekindle.view import foreground
 
     with run_output(as_json):
-        return foreground.resume(HOME, name, pairs_of(parameters), as_json=as_json, ask=not yes)
+        return foreground.resume(home(), name, pairs_of(parameters), as_json=as_json, ask=not yes)
 
 
 @command
@@ -127,7 +129,7 @@ def status(name: str | None, watch: bool, cluster: "Cluster | None", as_json: bo
         )
     from rekindle.view import overview
 
-    click.echo(overview.run(HOME, name, as_json) if name else overview.everything(HOME, as_json))
+    click.echo(overview.run(home(), name, as_json) if name else overview.everything(home(), as_json))
     return 0
 
 
@@ -147,21 +149,24 @@ def logs(name: str | None, step: str, follow: bool, cluster: "Cluster | None", a
       rekindle logs -f
       rekindle logs demo-4k2xp train -f --cluster
     """
+    from rekindle.view.summary import check_step
+
     if cluster:
         from rekindle.cluster import workflows
-        from rekindle.view.cluster_logs import Logs, archived
+        from rekindle.view.cluster_logs import Logs
 
         name = name or workflows.newest(cluster)
         workflow = workflows.read(cluster, name)
+        check_step(name, step, workflow)
         reader = Logs(cluster, name, sys.stdout, step, as_json)
         if follow:
             reader.follow()
-        elif not reader.print() and not reader.write(archived(cluster, workflow, step)):
+        elif not reader.print(workflow):
             click.echo(NO_PODS.format(name), err=True)
         return
     from rekindle.view import overview
 
-    overview.logs(HOME, name, step, follow, sys.stdout, as_json)
+    overview.logs(home(), name, step, follow, sys.stdout, as_json)
 
 
 @command
@@ -180,7 +185,7 @@ def explain(name: str | None, cluster: "Cluster | None", as_json: bool) -> None:
     """
     from rekindle.view import explain
 
-    known = explain.explain_on_cluster(cluster, name, as_json) if cluster else explain.explain(HOME, name, as_json)
+    known = explain.explain_on_cluster(cluster, name, as_json) if cluster else explain.explain(home(), name, as_json)
     click.echo(known)
 
 
@@ -206,7 +211,7 @@ def stop(name: str | None, cluster: "Cluster | None", as_json: bool) -> None:
     from rekindle.local.run import stop
     from rekindle.view import overview
 
-    name = stop(name or overview.newest(HOME, ("Running",)), HOME)
+    name = stop(name or overview.newest(home(), ("Running",)), home())
     print_result(as_json, {"workflow": name, "phase": "Failed"}, f"stopped {name}")
 
 
@@ -228,7 +233,7 @@ def scale(name: str, workers: int, task: str, cluster: "Cluster | None", as_json
     """
     from rekindle.view import changes
 
-    result = changes.scale(HOME, cluster, name, task, workers)
+    result = changes.scale(homes.path() if cluster else home(), cluster, name, task, workers)
     print_result(as_json, result, f"{name}: {workers} workers train, instead of {result['before']}")
 
 

@@ -7,12 +7,32 @@ from typing import TYPE_CHECKING
 
 import click
 
-from rekindle.cli.group import HOME, command, commands
+from rekindle.cli.group import command, commands
 from rekindle.cli.options import File, Name, cluster_flag, output_option
 from rekindle.cli.output import print_result
+from rekindle.common import homes
+from rekindle.common.homes import current as home
 
 if TYPE_CHECKING:
     from rekindle.cluster.api import Cluster
+
+
+@command
+@click.argument("folder", metavar="HOME", type=File())
+@output_option("text", "json")
+def trust(folder: Path, as_json: bool) -> None:
+    """Use a home that you moved or copied, or that an earlier version made.
+
+    A home (.rekindle, or REKINDLE_HOME) says what is started on this machine. So one that came with a folder from
+    elsewhere is not used, nor is your own at another path: trust only what you know.
+
+    Example:
+      rekindle trust .rekindle
+    """
+    from rekindle.local.emulator import trust
+
+    trust(folder)
+    print_result(as_json, {"trusted": str(folder.resolve())}, f"{folder.resolve()} is used from now on")
 
 
 @command
@@ -27,7 +47,7 @@ def down(as_json: bool) -> None:
     """
     from rekindle.local.emulator import LocalCluster
 
-    stopped = LocalCluster(HOME).down()
+    stopped = LocalCluster(home()).down()
     if stopped or as_json:
         print_result(as_json, {"stopped": stopped}, "\n".join(f"stopped {name}" for name in stopped))
 
@@ -48,9 +68,9 @@ def prune(keep_runs: int, as_json: bool, yes: bool) -> None:
     """
     from rekindle.view import artifacts, overview
 
-    rows = artifacts.superseded(HOME, keep_runs)
+    rows = artifacts.superseded(home(), keep_runs)
     for row in rows if yes else []:
-        artifacts.remove(HOME, row["run"])
+        artifacts.remove(home(), row["run"])
     what = f"{len(rows)} runs, {sum(row['bytes'] for row in rows) / 1e6:.1f} MB"
     done = (
         f"removed {what}" if yes else f"{overview.table(rows)}\n\n--yes removes {what}" if rows else "nothing to remove"
@@ -77,7 +97,7 @@ def list_entries(as_json: bool) -> None:
     """
     from rekindle.view import overview, reuse
 
-    click.echo(overview.show_tables({"entries": reuse.entries(HOME)}, as_json, "nothing is known yet"))
+    click.echo(overview.show_tables({"entries": reuse.entries(home())}, as_json, "nothing is known yet"))
 
 
 @cache.command("prune")
@@ -95,7 +115,7 @@ def prune_entries(keep: int, days: float, as_json: bool, yes: bool) -> None:
     """
     from rekindle.view import overview, reuse
 
-    rows = reuse.forget(HOME, keep, days, yes)
+    rows = reuse.forget(home(), keep, days, yes)
     done = f"forgot {len(rows)}" if yes else f"{overview.table(rows)}\n\n--yes forgets {len(rows)}" if rows else ""
     print_result(as_json, {"removed": yes, "entries": rows}, done if rows else "nothing to forget")
 
@@ -109,10 +129,10 @@ def prune_entries(keep: int, days: float, as_json: bool, yes: bool) -> None:
 def rollback(name: str, version: str, seconds: float, cluster: "Cluster | None", as_json: bool) -> None:
     """Let an earlier release of model NAME answer again.
 
-    VERSION is that of the registered model (default: the one before the present). Its Deployment is still there, with
-    its weights, image, flags and resources: it gets its pods back, then the traffic, and becomes the champion. On a
-    cluster, MLFLOW_TRACKING_URI, S3_BUCKET and S3_ENDPOINT_URL say where the champion is recorded, and NOTIFY_URL whom
-    to tell.
+    VERSION is that of the registered model (default: the one before the champion). Its Deployment still exists, with
+    its weights, image, flags and resources: it gets its pods back, becomes the champion, and gets the traffic. If that
+    was interrupted, the same command finishes it. On a cluster, MLFLOW_TRACKING_URI, S3_BUCKET and S3_ENDPOINT_URL say
+    where the champion is recorded, and NOTIFY_URL whom to tell.
 
     Example:
       rekindle rollback demo
@@ -120,9 +140,11 @@ def rollback(name: str, version: str, seconds: float, cluster: "Cluster | None",
     """
     from rekindle.view.changes import rollback
 
-    result = rollback(HOME, cluster, name, version, seconds)
-    before = f" (before: version {result['before']})" if result["before"] else ""
-    print_result(as_json, result, f"version {result['version']} of {name} answers{before}")
+    def report(result: dict[str, str]) -> None:
+        before = f" (before: version {result['before']})" if result["before"] else ""
+        print_result(as_json, result, f"version {result['version']} of {name} answers{before}")
+
+    rollback(homes.path() if cluster else home(), cluster, name, version, seconds, report)
 
 
 @command
@@ -131,7 +153,8 @@ def rollback(name: str, version: str, seconds: float, cluster: "Cluster | None",
 def ui(name: str | None, browser: bool) -> None:
     """Print the address of the MLflow UI, and start it if necessary.
 
-    The page compares the runs of the experiment of the newest run; with NAME it is that of one run.
+    The page compares the runs of the experiment of the newest run; with NAME it is that of one run. The address logs a
+    browser in: it contains the token of the embedded MLflow, so give it to nobody.
 
     Example:
       rekindle ui
@@ -140,11 +163,13 @@ def ui(name: str | None, browser: bool) -> None:
     from rekindle import tracking
     from rekindle.local.emulator import LocalCluster
 
-    os.environ["MLFLOW_TRACKING_URI"] = LocalCluster(HOME).services.url("mlflow")
-    url = tracking.page(name or "")
+    services, real = LocalCluster(home()).services, os.environ.get("MLFLOW_TRACKING_URI")
+    os.environ.update(services.login(), MLFLOW_TRACKING_URI=services.url("mlflow"))
+    page = tracking.page(name or "")
+    url = page if real else services.login_page(page)
     click.echo(url)
     if browser:
-        click.launch(url)
+        click.launch(services.write_link(url))
 
 
 @command
@@ -152,7 +177,7 @@ def ui(name: str | None, browser: bool) -> None:
 def env(as_json: bool) -> None:
     """Print the variables with which a notebook reaches runs and models.
 
-    They contain the keys of the object store. The services are started if necessary.
+    They contain the keys of the object store and the token of MLflow. The services are started if necessary.
 
     Example:
       eval "$(rekindle env)" && jupyter lab
@@ -161,7 +186,7 @@ def env(as_json: bool) -> None:
     from rekindle import project
     from rekindle.local.emulator import LocalCluster
 
-    cluster = LocalCluster(HOME)
+    cluster = LocalCluster(home())
     variables = cluster.configmap("rekindle") | cluster.secret("rekindle-s3")
     variables["MLFLOW_S3_ENDPOINT_URL"] = variables["S3_ENDPOINT_URL"]  # MLflow's client fetches models itself
     variables[project.PATH] = os.environ[project.PATH]
@@ -185,7 +210,7 @@ def put(path: Path, uri: str | None, as_json: bool) -> None:
     """
     from rekindle.view import artifacts
 
-    target = artifacts.put(HOME, path, uri or "")
+    target = artifacts.put(home(), path, uri or "")
     print_result(as_json, {"uri": target}, target)
 
 
@@ -209,8 +234,8 @@ def get(name: str, artifact: str | None, target: Path | None, as_json: bool) -> 
     from rekindle.view.overview import show_tables
 
     if not artifact:
-        click.echo(show_tables({"artifacts": artifacts.artifacts(HOME, name)}, as_json, ""))
+        click.echo(show_tables({"artifacts": artifacts.artifacts(home(), name)}, as_json, ""))
         return
     target = target or Path(Path(artifact).name)
-    artifacts.fetch(HOME, name, artifact, target)
+    artifacts.fetch(home(), name, artifact, target)
     print_result(as_json, {"artifact": artifact, "path": str(target)}, str(target))

@@ -105,9 +105,9 @@ class Cluster:
         """Raises ApiError 409 if the object has changed since `body` was read."""
         return self.call("PUT", resource.path(self.namespace, body["metadata"]["name"]), body)
 
-    def patch(self, resource: Resource, name: str, change: Object) -> Object:
+    def patch(self, resource: Resource, name: str, change: Object, dry_run: bool = False) -> Object:
         """Apply a merge patch: None removes a field, lists are replaced."""
-        return self.call("PATCH", resource.path(self.namespace, name), change)
+        return self.call("PATCH", resource.path(self.namespace, name), change, {"dryRun": "All"} if dry_run else {})
 
     def delete(self, resource: Resource, name: str, **options: Any) -> None:
         """Delete an object; with `propagationPolicy="Foreground"` it stays until all that it owns is deleted.
@@ -124,7 +124,11 @@ class Cluster:
         self, method: str, path: str, body: Any = None, query: Mapping[str, str] | None = None, accept: str = ""
     ) -> Object:
         """Send one request, retried where that can help. Raises ApiError."""
-        return json.loads(self._request(method, path, body, query, accept).data or b"{}")
+        data = self._request(method, path, body, query, accept).data or b"{}"
+        try:
+            return json.loads(data)
+        except (ValueError, RecursionError):
+            raise ApiError(f"{self.server} is not a Kubernetes API: {method} {path} answers {data[:80]!r}") from None
 
     def lines(self, path: str, query: Mapping[str, str], silence: float) -> Iterator[bytes]:
         """The lines of a streamed response. Raises ApiError, also when the connection is lost."""
@@ -235,7 +239,7 @@ class Cluster:
 def _parse_event(line: bytes) -> tuple[str, Object]:
     try:
         event = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ApiError(f"an event of a watch is incomplete: {line[:80]!r}", reason=CONNECTION_LOST) from error
     if event["type"] == "ERROR":
         status = event["object"]

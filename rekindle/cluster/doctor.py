@@ -11,8 +11,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-import yaml
-
+from rekindle.argo.language.yaml_text import parse_one
 from rekindle.argo.names import DEFAULT_ARTIFACT_REPOSITORY
 from rekindle.blocks import pod as pods
 from rekindle.blocks.jobs.backends import BACKENDS
@@ -23,7 +22,7 @@ from rekindle.cluster import platform, queue
 from rekindle.cluster.api import PODS, Cluster, Object, Resource
 from rekindle.cluster.errors import ApiError
 from rekindle.cluster.probe import SECONDS, checks_from_pod, manifest
-from rekindle.errors import Check, RekindleError, without_user
+from rekindle.errors import Check, ConfigError, RekindleError, without_user
 from rekindle.training.spec import TrainConfig
 
 JOBS = Resource("kubeflow.org/v1", "pytorchjobs")
@@ -351,8 +350,9 @@ def _repository(cluster: Cluster) -> tuple[str, str]:
     annotations = (config_map.get("metadata") or {}).get("annotations") or {}
     key = annotations.get(DEFAULT_ARTIFACT_REPOSITORY, "")
     try:
-        s3 = (yaml.safe_load((config_map.get("data") or {}).get(key, "")) or {}).get("s3") or {}
-    except (yaml.YAMLError, AttributeError) as error:
+        text = (config_map.get("data") or {}).get(key, "")
+        s3 = (parse_one(text, "its value") or {}).get("s3") or {}
+    except (ConfigError, AttributeError) as error:
         raise RekindleError(f"ConfigMap artifact-repositories, key {key}: {error}") from error
     return str(s3.get("bucket", "")), str(s3.get("endpoint", "")).rpartition("@")[2]
 

@@ -16,6 +16,7 @@ from typing import Any
 import yaml
 from kubernetes import client, config
 
+from rekindle.argo.language.yaml_text import parse_one, read_text
 from rekindle.errors import ConfigError, did_you_mean
 
 IN_POD = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
@@ -45,6 +46,8 @@ def load(context: str | None) -> tuple[Settings, str, str]:
         )
     source = os.pathsep.join(files)
     with _config_errors(f"the kubeconfig {source}", files):
+        for file in files:  # the client's parser has no bounds
+            _content(file)
         listed: tuple[Any, Any] = config.list_kube_config_contexts(source)
         entries, current = listed
         contexts: dict[str, Any] = {entry["name"]: entry.get("context") or {} for entry in entries}
@@ -76,13 +79,18 @@ def _config_errors(source: str, files: list[str] | None = None) -> Iterator[None
         raise ConfigError(f"{where} cannot be used: {what}. Correct it; {REGENERATE_HINT}") from error
 
 
+def _content(file: str) -> Any:
+    """Parse a file. Raises OSError, ValueError."""
+    try:
+        return parse_one(read_text(Path(file).expanduser()), "it")
+    except ConfigError as error:
+        raise ValueError(str(error).removesuffix(".")) from None
+
+
 def _problem(file: str) -> str:
     """What is wrong with a file, without its values, which are credentials; "" if nothing is."""
     try:
-        content = yaml.safe_load(Path(file).expanduser().read_text())
-    except yaml.MarkedYAMLError as error:
-        line = f" in line {error.problem_mark.line + 1}" if error.problem_mark else ""
-        return f"it must be YAML, and{line} {error.problem or 'is not'}"
+        content = _content(file)
     except INVALID as error:
         return _describe(error)
     if not isinstance(content, dict):

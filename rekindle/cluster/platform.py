@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 import yaml
 
 from rekindle import project
+from rekindle.argo.language.yaml_text import parse, read_text
 from rekindle.blocks.pod import SECRET, Manifest
 from rekindle.errors import ConfigError, did_you_mean
 from rekindle.render import ordered, to_yaml
@@ -144,9 +145,9 @@ def rules(name: str = "accounts") -> Iterator[tuple[str, str, str]]:
 
 
 def _objects(name: str, values: dict[str, str], namespace: str) -> Iterator[Manifest]:
-    file = project.file(f"configs/platform/{name}.yaml")
+    file = project.REFERENCE / f"configs/platform/{name}.yaml"
     try:
-        documents = list(yaml.safe_load_all(file.read_text()))
+        documents = parse(read_text(file), str(file))
     except OSError as error:
         raise ConfigError(f"{file} cannot be read ({error.strerror}): run rekindle from a checkout.") from error
     for document in documents:

@@ -13,6 +13,7 @@ import gzip
 import json
 import time
 import uuid
+import zlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -24,10 +25,11 @@ from rekindle.argo.manifest.retry_workflow import reset
 from rekindle.cluster.api import CRONS, PODS, TEMPLATES, WORKFLOWS, Cluster, Object, Resource
 from rekindle.cluster.errors import ApiError
 from rekindle.common.identity import random_suffix
-from rekindle.errors import ConfigError, did_you_mean
+from rekindle.errors import ConfigError, RekindleError, did_you_mean
 from rekindle.provenance import PROVENANCE
 from rekindle.render import manifest_sha256, ordered
 
+MAX_NODES_SIZE = 100 << 20  # bytes of decompressed nodes; a node has about one kilobyte
 SHA256 = "rekindle.dev/manifest-sha256"
 SUBMISSION = "rekindle.dev/submission"  # identifies one `submit`, so that a retried request finds its first attempt
 
@@ -115,7 +117,12 @@ def decompress_nodes(workflow: Object) -> Object:
     """The workflow with the nodes that Argo compressed because there are many."""
     status = dict(workflow.get("status") or {})
     if text := status.pop("compressedNodes", None):
-        status["nodes"] = json.loads(gzip.decompress(base64.b64decode(text)))
+        try:
+            decoder = zlib.decompressobj(16 + zlib.MAX_WBITS)
+            status["nodes"] = json.loads(decoder.decompress(base64.b64decode(text), MAX_NODES_SIZE))
+        except (ValueError, RecursionError, zlib.error) as error:
+            name = workflow.get("metadata", {}).get("name")
+            raise RekindleError(f"the compressed nodes of workflow {name} cannot be read: {error}") from None
         return workflow | {"status": status}
     return workflow
 

@@ -2,10 +2,7 @@
 
 import os
 import uuid
-from contextlib import suppress
 from pathlib import Path
-
-HOME = ".rekindle"
 
 
 def write_atomically(path: Path, text: str, mode: int = 0o666) -> None:
@@ -20,9 +17,15 @@ def write_atomically(path: Path, text: str, mode: int = 0o666) -> None:
         raise
 
 
-def make_private(directory: Path) -> None:
-    """Make a directory that only its owner can enter. One that is there becomes so if it has our name for it."""
-    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if directory.name == HOME and directory.stat().st_mode & 0o077:
-        with suppress(PermissionError):  # somebody else's, who may want it to be shared
-            directory.chmod(0o700)
+def write_once(path: Path, text: str, mode: int = 0o666) -> str:
+    """Write a file unless it exists; returns its content. Of several writers the first wins."""
+    draft = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w") as file:
+        file.write(text)
+    try:
+        os.link(draft, path)
+    except FileExistsError:
+        return path.read_text()
+    finally:
+        draft.unlink()
+    return text

@@ -19,6 +19,13 @@ def die_with_parent(parent: int) -> None:
         os._exit(1)
 
 
+def stop_ignoring_signals() -> None:
+    """Restore the default of signals that the parent ignores: Ctrl-C in a shell's background, SIGHUP under `nohup`."""
+    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM):
+        if signal.getsignal(number) == signal.SIG_IGN:
+            signal.signal(number, signal.SIG_DFL)
+
+
 def oom_kills(events: str) -> int:
     """Processes that the kernel OOM-killed, from the text of a cgroup's events file; 0 if it does not say."""
     counters = dict(line.split(maxsplit=1) for line in events.splitlines() if " " in line)

@@ -25,7 +25,8 @@ from typing import Any
 
 import yaml
 
-from rekindle.common.files import make_private
+from rekindle import project
+from rekindle.common import homes
 from rekindle.demo.recording import COORDINATOR, DemoCluster, Training
 from rekindle.demo.screen import AttackRecord, Recording, Run, View, on_screen
 from rekindle.keys import DATASET, cached_key, reuse
@@ -74,7 +75,7 @@ def run(home: Path, plan: Plan, as_json: bool) -> int:
     """Run both trainings; returns the exit code. Raises RekindleError if a training stalls; its logs are kept."""
     cluster, name = DemoCluster(home), f"chaos-{secrets.token_hex(3)}"
     folder = cluster.home / "demo" / name
-    make_private(cluster.home)
+    homes.make(cluster.home)
     folder.mkdir(parents=True)
     recording = Recording(Run(UNDISTURBED, 1, plan.steps), Run(DISTURBED, plan.workers, plan.steps))
     with _stopped_by_signals(folder), on_screen(recording, sys.stderr if as_json else sys.stdout) as view:
@@ -108,7 +109,7 @@ def configure(plan: Plan) -> Any:
 
     train = {"workers": plan.workers, "virtual_workers": 2 * plan.workers, "steps": plan.steps}
     sets = [f"train.{name}={value}" for name, value in train.items()]
-    return load_config("configs/chaos.yaml", sets, environment={}).config
+    return load_config(project.REFERENCE / "configs/chaos.yaml", sets, environment={}).config
 
 
 def prepare_dataset(cluster: DemoCluster, config: Any) -> tuple[str, str]:

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from rekindle import project
 from rekindle.errors import DataError, RekindleError
 from rekindle.evaluation.bootstrap import Rows, paired_bootstrap
 from rekindle.gate import Difference, Evaluation, Gate, Metric
@@ -104,12 +105,30 @@ def predict(workload: Any, folder: Path, facts: dict[str, Any], instances: list[
     model = predictor.open_model(workload, folder, model_description(folder), facts)
     parsed = [workload.Instance.model_validate(instance) for instance in instances]
     try:
-        return predictor.predict(workload, model, parsed, facts)
+        return check_json(predictor.predict(workload, model, parsed, facts))
     except RekindleError:
         raise
     except Exception as error:
-        traceback.print_exc()
-        raise DataError(f"`predict` failed on the test rows ({type(error).__name__}: {error}).") from error
+        raise failure("`predict`", "on the test rows", error) from error
+
+
+def failure(function: str, where: str, error: Exception) -> DataError:
+    """Return the error of a user's function, with FILE:LINE; its traceback goes to the log."""
+    traceback.print_exc()
+    return DataError(f"{function} failed {where}: {project.describe(error)}")
+
+
+def check_json(predictions: list[Any]) -> list[Any]:
+    """The predictions. Raises DataError that names the type of one that is not JSON."""
+    for prediction in predictions:
+        try:
+            json.dumps(prediction)
+        except (TypeError, ValueError) as error:
+            raise DataError(
+                f"`predict` gave a prediction that is not JSON ({error}): it must give numbers, text, lists and "
+                "objects; `.tolist()` and `.item()` make them of a tensor."
+            ) from error
+    return predictions
 
 
 def baseline(workload: Any, dataset: Path, instances: list[dict[str, Any]]) -> list[Any]:
@@ -117,8 +136,7 @@ def baseline(workload: Any, dataset: Path, instances: list[dict[str, Any]]) -> l
     try:
         predictions = list(workload.baseline(dataset, instances))
     except Exception as error:
-        traceback.print_exc()
-        raise DataError(f"`baseline` failed ({type(error).__name__}: {error}); `instances` are dicts.") from error
+        raise failure("`baseline`", "whose `instances` are dicts", error) from error
     if len(predictions) != len(instances):
         raise DataError(
             f"`baseline` gave {len(predictions)} predictions for {len(instances)} instances: give one each."
@@ -141,8 +159,7 @@ def value(metric: Metric, predictions: Any, truths: Any) -> float:
     try:
         return float(metric.function(predictions, truths))
     except Exception as error:
-        traceback.print_exc()
-        raise DataError(f"the metric {metric.name} cannot be computed ({type(error).__name__}: {error}).") from error
+        raise failure(f"the metric {metric.name}", "and cannot be computed", error) from error
 
 
 def compare(

@@ -5,7 +5,6 @@ A run of the past is judged and recorded, and never released: its parameter `bac
 
 import json
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rekindle.argo.kinds import COMPLETED
+from rekindle.common import homes
 from rekindle.common.files import write_atomically
+from rekindle.common.interpreter import python
 from rekindle.errors import ConfigError
 from rekindle.history.weeks import Week
 from rekindle.local import journal
@@ -50,7 +51,8 @@ def backfill(
 def here(home: Path, manifest: dict[str, Any], week: Week) -> dict[str, Any]:
     """Runs a week on this machine, or goes on with it; gives its status. Raises ConfigError if it cannot begin."""
     files = RunFiles(home, week.name)
-    (home / FOLDER).mkdir(parents=True, exist_ok=True)
+    homes.make(home)
+    (home / FOLDER).mkdir(exist_ok=True)
     while files.runner():  # of a backfill that was killed
         time.sleep(POLL)
     log = home / FOLDER / f"{week.name}.log"
@@ -75,7 +77,7 @@ def _hash(workflow: dict[str, Any]) -> str:
 
 
 def _rekindle(log: Path, *arguments: str) -> None:
-    command = [sys.executable, "-m", "rekindle", *arguments, "--yes", "-o", "json"]
+    command = python("-m", "rekindle", *arguments, "--yes", "-o", "json")
     with log.open("ab") as out:
         subprocess.run(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, check=False)
 

@@ -35,17 +35,17 @@ class Image:
         """The images of a YAML file: name → fields. Raises ConfigError."""
         if not file.exists():
             return {}
-        import yaml
+        from rekindle.argo.language.yaml_text import parse_one, read_text
 
         types = {"python": str, "env": dict, "command": list, "args": list, "directory": str}
         try:
-            images = yaml.safe_load(file.read_text()) or {}
+            images = parse_one(read_text(file), str(file)) or {}
             for name, fields in images.items():
                 for key, value in fields.items():
                     if not isinstance(value, types.get(key, ())):
                         rule = f"a {types[key].__name__}" if key in types else f"one of {', '.join(types)}"
                         raise ConfigError(f"{file}: {name}.{key} is {value!r}: it must be {rule}.")
-        except (yaml.YAMLError, AttributeError) as error:
+        except AttributeError as error:
             raise ConfigError(f"{file} must map images to what they are here: {error}") from None
         return {name: cls(**fields) for name, fields in images.items()}
 

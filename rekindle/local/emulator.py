@@ -17,27 +17,30 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rekindle.common.files import make_private, write_atomically
+from rekindle.common import homes
+from rekindle.common.files import write_atomically
 from rekindle.errors import ConfigError
 from rekindle.local.container_images import BASES, Image, base_name
 from rekindle.local.journal import Busy, RunFiles
+from rekindle.local.processes import serves
 from rekindle.local.services.services import BUCKET, Services
 
 if TYPE_CHECKING:
     from rekindle.storage import Store
 
 STORABLE = ("WorkflowTemplate", "ClusterWorkflowTemplate", "ConfigMap", "Secret", "PersistentVolumeClaim")
-# exist without being stored; what serves has the same keys here, where every process is its user's
+# exist without being stored; what serves has the same keys of the store here, where every process is its user's
 BUILT_IN = {("ConfigMap", "rekindle"), *(("Secret", f"rekindle-{name}") for name in ("s3", "serving", "notify"))}
 NAME = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?")
 MAX_ADDRESSES = 1000  # remembered; the oldest ones are reused
 
 
 class LocalCluster:
-    """The cluster whose state is in `home`. `images` says what an image is here (default: those of images.yaml)."""
+    """The cluster whose state is in `home` (default: the home of commands). `images` says what an image is here
+    (default: those of images.yaml)."""
 
-    def __init__(self, home: Path = Path(".rekindle"), images: Mapping[str, Image] | None = None) -> None:
-        self.home = home.resolve()
+    def __init__(self, home: Path | None = None, images: Mapping[str, Image] | None = None) -> None:
+        self.home = (home or homes.current()).resolve()
         self.images = Image.table(self.home / "images.yaml") if images is None else images
         self.services = Services(self.home)
         self._store: Store | None = None
@@ -70,16 +73,16 @@ class LocalCluster:
         return {key: value for key, value in data.items() if key not in binary}
 
     def secret(self, name: str) -> dict[str, str]:
-        """The data of a Secret; `rekindle-s3` has the credentials of the object store. Raises KeyError if none."""
+        """The data of a Secret; `rekindle-s3` has those of the object store and of MLflow. Raises KeyError if none."""
         return _texts(self.files("Secret", name), name)
 
     def files(self, kind: str, name: str) -> dict[str, bytes] | None:
         """The files of a volume with a ConfigMap or Secret; None if there is no such object."""
         built_in = {
             ("ConfigMap", "rekindle"): self.services.environment,
-            ("Secret", "rekindle-s3"): self.services.credentials,
+            ("Secret", "rekindle-s3"): lambda: self.services.credentials() | self.services.login(),
             ("Secret", "rekindle-serving"): self.services.credentials,
-            ("Secret", "rekindle-notify"): self._webhook,
+            ("Secret", "rekindle-notify"): lambda: self._webhook() | self.services.login(),
         }
         files, obj = {}, self.find(kind, name)
         if read := built_in.get((kind, name)):
@@ -132,7 +135,7 @@ class LocalCluster:
 
     def address(self, pod: str) -> str:
         """A pod's loopback address: stable for its name, and unique to it."""
-        make_private(self.home)
+        homes.make(self.home)
         path = self.home / "addresses.json"
         with open(path.with_suffix(".lock"), "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
@@ -219,9 +222,23 @@ class LocalCluster:
                 )
             _check(obj, f"{kind} {name}")
             path = self.home / "objects" / str(kind) / f"{name}.json"
-            make_private(self.home)
+            homes.make(self.home)
             path.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(path, json.dumps(obj), 0o600)
+
+
+def trust(home: Path) -> None:
+    """Use a home that this user did not make there, such as a copy; what its original started is not the copy's.
+
+    Raises ConfigError for one that does not exist, or belongs to another user.
+    """
+    if not home.is_dir():
+        raise ConfigError(f"{home} is not a directory: give the home that you moved or copied.")
+    homes.trust(home)
+    for file in (*home.glob("services/*.json"), home / "deployments/supervisor.json"):
+        record = json.loads(file.read_text()) if file.is_file() else {}
+        if record.get("pid") and not serves(record["pid"], home.resolve()):
+            file.unlink()
 
 
 def _texts(data: Mapping[str, bytes] | None, name: str) -> dict[str, str]:

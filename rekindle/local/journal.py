@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any, Self
 
 from rekindle.argo.kinds import FULFILLED
-from rekindle.common.files import make_private, write_atomically
+from rekindle.common import homes
+from rekindle.common.files import write_atomically
 from rekindle.errors import ConfigError, RekindleError, did_you_mean
 
 Status = dict[str, Any]
@@ -60,7 +61,7 @@ class RunFiles:
                 f"remove {self.root}, or use metadata.generateName."
             )
         try:
-            make_private(self.home)
+            homes.make(self.home)
             self.logs.mkdir(parents=True, exist_ok=True)
             self.lock()
             write_atomically(self.root / "manifest.yaml", json.dumps(workflow, indent=1))

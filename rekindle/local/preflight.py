@@ -6,7 +6,6 @@ Fields and their types are checked by schema.py; this module checks their values
 """
 
 import posixpath
-import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,6 +17,7 @@ from rekindle.argo.language import (
 )
 from rekindle.argo.language.functions import BUILTINS, PREDICATES, ExprError
 from rekindle.argo.language.sprig import ARGO, SPRIG
+from rekindle.argo.language.substitute import EXPRESSION
 from rekindle.argo.manifest import (
     pod_patch,
 )
@@ -47,7 +47,6 @@ from rekindle.local.pods.kinds import (
 )
 
 PODS = {*leaf_templates.KINDS} - {"http"}
-EXPRESSION = re.compile(r"\{\{=(.*?)\}\}", re.DOTALL)
 
 
 def check(workflow: dict[str, Any], cluster: Any, manifest: Mapping[str, Any] | None = None) -> list[str]:

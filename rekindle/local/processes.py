@@ -31,6 +31,15 @@ def alive(pid: int, since: int) -> bool:
     return started(pid) == since
 
 
+def serves(pid: int, home: Path) -> bool:
+    """Whether the command line of the process names the directory `home` or a file in it."""
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return False
+    return any((word + b"/").startswith(os.fsencode(f"{home}/")) for word in words)
+
+
 def confirm_recorded(child: subprocess.Popen[bytes]) -> None:
     """Tell a child that waits on its stdin that it is recorded: from now on other commands can find and stop it."""
     assert child.stdin

@@ -26,6 +26,7 @@ from rekindle.argo.manifest import read as manifests
 from rekindle.argo.manifest.resolve import resolved
 from rekindle.argo.manifest.retry_workflow import reset
 from rekindle.argo.manifest.volumes import claims
+from rekindle.common import homes
 from rekindle.common.files import write_atomically
 from rekindle.common.identity import random_suffix
 from rekindle.errors import ConfigError, RekindleError
@@ -46,7 +47,6 @@ from rekindle.local.pods.process import POD
 from rekindle.local.processes import alive, signal_group, started
 
 GRACE = 1.0  # seconds between SIGTERM and SIGKILL when the run is stopped
-HOME = Path(".rekindle")
 OnChange = Callable[[Status], None]
 
 
@@ -71,7 +71,7 @@ def stop(name: str, home: Path | None = None, cluster: Cluster | None = None) ->
 
     If the runner is dead, this process takes its place. Raises ConfigError for a completed run.
     """
-    files = RunFiles(home or Path(os.environ.get("REKINDLE_HOME", HOME)), name)
+    files = RunFiles(home or homes.current(), name)
     files.workflow()
     if (phase := files.load()[0]["phase"]) in COMPLETED and not files.runner():
         raise ConfigError(f"{name} is over ({phase}): nothing is left to stop. `rekindle down` ends what serves.")
@@ -96,7 +96,7 @@ def release_suspended(name: str, values: Mapping[str, str], home: Path | None = 
 
     The request stays on disk until the runner has journaled it. Raises ConfigError, or Busy if no step is suspended.
     """
-    files = RunFiles(home or Path(os.environ.get("REKINDLE_HOME", HOME)), name)
+    files = RunFiles(home or homes.current(), name)
     workflow, runs = files.workflow(), files.runner() is not None
     nodes = suspend.resume_values(files.load()[0], values) if runs or values else {}
     if runs and not nodes and not workflow["spec"].get("suspend"):
@@ -273,7 +273,7 @@ def _create(home: Path, workflow: dict[str, Any], scheduled: bool) -> RunFiles:
 def _cluster(home: Path | None = None) -> Cluster:
     from rekindle.local.emulator import LocalCluster
 
-    return LocalCluster(home or Path(os.environ.get("REKINDLE_HOME", HOME)))
+    return LocalCluster(home)
 
 
 def _kill_left_over(files: RunFiles, pods: Mapping[str, list[int]]) -> None:

@@ -23,27 +23,25 @@ from typing import Any
 import uvicorn
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, ProcessCollector, generate_latest
 from starlette.applications import Starlette
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import FileResponse, RedirectResponse, Response
 from starlette.routing import Route
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from rekindle.errors import ConfigError, RekindleError
-from rekindle.serving.batching import Batches
 from rekindle.serving.client import DATA_UNTIL, SHA256, VERSION
-from rekindle.serving.config import Limits, ServerSettings
+from rekindle.serving.config import ServerSettings
+from rekindle.serving.http.connections import KEEP_ALIVE_S, Connections, raise_descriptor_limit
+from rekindle.serving.http.openapi import openapi
+from rekindle.serving.intake.batching import Batches
+from rekindle.serving.intake.bodies import Bodies, Refusal
 from rekindle.serving.observation.reference import FEATURES
 from rekindle.serving.observation.scores import Scores
-from rekindle.serving.openapi import openapi
 from rekindle.serving.release import download
 from rekindle.serving.worker import Batch, ModelFacts, ModelProcess
 from rekindle.storage import Store
 
 SECONDS = tuple(float(f"{10 ** (k / 10 - 3):.3g}") for k in range(41))  # fine enough to tell 1.5 times from 2 times
 SIZES = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 5000, 10_000)
-OVERSIZE = 4  # a body up to this many times the limit is read to its end, so that the client sees the 413
-UNFINISHED = 16  # times the largest body: memory for all bodies that are still arriving
-KEEP_ALIVE = 75  # seconds; longer than load balancers keep idle connections (60)
 PAGE = Path(__file__).with_name("page.html")
 
 
@@ -62,14 +60,6 @@ class Model:
         """Which weights answered, and how far they know the world."""
         known = {DATA_UNTIL: self.loaded.data_until} if self.loaded.data_until else {}
         return {VERSION: self.version, SHA256: self.sha256} | known
-
-
-class Refusal(Exception):
-    """A request that gets no predictions: the HTTP status and the reason."""
-
-    def __init__(self, status: int, reason: str) -> None:
-        super().__init__(reason)
-        self.status = status
 
 
 class Metrics:
@@ -112,15 +102,18 @@ class Metrics:
 class ModelServer:
     """One model behind HTTP, from the first probe to the end of the drain."""
 
-    def __init__(self, inputs: ServerSettings) -> None:
+    def __init__(self, inputs: ServerSettings, max_connections: int) -> None:
         self.inputs = inputs
+        self.connections = Connections(inputs.body_seconds, max_connections)
+        self.max_waiting = min(inputs.max_waiting, max_connections)
         self.metrics = Metrics()
         self.model: Model | None = None
         self.failure: Exception | None = None
         self.processes: list[ModelProcess] = []
         self.draining = False
         self.waiting = 0  # requests with a place
-        self.unfinished = 0  # bytes of bodies that are still arriving
+        self.bodies = Bodies(inputs)
+        self.connections.drop_body = self.bodies.drop
         routes = [
             Route("/v1/models/{name}:predict", self.predict, methods=["POST"]),  # first: it is looked for in order
             Route("/", self.page),
@@ -138,12 +131,13 @@ class ModelServer:
         self.http = uvicorn.Server(
             uvicorn.Config(
                 Starlette(routes=routes, lifespan=self.lifespan, exception_handlers={Refusal: self.refused}),
-                http=protocol(inputs.body_seconds),
+                http=self.connections.protocol,
+                ws="none",  # its connections would not be ours
                 log_level="warning",
                 access_log=False,
                 proxy_headers=False,
-                timeout_keep_alive=KEEP_ALIVE,
-                timeout_graceful_shutdown=max(1, round(inputs.grace_seconds)),
+                timeout_keep_alive=int(2 * KEEP_ALIVE_S),  # never: the sweep ends idle connections before
+                timeout_graceful_shutdown=math.ceil(inputs.grace_seconds) + 1,
             )
         )
 
@@ -153,9 +147,10 @@ class ModelServer:
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGTERM, self.drain)
         loop.add_signal_handler(signal.SIGINT, self.stop)
-        running = asyncio.create_task(self.run())
+        tasks = [asyncio.create_task(self.run()), asyncio.create_task(self.connections.sweep())]
         yield
-        running.cancel()
+        for task in tasks:
+            task.cancel()
 
     async def run(self) -> None:
         """Load the model in all processes, then feed them, until one fails."""
@@ -190,19 +185,26 @@ class ModelServer:
     def drain(self) -> None:
         """SIGTERM: not ready, but still answering for `drain_seconds`. A second one, or one while loading: stop now."""
         if self.draining or not self.model:
-            self.stop()
+            return self.stop()
         self.draining = True
-        asyncio.get_running_loop().call_later(self.inputs.drain_seconds, self.stop)
+        self.connections.drain(self.http.server_state.connections)
+        asyncio.get_running_loop().call_later(self.inputs.drain_seconds, self.retire)
+
+    def retire(self) -> None:
+        """Accept no new connections; those of clients that keep them may send a request for `grace_seconds` yet."""
+        self.http.should_exit = True
+        asyncio.get_running_loop().call_later(self.inputs.grace_seconds, self.connections.close_idle)
 
     def stop(self) -> None:
         """Accept no new connections; finish the requests in flight."""
         self.draining = True
+        self.connections.close_idle()
         self.http.should_exit = True
 
     def state(self) -> str:
         if self.failure or self.draining or not self.model:
             return "failed" if self.failure else "draining" if self.draining else "loading"
-        return "overloaded" if self.waiting >= self.inputs.max_waiting else "ready"
+        return "overloaded" if self.waiting >= self.max_waiting else "ready"
 
     def named(self, request: Request) -> Model:
         """The model that the path names. Raises Refusal."""
@@ -273,8 +275,8 @@ class ModelServer:
 
     async def predicted(self, request: Request) -> Response:
         model = self.named(request)
-        body = await self.read_body(request)
-        if self.waiting >= self.inputs.max_waiting:
+        body = await self.bodies.read(request)
+        if self.waiting >= self.max_waiting:
             raise Refusal(503, f"{self.waiting} requests are waiting already: try again soon.")
         self.waiting += 1
         self.metrics.waiting.set(self.waiting)
@@ -285,62 +287,20 @@ class ModelServer:
             self.metrics.waiting.set(self.waiting)
         if result.instances:
             self.metrics.instances.observe(result.instances)
-        return Response(result.body, result.status, model.headers | self.closing(), "application/json")
+        return Response(result.body, result.status, model.headers, "application/json")
 
     def refused(self, _: Request, refusal: Exception) -> Response:
         assert isinstance(refusal, Refusal)
         again = {"retry-after": "1"} if refusal.status == 503 else {}
-        return answer(refusal.status, {"error": str(refusal)}, again | self.closing())
-
-    def closing(self) -> dict[str, str]:
-        """While we drain, every client must look for another server."""
-        return {"connection": "close"} if self.draining else {}
-
-    async def read_body(self, request: Request) -> bytes:
-        """The request's body, whatever its framing. Raises Refusal if it is too large, too slow or cut off."""
-        limits: Limits = self.inputs
-        too_large = Refusal(413, f"the request is larger than {limits.max_bytes:,} bytes: send it in parts.")
-        read_at_most = OVERSIZE * limits.max_bytes
-        if int(request.headers.get("content-length", 0)) > read_at_most:
-            raise too_large
-        body, size = bytearray(), 0
-        try:
-            async with asyncio.timeout(limits.body_seconds):
-                async for chunk in request.stream():
-                    size += len(chunk)
-                    if size > read_at_most:
-                        break
-                    if size <= limits.max_bytes:
-                        body += chunk
-                        self.unfinished += len(chunk)
-                    if self.unfinished > UNFINISHED * limits.max_bytes:
-                        raise Refusal(503, "too many large requests arrive at once: try again soon.")
-        except TimeoutError as error:
-            raise Refusal(408, f"the request took longer than {limits.body_seconds:g} s to arrive.") from error
-        except ClientDisconnect as error:
-            raise Refusal(400, "the client went away before its request had arrived.") from error
-        finally:
-            self.unfinished -= len(body)
-        if size > limits.max_bytes:
-            raise too_large
-        return bytes(body)
-
-
-def protocol(seconds: float) -> type[asyncio.Protocol]:
-    """uvicorn's protocol, but a connection without a whole header after `seconds` is closed."""
-
-    class Protocol(HttpToolsProtocol):
-        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-            super().connection_made(transport)
-            self.loop.call_later(seconds, lambda: self.cycle or transport.close())
-
-    return Protocol
+        close = {"connection": "close"} if refusal.close else {}
+        return answer(refusal.status, {"error": str(refusal)}, again | close)
 
 
 def serve(inputs: ServerSettings) -> None:
     """Listen at once, load in the background, answer until a signal. Raises the error that loading failed with."""
+    max_connections = raise_descriptor_limit(inputs.processes)
     listeners = [listen(inputs.host, inputs.port)]
-    server = ModelServer(inputs)
+    server = ModelServer(inputs, max_connections)
     host, port = listeners[0].getsockname()[:2]
     address = ip_address(host)
     if not (address.is_loopback or address.is_unspecified):  # `kubectl port-forward` comes from within the pod

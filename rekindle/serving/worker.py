@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from rekindle.errors import DataError, RekindleError
+from rekindle.serving.http.openapi import schemas
 from rekindle.serving.observation.reference import features
 from rekindle.serving.observation.scores import Counts, counted
-from rekindle.serving.openapi import schemas
 from rekindle.serving.predictor import InstancePredictor, open_predictor
 from rekindle.serving.validation import parse
 from rekindle.workload import Predictor, data_until

@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,20 +14,26 @@ from rekindle.errors import ConfigError, RekindleError, say
 from rekindle.monitoring.config import SECRET, NotifyConfig
 from rekindle.monitoring.webhook import Message, tell
 from rekindle.sections import checked
-from rekindle.serving import promotion
-from rekindle.serving.rollback import roll_back
+from rekindle.serving.rollback import Result, roll_back
 from rekindle.storage import Store
 
 
-def rollback(home: Path, cluster: Cluster | None, model: str, version: str, seconds: float) -> dict[str, str]:
-    """Let `version` of the model answer again (empty: the one before the present), record it as the champion, and tell
-    people, if the config that it was trained with says so."""
-    result = roll_back(_objects(home, cluster), model, version, lambda *target: _promote(model, *target), seconds)
-    try:
-        _tell(model, result)
-    except RekindleError as error:
-        say(f"nobody is told: {error}")
-    return result
+def rollback(
+    home: Path, cluster: Cluster | None, model: str, version: str, seconds: float, report: Callable[[Result], None]
+) -> None:
+    """Let `version` of the model answer again (empty: the one before the champion), or finish what was interrupted.
+
+    Calls `report`, then tells people, if the config that it was trained with says so.
+    """
+
+    def ended(result: Result) -> None:
+        report(result)
+        try:
+            _tell(model, result)
+        except RekindleError as error:
+            say(f"nobody is told: {error}")
+
+    roll_back(_objects(home, cluster), Store.from_env(), model, version, seconds, ended)
 
 
 def scale(home: Path, cluster: Cluster | None, run: str, task: str, workers: int) -> dict[str, Any]:
@@ -64,14 +71,3 @@ def _objects(home: Path, cluster: Cluster | None) -> Any:
     local = LocalCluster(home)
     os.environ.update(local.configmap("rekindle") | local.secret("rekindle-s3") | local.secret(SECRET))
     return LocalObjects(local)
-
-
-def _promote(model: str, version: str, deployment: str) -> None:
-    try:
-        champion = tracking.champion(model)
-        promotion.promote(Store.from_env(), model, version, champion.version if champion else "", deployment)
-    except RekindleError as error:
-        raise RekindleError(
-            f"version {version} of {model} answers now, but it is not recorded as the champion, and what served before "
-            f"keeps its pods: {error} Then run this command again."
-        ) from error

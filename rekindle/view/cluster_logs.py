@@ -13,7 +13,7 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from itertools import chain
 from typing import Any, TextIO
 
@@ -47,14 +47,19 @@ class Logs:
         self.drained = threading.Event()  # no more waiting for lines
         self.failed: Exception | None = None
 
-    def print(self) -> int:
-        """Write the current logs; returns the number of pods."""
+    def print(self, workflow: Object) -> int:
+        """Write the current logs, those of pods that are gone from the archive; returns the number of pods and lines.
+
+        Argo keeps a finished run's logs per step, and its pods may go one by one: each step is read where it is.
+        """
         pods = self.cluster.list_objects(PODS, f"{WORKFLOW}={self.name}")
         pods.sort(key=lambda pod: pod["metadata"]["creationTimestamp"])
+        labels = {label_of(self.name, pod) for pod in pods}
+        count = self.write(archived(self.cluster, workflow, self.step, labels))
         for pod in pods:
             for container, starts in _started(pod):
                 self._read(pod, container, starts, follow=False)
-        return len([pod for pod in pods if self.step in label_of(self.name, pod)])
+        return count + len([label for label in labels if self.step in label])
 
     def follow(self) -> None:
         """Write logs until the run is completed or deleted. Raises ApiError, BrokenPipeError if `out` is closed."""
@@ -207,14 +212,21 @@ def _tail_of(cluster: Cluster, pod: Mapping[str, Any], container: str, size: int
         return ""
 
 
-def archived(cluster: Cluster, workflow: Object, step: str) -> Iterator[tuple[str, str]]:
-    """(label, line) of the logs that Argo has saved of these steps. A pod reads the object store: ApiError,
-    RekindleError if it fails."""
+def archived(cluster: Cluster, workflow: Object, step: str, present: Collection[str] = ()) -> Iterator[tuple[str, str]]:
+    """Yield (label, line) of the logs that Argo has saved of these steps, without those whose pods are `present`.
+
+    A pod reads the object store. Raises ApiError or RekindleError if it fails.
+    """
     keys: dict[str, str] = {}
     for node in ((workflow.get("status") or {}).get("nodes") or {}).values():
         label = re.sub(r"^[.-]", "", node["name"].removeprefix(workflow["metadata"]["name"]))
         for artifact in (node.get("outputs") or {}).get("artifacts") or []:
-            if artifact["name"] == "main-logs" and step in label and (key := (artifact.get("s3") or {}).get("key")):
+            if (
+                artifact["name"] == "main-logs"
+                and step in label
+                and label not in present
+                and (key := (artifact.get("s3") or {}).get("key"))
+            ):
                 keys[key] = label
     if keys:
         text = remote.output_of(cluster, remote.image_of(workflow), ["-m", "rekindle.view.cluster_logs", *keys])

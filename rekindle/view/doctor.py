@@ -19,7 +19,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rekindle.errors import Check, RekindleError, without_user
+from rekindle.common import homes
+from rekindle.errors import Check, ConfigError, RekindleError, without_user
 from rekindle.local.emulator import LocalCluster
 from rekindle.local.services.services import REAL, SERVICES, answers
 
@@ -92,11 +93,14 @@ def system(_: Path) -> Check:
 def folder(home: Path) -> Check:
     remedy = f"Make {home} writable, or run rekindle in another directory."
     try:
-        home.mkdir(parents=True, exist_ok=True)
+        homes.check(home)
+        homes.make(home)
         with tempfile.TemporaryFile(dir=home) as file:
             file.write(b"x")
     except OSError as error:
         return Check("home", False, f"{home}: {error.strerror}", remedy)
+    except ConfigError as error:
+        return Check("home", False, str(error), remedy)
     return Check("home", True, f"{home.resolve()} can be written")
 
 

@@ -8,12 +8,12 @@ With `as_json` stdout gets exactly one object; everything else goes to stderr.
 
 import json
 import os
-import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from rekindle.argo.language.substitute import TAG
 from rekindle.argo.manifest.shape import shape_errors
 from rekindle.errors import ConfigError, RekindleError, say
 from rekindle.local.emulator import LocalCluster
@@ -74,7 +74,7 @@ def _ports_are_free(manifest: Mapping[str, Any], cluster: Any) -> None:
     if any(shape_errors(manifest)):
         return  # rejected when it is read
     for template in (manifest.get("spec") or {}).get("templates") or []:
-        text = re.sub(r"\{\{.*?\}\}", "tag", str((template.get("resource") or {}).get("manifest")))
+        text = TAG.sub("tag", str((template.get("resource") or {}).get("manifest")))
         if "Service" in text:
             from rekindle.argo.manifest.read import documents
             from rekindle.local.controllers.deployment import Services

@@ -14,7 +14,17 @@ from rekindle.errors import ConfigError
 from rekindle.local.emulator import LocalCluster
 from rekindle.local.journal import RunFiles
 from rekindle.view import display
-from rekindle.view.summary import FINISHED, Status, as_json, duration, parameters, steps, timestamp, warnings
+from rekindle.view.summary import (
+    FINISHED,
+    Status,
+    as_json,
+    check_step,
+    duration,
+    parameters,
+    steps,
+    timestamp,
+    warnings,
+)
 
 
 def names(home: Path) -> list[str]:
@@ -73,8 +83,9 @@ def steps_table(name: str, status: Status) -> str:
 
 def logs(home: Path, name: str | None, step: str, follow: bool, out: TextIO, as_json: bool) -> None:
     """Copy the logs of a run to `out`; with `follow`, until its runner exits."""
-    files = RunFiles(home, name or newest(home))
-    files.workflow()
+    files = RunFiles(home, name := name or newest(home))
+    manifest = files.workflow()
+    check_step(name, step, manifest, [path.stem for path in files.logs.glob("*.log")])
     display.follow(files.logs, step, lambda: not follow or files.runner() is None, out, as_json)
 
 

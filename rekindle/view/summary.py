@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from rekindle.common.wording import minutes, visible
-from rekindle.errors import ConfigError
+from rekindle.errors import ConfigError, did_you_mean
 
 Status = Mapping[str, Any]
 
@@ -78,6 +78,19 @@ def planned(manifest: Mapping[str, Any]) -> list[str]:
             groups = [template.get("dag", {}).get("tasks", []), *template.get("steps", [])]
             return [task["name"] for group in groups for task in group]
     return []
+
+
+def check_step(name: str, step: str, manifest: Mapping[str, Any], logs: Iterable[str] = ()) -> None:
+    """Raise ConfigError if neither a task of the manifest nor one of these `logs` has `step` in its name."""
+    spec = (manifest.get("status") or {}).get("storedWorkflowTemplateSpec") or manifest.get("spec") or {}
+    tasks: set[str] = set()
+    for template in spec.get("templates") or []:
+        groups = [(template.get("dag") or {}).get("tasks") or [], *(template.get("steps") or [])]
+        tasks |= {task["name"] for group in groups for task in group}
+    tasks = tasks or {name}  # a template of its own is all of the workflow
+    if not any(step in task or task in step for task in tasks) and not any(step in log for log in logs):
+        hint = did_you_mean(step, tasks)
+        raise ConfigError(f'{name} has no step called "{step}".{hint} Steps: {", ".join(sorted(tasks))}.')
 
 
 def steps(name: str, status: Status, plan: Iterable[str] = ()) -> list[Step]:
@@ -145,7 +158,7 @@ def as_json(name: str, status: Status, **facts: Any) -> dict[str, Any]:
     if status.get("message"):
         result["message"] = status["message"]
     result |= {"manifest_sha256": None, "model_sha256": outputs.get("model_sha256"), "verdict": outputs.get("verdict")}
-    result |= {"reason": outputs.get("reason"), "metrics": metrics(outputs)}
+    result |= {"reason": outputs.get("reason"), "metrics": metrics(outputs), "verdicts": verdicts(status)}
     result |= {"endpoint": None, "run_id": outputs.get("run_id")}
     result["steps"] = [
         {key: getattr(row, key) for key in ("name", "phase", "started", "finished", "seconds", "message")}
@@ -178,6 +191,18 @@ def warnings(nodes: Iterable[Mapping[str, Any]]) -> list[str]:
                     found = json.loads(p.get("value") or "")
                     texts += map(str, found) if isinstance(found, list) else []
     return list(dict.fromkeys(texts))
+
+
+def verdicts(status: Status) -> list[dict[str, Any]]:
+    """Return the task, verdict, reason and metrics of each evaluation of the run."""
+    found = []
+    for node in list((status.get("nodes") or {}).values()):
+        outputs = {p["name"]: p.get("value", "") for p in (node.get("outputs") or {}).get("parameters") or []}
+        if node.get("type") == "Pod" and outputs.get("verdict") in VERDICTS and "metrics" in outputs:
+            task = node["displayName"].partition("(")[0]
+            facts = {"verdict": outputs["verdict"], "reason": outputs.get("reason"), "metrics": metrics(outputs)}
+            found.append({"task": task, **facts})
+    return sorted(found, key=lambda verdict: verdict["task"])
 
 
 def metrics(outputs: Mapping[str, str]) -> dict[str, float | None]:
@@ -233,9 +258,11 @@ def success(status: Status, facts: Mapping[str, str | None], ours: bool) -> str:
         **facts,
         "took": duration(took),
     }
-    listing = [(name, text) for name, text in lines.items() if text]
-    listing += [("warning", text) for text in warnings((status.get("nodes") or {}).values()) if ours]
-    return "\n" + "".join(f"{name:9} {visible(text)}\n" for name, text in listing)
+    several = verdicts(status) if ours and not outputs.get("verdict") else []
+    judged = [f"{verdict['task']}: {verdict['verdict']}. {verdict['reason']}" for verdict in several]
+    rows = [("judged", text) for text in judged] + [(name, text) for name, text in lines.items() if text]
+    rows += [("warning", text) for text in warnings((status.get("nodes") or {}).values()) if ours]
+    return "\n" + "".join(f"{name:9} {visible(text)}\n" for name, text in rows)
 
 
 def _verdict(status: Status, verdict: str) -> str:
@@ -289,7 +316,11 @@ def exit_code(status: Status, ours: bool) -> int:
     if status.get("phase") != "Succeeded":
         codes = {(node.get("outputs") or {}).get("exitCode") for node in (status.get("nodes") or {}).values()}
         return 2 if ours and str(ConfigError.exit_code) in codes else 1
-    return NOT_RELEASED if ours and parameters(status).get("verdict") in ("keep", "taken back") else 0
+    if not ours:
+        return 0
+    one = parameters(status).get("verdict")
+    every = {one} if one else {verdict["verdict"] for verdict in verdicts(status)}
+    return NOT_RELEASED if every and every <= {"keep", "taken back"} else 0
 
 
 def _parent(name: str, nodes: Mapping[str, Any]) -> str | None:

@@ -5,7 +5,8 @@ Scaled to nothing, the proxy takes every open connection with it, and new ones a
 
 import time
 
-from tests.cluster.kube import Kube, Object, until
+from tests.cluster.kube import Kube, Object
+from tests.waiting import until
 
 PROXY = """
 import asyncio, sys

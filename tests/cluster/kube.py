@@ -7,24 +7,13 @@ import json
 import subprocess
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, TypeVar
+from typing import Any
 
 import yaml
 
-T = TypeVar("T")
 Object = dict[str, Any]
-
-
-def until(what: str, look: Callable[[], T], seconds: float = 60, pause: float = 0.2) -> T:
-    """The first truth that `look` gives; fails with `what` was waited for."""
-    end = time.monotonic() + seconds
-    while not (result := look()):
-        assert time.monotonic() < end, f"waited {seconds:g} s for: {what}"
-        time.sleep(pause)
-    return result
 
 
 def seconds(timestamp: str) -> float:

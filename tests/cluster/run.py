@@ -14,8 +14,9 @@ from rekindle.ledger.accounting import summarize
 from rekindle.ledger.events import Event, read
 from rekindle.ledger.report import Summary
 from rekindle.storage import Store
-from tests.cluster.kube import Kube, Object, Sight, Watch, until
+from tests.cluster.kube import Kube, Object, Sight, Watch
 from tests.commands import BIN, ROOT
+from tests.waiting import until
 
 DEMO = ROOT / "configs/demo.yaml"
 ENDS = ("Succeeded", "Failed", "Error")

@@ -20,7 +20,8 @@ from rekindle.cluster.api import WORKFLOWS, Cluster
 from rekindle.cluster.errors import ApiError
 from rekindle.cluster.workflows import SHA256
 from rekindle.render import manifest_sha256
-from tests.cluster.kube import Kube, until
+from tests.cluster.kube import Kube
+from tests.waiting import until
 
 NODE = "workflows.argoproj.io/node-name"
 REKINDLE = str(Path(sys.executable).with_name("rekindle"))

@@ -7,9 +7,10 @@ import os
 
 import pytest
 
-from tests.cluster.kube import Kube, until
+from tests.cluster.kube import Kube
 from tests.cluster.run import Place
 from tests.cluster.story import Story
+from tests.waiting import until
 
 pytestmark = pytest.mark.skipif(
     os.environ.get("REKINDLE_TEST_RESTARTS") != "yes", reason="restarts controllers: REKINDLE_TEST_RESTARTS=yes"

@@ -1,7 +1,7 @@
 """However a workflow ends, no training is left behind that nobody waits for."""
 
-from tests.cluster.kube import until
 from tests.cluster.run import Place, Run, rekindle
+from tests.waiting import until
 
 SHORT = ["name=endings", "data.source=simulate://7?cards=150&terminals=300&days=70", "gate.minimum={auc: 0.01}"]
 

@@ -2,9 +2,10 @@
 
 import pytest
 
-from tests.cluster.kube import Object, until
+from tests.cluster.kube import Object
 from tests.cluster.run import Place
 from tests.cluster.story import STEPS, Story
+from tests.waiting import until
 
 TOO_LITTLE = "12Mi"  # memory; Argo's executor needs three times that
 

@@ -20,8 +20,9 @@ import pytest
 import yaml
 
 from rekindle.argo.manifest.selector import verdict
-from tests.cluster.kube import Kube, until
+from tests.cluster.kube import Kube
 from tests.kinds import FAIL, PASS, Kind, kinds
+from tests.waiting import until
 
 STATUSES = Path(__file__).parents[1] / "rekindle/blocks/statuses"
 WAIT = "import signal, sys, time; signal.signal(15, lambda *_: sys.exit(143)); time.sleep({})"

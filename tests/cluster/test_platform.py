@@ -15,8 +15,9 @@ from rekindle.blocks import pod as pods
 from rekindle.blocks.pod import EXECUTOR_SECURITY
 from rekindle.blocks.settings import PodConfig
 from rekindle.cluster.platform import Platform, render, rules
-from tests.cluster.kube import Kube, Object, until
+from tests.cluster.kube import Kube, Object
 from tests.cluster.run import Place, rekindle
+from tests.waiting import until
 
 HOLD = "rekindle/hold"  # a finalizer: a deletion takes until it is gone
 

@@ -1,7 +1,8 @@
 """A schedule runs by itself, and never twice at once."""
 
-from tests.cluster.kube import seconds, until
+from tests.cluster.kube import seconds
 from tests.cluster.run import DEMO, Place, Run, rekindle
+from tests.waiting import until
 
 SMALL = [
     "name=weekly",

@@ -8,10 +8,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.cluster.kube import Object, until
+from tests.cluster.kube import Object
 from tests.cluster.run import Place, Run, local
 from tests.cluster.story import LONG
 from tests.commands import BIN, ROOT
+from tests.waiting import until
 
 STEPS = 4000
 SHORT = [*LONG, f"train.steps={STEPS}", "train.workers=2"]

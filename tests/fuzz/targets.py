@@ -27,11 +27,14 @@ from rekindle.argo.manifest.read import documents
 from rekindle.argo.validate import lint
 from rekindle.errors import ConfigError, DataError
 from rekindle.local.pods.archives import ArchiveError, is_tarball, unpack_tar, unpack_zip
+from rekindle.local.services.connections import find_fault
+from rekindle.local.services.login import Login
 from rekindle.local.services.s3 import Handler
 from rekindle.local.services.s3_files import BLOCK, Files
 from rekindle.local.services.signatures import Signature, signing_key
 from rekindle.serving.validation import parse
 from tests.fuzz.mutation import changed, mutated
+from tests.fuzz.text import expressions, yaml_texts
 from tests.fuzz.training import checkpoints, coordinator_lines, snapshots
 from tests.rekindle.local.test_mutated import EVERYTHING
 
@@ -58,6 +61,8 @@ def archives(folder: Path) -> Case:
                     chance.choice([".", "..", "a", "l/..", "../outside"]),
                 )
                 info.size = 700 if info.isreg() else 0
+                if info.isreg() and chance.random() < 0.3:
+                    info.pax_headers = sparse(chance)
                 with suppress(ValueError):
                     tar.addfile(info, io.BytesIO(b"x" * info.size))
         seeds.append(packed.getvalue()[:6000])
@@ -72,12 +77,21 @@ def archives(folder: Path) -> Case:
     def case(chance: random.Random) -> None:
         archive, target = place / "in.tmp", place / "in"
         if zipped := chance.random() < 0.2:
-            archive.write_bytes(mutated(chance.choice(zips), chance, zips))
+            data = mutated(chance.choice(zips), chance, zips)
+            if chance.random() < 0.2 and (directory := data.find(b"PK\1\2")) >= 0:
+                entry, end = data[directory : directory + 46 + 9], data.rfind(b"PK\5\6")
+                data = data[:directory] + entry * chance.randrange(3000) + data[end:]
+            archive.write_bytes(data)
         else:
             data = mutated(chance.choice(seeds), chance, seeds)
             if chance.random() < 0.9:
                 data = b"".join(_with_checksum(data[at : at + 512]) for at in range(0, len(data), 512))
-            packed = gzip.compress(data, 1)
+            if chance.random() < 0.2:
+                data = sparse_member(chance) + data
+            size = 1 + int(chance.expovariate(0.001)) if chance.random() < 0.2 else len(data) or 1
+            packed = b"".join(gzip.compress(data[at : at + size], 1) for at in range(0, len(data) or 1, size))
+            if chance.random() < 0.05:
+                packed = gzip.compress(b"", 1) * chance.randrange(20_000) + packed
             archive.write_bytes(packed if chance.random() < 0.9 else mutated(packed, chance, seeds))
             is_tarball(archive)
         with suppress(ArchiveError):
@@ -94,6 +108,25 @@ def archives(folder: Path) -> Case:
         assert os.listdir(place) == [] and sorted(os.listdir(folder)) == ["outside", "place"]
 
     return case
+
+
+def sparse(chance: random.Random) -> dict[str, str]:
+    """Headers of a file of which only some parts are stored, or so they say."""
+    listed: list[int] = []
+    for _ in range(chance.randrange(1, 30)):
+        after = sum(listed[-2:]) if chance.random() < 0.8 else chance.randrange(-5, 5000)
+        listed += [after + chance.choice([0, 0, 100]), chance.choice([0, 1, 20, 512, 1 << 40])]
+    size = chance.choice([sum(listed[-2:]), 700, 1 << 42])
+    headers = {"name": "a", "map": ",".join(map(str, listed)), "size": str(size)}
+    headers |= chance.choice([{"major": "0", "minor": "1"}, {"major": "1", "minor": "0", "realsize": str(size)}])
+    return {f"GNU.sparse.{name}": value for name, value in headers.items()}
+
+
+def sparse_member(chance: random.Random) -> bytes:
+    """A sparse file at the beginning of a tarball."""
+    info, content = tarfile.TarInfo("a"), chance.randbytes(1024)
+    info.size, info.pax_headers = len(content), sparse(chance)
+    return info.tobuf(tarfile.PAX_FORMAT) + content
 
 
 def _with_checksum(block: bytes) -> bytes:
@@ -146,6 +179,9 @@ def s3_requests(folder: Path) -> Case:
             with suppress(ValueError, UnicodeError):
                 headers |= _signature(method, target, headers)
         lines = [f"{method} {target} HTTP/1.1", *(f"{name}: {value}" for name, value in headers.items()), "", ""]
+        if chance.random() < 0.2:
+            line = chance.choice(["X : y", "X y", " X: y", "X: y\n", "X: y"])
+            lines.insert(chance.randrange(1, len(lines) - 1), line)
         head = "\r\n".join(lines).encode("latin-1", "replace")
         if chance.random() < 0.1:
             head = mutated(head, chance, others)
@@ -153,6 +189,8 @@ def s3_requests(folder: Path) -> Case:
         assert status != 500, (head, body)
 
     def exchange(head: bytes, body: bytes) -> int:
+        if find_fault(head):
+            return 400
         client, server = socket.socketpair()
         with client, server:
             client.settimeout(5)
@@ -160,7 +198,9 @@ def s3_requests(folder: Path) -> Case:
             client.sendall(body)
             client.shutdown(socket.SHUT_WR)
             with suppress(ConnectionError):
-                Handler(server, head, KEYS, buffer, files)
+                handler = Handler(server, head, KEYS, buffer, files)
+                parsed = getattr(handler, "headers", None)  # None: the parser refused the request line
+                assert parsed is None or len(parsed) == head.count(b"\r\n") - 2, head
             server.close()
             answer = b""
             with suppress(ConnectionError):  # a body that was not read
@@ -191,6 +231,32 @@ def _signature(method: str, target: str, headers: dict[str, str]) -> dict[str, s
     credential = f"AWS4-HMAC-SHA256 Credential={KEYS[0]}/{scope}"
     added = {name: signed[name] for name in ("x-amz-date", "x-amz-content-sha256")}
     return added | {"Authorization": f"{credential}, SignedHeaders={';'.join(names)}, Signature={signature}"}
+
+
+def mlflow_heads(folder: Path) -> Case:
+    """Heads of requests to the embedded MLflow: none without the token or a cookie gets through."""
+    login = Login("secret-token", 5000)
+    fields = ["Host: 127.0.0.1:5000", "Host: localhost", "Authorization: Bearer secret-token", "Accept: */*"]
+    fields += ["Sec-Fetch-Site: none", f"Cookie: a=b; {login.cookie}={login.session}", "Origin: http://localhost"]
+    targets = ["/", "/?token=secret-token", "/health", "/api/2.0/mlflow/experiments/search?max_results=1"]
+    others = [field.encode() for field in fields]
+
+    def case(chance: random.Random) -> None:
+        lines = [f"{chance.choice(['GET', 'POST', 'HEAD'])} {chance.choice(targets)} HTTP/1.1", fields[0]]
+        lines += chance.sample(fields, chance.randrange(len(fields)))
+        head = "\r\n".join([*lines, "", ""]).encode()
+        if chance.random() < 0.8:
+            head = mutated(head, chance, others).partition(b"\r\n\r\n")[0] + b"\r\n\r\n"
+        if find_fault(head):
+            return
+        answer, knows = login.answer(head), b"secret-token" in head or login.session.encode() in head
+        if answer is None:
+            assert knows, head
+        else:
+            assert answer[9:12] in (b"401", b"403") or answer.endswith(b"\r\n\r\nOK") or knows, (head, answer)
+            assert answer.count(b"\r\n\r\n") == 1 and (knows or login.session.encode() not in answer), (head, answer)
+
+    return case
 
 
 def manifests(folder: Path) -> Case:
@@ -252,9 +318,17 @@ def http_bodies(folder: Path) -> Case:
 
 
 TARGETS: dict[str, Callable[[Path], Case]] = {
-    "archives": archives, "s3 requests": s3_requests, "manifests": manifests, "http bodies": http_bodies,
-    "coordinator lines": coordinator_lines, "checkpoints": checkpoints, "snapshots": snapshots,
-}  # fmt: skip
+    "archives": archives,
+    "s3 requests": s3_requests,
+    "mlflow heads": mlflow_heads,
+    "manifests": manifests,
+    "http bodies": http_bodies,
+    "coordinator lines": coordinator_lines,
+    "checkpoints": checkpoints,
+    "snapshots": snapshots,
+    "yaml texts": yaml_texts,
+    "expressions": expressions,
+}
 
 
 def scratch() -> Path:

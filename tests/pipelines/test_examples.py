@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import time
 import urllib.request
 import uuid
 from collections.abc import Callable, Iterator
@@ -13,6 +12,7 @@ import pytest
 
 from rekindle.storage import Store
 from tests.commands import ROOT, shell
+from tests.waiting import until
 
 pytestmark = pytest.mark.timeout(400)  # whole runs
 Run = Callable[..., dict[str, Any]]
@@ -108,13 +108,12 @@ def test_a_model_waits_for_approval_and_is_released_by_it(typed: Any, tmp_path: 
     sets = f"--set name={named('approved')} --set train.steps=60 --set gate.minimum.accuracy=0.3"
     typed(f"(rekindle run configs/approval.yaml {sets} -o json > result.json 2> log.txt &)")
     log = tmp_path / "log.txt"
-    while "rekindle resume" not in log.read_text():
-        time.sleep(0.2)
+    until("the run to ask for approval", lambda: "rekindle resume" in log.read_text(), 120, evidence=log.read_text)
     name = next(word for word in log.read_text().split() if word.startswith("approved-"))
     steps = json.loads(typed(f"rekindle status {name} -o json").stdout)["steps"]
     assert "decide.ship.release" not in {step["name"] for step in steps}
     assert typed(f"rekindle resume {name}").returncode == 0
-    while not (tmp_path / "result.json").read_text().strip().endswith("}"):
-        time.sleep(0.2)
-    result = json.loads((tmp_path / "result.json").read_text())
+    file = tmp_path / "result.json"
+    until("the run to end", lambda: file.read_text().strip().endswith("}"), 120, evidence=log.read_text)
+    result = json.loads(file.read_text())
     assert result["verdict"] == "release" and "decide.ship.verify" in finished(result)

@@ -112,6 +112,12 @@ def test_a_mistyped_variable_is_named_instead_of_ignored(tmp_path: Path) -> None
         load_config(file, [], {"REKINDLE_TRIAN__WORKERS": "3", "REKINDLE_HOME": "/elsewhere", "REKINDLE_PATH": "x"})
 
 
+def test_null_turns_the_notifications_of_a_file_off(tmp_path: Path) -> None:
+    file = written(tmp_path / "c.yaml", SMALL | {"notify": {"format": "slack"}})
+    assert load_config(file, [], {}).config.notify.format == "slack"
+    assert load_config(file, ["notify=null"], {}).config.notify.format == "off"
+
+
 def test_data_that_pods_do_not_see_is_refused_with_the_way_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("REKINDLE_PATH", str(tmp_path / "here"))
     for folder, seen in (("here", True), ("elsewhere", False)):

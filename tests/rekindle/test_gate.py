@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from rekindle.errors import ConfigError
-from rekindle.gate import Case, Difference, Evaluation, Gate, Metric
+from rekindle.gate import Case, Difference, Evaluation, Gate, Metric, check_bounds
 
 CHAMPION = ("3", "b" * 64)
 
@@ -116,3 +116,25 @@ def test_where_lower_is_better_a_higher_error_does_not_win(gap: Any, decision: s
 def test_a_direction_that_is_none_is_refused():
     with pytest.raises(ConfigError, match='better is \'max\': it must be "higher" or "lower"'):
         Metric("f1", better="max")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("bounds", "words"),
+    [
+        ({"minimum": {"rmse": 3}, "maximum": {"rmse": 2.5}}, "gate.minimum.rmse is 3 and gate.maximum.rmse is 2.5"),
+        ({"minimum": {"rmse": 3}}, "gate.minimum.rmse without gate.maximum.rmse: lower is better for rmse"),
+        ({"maximum": {"rmse": 3}}, ""),
+        ({"minimum": {"rmse": 1}, "maximum": {"rmse": 1}}, ""),
+    ],
+)
+def test_bounds_that_refuse_every_good_model_are_refused_themselves(bounds: dict[str, Any], words: str) -> None:
+    if not words:
+        return check_bounds(Gate(**bounds), ERRORS)
+    with pytest.raises(ConfigError, match=words):
+        check_bounds(Gate(**bounds), ERRORS)
+
+
+def test_a_minimum_alone_suits_a_metric_that_is_better_when_higher() -> None:
+    check_bounds(Gate(minimum={"ap": 0.5}), METRICS)
+    with pytest.raises(ConfigError, match=r"gate.maximum.ap without gate.minimum.ap: higher is better"):
+        check_bounds(Gate(maximum={"ap": 0.5}), METRICS)

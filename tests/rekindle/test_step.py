@@ -128,3 +128,33 @@ def test_a_function_of_a_workload_with_other_arguments_is_refused_before_anythin
     monkeypatch.setattr(recipes, "schedule", lambda step: 1.0)
     with pytest.raises(ConfigError, match=r"schedule\(step\) cannot be called as schedule\(step, total\)"):
         load_workload("tests.rekindle.training.recipes")
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "says"),
+    [
+        ("raise ValueError('no such column')", 70, "ValueError: no such column."),
+        ("json.loads('{')", 70, "JSONDecodeError: Expecting property name"),
+        ("open('/no/such/file')", 70, "FileNotFoundError: "),
+        ("raise TimeoutError('busy')", 1, ""),
+        ("raise urllib3.exceptions.HTTPError('503')", 1, ""),
+        ("import xgboots", 70, "ModuleNotFoundError: No module named 'xgboots'"),
+    ],
+)
+def test_an_exception_of_a_users_step_is_told_with_its_line_and_tried_again_only_if_it_may_pass(
+    tmp_path: Path, line: str, code: int, says: str
+) -> None:
+    (tmp_path / "pyproject.toml").write_text("[tool.rekindle]\n")
+    step = tmp_path / "steps/clean.py"
+    step.parent.mkdir()
+    step.write_text(
+        "import json, urllib3\nfrom rekindle import StepInputs, StepOutputs\n"
+        "class Inputs(StepInputs): ...\nclass Outputs(StepOutputs): ...\n"
+        f"def run(inputs):\n    {line}\n"
+    )
+    command = [sys.executable, "-m", "rekindle", "step", "steps.clean"]
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert ended.returncode == code, ended.stderr
+    assert "Traceback" in ended.stderr
+    if says:
+        assert f"\nerror: {step}:6: {says}" in ended.stderr

@@ -1,9 +1,10 @@
 """One run a workflow and one version a release, however often a step is tried."""
 
-import time
+import threading
 import uuid
 from collections.abc import Iterator
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -94,6 +95,43 @@ def test_a_refusal_says_what_mlflow_said(run_id: str) -> None:
         tracking.log(run_id, params={"rate": 2})
 
 
+@pytest.mark.parametrize(
+    ("status", "body", "said"),
+    [
+        (
+            401,
+            "You are not authenticated.",
+            "answered 401 Unauthorized: 'You are not authenticated.'. Set MLFLOW_TRACK",
+        ),
+        (200, "<html><style>a{}</style><h1>Log in</h1></html>", "answered 200 OK: 'Log in'. Check MLFLOW_TRACKING_URI"),
+        (503, '{"a": 1}', "answered 503 Service Unavailable: '{\"a\": 1}'"),
+        (404, "", "answered 404 Not Found: 'nothing'"),
+        (403, '{"error_code": "PERMISSION_DENIED", "message": "not yours"}', "refused: PERMISSION_DENIED: not yours"),
+        (500, "\x1b[2J oops", "answered 500 Internal Server Error: '\\\\u001b[2J oops'"),
+    ],
+)
+def test_what_answers_instead_of_mlflow_is_quoted(
+    status: int, body: str, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body.encode())
+
+        def log_message(self, format: str, *args: object) -> None: ...
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{server.server_port}")
+        monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+        with pytest.raises(TrackingError) as raised:
+            tracking.champion("x")
+        server.shutdown()
+    assert said in str(raised.value)
+
+
 @pytest.fixture
 def nobody(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
@@ -102,10 +140,8 @@ def nobody(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 
 def test_a_server_that_is_away_is_named_with_the_way_out(nobody: str) -> None:
-    began = time.monotonic()
     with pytest.raises(TrackingError, match=f"MLflow at {nobody} does not answer .*Connection refused.*curl"):
         tracking.champion("x")
-    assert time.monotonic() - began < 10
 
 
 def test_without_an_address_the_variable_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

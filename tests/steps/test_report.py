@@ -1,6 +1,7 @@
 """Whatever the end of a workflow, its MLflow run says so, and where the time of its workers went."""
 
 import json
+import os
 import re
 import uuid
 from pathlib import Path
@@ -133,7 +134,8 @@ def test_the_page_of_a_run_begins_with_its_verdict_and_pictures(mlflow_server: s
     verdict, failure, picture = text.split("\n\n")
     assert verdict == "**keep**: The candidate is worse." and failure.startswith("**failed**: train: ")
     address = re.findall(r"!\[.*\]\((.*)\)", picture)[0]
-    assert requests.get(f"{mlflow_server}/{address}", timeout=10).content == b"\x89PNG"
+    bearer = {"Authorization": f"Bearer {os.environ['MLFLOW_TRACKING_TOKEN']}"}
+    assert requests.get(f"{mlflow_server}/{address}", headers=bearer, timeout=10).content == b"\x89PNG"
 
 
 def test_a_ledger_that_is_missing_or_out_of_reach_does_not_fail_the_workflow(

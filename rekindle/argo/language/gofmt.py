@@ -279,6 +279,8 @@ def parsed(text: str, whole: Callable[[str], Any] = int) -> Any:
     """JSON as Go reads it; `whole` converts the text of whole numbers. Raises ValueError."""
     try:
         return json.loads(text, parse_int=whole, parse_constant=_unknown)
+    except RecursionError:
+        raise ValueError("exceeded max depth") from None
     except json.JSONDecodeError as error:
         at = error.pos
         word = next((word for word in ("null", "true", "false") if text[at : at + 1] == word[0]), "")

@@ -50,6 +50,7 @@ LEVELS: list[set[str]] = [
     {"**"},
 ]
 DATE = re.compile(r"\d{4}-\d\d-\d\d([T ]\d\d(:\d\d(:\d\d(\.\d+)?)?)?(Z|[+-]\d\d:?\d\d)?)?")
+UINT64 = (1 << 64) - 1
 Token = tuple[str, Any]
 
 
@@ -69,7 +70,7 @@ def should_execute(when: str) -> bool:
         raise WhenError(f"Invalid 'when' expression '{when}': {error}{hint}") from None
     try:
         result = _Evaluator(tokens).run()
-    except (WhenError, ValueError, ZeroDivisionError, OverflowError) as error:
+    except (WhenError, ValueError, ZeroDivisionError, OverflowError, RecursionError) as error:
         raise WhenError(f"Failed to evaluate 'when' expresion '{when}': {error}") from None
     if not isinstance(result, bool):
         raise WhenError(f"Expected boolean evaluation for '{when}'. Got {verb(result)}")
@@ -95,7 +96,9 @@ def _read(text: str, at: int, state: str) -> tuple[Token, int]:
     char = text[at]
     if char.isdigit() or char == ".":
         if match := re.compile(r"0x([0-9a-fA-F]+)").match(text, at):
-            return ("NUMERIC", float(int(match[1], 16))), match.end()
+            if (number := int(match[1], 16)) > UINT64:
+                raise WhenError(f"Unable to parse hex value '{match[1]}' to uint64\n")
+            return ("NUMERIC", float(number)), match.end()
         digits, at = _span(text, at, lambda c: c.isdigit() or c == ".")
         try:
             return ("NUMERIC", float(digits)), at
@@ -275,7 +278,7 @@ MODIFIERS: dict[str, Callable[[float, float], float]] = {
     "&": lambda a, b: float(int(a) & int(b)),
     "|": lambda a, b: float(int(a) | int(b)),
     "^": lambda a, b: float(int(a) ^ int(b)),
-    "<<": lambda a, b: float(int(a) << int(b)),
+    "<<": lambda a, b: float(int(a) << min(int(b), 64) & UINT64),
     ">>": lambda a, b: float(int(a) >> int(b)),
 }
 

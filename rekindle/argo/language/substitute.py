@@ -8,7 +8,7 @@ expression_template.go) and util/expand.
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from rekindle.argo.language.expr import evaluate, identifiers
@@ -20,6 +20,26 @@ Scope = Mapping[str, str | None]
 T = TypeVar("T")
 STEPS = re.compile(r"(tasks|steps)(\.|$)")  # what must be known in the fields of a task or step
 ALL = re.compile("")
+
+
+class Tags:
+    """Finds the `{{tag}}`s of a text. Nothing behind the last `}}` is searched, so that many `{{` cost no more."""
+
+    def __init__(self, kind: str = "") -> None:
+        self.pattern = re.compile(rf"\{{\{{{kind}(.*?)\}}\}}", re.DOTALL)
+
+    def findall(self, text: str) -> list[str]:
+        """Return what is between the braces of each tag."""
+        return self.pattern.findall(text[: text.rfind("}}") + 2])
+
+    def sub(self, value: str | Callable[[re.Match[str]], str], text: str) -> str:
+        """Return the text with each tag replaced."""
+        end = text.rfind("}}") + 2
+        return self.pattern.sub(value, text[:end]) + text[end:]
+
+
+TAG = Tags()
+EXPRESSION = Tags("=")
 LATE = {"item", "retries", "workflow.status", "workflow.failures"} | {
     f"lastRetry.{name}" for name in ("exitCode", "status", "duration", "message")
 }

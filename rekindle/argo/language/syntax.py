@@ -10,6 +10,8 @@ Source: expr-lang/expr v1.17 (parser/parser.go, parser/operator), Argo's util/ex
 """
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
 
@@ -27,11 +29,21 @@ BINARY = (
     | dict.fromkeys(("==", "!=", "<", ">", "<=", ">=", "in", "matches", "contains", "startsWith", "endsWith"), 20)
     | {"**": 100, "^": 100, "??": 500}
 )
+MAX_DIGITS = 400  # of a number: a float has at most 309 before its point
 ORDERED = ("<", ">", "<=", ">=")  # a < b < c is a < b && b < c
 NEGATABLE = ("in", "matches", "contains", "startsWith", "endsWith")
 UNARY = {"not": 50, "!": 50, "-": 90, "+": 90}
 ESCAPES = UNQUOTED | {"'": "'", '"': '"'}
 Node = tuple[Any, ...]
+
+
+@contextmanager
+def _bounded(source: str) -> Iterator[None]:
+    """Raise ExprError for an expression that is nested too deep to be read."""
+    try:
+        yield
+    except RecursionError:
+        raise ExprError(f"hundreds of levels in one another: {source[:60]!r}...") from None
 
 
 @lru_cache(4096)
@@ -45,7 +57,8 @@ def parse(source: str) -> Node:
         at, kind = match.end(), match.lastgroup
         tokens += [(kind, match[kind])] if kind else []
     parser = _Parser(tokens, source)
-    tree = parser.expression(0)
+    with _bounded(source):
+        tree = parser.expression(0)
     if parser.at < len(tokens):
         raise ExprError(f"unexpected token {parser.value!r} in {source!r}")
     return tree
@@ -224,6 +237,8 @@ class _Parser:
 
 def _number(text: str) -> int | float:
     text = text.replace("_", "").lower()
+    if len(text) > MAX_DIGITS:
+        raise ExprError(f"the number {text[:20]}... has {len(text):,} digits: at most {MAX_DIGITS}")
     if text.startswith(("0x", "0b", "0o")):
         return int(text, 0)
     return float(text) if any(char in text for char in ".e") else int(text)
@@ -249,7 +264,8 @@ def _unquoted(text: str) -> str:
 def identifiers(source: str) -> tuple[str, ...]:
     """The dotted names that `source` reads without a guard (`??`, `?.`). Raises ExprError."""
     names: dict[str, None] = {}
-    _collect(parse(source), names, False)
+    with _bounded(source):
+        _collect(parse(source), names, False)
     return tuple(names)
 
 
@@ -267,7 +283,8 @@ def calls(source: str) -> list[tuple[str, list[Any]]]:
             for child in node:
                 visit(child)
 
-    visit(parse(source))
+    with _bounded(source):
+        visit(parse(source))
     return results
 
 

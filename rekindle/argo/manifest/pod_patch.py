@@ -5,18 +5,15 @@
 The tags of the texts are replaced before. Source: Argo's processPodSpecPatch and ApplyPodSpecPatch.
 """
 
-import re
 from collections.abc import Iterable
 from typing import Any
 
-import yaml
-
+from rekindle.argo.language.substitute import TAG
+from rekindle.argo.language.yaml_text import parse_one
 from rekindle.argo.manifest.patch import PatchError, strategic
-from rekindle.argo.manifest.read import Loader
 from rekindle.argo.manifest.schema import walk
 from rekindle.errors import ConfigError
 
-TAG = re.compile(r"\{\{.*?\}\}", re.DOTALL)
 TIMES = ("activeDeadlineSeconds", "terminationGracePeriodSeconds")
 DONE = ("env", "resources")
 OURS = ("wait", "init")  # containers of Argo's own
@@ -51,10 +48,7 @@ def _container(template: Template, kind: str, patch: dict[str, Any]) -> Template
 
 
 def _loaded(text: str, where: str) -> dict[str, Any]:
-    try:
-        patch = yaml.load(text, Loader)  # nosec B506  # a SafeLoader
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{where} is not YAML: {error}") from None
+    patch = parse_one(text, where)
     if not isinstance(patch, dict):
         raise ConfigError(f"{where} is {patch!r:.200}: it must be an object.")
     return patch

@@ -1,32 +1,18 @@
-"""Reads a Workflow, WorkflowTemplate or CronWorkflow and turns it into the one Workflow that runs.
-
-YAML is read as Kubernetes' Go library reads it, where that differs from PyYAML: `y` and `n` are booleans, keys are
-texts, 1e3 is a number, and dates and 1:30 are texts.
-"""
+"""Reads a Workflow, WorkflowTemplate or CronWorkflow and turns it into the one Workflow that runs."""
 
 import copy
-import json
-import re
-from collections import Counter
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import yaml
-from yaml.constructor import ConstructorError
-
 from rekindle.argo import names
 from rekindle.argo.kinds import WORKFLOW_KINDS
-from rekindle.argo.language.gofmt import anystring, timestamp
+from rekindle.argo.language.gofmt import timestamp
+from rekindle.argo.language.yaml_text import parse
 from rekindle.argo.manifest.resolve import Find, exit_handler, filled, joined, texts
 from rekindle.argo.manifest.schema import TABLES, walk
 from rekindle.argo.manifest.shape import shape_errors, without_nulls
 from rekindle.errors import ConfigError, did_you_mean
-
-ALIASED = 400_000  # values that aliases may make, as goyaml has it (decode.go, alias_ratio_range_low)
-Base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-TWICE = 'the key "{}" is there twice: remove one'
 
 
 @dataclass(frozen=True)
@@ -42,99 +28,12 @@ class Identity:
         return prefix[:58] + self.suffix
 
 
-class Loader(Base):
-    """YAML 1.1 as goyaml reads it."""
-
-    yaml_implicit_resolvers = {  # noqa: RUF012
-        first: [
-            (tag, pattern)
-            for tag, pattern in resolvers
-            if tag not in ("tag:yaml.org,2002:timestamp", "tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
-        ]
-        for first, resolvers in Base.yaml_implicit_resolvers.items()
-    }
-
-
-def _mapping(loader: Any, node: Any) -> dict[str, Any]:
-    seen: set[str] = set()
-    for name, _ in node.value:
-        if isinstance(name, yaml.ScalarNode) and name.value in seen and name.value != "<<":
-            raise ConstructorError(None, None, TWICE.format(name.value), name.start_mark)
-        seen.add(str(name.value))
-    loader.flatten_mapping(node)
-    return {
-        key
-        if isinstance(key := loader.construct_object(name, deep=True), str)
-        else anystring(key): loader.construct_object(value, deep=True)
-        for name, value in node.value
-    }
-
-
-Loader.add_constructor("tag:yaml.org,2002:map", _mapping)
-Loader.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile(r"[yYnN]$"), list("yYnN"))
-NUMBER = list("-+0123456789.")
-Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:int", re.compile(r"[-+]?(0b[01_]+|0x[0-9a-fA-F_]+|0o?[0-7_]*|[1-9][0-9_]*)$"), NUMBER
-)
-Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(r"[-+]?(\.\d+|\d+(\.\d*)?)([eE][-+]?\d+)?$|[-+]?\.(inf|Inf|INF)$|\.(nan|NaN|NAN)$"),
-    NUMBER,
-)
-Loader.add_constructor("tag:yaml.org,2002:bool", lambda _, node: node.value.lower() in ("y", "yes", "true", "on"))
-
-
-def parse(text: str, source: str = "the manifest") -> list[Any]:
-    """The documents of a YAML or JSON text that are not empty. Raises ConfigError."""
-    try:
-        values = [document for document in _read(text) if document is not None]
-        if (size := _size(values, {})) > max(ALIASED, len(text)):
-            raise ConfigError(f"{source} would have {size:.2g} values with all its aliases: use fewer of them.")
-    except (yaml.YAMLError, ValueError) as error:
-        raise ConfigError(f"{source} is not YAML: {error}") from error
-    except RecursionError:
-        raise ConfigError(f"{source} has lists or mappings hundreds of levels deep: flatten it.") from None
-    return values
-
-
 def documents(text: str) -> list[dict[str, Any]]:
     """The objects of a YAML or JSON text; Lists are flattened. Raises ConfigError."""
     objects = [item for document in parse(text) if document for item in _items(document)]
     if not all(isinstance(document, dict) for document in objects):
         raise ConfigError("the manifest holds something that is no Kubernetes object: each document must be a mapping.")
     return objects
-
-
-def _read(text: str) -> Iterable[Any]:
-    """The documents. JSON is parsed as JSON, as kubectl does: its escapes are not always valid YAML."""
-    if text.lstrip().startswith("{"):
-        with suppress(json.JSONDecodeError):  # YAML may begin so, too
-            document = json.loads(text, object_pairs_hook=_unique, parse_constant=_no_json)
-            json.dumps(document, ensure_ascii=False).encode()  # raises ValueError for half a character
-            return [document]
-    return yaml.load_all(text, Loader)
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    mapping = dict(pairs)
-    if len(mapping) < len(pairs):
-        twice = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
-        raise ValueError(TWICE.format(twice))
-    return mapping
-
-
-def _no_json(word: str) -> Any:
-    raise json.JSONDecodeError("no number of JSON", word, 0)
-
-
-def _size(value: Any, known: dict[int, int]) -> int:
-    """The number of values; an alias counts each time."""
-    if not isinstance(value, (dict, list)):
-        return 1
-    if id(value) not in known:
-        below = value.values() if isinstance(value, dict) else value
-        known[id(value)] = 1 + sum(_size(item, known) for item in below)
-    return known[id(value)]
 
 
 def _items(document: Any) -> list[Any]:

@@ -79,6 +79,8 @@ def resource(findings: Findings, path: str, resource: Data, workflow_name: str) 
     if action not in ACTIONS:
         findings.add(f"{path}.action", "resource", f'"{action}" is no action.{findings.hint(action, ACTIONS)}')
     _conditions(findings, path, resource)
+    if action == "patch" and resource.get("mergeStrategy") == "json":
+        return  # a list of operations is no object
     if resource.get("manifest"):
         for applied in _read(findings, f"{path}.manifest", NAME.sub(workflow_name, str(resource["manifest"]))):
             if action in ("create", "apply", "replace"):
@@ -188,13 +190,13 @@ def _read(findings: Findings, path: str, text: str) -> Sequence[Data]:
         try:
             value = json.loads(JSON.sub(lambda m: f'"{UNKNOWN}"' if m[0] == UNKNOWN else m[0], filled))
             return [without_nulls(value)]
-        except (json.JSONDecodeError, RecursionError):
-            pass  # YAML that begins with a brace
+        except (ValueError, RecursionError):
+            pass  # YAML that begins with a brace, or too much of something
     from rekindle.argo.manifest.read import documents
 
     try:
         return [without_nulls(document) for document in documents(filled)]
-    except (ConfigError, RecursionError) as error:
+    except ConfigError as error:
         if not closed(Findings(), path, TAG.sub("", text)):
             findings.warn(path, "resource", f"{error}")
         return []

@@ -20,8 +20,8 @@ SECRET = re.compile(
     r"(.*(PASSWORD|PASSWD|SECRET|SECRET_KEY|ACCESS_KEY|API_KEY|CREDENTIALS?)|(.*_)?(PASS|TOKEN)|.+_PWD)", re.IGNORECASE
 )
 VOCABULARY = re.compile(r"(.*_)?(PAD|EOS|BOS|UNK|MASK|SEP|CLS|NEW|MAX|MIN|START|STOP|END|SPECIAL)_TOKEN", re.IGNORECASE)
-FLAG = re.compile(r"--([A-Za-z][\w-]*)(?:=|\s+)(\S+)")
-LOGIN = re.compile(r"\b([a-z][a-z0-9+.-]*)://[^\s/:@]*:([^\s/@]+)@", re.IGNORECASE)
+FLAG = re.compile(r"--([A-Za-z][\w-]{0,100})(?:=|\s+)(\S+)")
+LOGIN = re.compile(r"\b([a-z][a-z0-9+.-]{0,30})://[^\s/:@]*:([^\s/@]+)@", re.IGNORECASE)
 FILLED = ("{{", UNKNOWN, "$")  # values from elsewhere
 LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 VOLUMES = {"configMap", "csi", "downwardAPI", "emptyDir", "ephemeral", "persistentVolumeClaim", "projected", "secret"}

@@ -1,14 +1,13 @@
 """Rules of tags: every `{{tag}}` is closed and has a value."""
 
-import re
 from typing import Any
 
 from rekindle.argo.language import expr
 from rekindle.argo.language.functions import ExprError
+from rekindle.argo.language.substitute import TAG
 from rekindle.argo.manifest.tag_scope import Scope, texts
 from rekindle.argo.validate.findings import Findings
 
-TAG = re.compile(r"\{\{(.*?)\}\}", re.DOTALL)
 UNKNOWN = "\ue000"  # placeholder for the value of a tag
 PREFIXES = {"inputs", "outputs", "tasks", "steps", "workflow", "item"}  # tags with other prefixes stay as text
 
@@ -50,6 +49,6 @@ def _read(findings: Findings, path: str, tag: str) -> tuple[str, ...]:
         return (tag.strip(),)
     try:
         return expr.identifiers(tag[1:])
-    except (ExprError, RecursionError) as error:
+    except ExprError as error:
         findings.warn(path, "tag", f"{{{{{short(tag)}}}}} cannot be read: {error}.")
         return ()

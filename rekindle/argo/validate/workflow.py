@@ -26,7 +26,7 @@ POD_GC = ("OnPodCompletion", "OnPodSuccess", "OnWorkflowCompletion", "OnWorkflow
 NAME = re.compile(r"[a-zA-Z0-9][-a-zA-Z0-9]*")
 PREFIX = 58  # of a generated name; five characters follow
 LENGTHS = {"CronWorkflow": 52}  # its workflows are called NAME-UNIXTIME
-METRIC = re.compile(r"\{\{\s*(?:(?:tasks|steps)\.[^}]*\.outputs\.|workflow\.outputs\.parameters\.)")
+METRIC = re.compile(r"\{\{\s*(?:(?:tasks|steps)\.[^{}]*\.outputs\.|workflow\.outputs\.parameters\.)")
 
 
 class WorkflowRules:

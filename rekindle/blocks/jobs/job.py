@@ -18,8 +18,8 @@ NAME = "job"  # of the container
 FATAL_EXIT_CODES = {
     "containerName": NAME,
     "operator": "In",
-    "values": [65, 78],
-}  # wrong data or configuration: rekindle/errors.py
+    "values": [65, 70, 78],
+}  # wrong data, code or configuration: rekindle/errors.py
 DRAINED = {"containerName": NAME, "operator": "In", "values": [143]}
 # in this order: the first rule that matches decides; what none matches counts towards the limit
 POLICY = [

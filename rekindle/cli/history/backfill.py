@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from rekindle.cli.group import HOME, command
+from rekindle.cli.group import command
 from rekindle.cli.inputs import check_source, config_of
 from rekindle.cli.options import cluster_flag, configured, output_option
 from rekindle.cli.output import errors_as_json
+from rekindle.common import homes
 
 if TYPE_CHECKING:
     from rekindle.cluster.api import Cluster
@@ -53,7 +54,7 @@ def backfill(
             check_source(settings)
         manifest = render_manifest(settings)
         past = weeks(settings, manifest_sha256(manifest), first.date(), last.date(), datetime.now(UTC))
-        run = runner(HOME, manifest, settings.name, cluster)
+        run = runner(homes.path() if cluster else homes.current(), manifest, settings.name, cluster)
     rows = backfill(past, run, parallel, lambda line: click.echo(line, err=True))
     click.echo(json.dumps({"weeks": rows}, indent=2) if as_json else "\n".join(["", *table(rows)]))
     return 0 if all(row["phase"] == "Succeeded" for row in rows) else 1

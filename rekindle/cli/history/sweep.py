@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from rekindle.cli.group import HOME, command
+from rekindle.cli.group import command
 from rekindle.cli.inputs import check_source, manifest_of
 from rekindle.cli.options import Name, cluster_flag, configured, no_cache_option, output_option
 from rekindle.cli.output import run_output
+from rekindle.common.homes import current as home
 
 if TYPE_CHECKING:
     from rekindle.cluster.api import Cluster
@@ -49,7 +50,7 @@ def sweep(
         raise click.UsageError("give a config to search, or --of RUN to show the trials of a run.")
     if name:
         with run_output(as_json):
-            known = trials.on_cluster(cluster, name) if cluster else trials.here(HOME, name)
+            known = trials.on_cluster(cluster, name) if cluster else trials.here(home(), name)
         table = "\n".join(known["table"])
         click.echo(json.dumps({"workflow": name, "trials": known["trials"]}, indent=2) if as_json else table)
         return 0
@@ -59,12 +60,12 @@ def sweep(
 
     with run_output(as_json):
         workflow, _ = manifest_of(config, sets, None, check_source)
-        values = reuse.looked_up(HOME, workflow, {}, not no_cache)
+        values = reuse.looked_up(home(), workflow, {}, not no_cache)
         out = StringIO()
         with redirect_stdout(out) if as_json else nullcontext():
-            code = foreground.run(HOME, workflow, values, as_json=as_json, ask=not yes)
-        result = json.loads(out.getvalue()) if as_json else {"workflow": overview.newest(HOME)}
-        known = trials.here(HOME, result["workflow"])
+            code = foreground.run(home(), workflow, values, as_json=as_json, ask=not yes)
+        result = json.loads(out.getvalue()) if as_json else {"workflow": overview.newest(home())}
+        known = trials.here(home(), result["workflow"])
     listing = json.dumps(result | {"trials": known["trials"]})
     click.echo(listing if as_json else "\n".join(["", *known["table"]]))
     return code

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from rekindle.argo.language.gofmt import timestamp
-from rekindle.errors import ConfigError
+from rekindle.errors import ConfigError, Conflict
 from rekindle.local.pods.interfaces import Cluster
 
 Object = dict[str, Any]
@@ -38,27 +38,55 @@ class Controller:
             raise ConfigError(f"a {self.kind} has no metadata.name. Give it one.")
 
     def apply(self, obj: Object) -> Object:
-        """Create or update the object as `kubectl apply` does: fields that `obj` never set stay. Raises ConfigError."""
-        self.check(obj)
-        name = obj["metadata"]["name"]
+        """Create or update the object as `kubectl apply` does: fields that `obj` never set stay.
 
-        def applied(now: Object | None) -> Object:
+        Raises ConfigError, and Conflict if `obj` names another resourceVersion than the current one.
+        """
+        self.check(obj)
+        applied = _without_last_applied(obj)
+
+        def merged(now: Object | None) -> Object:
             last = json.loads(now["metadata"]["annotations"].get(LAST_APPLIED, "{}")) if now else {}
-            new = merge(last, obj, now or {})
-            meta = {
-                "namespace": "default",
-                "uid": str(uuid.uuid4()),
-                "creationTimestamp": timestamp(time.time()),
-                "generation": 0,
-            }
-            meta |= {"resourceVersion": "0"} | new["metadata"]
-            meta["annotations"] = {**(meta.get("annotations") or {}), LAST_APPLIED: json.dumps(obj)}
-            if not now or now.get("spec") != new.get("spec"):
-                meta["generation"] += 1
+            new = merge(last, applied, now or {})
+            annotations = {**(new["metadata"].get("annotations") or {}), LAST_APPLIED: json.dumps(applied)}
+            return new | {"metadata": new["metadata"] | {"annotations": annotations}}
+
+        return self._write(obj["metadata"]["name"], merged)
+
+    def patch(self, name: str, how: Callable[[Object], Object]) -> Object:
+        """Replace an existing object by `how(object)`, as `kubectl patch` does: what was applied last stays known.
+
+        Raises ConfigError, and Conflict if `how` sets another resourceVersion than the current one.
+        """
+
+        def patched(now: Object | None) -> Object:
+            new = how(now or {})
+            self.check(new)
+            return new
+
+        return self._write(name, patched)
+
+    def _write(self, name: str, how: Callable[[Object | None], Object]) -> Object:
+        def numbered(now: Object | None) -> Object:
+            new = how(copy.deepcopy(now))
+            meta = {"namespace": "default", "uid": str(uuid.uuid4()), "creationTimestamp": timestamp(time.time())}
+            meta |= {"annotations": {}} | new["metadata"]
+            current = now["metadata"] if now else {"resourceVersion": "0", "generation": 0}
+            if now and meta.get("resourceVersion") not in (None, "", current["resourceVersion"]):
+                raise Conflict(
+                    f'Operation cannot be fulfilled on {self.kind.lower()}s "{name}": the object has been modified; '
+                    "please apply your changes to the latest version and try again"
+                )
+            changed = not now or now.get("spec") != new.get("spec")
+            meta |= {"resourceVersion": current["resourceVersion"], "generation": current["generation"] + changed}
             return new | {"metadata": meta}
 
-        stored = self.change(name, applied)
+        stored = self.change(name, numbered)
         assert stored
+        return self.written(stored)
+
+    def written(self, stored: Object) -> Object:
+        """Act on an object that was applied or patched; gives it as it is then."""
         return stored
 
     def get(self, name: str) -> Object | None:
@@ -114,6 +142,13 @@ class Controller:
         with open(self.folder / ".lock", "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
+
+
+def _without_last_applied(obj: Object) -> Object:
+    """The object without the annotation that holds it, which would hold itself."""
+    meta = obj["metadata"]
+    kept = {key: value for key, value in (meta.get("annotations") or {}).items() if key != LAST_APPLIED}
+    return obj | {"metadata": meta | {"annotations": kept}} if meta.get("annotations") else obj
 
 
 def merge(last: Any, new: Any, now: Any) -> Any:

@@ -1,30 +1,34 @@
 """Deployments and their Services: pods that outlive the run that applied them.
 
-`Deployments.apply` writes the object and ensures that the supervisor runs, a separate process (supervisor.py), recorded
-in `deployments/supervisor.json`; the next command restarts one that died, but not one that `down` stopped. Differences
+A change writes the object and ensures that the supervisor runs, a separate process (supervisor.py), recorded in
+`deployments/supervisor.json`; the next command restarts one that died, but not one that `down` stopped. Differences
 from Kubernetes: no autoscaler changes `replicas`, a rollout fails before its progressDeadlineSeconds if its pod exits
-four times in a row, and Services listen on 127.0.0.1, headless ones on an address of their own.
+four times in a row, or once because of its data or configuration, and Services listen on 127.0.0.1, headless ones on
+an address of their own.
 """
 
 import json
 import os
 import socket
 import subprocess
-import sys
 import time
+from dataclasses import asdict
 from shutil import rmtree
 from typing import Any
 
 from rekindle.argo.language.gofmt import timestamp
 from rekindle.common.files import write_atomically
+from rekindle.common.interpreter import python
 from rekindle.errors import ConfigError, RekindleError
 from rekindle.local.controllers.base import Controller, Object, sole_container
 from rekindle.local.pods.interfaces import Cluster
+from rekindle.local.pods.process import Origin
 from rekindle.local.processes import alive, confirm_recorded, end_group, started
 
 PROBES = ("startupProbe", "readinessProbe", "livenessProbe")
 RECORD, LOG = "supervisor.json", "supervisor.log"  # below `home`
 OBSERVED = 10.0  # seconds until the supervisor must have observed a change
+ORIGIN = "rekindle.dev/origin"  # annotation: the Origin of the pods as JSON, and the process that applied the object
 
 
 class Services(Controller):
@@ -44,7 +48,17 @@ class Services(Controller):
         ours = [port["port"] for port in before["spec"]["ports"]] if before else []
         for port in [port["port"] for port in ports if not headless(obj)]:
             if port not in ours or not Deployments(self.cluster).running():  # else our supervisor listens there
-                _free(port, f"Service {name}")
+                self._check_port(port, name)
+
+    def _check_port(self, port: int, name: str) -> None:
+        services = [service for other in self.names() if other != name and (service := self.read(other))]
+        for service in services if Deployments(self.cluster).running() else []:
+            if not headless(service) and port in [each["port"] for each in service["spec"]["ports"]]:
+                raise ConfigError(
+                    f"Service {name}: port {port} on 127.0.0.1 serves {service['metadata']['name']} of this home: take "
+                    "another port (--set serve.port=...), or stop all models with `rekindle down`."
+                )
+        _free(port, f"Service {name}")
 
 
 class Deployments(Controller):
@@ -73,8 +87,14 @@ class Deployments(Controller):
                 raise ConfigError(f"{where}: {probe} must be an httpGet here.")
 
     def apply(self, obj: Object) -> Object:
-        """Returns once the supervisor has observed the change, so that the status belongs to the applied object."""
-        stored = super().apply(obj)
+        """Write the object with the Origin of this process, unless it has one: projects share a supervisor."""
+        meta, process = obj["metadata"], f"{os.getpid()}/{started(os.getpid())}"
+        origin = json.dumps(asdict(Origin()) | {"process": process})
+        annotations = {ORIGIN: origin} | (meta.get("annotations") or {})
+        return super().apply(obj | {"metadata": meta | {"annotations": annotations}})
+
+    def written(self, stored: Object) -> Object:
+        """Returns once the supervisor has observed the change, so that the status belongs to the written object."""
         name, generation = stored["metadata"]["name"], stored["metadata"]["generation"]
         until = time.monotonic() + OBSERVED
         while (stored.get("status") or {}).get("observedGeneration") != generation or not self.running():
@@ -156,8 +176,8 @@ class Deployments(Controller):
             self.home.mkdir(parents=True, exist_ok=True)
             with open(self.home / LOG, "ab") as log:
                 child = subprocess.Popen(
-                    [sys.executable, "-m", "rekindle.local.supervise", "--home", str(self.cluster.home)],
-                    stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True, cwd=self.cluster.home,
+                    python("-m", "rekindle.local.supervise", "--home", str(self.cluster.home)),
+                    stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True, cwd="/",
                 )  # fmt: skip
             CHILDREN.append(child)
             record = {"pid": child.pid, "since": started(child.pid) or 0}

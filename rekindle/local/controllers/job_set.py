@@ -61,15 +61,16 @@ class JobSets(TrainingJobs):
                 raise ConfigError(f"{where}: {job['name']}: restartPolicy is {restart}: it must be OnFailure or Never.")
             if template.get("podFailurePolicy") and restart != "Never":
                 raise ConfigError(f"{where}: {job['name']}: podFailurePolicy needs restartPolicy Never.")
-
-    def apply(self, obj: Object) -> Object:
-        """Raises ConfigError for a change of what cannot be changed."""
         now = self.read(obj["metadata"]["name"])
-        if now and finished(now.get("status") or {}):
-            return Controller.apply(self, obj)
-        if now and now["spec"].get("replicatedJobs") != (obj.get("spec") or {}).get("replicatedJobs"):
-            raise ConfigError(f"JobSet {obj['metadata']['name']}: spec.replicatedJobs: field is immutable.")
-        return super().apply(obj)
+        if (
+            now
+            and not finished(now.get("status") or {})
+            and now["spec"].get("replicatedJobs") != spec["replicatedJobs"]
+        ):
+            raise ConfigError(f"{where}: spec.replicatedJobs: field is immutable.")
+
+    def written(self, stored: Object) -> Object:
+        return stored if finished(stored.get("status") or {}) else super().written(stored)
 
     def _clean(self, obj: Object, status: Object) -> None:
         rmtree(shared_memory(self.run, obj["metadata"]["name"]), ignore_errors=True)
@@ -259,8 +260,7 @@ class TrainJobs(Controller):
         if reference.get("kind") != "TrainingRuntime" or not self.runtimes.read(str(reference.get("name"))):
             raise ConfigError(f"TrainJob {name}: there is no TrainingRuntime {reference.get('name')} here: apply it.")
 
-    def apply(self, obj: Object) -> Object:
-        stored = super().apply(obj)
+    def written(self, stored: Object) -> Object:
         self.sets.apply(self._job_set(stored))
         return stored
 

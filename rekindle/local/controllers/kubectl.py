@@ -11,11 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from rekindle.argo.language.yaml_text import parse_one
 from rekindle.argo.manifest import kubectl_path
 from rekindle.argo.manifest.patch import PATCHES, PatchError
-from rekindle.argo.manifest.read import Identity, Loader
+from rekindle.argo.manifest.read import Identity
 from rekindle.argo.manifest.selector import SelectorError, selects, verdict
 from rekindle.common.files import write_atomically
 from rekindle.common.identity import random_suffix
@@ -153,13 +152,12 @@ class Resources:
                 controller.delete(name)
         elif action == "create" and now is not None and not record.exists():
             raise KubectlError(f'{EXISTS} {kind.lower()}s "{name}" already exists')
+        elif action == "get" and now is None and "--ignore-not-found" in " ".join(flags).split():
+            return kind, ""
         elif action in ("get", "patch", "replace") and now is None:
             raise KubectlError(missing)
         elif action == "patch":
-            patched = json.loads(record.read_text()) if record.exists() else self._patched(now or {}, obj, strategy)
-            record.parent.mkdir(exist_ok=True)
-            write_atomically(record, json.dumps(patched))  # patching twice may fail or give another result
-            controller.apply(patched)
+            self._patch(controller, name, obj, strategy, record)
         elif action != "get":
             if action == "create":
                 record.parent.mkdir(exist_ok=True)
@@ -167,27 +165,40 @@ class Resources:
             controller.apply(obj)
         return kind, name
 
-    def _patched(self, now: Object, patch: Any, strategy: str) -> Object:
-        if strategy == "strategic" and now["kind"].endswith(("Job", "JobSet")):  # a custom resource
-            raise KubectlError(
-                "error from server (UnsupportedMediaType): the body of the request was in an unknown format - accepted "
-                "media types include: application/json-patch+json, application/merge-patch+json"
-            )
-        try:
-            return PATCHES[strategy](_without_status(now), patch)
-        except PatchError as error:
-            raise KubectlError(f"The request is invalid: the server rejected our request: {error}") from None
+    def _patch(self, controller: Any, name: str, patch: Any, strategy: str, record: Path) -> None:
+        """Patch an object once, also if the runner dies: a second time may fail or give another result."""
+
+        def patched(now: Object) -> Object:
+            if strategy == "strategic" and now["kind"].endswith(("Job", "JobSet")):  # a custom resource
+                raise KubectlError(
+                    "error from server (UnsupportedMediaType): the body of the request was in an unknown format - "
+                    "accepted media types include: application/json-patch+json, application/merge-patch+json"
+                )
+            if record.exists() and _content(now) == json.loads(record.read_text()):
+                return now
+            try:
+                new = _patched(now, patch, strategy)
+            except PatchError as error:
+                raise KubectlError(f"The request is invalid: the server rejected our request: {error}") from None
+            record.parent.mkdir(exist_ok=True)
+            write_atomically(record, json.dumps(_content(new)))
+            return new
+
+        controller.patch(name, patched)
 
     def _object(self, resource: dict[str, Any]) -> Any:
         text = resource["manifest"]
         try:
             if resource["action"] == "patch" and text.lstrip()[:1] == "{":
                 json.loads(text)  # kubectl parses such a patch as JSON
-            obj = yaml.load(text, Loader)  # nosec B506  # a SafeLoader
         except json.JSONDecodeError as error:
             raise KubectlError(f"Error from server (BadRequest): error decoding patch: {error}") from None
-        except yaml.YAMLError as error:
-            raise KubectlError(f"the manifest is not YAML: {error}") from None
+        except (ValueError, RecursionError):
+            pass  # parse_one says which bound it exceeds
+        try:
+            obj = parse_one(text, "the manifest")
+        except ConfigError as error:
+            raise KubectlError(str(error)) from None
         if isinstance(obj, dict) and resource.get("setOwnerReference"):
             meta = self.workflow["metadata"]
             owner = {
@@ -254,7 +265,9 @@ class Resources:
         obj = self._controller(waiting.kind).get(waiting.name) or {}
         for parameter in (waiting.action.template.get("outputs") or {}).get("parameters") or []:
             value, path = parameter.get("value"), (parameter.get("valueFrom") or {}).get("jsonPath")
-            if path:
+            if not waiting.name:  # not found, and to be ignored
+                value = parameter["valueFrom"].get("default", "")
+            elif path:
                 try:
                     value = kubectl_path.printed(obj, path)
                 except kubectl_path.KubectlPathError as error:
@@ -283,10 +296,10 @@ class LocalObjects:
         objects = [obj for name in controller.names() if (obj := controller.read(name))]
         return [obj for obj in objects if obj["metadata"].get("labels", {}).get("app.kubernetes.io/name") == model]
 
-    def patch(self, kind: str, name: str, change: Object) -> None:
-        """Apply a merge patch."""
-        controller = self.controllers[kind]
-        controller.apply(PATCHES["merge"](_without_status(controller.read(name) or {}), change))
+    def patch(self, kind: str, name: str, change: Object, dry_run: bool = False) -> None:
+        """Apply a merge patch, which nobody here refuses. Raises Conflict."""
+        if not dry_run:
+            self.controllers[kind].patch(name, lambda now: _patched(now, change, "merge"))
 
 
 def parsed(flags: list[str]) -> tuple[list[str], str]:
@@ -307,8 +320,17 @@ def parsed(flags: list[str]) -> tuple[list[str], str]:
     return words, selector
 
 
-def _without_status(obj: Object) -> Object:
-    return {key: value for key, value in obj.items() if key != "status"}
+def _patched(obj: Object, patch: Any, strategy: str) -> Object:
+    """The object with a patch of all but its status. Raises PatchError."""
+    status = {"status": obj["status"]} if "status" in obj else {}
+    return PATCHES[strategy]({key: value for key, value in obj.items() if key != "status"}, patch) | status
+
+
+def _content(obj: Object) -> Object:
+    """What a patch decides of an object, without what the server counts."""
+    counted = ("resourceVersion", "generation")
+    meta = {key: value for key, value in obj["metadata"].items() if key not in counted}
+    return {key: value for key, value in obj.items() if key != "status"} | {"metadata": meta}
 
 
 def _failed(id: str, why: str) -> PodEnded:

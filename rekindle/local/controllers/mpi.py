@@ -6,12 +6,12 @@ Source: Kubeflow training operator 1.9, mpi/mpijob_controller.go (newConfigMap, 
 import json
 import os
 import shlex
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from rekindle.common.files import write_atomically
+from rekindle.common.interpreter import python
 from rekindle.local.controllers import kubexec
 from rekindle.local.controllers.frameworks import MPI, Object, count, pod_name, replicas_of
 from rekindle.local.controllers.pod import Pod
@@ -34,7 +34,7 @@ def write(obj: Object, folder: Path) -> None:
     """The hostfile, the agent by which `mpirun` reaches a Worker, and the script of Horovod's elastic mode."""
     folder.mkdir(parents=True, exist_ok=True)
     slots, names = obj["spec"].get("slotsPerWorker", 1), workers(obj)
-    agent = shlex.join([sys.executable, kubexec.__file__])
+    agent = shlex.join(python(kubexec.__file__))
     (folder / "hostfile").write_text("".join(f"{name} slots={slots}\n" for name in names))
     scripts = {
         "kubexec.sh": f'exec {agent} "$(dirname "$0")" "$@"',

@@ -15,7 +15,7 @@ from typing import Any
 from rekindle.local.pods import filesystem
 from rekindle.local.pods.filesystem import SHM
 from rekindle.local.pods.interfaces import Cluster
-from rekindle.local.pods.process import ContainerRun, Process, start_container
+from rekindle.local.pods.process import ContainerRun, Origin, Process, start_container
 from rekindle.local.pods.volumes import VolumeDirectory
 from rekindle.local.processes import signal_group
 
@@ -34,8 +34,9 @@ class Pod:
         folder: Path,
         env: Mapping[str, str],
         directories: Mapping[str, Path] | None = None,
+        origin: Origin | None = None,
     ) -> None:
-        self.cluster, self.name, self.spec, self.env = cluster, name, spec, env
+        self.cluster, self.name, self.spec, self.env, self.origin = cluster, name, spec, env, origin or Origin()
         self.directories = directories or {}  # volumes that are not the pod's own
         self.root, self.log = folder / "pods" / name, folder / "logs" / f"{name}.log"
         self.ip = cluster.address(name)
@@ -81,6 +82,12 @@ class Pod:
         with self.log.open("a") as log:
             log.write(f"[{self.name}] ended with code {code}, is started again{when}\n")
 
+    def give_up(self, code: int) -> None:
+        """Leave the container ended: no restart can change what its exit code stands for."""
+        self.start_at = float("inf")
+        with self.log.open("a") as log:
+            log.write(f"[{self.name}] ended with code {code}, which a restart cannot change\n")
+
     def end(self, grace: float | None = None) -> None:
         """SIGTERM now, SIGKILL after `grace` seconds (default: the pod's own), no restart."""
         self.ending = True
@@ -121,7 +128,7 @@ class Pod:
         self.process = start_container(
             ContainerRun(
                 name=self.name, spec=self.spec, root=self.root, log=self.log, container=container, ip=self.ip,
-                extra_env=self.env, private=private, volumes=volumes,
+                extra_env=self.env, private=private, volumes=volumes, origin=self.origin,
             ),
             self.cluster,
         )  # fmt: skip

@@ -1,7 +1,8 @@
 """The pods of one Deployment: their probes, their rolling update, and what its status says of it.
 
 A new version's pod gets connections only when it is ready; then the old one gets SIGTERM and finishes its connections.
-A Deployment that a workflow owns has pods only while the workflow runs.
+A Deployment that a workflow owns has pods only while the workflow runs. A pod whose exit code says that its data or
+configuration is wrong is not started again until another command applies the object.
 """
 
 import asyncio
@@ -14,14 +15,17 @@ from shutil import rmtree
 from typing import Any
 
 from rekindle.argo.language.gofmt import timestamp
+from rekindle.errors import ConfigError, DataError
 from rekindle.local.controllers.base import Object
-from rekindle.local.controllers.deployment import Deployments, labels_of
+from rekindle.local.controllers.deployment import ORIGIN, Deployments, labels_of
 from rekindle.local.controllers.pod import Pod
 from rekindle.local.controllers.training_job import memory_volume
 from rekindle.local.journal import RunFiles
 from rekindle.local.pods.containers import port_number
 from rekindle.local.pods.interfaces import Cluster
+from rekindle.local.pods.process import Origin
 
+FATAL_EXIT_CODES = (ConfigError.exit_code, DataError.exit_code)
 MAX_RESTARTS = 4  # of a new version's container before the rollout fails
 FAST_PERIOD = 0.2  # seconds between probes until the first success; the allowed time is the manifest's
 
@@ -69,6 +73,7 @@ class Progress:
     """The progress of a rollout."""
 
     version: str = ""
+    origin: str = ""  # the annotation ORIGIN
     counts: tuple = ()
     since: float = field(default_factory=time.monotonic)
     failed: str = ""
@@ -99,15 +104,20 @@ class Rollout:
     def reconcile(self, obj: Object) -> None:
         template = obj["spec"]["template"]
         version = hashlib.sha256(json.dumps(template, sort_keys=True).encode()).hexdigest()[:10]
+        origin = (obj["metadata"].get("annotations") or {}).get(ORIGIN, "{}")
         if version != self.progress.version:
-            self.progress = Progress(version)
+            self.progress = Progress(version, origin)
+        elif self.progress.failed and origin != self.progress.origin:  # applied by another command: try again
+            self.progress = Progress(version, origin)
+            for replica in [replica for replica in self.replicas if not replica.ready]:
+                self._terminate(replica)
         run = owner(obj, self.cluster)
         desired = 0 if run and not run.runner() else obj["spec"].get("replicas", 1)
         self.reap()
         new = [replica for replica in self.replicas if replica.version == version]
         old = [replica for replica in self.replicas if replica.version != version]
         if len(new) < desired and len(self.replicas) <= desired:  # maxSurge 1, maxUnavailable 0
-            self._add(template, version, run)
+            self._add(template, version, run, json.loads(origin))
         surplus = len(self.replicas) - desired
         ready = sum(replica.ready for replica in self.replicas)
         for replica in sorted(old, key=lambda replica: replica.ready) if old else new[desired:]:
@@ -117,14 +127,15 @@ class Rollout:
                 surplus -= 1
                 self._terminate(replica)
 
-    def _add(self, template: Object, version: str, run: RunFiles | None) -> None:
+    def _add(self, template: Object, version: str, run: RunFiles | None, origin: dict[str, str]) -> None:
         name, spec = f"{self.name}-{version}-{self.serial}", template["spec"]
         self.serial += 1
         env = memory_volume(run.root, self.name, spec) if run else {}
         for variable in spec["containers"][0].get("env") or [] if run else []:
             if variable["name"] == "MASTER_ADDR":  # a pod of the job has its name's address, however long its DNS name
                 env["MASTER_ADDR"] = self.cluster.address(variable["value"].partition(".")[0])
-        pod = Pod(self.cluster, name, spec, self.deployments.home / self.name, env)
+        known = {key: value for key, value in origin.items() if key != "process"}
+        pod = Pod(self.cluster, name, spec, self.deployments.home / self.name, env, origin=Origin(**known))
         self.replicas.append(Replica(pod, version, labels_of(template)))
 
     def _terminate(self, replica: Replica) -> None:
@@ -143,8 +154,10 @@ class Rollout:
             code = replica.pod.poll()
             if code is not None:
                 self._stop_probes(replica)
-                replica.pod.restart(code)
-                if replica.version == self.progress.version and replica.pod.recent_restarts >= MAX_RESTARTS:
+                fatal = code in FATAL_EXIT_CODES
+                replica.pod.give_up(code) if fatal else replica.pod.restart(code)
+                hopeless = fatal or replica.pod.recent_restarts >= MAX_RESTARTS
+                if replica.version == self.progress.version and hopeless:
                     why = (
                         f"{replica.pod.name} ended with code {code} ({replica.pod.log}): {replica.pod.last_log_line()}"
                     )

@@ -96,8 +96,7 @@ class TrainingJobs(Controller):
         if (elastic := spec.get("elasticPolicy")) is not None and self.kind == "PyTorchJob":
             _check_elastic(where, spec, elastic)
 
-    def apply(self, obj: Object) -> Object:
-        stored = super().apply(obj)
+    def written(self, stored: Object) -> Object:
         self._adopt(stored)
         return stored
 

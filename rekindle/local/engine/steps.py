@@ -148,7 +148,7 @@ class Group:
                 self.table.child(self.name, name)
             unfinished += [] if node and fulfilled(node) else [step]
         expansion.pending = unfinished
-        if not unfinished or any(step.get("hooks") or step.get("onExit") for step in expanded):
+        if not unfinished or any(step.get("hooks") or step.get("onExit") for step in steps):
             return self._assess({f"{self.name}.{step['name']}": step for step in expanded})
         return False
 

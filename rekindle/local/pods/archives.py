@@ -8,7 +8,7 @@ step of their target stays inside. Bounds: disk space, entries, and the size of 
 Sources: Argo's executor.go (untar), for what is dropped and refused; CVE-2025-8194, for the negative sizes.
 """
 
-import gzip
+import io
 import os
 import shutil
 import stat
@@ -20,13 +20,16 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 MOST_ENTRIES = 1_000_000  # files, directories and links
 SHARE = 0.9  # of the free disk space: the most that an archive may take
 HEADER = 32 << 10  # bytes: the most that precedes one entry (a path has at most 4096)
 RECORDS = 100  # global header records
 DEPTH = 200  # directories in one another
+SPARE_MEMBERS, MEMBER = 10_000, 1024  # members of a gzip file that may be small, and bytes that each other has or holds
+DIRECTORY = 256 << 20  # bytes of a zip's directory
+CHUNK = 128 << 10  # bytes read at once
 BLOCK = 4096  # bytes that an empty file or a directory takes
 # what tarfile and zipfile raise for bytes that are no archive; RuntimeError: an encrypted one, or one nested too deep
 UNREADABLE = (
@@ -46,17 +49,99 @@ class _Entry(tarfile.TarInfo):
         return super()._block(count)  # type: ignore[misc]
 
 
-class _Headers(gzip.GzipFile):
-    """A gzipped file of which no more than `left` bytes are read."""
+class _Members(io.RawIOBase):
+    """What the members of a gzip file hold, in time that grows with its bytes: most members must hold some."""
 
-    left = HEADER
+    def __init__(self, path: Path) -> None:
+        self.file = path.open("rb")
+        self.decoder: Any = None
+        self.input, self.spare_members = b"", SPARE_MEMBERS
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while True:
+            data = self.input or self.file.read(CHUNK)
+            if not self.decoder:
+                self.input = data.lstrip(b"\0")  # padding
+                if not data:
+                    return 0
+                if self.input:
+                    self._begin()
+                continue
+            out = self.decoder.decompress(data, len(buffer))
+            ended = self.decoder.eof
+            self.input = self.decoder.unused_data if ended else self.decoder.unconsumed_tail
+            self.spare_members += (len(data) - len(self.input) + len(out)) / MEMBER
+            if ended:
+                self.decoder = None
+            elif not (data or out):
+                raise EOFError("it ends before its last gzip member does")
+            if out:
+                buffer[: len(out)] = out
+                return len(out)
+
+    def _begin(self) -> None:
+        self.spare_members -= 1
+        if self.spare_members < 0:
+            raise tarfile.ReadError(f"its gzip members have fewer than {MEMBER} bytes each")
+        self.decoder = zlib.decompressobj(16 + zlib.MAX_WBITS)
+
+    def close(self) -> None:
+        self.file.close()
+        super().close()
+
+
+class _Headers:
+    """A gzipped file that is read forwards only, and of which `read` gives no more than `left` bytes."""
+
+    def __init__(self, path: Path) -> None:
+        self.file = io.BufferedReader(_Members(path), CHUNK)
+        self.left, self.position = HEADER, 0
+
+    def __enter__(self) -> "_Headers":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.file.close()
+
+    def tell(self) -> int:
+        return self.position
+
+    def seek(self, position: int) -> None:
+        if position < self.position:  # which would decompress all before it again
+            raise tarfile.ReadError("its parts are not in the order of their bytes")
+        while self.position < position and (skipped := len(self.file.read(min(position - self.position, CHUNK)))):
+            self.position += skipped
 
     def read(self, size: int | None = -1) -> bytes:
         size = sys.maxsize if size is None or size < 0 else size
         if size > self.left:
             raise tarfile.ReadError(f"a header of more than {HEADER} bytes")
         self.left -= size
-        return super().read(size)
+        data = self.file.read(size)
+        self.position += len(data)
+        return data
+
+
+class _Directory(io.BufferedReader):
+    """A zip whose entries are counted before zipfile makes an object of each."""
+
+    def __init__(self, path: Path, most_entries: int) -> None:
+        super().__init__(io.FileIO(path))
+        self.most_entries = most_entries
+
+    def read(self, size: int | None = -1) -> bytes:
+        if size and size > DIRECTORY:  # zipfile reads the directory at once, and nothing else of that size
+            raise zipfile.BadZipFile(f"its directory has more than {DIRECTORY >> 20} MB")
+        data, at, count = super().read(size), 0, 0
+        while data.startswith(b"PK\1\2", at) and len(data) >= at + 46:
+            at += 46 + sum(struct.unpack_from("<3H", data, at + 28))
+            count += 1
+            if count > self.most_entries:
+                raise zipfile.BadZipFile(f"it has more than {self.most_entries} entries: pack fewer, larger files")
+        return data
 
 
 class _Budget:
@@ -82,7 +167,7 @@ class _Budget:
 def is_tarball(path: Path) -> bool:
     """Whether it is a gzipped tar with at least one entry."""
     try:
-        with _Headers(path) as file, tarfile.open(fileobj=file, mode="r:", tarinfo=_Entry) as archive:
+        with _Headers(path) as file, _opened(file) as archive:
             return archive.next() is not None
     except UNREADABLE:
         return False
@@ -95,7 +180,7 @@ def unpack_tar(archive: Path, path: Path, most_entries: int = MOST_ENTRIES, shar
     """
     with _unpacked(archive, path) as into:
         tree = _Tree(into, _Budget(path.name, into, most_entries, share))
-        with _Headers(archive) as file, tarfile.open(fileobj=file, mode="r:", tarinfo=_Entry) as tar:
+        with _Headers(archive) as file, _opened(file) as tar:
             while True:
                 file.left = HEADER
                 member = tar.next()
@@ -112,14 +197,51 @@ def unpack_tar(archive: Path, path: Path, most_entries: int = MOST_ENTRIES, shar
 
 def unpack_zip(archive: Path, path: Path, most_entries: int = MOST_ENTRIES, share: float = SHARE) -> None:
     """As unpack_tar; links in a zip become files."""
-    with _unpacked(archive, path) as into, zipfile.ZipFile(archive) as opened:
-        budget = _Budget(path.name, into, most_entries, share)
+    with (
+        _unpacked(archive, path) as into,
+        _Directory(archive, most_entries) as file,
+        zipfile.ZipFile(file) as opened,
+    ):
+        tree = _Tree(into, _Budget(path.name, into, most_entries, share))
+        _check_zip(file, opened.infolist(), tree.budget)
         for entry in opened.infolist():
-            budget.take(entry.file_size)
-            if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):  # as Go; others have no bound
-                raise ArchiveError(f"{entry.filename} is neither stored nor deflated: pack it so.")
-        # without `..` and leading slashes, and it makes no links
-        opened.extractall(into)  # nosec B202
+            parts = tuple(part for part in entry.filename.split("/") if part not in ("", ".", ".."))
+            if entry.is_dir():
+                tree.make_directory(parts)
+            elif parts:
+                with opened.open(entry) as content, tree.open(parts, 0o666) as written:
+                    shutil.copyfileobj(content, written, CHUNK)
+            else:
+                raise ArchiveError(f"{path.name} cannot be unpacked: it has a file without a name.")
+
+
+def _check_zip(file: _Directory, entries: list[zipfile.ZipInfo], budget: "_Budget") -> None:
+    """Raise ArchiveError for more than the budget, and for entries that share bytes."""
+    end = 0
+    for entry in sorted(entries, key=lambda entry: entry.header_offset):
+        budget.take(entry.file_size)
+        if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):  # as Go; others have no bound
+            raise ArchiveError(f"{entry.filename} is neither stored nor deflated: pack it so.")
+        if entry.header_offset < end:
+            raise ArchiveError(f"{entry.filename} begins within the entry before it: pack it again.")
+        file.seek(entry.header_offset + 26)
+        end = file.tell() + 4 + sum(struct.unpack("<2H", file.read(4))) + entry.compress_size
+
+
+def _opened(file: _Headers) -> tarfile.TarFile:
+    content: Any = file
+    return tarfile.open(fileobj=content, mode="r:", tarinfo=_Entry)
+
+
+def _check_sparse(member: Any, stored: int) -> None:
+    """Raise ArchiveError for a sparse file whose parts overlap, are unordered, or are more than is `stored`."""
+    end = total = 0
+    for offset, size in member.sparse or ():
+        if size < 0 or offset < end or offset + size > member.size:
+            raise ArchiveError(f"{member.name} has parts that overlap or are not in order: pack it without --sparse.")
+        end, total = offset + size, total + size
+    if total > stored:
+        raise ArchiveError(f"{member.name} has parts of {total} bytes, but {stored} are there.")
 
 
 @contextmanager
@@ -150,22 +272,35 @@ class _Tree:
         if place.startswith(("/", "../")) or place in (".", ".."):
             raise ArchiveError(f"illegal file path: {member.name}")
         parts = tuple(place.split("/"))
-        if len(parts) > DEPTH:
-            raise ArchiveError(f"{parts[0]}/... has more than {DEPTH} directories in one another.")
         if member.issym():
             self.links[parts] = member.name, member.linkname
         elif member.isdir():
             self.make_directory(parts)
         elif member.isreg():
-            self.make_directory(parts[:-1])
-            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
-            with open(os.open(self.root.joinpath(*parts), flags, 0o600), "wb") as file:
-                content: Any = tar.extractfile(member)
-                shutil.copyfileobj(content, file, 1 << 20)
+            _check_sparse(member, tar.offset - member.offset_data)
+            content: Any = tar.fileobj
+            content.seek(member.offset_data)
+            sparse: Any = member.sparse  # type: ignore[attr-defined]
+            with self.open(parts, 0o600) as file:
+                for offset, size in ((0, member.size),) if sparse is None else sparse:
+                    file.seek(offset)  # a hole takes neither time nor space
+                    while size > 0:
+                        if not (data := content.read(min(size, CHUNK))):
+                            raise tarfile.ReadError("unexpected end of data")
+                        size -= file.write(data)
+                file.truncate(member.size)
                 os.utime(file.fileno(), (member.mtime, member.mtime))
                 os.fchmod(file.fileno(), member.mode & 0o777)
 
+    def open(self, parts: tuple[str, ...], mode: int) -> BinaryIO:
+        """Open a new or empty file of this tree."""
+        self.make_directory(parts[:-1])
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
+        return os.fdopen(os.open(self.root.joinpath(*parts), flags, mode), "wb")
+
     def make_directory(self, parts: tuple[str, ...]) -> None:
+        if len(parts) > DEPTH:
+            raise ArchiveError(f"{parts[0]}/... has more than {DEPTH} directories in one another.")
         path = self.root.joinpath(*parts)
         if not (os.path.lexists(path) and stat.S_ISDIR(path.lstat().st_mode)):  # a link to one is none
             self.make_directory(parts[:-1])

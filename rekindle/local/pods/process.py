@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from rekindle import project
-from rekindle.common.linux import die_with_parent
+from rekindle.common.linux import die_with_parent, stop_ignoring_signals
 from rekindle.errors import ConfigError
 from rekindle.local.pods import filesystem, limits
 from rekindle.local.pods.interfaces import Cluster
@@ -31,6 +31,15 @@ ENVIRONMENT_NAME = re.compile(r"[ -<>-~]+")  # printable ASCII except =, as in K
 
 class StartError(OSError):
     """A container that no runtime can start; the kubelet reports exit code 128."""
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What a pod has from the command that asked for it: its interpreter, and the folders of its project."""
+
+    python: str = sys.executable
+    prefix: str = sys.prefix
+    path: str = field(default_factory=lambda: os.environ.get(project.PATH, str(project.REFERENCE)))
 
 
 @dataclass(frozen=True)
@@ -52,6 +61,7 @@ class ContainerRun:
     stdout: Path | None = None
     volumes: Mapping[str, VolumeDirectory] = field(default_factory=dict)
     inside: int | None = None
+    origin: Origin = field(default_factory=Origin)
 
 
 POD = "REKINDLE_POD"  # identifies processes that a pod leaves behind: its root
@@ -126,7 +136,7 @@ def start_container(run: ContainerRun, cluster: Cluster) -> Process:
         if "\0" in text:
             raise StartError(f"{what} contains a NUL byte: {text!r}")
     if PYTHON.fullmatch(arguments[0]):
-        arguments[0] = image.python
+        arguments[0] = run.origin.python if image.python == sys.executable else image.python
     run.root.mkdir(parents=True, exist_ok=True)
     run.log.parent.mkdir(parents=True, exist_ok=True)
     view = enter = None
@@ -138,7 +148,7 @@ def start_container(run: ContainerRun, cluster: Cluster) -> Process:
         binds = bind_mounts(run.volumes, mounts, lambda text: expand_variables(text, environment))
         workloads = [Path(folder) for folder in environment[project.PATH].split(os.pathsep) if folder]
         view = filesystem.View(run.root, private, binds)
-        enter = view.prepare(workloads)
+        enter = view.prepare([*workloads, Path(run.origin.prefix)])
     with LogPipe(run.log, run.stdout) as log_pipe:
         memory = limits.memory_cgroup(container, f"{run.name}.{container['name']}")
         try:
@@ -196,6 +206,7 @@ class _Child:
     def __call__(self) -> None:
         die_with_parent(self.parent)
         signal.pthread_sigmask(signal.SIG_SETMASK, set())
+        stop_ignoring_signals()
         if self.memory:
             self.memory.enter()
         if self.enter:
@@ -215,11 +226,11 @@ def _container(run: ContainerRun) -> Mapping[str, Any]:
 def container_environment(run: ContainerRun, container: Mapping[str, Any], cluster: Cluster) -> dict[str, str]:
     """PATH, HOME, LANG, then the manifest's variables in the kubelet's order: envFrom, env, and `extra_env` last."""
     variables = {
-        "PATH": f"{Path(sys.executable).parent}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+        "PATH": f"{Path(run.origin.python).parent}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
         "HOME": os.environ.get("HOME", "/"),
         "LANG": "C.UTF-8",
         "PYTHONUNBUFFERED": "1",
-        project.PATH: os.environ.get(project.PATH, str(project.REFERENCE)),
+        project.PATH: run.origin.path,
     } | dict(cluster.service_variables())
     variables |= cluster.image(container["image"]).env
     _names(run, container)

@@ -14,15 +14,17 @@ import os
 import secrets
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from html import escape
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from rekindle.common.files import make_private
+from rekindle.common import homes
+from rekindle.common.files import write_atomically, write_once
+from rekindle.common.interpreter import python
 from rekindle.errors import RekindleError, StorageError, TrackingError, say, without_user
 from rekindle.local.processes import alive, confirm_recorded, end_group, started
 
@@ -31,6 +33,8 @@ REGION = "us-east-1"
 GRACE = 5.0  # seconds that a service has to end
 SERVICES = ("s3", "mlflow")
 REAL = {"s3": "S3_ENDPOINT_URL", "mlflow": "MLFLOW_TRACKING_URI"}  # the variable that names a real one
+LOGIN = ("MLFLOW_TRACKING_TOKEN", "MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD")
+CREDENTIALS, TOKEN = "credentials.json", "mlflow-token.json"  # files  # nosec B105
 FAILS_WITH: dict[str, type[RekindleError]] = {"s3": StorageError, "mlflow": TrackingError}
 
 
@@ -110,19 +114,39 @@ class Services:
         if self.environ.get(REAL["s3"]):
             names = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
             return {name: self.environ[name] for name in names if self.environ.get(name)}
+        return self._keep_secret(
+            CREDENTIALS,
+            {"AWS_ACCESS_KEY_ID": secrets.token_hex(10).upper(), "AWS_SECRET_ACCESS_KEY": secrets.token_urlsafe(30)},
+        )
+
+    def login_page(self, page: str) -> str:
+        """Return the address of a page of the embedded MLflow that logs a browser in."""
+        address, _, fragment = page.partition("/#")
+        return f"{address}/?token={self.login()[LOGIN[0]]}{fragment and '#' + fragment}"
+
+    def login(self) -> dict[str, str]:
+        """MLFLOW_TRACKING_* with which clients log in (in Secrets): those of the environment for a real MLflow, else
+        the token of the embedded one, which is started if need be."""
+        if self.environ.get(REAL["mlflow"]):
+            return {name: self.environ[name] for name in LOGIN if self.environ.get(name)}
+        self.start("mlflow")
+        return self._token()
+
+    def write_link(self, url: str) -> str:
+        """The path of a file that leads to `url`: a browser's arguments can be seen by every user of the machine."""
+        path = self.folder / "mlflow.html"
         self._make_folder()
-        path = self.folder / "credentials.json"
-        made = {"AWS_ACCESS_KEY_ID": secrets.token_hex(10).upper(), "AWS_SECRET_ACCESS_KEY": secrets.token_urlsafe(30)}
-        draft = path.with_suffix(f".{os.getpid()}")
-        with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-            json.dump(made, file)
-        try:
-            os.link(draft, path)  # whole, and only by the first
-        except FileExistsError:
-            return json.loads(path.read_text())
-        finally:
-            draft.unlink()
-        return made
+        link = f'<!doctype html><meta http-equiv="refresh" content="0; url={escape(url)}">'
+        write_atomically(path, link, 0o600)
+        return str(path)
+
+    def _token(self) -> dict[str, str]:
+        return self._keep_secret(TOKEN, {LOGIN[0]: secrets.token_urlsafe(32)})
+
+    def _keep_secret(self, name: str, made: dict[str, str]) -> dict[str, str]:
+        """The content of a file that only its owner can read; `made` becomes it if it is missing."""
+        self._make_folder()
+        return json.loads(write_once(self.folder / name, json.dumps(made), 0o600))
 
     def ready(self, timeout: float = 60) -> None:
         """Wait until all answer. Raises StorageError or TrackingError with the end of the log if one cannot."""
@@ -153,9 +177,15 @@ class Services:
                     self._write(replace(record, pid=0, since=0))  # the port is kept
                 except OSError:  # unless the disk is full
                     (self.folder / f"{record.name}.json").unlink(missing_ok=True)
+                if record.name == "mlflow":
+                    self._forget_token()
             for child in self.children.values():
                 child.wait()
             return [record.name for record in running]
+
+    def _forget_token(self) -> None:
+        """Whoever listens on the port that MLflow had may be sent the token by a client that does not know it ended."""
+        (self.folder / TOKEN).unlink(missing_ok=True)
 
     def _broken(self, name: str, what: str) -> RekindleError:
         log = self.folder / f"{name}.log"
@@ -167,10 +197,12 @@ class Services:
         if before and before.alive:
             return  # somebody else was faster
         listening = _listen(before.port if before else 0)
+        if name == "mlflow" and before and listening.getsockname()[1] != before.port:
+            self._forget_token()
         with listening, open(self.folder / f"{name}.log", "ab") as log:
             child = subprocess.Popen(
-                [sys.executable, "-m", *self._command(name, listening.fileno())],
-                pass_fds=[listening.fileno()], start_new_session=True, cwd=self.home, env=self._environment(name),
+                python("-m", *self._command(name, listening.fileno())),
+                pass_fds=[listening.fileno()], start_new_session=True, cwd="/", env=self._environment(name),
                 stdin=subprocess.PIPE, stdout=log, stderr=log,
             )  # fmt: skip
             self.children[name] = child
@@ -194,6 +226,7 @@ class Services:
     def _environment(self, name: str) -> dict[str, str]:
         env = {**self.environ, **self.credentials(), "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"}
         if name == "mlflow":
+            env |= self._token()
             env |= {"MLFLOW_S3_ENDPOINT_URL": self.url("s3"), "AWS_DEFAULT_REGION": env.get("AWS_REGION", REGION)}
         return env
 
@@ -205,7 +238,7 @@ class Services:
             yield
 
     def _make_folder(self) -> None:
-        make_private(self.home)
+        homes.make(self.home)
         self.folder.mkdir(exist_ok=True)
 
 

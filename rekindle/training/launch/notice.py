@@ -15,6 +15,7 @@ import sys
 import time
 from http.client import HTTPConnection, HTTPException
 
+from rekindle.common.interpreter import python
 from rekindle.common.linux import die_with_parent
 from rekindle.errors import say
 
@@ -36,7 +37,7 @@ def announced() -> bool:
 def watch() -> None:
     """Start the process that asks, if there is a cloud to be asked."""
     if os.environ.get(VARIABLE):
-        command = [sys.executable, "-m", "rekindle.training.launch.notice"]
+        command = python("-m", "rekindle.training.launch.notice")
         os.posix_spawn(sys.executable, command, os.environ, setsigmask=[])
 
 

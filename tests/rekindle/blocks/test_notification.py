@@ -55,6 +55,11 @@ def test_only_the_pod_that_tells_has_the_address_and_the_manifest_has_none() -> 
     assert "rekindle-s3" not in json.dumps(sources)
 
 
+def test_the_pod_that_tells_has_resources_of_its_own() -> None:
+    resources = rendered("cluster.pods.notify.memory=300Mi")["notify"]["container"]["resources"]
+    assert resources["limits"]["memory"] == "300Mi"
+
+
 def test_a_config_that_tells_nobody_renders_as_if_there_were_no_notifications() -> None:
     manifest = render_manifest(load_config(GOLDEN, environment={}).config)
     templates = manifest["spec"]["templates"]

@@ -59,7 +59,7 @@ def test_two_trainings_meet_nowhere_and_each_is_judged_released_and_served(confi
     assert tasks(workflow, "main")["evaluate-wide"]["depends"] == "train-wide"
     assert set(tasks(workflow, "finish")) == {"report", "cleanup", "cleanup-train-wide"}
     templates = {template["name"]: template for template in workflow.to_dict()["spec"]["templates"]}
-    assert templates["ship-wide"]["dag"]["target"] == "verify-2 switch-2 retire-2 expire-2 withdraw-2"
+    assert templates["ship-wide"]["dag"]["target"] == "verify-2 switch-2 expire-2 withdraw-2"
     judged = tasks(workflow, "main")["evaluate-wide"]["arguments"]["parameters"]
     assert {"name": "part", "value": "evaluate-wide"} in judged
     jobs = [templates[name]["resource"]["manifest"] for name in ("train-small", "train-wide")]

@@ -22,6 +22,8 @@ import yaml
 
 from rekindle.cli import commands
 from rekindle.cli.group import SECTIONS
+from rekindle.common import homes
+from tests.waiting import until
 
 REKINDLE = str(Path(sys.executable).with_name("rekindle"))
 ROOT = Path(__file__).parents[3]
@@ -157,11 +159,16 @@ def test_config_shows_each_value_and_where_it_came_from(tmp_path: Path):
     assert any(line.endswith("default") for line in origins.values())
 
 
-def test_json_is_one_object_on_stdout_and_four_steps_cost_less_than_a_second(tmp_path: Path):
+@pytest.mark.parametrize("name", ["HOME", "PATH"])
+def test_a_mistyped_variable_does_not_act_on_another_home_or_project(tmp_path: Path, name: str):
+    done = rekindle("status", cwd=tmp_path, **{f"REKINDLE_{name}S": "elsewhere", "REKINDLE_NAME": "shop"})
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == f'error: REKINDLE_{name}S is not a variable of Rekindle. Did you mean "REKINDLE_{name}"?\n'
+
+
+def test_json_is_one_object_on_stdout(tmp_path: Path):
     file = written(tmp_path / "four.yaml", workflow(*[(name, "exit 0") for name in ("a", "b", "c", "d")]))
-    before = os.times()
     done = rekindle("run", "--manifest", file, "-o", "json", cwd=tmp_path)
-    after = os.times()
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
     assert {"workflow", "phase", "manifest_sha256", "model_sha256", "verdict", "metrics", "endpoint", "run_id"} <= set(
@@ -171,8 +178,6 @@ def test_json_is_one_object_on_stdout_and_four_steps_cost_less_than_a_second(tmp
     assert [(step["name"], step["phase"]) for step in told["steps"]] == [(name, "Succeeded") for name in "abcd"]
     assert re.fullmatch("[0-9a-f]{64}", told["manifest_sha256"])
     assert "a succeeded" in done.stderr
-    cpu = after.children_user + after.children_system - before.children_user - before.children_system
-    assert cpu < 1.0
 
 
 def test_a_failure_is_short_and_its_last_line_resumes(tmp_path: Path):
@@ -195,7 +200,7 @@ def test_an_image_of_another_python_is_said_with_both_versions(tmp_path: Path, k
     manifest["spec"]["templates"][1]["script"]["image"] = image = f"registry.example/python:{other}-slim"
     manifest["spec"]["templates"][2]["script"]["image"] = f"python:{own}"
     if known:
-        (tmp_path / ".rekindle").mkdir()
+        homes.make(tmp_path / ".rekindle")
         written(tmp_path / ".rekindle/images.yaml", {image: {"python": sys.executable}})
     done = rekindle("run", "--manifest", written(tmp_path / "w.yaml", manifest), cwd=tmp_path)
     warnings = [line for line in done.stderr.splitlines() if line.startswith("warning: ")]
@@ -233,6 +238,30 @@ def test_an_output_of_somebody_else_is_no_verdict(tmp_path: Path):
     assert (done.returncode, "verdict" in done.stdout) == (0, False)
 
 
+@pytest.mark.parametrize(("second", "code"), [("keep", 3), ("same", 0)])
+def test_of_two_evaluations_both_verdicts_are_told_and_nothing_released_is_not_success(
+    tmp_path: Path, second: str, code: int
+):
+    judge = "printf {} > /tmp/v; echo '{{\"auc\": 0.{}}}' > /tmp/m; printf 'as bad as {}' > /tmp/r"
+    scripts = [("judge-a", judge.format("keep", 5, "chance")), ("judge-b", judge.format(second, 6, "before"))]
+    manifest = workflow(*scripts)
+    manifest["metadata"]["labels"] = {"app.kubernetes.io/part-of": "rekindle"}
+    for template in manifest["spec"]["templates"][1:]:
+        names = {"verdict": "v", "metrics": "m", "reason": "r"}
+        files = [{"name": name, "valueFrom": {"path": f"/tmp/{file}"}} for name, file in names.items()]
+        template["outputs"] = {"parameters": files}
+    file = written(tmp_path / "w.yaml", manifest)
+    done = rekindle("run", "--manifest", file, cwd=tmp_path)
+    assert done.returncode == code, done.stderr
+    assert "judged    judge-a: keep. as bad as chance\n" in done.stdout
+    assert f"judged    judge-b: {second}. as bad as before\n" in done.stdout
+    verdicts = json.loads(rekindle("status", "four", "-o", "json", cwd=tmp_path).stdout)["verdicts"]
+    assert [(each["task"], each["verdict"], each["metrics"]) for each in verdicts] == [
+        ("judge-a", "keep", {"auc": 0.5}),
+        ("judge-b", second, {"auc": 0.6}),
+    ]
+
+
 @pytest.mark.parametrize(("label", "code"), [("rekindle", 2), ("somebody-else", 1)])
 def test_only_a_step_of_ours_can_say_that_the_config_is_wrong(tmp_path: Path, label: str, code: int):
     manifest = workflow(("only", "exit 78"))
@@ -252,6 +281,9 @@ def test_status_and_logs_show_what_ran(tmp_path: Path):
     assert [(step["name"], step["phase"]) for step in steps] == [("first", "Succeeded"), ("second", "Failed")]
     assert rekindle("logs", cwd=tmp_path).stdout.count("|") == 2
     assert rekindle("logs", "four", "second", cwd=tmp_path).stdout.endswith("| two\n")
+    unknown = rekindle("logs", "four", "secnd", cwd=tmp_path)
+    assert (unknown.returncode, unknown.stdout) == (2, "")
+    assert unknown.stderr == 'error: four has no step called "secnd". Did you mean "second"? Steps: first, second.\n'
     said = [json.loads(line) for line in rekindle("logs", "-o", "json", cwd=tmp_path).stdout.splitlines()]
     assert ["first" in line["step"] for line in said] == [True, False]
     assert [line["line"] for line in said] == ["one", "two"]
@@ -324,29 +356,26 @@ def shared() -> Iterator[Path]:
 
 def started(process: subprocess.Popen[Any], tmp_path: Path) -> list[psutil.Process]:
     """The processes of the run, as soon as its step has said that it began."""
-    deadline = time.monotonic() + 20
-    while time.monotonic() < deadline:
-        if any("begun" in log.read_text() for log in tmp_path.glob(".rekindle/runs/*/logs/*.log")):
-            return psutil.Process(process.pid).children(recursive=True)
-        time.sleep(0.05)
-    raise AssertionError("the step never began")
+    logs = tmp_path / ".rekindle/runs"
+    until("the step to begin", lambda: any("begun" in log.read_text() for log in logs.glob("*/logs/*.log")))
+    return psutil.Process(process.pid).children(recursive=True)
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
-def test_an_interrupt_ends_within_two_seconds_and_leaves_nothing_running(tmp_path: Path, number: int, code: int):
+def test_an_interrupt_ends_a_run_before_its_grace_is_over_and_leaves_nothing_running(
+    tmp_path: Path, number: int, code: int
+):
     file = written(tmp_path / "w.yaml", workflow(("long", "echo begun; sleep 100; exit 0")))
     process = subprocess.Popen([REKINDLE, "run", "--manifest", file], cwd=tmp_path, stdin=subprocess.DEVNULL,
                                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)  # fmt: skip
     pods = started(process, tmp_path)
     assert pods
     process.send_signal(number)
-    began = time.monotonic()
-    told, _ = process.communicate(timeout=20)
-    assert time.monotonic() - began < 2
+    told, _ = process.communicate(timeout=25)  # the grace of a pod is 30 s
     assert process.returncode == code, told
     assert "Traceback" not in told
     assert told.splitlines()[-1].endswith("rekindle resume four")
-    assert [pod for pod in pods if pod.is_running() and pod.status() != psutil.STATUS_ZOMBIE] == []
+    assert psutil.wait_procs(pods, timeout=25)[1] == []
 
 
 def test_ctrl_c_on_a_terminal_asks_first(tmp_path: Path):

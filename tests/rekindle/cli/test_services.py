@@ -1,11 +1,9 @@
 """What a run left is reached from outside: by a notebook, a script, or a browser."""
 
 import json
-import os
 import re
 import signal
 import subprocess
-import time
 from pathlib import Path
 from uuid import uuid4
 
@@ -15,6 +13,7 @@ from rekindle import tracking
 from rekindle.local.services.services import Services
 from rekindle.storage import Store
 from tests.rekindle.cli.test_cli import REKINDLE, rekindle, workflow, written
+from tests.waiting import until
 
 
 @pytest.fixture
@@ -43,8 +42,7 @@ def test_down_during_a_run_is_refused_because_the_run_would_hang(tmp_path: Path)
     manifest = written(tmp_path / "w.yaml", workflow(("wait", "sleep 60")))
     run = subprocess.Popen([REKINDLE, "run", "--manifest", manifest, "--yes"], cwd=tmp_path, stdout=subprocess.PIPE)
     try:
-        while not list(tmp_path.glob(".rekindle/runs/four/logs/*.log")):
-            time.sleep(0.05)
+        until("its step to begin", lambda: list(tmp_path.glob(".rekindle/runs/four/logs/*.log")))
         refused = rekindle("down", cwd=tmp_path)
         assert refused.returncode == 1
         assert "four: still running, and needs what `rekindle down` stops" in refused.stderr
@@ -104,11 +102,16 @@ def test_every_artifact_of_a_run_can_be_fetched_rejected_rows_included(run: str,
 def test_the_page_of_a_run_and_that_of_all_are_named(
     variables: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(os.environ, "MLFLOW_TRACKING_URI", variables["MLFLOW_TRACKING_URI"])
-    name = f"w-{uuid4().hex[:8]}"
-    run_id = tracking.start_run("pages", name)
-    page = rekindle("ui", name, cwd=tmp_path).stdout.strip()
-    assert page.startswith(variables["MLFLOW_TRACKING_URI"]) and f"/runs/{run_id}?" in page
+    uri, name = variables["MLFLOW_TRACKING_URI"], f"w-{uuid4().hex[:8]}"
+    with monkeypatch.context() as here:
+        here.setenv("MLFLOW_TRACKING_URI", uri)
+        here.setenv("MLFLOW_TRACKING_TOKEN", variables["MLFLOW_TRACKING_TOKEN"])
+        run_id = tracking.start_run("pages", name)
+    done = rekindle("ui", name, cwd=tmp_path)
+    page = done.stdout.strip()
+    assert page.startswith(f"{uri}/?token={variables['MLFLOW_TRACKING_TOKEN']}#/") and f"/runs/{run_id}?" in page, (
+        done.stderr
+    )
     newest = rekindle("ui", cwd=tmp_path).stdout  # perhaps a run of another test
-    assert re.search(r"/#/experiments/\d+/runs\?workflowType=machine_learning", newest)
+    assert re.search(r"/\?token=[^/]+#/experiments/\d+/runs\?workflowType=machine_learning", newest)
     assert f"no run of {name}-2" in rekindle("ui", f"{name}-2", cwd=tmp_path).stderr

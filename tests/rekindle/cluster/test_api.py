@@ -161,6 +161,13 @@ def test_what_a_proxy_says_is_shown_as_it_is(server: ApiServer, cluster: Cluster
         cluster.replace(WORKFLOWS, workflow("a"))
 
 
+def test_an_answer_that_is_no_json_is_one_error_that_names_the_server(server: ApiServer, cluster: Cluster):
+    for body in ("<html>log in</html>", "[" * 100_000):
+        server.refuse("GET", "version", 200, body)
+        with pytest.raises(ApiError, match=f"127.0.0.1:{server.port} is not a Kubernetes API: GET /version answers"):
+            cluster.call("GET", "/version")
+
+
 def test_a_cluster_that_is_not_there_is_named(server: ApiServer, cluster: Cluster):
     server.stop()
     with pytest.raises(ApiError, match=r"http://127.0.0.1:\d+ does not answer \(Connection refused\).*context 'here'"):

@@ -12,7 +12,7 @@ from rekindle.argo.names import NODE_ID, WORKFLOW
 from rekindle.cluster import workflows
 from rekindle.cluster.api import WORKFLOWS, Cluster
 from rekindle.cluster.workflows import SHA256
-from rekindle.errors import ConfigError
+from rekindle.errors import ConfigError, RekindleError
 from rekindle.render import manifest_sha256
 from tests.rekindle.cluster.server import ApiServer, status
 from tests.rekindle.cluster.test_api import WORKFLOWS_AT
@@ -173,6 +173,13 @@ def test_nodes_that_argo_compressed_are_read():
     text = base64.b64encode(gzip.compress(json.dumps(nodes).encode())).decode()
     packed = {"metadata": {}, "status": {"phase": "Running", "compressedNodes": text}}
     assert workflows.decompress_nodes(packed)["status"] == {"phase": "Running", "nodes": nodes}
+
+
+@pytest.mark.parametrize("packed", [b"no gzip", gzip.compress(b"[" * 2000), gzip.compress(b"[" + bytes(200 << 20), 1)])
+def test_nodes_that_cannot_be_decompressed_are_one_error(packed: bytes):
+    workflow = {"metadata": {"name": "a"}, "status": {"compressedNodes": base64.b64encode(packed).decode()}}
+    with pytest.raises(RekindleError, match="the compressed nodes of workflow a cannot be read"):
+        workflows.decompress_nodes(workflow)
 
 
 CRON = {

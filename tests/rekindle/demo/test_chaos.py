@@ -15,6 +15,7 @@ import pytest
 
 from rekindle.demo.chaos import ATTACKS
 from rekindle.demo.screen import AttackRecord, Picture, Recording, Run
+from tests.waiting import until
 
 REKINDLE = str(Path(sys.executable).with_name("rekindle"))
 
@@ -50,9 +51,7 @@ def test_an_interrupt_ends_the_show_and_leaves_nothing_running(
     environ = {**os.environ, **s3_environment, "REKINDLE_HOME": str(tmp_path / "home")}
     process = subprocess.Popen([REKINDLE, "demo", "chaos"], cwd=tmp_path, env=environ, stdin=subprocess.DEVNULL,
                                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)  # fmt: skip
-    until = time.monotonic() + 60
-    while len(of(tmp_path)) < 3 and time.monotonic() < until:
-        time.sleep(0.05)
+    until("three processes of the demo", lambda: len(of(tmp_path)) >= 3)
     process.send_signal(number)
     report, _ = process.communicate(timeout=20)
     assert process.returncode == code, report

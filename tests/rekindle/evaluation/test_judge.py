@@ -94,8 +94,21 @@ def test_an_example_that_no_client_could_send_is_refused_by_number(dataset: Path
     ("name", "function", "words"),
     [
         ("baseline", lambda path, instances: [1.0], "`baseline` gave 1 predictions for 20 instances"),
-        ("baseline", lambda path, instances: instances[0].x, r"`baseline` failed \(AttributeError: .*are dicts"),
-        ("predict", lambda model, instances, facts: 1 / 0, r"`predict` failed on the test rows \(ZeroDivisionError"),
+        (
+            "baseline",
+            lambda path, instances: instances[0].x,
+            r"`baseline` failed whose `instances` are dicts: \S+test_judge.py:\d+: AttributeError: ",
+        ),
+        (
+            "predict",
+            lambda model, instances, facts: 1 / 0,
+            r"`predict` failed on the test rows: \S+test_judge.py:\d+: ZeroDivisionError: ",
+        ),
+        (
+            "predict",
+            lambda model, instances, facts: [torch.ones(1)],
+            r"`predict` gave a .*Tensor is not JSON serializable",
+        ),
     ],
 )
 def test_a_mistake_in_the_workload_is_named_and_not_tried_again(

@@ -2,7 +2,6 @@
 
 import json
 import threading
-import time
 import uuid
 from typing import Any
 
@@ -12,6 +11,7 @@ from rekindle.errors import StorageError
 from rekindle.ledger import events as ledger
 from rekindle.ledger.events import Ledger, read
 from rekindle.storage import Store
+from tests.waiting import until
 
 
 @pytest.fixture
@@ -98,8 +98,7 @@ def test_whatever_goes_wrong_in_a_request_what_follows_is_still_written(
     store: Any = Clinging(s3)
     book = Ledger(lambda: store, prefix)
     book.note("join", name="a")
-    while store.failures:
-        time.sleep(0.01)
+    until("both failures to be met", lambda: not store.failures)
     book.note("join", name="b")
     book.close()
     assert [event["name"] for event in read(s3, prefix)] == ["a", "b"]

@@ -37,6 +37,7 @@ from rekindle.local.journal import Busy, RunFiles
 from rekindle.local.run import release_suspended
 from rekindle.local.services.services import BUCKET
 from rekindle.storage import Store
+from tests.waiting import until
 
 PATIENCE = 3.0  # seconds in which the last processes of a run may end
 KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
@@ -151,8 +152,8 @@ class Run:
         command = [sys.executable, "-c", RUNNER, str(self.home), self.name, json.dumps(last), values]
         with open(self.home / "said", "ab") as said:
             runner = subprocess.Popen(command, start_new_session=True, stdout=said, stderr=said, env=self.environment)
-        until = time.monotonic() + (at if how in ("time", "group") else 60)
-        while (left := until - time.monotonic()) > 0 and runner.poll() is None:
+        end = time.monotonic() + (at if how in ("time", "group") else 60)
+        while (left := end - time.monotonic()) > 0 and runner.poll() is None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 runner.wait(min(left, 0.1))
             with contextlib.suppress(ConfigError, Busy):  # it was let go meanwhile
@@ -249,9 +250,9 @@ class Run:
     def left(self) -> list[str]:
         """Processes, locks and files that nobody must have once it is over and its services are stopped."""
         self.cluster.down()
-        until = time.monotonic() + PATIENCE
-        while (leftovers := self._processes()) and time.monotonic() < until:
-            time.sleep(0.02)
+        with contextlib.suppress(AssertionError):  # those that stay are reported below
+            until("its processes to end", lambda: not self._processes(), PATIENCE)
+        leftovers = self._processes()
         if pid := self.files.runner():
             leftovers.append(f"the run is locked by {pid}")
         for path in self.home.glob("locks/*/*"):

@@ -23,6 +23,7 @@ from rekindle.local.pods import executor, filesystem
 from rekindle.local.pods.process import POD, start_container
 from rekindle.local.processes import alive
 from rekindle.local.run import LocalRun, execute, resume, stop
+from tests.waiting import until
 
 PYTHON = {"image": "python:3.11", "command": ["python"]}
 CLAIM = {"kind": "PersistentVolumeClaim", "metadata": {"name": "shared"}, "spec": {}}
@@ -129,7 +130,7 @@ def left_over(cluster: LocalCluster) -> list[str]:
 
 def nothing_left(cluster: LocalCluster) -> None:
     """What was killed may need a moment to vanish."""
-    _until(lambda: left_over(cluster) == [])
+    until("every process of the run to end", lambda: left_over(cluster) == [])
 
 
 def test_killing_the_runner_at_any_moment_loses_nothing_and_repeats_no_finished_step(tmp_path: Path) -> None:
@@ -145,7 +146,7 @@ def test_killing_the_runner_at_any_moment_loses_nothing_and_repeats_no_finished_
             assert mark.read_text().split() == ["0", "1", "2", "3"]
             continue
         process = runner(home, manifest)
-        _until((home.home / "runs/w/journal.jsonl").exists)
+        until("the run to begin", (home.home / "runs/w/journal.jsonl").exists)
         done: dict[str, int] = {}  # how often a step had run when it was first seen to be over
         for _ in range(2):  # and once more, while it resumes
             time.sleep(moments.uniform(0, 0.6))
@@ -167,7 +168,7 @@ def test_a_dead_runner_leaves_no_process_once_its_run_is_resumed(cluster: LocalC
     grandchild = workflow([sh("main", "echo try; if [ -e /shared/go ]; then exit 0; fi; sleep 987 & sleep 986; true")])
     manifest.write_text(json.dumps(grandchild))
     process = runner(cluster, manifest)
-    _until(lambda: any("987" in command for command in left_over(cluster)))
+    until("its grandchild", lambda: any("987" in command for command in left_over(cluster)))
     process.kill()
     process.wait()
     shared(cluster, "go").touch()
@@ -194,7 +195,7 @@ def test_a_second_runner_of_the_same_run_is_refused(cluster: LocalCluster, tmp_p
     manifest = tmp_path / "w.json"
     manifest.write_text(json.dumps(workflow([sh("main", "sleep 30")])))
     process = runner(cluster, manifest)
-    _until(lambda: bool(left_over(cluster)))
+    until("its first process", lambda: left_over(cluster))
     with pytest.raises(state.Busy, match=str(process.pid)):
         LocalRun.old("w", cluster)
     process.terminate()
@@ -212,7 +213,7 @@ def test_stop_ends_pods_within_two_seconds_and_still_runs_the_exit_handler(
     ]
     manifest.write_text(json.dumps(workflow(templates, onExit="bye")))
     process = runner(cluster, manifest)
-    _until(lambda: bool(left_over(cluster)))
+    until("its first process", lambda: left_over(cluster))
     began = time.monotonic()
     stop("w", cluster.home)
     assert time.monotonic() - began < 2.5
@@ -460,10 +461,3 @@ def test_a_run_holds_no_process_and_no_descriptor_afterwards(cluster: LocalClust
         json.loads(line).get("pods", {}) for line in (cluster.home / "runs/w/journal.jsonl").read_text().splitlines()
     ]
     assert not any(alive(*process) for entry in pods for process in entry.values() if process)
-
-
-def _until(true: Any, seconds: float = 10) -> None:
-    end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end
-        time.sleep(0.02)

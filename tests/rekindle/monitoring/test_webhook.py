@@ -2,7 +2,6 @@
 
 import socket
 import threading
-import time
 
 import pytest
 
@@ -10,6 +9,7 @@ from rekindle.monitoring import webhook
 from rekindle.monitoring.config import NotifyConfig
 from rekindle.monitoring.webhook import Message, tell
 from tests.rekindle.monitoring.hook import SECRET, hook
+from tests.waiting import until
 
 SLACK, JSON = (NotifyConfig(format=form) for form in ("slack", "json"))
 MESSAGE = Message(
@@ -83,9 +83,7 @@ def test_a_webhook_that_closes_the_connection_is_asked_again() -> None:
         server.silent.set()
         telling = threading.Thread(target=tell, args=(MESSAGE, SLACK, 6, {"NOTIFY_URL": server.url}))
         telling.start()
-        until = time.monotonic() + 60
-        while server.requests < 2 and time.monotonic() < until:
-            time.sleep(0.01)
+        until("a second request", lambda: server.requests >= 2)
         server.silent.clear()
         telling.join(60)
     assert len(server.taken) == 1

@@ -173,6 +173,28 @@ def test_slow_clients_take_no_place_from_others_and_are_let_go(server: Running) 
         client.close()
 
 
+@pytest.mark.parametrize("address", ["127.0.0.1", "127.0.0.2"])
+def test_clients_that_hold_back_the_end_of_large_bodies_keep_nobody_from_answers(sha256: str, address: str) -> None:
+    """Honest requests, large ones too, are answered from another address and from that of those clients."""
+    with Running(f"--model={PREFIX}", "--max-bytes=1000000", "--body-seconds=300") as server:
+        server.until_ready()
+        host, port = server.url.removeprefix("http://").split(":")
+        head = f"POST {PREDICT} HTTP/1.1\r\nhost: x\r\ncontent-length: 1000000\r\n\r\n".encode()
+        holding = [socket.create_connection((host, int(port)), timeout=20) for _ in range(40)]
+        for client in holding:
+            client.sendall(head + b" " * 999_999)
+        let_go = holding[:24]  # the budget is that of 16
+        assert [client.recv(1000).partition(b"\r\n")[0] for client in let_go] == [
+            b"HTTP/1.1 503 Service Unavailable"
+        ] * len(let_go)
+        small = json.dumps({"instances": [ONE]})
+        with httpx.Client(transport=httpx.HTTPTransport(local_address=address), timeout=20) as honest:
+            answers = [honest.post(server.url + PREDICT, content=small + " " * n) for n in (0, 100_000, 999_000) * 5]
+        assert [answer.status_code for answer in answers] == [200] * 15, answers[0].text
+        for client in holding:
+            client.close()
+
+
 def test_clients_that_never_finish_their_headers_are_let_go(server: Running) -> None:
     host, port = server.url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port))) as client:

@@ -7,7 +7,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from rekindle.common.linux import die_with_parent
 from rekindle.storage import Store
 from rekindle.training.membership.handshake import VARIABLE
 from tests.rekindle.training import toy
+from tests.waiting import until
 
 ROOT = str(Path(__file__).parents[3])
 if ROOT not in sys.path:
@@ -159,10 +159,8 @@ class Crew:
 
     def until(self, what: Callable[[], bool], seconds: float = 60) -> None:
         """Wait for something to happen, or fail with everybody's log."""
-        deadline = time.monotonic() + seconds
-        while not what():
-            assert time.monotonic() < deadline, "\n".join(f"== {m.log.name}\n{m.said()}" for m in self.members)
-            time.sleep(0.02)
+        logs = lambda: "\n".join(f"== {m.log.name}\n{m.said()}" for m in self.members)  # noqa: E731
+        until("what the test waits for", what, seconds, evidence=logs)
 
     def held(self, number: int, *members: Member) -> None:
         """Wait until one of them has computed so many micro-batches (the others wait for it); see `release`."""

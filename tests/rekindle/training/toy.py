@@ -11,6 +11,7 @@ from typing import Any
 from rekindle.gate import Metric
 from rekindle.sections import Section
 from rekindle.workload import DataConfig
+from tests.waiting import until
 
 Data = DataConfig
 splits = ("train", "validation")
@@ -43,8 +44,7 @@ def _hold() -> None:
     number = str(next(counted))
     if number in os.environ.get("TOY_HOLD", "").split():
         sys.stderr.write(f"held at {number}\n")
-        while not (Path(os.environ["TOY_GATES"]) / number).exists():
-            time.sleep(0.005)
+        until(f"the test to let {number} go", (Path(os.environ["TOY_GATES"]) / number).exists, 600, pause=0.005)
 
 
 class Journal:

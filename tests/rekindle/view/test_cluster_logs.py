@@ -3,8 +3,7 @@
 import io
 import json
 import threading
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from rekindle.view.summary import Step
 from tests.rekindle.cluster.server import ApiServer, status
 from tests.rekindle.cluster.test_api import WORKFLOWS_AT, workflow
 from tests.rekindle.view.test_explain import Kubelet
+from tests.waiting import until
 
 PODS_AT = "/api/v1/namespaces/models/pods"
 REPLICA = {"training.kubeflow.org/replica-type": "worker"}
@@ -35,13 +35,6 @@ def pod(name: str, node: str = "", state: str = "running", labels: Mapping[str, 
     }
     status = {"phase": "Running", "containerStatuses": [container, {**container, "name": "wait"}]}
     return {"metadata": metadata, "spec": {"containers": [{"name": "main"}]}, "status": status}
-
-
-def until(true: Callable[[], Any]) -> None:
-    deadline = time.monotonic() + 20
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 @pytest.fixture
@@ -65,10 +58,10 @@ def test_steps_and_replicas_are_merged_under_their_names_and_later_pods_are_foll
 ):
     server.put(PODS_AT, pod("demo-prepare-1", "demo.prepare(0)"))
     server.say("demo-prepare-1", "one")
-    until(lambda: "prepare(0) | one\n" in out.getvalue())
+    until("the logs to say it", lambda: "prepare(0) | one\n" in out.getvalue())
     server.say("demo-train-worker-0", "two")
     server.put(PODS_AT, pod("demo-train-worker-0"))
-    until(lambda: "train-worker-0 | two\n" in out.getvalue())
+    until("the logs to say it", lambda: "train-worker-0 | two\n" in out.getvalue())
     assert out.getvalue().count("\n") == 2
 
 
@@ -79,22 +72,22 @@ def test_no_line_is_lost_or_comes_twice_when_the_connection_breaks(server: ApiSe
         # several lines of one moment, in one second: the server is asked by the second
         server.say("demo-a-1", f"line {i}", at=f"{second}{i // 3:09d}Z")
         if i % 7 == 0:
-            until(lambda i=i: f"line {i}\n" in out.getvalue())
+            until("the logs to say it", lambda i=i: f"line {i}\n" in out.getvalue())
             server.cut()
-    until(lambda: "line 29\n" in out.getvalue())
+    until("the logs to say it", lambda: "line 29\n" in out.getvalue())
     assert out.getvalue().splitlines() == [f"a | line {i}" for i in range(30)]
 
 
 def test_a_pod_that_comes_again_under_its_name_is_read_again(server: ApiServer, out: io.StringIO):
     server.put(PODS_AT, pod("demo-train-worker-0"))
     server.say("demo-train-worker-0", "first life")
-    until(lambda: "first life" in out.getvalue())
+    until("the logs to say it", lambda: "first life" in out.getvalue())
     server.remove(PODS_AT, "demo-train-worker-0")
     server.logs.clear()
     server.cut()
     server.say("demo-train-worker-0", "second life")
     server.put(PODS_AT, pod("demo-train-worker-0"))
-    until(lambda: "second life" in out.getvalue())
+    until("the logs to say it", lambda: "second life" in out.getvalue())
     assert out.getvalue().splitlines() == ["train-worker-0 | first life", "train-worker-0 | second life"]
 
 
@@ -113,7 +106,7 @@ def test_a_step_is_chosen_by_a_part_of_its_name(server: ApiServer, cluster: Clus
         server.put(PODS_AT, pod(f"demo-{name}-1", f"demo.{name}"))
         server.say(f"demo-{name}-1", f"of {name}")
     out = io.StringIO()
-    assert Logs(cluster, "demo", out, "rai").print() == 1
+    assert Logs(cluster, "demo", out, "rai").print(workflow("demo")) == 1
     assert out.getvalue() == "train | of train\n"
 
 
@@ -121,7 +114,7 @@ def test_a_machine_gets_each_line_as_an_object(server: ApiServer, cluster: Clust
     server.put(PODS_AT, pod("demo-train-1", "demo.train"))
     server.say("demo-train-1", 'a "line" | of é')
     out = io.StringIO()
-    Logs(cluster, "demo", out, as_json=True).print()
+    Logs(cluster, "demo", out, as_json=True).print(workflow("demo"))
     assert json.loads(out.getvalue()) == {"step": "train", "line": 'a "line" | of é'}
 
 
@@ -164,7 +157,7 @@ def test_training_progress_is_asked_of_the_workers(server: ApiServer, cluster: C
     server.say("demo-train-worker-0", "progress step=120/600 loss=0.0213 samples_per_s=10234 eta_s=12")
     progress = TrainingProgress(cluster, "demo")
     row = Step("train", "train", 0, "Pod", "Running")
-    until(lambda: progress.of(row))
+    until("the logs to say it", lambda: progress.of(row))
     assert progress.of(row) == "step 120/600  loss 0.0213  10 234 samples/s  12 s left"
 
 
@@ -177,7 +170,9 @@ def test_the_logs_of_pods_that_are_gone_are_read_where_argo_has_put_them(
         for name, key in {"prepare": "demo/demo-prepare-1/main.log", "evaluate": "demo/gone/main.log"}.items()
     }
     template = {"name": "prepare", "container": {"image": "rekindle:0.1"}}
-    run = {"metadata": {"name": "demo"}, "spec": {"templates": [template]}, "status": {"nodes": nodes}}
+    tasks = [{"name": name, "template": "prepare"} for name in ("prepare", "train", "evaluate")]
+    spec = {"templates": [template, {"name": "main", "dag": {"tasks": tasks}}]}
+    run = {"metadata": {"name": "demo"}, "spec": spec, "status": {"nodes": nodes}}
     with Kubelet(tmp_path) as server:
         monkeypatch.setenv("KUBECONFIG", str(server.kubeconfig))
         cluster = Cluster.connect()
@@ -189,3 +184,10 @@ def test_the_logs_of_pods_that_are_gone_are_read_where_argo_has_put_them(
         server.put(WORKFLOWS_AT, run)
         said = CliRunner().invoke(commands, ["logs", "demo", "prepare", "--cluster"], catch_exceptions=False)
         assert said.stdout.splitlines() == ["prepare | 500 rows", "prepare | done"]
+        server.put(PODS_AT, pod("demo-train-master-0", state="terminated", labels=REPLICA))
+        server.say("demo-train-master-0", "trained 40 steps")
+        server.end_log("demo-train-master-0")
+        said = CliRunner().invoke(commands, ["logs", "demo", "--cluster"], catch_exceptions=False)
+        assert {"prepare | 500 rows", "prepare | done", "train-master-0 | trained 40 steps"} < set(
+            said.stdout.splitlines()
+        )

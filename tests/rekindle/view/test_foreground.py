@@ -1,5 +1,6 @@
 """A run in the foreground, where its terminal, its streams or its disk fail it, or it does not come to an end."""
 
+import contextlib
 import fcntl
 import json
 import os
@@ -15,6 +16,7 @@ import psutil
 import pytest
 
 from tests.rekindle.cli.test_cli import REKINDLE, rekindle, started, workflow, written
+from tests.waiting import until
 
 
 def typed(line: str, folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -26,11 +28,10 @@ def typed(line: str, folder: Path, **environment: str) -> subprocess.CompletedPr
 
 
 def left(pods: list[psutil.Process]) -> list[psutil.Process]:
-    """Those that are not even about to go: what is killed takes its time on a busy machine."""
-    until = time.monotonic() + 5
-    while (there := [pod for pod in pods if lives(pod)]) and time.monotonic() < until:
-        time.sleep(0.01)
-    return there
+    """Those that do not go: what is killed takes its time on a busy machine."""
+    with contextlib.suppress(AssertionError):
+        until("the pods to end", lambda: not any(map(lives, pods)))
+    return [pod for pod in pods if lives(pod)]
 
 
 def lives(pod: psutil.Process) -> bool:

@@ -20,17 +20,23 @@ from rekindle.local.locks import SharedLocks
 from rekindle.render import render_manifest
 
 GOLDEN = Path(__file__).parents[2] / "golden"
+FORMER = "cards-aaaaaaaaaaaa-012345"
 OUTPUTS = {
     **dict.fromkeys(("digest", "run_id", "reason", "model_sha256", "version"), "x"),
     "verdict": "release",
     "model_uri": "releases/cards/bbbbbbbbbbbb/",
     "content": "bbbbbbbbbbbb",
-    "former": "cards-aaaaaaaaaaaa-012345",
+    "former": FORMER,
+    "retained": json.dumps([FORMER]),
     "expired": "[]",
+    "generation": "3",
+    "replicas": "2",
 }
+SWITCH = {"service-version", "earlier", "champion", "service", "autoscaler", "disruption-budget"}
 TROUBLE = {  # what Argo makes of the end of a pod: phase, message, exit code
     "bug": ("Failed", "main: Error (exit code 1)", "1"),
     "wrong data": ("Failed", "main: Error (exit code 65)", "65"),
+    "wrong code": ("Failed", "main: Error (exit code 70)", "70"),
     "evicted": ("Failed", "The node was low on resource: memory.", "-1"),
     "pod deleted": ("Error", "pod deleted", "-1"),
     "job failed": ("Failed", "failure condition 'status.conditions.1.type==Failed' evaluated true", "64"),
@@ -62,7 +68,9 @@ class Run:
             phase, message, code = TROUBLE[kind]
             return PodEnded(start.id, phase, message, {"exitCode": code})
         given = (start.template.get("outputs") or {}).get("parameters") or []
-        values = [{**p, "value": self.outputs.get(p["name"], "0.5")} for p in given]
+        inputs = {p["name"]: p.get("value") for p in (start.template.get("inputs") or {}).get("parameters") or []}
+        found = {"server": inputs.get("server"), "deployment": inputs.get("server")} | self.outputs
+        values = [{**p, "value": found.get(p["name"], "0.5")} for p in given]
         return PodEnded(start.id, "Succeeded", "", {"exitCode": "0", "parameters": values})
 
     @property
@@ -80,7 +88,7 @@ class Run:
 def test_a_good_model_is_served_and_the_workflow_says_what_came_out() -> None:
     run = Run(lambda name, n: None)
     assert run.phase == "Succeeded"
-    beside = {"address", "service", "autoscaler", "disruption-budget"}
+    beside = {"address", *SWITCH}
     order = [template for template in run.started if template not in beside]
     after = ["release", "deployment", "verify", "retire", "report"]
     assert order == ["prepare", "train-secret", "train", "evaluate", *after]
@@ -121,9 +129,22 @@ def test_a_verified_model_gets_the_traffic_before_the_former_one_loses_its_pods(
     assert "cards-000000000000-012345" in texts["delete"]
 
 
-def test_a_first_model_has_no_former_one_to_retire() -> None:
-    run = Run(lambda name, n: None, former="")
-    assert run.phase == "Succeeded" and "retire" not in run.started
+@pytest.mark.parametrize("earlier", [{"retained": '[""]'}, {"server": ""}, {"replicas": "0"}])
+def test_what_has_no_pods_is_not_retired(earlier: dict[str, str]) -> None:
+    """A first model, an earlier one that was deleted by hand, one that rests already."""
+    run = Run(lambda name, n: None, **earlier)
+    assert run.phase == "Succeeded" and "retire" not in run.started and "service" in run.started
+
+
+def test_a_version_that_is_no_longer_the_champion_gets_no_traffic_and_ends_nobodys_pods() -> None:
+    run = Run(lambda name, n: None, deployment="cards-cccccccccccc-012345", expired='["cards-000000000000-012345"]')
+    assert run.phase == "Succeeded" and "champion" in run.started
+    assert not {"service", "autoscaler", "disruption-budget", "retire", "delete"} & set(run.started)
+
+
+def test_a_switch_that_meets_another_change_of_the_service_is_begun_again() -> None:
+    run = Run(lambda name, n: "job failed" if name == "service" and n <= 2 else None)
+    assert run.phase == "Succeeded" and run.started.count("champion") == run.started.count("service-version") == 2
 
 
 @pytest.mark.parametrize("step", ["prepare", "train", "evaluate", "release"])
@@ -145,6 +166,11 @@ def test_a_lost_pod_costs_one_more_attempt(step: str, kind: str) -> None:
 def test_a_step_that_keeps_failing_is_given_up() -> None:
     run = Run(lambda name, n: "bug" if name == "evaluate" else None)
     assert run.phase == "Failed" and run.started.count("evaluate") == 5
+
+
+def test_an_exception_of_a_users_code_is_not_tried_again() -> None:
+    run = Run(lambda name, n: "wrong code" if name == "prepare" else None)
+    assert run.phase == "Failed" and run.started.count("prepare") == 1
 
 
 def test_a_run_that_mlflow_cannot_be_told_of_is_no_success() -> None:

@@ -1,49 +1,264 @@
-"""`rekindle rollback` tells people, as the config says with which the release was trained."""
+"""`rekindle rollback` is one transaction: it is done whole, or undone, or finished by the next command."""
 
 import json
+import threading
 import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rekindle import tracking
+from rekindle.common import homes
+from rekindle.errors import ConfigError, RekindleError
 from rekindle.local.controllers import controllers
+from rekindle.local.controllers.base import Controller
+from rekindle.local.controllers.kubectl import LocalObjects
 from rekindle.local.emulator import LocalCluster
 from rekindle.serving import promotion
+from rekindle.serving.promotion import ChampionChanged
+from rekindle.serving.rollback import roll_back
 from rekindle.storage import Store
-from tests.commands import shell
-from tests.rekindle.local.controllers.test_deployment import address, release, rolled_out, until
+from tests.commands import Shell, shell
+from tests.proxy import Proxy
+from tests.rekindle.local.controllers.test_deployment import address, answering, load, release, rolled_out, wait
 from tests.rekindle.monitoring.hook import hook
+from tests.waiting import until
+
+INSTANCE = "app.kubernetes.io/instance"
 
 
-def called(name: str, obj: dict[str, Any]) -> dict[str, Any]:
-    return json.loads(json.dumps(obj).replace("fraud", name))
+@dataclass
+class Model:
+    """A model with releases on this machine, as pipelines leave them: the newest one serves."""
+
+    name: str
+    store: Store
+    cluster: LocalCluster
+    kinds: dict[str, Controller]
+    typed: Shell
+    port: int
+
+    def release(self, slow: float = 0) -> str:
+        """Register, deploy and promote one more version."""
+        number = len(tracking.promoted(self.name)) + 1
+        run_id = tracking.start_run(self.name, f"{self.name}-{number}")
+        tracking.log(run_id, params={"notify": {"format": "json", "events": ["rollback"], "mlflow_url": ""}})
+        prefix, champion = f"releases/{uuid.uuid4().hex}/", tracking.champion(self.name)
+        version = tracking.register(self.name, prefix, f"s3://b/{prefix}", "ab" * 32, run_id, {}).version
+        before = champion.version if champion else ""
+        promotion.promote(self.store, self.name, version, before, f"{self.name}-{version}")
+        self.kinds["Deployment"].apply(self.called(release(version, slow)))
+        self.kinds["Service"].apply(self.called(address(version, self.port)))
+        if not slow:
+            wait(self.kinds, rolled_out, name=f"{self.name}-{version}")
+        if before:
+            self.rest(before)
+        return version
+
+    def called(self, obj: dict[str, Any]) -> dict[str, Any]:
+        return json.loads(json.dumps(obj).replace("fraud", self.name))
+
+    def rest(self, version: str) -> None:
+        LocalObjects(self.cluster).patch("Deployment", f"{self.name}-{version}", {"spec": {"replicas": 0}})
+
+    def roll_back(
+        self, version: str = "", seconds: float = 30, report: Callable[[Any], None] = lambda _: None, **known: Any
+    ) -> dict[str, str]:
+        objects = known.get("objects") or LocalObjects(self.cluster)
+        return roll_back(objects, self.store, self.name, version, seconds, report)
+
+    @property
+    def state(self) -> tuple[str, str, dict[str, int], bool]:
+        """The champion, the version that the Service selects, the pods of each version, whether a record is left."""
+        champion, service = tracking.champion(self.name), self.kinds["Service"].read(self.name)
+        objects = [self.kinds["Deployment"].read(name) or {} for name in self.kinds["Deployment"].names()]
+        pods = {obj["metadata"]["name"].rpartition("-")[2]: obj["spec"]["replicas"] for obj in objects}
+        serves = service["spec"]["selector"][INSTANCE].rpartition("-")[2] if service else ""
+        pending = promotion.pending(self.store, self.name) is not None
+        return champion.version if champion else "", serves, pods, pending
 
 
-@pytest.mark.timeout(600)
-def test_going_back_by_hand_is_told_with_both_versions(
-    tmp_path: Path, s3: Store, s3_environment: dict[str, str], mlflow_server: str
-) -> None:
+@pytest.fixture
+def model(tmp_path: Path, s3: Store, s3_environment: dict[str, str], mlflow_server: str) -> Iterator[Model]:
     name, cluster = f"cards-{uuid.uuid4().hex[:6]}", LocalCluster(tmp_path / ".rekindle")
-    kinds = controllers(cluster, cluster.home / "run")
-    champion = ""
-    with shell(tmp_path, **s3_environment, MLFLOW_TRACKING_URI=mlflow_server) as typed, hook() as server:
-        for number in range(2):
-            run_id = tracking.start_run(name, f"{name}-{number}")
-            tracking.log(run_id, params={"notify": {"format": "json", "events": ["rollback"], "mlflow_url": ""}})
-            prefix = f"releases/{uuid.uuid4().hex}/"
-            version = tracking.register(name, prefix, f"s3://b/{prefix}", "ab" * 32, run_id, {}).version
-            promotion.promote(s3, name, version, champion, f"{name}-{version}")
-            kinds["Deployment"].apply(called(name, release(version)))
-            kinds["Service"].apply(called(name, address(version, int(typed.environ["REKINDLE_SERVE__PORT"]))))
-            until(kinds, rolled_out, name=f"{name}-{version}")
-            champion = version
+    homes.make(cluster.home)
+    with shell(tmp_path, **s3_environment, MLFLOW_TRACKING_URI=mlflow_server) as typed:
+        port = int(typed.environ["REKINDLE_SERVE__PORT"])
+        yield Model(name, s3, cluster, controllers(cluster, cluster.home / "run"), typed, port)
+
+
+def test_going_back_by_hand_is_told_with_both_versions(model: Model) -> None:
+    name, typed = model.name, model.typed
+    for _ in range(2):
+        model.release()
+    with hook() as server:
         done = typed(f"NOTIFY_URL={server.url} rekindle rollback {name} -o json")
         assert (done.returncode, json.loads(done.stdout)["version"]) == (0, "1"), done.stderr
         (message,) = server.taken
         assert (message["event"], message["name"]) == ("rollback", name)
         assert message["text"] == "version 1 answers again (before: version 2), by `rekindle rollback`."
-        assert "/#/experiments/" in message["link"] and (tracking.find_run(name, f"{name}-0") or "-") in message["link"]
+        assert "/#/experiments/" in message["link"] and (tracking.find_run(name, f"{name}-1") or "-") in message["link"]
         done = typed(f"rekindle rollback {name} 2")
         assert done.returncode == 0 and "version 2 of" in done.stdout and "NOTIFY_URL is not set" in done.stderr
+    assert model.state == ("2", "2", {"1": 0, "2": 1}, False)
+
+
+def test_a_rollback_loses_no_request_and_what_cannot_be_is_refused(model: Model) -> None:
+    for _ in range(2):
+        model.release()
+    wait(model.kinds, lambda _: answering(model.port, "2"), name=f"{model.name}-2")
+    with load(model.port) as seen:
+
+        class Patient(LocalObjects):
+            def patch(self, kind: str, name: str, change: dict[str, Any], dry_run: bool = False) -> None:
+                if (
+                    change == {"spec": {"replicas": 0}} and not dry_run
+                ):  # this server drains nothing when it is told to end
+                    wait(model.kinds, lambda _: set(seen[-20:]) == {"1"}, name=f"{model.name}-2")
+                super().patch(kind, name, change, dry_run)
+
+        found = model.roll_back(objects=Patient(model.cluster))
+        assert found == {"model": model.name, "version": "1", "deployment": f"{model.name}-1", "before": "2"}
+        wait(model.kinds, lambda obj: not obj["status"].get("replicas"), name=f"{model.name}-2")
+    assert set(seen) == {"1", "2"}
+    assert model.state == ("1", "1", {"1": 1, "2": 0}, False)
+    for version, why in (("", "no release before version 1"), ("7", "versions 1, 2 have")):
+        with pytest.raises(ConfigError, match=why):
+            model.roll_back(version)
+    with pytest.raises(ConfigError, match='no model called "sales" serves here'):
+        roll_back(LocalObjects(model.cluster), model.store, "sales", "", 1, lambda _: None)
+    assert model.roll_back("1")["before"] == ""  # it serves already
+    assert model.state == ("1", "1", {"1": 1, "2": 0}, False)
+
+
+def test_a_rollback_whose_servers_do_not_start_leaves_what_serves(model: Model) -> None:
+    model.release(slow=60)
+    model.release()
+    wait(model.kinds, lambda _: answering(model.port, "2"), name=f"{model.name}-2")
+    with pytest.raises(RekindleError, match=r"0 of 1 pods ready after 0.5 s: what serves now serves on.* is given up"):
+        model.roll_back("1", 0.5)
+    assert answering(model.port, "2")
+    assert model.state == ("2", "2", {"1": 0, "2": 1}, False)
+
+
+def test_a_promotion_during_a_rollback_wins_and_is_said(model: Model) -> None:
+    model.release(slow=60)
+    model.release()
+    failed: list[BaseException] = []
+
+    def attempt() -> None:
+        try:
+            model.roll_back("1", 60)
+        except ChampionChanged as error:
+            failed.append(error)
+
+    rollback = threading.Thread(target=attempt)
+    rollback.start()
+    wait(model.kinds, lambda obj: obj["spec"]["replicas"] == 1, name=f"{model.name}-1")
+    third = tracking.register(model.name, "releases/c/", "s3://b/c", "cd" * 32, "", {}).version
+    promotion.promote(model.store, model.name, third, "2", f"{model.name}-3")
+    model.kinds["Deployment"].apply(model.called(release("3")))
+    quick = {"spec": {"template": model.called(release("1"))["spec"]["template"]}}
+    LocalObjects(model.cluster).patch("Deployment", f"{model.name}-1", quick)  # now it becomes ready
+    rollback.join(60)
+    assert [str(error) for error in failed] == [
+        f"the rollback of {model.name} to version 1 is given up: by now the champion is version 3. The rollback to "
+        "version 1 is given up, and what it had started is stopped."
+    ]
+    assert model.state == ("3", "2", {"1": 0, "2": 1, "3": 1}, False)
+
+
+def test_an_unfinished_rollback_is_finished_before_another_one_begins(model: Model) -> None:
+    for _ in range(3):
+        model.release()
+
+    def broken(_: Any) -> None:
+        raise OSError("the terminal is gone")
+
+    with pytest.raises(OSError, match="terminal"):
+        model.roll_back(report=broken)
+    assert model.state == ("2", "2", {"1": 0, "2": 1, "3": 0}, True)
+    with pytest.raises(
+        ConfigError, match=f"to version 2 has begun and not ended: finish it by `rekindle rollback {model.name}`"
+    ):
+        model.roll_back("1")
+    assert model.roll_back()["before"] == "3"
+    assert model.state == ("2", "2", {"1": 0, "2": 1, "3": 0}, False)
+    assert model.roll_back("1")["before"] == "2"
+    assert model.state == ("1", "1", {"1": 1, "2": 0, "3": 0}, False)
+
+
+def test_a_rollback_against_an_mlflow_that_refuses_moves_nothing(model: Model, mlflow_server: str) -> None:
+    for _ in range(2):
+        model.release()
+    before = model.state
+    with Proxy(mlflow_server, "127.0.0.7") as proxy:  # a host that it does not admit
+        done = model.typed(f"MLFLOW_TRACKING_URI={proxy.url} rekindle rollback {model.name}")
+    assert done.returncode == 1 and "refused: PERMISSION_DENIED: the host is" in done.stderr, done.stderr
+    assert model.state == before == ("2", "2", {"1": 0, "2": 1}, False)
+    done = model.typed(f"rekindle rollback {model.name}")
+    assert done.returncode == 0 and "(before: version 2)" in done.stdout, done.stderr
+    assert model.state == ("1", "1", {"1": 1, "2": 0}, False)
+
+
+def test_mlflow_that_goes_in_the_middle_of_a_rollback_costs_only_one_more_command(
+    model: Model, mlflow_server: str
+) -> None:
+    for _ in range(3):
+        model.release()
+    with Proxy(mlflow_server) as proxy:
+
+        def leave(write: Any) -> None:
+            proxy.away = proxy.away or write.path.endswith("/alias")
+
+        proxy.after = leave
+        environment = f"MLFLOW_TRACKING_URI={proxy.url} MLFLOW_HTTP_REQUEST_MAX_RETRIES=0"
+        done = model.typed(f"{environment} rekindle rollback {model.name}")
+        assert done.returncode == 1 and "`rekindle rollback " in done.stderr and "does not answer" in done.stderr
+    for _ in range(2):
+        done = model.typed(f"rekindle rollback {model.name} 2")
+        assert done.returncode == 0, done.stderr
+        assert model.state == ("2", "2", {"1": 0, "2": 1, "3": 0}, False)
+
+
+def test_a_release_in_the_middle_of_an_unfinished_rollback_keeps_the_traffic(model: Model) -> None:
+    """Killed after its decision: a release that was judged against it may follow, and the next command is a new one."""
+    for _ in range(2):
+        model.release()
+
+    class Gone(LocalObjects):
+        def patch(self, kind: str, name: str, change: dict[str, Any], dry_run: bool = False) -> None:
+            if kind == "Service" and not dry_run:
+                raise RekindleError("the cluster does not answer.")
+            super().patch(kind, name, change, dry_run)
+
+    with pytest.raises(RekindleError, match=r"`rekindle rollback .*` finishes it"):
+        model.roll_back(objects=Gone(model.cluster))
+    assert model.state == ("1", "2", {"1": 1, "2": 1}, True)
+    model.release()
+    assert model.state == ("3", "3", {"1": 0, "2": 1, "3": 1}, False)
+    assert model.roll_back()["version"] == "2"
+    assert model.state == ("2", "2", {"1": 0, "2": 1, "3": 0}, False)
+
+
+def test_whoever_is_slower_at_the_service_looks_again_who_is_the_champion(model: Model) -> None:
+    for _ in range(2):
+        model.release()
+
+    class Slow(LocalObjects):
+        """Between its look at the champion and its change of the Service a release is promoted and switched."""
+
+        released = ""
+
+        def patch(self, kind: str, name: str, change: dict[str, Any], dry_run: bool = False) -> None:
+            if kind == "Service" and not dry_run and not self.released:
+                self.released = model.release()
+            super().patch(kind, name, change, dry_run)
+
+    with pytest.raises(ChampionChanged, match=r"version 3 of .* became the champion after version 1"):
+        model.roll_back(objects=Slow(model.cluster))
+    until("the new release to serve", lambda: model.state[:2] == ("3", "3"))
+    assert model.state == ("3", "3", {"1": 0, "2": 1, "3": 1}, False)

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from rekindle import tracking
+from rekindle.common.mlflow_api import RETRIES
 from steps.monitoring import notify
 from tests.rekindle.monitoring.hook import hook
 
@@ -94,7 +95,7 @@ def test_a_run_that_somebody_stopped_or_that_changed_nothing_is_no_news(
 
 def test_a_failure_is_told_when_mlflow_is_what_failed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
-    monkeypatch.setenv(tracking.RETRIES, "0")
+    monkeypatch.setenv(RETRIES, "0")
     outputs, [message] = told(monkeypatch, workflow="w", status="Failed", failures=FAILED)
     assert outputs.sent and (message["reason"], message["link"]) == ("train: Error (exit code 65): no data", "")
 

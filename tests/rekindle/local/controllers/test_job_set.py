@@ -24,6 +24,7 @@ from rekindle.local.emulator import LocalCluster
 from rekindle.storage import Store
 from rekindle.training.spec import TrainConfig
 from tests.rekindle.training.crew import ROOT, SECRET, flags, provide
+from tests.waiting import until
 
 SLEEP = "import time; time.sleep(60)"
 Every = dict[str, Controller]
@@ -49,16 +50,16 @@ def job_set(*jobs: dict[str, Any], **spec: Any) -> dict[str, Any]:
     return {"kind": "JobSet", "metadata": {"name": "js"}, "spec": {**spec, "replicatedJobs": list(jobs)}}
 
 
-def until(every: Every, holds: Callable[[dict[str, Any]], Any], kind: str = "JobSet", seconds: float = 20) -> Any:
-    end, status = time.monotonic() + seconds, {}
-    while time.monotonic() < end:
+def wait(every: Every, holds: Callable[[dict[str, Any]], Any], kind: str = "JobSet", seconds: float = 60) -> Any:
+    def status() -> dict[str, Any]:
+        return (every[kind].get("js") or {}).get("status") or {}
+
+    def look() -> Any:
         for controller in set(every.values()):
             controller.poll()
-        status = (every[kind].get("js") or {}).get("status") or {}
-        if done := holds(status):
-            return done
-        time.sleep(0.02)
-    raise AssertionError(f"not in {seconds} s: {json.dumps(status, indent=1)}")
+        return holds(status())
+
+    return until("the status to hold", look, seconds, evidence=lambda: json.dumps(status(), indent=1))
 
 
 def sets(every: Every) -> JobSets:
@@ -87,11 +88,11 @@ def test_pods_know_their_index_and_the_coordinators_address_and_end_with_it(ever
         "time.sleep(60)"
     )
     every["JobSet"].apply(job_set(job("lead", lead), job("worker", worker, completions=2, parallelism=2)))
-    status = until(every, lambda status: status.get("terminalState") == "Completed" and status)
+    status = wait(every, lambda status: status.get("terminalState") == "Completed" and status)
     address = sets(every).cluster.address("js-lead-0-0")
     assert [said(every, f"js-worker-0-{index}") for index in range(2)] == [f"{i} {address}\n" for i in range(2)]
     assert [entry["type"] for entry in status["conditions"]] == ["Completed"] and status["restarts"] == 0
-    until(every, lambda _: "js" not in sets(every).jobs)  # its workers have ended
+    wait(every, lambda _: "js" not in sets(every).jobs)  # its workers have ended
 
 
 @pytest.mark.parametrize("quick", [False, True])
@@ -101,9 +102,9 @@ def test_a_lost_worker_comes_back_and_nobody_else_restarts(every: Every, quick: 
     worker = job("worker", SLEEP, "Never", replicas=2, backoffLimit=0 if quick else 100)
     every["JobSet"].apply(job_set(job("lead", SLEEP), worker, **kept))
     names = ["js-lead-0-0", "js-worker-0-0", "js-worker-1-0"]
-    lead, first, second = until(every, lambda _: (p := [pid(every, name) for name in names]) and all(p) and p)
+    lead, first, second = wait(every, lambda _: (p := [pid(every, name) for name in names]) and all(p) and p)
     os.kill(first, signal.SIGKILL)
-    until(every, lambda _: pid(every, "js-worker-0-0") not in (0, first))
+    wait(every, lambda _: pid(every, "js-worker-0-0") not in (0, first))
     assert (pid(every, "js-lead-0-0"), pid(every, "js-worker-1-0")) == (lead, second)
 
 
@@ -113,16 +114,16 @@ def test_the_coordinators_exit_code_decides(every: Every, code: int, ends: str) 
     lead = job("lead", f"raise SystemExit({code})", "Never", podFailurePolicy={"rules": rules}, backoffLimit=9)
     every["JobSet"].apply(job_set(lead, job("worker", SLEEP)))
     if ends:
-        status = until(every, lambda status: status.get("terminalState") == ends and status)
+        status = wait(every, lambda status: status.get("terminalState") == ends and status)
         assert f"js-lead-0-0 ended with code {code}" in status["conditions"][0]["message"]
     else:
-        until(every, lambda _: "is started again" in said(every, "js-lead-0-0"))
+        wait(every, lambda _: "is started again" in said(every, "js-lead-0-0"))
 
 
 def test_restarts_of_the_whole_are_counted_until_there_are_too_many(every: Every) -> None:
     broken = job("worker", "raise SystemExit(1)", "Never", backoffLimit=0)
     every["JobSet"].apply(job_set(job("lead", SLEEP), broken, failurePolicy={"maxRestarts": 2}))
-    status = until(every, lambda status: status.get("terminalState") == "Failed" and status)
+    status = wait(every, lambda status: status.get("terminalState") == "Failed" and status)
     assert status["restarts"] == 2 and status["conditions"][0]["reason"] == "ReachedMaxRestarts"
 
 
@@ -138,15 +139,15 @@ def test_a_suspended_job_has_no_pods_and_goes_on_when_it_is_resumed(every: Every
             "spec": {"runtimeRef": {"kind": "TrainingRuntime", "name": "rt"}},
         }
     every[kind].apply(whole)
-    first = until(every, lambda _: pid(every, "js-worker-0-0"))
+    first = wait(every, lambda _: pid(every, "js-worker-0-0"))
     suspended = {**whole, "spec": whole["spec"] | {"suspend": True}}
     every[kind].apply(suspended)
-    until(every, lambda status: (condition(status, "Suspended") or {}).get("status") == "True", kind)
-    until(every, lambda _: not Path(f"/proc/{first}").exists())
+    wait(every, lambda status: (condition(status, "Suspended") or {}).get("status") == "True", kind)
+    wait(every, lambda _: not Path(f"/proc/{first}").exists())
     every[kind].apply({**whole, "spec": whole["spec"] | {"suspend": False}})
-    assert until(every, lambda _: pid(every, "js-worker-0-0")) != first
+    assert wait(every, lambda _: pid(every, "js-worker-0-0")) != first
     resumed = [("Suspended", "False")]  # a TrainJob's status follows its JobSet's
-    until(every, lambda status: [(entry["type"], entry["status"]) for entry in status["conditions"]] == resumed, kind)
+    wait(every, lambda status: [(entry["type"], entry["status"]) for entry in status["conditions"]] == resumed, kind)
 
 
 @pytest.mark.parametrize(

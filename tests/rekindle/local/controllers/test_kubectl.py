@@ -4,7 +4,6 @@ import base64
 import json
 import re
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +12,14 @@ import pytest
 from rekindle.argo.manifest.patch import PATCHES, PatchError, merge
 from rekindle.blocks.jobs.members import run_secret
 from rekindle.blocks.resource import render
-from rekindle.errors import ConfigError
-from rekindle.local.controllers.base import Controller
-from rekindle.local.controllers.kubectl import Resources, check_outputs
+from rekindle.errors import ConfigError, Conflict
+from rekindle.local.controllers.base import LAST_APPLIED, Controller
+from rekindle.local.controllers.kubectl import LocalObjects, Resources, check_outputs
 from rekindle.local.emulator import LocalCluster
 from rekindle.local.engine.nodes import PodEnded, Start
 from rekindle.local.journal import DiskFull
 from rekindle.local.run import LocalRun, execute, resume
+from tests.waiting import until
 
 
 def workflow(*resources: dict[str, Any], outputs: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -54,6 +54,50 @@ def test_what_a_dead_runner_had_patched_is_not_patched_again(cluster: LocalClust
         _, ended = Resources(cluster, {}, tmp_path).start(Start("w-1", "w-1", {"resource": patch}))
         assert isinstance(ended, PodEnded) and ended.phase == "Succeeded", ended
         assert cluster.configmap("c") == {"b": "1"}
+
+
+def test_an_object_does_not_grow_however_often_it_is_patched(cluster: LocalCluster) -> None:
+    execute(workflow({"action": "apply", "manifest": configmap(a="1", b="1")}), {}, cluster)
+    stored, objects, sizes = cluster.home / "objects/ConfigMap/c.json", LocalObjects(cluster), list[int]()
+    for number in range(20):
+        objects.patch("ConfigMap", "c", {"data": {"a": str(number % 2)}})
+        execute(workflow({"action": "patch", "manifest": configmap(a=str(number % 2))}), {}, cluster)
+        sizes.append(len(stored.read_bytes()))
+    assert max(sizes) - min(sizes) <= 2, sizes  # the digits of its versions
+    last = json.loads(json.loads(stored.read_text())["metadata"]["annotations"][LAST_APPLIED])
+    assert last == json.loads(configmap(a="1", b="1")), "a patch is no apply"
+    whole = json.loads(stored.read_text())
+    for _ in range(20):  # as `kubectl get -o yaml | kubectl apply -f -`
+        Controller(cluster, "ConfigMap").apply(json.loads(stored.read_text()))
+    assert len(stored.read_bytes()) < 3 * len(json.dumps(whole))
+    execute(workflow({"action": "apply", "manifest": configmap(a="2")}), {}, cluster)
+    assert cluster.configmap("c") == {"a": "2"}, "what was applied, and is no more, goes"
+
+
+def test_a_change_of_another_version_than_the_present_one_is_a_conflict(cluster: LocalCluster) -> None:
+    get = {"action": "get", "flags": ["configmap", "c", "--ignore-not-found"]}
+    outputs = {"parameters": [{"name": "version", "valueFrom": {"jsonPath": "{.metadata.resourceVersion}"}}]}
+
+    def version() -> str:
+        status = execute(workflow(get, outputs=outputs), {}, cluster)
+        return next(node for node in status["nodes"].values() if node["type"] == "Pod")["outputs"]["parameters"][0][
+            "value"
+        ]
+
+    def applied(version: str, **data: str) -> dict[str, Any]:
+        obj = json.loads(configmap(**data))
+        obj["metadata"]["resourceVersion"] = version
+        return execute(workflow({"action": "apply", "manifest": json.dumps(obj)}), {}, cluster)
+
+    assert version() == ""
+    assert applied("", a="1")["phase"] == "Succeeded"
+    read = version()
+    LocalObjects(cluster).patch("ConfigMap", "c", {"data": {"a": "2"}})
+    assert "the object has been modified" in message(applied(read, a="3"))
+    with pytest.raises(Conflict, match="the object has been modified"):
+        LocalObjects(cluster).patch("ConfigMap", "c", {"metadata": {"resourceVersion": read}, "data": {"a": "3"}})
+    assert cluster.configmap("c") == {"a": "2"} and applied(version(), a="3")["phase"] == "Succeeded"
+    assert cluster.configmap("c") == {"a": "3"}
 
 
 def test_a_disk_that_is_full_for_an_object_is_said_and_the_run_can_go_on(cluster: LocalCluster) -> None:
@@ -166,9 +210,7 @@ def test_a_step_is_over_when_its_condition_holds_and_fails_when_the_object_vanis
     objects = Controller(cluster, "ConfigMap")
 
     def later(act: Any) -> None:
-        while objects.get("c") is None:
-            time.sleep(0.02)
-        time.sleep(0.2)
+        until("the step to apply its object", lambda: objects.get("c"))
         act()
 
     ready = {"data": {"ready": "yes"}}

@@ -27,6 +27,7 @@ from rekindle.local.controllers.training_job import (
 )
 from rekindle.local.emulator import LocalCluster
 from rekindle.local.journal import RunFiles
+from tests.waiting import until
 
 SLEEP = "import time; time.sleep(60)"
 
@@ -50,16 +51,18 @@ def job(name: str = "job", *, master: dict | None = None, worker: dict | None = 
     return {"apiVersion": "kubeflow.org/v1", "kind": "PyTorchJob", "metadata": {"name": name}, "spec": spec}
 
 
-def until(jobs: TrainingJobs, holds: Callable[[dict], Any], name: str = "job", seconds: float = 20) -> dict:
-    end = time.monotonic() + seconds
+def wait(jobs: TrainingJobs, holds: Callable[[dict], Any], name: str = "job", seconds: float = 60) -> dict:
+    """Poll until the job's status holds, and return that status."""
     status: dict = {}
-    while time.monotonic() < end:
+
+    def look() -> bool:
         jobs.poll()
-        status = (jobs.get(name) or {}).get("status") or {}
-        if holds(status):
-            return status
-        time.sleep(0.02)
-    raise AssertionError(f"not in {seconds} s: {json.dumps(status, indent=1)}")
+        status.clear()
+        status.update((jobs.get(name) or {}).get("status") or {})
+        return bool(holds(status))
+
+    until("the status to hold", look, seconds, evidence=lambda: json.dumps(status, indent=1))
+    return status
 
 
 def kinds(status: dict) -> list[str]:
@@ -98,16 +101,16 @@ def test_replicas_meet_at_the_masters_address(jobs: TrainingJobs) -> None:
     )
     policy = {"cleanPodPolicy": "Running"}
     jobs.apply(job(master=replica(master, policy="ExitCode"), worker=replica(worker, 2), runPolicy=policy))
-    until(jobs, lambda status: status.get("replicaStatuses", {}).get("Worker", {}).get("active") == 2)
+    wait(jobs, lambda status: status.get("replicaStatuses", {}).get("Worker", {}).get("active") == 2)
     workers = [pid(jobs, f"job-worker-{index}") for index in range(2)]
-    status = until(jobs, has("Succeeded"))
+    status = wait(jobs, has("Succeeded"))
     assert log(jobs, "job-master-0").strip() == "[b'1/3', b'2/3']"
     assert kinds(status) == ["Created", "Running", "Succeeded"]
     assert status["conditions"][1]["status"] == "False"
     assert status["replicaStatuses"]["Master"]["succeeded"] == 1
     assert status["completionTime"] >= status["startTime"]
     assert verdict({"status": status}, "status.replicaStatuses.Master.succeeded > 0", "")[0]
-    until(jobs, lambda _: all(map(gone, workers)), seconds=5)
+    wait(jobs, lambda _: all(map(gone, workers)), seconds=5)
 
 
 def test_the_environment_is_the_operators() -> None:
@@ -129,10 +132,10 @@ def test_the_environment_is_the_operators() -> None:
 
 def test_a_killed_worker_is_started_again_in_place(jobs: TrainingJobs) -> None:
     jobs.apply(job(master=replica(SLEEP), worker=replica("print('up', flush=True); " + SLEEP, 2)))
-    until(jobs, lambda _: all("up" in log(jobs, f"job-worker-{index}") for index in range(2)))
+    wait(jobs, lambda _: all("up" in log(jobs, f"job-worker-{index}") for index in range(2)))
     before, other = pid(jobs, "job-worker-0"), pid(jobs, "job-worker-1")
     os.kill(before, signal.SIGKILL)
-    status = until(jobs, lambda _: log(jobs, "job-worker-0").count("up") == 2, seconds=5)
+    status = wait(jobs, lambda _: log(jobs, "job-worker-0").count("up") == 2, seconds=5)
     assert "ended with code 137, is started again\n" in log(jobs, "job-worker-0")
     assert (pid(jobs, "job-worker-0") != before, pid(jobs, "job-worker-1")) == (True, other)
     assert kinds(status) == ["Created", "Running"]
@@ -142,13 +145,13 @@ def test_exit_codes_below_128_fail_the_job_and_say_why(jobs: TrainingJobs) -> No
     failing = "import sys; print('train.workers is 0', file=sys.stderr); sys.exit(78)"
     policy = {"cleanPodPolicy": "Running"}
     jobs.apply(job(master=replica(failing, policy="ExitCode"), worker=replica(SLEEP), runPolicy=policy))
-    status = until(jobs, has("Failed"))
+    status = wait(jobs, has("Failed"))
     assert "job-master-0 ended with code 78" in status["conditions"][-1]["message"]
     assert status["conditions"][-1]["message"].endswith("train.workers is 0")
     failure = ",".join(f"status.conditions.{index}.type == Failed" for index in range(1, 5))
     assert verdict({"status": status}, "status.replicaStatuses.Master.succeeded > 0", failure)[0] is False
     assert "completionTime" not in status, "as the operator forgets it"
-    until(jobs, lambda _: not jobs.jobs, seconds=5)
+    wait(jobs, lambda _: not jobs.jobs, seconds=5)
 
 
 def test_exit_codes_from_128_make_the_pod_anew(jobs: TrainingJobs) -> None:
@@ -159,16 +162,16 @@ def test_exit_codes_from_128_make_the_pod_anew(jobs: TrainingJobs) -> None:
         "sys.exit(0 if again else 143)"
     )
     jobs.apply(job(master=replica(program, policy="ExitCode")))
-    until(jobs, has("Restarting"))
-    assert kinds(until(jobs, has("Succeeded")))[-1] == "Succeeded"
+    wait(jobs, has("Restarting"))
+    assert kinds(wait(jobs, has("Succeeded")))[-1] == "Succeeded"
 
 
 def test_never_fails_at_the_first_failure_and_always_goes_on(jobs: TrainingJobs) -> None:
     jobs.apply(job("never", worker=replica("raise SystemExit(3)", policy="Never")))
-    status = until(jobs, has("Failed"), "never")
+    status = wait(jobs, has("Failed"), "never")
     assert (status["replicaStatuses"]["Worker"]["failed"], "completionTime" in status) == (1, True)
     jobs.apply(job("always", worker=replica("print('again', flush=True)", policy="Always")))
-    until(jobs, lambda _: log(jobs, "always-worker-0").count("again") == 2, "always")
+    wait(jobs, lambda _: log(jobs, "always-worker-0").count("again") == 2, "always")
 
 
 def test_an_elastic_job_without_a_master_is_over_with_the_first_success(jobs: TrainingJobs) -> None:
@@ -177,7 +180,7 @@ def test_an_elastic_job_without_a_master_is_over_with_the_first_success(jobs: Tr
     env = [{"name": "POD", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}]
     worker["template"]["spec"]["containers"][0]["env"] = env
     jobs.apply(job(worker=worker, elasticPolicy={"minReplicas": 1}))
-    status = until(jobs, has("Succeeded"))
+    status = wait(jobs, has("Succeeded"))
     assert status["replicaStatuses"]["Worker"]["succeeded"] == 2, "the operator counts the active ones, too"
 
 
@@ -186,23 +189,23 @@ def test_limits_end_a_job(jobs: TrainingJobs) -> None:
     policy = {"backoffLimit": 2, "cleanPodPolicy": "All"}
     jobs.apply(job("backoff", worker=replica(crash), runPolicy=policy))
     jobs.apply(job("deadline", worker=replica(SLEEP), runPolicy={"activeDeadlineSeconds": 1, "cleanPodPolicy": "All"}))
-    assert "specified backoff limit" in until(jobs, has("Failed"), "backoff")["conditions"][-1]["message"]
-    assert "longer than specified deadline" in until(jobs, has("Failed"), "deadline")["conditions"][-1]["message"]
-    until(jobs, lambda _: not jobs.jobs, "deadline")
+    assert "specified backoff limit" in wait(jobs, has("Failed"), "backoff")["conditions"][-1]["message"]
+    assert "longer than specified deadline" in wait(jobs, has("Failed"), "deadline")["conditions"][-1]["message"]
+    wait(jobs, lambda _: not jobs.jobs, "deadline")
 
 
 def test_a_suspended_job_has_no_pods_and_goes_on_when_resumed(jobs: TrainingJobs) -> None:
     obj = job(worker=replica(SLEEP))
     jobs.apply(obj)
-    until(jobs, has("Running"))
+    wait(jobs, has("Running"))
     was = pid(jobs, "job-worker-0")
     obj["spec"]["runPolicy"] = {"suspend": True}
     jobs.apply(obj)
-    status = until(jobs, lambda status: condition(status, "Suspended") and gone(was))
+    status = wait(jobs, lambda status: condition(status, "Suspended") and gone(was))
     assert "startTime" not in status
     obj["spec"]["runPolicy"]["suspend"] = False
     jobs.apply(obj)
-    until(jobs, lambda status: status["conditions"][-1]["type"] == "Running" and "startTime" in status)
+    wait(jobs, lambda status: status["conditions"][-1]["type"] == "Running" and "startTime" in status)
 
 
 def test_a_deleted_job_gets_time_to_drain_and_leaves_nothing(jobs: TrainingJobs) -> None:
@@ -216,7 +219,7 @@ def test_a_deleted_job_gets_time_to_drain_and_leaves_nothing(jobs: TrainingJobs)
         "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); time.sleep(60)"
     )
     jobs.apply(job(master=replica(polite), worker=replica(deaf, terminationGracePeriodSeconds=1)))
-    until(jobs, lambda _: log(jobs, "job-master-0").strip() and "deaf" in log(jobs, "job-worker-0"))
+    wait(jobs, lambda _: log(jobs, "job-master-0").strip() and "deaf" in log(jobs, "job-worker-0"))
     pids = [pid(jobs, "job-master-0"), pid(jobs, "job-worker-0"), int(log(jobs, "job-master-0"))]
     assert jobs.delete("job")
     assert "drained" in log(jobs, "job-master-0")
@@ -231,7 +234,7 @@ def test_memory_volumes_outlive_processes_and_go_with_the_job(jobs: TrainingJobs
     )
     volumes = [{"name": "memory", "emptyDir": {"medium": "Memory"}}]
     jobs.apply(job(worker=replica(program, volumes=volumes)))
-    until(jobs, has("Succeeded"))
+    wait(jobs, has("Succeeded"))
     assert not shared_memory(jobs.run, "job").exists()
     jobs.apply(
         job(
@@ -239,7 +242,7 @@ def test_memory_volumes_outlive_processes_and_go_with_the_job(jobs: TrainingJobs
             worker=replica(f"open(__import__('os').environ['REKINDLE_SHM'] + '/x', 'w'); {SLEEP}", volumes=volumes),
         )
     )
-    until(jobs, has("Running"), "other")
+    wait(jobs, has("Running"), "other")
     assert shared_memory(jobs.run, "other").exists()
     jobs.delete("other")
     assert not shared_memory(jobs.run, "other").exists()
@@ -257,13 +260,13 @@ def test_a_job_goes_on_after_its_runner_was_killed(tmp_path: Path) -> None:
     first = subprocess.Popen([sys.executable, "-c", runner, tmp_path, json.dumps(obj)])
     jobs = TrainingJobs(LocalCluster(tmp_path), tmp_path / "run", "PyTorchJob")
     path = tmp_path / "run/logs/job-master-0.log"
-    while not (path.exists() and "up" in path.read_text() and has("Running")((jobs.get("job") or {})["status"])):
-        time.sleep(0.05)
+    up = lambda: path.exists() and "up" in path.read_text() and has("Running")((jobs.get("job") or {})["status"])  # noqa: E731
+    until("the job to run", up)
     assert not jobs.jobs, "another process runs it"
     first.kill()
     first.wait()
-    status = until(jobs, lambda status: kinds(status)[-1:] == ["Restarting"] or len(jobs.jobs))
-    status = until(jobs, lambda status: log(jobs, "job-master-0").count("up") == 2)
+    status = wait(jobs, lambda status: kinds(status)[-1:] == ["Restarting"] or len(jobs.jobs))
+    status = wait(jobs, lambda status: log(jobs, "job-master-0").count("up") == 2)
     assert kinds(status) == ["Created", "Running"]
     assert jobs.apply(obj)["metadata"]["generation"] == 1, "applied again, it is the same job"
     jobs.stop(5)
@@ -272,7 +275,7 @@ def test_a_job_goes_on_after_its_runner_was_killed(tmp_path: Path) -> None:
 
 def test_what_a_runner_left_that_died_as_its_job_ended_is_removed(jobs: TrainingJobs) -> None:
     jobs.apply(job(master=replica("")))
-    until(jobs, lambda status: has("Succeeded")(status) and not jobs.jobs)
+    wait(jobs, lambda status: has("Succeeded")(status) and not jobs.jobs)
     left = [shared_memory(jobs.run, "job"), jobs.run / "pods/job-master-0"]
     jobs.apply(job("other", master=replica(SLEEP)))
     kept = shared_memory(jobs.run, "other")

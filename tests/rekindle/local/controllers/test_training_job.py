@@ -24,6 +24,7 @@ from rekindle.local.controllers.training_job import TrainingJobs, finished
 from rekindle.local.emulator import LocalCluster
 from tests.commands import shell
 from tests.kinds import kinds
+from tests.waiting import until
 
 SLEEP = "import time; time.sleep(60)"
 # rank 0 prints the sum of what all of them send; {where} gives rank, size, host and port from the environment
@@ -90,15 +91,18 @@ def run(tmp_path: Path) -> Iterator[Callable[..., tuple[TrainingJobs, dict[str, 
     """Apply a job, and poll until its status holds: its controller and its status."""
     made = controllers(LocalCluster(tmp_path), tmp_path / "run")
 
-    def run(obj: dict[str, Any], holds: Callable[[dict], Any] = finished, seconds: float = 30) -> Any:
+    def run(obj: dict[str, Any], holds: Callable[[dict], Any] = finished, seconds: float = 60) -> Any:
         jobs, name = made[obj["kind"]], obj["metadata"]["name"]
         jobs.apply(obj)
-        end, status = time.monotonic() + seconds, {}
-        while not holds(status):
-            assert time.monotonic() < end, json.dumps(status, indent=1)
+        status: dict[str, Any] = {}
+
+        def look() -> bool:
             jobs.poll()
-            status = (jobs.get(name) or {}).get("status") or {}
-            time.sleep(0.02)
+            status.clear()
+            status.update((jobs.get(name) or {}).get("status") or {})
+            return bool(holds(status))
+
+        until("the status to hold", look, seconds, evidence=lambda: json.dumps(status, indent=1))
         return jobs, status
 
     yield run

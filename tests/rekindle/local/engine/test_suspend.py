@@ -19,8 +19,9 @@ from rekindle.local.engine.scheduler import Scheduler
 from rekindle.local.journal import Busy, RunFiles
 from rekindle.local.run import release_suspended
 from tests.rekindle.local.played import leaf, scheduler, steps
+from tests.waiting import until
 
-REKINDLE = [sys.executable, "-c", "from rekindle.cli import main; main()"]
+REKINDLE = [sys.executable, "-c", "from rekindle.__main__ import main; main()"]
 
 
 def approval(default: str | None = None, **output: Any) -> dict[str, Any]:
@@ -177,11 +178,9 @@ def test_a_suspended_workflow_goes_on_when_told_and_one_that_waits_for_nobody_is
     first = run("run", "--manifest", manifest(tmp_path, suspend=True, templates=only))
     waits(first)
     home = tmp_path / ".rekindle"
-    while not RunFiles(home, "w").load()[0]["phase"]:
-        time.sleep(0.05)
+    until("the run to begin", lambda: RunFiles(home, "w").load()[0]["phase"])
     assert release_suspended("w", {}, home)
-    while not RunFiles(home, "w").load()[0]["nodes"]:
-        time.sleep(0.05)
+    until("its first node", lambda: RunFiles(home, "w").load()[0]["nodes"])
     with pytest.raises(Busy, match="only one may"):
         release_suspended("w", {}, home)
     first.send_signal(signal.SIGTERM)

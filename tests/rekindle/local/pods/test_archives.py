@@ -1,10 +1,14 @@
 """Archives made to do harm: whatever they say, nothing outside of their folder is written, read or changed."""
 
 import gzip
+import io
 import os
 import random
 import stat
+import struct
+import subprocess
 import tarfile
+import tracemalloc
 import zipfile
 from collections.abc import Iterable
 from pathlib import Path
@@ -12,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from rekindle.local.pods.archives import ArchiveError, unpack_tar, unpack_zip
+from rekindle.local.pods.archives import ArchiveError, is_tarball, unpack_tar, unpack_zip
 from rekindle.local.pods.artifacts import remove_directory
 
 NAMES = [
@@ -212,3 +216,106 @@ def test_a_header_without_end_takes_neither_memory_nor_time(tmp_path: Path) -> N
         file.write(member("first").tobuf() + back.tobuf(tarfile.GNU_FORMAT) + bytes(1024))
     with pytest.raises(ArchiveError):
         unpack_tar(tmp_path / "back", tmp_path / "in")
+
+
+def sparse(parts: list[tuple[int, int]], size: int, stored: int) -> tarfile.TarInfo:
+    """A file of `size` bytes of which `stored` are in the archive, for the given offsets and sizes."""
+    listed = ",".join(f"{offset},{length}" for offset, length in parts)
+    headers = {"GNU.sparse.major": "0", "GNU.sparse.minor": "1", "GNU.sparse.name": "a", "GNU.sparse.map": listed}
+    return member("a", size=stored, pax_headers={**headers, "GNU.sparse.size": str(size)})
+
+
+def packed_sparse(path: Path, info: tarfile.TarInfo) -> Path:
+    content = b"".join(bytes([65 + number % 26]) * 512 for number in range(-(-info.size // 512)))
+    path.write_bytes(gzip.compress(info.tobuf(tarfile.PAX_FORMAT) + content + bytes(1024)))
+    return path
+
+
+@pytest.mark.parametrize(
+    "parts, said",
+    [
+        ([(number % 2 * (1 << 20) + number // 2 * 512, 512) for number in range(1000)], "overlap or are not in order"),
+        ([(0, 512), (0, 512)], "overlap or are not in order"),
+        ([(0, 512), (1 << 21, 512)], "overlap or are not in order"),
+        ([(0, 512), (512, 1 << 20)], "parts of 1049088 bytes, but 1024 are there"),
+    ],
+    ids=["jumps", "overlap", "outside", "more than there is"],
+)
+def test_a_sparse_file_whose_map_jumps_is_refused_as_go_does(tmp_path: Path, parts: Any, said: str) -> None:
+    archive = packed_sparse(tmp_path / "in.tmp", sparse(parts, 1 << 21, 512 * min(len(parts), 1000)))
+    with pytest.raises(ArchiveError, match=said):
+        unpack_tar(archive, tmp_path / "in")
+    assert not (tmp_path / "in").exists()
+
+
+def test_a_sparse_file_comes_back_whole_and_its_holes_take_no_space(tmp_path: Path) -> None:
+    archive = packed_sparse(tmp_path / "in.tmp", sparse([(512, 512), (1 << 29, 512), (1 << 30, 0)], 1 << 30, 1024))
+    unpack_tar(archive, tmp_path / "in")
+    content = (tmp_path / "in").open("rb")
+    assert content.read(1024) == bytes(512) + b"A" * 512
+    content.seek(1 << 29)
+    assert content.read(1024) == b"B" * 512 + bytes(512)
+    assert (tmp_path / "in").stat().st_size == 1 << 30 and (tmp_path / "in").stat().st_blocks * 512 < 1 << 20
+
+
+def test_what_gnu_tar_packs_sparse_is_unpacked(tmp_path: Path) -> None:
+    with (tmp_path / "file").open("wb") as file:
+        for number in range(50):
+            file.seek(number * 65536)
+            file.write(b"%d" % number)
+    content = (tmp_path / "file").read_bytes()
+    for form in ("gnu", "pax"):
+        pack = ["tar", "--sparse", f"--format={form}", "-czf", "in.tmp", "file"]
+        subprocess.run(pack, cwd=tmp_path, check=True)
+        unpack_tar(tmp_path / "in.tmp", tmp_path / form)
+        assert (tmp_path / form).read_bytes() == content
+
+
+def test_gzip_members_that_hold_nothing_are_not_read_to_the_end(tmp_path: Path) -> None:
+    (tmp_path / "in.tmp").write_bytes(gzip.compress(b"") * 1_000_000)
+    assert not is_tarball(tmp_path / "in.tmp")
+    with pytest.raises(ArchiveError, match="gzip members have fewer than 1024 bytes each"):
+        unpack_tar(tmp_path / "in.tmp", tmp_path / "in")
+    whole = io.BytesIO()
+    with tarfile.open(fileobj=whole, mode="w") as tar:
+        tar.addfile(member("a", size=20 << 20), io.BytesIO(bytes(20 << 20)))
+    blocks = [whole.getvalue()[at : at + 1024] for at in range(0, len(whole.getvalue()), 1024)]
+    (tmp_path / "in.tmp").write_bytes(b"".join(gzip.compress(block, 1) + b"\0" * 3 for block in blocks))
+    assert is_tarball(tmp_path / "in.tmp")
+    unpack_tar(tmp_path / "in.tmp", tmp_path / "in")
+    assert (tmp_path / "in").stat().st_size == 20 << 20
+
+
+def test_the_entries_of_a_zip_are_counted_before_they_are_read(tmp_path: Path) -> None:
+    count = 300_000
+    entry = b"PK\1\2" + bytes(24) + struct.pack("<3H", 1, 0, 0) + bytes(12) + b"a"
+    end = b"PK\5\6" + struct.pack("<4H2IH", 0, 0, 0xFFFF, 0xFFFF, len(entry) * count, 0, 0)
+    (tmp_path / "in.tmp").write_bytes(entry * count + end)
+    tracemalloc.start()
+    with pytest.raises(ArchiveError, match="it has more than 1000 entries"):
+        unpack_zip(tmp_path / "in.tmp", tmp_path / "in", most_entries=1000)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 4 * len(entry) * count, "an object for each entry takes eight times as much as its bytes"
+
+
+def test_zip_entries_that_share_their_bytes_are_refused(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "in.tmp", "w", zipfile.ZIP_DEFLATED) as archive:
+        for name in "ab":
+            archive.writestr(name, bytes(1 << 20))
+        archive.filelist[1].header_offset = 0
+        archive.filelist[1].filename = archive.filelist[1].orig_filename = "a"
+    with pytest.raises(ArchiveError, match="a begins within the entry before it"):
+        unpack_zip(tmp_path / "in.tmp", tmp_path / "in")
+
+
+def test_a_zip_has_the_bounds_of_a_tarball(tmp_path: Path) -> None:
+    for name, said in (
+        ("/".join("d" * 1900), "more than 200 directories"),
+        ("/".join("d" * 150), "more than 100 entr"),
+    ):
+        with zipfile.ZipFile(tmp_path / "in.tmp", "w") as archive:
+            archive.writestr(name, b"x")
+        with pytest.raises(ArchiveError, match=said):
+            unpack_zip(tmp_path / "in.tmp", tmp_path / "in", most_entries=100)
+        assert [file.name for file in tmp_path.iterdir()] == ["in.tmp"]

@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-import time
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from rekindle.local.emulator import LocalCluster
 from rekindle.local.pods import limits
 from rekindle.local.preflight import check
 from rekindle.local.run import execute
+from tests.waiting import until
 
 needs_cgroups = pytest.mark.skipif(not limits.available(), reason="no cgroups of one's own here")
 NAME = f"limited-{os.getpid()}"
@@ -78,10 +78,7 @@ def test_the_pods_of_a_job_are_held_to_their_memory_too(tmp_path: Path) -> None:
     container = {"name": "main", "image": "python:3.11", "command": [sys.executable, "-c", GREEDY, "200"]}
     spec = {"containers": [{**container, "resources": {"limits": {"memory": "100Mi"}}}]}
     pod = pods.Pod(LocalCluster(tmp_path), "p", spec, tmp_path, {})
-    until = time.monotonic() + 60
-    while (code := pod.poll()) is None and time.monotonic() < until:
-        time.sleep(0.01)
-    assert code == 137
+    assert until("the pod to end", pod.poll) == 137
 
 
 @needs_cgroups

@@ -20,6 +20,7 @@ from rekindle.local.pods.log_pipe import LogPipe
 from rekindle.local.pods.pod_run import PodRun
 from rekindle.local.pods.process import ContainerRun, start_container
 from rekindle.local.run import execute
+from tests.waiting import until
 
 
 def said(source: str, log: Path, copy: Path | None = None) -> LogPipe:
@@ -130,8 +131,7 @@ def test_a_sidecar_whose_log_cannot_be_written_is_told(tmp_path: Path) -> None:
         replace(run, spec={"containers": [{"name": "main", **template["container"]}]}), cluster
     )
     pod.process.wait()
-    while not pod.sidecars.running["beside"].log_pipe.error:
-        time.sleep(0.01)
+    until("the sidecar's log to fail", lambda: pod.sidecars.running["beside"].log_pipe.error)
     with pytest.raises(OSError, match="No space left"):
         pod.collected("w", cluster.store)
 

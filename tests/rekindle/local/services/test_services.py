@@ -16,9 +16,10 @@ from pathlib import Path
 import pytest
 
 from rekindle.errors import StorageError, TrackingError
-from rekindle.local.processes import WATCH, started
+from rekindle.local.processes import started
 from rekindle.local.services.services import Record, Services, answers
 from rekindle.storage import Store
+from tests.waiting import until
 
 PLAIN = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
 
@@ -43,8 +44,7 @@ def store(services: Services) -> Store:
 def killed(services: Services, name: str) -> Record:
     before = record(services, name)
     os.kill(before.pid, signal.SIGKILL)
-    while before.alive:
-        time.sleep(0.01)
+    until("the service to be gone", lambda: not before.alive)
     return before
 
 
@@ -95,9 +95,7 @@ def test_a_port_taken_in_the_meantime_is_given_up(services: Services) -> None:
 def test_down_leaves_no_process_and_no_data_is_lost(services: Services) -> None:
     store(services).put("a", b"1")
     was = record(services, "s3")
-    began = time.monotonic()
     assert services.down() == ["s3"]
-    assert time.monotonic() - began < 2
     assert started(was.pid) != was.since
     assert services.down() == []
     services.keep()
@@ -139,10 +137,7 @@ def test_a_removed_home_takes_its_services_along(services: Services) -> None:
     services.start("s3")
     was = record(services, "s3")
     shutil.rmtree(services.home)
-    end = time.monotonic() + 3 * WATCH
-    while was.alive and time.monotonic() < end:
-        time.sleep(0.05)
-    assert not was.alive
+    until("the service to notice that its home is gone", lambda: not was.alive)
 
 
 def test_runs_and_artifacts_survive_a_kill_of_mlflow(services: Services) -> None:
@@ -154,6 +149,7 @@ def test_runs_and_artifacts_survive_a_kill_of_mlflow(services: Services) -> None
         data = body if isinstance(body, bytes) else json.dumps(body).encode() if body else None
         request = urllib.request.Request(f"{env['MLFLOW_TRACKING_URI']}/api/2.0/{path}", data, method=method)
         request.add_header("Content-Type", "application/json")
+        request.add_header("Authorization", f"Bearer {services.login()['MLFLOW_TRACKING_TOKEN']}")
         with urllib.request.urlopen(request, timeout=60) as answer:
             return json.loads(answer.read() or b"{}")
 

@@ -9,6 +9,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -184,3 +185,46 @@ def test_requests_that_come_in_one_piece_are_all_answered(endpoint: Endpoint) ->
             connection.sendall(part)
         while answers.count(b"secret") < 4:
             answers += connection.recv(10_000)
+
+
+@pytest.mark.parametrize("line", ["X : y", "X y", ": y", "X\x0b: y", " folded", "X: a\rb", "X: a\nContent-Length: 0"])
+def test_a_body_is_never_read_as_a_request_after_a_header_line_that_is_none(endpoint: Endpoint, line: str) -> None:
+    kept = endpoint.signed("PUT", "/data/smuggled", {"Content-Length": "0"})
+    inner = "".join(f"{name}: {value}\r\n" for name, value in kept.items())
+    body = f"PUT /data/smuggled HTTP/1.1\r\n{inner}\r\n"
+    outer = endpoint.signed("PUT", "/data/outer", {})
+    fields = "".join(f"{name}: {value}\r\n" for name, value in outer.items())
+    head = f"PUT /data/outer HTTP/1.1\r\n{fields}{line}\r\nContent-Length: {len(body)}\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", endpoint.port), timeout=10) as connection:
+        connection.sendall((head + body).encode())
+        answer = b""
+        with suppress(ConnectionError):
+            while part := connection.recv(10_000):
+                answer += part
+    assert answer.count(b"HTTP/1.1 ") == 1 and answer.startswith(b"HTTP/1.1 400 "), answer
+    assert code(*endpoint.send("GET", "/data/smuggled", endpoint.signed("GET", "/data/smuggled", {})))[0] == 404
+
+
+def test_slow_bodies_of_those_with_a_key_hold_up_nobody_else(endpoint: Endpoint) -> None:
+    """More of them than threads: each has sent half of its body."""
+    slow = []
+    try:
+        for number in range(3 * THREADS):
+            path = f"/data/slow-{number}"
+            fields = endpoint.signed("PUT", path, {"Content-Length": "10"})
+            lines = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
+            connection = socket.create_connection(("127.0.0.1", endpoint.port), timeout=30)
+            connection.sendall(f"PUT {path} HTTP/1.1\r\n{lines}\r\nhalf ".encode())
+            slow.append(connection)
+        assert endpoint.client.get_object(Bucket="data", Key="a")["Body"].read() == b"secret"
+        for connection in slow:
+            connection.sendall(b"whole")
+            assert connection.recv(1000).startswith(b"HTTP/1.1 200 ")
+        assert endpoint.client.get_object(Bucket="data", Key="slow-0")["Body"].read() == b"half whole"
+    finally:
+        for connection in slow:
+            connection.close()
+    deadline = time.monotonic() + 60
+    while len(os.listdir(f"/proc/{endpoint.process.pid}/task")) > THREADS + 2:
+        assert time.monotonic() < deadline, "the threads of slow clients stay"
+        endpoint.client.get_object(Bucket="data", Key="a")

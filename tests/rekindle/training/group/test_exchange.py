@@ -2,7 +2,6 @@
 
 import signal
 import threading
-import time
 from ipaddress import ip_address
 from typing import Any
 
@@ -87,10 +86,8 @@ def test_what_members_tell_each_other_survives_the_coordinator(crew: Crew) -> No
     assert a.values(generation, ["early", "late"], 30) == [b"\0\xff" * 1000, b"yes"]
     with pytest.raises(RuntimeError, match="no member has told within"):
         a.values(generation, ["never"], 0.1)
-    began = time.monotonic()
     threading.Timer(0.1, b.report_failure, (generation,)).start()
     with pytest.raises(RuntimeError, match=f"generation {generation} is over"):
         a.values(generation, ["never"], 600)
-    assert time.monotonic() - began < 60
     for one in clients:
         one.leave()

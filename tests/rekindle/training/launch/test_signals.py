@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import pytest
 from rekindle.errors import ConfigError
 from rekindle.training.launch import signals
 from tests.rekindle.training.crew import ROOT
+from tests.waiting import until
 
 # like a training loop with a DataLoader whose processes must all live until the last step
 SCRIPT = """
@@ -72,10 +72,7 @@ def test_a_data_loader_dies_with_its_worker() -> None:
     process = start(SCRIPT)
     process.kill()
     process.wait()
-    until = time.monotonic() + 10
-    while members(process.pid):
-        assert time.monotonic() < until
-        time.sleep(0.01)
+    until("the whole process group to be gone", lambda: not members(process.pid))
 
 
 def test_a_worker_that_cannot_leave_is_gone_before_it_is_killed() -> None:

@@ -39,8 +39,9 @@ async def serving() -> AsyncIterator[tuple[Coordinator, tuple[str, int]]]:
         port = free.getsockname()[1]
     coordinator = Coordinator(TrainingSpec.model_validate(settings), SECRET.encode())
     run = asyncio.create_task(coordinator.run("127.0.0.1", port))
-    while not run.done() and not await _listens(port):
-        await asyncio.sleep(0.01)
+    async with asyncio.timeout(60):
+        while not run.done() and not await _listens(port):
+            await asyncio.sleep(0.01)
     yield coordinator, ("127.0.0.1", port)
     coordinator.end(0)
     await run

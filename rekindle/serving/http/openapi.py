@@ -11,7 +11,7 @@ ERRORS = {
     413: "too large: send it in parts",
     422: "the request is wrong; the error says where",
     500: "the model failed",
-    503: "loading, or too many requests are waiting: try again after Retry-After seconds",
+    503: "loading, or too many requests are waiting or arriving: try again after Retry-After seconds",
 }
 IDENTITY = {VERSION: "version of the registered model", SHA256: "sha256 of the weights that answered"}
 IDENTITY |= {DATA_UNTIL: "where the data that the model knows ends; left out if its dataset does not say"}

@@ -1,0 +1,99 @@
+"""The tasks that lead clients to the servers of a release, and end the servers of earlier ones.
+
+A run may be interrupted before each of its tasks and resumed when another release, or a rollback, has the traffic. So
+the objects are read first, then the champion, and a change holds only for an object that is still as it was read; if it
+is not, all of it is done again.
+"""
+
+from collections.abc import Callable
+
+from hera.workflows import DAG, Container, Parameter, Resource, Task
+from hera.workflows import models as m
+
+from rekindle.blocks.container import retries
+from rekindle.blocks.resource import apply, render
+from rekindle.blocks.serving.autoscaler import autoscaler
+from rekindle.blocks.serving.disruption_budget import disruption_budget
+from rekindle.blocks.serving.service import service
+from rekindle.serving.config import ServeConfig
+
+SERVER, VERSION = "{{inputs.parameters.server}}", "{{inputs.parameters.version}}"
+HOLDS = f"'{{{{tasks.champion.outputs.parameters.deployment}}}}' == '{SERVER}'"
+RUNS = "'{{item.server}}' != '' && '{{item.replicas}}' != '0'"  # an earlier one that still exists, and has pods
+
+
+def switch(name: Callable[[str], str], champion: Container, model: str, serve: ServeConfig) -> DAG:
+    """Lead clients to the Deployment `server` if the champion is served by it, and end the pods of `retained` others.
+
+    `name` makes names of templates, `champion` is the template of steps.champion. The output `deployment` is what
+    serves the champion.
+    """
+    fields = {"server": "{.metadata.name}", "generation": "{.metadata.generation}", "replicas": "{.spec.replicas}"}
+    seen = _read(name("service-version"), "service", model, {"version": "{.metadata.resourceVersion}"})
+    earlier = _read(name("earlier"), "deployment", SERVER, fields, ["server"])
+    manifest = service(model, serve.port, SERVER)
+    manifest["metadata"] |= {"resourceVersion": VERSION}
+    templates = {
+        "service": apply(name("service"), manifest, inputs=("server", "version"), retry=retries(1)),
+        "autoscaler": apply(name("autoscaler"), autoscaler(model, serve, SERVER), inputs=("server",), retry=retries(2)),
+        "disruption-budget": apply(name("disruption-budget"), disruption_budget(model), retry=retries(2)),
+    }
+    outputs = [_output("deployment", parameter="{{tasks.champion.outputs.parameters.deployment}}")]
+    inputs = [Parameter(name="server"), Parameter(name="retained")]
+    version = {"version": "{{tasks.service-version.outputs.parameters.version}}"}
+    with DAG(name=name("switch"), inputs=inputs, outputs=outputs, retry_strategy=retries(3)) as dag:
+        Task(name="service-version", template=seen)
+        Task(
+            name="earlier",
+            template=earlier,
+            arguments={"server": "{{item}}"},
+            with_param="{{inputs.parameters.retained}}",
+        )
+        values = {"name": model, "server": SERVER}
+        Task(name="champion", template=champion, arguments=values, depends="service-version && earlier")
+        Task(name="service", template=templates["service"], arguments={"server": SERVER} | version, depends="champion")
+        Task(name="autoscaler", template=templates["autoscaler"], arguments={"server": SERVER}, depends="service")
+        Task(name="disruption-budget", template=templates["disruption-budget"], depends="champion")
+        for task in dag.tasks[3:]:
+            task.when = HOLDS  # pyright: ignore[reportAttributeAccessIssue]
+        Task(
+            name="retire",
+            template=_retire(name("retire")),
+            arguments={"server": "{{item.server}}", "generation": "{{item.generation}}"},
+            with_param="{{tasks.earlier.outputs.parameters}}",
+            when=f"{HOLDS} && {RUNS} && '{{{{item.server}}}}' != '{SERVER}'",
+            depends="autoscaler",
+        )
+    return dag
+
+
+def _read(name: str, kind: str, obj: str, paths: dict[str, str], inputs: list[str] | None = None) -> Resource:
+    """Return the template that reads fields of an object; all are empty if it does not exist."""
+    return Resource(
+        name=name,
+        action="get",
+        flags=[kind, obj, "--ignore-not-found"],
+        inputs=[Parameter(name=field) for field in inputs or []],
+        outputs=[_output(field, json_path=path) for field, path in paths.items()],
+        retry_strategy=retries(2),
+    )
+
+
+def _retire(name: str) -> Resource:
+    """Return the template that ends the pods of a Deployment as it was read, and keeps the rest for a rollback."""
+    generation = "{{!inputs.parameters.generation}}"
+    test = {"op": "test", "path": "/metadata/generation", "value": generation}
+    change = {"op": "replace", "path": "/spec/replicas", "value": 0}
+    return Resource(
+        name=name,
+        action="patch",
+        merge_strategy="json",
+        flags=["deployment", SERVER],
+        manifest=render([test, change]),
+        inputs=[Parameter(name="server"), Parameter(name="generation")],
+        retry_strategy=retries(1),
+    )
+
+
+def _output(name: str, **source: str) -> Parameter:
+    return Parameter(name=name, value_from=m.ValueFrom(**source))

@@ -1,0 +1,101 @@
+"""Requests to MLflow's REST API at MLFLOW_TRACKING_URI; a failure says what the server answered, and the way out."""
+
+import os
+import re
+from functools import cache
+from typing import TYPE_CHECKING, Any, NoReturn
+from urllib.parse import urlsplit
+
+from rekindle.common.wording import visible
+from rekindle.errors import TrackingError, innermost, without_user
+
+if TYPE_CHECKING:
+    import requests
+
+RETRIES = "MLFLOW_HTTP_REQUEST_MAX_RETRIES"  # environment, as of MLflow's client; 5 wait 0 + 2 + 4 + 8 + 16 s
+TIMEOUT_S = 30
+UNAVAILABLE = (502, 503, 504)  # status codes of a proxy whose server does not answer
+SHOWN_CHARACTERS = 300  # of an answer that is not MLflow's JSON
+TAGS = re.compile(r"<(script|style)\b.*?</\1>|<[^>]*>", re.DOTALL | re.IGNORECASE)
+
+
+class Refused(TrackingError):
+    """MLflow answers with an error; `code` is MLflow's name of it."""
+
+    def __init__(self, message: str, code: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+def address() -> str:
+    """The address of the server. Raises TrackingError if it is not set."""
+    uri = os.environ.get("MLFLOW_TRACKING_URI", "").rstrip("/")
+    if not uri.startswith(("http://", "https://")):
+        raise TrackingError(
+            f"MLFLOW_TRACKING_URI is {without_user(uri) or 'not set'}: runs and models are recorded there. Set it to "
+            'the http(s):// address of an MLflow server, in a cluster through the ConfigMap "rekindle".'
+        )
+    return uri
+
+
+def request(method: str, path: str, **content: Any) -> dict[str, Any]:
+    """Return MLflow's answer to a request. Raises Refused, or TrackingError if the answer is not MLflow's."""
+    import requests
+
+    uri = address()
+    try:
+        session = _session(int(os.environ.get(RETRIES, 5)), os.environ.get("MLFLOW_TRACKING_TOKEN", ""))
+        answer = session.request(method, f"{uri}/api/2.0/{path}", timeout=TIMEOUT_S, **content)
+    except requests.RequestException as error:
+        cause, server = without_user(str(innermost(error))), without_user(uri)
+        raise TrackingError(
+            f"MLflow at {server} does not answer ({cause}). Check MLFLOW_TRACKING_URI and that `curl {server}/health` "
+            "says OK, then run this step again: nothing is recorded twice."
+        ) from error
+    try:
+        body = answer.json() if answer.content else {}
+    except ValueError:
+        body = None
+    if not isinstance(body, dict) or not (answer.ok or body.get("error_code")):
+        _reject(answer)
+    return body if answer.ok else _refuse(body, answer.reason)
+
+
+def _refuse(body: dict[str, Any], reason: str) -> NoReturn:
+    code, message = body["error_code"], body.get("message") or reason
+    message = without_user(f"{code}: {message}".splitlines()[0])
+    raise Refused(f"MLflow at {without_user(address())} refused: {message}", code)
+
+
+def _reject(answer: "requests.Response") -> NoReturn:
+    """Raise TrackingError with the words of an answer that is not MLflow's JSON."""
+    server, host = without_user(address()), urlsplit(address()).netloc.rpartition("@")[2]
+    words = " ".join(visible(TAGS.sub(" ", answer.text)).split())[:SHOWN_CHARACTERS] or "nothing"
+    if "Host header" in words:
+        remedy = (
+            f"Start MLflow with {host} in --allowed-hosts (MLFLOW_SERVER_ALLOWED_HOSTS), or reach it by an address "
+            "that is in there."
+        )
+    elif answer.status_code in (401, 403):
+        remedy = "Set MLFLOW_TRACKING_TOKEN, or MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, of one who may."
+    else:
+        remedy = "Check MLFLOW_TRACKING_URI: an MLflow server answers in JSON."
+    raise TrackingError(f"MLflow at {server} answered {answer.status_code} {answer.reason}: {words!r}. {remedy}")
+
+
+@cache
+def _session(attempts: int, token: str) -> "requests.Session":
+    import requests
+    from requests.adapters import HTTPAdapter
+    from urllib3.util import Retry
+
+    session = requests.Session()
+    status = (408, 429, 500, *UNAVAILABLE)
+    retry = Retry(attempts, backoff_factor=1, status_forcelist=status, allowed_methods=None, raise_on_status=False)
+    for scheme in ("http://", "https://"):
+        session.mount(scheme, HTTPAdapter(max_retries=retry))
+    if token:
+        session.headers["authorization"] = f"Bearer {token}"
+    elif user := os.environ.get("MLFLOW_TRACKING_USERNAME"):
+        session.auth = (user, os.environ.get("MLFLOW_TRACKING_PASSWORD", ""))
+    return session

@@ -1,0 +1,23 @@
+"""What a piece of code costs, counted instead of timed: the count is the same on a busy machine."""
+
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+
+def calls(function: Callable[[], Any]) -> int:
+    """Return the number of Python and C functions that are called in this thread while `function` runs."""
+    count = 0
+
+    def note(frame: FrameType, event: str, argument: Any) -> None:
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    before = sys.getprofile()
+    sys.setprofile(note)
+    try:
+        function()
+    finally:
+        sys.setprofile(before)
+    return count

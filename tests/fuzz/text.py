@@ -1,0 +1,135 @@
+"""YAML, JSON and expressions that are cheap to write and dear to read: what they may answer is one sentence."""
+
+import json
+import random
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from rekindle.argo.language import expr
+from rekindle.argo.language.functions import ExprError
+from rekindle.argo.language.govaluate import WhenError, should_execute
+from rekindle.argo.language.yaml_text import parse
+from rekindle.argo.manifest.read import documents
+from rekindle.argo.validate import lint
+from rekindle.errors import ConfigError
+from tests.fuzz.mutation import mutated
+
+Case = Callable[[random.Random], None]
+OPENED = ["[", "{a: ", '{"a":', "- ", "? ", "[{b: ", "- - ? ", "&a [", "!!map {x: "]
+DIGITS = ["9", "f", "1", "7", ":1", "_", "9.", "e1"]
+STARTS = ["", "-", "0x", "0b", "0o", "0", "1", ".", "1e", "!!int 1", "!!float 1", "!!timestamp 2020-01-01T00:00:00."]
+LINES = [
+    "---\n",
+    "--- a\n",
+    "%TAG !a{0}! tag:x\n",
+    "&a{0} b: *a{0}\n",
+    "a{0}: !x{0} y\n",
+    "#\n",
+    "- |\n",
+    "<<: {{a{0}: 1}}\n",
+]
+EXPRESSIONS = [
+    "(",
+    "!",
+    "-",
+    "a.",
+    "1+",
+    "[",
+    "{{",
+    "{{=",
+    "a?.",
+    "9",
+    "'",
+    "\\",
+    "a ",
+    "1 << ",
+    "0x",
+    "not ",
+    "? ",
+    "b://",
+]
+
+
+def aliases(chance: random.Random) -> str:
+    """Anchors, each of which stands for several of the one before, in one of the ways to say so."""
+    count, form = (
+        chance.randrange(2, 12),
+        chance.choice(["{{<<: [{0}]}}", "[{0}]", "{{x: [{0}]}}", "{{? [{0}] : 1}}", "{{<<: {1}}}"]),
+    )
+    lines = [f"a0: &a0 {chance.choice(['{x: 1}', '[1]', 'x' * chance.randrange(100_000)])}"]
+    for number in range(1, chance.randrange(2, 14)):
+        above = f"*a{number - 1 if chance.random() < 0.95 else chance.randrange(number + 2)}"
+        lines.append(f"a{number}: &a{number} {form.format(', '.join([above] * count), above)}")
+    return "\n".join([*lines, ""])
+
+
+def bomb(chance: random.Random) -> str:
+    """A text of many levels, digits, documents, aliases, characters or keys."""
+    size = int(10 ** chance.uniform(0, 5.3))
+    match chance.randrange(7):
+        case 0:
+            return chance.choice(["", "a: ", "a: &a\n  "]) + chance.choice(OPENED) * size
+        case 1:
+            return f"name: {chance.choice(STARTS)}{chance.choice(DIGITS) * size}\n"
+        case 2:
+            line = chance.choice(LINES)
+            return "".join(line.format(number) for number in range(size // len(line)))
+        case 3:
+            return aliases(chance)
+        case 4:
+            return json.dumps({"name": "x"})[:-1] + ', "a": ' + chance.choice([*"[9-", '{"a":', '"\\', "[1,"]) * size
+        case 5:
+            return f"? {'k' * size}\n: 1\n"
+    return "a: " + "[" * (depth := min(size, 150)) + "]" * depth + f"\nb: {'x' * size}\n"
+
+
+def yaml_texts(folder: Path) -> Case:
+    """Texts of configs and manifests, read and linted."""
+    texts = [
+        b"a: &a {x: 1}\nb: {<<: *a, y: [0x1f, 1e3, .inf, y, ~, '']}\n",
+        b"--- |\n  a\n--- >\n  b\n...\n",
+        b'{"a": [1, "\\u00e9"]}',
+    ]
+
+    def case(chance: random.Random) -> None:
+        text = bomb(chance)
+        if chance.random() < 0.3:
+            text = mutated(chance.choice([text[:5000].encode(), *texts]), chance, texts).decode(errors="replace")
+        with suppress(ConfigError):
+            try:
+                json.dumps(parse(text, "a file"))
+                for manifest in documents(text):
+                    lint(manifest)
+            except ConfigError as error:
+                assert len(str(error)) < 1000 and "\n" not in str(error), error
+                raise
+
+    return case
+
+
+def expressions(folder: Path) -> Case:
+    """Tags, expressions and conditions of a manifest."""
+
+    def case(chance: random.Random) -> None:
+        parts = [chance.choice(EXPRESSIONS) * int(10 ** chance.uniform(0, 4.5)) for _ in range(chance.randrange(1, 4))]
+        source = "".join(parts) + chance.choice(["", "1", "}}", "1)", " == 1", ")" * len(parts[0])])
+        container = {
+            "image": "x",
+            "args": [source, f"{{{{={source}}}}}", f"--{source}"],
+            "env": [{"name": "A", "value": source}],
+        }
+        patch: Any = {"podSpecPatch": source} if chance.random() < 0.3 else {}
+        step = {"name": "a", "template": "b", "when": source, "withParam": source}
+        templates = [{"name": "b", "container": container, **patch}, {"name": "a", "steps": [[step]]}]
+        lint({"apiVersion": "argoproj.io/v1alpha1", "kind": "Workflow", "metadata": {"generateName": "a-"},
+              "spec": {"entrypoint": "a", "templates": templates}})  # fmt: skip
+        with suppress(WhenError):
+            should_execute(source)
+        with suppress(ExprError):
+            expr.calls(source)
+        with suppress(ExprError):
+            expr.evaluate(source, {"a": {"b": 1}})
+
+    return case

@@ -1,0 +1,133 @@
+"""A proxy in front of a real HTTP service, which counts the requests that change something and can act at one of them.
+
+with Proxy("http://127.0.0.1:9000") as proxy:
+    proxy.before = lambda write: ...     # called with a Write before it is forwarded, from the proxy's own thread
+    proxy.away = True                    # connections are refused or broken off, as if the service were gone
+"""
+
+import http.client
+import socket
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, Self
+from urllib.parse import urlsplit
+
+READS = ("GET", "HEAD")
+SEARCHES = ("/search", "/get-by-name")  # POSTs of MLflow that change nothing
+HOP_BY_HOP = {"connection", "keep-alive", "transfer-encoding", "content-length"}
+
+
+@dataclass(frozen=True)
+class Write:
+    """A request that changes something; `number` counts from 1."""
+
+    number: int
+    method: str
+    path: str
+
+    def __str__(self) -> str:
+        return f"{self.number}: {self.method} {self.path.partition('?')[0]}"
+
+
+class Proxy:
+    """Forwards to `target` until it is left; `host` is where it listens."""
+
+    def __init__(self, target: str, host: str = "127.0.0.1") -> None:
+        self.target = urlsplit(target)
+        self.before: Callable[[Write], None] = lambda write: None
+        self.after: Callable[[Write], None] = lambda write: None
+        self.away = False
+        self.writes: list[Write] = []
+        self.lock = threading.Lock()
+        proxy = self
+
+        class Handler(_Handler):
+            through = proxy
+
+        self.server = ThreadingHTTPServer((host, 0), Handler)
+        self.server.daemon_threads = True
+        self.url = f"http://{host}:{self.server.server_port}"
+
+    def __enter__(self) -> Self:
+        threading.Thread(target=self.server.serve_forever, args=(0.02,), daemon=True).start()
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.server.shutdown()
+        self.server.server_close()
+
+    def note(self, method: str, path: str) -> Write | None:
+        """Count a request if it changes something."""
+        if method in READS or path.partition("?")[0].endswith(SEARCHES) or "dryRun" in path:
+            return None
+        with self.lock:
+            self.writes.append(write := Write(len(self.writes) + 1, method, path))
+        return write
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+    through: Proxy
+
+    def log_message(self, format: str, *args: Any) -> None: ...
+
+    def handle_any(self) -> None:
+        proxy = self.through
+        if proxy.away:
+            return self.break_off()
+        body = self.body()
+        if write := proxy.note(self.command, self.path):
+            proxy.before(write)
+        if proxy.away:
+            return self.break_off()
+        assert proxy.target.hostname
+        upstream = http.client.HTTPConnection(proxy.target.hostname, proxy.target.port, timeout=60)
+        try:
+            upstream.putrequest(self.command, self.path, skip_host=True, skip_accept_encoding=True)
+            for name, value in self.headers.items():
+                if name.lower() not in HOP_BY_HOP:
+                    upstream.putheader(name, value)
+            upstream.putheader("Content-Length", str(len(body)))
+            upstream.putheader("Connection", "close")
+            upstream.endheaders(body)
+            answer = upstream.getresponse()
+            content = answer.read()
+        except OSError:
+            return self.break_off()
+        finally:
+            upstream.close()
+        if write:
+            proxy.after(write)
+        if proxy.away:
+            return self.break_off()
+        try:
+            self.send_response(answer.status, answer.reason)
+            for name, value in answer.getheaders():
+                if name.lower() not in {*HOP_BY_HOP, "date", "server"}:
+                    self.send_header(name, value)
+            length = answer.getheader("Content-Length") if self.command == "HEAD" else None
+            self.send_header("Content-Length", length or str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+        except OSError:  # the client was killed
+            self.close_connection = True
+
+    do_GET = do_HEAD = do_POST = do_PUT = do_PATCH = do_DELETE = handle_any
+
+    def body(self) -> bytes:
+        """The request's body, also if it is sent when the server says that it may be."""
+        if self.headers.get("Transfer-Encoding", "").lower() != "chunked":
+            return self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        content = b""
+        while size := int(self.rfile.readline().split(b";")[0], 16):
+            content += self.rfile.read(size)
+            self.rfile.readline()
+        self.rfile.readline()
+        return content
+
+    def break_off(self) -> None:
+        self.close_connection = True
+        self.connection.shutdown(socket.SHUT_RDWR)

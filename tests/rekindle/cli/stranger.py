@@ -1,0 +1,176 @@
+"""A folder that a stranger made: whatever can be planted in it leaves a file in `marks` if it is executed."""
+
+import json
+import os
+import shlex
+import signal
+import socket
+import subprocess
+import threading
+from pathlib import Path
+from typing import Any
+
+from rekindle.local.processes import started
+
+# a library's name, the standard library's, or one that Python looks for by itself
+MODULES = (
+    *("argparse", "asyncio", "base64", "contextlib", "dataclasses", "hashlib", "json", "logging", "pathlib", "random"),
+    *("re", "runpy", "signal", "sitecustomize", "socket", "subprocess", "tempfile", "typing", "usercustomize", "uuid"),
+    *("boto3", "click", "hera", "mlflow", "numpy", "polars", "pydantic", "rich", "starlette", "torch", "yaml"),
+    *("conftest", "evil", "rekindle/__init__", "rekindle/__main__", "rekindle/cli/__init__", "tomllib"),
+)
+OWN = ("steps/__init__", "steps/evil", "pipelines/__init__", "pipelines/evil", "pipelines/training")
+CONFIG = """
+name: evil
+pipeline: pipelines.evil
+workload: steps.evil
+data: {source: simulate://7}
+"""
+
+
+class Listener:
+    """A port that counts its connections."""
+
+    def __init__(self) -> None:
+        self.socket = socket.create_server(("127.0.0.1", 0))
+        self.port, self.connections = self.socket.getsockname()[1], 0
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, _ = self.socket.accept()
+            except OSError:
+                return
+            self.connections += 1
+            connection.close()
+
+
+class Folder:
+    """The folder, a process that its files would have ended, and a port to which they would have sent something."""
+
+    def __init__(self, root: Path) -> None:
+        self.root, self.marks, self.secret = root / "fetched", root / "marks", root / "secret"
+        self.home = self.root / ".rekindle"
+        self.listener = Listener()
+        self.victim = subprocess.Popen(["sleep", "600"], start_new_session=True)
+        self.marks.mkdir()
+        self.root.mkdir()
+        self.secret.write_text("the user's own secret\n")
+
+    def close(self) -> None:
+        self.listener.socket.close()
+        self.victim.send_signal(signal.SIGKILL)
+        self.victim.wait()
+
+    def executed(self) -> set[str]:
+        """The planted files that were executed."""
+        return {path.read_text() for path in self.marks.iterdir()}
+
+    def mine(self, name: str) -> str:
+        """Python code that says that the file `name` was executed."""
+        mark = str(self.marks / name.replace("/", "!"))
+        return f"with open({mark!r}, 'w') as _mark: _mark.write({name!r})\n"
+
+    def shell(self, name: str) -> str:
+        """The same as a shell command."""
+        return f"echo -n {shlex.quote(name)} > {shlex.quote(str(self.marks / name.replace('/', '!')))}"
+
+    def plant_modules(self, folder: Path, names: tuple[str, ...] = MODULES) -> None:
+        """Plant modules that shadow others."""
+        for name in names:
+            file = folder / f"{name}.py"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(self.mine(str(file.relative_to(self.root))))
+
+    def plant_project(self) -> None:
+        """Plant what a project has, and what programs read in their working directory."""
+        self.plant_modules(self.root, (*MODULES, *OWN))
+        texts = {
+            "pyproject.toml": "[tool.rekindle]\n",
+            "configs/evil.yaml": CONFIG,
+            "configs/demo.yaml": CONFIG,
+            "configs/chaos.yaml": CONFIG,
+            "configs/platform/accounts.yaml": "kind: ClusterRoleBinding\nmetadata: {name: evil}\n",
+            "matplotlibrc": "backend: module://evil\n",
+            ".env": f"PYTHONPATH={self.root}\nREKINDLE_HOME={self.root}\nMLFLOW_TRACKING_URI={self.address}\n",
+            ".flaskenv": f"PYTHONPATH={self.root}\nFLASK_APP=evil\n",
+            "rekindle.pth": "import evil\n",
+        }
+        for name, text in texts.items():
+            (self.root / name).parent.mkdir(parents=True, exist_ok=True)
+            (self.root / name).write_text(text)
+
+    def plant_repository(self) -> None:
+        """Make it a git repository whose own configuration names programs, with a file that is changed."""
+        git = ["git", "-c", "user.name=a", "-c", "user.email=a@example.com"]
+        (self.root / ".gitattributes").write_text("* filter=evil\n")
+        for command in (["init", "-q"], ["add", "pyproject.toml", ".gitattributes"], ["commit", "-qm", "all"]):
+            subprocess.run([*git, *command], cwd=self.root, check=True)
+        settings = {name: self.shell(f"git {name}") for name in ("core.fsmonitor", "core.sshCommand", "core.pager")}
+        settings |= {f"filter.evil.{name}": f"{self.shell('git ' + name)}; cat" for name in ("clean", "smudge")}
+        settings |= {"filter.evil.process": self.shell("git process"), "filter.evil.required": "true"}
+        for name, value in settings.items():
+            subprocess.run(["git", "config", name, value], cwd=self.root, check=True)
+        for hook in ("post-index-change", "fsmonitor-watchman", "post-checkout", "reference-transaction"):
+            (self.root / ".git/hooks").mkdir(exist_ok=True)
+            (self.root / ".git/hooks" / hook).write_text(f"#!/bin/sh\n{self.shell('git ' + hook)}\n")
+            (self.root / ".git/hooks" / hook).chmod(0o755)
+        with (self.root / "pyproject.toml").open("a") as file:
+            file.write("# changed\n")
+
+    @property
+    def address(self) -> str:
+        return f"http://127.0.0.1:{self.listener.port}"
+
+    def plant_home(self) -> None:
+        """Plant a home with everything that this machine could be made to do by one."""
+        victim = {"pid": self.victim.pid, "since": started(self.victim.pid)}
+        program = ["sh", "-c", self.shell("Deployment")]
+        container = {"name": "main", "image": "any", "command": program}
+        labels = {"app": "evil", "app.kubernetes.io/name": "evil"}
+        template = {"metadata": {"labels": labels}, "spec": {"containers": [container]}}
+        spec = {"replicas": 1, "selector": {"matchLabels": labels}, "template": template}
+        metadata = {"name": "evil", "labels": labels, "generation": 1, "resourceVersion": "1", "annotations": {}}
+        metadata["annotations"] = {"rekindle.dev/version": "1"}
+        deployment = {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": metadata, "spec": spec}
+        ports = [{"port": self.listener.port, "targetPort": 1}]
+        service = {"kind": "Service", "metadata": metadata, "spec": {"selector": labels, "ports": ports}}
+        records = {name: {"name": name, "port": self.listener.port, **victim} for name in ("s3", "mlflow")}
+        keys = {"AWS_ACCESS_KEY_ID": "stranger", "AWS_SECRET_ACCESS_KEY": "stranger"}
+        templates = [{"name": "main", "container": container}]
+        workflow = {"apiVersion": "argoproj.io/v1alpha1", "kind": "Workflow", "metadata": {**metadata}}
+        workflow["spec"] = {"entrypoint": "main", "templates": templates, "onExit": "main"}
+        time = "2026-01-01T00:00:00Z"
+        node = {"id": "evil", "name": "evil", "displayName": "evil", "type": "Pod", "phase": "Running"}
+        node |= {"templateName": "main", "startedAt": time, "children": []}
+        entry = {"status": {"phase": "Running", "startedAt": time}, "nodes": {"evil": node}}
+        entry["pods"] = {"evil": [victim["pid"], victim["since"]]}
+        texts: dict[str, Any] = {
+            "objects/Deployment/evil.json": deployment,
+            "objects/Service/evil.json": service,
+            "deployments/supervisor.json": victim,
+            "services/s3.json": records["s3"],
+            "services/mlflow.json": records["mlflow"],
+            "services/credentials.json": keys,
+            "runs/evil/manifest.yaml": workflow,
+            "runs/evil/journal.jsonl": entry,
+            "images.yaml": {"any": {"python": str(self.root / "evil.py"), "command": program}},
+        }
+        for name, content in texts.items():
+            file = self.home / name
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(json.dumps(content) + "\n")
+        (self.home / "notify-url").write_text(self.address)
+        (self.home / "runs/evil/logs").mkdir()
+        (self.home / "runs/evil/logs/evil.log").symlink_to(self.secret)
+        (self.home / "s3/rekindle/evil").mkdir(parents=True)
+        (self.home / "s3/rekindle/evil/secret").symlink_to(self.secret)
+        for folder in [path for path in self.home.rglob("*") if path.is_dir() and not path.is_symlink()]:
+            self.plant_modules(folder)
+        self.plant_modules(self.home, (*MODULES, *OWN))
+
+    def content(self) -> dict[str, bytes]:
+        """Every file of the home."""
+        files = (path for path in self.home.rglob("*") if path.is_file() or path.is_symlink())
+        return {str(path): os.readlink(path).encode() if path.is_symlink() else path.read_bytes() for path in files}

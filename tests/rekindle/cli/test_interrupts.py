@@ -1,0 +1,71 @@
+"""Ctrl-C while Python still imports, and the signals of a run that a script started in the background."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.rekindle.cli.test_cli import DEMO, REKINDLE, rekindle, started, workflow, written
+
+# sends itself SIGINT at the import whose number is the first argument
+DRIVER = """
+import atexit, os, sys
+
+class Countdown:
+    left = int(sys.argv.pop(1))
+
+    def find_spec(self, name, path=None, target=None):
+        Countdown.left -= 1
+        if not Countdown.left:
+            os.kill(os.getpid(), 2)
+
+sys.meta_path.insert(0, Countdown())
+from rekindle.__main__ import main
+atexit.register(lambda: print("left:", Countdown.left, file=sys.stderr))
+main()
+"""
+FIRST, STEP = 4, 45  # imports: `rekindle`, `importlib` and `rekindle.__main__` come before any of our code runs
+IGNORING = ["bash", "-c", 'trap "" HUP INT QUIT; exec "$@"', "bash"]  # as a script starts `... &` under nohup
+
+
+@pytest.mark.parametrize("arguments", [("render", DEMO), ("step", "steps.prepare", "--help")])
+def test_ctrl_c_at_any_import_is_130_without_a_traceback(tmp_path: Path, arguments: tuple[str, ...]):
+    number, interrupted = FIRST, 0
+    while True:
+        command = [sys.executable, "-c", DRIVER, str(number), *arguments]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+        if "left: " in done.stderr and int(done.stderr.rpartition("left: ")[2]) > 0:
+            break  # there are fewer imports than that
+        assert (done.returncode, done.stderr.strip()) == (130, ""), number
+        number, interrupted = number + STEP, interrupted + 1
+    assert (done.returncode, interrupted > 3) == (0, True), done.stderr
+
+
+@pytest.mark.parametrize("how", ["Ctrl-C", "SIGTERM", "stop"])
+def test_a_run_in_the_background_of_a_script_can_be_stopped(tmp_path: Path, how: str):
+    file = written(tmp_path / "w.yaml", workflow(("long", "echo begun; sleep 100; exit 0")))
+    process = subprocess.Popen([*IGNORING, REKINDLE, "run", "--manifest", file], cwd=tmp_path, stdin=subprocess.DEVNULL,
+                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)  # fmt: skip
+    assert started(process, tmp_path)
+    if how == "stop":
+        done = rekindle("stop", cwd=tmp_path)
+        assert (done.returncode, done.stdout) == (0, "stopped four\n"), done.stderr
+    else:
+        process.send_signal(signal.SIGINT if how == "Ctrl-C" else signal.SIGTERM)
+    told, _ = process.communicate(timeout=20)
+    assert process.returncode == {"Ctrl-C": 130, "SIGTERM": 143, "stop": 1}[how], told
+    assert "Traceback" not in told
+
+
+def test_the_steps_of_a_run_in_the_background_get_every_signal(tmp_path: Path):
+    script = "grep SigIgn /proc/self/status; kill -INT $$; echo survived"
+    file = written(tmp_path / "w.yaml", workflow(("step", script)))
+    command = [*IGNORING, REKINDLE, "run", "--manifest", file]
+    done = subprocess.run(command, cwd=tmp_path, env={**os.environ}, capture_output=True, text=True, timeout=60)
+    (log,) = tmp_path.glob(".rekindle/runs/four/logs/*.log")
+    lines = log.read_text().splitlines()
+    assert [line.split()[-1] for line in lines] == [f"{0:016x}"], lines
+    assert done.returncode == 1

@@ -1,0 +1,224 @@
+"""Who may use the embedded MLflow: through its real server, as its client, as a browser and as strangers ask."""
+
+import http.client
+import json
+import os
+import re
+import socket
+import sqlite3
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rekindle.local.services.services import Services
+from tests.rekindle.local.services.test_services import PLAIN, killed, record
+
+CREATE = "/api/2.0/mlflow/experiments/create"
+SEARCH = "/api/2.0/mlflow/experiments/search?max_results=10"
+
+
+class Mlflow:
+    """The embedded server, and requests to it with the headers given alone."""
+
+    def __init__(self, services: Services) -> None:
+        services.start()
+        services.ready()
+        self.services, self.port = services, record(services, "mlflow").port
+        self.token = services.login()["MLFLOW_TRACKING_TOKEN"]
+        self.host = f"127.0.0.1:{self.port}"
+        self.bearer = {"Authorization": f"Bearer {self.token}"}
+
+    def ask(
+        self, path: str, headers: dict[str, str] | None = None, method: str = "GET", body: Any = None
+    ) -> tuple[int, bytes, http.client.HTTPMessage]:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        fields = {"Host": self.host, "Content-Type": "application/json"} | (headers or {})
+        connection.request(method, path, json.dumps(body) if body else None, fields)
+        answer = connection.getresponse()
+        return answer.status, answer.read(), answer.headers
+
+    def status(self, *request: Any, **options: Any) -> int:
+        return self.ask(*request, **options)[0]
+
+
+@pytest.fixture(scope="module")
+def mlflow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mlflow]:
+    services = Services(tmp_path_factory.mktemp("home"), PLAIN)
+    yield Mlflow(services)
+    services.down()
+
+
+@pytest.fixture
+def services(tmp_path: Path) -> Iterator[Services]:
+    services = Services(tmp_path / "home", PLAIN)
+    yield services
+    services.down()
+
+
+PATHS = (
+    "/", "/version", "/static-files/index.html", SEARCH, "/ajax-api/2.0/mlflow/experiments/search?max_results=10",
+    "/get-artifact?path=a&run_id=x", "/model-versions/get-artifact?path=a&name=a&version=1", "/graphql",
+    "/api/2.0/mlflow-artifacts/artifacts?path=", "/api/3.0/mlflow/server-info", "/api/2.0/mlflow/webhooks",
+    "//health", "/health/../version", "/?token=", "/?token=x&token=y",
+)  # fmt: skip
+
+
+def test_a_stranger_gets_nothing_but_that_it_runs(mlflow: Mlflow) -> None:
+    cookies = (f"rekindle-mlflow-{mlflow.port}={mlflow.token}", "a=b", "")
+    wrong = [{"Authorization": value} for value in ("Bearer x", f"Basic {mlflow.token}", "Bearer ", "")]
+    wrong += [{}, *({"Cookie": cookie} for cookie in cookies)]
+    for path in PATHS:
+        for headers in wrong:
+            status, body, _ = mlflow.ask(path, headers)
+            assert (status, b"rekindle ui" in body) == (401, True), (path, headers)
+    for method in ("POST", "PUT", "DELETE", "PATCH", "OPTIONS", "HEAD"):
+        assert mlflow.status(CREATE, method=method, body={"name": "theirs"}) == 401
+    assert mlflow.ask("/health")[:2] == (200, b"OK")
+    assert b"theirs" not in mlflow.ask(SEARCH, mlflow.bearer)[1]
+
+
+def test_mlflows_client_needs_only_what_rekindle_env_says(mlflow: Mlflow, tmp_path: Path) -> None:
+    program = """
+import mlflow, pathlib
+mlflow.set_experiment("notebook")
+with mlflow.start_run() as run:
+    mlflow.log_metric("loss", 1.5)
+    for name, content in (("empty", ""), ("full", "x" * 3_000_000)):
+        pathlib.Path(name).write_text(content)
+        mlflow.log_artifact(name)
+print(mlflow.get_run(run.info.run_id).data.metrics["loss"])
+print(len(mlflow.artifacts.load_text(f"runs:/{run.info.run_id}/full")))
+"""
+    env = {**os.environ, "MLFLOW_TRACKING_URI": f"http://{mlflow.host}", "MLFLOW_TRACKING_TOKEN": mlflow.token}
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, env=env, capture_output=True, text=True)
+    assert re.findall(r"^[\d.]+$", done.stdout, re.MULTILINE) == ["1.5", "3000000"], done.stderr
+
+
+def test_a_browser_comes_in_by_the_printed_address_and_stays_by_a_cookie(mlflow: Mlflow) -> None:
+    address = mlflow.services.login_page(f"http://{mlflow.host}/#/experiments/1")
+    assert address == f"http://{mlflow.host}/?token={mlflow.token}#/experiments/1"
+    status, page, headers = mlflow.ask(f"/?token={mlflow.token}", {"Sec-Fetch-Site": "cross-site"})
+    assert (status, b"location.replace" in page, headers["Cache-Control"]) == (200, True, "no-store")
+    cookie, _, attributes = headers["Set-Cookie"].partition(";")
+    assert attributes == " Path=/; HttpOnly; SameSite=Strict" and mlflow.token not in cookie
+    mine = {"Cookie": f"other=1; {cookie}"}
+    assert b"<html" in mlflow.ask("/", mine | {"Sec-Fetch-Site": "same-origin"})[1]
+    assert mlflow.status(SEARCH, mine | {"Sec-Fetch-Site": "same-origin"}) == 200
+    own = mine | {"Origin": f"http://{mlflow.host}", "Sec-Fetch-Site": "same-origin"}
+    assert mlflow.status(CREATE, own, method="POST", body={"name": "by the page"}) == 200
+    link = {"Sec-Fetch-Site": "same-site", "Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "document"}
+    assert mlflow.status("/", mine | link) == 200  # of a notebook at another port
+
+
+def test_another_page_gets_nothing_from_a_browser_that_is_logged_in(mlflow: Mlflow) -> None:
+    cookie = mlflow.ask(f"/?token={mlflow.token}")[2]["Set-Cookie"].partition(";")[0]
+    for logged_in in ({"Cookie": cookie}, mlflow.bearer):
+        for origin in ("http://127.0.0.1:1", f"http://localhost:{mlflow.port}", "http://evil.example", "null",
+                       f"https://{mlflow.host}", f"http://{mlflow.host}.evil.example"):  # fmt: skip
+            for method, path in (("GET", SEARCH), ("POST", CREATE), ("OPTIONS", CREATE)):
+                status, _, headers = mlflow.ask(path, logged_in | {"Origin": origin}, method, {"name": "theirs"})
+                assert (status, headers["Access-Control-Allow-Origin"]) == (403, None), origin
+        for host in ("evil.example", "10.evil.example", f"10.0.0.1:{mlflow.port}", "192.168.evil.example", "",
+                     f"127.0.0.1.evil.example:{mlflow.port}", "localhost.:1", f"{mlflow.host}, evil"):  # fmt: skip
+            assert mlflow.status(SEARCH, logged_in | {"Host": host}) == 403, host
+    for site in ("same-site", "cross-site", "same-site,same-origin", "x"):
+        assert mlflow.status(SEARCH, {"Cookie": cookie, "Sec-Fetch-Site": site}) == 401
+        frame = {"Sec-Fetch-Site": site, "Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "iframe"}
+        assert mlflow.status("/", {"Cookie": cookie} | frame) == 401
+    with socket.create_connection(("127.0.0.1", mlflow.port), timeout=60) as connection:  # the host of the target
+        connection.sendall(f"GET http://evil.example{SEARCH} HTTP/1.1\r\nHost: {mlflow.host}\r\n"
+                           f"Authorization: Bearer {mlflow.token}\r\n\r\n".encode())  # fmt: skip
+        assert connection.recv(1000).startswith(b"HTTP/1.1 403 ")
+
+
+def test_no_experiment_leads_mlflow_to_a_file_or_another_part_of_the_store(mlflow: Mlflow, tmp_path: Path) -> None:
+    (tmp_path / "key").write_text("precious")
+    (tmp_path / "artifacts").mkdir()
+    (tmp_path / "artifacts/link").symlink_to(tmp_path)
+    places = [str(tmp_path), f"file://{tmp_path}", f"{tmp_path}/artifacts/link", "s3://rekindle/releases", "./x",
+              "http://127.0.0.1:1/x", "mlflow-artifacts://evil/x", "mlflow-artifacts:x", "runs:/x"]  # fmt: skip
+    for place in places:
+        for field in ("artifact_location", "artifactLocation"):
+            body: Any = {"name": f"{field} {place}", field: place}
+            for form in (body, json.dumps(body)):  # older clients encode twice
+                status, answer, _ = mlflow.ask(CREATE, mlflow.bearer, "POST", form)
+                assert status == 400, (place, answer)
+    source = {"name": "m", "source": str(tmp_path)}
+    mlflow.ask("/api/2.0/mlflow/registered-models/create", mlflow.bearer, "POST", {"name": "m"})
+    for place in (str(tmp_path), f"file://{tmp_path}", "http://127.0.0.1:1/x", "mlflow-artifacts://evil.example/x"):
+        create = "/api/2.0/mlflow/model-versions/create"
+        assert mlflow.status(create, mlflow.bearer, "POST", source | {"source": place}) == 400, place
+    assert (tmp_path / "key").read_text() == "precious"
+
+
+def test_locations_that_an_older_version_accepted_are_not_followed(services: Services, tmp_path: Path) -> None:
+    """A database into which a stranger put an experiment whose artifacts are a folder of the user's."""
+    mlflow = Mlflow(services)
+    made = json.loads(mlflow.ask(CREATE, mlflow.bearer, "POST", {"name": "old"})[1])
+    create = "/api/2.0/mlflow/runs/create"
+    run = json.loads(mlflow.ask(create, mlflow.bearer, "POST", made | {"start_time": 1})[1])["run"]["info"]["run_id"]
+    (tmp_path / "key").write_text("precious")
+    with sqlite3.connect(services.home / "mlflow.db") as database:
+        database.execute("update runs set artifact_uri = ? where run_uuid = ?", (str(tmp_path), run))
+    read = mlflow.ask(f"/get-artifact?path=key&run_id={run}", mlflow.bearer)
+    assert read[0] >= 400 and b"precious" not in read[1]
+    upload = f"/ajax-api/2.0/mlflow/upload-artifact?run_uuid={run}&path=key"
+    assert mlflow.status(upload, mlflow.bearer, "POST", {"a": 1}) >= 400
+    assert (tmp_path / "key").read_text() == "precious"
+
+
+def test_a_token_is_not_that_of_whoever_had_the_port_in_the_meantime(services: Services) -> None:
+    """After `down`, a client that does not know of it sends the token to whoever listens there now."""
+    first = services.login()
+    assert (services.folder / "mlflow-token.json").stat().st_mode & 0o777 == 0o600
+    killed(services, "mlflow")
+    services.keep()
+    assert services.login() == first, "pods that run have this one"
+    services.down()
+    second = services.login()
+    assert second != first
+    port = killed(services, "mlflow").port
+    with socket.create_server(("127.0.0.1", port)):
+        services.start("mlflow")
+        assert record(services, "mlflow").port != port
+        assert services.login() not in (first, second)
+
+
+def test_strangers_that_are_slow_or_many_hold_up_nobody(mlflow: Mlflow) -> None:
+    held = []
+    try:
+        for number in range(400):
+            connection = socket.create_connection(("127.0.0.1", mlflow.port), timeout=60)
+            body = b"POST /x HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n"
+            connection.sendall((b"GET / HTTP/1.1\r\nHos", body, b"")[number % 3])
+            held.append(connection)
+        assert mlflow.status(SEARCH, mlflow.bearer) == 200
+        answers: list[int] = []
+        asking = [
+            threading.Thread(target=lambda: answers.append(mlflow.status(SEARCH, mlflow.bearer))) for _ in range(40)
+        ]
+        for thread in asking:
+            thread.start()
+        for thread in asking:
+            thread.join()
+        assert answers == [200] * 40
+        log = (mlflow.services.folder / "mlflow.log").read_text()
+        assert mlflow.token not in log and "Traceback" not in log
+    finally:
+        for connection in held:
+            connection.close()
+
+
+def test_the_token_is_in_no_command_line(mlflow: Mlflow, tmp_path: Path) -> None:
+    for process in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            assert mlflow.token.encode() not in process.read_bytes()
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+    link = Path(mlflow.services.write_link(mlflow.services.login_page(f"http://{mlflow.host}/#/a?b&c")))
+    assert link.stat().st_mode & 0o777 == 0o600 and f"{mlflow.token}#/a?b&amp;c" in link.read_text()

@@ -1,0 +1,275 @@
+"""Connections of the server under pressure and at its end, as real processes, sockets and signals."""
+
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator
+from threading import Event, Thread
+
+import httpx
+import pytest
+
+from rekindle.storage import Store
+from tests.rekindle.serving.running import MODEL, PREDICT, Running, release
+
+PREFIX = "releases/echo/connections/"
+ONE = {"id": "a"}
+BODY = b'{"instances": [{"id": "a"}]}'
+HEAD = f"POST {PREDICT} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(BODY)}\r\n\r\n".encode()
+GET = b"GET /health/live HTTP/1.1\r\nhost: x\r\n\r\n"
+PATIENCE_S = 30.0
+
+
+@pytest.fixture(scope="module", autouse=True)
+def stored(s3_environment: dict[str, str]) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in s3_environment.items():
+            patch.setenv(name, value)
+        release(Store.from_env(), PREFIX)
+        yield
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Running]:
+    with Running(f"--model={PREFIX}", "--body-seconds=1") as running:
+        running.until_ready()
+        yield running
+
+
+def connect(server: Running) -> socket.socket:
+    host, port = server.url.removeprefix("http://").split(":")
+    return socket.create_connection((host, int(port)), timeout=PATIENCE_S)
+
+
+def receive(client: socket.socket) -> tuple[int, str]:
+    """Status and head of the next answer; raises ConnectionError if there is none."""
+    head = b""
+    while b"\r\n\r\n" not in head:
+        if not (data := client.recv(1)):
+            raise ConnectionError(f"closed after {head!r}")
+        head += data
+    text = head.decode().lower()
+    length = int(text.partition("content-length: ")[2].partition("\r")[0])
+    while length:
+        length -= len(client.recv(length))
+    return int(text.split()[1]), text
+
+
+def ask(client: socket.socket, text: bytes = HEAD + BODY) -> tuple[int, str]:
+    client.sendall(text)
+    return receive(client)
+
+
+def refuses_connections(server: Running) -> bool:
+    try:
+        connect(server).close()
+    except ConnectionRefusedError:
+        return True
+    return False
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize(
+    "begun",
+    [
+        pytest.param([], id="nothing"),
+        pytest.param([b"POST /v1/mod"], id="half a head"),
+        pytest.param([GET, b"POST /v1/mod"], id="half a second head"),
+        pytest.param([GET + GET, b"G"], id="half a head after two pipelined requests"),
+        pytest.param([GET, b"\r\nG"], id="half a head after an empty line"),
+        pytest.param([b"POST /no HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n", b"half"], id="rest of a body"),
+        pytest.param([HEAD + BODY, HEAD + BODY[:9]], id="half a second body"),
+        pytest.param([HEAD.replace(b"1.1", b"1.0") + BODY[:9]], id="half a body of HTTP 1.0"),
+    ],
+)
+def test_a_request_that_never_ends_is_let_go(server: Running, begun: list[bytes]) -> None:
+    with connect(server) as client:
+        for text in begun:
+            client.sendall(text)
+            for _ in range(text.count(b"\r\n\r\n")):
+                if not text.endswith(BODY[:9]):
+                    receive(client)
+        ending = b"".join(iter(lambda: client.recv(1000), b""))
+        assert ending.startswith(b"HTTP/1.1 408") == any(text.endswith(BODY[:9]) for text in begun)
+    assert server.predict(ONE).status_code == 200
+
+
+@pytest.mark.parametrize("text", [GET + HEAD[:-4] + b"\r\nx: ", GET + HEAD], ids=["head", "body"])
+def test_a_byte_now_and_then_does_not_keep_a_request_alive(server: Running, text: bytes) -> None:
+    with connect(server) as client:
+        assert ask(client, text)[0] == 200
+        client.settimeout(0.1)
+        deadline = time.monotonic() + PATIENCE_S
+        while True:
+            try:
+                client.sendall(b" ")
+                if not client.recv(1000):
+                    break
+            except TimeoutError:
+                assert time.monotonic() < deadline
+            except ConnectionError:  # our byte came after the end
+                break
+
+
+@pytest.mark.parametrize("begun", [b"", b"POST /v1/mod", GET, HEAD + BODY[:9]], ids=["silent", "head", "idle", "body"])
+def test_4000_connections_and_256_descriptors_harm_no_honest_client(begun: bytes) -> None:
+    with Running(f"--model={PREFIX}", "--body-seconds=60", descriptors=256) as server:
+        server.until_ready()
+        crowd: list[socket.socket] = []
+
+        def come() -> None:
+            for _ in range(4000):
+                crowd.append(connect(server))
+                crowd[-1].sendall(begun)
+
+        thread = Thread(target=come)
+        thread.start()
+        answers = list[int]()
+        try:
+            while thread.is_alive() or len(answers) < 100:
+                answers.append(httpx.post(server.url + PREDICT, json={"instances": [ONE]}).status_code)
+                answers.append(httpx.get(server.url + "/health/live").status_code)
+        finally:
+            thread.join()
+        assert set(answers) == {200}
+        ends = [ending(client) for client in crowd]
+    assert ends.count("reset") == 0
+    assert ends.count("open") < 256
+    assert ends.count("503") == (0 if begun == GET else 4000 - ends.count("open"))
+
+
+def ending(client: socket.socket) -> str:
+    """What a client of the crowd got: is its connection open, or was it refused, or reset?"""
+    client.setblocking(False)
+    received = b""
+    try:
+        while data := client.recv(1000):
+            received += data
+    except BlockingIOError:
+        return "open"
+    except ConnectionError:
+        return "reset"
+    finally:
+        client.close()
+    return "503" if b"503 Service" in received and b"retry-after: 1" in received else "closed"
+
+
+def test_more_requests_than_connections_are_refused_and_probes_are_answered() -> None:
+    flags = ("--body-seconds=60", "--max-waiting=1000")
+    with Running(f"--model={PREFIX}", *flags, descriptors=256) as server:
+        server.until_ready()
+        slow = BODY.replace(b'"a"', b'"a","sleep":0.05')
+        crowd = [connect(server) for _ in range(400)]
+        for client in crowd:
+            client.sendall(HEAD.replace(str(len(BODY)).encode(), str(len(slow)).encode()) + slow)
+        assert httpx.get(server.url + "/health/live").status_code == 200
+        answers = [receive(client) for client in crowd]
+        assert {status for status, _ in answers} == {200, 503}
+        assert all("retry-after" in head for status, head in answers if status == 503)
+
+
+def test_a_server_without_descriptors_says_so() -> None:
+    with Running(f"--model={PREFIX}", descriptors=70, listens=False) as server:
+        code, log = server.end()
+    assert (code, "the limit of open files is 70" in log, log.count("\n")) == (78, True, 1)
+
+
+@pytest.fixture
+def draining() -> Iterator[tuple[Running, list[socket.socket]]]:
+    """A server after its drain, with clients that have kept a connection since before."""
+    with Running(f"--model={PREFIX}", "--drain-seconds=0.2", "--grace-seconds=3") as server:
+        server.until_ready()
+        server.client.close()
+        kept = [connect(server) for _ in range(20)]
+        assert {ask(client)[0] for client in kept} == {200}
+        server.process.send_signal(signal.SIGTERM)
+        until(lambda: refuses_connections(server))
+        yield server, kept
+
+
+def test_a_kept_connection_is_answered_after_the_drain_and_told_to_close(
+    draining: tuple[Running, list[socket.socket]],
+) -> None:
+    server, kept = draining
+    for client in kept:
+        status, head = ask(client)
+        assert (status, "connection: close" in head, client.recv(1)) == (200, True, b"")
+    assert server.end()[0] == 0
+
+
+def test_an_idle_connection_ends_cleanly_after_the_grace(draining: tuple[Running, list[socket.socket]]) -> None:
+    server, kept = draining
+    assert {client.recv(1) for client in kept} == {b""}
+    code, log = server.end()
+    assert (code, log.count("\n")) == (0, 1), log  # nothing but the line that says which model serves
+
+
+def test_pipelined_requests_are_all_answered_after_the_drain(draining: tuple[Running, list[socket.socket]]) -> None:
+    _, kept = draining
+    kept[0].sendall((HEAD + BODY) * 3 + GET)
+    heads = [receive(kept[0])[1] for _ in range(4)]
+    assert ["connection: close" in head for head in heads] == [False, False, False, True]
+    assert kept[0].recv(1) == b""
+
+
+def test_a_second_signal_does_not_wait_for_idle_connections() -> None:
+    with Running(f"--model={PREFIX}", "--grace-seconds=600") as server:
+        server.until_ready()
+        client = connect(server)
+        assert ask(client)[0] == 200
+        server.process.send_signal(signal.SIGTERM)
+        until(lambda: refuses_connections(server))
+        server.process.send_signal(signal.SIGTERM)
+        assert client.recv(1) == b""
+        assert server.end()[0] == 0
+
+
+@pytest.mark.parametrize("version", ["1.0", "1.1"])
+def test_no_request_is_lost_at_the_moment_of_sigterm(version: str) -> None:
+    text = (HEAD + BODY).replace(b"HTTP/1.1", f"HTTP/{version}".encode())
+    with Running(f"--model={PREFIX}", "--drain-seconds=600") as server:
+        server.until_ready()
+        answered, failed, over = list[int](), list[Exception](), Event()
+
+        def come_back() -> None:
+            """Ask on a kept connection, and on a new one when the answer said that it closes."""
+            try:
+                while not over.is_set():
+                    closes = False
+                    with connect(server) as client:
+                        while not closes and not over.is_set():
+                            status, head = ask(client, text)
+                            answered.append(status)
+                            closes = "connection: close" in head
+            except (OSError, ValueError) as error:
+                failed.append(error)
+
+        threads = [Thread(target=come_back) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        until(lambda: len(answered) > 200)
+        server.process.send_signal(signal.SIGTERM)
+        before = len(answered)
+        until(lambda: len(answered) > before + 200)
+        over.set()
+        for thread in threads:
+            thread.join()
+        assert failed == []
+        assert set(answered) == {200}
+        server.process.send_signal(signal.SIGTERM)
+        assert server.end()[0] == 0
+
+
+def test_metrics_and_status_close_too_while_the_server_drains() -> None:
+    with Running(f"--model={PREFIX}", "--drain-seconds=60") as server:
+        server.until_ready()
+        server.process.send_signal(signal.SIGTERM)
+        server.until_ready("draining")
+        for path in ("/health/live", "/metrics", MODEL, "/", "/nowhere"):
+            assert server.client.get(path).headers["connection"] == "close"
