@@ -19,6 +19,7 @@ from rekindle.errors import ConfigError, TrackingError, without_user
 from rekindle.step import to_text
 
 WORKFLOW = "rekindle.workflow"  # tag: the one workflow that a run belongs to
+DIGEST = "rekindle.digest"  # tag: the dataset that a run prepared
 URI, SHA256 = "rekindle.uri", "rekindle.sha256"  # tags of a model version
 DEPLOYMENT = "rekindle.deployment"  # the same, once it was promoted: what serves it
 CHAMPION, CANDIDATE = "champion", "candidate"  # aliases: the version being served, and the one registered last
@@ -27,6 +28,7 @@ VIEW = "mlflow.sharedViewState.rekindle"  # tag: what the page shows if its addr
 COLUMNS = ("tags.`verdict`", "tags.`rekindle.version`", "params.`train.learning_rate`", "params.`train.epochs`")
 NOTE = "mlflow.note.content"  # tag: the description of a run
 METRICS, PARAMS = 1000, 100  # MLflow's own limits of a request; that of tags is that of params
+LAST_RUNS = 20  # that a new one is compared with, at most
 PARAM_LENGTH, DIGEST_LENGTH = 6000, 36
 
 
@@ -39,6 +41,15 @@ class Release:
     sha256: str
     deployment: str = ""  # empty before it was promoted
     run_id: str = field(default="", compare=False)
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """What a run has logged."""
+
+    metrics: dict[str, float]
+    params: dict[str, str]
+    tags: dict[str, str]
 
 
 def start_run(experiment: str, workflow: str, tags: Mapping[str, str] | None = None) -> str:
@@ -64,14 +75,15 @@ def last_start(experiment: str) -> float:
     return runs[0]["start_time"] / 1000 if runs else 0.0
 
 
-def last_metrics(experiment: str, workload: str, but: str) -> dict[str, float]:
-    """The metrics of the newest run of `workload` that prepared rows, other than `but`; empty if there is none."""
+def last_prepared(experiment: str, workload: str, but: str) -> list[Recorded]:
+    """The last runs of `workload` that prepared a dataset, other than `but`, newest first."""
     if not (known := _experiment(experiment)):
-        return {}
-    others = f"tags.`rekindle.workload` = '{workload}' AND metrics.rows > 0 AND attributes.run_id != '{but}'"
-    search = {"experiment_ids": [known["experiment_id"]], "filter": others, "max_results": 1}
-    runs = _post("runs/search", search | {"order_by": ["attributes.start_time DESC"]}).get("runs", [])
-    return {metric["key"]: metric["value"] for run in runs for metric in run["data"]["metrics"]}
+        return []
+    others = f"tags.`rekindle.workload` = '{workload}' AND tags.`{DIGEST}` != '' AND attributes.run_id != '{but}'"
+    others += " AND metrics.rows > 0"  # not those that took the dataset of another
+    search = {"experiment_ids": [known["experiment_id"]], "filter": others, "max_results": LAST_RUNS}
+    found = _post("runs/search", search | {"order_by": ["attributes.start_time DESC"]}).get("runs", [])
+    return [Recorded(*(_mapping(run["data"].get(name)) for name in ("metrics", "params", "tags"))) for run in found]
 
 
 def page(workflow: str = "", at: str = "") -> str:
@@ -310,7 +322,7 @@ def _pairs(values: Mapping[str, Any]) -> list[dict[str, str]]:
     return [{"key": name, "value": str(value)} for name, value in values.items()]
 
 
-def _mapping(pairs: list[dict[str, str]] | None) -> dict[str, str]:
+def _mapping(pairs: list[dict[str, Any]] | None) -> dict[str, Any]:
     return {pair["key"]: pair.get("value", "") for pair in pairs or []}
 
 

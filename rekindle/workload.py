@@ -67,7 +67,8 @@ class Prepared:
     `facts` (JSON) are handed to `model` and `predict`, here and where the model serves; `data_until` among them (ISO
     8601 text with a time zone) says where what the model knows ends: the release and the server show it. `tags` are
     shown on the MLflow run. `digest` identifies the dataset; if it is empty, the engine takes the sha256 over the
-    files.
+    files. `newest` is the time of the newest row (ISO 8601 with a time zone): where `data.window` moves, a run whose
+    source has no newer rows than the last run's is warned of.
     """
 
     rows: int
@@ -77,6 +78,7 @@ class Prepared:
     digest: str = ""
     warnings: list[str] = field(default_factory=list)  # what looks wrong in the data, a sentence each
     shares: dict[str, float] = field(default_factory=dict)  # such as of positives: the next run compares its own
+    newest: str = ""
 
 
 @dataclass(frozen=True)
@@ -278,11 +280,12 @@ def record_dataset(out: Path, prepared: Prepared) -> str:
     record = {"digest": digest, "rows": prepared.rows, "rejected": prepared.rejected, "facts": prepared.facts}
     try:
         text = json.dumps(record, indent=1, allow_nan=False)
-        if (until := prepared.facts.get("data_until")) and not datetime.fromisoformat(until).tzinfo:
-            raise ValueError(f"data_until is {until!r}, without a time zone")
+        for name, time in (("data_until", prepared.facts.get("data_until")), ("newest", prepared.newest)):
+            if time and not datetime.fromisoformat(time).tzinfo:
+                raise ValueError(f"{name} is {time!r}, without a time zone")
     except (TypeError, ValueError) as error:
         raise DataError(
-            f"the facts of `prepare` are not JSON ({error}): give numbers, texts, lists, and an ISO 8601 `data_until`."
+            f"the facts of `prepare` are not JSON ({error}): give numbers, texts, lists, and ISO 8601 times."
         ) from error
     (out / DATASET).write_text(text + "\n")
     return digest

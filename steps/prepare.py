@@ -10,14 +10,20 @@ import json
 import sys
 import zlib
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 from pydantic import Field
 
-from rekindle import Artifact, ConfigError, Reuse, StepInputs, StepOutputs
+from rekindle import Artifact, ConfigError, Prepared, Reuse, StepInputs, StepOutputs
+from rekindle.step import to_text
+
+if TYPE_CHECKING:
+    from rekindle.tracking import Recorded
 
 FAR = 2  # times another share
+SHRUNK = 0.9  # of the rows of the last run
+NEWEST, UNTIL = "data.newest", "data.window_until"  # tags: time of the newest row; the time that the window ends at
 REUSE = Reuse(
     aside=("workflow", "experiment", "config", "manifest"), reads=lambda inputs: [inputs.data["source"]]
 )  # its MLflow run is the run's own
@@ -39,6 +45,7 @@ class Outputs(StepOutputs):
     digest: str = Field(description="sha256 over the shards: the identity of this dataset")
     rows: int = Field(description="rows in it")
     run_id: str = Field(description="the MLflow run of this workflow")
+    warnings: list[str] = Field(description="what looks wrong in the data, a sentence each")
 
 
 def run(inputs: Inputs) -> Outputs:
@@ -58,17 +65,20 @@ def run(inputs: Inputs) -> Outputs:
     prepared, digest = prepare(workload, data, dataset)
     tags = json.dumps(prepared.tags, default=str)
     sys.stderr.write(f"prepared {prepared.rows:,} rows, {prepared.rejected:,} rejected; {tags}\n")
-    before = tracking.last_metrics(inputs.experiment, inputs.workload, run_id)
-    warnings = [*prepared.warnings, *changed(prepared.shares, before)]
+    last = tracking.last_prepared(inputs.experiment, inputs.workload, run_id)
+    shares = changed(prepared.shares, last[0].metrics) if last else []
+    warnings = [*prepared.warnings, *shares, *stale(prepared, data, time, last)]
     sys.stderr.writelines(f"warning: {warning}\n" for warning in warnings)
     facts = {f"data.{name}": str(value) for name, value in prepared.tags.items()}
     counts = {"rows": prepared.rows, "rejected": prepared.rejected}
     facts |= {"rekindle.scheduled": time.isoformat()} if inputs.scheduled else {}
     facts |= {"data.warnings": " ".join(warnings)} if warnings else {}
+    facts |= {NEWEST: prepared.newest} if prepared.newest else {}
+    facts |= {UNTIL: time.isoformat()} if getattr(data, "window", "") else {}
     figures = counts | prepared.shares
-    tracking.log(run_id, params={"data.digest": digest}, metrics=figures, tags={"rekindle.digest": digest} | facts)
+    tracking.log(run_id, params={"data.digest": digest}, metrics=figures, tags={tracking.DIGEST: digest} | facts)
     tracking.log_dataset(run_id, inputs.experiment, digest, data.source, counts)
-    return Outputs(dataset=dataset, digest=digest, rows=prepared.rows, run_id=run_id)
+    return Outputs(dataset=dataset, digest=digest, rows=prepared.rows, run_id=run_id, warnings=warnings)
 
 
 def instant(text: str) -> datetime:
@@ -87,6 +97,31 @@ def changed(shares: dict[str, float], before: dict[str, float]) -> list[str]:
         for name, share in shares.items()
         if name in before and not before[name] / FAR <= share <= before[name] * FAR
     ]
+
+
+def stale(prepared: Prepared, data: Any, time: datetime, runs: list["Recorded"]) -> list[str]:
+    """A sentence if `data.window` has moved since the last run before and found no newer rows, or far fewer."""
+    section = data.model_dump(mode="json")
+    if not section.get("window"):
+        return []
+    same = {f"data.{name}": to_text(section[name]) for name in ("window", "source")}.items()
+    earlier = {
+        until: run
+        for run in reversed(runs)
+        if same <= run.params.items()
+        and UNTIL in run.tags
+        and (until := datetime.fromisoformat(run.tags[UNTIL])) < time
+        and data.at(until) != data
+    }
+    if not earlier:
+        return []
+    until, last = max(earlier.items(), key=lambda pair: pair[0])
+    rows, former, newest = prepared.rows, int(last.metrics["rows"]), last.tags.get(NEWEST)
+    counts = f"the window of {section['window']} has {rows:,} rows; in the run for {until:%Y-%m-%d} it had {former:,}."
+    if prepared.newest and newest and datetime.fromisoformat(prepared.newest) <= datetime.fromisoformat(newest):
+        return [f"{data.source} stands still, its newest row is of {prepared.newest}: {counts}"]
+    ends = f" Its newest row is of {prepared.newest}." if prepared.newest else ""
+    return [counts + ends] if rows < SHRUNK * former else []
 
 
 def record(run_id: str, config: dict[str, Any], manifest: str) -> None:

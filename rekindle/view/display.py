@@ -28,6 +28,7 @@ from rekindle.view.summary import (
     leaves,
     planned,
     steps,
+    warnings,
     with_first_error,
 )
 
@@ -126,6 +127,9 @@ class Lines:
                     took = f" in {duration(row.seconds)}" if row.phase in FINISHED and row.seconds else ""
                     cause = cause_of(row, self.progress) if row.phase in (*FAILED, "Cached") else ""
                     self.say(f"{row.name} {row.phase.lower()}{took}" + (f": {cause}" if cause else ""))
+                    if not row.label.startswith("("):  # an attempt, of which the step itself says it
+                        for text in warnings([row.node or {}]):
+                            self.say(f"{row.name} warning: {text}")
             self.due = began + REST * (time.monotonic() - began) if len(rows) > MANY else 0.0
 
     def _report_waiting(self, row: Step) -> None:
@@ -186,7 +190,8 @@ class Tree:
         table.add_row(Text(self.name, "bold"), Text(took, "dim"), Text(self.status.get("phase") or "Pending", "dim"))
         for row in steps(self.name, self.status, self.plan):
             mark, style = MARKS[row.phase]
-            note = Text(self.progress(row) if row.phase == "Running" else visible(self._cause(row)))
+            cause = self._cause(row) or " ".join(" ".join(warnings([row.node or {}])).split())[:100]
+            note = Text(self.progress(row) if row.phase == "Running" else visible(cause))
             step = Text(f"{'  ' * (row.depth + 1)}{mark} {row.label}", style)
             if row.phase in NOT_RUN:
                 table.add_row(step, "", Text(row.phase.lower(), "dim"))

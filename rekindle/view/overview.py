@@ -14,7 +14,17 @@ from rekindle.errors import ConfigError
 from rekindle.local.emulator import LocalCluster
 from rekindle.local.journal import RunFiles
 from rekindle.view import display
-from rekindle.view.summary import FINISHED, Status, as_json, check_step, duration, parameters, steps, timestamp
+from rekindle.view.summary import (
+    FINISHED,
+    Status,
+    as_json,
+    check_step,
+    duration,
+    parameters,
+    steps,
+    timestamp,
+    warnings,
+)
 
 
 def names(home: Path) -> list[str]:
@@ -67,7 +77,8 @@ def steps_table(name: str, status: Status) -> str:
         for row in steps(name, status)
     ]
     head = f"{name}: {status.get('phase') or 'Pending'} {visible(status.get('message') or '')}"
-    return head.rstrip() + "\n\n" + table(rows)
+    warned = [f"\nwarning: {visible(text)}" for text in warnings((status.get("nodes") or {}).values())]
+    return head.rstrip() + "\n\n" + table(rows) + "".join(warned)
 
 
 def logs(home: Path, name: str | None, step: str, follow: bool, out: TextIO, as_json: bool) -> None:

@@ -9,6 +9,7 @@ import math
 import re
 import time
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -167,6 +168,7 @@ def as_json(name: str, status: Status, **facts: Any) -> dict[str, Any]:
         {key: getattr(row, key) for key in ("name", "phase", "started", "finished", "seconds", "message")}
         for row in leaves(steps(name, status))
     ]
+    result["warnings"] = warnings((status.get("nodes") or {}).values())
     return result | facts
 
 
@@ -181,6 +183,18 @@ def parameters(status: Status) -> dict[str, str]:
             if p["name"] == "canary" and verdict == "taken back":
                 outputs |= {"verdict": verdict, "reason": reason}
     return outputs
+
+
+def warnings(nodes: Iterable[Mapping[str, Any]]) -> list[str]:
+    """The texts of the outputs `warnings`, which are JSON lists, each once."""
+    texts: list[str] = []
+    for node in list(nodes):
+        for p in (node.get("outputs") or {}).get("parameters") or []:
+            if p["name"] == "warnings":
+                with suppress(ValueError):
+                    found = json.loads(p.get("value") or "")
+                    texts += map(str, found) if isinstance(found, list) else []
+    return list(dict.fromkeys(texts))
 
 
 def verdicts(status: Status) -> list[dict[str, Any]]:
@@ -256,6 +270,7 @@ def success(status: Status, facts: Mapping[str, str | None], ours: bool) -> str:
     several = verdicts(status) if ours and not outputs.get("verdict") else []
     judged = [f"{verdict['task']}: {verdict['verdict']}. {verdict['reason']}" for verdict in several]
     rows = [("judged", text) for text in judged] + [(name, text) for name, text in lines.items() if text]
+    rows += [("warning", text) for text in warnings((status.get("nodes") or {}).values()) if ours]
     return "\n" + "".join(f"{name:9} {visible(text)}\n" for name, text in rows)
 
 

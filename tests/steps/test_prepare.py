@@ -18,7 +18,7 @@ from tests.steps.fraud.written import Written
 
 def prepare(tmp_path: Path, workflow: str, more: tuple[str, ...] = (), **data: Any) -> subprocess.CompletedProcess[str]:
     """Run the step; its outputs are files of their names in `tmp_path`."""
-    outputs = [f"--output={name}={tmp_path / name}" for name in ("dataset", "digest", "rows", "run_id")]
+    outputs = [f"--output={name}={tmp_path / name}" for name in ("dataset", "digest", "rows", "run_id", "warnings")]
     flags = [
         "--workload=steps.fraud",
         f"--workflow={workflow}",
@@ -103,6 +103,85 @@ def test_data_that_changed_since_the_last_run_is_named_before_training(tmp_path:
 
     tags = MlflowClient(os.environ["MLFLOW_TRACKING_URI"]).get_run((tmp_path / "run_id").read_text()).data.tags
     assert tags["data.warnings"] in warning
+
+
+def week(tmp_path: Path, day: str, *more: str, **data: Any) -> tuple[str, dict[str, str]]:
+    """The warning of a run that was scheduled for `day`, and the tags of its run in MLflow."""
+    experiment = f"--experiment=weeks-{tmp_path.name}"
+    done = prepare(tmp_path, f"{tmp_path.name}-{day}", (experiment, f"--scheduled={day}", *more), **data)
+    assert done.returncode == 0, done.stderr
+    warnings = json.loads((tmp_path / "warnings").read_text())
+    assert [line for line in done.stderr.splitlines() if "warning" in line] == [f"warning: {text}" for text in warnings]
+    from mlflow import MlflowClient
+
+    run = MlflowClient(os.environ["MLFLOW_TRACKING_URI"]).get_run((tmp_path / "run_id").read_text())
+    assert run.data.tags.get("data.warnings", "") == " ".join(warnings)
+    return " ".join(warnings), run.data.tags
+
+
+@pytest.mark.usefixtures("mlflow_server")
+def test_a_source_that_stands_still_is_not_trained_week_after_week_without_a_word(tmp_path: Path) -> None:
+    data = {"source": "simulate://5?cards=60&terminals=120&days=100&start=2024-01-01", "window": "8w", "test_weeks": 1}
+    assert week(tmp_path, "2024-04-08", **data)[0] == "", "the data ends on 04-09"
+    assert week(tmp_path, "2024-04-10", **data)[0] == "", "two days more"
+    rows = int((tmp_path / "rows").read_text())
+    said, tags = week(tmp_path, "2024-04-15", **data)
+    left = int((tmp_path / "rows").read_text())
+    assert left < rows
+    assert tags["data.newest"].startswith("2024-04-09T23:") and tags["data.newest"] in said
+    assert said.endswith(f"the window of 8w has {left:,} rows; in the run for 2024-04-10 it had {rows:,}.")
+    assert week(tmp_path, "2024-04-15", **data)[0] == said, "a retried step"
+    assert week(tmp_path, "2024-04-15T04", **data)[0] == said, "another run of that day, whose window is the same"
+    assert f"in the run for 2024-04-15 it had {left:,}." in week(tmp_path, "2024-04-22", **data)[0]
+    assert week(tmp_path, "2024-04-08T04", **data)[0] == "", "a past week"
+    assert week(tmp_path, "2024-04-29", **data | {"window": "9w"})[0] == "", "another window"
+
+
+BILLS = """
+from rekindle import DataConfig, Metric, Prepared, Section
+
+
+class Data(DataConfig):
+    window: str = ""
+    left: int
+    until: str = ""
+
+    def at(self, time):
+        return self.model_copy(update={"until": time.isoformat()})
+
+
+class Model(Section):
+    pass
+
+
+metrics = (Metric("rmse"),)
+
+
+def prepare(data, out):
+    (out / "rows").write_text(f"{data.left}")
+    return Prepared(rows=data.left)
+
+
+def dataset(path, split): ...
+def model(section, facts): ...
+def loss(model, batch): ...
+def evaluate(candidate, champion, dataset, report, gate): ...
+def predictor(release): ...
+"""
+
+
+@pytest.mark.usefixtures("mlflow_server")
+def test_a_window_that_shrinks_is_named_for_any_workload_that_has_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "pipelines").mkdir()
+    (tmp_path / "bills.py").write_text(BILLS)
+    monkeypatch.chdir(tmp_path)
+    data = {"source": "bills.csv", "window": "4w"}
+    assert week(tmp_path, "2024-05-06", "--workload=bills", left=1000, **data)[0] == ""
+    assert week(tmp_path, "2024-05-13", "--workload=bills", left=950, **data)[0] == ""
+    said, _ = week(tmp_path, "2024-05-20", "--workload=bills", left=800, **data)
+    assert said == "the window of 4w has 800 rows; in the run for 2024-05-13 it had 950."
 
 
 @pytest.mark.usefixtures("mlflow_server")

@@ -85,7 +85,8 @@ def write_dataset(data: Data, out: Path) -> Prepared:
     rejected = sum(facts["rejected"].values())
     tags = {name: facts[name] for name in shown} | days
     share = facts["train_frauds"] / facts["train_rows"]
-    return Prepared(facts["rows"], rejected, facts, tags, digest, warnings, {"fraud_share": share})
+    newest = f"{instant(facts['last_time'])}+00:00"
+    return Prepared(facts["rows"], rejected, facts, tags, digest, warnings, {"fraud_share": share}, newest)
 
 
 def _check_disk(rows: int, out: Path) -> None:

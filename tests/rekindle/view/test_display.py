@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rekindle.view import display, overview
-from rekindle.view.summary import as_json, duration, failed_step, failure, leaves, steps
+from rekindle.view.summary import as_json, duration, failed_step, failure, leaves, steps, success
 from tests.effort import calls
 from tests.waiting import until
 
@@ -104,6 +104,32 @@ def test_steps_to_come_are_listed_before_they_begin():
     assert [(row.name, row.phase) for row in rows] == [
         ("prepare", "Succeeded"), ("train", "Waiting"), ("onExit", "Succeeded"),
     ]  # fmt: skip
+
+
+def test_what_looks_wrong_in_the_data_is_said_while_it_runs_at_its_end_and_by_status():
+    texts = ["the window of 8w has 4,700 rows; in the run for 2024-04-15 it had 5,417.", "\x1b[2Jamount has one value."]
+    told = {
+        "outputs": {"parameters": [{"name": "warnings", "value": json.dumps(texts)}, {"name": "rows", "value": "9"}]}
+    }
+    run = status(
+        ROOT, node(".prepare", "Retry", **told), node(".prepare(0)", **told), node(".train"), phase="Succeeded"
+    )
+    out = io.StringIO()
+    lines = display.Lines(WORKFLOW, lambda row: "", out)
+    lines(status(ROOT))
+    lines(run)
+    run |= {"startedAt": at(0), "finishedAt": at(9)}
+    for said in (out.getvalue(), success(run, {}, ours=True), overview.steps_table(WORKFLOW, run)):
+        assert said.count(texts[0]) == 1 and said.count("amount has one value.") == 1
+        assert "warning" in said and "\x1b" not in said
+    assert as_json(WORKFLOW, run)["warnings"] == texts
+    assert as_json(WORKFLOW, status(ROOT, node(".prepare")))["warnings"] == []
+
+
+@pytest.mark.parametrize("value", ["", "{", "7", "{{outputs}}", '{"a": 1}'])
+def test_an_output_that_only_happens_to_be_called_warnings_breaks_no_display(value: str):
+    told = {"outputs": {"parameters": [{"name": "warnings", "value": value}]}}
+    assert as_json(WORKFLOW, status(ROOT, node(".other", **told)))["warnings"] == []
 
 
 def test_json_holds_one_entry_a_step_and_the_outputs_of_the_workflow():
