@@ -13,8 +13,12 @@ from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
+from typing import TYPE_CHECKING
 
-from rekindle.errors import CodeError, ConfigError, did_you_mean
+from rekindle.errors import ConfigError, did_you_mean
+
+if TYPE_CHECKING:
+    from traceback import FrameSummary
 
 PATH = "REKINDLE_PATH"  # environment: the project's folder and others to import from, separated as in PYTHONPATH
 PACKAGE = Path(__file__).resolve().parent
@@ -24,8 +28,7 @@ SHARED = ("steps", "pipelines")  # a project's own stand in front of the referen
 LIBRARIES = tuple(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))
 NAME = re.compile(r"[a-z]([-a-z0-9]{0,28}[a-z0-9])?")
 WORKLOAD = ("steps/MODULE.py", "data/power.csv", "configs/PROJECT.yaml")  # all that `only_workload` makes
-WRONG_PATH = (FileNotFoundError, FileExistsError, NotADirectoryError, IsADirectoryError)
-REMOTE = ("requests", "urllib3", "httpx", "http", "aiohttp", "botocore", "boto3", "mlflow", "sqlalchemy", "grpc")
+MAX_TEXT = 600  # characters of an exception that an error repeats
 DOCS = {"workload": "docs/your-own-model.md", "step": "docs/api.md", "pipeline": "docs/your-own-pipeline.md"}
 
 
@@ -120,40 +123,44 @@ def load(name: str, kind: str, required: Collection[str]) -> ModuleType:
 
 def describe(error: Exception) -> str:
     """FILE:LINE of the innermost code of a project that `error` comes from, what it says, and the nearest name."""
-    import traceback  # `rekindle --help` does without
-
-    if isinstance(error, SyntaxError):
-        return f"{error.filename}:{error.lineno}: {type(error).__name__}: {error}."
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if _is_users(frame.filename)] or frames
+    text = " ".join(f"{type(error).__name__}: {error}".split()).rstrip(": ")
+    text = text if len(text) <= MAX_TEXT else f"{text[:MAX_TEXT]} .."
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{error.filename}:{error.lineno}: {text}."
     hint = ""
     if isinstance(error, AttributeError) and error.name:
         hint = did_you_mean(error.name, [name for name in dir(error.obj) if not name.startswith("_")])
-    return f"{own[-1].filename}:{own[-1].lineno}: {type(error).__name__}: {error}.{hint}"
+    frame = innermost_frame(error)
+    return f"{frame.filename}:{frame.lineno}: {text}.{hint}"
 
 
-def code_error(error: Exception) -> CodeError | None:
-    """Return the error of a user's code that every attempt would meet; None if another attempt may help, or is ours."""
-    import traceback
-
-    chain = [error]
-    while inner := chain[-1].__cause__ or chain[-1].__context__:
-        chain.append(inner)
-    if any(_may_pass(each) for each in chain):
-        return None
-    users = any(_is_users(frame.filename) for frame in traceback.extract_tb(error.__traceback__))
-    return CodeError(describe(error)) if users else None
+def innermost_frame(error: BaseException) -> "FrameSummary":
+    """The innermost frame of a project's code in the traceback of `error`, else the innermost of all."""
+    frames = _own_frames(error)
+    return next((frame for frame in reversed(frames) if not _is_engine(frame.filename)), frames[-1])
 
 
-def _is_users(file: str) -> bool:
-    return not file.startswith((f"{PACKAGE}/", "<", *LIBRARIES))
+def raises(error: BaseException) -> bool:
+    """True if a project's code raised `error`, itself or by a library that it called; False if the engine did."""
+    return not _is_engine(_own_frames(error)[-1].filename)
 
 
-def _may_pass(error: BaseException) -> bool:
-    """True for an error of the machine, the network or a service: these pass, and a path that is wrong does not."""
-    package = type(error).__module__.partition(".")[0]
-    passing = isinstance(error, (OSError, MemoryError)) and not isinstance(error, WRONG_PATH)
-    return passing or package in REMOTE or "OutOfMemory" in type(error).__name__
+def _own_frames(error: BaseException) -> list["FrameSummary"]:
+    """The frames outside of libraries; all of them if there are no others."""
+    import traceback  # `rekindle --help` does without
+
+    frames = list(traceback.extract_tb(error.__traceback__))
+    own = [
+        frame
+        for frame in frames
+        if frame.filename.startswith(f"{PACKAGE}/") or not frame.filename.startswith(("<", *LIBRARIES))
+    ]
+    return own or frames
+
+
+def _is_engine(file: str) -> bool:
+    """True if a file is of the engine, and not of the reference project that a wheel holds."""
+    return Path(file).is_relative_to(PACKAGE) and not Path(file).is_relative_to(BUNDLED)
 
 
 def _complete(package: str) -> None:

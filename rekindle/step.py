@@ -19,6 +19,7 @@ import typing
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Protocol, cast
 
@@ -29,6 +30,7 @@ from rekindle import project
 from rekindle.errors import ConfigError, RekindleError, did_you_mean, rule
 
 SCALARS = (str, int, float, bool, Path)
+MESSAGE = "REKINDLE_TERMINATION_LOG"  # environment: the file below, on a machine without a kubelet
 TERMINATION_LOG = Path("/dev/termination-log")  # the kubelet shows it as the container's message
 
 
@@ -39,6 +41,13 @@ class ArtifactMark:
 Artifact = Annotated[Path, ArtifactMark()]
 
 
+@cache
+def _scratch(parent: str, process: int) -> Path:
+    """A directory of this process whose name nobody could know before."""
+    Path(parent).mkdir(parents=True, exist_ok=True)
+    return Path(tempfile.mkdtemp(prefix=f"step-{process}-", dir=parent))
+
+
 class StepInputs(BaseModel):
     """The inputs of a step: each field is one flag."""
 
@@ -47,8 +56,8 @@ class StepInputs(BaseModel):
     @property
     def workdir(self) -> Path:
         """A scratch directory of this process, on the same disk as the outputs; deleted after `run`."""
-        path = Path(os.environ.get("TMPDIR", tempfile.gettempdir())) / f"step-{os.getpid()}"
-        path.mkdir(parents=True, exist_ok=True)
+        path = _scratch(os.environ.get("TMPDIR", tempfile.gettempdir()), os.getpid())
+        path.mkdir(mode=0o700, exist_ok=True)
         return path
 
 
@@ -214,10 +223,10 @@ def main(argv: list[str], execute: Execute = execute) -> int:
     except RekindleError as error:
         return fail(error)
     except Exception as error:
-        if not (known := project.code_error(error)):
-            raise
+        from rekindle.common import user_code  # a step that succeeds does without
+
         traceback.print_exc()
-        return fail(known)
+        return fail(user_code.as_error(error))
     return 0
 
 
@@ -226,6 +235,7 @@ def fail(error: RekindleError) -> int:
     with suppress(OSError):  # a full disk must not change the exit code
         sys.stderr.write(f"error: {error}\n")
     with suppress(OSError):
-        if TERMINATION_LOG.exists() and os.access(TERMINATION_LOG, os.W_OK):
-            TERMINATION_LOG.write_text(str(error)[:4096])
+        log = Path(os.environ.get(MESSAGE, TERMINATION_LOG))
+        if log.exists() and os.access(log, os.W_OK):
+            log.write_text(str(error)[:4096])
     return error.exit_code

@@ -6,7 +6,8 @@
 
 `GET /v1/models/NAME` says what serves, `/health/live` and `/health/ready` (200 once every process has predicted the
 example) are for probes, `/metrics` for Prometheus, `/openapi.json` and the page at `/` for people. SIGTERM: not ready
-at once, new requests are still answered for `drain_seconds`, then those in flight end; the exit code is 0.
+at once, new requests are still answered for `drain_seconds`, those in flight and of kept connections for
+`grace_seconds`; the exit code is 0.
 """
 
 import os

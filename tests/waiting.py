@@ -9,7 +9,7 @@ T = TypeVar("T")
 
 def until(
     what: str,
-    look: Callable[[], T],
+    look: Callable[[], T | None],
     seconds: float = 60,
     pause: float = 0.02,
     evidence: Callable[[], object] = lambda: "",

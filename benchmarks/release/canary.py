@@ -51,7 +51,7 @@ def releases(home: Path) -> dict[str, str]:
         about = rekindle(home, "run", CONFIG, *(flag for setting in sets for flag in ("--set", setting)))
         print(f"{name}: accuracy {about['metrics']['accuracy']:.4f}", file=sys.stderr)
         services = Services(home, {})
-        os.environ |= services.environment() | services.credentials()
+        os.environ |= services.environment() | services.credentials() | services.login()
         keys = [entry.key for entry in Store.from_env().list(f"releases/{name}/")]
         trained[name] = next(key for key in keys if key.endswith("/release.json")).removesuffix("release.json")
     return {name: copied(name, trained.get(name, trained["champion"])) for name in (*TRAINED, *FAULTS)}

@@ -2,12 +2,15 @@
 
     python -m benchmarks.release.traffic [--json]
 
-The model is configs/digits.yaml, with faults (benchmarks/workloads/faulty.py). Each request has its own connection.
+The model is configs/digits.yaml, with faults (benchmarks/workloads/faulty.py). Of the requests 60 % have a connection
+of their own (HTTP/1.1 and 1.0), 10 % come in pieces within a second, and 30 % are of clients that keep theirs and are
+silent for up to 8 s, so longer than a server drains; as every pool does, these look first whether it was closed.
 An answer must be 200 and come from a verified version, but for the errors of the faulty candidate of the canary.
 """
 
 import asyncio
 import random
+import select
 import subprocess
 import sys
 import tempfile
@@ -23,6 +26,8 @@ from benchmarks.bars import Bar, bar, parser, report
 from benchmarks.release.canary import CONFIG, rekindle, requests
 
 RATE = 200  # requests a second
+KEPT, SILENCE_S = 240, 8.0  # clients that keep a connection, and their longest silence: RATE * 0.3 requests a second
+PIECES = 4  # of a slow request
 PORT = 18_495
 SETTINGS = [
     "name=digits",
@@ -36,43 +41,85 @@ CANARY = "serve.canary={steps: [50, 100], minutes: 0.2, wait_minutes: 5}"
 
 @dataclass(frozen=True)
 class Answer:
-    """What a client got: when, the HTTP status (0: no answer), and the version that answered."""
+    """What a client got: when, the HTTP status (0: no answer), the version that answered, and on what connection."""
 
     time: float
     status: int
     version: str
+    kind: str
 
 
 class Traffic:
     """Clients that come at RATE, whatever the servers do."""
 
     def __init__(self) -> None:
-        self.texts = [text.replace(b"host: x", b"host: x\r\nconnection: close") for text in requests()]
+        self.texts = requests()
         self.answers: list[Answer] = []
         self.over = threading.Event()
 
-    async def client(self, text: bytes) -> None:
+    async def ask(self, kind: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, text: bytes) -> str:
+        """Send a request; return the head of its answer, in lower case. Raises OSError or EOFError without one."""
+        pieces = PIECES if kind == "slow" else 1
+        for place in range(pieces):
+            writer.write(text[len(text) * place // pieces : len(text) * (place + 1) // pieces])
+            await asyncio.sleep(1 / pieces if pieces > 1 else 0)
+        head = (await reader.readuntil(b"\r\n\r\n")).lower().decode()
+        await reader.readexactly(int(head.partition("content-length: ")[2].partition("\r")[0]))
+        self.record(kind, int(head.split()[1]), head.partition("model-version: ")[2].partition("\r")[0])
+        return head
+
+    def record(self, kind: str, status: int, version: str) -> None:
+        self.answers.append(Answer(time.time(), status, version, kind))
+
+    async def client(self, kind: str) -> None:
         """One request on a connection of its own."""
+        text = random.choice(self.texts)
+        if kind == "HTTP/1.0":
+            text = text.replace(b"HTTP/1.1", b"HTTP/1.0")
         try:
             async with asyncio.timeout(60):
                 reader, writer = await asyncio.open_connection("127.0.0.1", PORT)
-                writer.write(text)
-                head = (await reader.read()).partition(b"\r\n\r\n")[0].lower().decode()
+                await self.ask(kind, reader, writer, text.replace(b"host: x", b"host: x\r\nconnection: close"))
                 writer.close()
-            status = int(head.split()[1])
-        except (OSError, TimeoutError, IndexError):
-            status, head = 0, ""
-        version = head.partition("model-version: ")[2].partition("\r")[0]
-        self.answers.append(Answer(time.time(), status, version))
+        except (OSError, EOFError, TimeoutError):
+            self.record(kind, 0, "")
+
+    async def kept(self) -> None:
+        """One request after the other on a connection, with silence between them; then on the next connection."""
+        while not self.over.is_set():
+            try:
+                async with asyncio.timeout(60):
+                    reader, writer = await asyncio.open_connection("127.0.0.1", PORT)
+                head = ""
+                while not (self.over.is_set() or "connection: close" in head or ended(writer)):
+                    async with asyncio.timeout(60):
+                        head = await self.ask("kept", reader, writer, random.choice(self.texts))
+                    await asyncio.sleep(random.uniform(0, SILENCE_S))
+                writer.close()
+            except (OSError, EOFError, TimeoutError):
+                self.record("kept", 0, "")
+                await asyncio.sleep(random.uniform(0, SILENCE_S))
 
     async def run(self) -> None:
         """Until it is over and everybody has an answer."""
+        single, own = RATE - 2 * KEPT / SILENCE_S, ["HTTP/1.1"] * 3 + ["HTTP/1.0"] * 3 + ["slow"]
         async with asyncio.TaskGroup() as group:
+            for _ in range(KEPT):
+                group.create_task(self.kept())
             start, number = time.perf_counter(), 0
             while not self.over.is_set():
-                group.create_task(self.client(random.choice(self.texts)))
+                group.create_task(self.client(own[number % len(own)]))
                 number += 1
-                await asyncio.sleep(max(0, start + number / RATE - time.perf_counter()))
+                await asyncio.sleep(max(0, start + number / single - time.perf_counter()))
+
+
+def ended(writer: asyncio.StreamWriter) -> bool:
+    """True if the server has closed this connection."""
+    if writer.is_closing():
+        return True
+    poll = select.poll()
+    poll.register(writer.get_extra_info("socket").fileno(), select.POLLRDHUP)
+    return bool(poll.poll(0))
 
 
 @contextmanager
@@ -109,7 +156,8 @@ def measure(home: Path) -> list[Bar]:
         rekindle(home, "rollback", "digits")
         seconds = time.time() - start
         time.sleep(3)
-        last_of_2 = max(answer.time for answer in load.answers if answer.version == "2") - start
+        of_2 = [answer for answer in load.answers if answer.version == "2"]
+        last_of_2 = max(answer.time for answer in of_2 if answer.kind != "kept") - start
         before_canary = len(load.answers)
         try:
             verdicts.append(train(home, 4, "model.fault=errors", CANARY))
@@ -120,14 +168,15 @@ def measure(home: Path) -> list[Bar]:
     versions = {answer.version for answer in load.answers} - {""}
     quiet = [answer for answer in load.answers[:before_canary] if answer.status != 200]
     later = [a for a in load.answers[before_canary:] if a.status != 200 and not (a.status == 500 and a.version)]
-    print(f"versions {versions}; statuses {Counter(answer.status for answer in load.answers)}", file=sys.stderr)
+    kinds = Counter((answer.kind, answer.status) for answer in load.answers)
+    print(f"versions {versions}; statuses by kind of connection {kinds}", file=sys.stderr)
     return [
         bar("requests", len(load.answers), ""),
         bar("requests that failed, release, failed release and rollback", len(quiet), "", 0),
         bar("requests that failed in the canary, but for the candidate's own fault", len(later), "", 0),
         bar("answers of the unsteady version", sum(a.version == "3" for a in load.answers), "", 0),
         bar("the command `rekindle rollback`", seconds, "s", 5),
-        bar("last answer of the former version after it began", last_of_2, "s", 5),
+        bar("last answer of the former version to a new connection after it began", last_of_2, "s", 5),
     ]
 
 

@@ -152,6 +152,7 @@ def logs(name: str | None, step: str, follow: bool, cluster: "Cluster | None", a
     from rekindle.view.summary import check_step
 
     if cluster:
+        from rekindle.argo.kinds import COMPLETED
         from rekindle.cluster import workflows
         from rekindle.view.cluster_logs import Logs
 
@@ -159,7 +160,7 @@ def logs(name: str | None, step: str, follow: bool, cluster: "Cluster | None", a
         workflow = workflows.read(cluster, name)
         check_step(name, step, workflow)
         reader = Logs(cluster, name, sys.stdout, step, as_json)
-        if follow:
+        if follow and (workflow.get("status") or {}).get("phase") not in COMPLETED:
             reader.follow()
         elif not reader.print(workflow):
             click.echo(NO_PODS.format(name), err=True)

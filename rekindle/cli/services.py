@@ -21,10 +21,11 @@ if TYPE_CHECKING:
 @click.argument("folder", metavar="HOME", type=File())
 @output_option("text", "json")
 def trust(folder: Path, as_json: bool) -> None:
-    """Use a home that you moved or copied, or that an earlier version made.
+    """Use a home that no command of yours made here.
 
-    A home (.rekindle, or REKINDLE_HOME) says what is started on this machine. So one that came with a folder from
-    elsewhere is not used, nor is your own at another path: trust only what you know.
+    A home (.rekindle, or REKINDLE_HOME) says what is started on this machine. One that came with a folder from
+    elsewhere is not used, nor is your own after you moved or copied it, nor one of an earlier version. Trust only what
+    you know.
 
     Example:
       rekindle trust .rekindle

@@ -5,18 +5,18 @@ must not be used. `make` leaves an empty file in a home, whose name is a hash of
 The key is outside, in ~/.local/state/rekindle: nobody else can make such a file, and it counts at one path only.
 """
 
+import errno
 import os
 import pwd
-import secrets
 from contextlib import suppress
 from hashlib import blake2b
 from pathlib import Path
 
-from rekindle.common.files import write_once
+from rekindle.common.files import make_private, write_once
 from rekindle.errors import ConfigError
 
 VARIABLE, NAME = "REKINDLE_HOME", ".rekindle"
-STATE, STATE_DEFAULT = "XDG_STATE_HOME", ".local/state"  # the directory of the key, the default below $HOME
+STATE, STATE_DEFAULT = "XDG_STATE_HOME", "~/.local/state"  # of the key
 MARK = ".made-by-"
 
 
@@ -38,20 +38,17 @@ def check(home: Path) -> None:
     if not home.is_absolute() and real != Path(os.path.normpath(Path.cwd() / home)):
         raise ConfigError(f"{home} is a link, and is not followed: set {VARIABLE}={real} if that is your home.")
     _check_owner(home)
-    if _entries(home) and not os.path.lexists(home / _mark(real)):
+    if _has_entries(real) and not os.path.lexists(real / _mark(real)):
         raise ConfigError(
-            f"{home} was not made by you at this place, so nothing in it is read or started: remove it, or, if it is "
-            f"yours and you moved or copied it or have it from an earlier version, `rekindle trust {home}`."
+            f"{home} was not made here by a command of yours, so nothing in it is read or started: remove it, or, if "
+            f"it is yours (moved, copied, made by hand or by an earlier version), `rekindle trust {home}`."
         )
 
 
 def make(home: Path) -> None:
-    """Make a home that only its owner can enter. One that exists becomes so if it has our name for it."""
-    home.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if home.name == NAME and home.stat().st_mode & 0o077:
-        with suppress(PermissionError):  # somebody else's, who may want it to be shared
-            home.chmod(0o700)
-    if not _entries(home):
+    """Make a home that only its owner can enter; one that exists becomes so."""
+    make_private(home)
+    if not _has_entries(home):
         trust(home)
 
 
@@ -63,7 +60,7 @@ def trust(home: Path) -> None:
 
 def _check_owner(home: Path) -> None:
     try:
-        owner = home.stat().st_uid
+        owner = os.stat(os.path.realpath(home)).st_uid
     except (FileNotFoundError, NotADirectoryError):
         return
     if owner != os.geteuid():
@@ -72,7 +69,7 @@ def _check_owner(home: Path) -> None:
         raise ConfigError(f"{home} belongs to {owner}: set {VARIABLE} to a directory of your own.")
 
 
-def _entries(home: Path) -> bool:
+def _has_entries(home: Path) -> bool:
     try:
         with os.scandir(home) as entries:
             return any(entries)
@@ -83,12 +80,14 @@ def _entries(home: Path) -> bool:
 def _mark(real: Path, make_key: bool = False) -> str:
     """The name of the file that shows that this user made the home at the path `real`."""
     state = os.environ.get(STATE, "")
-    file = Path(state if os.path.isabs(state) else Path.home() / STATE_DEFAULT, "rekindle", "key")
+    file = Path(state if os.path.isabs(state) else os.path.expanduser(STATE_DEFAULT), "rekindle", "key")
     try:
+        if not file.is_absolute():
+            raise FileNotFoundError(errno.ENOENT, "there is no home directory")
         if make_key:
             file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            write_once(file, secrets.token_hex(32), 0o600)
-        key = file.read_text() if file.exists() else secrets.token_hex(32)  # without a key no home is ours
+            write_once(file, os.urandom(32).hex(), 0o600)
+        key = file.read_text() if file.exists() else os.urandom(32).hex()  # without a key no home is ours
     except OSError as error:
         raise ConfigError(
             f"{file}: {error.strerror}. The key to your homes is kept there: set {STATE} to a directory of your own."

@@ -7,14 +7,16 @@ replays and of which the server's example request is the first.
 import json
 import random
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from rekindle import project
-from rekindle.errors import DataError, RekindleError
+from rekindle.common import user_code
+from rekindle.errors import CodeError, DataError, RekindleError
 from rekindle.evaluation.bootstrap import Rows, paired_bootstrap
 from rekindle.gate import Difference, Evaluation, Gate, Metric
 from rekindle.serving import predictor
@@ -49,7 +51,7 @@ def evaluate(
     if champion and not incomparable:
         try:
             predictions["champion"] = predict(workload, champion, dataset_facts(champion), examples.instances)
-        except (DataError, RuntimeError) as error:  # another shape, other classes
+        except (DataError, CodeError, RuntimeError) as error:  # another shape, other classes
             incomparable = f"{error}"
     if hasattr(workload, "baseline"):
         predictions["baseline"] = baseline(workload, dataset, examples.instances)
@@ -104,39 +106,39 @@ def predict(workload: Any, folder: Path, facts: dict[str, Any], instances: list[
     torch.set_num_threads(1)  # as a server does by default: small layers on several threads of a busy machine crawl
     model = predictor.open_model(workload, folder, model_description(folder), facts)
     parsed = [workload.Instance.model_validate(instance) for instance in instances]
-    try:
+    with told("`predict` failed on the test rows"):
         return check_json(predictor.predict(workload, model, parsed, facts))
-    except RekindleError:
-        raise
-    except Exception as error:
-        raise failure("`predict`", "on the test rows", error) from error
-
-
-def failure(function: str, where: str, error: Exception) -> DataError:
-    """Return the error of a user's function, with FILE:LINE; its traceback goes to the log."""
-    traceback.print_exc()
-    return DataError(f"{function} failed {where}: {project.describe(error)}")
 
 
 def check_json(predictions: list[Any]) -> list[Any]:
-    """The predictions. Raises DataError that names the type of one that is not JSON."""
+    """The predictions. Raises CodeError that names the type of one that is not JSON."""
     for prediction in predictions:
         try:
             json.dumps(prediction)
         except (TypeError, ValueError) as error:
-            raise DataError(
+            raise CodeError(
                 f"`predict` gave a prediction that is not JSON ({error}): it must give numbers, text, lists and "
                 "objects; `.tolist()` and `.item()` make them of a tensor."
             ) from error
     return predictions
 
 
-def baseline(workload: Any, dataset: Path, instances: list[dict[str, Any]]) -> list[Any]:
-    """The predictions of the workload's simple model. Raises DataError if it fails or gives too few."""
+@contextmanager
+def told(where: str) -> Iterator[None]:
+    """Raise an exception of the workload as an error with its place: a CodeError, if it would come again."""
     try:
-        predictions = list(workload.baseline(dataset, instances))
+        yield
+    except RekindleError:
+        raise
     except Exception as error:
-        raise failure("`baseline`", "whose `instances` are dicts", error) from error
+        traceback.print_exc()
+        raise user_code.as_error(error, where) from error
+
+
+def baseline(workload: Any, dataset: Path, instances: list[dict[str, Any]]) -> list[Any]:
+    """The predictions of the workload's simple model. Raises DataError if it gives too few."""
+    with told("`baseline` failed whose `instances` are dicts"):
+        predictions = list(workload.baseline(dataset, instances))
     if len(predictions) != len(instances):
         raise DataError(
             f"`baseline` gave {len(predictions)} predictions for {len(instances)} instances: give one each."
@@ -154,12 +156,10 @@ def as_array(values: list[Any]) -> Any:
 
 
 def value(metric: Metric, predictions: Any, truths: Any) -> float:
-    """The metric. Raises DataError if the workload's function fails."""
+    """The metric of these predictions."""
     assert metric.function, "a workload without `evaluate` gives each metric a function"
-    try:
+    with told(f"the metric {metric.name} cannot be computed"):
         return float(metric.function(predictions, truths))
-    except Exception as error:
-        raise failure(f"the metric {metric.name}", "and cannot be computed", error) from error
 
 
 def compare(

@@ -13,6 +13,7 @@ import json
 import re
 import time
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +22,7 @@ from rekindle.common import homes
 from rekindle.common.files import write_atomically
 from rekindle.errors import ConfigError
 from rekindle.local.container_images import BASES, Image, base_name
-from rekindle.local.journal import Busy, RunFiles
+from rekindle.local.journal import WRONG_SHAPE, Busy, RunFiles
 from rekindle.local.processes import serves
 from rekindle.local.services.services import BUCKET, Services
 
@@ -236,9 +237,9 @@ def trust(home: Path) -> None:
         raise ConfigError(f"{home} is not a directory: give the home that you moved or copied.")
     homes.trust(home)
     for file in (*home.glob("services/*.json"), home / "deployments/supervisor.json"):
-        record = json.loads(file.read_text()) if file.is_file() else {}
-        if record.get("pid") and not serves(record["pid"], home.resolve()):
-            file.unlink()
+        with suppress(OSError, ValueError, *WRONG_SHAPE):  # not the record of a process
+            if not serves(json.loads(file.read_text())["pid"], home.resolve()):
+                file.unlink()
 
 
 def _texts(data: Mapping[str, bytes] | None, name: str) -> dict[str, str]:

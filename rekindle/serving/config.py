@@ -33,7 +33,9 @@ class Limits(Section):
     drain_seconds: float = Field(
         default=2.0, ge=0, description="after SIGTERM, until the routes to this server are gone"
     )
-    grace_seconds: float = Field(default=20.0, gt=0, description="after that, for the requests in flight")
+    grace_seconds: float = Field(
+        default=20.0, gt=0, description="after that, for the requests in flight and for clients that keep a connection"
+    )
 
 
 class CanaryConfig(Section):

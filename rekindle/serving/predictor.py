@@ -16,7 +16,7 @@ from typing import Any
 
 from pydantic import Field, create_model
 
-from rekindle.errors import DataError, RekindleError
+from rekindle.errors import CodeError, DataError
 from rekindle.serving.release import EXAMPLE, model_description
 from rekindle.workload import Predictor, dataset_facts, load
 
@@ -47,20 +47,25 @@ class InstancePredictor:
         return self._example
 
     def predict(self, requests: Sequence[Any]) -> list[list[Any]]:
-        """The predictions of each request. Raises RekindleError if `predict` gives none or several for an instance."""
+        """The predictions of each request. Raises CodeError if `predict` gives none or several for an instance."""
         return [predict(self.workload, self.model, request.instances, self.facts) for request in requests]
 
 
 def predict(workload: Any, model: Any, instances: Sequence[Any], facts: dict[str, Any]) -> list[Any]:
-    """The workload's `predict`, one instance at a time. Raises RekindleError unless each has one prediction."""
+    """The workload's `predict`, one instance at a time. Raises CodeError unless each has one prediction."""
     import torch
 
     predictions = []
     with torch.inference_mode():
         for instance in instances:
             result = workload.predict(model, [instance], facts)
+            if not isinstance(result, (list, tuple)):
+                raise CodeError(
+                    f"`predict` returned {type(result).__name__}: it must return a list with a JSON value for each "
+                    "instance, such as tensor.tolist()."
+                )
             if len(result) != 1:
-                raise RekindleError(f"{len(result)} predictions came for 1 instance: `predict` must give one for each.")
+                raise CodeError(f"{len(result)} predictions came for 1 instance: `predict` must give one for each.")
             predictions += result
     return predictions
 

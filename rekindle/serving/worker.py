@@ -18,6 +18,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from rekindle.common import user_code
 from rekindle.errors import DataError, RekindleError
 from rekindle.serving.http.openapi import schemas
 from rekindle.serving.observation.reference import features
@@ -112,9 +113,7 @@ def work(pipe: Connection, release: Path, max_instances: int) -> None:
     try:
         predictor = open_predictor(release)
         example = predictor.example()
-        (warm_up,) = answered(predictor, [json.dumps(example).encode()], max_instances).answers
-        if warm_up.status != 200:
-            raise RekindleError(f"the model fails on its own example: {json.loads(warm_up.body)['error']}")
+        _warm_up(predictor, example)
         together = not isinstance(predictor, InstancePredictor)
         gc.collect()
         gc.freeze()  # what is loaded stays: looking through it takes 60 ms, in which nobody is answered
@@ -127,7 +126,21 @@ def work(pipe: Connection, release: Path, max_instances: int) -> None:
         pipe.send(error)
     except Exception as error:
         traceback.print_exc()
-        pipe.send(RekindleError(f"the model cannot be loaded: {type(error).__name__}: {error}"))
+        pipe.send(user_code.as_error(error, "the model cannot be loaded"))
+
+
+def _warm_up(predictor: Predictor, example: dict[str, Any]) -> None:
+    """Predict the example. Raises RekindleError with the place in the workload's code if that fails."""
+    where = "the model fails on its own example"
+    try:
+        request = parse(predictor.Request, json.dumps(example).encode())
+        (predictions,) = predictor.predict([request])
+        encoded(request, predictions)
+    except RekindleError as error:
+        raise type(error)(f"{where}: {error}") from error
+    except Exception as error:
+        traceback.print_exc()
+        raise user_code.as_error(error, where) from error
 
 
 def answered(predictor: Predictor, bodies: Sequence[bytes], max_instances: int) -> Batch:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from rekindle.common.files import make_own
 from rekindle.errors import ConfigError, DataError, RekindleError
 from rekindle.storage import NotFound, Store
 from rekindle.training.checkpoint.snapshot_file import ROOM
@@ -18,7 +19,7 @@ CACHE = "REKINDLE_CACHE"  # environment: the directory for datasets, on a disk l
 
 def local_dataset(store: Store, prefix: str, digest: str) -> Path:
     """The local copy of the dataset below `prefix`. Raises DataError if it is absent, or has another digest."""
-    root = Path(os.environ.get(CACHE) or Path(tempfile.gettempdir()) / f"rekindle-{os.getuid()}") / "datasets"
+    root = _cache() / "datasets"
     root.mkdir(parents=True, exist_ok=True)
     target = root / digest
     with open(root / f"{digest}.lock", "w") as lock:
@@ -35,6 +36,17 @@ def local_dataset(store: Store, prefix: str, digest: str) -> Path:
                 )
             unfinished.rename(target)
     return target
+
+
+def _cache() -> Path:
+    if directory := os.environ.get(CACHE):
+        return Path(directory)
+    directory = Path(tempfile.gettempdir()) / f"rekindle-{os.getuid()}"
+    try:
+        make_own(directory)
+    except OSError as error:
+        raise RekindleError(f"datasets cannot be kept in {directory} ({error.strerror}): or set {CACHE}.") from error
+    return directory
 
 
 def _download(store: Store, prefix: str, target: Path) -> None:

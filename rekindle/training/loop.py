@@ -2,19 +2,17 @@
 
 import json
 import math
-import sysconfig
 import threading
 import time
-import traceback
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import save
 from torch import Tensor
 
+from rekindle import project
 from rekindle.errors import ConfigError, DataError, RekindleError, StorageError, TrackingError, say
 from rekindle.sections import checked
 from rekindle.storage import Store, retry_until
@@ -35,7 +33,6 @@ from rekindle.training.validation import Subset, Validation, split
 from rekindle.workload import Workload, dataset_facts, load
 
 SAVING = 30.0  # seconds that the others wait for rank 0 to complete the checkpoint of a pause
-LIBRARIES = (sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"), str(Path(__file__).parents[1]))
 
 
 def train(spec: TrainingSpec, leaving: threading.Event) -> None:
@@ -53,7 +50,7 @@ def _take_part(spec: TrainingSpec, leaving: threading.Event) -> None:
         members = elastic.discover(spec, fingerprint(spec, device), device)
         Training(spec, device, members, leaving).run()
     except Exception as error:
-        text = str(error) if isinstance(error, RekindleError) else f"{type(error).__name__}: {error} ({place(error)})"
+        text = str(error) if isinstance(error, RekindleError) else project.describe(error)
         temporary = isinstance(error, (StorageError, TrackingError))
         report = members.report_error if members else elastic.report_early_error
         report(text, getattr(error, "exit_code", 1), temporary=temporary)
@@ -259,14 +256,6 @@ class Training:
         self.metrics.close()
         say(f"left after step {self.state.step}, as told by SIGTERM")
         raise SystemExit(143)
-
-
-def place(error: BaseException) -> str:
-    """Where an error began: the innermost line of the user's code, or else the innermost of all."""
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if not frame.filename.startswith(LIBRARIES)]
-    frame = (own or frames)[-1]
-    return f"{frame.filename}:{frame.lineno}, in {frame.name}"
 
 
 def open_workload(spec: TrainingSpec) -> tuple[Workload, Any]:

@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
 from itertools import chain
 from typing import Any, TextIO
 
@@ -23,8 +24,8 @@ from rekindle.cluster import queue, remote
 from rekindle.cluster.api import PODS, WORKFLOWS, Cluster, Object
 from rekindle.cluster.errors import ApiError
 from rekindle.common.wording import visible
-from rekindle.view.display import is_terminal, log_line, progress_in
-from rekindle.view.summary import ERROR, Step
+from rekindle.view.display import is_terminal, log_line, progress_in, task_of
+from rekindle.view.summary import ERROR, FAILED, Step, last_error
 
 ARGO_CONTAINERS = ("init", "wait", "supervisor")
 EXECUTOR = re.compile(rb" argo=true |^Error: exit status \d+$")  # lines that the executor adds to the log of a step
@@ -263,6 +264,10 @@ class TrainingProgress:
         threading.Thread(target=self._poll, name="progress", daemon=True).start()
 
     def of(self, row: Step) -> str:
+        if row.phase in FAILED:
+            with suppress(ApiError):  # the message of the step remains
+                return last_error(tail(self.cluster, self.name, [row.name.partition("(")[0], task_of(row)]))
+            return ""
         self.requested.set()
         return next((text for pod, text in self.progress.items() if pod.startswith(f"{self.name}-{row.label}-")), "")
 

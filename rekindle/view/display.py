@@ -17,7 +17,20 @@ from pathlib import Path
 from typing import Any, Protocol, TextIO
 
 from rekindle.common.wording import PROGRESS, visible
-from rekindle.view.summary import FAILED, FINISHED, Status, Step, duration, end_of, leaves, planned, steps, warnings
+from rekindle.view.summary import (
+    FAILED,
+    FINISHED,
+    Status,
+    Step,
+    duration,
+    end_of,
+    last_error,
+    leaves,
+    planned,
+    steps,
+    warnings,
+    with_first_error,
+)
 
 MARKS = {
     "Succeeded": ("✔", "green"),
@@ -33,7 +46,9 @@ MARKS = {
 MANY, REST = 200, 30  # with more steps than MANY, at most 1/REST of the time is spent on looking at them
 NOT_RUN = ("Skipped", "Omitted")  # not a failure
 STARTING = ("PodInitializing", "ContainerCreating")  # normal reasons for a pending pod
-ProgressOf = Callable[[Step], str]  # the progress of a running step as text, or ""
+JOB_FAILED = "failure condition"  # in Argo's message for a step whose job failed: the job's logs say why
+MAX_CAUSE = 400  # characters
+ProgressOf = Callable[[Step], str]  # the progress of a running step, the error in the logs of a failed job, or ""
 
 
 class Shown(Protocol):
@@ -110,9 +125,8 @@ class Lines:
                 elif row.phase != self.seen.get(row.name):
                     self.seen[row.name] = row.phase
                     took = f" in {duration(row.seconds)}" if row.phase in FINISHED and row.seconds else ""
-                    told = row.message and row.phase in (*FAILED, "Cached")
-                    cause = f": {' '.join(row.message.split())[:200]}" if told else ""
-                    self.say(f"{row.name} {row.phase.lower()}{took}{cause}")
+                    cause = cause_of(row, self.progress) if row.phase in (*FAILED, "Cached") else ""
+                    self.say(f"{row.name} {row.phase.lower()}{took}" + (f": {cause}" if cause else ""))
                     if not row.label.startswith("("):  # an attempt, of which the step itself says it
                         for text in warnings([row.node or {}]):
                             self.say(f"{row.name} warning: {text}")
@@ -152,6 +166,7 @@ class Tree:
 
         self.name, self.progress, self.plan = name, progress, planned(manifest)
         self.status: Status = {}
+        self.causes: dict[str, str] = {}  # by name of a failed step
         self.began = time.time()
         self.console = Console(file=out, highlight=False)
         self.live = Live(get_renderable=self.drawn, console=self.console, refresh_per_second=4)
@@ -175,14 +190,26 @@ class Tree:
         table.add_row(Text(self.name, "bold"), Text(took, "dim"), Text(self.status.get("phase") or "Pending", "dim"))
         for row in steps(self.name, self.status, self.plan):
             mark, style = MARKS[row.phase]
-            told = row.message or " ".join(warnings([row.node or {}]))
-            note = self.progress(row) if row.phase == "Running" else visible(" ".join(told.split())[:100])
+            note = Text(self.progress(row) if row.phase == "Running" else visible(self._cause(row)))
             step = Text(f"{'  ' * (row.depth + 1)}{mark} {row.label}", style)
             if row.phase in NOT_RUN:
                 table.add_row(step, "", Text(row.phase.lower(), "dim"))
             else:
                 table.add_row(step, Text(duration(row.seconds), "dim"), note)
         return table
+
+    def _cause(self, row: Step) -> str:
+        if row.phase not in FAILED:
+            return " ".join((row.message or " ".join(warnings([row.node or {}]))).split())[:100]
+        if row.name not in self.causes:
+            self.causes[row.name] = cause_of(row, self.progress)
+        return self.causes[row.name]
+
+
+def cause_of(row: Step, progress: ProgressOf) -> str:
+    """Why a step failed, on one line: the error of its job, or its message."""
+    error = progress(row) if JOB_FAILED in row.message else ""
+    return " ".join((error or row.message).split())[:MAX_CAUSE]
 
 
 def progress_in(log: str) -> str:
@@ -196,13 +223,21 @@ def progress_in(log: str) -> str:
     return visible(f"step {step}/{total}  {losses}  {float(rate):,.0f} samples/s  {left} left".replace(",", " "))
 
 
+def task_of(row: Step) -> str:
+    """The task that a step or one of its attempts belongs to: `train` of `ship.train(0)`."""
+    return row.name.rpartition(".")[2].partition("(")[0]
+
+
 class LogProgress:
-    """Reads progress from the logs of a step's workers (`WORKFLOW-STEP-worker*.log`)."""
+    """Reads progress and errors from the logs of a step's workers (`WORKFLOW-STEP-worker*.log`)."""
 
     def __init__(self, name: str, logs: Path) -> None:
         self.name, self.logs = name, logs
 
     def of(self, row: Step) -> str:
+        if row.phase in FAILED:
+            log = with_first_error(list(self.logs.glob(f"{self.name}-{task_of(row)}-*.log")))
+            return last_error(end_of(log, 65536)) if log else ""
         logs = self.logs.glob(f"{self.name}-{row.label}-worker*.log")
         newest_first = sorted(logs, key=lambda path: path.stat().st_mtime, reverse=True)
         return next(filter(None, (progress_in(end_of(path, 4096)) for path in newest_first)), "")

@@ -100,7 +100,7 @@ def folder(home: Path) -> Check:
     except OSError as error:
         return Check("home", False, f"{home}: {error.strerror}", remedy)
     except ConfigError as error:
-        return Check("home", False, str(error), remedy)
+        return Check("home", False, str(error), "Or run rekindle in another directory.")
     return Check("home", True, f"{home.resolve()} can be written")
 
 

@@ -88,7 +88,9 @@ def check_step(name: str, step: str, manifest: Mapping[str, Any], logs: Iterable
         groups = [(template.get("dag") or {}).get("tasks") or [], *(template.get("steps") or [])]
         tasks |= {task["name"] for group in groups for task in group}
     tasks = tasks or {name}  # a template of its own is all of the workflow
-    if not any(step in task or task in step for task in tasks) and not any(step in log for log in logs):
+    # a part of a task's name, or more than it: `ship.release`, `prepare(0)`, `train-worker-1`
+    longer = re.compile(rf"(^|\.)({'|'.join(map(re.escape, tasks))})($|[-.(\[])")
+    if not any(step in name for name in (*tasks, *logs)) and not longer.search(step):
         hint = did_you_mean(step, tasks)
         raise ConfigError(f'{name} has no step called "{step}".{hint} Steps: {", ".join(sorted(tasks))}.')
 
@@ -106,7 +108,9 @@ def steps(name: str, status: Status, plan: Iterable[str] = ()) -> list[Step]:
     def add(parent: str, depth: int) -> None:
         for child in children.get(parent, []):
             node = nodes[child]
-            hidden = node.get("type") == "StepGroup" or (_attempt(child, nodes) and len(children[parent]) == 1)
+            tried_again = node.get("phase") in FAILED and nodes.get(parent, {}).get("phase") not in FINISHED
+            only_attempt = _attempt(child, nodes) and len(children[parent]) == 1 and not tried_again
+            hidden = node.get("type") == "StepGroup" or only_attempt
             if not hidden:
                 row = _step(name, parent, node, depth)
                 if row.kind == "Retry" and row.phase == "Running" and status.get("phase") in FINISHED:
@@ -225,6 +229,11 @@ def log_of(name: str, status: Status, step: Step | None, logs: Path, deployments
     paths = list(logs.glob(f"{name}-{step.label}-*.log"))
     if node.get("templateName") == "deployment":
         paths = sorted(deployments.glob("*/logs/*.log"), key=lambda path: path.stat().st_mtime)[-1:]
+    return with_first_error(paths)
+
+
+def with_first_error(paths: list[Path]) -> Path | None:
+    """The oldest of these logs that holds an error, else the oldest."""
     errors = [path for path in paths if ERROR.search(end_of(path, 65536))]
     return min(errors or paths, key=lambda path: path.stat().st_mtime, default=None)
 
@@ -267,16 +276,21 @@ def success(status: Status, facts: Mapping[str, str | None], ours: bool) -> str:
 
 def _verdict(status: Status, verdict: str) -> str:
     """What became of the model: a verdict alone releases nothing."""
-    released = [
-        f"{node['displayName'].partition('(')[0]} {version}"
-        for node in (status.get("nodes") or {}).values()
-        if node.get("phase") == "Succeeded" and node.get("type") == "Pod" and (version := _released(node))
-    ]
+    released = releases(status)
     if not verdict:
         return f"released: {', '.join(sorted(released))}" if released else ""
     if verdict == "release" and not released:
         return "release: it may be released; this pipeline has not done so"
     return f"{verdict}: {VERDICTS[verdict]}" if verdict in VERDICTS else ""
+
+
+def releases(status: Status) -> list[str]:
+    """The steps that registered a version, each with it: `release 3`."""
+    return [
+        f"{node['displayName'].partition('(')[0]} {version}"
+        for node in (status.get("nodes") or {}).values()
+        if node.get("phase") == "Succeeded" and node.get("type") == "Pod" and (version := _released(node))
+    ]
 
 
 def _released(node: Mapping[str, Any]) -> str:
@@ -294,8 +308,9 @@ def failure(name: str, status: Status, log: str, place: str | None, resume: str,
     lines = [f"{name}: {status.get('phase') or 'stopped'}" + (f" in step {row.name}" if row else "")]
     lines += [f"  {line}" for line in log_tail(log, 7)]
     message = (row and row.message) or status.get("message") or ""
-    cause = why or _error(log) or message
-    cause += f" ({message})" if message and message != cause else ""
+    cause = why or last_error(log) or message
+    rest = str(message).replace(cause, "").rstrip(": ")  # which holds what the step told the kubelet
+    cause += f" ({rest})" if rest else ""
     lines += [
         f"step    {row.name if row else 'none: ' + str(status.get('message') or '')}",
         f"cause   {' '.join(str(cause).split())[:600]}",
@@ -305,7 +320,7 @@ def failure(name: str, status: Status, log: str, place: str | None, resume: str,
     return visible("\n".join(line for line in lines if line))
 
 
-def _error(log: str) -> str:
+def last_error(log: str) -> str:
     """The last error that a step of ours wrote in its log: of a job, more than its failed condition says."""
     errors = [line.removeprefix("error: ") for line in log.splitlines() if line.startswith("error: ")]
     return errors[-1] if errors else ""
@@ -318,9 +333,10 @@ def exit_code(status: Status, ours: bool) -> int:
         return 2 if ours and str(ConfigError.exit_code) in codes else 1
     if not ours:
         return 0
-    one = parameters(status).get("verdict")
-    every = {one} if one else {verdict["verdict"] for verdict in verdicts(status)}
-    return NOT_RELEASED if every and every <= {"keep", "taken back"} else 0
+    if one := parameters(status).get("verdict"):
+        return NOT_RELEASED if one in ("keep", "taken back") else 0
+    several = {verdict["verdict"] for verdict in verdicts(status)}
+    return NOT_RELEASED if "keep" in several and "same" not in several and not releases(status) else 0
 
 
 def _parent(name: str, nodes: Mapping[str, Any]) -> str | None:

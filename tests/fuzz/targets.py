@@ -36,6 +36,7 @@ from rekindle.serving.validation import parse
 from tests.fuzz.mutation import changed, mutated
 from tests.fuzz.text import expressions, yaml_texts
 from tests.fuzz.training import checkpoints, coordinator_lines, snapshots
+from tests.fuzz.web import web_answers
 from tests.rekindle.local.test_mutated import EVERYTHING
 
 Case = Callable[[random.Random], None]
@@ -328,6 +329,7 @@ TARGETS: dict[str, Callable[[Path], Case]] = {
     "snapshots": snapshots,
     "yaml texts": yaml_texts,
     "expressions": expressions,
+    "web answers": web_answers,
 }
 
 

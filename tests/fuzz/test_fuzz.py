@@ -6,7 +6,14 @@ from tests.fuzz.run import run
 from tests.fuzz.targets import TARGETS
 
 CASES = {"archives": 600, "s3 requests": 1000, "manifests": 300, "http bodies": 3000, "mlflow heads": 3000}
-CASES |= {"coordinator lines": 600, "checkpoints": 600, "snapshots": 300, "yaml texts": 300, "expressions": 200}
+CASES |= {
+    "coordinator lines": 600,
+    "checkpoints": 600,
+    "snapshots": 300,
+    "yaml texts": 300,
+    "expressions": 100,
+    "web answers": 300,
+}
 
 
 @pytest.mark.parametrize("name", TARGETS)

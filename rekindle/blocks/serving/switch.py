@@ -96,4 +96,4 @@ def _retire(name: str) -> Resource:
 
 
 def _output(name: str, **source: str) -> Parameter:
-    return Parameter(name=name, value_from=m.ValueFrom(**source))
+    return Parameter(name=name, value_from=m.ValueFrom.model_validate(source))

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from rekindle.argo.language.gofmt import timestamp
+from rekindle.common import homes
 from rekindle.errors import ConfigError, Conflict
 from rekindle.local.pods.interfaces import Cluster
 
@@ -138,6 +139,7 @@ class Controller:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
+        homes.make(self.cluster.home)
         self.folder.mkdir(parents=True, exist_ok=True)
         with open(self.folder / ".lock", "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)

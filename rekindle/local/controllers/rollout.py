@@ -15,7 +15,7 @@ from shutil import rmtree
 from typing import Any
 
 from rekindle.argo.language.gofmt import timestamp
-from rekindle.errors import ConfigError, DataError
+from rekindle.errors import CodeError, ConfigError, DataError
 from rekindle.local.controllers.base import Object
 from rekindle.local.controllers.deployment import ORIGIN, Deployments, labels_of
 from rekindle.local.controllers.pod import Pod
@@ -25,7 +25,7 @@ from rekindle.local.pods.containers import port_number
 from rekindle.local.pods.interfaces import Cluster
 from rekindle.local.pods.process import Origin
 
-FATAL_EXIT_CODES = (ConfigError.exit_code, DataError.exit_code)
+FATAL_EXIT_CODES = (CodeError.exit_code, ConfigError.exit_code, DataError.exit_code)
 MAX_RESTARTS = 4  # of a new version's container before the rollout fails
 FAST_PERIOD = 0.2  # seconds between probes until the first success; the allowed time is the manifest's
 

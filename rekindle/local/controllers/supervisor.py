@@ -1,5 +1,6 @@
 """The supervisor of all Deployments and Services here: it brings their pods to what the objects on disk say, and is
-where the Services' ports are listened on.
+where the Services' ports are listened on. A server that is told to end loses no request: what it has not taken yet of a
+client that keeps its connection goes to the next one.
 
 It runs until SIGTERM; the pods die with it. A change of a Service's selector counts from the next connection on: the
 port is never closed for it. There is no Gateway here: the Service that an HTTPRoute names first is shared out, and
@@ -7,8 +8,10 @@ mirrored, as the route says, by connection.
 """
 
 import asyncio
+import select
 import signal
 import sys
+import time
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
@@ -25,6 +28,7 @@ from rekindle.local.pods.interfaces import Cluster
 INTERVAL = 0.05
 CHUNK = 1 << 16
 BEHIND = 1 << 24  # bytes that a mirror may have to send yet
+QUIET_S = 1.0  # without bytes an answer is taken to be complete
 Address = tuple[str, int]
 
 
@@ -54,6 +58,27 @@ class Route:
         return name
 
 
+@dataclass(eq=False)
+class Client:
+    """A client's connection to a Service."""
+
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+    rest: bytes = b""  # read, but taken by no server yet
+    asked: bool = False  # a server took bytes that it has not answered
+    last: float = field(default_factory=time.monotonic)  # when bytes came or went
+
+    @property
+    def sends(self) -> bool:
+        """True if bytes have arrived that no server has taken."""
+        return not self.reader.at_eof() and (bool(self.rest) or _polled(self.writer, select.POLLIN))
+
+    @property
+    def idle(self) -> bool:
+        """True if no answer is on its way."""
+        return not self.asked and time.monotonic() - self.last > QUIET_S
+
+
 class Supervisor:
     """Reconciles all Deployments of a home, and forwards the connections to its Services."""
 
@@ -64,6 +89,7 @@ class Supervisor:
         self.forwards: dict[Address, Forward] = {}
         self.routes: dict[str, Route] = {}  # by the Service that clients ask
         self.mirroring: set[asyncio.Task] = set()
+        self.clients: set[Client] = set()
 
     async def run(self) -> None:
         """Runs until SIGTERM, or until there is no Deployment any more."""
@@ -81,6 +107,9 @@ class Supervisor:
         for forward in self.forwards.values():
             forward.server.close()
         while not all([rollout.end() for rollout in self.rollouts.values()]):
+            for client in self.clients:
+                if client.idle:  # else the servers would wait for its next request
+                    client.writer.close()
             await asyncio.sleep(INTERVAL)
         for name, obj in self._objects().items():
             if name in self.rollouts:
@@ -150,20 +179,40 @@ class Supervisor:
         return obj and obj["spec"]["selector"]
 
     async def _connect(self, forward: Forward, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        client = Client(reader, writer)
+        self.clients.add(client)
+        try:
+            while await self._serve(forward, client):
+                pass
+        except OSError:
+            writer.transport.abort()
+        finally:
+            self.clients.discard(client)
+
+    async def _serve(self, forward: Forward, client: Client) -> bool:
+        """Connect a client to a server until one of them ends; True if the next server has to answer the client."""
         route, selector = self.routes.get(forward.service), forward.selector
         if route:
             selector = self._selector(route.next()) or selector
         if not (replica := self._replica(selector)):
-            writer.transport.abort()
-            return
+            client.writer.transport.abort()
+            return False
         replica.connections += 1
         mirrors = [self._replica(found) for name in (route.mirrors if route else ()) if (found := self._selector(name))]
         copies = [copy for mirror in mirrors if mirror and (copy := await self._mirror(forward, mirror))]
+        asking = None
         try:
             upstream, downstream = await asyncio.open_connection(replica.pod.ip, _port(replica, forward))
-            await asyncio.gather(_pipe(reader, downstream, copies), _pipe(upstream, writer))
-        except OSError:
-            writer.transport.abort()
+            asking = asyncio.create_task(_ask(client, downstream, copies))
+            await _answer(upstream, client)
+            await asyncio.sleep(0)  # so that `asking` looks at bytes that have just come
+            if replica.pod.ending and not client.asked and not client.writer.is_closing() and client.sends:
+                asking.cancel()
+                downstream.close()
+                return True
+            client.writer.close()
+            await asking
+            return False
         finally:
             replica.connections -= 1
 
@@ -189,22 +238,41 @@ async def _discard(source: asyncio.StreamReader) -> None:
             pass
 
 
-async def _pipe(
-    source: asyncio.StreamReader, sink: asyncio.StreamWriter, copies: Sequence[asyncio.StreamWriter] = ()
-) -> None:
-    """Copy until the end of `source`, then close `sink`. `copies` get what they take in time, and hold up nobody."""
+async def _ask(client: Client, server: asyncio.StreamWriter, copies: Sequence[asyncio.StreamWriter]) -> None:
+    """Give a server what its client sends, until one of them ends. `copies` get what they take in time."""
     try:
-        while data := await source.read(CHUNK):
-            sink.write(data)
+        while data := client.rest or await client.reader.read(CHUNK):
+            client.rest = data
+            if not client.asked and _polled(server, select.POLLRDHUP):
+                return  # it does not read them any more
+            client.rest, client.asked, client.last = b"", True, time.monotonic()
+            server.write(data)
             for copy in copies:
                 if copy.transport.get_write_buffer_size() < BEHIND:
                     copy.write(data)
                 else:
                     copy.transport.abort()
-            await sink.drain()
-        sink.close()
+            await server.drain()
+        server.close()
     except OSError:
-        sink.transport.abort()
+        server.transport.abort()
     finally:
         for copy in copies:
             copy.close()
+
+
+async def _answer(server: asyncio.StreamReader, client: Client) -> None:
+    """Give a client what its server sends, until the server ends."""
+    while data := await server.read(CHUNK):
+        client.asked, client.last = False, time.monotonic()
+        client.writer.write(data)
+        await client.writer.drain()
+
+
+def _polled(writer: asyncio.StreamWriter, event: int) -> bool:
+    """True if a connection has this event, or is closed: now, while asyncio tells it only later."""
+    if writer.is_closing():
+        return True
+    poll = select.poll()
+    poll.register(writer.get_extra_info("socket").fileno(), event)
+    return bool(poll.poll(0))

@@ -8,6 +8,7 @@ files.
 
 import fcntl
 import hashlib
+import json
 import os
 import re
 import time
@@ -19,6 +20,7 @@ from shutil import rmtree
 from rekindle.argo.language.gofmt import timestamp
 from rekindle.argo.names import JOB_NAME, REPLICA_TYPE
 from rekindle.argo.validate.objects import JOBS
+from rekindle.common.files import is_own, make_own
 from rekindle.errors import ConfigError
 from rekindle.local.controllers import mpi
 from rekindle.local.controllers.base import Controller, Object, sole_container
@@ -293,7 +295,12 @@ class TrainingJobs(Controller):
 
 
 def shared_memory(run: Path, job: str) -> Path:
-    """The directory for memory volumes of a job's pods: it outlives their processes, but not the job."""
+    """The directory for memory volumes of a job's pods: it outlives their processes, but not the job.
+
+    Its name depends on the workflow's uid, so that no other user can know it and make it before us.
+    """
+    with suppress(FileNotFoundError):
+        job += json.loads((run / "manifest.yaml").read_text())["metadata"].get("uid", "")
     key = f"{run.resolve()}/{job}"
     return SHARED / f"rekindle-job-{hashlib.sha256(key.encode()).hexdigest()[:12]}"
 
@@ -303,7 +310,7 @@ def memory_volume(run: Path, job: str, spec: Object) -> dict[str, str]:
     if not any((volume.get("emptyDir") or {}).get("medium") == "Memory" for volume in spec.get("volumes") or []):
         return {}
     memory = shared_memory(run, job)
-    memory.mkdir(mode=0o700, exist_ok=True)
+    make_own(memory)
     (memory / OWNER).write_text(str(run.resolve()))
     return {"REKINDLE_SHM": str(memory)}
 
@@ -314,7 +321,9 @@ def sweep_shared_memory() -> None:
     A run that is resumed later goes on from its checkpoints in the object store.
     """
     for memory in SHARED.glob("rekindle-job-*"):
-        with suppress(OSError):  # another user's, or removed meanwhile
+        with suppress(OSError):  # removed meanwhile
+            if not is_own(memory):  # what another user put there may be a pipe, whose reader waits for ever
+                continue
             run = Path((memory / OWNER).read_text())
             used = max(file.stat().st_mtime for file in memory.iterdir())
             abandoned = time.time() - used > ABANDONED and not RunFiles(run.parents[1], run.name).runner()

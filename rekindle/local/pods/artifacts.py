@@ -10,14 +10,13 @@ import gzip
 import os
 import shutil
 import tarfile
-import urllib.request
 import zipfile
 from pathlib import Path
 from typing import Any
 
 from rekindle.argo.kinds import ARTIFACT_GC
 from rekindle.errors import ConfigError, RekindleError, StorageError
-from rekindle.local.pods import archives
+from rekindle.local.pods import archives, web
 
 STAGED = "/tmp/argo/outputs/artifacts"  # where Argo's executor stages files to zip
 
@@ -75,28 +74,19 @@ def load(artifact: dict[str, Any], path: Path, store: Any) -> None:
                 entry.chmod(int(artifact["mode"]))
 
 
-class _WebOnly(urllib.request.OpenerDirector):
-    """Opens http: and https:, wherever a redirection leads; the standard opener reads local files, too."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        for handler in (
-            *(urllib.request.ProxyHandler, urllib.request.HTTPHandler, urllib.request.HTTPSHandler),
-            *(urllib.request.HTTPRedirectHandler, urllib.request.HTTPErrorProcessor),
-            *(urllib.request.HTTPDefaultErrorHandler, urllib.request.UnknownHandler),
-        ):
-            self.add_handler(handler())
-
-
 def _get(artifact: dict[str, Any], into: Path) -> None:
     http = artifact["http"]
-    headers = {header["name"]: header["value"] for header in http.get("headers") or []}
+    headers = [(header["name"], header["value"]) for header in http.get("headers") or []]
+    headers = [header for header in headers if header[0].lower() != "host"]  # as Go, of which Argo asks the same
+    failed = f"artifact {artifact['name']} failed to load"
     try:
-        request = urllib.request.Request(http["url"], headers=headers)
-        with _WebOnly().open(request, timeout=60) as answer, into.open("wb") as file:
-            shutil.copyfileobj(answer, file)
-    except (OSError, ValueError) as error:
-        raise ArtifactError(f"artifact {artifact['name']} failed to load: {http['url']}: {error}") from None
+        with web.request(http["url"], headers=headers, timeout=60) as answer:
+            if not 200 <= answer.status < 300:
+                raise ArtifactError(f"{failed}: {web.visible(http['url'])}: {answer.status} {answer.reason}")
+            with into.open("wb") as file:
+                web.copy(answer, file, int(archives.SHARE * shutil.disk_usage(into.parent).free))
+    except (web.WebError, OSError) as error:  # OSError: of the file
+        raise ArtifactError(f"{failed}: {error}") from None
 
 
 def save(

@@ -23,6 +23,7 @@ from rekindle.local.pods import filesystem, limits
 from rekindle.local.pods.interfaces import Cluster
 from rekindle.local.pods.log_pipe import LogPipe
 from rekindle.local.pods.volumes import VolumeDirectory, bind_mounts
+from rekindle.step import MESSAGE
 
 VARIABLE = re.compile(r"\$\$|\$\(([^()]+)\)")
 PYTHON = re.compile(r"python[0-9.]*")
@@ -64,6 +65,7 @@ class ContainerRun:
     origin: Origin = field(default_factory=Origin)
 
 
+MAX_MESSAGE = 4096  # bytes, as the kubelet reads
 POD = "REKINDLE_POD"  # identifies processes that a pod leaves behind: its root
 FIELDS: dict[str, Callable[[ContainerRun], str]] = {
     "metadata.name": lambda run: run.name,
@@ -74,10 +76,27 @@ FIELDS: dict[str, Callable[[ContainerRun], str]] = {
 }
 
 
+class TerminationMessage:
+    """What a container tells the kubelet: a file in memory, which it finds by $REKINDLE_TERMINATION_LOG."""
+
+    def __init__(self) -> None:
+        self.text = ""
+        self.file = os.memfd_create("termination-log")
+        self.variable = {MESSAGE: f"/proc/self/fd/{self.file}"}
+
+    def read(self) -> None:
+        """Keep the text and close the file."""
+        if self.file >= 0:
+            self.text = os.pread(self.file, MAX_MESSAGE, 0).decode(errors="replace")
+            os.close(self.file)
+            self.file = -1
+
+
 class Process(subprocess.Popen[bytes]):
     """A container's first process, its log pipe, memory limit and file system view."""
 
     log_pipe: LogPipe
+    message: TerminationMessage
     memory: limits.Memory | None = None
     view: filesystem.View | None = None
 
@@ -94,6 +113,7 @@ class Process(subprocess.Popen[bytes]):
 
     def _over(self) -> None:
         self.log_pipe.finish()
+        self.message.read()
         if self.memory:
             self.memory.close()
 
@@ -109,7 +129,8 @@ class Process(subprocess.Popen[bytes]):
 
     @property
     def failure(self) -> str:
-        return f"{self.reason} (exit code {self.code})"
+        """Argo's message for its failure: it ends with what the container has told the kubelet."""
+        return f"{self.reason} (exit code {self.code})" + (f": {self.message.text}" if self.message.text else "")
 
 
 def start_container(run: ContainerRun, cluster: Cluster) -> Process:
@@ -128,13 +149,7 @@ def start_container(run: ContainerRun, cluster: Cluster) -> Process:
         )
     arguments = [expand_variables(str(word), environment) for word in [*command, *args]]
     directory = container.get("workingDir") or image.directory
-    for what, text in [
-        ("workingDir", directory or ""),
-        *(("an argument", argument) for argument in arguments),
-        *environment.items(),
-    ]:
-        if "\0" in text:
-            raise StartError(f"{what} contains a NUL byte: {text!r}")
+    _check_nul([("workingDir", directory or ""), *(("an argument", word) for word in arguments), *environment.items()])
     if PYTHON.fullmatch(arguments[0]):
         arguments[0] = run.origin.python if image.python == sys.executable else image.python
     run.root.mkdir(parents=True, exist_ok=True)
@@ -150,11 +165,12 @@ def start_container(run: ContainerRun, cluster: Cluster) -> Process:
         view = filesystem.View(run.root, private, binds)
         enter = view.prepare([*workloads, Path(run.origin.prefix)])
     with LogPipe(run.log, run.stdout) as log_pipe:
-        memory = limits.memory_cgroup(container, f"{run.name}.{container['name']}")
+        memory, message = limits.memory_cgroup(container, f"{run.name}.{container['name']}"), TerminationMessage()
         try:
             process = Process(
                 arguments,
-                env=environment,
+                env=environment | message.variable,
+                pass_fds=[message.file],
                 cwd=None if enter else directory or str(run.root),
                 stdin=subprocess.DEVNULL,
                 stdout=log_pipe.out,
@@ -163,14 +179,22 @@ def start_container(run: ContainerRun, cluster: Cluster) -> Process:
                 preexec_fn=_Child(os.getpid(), memory, enter, directory),
             )
         except BaseException:
+            message.read()
             if memory:
                 memory.close()
             raise
         finally:
             if view:
                 view.child_started()
-    process.log_pipe, process.memory, process.view = log_pipe, memory, view
+    process.log_pipe, process.message, process.memory, process.view = log_pipe, message, memory, view
     return process
+
+
+def _check_nul(texts: list[tuple[str, str]]) -> None:
+    """Raise StartError for the first of (name, text) that no system call takes."""
+    for name, text in texts:
+        if "\0" in text:
+            raise StartError(f"{name} contains a NUL byte: {text!r}")
 
 
 def _private(run: ContainerRun, directory: str) -> tuple[str, ...] | None:

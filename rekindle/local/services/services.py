@@ -177,8 +177,7 @@ class Services:
                     self._write(replace(record, pid=0, since=0))  # the port is kept
                 except OSError:  # unless the disk is full
                     (self.folder / f"{record.name}.json").unlink(missing_ok=True)
-                if record.name == "mlflow":
-                    self._forget_token()
+            self._forget_token()
             for child in self.children.values():
                 child.wait()
             return [record.name for record in running]

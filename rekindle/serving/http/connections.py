@@ -9,7 +9,9 @@ import json
 import os
 import resource
 import select
+import socket
 from collections.abc import Callable
+from contextlib import suppress
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -42,6 +44,11 @@ class Connection(HttpToolsProtocol):
     def busy(self) -> bool:
         """True if a request waits for its answer."""
         return bool(self.cycle) and not self.cycle.response_complete
+
+    @property
+    def descriptor(self) -> int:
+        """Its file descriptor."""
+        return self.transport.get_extra_info("socket").fileno()
 
     def enter(self, group: "dict[Connection, float] | None") -> None:
         """Wait in `group` from now on; the time in it goes on if that is where it waits already."""
@@ -116,28 +123,39 @@ class Connection(HttpToolsProtocol):
     def has_bytes(self) -> bool:
         """True if bytes have arrived, or an end, that were not read yet."""
         poll = select.poll()
-        poll.register(self.transport.get_extra_info("socket").fileno(), select.POLLIN)
+        poll.register(self.descriptor, select.POLLIN)
         return bool(poll.poll(0))
 
     def refuse(self) -> None:
         """Close, and say why to a client that waits for an answer, or will."""
         if self.arriving == "head" or self.cycle is None:
             self.transport.write(REFUSAL)
+        else:
+            self.send_end()
         self.transport.close()
         self.settle()
 
     def close(self) -> None:
         """Close, unless a request is there: it is answered first."""
         if not self.has_bytes():
+            self.send_end()
             self.transport.close()
             self.settle()
+
+    def send_end(self) -> None:
+        """Tell the client now: `transport.close` does so an iteration of the loop later, which a request may use."""
+        with suppress(OSError), socket.socket(fileno=os.dup(self.descriptor)) as duplicate:
+            duplicate.shutdown(socket.SHUT_WR)
 
     def expire(self) -> None:
         """End a connection whose time is over, and drop an answer that nobody reads."""
         if self.transport.is_closing() or self.transport.get_write_buffer_size():
             self.transport.abort()
-        self.transport.close()
-        self.settle()
+        elif self.group is self.registry.idle:
+            self.close()
+        else:
+            self.transport.close()
+            self.settle()
 
 
 class Connections:

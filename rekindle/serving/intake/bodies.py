@@ -88,7 +88,8 @@ class Bodies:
         loser.dropped = reason
         self._remove(loser)
         loser.data.clear()
-        loser.deadline.reschedule(asyncio.get_running_loop().time())
+        if not loser.deadline.expired():  # it may be about to tell the client that it was too slow
+            loser.deadline.reschedule(asyncio.get_running_loop().time())
         return True
 
     def _remove(self, body: Body) -> None:

@@ -22,13 +22,14 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, NoReturn
 
 from rekindle.common.linux import die_with_parent
-from rekindle.errors import GivenUp, RekindleError, StorageError, TrackingError
+from rekindle.errors import CodeError, GivenUp, RekindleError, StorageError, TrackingError
 from rekindle.training.launch import signals
 
 if TYPE_CHECKING:
     from rekindle.training.spec import TrainingSpec
 
-AWAY, VERDICT = 75, 70  # exit codes for the launcher: a service is unavailable; the coordinator gave up the run
+# exit codes for the launcher: a service is unavailable; the coordinator gave up the run; an exception of the workload
+AWAY, VERDICT, RAISED = 75, 71, 76
 MAX_MESSAGE = 200_000  # bytes that fit into one
 MAX_LAST_WORDS = 64 << 10  # bytes
 
@@ -179,6 +180,14 @@ def _run_worker(spec: "TrainingSpec", index: int, slot: WorkerSlot) -> NoReturn:
         fail(error)
         slot.write_last_words(str(error))
         code = _exit_code(error)
+    except Exception as error:
+        from rekindle.common import user_code
+
+        traceback.print_exc()
+        told = user_code.as_error(error)
+        fail(told)
+        slot.write_last_words(str(told))
+        code = RAISED if isinstance(told, CodeError) else 1
     except BaseException:
         slot.write_last_words(traceback.format_exc())
         traceback.print_exc()

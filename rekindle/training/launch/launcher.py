@@ -4,9 +4,10 @@
 
     a worker ends with               meaning              reaction
     0                                the run is complete  the others end by themselves; exit code 0
-    78, 65                           a permanent error    the others are told to leave; exit code 78, 65
+    78, 70, 65                       a permanent error    the others are told to leave; exit code 78, 70, 65
     143, by SIGTERM, by SIGKILL      a preemption         restarted, the first time at once
     no object store, no MLflow       temporary            restarted
+    76                               user's exception     restarted; the same again, without a newer step: exit code 70
     anything else, OOM-killed        a bug                restarted; the third without a newer step: exit code 1
 
 SIGTERM (or SIGINT, or the cloud's notice: notice.py) is passed on to the workers, which leave in order: exit code 143
@@ -33,11 +34,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rekindle.common import linux
-from rekindle.errors import ConfigError, RekindleError, say
+from rekindle.errors import CodeError, ConfigError, RekindleError, say
 from rekindle.training.checkpoint import snapshot_file
 from rekindle.training.launch import notice, signals
 from rekindle.training.launch.cgroup import Memory
-from rekindle.training.launch.forkserver import AWAY, VERDICT, Forkserver, WorkerSlot
+from rekindle.training.launch.forkserver import AWAY, RAISED, VERDICT, Forkserver, WorkerSlot
 
 if TYPE_CHECKING:
     from rekindle.training.spec import TrainingSpec
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
 BUGS = 3  # crashes without a newer step in between, after which the launcher gives up
 LONGEST = 30.0  # seconds between two attempts
 COMPLETE = 15.0  # seconds for the other workers to learn that the run is complete
-FINAL = {0, 78, 65}  # codes after which no snapshot is needed; after all others the pod may restart in place
+FINAL = {0, 78, 70, 65}  # codes after which no snapshot is needed; after all others the pod may restart in place
 NEVER = float("inf")
 STOP = {signal.SIGTERM, signal.SIGINT}
 
@@ -64,6 +65,7 @@ class ExitKind(Enum):
 EXIT_KINDS = {
     0: ExitKind.COMPLETE,
     78: ExitKind.PERMANENT,
+    70: ExitKind.PERMANENT,
     65: ExitKind.PERMANENT,
     VERDICT: ExitKind.VERDICT,
     AWAY: ExitKind.AWAY,
@@ -82,12 +84,16 @@ class Budget:
 
     newest: int = -1
     exits: Counter[ExitKind] = field(default_factory=Counter)
+    exception: str = ""  # of the workload's code, that the last exit was caused by
 
-    def pause(self, kind: ExitKind, step: int) -> float | None:
+    def pause(self, kind: ExitKind, step: int, exception: str = "") -> float | None:
         """Seconds until the restart after an exit at that step; None: give up."""
         if step > self.newest:
-            self.newest = step
+            self.newest, self.exception = step, ""
             self.exits.clear()
+        if exception and exception == self.exception:
+            return None
+        self.exception = exception
         self.exits[kind] += 1
         count = self.exits[kind]
         if kind is ExitKind.BUG and count >= BUGS:
@@ -221,25 +227,34 @@ class Launcher:
         elif kind in (ExitKind.PERMANENT, ExitKind.VERDICT):
             self._end(code if kind is ExitKind.PERMANENT else 1, signals.grace())
         elif self.code is None:
-            pause = slot.budget.pause(kind, step)
+            pause = slot.budget.pause(kind, step, last_words if code == RAISED else "")
             if pause is None:
-                from rekindle.step import fail
-
-                times = f"{BUGS} times without a newer step (now {step})"
-                fail(RekindleError(f"{slot.name} {why}, {times}. The last time:\n{last_words}"))
-                self._end(1, signals.grace())
+                self._give_up(slot, code, f"{why}, {BUGS} times without a newer step (now {step})", last_words)
             else:
                 slot.due = time.monotonic() + pause
                 when = f" in {pause:g} s" if pause else ""
                 say(f"{slot.name} {why}: restarting it{when}")
                 self._start()
-            if kind is ExitKind.BUG and code != 1:
+            if kind is ExitKind.BUG and code not in (1, RAISED):
                 _report(slot.name, f"{why}\n{last_words}", 1)  # which it could not do itself
+
+    def _give_up(self, slot: Slot, code: int, why: str, last_words: str) -> None:
+        """Say why a process is not restarted, and end."""
+        from rekindle.step import fail
+
+        if code == RAISED:
+            error = CodeError(f"twice without a newer step: {last_words}")
+            _report(slot.name, str(error), error.exit_code)
+            fail(error)
+            return self._end(error.exit_code, signals.grace())
+        fail(RekindleError(f"{slot.name} {why}. The last time:\n{last_words}"))
+        self._end(1, signals.grace())
 
     def _cause(self, slot: Slot, code: int) -> tuple[ExitKind, str, str]:
         """What an exit means, its cause in words, and the last words."""
         kind, last_words = EXIT_KINDS.get(code, ExitKind.BUG), slot.memory.last_words()
         why = f"was ended by {_name(-code)}" if code < 0 else f"ended with code {code}"
+        why = "raised an exception" if code == RAISED else why
         if code < 0 and last_words:
             say(last_words)  # a crashed process could not print them
         kills, self.oom_kills = self.oom_kills, self.cgroup.kills()

@@ -95,10 +95,11 @@ class Coordinator:
         return code
 
     async def _offer_metrics(self, host: str | None) -> asyncio.Server | None:
-        if port := int(os.environ.get(exporter.VARIABLE) or 0):
+        port = int(os.environ.get(exporter.VARIABLE) or 0)
+        if port and not (host or "").startswith("127."):  # which every user of the machine could ask
             try:
                 return await self.exporter.serve(host, port)
-            except OSError as error:  # on a laptop another run may have it
+            except OSError as error:
                 log(f"no metrics are offered: port {port} cannot be had ({error.strerror})")
         return None
 

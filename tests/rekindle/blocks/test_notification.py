@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 from rekindle.argo.validate import lint
+from rekindle.common import homes
 from rekindle.config import load_config
 from rekindle.errors import ConfigError
 from rekindle.render import render_manifest
@@ -85,7 +86,7 @@ def own(folder: Path, outcome: int, typed: Shell, server: Hook) -> Any:
     (folder / "quick.py").write_text(PIPELINE.replace("OUTCOME", str(outcome)))
     config = {"name": "quick", "pipeline": "quick", "workload": "steps.digits", "data": {}}
     (folder / "quick.yaml").write_text(yaml.safe_dump(config | {"notify": {"format": "json"}}))
-    (folder / ".rekindle").mkdir(mode=0o700, exist_ok=True)
+    homes.make(folder / ".rekindle")
     (folder / ".rekindle/notify-url").write_text(server.url + "\n")
     return typed("rekindle run quick.yaml --yes -o json")
 

@@ -22,7 +22,6 @@ import yaml
 
 from rekindle.cli import commands
 from rekindle.cli.group import SECTIONS
-from rekindle.common import homes
 from tests.waiting import until
 
 REKINDLE = str(Path(sys.executable).with_name("rekindle"))
@@ -200,8 +199,9 @@ def test_an_image_of_another_python_is_said_with_both_versions(tmp_path: Path, k
     manifest["spec"]["templates"][1]["script"]["image"] = image = f"registry.example/python:{other}-slim"
     manifest["spec"]["templates"][2]["script"]["image"] = f"python:{own}"
     if known:
-        homes.make(tmp_path / ".rekindle")
+        (tmp_path / ".rekindle").mkdir()
         written(tmp_path / ".rekindle/images.yaml", {image: {"python": sys.executable}})
+        assert rekindle("trust", ".rekindle", cwd=tmp_path).returncode == 0
     done = rekindle("run", "--manifest", written(tmp_path / "w.yaml", manifest), cwd=tmp_path)
     warnings = [line for line in done.stderr.splitlines() if line.startswith("warning: ")]
     assert done.returncode == 0 and len(warnings) == (0 if known else 1)
@@ -238,7 +238,7 @@ def test_an_output_of_somebody_else_is_no_verdict(tmp_path: Path):
     assert (done.returncode, "verdict" in done.stdout) == (0, False)
 
 
-@pytest.mark.parametrize(("second", "code"), [("keep", 3), ("same", 0)])
+@pytest.mark.parametrize(("second", "code"), [("keep", 3), ("release", 3), ("same", 0)])
 def test_of_two_evaluations_both_verdicts_are_told_and_nothing_released_is_not_success(
     tmp_path: Path, second: str, code: int
 ):
@@ -284,6 +284,8 @@ def test_status_and_logs_show_what_ran(tmp_path: Path):
     unknown = rekindle("logs", "four", "secnd", cwd=tmp_path)
     assert (unknown.returncode, unknown.stdout) == (2, "")
     assert unknown.stderr == 'error: four has no step called "secnd". Did you mean "second"? Steps: first, second.\n'
+    longer = rekindle("logs", "four", "seconds", cwd=tmp_path)
+    assert (longer.returncode, 'Did you mean "second"?' in longer.stderr) == (2, True)
     said = [json.loads(line) for line in rekindle("logs", "-o", "json", cwd=tmp_path).stdout.splitlines()]
     assert ["first" in line["step"] for line in said] == [True, False]
     assert [line["line"] for line in said] == ["one", "two"]

@@ -18,7 +18,7 @@ from tests.rekindle.cli.stranger import OWN, Folder
 from tests.rekindle.cli.test_cli import REKINDLE, workflow, written
 from tests.rekindle.local.controllers.test_projects import free_port, serving
 
-REFUSED = "was not made by you at this place"
+REFUSED = "was not made here by a command of yours"
 FROM_CONFIG = {f"{name}.py" for name in OWN}  # what a config or a step names
 CONFIG = "configs/evil.yaml"
 WEEKS = ("--from", "2026-03-01", "--to", "2026-03-31")

@@ -175,7 +175,11 @@ def test_nodes_that_argo_compressed_are_read():
     assert workflows.decompress_nodes(packed)["status"] == {"phase": "Running", "nodes": nodes}
 
 
-@pytest.mark.parametrize("packed", [b"no gzip", gzip.compress(b"[" * 2000), gzip.compress(b"[" + bytes(200 << 20), 1)])
+@pytest.mark.parametrize(
+    "packed",
+    [b"no gzip", gzip.compress(b"[" * 2000), gzip.compress(b"[" + bytes(200 << 20), 1)],
+    ids=["no-gzip", "cut", "too-large"],
+)
 def test_nodes_that_cannot_be_decompressed_are_one_error(packed: bytes):
     workflow = {"metadata": {"name": "a"}, "status": {"compressedNodes": base64.b64encode(packed).decode()}}
     with pytest.raises(RekindleError, match="the compressed nodes of workflow a cannot be read"):

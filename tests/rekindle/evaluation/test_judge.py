@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from rekindle.errors import DataError
+from rekindle.errors import CodeError, DataError
 from rekindle.evaluation.judge import evaluate
 from rekindle.gate import Gate
 from rekindle.serving.release import PREDICTIONS
@@ -106,6 +106,11 @@ def test_an_example_that_no_client_could_send_is_refused_by_number(dataset: Path
         ),
         (
             "predict",
+            lambda model, instances, facts: torch.ones(1),
+            r"`predict` returned Tensor: it must return a list .* such as tensor.tolist\(\)",
+        ),
+        (
+            "predict",
             lambda model, instances, facts: [torch.ones(1)],
             r"`predict` gave a .*Tensor is not JSON serializable",
         ),
@@ -115,5 +120,5 @@ def test_a_mistake_in_the_workload_is_named_and_not_tried_again(
     name: str, function: Any, words: str, dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lines, name, function)
-    with pytest.raises(DataError, match=words):
+    with pytest.raises((CodeError, DataError), match=words):
         judge(trained(tmp_path / "good", 2.0), None, dataset, tmp_path / "report")

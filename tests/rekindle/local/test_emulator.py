@@ -96,7 +96,7 @@ def test_what_images_are_here_is_read_from_the_home(tmp_path: Path) -> None:
     for text, said in (
         ("tool: {comand: [sh]}", r"tool\.comand"),
         ("tool: {command: sh}", "a list"),
-        ("[", "map"),
+        ("[", "is not YAML"),
         ("x: 1", "map"),
     ):
         table.write_text(text)

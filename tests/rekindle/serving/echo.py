@@ -39,7 +39,8 @@ class Predictor:
         self.words = (release / "state" / "words.txt").read_text()
 
     def example(self) -> dict[str, Any]:
-        return {"instances": [{"id": 0, "sleep": float(os.environ.get("ECHO_WARM_UP", 0))}]}
+        about = {"sleep": float(os.environ.get("ECHO_WARM_UP", 0)), "bug": "ECHO_BUG" in os.environ}
+        return {"instances": [{"id": 0, **about}]}
 
     def predict(self, requests: Sequence[Request]) -> list[list[Any]]:
         for place, instance in enumerate(i for request in requests for i in request.instances):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -335,3 +336,13 @@ def test_a_model_that_cannot_be_loaded_ends_the_server_and_says_why(store: Store
     with Running("--model=releases/echo/unknown/") as server:
         code, log = server.end()
     assert (code, "no.such.workload" in log, "Traceback" in log) == (78, True, False)
+
+
+def test_a_model_that_fails_on_its_own_example_ends_the_server_with_the_line(sha256: str) -> None:
+    with Running(f"--model={PREFIX}", ECHO_BUG="1") as server:
+        code, log = server.end()
+    assert code == 70
+    last = log.splitlines()[-1]
+    assert re.fullmatch(r"error: the model fails on its own example: \S+/echo.py:\d+: KeyError: 'a bug in .*", last), (
+        log
+    )

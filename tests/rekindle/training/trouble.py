@@ -29,6 +29,7 @@ TROUBLES: dict[str, Any] = {
     "storage": lambda: _raise(StorageError("s3://toy is away")),
     "reshape": lambda: __import__("torch").zeros(3),
     "traceback": lambda: _raise(RuntimeError("toy trouble")),
+    "cut": lambda: _raise(ConnectionResetError("reset by the feature store")),
     "exit": lambda: os._exit(3),
     "crash": lambda: os.kill(os.getpid(), signal.SIGSEGV),
     "preempted": lambda: os.kill(os.getpid(), signal.SIGKILL),

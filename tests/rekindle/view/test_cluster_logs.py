@@ -16,6 +16,7 @@ from rekindle.cluster.api import Cluster
 from rekindle.cluster.errors import ApiError
 from rekindle.storage import Store
 from rekindle.view.cluster_logs import Logs, TrainingProgress, archived, tail
+from rekindle.view.display import cause_of
 from rekindle.view.summary import Step
 from tests.rekindle.cluster.server import ApiServer, status
 from tests.rekindle.cluster.test_api import WORKFLOWS_AT, workflow
@@ -161,6 +162,17 @@ def test_training_progress_is_asked_of_the_workers(server: ApiServer, cluster: C
     assert progress.of(row) == "step 120/600  loss 0.0213  10 234 samples/s  12 s left"
 
 
+def test_a_failed_job_is_told_with_the_error_in_the_logs_of_its_pods(server: ApiServer, cluster: Cluster):
+    server.put(PODS_AT, pod("demo-train-worker-0", labels=REPLICA, state="terminated"))
+    server.say("demo-train-worker-0", "error: /app/own.py:7: KeyError: 3.")
+    server.end_log("demo-train-worker-0")
+    attempt = Step("train(0)", "(0)", 1, "Pod", "Failed", message="failure condition 'x' evaluated true")
+    progress = TrainingProgress(cluster, "demo").of
+    assert cause_of(attempt, progress) == "/app/own.py:7: KeyError: 3."
+    server.refuse("GET", "/pods", 403, status(403, "Forbidden", "no"))
+    assert cause_of(attempt, progress) == attempt.message
+
+
 def test_the_logs_of_pods_that_are_gone_are_read_where_argo_has_put_them(
     tmp_path: Path, s3: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -191,3 +203,7 @@ def test_the_logs_of_pods_that_are_gone_are_read_where_argo_has_put_them(
         assert {"prepare | 500 rows", "prepare | done", "train-master-0 | trained 40 steps"} < set(
             said.stdout.splitlines()
         )
+        run["status"]["phase"] = "Succeeded"
+        server.put(WORKFLOWS_AT, run)
+        followed = CliRunner().invoke(commands, ["logs", "demo", "prepare", "-f", "--cluster"], catch_exceptions=False)
+        assert followed.stdout.splitlines() == ["prepare | 500 rows", "prepare | done"]

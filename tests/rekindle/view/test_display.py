@@ -189,6 +189,29 @@ def test_a_pipe_gets_one_plain_line_a_change_and_no_control_codes():
     assert "\x1b" not in out.getvalue()
 
 
+def test_a_failed_attempt_is_told_while_the_next_one_waits(tmp_path: Path):
+    attempt = node(".train(0)", phase="Failed", message="failure condition '{status.x == Failed}' evaluated true")
+    (tmp_path / f"{WORKFLOW}-train-master-0.log").write_text(
+        "generation 1: a\nerror: KeyError: 3 (own.py:7, in loss)\n"
+    )
+    out, progress = io.StringIO(), display.LogProgress(WORKFLOW, tmp_path).of
+    with display.show(WORKFLOW, progress, {}, out) as shown:
+        shown(status(ROOT, node(".train", "Retry", "Running", end=None)))
+        shown(status(ROOT, node(".train", "Retry", "Running", end=None), attempt))
+    lines = [line[9:] for line in out.getvalue().splitlines()]
+    assert "train(0) failed in 1.0 s: KeyError: 3 (own.py:7, in loss)" in lines
+
+
+def test_a_message_with_brackets_reaches_the_tree():
+    from rich.console import Console
+
+    tree = display.Tree(WORKFLOW, lambda row: "", {}, io.StringIO())
+    tree(status(ROOT, node(".a", phase="Failed", message="no file [/data/x] of [red]")))
+    out = io.StringIO()
+    Console(file=out, width=100).print(tree.drawn())
+    assert "no file [/data/x] of [red]" in out.getvalue()
+
+
 def test_a_step_that_cannot_start_says_why_once():
     out = io.StringIO()
     with display.show(WORKFLOW, lambda row: "", {}, out) as shown:

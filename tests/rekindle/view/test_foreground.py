@@ -16,6 +16,7 @@ import psutil
 import pytest
 
 from tests.rekindle.cli.test_cli import REKINDLE, rekindle, started, workflow, written
+from tests.rekindle.local.controllers.test_projects import free_port
 from tests.waiting import until
 
 
@@ -162,3 +163,23 @@ def test_where_pods_cannot_have_a_root_placeholders_keep_them_apart_and_paths_ar
     assert made[0]["value"].startswith(str(tmp_path)) and made[0]["value"].endswith("/tmp/x")
     done = typed(line.replace("moved", "spelt"), tmp_path)
     assert (done.returncode, "spells out the path /tmp/x" in done.stderr) == (2, True), done.stderr
+
+
+def test_an_exception_in_a_function_of_the_user_is_told_at_once_with_its_line_and_not_tried_again(tmp_path: Path):
+    assert typed("$REKINDLE init shop", tmp_path).returncode == 0
+    module = tmp_path / "shop/steps/shop.py"
+    module.write_text(module.read_text().replace("    import numpy", '    {}["kwh"]\n    import numpy', 1))
+    line = 1 + module.read_text()[: module.read_text().index('{}["kwh"]')].count("\n")
+    config = tmp_path / "shop/configs/shop.yaml"
+    config.write_text(config.read_text().replace("port: 8080", f"port: {free_port()}"))
+    command = "$REKINDLE run configs/shop.yaml --yes -o json; code=$?; $REKINDLE down >&2; exit $code"
+    ended = typed(command, tmp_path / "shop")
+    error = f"{module}:{line}: KeyError: 'kwh'."
+    reason = f"main: Error (exit code 70): {error}"
+    told = [text[9:] for text in ended.stderr.splitlines() if " prepare" in text and " failed" in text]
+    assert [text.partition(" failed")[0] for text in told] == ["prepare(0)", "prepare"], ended.stderr
+    assert all(text.endswith(reason) for text in told), "the attempt is told before it is known whether it is the last"
+    prepare = next(step for step in json.loads(ended.stdout)["steps"] if step["name"] == "prepare")
+    assert (ended.returncode, prepare["message"]) == (1, reason)
+    assert f"error: {error}" in ended.stderr
+    assert "Traceback" not in ended.stderr

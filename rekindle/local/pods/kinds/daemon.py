@@ -10,17 +10,15 @@ import contextlib
 import os
 import signal
 import socket
-import ssl
 import subprocess
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from rekindle.errors import ConfigError
+from rekindle.local.pods import web
 from rekindle.local.pods.containers import port_number
 from rekindle.local.pods.interfaces import Cluster
 from rekindle.local.pods.process import ContainerRun, start_container
@@ -60,14 +58,13 @@ def _passes(container: dict[str, Any], run: ContainerRun, cluster: Cluster, time
 def _get(target: Mapping[str, Any], address: tuple[str, int], timeout: float) -> bool:
     scheme = (target.get("scheme") or "HTTP").lower()
     url = f"{scheme}://{address[0]}:{address[1]}/{(target.get('path') or '/').removeprefix('/')}"
-    headers = {header["name"]: header["value"] for header in target.get("httpHeaders") or []}
-    context = ssl.create_default_context()
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # as the kubelet
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context))
+    headers = [(header["name"], header["value"]) for header in target.get("httpHeaders") or []]
     try:
-        with opener.open(urllib.request.Request(url, headers=headers), timeout=timeout):
-            return True
-    except (OSError, ValueError):
+        with web.request(
+            url, headers=headers, timeout=timeout, verify=False, proxies=False, leave_host=False
+        ) as answer:  # as the kubelet
+            return 200 <= answer.status < 400
+    except web.WebError:
         return False
 
 

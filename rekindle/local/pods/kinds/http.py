@@ -7,17 +7,16 @@ The response body is `outputs.result`. Source: Argo's workflow/executor/agent.go
 
 import base64
 import errno
-import ipaddress
+import io
 import os
-import ssl
-import urllib.error
 import urllib.parse
-import urllib.request
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from rekindle.argo.language.expr import ExprError, truth
+from rekindle.local.pods import web
 
+MAX_BODY_SIZE = 10_000_000  # bytes; a cluster keeps less than two million of a whole workflow
 Answer = tuple[str, str, dict[str, Any] | None]  # phase, message, outputs
 FALSE = "successCondition '{}' evaluated false"
 Secret = Callable[[str], Mapping[str, str]]
@@ -30,9 +29,10 @@ def send(http: Mapping[str, Any], secret: Secret) -> Answer:
         status, body, response_headers = _send(http, headers)
     except KeyError as error:
         return "Failed", f"secrets {error} not found", None
-    except (OSError, ValueError) as error:
+    except (web.WebError, ValueError) as error:  # ValueError: bodyFrom is not base64
+        failed = error if isinstance(error, web.WebError) else web.WebError(web.visible(http["url"]), error)
         method = (http.get("method") or "GET").capitalize()
-        return "Failed", f'{method} "{http["url"]}": {_go_error(getattr(error, "reason", error), http["url"])}', None
+        return "Failed", f'{method} "{failed.url}": {_go_error(failed)}', None
     outputs = {"result": body}
     condition = http.get("successCondition")
     if not condition:
@@ -52,50 +52,34 @@ def send(http: Mapping[str, Any], secret: Secret) -> Answer:
 
 
 def _send(http: Mapping[str, Any], headers: list[tuple[str, str]]) -> tuple[int, str, list[tuple[str, str]]]:
-    context = ssl.create_default_context()
-    if http.get("insecureSkipVerify"):
-        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    handlers: list[Any] = [urllib.request.HTTPSHandler(context=context)]
-    if _is_local(urllib.parse.urlsplit(http["url"]).hostname or ""):
-        handlers.append(urllib.request.ProxyHandler({}))
     source = (http.get("bodyFrom") or {}).get("bytes")
     body = base64.b64decode(source) if source else (http.get("body") or "").encode() or None
-    request = urllib.request.Request(http["url"], body, dict(headers), method=http.get("method") or "GET")
-    request.add_header("User-Agent", dict(_lower(headers)).get("user-agent", "Go-http-client/1.1"))
     timeout = http.get("timeoutSeconds")
-    try:
-        with urllib.request.build_opener(*handlers).open(request, timeout=timeout and float(timeout)) as response:
-            return response.status, response.read().decode(errors="replace"), response.getheaders()
-    except urllib.error.HTTPError as error:  # a response like any other
-        return error.code, error.read().decode(errors="replace"), list(error.headers.items())
+    with web.request(
+        http["url"],
+        http.get("method") or "GET",
+        headers,
+        body,
+        timeout and float(timeout),
+        verify=not http.get("insecureSkipVerify"),
+    ) as response:
+        web.copy(response, text := io.BytesIO(), MAX_BODY_SIZE)
+        return response.status, text.getvalue().decode(errors="replace"), response.getheaders()
 
 
-def _go_error(error: object, url: str) -> str:
-    """Go's message for an invalid URL or a failed connection: retry policies match it."""
-    if "unknown url type" in str(error):
-        return f'unsupported protocol scheme "{urllib.parse.urlsplit(url).scheme}"'
+def _go_error(failed: web.WebError) -> str:
+    """Return Go's message for a failed connection: retry policies match it."""
+    error = failed.cause
     if not isinstance(error, OSError) or error.errno not in (errno.ECONNREFUSED, errno.EHOSTUNREACH, errno.ENETUNREACH):
         return str(error)
-    parts = urllib.parse.urlsplit(url)
+    parts = urllib.parse.urlsplit(failed.url)
     port = parts.port or {"https": 443}.get(parts.scheme, 80)
     return f"dial tcp {parts.hostname}:{port}: connect: {os.strerror(error.errno).lower()}"
-
-
-def _is_local(host: str) -> bool:
-    """Whether Go bypasses proxies for this host."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _value(header: Mapping[str, Any], secret: Secret) -> str:
     reference = (header.get("valueFrom") or {}).get("secretKeyRef")
     return secret(reference["name"])[reference["key"]] if reference else header.get("value") or ""
-
-
-def _lower(headers: Iterable[tuple[str, str]]) -> Iterable[tuple[str, str]]:
-    return ((name.lower(), value) for name, value in headers)
 
 
 def _canonical(headers: Iterable[tuple[str, str]]) -> dict[str, list[str]]:

@@ -117,7 +117,7 @@ def test_two_projects_in_one_home_each_serve_their_own_code_with_their_own_pytho
             assert answer.read().decode() == f"{name} {python}"
 
 
-@pytest.mark.parametrize(("error", "code"), [("ConfigError", 78), ("DataError", 65)])
+@pytest.mark.parametrize(("error", "code"), [("ConfigError", 78), ("CodeError", 70), ("DataError", 65)])
 def test_a_server_that_no_retry_can_cure_starts_once_and_again_when_it_is_resumed(
     tmp_path: Path, environment: dict[str, str], error: str, code: int
 ):

@@ -91,7 +91,7 @@ def test_more_pods_at_once_than_a_shell_lets_one_have_files(tmp_path: Path) -> N
     spec = {"entrypoint": "main", "templates": [main, one]}
     (tmp_path / "w.json").write_text(json.dumps({"kind": "Workflow", "metadata": {"name": "w"}, "spec": spec}))
     run = f"ulimit -S -n 128; {Path(sys.executable).with_name('rekindle')} run --manifest w.json"
-    environment = {**os.environ, "REKINDLE_HOME": str(tmp_path)}
+    environment = {**os.environ, "REKINDLE_HOME": str(tmp_path / "home")}
     done = subprocess.run(["bash", "-c", run], cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
 
@@ -131,7 +131,8 @@ def test_a_sidecar_whose_log_cannot_be_written_is_told(tmp_path: Path) -> None:
         replace(run, spec={"containers": [{"name": "main", **template["container"]}]}), cluster
     )
     pod.process.wait()
-    until("the sidecar's log to fail", lambda: pod.sidecars.running["beside"].log_pipe.error)
+    log_pipe = pod.sidecars.running["beside"].log_pipe
+    until("the sidecar's log to fail", lambda: log_pipe.error)
     with pytest.raises(OSError, match="No space left"):
         pod.collected("w", cluster.store)
 

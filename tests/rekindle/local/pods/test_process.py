@@ -71,6 +71,11 @@ def test_a_container_that_cannot_start_ends_its_node_and_not_the_runner(
     assert (status["phase"], message in status["message"]) == (phase, True), status["message"]
 
 
+def test_what_a_container_tells_the_kubelet_is_in_the_message_of_its_failure(tmp_path: Path) -> None:
+    tell = "printf 'out of %s' space > $REKINDLE_TERMINATION_LOG; exit 3"
+    assert ran({"container": shell(tell)}, tmp_path)["message"] == "main: Error (exit code 3): out of space"
+
+
 @needs_namespaces
 @pytest.mark.parametrize(
     ("init", "message"),
@@ -251,7 +256,7 @@ def test_what_is_mounted_in_a_directory_of_workloads_is_seen(tmp_path: Path) -> 
     (tmp_path / "w.json").write_text(json.dumps(manifest))
     run = f"{Path(sys.executable).with_name('rekindle')} run --manifest w.json"
     script = f"mount -t tmpfs x {kept}/m && echo 1 > {kept}/m/x && {run}"
-    environment = {**os.environ, "REKINDLE_HOME": str(tmp_path), "REKINDLE_PATH": str(kept)}
+    environment = {**os.environ, "REKINDLE_HOME": str(tmp_path / "home"), "REKINDLE_PATH": str(kept)}
     done = subprocess.run(["unshare", "-m", "sh", "-c", script], cwd=tmp_path, env=environment, capture_output=True)
     shutil.rmtree(kept)
     assert done.returncode == 0, done.stderr

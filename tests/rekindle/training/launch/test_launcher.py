@@ -89,12 +89,20 @@ def test_a_loss_that_is_no_number_is_refused_with_its_shape(crew: Crew) -> None:
     assert "loss(model, batch) gave a tensor of shape (3,): it must return one number" in launcher.said()
 
 
-def test_an_error_of_the_workload_is_reported_with_its_line(crew: Crew) -> None:
+def test_an_error_of_the_workload_is_reported_with_its_line_and_not_tried_a_third_time(crew: Crew) -> None:
     argv = flags("line", workload=TROUBLE, workers=1)
     coordinator = crew.coordinator(argv)
     launcher = crew.launcher("pod", argv, TROUBLE=" ".join(9 * ["traceback"]), TROUBLE_AT="0")
-    assert (launcher.code(), coordinator.code()) == (1, 1), launcher.said()
-    assert re.search(r"RuntimeError: toy trouble \(\S+trouble\.py:\d+, in \w+\)", coordinator.said())
+    assert (launcher.code(), coordinator.code()) == (70, 70), launcher.said()
+    assert launcher.said().count("restarting it") == 1, launcher.said()
+    for process in (launcher, coordinator):
+        assert re.search(r"error: .*/trouble\.py:\d+: RuntimeError: toy trouble", process.said())
+
+
+def test_a_connection_that_a_workload_loses_twice_is_tried_again(crew: Crew, s3: Store, undisturbed: str) -> None:
+    launcher = alone(crew, "cut", TROUBLE="cut cut")
+    assert launcher.code() == 0, launcher.said()
+    assert sha256(s3, "cut") == undisturbed
 
 
 def test_whatever_ends_a_worker_it_goes_on_where_it_was(crew: Crew, s3: Store, undisturbed: str) -> None:

@@ -1,0 +1,70 @@
+"""Exceptions of a project's code: told in one line with their place, and whether running again may help.
+
+    except Exception as error:
+        raise user_code.as_error(error)    # steps/power.py:29: KeyError: 'kwh'.
+
+Code that raises an exception on some data raises it again on the same data. The exceptions that may pass are those of
+files, memory, network and accelerators; a wrong path does not pass, although it is an OSError.
+"""
+
+import re
+from collections.abc import Iterator
+
+from rekindle import project
+from rekindle.errors import CodeError, RekindleError
+
+PASSING = (OSError, MemoryError, EOFError)
+WRONG_PATH = (FileNotFoundError, FileExistsError, NotADirectoryError, IsADirectoryError, PermissionError)
+NETWORK = {  # packages whose exceptions are those of a network or a service
+    *("aiohttp", "azure", "boto3", "botocore", "google", "grpc", "http", "httpcore", "httpx", "mlflow", "requests"),
+    *("sqlalchemy", "urllib3"),
+}
+NAMES = re.compile(
+    r"Connect|Disconnect|Time(d)?Out|Timeout|Unavailable|Throttl|RateLimit|OutOfMemory|Temporary|Transient"
+)
+TEXTS = re.compile(
+    r"CUDA (driver )?error|cuDNN error|CUBLAS_STATUS|NCCL error|out of memory|allocate memory|timed out"
+    r"|[Cc]onnection (refused|reset|aborted|closed)|[Tt]emporar(y|ily) (failure|unavailable)"
+)
+
+
+def as_error(error: Exception, where: str = "") -> RekindleError:
+    """Return the error that tells an exception of the project's code; a CodeError if it would be raised again.
+
+    `where`: what was being done, such as "`predict` failed on the test rows".
+    """
+    text = f"{where}: {project.describe(error)}" if where else project.describe(error)
+    return CodeError(text) if project.raises(error) and not may_pass(error) else RekindleError(text)
+
+
+def may_pass(error: BaseException) -> bool:
+    """True if an exception, or one that it comes from, is of a kind that may not be raised again."""
+    return any(_is_passing(cause) for cause in _causes(error))
+
+
+def _is_passing(error: BaseException) -> bool:
+    if isinstance(error, WRONG_PATH):
+        return False
+    if isinstance(error, RekindleError):
+        return error.exit_code == 1
+    kinds = [kind for kind in type(error).__mro__ if kind not in (BaseException, Exception, object)]
+    return (
+        isinstance(error, PASSING)
+        or any(kind.__module__.partition(".")[0] in NETWORK or NAMES.search(kind.__name__) for kind in kinds)
+        or bool(TEXTS.search(str(error)))
+    )
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """Yield an exception and those that it comes from."""
+    seen: set[int] = set()
+    pending = [error]
+    while pending:
+        cause = pending.pop()
+        if id(cause) in seen:
+            continue
+        seen.add(id(cause))
+        yield cause
+        earlier = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)
+        pending += [earlier] if earlier else []
+        pending += cause.exceptions if isinstance(cause, BaseExceptionGroup) else ()

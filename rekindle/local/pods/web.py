@@ -1,0 +1,167 @@
+"""Requests to web addresses as Go's client sends them: http and https only, redirections that leak nothing.
+
+    with request("https://example.com/a", headers=[("Authorization", "...")]) as answer: ...
+
+A redirection to another host that is not a subdomain of the first loses the headers that log in, for good; ports do not
+count. Source: Go's net/http/client.go (redirectBehavior, makeHeadersCopier, shouldCopyHeaderOnRedirect, refererForURL).
+"""
+
+import base64
+import ipaddress
+import re
+import ssl
+import string
+import urllib.parse
+import urllib.request
+from collections.abc import Iterable
+from http.client import HTTPException, HTTPResponse
+from typing import Any, BinaryIO
+from urllib.parse import SplitResult
+
+MAX_REDIRECTS = 10
+LOGIN_HEADERS = ("authorization", "www-authenticate", "cookie", "cookie2", "proxy-authorization", "proxy-authenticate")
+BODY_HEADERS = ("content-encoding", "content-language", "content-location", "content-type")
+REDIRECTS = (301, 302, 303, 307, 308)
+PASSWORD = re.compile(r"(//[^/?#@:]*:)[^/?#]*@")
+Headers = Iterable[tuple[str, str]]
+
+
+class WebError(Exception):
+    """A request without an answer; `url`, without its password, is the one that failed, `cause` what it failed of."""
+
+    def __init__(self, url: str, cause: object) -> None:
+        super().__init__(f"{url}: {cause}")
+        self.url, self.cause = url, cause
+
+
+def request(
+    url: str,
+    method: str = "GET",
+    headers: Headers = (),
+    body: bytes | None = None,
+    timeout: float | None = None,
+    verify: bool = True,
+    proxies: bool = True,
+    leave_host: bool = True,
+) -> HTTPResponse:
+    """Send a request and return the answer, whatever its status. Raises WebError.
+
+    Without `leave_host` a redirection to another host is itself the answer.
+    """
+    context = None
+    if not verify:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    first, referer = _split(url), ""
+    kept = {name.lower(): (name, value) for name, value in headers}
+    for _ in range(MAX_REDIRECTS + 1):
+        sent = dict(kept.values()) | ({} if "referer" in kept or not referer else {"Referer": referer})
+        answer = _send(url, method, sent, body, timeout, context, proxies)
+        location = answer.headers.get("Location")
+        if answer.status not in REDIRECTS or not location:
+            return answer
+        before, url = url, _target(url, location)
+        last, parts = _split(before), _split(url)
+        if not leave_host and parts.hostname != last.hostname:
+            return answer
+        answer.close()
+        dropped = () if _is_within(parts, first) else LOGIN_HEADERS
+        if answer.status < 307:
+            method, body = method if method in ("GET", "HEAD") else "GET", None
+            dropped += BODY_HEADERS
+        if urllib.parse.urlsplit(location).netloc:
+            dropped += ("host",)
+        kept = {name: header for name, header in kept.items() if name not in dropped}
+        referer = _without_user(before) if (last.scheme, parts.scheme) != ("https", "http") else ""
+    raise WebError(visible(url), f"stopped after {MAX_REDIRECTS} redirects")
+
+
+def copy(answer: HTTPResponse, file: BinaryIO, most: int) -> None:
+    """Write the body of an answer to a file, if it is whole and has at most `most` bytes. Raises WebError, OSError."""
+    size = 0
+    while data := _read(answer):
+        size += file.write(data)
+        if size > most:
+            raise WebError(answer.url, f"the response has more than {most / 1e6:,.0f} MB")
+
+
+def _read(answer: HTTPResponse) -> bytes:
+    try:
+        if not (data := answer.read(1 << 20)) and answer.length:
+            raise WebError(answer.url, "unexpected EOF")
+    except (OSError, ValueError, HTTPException) as error:
+        raise WebError(answer.url, error) from error
+    return data
+
+
+def _send(
+    url: str,
+    method: str,
+    headers: dict[str, str],
+    body: bytes | None,
+    timeout: float | None,
+    context: ssl.SSLContext | None,
+    proxies: bool,
+) -> HTTPResponse:
+    parts = _split(url)
+    if parts.username is not None and not any(name.lower() == "authorization" for name in headers):
+        user, password = (urllib.parse.unquote(part or "") for part in (parts.username, parts.password))
+        headers = headers | {"Authorization": "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode()}
+    opener = urllib.request.OpenerDirector()  # without the handlers of files, of redirections, and of statuses
+    handlers: list[Any] = [urllib.request.HTTPHandler(), urllib.request.HTTPSHandler(context=context)]
+    if proxies and not _is_local(parts.hostname or ""):
+        handlers.append(urllib.request.ProxyHandler())
+    for handler in handlers:
+        opener.add_handler(handler)
+    try:
+        sent = urllib.request.Request(_without_user(url), body, {"User-Agent": "Go-http-client/1.1"}, method=method)
+        for name, value in headers.items():
+            sent.add_header(name, value)
+        return opener.open(sent, timeout=timeout)
+    except (OSError, ValueError, HTTPException) as error:
+        raise WebError(visible(url), getattr(error, "reason", error)) from error
+
+
+def _target(url: str, location: str) -> str:
+    try:
+        return urllib.parse.urljoin(url, urllib.parse.quote(location, safe=string.punctuation, encoding="latin-1"))
+    except ValueError as error:
+        raise WebError(visible(url), f"failed to parse Location header {location!r}: {error}") from None
+
+
+def _split(url: str) -> SplitResult:
+    """Raises WebError for an address that is none of http or https."""
+    try:
+        parts = urllib.parse.urlsplit(url)
+        _ = parts.port  # raises ValueError
+    except ValueError as error:
+        raise WebError(url, error) from None
+    if parts.scheme not in ("http", "https"):
+        raise WebError(visible(url), f'unsupported protocol scheme "{parts.scheme}"')
+    if not parts.hostname:
+        raise WebError(url, "no Host in request URL")
+    return parts
+
+
+def _is_within(parts: SplitResult, first: SplitResult) -> bool:
+    """True for the host of `first` and its subdomains; an IPv6 address has none."""
+    host, parent = parts.hostname or "", first.hostname or ""
+    return host == parent or (not set(":%") & set(host) and host.endswith(f".{parent}"))
+
+
+def _is_local(host: str) -> bool:
+    """True if Go bypasses proxies for this host."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _without_user(url: str) -> str:
+    parts = urllib.parse.urlsplit(url)
+    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
+
+
+def visible(url: str) -> str:
+    """The address with its password starred, as Go shows it."""
+    return PASSWORD.sub(r"\1***@", url)

@@ -1,0 +1,125 @@
+"""Answers of web servers: whatever they say and wherever they lead, one sentence, and no secret for another host."""
+
+import os
+import random
+import socket
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from unittest.mock import patch
+from urllib.parse import urlsplit
+
+from rekindle.local.pods import artifacts
+from rekindle.local.pods.artifacts import ArtifactError
+from rekindle.local.pods.kinds import http
+from tests.fuzz.mutation import mutated
+
+Case = Callable[[random.Random], None]
+SECRET = b"s3cr3t"
+HOSTS = [
+    "a.example",
+    "sub.a.example",
+    "b.example",
+    "a.example.b.example",
+    "ba.example",
+    "a.example:81",
+    "me:pw@b.example",
+    "[::1%25.a.example]",
+]
+PLACES = [
+    "/x",
+    "",
+    "?q",
+    "//{0}/y",
+    "http://{0}/z",
+    "HTTP://{0}",
+    "https://{0}/z",
+    "file:///etc/passwd",
+    "ftp://{0}/",
+    "http:///x",
+    "http://[",
+    "\xe4 b",
+    "http:b.example/y",
+]
+STATUSES = [200, 200, 301, 302, 303, 307, 308, 300, 304, 404, 500, 100, 999]
+
+
+class Web:
+    """A proxy to all hosts, whose answers the case gives; it remembers the heads of the requests."""
+
+    def __init__(self) -> None:
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.answers: list[bytes] = []
+        self.heads: list[bytes] = []
+        threading.Thread(target=self.serve, daemon=True).start()
+
+    def serve(self) -> None:
+        while True:
+            connection = self.listener.accept()[0]
+            with connection, suppress(OSError):
+                connection.settimeout(5)
+                head = b""
+                while b"\r\n\r\n" not in head and (data := connection.recv(1 << 16)):
+                    head += data
+                self.heads.append(head)
+                connection.sendall(self.answers.pop(0) if self.answers else b"HTTP/1.1 200 OK\r\n\r\nend")
+
+
+def answer(chance: random.Random) -> bytes:
+    place = chance.choice(PLACES).format(chance.choice(HOSTS))
+    headers = [f"Location: {place}"] if chance.random() < 0.9 else []
+    headers += chance.sample(
+        ["Content-Length: 3", "Content-Length: -1", "Transfer-Encoding: chunked", "Location: /l", " x"],
+        chance.randrange(3),
+    )
+    lines = [f"HTTP/1.{chance.randrange(2)} {chance.choice(STATUSES)} Said", *headers, "", "abc"]
+    data = "\r\n".join(lines).encode("latin-1")
+    return mutated(data, chance, [data, b"3\r\nabc\r\n0\r\n\r\n"]) if chance.random() < 0.3 else data
+
+
+def web_answers(folder: Path) -> Case:
+    """Answers to http templates and for http artifacts."""
+    web = Web()
+    address = f"http://127.0.0.1:{web.listener.getsockname()[1]}"
+    proxies = {"http_proxy": address, "https_proxy": address, "no_proxy": "", "NO_PROXY": ""}
+
+    def case(chance: random.Random) -> None:
+        with patch.dict(os.environ, proxies):
+            scene(chance)
+
+    def scene(chance: random.Random) -> None:
+        web.heads.clear()
+        web.answers = [answer(chance) for _ in range(chance.randrange(1, 14))]
+        url = (
+            f"http://{chance.choice(HOSTS[:3])}/x"
+            if chance.random() < 0.9
+            else mutated(b"http://me:s3cr3t@a.example/x?y", chance, [SECRET]).decode(errors="replace")
+        )
+        headers = [
+            {"name": name, "value": SECRET.decode()}
+            for name in chance.sample(["Authorization", "cookie", "Proxy-authorization"], 2)
+        ]
+        web_request = {
+            "url": url,
+            "method": chance.choice(["GET", "POST", "HEAD"]),
+            "body": "hi",
+            "headers": headers,
+            "timeoutSeconds": 5,
+        }
+        if chance.random() < 0.5:
+            phase, message, _ = http.send(web_request, lambda name: {})
+            assert phase in ("Succeeded", "Failed") and len(message) < 50_000
+        else:
+            with suppress(ArtifactError):
+                artifacts.load(
+                    {"name": "a", "http": web_request, "archive": {"none": {}}}, folder / "in", lambda _: None
+                )
+        first = urlsplit(url).hostname if url.endswith("/x") and "@" not in url else None
+        for head in web.heads if first else ():
+            target = head.split(b" ")[1].decode("latin-1") if head.count(b" ") > 1 else ""
+            host = urlsplit(target if "//" in target else f"//{target}").hostname or ""
+            assert SECRET not in head or host == first or host.endswith(f".{first}"), (first, head)
+        assert len(web.heads) <= 11
+
+    return case
