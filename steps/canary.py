@@ -38,7 +38,7 @@ def run(inputs: Inputs) -> Outputs:
 
     if inputs.before != "passed" or not (inputs.former and inputs.champion):
         return Outputs(canary=inputs.before)
-    watched = Canary(inputs.former, inputs.server, inputs.version, inputs.champion, inputs.rule)
+    watched = Canary(inputs.name, inputs.former, inputs.server, inputs.version, inputs.champion, inputs.rule)
     reason = watched.observe()
     tags = {"rekindle.canary": f"passed with {inputs.percent} % of the requests"}
     if reason:

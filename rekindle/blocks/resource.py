@@ -19,7 +19,7 @@ NUMBER = re.compile(r'"\{\{!(.+?)\}\}"')
 
 
 def render(manifest: Manifest | list[Manifest]) -> str:
-    """The object as JSON, which is YAML; `{{!tag}}` marks a number and loses its quotes.
+    """The object, or the operations of a patch, as JSON, which is YAML; `{{!tag}}` marks a number and loses its quotes.
 
     Indented, so that the braces of JSON and those of tags stay apart. Argo fills tags in as text before it parses:
     only values that need no escaping may be given by tag.

@@ -73,6 +73,15 @@ def test_one_that_fails_every_third_request_is_taken_back(servers: dict[str, Run
     assert tags["verdict"] == "taken back" and f"taken back: {tags['reason']}" == found
 
 
+def test_one_whose_champion_is_rolled_back_meanwhile_is_taken_back_at_once(servers: dict[str, Running]) -> None:
+    name = f"echo-{uuid4().hex[:6]}"
+    run_id = tracking.start_run("canary", name)
+    earlier, champion = (tracking.register(name, f"r/{n}/", f"s3://b/{n}", n * 32, run_id, {}) for n in ("aa", "bb"))
+    tracking.promote(name, earlier.version, "older")  # as a rollback during the canary does
+    found, _ = watched(name=name, champion=champion.version, rule=RULE.model_copy(update={"wait_minutes": 30}))
+    assert found.endswith("by now the champion is version 1")
+
+
 def test_one_that_nobody_asks_is_not_promoted_unseen(servers: dict[str, Running]) -> None:
     found, _ = watched(rule=RULE.model_copy(update={"wait_minutes": 0.02}))
     assert "answered 0 requests, the champion 0: too few to judge it by" in found

@@ -6,6 +6,7 @@ is not, all of it is done again.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 from hera.workflows import DAG, Container, Parameter, Resource, Task
 from hera.workflows import models as m
@@ -95,5 +96,5 @@ def _retire(name: str) -> Resource:
     )
 
 
-def _output(name: str, **source: str) -> Parameter:
-    return Parameter(name=name, value_from=m.ValueFrom.model_validate(source))
+def _output(name: str, **source: Any) -> Parameter:
+    return Parameter(name=name, value_from=m.ValueFrom(**source))

@@ -2,6 +2,8 @@
 
 import time
 
+from rekindle import tracking
+from rekindle.errors import TrackingError
 from rekindle.serving.config import PORT, CanaryConfig
 from rekindle.serving.observation.judgement import breach, ks_distance, quantile
 from rekindle.serving.observation.scrape import Side, Watch
@@ -13,7 +15,8 @@ PAUSE = 5.0  # seconds, at most, between two looks
 class Canary:
     """The candidate beside the champion, each named by its Deployment and its version."""
 
-    def __init__(self, former: str, server: str, version: str, champion: str, rule: CanaryConfig) -> None:
+    def __init__(self, name: str, former: str, server: str, version: str, champion: str, rule: CanaryConfig) -> None:
+        self.name = name
         self.watch = Watch(f"http://{former}:{PORT}", f"http://{server}:{PORT}")
         self.version, self.champion, self.rule = version, champion, rule
         self.alpha = rule.false_alarms / ((len(rule.steps) - 1) * (LOOKS + 1))
@@ -29,12 +32,14 @@ class Canary:
         seconds = 60 * self.rule.minutes
         for look in range(1, LOOKS + 1):
             self._until(self.start + seconds * look / LOOKS)
-            if reason := breach(*self.sides, self.rule, self.alpha):
+            if reason := self._replaced() or breach(*self.sides, self.rule, self.alpha):
                 return reason
         if self._enough():
             return ""
         deadline = self.start + seconds + 60 * self.rule.wait_minutes
         while not self._enough():
+            if reason := self._replaced():
+                return reason
             if time.monotonic() > deadline:
                 ours, theirs = self.sides
                 return (
@@ -55,6 +60,16 @@ class Canary:
         shared = ours.scores.keys() & theirs.scores.keys()
         distance = max((ks_distance(ours.scores[name], theirs.scores[name]) for name in shared), default=0.0)
         return figures | {"score_shift": distance}
+
+    def _replaced(self) -> str:
+        """Why the comparison is void: a rollback, or another release, has replaced the champion; else empty."""
+        try:
+            champion = tracking.champion(self.name)
+        except TrackingError:
+            return ""  # the promotion looks again
+        if not champion or champion.version == self.champion:
+            return ""
+        return f"by now the champion is version {champion.version}"
 
     def _until(self, moment: float) -> None:
         """Look now and then until `moment`."""

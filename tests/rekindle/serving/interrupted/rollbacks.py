@@ -85,7 +85,7 @@ class Place:
         self.stack.close()
 
     def release(self) -> None:
-        before = ""
+        before = server = ""
         for number in range(1, RELEASES + 1):
             server, prefix = f"{self.name}-{number}", f"releases/{uuid.uuid4().hex}/"
             run_id = tracking.start_run(self.name, server)
@@ -144,6 +144,7 @@ def play(seed: int, folder: Path, environment: Mapping[str, str]) -> tuple[str, 
     version = draw.choice(["", "", "2", "1"])
     moments = [Moment.draw(draw, CHANGES) for _ in range(draw.choice([1, 1, 2, 3]))]
     told, problems = [f"seed {seed}: rollback {version}".rstrip()], list[str]()
+    said = ""
     with Place(folder / f"rollback-{seed}", environment) as place:
         for moment in [*moments, None, None]:
             code, out, said, disturbance = place.type(version, moment)

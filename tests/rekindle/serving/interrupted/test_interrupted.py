@@ -1,4 +1,4 @@
-"""A rollback or a release that is interrupted comes to the same end when it is typed again, and leaves nothing."""
+"""An interrupted rollback or release comes to the same end when it is typed again, and leaves nothing behind."""
 
 import os
 from collections.abc import Iterator
