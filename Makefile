@@ -2,7 +2,7 @@
 # make test-cluster: the tests that need a cluster, in a namespace of their own; tests/cluster/conftest.py says what to set.
 # make chaos: 200 runs are killed, stopped and starved by seeded schedules, and must give the weights of undisturbed ones
 #   (N=1000: so many. SEED=17: that one alone, with all that happens in it).
-# make fuzz: what parses strangers' bytes meets generated ones, for a minute (SECONDS=3600: an hour. SEED=17: these).
+# make fuzz: what parses strangers' bytes meets generated ones, for a minute in all (SECONDS=3600: an hour. SEED=17: these).
 # make scan: checkov looks at all that is rendered, and at the Dockerfiles.
 PYTHON ?= python3
 VENV := .venv

@@ -190,8 +190,7 @@ class Tree:
         table.add_row(Text(self.name, "bold"), Text(took, "dim"), Text(self.status.get("phase") or "Pending", "dim"))
         for row in steps(self.name, self.status, self.plan):
             mark, style = MARKS[row.phase]
-            cause = self._cause(row) or " ".join(" ".join(warnings([row.node or {}])).split())[:100]
-            note = Text(self.progress(row) if row.phase == "Running" else visible(cause))
+            note = Text(self.progress(row) if row.phase == "Running" else visible(self._cause(row)))
             step = Text(f"{'  ' * (row.depth + 1)}{mark} {row.label}", style)
             if row.phase in NOT_RUN:
                 table.add_row(step, "", Text(row.phase.lower(), "dim"))
@@ -201,7 +200,7 @@ class Tree:
 
     def _cause(self, row: Step) -> str:
         if row.phase not in FAILED:
-            return " ".join(row.message.split())[:100]
+            return " ".join((row.message or " ".join(warnings([row.node or {}]))).split())[:100]
         if row.name not in self.causes:
             self.causes[row.name] = cause_of(row, self.progress)
         return self.causes[row.name]

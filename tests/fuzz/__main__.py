@@ -4,6 +4,7 @@ python -m tests.fuzz [--seconds 60] [--seed 17] [--only "s3 requests"] [--case 4
 """
 
 import argparse
+import os
 import random
 import sys
 import time
@@ -15,7 +16,7 @@ from tests.fuzz.targets import TARGETS
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz")
-    parser.add_argument("--seconds", type=float, default=60)
+    parser.add_argument("--seconds", type=float, default=60, help="of all targets together")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 32))
     parser.add_argument("--only", choices=list(TARGETS), action="append")
     parser.add_argument("--case", type=int, help="this one alone")
@@ -24,9 +25,10 @@ def main() -> int:
         run((options.only or ["archives"])[0], options.seed, first=options.case, count=1)
         return 0
     began, total = time.monotonic(), 0
-    with ProcessPoolExecutor() as pool:
-        names = options.only or list(TARGETS)
-        running = {pool.submit(run, name, options.seed, seconds=options.seconds): name for name in names}
+    names, processes = options.only or list(TARGETS), os.cpu_count() or 1
+    seconds = share(options.seconds, len(names), processes)
+    with ProcessPoolExecutor(processes) as pool:
+        running = {pool.submit(run, name, options.seed, seconds=seconds): name for name in names}
         failed = False
         for done in as_completed(running):
             try:
@@ -37,9 +39,14 @@ def main() -> int:
             else:
                 total += cases
                 print(f"{running[done]:12} {cases:9,} cases, memory +{grown:.0f} MB", flush=True)
-    seconds = time.monotonic() - began
-    print(f"seed {options.seed}: {total:,} cases in {seconds:.0f} s, {60 * total / seconds:,.0f} a minute")
+    took = time.monotonic() - began
+    print(f"seed {options.seed}: {total:,} cases in {took:.0f} s, {60 * total / took:,.0f} a minute")
     return failed
+
+
+def share(seconds: float, targets: int, processes: int) -> float:
+    """Return the seconds of each target, if all of them take `seconds` in so many processes."""
+    return seconds / -(-targets // processes)
 
 
 if __name__ == "__main__":

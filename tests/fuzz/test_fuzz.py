@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.fuzz.__main__ import share
 from tests.fuzz.run import run
 from tests.fuzz.targets import TARGETS
 
@@ -19,3 +20,8 @@ CASES |= {
 @pytest.mark.parametrize("name", TARGETS)
 def test_generated_bytes_do_no_harm(name: str) -> None:
     assert run(name, seed=18, count=CASES[name])[0] == CASES[name]
+
+
+def test_an_hour_of_fuzzing_is_an_hour_however_many_targets_there_are() -> None:
+    for targets, processes, rounds in ((25, 2, 13), (2, 2, 1), (1, 8, 1), (25, 1, 25)):
+        assert share(3600, targets, processes) * rounds == pytest.approx(3600)

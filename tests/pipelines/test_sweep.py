@@ -33,6 +33,13 @@ def typed(tmp_path: Path, s3_environment: dict[str, str], mlflow_server: str) ->
         yield typed
 
 
+def test_a_pipeline_that_is_no_search_is_refused_before_it_trains_for_hours(typed: Shell) -> None:
+    done = typed("rekindle sweep configs/demo.yaml")
+    assert done.returncode == 2, done.stderr
+    assert "pipelines.training is no search" in done.stderr and "section `sweep`" in done.stderr
+    assert "no runs" in typed("rekindle status").stdout
+
+
 def test_the_best_trial_is_released_without_another_training(typed: Shell, s3: Store) -> None:
     name = f"sweep-{uuid.uuid4().hex[:6]}"
     done = typed(f"rekindle sweep configs/sweep.yaml --set name={name} {SETS} -o json")

@@ -4,7 +4,7 @@ import json
 from contextlib import nullcontext, redirect_stdout
 from io import StringIO
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -13,9 +13,22 @@ from rekindle.cli.inputs import check_source, manifest_of
 from rekindle.cli.options import Name, cluster_flag, configured, no_cache_option, output_option
 from rekindle.cli.output import run_output
 from rekindle.common.homes import current as home
+from rekindle.errors import ConfigError
 
 if TYPE_CHECKING:
     from rekindle.cluster.api import Cluster
+
+
+def check_search(config: Any) -> None:
+    """Raise ConfigError if the pipeline is no search, or its data is not there."""
+    from rekindle.search.config import Sweep
+
+    if not isinstance(getattr(config, "sweep", None), Sweep):
+        raise ConfigError(
+            f"{config.pipeline} is no search: a config for `rekindle sweep` has `pipeline: pipelines.sweep` and a "
+            "section `sweep`, as configs/sweep.yaml has. `rekindle run` runs this one."
+        )
+    check_source(config)
 
 
 @command
@@ -59,7 +72,7 @@ def sweep(
     from rekindle.view import foreground, overview, reuse
 
     with run_output(as_json):
-        workflow, _ = manifest_of(config, sets, None, check_source)
+        workflow, _ = manifest_of(config, sets, None, check_search)
         values = reuse.looked_up(home(), workflow, {}, not no_cache)
         out = StringIO()
         with redirect_stdout(out) if as_json else nullcontext():
