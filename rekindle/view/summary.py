@@ -296,7 +296,7 @@ def releases(status: Status) -> list[str]:
 def _released(node: Mapping[str, Any]) -> str:
     """The version that a step registered, if it is one that does."""
     outputs = {p["name"]: p.get("value", "") for p in (node.get("outputs") or {}).get("parameters") or []}
-    return outputs.get("version", "") if "model_uri" in outputs else ""
+    return outputs.get("version", "") if {"model_uri", "content"} <= outputs.keys() else ""
 
 
 def failure(name: str, status: Status, log: str, place: str | None, resume: str, why: str = "") -> str:

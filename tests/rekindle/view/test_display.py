@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rekindle.view import display, overview
-from rekindle.view.summary import as_json, duration, failed_step, failure, leaves, steps, success
+from rekindle.view.summary import as_json, duration, exit_code, failed_step, failure, leaves, steps, success
 from tests.effort import calls
 from tests.waiting import until
 
@@ -148,6 +148,34 @@ def test_json_holds_one_entry_a_step_and_the_outputs_of_the_workflow():
     (step,) = told["steps"]
     assert set(step) == {"name", "phase", "started", "finished", "seconds", "message"}
     assert (step["name"], step["seconds"]) == ("prepare", 2.5)
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "more", "code", "words"),
+    [
+        (("keep", "keep"), {}, 3, "judged    judge-1: keep. chance\n"),
+        (("keep", "release"), {}, 3, "judged    judge-0: keep. chance\n"),
+        (("keep", "release"), {"content": "ab"}, 0, "verdict   released: ship 4\n"),
+        (("keep", "same"), {}, 0, "judged    judge-1: same. chance\n"),
+    ],
+)
+def test_a_step_that_reads_the_champion_is_no_release(
+    verdicts: tuple[str, ...], more: dict[str, str], code: int, words: str
+):
+    """`ship` is a release if it tells its content, as steps.release does; steps.champion gives the rest, too."""
+
+    def said(**outputs: str) -> Any:
+        return {"outputs": {"parameters": [{"name": name, "value": value} for name, value in outputs.items()]}}
+
+    judges = [
+        node(f".judge-{n}", displayName=f"judge-{n}", **said(verdict=verdict, reason="chance", metrics="{}"))
+        for n, verdict in enumerate(verdicts)
+    ]
+    ship = node(".ship", displayName="ship", **said(model_uri="releases/x/", version="4", **more))
+    ended = {**status(ROOT, *judges, ship, phase="Succeeded"), "startedAt": at(0), "finishedAt": at(9)}
+    assert exit_code(ended, ours=True) == code
+    text = success(ended, {}, ours=True)
+    assert words in text and ("released: ship" in text) == bool(more)
 
 
 def test_a_failure_names_step_cause_log_and_the_command_that_resumes_in_15_lines():
