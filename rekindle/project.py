@@ -33,17 +33,23 @@ DOCS = {"workload": "docs/your-own-model.md", "step": "docs/api.md", "pipeline":
 
 
 def find(folder: Path) -> Path:
-    """The root of the project that `folder` lies in; the reference project if it lies in none."""
-    return next((parent for parent in (folder, *folder.parents) if _is_project(parent)), REFERENCE)
+    """The root of the project that `folder` lies in; the reference project if it lies in none.
+
+    What another user put into a directory above, such as /tmp, makes no project of it.
+    """
+    owners = {os.geteuid(), 0, *(path.stat().st_uid for path in (folder,) if path.exists())}
+    return next((parent for parent in (folder, *folder.parents) if _is_project(parent, owners)), REFERENCE)
 
 
-def _is_project(folder: Path) -> bool:
-    if any((folder / "pipelines").glob("*.py")):
+def _is_project(folder: Path, owners: Collection[int]) -> bool:
+    pipelines, config = folder / "pipelines", folder / "pyproject.toml"
+    if any(pipelines.glob("*.py")) and pipelines.lstat().st_uid in owners:
         return True
     import tomllib  # a pod is told its project: no step needs this
 
     try:
-        return "rekindle" in tomllib.loads((folder / "pyproject.toml").read_text()).get("tool", {})
+        text = config.read_text() if config.lstat().st_uid in owners else ""
+        return "rekindle" in tomllib.loads(text).get("tool", {})
     except (OSError, ValueError):
         return False
 

@@ -62,6 +62,12 @@ def run(inputs: Inputs) -> Outputs:
     from rekindle.workload import load
 
     endpoint = resolve(inputs.endpoint or f"http://{inputs.name}:8080")
+    target = inputs.name, inputs.version, inputs.champion, inputs.deployment
+    if inputs.promote and promotion.superseded(*target):  # its servers may have no pods any more
+        say(f"version {inputs.version} of {inputs.name} was promoted before, and another one has followed")
+        return Outputs(
+            max_difference=0, replayed=0, endpoint=endpoint, former="", retained=[inputs.deployment], expired=[]
+        )
     client = ModelClient(endpoint, inputs.name, inputs.model_sha256, time.monotonic() + inputs.wait_seconds)
     client.wait()
     client.predict(client.example())

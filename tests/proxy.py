@@ -7,6 +7,7 @@ with Proxy("http://127.0.0.1:9000") as proxy:
 
 import http.client
 import socket
+import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -46,8 +47,7 @@ class Proxy:
         class Handler(_Handler):
             through = proxy
 
-        self.server = ThreadingHTTPServer((host, 0), Handler)
-        self.server.daemon_threads = True
+        self.server = _Server((host, 0), Handler)
         self.url = f"http://{host}:{self.server.server_port}"
 
     def __enter__(self) -> Self:
@@ -65,6 +65,14 @@ class Proxy:
         with self.lock:
             self.writes.append(write := Write(len(self.writes) + 1, method, path))
         return write
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        if not isinstance(sys.exc_info()[1], ConnectionError):  # a client that was killed
+            super().handle_error(request, client_address)
 
 
 class _Handler(BaseHTTPRequestHandler):

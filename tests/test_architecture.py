@@ -20,7 +20,9 @@ CODE = (*PRODUCT, "benchmarks")
 MODULES, FILE_LINES, FUNCTION_LINES = 14, 400, 60
 COMMON = "rekindle"  # the modules of its top folder, from errors to workload: every room but argo may import them
 ROOMS = {  # whose name is a prefix → the rooms that it may import, COMMON and itself apart
-    "rekindle.cli": {"view", "cache", "demo", "history", "cluster", "local", "argo", "render", "blocks", "training"},
+    "rekindle.cli": {
+        *("view", "cache", "demo", "history", "search", "cluster", "local", "argo", "render", "blocks", "training"),
+    },
     "rekindle.demo": {"view", "local", "controllers", "services", "processes", "render", "training"},
     "rekindle.history": {"view", "cluster", "local", "engine", "search", "argo", "render"},
     "rekindle.search": {"training"},

@@ -26,6 +26,7 @@ FULL = (errno.ENOSPC, errno.EDQUOT)
 NOT_FOUND = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG)  # there is no such file
 WRONG_SHAPE = (KeyError, TypeError, AttributeError)  # raised by data of another shape
 PHASES = {"Pending", "Running", *FULFILLED}
+MIN_FREE_BYTES = 1 << 20
 LOCK_RELEASE = 2.0  # seconds until the lock of a dead runner is free
 
 
@@ -180,6 +181,14 @@ class RunFiles:
         except OSError as error:
             os.ftruncate(self.journal, size)
             raise write_error(error, self.root) from error
+
+    def check_space(self) -> None:
+        """Raise DiskFull if next to nothing can be written any more: what fails then, fails of it."""
+        disk = os.statvfs(self.root)
+        free = (disk.f_bavail if os.geteuid() else disk.f_bfree) * disk.f_frsize
+        if free < MIN_FREE_BYTES or (disk.f_files and not disk.f_ffree):
+            left = f"{free // 1000} kB are free" if free < MIN_FREE_BYTES else "no more files can be made"
+            raise write_error(OSError(errno.ENOSPC, left), self.root)
 
     def close(self) -> None:
         """Closes the journal and releases the lock."""

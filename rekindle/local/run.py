@@ -198,6 +198,8 @@ class LocalRun:
                     executor.halt(GRACE)
                     if isinstance(error, OSError) and error.errno in FULL:
                         raise write_error(error, self.files.root) from error
+                    if isinstance(error, RekindleError):  # such as a service that ended
+                        self.files.check_space()
                     raise
                 finally:
                     executor.close()

@@ -24,6 +24,8 @@ T = TypeVar("T")
 class ChampionChanged(RekindleError):
     """The champion is another one than the candidate was judged against, or than a rollback began with."""
 
+    exit_code = 65  # of the step that verifies: to try it again cannot help
+
 
 @dataclass(frozen=True)
 class Rollback:
@@ -48,17 +50,24 @@ def promote(store: Store, name: str, version: str, champion: str, deployment: st
         present = tracking.champion(name)
         if present and present.version == version and present.deployment == deployment:
             return state.get("former", "") if state.get("version") == version else ""
-        if (present.version if present else "") != champion:
-            if any((r.version, r.deployment) == (version, deployment) for r in tracking.promoted(name)):
-                return ""  # it was the champion before the present one
+        if (current := present.version if present else "") != champion:
+            if superseded(name, version, champion, deployment):
+                return ""
             raise ChampionChanged(
                 f"version {version} of {name} was judged against {_known(champion)}, and by now the champion is "
-                f"{_known(present.version if present else '')}: it is not promoted. Run the pipeline again, and it is "
-                "judged against that."
+                f"{_known(current)}: it is not promoted. Run the pipeline again, and it is judged against that."
             )
         former = present.deployment if present and present.deployment != deployment else ""
         state = {"version": version, "deployment": deployment, "former": former, "unfinished": True}
         _write(store, key, state, etag)  # if somebody was faster, the next look decides
+
+
+def superseded(name: str, version: str, champion: str, deployment: str) -> bool:
+    """True if `version`, judged against `champion`, was promoted, and another one has followed."""
+    present = tracking.champion(name)
+    if not present or present.version in (champion, version):
+        return False
+    return any((release.version, release.deployment) == (version, deployment) for release in tracking.promoted(name))
 
 
 def pending(store: Store, name: str) -> Rollback | None:

@@ -33,7 +33,8 @@ def rollback(
         except RekindleError as error:
             say(f"nobody is told: {error}")
 
-    roll_back(_objects(home, cluster), Store.from_env(), model, version, seconds, ended)
+    objects = _objects(home, cluster)
+    roll_back(objects, Store.from_env().short_retries(), model, version, seconds, ended)
 
 
 def scale(home: Path, cluster: Cluster | None, run: str, task: str, workers: int) -> dict[str, Any]:

@@ -161,6 +161,21 @@ def test_the_project_is_the_nearest_folder_that_says_so(tmp_path: Path) -> None:
     assert project.find(inner / "pipelines") == inner
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to another user")
+@pytest.mark.parametrize("planted", ["pipelines/training.py", "pyproject.toml"])
+def test_what_another_user_put_above_is_no_project_of_mine(tmp_path: Path, planted: str):
+    (mine := tmp_path / "mine").mkdir()
+    (tmp_path / planted).parent.mkdir(exist_ok=True)
+    (tmp_path / planted).write_text("[tool.rekindle]\n")
+    assert project.find(mine) == tmp_path
+    for path in (tmp_path / planted, (tmp_path / planted).parent):
+        os.chown(path, 65534, -1)
+    os.chown(tmp_path, 0, -1)
+    assert project.find(mine) == project.REFERENCE
+    os.chown(mine, 65534, -1)  # it is in the other user's folder that a command is typed
+    assert project.find(mine) == tmp_path
+
+
 def test_a_config_is_found_from_a_subfolder_and_the_nearer_one_wins(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -88,7 +88,7 @@ class Deployments(Controller):
 
     def apply(self, obj: Object) -> Object:
         """Write the object with the Origin of this process, unless it has one: projects share a supervisor."""
-        meta, process = obj["metadata"], f"{os.getpid()}/{started(os.getpid())}"
+        meta, process = obj.get("metadata") or {}, f"{os.getpid()}/{started(os.getpid())}"
         origin = json.dumps(asdict(Origin()) | {"process": process})
         annotations = {ORIGIN: origin} | (meta.get("annotations") or {})
         return super().apply(obj | {"metadata": meta | {"annotations": annotations}})

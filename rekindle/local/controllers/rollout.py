@@ -105,14 +105,13 @@ class Rollout:
         template = obj["spec"]["template"]
         version = hashlib.sha256(json.dumps(template, sort_keys=True).encode()).hexdigest()[:10]
         origin = (obj["metadata"].get("annotations") or {}).get(ORIGIN, "{}")
-        if version != self.progress.version:
-            self.progress = Progress(version, origin)
-        elif self.progress.failed and origin != self.progress.origin:  # applied by another command: try again
-            self.progress = Progress(version, origin)
-            for replica in [replica for replica in self.replicas if not replica.ready]:
-                self._terminate(replica)
         run = owner(obj, self.cluster)
         desired = 0 if run and not run.runner() else obj["spec"].get("replicas", 1)
+        again = self.progress.failed and (not desired or origin != self.progress.origin)  # another command tries again
+        if again or version != self.progress.version:
+            self.progress = Progress(version, origin)
+        for replica in [replica for replica in self.replicas if again and not replica.ready]:
+            self._terminate(replica)
         self.reap()
         new = [replica for replica in self.replicas if replica.version == version]
         old = [replica for replica in self.replicas if replica.version != version]

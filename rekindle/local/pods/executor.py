@@ -51,12 +51,7 @@ class Executor:
     """All pods of one run. Processes are started from the thread that created it, and die with that thread."""
 
     def __init__(
-        self,
-        files: RunFiles,
-        workflow: dict[str, Any],
-        cluster: Cluster,
-        interrupts: Interrupts,
-        resources: Resources,
+        self, files: RunFiles, workflow: dict[str, Any], cluster: Cluster, interrupts: Interrupts, resources: Resources
     ) -> None:
         self.files, self.workflow, self.cluster, self.interrupts = files, workflow, cluster, interrupts
         self.resources = resources
@@ -217,16 +212,10 @@ class Executor:
         self._spawn(pod)
 
     def _collected(self, pod: PodRun, work: Future[Any]) -> None:
-        try:
-            self._end(pod, *work.result())
-        except (RekindleError, OSError, ValueError) as error:
-            self._end(pod, "Error", f"wait: Error (exit code 64): {error}", None)
+        self._end(pod, *_ending(work, "wait: Error (exit code 64): "))
 
     def _answered(self, pod: PodRun, work: Future[Any]) -> None:
-        try:
-            self._end(pod, *work.result())
-        except (RekindleError, OSError, ValueError) as error:
-            self._end(pod, "Error", str(error), None)
+        self._end(pod, *_ending(work, ""))
 
     def _probed(self, pod: PodRun, work: Future[Any]) -> None:
         if work.result():
@@ -387,7 +376,17 @@ class Executor:
         artifacts.remove_directory(pod.shared)  # files of Secrets must not stay
         if phase == "Succeeded":
             artifacts.remove_directory(pod.root)
+        elif pod.killed is None:
+            self.files.check_space()
         self.events.append(PodEnded(pod.action.id, phase, message, outputs))
+
+
+def _ending(work: Future[Any], prefix: str) -> tuple[str, str, Outputs | None]:
+    """Return phase, message and outputs of a pod whose results are collected."""
+    try:
+        return work.result()
+    except (RekindleError, OSError, ValueError) as error:
+        return "Error", f"{prefix}{error}", None
 
 
 def _complete(done: Future[Any], work: Callable[[], Any]) -> Future[Any]:

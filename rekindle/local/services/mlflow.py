@@ -91,6 +91,21 @@ def confine(destination: str) -> None:
     handlers._tracking_store_registry.register("sqlite", lambda store_uri, artifact_uri: Store(store_uri, artifact_uri))
 
 
+def create_database(store: str) -> None:
+    """Make the tables, if there are none, all or none: MLflow cannot finish what a full disk or a signal cut off."""
+    from mlflow.store.db.utils import _initialize_tables, create_sqlalchemy_engine
+
+    path = Path(store.removeprefix("sqlite:///"))
+    if path.exists():
+        return
+    new = path.with_name(f"{path.name}.new")
+    new.unlink(missing_ok=True)
+    engine = create_sqlalchemy_engine(f"sqlite:///{new}")
+    _initialize_tables(engine)
+    engine.dispose()
+    new.replace(path)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m rekindle.local.services.mlflow")
     parser.add_argument("--fd", type=int, required=True, help="a listening socket to serve on")
@@ -121,6 +136,7 @@ def main() -> None:
                 super().log_request(code, size)
 
     confine(args.artifacts)
+    create_database(args.store)
     initialize_backend_stores(args.store, None, ROOT)
     listening = socket.socket(fileno=args.fd)
     port = listening.getsockname()[1]

@@ -198,7 +198,10 @@ class _Handler(BaseHTTPRequestHandler):
                 return 409, status(409, "Conflict", "the object has been modified")
             there = api.put(collection, body)
         if self.command == "PATCH":
-            there = api.put(collection, merge(there, body))
+            given = (body.get("metadata") or {}).get("resourceVersion", there["metadata"]["resourceVersion"])
+            if given != there["metadata"]["resourceVersion"]:
+                return 409, status(409, "Conflict", "the object has been modified")
+            there = merge(there, body) if "dryRun" in query else api.put(collection, merge(there, body))
         return 200, there
 
     def listed(self, path: str, query: dict[str, str]) -> Object:

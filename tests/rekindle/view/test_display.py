@@ -4,6 +4,7 @@ import io
 import json
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,7 +20,7 @@ def at(second: float) -> str:
     return datetime.fromtimestamp(1_700_000_000 + second, UTC).isoformat()
 
 
-def node(name: str, kind: str = "Pod", phase: str = "Succeeded", start: float = 0, end: float | None = 1, **more: str):
+def node(name: str, kind: str = "Pod", phase: str = "Succeeded", start: float = 0, end: float | None = 1, **more: Any):
     times = {"startedAt": at(start), "finishedAt": None if end is None else at(end)}
     return {"name": WORKFLOW + name, "type": kind, "phase": phase, **times, **more}
 
@@ -108,9 +109,8 @@ def test_steps_to_come_are_listed_before_they_begin():
 
 def test_what_looks_wrong_in_the_data_is_said_while_it_runs_at_its_end_and_by_status():
     texts = ["the window of 8w has 4,700 rows; in the run for 2024-04-15 it had 5,417.", "\x1b[2Jamount has one value."]
-    told = {
-        "outputs": {"parameters": [{"name": "warnings", "value": json.dumps(texts)}, {"name": "rows", "value": "9"}]}
-    }
+    parameters = [{"name": "warnings", "value": json.dumps(texts)}, {"name": "rows", "value": "9"}]
+    told: dict[str, Any] = {"outputs": {"parameters": parameters}}
     run = status(
         ROOT, node(".prepare", "Retry", **told), node(".prepare(0)", **told), node(".train"), phase="Succeeded"
     )
@@ -128,7 +128,7 @@ def test_what_looks_wrong_in_the_data_is_said_while_it_runs_at_its_end_and_by_st
 
 @pytest.mark.parametrize("value", ["", "{", "7", "{{outputs}}", '{"a": 1}'])
 def test_an_output_that_only_happens_to_be_called_warnings_breaks_no_display(value: str):
-    told = {"outputs": {"parameters": [{"name": "warnings", "value": value}]}}
+    told: dict[str, Any] = {"outputs": {"parameters": [{"name": "warnings", "value": value}]}}
     assert as_json(WORKFLOW, status(ROOT, node(".other", **told)))["warnings"] == []
 
 

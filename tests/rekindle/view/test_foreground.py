@@ -144,6 +144,22 @@ def test_a_disk_that_a_step_filled_is_the_cause_and_resume_makes_room(tmp_path: 
     assert (done.returncode, "onExit succeeded" in done.stdout) == (0, True), done.stdout + done.stderr
 
 
+def test_a_step_that_fails_of_a_full_disk_is_not_tried_again_before_there_is_room(tmp_path: Path):
+    if typed("unshare -rm mount -t tmpfs tmpfs /mnt", tmp_path).returncode:
+        pytest.skip("nothing can be mounted here")
+    fills = "echo tried; head -c 8000000 /dev/zero > /tmp/big || exit 1"
+    manifest = workflow(("fill", fills))
+    manifest["spec"]["templates"][1]["retryStrategy"] = {"limit": 3}
+    written(tmp_path / "w.yaml", manifest)
+    (tmp_path / "home").mkdir()
+    both = '"$REKINDLE" run --manifest w.yaml || { mount -o remount,size=20m home; "$REKINDLE" resume; }'
+    line = f"unshare -rm bash -c 'mount -t tmpfs -o size=4m tmpfs home && {{ {both}; }} && cat home/runs/*/logs/*'"
+    done = typed(line, tmp_path, REKINDLE_HOME="home")
+    assert f"cause   no space is left for the state of the run in {tmp_path}/home/runs/" in done.stderr
+    assert done.returncode == 0 and done.stdout.count("fill running") == 2, done.stdout + done.stderr
+    assert "fill(1)" not in done.stdout + done.stderr
+
+
 NO_NAMESPACES = "for each in mnt user; do echo 0 > /proc/sys/user/max_${each}_namespaces; done"
 
 

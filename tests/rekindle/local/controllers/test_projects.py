@@ -13,8 +13,10 @@ from typing import Any
 import pytest
 import yaml
 
+from rekindle.local.controllers.kubectl import LocalObjects
 from rekindle.local.emulator import LocalCluster
-from tests.rekindle.local.controllers.test_deployment import FAILURE, SUCCESS
+from tests.rekindle.local.controllers.test_deployment import FAILURE, SUCCESS, rolled_out
+from tests.waiting import until
 
 SERVER = """
 import http.server, os, pathlib, sys
@@ -102,6 +104,21 @@ def command(*arguments: str, folder: Path, environment: dict[str, str], python: 
 def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as free:
         return free.getsockname()[1]
+
+
+def test_a_release_that_failed_starts_again_when_a_rollback_has_scaled_it_down_and_up(
+    tmp_path: Path, environment: dict[str, str]
+):
+    folder, port = project(tmp_path / "wind"), free_port()
+    (folder / "w.yaml").write_text(json.dumps(serving("wind", port)))
+    (folder / "wrong").touch()
+    assert command("run", "--manifest", "w.yaml", folder=folder, environment=environment).returncode == 1
+    objects = LocalObjects(LocalCluster(tmp_path / "home"))
+    objects.patch("Deployment", "wind", {"spec": {"replicas": 0}})
+    (folder / "wrong").unlink()
+    objects.patch("Deployment", "wind", {"spec": {"replicas": 1}})
+    assert "ProgressDeadlineExceeded" not in json.dumps(objects.find("Deployment", "wind"))
+    until("it serves", lambda: rolled_out(objects.find("Deployment", "wind") or {}))
 
 
 def test_two_projects_in_one_home_each_serve_their_own_code_with_their_own_python(

@@ -1,10 +1,13 @@
 """The embedded services as real processes."""
 
+import contextlib
 import json
 import os
+import resource
 import shutil
 import signal
 import socket
+import sqlite3
 import stat
 import subprocess
 import sys
@@ -128,6 +131,17 @@ def test_down_ends_a_service_though_the_disk_is_full(services: Services) -> None
     (services.folder / "s3.json.new").mkdir()  # what is written cannot be
     assert services.down() == ["s3"]
     assert started(s3.pid) != s3.since
+
+
+def test_a_database_that_a_full_disk_cut_off_is_made_by_the_next_start(tmp_path: Path) -> None:
+    code = "from rekindle.local.services.mlflow import create_database; create_database('sqlite:///mlflow.db')"
+    limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, 300_000))  # noqa: E731
+    make = [sys.executable, "-c", code]
+    done = subprocess.run(make, cwd=tmp_path, preexec_fn=limit, capture_output=True, text=True)
+    assert done.returncode and "mlflow.db" not in os.listdir(tmp_path), done.stderr[-2000:]
+    subprocess.run(make, cwd=tmp_path, check=True, capture_output=True)
+    with contextlib.closing(sqlite3.connect(tmp_path / "mlflow.db")) as database:
+        assert database.execute("SELECT count(*) FROM experiments").fetchone() == (0,)
 
 
 def test_a_removed_home_takes_its_services_along(services: Services) -> None:

@@ -1,0 +1,39 @@
+"""Answers with the words of its model."""
+
+from pydantic import BaseModel
+
+from rekindle import Section
+from rekindle.gate import Metric
+from rekindle.workload import DataConfig
+
+Model, metrics = Section, (Metric("loss"),)
+prepare = dataset = model = loss = evaluate = None
+
+
+class Data(DataConfig):
+    source: str = ""
+
+
+class Instance(BaseModel):
+    id: int
+
+
+class Request(BaseModel):
+    instances: list[Instance]
+
+
+class Predictor:
+    Request = Request
+
+    def __init__(self, release):
+        self.words = (release / "model.safetensors").read_text()
+
+    def example(self):
+        return {"instances": [{"id": 0}]}
+
+    def predict(self, requests):
+        return [[self.words] * len(request.instances) for request in requests]
+
+
+def predictor(release):
+    return Predictor(release)

@@ -1,0 +1,173 @@
+"""Prove that an interrupted release comes to the same end when its run is resumed: the real command, killed or cut off.
+
+python -m tests.rekindle.serving.interrupted.releases 17            one seed, again
+python -m tests.rekindle.serving.interrupted.releases --count 20    seeds 0..19
+
+Each seed releases one more version of a model without a training, on this machine. It says how often the run is
+interrupted, and when, and whether another release follows before the run is resumed.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import sys
+import tempfile
+import threading
+import urllib.request
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+from random import Random
+from typing import Any, Self
+
+from rekindle import tracking
+from rekindle.local.controllers import controllers
+from rekindle.local.emulator import LocalCluster
+from rekindle.local.services.services import Services
+from rekindle.storage import Store
+from tests.commands import Shell, shell
+from tests.proxy import Proxy
+from tests.rekindle.serving.interrupted.disturbance import Disturbance, Moment, until
+
+INSTANCE, VERSION = "app.kubernetes.io/instance", "rekindle.dev/version"
+KEPT = 3  # serve.keep_releases
+PROJECT = Path(__file__).parent / "project"
+
+
+class Place:
+    """A project on this machine; its object store and MLflow are behind proxies."""
+
+    def __init__(self, folder: Path, environment: Mapping[str, str]) -> None:
+        shutil.copytree(PROJECT, folder)
+        self.model = f"tiny-{uuid.uuid4().hex[:6]}"
+        config = folder / "tiny.yaml"
+        config.write_text(config.read_text().replace("name: tiny", f"name: {self.model}"))
+        self.folder, self.environment = folder, dict(environment)
+        self.proxies = {name: Proxy(environment[name]) for name in ("S3_ENDPOINT_URL", "MLFLOW_TRACKING_URI")}
+        self.settings = {
+            name: value for name, value in environment.items() if name.startswith(("AWS_", "MLFLOW_", "S3_"))
+        }
+        self.settings |= {name: proxy.url for name, proxy in self.proxies.items()}
+        self.cluster = LocalCluster(folder / ".rekindle")
+        self.kinds = controllers(self.cluster, self.cluster.home / "run")
+        self.changes = 0  # of an undisturbed release
+
+    def __enter__(self) -> Self:
+        for proxy in self.proxies.values():
+            proxy.__enter__()
+        self.opened = shell(self.folder, **self.settings)
+        self.shell: Shell = self.opened.__enter__()
+        self.shell.environ = {**self.shell.environ, **self.settings}
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self.opened.__exit__(*error)
+        for proxy in self.proxies.values():
+            proxy.__exit__()
+
+    def type(self, *command: str, moment: Moment | None = None) -> tuple[int, str, Disturbance]:
+        """Type a command of rekindle; gives its exit code, what it printed, and the changes that were seen."""
+        disturbance, over = Disturbance(moment), threading.Event()
+        for proxy in self.proxies.values():
+            disturbance.watch(proxy, brief=True)
+        objects = threading.Thread(target=disturbance.watch_files, args=(self.cluster.home / "objects", over))
+        objects.start()
+        code, out, said = disturbance.run([sys.executable, "-m", "rekindle", *command], self.folder, self.shell.environ)
+        over.set()
+        objects.join()
+        return code, out + said, disturbance
+
+    def release(self, *moments: Moment, newer: bool = False) -> tuple[list[str], str, list[str]]:
+        """Run the pipeline, and resume it; gives what was done, the run that should serve, and what is wrong."""
+        code, out, seen = self.type("run", "tiny.yaml", moment=moments[0] if moments else None)
+        self.changes = len(seen.changes) if not moments else self.changes
+        runs = (folder for folder in (self.cluster.home / "runs").iterdir() if folder.is_dir())
+        name = max(runs, key=lambda folder: folder.stat().st_ctime_ns).name
+        told, serves = [f"{(*moments, 'undisturbed')[0]} ({(seen.changes or ['-'])[-1]}): {code}"], name
+        if newer:
+            more, serves, wrong = self.release()
+            told.append(f"newer {more}")
+            if wrong:
+                return told, serves, wrong
+        for moment in [*moments[1:], None, None, None]:
+            if code == 0 or self.phase(name) == "Succeeded" or (newer and "it is not promoted" in out):
+                return told, serves, []
+            code, out, seen = self.type("resume", name, moment=moment)
+            told.append(f"{moment or 'undisturbed'} ({(seen.changes or ['-'])[-1]}): {code}")
+        return told, serves, [f"not resumed: {out}"]
+
+    def phase(self, name: str) -> str:
+        done = self.shell(f"rekindle status {name} -o json")
+        return json.loads(done.stdout)["phase"] if done.returncode == 0 else ""
+
+    def problems(self, run: str) -> list[str]:
+        """What is not as after an undisturbed release by `run`."""
+        champion, store = tracking.champion(self.model), Store.from_env()
+        state = json.loads(store.get(f"releases/{self.model}/promotion.json"))
+        service = self.kinds["Service"].read(self.model) or {}
+        objects = [self.kinds["Deployment"].read(name) or {} for name in self.kinds["Deployment"].names()]
+        pods = {obj["metadata"]["name"]: obj["spec"]["replicas"] for obj in objects}
+        addresses = set(self.kinds["Service"].names()) - {self.model}
+        assert champion
+        serving = store.get(f"{champion.uri}model.safetensors").decode()
+        found = {
+            "weights of the champion": (serving, run),
+            "service": (service["spec"]["selector"][INSTANCE], champion.deployment),
+            "pods": (pods, {name: int(name == champion.deployment) for name in pods}),
+            "addresses": (addresses, set(pods)),
+            "record": (state | {"former": ""}, {"version": champion.version, "deployment": champion.deployment,
+                                                "former": "", "unfinished": False}),
+        }  # fmt: skip
+        wrong = [f"{what}: {value}, not {expected}" for what, (value, expected) in found.items() if value != expected]
+        wrong += [f"{len(pods)} Deployments are left"] * (len(pods) > KEPT + 1)
+        url = f"http://127.0.0.1:{self.shell.environ['REKINDLE_SERVE__PORT']}/v1/models/{self.model}:predict"
+        answers: list[str] = []
+
+        def answered() -> bool:
+            try:
+                with urllib.request.urlopen(url, b'{"instances": [{"id": 1}]}', timeout=10) as answer:
+                    answers.append(json.load(answer)["predictions"][0])
+            except OSError as error:
+                answers.append(str(error))
+            return answers[-1] == run
+
+        return wrong if until(answered) else [*wrong, f"clients get {answers[-1]}, not {run}"]
+
+
+def play(seed: int, place: Place) -> tuple[str, list[str]]:
+    """Release a version, interrupted once to three times; gives what was done, and what is wrong."""
+    draw = Random(seed)
+    moments = [Moment.draw(draw, place.changes) for _ in range(draw.choice([1, 1, 2, 3]))]
+    told, run, problems = place.release(*moments, newer=draw.random() < 0.3)
+    return f"seed {seed}: {'; '.join(told)}", problems + place.problems(run)
+
+
+def main(argv: list[str]) -> int:
+    """The command; exit code 1 if a seed failed."""
+    parser = argparse.ArgumentParser(prog="python -m tests.rekindle.serving.interrupted.releases", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("seeds", nargs="*", type=int)
+    parser.add_argument("--count", type=int, default=20, help="without seeds: how many")
+    given = parser.parse_args(argv)
+    failed, seeds = 0, given.seeds or range(given.count)
+    with tempfile.TemporaryDirectory(prefix="releases-") as folder:
+        services = Services(Path(folder) / "services", {})
+        try:
+            os.environ.update(services.environment() | services.credentials() | services.login())
+            services.ready()
+            with Place(Path(folder) / "project", os.environ) as place:
+                told, run, problems = place.release()
+                print(f"undisturbed: {place.changes} changes", *told, *problems, *place.problems(run), flush=True)
+                for seed in seeds:
+                    told, problems = play(seed, place)
+                    failed += bool(problems)
+                    print("\n  FAILED ".join([told, *problems]), flush=True)
+        finally:
+            services.down()
+    print(f"{len(seeds)} releases, {failed} failed")
+    return int(failed > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,185 @@
+"""Prove that an interrupted rollback comes to the same end when it is typed again: the real command, killed or cut off.
+
+python -m tests.rekindle.serving.interrupted.rollbacks 17            one seed, again
+python -m tests.rekindle.serving.interrupted.rollbacks --count 20    seeds 0..19
+
+The Kubernetes API is a small server that keeps objects as the real one does; the object store and MLflow are real. A
+seed says which command is typed and how often it is interrupted, and when.
+"""
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+import uuid
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from random import Random
+from typing import Any, Self
+
+from rekindle import tracking
+from rekindle.local.services.services import Services
+from rekindle.serving import promotion
+from rekindle.storage import Store
+from tests.proxy import Proxy
+from tests.rekindle.cluster.server import ApiServer, Object
+from tests.rekindle.serving.interrupted.disturbance import Disturbance, Moment
+
+NAME, INSTANCE = "app.kubernetes.io/name", "app.kubernetes.io/instance"
+RELEASES, CHANGES = 3, 11  # changes of an undisturbed rollback
+APPS, CORE, AUTOSCALING = (f"/{api}/namespaces/models" for api in ("apis/apps/v1", "api/v1", "apis/autoscaling/v2"))
+
+
+class Kubernetes(ApiServer):
+    """Its Deployments are ready at once; what clients would notice is noted."""
+
+    complaints: list[str]
+
+    def put(self, collection: str, manifest: Object) -> Object:
+        if collection.endswith("/deployments"):
+            before = self.objects.get(collection, {}).get(manifest["metadata"]["name"], {"metadata": {}})
+            changed = before.get("spec") != manifest["spec"]
+            generation = before["metadata"].get("generation", 0) + changed
+            replicas = manifest["spec"]["replicas"]
+            manifest = manifest | {
+                "metadata": manifest["metadata"] | {"generation": generation},
+                "status": {"observedGeneration": generation, "readyReplicas": replicas},
+            }
+        stored = super().put(collection, manifest)
+        for service in self.objects.get(f"{CORE}/services", {}).values():
+            server = service["spec"]["selector"][INSTANCE]
+            if not self.objects[f"{APPS}/deployments"][server]["spec"]["replicas"]:
+                self.complaints.append(f"clients are led to {server}, which has no pods")
+        return stored
+
+
+class Place:
+    """A cluster with a model of three releases, in front of which stand proxies."""
+
+    def __init__(self, folder: Path, environment: Mapping[str, str]) -> None:
+        folder.mkdir(parents=True)
+        self.folder, self.name = folder, f"cards-{uuid.uuid4().hex[:6]}"
+        self.server = Kubernetes(folder)
+        self.server.complaints = []
+        self.store = Store.from_env()
+        self.environment = dict(environment)
+        self.stack = ExitStack()
+
+    def __enter__(self) -> Self:
+        self.stack.enter_context(self.server)
+        targets = {"S3_ENDPOINT_URL": "", "MLFLOW_TRACKING_URI": "", "KUBE": f"http://127.0.0.1:{self.server.port}"}
+        self.proxies = {
+            name: self.stack.enter_context(Proxy(target or self.environment[name])) for name, target in targets.items()
+        }
+        config = json.loads(self.server.kubeconfig.read_text())
+        config["clusters"][0]["cluster"]["server"] = self.proxies["KUBE"].url
+        (self.folder / "config").write_text(json.dumps(config))
+        self.environment |= {name: proxy.url for name, proxy in self.proxies.items()}
+        self.environment |= {"KUBECONFIG": str(self.folder / "config"), "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0"}
+        self.release()
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.stack.close()
+
+    def release(self) -> None:
+        before = ""
+        for number in range(1, RELEASES + 1):
+            server, prefix = f"{self.name}-{number}", f"releases/{uuid.uuid4().hex}/"
+            run_id = tracking.start_run(self.name, server)
+            version = tracking.register(self.name, prefix, f"s3://b/{prefix}", "ab" * 32, run_id, {}).version
+            promotion.promote(self.store, self.name, version, before, server)
+            labels, note = {NAME: self.name, INSTANCE: server}, {"rekindle.dev/version": version}
+            meta = {"name": server, "labels": labels, "annotations": note}
+            self.server.put(f"{APPS}/deployments", {"metadata": meta, "spec": {"replicas": 2 * (number == RELEASES)}})
+            before = version
+        meta = {"name": self.name, "labels": {NAME: self.name}}
+        self.server.put(f"{CORE}/services", {"metadata": meta, "spec": {"selector": {INSTANCE: server}}})
+        scale = {"scaleTargetRef": {"name": server}, "minReplicas": 2}
+        self.server.put(f"{AUTOSCALING}/horizontalpodautoscalers", {"metadata": meta, "spec": scale})
+
+    def type(self, version: str, moment: Moment | None) -> tuple[int, str, str, Disturbance]:
+        disturbance = Disturbance(moment)
+        for proxy in self.proxies.values():
+            disturbance.watch(proxy, brief=False)
+        command = [sys.executable, "-m", "rekindle", "rollback", self.name, *filter(None, [version]), "--cluster"]
+        code, out, said = disturbance.run(command, self.folder, self.environment)
+        for proxy in self.proxies.values():
+            proxy.away = False
+        return code, out, said, disturbance
+
+    def problems(self, target: str) -> list[str]:
+        """What is not as after an undisturbed rollback to `target`."""
+        server, objects = f"{self.name}-{target}", self.server.objects
+        champion, state = (
+            tracking.champion(self.name),
+            json.loads(self.store.get(f"releases/{self.name}/promotion.json")),
+        )
+        pods = {name: obj["spec"]["replicas"] for name, obj in objects[f"{APPS}/deployments"].items()}
+        found = {
+            "champion": (champion.version, champion.deployment) if champion else None,
+            "service": objects[f"{CORE}/services"][self.name]["spec"]["selector"][INSTANCE],
+            "autoscaler": objects[f"{AUTOSCALING}/horizontalpodautoscalers"][self.name]["spec"]["scaleTargetRef"][
+                "name"
+            ],
+            "pods": pods,
+            "record": (state["version"], state["unfinished"], "rollback" in state),
+        }
+        expected = {
+            "champion": (target, server),
+            "service": server,
+            "autoscaler": server,
+            "pods": {name: 2 * (name == server) for name in pods},
+            "record": (target, False, False),
+        }
+        wrong = [f"{what} is {found[what]}, not {expected[what]}" for what in found if found[what] != expected[what]]
+        return wrong + self.server.complaints
+
+
+def play(seed: int, folder: Path, environment: Mapping[str, str]) -> tuple[str, list[str]]:
+    """Type a rollback, interrupted once to three times, until it succeeds; gives what was done, and what is wrong."""
+    draw = Random(seed)
+    version = draw.choice(["", "", "2", "1"])
+    moments = [Moment.draw(draw, CHANGES) for _ in range(draw.choice([1, 1, 2, 3]))]
+    told, problems = [f"seed {seed}: rollback {version}".rstrip()], list[str]()
+    with Place(folder / f"rollback-{seed}", environment) as place:
+        for moment in [*moments, None, None]:
+            code, out, said, disturbance = place.type(version, moment)
+            told.append(f"{moment or 'undisturbed'} ({(disturbance.changes or ['-'])[-1].rpartition('/')[2]}): {code}")
+            if code == 0 or (out and promotion.pending(place.store, place.name) is None):
+                break  # it has said that it is done, and has left nothing to be finished
+            if code > 0 and "rollback to version" not in said and "does not answer" not in said + out:
+                problems += [] if "cannot be used" in said else [f"it says only: {said}"]
+        else:
+            problems.append(f"it did not succeed: {said}")
+        problems += place.problems(version or "2")
+    return "; ".join(told), problems
+
+
+def main(argv: list[str]) -> int:
+    """The command; exit code 1 if a seed failed."""
+    parser = argparse.ArgumentParser(prog="python -m tests.rekindle.serving.interrupted.rollbacks", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("seeds", nargs="*", type=int)
+    parser.add_argument("--count", type=int, default=20, help="without seeds: how many")
+    given = parser.parse_args(argv)
+    failed, seeds = 0, given.seeds or range(given.count)
+    with tempfile.TemporaryDirectory(prefix="rollbacks-") as folder:
+        services = Services(Path(folder) / "services", {})
+        try:
+            os.environ.update(services.environment() | services.credentials() | services.login())
+            services.ready()
+            for seed in seeds:
+                told, problems = play(seed, Path(folder), os.environ)
+                failed += bool(problems)
+                print("\n  FAILED ".join([told, *problems]), flush=True)
+        finally:
+            services.down()
+    print(f"{len(seeds)} rollbacks, {failed} failed")
+    return int(failed > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
