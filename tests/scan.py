@@ -1,4 +1,4 @@
-"""Looks with checkov at everything that is rendered: the platform, what workflows apply, the pods of their steps.
+"""Looks with checkov at everything that is rendered: every config, backend, canary, kind of job, KServe, the platform.
 
 python -m tests.scan        exit code 1 if it finds something without a reason in SKIPPED
 """
@@ -12,22 +12,45 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import yaml
+
+from rekindle.blocks.jobs.backends import BACKENDS
 from rekindle.cluster import platform
 from rekindle.cluster.platform import Platform
 from rekindle.config import load_config
 from rekindle.render import render_manifest, to_yaml
 from tests.commands import BIN, ROOT
+from tests.kinds import kinds
 from tests.rekindle.cluster.pod_security import pods
 
 CHECKOV = "checkov==3.3.30"
-FULL = Platform("models", options=("mlflow", "minio", "frameworks", "prometheus"), quota=("64", "256Gi"))
+PLATFORMS = (
+    Platform("models", options=platform.OPTIONS, quota=("64", "256Gi")),
+    Platform("models", options=platform.OPTIONS, ephemeral=True),
+    Platform("models", mlflow="https://mlflow.example.com", endpoint="https://s3.example.com", iam=True),
+)
+CLUSTER = "cluster.yaml"
+HARVEST = ["cluster.harvest=true", "cluster.gang=kueue", "cluster.queue=team"]
+VARIANTS = (  # (config, what is set in it); the configs as they are come first
+    *[(CLUSTER, [f"cluster.backend={backend}", *more]) for backend in BACKENDS for more in ([], HARVEST)],
+    *[(CLUSTER, ["cluster.gang=" + gang, "cluster.queue=team"]) for gang in ("volcano", "coscheduling", "kueue")],
+    (CLUSTER, ["serve.canary={steps: [5, 25, 100]}"]),
+    (CLUSTER, ["serve.canary={gateway: edge/public}"]),
+    (CLUSTER, ["serve.canary={gateway: edge/public, shadow: true}"]),
+)
 WITH_OBJECTS = ("Deployment", "Service", "HorizontalPodAutoscaler", "PodDisruptionBudget", "Secret", "Job")
 SKIPPED = {  # by how the lines of `findings` begin
     "CKV_K8S_8 Pod.": "a step or a worker ends by itself; argo and the launcher watch it, and it answers nobody",
+    "CKV_K8S_8 Deployment.models.1-train": "as above: the workers of cluster.harvest",
     "CKV_K8S_9 Pod.": "as above: no Service sends it requests",
+    "CKV_K8S_9 Deployment.models.1-train": "as above",
     "CKV_K8S_11 ": "CPU is not limited, since throttling makes a pod slow, and its requests keep its share",
     "CKV_K8S_15 ": "an image that is named by digest needs no second pull; a trial's nodes may have no registry",
+    "CKV_K8S_22 Pod.models.mpijob-v2beta1-": "sshd of the operator's images writes its process id beside its keys",
+    "CKV_K8S_29 Pod.models.inferenceservice-": "Knative takes no context of a pod: the container has all of it",
     "CKV_K8S_35 ": "boto3 and MLflow read the keys from variables; nothing else runs in the container",
+    "CKV_K8S_38 Pod.models.mpi": "the Launcher of an MPIJob starts its workers by the API, as the operator made it",
+    "CKV_K8S_40 Pod.models.mpijob-v2beta1-": "the user that the operator's images are made for",
     "CKV_K8S_43 ": "the config names the images, by digest if it says so: docs/cluster.md",
     "CKV_DOCKER_2 ": "Kubernetes ignores HEALTHCHECK: the probes are in the manifest",
     "CKV_DOCKER_3 /template": "the user is that of the base",
@@ -36,21 +59,55 @@ SKIPPED = {  # by how the lines of `findings` begin
 
 
 def rendered() -> Iterator[dict[str, Any]]:
-    """Objects of the kinds that checkov knows; a pod of a step, or of a job, as a Pod."""
-    workflow = render_manifest(load_config(ROOT / "configs/cluster.yaml", environment={}).config)
-    yield from platform.render(FULL)
+    """Yield the objects of the kinds that checkov knows, each once; pods of steps, jobs and KServe as Pods."""
+    seen = set[str]()
+    for manifest in _everything():
+        about = dict(manifest["metadata"])
+        number = len(seen)
+        seen.add(json.dumps({**manifest, "metadata": about | {"name": ""}}, sort_keys=True))
+        if len(seen) > number:
+            yield manifest
+
+
+def _everything() -> Iterator[dict[str, Any]]:
+    for settings in PLATFORMS:
+        yield from platform.render(settings)
+    yield from _pods("operator", list(_operator()))
+    for name, kind in kinds().items():
+        yield from _pods(name.replace("/", "-").lower(), kind.manifest)
+    configs = [(file.name, list[str]()) for file in sorted((ROOT / "configs").glob("*.yaml"))]
+    for name, sets in (*configs, *VARIANTS):
+        workflow = render_manifest(load_config(ROOT / "configs" / name, sets, environment={}).config)
+        yield from _applied(workflow)
+        yield from _pods(Path(name).stem, workflow)
+
+
+def _applied(workflow: dict[str, Any]) -> Iterator[dict[str, Any]]:
     applied = [template["resource"] for template in _templates(workflow) if "manifest" in template.get("resource", {})]
     for text in (resource["manifest"] for resource in applied if resource["action"] == "apply"):
         manifest = json.loads(re.sub(r"\{\{.*?\}\}", "1", text))
         if manifest["kind"] in WITH_OBJECTS:
             manifest["metadata"]["namespace"] = "models"
             yield manifest
-    for number, (name, spec) in enumerate(pods(workflow)):
+
+
+def _pods(prefix: str, manifest: Any) -> Iterator[dict[str, Any]]:
+    for number, (name, spec) in enumerate(pods(manifest)):
         # Argo's own containers have its images and resources; what they may do: tests/rekindle/cluster/test_platform.py
         if ours := [container for container in spec["containers"] if "image" in container]:
             whole = {key: value for key, value in spec.items() if key != "initContainers"} | {"containers": ours}
-            about = {"name": f"{name}-{number}", "namespace": "models"}
+            about = {"name": f"{prefix}-{name}-{number}", "namespace": "models"}
             yield {"apiVersion": "v1", "kind": "Pod", "metadata": about, "spec": whole}
+
+
+def _operator() -> Iterator[dict[str, Any]]:
+    """The workers of a PyTorchJob as the training operator makes them: with the init container of our template."""
+    config, _ = platform.operator()
+    text = re.sub(r"\{\{\.(\w+)\}\}", r"\1", config["data"]["initContainer.yaml"])
+    init = yaml.safe_load(text.replace("InitContainerImage", "alpine:3.20"))
+    worker = kinds()["PyTorchJob"].manifest["spec"]["pytorchReplicaSpecs"]["Worker"]
+    for _, spec in pods(worker):
+        yield {**spec, "containers": [*init, *spec["containers"]]}
 
 
 def _templates(manifest: dict[str, Any]) -> list[dict[str, Any]]:
