@@ -30,6 +30,7 @@ from rekindle.training.spec import TrainConfig, check_training
 from rekindle.workload import DataConfig, load
 
 DEFAULT_PIPELINE = "pipelines.training"
+SHOWN = 20  # errors of a config that are told at once
 Keys = tuple[str, ...]  # where a value is: ("train", "workers")
 
 
@@ -135,10 +136,14 @@ def load_config(file: Path | str, sets: Iterable[str] = (), environment: Mapping
     file = project.config(Path(file))
     values: dict[str, Any] = {}
     origins: dict[str, str] = {}
+    sections: set[str] = set()  # paths with keys below them
     for keys, value, origin in _settings(file, sets, os.environ if environment is None else environment):
         _assign(values, keys, value, origin)
         path = ".".join(keys)
-        origins = {p: o for p, o in origins.items() if not p.startswith(path + ".")} | {path: origin}
+        if path in sections:
+            origins = {p: o for p, o in origins.items() if not p.startswith(path + ".")}
+        origins[path] = origin
+        sections.update(".".join(keys[:depth]) for depth in range(1, len(keys)))
     if "workload" not in values:
         raise ConfigError(f"{file}: workload is missing: name the module of the model, such as workload: steps.digits.")
     model = _schema(str(values["workload"]), str(values.get("pipeline", DEFAULT_PIPELINE)))
@@ -146,8 +151,10 @@ def load_config(file: Path | str, sets: Iterable[str] = (), environment: Mapping
         config = model.model_validate(values)
     except ValidationError as error:
         loaded = Loaded(model.model_construct(), origins)
-        lines = dict.fromkeys(_sentence(model, e, loaded._origin, loaded.below, str(file)) for e in error.errors())
-        raise ConfigError("\n".join(lines)) from error
+        errors = error.errors()
+        lines = dict.fromkeys(_sentence(model, e, loaded._origin, loaded.below, str(file)) for e in errors[:SHOWN])
+        more = [f"{file}: and {len(errors) - SHOWN:,} more errors."] if len(errors) > SHOWN else []
+        raise ConfigError("\n".join([*lines, *more])) from error
     workload = load(config.workload)
     check_bounds(config.gate, workload.metrics)
     check_training(config.train, workload)

@@ -48,6 +48,7 @@ def check(home: Path) -> None:
 def make(home: Path) -> None:
     """Make a home that only its owner can enter; one that exists becomes so."""
     make_private(home)
+    _check_owner(home)  # where others can write, one of them may have been faster
     if not _has_entries(home):
         trust(home)
 

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, TypeVar
 
 from rekindle import tracking
+from rekindle.common.mlflow_api import Refused
 from rekindle.errors import Conflict, RekindleError, StorageError, TrackingError, say
 from rekindle.storage import NotFound, Store
 
@@ -85,7 +86,7 @@ def begin(store: Store, name: str, rollback: Rollback) -> None:
 def decide(store: Store, name: str, rollback: Rollback) -> None:
     """Make the version of a recorded rollback the champion. Raises ChampionChanged if there is another one by now."""
     while True:
-        state, etag = _settled(store, name)
+        state, etag = _settled(store, name, rollback.version)
         champion, current = tracking.champion(name), _rollback(state)
         version = champion.version if champion else ""
         if version == rollback.version and (not current or current.decided):
@@ -101,15 +102,17 @@ def decide(store: Store, name: str, rollback: Rollback) -> None:
         _write(store, _key(name), state | {"rollback": asdict(replace(rollback, decided=True))}, etag)
 
 
-def end(store: Store, name: str, rollback: Rollback) -> None:
-    """Forget a rollback that has ended, unless another command did."""
+def end(store: Store, name: str, rollback: Rollback, decided: bool = True) -> bool:
+    """Forget a rollback, unless another command did. Without `decided` one that is decided stays: returns False."""
     while True:
         state, etag = _read(store, _key(name))
         current = _rollback(state)
         if not current or current.version != rollback.version or current.champion != rollback.champion:
-            return
+            return True
+        if current.decided and not decided:
+            return False
         if _write(store, _key(name), {key: value for key, value in state.items() if key != "rollback"}, etag):
-            return
+            return True
 
 
 def expired(name: str, version: str, keep: int) -> list[str]:
@@ -148,7 +151,13 @@ def _settled(store: Store, name: str, version: str = "", patient: float | None =
         if state["version"] != version and time.monotonic() < patient:
             time.sleep(0.05)  # its run is between its two writes, or was interrupted there
         else:
-            _finish(store, name, key, state, etag)
+            try:
+                _finish(store, name, key, state, etag)
+            except Refused as error:
+                if error.code != "RESOURCE_DOES_NOT_EXIST" or state["version"] == version:
+                    raise
+                say(f"version {state['version']} of {name} was deleted before it was the champion: it is forgotten.")
+                _write(store, key, {}, etag)
 
 
 def _finish(store: Store, name: str, key: str, state: dict[str, Any], etag: str | None) -> None:

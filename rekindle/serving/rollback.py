@@ -7,7 +7,9 @@ started.
 """
 
 import time
+import uuid
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Protocol
 
 from rekindle import tracking
@@ -19,6 +21,7 @@ from rekindle.storage import Store
 
 NAME, INSTANCE = "app.kubernetes.io/name", "app.kubernetes.io/instance"
 AUTOSCALER = "HorizontalPodAutoscaler"
+STARTED = "rekindle.dev/started"  # annotation of a Deployment: by which command
 Object = dict[str, Any]
 Change = tuple[str, str, Object]  # kind and name of an object, and its merge patch
 Result = dict[str, str]
@@ -47,13 +50,20 @@ def roll_back(
     already done. Raises ConfigError if there is no such release, ChampionChanged if there is another champion by now,
     RekindleError if its servers are not ready after `seconds` or a service is unavailable.
     """
-    rollback = promotion.pending(store, model)
+    rollback, releases = promotion.pending(store, model), _releases(objects, model)
+    if rollback and rollback.version not in releases:
+        if version in ("", rollback.version):
+            raise ConfigError(
+                f"a rollback of {model} to version {rollback.version} has begun, and its Deployment was deleted: name "
+                f"another version, `rekindle rollback {model} VERSION`."
+            )
+        promotion.end(store, model, rollback)
+        rollback = None
     if rollback and version not in ("", rollback.version):
         raise ConfigError(
             f"a rollback of {model} to version {rollback.version} has begun and not ended: finish it by "
             f"`rekindle rollback {model}`, then type this command again."
         )
-    releases = _releases(objects, model)
     if not rollback:
         rollback = _prepare(objects, model, version, releases)
         promotion.begin(store, model, rollback)
@@ -61,14 +71,10 @@ def roll_back(
     result = {"model": model, "version": rollback.version, "deployment": rollback.deployment, "before": before}
     try:
         former = [release.deployment for release in tracking.promoted(model) if release.version != rollback.version]
-        if rollback.version not in releases:
-            raise ConfigError(f"the Deployment of version {rollback.version} of {model} was deleted.")
         _start(objects, model, rollback.deployment, seconds)
         promotion.decide(store, model, rollback)
         _lead(objects, model, rollback)
-        for obj in _releases(objects, model).values():
-            if obj["metadata"]["name"] in former and obj["spec"].get("replicas", 1):
-                objects.patch("Deployment", obj["metadata"]["name"], {"spec": {"replicas": 0}})
+        _stop(objects, model, rollback, former)
         report(result)
         promotion.end(store, model, rollback)
     except BaseException as error:
@@ -127,7 +133,9 @@ def _start(objects: Objects, model: str, deployment: str, seconds: float) -> Non
     replicas = ((objects.find(AUTOSCALER, model) or {}).get("spec") or {}).get("minReplicas", 1)
     obj = objects.find("Deployment", deployment) or {}
     replicas = max(replicas, (obj.get("spec") or {}).get("replicas", 1))
-    objects.patch("Deployment", deployment, {"spec": {"replicas": replicas}})
+    # a change in any case: whoever has read the Deployment before, and wants to stop it, gets a Conflict
+    mark = {"annotations": {STARTED: uuid.uuid4().hex}}
+    objects.patch("Deployment", deployment, {"metadata": mark, "spec": {"replicas": replicas}})
     until = time.monotonic() + seconds
     while True:
         obj = objects.find("Deployment", deployment) or {}
@@ -156,12 +164,7 @@ def _lead(objects: Objects, model: str, rollback: Rollback) -> None:
     """Lead clients to the version while it is the champion. Raises ChampionChanged if it no longer is."""
     while True:
         service = objects.find("Service", model) or {"metadata": {}}
-        champion = tracking.champion(model)  # after the Service: whoever changes it since then makes the patch fail
-        if not champion or champion.version != rollback.version:
-            raise ChampionChanged(
-                f"version {champion.version if champion else 'none'} of {model} became the champion after version "
-                f"{rollback.version}, and keeps the traffic."
-            )
+        _check_champion(model, rollback)  # after the Service: whoever changes it since then makes the patch fail
         try:
             for kind, name, change in _traffic(objects, model, rollback.deployment):
                 seen = {"metadata": {"resourceVersion": service["metadata"].get("resourceVersion")}}
@@ -171,18 +174,49 @@ def _lead(objects: Objects, model: str, rollback: Rollback) -> None:
             continue
 
 
+def _stop(objects: Objects, model: str, rollback: Rollback, deployments: list[str]) -> None:
+    """End the pods of these Deployments while the version is the champion. Raises ChampionChanged."""
+    while True:
+        running = [obj for obj in _releases(objects, model).values() if obj["spec"].get("replicas", 1)]
+        running = [obj for obj in running if obj["metadata"]["name"] in deployments]
+        if not running:
+            return
+        _check_champion(model, rollback)  # after the Deployments: whoever starts one since then makes the patch fail
+        with suppress(Conflict):
+            for obj in running:
+                _scale(objects, obj, 0)
+
+
+def _check_champion(model: str, rollback: Rollback) -> None:
+    champion = tracking.champion(model)
+    if not champion or champion.version != rollback.version:
+        raise ChampionChanged(
+            f"version {champion.version if champion else 'none'} of {model} became the champion after version "
+            f"{rollback.version}, and keeps the traffic."
+        )
+
+
+def _scale(objects: Objects, deployment: Object, replicas: int) -> None:
+    """Set the number of pods of a Deployment. Raises Conflict if it was changed since it was read."""
+    seen = {"resourceVersion": deployment["metadata"].get("resourceVersion")}
+    change = {"metadata": seen, "spec": {"replicas": replicas}}
+    objects.patch("Deployment", deployment["metadata"]["name"], change)
+
+
 def _give_up(objects: Objects, store: Store, model: str, rollback: Rollback, lost: bool) -> str:
     """Stop what a rollback started if it is `lost` or not decided; gives what people should know."""
     again = f"The rollback to version {rollback.version} has not ended: `rekindle rollback {model}` finishes it."
     try:
-        current = promotion.pending(store, model)
-        if current and current.decided and not lost:
+        if not promotion.end(store, model, rollback, decided=lost):
             return again
-        service = objects.find("Service", model) or {"spec": {"selector": {}}}
-        serves = service["spec"]["selector"].get(INSTANCE) == rollback.deployment
-        if not serves and objects.find("Deployment", rollback.deployment):
-            objects.patch("Deployment", rollback.deployment, {"spec": {"replicas": rollback.replicas}})
-        promotion.end(store, model, rollback)
+        while deployment := objects.find("Deployment", rollback.deployment):
+            service = objects.find("Service", model) or {"spec": {"selector": {}}}
+            serves = service["spec"]["selector"].get(INSTANCE) == rollback.deployment
+            if serves or promotion.pending(store, model):  # another command needs these pods
+                break
+            with suppress(Conflict):
+                _scale(objects, deployment, rollback.replicas)
+                break
     except RekindleError:
         return again
     return f"The rollback to version {rollback.version} is given up, and what it had started is stopped."

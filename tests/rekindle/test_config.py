@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from rekindle.config import load_config
 from rekindle.errors import ConfigError
+from tests.effort import calls
 
 SMALL = {"name": "demo", "workload": "steps.fraud", "data": {"source": "simulate://7"}}
 
@@ -110,6 +111,17 @@ def test_a_mistyped_variable_is_named_instead_of_ignored(tmp_path: Path) -> None
     file = written(tmp_path / "c.yaml", SMALL)
     with pytest.raises(ConfigError, match=r'REKINDLE_TRIAN__WORKERS: trian is not a known key. Did you mean "train"'):
         load_config(file, [], {"REKINDLE_TRIAN__WORKERS": "3", "REKINDLE_HOME": "/elsewhere", "REKINDLE_PATH": "x"})
+
+
+def test_a_config_of_thousands_of_wrong_keys_names_some_and_counts_the_rest(tmp_path: Path) -> None:
+    def refused(count: int) -> str:
+        file = written(tmp_path / "c.yaml", SMALL | {f"k{number}": 1 for number in range(count)})
+        with pytest.raises(ConfigError) as caught:
+            load_config(file, [], {})
+        return str(caught.value)
+
+    assert refused(5000).endswith("and 4,980 more errors.") and refused(5000).count("\n") == 20
+    assert calls(lambda: refused(4000)) < 4.5 * calls(lambda: refused(1000))
 
 
 def test_null_turns_the_notifications_of_a_file_off(tmp_path: Path) -> None:

@@ -262,3 +262,81 @@ def test_whoever_is_slower_at_the_service_looks_again_who_is_the_champion(model:
         model.roll_back(objects=Slow(model.cluster))
     until("the new release to serve", lambda: model.state[:2] == ("3", "3"))
     assert model.state == ("3", "3", {"1": 0, "2": 1, "3": 1}, False)
+
+
+class Interrupted(LocalObjects):
+    """Objects whose user presses Ctrl-C when the pods have begun to start; `meanwhile` runs before they are stopped."""
+
+    meanwhile: Callable[[], Any] = staticmethod(lambda: None)
+
+    def patch(self, kind: str, name: str, change: dict[str, Any], dry_run: bool = False) -> None:
+        if kind == "Deployment" and not dry_run and change["spec"]["replicas"] == 0:
+            self.meanwhile()
+        super().patch(kind, name, change, dry_run)
+        if kind == "Deployment" and not dry_run and change["spec"]["replicas"]:
+            raise KeyboardInterrupt
+
+
+def test_a_rollback_that_is_given_up_stops_no_pods_that_another_terminal_has_sent_the_traffic_to(model: Model) -> None:
+    for _ in range(2):
+        model.release()
+    objects = Interrupted(model.cluster)
+    objects.meanwhile = lambda: model.roll_back("1")
+    with pytest.raises(KeyboardInterrupt):
+        model.roll_back(objects=objects)
+    champion, serves, pods, pending = model.state
+    assert (champion, serves, pending) == ("1", "1", False) and pods["1"] == 1
+
+
+def test_a_slow_rollback_ends_no_pods_of_what_serves_by_then(model: Model) -> None:
+    for _ in range(2):
+        model.release()
+
+    class Slow(LocalObjects):
+        slept = False
+
+        def patch(self, kind: str, name: str, change: dict[str, Any], dry_run: bool = False) -> None:
+            if kind == "Deployment" and not dry_run and change["spec"]["replicas"] == 0 and not self.slept:
+                self.slept = True
+                model.release()
+                model.roll_back("2")
+            super().patch(kind, name, change, dry_run)
+
+    with pytest.raises(ChampionChanged, match=r"version 2 of .* keeps the traffic"):
+        model.roll_back(objects=Slow(model.cluster))
+    assert model.state == ("2", "2", {"1": 0, "2": 1, "3": 0}, False)
+
+
+def test_a_rollback_to_a_deployment_that_was_deleted_gives_way_to_another_version(model: Model) -> None:
+    for _ in range(3):
+        model.release()
+
+    class Away(LocalObjects):
+        def patch(self, kind: str, name: str, change: dict[str, Any], dry_run: bool = False) -> None:
+            if kind == "Service" and not dry_run:
+                raise RekindleError("the cluster is away.")
+            super().patch(kind, name, change, dry_run)
+
+    with pytest.raises(RekindleError, match="has not ended"):
+        model.roll_back("1", objects=Away(model.cluster))
+    model.kinds["Deployment"].delete(f"{model.name}-1")
+    with pytest.raises(ConfigError, match="its Deployment was deleted: name another version"):
+        model.roll_back()
+    assert model.roll_back("2")["version"] == "2"
+    assert model.state == ("2", "2", {"2": 1, "3": 0}, False)
+
+
+def test_a_promotion_that_was_interrupted_blocks_no_model_whose_version_was_deleted(model: Model) -> None:
+    for _ in range(2):
+        model.release()
+    record = {"version": "9", "deployment": f"{model.name}-9", "former": "", "unfinished": True}
+    model.store.put(f"releases/{model.name}/promotion.json", json.dumps(record).encode())
+    assert model.roll_back()["version"] == "1"
+    assert model.release() == "3"
+
+
+def test_a_rollback_does_not_wait_for_its_own_promotion(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    for _ in range(2):
+        model.release()
+    monkeypatch.setattr(promotion, "PATIENCE", 1e6)
+    assert model.roll_back()["version"] == "1"
