@@ -26,6 +26,8 @@ os.environ["XDG_STATE_HOME"] = os.environ.get("PYTEST_STATE") or tempfile.mkdtem
 os.environ["PYTEST_STATE"] = os.environ["XDG_STATE_HOME"]  # one for all processes
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # a shell's background job; what tests start would inherit it
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:  # by nohup
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 ALONE = "PYTEST_XDIST_WORKER" not in os.environ  # or the process that waits for the others
 # the longest files, in this order: started last, one of them would run alone at the end
 LONG = (

@@ -6,17 +6,18 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import click
+import psutil
 import pytest
 
 from rekindle.cli import commands
 from tests.rekindle.cli.stranger import OWN, Folder
 from tests.rekindle.cli.test_cli import REKINDLE, workflow, written
 from tests.rekindle.local.controllers.test_projects import free_port, serving
+from tests.waiting import until
 
 REFUSED = "was not made here by a command of yours"
 FROM_CONFIG = {f"{name}.py" for name in OWN}  # what a config or a step names
@@ -169,12 +170,15 @@ def test_what_is_started_in_a_folder_of_a_stranger_imports_nothing_of_it(folder:
     before = records(folder.home)
     for pid in before:
         os.kill(pid, signal.SIGKILL)
+    until("the killed processes to be gone", lambda: not any(psutil.pid_exists(pid) for pid in before))
     assert typed(folder, "env").returncode == 0
-    until = time.monotonic() + 60
-    while (shown := json.loads(typed(folder, "status", "-o", "json").stdout)["serving"]) and time.monotonic() < until:
-        if len(shown) == 3 and all(row["running"] and row.get("ready", 1) for row in shown):
-            break
-    assert [row["running"] for row in shown] == [True, True, True], shown
+    shown: list[dict] = []
+
+    def everything_runs() -> bool:
+        shown[:] = json.loads(typed(folder, "status", "-o", "json").stdout)["serving"]
+        return len(shown) == 3 and all(row["running"] and row.get("ready", 1) for row in shown)
+
+    until("everything to run again", everything_runs, evidence=lambda: shown)
     assert not set(before) & set(records(folder.home))
     assert typed(folder, "down").returncode == 0
     assert folder.executed() == set()

@@ -141,7 +141,9 @@ def test_4000_connections_and_256_descriptors_harm_no_honest_client(begun: bytes
         ends = [ending(client) for client in crowd]
     assert ends.count("reset") == 0
     assert ends.count("open") < 256
-    assert ends.count("503") == (0 if begun == GET else 4000 - ends.count("open"))
+    refused = 4000 - ends.count("open")
+    # an answered client is only closed; one that had to go before its answer is told so
+    assert ends.count("503") == refused or (begun == GET and ends.count("503") + ends.count("closed") == refused)
 
 
 def ending(client: socket.socket) -> str:
