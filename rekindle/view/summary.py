@@ -174,7 +174,7 @@ def as_json(name: str, status: Status, **facts: Any) -> dict[str, Any]:
 
 def parameters(status: Status) -> dict[str, str]:
     """The global outputs of the workflow (globalName), by name; what a canary found replaces the gate's verdict."""
-    outputs = {p["name"]: p.get("value", "") for p in (status.get("outputs") or {}).get("parameters") or []}
+    outputs = _outputs(status)
     for node in list((status.get("nodes") or {}).values()):
         for p in (node.get("outputs") or {}).get("parameters") or []:
             verdict, _, reason = str(p.get("value", "")).partition(": ")
@@ -183,6 +183,11 @@ def parameters(status: Status) -> dict[str, str]:
             if p["name"] == "canary" and verdict == "taken back":
                 outputs |= {"verdict": verdict, "reason": reason}
     return outputs
+
+
+def _outputs(node: Mapping[str, Any]) -> dict[str, str]:
+    """The output parameters of a node, or of the whole workflow, by name."""
+    return {p["name"]: p.get("value", "") for p in (node.get("outputs") or {}).get("parameters") or []}
 
 
 def warnings(nodes: Iterable[Mapping[str, Any]]) -> list[str]:
@@ -201,7 +206,7 @@ def verdicts(status: Status) -> list[dict[str, Any]]:
     """Return the task, verdict, reason and metrics of each evaluation of the run."""
     found = []
     for node in list((status.get("nodes") or {}).values()):
-        outputs = {p["name"]: p.get("value", "") for p in (node.get("outputs") or {}).get("parameters") or []}
+        outputs = _outputs(node)
         if node.get("type") == "Pod" and outputs.get("verdict") in VERDICTS and "metrics" in outputs:
             task = node["displayName"].partition("(")[0]
             facts = {"verdict": outputs["verdict"], "reason": outputs.get("reason"), "metrics": metrics(outputs)}
@@ -295,7 +300,7 @@ def releases(status: Status) -> list[str]:
 
 def _released(node: Mapping[str, Any]) -> str:
     """The version that a step registered, if it is one that does."""
-    outputs = {p["name"]: p.get("value", "") for p in (node.get("outputs") or {}).get("parameters") or []}
+    outputs = _outputs(node)
     return outputs.get("version", "") if {"model_uri", "content"} <= outputs.keys() else ""
 
 

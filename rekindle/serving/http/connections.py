@@ -173,10 +173,11 @@ class Connections:
 
     def make_room(self, newcomer: Connection, urgent: bool) -> None:
         """End the connection that loses the least; `urgent`: even if its request has arrived in this moment."""
-        for group in (self.unfinished, self.idle):
-            for connection in islice(group, CANDIDATES):
-                if connection is not newcomer and (urgent or not connection.has_bytes()):
-                    return connection.refuse()
+        # the one that waits longest: a client that has just come is about to send its request
+        waiting = [pair for group in (self.unfinished, self.idle) for pair in islice(group.items(), CANDIDATES)]
+        for connection, _ in sorted(waiting, key=lambda pair: pair[1]):
+            if connection is not newcomer and (urgent or not connection.has_bytes()):
+                return connection.refuse()
         if not self.drop_body("too many connections") and urgent and self.unread:
             next(iter(self.unread)).transport.abort()
 

@@ -5,9 +5,8 @@ import json
 import random
 import select
 import socket
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from threading import Event, Thread
 from typing import Any
@@ -21,6 +20,7 @@ from rekindle.local.controllers.kubectl import LocalObjects
 from rekindle.local.emulator import LocalCluster
 from rekindle.storage import Store
 from tests.rekindle.serving import running
+from tests.waiting import until
 
 DRAIN_S, GRACE_S = 0.5, 2.0
 SERVE = ["python", "-m", "rekindle", "step", "steps.serve", "--host=$(POD_IP)", "--port=8080"]
@@ -54,12 +54,12 @@ class Releases:
         for version in ("1", "2"):
             self.await_replicas(version, 1)
         self.kinds["Service"].apply(service("1", port))
-        until(lambda: self.answering() == "1")
+        until("version 1 to answer", lambda: self.answering() == "1")
 
     def switch(self, version: str) -> None:
         """Give new clients to this version."""
         self.kinds["Service"].apply(service(version, self.port))
-        until(lambda: self.answering() == version)
+        until("the version to answer", lambda: self.answering() == version)
 
     def answering(self) -> str:
         """Version that a new client reaches, if any."""
@@ -78,8 +78,8 @@ class Releases:
         def status() -> dict[str, Any]:
             return (self.kinds["Deployment"].read(f"echo-{version}") or {}).get("status", {})
 
-        until(lambda: status().get("readyReplicas", 0) == status().get("replicas", 0) == count)
-        until(lambda: len(list(pods.iterdir())) <= count)
+        until("all pods to be ready", lambda: status().get("readyReplicas", 0) == status().get("replicas", 0) == count)
+        until("other pods to be gone", lambda: len(list(pods.iterdir())) <= count)
 
     def supervisor(self) -> psutil.Process:
         record = json.loads((self.cluster.home / "deployments/supervisor.json").read_text())
@@ -123,13 +123,6 @@ def deployment(version: str, env: dict[str, str], grace_s: float) -> dict[str, A
 def service(version: str, port: int) -> dict[str, Any]:
     spec = {"selector": {"version": version}, "ports": [{"name": "http", "port": port, "targetPort": "http"}]}
     return {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "echo"}, "spec": spec}
-
-
-def until(holds: Callable[[], Any]) -> None:
-    deadline = time.monotonic() + 60
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def ended(writer: asyncio.StreamWriter) -> bool:
@@ -219,11 +212,11 @@ def test_a_request_that_meets_the_end_of_its_server_is_answered_by_the_next_one(
         supervisor = releases.supervisor()
         (server,) = [child for child in supervisor.children() if prefix("1") in str(child.cmdline())]
         releases.scale("1", 0)
-        until(lambda: not listens(server))
+        until("the server to stop listening", lambda: not listens(server))
         supervisor.suspend()  # so the request below lies in the Service when the server ends
         try:
             client.sendall(REQUEST)
-            until(lambda: server.status() == psutil.STATUS_ZOMBIE)
+            until("the server to end", lambda: server.status() == psutil.STATUS_ZOMBIE)
         finally:
             supervisor.resume()
         assert "model-version: 2" in receive(client)

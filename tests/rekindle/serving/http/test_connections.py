@@ -3,7 +3,7 @@
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from threading import Event, Thread
 
 import httpx
@@ -11,6 +11,7 @@ import pytest
 
 from rekindle.storage import Store
 from tests.rekindle.serving.running import MODEL, PREDICT, Running, release
+from tests.waiting import until
 
 PREFIX = "releases/echo/connections/"
 ONE = {"id": "a"}
@@ -66,13 +67,6 @@ def refuses_connections(server: Running) -> bool:
     except ConnectionRefusedError:
         return True
     return False
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 @pytest.mark.parametrize(
@@ -191,7 +185,7 @@ def draining() -> Iterator[tuple[Running, list[socket.socket]]]:
         kept = [connect(server) for _ in range(20)]
         assert {ask(client)[0] for client in kept} == {200}
         server.process.send_signal(signal.SIGTERM)
-        until(lambda: refuses_connections(server))
+        until("it to refuse connections", lambda: refuses_connections(server))
         yield server, kept
 
 
@@ -226,7 +220,7 @@ def test_a_second_signal_does_not_wait_for_idle_connections() -> None:
         client = connect(server)
         assert ask(client)[0] == 200
         server.process.send_signal(signal.SIGTERM)
-        until(lambda: refuses_connections(server))
+        until("it to refuse connections", lambda: refuses_connections(server))
         server.process.send_signal(signal.SIGTERM)
         assert client.recv(1) == b""
         assert server.end()[0] == 0
@@ -255,10 +249,10 @@ def test_no_request_is_lost_at_the_moment_of_sigterm(version: str) -> None:
         threads = [Thread(target=come_back) for _ in range(8)]
         for thread in threads:
             thread.start()
-        until(lambda: len(answered) > 200)
+        until("more answers", lambda: len(answered) > 200)
         server.process.send_signal(signal.SIGTERM)
         before = len(answered)
-        until(lambda: len(answered) > before + 200)
+        until("more answers", lambda: len(answered) > before + 200)
         over.set()
         for thread in threads:
             thread.join()
