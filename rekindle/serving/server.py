@@ -113,7 +113,7 @@ class ModelServer:
         self.draining = False
         self.waiting = 0  # requests with a place
         self.bodies = Bodies(inputs)
-        self.connections.drop_body = self.bodies.drop
+        self.connections.drop_body = self.bodies.drop_oldest
         routes = [
             Route("/v1/models/{name}:predict", self.predict, methods=["POST"]),  # first: it is looked for in order
             Route("/", self.page),

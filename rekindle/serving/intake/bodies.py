@@ -78,19 +78,22 @@ class Bodies:
         body.data += chunk
         self.held[body.client] += len(chunk)
         while self.held.total() > BUDGET * self.limits.max_bytes:
-            self.drop("too many large requests arrive at once")
+            hoarder = max(self.arriving, key=lambda other: (self.held[other.client], len(other.data), -other.since))
+            self._drop(hoarder, "too many large requests arrive at once")
 
-    def drop(self, reason: str) -> bool:
-        """End the request of the client that holds the most: it gets a 503. False if no body is arriving."""
-        if not self.arriving:
-            return False
-        loser = max(self.arriving, key=lambda other: (self.held[other.client], len(other.data), -other.since))
+    def drop_oldest(self, reason: str) -> bool:
+        """End the request that arrives for the longest time: it gets a 503. False if no body is arriving."""
+        if self.arriving:
+            self._drop(min(self.arriving, key=lambda body: body.since), reason)
+            return True
+        return False
+
+    def _drop(self, loser: Body, reason: str) -> None:
         loser.dropped = reason
         self._remove(loser)
         loser.data.clear()
         if not loser.deadline.expired():  # it may be about to tell the client that it was too slow
             loser.deadline.reschedule(asyncio.get_running_loop().time())
-        return True
 
     def _remove(self, body: Body) -> None:
         if body in self.arriving:
