@@ -1,4 +1,5 @@
 # make run: from nothing to a served model. make test: the tests. Both install what is missing, once.
+# make test-slow: the tests that take minutes: whole runs of every page and every example, chaos, interrupted releases.
 # make test-cluster: the tests that need a cluster, in a namespace of their own; tests/cluster/conftest.py says what to set.
 # make chaos: 200 runs are killed, stopped and starved by seeded schedules, and must give the weights of undisturbed ones
 #   (N=1000: so many. SEED=17: that one alone, with all that happens in it).
@@ -11,7 +12,7 @@ UV := uv==0.13.9
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 export UV_PROJECT_ENVIRONMENT = $(VENV)
 
-.PHONY: install run test test-cluster chaos check scan fuzz clean
+.PHONY: install run test test-slow test-cluster chaos check scan fuzz clean
 
 install: $(VENV)/.installed
 
@@ -29,6 +30,9 @@ run: install
 # many tests wait more than they compute: four processes keep two cores busy
 test: install
 	@$(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder
+
+test-slow: install
+	@$(BIN)/python -m pytest -m slow -n 2 --dist loadfile --no-loadscope-reorder
 
 test-cluster: install
 	@$(BIN)/python -m pytest -m cluster tests/cluster

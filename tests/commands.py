@@ -15,6 +15,16 @@ BIN = Path(sys.executable).parent
 DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md")), ROOT / "template/README.md"]
 # commands that only read: test_blocks.py runs them wherever they stand
 READS = tuple(f"rekindle {name}" for name in ("config", "render", "lint", "platform render", "step"))
+README, SERVING = ROOT / "README.md", ROOT / "docs/serving.md"
+RECIPES = {  # what `make` runs; the tests cannot run themselves
+    "make run": "rekindle run configs/demo.yaml",
+    "make test": "python -m pytest -n 4",
+}
+ELSEWHERE = {  # commands that other tests type, and those that never end
+    **{"make test": ".ci/run", "rekindle run mine.yaml": "tests/test_end_to_end.py"},
+    **{"rekindle demo chaos": "tests/rekindle/demo/test_chaos.py", "cd power && make run": "test_project.py"},
+    **{"mlflow models serve": "tests/rekindle/serving", "rekindle sweep configs": "tests/pipelines/test_sweep.py"},
+}
 FILE_NAME = re.compile(r"# ([\w./-]+\.\w+)$")
 
 
@@ -55,6 +65,12 @@ def blocks(document: Path, language: str = "") -> list[Block]:
 def commands(document: Path) -> list[str]:
     """What a reader types at a terminal, in order."""
     return [command for block in blocks(document, "console") for command in block.commands]
+
+
+def typed_by_hand(document: Path) -> list[str]:
+    """The commands of a page that no other test runs."""
+    others = (*READS, *ELSEWHERE)
+    return [command for command in commands(document) if not any(other in command for other in others)]
 
 
 def write_files(document: Path, folder: Path) -> None:

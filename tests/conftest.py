@@ -6,11 +6,14 @@ import re
 import signal
 import sys
 import tempfile
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from xdist.remote import Producer
+from xdist.scheduler import LoadScopeScheduling
 
 from rekindle.local.services.services import Services
 
@@ -18,6 +21,7 @@ if TYPE_CHECKING:
     from rekindle.storage import Store
     from tests.rekindle.training.crew import Crew
 
+pytest_plugins = ["tests.skips"]
 THREADS = {"OMP_NUM_THREADS": "1", "POLARS_MAX_THREADS": "1", "MKL_NUM_THREADS": "1"}
 os.environ.update(THREADS)  # the test processes share the cores
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # or each of their hundreds of processes compiles all our modules anew
@@ -29,26 +33,34 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # a shell's background jo
 if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:  # by nohup
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 ALONE = "PYTEST_XDIST_WORKER" not in os.environ  # or the process that waits for the others
-# the longest files, in this order: started last, one of them would run alone at the end
-LONG = (
-    "conformance/test_recorded.py",
-    "docs/test_stories.py",
-    "steps/test_train.py",
-    "tests/test_end_to_end.py",
-    "launch/test_launcher.py",
-    "chaos/test_launchers.py",
-    "chaos/test_workers.py",
-    "cluster/test_watch.py",
-    "local/test_run.py",
-    "view/test_foreground.py",
-    "demo/test_chaos.py",
-    "checkpoint/test_remote.py",
+PIECES = {"tests/conformance/test_recorded.py": 6}  # a file that several processes share, and in how many pieces
+LONG = (  # files, in this order: started last, one of them would run alone at the end
+    "tests/test_first_run.py",
+    *PIECES,
+    "tests/rekindle/training/launch/test_launcher.py",
+    "tests/rekindle/view/test_foreground.py",
+    "tests/steps/test_train.py",
+    "tests/chaos/test_launchers.py",
+    "tests/rekindle/local/test_run.py",
+    "tests/rekindle/training/checkpoint/test_remote.py",
 )
+
+
+class ByFile(LoadScopeScheduling):
+    """Gives a process of xdist the tests of a file, or of a piece of one."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = nodeid.partition("::")[0]
+        return f"{file}{zlib.crc32(nodeid.encode()) % PIECES[file]}" if file in PIECES else file
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> ByFile:
+    return ByFile(config, log)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     order = {name: index for index, name in enumerate(LONG)}
-    items.sort(key=lambda item: order.get("/".join(item.path.parts[-2:]), len(LONG)))
+    items.sort(key=lambda item: order.get(item.nodeid.partition("::")[0], len(LONG)))
 
 
 def pytest_collection_finish() -> None:

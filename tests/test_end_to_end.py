@@ -35,6 +35,7 @@ def payments(path: Path) -> None:
     pl.concat([table, broken]).write_csv(path)
 
 
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # whole runs; test_first_run.py is the one that is always run
 PASSWORD = "hunter-45871"  # MLflow's
 
 
@@ -88,7 +89,6 @@ def served(told: dict[str, Any]) -> str:
         return json.load(answer)["sha256"]
 
 
-@pytest.mark.timeout(600)  # a whole run
 def test_a_users_own_data_becomes_a_champion(started: tuple[Shell, dict[str, Any]]):
     _, told = started
     assert (told["phase"], told["verdict"]) == ("Succeeded", "release")
@@ -96,7 +96,6 @@ def test_a_users_own_data_becomes_a_champion(started: tuple[Shell, dict[str, Any
     assert served(told) == told["model_sha256"]
 
 
-@pytest.mark.timeout(600)
 def test_no_secret_is_in_a_log_in_mlflow_or_in_a_command_line(
     started: tuple[Shell, dict[str, Any]],
     seen: set[str],
@@ -127,8 +126,6 @@ def test_no_secret_is_in_a_log_in_mlflow_or_in_a_command_line(
     assert [where for where, text in told_where.items() if any(secret in text for secret in secrets)] == []
 
 
-@pytest.mark.slow  # the parts of it: test_outcomes.py, test_evaluate.py, test_cli.py
-@pytest.mark.timeout(600)
 def test_the_next_run_must_meet_the_minimum_and_else_the_champion_serves_on(started: tuple[Shell, dict[str, Any]]):
     typed, told = started
     kept = typed("rekindle run mine.yaml --set gate.minimum='{auc: 0.9999}' --set train.seed=9 -o json")

@@ -24,7 +24,7 @@ from tests.conformance.workflows import NAME, workflows
 SOME = 20
 
 
-@pytest.mark.skipif(not filesystem.available(), reason="no private mount namespace here")
+@pytest.mark.skipif(not filesystem.available(), reason="needs mount namespaces")
 @pytest.mark.timeout(300)
 @settings(
     max_examples=15,

@@ -17,11 +17,11 @@ from tests.conformance.outcome import differences, in_store, of_status, refused
 NEEDS = {"out-of-memory": limits.available}
 
 
-@pytest.mark.skipif(not filesystem.available(), reason="no private mount namespace here")
+@pytest.mark.skipif(not filesystem.available(), reason="needs mount namespaces")
 @pytest.mark.parametrize("recording", recorded.read(), ids=lambda recording: recording.name)
 def test_a_manifest_ends_here_as_it_ended_on_argo(recording: recorded.Recording, tmp_path: Path, s3: Store) -> None:
     if not NEEDS.get(recording.name, lambda: True)():
-        pytest.skip("no cgroups of one's own here")
+        pytest.skip("needs cgroups")
     text = recording.manifest.replace(f"bucket: {BUCKET}", f"bucket: {s3.bucket}")
     main, beside = split(documents(text))
     cluster = LocalCluster(tmp_path / ".rekindle")

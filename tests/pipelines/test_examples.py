@@ -14,7 +14,7 @@ from rekindle.storage import Store
 from tests.commands import ROOT, shell
 from tests.waiting import until
 
-pytestmark = pytest.mark.timeout(400)  # whole runs
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]  # whole runs
 Run = Callable[..., dict[str, Any]]
 SUFFIX = uuid.uuid4().hex[:6]
 QUICK = "train.steps=60 gate.minimum.accuracy=0.3"

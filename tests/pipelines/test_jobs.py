@@ -12,7 +12,7 @@ from rekindle.storage import Store
 from tests.commands import ROOT, shell
 
 ROWS = 1437  # of the training images: those that all replicas summed up
-pytestmark = pytest.mark.timeout(400)  # whole runs
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]  # whole runs
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from rekindle import tracking
 from rekindle.storage import Store
 from tests.commands import ROOT, Shell, shell
 
-pytestmark = pytest.mark.timeout(900)  # whole runs
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # whole runs
 SETS = "--set sweep.trials=5 --set sweep.batch=3 --set train.epochs=3 --set gate.minimum.accuracy=0.3"
 NOT_RELEASED = 3
 KINDS = {"ask": "steps.search.ask", "trial": "steps.search.trial"}
@@ -64,7 +64,6 @@ def test_the_best_trial_is_released_without_another_training(typed: Shell, s3: S
     assert typed("rekindle sweep --of nothing").returncode == 2
 
 
-@pytest.mark.slow
 def test_with_every_trial_killed_and_the_controller_twice_the_study_is_the_same(typed: Shell, tmp_path: Path) -> None:
     sets = f"{SETS} --set train.epochs=12 --set train.checkpoint_steps=10 --set gate.minimum.accuracy=1"
     undisturbed = json.loads(typed(f"rekindle sweep configs/sweep.yaml {sets} --set name=calm -o json").stdout)

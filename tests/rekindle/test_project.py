@@ -161,7 +161,7 @@ def test_the_project_is_the_nearest_folder_that_says_so(tmp_path: Path) -> None:
     assert project.find(inner / "pipelines") == inner
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to another user")
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 @pytest.mark.parametrize("planted", ["pipelines/training.py", "pyproject.toml"])
 def test_what_another_user_put_above_is_no_project_of_mine(tmp_path: Path, planted: str):
     (mine := tmp_path / "mine").mkdir()

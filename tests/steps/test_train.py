@@ -212,6 +212,7 @@ def test_another_runs_model_and_checkpoints_are_not_overwritten(crew: Crew, s3: 
     assert {entry.key: entry.etag for entry in s3.list("undisturbed/")} == before
 
 
+@pytest.mark.slow
 def test_plain_torchrun_goes_on_after_a_kill_and_ends_in_order_when_told_to(
     crew: Crew, s3: Store, undisturbed: str, tmp_path: Path
 ) -> None:

@@ -220,7 +220,7 @@ def test_a_home_that_replaced_ones_own_is_not_used(folder: Folder):
 
 def test_a_home_of_another_user_is_not_used(folder: Folder):
     if os.geteuid():
-        pytest.skip("only root can give a directory to another user")
+        pytest.skip("needs root")
     assert typed(folder, "put", "../secret").returncode == 0
     assert typed(folder, "down").returncode == 0
     os.chown(folder.home, 65534, -1)

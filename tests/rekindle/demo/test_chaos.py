@@ -25,6 +25,7 @@ def of(folder: Path) -> list[int]:
     return [each.pid for each in psutil.process_iter(["environ"]) if str(folder) in str(each.info["environ"])]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)  # eight attacks, each with processes that start anew
 def test_whatever_is_killed_the_weights_are_those_of_the_undisturbed_training(
     tmp_path: Path, s3_environment: dict[str, str]

@@ -16,7 +16,7 @@ def ran(home: Path, *templates: dict[str, Any]) -> dict[str, Any]:
     return execute({"kind": "Workflow", "metadata": {"name": "w"}, "spec": spec}, {}, LocalCluster(home))
 
 
-@pytest.mark.skipif(not filesystem.available(), reason="no private mount namespace here")
+@pytest.mark.skipif(not filesystem.available(), reason="needs mount namespaces")
 def test_a_path_that_is_spelled_out_beside_its_placeholder_is_the_same_file(tmp_path: Path) -> None:
     out = {"parameters": [{"name": "out", "valueFrom": {"path": "/tmp/out.txt"}}]}
     source = "echo 'it goes to {{outputs.parameters.out.path}}'; echo found > /tmp/out.txt"

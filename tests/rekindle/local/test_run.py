@@ -39,7 +39,7 @@ def sh(name: str, command: str, **template: Any) -> dict[str, Any]:
     """One that names /shared sees the claim there: see `shared`."""
     mounts = [{"name": "shared", "mountPath": "/shared"}] if "/shared" in command else []
     if mounts and not filesystem.available():
-        pytest.skip("no private mount namespace here")
+        pytest.skip("needs mount namespaces")
     container = {"image": "alpine", "command": ["sh", "-c"], "args": [command], "volumeMounts": mounts}
     return {"name": name, "container": container, **template}
 
@@ -336,7 +336,7 @@ def test_a_pod_sees_only_the_environment_of_its_manifest(
     assert "SECRET_OF_THE_USER" not in variables
 
 
-@pytest.mark.skipif(not filesystem.available(), reason="no private mount namespace here")
+@pytest.mark.skipif(not filesystem.available(), reason="needs mount namespaces")
 def test_pods_that_spell_out_the_same_path_do_not_see_each_other(cluster: LocalCluster) -> None:
     out = {
         "parameters": [
@@ -432,7 +432,7 @@ def test_a_cron_workflow_that_a_cluster_refuses_does_not_run_here_either(
 
 @pytest.mark.parametrize(
     "beside",
-    [False, pytest.param(True, marks=pytest.mark.skipif(not filesystem.available(), reason="no sidecars here"))],
+    [False, pytest.param(True, marks=pytest.mark.skipif(not filesystem.available(), reason="needs mount namespaces"))],
 )
 def test_an_image_that_a_parameter_names_must_be_known_as_its_step_starts(cluster: LocalCluster, beside: bool) -> None:
     container = {"image": "{{inputs.parameters.i}}", "command": ["sh", "-c", "true"]}

@@ -126,7 +126,7 @@ def test_a_log_that_stdout_cannot_spell_is_printed_all_the_same(tmp_path: Path):
 
 def test_a_disk_that_a_step_filled_is_the_cause_and_resume_makes_room(tmp_path: Path):
     if typed("unshare -rm mount -t tmpfs tmpfs /mnt", tmp_path).returncode:
-        pytest.skip("nothing can be mounted here")
+        pytest.skip("needs mounts")
     fills = "test -e /again/x || { touch /again/x; cat /dev/zero > /tmp/big; }"
     manifest = workflow(("fill", "seq 5000 > {{outputs.parameters.long.path}};" + fills), ("bye", "true"), onExit="bye")
     manifest["spec"]["templates"][0]["dag"]["tasks"].pop()
@@ -146,7 +146,7 @@ def test_a_disk_that_a_step_filled_is_the_cause_and_resume_makes_room(tmp_path: 
 
 def test_a_step_that_fails_of_a_full_disk_is_not_tried_again_before_there_is_room(tmp_path: Path):
     if typed("unshare -rm mount -t tmpfs tmpfs /mnt", tmp_path).returncode:
-        pytest.skip("nothing can be mounted here")
+        pytest.skip("needs mounts")
     fills = "echo tried; head -c 8000000 /dev/zero > /tmp/big || exit 1"
     manifest = workflow(("fill", fills))
     manifest["spec"]["templates"][1]["retryStrategy"] = {"limit": 3}
@@ -165,7 +165,7 @@ NO_NAMESPACES = "for each in mnt user; do echo 0 > /proc/sys/user/max_${each}_na
 
 def test_where_pods_cannot_have_a_root_placeholders_keep_them_apart_and_paths_are_refused(tmp_path: Path):
     if typed(f"unshare -rm bash -c '{NO_NAMESPACES}'", tmp_path).returncode:
-        pytest.skip("what is allowed cannot be taken away here")
+        pytest.skip("needs a kernel that can take away namespaces")
     out, path = {"parameters": [{"name": "x", "valueFrom": {"path": "/tmp/x"}}]}, "{{outputs.parameters.x.path}}"
     for file, source in ("moved.yaml", f"echo {path} > {path}"), ("spelt.yaml", "echo 1 > /tmp/x"):
         manifest = workflow(("make", source))

@@ -171,6 +171,7 @@ def test_what_the_webhook_refuses_is_refused(every: Every, spoil: Callable[[Any]
         every["JobSet"].apply(wrong)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_training_gives_the_same_weights_in_every_backend_though_a_worker_is_killed(
     tmp_path: Path, s3_environment: dict[str, str], s3: Store, monkeypatch: pytest.MonkeyPatch

@@ -19,7 +19,7 @@ from rekindle.local.pods.artifacts import ArtifactError
 from rekindle.local.run import execute
 from rekindle.storage import Store
 
-needs_namespaces = pytest.mark.skipif(not filesystem.available(), reason="no private mount namespace here")
+needs_namespaces = pytest.mark.skipif(not filesystem.available(), reason="needs mount namespaces")
 
 
 def sent(store: Store, path: Path, **artifact: Any) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from rekindle.local.preflight import check
 from rekindle.local.run import execute
 from tests.waiting import until
 
-needs_cgroups = pytest.mark.skipif(not limits.available(), reason="no cgroups of one's own here")
+needs_cgroups = pytest.mark.skipif(not limits.available(), reason="needs cgroups")
 NAME = f"limited-{os.getpid()}"
 MAIN = "from rekindle.cli import main; raise SystemExit(main())"
 HIDDEN = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs none /sys/fs/cgroup && exec "$@"', "sh"]
@@ -127,7 +127,7 @@ def test_a_limit_that_is_no_quantity_is_named(memory: Any, tmp_path: Path) -> No
         check(manifest, LocalCluster(tmp_path))
 
 
-@pytest.mark.skipif(subprocess.run([*HIDDEN, "true"], capture_output=True).returncode != 0, reason="no mounts here")
+@pytest.mark.skipif(subprocess.run([*HIDDEN, "true"], capture_output=True).returncode != 0, reason="needs mounts")
 def test_where_nothing_holds_a_step_to_its_memory_the_run_says_so(tmp_path: Path) -> None:
     manifest = tmp_path / "w.yaml"
     manifest.write_text(yaml.safe_dump({"apiVersion": "argoproj.io/v1alpha1", **workflow(20, "10Mi")}))

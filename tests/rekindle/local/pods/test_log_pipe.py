@@ -116,7 +116,7 @@ def test_whoever_asks_for_the_end_has_all_that_was_said(tmp_path: Path) -> None:
         assert sizes == [60000] * 4
 
 
-@pytest.mark.skipif(not filesystem.available(), reason="no private mount namespace here")
+@pytest.mark.skipif(not filesystem.available(), reason="needs mount namespaces")
 def test_a_sidecar_whose_log_cannot_be_written_is_told(tmp_path: Path) -> None:
     (tmp_path / "logs").mkdir()
     (tmp_path / "logs/w.beside.log").symlink_to("/dev/full")
@@ -137,7 +137,7 @@ def test_a_sidecar_whose_log_cannot_be_written_is_told(tmp_path: Path) -> None:
         pod.collected("w", cluster.store)
 
 
-@pytest.mark.skipif(os.getuid() != 0 or not filesystem.available(), reason="only root can have a disk of its own")
+@pytest.mark.skipif(os.getuid() != 0 or not filesystem.available(), reason="needs root")
 def test_a_run_whose_log_fills_the_disk_ends_with_that_and_can_go_on(tmp_path: Path) -> None:
     container = {"image": "busybox", "command": ["sh", "-c"], "args": ["head -c 9000000 /dev/zero; test ! -e /tmp/x"]}
     templates = [{"name": "main", "container": container}]

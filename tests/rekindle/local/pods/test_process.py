@@ -22,7 +22,7 @@ from rekindle.local.pods import filesystem
 from rekindle.local.processes import started
 from rekindle.local.run import execute
 
-needs_namespaces = pytest.mark.skipif(not filesystem.available(), reason="no private mount namespace here")
+needs_namespaces = pytest.mark.skipif(not filesystem.available(), reason="needs mount namespaces")
 
 
 def ran(template: dict[str, Any], home: Path, **spec: Any) -> dict[str, Any]:
@@ -247,7 +247,7 @@ def test_an_input_in_a_part_of_a_volume_that_a_variable_names_is_found(tmp_path:
 
 
 @needs_namespaces
-@pytest.mark.skipif(os.getuid() != 0, reason="only root can mount")
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root")
 def test_what_is_mounted_in_a_directory_of_workloads_is_seen(tmp_path: Path) -> None:
     kept = Path(tempfile.mkdtemp(dir="/tmp"))
     (kept / "m").mkdir()

@@ -11,7 +11,7 @@ from rekindle.local.emulator import LocalCluster
 from rekindle.local.pods import filesystem
 from rekindle.local.run import execute
 
-pytestmark = pytest.mark.skipif(not filesystem.available(), reason="no private mount namespace here")
+pytestmark = pytest.mark.skipif(not filesystem.available(), reason="needs mount namespaces")
 OUT = {"parameters": [{"name": "out", "valueFrom": {"path": "/tmp/out"}}]}
 CONFIG = {"kind": "ConfigMap", "metadata": {"name": "c"}, "data": {"a": "one", "b": "two"}}
 SECRET = {

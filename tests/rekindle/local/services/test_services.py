@@ -133,6 +133,7 @@ def test_down_ends_a_service_though_the_disk_is_full(services: Services) -> None
     assert started(s3.pid) != s3.since
 
 
+@pytest.mark.slow
 def test_a_database_that_a_full_disk_cut_off_is_made_by_the_next_start(tmp_path: Path) -> None:
     code = "from rekindle.local.services.mlflow import create_database; create_database('sqlite:///mlflow.db')"
     limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, 300_000))  # noqa: E731

@@ -152,7 +152,7 @@ def memory(endpoint: Endpoint) -> float:
 def test_thousands_of_idle_connections_cost_little_and_hinder_nobody(tmp_path: Path) -> None:
     most = resource.getrlimit(resource.RLIMIT_NOFILE)
     if most[1] != resource.RLIM_INFINITY and most[1] < 10_000:
-        pytest.skip("the limit on open files is too low here")
+        pytest.skip("needs a higher limit on open files")
     resource.setrlimit(resource.RLIMIT_NOFILE, (10_000, most[1]))
     server = Endpoint(tmp_path)
     idle = []

@@ -34,6 +34,7 @@ def test_twenty_interrupted_rollbacks_come_to_the_same_end(tmp_path: Path, s3: S
     assert not [(told, problems) for told, problems in played if problems]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_run_that_was_killed_before_its_switch_leaves_the_traffic_to_a_newer_release(place: releases.Place) -> None:
     told, run, problems = place.release(Moment(2, before=False, kill=True, what="registered-models/alias"), newer=True)

@@ -203,7 +203,7 @@ def test_a_worker_without_memory_is_told_its_limit(crew: Crew) -> None:
         group.mkdir()
         (group / "memory.limit_in_bytes").write_text(str(800 << 20))
     except OSError:
-        pytest.skip("needs the right to make a memory cgroup (version 1)")
+        pytest.skip("needs cgroups of version 1")
     try:
         (group / "cgroup.procs").write_text(str(os.getpid()))  # what it starts now is born there
         launcher = alone(crew, "hoard", TROUBLE="hoard hoard hoard", TROUBLE_AT="0")

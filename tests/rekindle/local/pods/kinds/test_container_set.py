@@ -12,7 +12,7 @@ from rekindle.local.pods import filesystem
 from rekindle.local.run import execute
 from tests.rekindle.local.played import scheduler, steps
 
-needs_namespaces = pytest.mark.skipif(not filesystem.available(), reason="no private mount namespace here")
+needs_namespaces = pytest.mark.skipif(not filesystem.available(), reason="needs mount namespaces")
 WORK = {"volumeMounts": [{"name": "work", "mountPath": "/work"}]}
 OUT = {"parameters": [{"name": "out", "valueFrom": {"path": "/work/out"}}]}
 

@@ -197,7 +197,7 @@ def test_what_needs_a_daemon_begins_when_its_probe_passes(tmp_path: Path, port: 
     assert status["phase"] == "Succeeded", status
 
 
-@pytest.mark.skipif(not filesystem.available(), reason="no private mount namespace here")
+@pytest.mark.skipif(not filesystem.available(), reason="needs mount namespaces")
 def test_a_probe_sees_the_files_of_its_daemon_and_says_nothing_in_its_log(tmp_path: Path) -> None:
     probe = {"exec": {"command": ["sh", "-c", "echo asked; cat /serving"]}}
     container = {"image": "busybox", "command": ["sh", "-c", "sleep 0.2; echo up > /serving; sleep 60"]}

@@ -14,7 +14,7 @@ from rekindle.local.pods import filesystem
 from rekindle.local.run import execute
 from tests.rekindle.local.played import dag, leaf, parameters, phase, scheduler, steps
 
-needs_namespaces = pytest.mark.skipif(not filesystem.available(), reason="no private mount namespace here")
+needs_namespaces = pytest.mark.skipif(not filesystem.available(), reason="needs mount namespaces")
 
 
 def shell(source: str, **more: Any) -> dict[str, Any]:

@@ -1,0 +1,38 @@
+"""A pytest plugin that names what a machine could not test, and fails in CI if nobody has said that it may.
+
+In CI (the variable CI is set) a skipped test is a failure, unless TESTS_MAY_SKIP contains its reason; reasons are
+separated by commas.
+"""
+
+import os
+from collections import Counter
+
+import pytest
+
+ALLOWED = "TESTS_MAY_SKIP"
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    for reason, count in skipped(terminalreporter).items():
+        terminalreporter.write_line(f"NOT TESTED HERE: {count} tests, {reason}", yellow=True)
+    if refused := not_allowed(terminalreporter):
+        terminalreporter.write_line(f"In CI that is a failure, unless {ALLOWED} has: {','.join(refused)}", red=True)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if reporter and not session.exitstatus and not_allowed(reporter):
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def skipped(reporter: pytest.TerminalReporter) -> Counter[str]:
+    """Number of skipped tests by reason."""
+    reports = [report for report in reporter.stats.get("skipped", []) if isinstance(report.longrepr, tuple)]
+    return Counter(report.longrepr[2].removeprefix("Skipped: ") for report in reports)
+
+
+def not_allowed(reporter: pytest.TerminalReporter) -> list[str]:
+    """Reasons that are failures here."""
+    allowed = {reason.strip() for reason in os.environ.get(ALLOWED, "").split(",")}
+    return sorted(skipped(reporter).keys() - allowed) if os.environ.get("CI") else []

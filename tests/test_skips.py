@@ -1,0 +1,47 @@
+"""A test that a machine cannot run is never taken for one that passed."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.commands import ROOT
+
+TESTS = """
+import pytest
+
+@pytest.mark.skipif(True, reason="no moon here")
+@pytest.mark.parametrize("night", range(2))
+def test_tides(night): ...
+
+def test_the_sea():
+    pytest.skip("no sea here")
+
+def test_land(): ...
+"""
+
+
+@pytest.mark.parametrize(
+    ("settings", "code"),
+    [
+        ({}, 0),
+        ({"CI": "true"}, 1),
+        ({"CI": "true", "TESTS_MAY_SKIP": "no moon here"}, 1),
+        ({"CI": "true", "TESTS_MAY_SKIP": "no moon here, no sea here"}, 0),
+    ],
+)
+def test_a_skip_is_named_and_fails_in_ci_unless_it_is_allowed(
+    tmp_path: Path, settings: dict[str, str], code: int
+) -> None:
+    (tmp_path / "test_it.py").write_text(TESTS)
+    (tmp_path / "pytest.ini").write_text("[pytest]")
+    inherited = {name: value for name, value in os.environ.items() if name not in ("CI", "TESTS_MAY_SKIP")}
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "tests.skips"]
+    environment = inherited | {"PYTHONPATH": str(ROOT)} | settings
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == code, done.stdout
+    assert "NOT TESTED HERE: 2 tests, no moon here" in done.stdout
+    assert "NOT TESTED HERE: 1 tests, no sea here" in done.stdout
+    assert ("unless TESTS_MAY_SKIP has: " in done.stdout) == bool(code)
