@@ -100,7 +100,7 @@ def call(program: Path, arguments: str, folder: Path, **settings: str) -> str:
         ("render configs/handbook.yaml --kind cron", "kind: CronWorkflow"),
         ("platform render --with minio --with mlflow", "python"),
         ("step steps.prepare --help", "rekindle step steps.prepare"),
-        ("demo chaos --workers 1 --steps 20 --seconds-between 100", "EQUAL"),
+        pytest.param(*("demo chaos --workers 1 --steps 20 --seconds-between 100", "EQUAL"), marks=pytest.mark.slow),
     ],
 )
 def test_an_installed_wheel_works_in_an_empty_folder(
@@ -200,6 +200,7 @@ def test_a_module_that_is_no_step_is_told_where_steps_are_described(monkeypatch:
         assert (ROOT / page).is_file()
 
 
+@pytest.mark.slow
 def test_a_new_project_ends_with_a_served_model_and_its_tests_pass(installed: Path, tmp_path: Path) -> None:
     rekindle, python = installed / "rekindle", installed / "python"
     call(rekindle, "init my-power", tmp_path)
