@@ -18,6 +18,7 @@ from rekindle.training.membership.protocol import PROTOCOL
 from rekindle.training.membership.server import MAX_STRANGERS, Coordinator
 from rekindle.training.spec import TrainingSpec
 from tests.rekindle.training.crew import SECRET, Crew, flags
+from tests.waiting import until
 
 HELLO = {"protocol": PROTOCOL, "id": "1", "name": "a", "address": "127.0.0.1:1", "fingerprint": {}, "step": -1}
 JOIN = {"join": HELLO | {"generation": 0, "group": 0, "peers": []}}
