@@ -7,7 +7,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -164,7 +163,7 @@ def test_an_update_loses_no_request_and_the_old_version_drains(
     wait(kinds, rolled_out)
     since = len(seen) + 1  # the one that is being answered now
     waiting.join()
-    time.sleep(0.2)
+    until("more answers", lambda: len(seen) > since + 20 or failed)
     stop.set()
     asking.join()
     assert not failed

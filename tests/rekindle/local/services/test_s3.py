@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 
 from rekindle.local.services.s3_files import CHECKSUMS, Files
 from tests.rekindle.local.services.endpoint import KEY, SECRET, Endpoint
+from tests.waiting import until
 
 
 @pytest.fixture(scope="module")
@@ -276,8 +277,7 @@ def test_objects_survive_kill_9_and_nothing_half_written_is_seen(tmp_path: Path)
     for name, value in server.signed("PUT", "/data/kept/half", {"Content-Length": "1000000"}).items():
         connection.putheader(name, value)
     connection.endheaders(b"x" * 500_000)
-    while not any((tmp_path / "tmp").iterdir()):
-        pass
+    until("the first half to arrive", lambda: any((tmp_path / "tmp").iterdir()))
     server.kill()
     torn = tmp_path / "buckets/data" / ("0" * 64)
     torn.write_bytes(b"a power cut left this")

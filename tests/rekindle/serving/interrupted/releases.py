@@ -133,7 +133,7 @@ class Place:
                 answers.append(str(error))
             return answers[-1] == run
 
-        until("clients to get the newest run's answer", answered, evidence=lambda: [*wrong, f"{answers[-1]}, not {run}"])
+        until("the newest answer", answered, evidence=lambda: [*wrong, f"{answers[-1]}, not {run}"])
         return wrong
 
 
