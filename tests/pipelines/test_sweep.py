@@ -5,7 +5,6 @@ import re
 import shutil
 import signal
 import subprocess
-import time
 import urllib.request
 import uuid
 from collections import Counter
@@ -19,10 +18,12 @@ import pytest
 from rekindle import tracking
 from rekindle.storage import Store
 from tests.commands import ROOT, Shell, shell
+from tests.waiting import until
 
 pytestmark = pytest.mark.timeout(900)  # whole runs
 SETS = "--set sweep.trials=5 --set sweep.batch=3 --set train.epochs=3 --set gate.minimum.accuracy=0.3"
 NOT_RELEASED = 3
+TRAINS = re.compile(r"^trial (\d+) \([^\n]*\n(?:(?!trial )[^\n]*\n)*?[^\n]*\bstep=\d", re.MULTILINE)  # its first step
 KINDS = {"ask": "steps.search.ask", "trial": "steps.search.trial"}
 
 
@@ -78,18 +79,19 @@ def test_with_every_trial_killed_and_the_controller_twice_the_study_is_the_same(
 
 
 def strike(run: subprocess.Popen[bytes], folder: Path) -> Counter[str]:
-    """Kill each trial once, a moment after it has begun, and twice what decides; gives who was killed."""
+    """Kill each trial once, as soon as it trains, and twice what decides; gives who was killed."""
     killed: Counter[str] = Counter()
-    while run.poll() is None:
-        time.sleep(0.02)
+
+    def over() -> bool:
         texts = [log.read_text() for log in folder.glob(".rekindle/runs/killed-*/logs/*trial*.log")]
-        begun = {number for text in texts for number in re.findall(r"^trial (\d+) \(", text, re.MULTILINE)}
-        if fresh := begun - killed.keys():
-            time.sleep(0.5)
-            if end(run, "trial"):
-                killed.update(fresh)
+        fresh = {number for text in texts for number in TRAINS.findall(text)} - killed.keys()
+        if fresh:
+            killed.update(fresh if end(run, "trial") else ())
         elif killed["ask"] < 2 and end(run, "ask"):
             killed["ask"] += 1
+        return run.poll() is not None
+
+    until("the end of the sweep", over, 600)
     return killed
 
 

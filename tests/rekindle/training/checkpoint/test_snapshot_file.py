@@ -150,6 +150,11 @@ def test_any_damaged_byte_is_found_and_named_and_the_snapshot_before_is_used(sha
     assert read(path)[0] == 7
 
 
+def bytes_at(path: Path, places: list[int]) -> list[bytes]:
+    with path.open("rb") as file:
+        return [os.pread(file.fileno(), 1, place) for place in places]
+
+
 def test_a_worker_killed_at_any_moment_leaves_a_whole_snapshot(shared: Path) -> None:
     path, size, newest = shared / "file", 2_000_000, 0
     for attempt in range(12):
@@ -157,11 +162,9 @@ def test_a_worker_killed_at_any_moment_leaves_a_whole_snapshot(shared: Path) -> 
         assert process.stdout and process.stdout.readline() == "ready True\n"
         for _ in range(attempt % 4):  # commits before the last one
             newest = max(newest, int(process.stdout.readline()))
-        with path.open("rb") as file:
-            places = [beginning(slot, size) + size * attempt // 12 for slot in range(snapshot_file.SLOTS)]
-            look = lambda: [os.pread(file.fileno(), 1, place) for place in places]  # noqa: B023, E731
-            before = look()
-            until("a copy to come by", lambda: look() != before, pause=0)  # noqa: B023
+        places = [beginning(slot, size) + size * attempt // 12 for slot in range(snapshot_file.SLOTS)]
+        before = bytes_at(path, places)
+        until("a copy", lambda before=before, places=places: bytes_at(path, places) != before, pause=0)
         process.kill()
         said = process.stdout.read().split("\n")[:-1]
         process.communicate()

@@ -22,8 +22,7 @@ def test_the_deadline_of_a_training_counts_only_while_workers_train(s3: Store, m
             membership, ticks = coordinator.membership, asyncio.Queue[float]()
             tick = membership.tick
             monkeypatch.setattr(membership, "tick", lambda now: (tick(now), ticks.put_nowait(now)))
-            for _ in range(2 * int(LIMIT / TICK)):
-                now = await ticks.get()
+            *_, now = [await ticks.get() for _ in range(2 * int(LIMIT / TICK))]
             assert coordinator.trained == 0 and not membership.verdict, "it waits for its first worker"
             while not membership.verdict:
                 if "a" in membership.alive:
