@@ -23,7 +23,7 @@ from tests.waiting import until
 pytestmark = pytest.mark.timeout(900)  # whole runs
 SETS = "--set sweep.trials=5 --set sweep.batch=3 --set train.epochs=3 --set gate.minimum.accuracy=0.3"
 NOT_RELEASED = 3
-TRAINS = re.compile(r"^trial (\d+) \([^\n]*\n(?:(?!trial )[^\n]*\n)*?[^\n]*\bstep=\d", re.MULTILINE)  # its first step
+CHECKPOINT = re.compile(r"/trials/(\d+)/checkpoints/manifests/")
 KINDS = {"ask": "steps.search.ask", "trial": "steps.search.trial"}
 
 
@@ -66,25 +66,29 @@ def test_the_best_trial_is_released_without_another_training(typed: Shell, s3: S
 
 
 @pytest.mark.slow
-def test_with_every_trial_killed_and_the_controller_twice_the_study_is_the_same(typed: Shell, tmp_path: Path) -> None:
+def test_with_every_trial_killed_and_the_controller_twice_the_study_is_the_same(
+    typed: Shell, tmp_path: Path, s3: Store
+) -> None:
     sets = f"{SETS} --set train.epochs=12 --set train.checkpoint_steps=10 --set gate.minimum.accuracy=1"
     undisturbed = json.loads(typed(f"rekindle sweep configs/sweep.yaml {sets} --set name=calm -o json").stdout)
     command = f"exec rekindle sweep configs/sweep.yaml {sets} --set name=killed -o json"
     with (tmp_path / "out").open("w") as out, (tmp_path / "err").open("w") as err:
         run = subprocess.Popen(["bash", "-c", command], cwd=tmp_path, env=dict(typed.environ), stdout=out, stderr=err)
-        killed = strike(run, tmp_path)
+        killed = strike(run, tmp_path, s3)
     assert run.returncode == NOT_RELEASED, (tmp_path / "err").read_text()
     assert killed["ask"] == 2 and {str(trial["trial"]) for trial in undisturbed["trials"]} <= killed.keys(), killed
     assert json.loads((tmp_path / "out").read_text())["trials"] == undisturbed["trials"]
 
 
-def strike(run: subprocess.Popen[bytes], folder: Path) -> Counter[str]:
-    """Kill each trial once, as soon as it trains, and twice what decides; gives who was killed."""
+def strike(run: subprocess.Popen[bytes], folder: Path, s3: Store) -> Counter[str]:
+    """Kill each trial once, as soon as it has a checkpoint, and twice what decides; gives who was killed."""
     killed: Counter[str] = Counter()
 
     def over() -> bool:
-        texts = [log.read_text() for log in folder.glob(".rekindle/runs/killed-*/logs/*trial*.log")]
-        fresh = {number for text in texts for number in TRAINS.findall(text)} - killed.keys()
+        keys = "\n".join(
+            entry.key for run in folder.glob(".rekindle/runs/killed-*") for entry in s3.list(f"{run.name}/")
+        )
+        fresh = set(CHECKPOINT.findall(keys)) - killed.keys()
         if fresh:
             killed.update(fresh if end(run, "trial") else ())
         elif killed["ask"] < 2 and end(run, "ask"):

@@ -210,13 +210,14 @@ def test_pages_of_any_size_add_up_to_the_whole_listing(keys: set[str], prefix: s
     files.keys, files.index = {"b": ordered}, {"b": {key: {"key": key} for key in keys}}
     files.lock = threading.Lock()
     listed, common, after = [], [], ""
-    while True:
+    for _ in range(len(keys) + 1):
         page = files.page("b", prefix, "/" if cut else "", after, most)
         listed += [meta["key"] for meta in page.entries]
         common += page.common
         assert len(page.entries) + len(page.common) <= most
         if not (after := page.more):
             break
+    assert not after
     inside = [key for key in ordered if key.startswith(prefix)]
     folded = [key for key in inside if cut and "/" in key[len(prefix) :]]
     assert listed == [key for key in inside if key not in folded]
