@@ -67,7 +67,7 @@ def test_the_picture_shows_each_attack_and_says_when_the_weights_differ():
 
     began = 1000.0
     recording = Recording(
-        Run("undisturbed", 1, 9, began - 9, began, 9, "aa"), Run("under attack", 2, 9, began, 0, 9, "bb")
+        Run("undisturbed", 1, 9, began - 9, began, 9, "aa"), Run("under attack", 2, 9, began, began + 20, 9, "bb")
     )
     recording.disturbed.steps = [(began + each, each) for each in range(1, 10)]
     recording.timelines = {"worker-0": [(began, "training"), (began + 5, "dead"), (began + 12, "training")]}
