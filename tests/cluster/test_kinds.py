@@ -9,7 +9,6 @@ tests/rekindle/blocks/statuses, where every run of the tests judges the conditio
 
 import json
 import os
-import time
 import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -91,7 +90,7 @@ def test_a_job_goes_on_without_one_of_its_pods(space: Kube, kind: str):
 
 def _story(
     space: Kube, kind: str, story: str, lead: str, worker: str, meanwhile: Callable[[str], None] | None = None
-) -> bool | None:
+) -> bool:
     """What the conditions say in the end of a job that was created, and that something may happen to."""
     name = f"{kind.lower().replace('/', '-')}-{story}"
     job_kind = kinds(name, lead, worker)[kind]
@@ -109,19 +108,23 @@ def _story(
     return good
 
 
-def _watched(space: Kube, job_kind: Kind, name: str) -> tuple[list[Any], bool | None]:
+def _watched(space: Kube, job_kind: Kind, name: str) -> tuple[list[Any], bool]:
     """The statuses that differ in more than time, and the verdict on the last."""
     seen: list[Any] = []
-    good, end = None, time.monotonic() + 300
-    while good is None and time.monotonic() < end:
+    found: list[bool] = []
+
+    def look() -> bool:
         job = space.get(job_kind.manifest["kind"].lower(), name)
         assert job, f"{name} is gone"
         status = _timeless(job.get("status", {}))
         if status not in seen[-1:]:
             seen.append(status)
         good, _ = verdict({"status": job.get("status", {})}, job_kind.success, ",".join(job_kind.failure))
-        time.sleep(0.3)
-    return seen, good
+        found.extend([] if good is None else [good])
+        return bool(found)
+
+    until("the verdict", look, 300, pause=0.3, evidence=lambda: json.dumps(seen[-1:], indent=1))
+    return seen, found[0]
 
 
 def _create(space: Kube, manifest: Any, *flags: str) -> None:

@@ -3,11 +3,11 @@ Trainer and Kueue on the cluster; tests of what is not there are skipped.
 """
 
 import subprocess
-import time
 from collections.abc import Iterator
 
 import pytest
 
+from rekindle.ledger.report import Incident
 from tests.cluster.kube import Object
 from tests.cluster.run import Place, Run, local
 from tests.cluster.story import LONG
@@ -27,6 +27,11 @@ def served(api: str) -> bool:
 def expected(place: Place, tmp_path_factory: pytest.TempPathFactory) -> str:
     """The sha256 of SHORT, by one worker on this machine."""
     return local(tmp_path_factory.mktemp("short"), *place.sets([*SHORT, "train.workers=1"]))["model_sha256"]
+
+
+def drains(run: Run) -> list[Incident]:
+    """The workers that left in order, oldest first."""
+    return sorted((i for i in run.summary().incidents if i.kind == "drain"), key=lambda incident: incident.t)
 
 
 def workers_of(run: Run, role: str = "worker") -> list[str]:
@@ -54,12 +59,12 @@ def test_lost_workers_of_every_backend_come_back_and_the_bits_are_those_of_this_
     place.kube.delete_pods(workers_of(run)[0], force=True)
     run.goes_on()
     run.whole(2, 200)
+    again = place.kube.get(kind_name, f"{run.name}-train")
+    assert job and again and again["metadata"]["uid"] == job["metadata"]["uid"]
     assert run.ended() == "Succeeded"
     assert run.outputs()["model_sha256"] == run.sha256() == expected
     lost = [incident for incident in run.summary().incidents if incident.kind in ("lost", "drain")]
     assert lost and all(incident.repeated == 0 for incident in lost), "the other one went on"
-    again = place.kube.get(kind_name, f"{run.name}-train")
-    assert again is None or job is None or again["metadata"]["uid"] == job["metadata"]["uid"]
 
 
 @pytest.fixture
@@ -130,13 +135,11 @@ def test_idle_quota_is_harvested_and_given_back_and_no_bit_changes(place: Place,
 
     other = other_job(queue, "50m")
     other["spec"]["template"]["spec"]["containers"][0]["image"] = place.image
-    began = time.time()
+    earlier = len(drains(run))
     place.kube.apply(other)
     run.whole(2, 120)
     place.kube("delete", "job", "other", "--cascade=foreground")
-    freed = time.time()
     run.whole(3, 120)
-    print(f"quota free → 3 train and step on: {time.time() - freed:.1f} s")
 
     flags = ["-n", place.kube.namespace, "-o", "json"]
     subprocess.run([BIN / "rekindle", "scale", run.name, "1", "--cluster", *flags], check=True, cwd=ROOT)
@@ -146,32 +149,25 @@ def test_idle_quota_is_harvested_and_given_back_and_no_bit_changes(place: Place,
 
     assert run.ended() == "Succeeded"
     assert run.outputs()["model_sha256"] == run.sha256() == expected
-    drained = [i for i in run.summary().incidents if i.kind == "drain" and i.t >= began]
-    assert len(drained) >= 3 and max(i.resumed - i.t for i in drained if i.resumed is not None) <= 1
-    assert sum(i.repeated for i in drained) == 0
+    drained = drains(run)[earlier:]
+    assert len(drained) >= 3 and sum(i.repeated for i in drained) == 0
     again = place.kube.get("pytorchjob", f"{run.name}-train")
     assert again and again["metadata"]["uid"] == job["metadata"]["uid"]
     left = until("the harvested workers are gone", lambda: not workers_of(run, "harvest"), 60)
     assert left and place.kube.get("deployment", f"{run.name}-train") is None
-    print([f"{i.kind} {(i.resumed or i.t) - i.t:.3f} s" for i in drained])
 
 
 def test_a_job_that_is_preempted_waits_and_goes_on(place: Place, queue: str, expected: str):
     sets = ["cluster.gang=kueue", "cluster.queue=train", f"cluster.queue_priority={queue}-idle", "name=preempt"]
     run = Run.submit(place, *SHORT, *sets, "train.checkpoint_seconds=5")
     run.whole(2, 400)
-    waited: list[float] = []
     for _ in range(3):
         step = run.goes_on(50)
         other = other_job(queue, "150m")
         other["spec"]["template"]["spec"]["containers"][0]["image"] = place.image
         place.kube.apply(other)
         until("the training is suspended", lambda: not workers_of(run), 90)
-        began = time.time()
-        time.sleep(5)
         place.kube("delete", "job", "other", "--cascade=foreground")
         run.trains(step + 1, 200)
-        waited.append(time.time() - began)
     assert run.ended() == "Succeeded"
     assert run.outputs()["model_sha256"] == run.sha256() == expected
-    print([f"{seconds:.1f} s" for seconds in waited], [i.repeated for i in run.summary().incidents])

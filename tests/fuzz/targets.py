@@ -11,7 +11,6 @@ import socket
 import stat
 import tarfile
 import tempfile
-import time
 import zipfile
 from collections.abc import Callable
 from contextlib import suppress
@@ -214,7 +213,7 @@ def s3_requests(folder: Path) -> Case:
 
 
 def _signature(method: str, target: str, headers: dict[str, str]) -> dict[str, str]:
-    date = datetime.fromtimestamp(time.time(), UTC).strftime("%Y%m%dT%H%M%SZ")
+    date = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
     scope = f"{date[:8]}/us-east-1/s3/aws4_request"
     signed = {"x-amz-content-sha256": "UNSIGNED-PAYLOAD", **headers, "x-amz-date": date}
     signed = {

@@ -4,7 +4,6 @@ import asyncio
 import hashlib
 import json
 import random
-import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -73,7 +72,7 @@ def coordinator_lines(folder: Path) -> Case:
         coordinator.ledger.close(0)  # nothing is to be written
         for _ in range(chance.randrange(1, 4)):
             talk(coordinator, chance)
-        coordinator.membership.tick(time.monotonic())
+        coordinator.membership.tick(loop.time())
         coordinator.flush()
         for task in coordinator.tasks:
             task.cancel()

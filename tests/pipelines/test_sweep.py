@@ -5,7 +5,6 @@ import re
 import shutil
 import signal
 import subprocess
-import time
 import urllib.request
 import uuid
 from collections import Counter
@@ -19,10 +18,12 @@ import pytest
 from rekindle import tracking
 from rekindle.storage import Store
 from tests.commands import ROOT, Shell, shell
+from tests.waiting import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # whole runs
 SETS = "--set sweep.trials=5 --set sweep.batch=3 --set train.epochs=3 --set gate.minimum.accuracy=0.3"
 NOT_RELEASED = 3
+CHECKPOINT = re.compile(r"/trials/(\d+)/checkpoints/manifests/")
 KINDS = {"ask": "steps.search.ask", "trial": "steps.search.trial"}
 
 
@@ -64,31 +65,36 @@ def test_the_best_trial_is_released_without_another_training(typed: Shell, s3: S
     assert typed("rekindle sweep --of nothing").returncode == 2
 
 
-def test_with_every_trial_killed_and_the_controller_twice_the_study_is_the_same(typed: Shell, tmp_path: Path) -> None:
+def test_with_every_trial_killed_and_the_controller_twice_the_study_is_the_same(
+    typed: Shell, tmp_path: Path, s3: Store
+) -> None:
     sets = f"{SETS} --set train.epochs=12 --set train.checkpoint_steps=10 --set gate.minimum.accuracy=1"
     undisturbed = json.loads(typed(f"rekindle sweep configs/sweep.yaml {sets} --set name=calm -o json").stdout)
     command = f"exec rekindle sweep configs/sweep.yaml {sets} --set name=killed -o json"
     with (tmp_path / "out").open("w") as out, (tmp_path / "err").open("w") as err:
         run = subprocess.Popen(["bash", "-c", command], cwd=tmp_path, env=dict(typed.environ), stdout=out, stderr=err)
-        killed = strike(run, tmp_path)
+        killed = strike(run, tmp_path, s3)
     assert run.returncode == NOT_RELEASED, (tmp_path / "err").read_text()
     assert killed["ask"] == 2 and {str(trial["trial"]) for trial in undisturbed["trials"]} <= killed.keys(), killed
     assert json.loads((tmp_path / "out").read_text())["trials"] == undisturbed["trials"]
 
 
-def strike(run: subprocess.Popen[bytes], folder: Path) -> Counter[str]:
-    """Kill each trial once, a moment after it has begun, and twice what decides; gives who was killed."""
+def strike(run: subprocess.Popen[bytes], folder: Path, s3: Store) -> Counter[str]:
+    """Kill each trial once, as soon as it has a checkpoint, and twice what decides; gives who was killed."""
     killed: Counter[str] = Counter()
-    while run.poll() is None:
-        time.sleep(0.02)
-        texts = [log.read_text() for log in folder.glob(".rekindle/runs/killed-*/logs/*trial*.log")]
-        begun = {number for text in texts for number in re.findall(r"^trial (\d+) \(", text, re.MULTILINE)}
-        if fresh := begun - killed.keys():
-            time.sleep(0.5)
-            if end(run, "trial"):
-                killed.update(fresh)
+
+    def over() -> bool:
+        keys = "\n".join(
+            entry.key for run in folder.glob(".rekindle/runs/killed-*") for entry in s3.list(f"{run.name}/")
+        )
+        fresh = set(CHECKPOINT.findall(keys)) - killed.keys()
+        if fresh:
+            killed.update(fresh if end(run, "trial") else ())
         elif killed["ask"] < 2 and end(run, "ask"):
             killed["ask"] += 1
+        return run.poll() is not None
+
+    until("the end of the sweep", over, 600)
     return killed
 
 

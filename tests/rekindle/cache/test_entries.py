@@ -1,9 +1,9 @@
 """Two at once record one thing, and what is gone, torn or old is not taken."""
 
-import time
 import uuid
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from datetime import UTC, datetime
 
 from rekindle.cache import entries
 from rekindle.cache.entries import Entry
@@ -47,7 +47,8 @@ def test_of_two_at_once_one_is_recorded_and_a_dead_one_is_replaced(s3: Store) ->
 
 def test_prune_forgets_what_is_old_too_much_or_gone(s3: Store) -> None:
     entries.remove(s3, entries.entries(s3))
-    old, gone, kept, more = (replace(entry(f"w-3/{n}"), made=time.time() - n) for n in (9e6, 30, 10, 20))
+    now = datetime.now(UTC).timestamp()
+    old, gone, kept, more = (replace(entry(f"w-3/{n}"), made=now - n) for n in (9e6, 30, 10, 20))
     for made in (old, kept, more):
         s3.put(f"{made.at}/dataset/part", b"123")
     for made in (old, gone, kept, more):

@@ -12,8 +12,8 @@ import json
 import re
 import socket
 import threading
-import time
 import uuid
+from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, Self
@@ -107,7 +107,7 @@ class ApiServer:
     def say(self, pod: str, text: str, at: str = "", container: str = "main") -> None:
         """A line of a pod's log."""
         with self.changed:
-            stamp = at or time.strftime("%Y-%m-%dT%H:%M:%S.", time.gmtime()) + f"{time.time_ns() % 10**9:09d}Z"
+            stamp = at or datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%f000Z")
             self.logs.setdefault((pod, container), []).append((stamp, text))
             self.changed.notify_all()
 

@@ -6,14 +6,17 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from rekindle.cluster import api
 from rekindle.cluster.api import PODS, WORKFLOWS, Cluster
 from rekindle.cluster.errors import ApiError, BadObject
 from rekindle.errors import ConfigError
 from tests.rekindle.cluster.server import ApiServer, status
+from tests.waiting import until
 
 WORKFLOWS_AT = "/apis/argoproj.io/v1alpha1/namespaces/models/workflows"
 
@@ -95,13 +98,21 @@ def test_whoever_watches_hears_that_the_server_is_away(server: ApiServer, cluste
     assert heard and "does not answer (Connection refused)" in heard[0]
 
 
-def test_a_server_that_ends_each_watch_at_once_is_asked_ever_less_often(server: ApiServer, cluster: Cluster):
+def watches(server: ApiServer) -> list[str]:
+    return [path for _, path, _ in server.requests if "watch=true" in path]
+
+
+def test_a_server_that_ends_each_watch_at_once_is_asked_ever_less_often(
+    server: ApiServer, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+):
     server.put(WORKFLOWS_AT, workflow("a"))
     server.refuse("GET", "watch=true", 200, "", times=6)
+    pauses: list[float] = []
+    monkeypatch.setattr(api, "time", SimpleNamespace(monotonic=time.monotonic, sleep=pauses.append))
     events = Events(cluster.watch(WORKFLOWS))
     events.next()
-    time.sleep(1)
-    assert 2 <= len([path for _, path, _ in server.requests if "watch=true" in path]) <= 5
+    until("the watch that is not ended", lambda: len(watches(server)) == 7)
+    assert pauses == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.6, 3.2])
     server.put(WORKFLOWS_AT, workflow("a", "Succeeded"))
     assert events.next() == ("MODIFIED", "a", "Succeeded")
 

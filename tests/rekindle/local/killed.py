@@ -15,7 +15,6 @@ import subprocess
 import sys
 import tarfile
 import tempfile
-import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -152,12 +151,14 @@ class Run:
         command = [sys.executable, "-c", RUNNER, str(self.home), self.name, json.dumps(last), values]
         with open(self.home / "said", "ab") as said:
             runner = subprocess.Popen(command, start_new_session=True, stdout=said, stderr=said, env=self.environment)
-        end = time.monotonic() + (at if how in ("time", "group") else 60)
-        while (left := end - time.monotonic()) > 0 and runner.poll() is None:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                runner.wait(min(left, 0.1))
+
+        def over() -> bool:
             with contextlib.suppress(ConfigError, Busy):  # it was let go meanwhile
                 self.release()
+            return runner.poll() is not None
+
+        with contextlib.suppress(AssertionError):
+            until("the end of the runner", over, at if how in ("time", "group") else 60)
         if runner.poll() is None:
             (os.killpg if how == "group" else os.kill)(runner.pid, signal.SIGKILL)
         return runner.wait() == 0

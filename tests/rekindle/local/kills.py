@@ -17,6 +17,7 @@ import sys
 import tempfile
 import threading
 import time
+import uuid
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -54,7 +55,7 @@ class Asked(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         _, pod, code = self.path.split("/")
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        number = f"{id(self)}-{time.monotonic_ns()}"
+        number = uuid.uuid4().hex
         with open(Path(self.headers["Home"]) / "marks", "a") as marks:
             marks.write(f"begin {pod}.http {number}\nend {pod}.http {number}\n")
         time.sleep(ANSWER if code != "504" else 1.5)

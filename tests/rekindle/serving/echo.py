@@ -1,5 +1,6 @@
 """A workload whose predictor does what the request says, for tests of the server."""
 
+import fcntl
 import os
 import signal
 import sys
@@ -22,6 +23,7 @@ prepare = dataset = model = loss = evaluate = None
 class Instance(BaseModel):
     id: int | str
     sleep: float = Field(0, ge=0)
+    gate: str = ""  # a file: the prediction notes its process next to it and waits until nobody locks the file
     bad: int | None = None
     bug: bool = False
     killed: bool = False
@@ -39,12 +41,16 @@ class Predictor:
         self.words = (release / "state" / "words.txt").read_text()
 
     def example(self) -> dict[str, Any]:
-        about = {"sleep": float(os.environ.get("ECHO_WARM_UP", 0)), "bug": "ECHO_BUG" in os.environ}
+        about = {"gate": os.environ.get("ECHO_GATE", ""), "bug": "ECHO_BUG" in os.environ}
         return {"instances": [{"id": 0, **about}]}
 
     def predict(self, requests: Sequence[Request]) -> list[list[Any]]:
         for place, instance in enumerate(i for request in requests for i in request.instances):
             time.sleep(instance.sleep)
+            if instance.gate:
+                Path(f"{instance.gate}.{os.getpid()}").touch()
+                with open(instance.gate) as gate:
+                    fcntl.flock(gate, fcntl.LOCK_SH)
             if instance.bad is not None:
                 raise DataError(f"instances[{place}].bad is {instance.bad}: it must not be there.")
             if instance.bug:

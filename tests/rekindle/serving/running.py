@@ -1,10 +1,13 @@
 """Releases of the workload `echo` and running servers, for the tests of serve and verify."""
 
+import fcntl
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
+from concurrent.futures import Future, ThreadPoolExecutor
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -74,7 +77,53 @@ class Running:
     def predict(self, *instances: dict[str, Any]) -> httpx.Response:
         return self.client.post(PREDICT, json={"instances": list(instances)})
 
+    def until_waiting(self, count: int) -> None:
+        """Wait until `count` requests wait or are predicted."""
+        line = f"rekindle_requests_waiting {count:.1f}\n"
+        until(f"{count} requests to wait", lambda: line in self.client.get("/metrics").text)
+
     def end(self, seconds: float = 15) -> tuple[int, str]:
         """(exit code, the rest of the log) of the process, which must end by itself."""
         _, log = self.process.communicate(timeout=seconds)
         return self.process.returncode, log
+
+
+def connect(server: Running) -> socket.socket:
+    host, port = server.url.removeprefix("http://").split(":")
+    return socket.create_connection((host, int(port)), timeout=30)
+
+
+def refuses_connections(server: Running) -> bool:
+    try:
+        connect(server).close()
+    except ConnectionRefusedError:
+        return True
+    return False
+
+
+class Gate:
+    """A file that predictions of `echo` wait for, until the block ends or `open` is called."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / f"gate-{len(list(folder.iterdir()))}"
+        self.file = self.path.open("w")
+        fcntl.flock(self.file, fcntl.LOCK_EX)
+
+    def __enter__(self) -> "Gate":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.open()
+
+    def open(self) -> None:
+        self.file.close()
+
+    def until_reached(self, processes: int = 1) -> None:
+        """Wait until that many processes wait here."""
+        until("the model to work", lambda: len(list(self.path.parent.glob(f"{self.path.name}.*"))) == processes)
+
+    def hold(self, server: Running, pool: ThreadPoolExecutor, **instance: Any) -> Future[httpx.Response]:
+        """A request that the model works on while others come."""
+        answer = pool.submit(server.predict, {"id": "a", "gate": str(self.path), **instance})
+        self.until_reached()
+        return answer

@@ -27,13 +27,16 @@ def test_the_number_of_workers_is_no_part_of_the_result() -> None:
     assert config(threads=2).identity() != config(threads=1).identity()
 
 
-@pytest.mark.parametrize("schedule", ["linear", "cosine", "constant"])
-def test_the_learning_rate_rises_once_and_never_exceeds_its_peak(schedule: str) -> None:
+@pytest.mark.parametrize(
+    ("schedule", "at_19", "last"),
+    [("linear", 0.35, 0.5 / 30), ("cosine", 0.39695, 0.00137), ("constant", 0.5, 0.5)],
+)
+def test_the_learning_rate_rises_once_and_never_exceeds_its_peak(schedule: str, at_19: float, last: float) -> None:
     settings = config(schedule=schedule, warmup=0.25, learning_rate=0.5)
     rates = [settings.rate(step, 40, 0.5) for step in range(40)]
     assert rates[:10] == sorted(rates[:10]) and max(rates) == 0.5 == rates[9]
     assert rates[10:] == sorted(rates[10:], reverse=True) and rates[0] > 0
-    assert schedule == "constant" or rates[-1] < 0.02
+    assert (rates[19], rates[-1]) == pytest.approx((at_19, last), rel=1e-3)
 
 
 @pytest.mark.parametrize("name", ["patience", "keep_best"])

@@ -55,6 +55,7 @@ class Run:
         self.texts: list[str] = []
         now, events = 1_700_000_000.0, []
         while not self.scheduler.done:
+            assert now < 1_800_000_000, self.scheduler.status
             actions = self.scheduler.advance(now, events)
             events = [self.end(action) for action in actions if isinstance(action, Start)]
             now = now + 1 if events else max(now + 1, self.scheduler.wake or 0)

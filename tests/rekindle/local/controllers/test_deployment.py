@@ -7,7 +7,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -154,7 +153,7 @@ def test_an_update_loses_no_request_and_the_old_version_drains(
             except OSError as error:
                 failed.append(error)
 
-    asking = threading.Thread(target=ask)
+    asking = threading.Thread(target=ask, daemon=True)
     waiting = threading.Thread(target=lambda: slow.append(get(port, "/slow")))
     asking.start()
     obj = kinds["Deployment"].apply(deployment("two", slow=0.5))
@@ -164,7 +163,7 @@ def test_an_update_loses_no_request_and_the_old_version_drains(
     wait(kinds, rolled_out)
     since = len(seen) + 1  # the one that is being answered now
     waiting.join()
-    time.sleep(0.2)
+    until("more answers", lambda: len(seen) > since + 20 or failed)
     stop.set()
     asking.join()
     assert not failed
@@ -186,7 +185,7 @@ def load(port: int) -> Iterator[list[str]]:
             except OSError as error:
                 seen.append(str(error))
 
-    clients = [threading.Thread(target=ask) for _ in range(4)]
+    clients = [threading.Thread(target=ask, daemon=True) for _ in range(4)]
     for client in clients:
         client.start()
     yield seen

@@ -4,7 +4,6 @@ import json
 import os
 import re
 import signal
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -194,26 +193,23 @@ def trained(backend: str, folder: Path, s3: Store) -> str:
     kinds[made.kind].apply(made.job("js", train, config, argv))
     jobs = kinds["JobSet" if made.kind == "TrainJob" else made.kind]
     assert isinstance(jobs, TrainingJobs)
-    killed, until = False, time.monotonic() + 120
+    killed: list[int] = []
+
+    def over() -> bool:
+        for controller in set(kinds.values()):
+            controller.poll()
+        pods = jobs.jobs["js"].pods if "js" in jobs.jobs else {}
+        victims = [pod for name, pod in pods.items() if name.endswith(("worker-0", "node-0-0", "worker-0-0"))]
+        if not killed and victims and victims[0].process and re.search(r"step[= ]\d+", said()):
+            killed.append(victims[0].process.pid)
+            os.kill(killed[0], signal.SIGKILL)
+        return "js" not in jobs.jobs
+
+    def said() -> str:
+        return "".join(log.read_text() for log in (folder / "run/logs").glob("*.log"))
+
     try:
-        while "js" in jobs.jobs:
-            assert time.monotonic() < until, [log.read_text() for log in (folder / "run/logs").glob("*.log")]
-            for controller in set(kinds.values()):
-                controller.poll()
-            logs = "".join(log.read_text() for log in (folder / "run/logs").glob("*.log"))
-            victims = (
-                [
-                    pod
-                    for name, pod in jobs.jobs["js"].pods.items()
-                    if name.endswith(("worker-0", "node-0-0", "worker-0-0"))
-                ]
-                if "js" in jobs.jobs
-                else []
-            )
-            if not killed and victims and victims[0].process and re.search(r"step[= ]\d+", logs):
-                os.kill(victims[0].process.pid, signal.SIGKILL)
-                killed = True
-            time.sleep(0.02)
+        until("the end of the job", over, 120, evidence=said)
     finally:
         for controller in set(kinds.values()):
             controller.stop(0)

@@ -7,8 +7,8 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -319,7 +319,7 @@ def test_memory_that_an_interrupted_run_left_is_swept_by_the_next_command(jobs: 
         controller.stop(0)
         memory = shared_memory(tmp_path / "runs" / name, name)
         for file in memory.iterdir():
-            os.utime(file, (then := time.time() - hours * 3600, then))
+            os.utime(file, (then := datetime.now(UTC).timestamp() - hours * 3600, then))
         return memory
 
     recent, old, removed, running = left("recent", 0.5), left("old", 2), left("removed", 0), left("running", 2)

@@ -3,11 +3,11 @@
 import json
 import os
 import signal
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from hera.workflows import DAG, Resource, Task, Workflow
 
@@ -168,7 +168,8 @@ def test_what_mpirun_started_ends_with_its_worker(run: Any) -> None:
     worker = obj["spec"]["mpiReplicaSpecs"]["Worker"]["template"]["spec"]["containers"][0]
     worker |= {"command": ["sh", "-c"], "args": ["sleep 60"]}
     jobs, _ = run(obj, lambda status: status.get("replicaStatuses", {}).get("Launcher", {}).get("active"))
-    time.sleep(0.5)
+    launcher = psutil.Process(jobs.jobs["job"].pods["job-launcher"].process.pid)
+    until("what mpirun starts", lambda: any(each.name() == "sleep" for each in launcher.children(recursive=True)))
     os.killpg(jobs.jobs["job"].pods["job-worker-0"].process.pid, signal.SIGKILL)
     _, status = run(obj, lambda status: "job-worker-0 has ended" in log(jobs, "job-launcher"))
     assert judged("MPIJob", status) is None, "the Launcher is started again by its kubelet"

@@ -5,11 +5,11 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from rekindle.errors import ConfigError
@@ -146,8 +146,9 @@ def test_a_runner_killed_while_it_waits_still_waits_and_hears_the_answer_of_anot
     first.wait()
     second = run("resume", "w")
     waits(second)
-    time.sleep(1.5)  # longer than the runner looks away
-    assert second.poll() is None, "nobody let it go on"
+    switches = psutil.Process(second.pid).num_ctx_switches
+    before = switches().voluntary
+    until("the runner to look again and again", lambda: second.poll() is None and switches().voluntary > before + 3)
     said, _ = run("resume", "w", "-p", "go=YES").communicate(timeout=60)
     assert said == "w resumed\n"
     assert second.wait(60) == 0, second.stdout and second.stdout.read()

@@ -6,10 +6,10 @@ import os
 import subprocess
 import sys
 import threading
-import time
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 
 from rekindle.local.emulator import LocalCluster
@@ -23,10 +23,10 @@ from rekindle.local.run import execute
 from tests.waiting import until
 
 
-def said(source: str, log: Path, copy: Path | None = None) -> LogPipe:
+def said(source: str, log: Path, copy: Path | None = None, folder: Path | None = None) -> LogPipe:
     """When the process is over."""
     with LogPipe(log, copy) as log_pipe:
-        process = subprocess.Popen(["sh", "-c", source], stdout=log_pipe.out, stderr=log_pipe.err)
+        process = subprocess.Popen(["sh", "-c", source], stdout=log_pipe.out, stderr=log_pipe.err, cwd=folder)
     process.wait()
     log_pipe.finish()
     return log_pipe
@@ -71,13 +71,19 @@ def test_nothing_is_lost_of_much_that_was_said_just_before_the_end(tmp_path: Pat
 
 
 def test_what_a_container_left_behind_holds_nobody_up(tmp_path: Path) -> None:
-    began = time.monotonic()
-    said("echo begun; (setsid sh -c 'sleep 20; echo late' &); (setsid yes > /dev/stdout &)", log := tmp_path / "log")
-    assert time.monotonic() - began < 10
+    said(
+        "echo begun; setsid sh -c 'echo $$ > silent; exec sleep 1000' & setsid sh -c 'echo $$ > loud; exec yes' & "
+        "until [ -s silent ] && [ -s loud ]; do sleep 0.01; done",
+        log := tmp_path / "log",
+        folder=tmp_path,
+    )
     size = log.stat().st_size
     assert log.read_bytes().startswith(b"begun\n")
-    time.sleep(0.2)
-    assert log.stat().st_size == size  # and whoever goes on to say something is ended by that
+    silent, loud = (psutil.Process(int((tmp_path / name).read_text())) for name in ("silent", "loud"))
+    assert silent.is_running()
+    silent.kill()
+    until("the end of what goes on to say something", lambda: not loud.is_running())
+    assert log.stat().st_size == size
 
 
 def test_a_log_that_cannot_be_written_is_told_and_stops_no_container(tmp_path: Path) -> None:

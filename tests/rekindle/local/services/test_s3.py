@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 
 from rekindle.local.services.s3_files import CHECKSUMS, Files
 from tests.rekindle.local.services.endpoint import KEY, SECRET, Endpoint
+from tests.waiting import until
 
 
 @pytest.fixture(scope="module")
@@ -209,13 +210,14 @@ def test_pages_of_any_size_add_up_to_the_whole_listing(keys: set[str], prefix: s
     files.keys, files.index = {"b": ordered}, {"b": {key: {"key": key} for key in keys}}
     files.lock = threading.Lock()
     listed, common, after = [], [], ""
-    while True:
+    for _ in range(len(keys) + 1):
         page = files.page("b", prefix, "/" if cut else "", after, most)
         listed += [meta["key"] for meta in page.entries]
         common += page.common
         assert len(page.entries) + len(page.common) <= most
         if not (after := page.more):
             break
+    assert not after
     inside = [key for key in ordered if key.startswith(prefix)]
     folded = [key for key in inside if cut and "/" in key[len(prefix) :]]
     assert listed == [key for key in inside if key not in folded]
@@ -276,8 +278,7 @@ def test_objects_survive_kill_9_and_nothing_half_written_is_seen(tmp_path: Path)
     for name, value in server.signed("PUT", "/data/kept/half", {"Content-Length": "1000000"}).items():
         connection.putheader(name, value)
     connection.endheaders(b"x" * 500_000)
-    while not any((tmp_path / "tmp").iterdir()):
-        pass
+    until("the first half to arrive", lambda: any((tmp_path / "tmp").iterdir()))
     server.kill()
     torn = tmp_path / "buckets/data" / ("0" * 64)
     torn.write_bytes(b"a power cut left this")

@@ -11,11 +11,11 @@ import sqlite3
 import stat
 import subprocess
 import sys
-import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from rekindle.errors import StorageError, TrackingError
@@ -59,11 +59,16 @@ def test_a_command_killed_as_it_writes_down_a_service_leaves_none_behind(service
     )
     assert subprocess.run([sys.executable, "-c", command, services.home]).returncode == -signal.SIGKILL
     store(services).put("key", b"value")  # an orphan would have kept the folder for itself
-    for _ in range(20):
-        services.start("s3")
-        time.sleep(0.05)
-    record(services, "s3")
+    until("the orphan to be gone", lambda: [record(services, "s3").pid] == serving(services))
+    services.start("s3")
+    assert [record(services, "s3").pid] == serving(services)
     assert services.down() == ["s3"]
+
+
+def serving(services: Services) -> list[int]:
+    """The processes that serve the objects of this home."""
+    lines = ((process.pid, process.info["cmdline"] or []) for process in psutil.process_iter(["cmdline"]))
+    return [pid for pid, line in lines if str(services.home / "s3") in " ".join(line)]
 
 
 def test_two_commands_at_once_start_one_service(tmp_path: Path) -> None:

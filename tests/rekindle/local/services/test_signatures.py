@@ -4,8 +4,8 @@ import hashlib
 import os
 import re
 import resource
+import select
 import socket
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -13,12 +13,14 @@ from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import psutil
 import pytest
 from botocore.exceptions import ClientError
 
 from rekindle.local.services.connections import THREADS
 from rekindle.local.services.signatures import NOTHING, Signature, signing_key
 from tests.rekindle.local.services.endpoint import KEY, SECRET, Endpoint
+from tests.waiting import until
 
 
 @pytest.fixture(scope="module")
@@ -176,15 +178,32 @@ def test_requests_that_come_in_one_piece_are_all_answered(endpoint: Endpoint) ->
     lines = "".join(f"{name}: {value}\r\n" for name, value in endpoint.signed("GET", "/data/a", {}).items())
     with socket.create_connection(("127.0.0.1", endpoint.port), timeout=10) as connection:
         connection.sendall(f"GET /data/a HTTP/1.1\r\n{lines}\r\n".encode() * 3)
-        answers = b""
-        while answers.count(b"secret") < 3:
-            answers += connection.recv(10_000)
+        answers = receive(connection, 3)
+        assert answers.count(b"secret") == 3
+        until("the connection to be idle again", lambda: all(mask & select.EPOLLIN for mask in watched(endpoint)))
+        switches = psutil.Process(endpoint.process.pid).num_ctx_switches
+        before = switches().voluntary
         head = f"GET /data/a HTTP/1.1\r\n{lines}\r\n".encode()
-        for part in (head[:30], head[30:]):  # with a pause, in which the connection is idle again
-            time.sleep(0.1)
-            connection.sendall(part)
-        while answers.count(b"secret") < 4:
-            answers += connection.recv(10_000)
+        connection.sendall(head[:30])
+        until("the server to look at it", lambda: switches().voluntary > before)
+        connection.sendall(head[30:])
+        receive(connection, 1)
+
+
+def watched(endpoint: Endpoint) -> list[int]:
+    """What the server waits for at each of its sockets: nothing while a thread has the connection."""
+    texts = [path.read_text() for path in Path(f"/proc/{endpoint.process.pid}/fdinfo").iterdir()]
+    return [int(mask, 16) for text in texts for mask in re.findall(r"tfd:\s+\d+ events:\s+(\w+)", text)]
+
+
+def receive(connection: socket.socket, count: int) -> bytes:
+    """The next answers, whose last word is secret."""
+    answers = b""
+    while answers.count(b"secret") < count:
+        part = connection.recv(10_000)
+        assert part, answers
+        answers += part
+    return answers
 
 
 @pytest.mark.parametrize("line", ["X : y", "X y", ": y", "X\x0b: y", " folded", "X: a\rb", "X: a\nContent-Length: 0"])
@@ -224,7 +243,9 @@ def test_slow_bodies_of_those_with_a_key_hold_up_nobody_else(endpoint: Endpoint)
     finally:
         for connection in slow:
             connection.close()
-    deadline = time.monotonic() + 60
-    while len(os.listdir(f"/proc/{endpoint.process.pid}/task")) > THREADS + 2:
-        assert time.monotonic() < deadline, "the threads of slow clients stay"
+
+    def released() -> bool:
         endpoint.client.get_object(Bucket="data", Key="a")
+        return len(os.listdir(f"/proc/{endpoint.process.pid}/task")) <= THREADS + 2
+
+    until("the end of the threads of slow clients", released)

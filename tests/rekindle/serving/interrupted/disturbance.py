@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import threading
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -122,14 +121,3 @@ class Disturbance:
             out, said = self.process.communicate()
             return 124, out, f"not over after {DEADLINE_S} s: {said}"
         return self.process.returncode, out, said
-
-
-def until(holds: object, seconds: float = 30) -> bool:
-    """Wait until `holds()`; whether it came to that."""
-    assert callable(holds)
-    deadline = time.monotonic() + seconds
-    while not holds():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.02)
-    return True

@@ -28,7 +28,8 @@ from rekindle.local.services.services import Services
 from rekindle.storage import Store
 from tests.commands import Shell, shell
 from tests.proxy import Proxy
-from tests.rekindle.serving.interrupted.disturbance import Disturbance, Moment, until
+from tests.rekindle.serving.interrupted.disturbance import Disturbance, Moment
+from tests.waiting import until
 
 INSTANCE, VERSION = "app.kubernetes.io/instance", "rekindle.dev/version"
 KEPT = 3  # serve.keep_releases
@@ -132,7 +133,8 @@ class Place:
                 answers.append(str(error))
             return answers[-1] == run
 
-        return wrong if until(answered) else [*wrong, f"clients get {answers[-1]}, not {run}"]
+        until("the newest answer", answered, evidence=lambda: [*wrong, f"{answers[-1]}, not {run}"])
+        return wrong
 
 
 def play(seed: int, place: Place) -> tuple[str, list[str]]:

@@ -6,7 +6,6 @@ import resource
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from hypothesis import strategies as st
 
 from rekindle.errors import ConfigError
 from rekindle.training.checkpoint import snapshot_file
+from tests.waiting import until
 
 SIZE = 3000
 OURS, OTHERS = hashlib.sha256(b"ours").hexdigest(), hashlib.sha256(b"others").hexdigest()
@@ -96,31 +96,51 @@ def test_a_state_that_another_user_left_there_is_not_trained_on(shared: Path, mo
         opened(planted)
 
 
+def beginning(slot: int, size: int = SIZE) -> int:
+    """Where the state of a slot begins in the file."""
+    stride = -(-(size + snapshot_file.ROOM) // snapshot_file.PAGE) * snapshot_file.PAGE
+    return snapshot_file.PAGE + slot * stride
+
+
+def after_cut(at: int) -> tuple[int, int]:
+    """The step that is left of 6, 4 and 5 (in this order in the file) if it ends at byte `at`, and the losses told."""
+    if at < snapshot_file.PAGE:
+        return -1, int(at > 0)  # an empty file is as good as none
+    ends = {6: beginning(0) + SIZE + 8, 4: beginning(1) + SIZE + 8, 5: beginning(2) + SIZE + 8}
+    whole = [step for step, end in ends.items() if at >= end]
+    return max(whole, default=-1), len([step for step in ends if step > max(whole, default=-1)])
+
+
+def after_a_flip(at: int) -> tuple[int, bool]:
+    """The step that is left if byte `at` is damaged, and whether a loss is told."""
+    header, record = snapshot_file.HEADER.size + 4, snapshot_file.RECORD.size + 4
+    if at < header:
+        return -1, True
+    newest = snapshot_file.RECORDS <= at < snapshot_file.RECORDS + record
+    newest = newest or beginning(0) <= at < beginning(0) + SIZE + 8
+    others = [snapshot_file.RECORDS + slot * snapshot_file.STRIDE for slot in (1, 2)]
+    return 5 if newest else 6, newest or any(first <= at < first + record for first in others)
+
+
 @settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_any_damaged_byte_is_found_and_named_and_the_snapshot_before_is_used(shared: Path, data: st.DataObject) -> None:
-    path = written(shared / "file", 4, 5, 6)
-    stride, places = (
-        -(-(SIZE + snapshot_file.ROOM) // snapshot_file.PAGE) * snapshot_file.PAGE,
-        st.integers(0, SIZE + 10),
-    )
+    path, places = written(shared / "file", 4, 5, 6), st.integers(0, SIZE + 10)
     anywhere = st.one_of(
         st.integers(0, snapshot_file.HEADER.size + 4),
         st.integers(snapshot_file.RECORDS, snapshot_file.RECORDS + snapshot_file.SLOTS * snapshot_file.STRIDE),
-        st.builds(
-            lambda slot, at: snapshot_file.PAGE + slot * stride + at, st.integers(0, snapshot_file.SLOTS - 1), places
-        ),
+        st.builds(lambda slot, at: beginning(slot) + at, st.integers(0, snapshot_file.SLOTS - 1), places),
     )
     at = data.draw(anywhere)
-    if data.draw(st.booleans(), "truncate"):
+    if cut := data.draw(st.booleans(), "truncate"):
         os.truncate(path, at)
     else:
         with open(path, "r+b") as file:
             byte = os.pread(file.fileno(), 1, at)[0]
             os.pwrite(file.fileno(), bytes([byte ^ data.draw(st.integers(1, 255))]), at)
     step, damage = read(path)
-    emptied = not path.stat().st_size  # as good as not there
-    assert step == 6 or damage or emptied  # `read` has compared the bytes
+    # `read` has compared the bytes
+    assert (step, len(damage)) == after_cut(at) if cut else (step, bool(damage)) == after_a_flip(at)
     assert all(str(path) in text for text in damage)
     again = opened(path)
     list(again.read())
@@ -130,12 +150,21 @@ def test_any_damaged_byte_is_found_and_named_and_the_snapshot_before_is_used(sha
     assert read(path)[0] == 7
 
 
+def bytes_at(path: Path, places: list[int]) -> list[bytes]:
+    with path.open("rb") as file:
+        return [os.pread(file.fileno(), 1, place) for place in places]
+
+
 def test_a_worker_killed_at_any_moment_leaves_a_whole_snapshot(shared: Path) -> None:
     path, size, newest = shared / "file", 2_000_000, 0
     for attempt in range(12):
         process = writer(path, size)
         assert process.stdout and process.stdout.readline() == "ready True\n"
-        time.sleep(0.003 * attempt)  # anywhere in a copy or a commit
+        for _ in range(attempt % 4):  # commits before the last one
+            newest = max(newest, int(process.stdout.readline()))
+        places = [beginning(slot, size) + size * attempt // 12 for slot in range(snapshot_file.SLOTS)]
+        before = bytes_at(path, places)
+        until("a copy", lambda before=before, places=places: bytes_at(path, places) != before, pause=0)
         process.kill()
         said = process.stdout.read().split("\n")[:-1]
         process.communicate()

@@ -1,6 +1,7 @@
 """How the members of a group find each other: by nobody's leave but the coordinator's, and though it dies meanwhile."""
 
 import signal
+import sys
 import threading
 from ipaddress import ip_address
 from typing import Any
@@ -13,6 +14,7 @@ from rekindle.training.group import process_group
 from rekindle.training.membership import handshake
 from rekindle.training.membership.client import Client
 from tests.rekindle.training.crew import SECRET, Crew, Member, flags
+from tests.waiting import until
 
 
 @pytest.fixture(autouse=True)
@@ -86,8 +88,18 @@ def test_what_members_tell_each_other_survives_the_coordinator(crew: Crew) -> No
     assert a.values(generation, ["early", "late"], 30) == [b"\0\xff" * 1000, b"yes"]
     with pytest.raises(RuntimeError, match="no member has told within"):
         a.values(generation, ["never"], 0.1)
-    threading.Timer(0.1, b.report_failure, (generation,)).start()
-    with pytest.raises(RuntimeError, match=f"generation {generation} is over"):
-        a.values(generation, ["never"], 600)
+    ended: list[int] = []
+
+    def ask() -> None:
+        with pytest.raises(RuntimeError, match=f"generation {generation} is over"):
+            a.values(generation, ["never"], 600)
+        ended.append(generation)
+
+    asking = threading.Thread(target=ask, daemon=True)
+    asking.start()
+    until("a to wait", lambda: sys._current_frames()[asking.ident or 0].f_code.co_name == "wait")
+    b.report_failure(generation)
+    asking.join(60)
+    assert ended == [generation]
     for one in clients:
         one.leave()

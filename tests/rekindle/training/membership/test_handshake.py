@@ -18,6 +18,7 @@ from rekindle.training.membership.protocol import PROTOCOL
 from rekindle.training.membership.server import MAX_STRANGERS, Coordinator
 from rekindle.training.spec import TrainingSpec
 from tests.rekindle.training.crew import SECRET, Crew, flags
+from tests.waiting import until
 
 HELLO = {"protocol": PROTOCOL, "id": "1", "name": "a", "address": "127.0.0.1:1", "fingerprint": {}, "step": -1}
 JOIN = {"join": HELLO | {"generation": 0, "group": 0, "peers": []}}
@@ -39,21 +40,15 @@ async def serving() -> AsyncIterator[tuple[Coordinator, tuple[str, int]]]:
         port = free.getsockname()[1]
     coordinator = Coordinator(TrainingSpec.model_validate(settings), SECRET.encode())
     run = asyncio.create_task(coordinator.run("127.0.0.1", port))
-    async with asyncio.timeout(60):
-        while not run.done() and not await _listens(port):
-            await asyncio.sleep(0.01)
+    await asyncio.to_thread(until, "the coordinator to listen", lambda: run.done() or listens(port))
     yield coordinator, ("127.0.0.1", port)
     coordinator.end(0)
     await run
 
 
-async def _listens(port: int) -> bool:
-    try:
-        _, writer = await asyncio.open_connection("127.0.0.1", port)
-    except ConnectionRefusedError:
-        return False
-    writer.close()
-    return True
+def listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 def lines(*messages: Any) -> bytes:

@@ -166,8 +166,7 @@ def test_a_listing_of_no_bucket_is_a_failure_that_can_be_answered(tmp_path: Path
 
 ZERO = {"duration": "0s"}
 SERVER = """
-import http.server, os, sys, time
-time.sleep(0.5)
+import http.server, sys
 http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), http.server.SimpleHTTPRequestHandler).serve_forever()
 """
 

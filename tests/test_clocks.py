@@ -1,0 +1,90 @@
+"""No test sleeps, and none asserts on a clock: on a busy machine both lie. `tests.waiting.until` waits for a condition,
+`tests.effort.calls` counts what something costs, and `benchmarks/` measures seconds.
+"""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).parent
+CLOCKS = {
+    "sleep",
+    "monotonic",
+    "monotonic_ns",
+    "perf_counter",
+    "perf_counter_ns",
+    "process_time",
+    "thread_time",
+    "Timer",
+}
+FIGURES = "a command that prints how long things took"
+FAULTS = "faults come at seeded times and last for some time"
+STAMPS = "events get the time at which they were seen"
+EXCEPTIONS = {  # file → what it calls, and why
+    "waiting.py": ({"monotonic", "sleep"}, "this is the wait"),
+    "chaos/__main__.py": ({"monotonic"}, FIGURES),
+    "chaos/execution.py": ({"monotonic", "sleep", "time.time"}, FAULTS),
+    "chaos/faults.py": ({"monotonic", "sleep"}, FAULTS),
+    "chaos/stage.py": ({"monotonic"}, FIGURES),
+    "chaos/watch.py": ({"time.time"}, STAMPS),
+    "cluster/away.py": ({"sleep", "time.time"}, FAULTS),
+    "cluster/kube.py": ({"time.time"}, STAMPS),
+    "cluster/story.py": ({"time.time"}, STAMPS),
+    "conformance/argo.py": ({"monotonic"}, "a workflow that Argo does not end has a deadline"),
+    "conformance/differ.py": ({"monotonic", "sleep"}, f"{FIGURES}, and looks at the cluster once a second"),
+    "conformance/examples.py": ({"monotonic"}, FIGURES),
+    "fuzz/__main__.py": ({"monotonic"}, FIGURES),
+    "fuzz/run.py": ({"monotonic"}, "a command that fuzzes for as long as it is told"),
+    "rekindle/local/controllers/test_kept_connections.py": ({"sleep"}, "clients that are silent for a while"),
+    "rekindle/local/kills.py": (
+        {"monotonic", "sleep"},
+        f"{FAULTS}, as shares of an undisturbed run; its server is slow",
+    ),
+    "rekindle/serving/echo.py": ({"sleep"}, "a model as slow as the request says"),
+    "rekindle/serving/interrupted/disturbance.py": ({"Timer"}, FAULTS),
+    "rekindle/training/toy.py": ({"sleep", "time.time"}, f"a training as slow as it is told; {STAMPS}"),
+}
+
+
+def calls(tree: ast.AST) -> Iterator[tuple[str, int]]:
+    """Yield each call of a clock or a sleep, and its line."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            name = ast.unparse(node.func)
+            if (last := name.rpartition(".")[2]) in CLOCKS:
+                yield last, node.lineno
+            elif name == "time.time":
+                yield name, node.lineno
+
+
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [
+        ("time.sleep(1)", "sleep"),
+        ("await asyncio.sleep(0.1)", "sleep"),
+        ("assert perf_counter() - began < 2", "perf_counter"),
+        ("while time.monotonic() < end: pass", "monotonic"),
+        ("until = time.time() + 5", "time.time"),
+        ("threading.Timer(0.1, kill).start()", "Timer"),
+    ],
+)
+def test_a_sleep_or_a_clock_is_found(source: str, found: str) -> None:
+    assert [name for name, _ in calls(ast.parse(source))] == [found]
+
+
+def test_no_test_sleeps_or_reads_a_clock() -> None:
+    lines = []
+    for path in FOLDER.rglob("*.py"):
+        file = str(path.relative_to(FOLDER))
+        allowed, _ = EXCEPTIONS.get(file, (set[str](), ""))
+        lines += [f"{file}:{line}: {name}" for name, line in calls(ast.parse(path.read_text())) if name not in allowed]
+    assert not lines, "\n".join(
+        [*lines, "wait with tests.waiting.until, count with tests.effort.calls, or see benchmarks/"]
+    )
+
+
+def test_every_exception_is_used() -> None:
+    used = {file: {name for name, _ in calls(ast.parse((FOLDER / file).read_text()))} for file in EXCEPTIONS}
+    assert used == {file: names for file, (names, _) in EXCEPTIONS.items()}
