@@ -34,15 +34,13 @@ if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:  # by nohup
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 ALONE = "PYTEST_XDIST_WORKER" not in os.environ  # or the process that waits for the others
 PIECES = {"tests/conformance/test_recorded.py": 6}  # a file that several processes share, and in how many pieces
+CREWS = ("tests/rekindle/training/", "tests/steps/test_train.py", "tests/chaos/")  # of processes from one with torch
 LONG = (  # files, in this order: started last, one of them would run alone at the end
     "tests/test_first_run.py",
-    *PIECES,
     "tests/rekindle/training/launch/test_launcher.py",
+    *PIECES,
     "tests/rekindle/view/test_foreground.py",
-    "tests/steps/test_train.py",
-    "tests/chaos/test_launchers.py",
     "tests/rekindle/local/test_run.py",
-    "tests/rekindle/training/checkpoint/test_remote.py",
 )
 
 
@@ -51,6 +49,8 @@ class ByFile(LoadScopeScheduling):
 
     def _split_scope(self, nodeid: str) -> str:
         file = nodeid.partition("::")[0]
+        if file.startswith(CREWS):
+            return "crews"
         return f"{file}{zlib.crc32(nodeid.encode()) % PIECES[file]}" if file in PIECES else file
 
 

@@ -37,7 +37,9 @@ def test_a_skip_is_named_and_fails_in_ci_unless_it_is_allowed(
 ) -> None:
     (tmp_path / "test_it.py").write_text(TESTS)
     (tmp_path / "pytest.ini").write_text("[pytest]")
-    inherited = {name: value for name, value in os.environ.items() if name not in ("CI", "TESTS_MAY_SKIP")}
+    inherited = {
+        name: value for name, value in os.environ.items() if name not in ("CI", "TESTS_MAY_SKIP", "PYTEST_ADDOPTS")
+    }
     command = [sys.executable, "-m", "pytest", "-q", "-p", "tests.skips"]
     environment = inherited | {"PYTHONPATH": str(ROOT)} | settings
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)

@@ -193,7 +193,7 @@ def test_a_week_of_the_past_imports_nothing_of_the_working_directory(folder: Fol
 
 
 def test_a_home_is_used_only_where_its_user_made_it_or_trusts_it(folder: Folder):
-    assert typed(folder, "env").returncode == 0
+    assert typed(folder, "put", "../secret").returncode == 0
     copy = folder.root / "copy"
     shutil.copytree(folder.home, copy)
     (folder.root / "link").symlink_to(folder.home)
@@ -203,7 +203,7 @@ def test_a_home_is_used_only_where_its_user_made_it_or_trusts_it(folder: Folder)
     assert (done.returncode, "link is a link, and is not followed" in done.stderr) == (2, True), done.stderr
     assert typed(folder, "trust", "copy").returncode == 0
     assert typed(folder, "down", REKINDLE_HOME="copy").stdout == ""  # what the original started is not the copy's
-    assert typed(folder, "down").stdout == "stopped mlflow\nstopped s3\n"
+    assert typed(folder, "down").stdout == "stopped s3\n"
 
 
 def test_a_home_that_replaced_ones_own_is_not_used(folder: Folder):
@@ -231,7 +231,9 @@ def test_a_home_of_another_user_is_not_used(folder: Folder):
 
 
 def test_without_a_place_for_the_key_one_sentence_names_the_variable(folder: Folder):
-    done = typed(folder, "env", XDG_STATE_HOME="/proc/self")
+    done = typed(folder, "put", "../secret", XDG_STATE_HOME="/proc/self")
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert "set XDG_STATE_HOME to a directory of your own" in done.stderr
-    assert typed(folder, "env", XDG_STATE_HOME=str(folder.root.parent / "state")).returncode == 0
+    state = str(folder.root.parent / "state")
+    assert typed(folder, "put", "../secret", XDG_STATE_HOME=state).returncode == 0
+    assert typed(folder, "down", XDG_STATE_HOME=state).returncode == 0

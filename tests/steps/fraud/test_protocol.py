@@ -179,7 +179,11 @@ def newer_dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.mark.parametrize("refreshes", [[], [70], [61], [50, 61, 70]], ids=lambda days: f"until {days}")
+@pytest.mark.parametrize(
+    "refreshes",
+    [[], [50, 61, 70], pytest.param([70], marks=pytest.mark.slow), pytest.param([61], marks=pytest.mark.slow)],
+    ids=lambda days: f"until {days}",
+)
 def test_a_champion_is_judged_on_the_scores_that_it_serves_whatever_was_refreshed(
     refreshes: list[int],
     expert: Path,
