@@ -181,9 +181,11 @@ def test_the_logs_of_pods_that_are_gone_are_read_where_argo_has_put_them(
         name: {"name": f"demo.{name}", "outputs": {"artifacts": [{"name": "main-logs", "s3": {"key": key}}]}}
         for name, key in {"prepare": "demo/demo-prepare-1/main.log", "evaluate": "demo/gone/main.log"}.items()
     }
-    template = {"name": "prepare", "container": {"image": "rekindle:0.1"}}
+    words = {"command": ["python"], "args": ["-m", "rekindle", "step", "steps.prepare"]}
+    template = {"name": "prepare", "container": {"image": "rekindle:0.1", **words}}
+    own = {"name": "own", "container": {"image": "busybox:1.36", "command": ["true"]}}  # which cannot read them
     tasks = [{"name": name, "template": "prepare"} for name in ("prepare", "train", "evaluate")]
-    spec = {"templates": [template, {"name": "main", "dag": {"tasks": tasks}}]}
+    spec = {"templates": [own, template, {"name": "main", "dag": {"tasks": tasks}}]}
     run = {"metadata": {"name": "demo"}, "spec": spec, "status": {"nodes": nodes}}
     with Kubelet(tmp_path) as server:
         monkeypatch.setenv("KUBECONFIG", str(server.kubeconfig))
@@ -191,6 +193,8 @@ def test_the_logs_of_pods_that_are_gone_are_read_where_argo_has_put_them(
         assert list(archived(cluster, run, "prepare")) == [("prepare", "500 rows"), ("prepare", "done")]
         ((label, line),) = archived(cluster, run, "evaluate")
         assert label == "evaluate" and line.endswith("demo/gone/main.log is gone")
+        pods = [body for method, path, body in server.requests if (method, path.partition("?")[0]) == ("POST", PODS_AT)]
+        assert [each["spec"]["containers"][0]["image"] for each in pods] == ["rekindle:0.1", "rekindle:0.1"]
         made = len(server.requests)
         assert list(archived(cluster, run, "train")) == [] and len(server.requests) == made, "no pod for nothing"
         server.put(WORKFLOWS_AT, run)
