@@ -24,6 +24,7 @@ from tests.forked import Prompt
 from tests.rekindle.cli.own import make
 from tests.rekindle.cli.test_stranger import leaves
 from tests.rekindle.cluster.server import ApiServer
+from tests.rekindle.cluster.sound import SoundCluster
 from tests.waiting import until
 
 ARGO = "/apis/argoproj.io/v1alpha1/namespaces/models"
@@ -62,13 +63,13 @@ HERE = {  # command → the test below that types it
     "unschedule": "test_a_schedule_is_applied_started_and_deleted",
     "submit": "test_a_run_is_submitted_and_deleted",
     "delete": "test_a_run_is_submitted_and_deleted",
+    "demo chaos": "test_the_demo_shows_the_same_in_every_folder",
     "platform check": "test_the_check_of_a_namespace_takes_the_config",
     "rollback": "test_an_earlier_release_answers_again",
     "down": "test_an_earlier_release_answers_again",
 }
 ELSEWHERE = {  # command → the file whose test types it in such a project
     "init": "tests/rekindle/test_project.py",
-    "demo chaos": "tests/rekindle/test_project.py",  # its pipeline is its own, in every folder
     "images build": "tests/rekindle/cluster/test_images.py",
     "sweep": "tests/pipelines/test_sweep.py",
 }
@@ -217,11 +218,16 @@ def test_a_run_is_submitted_and_deleted(own: Own, cluster: ApiServer) -> None:
     assert not cluster.objects[f"{ARGO}/workflows"]
 
 
-def test_the_check_of_a_namespace_takes_the_config(own: Own) -> None:
-    done = own.typed(f"rekindle platform check {CONFIG}")
-    assert (done.returncode, "no cluster is configured" in done.stderr) == (2, True), done.stderr
-    wrong = own.typed(f"rekindle platform check {CONFIG} --set data.windw=1d")
-    assert 'Did you mean "window"?' in wrong.stderr
+def test_the_check_of_a_namespace_takes_the_config(own: Own, tmp_path: Path) -> None:
+    with SoundCluster(tmp_path) as sound:
+        out = own(f"platform check {CONFIG} --set cluster.image=r/own:1 --wait 5", KUBECONFIG=str(sound.kubeconfig))
+    assert "image r/own:1" in out
+
+
+@pytest.mark.slow
+def test_the_demo_shows_the_same_in_every_folder(own: Own) -> None:
+    out = own("demo chaos --workers 1 --steps 20 --seconds-between 100")
+    assert "EQUAL" in out
 
 
 @pytest.mark.slow
@@ -242,7 +248,7 @@ def test_an_earlier_release_answers_again(own: Own) -> None:
     back = typed(f"rekindle rollback {name}")
     assert back.returncode == 0, back.stderr
     assert served(endpoint) == first
-    assert f"{name}-1" in typed("rekindle down").stdout
+    assert f"stopped deployment {name}-" in typed("rekindle down").stdout
 
 
 def served(endpoint: str) -> str:

@@ -146,6 +146,7 @@ def test_the_end_of_a_failed_step_is_found_without_what_argo_says_after_it(serve
     for line in (
         "error: the data are wrong",
         'level=info msg="sub-process exited" argo=true x',
+        'level=info msg="no need to save parameter" argo=true',
         "Error: exit status 65",
     ):
         server.say("demo-train-worker-1", line)
@@ -178,8 +179,16 @@ def test_the_logs_of_pods_that_are_gone_are_read_where_argo_has_put_them(
 ) -> None:
     s3.put("demo/demo-prepare-1/main.log", b"500 rows\ndone\n")
     nodes = {
-        name: {"name": f"demo.{name}", "outputs": {"artifacts": [{"name": "main-logs", "s3": {"key": key}}]}}
-        for name, key in {"prepare": "demo/demo-prepare-1/main.log", "evaluate": "demo/gone/main.log"}.items()
+        name: {
+            "name": f"demo.{name}",
+            "type": kind,
+            "outputs": {"artifacts": [{"name": "main-logs", "s3": {"key": key}}]},
+        }
+        for name, kind, key in (
+            ("prepare", "Pod", "demo/demo-prepare-1/main.log"),
+            ("evaluate", "Pod", "demo/gone/main.log"),
+            ("train", "Retry", "demo/train/main.log"),  # of its last attempt
+        )
     }
     words = {"command": ["python"], "args": ["-m", "rekindle", "step", "steps.prepare"]}
     template = {"name": "prepare", "container": {"image": "rekindle:0.1", **words}}
