@@ -24,11 +24,10 @@ from tests.cluster.kube import Kube
 from tests.commands import BIN
 from tests.waiting import until
 
-SERVER, IMAGE, S3 = "REKINDLE_TEST_ARGO_SERVER", "REKINDLE_TEST_IMAGE", "REKINDLE_TEST_S3"
+SERVER, S3 = "REKINDLE_TEST_ARGO_SERVER", "REKINDLE_TEST_S3"
 KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
 NEEDED = {
     SERVER: "the address of an Argo server that takes its clients' own tokens",
-    IMAGE: "an image with Python, as the cluster pulls it",
     **{name: place.NEEDED[name] for name in (S3, *KEYS)},
 }
 ENDS = ("Succeeded", "Failed", "Error")
@@ -155,7 +154,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Project]:
     config = {"name": "hello", "pipeline": "pipelines.greeting", "workload": "steps.greeting"}
     config |= {"data": {"source": "made://up"}, "model": {"name": "Ada"}, "cluster": {"namespace": kube.namespace}}
     files = {
-        "pipelines/greeting.py": PIPELINE.format(image=os.environ[IMAGE]),
+        "pipelines/greeting.py": PIPELINE.format(image=os.environ.get("REKINDLE_TEST_PYTHON", "python:3.11-slim")),
         "steps/greeting.py": WORKLOAD,
         "configs/hello.yaml": yaml.safe_dump(config),
         "create.py": CREATE,

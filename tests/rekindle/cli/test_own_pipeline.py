@@ -37,7 +37,7 @@ LOOKS: dict[str, list[tuple[str, str]]] = {
     "lint": [(f"lint {CONFIG} configs/asking.yaml --set data.source=s3://a/b.csv", "")],
     "status": [("status", r"{run} +Succeeded +keep"), ("status {run}", r"card +Succeeded")],
     "logs": [("logs {run} prepare", r"\| data until 2026-03-02T03:00:00\+00:00\n")],
-    "explain": [("explain {run}", r"{run}: Succeeded\n"), ("explain", r"workers? trained \d+ steps")],
+    "explain": [("explain {run}", r"{run}: Succeeded\n\n\d workers? trained \d+ steps")],
     "get": [("get {run}", r"card/card +1 "), ("get {run} card/card --to card.md", "")],
     "put": [("put data/power.csv", r"s3://.*/data/power.csv\n")],
     "ui": [("ui {run}", r"http://127.0.0.1")],
@@ -124,6 +124,8 @@ def own(tmp_path_factory: pytest.TempPathFactory, environment: dict[str, str], s
         try:
             run = until("a worker to wait", lambda: running(folder), 120, evidence=(folder / "backfill.log").read_text)
             scaled = typed(f"rekindle scale {run} 2 -o json")
+            second = f".rekindle/runs/{run}/logs/{run}-train-worker-1.log"
+            until("the second worker to start", lambda: (folder / second).exists(), evidence=lambda: scaled)
             (shared / "go").touch()
             out, _ = backfill.communicate(timeout=120)
         finally:
