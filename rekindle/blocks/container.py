@@ -5,10 +5,10 @@ task's name, which is the parameter TASK, and in a loop the pod's, too.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from hera.workflows import Artifact, Container, NoneArchiveStrategy, Parameter, RetryStrategy, S3Artifact
+from hera.workflows import Artifact, Container, NoneArchiveStrategy, Parameter, RetryStrategy, S3Artifact, Script
 from hera.workflows import models as m
 
 from rekindle.blocks import pod as pods
@@ -88,6 +88,14 @@ def container(name: str, module: str, cluster: ClusterConfig, pod: PodConfig, lo
         retry_strategy=retries(cluster.retries, RETRYABLE),
         active_deadline_seconds=60 * pod.deadline_minutes,
     )
+
+
+def restrict(templates: Iterable[Any]) -> None:
+    """Let plain Hera run where PodSecurity `restricted` is enforced: set what it asks for and a template leaves out."""
+    for template in templates:
+        if isinstance(template, Container | Script):
+            template.security_context = template.security_context or m.SecurityContext.model_validate(pods.RESTRICTED)
+            template.pod_spec_patch = template.pod_spec_patch or json.dumps(pods.EXECUTOR_SECURITY)
 
 
 def placement(pod: PodConfig) -> dict[str, Any]:

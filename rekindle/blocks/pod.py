@@ -25,11 +25,8 @@ POD_SECURITY = {
     "fsGroup": NOBODY,
     "seccompProfile": {"type": "RuntimeDefault"},
 }
-CONTAINER_SECURITY = {
-    "allowPrivilegeEscalation": False,
-    "readOnlyRootFilesystem": True,
-    "capabilities": {"drop": ["ALL"]},
-}
+RESTRICTED = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}  # of that PodSecurity standard
+CONTAINER_SECURITY = RESTRICTED | {"readOnlyRootFilesystem": True}
 # Argo's own containers in the pod of a step, which a namespace that enforces the PodSecurity standard `restricted`
 # refuses as they are. As a patch of a template that has them: a resource template has none, and breaks.
 EXECUTOR_SECURITY = {

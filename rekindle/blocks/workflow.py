@@ -13,7 +13,7 @@ from hera.workflows._context import _context  # the DAG whose `with` we are in: 
 
 from rekindle.blocks import pod as pods
 from rekindle.blocks.binding import bound, reject_unknown
-from rekindle.blocks.container import TASK, container, knows_task, retries
+from rekindle.blocks.container import TASK, container, knows_task, restrict, retries
 from rekindle.blocks.jobs.backends import ELASTIC
 from rekindle.blocks.monitoring.notification import ENDS, NOTIFY, notification
 from rekindle.blocks.resource import delete, equip
@@ -216,11 +216,11 @@ class Pipeline:
                 leaves = [task.name for task in tasks if task.name not in {*followed, *scope.guarded}]
                 scope.dag.target = " ".join([*scope.guarded, *leaves])
         equip(self.workflow.templates, self.config.cluster.pod("executor"))
+        restrict(self.workflow.templates)
         export(self.scopes.values(), self.workflow.templates)
         declare_reuse(self.workflow.arguments, self.reused)
-        order = [scope.dag.name for scope in self.scopes.values()]
-        ranks = {name: rank for rank, name in enumerate(order)} | {"finish": len(order) + 1}
-        last = len(order) + 2
+        last = len(self.scopes) + 2
+        ranks = {scope.dag.name: rank for rank, scope in enumerate(self.scopes.values())} | {"finish": last - 1}
         templates = self.workflow.templates
         templates.sort(key=lambda template: ranks.get(template.name or "", last - 2 * isinstance(template, DAG)))
 

@@ -38,9 +38,14 @@ def output_of(cluster: Cluster, image: str, args: list[str], seconds: float = SE
 
 
 def image_of(workflow: Object) -> str:
-    """The image of the first step of a run, which has the engine. Raises RekindleError if it has none."""
+    """The image of the first step of a run that has the engine. Raises RekindleError if it has none."""
     spec = (workflow.get("status") or {}).get("storedWorkflowTemplateSpec") or workflow["spec"]
     for template in spec.get("templates") or []:
-        if image := (template.get("container") or {}).get("image"):
-            return str(image)
-    raise RekindleError(f"{workflow['metadata']['name']} has no step of ours, whose image would read the object store.")
+        container = template.get("container") or {}
+        words = [*(container.get("command") or []), *(container.get("args") or [])]
+        if words[1:4] == ["-m", "rekindle", "step"]:  # not a user's own container
+            return str(container["image"])
+    raise RekindleError(
+        f"{workflow['metadata']['name']} has no step of Rekindle, and only the image of one can read what the run left "
+        "in the object store."
+    )

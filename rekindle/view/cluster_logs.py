@@ -28,7 +28,7 @@ from rekindle.view.display import is_terminal, log_line, progress_in, task_of
 from rekindle.view.summary import ERROR, FAILED, Step, last_error
 
 ARGO_CONTAINERS = ("init", "wait", "supervisor")
-EXECUTOR = re.compile(rb" argo=true |^Error: exit status \d+$")  # lines that the executor adds to the log of a step
+EXECUTOR = re.compile(rb" argo=true( |$)|^Error: exit status \d+$")  # lines that the executor adds to the log of a step
 COLORS = (36, 32, 33, 35, 34, 96, 92, 93, 95, 94)
 SILENCE = 300.0  # seconds without a line before reconnecting, in case the connection died silently
 DRAIN = 5.0  # seconds to read the last lines of a completed run
@@ -220,6 +220,8 @@ def archived(cluster: Cluster, workflow: Object, step: str, present: Collection[
     """
     keys: dict[str, str] = {}
     for node in ((workflow.get("status") or {}).get("nodes") or {}).values():
+        if node["type"] == "Retry":  # it has the outputs of its last attempt, whose pod may be present
+            continue
         label = re.sub(r"^[.-]", "", node["name"].removeprefix(workflow["metadata"]["name"]))
         for artifact in (node.get("outputs") or {}).get("artifacts") or []:
             if (

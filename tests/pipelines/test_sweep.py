@@ -18,6 +18,7 @@ import pytest
 from rekindle import tracking
 from rekindle.storage import Store
 from tests.commands import ROOT, Shell, shell
+from tests.rekindle.cli.own import make
 from tests.waiting import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # whole runs
@@ -34,6 +35,14 @@ def typed(tmp_path: Path, s3_environment: dict[str, str], mlflow_server: str) ->
         yield typed
 
 
+@pytest.fixture
+def own(tmp_path: Path, s3_environment: dict[str, str], mlflow_server: str) -> Iterator[Shell]:
+    """In a project of one's own, which has the pipeline from the reference project."""
+    make(tmp_path / "shop")
+    with shell(tmp_path / "shop", **s3_environment, MLFLOW_TRACKING_URI=mlflow_server) as typed:
+        yield typed
+
+
 def test_a_pipeline_that_is_no_search_is_refused_before_it_trains_for_hours(typed: Shell) -> None:
     done = typed("rekindle sweep configs/demo.yaml")
     assert done.returncode == 2, done.stderr
@@ -41,9 +50,9 @@ def test_a_pipeline_that_is_no_search_is_refused_before_it_trains_for_hours(type
     assert "no runs" in typed("rekindle status").stdout
 
 
-def test_the_best_trial_is_released_without_another_training(typed: Shell, s3: Store) -> None:
+def test_the_best_trial_is_released_without_another_training(own: Shell, s3: Store) -> None:
     name = f"sweep-{uuid.uuid4().hex[:6]}"
-    done = typed(f"rekindle sweep configs/sweep.yaml --set name={name} {SETS} -o json")
+    done = own(f"rekindle sweep configs/search.yaml --set name={name} -o json")
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     trials = result["trials"]
@@ -60,9 +69,9 @@ def test_the_best_trial_is_released_without_another_training(typed: Shell, s3: S
     assert parent and child and tracking.tags_of(child)["mlflow.parentRunId"] == parent
     assert float(tracking.params_of(child)["train.learning_rate"]) == best["train.learning_rate"]
     assert tracking.artifacts(parent, "search") == ["search/search.png"]
-    shown = typed(f"rekindle sweep --of {result['workflow']}")
+    shown = own(f"rekindle sweep --of {result['workflow']}")
     assert len(shown.stdout.splitlines()) == 6 and shown.stdout.split("\n")[1].startswith(str(best["trial"]))
-    assert typed("rekindle sweep --of nothing").returncode == 2
+    assert own("rekindle sweep --of nothing").returncode == 2
 
 
 def test_with_every_trial_killed_and_the_controller_twice_the_study_is_the_same(

@@ -96,6 +96,16 @@ def test_plain_hera_and_blocks_hand_each_other_what_they_make(config: Config) ->
     assert workflow.to_dict()["metadata"]["labels"]["team"] == "risk"
     images = [finding for finding in findings(workflow) if "latest" not in finding and "digest" not in finding]
     assert not [finding for finding in images if finding.startswith("error")], images
+    assert not [finding for finding in images if "PodSecurity" in finding], images
+
+
+def test_what_a_plain_template_says_of_its_security_stays(config: Config) -> None:
+    own = m.SecurityContext(run_as_user=7)
+    with blocks.pipeline(config) as workflow:
+        Container(name="own", image="busybox:1.36", command=["true"], security_context=own, pod_spec_patch="{}")
+        Task(name="own", template="own")
+    (template,) = [each for each in workflow.to_dict()["spec"]["templates"] if each["name"] == "own"]
+    assert (template["container"]["securityContext"], template["podSpecPatch"]) == ({"runAsUser": 7}, "{}")
 
 
 def test_blocks_that_hand_on_nothing_are_ordered_by_arrows_as_in_hera(config: Config) -> None:

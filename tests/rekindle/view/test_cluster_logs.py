@@ -146,6 +146,7 @@ def test_the_end_of_a_failed_step_is_found_without_what_argo_says_after_it(serve
     for line in (
         "error: the data are wrong",
         'level=info msg="sub-process exited" argo=true x',
+        'level=info msg="no need to save parameter" argo=true',
         "Error: exit status 65",
     ):
         server.say("demo-train-worker-1", line)
@@ -178,12 +179,22 @@ def test_the_logs_of_pods_that_are_gone_are_read_where_argo_has_put_them(
 ) -> None:
     s3.put("demo/demo-prepare-1/main.log", b"500 rows\ndone\n")
     nodes = {
-        name: {"name": f"demo.{name}", "outputs": {"artifacts": [{"name": "main-logs", "s3": {"key": key}}]}}
-        for name, key in {"prepare": "demo/demo-prepare-1/main.log", "evaluate": "demo/gone/main.log"}.items()
+        name: {
+            "name": f"demo.{name}",
+            "type": kind,
+            "outputs": {"artifacts": [{"name": "main-logs", "s3": {"key": key}}]},
+        }
+        for name, kind, key in (
+            ("prepare", "Pod", "demo/demo-prepare-1/main.log"),
+            ("evaluate", "Pod", "demo/gone/main.log"),
+            ("train", "Retry", "demo/train/main.log"),  # of its last attempt
+        )
     }
-    template = {"name": "prepare", "container": {"image": "rekindle:0.1"}}
+    words = {"command": ["python"], "args": ["-m", "rekindle", "step", "steps.prepare"]}
+    template = {"name": "prepare", "container": {"image": "rekindle:0.1", **words}}
+    own = {"name": "own", "container": {"image": "busybox:1.36", "command": ["true"]}}  # which cannot read them
     tasks = [{"name": name, "template": "prepare"} for name in ("prepare", "train", "evaluate")]
-    spec = {"templates": [template, {"name": "main", "dag": {"tasks": tasks}}]}
+    spec = {"templates": [own, template, {"name": "main", "dag": {"tasks": tasks}}]}
     run = {"metadata": {"name": "demo"}, "spec": spec, "status": {"nodes": nodes}}
     with Kubelet(tmp_path) as server:
         monkeypatch.setenv("KUBECONFIG", str(server.kubeconfig))
@@ -191,6 +202,8 @@ def test_the_logs_of_pods_that_are_gone_are_read_where_argo_has_put_them(
         assert list(archived(cluster, run, "prepare")) == [("prepare", "500 rows"), ("prepare", "done")]
         ((label, line),) = archived(cluster, run, "evaluate")
         assert label == "evaluate" and line.endswith("demo/gone/main.log is gone")
+        pods = [body for method, path, body in server.requests if (method, path.partition("?")[0]) == ("POST", PODS_AT)]
+        assert [each["spec"]["containers"][0]["image"] for each in pods] == ["rekindle:0.1", "rekindle:0.1"]
         made = len(server.requests)
         assert list(archived(cluster, run, "train")) == [] and len(server.requests) == made, "no pod for nothing"
         server.put(WORKFLOWS_AT, run)

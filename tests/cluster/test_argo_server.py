@@ -1,0 +1,203 @@
+"""A pipeline of one's own, sent to a real Argo server by Hera's `create()`, by `argo submit` and by `rekindle submit`.
+
+argo server --namespace argo --auth-mode=client --secure=false &      # in the namespace of Argo's controller
+export REKINDLE_TEST_ARGO_SERVER=http://127.0.0.1:2746
+.venv/bin/python -m pytest -m cluster tests/cluster/test_argo_server.py
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+import yaml
+
+from rekindle.storage import Store
+from tests.cluster import place
+from tests.cluster.kube import Kube
+from tests.commands import BIN
+from tests.waiting import until
+
+SERVER, S3 = "REKINDLE_TEST_ARGO_SERVER", "REKINDLE_TEST_S3"
+KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
+NEEDED = {
+    SERVER: "the address of an Argo server that takes its clients' own tokens",
+    **{name: place.NEEDED[name] for name in (S3, *KEYS)},
+}
+ENDS = ("Succeeded", "Failed", "Error")
+PIPELINE = '''
+"""Two greetings by plain Hera: the second has the output of the first."""
+
+from hera.workflows import Parameter, script
+from hera.workflows.models import PodGC
+
+from rekindle import blocks
+
+IMAGE = "{image}"
+
+
+@script(constructor="inline", image=IMAGE, outputs=[Parameter(name="text", value_from={{"path": "/tmp/text"}})])
+def greet(name: str):
+    from pathlib import Path
+
+    Path("/tmp/text").write_text(f"hello {{name}}")
+    print("greets", name)
+
+
+@script(constructor="inline", image=IMAGE)
+def shout(text: str):
+    print(text.upper())
+
+
+def build(config):
+    with blocks.pipeline(config, pod_gc=PodGC()) as workflow:  # the pods stay, with their logs
+        first = greet(name="greet", arguments={{"name": config.model.name}})
+        first >> shout(name="shout", arguments={{"text": first.get_parameter("text")}})
+    return workflow
+'''
+WORKLOAD = '''
+"""What a config needs; nothing of it is trained here."""
+
+from rekindle import DataConfig as Data
+from rekindle import Metric, Section
+
+
+class Model(Section):
+    name: str = "world"
+
+
+metrics = (Metric("loss"),)
+prepare = dataset = model = loss = evaluate = predictor = None
+'''
+CREATE = """
+import os
+
+from hera.workflows import WorkflowsService
+
+from pipelines.greeting import build
+from rekindle import load_config
+
+workflow = build(load_config("configs/hello.yaml").config)
+workflow.workflows_service = WorkflowsService(host=os.environ["ARGO_URL"], token=os.environ["ARGO_TOKEN"])
+workflow.create()
+print(workflow.name)
+"""
+# what a user types in the project; {server} are the flags that lead `argo` to the server instead of the Kubernetes API
+TYPED = {
+    "hera": "python create.py",
+    "argo": "rekindle render configs/hello.yaml > hello.yaml; "
+    "env -u ARGO_TOKEN argo submit -n {namespace} -o name hello.yaml",
+    "argo by the server": "rekindle render configs/hello.yaml | argo submit -n {namespace} -o name {server} /dev/stdin",
+    "rekindle by the server": "rekindle submit configs/hello.yaml --argo-server $ARGO_URL --yes",
+}
+SUBMITTER = [
+    {"apiGroups": ["argoproj.io"], "resources": ["workflows"], "verbs": ["create", "get", "list", "watch"]},
+]
+
+
+@dataclass(frozen=True)
+class Project:
+    """A project of one's own, and who sends its pipeline to the cluster."""
+
+    folder: Path
+    kube: Kube
+    environment: dict[str, str]
+
+    def __call__(self, command: str) -> str:
+        """What the command prints; it must succeed."""
+        done = subprocess.run(["bash", "-c", command], cwd=self.folder, env=self.environment, stdin=subprocess.DEVNULL,
+                              capture_output=True, text=True, timeout=120)  # fmt: skip
+        assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
+        return done.stdout
+
+    def phase(self, name: str) -> str:
+        return ((self.kube.get("workflow", name) or {}).get("status") or {}).get("phase", "")
+
+
+def platform(kube: Kube) -> list[dict]:
+    """The namespace and the Secret as users make them, and an account that may submit."""
+    flags = ["-n", kube.namespace, "--bucket", kube.namespace, "--endpoint", os.environ[S3], "--mlflow"]
+    command = [BIN / "rekindle", "platform", "render", *flags, "http://mlflow.example.com"]
+    rendered = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    version = "rbac.authorization.k8s.io/v1"
+    role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "submitter"}
+    subject = {"kind": "ServiceAccount", "name": "submitter", "namespace": kube.namespace}
+    name = {"metadata": {"name": "submitter"}}
+    return [
+        *yaml.safe_load_all(rendered),
+        {
+            "apiVersion": "v1",
+            "kind": "Secret",
+            "metadata": {"name": "rekindle-s3"},
+            "stringData": {name: os.environ[name] for name in KEYS},
+        },
+        {"apiVersion": "v1", "kind": "ServiceAccount", **name},
+        {"apiVersion": version, "kind": "Role", **name, "rules": SUBMITTER},
+        {"apiVersion": version, "kind": "RoleBinding", **name, "roleRef": role, "subjects": [subject]},
+    ]
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Project]:
+    missing = [f"{name} ({what})" for name, what in NEEDED.items() if not os.environ.get(name)]
+    assert not missing, f"set {', '.join(missing)}"
+    assert shutil.which("argo"), "put the command `argo`, of the version of the cluster's Argo, on the PATH"
+    kube = Kube(f"rekindle-argo-{uuid.uuid4().hex[:6]}")
+    store = Store(kube.namespace, os.environ[S3], *(os.environ[name] for name in KEYS))
+    folder = tmp_path_factory.mktemp("project")
+    config = {"name": "hello", "pipeline": "pipelines.greeting", "workload": "steps.greeting"}
+    config |= {"data": {"source": "made://up"}, "model": {"name": "Ada"}, "cluster": {"namespace": kube.namespace}}
+    files = {
+        "pipelines/greeting.py": PIPELINE.format(image=os.environ.get("REKINDLE_TEST_PYTHON", "python:3.11-slim")),
+        "steps/greeting.py": WORKLOAD,
+        "configs/hello.yaml": yaml.safe_dump(config),
+        "create.py": CREATE,
+    }
+    for name, text in files.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(text)
+    url = os.environ[SERVER]
+    store.client.create_bucket(Bucket=store.bucket)
+    try:
+        kube.apply(*platform(kube))
+        token = kube("create", "token", "submitter").strip()
+        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+        yield Project(folder, kube, {**os.environ, "PATH": path, "ARGO_URL": url, "ARGO_TOKEN": f"Bearer {token}"})
+    finally:
+        kube("delete", "namespace", kube.namespace, "--ignore-not-found", "--timeout=120s", timeout=150)
+        store.delete([entry.key for entry in store.list("")])
+        store.client.delete_bucket(Bucket=store.bucket)
+
+
+@pytest.fixture(scope="module")
+def submitted(project: Project) -> dict[str, str]:
+    """The workflow of each way; they run at the same time."""
+    url = urlsplit(os.environ[SERVER])
+    server = f"--argo-server {url.netloc} --argo-http1 {'--secure=false' if url.scheme == 'http' else ''}"
+    texts = {}
+    for way, command in TYPED.items():
+        texts[way] = project(command.format(namespace=project.kube.namespace, server=server))
+    return {way: text.split()[0] for way, text in texts.items()}
+
+
+@pytest.mark.parametrize("way", TYPED)
+def test_an_own_pipeline_ends_well_however_it_is_sent_and_its_status_is_shown(
+    project: Project, submitted: dict[str, str], way: str
+) -> None:
+    name, namespace = submitted[way], project.kube.namespace
+    until(f"{name} to end", lambda: project.phase(name) in ENDS, 300, evidence=lambda: project.kube("get", "events"))
+    shown, logs = (project(f"rekindle {command} {name} -n {namespace}") for command in ("status", "logs"))
+    assert project.phase(name) == "Succeeded", shown
+    assert name in shown and "greet" in shown and "shout" in shown
+    assert "greets Ada" in logs and "HELLO ADA" in logs
+
+
+def test_what_is_rendered_passes_argo_lint(project: Project) -> None:
+    said = project("rekindle render configs/hello.yaml > lint.yaml && argo lint --offline lint.yaml")
+    assert "no linting errors found" in said

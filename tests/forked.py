@@ -1,0 +1,93 @@
+"""`rekindle` typed at a process that has imported it: a command costs a fork, not a start of Python and its imports.
+
+    with Prompt(folder, environment) as typed: done = typed("rekindle status -o json")
+
+Where imports or signals matter, tests.commands.shell starts the command itself.
+"""
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Self
+
+# what nearly every command imports
+HEAVY = (
+    *("boto3", "hera.workflows", "kubernetes.client", "requests"),
+    *("rekindle.argo.validate", "rekindle.blocks", "rekindle.cluster.workflows", "rekindle.config", "rekindle.render"),
+    *("rekindle.history.backfill", "rekindle.history.trials", "rekindle.view.changes", "rekindle.view.foreground"),
+    *("rekindle.view.cluster_logs", "rekindle.view.cluster_overview", "rekindle.view.explain", "rekindle.view.reuse"),
+)
+
+
+class Prompt:
+    """`prompt(command)` → its completed process."""
+
+    def __init__(self, folder: Path, environment: Mapping[str, str]) -> None:
+        self.folder, self.environment = folder, dict(environment)
+
+    def __enter__(self) -> Self:
+        command = [sys.executable, "-P", __file__]
+        self.process = subprocess.Popen(command, cwd=self.folder, env=self.environment, text=True,
+                                        stdin=subprocess.PIPE, stdout=subprocess.PIPE)  # fmt: skip
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        assert self.process.stdin
+        self.process.stdin.close()
+        self.process.wait(60)
+
+    def __call__(self, command: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        assert self.process.stdin and self.process.stdout
+        program, *arguments = shlex.split(command)
+        assert program == "rekindle", command
+        with tempfile.TemporaryDirectory() as folder:
+            out, err = Path(folder, "out"), Path(folder, "err")
+            asked = {"arguments": arguments, "environment": environment, "out": str(out), "err": str(err)}
+            self.process.stdin.write(json.dumps(asked) + "\n")
+            self.process.stdin.flush()
+            code = int(self.process.stdout.readline())
+            return subprocess.CompletedProcess(command, code, out.read_text(), err.read_text())
+
+
+def run(asked: dict[str, Any]) -> None:
+    """Become the command; it does not return."""
+    from rekindle.__main__ import main
+
+    null = os.open(os.devnull, os.O_RDONLY)
+    files = [os.open(asked[name], os.O_WRONLY | os.O_CREAT) for name in ("out", "err")]
+    for target, file in enumerate((null, *files)):
+        os.dup2(file, target)
+    os.environ.update(asked["environment"])
+    sys.argv = ["rekindle", *asked["arguments"]]
+    code: Any = 1
+    try:
+        main()
+    except SystemExit as end:
+        code = end.code or 0
+    except BaseException:
+        sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code if isinstance(code, int) else 1)
+
+
+def serve() -> None:
+    """Fork a command for each line of stdin, and write its exit code."""
+    for name in HEAVY:
+        import_module(name)
+    for line in iter(sys.stdin.readline, ""):
+        if not (pid := os.fork()):
+            run(json.loads(line))
+        sys.stdout.write(f"{os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])}\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    serve()

@@ -1,0 +1,82 @@
+"""A project as `rekindle init shop` leaves it, and what its owner has added since."""
+
+from pathlib import Path
+
+import yaml
+
+from rekindle.project import create
+
+# the training waits until the file GO exists, so that others can act on it meanwhile
+PACED = '''
+"""The project's workload, of whose data a window is taken."""
+
+import time
+from pathlib import Path
+
+from rekindle import DataConfig
+from steps import shop
+from steps.shop import *
+
+
+class Data(DataConfig):
+    window: str = ""
+    until: str = ""
+
+    def at(self, time):
+        return self.model_copy(update={"until": time.isoformat()}) if self.window else self
+
+
+def prepare(data, out):
+    print("data until", data.until)
+    return shop.prepare(data, out)
+
+
+def loss(model, batch):
+    while not Path("GO").exists():
+        time.sleep(0.05)
+    return shop.loss(model, batch)
+'''
+# no pod of it imports torch
+ASKING = '''
+"""Somebody is asked before a card is written."""
+
+from hera.workflows import Suspend, Task
+
+from rekindle import blocks
+
+
+def build(config):
+    with blocks.pipeline(config) as workflow:
+        approval = Task(name="approval", template=Suspend(name="wait-for-approval"))
+        approval.next(blocks.step("steps.card", metrics={"rmse": 1.5}, verdict="release"))
+    return workflow
+'''
+SHOP = {
+    "workload": "steps.paced",
+    "data": {"source": "data/power.csv", "window": "90d"},
+    "train": {"workers": 1, "max_workers": 2, "virtual_workers": 4, "epochs": 1, "learning_rate": 0.02},
+    "gate": {"maximum": {"rmse": 500}},
+    "serve": {"min_replicas": 1},
+    "schedule": {"cron": "0 3 * * 1"},
+}
+SEARCH = {
+    "train": {"virtual_workers": 4, "epochs": 6, "validation": 0.1, "learning_rate": 0.02},
+    "sweep": {
+        **{"trials": 5, "batch": 3, "rungs": 2, "reduction": 3, "parallel": 2},
+        "space": {"train": {"learning_rate": {"low": 0.001, "high": 0.1, "log": True}}, "model": {"hidden": [8, 32]}},
+    },
+}
+CONFIGS = {
+    "shop": SHOP | {"pipeline": "pipelines.nightly"},
+    "asking": SHOP | {"pipeline": "pipelines.asking"},
+    "search": SHOP | {"pipeline": "pipelines.sweep"} | SEARCH,
+}
+
+
+def make(folder: Path, go: Path = Path("/")) -> None:
+    """Write the project into `folder`, which is named shop; its training waits for the file `go`."""
+    create(folder)
+    files = {"steps/paced.py": PACED.replace("GO", str(go)), "pipelines/asking.py": ASKING}
+    files |= {f"configs/{name}.yaml": yaml.safe_dump({"name": name} | config) for name, config in CONFIGS.items()}
+    for name, text in files.items():
+        (folder / name).write_text(text)
