@@ -1,0 +1,41 @@
+"""The modules that are mutated, and the quick tests that must notice."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Target:
+    """Modules, and the arguments for pytest that select their tests."""
+
+    modules: tuple[str, ...]
+    tests: tuple[str, ...]
+
+
+TRAINING, TESTS = "rekindle/training", "tests/rekindle/training"
+TARGETS = {
+    "gate": Target(
+        ("rekindle/gate.py", "rekindle/evaluation/judge.py", "rekindle/evaluation/bootstrap.py"),
+        ("tests/rekindle/test_gate.py", "tests/rekindle/evaluation"),
+    ),
+    "reduction": Target(
+        (f"{TRAINING}/group/tree.py", f"{TRAINING}/group/reduction.py"),
+        (f"{TESTS}/group/test_tree.py", f"{TESTS}/group/test_group.py"),
+    ),
+    "checkpoint": Target(
+        tuple(f"{TRAINING}/checkpoint/{name}.py" for name in ("manager", "manifest", "retention", "interval")),
+        (
+            *(f"{TESTS}/checkpoint/test_{name}.py" for name in ("manager", "retention", "interval", "remote")),
+            "--deselect",
+            f"{TESTS}/checkpoint/test_remote.py::test_a_store_in_trouble_delays_nothing_and_loses_nothing",
+            "--deselect",
+            f"{TESTS}/checkpoint/test_remote.py::test_workers_wait_for_a_store_that_is_away_when_they_begin",
+        ),
+    ),
+    "membership": Target((f"{TRAINING}/membership/machine.py",), (f"{TESTS}/membership/test_server.py",)),
+    "promotion": Target(("rekindle/serving/promotion.py",), ("tests/rekindle/serving/test_promotion.py",)),
+    "cache": Target(
+        ("rekindle/cache/key.py", "rekindle/cache/code.py", "rekindle/cache/entries.py"),
+        ("tests/rekindle/cache/test_key.py", "tests/rekindle/cache/test_entries.py"),
+    ),
+    "scheduler": Target(("rekindle/local/engine/scheduler.py",), ("tests/rekindle/local/engine",)),
+}
