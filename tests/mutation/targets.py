@@ -19,7 +19,7 @@ TARGETS = {
     ),
     "reduction": Target(
         (f"{TRAINING}/group/tree.py", f"{TRAINING}/group/reduction.py"),
-        (f"{TESTS}/group/test_tree.py", f"{TESTS}/group/test_group.py"),
+        tuple(f"{TESTS}/group/test_{name}.py" for name in ("tree", "reduction", "group")),
     ),
     "checkpoint": Target(
         tuple(f"{TRAINING}/checkpoint/{name}.py" for name in ("manager", "manifest", "retention", "interval")),
@@ -31,7 +31,10 @@ TARGETS = {
             f"{TESTS}/checkpoint/test_remote.py::test_workers_wait_for_a_store_that_is_away_when_they_begin",
         ),
     ),
-    "membership": Target((f"{TRAINING}/membership/machine.py",), (f"{TESTS}/membership/test_server.py",)),
+    "membership": Target(
+        (f"{TRAINING}/membership/machine.py",),
+        (f"{TESTS}/membership/test_machine.py", f"{TESTS}/membership/test_server.py"),
+    ),
     "promotion": Target(("rekindle/serving/promotion.py",), ("tests/rekindle/serving/test_promotion.py",)),
     "cache": Target(
         ("rekindle/cache/key.py", "rekindle/cache/code.py", "rekindle/cache/entries.py"),
