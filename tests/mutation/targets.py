@@ -38,7 +38,10 @@ TARGETS = {
     "promotion": Target(("rekindle/serving/promotion.py",), ("tests/rekindle/serving/test_promotion.py",)),
     "cache": Target(
         ("rekindle/cache/key.py", "rekindle/cache/code.py", "rekindle/cache/entries.py"),
-        ("tests/rekindle/cache/test_key.py", "tests/rekindle/cache/test_entries.py"),
+        tuple(f"tests/rekindle/cache/test_{name}.py" for name in ("code", "key", "entries")),
     ),
-    "scheduler": Target(("rekindle/local/engine/scheduler.py",), ("tests/rekindle/local/engine",)),
+    "scheduler": Target(
+        ("rekindle/local/engine/scheduler.py",),
+        ("tests/rekindle/local/engine", "tests/rekindle/local/test_locks.py"),
+    ),
 }
