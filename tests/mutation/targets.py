@@ -24,7 +24,10 @@ TARGETS = {
     "checkpoint": Target(
         tuple(f"{TRAINING}/checkpoint/{name}.py" for name in ("manager", "manifest", "retention", "interval")),
         (
-            *(f"{TESTS}/checkpoint/test_{name}.py" for name in ("manager", "retention", "interval", "remote")),
+            *(
+                f"{TESTS}/checkpoint/test_{name}.py"
+                for name in ("interval", "manifest", "retention", "manager", "remote")
+            ),
             "--deselect",
             f"{TESTS}/checkpoint/test_remote.py::test_a_store_in_trouble_delays_nothing_and_loses_nothing",
             "--deselect",

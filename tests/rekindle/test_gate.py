@@ -165,7 +165,9 @@ def test_a_verdict_on_less_than_half_of_the_champions_rows_says_so(rows: int, wa
 
 def test_the_champions_weights_with_other_code_are_a_release_of_their_own() -> None:
     case = Case(Gate(), METRICS, evaluation(), CHAMPION[1], CHAMPION, changed="steps/model.py")
-    text = "The weights are those of the champion (version 3), but steps/model.py changed. The candidate meets the gate."
+    text = (
+        "The weights are those of the champion (version 3), but steps/model.py changed. The candidate meets the gate."
+    )
     assert case.decide() == ("release", text)
     case = Case(Gate(minimum={"ap": 0.6, "auc": 0.9}), METRICS, evaluation(), CHAMPION[1], CHAMPION, changed="serve")
     assert case.decide()[1].endswith("The candidate meets the gate (ap 0.7000 >= 0.6,auc 0.9000 >= 0.9).")

@@ -145,7 +145,10 @@ def test_labels_of_several_rows_of_one_customer_are_compared_by_the_first_metric
     monkeypatch.setattr(lines, "predict", labels)
     good, bad = trained(tmp_path / "good", 2.0, dataset), trained(tmp_path / "bad", 1.0, dataset)
     judged = judge(good, bad, dataset, tmp_path / "report")
-    assert judged.metrics == {"candidate": {"accuracy": 1.0, "error": 1.0}, "champion": {"accuracy": 0.55, "error": 1.0}}
+    assert judged.metrics == {
+        "candidate": {"accuracy": 1.0, "error": 1.0},
+        "champion": {"accuracy": 0.55, "error": 1.0},
+    }
     right = np.array([row[1] == ("high" if row[0]["x"] > 18 else "low") for row in rows])
     mean, low, high = paired_bootstrap(
         lambda drawn: 1.0 - float(right[drawn].mean()), 20, [row[2] for row in rows], resamples=100

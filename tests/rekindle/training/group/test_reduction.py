@@ -111,3 +111,7 @@ def test_later_steps_need_no_further_memory() -> None:
     for turns, ((_, _, once), (_, _, often)) in zip((2, 6), zip(reduced(11, 3, 2), reduced(11, 3, 6)), strict=False):
         assert turns and len(once._pool) == len(often._pool) <= 4
         assert once._inbox.numel() == often._inbox.numel()
+
+
+def test_a_process_needs_one_buffer_for_two_virtual_workers_and_one_more_for_twice_as_many() -> None:
+    assert [len(reduced(leaves, 1)[0][2]._pool) for leaves in (1, 2, 4, 8, 16)] == [1, 1, 2, 3, 4]

@@ -153,7 +153,9 @@ def test_a_group_is_asked_only_after_the_seconds_that_are_set() -> None:
     for worker in "ab":
         membership.heartbeat(21.1, worker, -1)
     membership.tick(21.1)
-    assert not membership.agreed and membership.log == ["no step for 20 s, though all workers live: asking each of them"]
+    assert not membership.agreed and membership.log == [
+        "no step for 20 s, though all workers live: asking each of them"
+    ]
 
 
 def test_a_silent_worker_is_dropped_only_after_the_seconds_that_are_set() -> None:
