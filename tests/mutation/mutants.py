@@ -41,7 +41,7 @@ class Mutant:
 
 
 def sample(sources: dict[str, str], seed: int, count: int) -> list[Mutant]:
-    """`count` mutants of modules, by path; an edit elsewhere in a module does not change which of the others are drawn."""
+    """Draw `count` mutants of modules, by path; an edit elsewhere in a module does not change the drawing."""
     ranked, seen = [], Counter[str]()
     for path, source in sources.items():
         for mutant in mutants(path, source):

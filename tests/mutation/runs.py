@@ -1,5 +1,6 @@
 """Runs the tests of mutants in forks of one process, which has imported what takes long, on copies of the tree."""
 
+import contextlib
 import gc
 import importlib
 import json
@@ -133,10 +134,8 @@ def _outcome(code: int, late: bool, said: str) -> tuple[str, str]:
 
 
 def _kill_group(pid: int) -> None:
-    try:
+    with contextlib.suppress(ProcessLookupError):
         os.killpg(pid, signal.SIGKILL)  # also what the tests have started
-    except ProcessLookupError:
-        pass
 
 
 def _run_tests(

@@ -159,8 +159,8 @@ def test_objects_in_a_store_are_known_by_their_listing(s3: Store) -> None:
     s3.put(f"{prefix}/a", b"1")
     seen = [content(uri)]
     assert content(uri, here=False) == seen[0], "a bucket is seen from everywhere"
-    for key, data in (("a", b"2"), ("b", b"1")):
-        s3.put(f"{prefix}/{key}", data)
+    for name, data in (("a", b"2"), ("b", b"1")):
+        s3.put(f"{prefix}/{name}", data)
         seen.append(content(uri))
     assert len(set(seen)) == 3 and content(f"{uri}a") == seen[1]
     asked: list[str] = []
