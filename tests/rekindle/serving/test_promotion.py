@@ -237,7 +237,7 @@ def test_an_unfinished_promotion_of_a_deleted_version_is_forgotten(
 
 
 def test_which_deployments_a_release_retains(s3: Store, name: str, versions: list[str]) -> None:
-    first, second, third = versions
+    _, second, third = versions
     promotion.promote(s3, name, third, second, "cards-2")  # with the servers of the one before
     assert promotion.expired(name, third, keep=1) == ["cards-1"]
     assert promotion.retained(name, third, keep=1) == ["cards-2"]

@@ -180,15 +180,15 @@ def test_without_a_setting_snapshots_take_a_hundredth_of_the_time_and_come_four_
 
 def test_what_a_checkpoint_costs_is_measured_for_the_next_interval(open_: Open, events: Events) -> None:
     first = open_(node="n")
-    began, wall = time.monotonic(), time.time()
+    began = time.monotonic()
     assert snapshot(first, 1, durable=True) and finished(first)
     until("it is noted", lambda: [name for name, _ in events] == ["checkpoint"])
     most = time.monotonic() - began
-    assert 0 < first.interval.cost and 0 < first.interval.duration <= most
+    assert first.interval.cost > 0 and 0 < first.interval.duration <= most
     (_, fields) = events[0]
     size = first.state.memory.numel() * 4
     assert (fields["step"], fields["bytes"], fields["uploaded"], fields["name"]) == (1, size, size, "n")
-    assert 0 <= fields["seconds"] <= most + 0.001 and wall > 0
+    assert 0 <= fields["seconds"] <= most + 0.001
     assert first.interval.facts()["losses"] == 0
 
 
