@@ -184,7 +184,7 @@ def test_what_a_checkpoint_costs_is_measured_for_the_next_interval(open_: Open, 
     assert snapshot(first, 1, durable=True) and finished(first)
     until("it is noted", lambda: [name for name, _ in events] == ["checkpoint"])
     most = time.monotonic() - began
-    assert first.interval.cost > 0 and 0 < first.interval.duration <= most
+    assert 0 < first.interval.duration <= most and 0 < first.interval.cost <= 2 * most
     (_, fields) = events[0]
     size = first.state.memory.numel() * 4
     assert (fields["step"], fields["bytes"], fields["uploaded"], fields["name"]) == (1, size, size, "n")
@@ -256,7 +256,7 @@ def test_of_the_last_of_several_the_state_counts_as_saved_once_rank_0_has_comple
     for member in members:
         update(member, 7)
     end = clock[0] + 1.0
-    assert not members[1].flush((1, 2), lambda: 30.0 if members[1]._busy else end - clock[0])
+    assert not members[1].flush((1, 2), lambda: 30.0 if members[1]._busy else max(0.0, end - clock[0]))
     assert "the state of step 7 is not in the object store: rank 0 did not complete it." in capsys.readouterr().err
     assert clock[0] >= end
     members[0].keep((0, 2), durable=True)
@@ -265,10 +265,11 @@ def test_of_the_last_of_several_the_state_counts_as_saved_once_rank_0_has_comple
 
 
 def test_an_older_upload_is_given_up_for_the_last_state(open_: Open, s3: Store, proxy: Proxy) -> None:
-    last = open_(store=behind(proxy, s3))
+    last = open_(store=behind(proxy, s3), checkpoint_steps=1)
     proxy.fault("hang", 1.0)
     update(last, 1)
     last.keep((0, 1), durable=True)
+    assert not last.due(), "one after the other"
     first = last._upload
     update(last, 2)
     assert last.flush((0, 1), soon)
