@@ -30,8 +30,6 @@ TARGETS = {
             ),
             "--deselect",
             f"{TESTS}/checkpoint/test_remote.py::test_a_store_in_trouble_delays_nothing_and_loses_nothing",
-            "--deselect",
-            f"{TESTS}/checkpoint/test_remote.py::test_workers_wait_for_a_store_that_is_away_when_they_begin",
         ),
     ),
     "membership": Target(

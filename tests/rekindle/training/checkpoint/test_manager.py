@@ -287,3 +287,19 @@ def test_a_call_is_waited_for_only_so_long() -> None:
             manager._within(0.01, lambda: never.wait(60))
     finally:
         never.set()
+
+
+def test_the_state_of_another_build_of_torch_is_used_and_it_is_said(
+    open_: Open, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = open_(node="n")
+    train(first, 3)
+    first.close(remove=False)
+    capsys.readouterr()
+    for node, found in (("n", True), ("m", False)):
+        assert begin(other := open_(node=node, torch_build="3")) == 3 and same(first, other)
+        assert ("another kind of worker" in (said := capsys.readouterr().err)) == found
+        assert ("another kind of machine" in said) != found
+    other.close(remove=True)
+    assert begin(open_(node="m")) == 3
+    assert "another kind" not in capsys.readouterr().err
