@@ -189,3 +189,10 @@ def test_a_skipped_entry_is_a_workflow_that_succeeded() -> None:
     s = scheduler(dag({"name": "a", "arguments": parameters()}), {"name": "one"})
     play(s)
     assert s.status["phase"] == "Error" and "Template 'one' missing specification" in str(s.nodes)
+
+
+def test_what_a_template_keeps_and_locks_may_be_named_after_its_pod(tmp_path: Path) -> None:
+    memo = {"key": "{{pod.name}}", "cache": {"configMap": {"name": "kept"}}}
+    s = scheduler(leaf("main", memoize=memo, synchronization={"mutexes": [{"name": "{{pod.name}}"}]}), home=tmp_path)
+    (pod,) = s.advance(1000.0)
+    assert isinstance(pod, Start) and s.nodes["w"]["memoizationStatus"]["key"] == pod.pod == "w"

@@ -271,6 +271,7 @@ def test_an_older_upload_is_given_up_for_the_last_state(open_: Open, s3: Store, 
     last.keep((0, 1), durable=True)
     assert not last.due(), "one after the other"
     first = last._upload
+    assert last._thread and last._thread.daemon, "nor does it hold up the end of the process"
     update(last, 2)
     assert last.flush((0, 1), soon)
     assert first and first.stop.is_set() and first.step == 1
@@ -285,6 +286,7 @@ def test_a_call_is_waited_for_only_so_long() -> None:
     try:
         with pytest.raises(TimeoutError, match=r"no answer within 0.01 s"):
             manager._within(0.01, lambda: never.wait(60))
+        assert all(thread.daemon for thread in threading.enumerate() if thread.name == "patience"), "it holds up no end"
     finally:
         never.set()
 
