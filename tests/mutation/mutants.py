@@ -20,7 +20,7 @@ OPERATORS: dict[type, tuple[str, ...]] = {
     ast.BitAnd: ("&", "|"), ast.BitOr: ("|", "&"),
 }  # fmt: skip
 WORDING = re.compile(r"(say|print|traceback\.print_exc|(\w+\.)*log\.append)$")  # calls that only tell something
-SYMMETRIC = ("min", "max", "isinstance", "hasattr")  # swapped arguments mean the same, or nothing
+SAME = re.compile(rf"{WORDING.pattern}|(min|max|isinstance|hasattr)$")  # swapped arguments mean the same, or nothing
 Edit = tuple[int, int, str]  # bytes [start, end) of the source, and what replaces them
 
 
@@ -152,7 +152,7 @@ class _Edits:
             case ast.Constant(value=int(value) | float(value)):
                 yield start, end, f"{value + 1}"
                 yield start, end, f"{value - 1}"
-            case ast.Call(args=[first, second, *_]) if ast.unparse(node.func) not in SYMMETRIC:
+            case ast.Call(args=[first, second, *_]) if not SAME.match(ast.unparse(node.func)):
                 if not isinstance(first, ast.Starred) and not isinstance(second, ast.Starred):
                     (a, b), (c, d) = self._span(first), self._span(second)
                     yield a, d, (self.data[c:d] + self.data[b:c] + self.data[a:b]).decode()

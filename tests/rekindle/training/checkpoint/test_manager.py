@@ -299,8 +299,10 @@ def test_the_state_of_another_build_of_torch_is_used_and_it_is_said(
     first.close(remove=False)
     capsys.readouterr()
     for node, found in (("n", True), ("m", False)):
-        assert begin(other := open_(node=node, torch_build="3")) == 3 and same(first, other)
-        assert ("another kind of worker" in (said := capsys.readouterr().err)) == found
+        other = open_(node=node, torch_build="3")
+        assert begin(other) == 3 and same(first, other)
+        said = capsys.readouterr().err
+        assert ("another kind of worker" in said) == found
         assert ("another kind of machine" in said) != found
     other.close(remove=True)
     assert begin(open_(node="m")) == 3
