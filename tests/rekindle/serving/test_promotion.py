@@ -220,7 +220,7 @@ def test_a_promotion_that_another_one_has_followed_changes_nothing(s3: Store, na
     assert not promotion.superseded(name, third, first, "cards-3"), "it was never promoted"
     assert not promotion.superseded(name, first, "", "cards-9"), "nor were these servers"
     assert promotion.promote(s3, name, first, "", "cards-1") == "" and champion(name) == second
-    assert not promotion.superseded("unknown", first, "", "cards-1")
+    assert promotion.superseded("unknown", first, "", "cards-1") is False
 
 
 def test_an_unfinished_promotion_of_a_deleted_version_is_forgotten(
