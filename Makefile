@@ -4,6 +4,7 @@
 # make chaos: 200 runs are killed, stopped and starved by seeded schedules, and must give the weights of undisturbed ones
 #   (N=1000: so many. SEED=17: that one alone, with all that happens in it).
 # make fuzz: what parses strangers' bytes meets generated ones, for a minute in all (SECONDS=3600: an hour. SEED=17: these).
+# make mutants: a test must notice each small mistake that is made in what decides most (COUNT=80: of a target. SEED=17).
 # make scan: checkov looks at all that is rendered, and at the Dockerfiles.
 PYTHON ?= python3
 VENV := .venv
@@ -12,7 +13,7 @@ UV := uv==0.13.9
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 export UV_PROJECT_ENVIRONMENT = $(VENV)
 
-.PHONY: install run test test-slow test-cluster chaos check scan fuzz clean
+.PHONY: install run test test-slow test-cluster chaos check scan fuzz mutants clean
 
 install: $(VENV)/.installed
 
@@ -52,6 +53,9 @@ scan: install
 
 fuzz: install
 	@$(BIN)/python -m tests.fuzz $(if $(SECONDS),--seconds $(SECONDS)) $(if $(SEED),--seed $(SEED))
+
+mutants: install
+	@$(BIN)/python -m tests.mutation $(if $(COUNT),--count $(COUNT)) $(if $(SEED),--seed $(SEED))
 
 clean:
 	@test ! -x $(BIN)/rekindle || $(BIN)/rekindle down

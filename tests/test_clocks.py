@@ -37,6 +37,12 @@ EXCEPTIONS = {  # file → what it calls, and why
     "conformance/examples.py": ({"monotonic"}, FIGURES),
     "fuzz/__main__.py": ({"monotonic"}, FIGURES),
     "fuzz/run.py": ({"monotonic"}, "a command that fuzzes for as long as it is told"),
+    "mutation/runs.py": ({"monotonic"}, "a mutant that never ends has a deadline"),
+    "rekindle/cache/test_entries.py": ({"time.time"}, "entries of known ages"),
+    "rekindle/training/checkpoint/test_manager.py": (
+        {"monotonic", "sleep"},
+        "a clock of the test's own; what the manager measures is at most what passes",
+    ),
     "rekindle/local/controllers/test_kept_connections.py": ({"sleep"}, "clients that are silent for a while"),
     "rekindle/local/kills.py": (
         {"monotonic", "sleep"},

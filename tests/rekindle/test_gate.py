@@ -138,3 +138,79 @@ def test_a_minimum_alone_suits_a_metric_that_is_better_when_higher() -> None:
     check_bounds(Gate(minimum={"ap": 0.5}), METRICS)
     with pytest.raises(ConfigError, match=r"gate.maximum.ap without gate.minimum.ap: higher is better"):
         check_bounds(Gate(maximum={"ap": 0.5}), METRICS)
+
+
+@pytest.mark.parametrize(
+    ("gap", "decision", "words"),
+    [
+        ((0.02, 0.0, 0.05), "release", "not worse by more than"),
+        ((-0.005, -0.02, 0.0), "release", "not worse by more than"),
+        ((-0.01, -0.02, 0.01), "release", "not worse by more than"),
+        ((-0.0101, -0.02, 0.01), "keep", "worse by more than"),
+        ((0.02, float("-inf"), 0.05), "keep", "cannot be compared"),
+        ((0.02, 0.01, float("nan")), "keep", "cannot be compared"),
+    ],
+)
+def test_at_its_limits_the_gate_decides_as_it_is_documented(gap: Any, decision: str, words: str) -> None:
+    found, reason = decide(Gate(), evaluation(gap), "a" * 64, CHAMPION)
+    assert found == decision and words in reason
+
+
+@pytest.mark.parametrize(("rows", "warned"), [(49, True), (50, False)])
+def test_a_verdict_on_less_than_half_of_the_champions_rows_says_so(rows: int, warned: bool) -> None:
+    case = Case(Gate(), METRICS, evaluation((0.02, 0.01, 0.03), rows=rows), "a" * 64, CHAMPION, champion_rows=100)
+    note = f"Warning: {rows} rows were judged; the champion was released on 100."
+    assert case.decide()[1].endswith(note) == warned
+
+
+def test_the_champions_weights_with_other_code_are_a_release_of_their_own() -> None:
+    case = Case(Gate(), METRICS, evaluation(), CHAMPION[1], CHAMPION, changed="steps/model.py")
+    text = (
+        "The weights are those of the champion (version 3), but steps/model.py changed. The candidate meets the gate."
+    )
+    assert case.decide() == ("release", text)
+    case = Case(Gate(minimum={"ap": 0.6, "auc": 0.9}), METRICS, evaluation(), CHAMPION[1], CHAMPION, changed="serve")
+    assert case.decide()[1].endswith("The candidate meets the gate (ap 0.7000 >= 0.6,auc 0.9000 >= 0.9).")
+    case = Case(Gate(minimum={"ap": 0.8}), METRICS, evaluation(), CHAMPION[1], CHAMPION, changed="serve")
+    assert case.decide()[0] == "keep"
+
+
+def test_a_baseline_is_named_beside_the_verdict() -> None:
+    judged = Evaluation({"candidate": {"ap": 0.7}, "baseline": {"ap": 0.5, "auc": 0.1}})
+    assert decide(Gate(minimum={"ap": 0.6}), judged, "a" * 64, None)[1].endswith("The baseline has ap 0.5000.")
+    judged = Evaluation({"candidate": {"ap": 0.7}, "baseline": {"auc": 0.1}})
+    assert "baseline" not in decide(Gate(minimum={"ap": 0.6}), judged, "a" * 64, None)[1]
+
+
+def test_the_record_of_a_verdict_holds_its_evidence() -> None:
+    judged = evaluation((0.5, 0.25, 0.75), rows=8, parts=[{"name": "w1"}], warnings=["few"])
+    record = Case(Gate(minimum={"ap": 0.6}), METRICS, judged, "a" * 64, CHAMPION).record("release", "why")
+    kind = {"better": "higher", "unit": "", "digits": 4}
+    assert record == {
+        "verdict": "release",
+        "reason": "why",
+        "metrics": [{"name": "ap", **kind}, {"name": "auc", **kind}],
+        "rows": 8,
+        "candidate": {"sha256": "a" * 64, "ap": 0.7, "auc": 0.9},
+        "champion": {"version": "3", "sha256": "b" * 64, "ap": pytest.approx(0.2), "auc": 0.9},
+        "baseline": None,
+        "difference": {"metric": "ap", "mean": 0.5, "low": 0.25, "high": 0.75},
+        "parts": [{"name": "w1"}],
+        "warnings": ["few"],
+        "gate": {"minimum": {"ap": 0.6}, "maximum": {}, "tolerance": 0.01, "confidence": 0.95, "resamples": 300},
+    }
+    alone = Case(Gate(), METRICS, Evaluation({"candidate": {"ap": 0.7}}), "a" * 64, None)
+    record = alone.record("keep", "why")
+    assert (record["champion"], record["difference"], record["rows"]) == (None, None, 0)
+    assert "Warning" not in alone.decide()[1]
+
+
+def test_a_bound_that_is_met_exactly_is_met() -> None:
+    assert decide(Gate(minimum={"ap": 0.7}), evaluation(), "a" * 64, None)[0] == "release"
+    judged = Evaluation({"candidate": {"rmse": 2.5}})
+    assert decide(Gate(maximum={"rmse": 2.5}), judged, "a" * 64, None, ERRORS)[0] == "release"
+
+
+def test_a_metric_that_was_not_computed_keeps_the_champion() -> None:
+    decision, reason = decide(Gate(minimum={"ap": 0.1, "auc": 0.1}), Evaluation({"candidate": {"ap": 0.5}}), "a", None)
+    assert (decision, "auc nan is not a number, must be >= 0.1" in reason) == ("keep", True)

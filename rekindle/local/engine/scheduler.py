@@ -56,7 +56,6 @@ class Scheduler:
     ) -> None:
         self.context = Context(workflow, status or {"phase": "", "nodes": {}}, shutdown, locks, self.execute)
         self.table, self.inputs = self.context.table, self.context.inputs
-        self.entered: set[str] = set()  # nodes with valid arguments: errors are reported before limits apply
         self.depth = 0
 
     @property
@@ -263,14 +262,11 @@ class Scheduler:
         if node and node["phase"] in FULFILLED:
             self.context.release_deferred.discard(node["id"])
             return node
-        if name in self.entered and not node and not retried and admission.at_parallelism_limit(self.context):
-            raise Parallel
         try:
             template = self.context.filled(name) or self._enter(name, caller, arguments, options)
         except NodeError as error:
             self.table.error(name, caller, options, str(error))
             raise
-        self.entered.add(name)
         if (
             not retried
             and node

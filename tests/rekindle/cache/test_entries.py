@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from rekindle.cache import entries
 from rekindle.cache.entries import Entry
 from rekindle.cache.shelf import Shelf
+from rekindle.errors import StorageError
 from rekindle.storage import Store
 
 
@@ -79,3 +80,53 @@ def test_many_are_looked_up_from_a_book_that_is_never_older_than_they(s3: Store)
     s3.put("w-5/t2/dataset/part", b"torn")
     later = Shelf(s3, len(made))
     assert [later.find(known.key) for known in made[:4]] == [moved, None, None, made[3]]
+
+
+def test_an_entry_says_which_run_and_task_it_stands_for() -> None:
+    began = time.time()
+    made = entry("w-7/prepare")
+    assert (made.workflow, made.task) == ("w-7", "prepare")
+    assert began <= made.made <= time.time()
+
+
+def test_an_entry_counts_for_ninety_days(s3: Store) -> None:
+    for age, counts in ((90 * 86400 - 60, True), (90 * 86400 + 60, False)):
+        made = replace(entry("w-8/prepare"), made=time.time() - age)
+        s3.put("w-8/prepare/dataset/part", b"123")
+        assert entries.record(s3, made)
+        assert (entries.find(s3, made.key) is not None) == counts
+        later = replace(made, made=time.time())
+        assert entries.record(s3, later) != counts, "one that counts is not replaced"
+        assert (entries.read(s3, made.key) == later) != counts
+    text = entries.gone(replace(made, made=0), lambda place: (1, 3))
+    assert text == "older than 90 days"
+    assert entries.gone(later, lambda place: (0, 0)) == "w-8/prepare/dataset is not there any more"
+    assert entries.gone(later, lambda place: (1, 3)) == ""
+
+
+def test_what_another_version_wrote_is_not_known(s3: Store) -> None:
+    for number, data in enumerate((b"{", b"[]", b'{"key": "k"}')):
+        s3.put(f"cache/other-{number}", data)
+        assert entries.read(s3, f"other-{number}") is None and entries.find(s3, f"other-{number}") is None
+    made = entry("w-9/prepare")
+    entries.record(s3, made)
+    assert made.key in {known.key for known in entries.entries(s3)}
+    s3.delete([f"cache/other-{number}" for number in range(3)])
+
+
+def test_prune_keeps_the_newest_of_those_that_count(s3: Store) -> None:
+    entries.remove(s3, entries.entries(s3))
+    s3.put("w-10/t/dataset/part", b"123")
+    made = [replace(entry("w-10/t"), made=time.time() - 100 * number) for number in range(4)]
+    for known in made:
+        entries.record(s3, known)
+    assert [known for known, _ in entries.stale(s3, 2, 90)] == made[2:]
+    assert entries.stale(s3, 4, 90) == []
+    entries.remove(s3, made)
+
+
+def test_a_store_that_is_away_knows_nothing_and_breaks_nothing() -> None:
+    def away(number: int) -> int:
+        raise StorageError(f"{number} is away")
+
+    assert entries.safely(away, 1) is None and entries.safely(lambda number: number + 1, 1) == 2

@@ -2,15 +2,18 @@
 
 import random
 import sys
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from rekindle import project
 from rekindle.cache import code
-from rekindle.cache.key import Unknown, content, facts, key
+from rekindle.cache.key import Unknown, content, digest, facts, key
 from rekindle.step import load, parse
+from rekindle.storage import Store
 
 STEP = '''
 """Sums."""
@@ -129,3 +132,59 @@ def test_the_training_of_the_reference_project_does_not_depend_on_what_evaluates
     assert {"steps.train", "steps.digits", "rekindle.training.loop", "rekindle.training.sampler"} <= names
     assert not {name for name in names if name.startswith(("rekindle.cli", "rekindle.local", "rekindle.blocks"))}
     assert not {"steps.evaluate", "steps.release", "rekindle.cache.key"} & names
+
+
+def test_a_folder_is_known_by_the_names_and_bytes_of_its_files(tmp_path: Path) -> None:
+    def known(**texts: str) -> dict[str, Any]:
+        folder = tmp_path / uuid.uuid4().hex
+        for name, text in texts.items():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_text(text)
+        return digest(folder)
+
+    files = known(a="12", **{"deep/b": "345"})
+    assert files == known(**{"deep/b": "345"}, a="12") and (files["files"], files["bytes"]) == (2, 5)
+    others = [known(a="12", **{"deep/c": "345"}), known(a="13", **{"deep/b": "345"}), known(a="12")]
+    assert len({other["sha256"] for other in [files, *others]}) == 4
+    (file := tmp_path / "file").write_text("12")
+    assert (digest(file)["files"], digest(file)["bytes"]) == (1, 2)
+    assert content(str(file)) == content(f"file://{file}") == digest(file)["sha256"]
+
+
+def test_objects_in_a_store_are_known_by_their_listing(s3: Store) -> None:
+    prefix = uuid.uuid4().hex
+    uri = f"s3://{s3.bucket}/{prefix}/"
+    with pytest.raises(Unknown, match="is not there"):
+        content(uri)
+    s3.put(f"{prefix}/a", b"1")
+    seen = [content(uri)]
+    assert content(uri, here=False) == seen[0], "a bucket is seen from everywhere"
+    for name, data in (("a", b"2"), ("b", b"1")):
+        s3.put(f"{prefix}/{name}", data)
+        seen.append(content(uri))
+    assert len(set(seen)) == 3 and content(f"{uri}a") == seen[1]
+    asked: list[str] = []
+
+    def bucket(name: str) -> Store:
+        asked.append(name)
+        return s3
+
+    assert content(f"s3://elsewhere/{prefix}/", bucket=bucket) == seen[-1] and asked == ["elsewhere"]
+
+
+def test_a_key_is_made_of_the_step_its_code_inputs_artifacts_and_what_it_reads(world: World) -> None:
+    world.key()
+    module, data = f"steps.{world.name}", world.folder / "data.csv"
+    inputs = parse(load(module).Inputs, world.inputs | {"source": str(data)})
+    known = facts(module, inputs, {"model": "abc"}, "sha256:1")
+    assert known == {
+        "step": module,
+        "code": "sha256:1",
+        "inputs": {"source": str(data), "rate": "0.5", "table": '{"a": 1, "b": 2}'},
+        "artifacts": {"model": "abc"},
+        "reads": {str(data): digest(data)["sha256"]},
+    }
+    assert key(known) == key(dict(reversed(known.items()))) != key(known | {"code": "sha256:2"})
+    assert facts(module, inputs, {})["code"] == code.here([module])
+    with pytest.raises(Unknown, match="path of the pod"):
+        facts(module, inputs, {}, "sha256:1", here=False)

@@ -41,3 +41,27 @@ def test_a_statistic_that_most_draws_do_not_have_gives_no_interval() -> None:
 
     value, low, high = paired_bootstrap(lonely, 10)
     assert (value, math.isnan(low), math.isnan(high)) == (1.0, True, True)
+
+
+@pytest.mark.parametrize("confidence", [0.5, 0.9])
+def test_the_interval_is_that_of_the_draws(confidence: float) -> None:
+    draws: list[np.ndarray] = []
+
+    def mean(rows: np.ndarray) -> float:
+        draws.append(rows)
+        return float(values[rows].mean())
+
+    values = np.random.default_rng(3).normal(0, 1, 30)
+    value, low, high = paired_bootstrap(mean, 30, resamples=120, confidence=confidence)
+    *drawn, everything = draws
+    assert len(drawn) == 120 and {len(rows) for rows in drawn} == {30}
+    assert {int(row) for rows in drawn for row in rows} == set(range(30)) and everything.tolist() == list(range(30))
+    means = [values[rows].mean() for rows in drawn]
+    assert value == values.mean()
+    assert (low, high) == pytest.approx(np.quantile(means, [(1 - confidence) / 2, (1 + confidence) / 2]))
+
+
+@pytest.mark.parametrize(("missing", "known"), [(50, True), (51, False)])
+def test_half_of_the_draws_make_an_interval(missing: int, known: bool) -> None:
+    left = iter([*[math.nan] * missing, *[1.0] * (101 - missing)])
+    assert math.isfinite(paired_bootstrap(lambda rows: next(left), 10, resamples=100)[1]) == known

@@ -4,15 +4,17 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
 
 from rekindle.errors import CodeError, DataError
-from rekindle.evaluation.judge import evaluate
-from rekindle.gate import Gate
+from rekindle.evaluation.bootstrap import paired_bootstrap
+from rekindle.evaluation.judge import evaluate, read_examples, unseen
+from rekindle.gate import Gate, Metric
 from rekindle.serving.release import PREDICTIONS
-from rekindle.workload import prepare
+from rekindle.workload import dataset_facts, prepare
 from tests.rekindle.evaluation import lines
 
 
@@ -122,3 +124,60 @@ def test_a_mistake_in_the_workload_is_named_and_not_tried_again(
     monkeypatch.setattr(lines, name, function)
     with pytest.raises((CodeError, DataError), match=words):
         judge(trained(tmp_path / "good", 2.0), None, dataset, tmp_path / "report")
+
+
+def accuracy(predictions: list[str], truths: list[str]) -> float:
+    return sum(a == b for a, b in zip(predictions, truths, strict=True)) / len(truths)
+
+
+def test_labels_of_several_rows_of_one_customer_are_compared_by_the_first_metric(
+    dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The interval is that of draws of customers: ten, each with two equal rows."""
+    rows = [({"x": float(x)}, "high" if x > 9 else "low", x // 2) for x in range(20)]
+    monkeypatch.setattr(lines, "examples", lambda path: iter(rows))
+    monkeypatch.setattr(lines, "metrics", (Metric("accuracy", accuracy), Metric("error", lambda p, t: 1.0)))
+    monkeypatch.delattr(lines, "baseline")
+
+    def labels(model: Any, instances: list[Any], facts: dict[str, Any]) -> list[str]:
+        return ["high" if instance.x * float(model.slope) > 18 else "low" for instance in instances]
+
+    monkeypatch.setattr(lines, "predict", labels)
+    good, bad = trained(tmp_path / "good", 2.0, dataset), trained(tmp_path / "bad", 1.0, dataset)
+    judged = judge(good, bad, dataset, tmp_path / "report")
+    assert judged.metrics == {
+        "candidate": {"accuracy": 1.0, "error": 1.0},
+        "champion": {"accuracy": 0.55, "error": 1.0},
+    }
+    right = np.array([row[1] == ("high" if row[0]["x"] > 18 else "low") for row in rows])
+    mean, low, high = paired_bootstrap(
+        lambda drawn: 1.0 - float(right[drawn].mean()), 20, [row[2] for row in rows], resamples=100
+    )
+    assert (judged.difference.metric, judged.difference.mean) == ("accuracy", pytest.approx(mean))
+    assert (judged.difference.low, judged.difference.high) == pytest.approx((low, high))
+    assert judged.incomparable == "" and judged.warnings == []
+
+
+def test_rows_that_are_left_out_take_their_customers_with_them(
+    dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    champion = trained(tmp_path / "champion", 1.0, dataset)
+    record = json.loads((champion / "dataset.json").read_text()) | {"digest": "older", "facts": {"until": 9}}
+    (champion / "dataset.json").write_text(json.dumps(record))
+    rows = [({"x": float(x)}, 2.0 * x, f"customer {x}") for x in range(20)]
+    monkeypatch.setattr(lines, "examples", lambda path: iter(rows))
+    monkeypatch.setattr(lines, "seen", lambda facts, instance: instance["x"] <= facts["until"], raising=False)
+    found, warnings, incomparable = unseen(lines, read_examples(lines, dataset), dataset_facts(champion))
+    assert found.instances == [row[0] for row in rows[10:]] and found.truths == [row[1] for row in rows[10:]]
+    assert found.groups == [row[2] for row in rows[10:]]
+    assert warnings == ["10 of 20 test rows were in the champion's training: they judge nothing"] and not incomparable
+
+
+def test_a_thousand_rows_are_left_for_the_replay(dataset: Path, tmp_path: Path) -> None:
+    rows = [[float(x), 2.0 * x] for x in range(1200)]
+    (dataset / "test.json").write_text(json.dumps(rows))
+    judge(trained(tmp_path / "good", 2.0), None, dataset, tmp_path / "report")
+    replayed = [json.loads(line) for line in (tmp_path / "report" / PREDICTIONS).read_text().splitlines()]
+    places = [row["instance"]["x"] for row in replayed]
+    assert len(places) == 1000 and places == sorted(set(places)) and places != list(range(1000))
+    assert [row["prediction"] for row in replayed] == [2 * x for x in places]

@@ -54,3 +54,36 @@ def test_what_is_set_is_heeded(now: list[float]) -> None:
     assert by_time.due(1)
     by_time.began(1)
     assert not by_time.due(2)
+
+
+def test_the_interval_follows_from_cost_losses_and_the_duration_of_an_upload(now: list[float]) -> None:
+    interval = CheckpointInterval(0, 0)
+    assert interval.seconds() == 10.0, "nothing is known to cost anything"
+    interval.cost = 2.0
+    assert interval.seconds() == math.sqrt(2 * 2.0 * 3600)
+    now[0] += 3600
+    assert interval.seconds() == math.sqrt(2 * 2.0 * 7200)
+    interval.lost()
+    assert interval.seconds() == math.sqrt(2 * 2.0 * 7200 / 2)
+    interval.duration = 100.0
+    assert interval.seconds() == 200.0
+    interval.cost = 1e6
+    assert interval.seconds() == 1800.0
+    assert interval.facts() == {"trained_seconds": 3600.0, "losses": 1}
+    later = CheckpointInterval(0, 0)
+    later.resume(5, interval.facts())
+    now[0] += 60
+    assert later.facts() == {"trained_seconds": 3660.0, "losses": 2}
+
+
+def test_time_and_steps_count_from_the_last_checkpoint_that_began(now: list[float]) -> None:
+    interval = CheckpointInterval(5.0, 10)
+    interval.resume(100, {"trained_seconds": 0.0, "losses": 0})
+    assert not interval.due(109) and interval.due(110)
+    now[0] += 4.9
+    assert not interval.due(101)
+    interval.began(101)
+    now[0] += 4.9
+    assert not interval.due(102)
+    now[0] += 0.2
+    assert interval.due(102)

@@ -1,11 +1,16 @@
 """Which checkpoints go: never one that somebody needs or reads."""
 
 import json
+from collections.abc import Iterable
+from types import SimpleNamespace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rekindle.errors import StorageError
 from rekindle.storage import Entry, Store
+from rekindle.training.checkpoint import retention
 from rekindle.training.checkpoint.retention import Retention
 from tests.rekindle.training.saving import Open, begin, keys, train
 
@@ -53,3 +58,80 @@ def test_retention_keeps_latest_and_the_newest_before_it(
     young = [entry.key for entry in before if not hours or entry.modified >= NOW - 3600 * hours]
     assert [entry.key for entry in kept if entry.key <= latest] == [*young, latest]
     assert all(entry.modified >= NOW - 3600 for entry in kept if entry.key > latest)
+
+
+def test_what_a_damaged_or_deleted_manifest_names_is_deleted_with_it(open_: Open, s3: Store) -> None:
+    first = open_(keep_checkpoints=2)
+    train(first, 1)
+    (key,) = keys(first, "manifests/")
+    s3.put(key, b"damaged")
+    fresh = Retention(s3, first.remote.prefix, 2, 0)
+    assert fresh._chunks(key) == [] == fresh._chunks(f"{first.remote.prefix}/manifests/gone")
+    chunks = set(keys(first, "chunks/"))
+    for step in (2, 3):
+        train(first, step)
+    assert key not in keys(first, "manifests/") and not chunks <= set(keys(first, "chunks/"))
+
+
+class Shelf:
+    """A store whose objects have the ages of a test, and which notes what is deleted."""
+
+    def __init__(self, **ages: dict[str, float]) -> None:
+        self.ages, self.deleted = ages, list[str]()
+
+    def delete(self, keys: Iterable[str]) -> None:
+        self.deleted += keys
+
+    def list(self, prefix: str) -> Iterable[Entry]:
+        kind = prefix.split("/")[1]
+        return [Entry(f"p/{kind}/{name}", 1, "", NOW - age) for name, age in sorted(self.ages[kind].items())]
+
+
+def deleted(contents: dict[str, list[str]], latest: str, /, **ages: dict[str, float]) -> list[str]:
+    """What is deleted once `latest` is written: objects by kind, each with its age in seconds."""
+    shelf = Shelf(**{"readers": {}, "chunks": {}} | ages)
+    known = {f"p/manifests/{name}": names for name, names in contents.items()}
+    rule = Retention(shelf, "p", 2, 0, known)  # type: ignore[arg-type]
+    rule.keep(f"p/manifests/{latest}", contents[latest])
+    return shelf.deleted
+
+
+def test_a_reader_holds_everything_for_a_quarter_of_an_hour() -> None:
+    chunks, manifests = {"1": ["a"], "2": ["b"], "3": ["c"]}, {"1": 20.0, "2": 10.0, "3": 0.0}
+    files = {"a": 20.0, "b": 10.0, "c": 0.0}
+    gone = ["p/manifests/1", "p/chunks/a"]
+    assert deleted(chunks, "3", manifests=manifests, chunks=files) == gone
+    assert deleted(chunks, "3", manifests=manifests, chunks=files, readers={"r": 900.0}) == []
+    assert deleted(chunks, "3", manifests=manifests, chunks=files, readers={"r": 901.0}) == [*gone, "p/readers/r"]
+    readers = {"dead": 901.0, "lives": 899.0}
+    assert deleted(chunks, "3", manifests=manifests, chunks=files, readers=readers) == ["p/readers/dead"]
+
+
+def test_chunks_of_an_unfinished_checkpoint_stay_for_an_hour() -> None:
+    chunks, manifests = {"1": ["a"], "2": ["a", "b"]}, {"1": 10.0, "2": 0.0}
+    files = {"a": 9000.0, "b": 0.0, "young": 3600.0, "orphan": 3601.0}
+    assert deleted(chunks, "2", manifests=manifests, chunks=files) == ["p/chunks/orphan"]
+
+
+def test_a_chunk_that_a_kept_checkpoint_shares_with_an_expired_one_stays() -> None:
+    chunks, manifests = {"1": ["a", "x"], "2": ["b"], "3": ["a"]}, {"1": 20.0, "2": 10.0, "3": 0.0}
+    files = {"a": 20.0, "x": 20.0, "b": 10.0}
+    assert deleted(chunks, "3", manifests=manifests, chunks=files) == ["p/manifests/1", "p/chunks/x"]
+
+
+def test_an_old_listing_deletes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    chunks, manifests, files = {"1": ["a"], "2": ["b"], "3": ["c"]}, {"1": 9.0, "2": 8.0, "3": 0.0}, {"a": 9.0}
+    for seconds, gone in ((59.0, ["p/manifests/1", "p/chunks/a"]), (60.0, [])):
+        clock = iter([0.0, seconds, seconds])
+        monkeypatch.setattr(retention, "time", SimpleNamespace(monotonic=lambda clock=clock: next(clock)))
+        assert deleted(chunks, "3", manifests=manifests, chunks=files) == gone
+
+
+def test_a_store_that_is_away_costs_no_checkpoint() -> None:
+    class Away(Shelf):
+        def list(self, prefix: str) -> Iterable[Entry]:
+            raise StorageError("s3 is away")
+
+    rule = Retention(Away(), "p", 2, 0)  # type: ignore[arg-type]
+    rule.keep("p/manifests/1", ["a"])
+    assert rule._known == {"p/manifests/1": ["a"]}, "the next call deletes"

@@ -1,0 +1,68 @@
+"""Changes the code that decides most, one small mistake at a time, and counts the mistakes that no test notices.
+
+python -m tests.mutation [--seed 34] [--count 40] [--only gate] [--jobs 2]
+
+Each mutant is written to a copy of the tree, never to the checkout. Exit code 1 if one survives that has no reason in
+equivalent.py.
+"""
+
+import argparse
+import sys
+import tempfile
+from pathlib import Path
+
+from tests.mutation.equivalent import reason
+from tests.mutation.mutants import sample
+from tests.mutation.runs import ROOT, SURVIVED, TIMED_OUT, Laboratory, cpu_seconds
+from tests.mutation.targets import TARGETS
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.mutation")
+    parser.add_argument("--seed", type=int, default=34)
+    parser.add_argument("--count", type=int, default=40, help="mutants of each target")
+    parser.add_argument("--only", choices=list(TARGETS), action="append")
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--verbose", action="store_true", help="name the test that killed each mutant")
+    options = parser.parse_args()
+    rows, unexplained = [], 0
+    with tempfile.TemporaryDirectory(prefix="mutation-") as folder:
+        laboratory = Laboratory(Path(folder).resolve(), options.jobs)
+        try:
+            for name in options.only or TARGETS:
+                row = mutate(laboratory, name, options)
+                rows.append((name, *row))
+                unexplained += row[-2]
+        finally:
+            laboratory.close()
+    print("\n| target | mutants | killed | timed out | equivalent | survived | CPU s |")
+    print("| --- | --- | --- | --- | --- | --- | --- |")
+    for row in [*rows, ("all", *(sum(column) for column in zip(*(row[1:] for row in rows), strict=True)))]:
+        print(f"| {' | '.join(str(round(value) if isinstance(value, float) else value) for value in row)} |")
+    return unexplained > 0
+
+
+def mutate(laboratory: Laboratory, name: str, options: argparse.Namespace) -> tuple[int, int, int, int, int, float]:
+    """Test the mutants of one target; returns its row of the table."""
+    target, before = TARGETS[name], cpu_seconds()
+    sources = {path: (ROOT / path).read_text() for path in target.modules}
+    drawn = sample(sources, options.seed, options.count)
+    late = equivalent = survived = 0
+    for mutant, outcome, test in laboratory.results(drawn, target.tests):
+        late += outcome == TIMED_OUT
+        if options.verbose or outcome != "killed":
+            print(f"{name}: {mutant.path}:{mutant.line}: {outcome} {test}", flush=True)
+        if options.verbose and outcome != SURVIVED:
+            print(f"    {mutant.before}  →  {mutant.after}", flush=True)
+        if outcome == SURVIVED:
+            why = reason(mutant)
+            equivalent += bool(why)
+            survived += not why
+            print(f"equivalent: {why}" if why else mutant.diff(sources[mutant.path]), flush=True)
+    killed = len(drawn) - late - equivalent - survived
+    print(f"{name}: {killed + late} of {len(drawn)} killed, {equivalent} equivalent, {survived} survived", flush=True)
+    return len(drawn), killed, late, equivalent, survived, cpu_seconds() - before
+
+
+if __name__ == "__main__":
+    sys.exit(main())

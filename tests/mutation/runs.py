@@ -1,0 +1,187 @@
+"""Runs the tests of mutants in forks of one process, which has imported what takes long, on copies of the tree."""
+
+import contextlib
+import gc
+import importlib
+import json
+import multiprocessing
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from multiprocessing.connection import wait
+from pathlib import Path
+from typing import Any
+
+from tests.mutation.mutants import Mutant
+
+ROOT = Path(__file__).parents[2]
+IMPORTED = ("pytest", "hypothesis.stateful", "torch", "safetensors.torch", "pydantic", "boto3", "yaml", "psutil")
+CPU_S, WALL_S = 4.0, 30.0  # beyond three and ten times those of the undisturbed tests
+MEMORY = 4 << 30  # bytes that a mutant may allocate
+SURVIVED, KILLED, TIMED_OUT = "survived", "killed", "timed out"
+processes = multiprocessing.get_context("fork")
+
+
+class Undisturbed(Exception):
+    """The tests fail without any mutation."""
+
+
+@dataclass
+class Run:
+    """One fork: the mutant that it tests in `tree`, and until when."""
+
+    mutant: Mutant
+    tree: Path
+    log: Path
+    process: Any
+    deadline: float
+
+
+class Laboratory:
+    """`jobs` copies of the tree below `folder`, and services that all tests share."""
+
+    def __init__(self, folder: Path, jobs: int) -> None:
+        self.folder, self.number = folder, 0
+        self.trees = [folder / f"tree{number}" for number in range(jobs)]
+        self.runs = folder / "runs"
+        self.runs.mkdir()
+        listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+        names = subprocess.run(listed, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\0")
+        for tree in self.trees:
+            for name in filter(None, names):
+                if (ROOT / name).is_file():
+                    (tree / name).parent.mkdir(parents=True, exist_ok=True)
+                    shutil.copy2(ROOT / name, tree / name)
+        os.environ |= {"PYTEST_STATE": str(folder / "state"), "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+        (folder / "state").mkdir()
+        for module in IMPORTED:
+            importlib.import_module(module)
+        gc.collect()
+        gc.freeze()
+
+    def measure(self, tests: tuple[str, ...]) -> tuple[float, float]:
+        """CPU and wall seconds of the undisturbed tests, once the services run. Raises Undisturbed if they fail."""
+        cpu = wall = 0.0
+        for tree in [*self.trees, self.trees[0]]:  # compiles the modules of each tree
+            began, before = time.monotonic(), cpu_seconds()
+            process, log = self._start(tree, tests, 0, measured=True)
+            process.join()
+            if process.exitcode:
+                raise Undisturbed(f"the tests fail without a mutation:\n{log.read_text()[-3000:]}")
+            cpu, wall = cpu_seconds() - before, time.monotonic() - began
+        return cpu, wall
+
+    def results(self, mutants: list[Mutant], tests: tuple[str, ...]) -> Iterator[tuple[Mutant, str, str]]:
+        """Each mutant, what became of it, and the test that killed it."""
+        cpu, wall = self.measure(tests)
+        free, running, waiting = list(self.trees), list[Run](), mutants[::-1]
+        while waiting or running:
+            while waiting and free:
+                running.append(self._test(waiting.pop(), free.pop(), tests, round(3 * cpu + CPU_S), 10 * wall + WALL_S))
+            wait([run.process.sentinel for run in running], min(run.deadline for run in running) - time.monotonic())
+            for run in [*running]:
+                late = time.monotonic() > run.deadline
+                if run.process.is_alive() and not late:
+                    continue
+                _kill_group(run.process.pid)
+                run.process.join()
+                running.remove(run)
+                free.append(run.tree)
+                shutil.copy2(ROOT / run.mutant.path, run.tree / run.mutant.path)
+                yield run.mutant, *_outcome(run.process.exitcode, late, run.log.read_text(errors="replace"))
+
+    def _test(self, mutant: Mutant, tree: Path, tests: tuple[str, ...], cpu: int, wall: float) -> Run:
+        file = tree / mutant.path
+        file.write_text(mutant.text)
+        os.utime(file, (self.number, self.number))  # a compiled module is recognized by its time in whole seconds
+        process, log = self._start(tree, tests, cpu)
+        return Run(mutant, tree, log, process, time.monotonic() + wall)
+
+    def _start(self, tree: Path, tests: tuple[str, ...], cpu: int, measured: bool = False) -> tuple[Any, Path]:
+        self.number += 1
+        log = self.runs / f"{self.number}.log"
+        process = processes.Process(target=_run_tests, args=(tree, self.runs, self.number, tests, cpu, log, measured))
+        process.start()
+        return process, log
+
+    def close(self) -> None:
+        """Stop the services."""
+        from rekindle.local.services.services import Services
+
+        if (home := self.runs / "home").exists():
+            Services(home, {}).down()
+
+
+def cpu_seconds() -> float:
+    """CPU seconds of this process and of its children that have ended."""
+    usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(usage.ru_utime + usage.ru_stime for usage in usages)
+
+
+def _outcome(code: int, late: bool, said: str) -> tuple[str, str]:
+    if late or code in (-signal.SIGXCPU, -signal.SIGKILL):
+        return TIMED_OUT, ""
+    if code in (4, 5):
+        raise RuntimeError(f"pytest ran no tests:\n{said[-3000:]}")
+    failed = [line for line in said.splitlines() if line.startswith(("FAILED ", "ERROR "))]
+    return (SURVIVED, "") if code == 0 else (KILLED, failed[0].split(" ")[1] if failed else f"exit code {code}")
+
+
+def _kill_group(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(pid, signal.SIGKILL)  # also what the tests have started
+
+
+def _run_tests(
+    tree: Path, runs: Path, number: int, tests: tuple[str, ...], cpu: int, log: Path, measured: bool
+) -> None:
+    """In the fork: run the tests of `tree`, and exit with pytest's code."""
+    import hypothesis
+    import pytest
+
+    os.setpgid(0, 0)
+    for stream in (1, 2):
+        os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND), stream)
+    if cpu:
+        used = round(cpu_seconds()) + cpu
+        resource.setrlimit(resource.RLIMIT_CPU, (used, used + 5))
+        resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
+    os.chdir(tree)
+    os.environ |= {"PYTHONPATH": str(tree), "PYTEST_XDIST_WORKER": f"m{number}"}  # its own bucket, shared services
+    sys.path[:] = [str(tree), *(path for path in sys.path if path not in ("", str(ROOT)))]
+    for name in [name for name in sys.modules if name.split(".")[0] in ("tests", "rekindle")]:
+        del sys.modules[name]
+    importlib.invalidate_caches()
+    # the same examples each time, and the first one that fails is enough
+    generated = (hypothesis.Phase.explicit, hypothesis.Phase.generate)
+    hypothesis.settings.register_profile("mutation", phases=generated, database=None, derandomize=True, deadline=None)
+    hypothesis.settings.load_profile("mutation")
+    options = ["-x", "-q", "-rfE", "--tb=line", "-p", "no:cacheprovider", "-p", "no:xdist", f"--rootdir={tree}"]
+    options += [f"--basetemp={runs / f'm{number}'}", *tests]
+    code = pytest.main(options, plugins=[_Order(runs / f"{abs(hash(tests))}.json", measured)])
+    sys.stdout.flush()
+    os._exit(code)
+
+
+class _Order:
+    """Runs the tests that took least time undisturbed first."""
+
+    def __init__(self, file: Path, measured: bool) -> None:
+        self.file, self.measured, self.seconds = file, measured, dict[str, float]()
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        self.seconds[report.nodeid] = self.seconds.get(report.nodeid, 0.0) + report.duration
+
+    def pytest_collection_modifyitems(self, items: list[Any]) -> None:
+        known = {} if self.measured else json.loads(self.file.read_text())
+        items.sort(key=lambda item: known.get(item.nodeid, 0.0))
+
+    def pytest_sessionfinish(self) -> None:
+        if self.measured:
+            self.file.write_text(json.dumps(self.seconds))

@@ -1,0 +1,52 @@
+"""The modules that are mutated, and the quick tests that must notice."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Target:
+    """Modules, and the arguments for pytest that select their tests."""
+
+    modules: tuple[str, ...]
+    tests: tuple[str, ...]
+
+
+TRAINING, TESTS = "rekindle/training", "tests/rekindle/training"
+TARGETS = {
+    "gate": Target(
+        ("rekindle/gate.py", "rekindle/evaluation/judge.py", "rekindle/evaluation/bootstrap.py"),
+        ("tests/rekindle/test_gate.py", "tests/rekindle/evaluation"),
+    ),
+    "reduction": Target(
+        (f"{TRAINING}/group/tree.py", f"{TRAINING}/group/reduction.py"),
+        tuple(f"{TESTS}/group/test_{name}.py" for name in ("tree", "reduction", "group")),
+    ),
+    "checkpoint": Target(
+        tuple(f"{TRAINING}/checkpoint/{name}.py" for name in ("manager", "manifest", "retention", "interval")),
+        (
+            *(
+                f"{TESTS}/checkpoint/test_{name}.py"
+                for name in ("interval", "manifest", "retention", "manager", "remote")
+            ),
+            "--deselect",
+            f"{TESTS}/checkpoint/test_remote.py::test_a_store_in_trouble_delays_nothing_and_loses_nothing",
+        ),
+    ),
+    "membership": Target(
+        (f"{TRAINING}/membership/machine.py",),
+        (f"{TESTS}/membership/test_machine.py", f"{TESTS}/membership/test_server.py"),
+    ),
+    "promotion": Target(("rekindle/serving/promotion.py",), ("tests/rekindle/serving/test_promotion.py",)),
+    "cache": Target(
+        ("rekindle/cache/key.py", "rekindle/cache/code.py", "rekindle/cache/entries.py"),
+        (
+            *(f"tests/rekindle/cache/test_{name}.py" for name in ("code", "key", "entries")),
+            "--deselect",
+            "tests/rekindle/cache/test_key.py::test_a_thousand_changes_of_code_inputs_data_and_image",
+        ),
+    ),
+    "scheduler": Target(
+        ("rekindle/local/engine/scheduler.py",),
+        ("tests/rekindle/local/engine", "tests/rekindle/local/test_locks.py"),
+    ),
+}

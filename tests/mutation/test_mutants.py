@@ -1,0 +1,56 @@
+"""A mistake that is never made proves nothing, and one in a text proves nothing either."""
+
+from tests.mutation.mutants import mutants, sample
+
+SOURCE = '''"""Not 1, nor 2."""
+LIMIT = 3
+
+def decide(value: int, other: bool = False) -> int:
+    """Not 4."""
+    if value < LIMIT and not other:
+        raise ValueError(f"{value + 1} is below {LIMIT}")
+    say("at least", 5)
+    first(value, other)
+    return value * 2
+
+class Case:
+    def __init__(self):
+        self.value = None
+
+    def __repr__(self):
+        return str(6)
+
+    def set(self, value):
+        self.value = value
+'''
+CHANGES = {
+    "LIMIT = 3": {"LIMIT = 2", "LIMIT = 4"},
+    "def decide(value: int, other: bool = False) -> int:": {"def decide(value: int, other: bool = True) -> int:"},
+    "if value < LIMIT and not other:": {
+        "if value <= LIMIT and not other:",
+        "if value >= LIMIT and not other:",
+        "if value < LIMIT or not other:",
+        "if value < LIMIT and other:",
+        "if False:",
+    },
+    'raise ValueError(f"{value + 1} is below {LIMIT}")': {"pass"},
+    "first(value, other)": {"pass", "first(other, value)"},
+    "return value * 2": {"return value / 2", "return value * 1", "return value * 3", "return None"},
+    "self.value = value": {"pass"},
+}
+
+
+def test_each_mutant_is_one_mistake_in_what_is_decided() -> None:
+    found: dict[str, set[str]] = {}
+    for mutant in mutants("module.py", SOURCE):
+        found.setdefault(mutant.before, set()).add(mutant.after)
+        assert mutant.text.count("\n") == SOURCE.count("\n")
+        assert SOURCE.splitlines()[mutant.line - 1].strip() == mutant.before
+    assert found == CHANGES
+
+
+def test_the_same_mutants_are_drawn_again_though_the_module_grew_elsewhere() -> None:
+    drawn = sample({"module.py": SOURCE}, 7, 5)
+    assert len(drawn) == 5 and drawn == sample({"module.py": SOURCE}, 7, 5) != sample({"module.py": SOURCE}, 8, 5)
+    grown = sample({"module.py": SOURCE + "\n\ndef other():\n    pass\n"}, 7, 5)
+    assert [(mutant.line, mutant.after) for mutant in grown] == [(mutant.line, mutant.after) for mutant in drawn]

@@ -1,0 +1,62 @@
+"""A manifest that is read is the one that was written, of the step that its name says."""
+
+import base64
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rekindle.training.checkpoint import manifest
+from rekindle.training.checkpoint.manifest import Damaged, Manifest
+
+NAMES = st.lists(st.binary(min_size=32, max_size=32).map(bytes.hex), min_size=1, max_size=4)
+
+
+def made(step: int = 5, **more: Any) -> Manifest:
+    first: Any = {"identity": "i", "layout": "l", "step": step, "bytes": 10, "chunk": 8, "chunks": ["ab" * 32] * 2}
+    first |= {"loader": "", "facts": {"trained_seconds": 1.5, "losses": 0}, "fingerprint": {"torch": "2"}}
+    return first | more
+
+
+@given(step=st.integers(0, 2**53 - 1), chunks=NAMES, rest=st.integers(0, 7), loader=st.binary(max_size=20))
+def test_what_is_written_is_read(step: int, chunks: list[str], rest: int, loader: bytes) -> None:
+    text = base64.b64encode(loader).decode()
+    written = made(step, bytes=8 * len(chunks) - rest, chunks=chunks, loader=text)
+    name, data = manifest.write(written)
+    assert manifest.read(name, data) == manifest.read(f"prefix/manifests/{name}", data) == written
+    assert manifest.step_of(name) == manifest.step_of(f"prefix/manifests/{name}") == step
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        *(
+            {"bytes": 8},
+            {"bytes": 17},
+            {"bytes": -1},
+            {"step": -1},
+            {"step": 2**53},
+            {"chunk": 0},
+            {"chunks": ["ab"] * 2},
+        ),
+        *({"facts": {"trained_seconds": -0.1, "losses": 0}}, {"facts": {"trained_seconds": 1, "losses": -1}}),
+    ],
+)
+def test_what_cannot_be_is_no_checkpoint(change: dict[str, Any]) -> None:
+    with pytest.raises(Damaged):
+        manifest.read(*manifest.write(made() | change))  # type: ignore[operator]
+
+
+def test_one_changed_byte_is_damage() -> None:
+    name, data = manifest.write(made())
+    for place in range(0, len(data), 7):
+        with pytest.raises(Damaged, match="its hash is not the one in its name"):
+            manifest.read(name, data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :])
+
+
+@pytest.mark.parametrize(
+    "name", ["latest", "5-abcdefabcdef.json", "0000000005-abc.json", "x0000000005-abcdefabcdef.json"]
+)
+def test_a_name_that_no_run_writes_has_no_step(name: str) -> None:
+    assert manifest.step_of(name) == manifest.step_of(f"p/{name}") == -1
