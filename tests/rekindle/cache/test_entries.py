@@ -1,5 +1,6 @@
 """Two at once record one thing, and what is gone, torn or old is not taken."""
 
+import time
 import uuid
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
