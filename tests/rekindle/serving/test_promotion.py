@@ -275,3 +275,19 @@ def test_a_service_that_is_away_is_asked_once_a_second_until_the_deadline(monkey
     with pytest.raises(StorageError):
         promotion.retry(call, deadline=104.0)
     assert (now, len(answers)) == ([105.0], 5)
+
+
+def test_a_rollback_waits_two_seconds_for_a_promotion_and_then_finishes_it(
+    s3: Store, name: str, register: Register, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, version = [100.0], register()
+
+    def sleep(seconds: float) -> None:
+        now[0] += seconds
+
+    monkeypatch.setattr(promotion, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
+    record = {"version": version, "deployment": "cards-1", "former": "", "unfinished": True}
+    s3.put(f"releases/{name}/promotion.json", json.dumps(record).encode())
+    assert promotion.pending(s3, name) is None
+    assert champion(name) == version and now == [pytest.approx(102.0, abs=0.06)]
+    assert json.loads(s3.get(f"releases/{name}/promotion.json")) == record | {"unfinished": False}
