@@ -291,3 +291,17 @@ def test_a_rollback_waits_two_seconds_for_a_promotion_and_then_finishes_it(
     assert promotion.pending(s3, name) is None
     assert champion(name) == version and now == [pytest.approx(102.0, abs=0.06)]
     assert json.loads(s3.get(f"releases/{name}/promotion.json")) == record | {"unfinished": False}
+
+
+def test_a_process_that_slept_between_its_two_writes_does_not_bring_its_version_back(
+    s3: Store, name: str, register: Register
+) -> None:
+    first, second = register(), register()
+    key, state = f"releases/{name}/promotion.json", {"version": first, "deployment": "cards-1", "former": ""}
+    state |= {"unfinished": True}
+    s3.put(key, json.dumps(state).encode())
+    _, etag = s3.get_with_etag(key)
+    assert promotion.promote(s3, name, first, "", "cards-1") == ""  # the same step again, which finishes it
+    assert promotion.promote(s3, name, second, first, "cards-2") == "cards-1"
+    promotion._finish(s3, name, key, state, etag)
+    assert champion(name) == second
