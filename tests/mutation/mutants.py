@@ -84,6 +84,8 @@ class _Edits:
             if node.name in ("__repr__", "__str__"):
                 return
             initializer = node.name == "__init__"
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            return
         if isinstance(node, ast.stmt) and not initializer:
             yield from self._statement(node)
         if isinstance(node, ast.expr | ast.AugAssign):
@@ -101,8 +103,6 @@ class _Edits:
             case ast.JoinedStr() | ast.Raise() | ast.Assert() | ast.Import() | ast.ImportFrom():
                 return
             case ast.Call() if WORDING.match(ast.unparse(node.func)):
-                return
-            case ast.If() if ast.unparse(node.test) == "TYPE_CHECKING":
                 return
             case ast.FunctionDef():
                 yield from node.args.defaults

@@ -4,6 +4,8 @@ from tests.mutation.mutants import mutants, sample
 
 SOURCE = '''"""Not 1, nor 2."""
 LIMIT = 3
+if TYPE_CHECKING:
+    import other
 
 def decide(value: int, other: bool = False) -> int:
     """Not 4."""

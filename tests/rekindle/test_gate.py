@@ -214,3 +214,19 @@ def test_a_bound_that_is_met_exactly_is_met() -> None:
 def test_a_metric_that_was_not_computed_keeps_the_champion() -> None:
     decision, reason = decide(Gate(minimum={"ap": 0.1, "auc": 0.1}), Evaluation({"candidate": {"ap": 0.5}}), "a", None)
     assert (decision, "auc nan is not a number, must be >= 0.1" in reason) == ("keep", True)
+
+
+@pytest.mark.parametrize(
+    ("name", "least", "most"),
+    [
+        ("tolerance", (0.0, -0.001), (9.0,)),
+        ("confidence", (0.501, 0.5), (0.999, 1.0)),
+        ("resamples", (50, 49), (10_000, 10_001)),
+    ],
+)
+def test_a_gate_that_could_not_decide_is_refused(name: str, least: tuple[Any, ...], most: tuple[Any, ...]) -> None:
+    for accepted, *refused in (least, most):
+        assert getattr(Gate(**{name: accepted}), name) == accepted
+        for value in refused:
+            with pytest.raises(ValueError, match=name):
+                Gate(**{name: value})

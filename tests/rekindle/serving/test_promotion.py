@@ -275,3 +275,33 @@ def test_a_service_that_is_away_is_asked_once_a_second_until_the_deadline(monkey
     with pytest.raises(StorageError):
         promotion.retry(call, deadline=104.0)
     assert (now, len(answers)) == ([105.0], 5)
+
+
+def test_a_rollback_waits_two_seconds_for_a_promotion_and_then_finishes_it(
+    s3: Store, name: str, register: Register, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, version = [100.0], register()
+
+    def sleep(seconds: float) -> None:
+        now[0] += seconds
+
+    monkeypatch.setattr(promotion, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
+    record = {"version": version, "deployment": "cards-1", "former": "", "unfinished": True}
+    s3.put(f"releases/{name}/promotion.json", json.dumps(record).encode())
+    assert promotion.pending(s3, name) is None
+    assert champion(name) == version and now == [pytest.approx(102.0, abs=0.06)]
+    assert json.loads(s3.get(f"releases/{name}/promotion.json")) == record | {"unfinished": False}
+
+
+def test_a_process_that_slept_between_its_two_writes_does_not_bring_its_version_back(
+    s3: Store, name: str, register: Register
+) -> None:
+    first, second = register(), register()
+    key, state = f"releases/{name}/promotion.json", {"version": first, "deployment": "cards-1", "former": ""}
+    state |= {"unfinished": True}
+    s3.put(key, json.dumps(state).encode())
+    _, etag = s3.get_with_etag(key)
+    assert promotion.promote(s3, name, first, "", "cards-1") == ""  # the same step again, which finishes it
+    assert promotion.promote(s3, name, second, first, "cards-2") == "cards-1"
+    promotion._finish(s3, name, key, state, etag)
+    assert champion(name) == second

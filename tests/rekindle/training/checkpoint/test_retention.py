@@ -135,3 +135,9 @@ def test_a_store_that_is_away_costs_no_checkpoint() -> None:
     rule = Retention(Away(), "p", 2, 0)  # type: ignore[arg-type]
     rule.keep("p/manifests/1", ["a"])
     assert rule._known == {"p/manifests/1": ["a"]}, "the next call deletes"
+
+
+def test_an_age_in_hours_is_one_to_the_second() -> None:
+    manifests = [Entry(f"{step}", 1, "", NOW - age) for step, age in ((1, 7201), (2, 7200), (3, 0))]
+    assert Retention(None, "", 9, 2)._old("3", manifests, NOW) == {"1"}  # type: ignore[arg-type]
+    assert Retention(None, "", 9, 0)._old("3", manifests, NOW) == set()  # type: ignore[arg-type]

@@ -1,5 +1,6 @@
 """The membership's numbers and times: who is waited for and how long, what counts as life, as progress, as a place."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -211,3 +212,35 @@ def test_many_names_are_cut_short() -> None:
     names = [f"w{number}" for number in range(22)]
     assert listed(names[:20]) == " ".join(names[:20])
     assert listed(names) == " ".join(names[:20]) + " and 2 more"
+
+
+@pytest.mark.parametrize("asked", [True, False], ids=["asked", "joined"])
+def test_who_is_asked_has_half_a_minute_and_who_stops_a_step_has_the_time_that_is_set(asked: bool) -> None:
+    membership = started("a", "b", "c", hung_seconds=60)
+    opened = 61.1 if asked else 2.0
+    if asked:
+        live(membership, "abc", opened)
+    else:
+        membership.lost(opened, "c")
+    assert not membership.agreed
+    for worker in "ab" if asked else "a":
+        membership.ack(opened, worker, 2, -1)
+    hung, last = ("c", opened + 30) if asked else ("b", opened + 60)
+    live(membership, [*membership.alive], last)
+    assert hung in membership.alive
+    live(membership, [*membership.alive], last + 0.1)
+    assert hung not in membership.alive and (hung, {"dropped": "hung"}) in membership.outbox
+
+
+def live(membership: Membership, workers: Iterable[str], now: float) -> None:
+    for worker in workers:
+        membership.heartbeat(now, worker, -1)
+    membership.tick(now)
+
+
+def test_a_run_without_workers_says_that_it_waits_for_one() -> None:
+    membership = started("a", min_workers=1, workers=1)
+    membership.lost(2, "a")
+    for now in (3, 33):
+        membership.tick(now)
+    assert membership.log == ["training waits for workers: 0 of at least 1 are there"]
