@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tests.mutation.equivalent import reason
 from tests.mutation.mutants import sample
-from tests.mutation.runs import ROOT, SURVIVED, TIMED_OUT, Laboratory, cpu_seconds
+from tests.mutation.runs import SURVIVED, TIMED_OUT, Laboratory, cpu_seconds
 from tests.mutation.targets import TARGETS
 
 
@@ -45,7 +45,7 @@ def main() -> int:
 def mutate(laboratory: Laboratory, name: str, options: argparse.Namespace) -> tuple[int, int, int, int, int, float]:
     """Test the mutants of one target; returns its row of the table."""
     target, before = TARGETS[name], cpu_seconds()
-    sources = {path: (ROOT / path).read_text() for path in target.modules}
+    sources = {path: (laboratory.trees[0] / path).read_text() for path in target.modules}
     drawn = sample(sources, options.seed, options.count)
     late = equivalent = survived = 0
     for mutant, outcome, test in laboratory.results(drawn, target.tests):

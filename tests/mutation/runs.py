@@ -34,10 +34,11 @@ class Undisturbed(Exception):
 
 @dataclass
 class Run:
-    """One fork: the mutant that it tests in `tree`, and until when."""
+    """One fork: the mutant that it tests in `tree` instead of the `original` module, and until when."""
 
     mutant: Mutant
     tree: Path
+    original: bytes
     log: Path
     process: Any
     deadline: float
@@ -47,7 +48,7 @@ class Laboratory:
     """`jobs` copies of the tree below `folder`, and services that all tests share."""
 
     def __init__(self, folder: Path, jobs: int) -> None:
-        self.folder, self.number = folder, 0
+        self.number, self.running = 0, list[Run]()
         self.trees = [folder / f"tree{number}" for number in range(jobs)]
         self.runs = folder / "runs"
         self.runs.mkdir()
@@ -80,7 +81,7 @@ class Laboratory:
     def results(self, mutants: list[Mutant], tests: tuple[str, ...]) -> Iterator[tuple[Mutant, str, str]]:
         """Each mutant, what became of it, and the test that killed it."""
         cpu, wall = self.measure(tests)
-        free, running, waiting = list(self.trees), list[Run](), mutants[::-1]
+        free, running, waiting = list(self.trees), self.running, mutants[::-1]
         while waiting or running:
             while waiting and free:
                 running.append(self._test(waiting.pop(), free.pop(), tests, round(3 * cpu + CPU_S), 10 * wall + WALL_S))
@@ -93,15 +94,16 @@ class Laboratory:
                 run.process.join()
                 running.remove(run)
                 free.append(run.tree)
-                shutil.copy2(ROOT / run.mutant.path, run.tree / run.mutant.path)
+                (run.tree / run.mutant.path).write_bytes(run.original)
                 yield run.mutant, *_outcome(run.process.exitcode, late, run.log.read_text(errors="replace"))
 
     def _test(self, mutant: Mutant, tree: Path, tests: tuple[str, ...], cpu: int, wall: float) -> Run:
         file = tree / mutant.path
+        original = file.read_bytes()
         file.write_text(mutant.text)
         os.utime(file, (self.number, self.number))  # a compiled module is recognized by its time in whole seconds
         process, log = self._start(tree, tests, cpu)
-        return Run(mutant, tree, log, process, time.monotonic() + wall)
+        return Run(mutant, tree, original, log, process, time.monotonic() + wall)
 
     def _start(self, tree: Path, tests: tuple[str, ...], cpu: int, measured: bool = False) -> tuple[Any, Path]:
         self.number += 1
@@ -111,9 +113,11 @@ class Laboratory:
         return process, log
 
     def close(self) -> None:
-        """Stop the services."""
+        """Stop what still runs, and the services."""
         from rekindle.local.services.services import Services
 
+        for run in self.running:
+            _kill_group(run.process.pid)
         if (home := self.runs / "home").exists():
             Services(home, {}).down()
 

@@ -145,7 +145,6 @@ class Scheduler:
             if (self.context.filled(node["name"]) or {}).get("daemon"):
                 node |= {"daemoned": True, "podIP": event.ip}
                 self.context.daemons[node["id"]] = None
-                self.table.requeue = True
             if node["type"] == "Pod":
                 node["hostNodeName"] = event.host
             self.table.mark(node["name"], "Running", "")
