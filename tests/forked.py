@@ -11,7 +11,7 @@ import shlex
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Self
@@ -43,16 +43,23 @@ class Prompt:
         self.process.wait(60)
 
     def __call__(self, command: str, **environment: str) -> subprocess.CompletedProcess[str]:
-        assert self.process.stdin and self.process.stdout
         program, *arguments = shlex.split(command)
         assert program == "rekindle", command
-        with tempfile.TemporaryDirectory() as folder:
-            out, err = Path(folder, "out"), Path(folder, "err")
-            asked = {"arguments": arguments, "environment": environment, "out": str(out), "err": str(err)}
+        return self.run(arguments, self.folder, self.environment | environment)
+
+    def run(
+        self, arguments: Sequence[str], folder: Path, environment: Mapping[str, str]
+    ) -> subprocess.CompletedProcess[str]:
+        """Type a command in a folder, with exactly these variables."""
+        assert self.process.stdin and self.process.stdout
+        with tempfile.TemporaryDirectory() as said:
+            out, err = Path(said, "out"), Path(said, "err")
+            files = {"out": str(out), "err": str(err)}
+            asked = {"arguments": [*arguments], "folder": str(folder), "environment": dict(environment), **files}
             self.process.stdin.write(json.dumps(asked) + "\n")
             self.process.stdin.flush()
             code = int(self.process.stdout.readline())
-            return subprocess.CompletedProcess(command, code, out.read_text(), err.read_text())
+            return subprocess.CompletedProcess([*arguments], code, out.read_text(), err.read_text())
 
 
 def run(asked: dict[str, Any]) -> None:
@@ -63,6 +70,8 @@ def run(asked: dict[str, Any]) -> None:
     files = [os.open(asked[name], os.O_WRONLY | os.O_CREAT) for name in ("out", "err")]
     for target, file in enumerate((null, *files)):
         os.dup2(file, target)
+    os.chdir(asked["folder"])
+    os.environ.clear()
     os.environ.update(asked["environment"])
     sys.argv = ["rekindle", *asked["arguments"]]
     code: Any = 1

@@ -143,7 +143,7 @@ def test_who_brings_a_state_is_not_kept_waiting_by_one_that_waits_for_the_store(
     coordinator = crew.coordinator(argv)
     with Proxy(s3.endpoint or "") as proxy:
         waits = crew.worker("waits", argv, S3_ENDPOINT_URL=proxy.url)
-        crew.until(lambda: joined(s3, "waits"))
+        crew.until(lambda: joined(s3, "waits", "waits"))
         proxy.fault("refuse", 600)
         other = crew.worker("other", argv)
         crew.until(lambda: "waiting for the object store, for the newest checkpoint" in waits.said())

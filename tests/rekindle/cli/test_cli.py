@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ import yaml
 
 from rekindle.cli import commands
 from rekindle.cli.group import SECTIONS
+from tests.forked import Prompt
 from tests.waiting import until
 
 REKINDLE = str(Path(sys.executable).with_name("rekindle"))
@@ -30,8 +32,13 @@ HEAVY = ("torch", "hera", "mlflow", "boto3", "polars", "numpy", "pydantic", "ric
 
 
 def rekindle(*args: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    environ = {**os.environ, **environment}
-    return subprocess.run([REKINDLE, *args], cwd=cwd, env=environ, capture_output=True, text=True, timeout=120)
+    return prompt().run([str(argument) for argument in args], cwd, {**os.environ, **environment})
+
+
+@cache
+def prompt() -> Prompt:
+    """The one of this process; it ends with it."""
+    return Prompt(ROOT, os.environ).__enter__()
 
 
 def workflow(*scripts: tuple[str, str], **spec: Any) -> dict[str, Any]:

@@ -47,9 +47,10 @@ def provide(environment: dict[str, str], folder: Path) -> None:
     store(environment).upload(folder / "dataset", DATASET)
 
 
-def joined(s3: Store, prefix: str) -> bool:
-    """Whether the ledger of the run `flags(prefix)` has a member."""
-    return any(b'"join"' in s3.get(entry.key) for entry in s3.list(f"{prefix}/checkpoints/ledger"))
+def joined(s3: Store, prefix: str, name: str = "") -> bool:
+    """Whether the ledger of the run `flags(prefix)` has a member, or the one with this name."""
+    lines = [line for entry in s3.list(f"{prefix}/checkpoints/ledger") for line in s3.get(entry.key).splitlines()]
+    return any(b'"join"' in line and name.encode() in line for line in lines)
 
 
 def _main(argv: list[str], environment: dict[str, str], log: str) -> None:

@@ -125,7 +125,7 @@ def test_a_full_stdout_is_not_taken_for_a_full_home(tmp_path: Path):
 def test_a_log_that_stdout_cannot_spell_is_printed_all_the_same(tmp_path: Path):
     file = written(tmp_path / "w.yaml", workflow(("a", "echo h\u00f6her")))
     assert rekindle("run", "--manifest", file, cwd=tmp_path).returncode == 0
-    done = rekindle("logs", cwd=tmp_path, PYTHONIOENCODING="ascii")
+    done = typed('"$REKINDLE" logs', tmp_path, PYTHONIOENCODING="ascii")
     assert (done.returncode, done.stdout.endswith("| h\\xf6her\n")) == (0, True), done.stderr
 
 
