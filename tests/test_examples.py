@@ -19,6 +19,7 @@ def answer(url: str, body: Any = None) -> Any:
         return json.load(response)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(400)  # a whole run
 @pytest.mark.parametrize(
     ("name", "settings", "metric"),

@@ -83,6 +83,7 @@ def test_the_run_of_a_failed_preparation_has_its_config_manifest_and_columns(
 
 
 @pytest.mark.usefixtures("mlflow_server")
+@pytest.mark.slow
 def test_data_that_changed_since_the_last_run_is_named_before_training(tmp_path: Path) -> None:
     import polars as pl
 
@@ -119,6 +120,7 @@ def week(tmp_path: Path, day: str, *more: str, **data: Any) -> tuple[str, dict[s
     return " ".join(warnings), run.data.tags
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("mlflow_server")
 def test_a_source_that_stands_still_is_not_trained_week_after_week_without_a_word(tmp_path: Path) -> None:
     data = {"source": "simulate://5?cards=60&terminals=120&days=100&start=2024-01-01", "window": "8w", "test_weeks": 1}

@@ -56,6 +56,7 @@ def released(s3: Store, small_dataset: Path, expert: Path, report: Path) -> tupl
 Released = tuple[str, release.Outputs, dict[str, Any]]
 
 
+@pytest.mark.slow
 def test_a_served_release_is_replayed_and_becomes_the_champion(
     released: Released, report: Path, tmp_path: Path
 ) -> None:

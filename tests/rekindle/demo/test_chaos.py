@@ -48,9 +48,8 @@ def test_whatever_is_killed_the_weights_are_those_of_the_undisturbed_training(
     assert list((tmp_path / "home/demo").iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_an_interrupt_ends_the_show_and_leaves_nothing_running(
     tmp_path: Path, s3_environment: dict[str, str], number: int, code: int
 ):

@@ -117,7 +117,7 @@ def test_a_rollback_loses_no_request_and_what_cannot_be_is_refused(model: Model)
                 if (
                     change == {"spec": {"replicas": 0}} and not dry_run
                 ):  # this server drains nothing when it is told to end
-                    wait(model.kinds, lambda _: set(seen[-20:]) == {"1"}, name=f"{model.name}-2")
+                    wait(model.kinds, lambda _: set(seen.latest.values()) == {"1"}, name=f"{model.name}-2")
                 super().patch(kind, name, change, dry_run)
 
         found = model.roll_back(objects=Patient(model.cluster))

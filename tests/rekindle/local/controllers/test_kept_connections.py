@@ -188,6 +188,7 @@ def receive(client: socket.socket) -> str:
     return received.decode().lower()
 
 
+@pytest.mark.slow
 def test_a_switch_loses_no_request_of_a_client_that_keeps_its_connection(
     cluster: LocalCluster, port: int, env: dict[str, str]
 ) -> None:

@@ -157,6 +157,7 @@ def test_a_removed_home_takes_its_services_along(services: Services) -> None:
     until("the service to notice that its home is gone", lambda: not was.alive)
 
 
+@pytest.mark.slow
 def test_runs_and_artifacts_survive_a_kill_of_mlflow(services: Services) -> None:
     services.start()
     services.ready()
