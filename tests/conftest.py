@@ -34,9 +34,13 @@ if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:  # by nohup
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 ALONE = "PYTEST_XDIST_WORKER" not in os.environ  # or the process that waits for the others
 PIECES = {"tests/conformance/test_recorded.py": 6}  # a file that several processes share, and in how many pieces
-CREWS = ("tests/rekindle/training/", "tests/steps/test_train.py", "tests/chaos/")  # of processes from one with torch
+CREWS = {  # tests with processes from one that has loaded torch, which a process of xdist starts once
+    "launchers": ("tests/rekindle/training/launch/", "tests/chaos/"),
+    "workers": ("tests/rekindle/training/", "tests/steps/test_train.py"),
+}
 LONG = (  # files, in this order: started last, one of them would run alone at the end
     "tests/test_first_run.py",
+    "tests/steps/test_train.py",
     "tests/rekindle/training/launch/test_launcher.py",
     *PIECES,
     "tests/rekindle/view/test_foreground.py",
@@ -49,8 +53,8 @@ class ByFile(LoadScopeScheduling):
 
     def _split_scope(self, nodeid: str) -> str:
         file = nodeid.partition("::")[0]
-        if file.startswith(CREWS):
-            return "crews"
+        if crew := next((name for name, places in CREWS.items() if file.startswith(places)), ""):
+            return crew
         return f"{file}{zlib.crc32(nodeid.encode()) % PIECES[file]}" if file in PIECES else file
 
 
