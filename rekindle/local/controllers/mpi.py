@@ -4,7 +4,6 @@ Source: Kubeflow training operator 1.9, mpi/mpijob_controller.go (newConfigMap, 
 """
 
 import json
-import os
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
@@ -47,7 +46,8 @@ def write(obj: Object, folder: Path) -> None:
 
 def record(folder: Path, pods: Mapping[str, Pod]) -> None:
     """Tell kubexec.py which processes the Workers are."""
-    known = {name: entry for name, pod in pods.items() if pod.process and (entry := _process(pod.process.pid))}
+    processes = {name: pod.process for name, pod in pods.items() if pod.process}
+    known = {name: {"pid": each.pid, "environment": dict(each.environment)} for name, each in processes.items()}
     path, text = folder / kubexec.WORKERS, json.dumps(known)
     if not path.exists() or path.read_text() != text:
         folder.mkdir(parents=True, exist_ok=True)
@@ -64,11 +64,3 @@ def mounted(
     (container,) = spec["containers"]
     mounts = [*(container.get("volumeMounts") or []), {"name": VOLUME, "mountPath": MPI}]
     return {**spec, "containers": [container | {"volumeMounts": mounts}]}, env, {VOLUME: folder}
-
-
-def _process(pid: int) -> dict[str, Any] | None:
-    try:
-        entries = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    except (FileNotFoundError, ProcessLookupError):  # it has just ended
-        return None
-    return {"pid": pid, "environment": dict(os.fsdecode(entry).split("=", 1) for entry in entries if b"=" in entry)}

@@ -93,8 +93,9 @@ class TerminationMessage:
 
 
 class Process(subprocess.Popen[bytes]):
-    """A container's first process, its log pipe, memory limit and file system view."""
+    """A container's first process, its environment, log pipe, memory limit and file system view."""
 
+    environment: Mapping[str, str]
     log_pipe: LogPipe
     message: TerminationMessage
     memory: limits.Memory | None = None
@@ -167,9 +168,10 @@ def start_container(run: ContainerRun, cluster: Cluster) -> Process:
     with LogPipe(run.log, run.stdout) as log_pipe:
         memory, message = limits.memory_cgroup(container, f"{run.name}.{container['name']}"), TerminationMessage()
         try:
+            environment |= message.variable
             process = Process(
                 arguments,
-                env=environment | message.variable,
+                env=environment,
                 pass_fds=[message.file],
                 cwd=None if enter else directory or str(run.root),
                 stdin=subprocess.DEVNULL,
@@ -186,7 +188,8 @@ def start_container(run: ContainerRun, cluster: Cluster) -> Process:
         finally:
             if view:
                 view.child_started()
-    process.log_pipe, process.message, process.memory, process.view = log_pipe, message, memory, view
+    process.environment, process.log_pipe, process.message = environment, log_pipe, message
+    process.memory, process.view = memory, view
     return process
 
 
