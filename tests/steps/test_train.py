@@ -14,6 +14,7 @@ import pytest
 from rekindle.ledger import events as ledger
 from rekindle.storage import Store
 from tests.chaos.faults import Proxy
+from tests.rekindle.training import toy
 from tests.rekindle.training.crew import Crew, flags, joined
 
 
@@ -188,7 +189,7 @@ def test_a_model_that_always_fails_ends_the_run_with_its_error(crew: Crew) -> No
     for _ in range(3):
         assert crew.worker("w", argv, TOY_FAILS="1").code() == 70
     assert coordinator.code() == 1
-    line = r"w \(3 times without a newer step\): \S+/toy\.py:\d+: RuntimeError: toy trouble"
+    line = rf"w \(3 times without a newer step\): {re.escape(toy.__file__)}:\d+: RuntimeError: toy trouble"
     assert re.search(line, coordinator.said())
 
 

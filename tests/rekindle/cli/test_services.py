@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 import signal
 import subprocess
 from pathlib import Path
@@ -54,7 +55,7 @@ def test_down_during_a_run_is_refused_because_the_run_would_hang(tmp_path: Path)
 
 
 def test_the_variables_can_be_evaluated_by_a_shell(variables: dict[str, str], tmp_path: Path) -> None:
-    command = f'eval "$({REKINDLE} env)"; for name in {" ".join(variables)}; do echo "${{!name}}"; done'
+    command = f'eval "$({shlex.quote(REKINDLE)} env)"; for name in {" ".join(variables)}; do echo "${{!name}}"; done'
     lines = subprocess.run(["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True).stdout.splitlines()
     assert lines == list(variables.values())
     assert variables["MLFLOW_S3_ENDPOINT_URL"] == variables["S3_ENDPOINT_URL"]

@@ -1,6 +1,7 @@
 """A model is judged by the very predictions that it will serve, beside the champion, or the gate decides on others."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -99,12 +100,12 @@ def test_an_example_that_no_client_could_send_is_refused_by_number(dataset: Path
         (
             "baseline",
             lambda path, instances: instances[0].x,
-            r"`baseline` failed whose `instances` are dicts: \S+test_judge.py:\d+: AttributeError: ",
+            r"`baseline` failed whose `instances` are dicts: FILE:\d+: AttributeError: ",
         ),
         (
             "predict",
             lambda model, instances, facts: 1 / 0,
-            r"`predict` failed on the test rows: \S+test_judge.py:\d+: ZeroDivisionError: ",
+            r"`predict` failed on the test rows: FILE:\d+: ZeroDivisionError: ",
         ),
         (
             "predict",
@@ -122,7 +123,7 @@ def test_a_mistake_in_the_workload_is_named_and_not_tried_again(
     name: str, function: Any, words: str, dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lines, name, function)
-    with pytest.raises((CodeError, DataError), match=words):
+    with pytest.raises((CodeError, DataError), match=words.replace("FILE", re.escape(__file__))):
         judge(trained(tmp_path / "good", 2.0), None, dataset, tmp_path / "report")
 
 

@@ -157,7 +157,7 @@ def test_a_step_that_fails_of_a_full_disk_is_not_tried_again_before_there_is_roo
     manifest["spec"]["templates"][1]["retryStrategy"] = {"limit": 3}
     written(tmp_path / "w.yaml", manifest)
     (tmp_path / "home").mkdir()
-    both = '"$REKINDLE" run --manifest w.yaml || { mount -o remount,size=20m home; "$REKINDLE" resume; }'
+    both = '"$REKINDLE" run --manifest w.yaml || { mount -o remount,size=20m tmpfs home; "$REKINDLE" resume; }'
     line = f"unshare -rm bash -c 'mount -t tmpfs -o size=4m tmpfs home && {{ {both}; }} && cat home/runs/*/logs/*'"
     done = typed(line, tmp_path, REKINDLE_HOME="home")
     assert f"cause   no space is left for the state of the run in {tmp_path}/home/runs/" in done.stderr
@@ -187,13 +187,13 @@ def test_where_pods_cannot_have_a_root_placeholders_keep_them_apart_and_paths_ar
 
 
 def test_an_exception_in_a_function_of_the_user_is_told_at_once_with_its_line_and_not_tried_again(tmp_path: Path):
-    assert typed("$REKINDLE init shop", tmp_path).returncode == 0
+    assert typed('"$REKINDLE" init shop', tmp_path).returncode == 0
     module = tmp_path / "shop/steps/shop.py"
     module.write_text(module.read_text().replace("    import numpy", '    {}["kwh"]\n    import numpy', 1))
     line = 1 + module.read_text()[: module.read_text().index('{}["kwh"]')].count("\n")
     config = tmp_path / "shop/configs/shop.yaml"
     config.write_text(config.read_text().replace("port: 8080", f"port: {free_port()}"))
-    command = "$REKINDLE run configs/shop.yaml --yes -o json; code=$?; $REKINDLE down >&2; exit $code"
+    command = '"$REKINDLE" run configs/shop.yaml --yes -o json; code=$?; "$REKINDLE" down >&2; exit $code'
     ended = typed(command, tmp_path / "shop")
     error = f"{module}:{line}: KeyError: 'kwh'."
     reason = f"main: Error (exit code 70): {error}"

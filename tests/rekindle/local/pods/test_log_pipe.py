@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import shlex
 import subprocess
 import sys
 import threading
@@ -61,9 +62,7 @@ def test_a_result_is_all_that_stdout_said(tmp_path: Path) -> None:
 
 def test_nothing_is_lost_of_much_that_was_said_just_before_the_end(tmp_path: Path) -> None:
     log, copy = tmp_path / "log", tmp_path / "copy"
-    source = (
-        f"{sys.executable} -c 'import os; [os.write(n, bytes([48 + n]) * 65536) for _ in range(64) for n in (1, 2)]'"
-    )
+    source = f"{shlex.quote(sys.executable)} -c 'import os; [os.write(n, bytes([48 + n]) * 65536) for _ in range(64) for n in (1, 2)]'"
     for _ in range(5):
         said(source, log, copy)
     assert (log.stat().st_size, copy.stat().st_size) == (5 << 23, 5 << 22)
@@ -96,7 +95,7 @@ def test_more_pods_at_once_than_a_shell_lets_one_have_files(tmp_path: Path) -> N
     main = {"name": "main", "steps": [[{"name": "each", "template": "one", "withSequence": {"count": "60"}}]]}
     spec = {"entrypoint": "main", "templates": [main, one]}
     (tmp_path / "w.json").write_text(json.dumps({"kind": "Workflow", "metadata": {"name": "w"}, "spec": spec}))
-    run = f"ulimit -S -n 128; {Path(sys.executable).with_name('rekindle')} run --manifest w.json"
+    run = f"ulimit -S -n 128; {shlex.quote(str(Path(sys.executable).with_name('rekindle')))} run --manifest w.json"
     environment = {**os.environ, "REKINDLE_HOME": str(tmp_path / "home")}
     done = subprocess.run(["bash", "-c", run], cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]

@@ -3,6 +3,7 @@
 import ast
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -131,7 +132,8 @@ def test_what_a_pod_deletes_of_the_machine_is_still_there(
     (code / "mine.py").write_text("")
     beside.write_text("")
     monkeypatch.setenv("REKINDLE_PATH", str(code))  # below /tmp, as is the home: seen in spite of the pod's own /tmp
-    source = f"ls {beside} {code}; rm -rf {beside} {code}; rm -rf /tmp/*; ls {beside}; find /tmp -path '*/etc/passwd'"
+    file = shlex.quote(str(beside))
+    source = f"ls {file} {code}; rm -rf {file} {code}; rm -rf /tmp/*; ls {file}; find /tmp -path '*/etc/passwd'"
     outputs = {"parameters": [{"name": "p", "valueFrom": {"path": path, "default": ""}} for path in paths]}
     try:
         assert ran({"container": shell(source), "outputs": outputs}, tmp_path)["phase"] == "Succeeded"
@@ -168,7 +170,8 @@ def test_an_output_behind_a_link_is_what_the_pod_wrote_there_or_an_error_but_nev
     mine = Path.cwd() / f".marker-{uuid.uuid4()}"
     mine.write_text("the machine's")
     try:
-        source = f"echo the pod\\'s > {mine}; ln -s {mine} /tmp/p"
+        file = shlex.quote(str(mine))
+        source = f"echo the pod\\'s > {file}; ln -s {file} /tmp/p"
         template = {"container": shell(source, **mounts), "outputs": OUT, "volumes": [{"name": "v", "emptyDir": {}}]}
         status = ran(template, tmp_path)
     finally:
@@ -253,7 +256,7 @@ def test_what_is_mounted_in_a_directory_of_workloads_is_seen(tmp_path: Path) -> 
     manifest = {"kind": "Workflow", "metadata": {"name": "w"}, "spec": {"entrypoint": "main", "templates": [
         {"name": "main", "container": shell(f"test $(cat {kept}/m/x) = 1")}]}}  # fmt: skip
     (tmp_path / "w.json").write_text(json.dumps(manifest))
-    run = f"{Path(sys.executable).with_name('rekindle')} run --manifest w.json"
+    run = f"{shlex.quote(str(Path(sys.executable).with_name('rekindle')))} run --manifest w.json"
     script = f"mount -t tmpfs x {kept}/m && echo 1 > {kept}/m/x && {run}"
     environment = {**os.environ, "REKINDLE_HOME": str(tmp_path / "home"), "REKINDLE_PATH": str(kept)}
     done = subprocess.run(["unshare", "-m", "sh", "-c", script], cwd=tmp_path, env=environment, capture_output=True)
