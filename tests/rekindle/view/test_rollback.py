@@ -115,9 +115,8 @@ def test_a_rollback_loses_no_request_and_what_cannot_be_is_refused(model: Model)
 
         class Patient(LocalObjects):
             def patch(self, kind: str, name: str, change: dict[str, Any], dry_run: bool = False) -> None:
-                if (
-                    change["spec"] == {"replicas": 0} and not dry_run
-                ):  # this server drains nothing when it is told to end
+                # this server drains nothing when it is told to end
+                if change["spec"] == {"replicas": 0} and not dry_run:
                     patient.append(name)
                     wait(model.kinds, lambda _: set(seen.latest.values()) == {"1"}, name=f"{model.name}-2")
                 super().patch(kind, name, change, dry_run)

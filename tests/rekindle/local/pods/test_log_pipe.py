@@ -62,7 +62,8 @@ def test_a_result_is_all_that_stdout_said(tmp_path: Path) -> None:
 
 def test_nothing_is_lost_of_much_that_was_said_just_before_the_end(tmp_path: Path) -> None:
     log, copy = tmp_path / "log", tmp_path / "copy"
-    source = f"{shlex.quote(sys.executable)} -c 'import os; [os.write(n, bytes([48 + n]) * 65536) for _ in range(64) for n in (1, 2)]'"
+    code = "import os; [os.write(n, bytes([48 + n]) * 65536) for _ in range(64) for n in (1, 2)]"
+    source = shlex.join([sys.executable, "-c", code])
     for _ in range(5):
         said(source, log, copy)
     assert (log.stat().st_size, copy.stat().st_size) == (5 << 23, 5 << 22)
