@@ -1,8 +1,10 @@
 """Manifests that a real Argo ran: every node must be named, end and say what it did there."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from _pytest.mark.structures import ParameterSet
 
 from rekindle.argo.manifest.read import documents, split
 from rekindle.errors import ConfigError
@@ -15,10 +17,19 @@ from tests.conformance import recorded
 from tests.conformance.outcome import differences, in_store, of_status, refused
 
 NEEDS = {"out-of-memory": limits.available}
+SLOW = {  # their manifests wait for 5 seconds and more
+    *("panic-beside-a-pod", "trap-exit-after-deadline", "trap-failfast", "trap-template-failfast"),
+    *("random-3-029", "random-13-025", "random-21-122", "random-22-067", "random-27-067"),
+}
+
+
+def recordings() -> Iterator[ParameterSet]:
+    for recording in recorded.read():
+        yield pytest.param(recording, id=recording.name, marks=[pytest.mark.slow] * (recording.name in SLOW))
 
 
 @pytest.mark.skipif(not filesystem.available(), reason="needs mount namespaces")
-@pytest.mark.parametrize("recording", recorded.read(), ids=lambda recording: recording.name)
+@pytest.mark.parametrize("recording", recordings())
 def test_a_manifest_ends_here_as_it_ended_on_argo(recording: recorded.Recording, tmp_path: Path, s3: Store) -> None:
     if not NEEDS.get(recording.name, lambda: True)():
         pytest.skip("needs cgroups")

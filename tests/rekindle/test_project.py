@@ -137,7 +137,10 @@ def test_a_folder_with_its_own_steps_and_pipelines_is_the_project(
     call(rekindle, "lint configs/hello.yaml", folder)
     call(rekindle, "step steps.greet --name=Bob --output greeting=greeting", subfolder)
     assert (subfolder / "greeting").read_text() == "hello Bob"
-    assert "greet succeeded" in call(rekindle, "run configs/hello.yaml", subfolder)
+    try:
+        assert "greet succeeded" in call(rekindle, "run configs/hello.yaml", subfolder)
+    finally:
+        call(rekindle, "down", subfolder)
 
 
 def test_an_image_needs_the_steps_alone(installed: Path, tmp_path: Path) -> None:
