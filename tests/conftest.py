@@ -37,7 +37,10 @@ PIECES = {"tests/conformance/test_recorded.py": 6}  # a file that several proces
 CREWS = {  # tests that one process of xdist runs: the first two start theirs from one that has loaded torch
     "launchers": ("tests/rekindle/training/launch/", "tests/chaos/"),
     "workers": ("tests/rekindle/training/", "tests/steps/test_train.py"),
-    "fraud": ("tests/steps/",),  # they share a dataset and two models, which are made once in a process
+    "fraud": (  # they share a dataset and two models, which are made once in a process
+        *("tests/steps/fraud/", "tests/steps/monitoring/test_drift.py", "tests/steps/test_evaluate.py"),
+        *("tests/steps/test_refresh.py", "tests/steps/test_verify.py"),
+    ),
 }
 LONG = (  # files, in this order: started last, one of them would run alone at the end
     "tests/test_first_run.py",

@@ -9,13 +9,13 @@ import psutil
 import pytest
 
 from tests.chaos.execution import tell_apart
-from tests.chaos.schedule import DOZEN, Schedule
+from tests.chaos.schedule import seeds
 from tests.chaos.stage import Stage
 from tests.rekindle.training.crew import Crew, flags
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("seed", [seed for seed in DOZEN if Schedule.of(seed).launcher])
+@pytest.mark.parametrize("seed", seeds(launcher=True))
 def test_the_weights_are_those_of_the_undisturbed_run(survives: Callable[[int], None], seed: int) -> None:
     survives(seed)
 

@@ -146,7 +146,7 @@ SHA256 = "0" * 64
 def liar() -> Iterator[Any]:
     with ThreadingHTTPServer(("127.0.0.1", 0), Liar) as server:
         server.sha256, server.asked, server.old = SHA256, 0, 0  # type: ignore[attr-defined]
-        Thread(target=server.serve_forever, daemon=True).start()
+        Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
         yield server
         server.shutdown()
 
