@@ -15,6 +15,7 @@ import yaml
 from rekindle import project
 from rekindle.errors import ConfigError
 from rekindle.project import create
+from rekindle.storage import Store
 from tests.commands import BIN, ROOT
 
 PIPELINE = '''
@@ -127,7 +128,7 @@ def own_project(folder: Path, packages: bool) -> Path:
 
 @pytest.mark.parametrize("packages", [True, False])
 def test_a_folder_with_its_own_steps_and_pipelines_is_the_project(
-    installed: Path, tmp_path: Path, packages: bool
+    installed: Path, tmp_path: Path, packages: bool, s3: Store, mlflow_server: str
 ) -> None:
     folder, rekindle = own_project(tmp_path, packages), installed / "rekindle"
     subfolder = folder / "notebooks"
@@ -137,10 +138,7 @@ def test_a_folder_with_its_own_steps_and_pipelines_is_the_project(
     call(rekindle, "lint configs/hello.yaml", folder)
     call(rekindle, "step steps.greet --name=Bob --output greeting=greeting", subfolder)
     assert (subfolder / "greeting").read_text() == "hello Bob"
-    try:
-        assert "greet succeeded" in call(rekindle, "run configs/hello.yaml", subfolder)
-    finally:
-        call(rekindle, "down", subfolder)
+    assert "greet succeeded" in call(rekindle, "run configs/hello.yaml", subfolder)
 
 
 def test_an_image_needs_the_steps_alone(installed: Path, tmp_path: Path) -> None:
