@@ -43,12 +43,15 @@ CREWS = {  # tests that one process of xdist runs: the first two start theirs fr
     ),
 }
 LONG = (  # files, in this order: started last, one of them would run alone at the end
-    "tests/test_first_run.py",
     "tests/steps/test_train.py",
+    "tests/test_first_run.py",
     "tests/steps/fraud/test_protocol.py",
     "tests/rekindle/training/launch/test_launcher.py",
+    "tests/rekindle/serving/http/test_connections.py",
+    "tests/rekindle/view/test_rollback.py",
     *PIECES,
     "tests/rekindle/view/test_foreground.py",
+    "tests/rekindle/cli/test_stranger.py",
     "tests/rekindle/local/test_run.py",
 )
 
