@@ -1,6 +1,5 @@
 """Manifests that a real Argo ran: every node must be named, end and say what it did there."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -23,13 +22,13 @@ SLOW = {  # their manifests wait for 5 seconds and more
 }
 
 
-def recordings() -> Iterator[ParameterSet]:
-    for recording in recorded.read():
-        yield pytest.param(recording, id=recording.name, marks=[pytest.mark.slow] * (recording.name in SLOW))
+def parameters() -> list[ParameterSet]:
+    waits = {name: pytest.mark.slow for name in SLOW}
+    return [pytest.param(it, id=it.name, marks=waits.get(it.name, ())) for it in recorded.read()]
 
 
 @pytest.mark.skipif(not filesystem.available(), reason="needs mount namespaces")
-@pytest.mark.parametrize("recording", recordings())
+@pytest.mark.parametrize("recording", parameters())
 def test_a_manifest_ends_here_as_it_ended_on_argo(recording: recorded.Recording, tmp_path: Path, s3: Store) -> None:
     if not NEEDS.get(recording.name, lambda: True)():
         pytest.skip("needs cgroups")
