@@ -27,7 +27,7 @@ from rekindle.local.pods.process import Origin
 
 FATAL_EXIT_CODES = (CodeError.exit_code, ConfigError.exit_code, DataError.exit_code)
 MAX_RESTARTS = 4  # of a new version's container before the rollout fails
-FAST_PERIOD = 0.2  # seconds between probes until the first success; the allowed time is the manifest's
+FAST_PERIOD = 0.1  # seconds between probes until the first success; the allowed time is the manifest's
 
 
 @dataclass(eq=False)

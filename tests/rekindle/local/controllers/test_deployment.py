@@ -45,7 +45,7 @@ server = http.server.ThreadingHTTPServer((os.environ["POD_IP"], 8080), Handler)
 server.daemon_threads = False
 signal.signal(signal.SIGTERM, lambda *_: threading.Thread(target=server.shutdown).start())
 print("serving", version, flush=True)
-server.serve_forever()
+server.serve_forever(0.05)  # how soon it sees that it shall end
 server.server_close()   # waits for the requests that are being answered
 print("drained", version, flush=True)
 """

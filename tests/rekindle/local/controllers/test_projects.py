@@ -86,7 +86,7 @@ def serving(name: str, port: int, *command: str) -> dict[str, Any]:
     conditions = {"successCondition": SUCCESS, "failureCondition": FAILURE}
     templates = [
         {"name": kind, "resource": {"action": "apply", "manifest": yaml.safe_dump(obj), **more},
-         "retryStrategy": {"limit": 2, "retryPolicy": "Always", "backoff": {"duration": "2s"}}}
+         "retryStrategy": {"limit": 2, "retryPolicy": "Always", "backoff": {"duration": "500ms"}}}
         for kind, obj, more in (("service", service, {}), ("deployment", deployment, conditions))
     ]  # fmt: skip
     tasks = [{"name": "service", "template": "service"}, {"name": "deployment", "template": "deployment"}]
