@@ -7,6 +7,7 @@ import os
 import pty
 import signal
 import subprocess
+import tempfile
 import termios
 from pathlib import Path
 from typing import Any
@@ -98,10 +99,13 @@ def test_a_closed_terminal_leaves_nothing_running(tmp_path: Path):
 
 
 def test_under_nohup_a_closed_terminal_ends_nothing(tmp_path: Path):
-    process, terminal = on_a_terminal(tmp_path, "echo begun; sleep 0.7", signal.SIG_IGN)
-    started(process, tmp_path)
-    os.close(terminal)
-    assert process.wait(timeout=60) == 0
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as shared:  # a pod has a /tmp of its own
+        script = f"echo begun; for i in $(seq 600); do test -e {shared}/closed && exit 0; sleep 0.1; done; exit 1"
+        process, terminal = on_a_terminal(tmp_path, script, signal.SIG_IGN)
+        started(process, tmp_path)
+        os.close(terminal)
+        Path(shared, "closed").touch()
+        assert process.wait(timeout=60) == 0
 
 
 @pytest.mark.parametrize("where", ["| head -1", ">&-", ">/dev/full", "2>&-", "2>/dev/full", "<&- >&- 2>&-"])
