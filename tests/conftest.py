@@ -44,7 +44,7 @@ LONG = (  # files, in this order: started last, one of them would run alone at t
     "tests/rekindle/training/launch/test_launcher.py",
     *PIECES,
     "tests/rekindle/view/test_foreground.py",
-    "tests/rekindle/local/test_run.py",
+    "tests/argolocal/runner/test_run.py",
 )
 
 

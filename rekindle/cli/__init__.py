@@ -10,14 +10,15 @@ import os
 
 import click
 
+from argolocal.common import homes
+from argolocal.common.wording import shorten
 from rekindle import project
 
 # commands register themselves on import
 from rekindle.cli import checks, demo, images, on_cluster, platform, projects, runs, services, standard_streams  # noqa: F401
 from rekindle.cli.group import commands
 from rekindle.cli.history import backfill, sweep  # noqa: F401
-from rekindle.common import homes, variables
-from rekindle.common.wording import shorten
+from rekindle.common import variables
 from rekindle.errors import ConfigError, RekindleError
 
 

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 import click
 
+from argolocal.common import homes
+from argolocal.common.wording import shorten
 from rekindle.cli.group import command
 from rekindle.cli.inputs import check_source, config_of, files_of, manifest_of, objects_of
 from rekindle.cli.options import File, Target, cluster_options, configured, output_option
 from rekindle.cli.output import print_checks, print_manifest
-from rekindle.common import homes
-from rekindle.common.wording import shorten
 
 if TYPE_CHECKING:
     from rekindle.render import Kind
@@ -77,7 +77,7 @@ def lint(configs: tuple[Path, ...], sets: tuple[str, ...], manifests: tuple[Path
     """
     from dataclasses import asdict
 
-    from rekindle.argo import validate
+    from argolocal import validate
 
     if not configs and not manifests:
         raise click.UsageError("give a config file, such as configs/demo.yaml, or --manifest FILE.")

@@ -55,8 +55,8 @@ def files_of(path: Path) -> list[Path]:
 
 def objects_of(file: Path) -> list[dict[str, Any]]:
     """The objects in a YAML or JSON file (at least one). Raises ConfigError."""
-    from rekindle.argo.language.yaml_text import read_text
-    from rekindle.argo.manifest.read import documents
+    from argolocal.language.yaml_text import read_text
+    from argolocal.manifest.read import documents
 
     try:
         if objects := documents(read_text(file)):
@@ -69,7 +69,7 @@ def objects_of(file: Path) -> list[dict[str, Any]]:
 
 
 def _read(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    from rekindle.argo.manifest.read import split
+    from argolocal.manifest.read import split
 
     objects = [manifest for file in files_of(path) for manifest in objects_of(file)]
     try:

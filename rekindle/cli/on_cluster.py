@@ -93,7 +93,7 @@ def submit(
 
 def _warn(manifest: dict[str, Any], file: Path | None, other_objects: Sequence[dict[str, Any]] = ()) -> None:
     """Print the warnings of `lint`. Raises ConfigError for its errors."""
-    from rekindle.argo import validate
+    from argolocal import validate
 
     for finding in validate.check(manifest, str(file), other_objects):
         click.echo(f"warning: {finding}", err=True)
@@ -219,7 +219,7 @@ def delete(name: str, target: Target, as_json: bool, yes: bool) -> None:
     Example:
       rekindle delete demo-4k2xp --namespace models
     """
-    from rekindle.argo.kinds import COMPLETED
+    from argolocal.manifest.kinds import COMPLETED
     from rekindle.cluster import workflows
 
     cluster = target.connect()

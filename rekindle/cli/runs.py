@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from argolocal.common import homes
+from argolocal.common.homes import current as home
 from rekindle.cli.group import command
 from rekindle.cli.inputs import check_source, manifest_of, pairs_of
 from rekindle.cli.options import (
@@ -18,8 +20,6 @@ from rekindle.cli.options import (
     parameters_option,
 )
 from rekindle.cli.output import print_result, run_output
-from rekindle.common import homes
-from rekindle.common.homes import current as home
 
 if TYPE_CHECKING:
     from rekindle.cluster.api import Cluster
@@ -52,7 +52,8 @@ def run(
       rekindle run configs/demo.yaml --set train.workers=3
       rekindle run --manifest workflow.yaml -p message=hello -o json
     """
-    from rekindle.view import foreground, reuse
+    from argolocal.view import foreground
+    from rekindle.view import reuse
 
     def begin(valid_config: Any) -> None:
         check_source(valid_config)
@@ -94,7 +95,7 @@ def resume(name: str | None, parameters: tuple[str, ...], cluster: "Cluster | No
         result = {"workflow": name, "namespace": cluster.namespace, "phase": "Running"}
         print_result(as_json, result, f"{name} {outcome}")
         return 0
-    from rekindle.view import foreground
+    from argolocal.view import foreground
 
     with run_output(as_json):
         return foreground.resume(home(), name, pairs_of(parameters), as_json=as_json, ask=not yes)
@@ -127,7 +128,7 @@ def status(name: str | None, watch: bool, cluster: "Cluster | None", as_json: bo
         raise click.UsageError(
             "--watch needs --cluster: a local run is shown in its own terminal; `rekindle logs -f` follows it."
         )
-    from rekindle.view import overview
+    from argolocal.view import runs as overview
 
     click.echo(overview.run(home(), name, as_json) if name else overview.everything(home(), as_json))
     return 0
@@ -149,10 +150,10 @@ def logs(name: str | None, step: str, follow: bool, cluster: "Cluster | None", a
       rekindle logs -f
       rekindle logs demo-4k2xp train -f --cluster
     """
-    from rekindle.view.summary import check_step
+    from argolocal.view.summary import check_step
 
     if cluster:
-        from rekindle.argo.kinds import COMPLETED
+        from argolocal.manifest.kinds import COMPLETED
         from rekindle.cluster import workflows
         from rekindle.view.cluster_logs import Logs
 
@@ -165,7 +166,7 @@ def logs(name: str | None, step: str, follow: bool, cluster: "Cluster | None", a
         elif not reader.print(workflow):
             click.echo(NO_PODS.format(name), err=True)
         return
-    from rekindle.view import overview
+    from argolocal.view import runs as overview
 
     overview.logs(home(), name, step, follow, sys.stdout, as_json)
 
@@ -209,8 +210,8 @@ def stop(name: str | None, cluster: "Cluster | None", as_json: bool) -> None:
         workflows.stop(cluster, _required(name, "stop"))
         result = {"workflow": name, "namespace": cluster.namespace, "phase": "Stopping"}
         return print_result(as_json, result, f"stopping {name}; its exit steps still run")
-    from rekindle.local.run import stop
-    from rekindle.view import overview
+    from argolocal.runner.run import stop
+    from argolocal.view import runs as overview
 
     name = stop(name or overview.newest(home(), ("Running",)), home())
     print_result(as_json, {"workflow": name, "phase": "Failed"}, f"stopped {name}")

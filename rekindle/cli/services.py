@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import click
 
+from argolocal.common import homes
+from argolocal.common.homes import current as home
 from rekindle.cli.group import command, commands
 from rekindle.cli.options import File, Name, cluster_flag, output_option
 from rekindle.cli.output import print_result
-from rekindle.common import homes
-from rekindle.common.homes import current as home
 
 if TYPE_CHECKING:
     from rekindle.cluster.api import Cluster
@@ -30,7 +30,7 @@ def trust(folder: Path, as_json: bool) -> None:
     Example:
       rekindle trust .rekindle
     """
-    from rekindle.local.emulator import trust
+    from argolocal.runner.cluster import trust
 
     trust(folder)
     print_result(as_json, {"trusted": str(folder.resolve())}, f"{folder.resolve()} is used from now on")
@@ -46,7 +46,7 @@ def down(as_json: bool) -> None:
     Example:
       rekindle down
     """
-    from rekindle.local.emulator import LocalCluster
+    from argolocal.runner.cluster import LocalCluster
 
     stopped = LocalCluster(home()).down()
     if stopped or as_json:
@@ -67,7 +67,8 @@ def prune(keep_runs: int, as_json: bool, yes: bool) -> None:
       rekindle prune --keep-runs 3
       rekindle prune --keep-runs 3 --yes
     """
-    from rekindle.view import artifacts, overview
+    from argolocal.view import runs as overview
+    from rekindle.view import artifacts
 
     rows = artifacts.superseded(home(), keep_runs)
     for row in rows if yes else []:
@@ -96,7 +97,8 @@ def list_entries(as_json: bool) -> None:
     Example:
       rekindle cache ls
     """
-    from rekindle.view import overview, reuse
+    from argolocal.view import runs as overview
+    from rekindle.view import reuse
 
     click.echo(overview.show_tables({"entries": reuse.entries(home())}, as_json, "nothing is known yet"))
 
@@ -114,7 +116,8 @@ def prune_entries(keep: int, days: float, as_json: bool, yes: bool) -> None:
     Example:
       rekindle cache prune --days 30 --yes
     """
-    from rekindle.view import overview, reuse
+    from argolocal.view import runs as overview
+    from rekindle.view import reuse
 
     rows = reuse.forget(home(), keep, days, yes)
     done = f"forgot {len(rows)}" if yes else f"{overview.table(rows)}\n\n--yes forgets {len(rows)}" if rows else ""
@@ -161,8 +164,8 @@ def ui(name: str | None, browser: bool) -> None:
       rekindle ui
       rekindle ui demo-4k2xp --open
     """
+    from argolocal.runner.cluster import LocalCluster
     from rekindle import tracking
-    from rekindle.local.emulator import LocalCluster
 
     services, real = LocalCluster(home()).services, os.environ.get("MLFLOW_TRACKING_URI")
     os.environ.update(services.login(), MLFLOW_TRACKING_URI=services.url("mlflow"))
@@ -184,8 +187,8 @@ def env(as_json: bool) -> None:
       eval "$(rekindle env)" && jupyter lab
       rekindle env -o json
     """
+    from argolocal.runner.cluster import LocalCluster
     from rekindle import project
-    from rekindle.local.emulator import LocalCluster
 
     cluster = LocalCluster(home())
     variables = cluster.configmap("rekindle") | cluster.secret("rekindle-s3")
@@ -231,8 +234,8 @@ def get(name: str, artifact: str | None, target: Path | None, as_json: bool) -> 
       rekindle get demo-4k2xp evaluate/report --to report-of-monday
       rekindle get demo-4k2xp prepare/dataset/rejects.parquet
     """
+    from argolocal.view.runs import show_tables
     from rekindle.view import artifacts
-    from rekindle.view.overview import show_tables
 
     if not artifact:
         click.echo(show_tables({"artifacts": artifacts.artifacts(home(), name)}, as_json, ""))

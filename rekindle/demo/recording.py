@@ -18,13 +18,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
-from rekindle.common.wording import PROGRESS
+from argolocal.common.processes import started
+from argolocal.common.wording import PROGRESS
+from argolocal.controllers.base import Controller
+from argolocal.controllers.pod import Pod
+from argolocal.runner.cluster import LocalCluster
 from rekindle.errors import RekindleError
-from rekindle.local.controllers.base import Controller
-from rekindle.local.controllers.pod import Pod
-from rekindle.local.controllers.training_job import TrainingJobs, condition, finished, shared_memory
-from rekindle.local.emulator import LocalCluster
-from rekindle.local.processes import started
+from rekindle.local.jobs.training_job import TrainingJobs, condition, finished, shared_memory
 from rekindle.local.services.services import BUCKET, REGION
 from rekindle.training.checkpoint import snapshot_file
 from rekindle.training.membership.protocol import PORT

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from datetime import date, datetime
 from typing import TYPE_CHECKING, Any
 
-from rekindle.argo.language.gofmt import timestamp
-from rekindle.argo.manifest import cron
+from argolocal.language.gofmt import timestamp
+from argolocal.manifest import cron
+from argolocal.view import summary
 from rekindle.errors import ConfigError
 from rekindle.provenance import BACKFILL, SCHEDULED
-from rekindle.view import summary
 
 if TYPE_CHECKING:
     from rekindle.config import Config

@@ -4,14 +4,14 @@ import json
 import time
 from typing import Any
 
-from rekindle.argo.kinds import COMPLETED
-from rekindle.argo.names import PHASE
+from argolocal.manifest.kinds import COMPLETED
+from argolocal.manifest.names import PHASE
+from argolocal.view import runs as overview
+from argolocal.view.summary import duration, timestamp
 from rekindle.cluster import queue
 from rekindle.cluster.api import CRONS, WORKFLOWS, Cluster, Object
 from rekindle.cluster.workflows import is_offloaded, read
-from rekindle.view import overview
 from rekindle.view.cluster_watch import as_object
-from rekindle.view.summary import duration, timestamp
 
 
 def everything(cluster: Cluster, as_json: bool) -> str:

@@ -11,12 +11,13 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from rekindle.argo.kinds import COMPLETED
+from argolocal.manifest.kinds import COMPLETED
+from argolocal.view import display, summary
 from rekindle.cluster.api import SERVICES, WORKFLOWS, Cluster, Object
 from rekindle.cluster.errors import ApiError
 from rekindle.cluster.workflows import SHA256, decompress_nodes, is_offloaded, read
 from rekindle.errors import RekindleError
-from rekindle.view import cluster_logs, display, summary
+from rekindle.view import cluster_logs
 
 PART_OF, NAME = "app.kubernetes.io/part-of", "app.kubernetes.io/name"
 

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from rekindle.argo.manifest.read import documents, split
+from argolocal.manifest.read import documents, split
+from argolocal.pods import filesystem, limits
+from argolocal.runner.cluster import LocalCluster
+from argolocal.runner.run import execute
 from rekindle.errors import ConfigError
-from rekindle.local.emulator import LocalCluster
-from rekindle.local.pods import filesystem, limits
-from rekindle.local.run import execute
 from rekindle.local.services.services import BUCKET
 from rekindle.storage import Store
 from tests.conformance import recorded

@@ -21,12 +21,12 @@ import click
 import pytest
 import yaml
 
+from argolocal.pods.container_images import Image
+from argolocal.validate import lint
 from rekindle import blocks as rekindle_blocks
 from rekindle import project
-from rekindle.argo.validate import lint
 from rekindle.cli import commands as cli
 from rekindle.config import Config, load_config
-from rekindle.local.container_images import Image
 from rekindle.step import flag, load
 from tests.commands import DOCUMENTS, READS, ROOT, Block, blocks, write_files
 from tests.docs.pages import API, COMMANDS

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
+from argolocal.state.journal import RunFiles
 from rekindle.cluster.api import Cluster
 from rekindle.config import load_config
 from rekindle.errors import ConfigError, RekindleError
 from rekindle.keys import CHECKPOINTS, LEDGER, key
 from rekindle.ledger.events import Ledger
-from rekindle.local.journal import RunFiles
 from rekindle.render import render_manifest
 from rekindle.storage import Store
 from rekindle.view.explain import LEDGERS, explain, explain_on_cluster

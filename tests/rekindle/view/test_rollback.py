@@ -10,20 +10,20 @@ from typing import Any
 
 import pytest
 
+from argolocal.common import homes
+from argolocal.controllers import controllers
+from argolocal.controllers.base import Controller
+from argolocal.controllers.kubectl import LocalObjects
+from argolocal.runner.cluster import LocalCluster
 from rekindle import tracking
-from rekindle.common import homes
 from rekindle.errors import ConfigError, RekindleError
-from rekindle.local.controllers import controllers
-from rekindle.local.controllers.base import Controller
-from rekindle.local.controllers.kubectl import LocalObjects
-from rekindle.local.emulator import LocalCluster
 from rekindle.serving import promotion
 from rekindle.serving.promotion import ChampionChanged
 from rekindle.serving.rollback import roll_back
 from rekindle.storage import Store
+from tests.argolocal.controllers.test_deployment import address, answering, load, release, rolled_out, wait
 from tests.commands import Shell, shell
 from tests.proxy import Proxy
-from tests.rekindle.local.controllers.test_deployment import address, answering, load, release, rolled_out, wait
 from tests.rekindle.monitoring.hook import hook
 from tests.waiting import until
 

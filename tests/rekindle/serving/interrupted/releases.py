@@ -21,9 +21,9 @@ from pathlib import Path
 from random import Random
 from typing import Any, Self
 
+from argolocal.controllers import controllers
+from argolocal.runner.cluster import LocalCluster
 from rekindle import tracking
-from rekindle.local.controllers import controllers
-from rekindle.local.emulator import LocalCluster
 from rekindle.local.services.services import Services
 from rekindle.storage import Store
 from tests.commands import Shell, shell
