@@ -1,8 +1,8 @@
-"""The home: the directory of runs, services and their data, .rekindle in the working directory or $REKINDLE_HOME.
+"""The home: the directory of runs and their data, .argolocal in the working directory or $ARGOLOCAL_HOME.
 
 A home says what to start, which processes to end and where to send keys, so one that came with a folder from elsewhere
 must not be used. `make` leaves an empty file in a home, whose name is a hash of the home's path with a key of the user.
-The key is outside, in ~/.local/state/rekindle: nobody else can make such a file, and it counts at one path only.
+The key is outside, in ~/.local/state/argolocal: nobody else can make such a file, and it counts at one path only.
 """
 
 import errno
@@ -12,17 +12,17 @@ from contextlib import suppress
 from hashlib import blake2b
 from pathlib import Path
 
+from argolocal.common import program
 from argolocal.common.files import make_private, write_once
-from rekindle.errors import ConfigError
+from argolocal.errors import ConfigError
 
-VARIABLE, NAME = "REKINDLE_HOME", ".rekindle"
 STATE, STATE_DEFAULT = "XDG_STATE_HOME", "~/.local/state"  # of the key
 MARK = ".made-by-"
 
 
 def path() -> Path:
     """The path of the home, whoever made it."""
-    return Path(os.environ.get(VARIABLE) or NAME)
+    return Path(os.environ.get(_variable()) or f".{program.name}")
 
 
 def current() -> Path:
@@ -36,12 +36,12 @@ def check(home: Path) -> None:
     """Raise ConfigError unless this user made the home; nothing in it is read. One that does not exist is in order."""
     real = Path(os.path.realpath(home))
     if not home.is_absolute() and real != Path(os.path.normpath(Path.cwd() / home)):
-        raise ConfigError(f"{home} is a link, and is not followed: set {VARIABLE}={real} if that is your home.")
+        raise ConfigError(f"{home} is a link, and is not followed: set {_variable()}={real} if that is your home.")
     _check_owner(home)
     if _has_entries(real) and not os.path.lexists(real / _mark(real)):
         raise ConfigError(
             f"{home} was not made here by a command of yours, so nothing in it is read or started: remove it, or, if "
-            f"it is yours (moved, copied, made by hand or by an earlier version), `rekindle trust {home}`."
+            f"it is yours (moved, copied, made by hand or by an earlier version), `{program.name} trust {home}`."
         )
 
 
@@ -59,6 +59,10 @@ def trust(home: Path) -> None:
     (home / _mark(Path(os.path.realpath(home)), make_key=True)).touch(mode=0o600)
 
 
+def _variable() -> str:
+    return program.variable("HOME")
+
+
 def _check_owner(home: Path) -> None:
     try:
         owner = os.stat(os.path.realpath(home)).st_uid
@@ -67,7 +71,7 @@ def _check_owner(home: Path) -> None:
     if owner != os.geteuid():
         with suppress(KeyError):
             owner = pwd.getpwuid(owner).pw_name
-        raise ConfigError(f"{home} belongs to {owner}: set {VARIABLE} to a directory of your own.")
+        raise ConfigError(f"{home} belongs to {owner}: set {_variable()} to a directory of your own.")
 
 
 def _has_entries(home: Path) -> bool:
@@ -81,7 +85,7 @@ def _has_entries(home: Path) -> bool:
 def _mark(real: Path, make_key: bool = False) -> str:
     """The name of the file that shows that this user made the home at the path `real`."""
     state = os.environ.get(STATE, "")
-    file = Path(state if os.path.isabs(state) else os.path.expanduser(STATE_DEFAULT), "rekindle", "key")
+    file = Path(state if os.path.isabs(state) else os.path.expanduser(STATE_DEFAULT), program.name, "key")
     try:
         if not file.is_absolute():
             raise FileNotFoundError(errno.ENOENT, "there is no home directory")

@@ -94,9 +94,9 @@ class Interrupts:
 class StopSignals(Interrupts):
     """The first signal raises KeyboardInterrupt, further ones are ignored; `caught` is its number.
 
-    `ask`: the first Ctrl-C on a terminal asks before it stops the run. `stop_file` exists while `rekindle stop` asks
+    `ask`: the first Ctrl-C on a terminal asks before it stops the run. `stop_file` exists while `argolocal stop` asks
     the runner to stop the workflow, which is no signal of the user's. `exit_after`: seconds after which a further
-    signal exits at once; `rekindle resume` then cleans up.
+    signal exits at once; `argolocal resume` then cleans up.
     """
 
     def __init__(self, stop_file: Path | None = None, ask: bool = False, exit_after: float = math.inf) -> None:

@@ -1,4 +1,4 @@
-"""Texts that one part of the program writes and another reads, and numbers in words."""
+"""Texts that a terminal shows, and numbers in words."""
 
 import re
 
@@ -6,17 +6,6 @@ MAX_MESSAGE_LENGTH = 3000
 COLOR = re.compile("\x1b\\[[0-9;]*m")
 # but tabs and ends of lines: what steers a terminal, or turns the direction of a text
 CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
-PROGRESS = re.compile(
-    r"progress step=(\d+)/(\d+) loss=(\S+) samples_per_s=(\S+) eta_s=(\S+)(?: validation_loss=(\S+))?"
-)
-
-
-def progress(
-    step: int, total: int, loss: float, samples_per_s: float, eta_s: float, validation_loss: float | None = None
-) -> str:
-    """The line that a training prints once a second, as PROGRESS matches it."""
-    line = f"progress step={step}/{total} loss={loss:.5f} samples_per_s={samples_per_s:.0f} eta_s={eta_s:.0f}"
-    return line if validation_loss is None else f"{line} validation_loss={validation_loss:.5f}"
 
 
 def minutes(seconds: float) -> str:

@@ -9,15 +9,15 @@ import fcntl
 import json
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from argolocal.common import homes
+from argolocal.errors import ConfigError, Conflict
+from argolocal.interfaces import Cluster
 from argolocal.language.gofmt import timestamp
-from argolocal.pods.interfaces import Cluster
-from rekindle.errors import ConfigError, Conflict
 
 Object = dict[str, Any]
 LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
@@ -28,8 +28,10 @@ class Controller:
 
     kind = ""
 
-    def __init__(self, cluster: Cluster, kind: str = "") -> None:
-        self.cluster = cluster
+    def __init__(self, cluster: Cluster, kind: str = "", run: Path | None = None) -> None:
+        """`run` is the folder for the logs and directories of pods."""
+        self.cluster, self.run = cluster, run or cluster.home
+        self.others: Mapping[str, Controller] = {}  # by kind: those of the same run
         self.kind = kind or self.kind
         self.folder = cluster.home / "objects" / self.kind
 

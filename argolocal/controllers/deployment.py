@@ -13,28 +13,31 @@ import socket
 import subprocess
 import time
 from dataclasses import asdict
+from pathlib import Path
 from shutil import rmtree
 from typing import Any
 
+from argolocal.common import program
 from argolocal.common.files import write_atomically
 from argolocal.common.interpreter import python
 from argolocal.common.processes import alive, confirm_recorded, end_group, started
 from argolocal.controllers.base import Controller, Object, sole_container
+from argolocal.errors import ArgolocalError, ConfigError
+from argolocal.interfaces import Cluster
 from argolocal.language.gofmt import timestamp
-from argolocal.pods.interfaces import Cluster
 from argolocal.pods.process import Origin
-from rekindle.errors import ConfigError, RekindleError
 
 PROBES = ("startupProbe", "readinessProbe", "livenessProbe")
 RECORD, LOG = "supervisor.json", "supervisor.log"  # below `home`
 OBSERVED = 10.0  # seconds until the supervisor must have observed a change
-ORIGIN = "rekindle.dev/origin"  # annotation: the Origin of the pods as JSON, and the process that applied the object
+ORIGIN = "argolocal/origin"  # annotation: the Origin of the pods as JSON, and the process that applied the object
 
 
 class Services(Controller):
     """Services: the supervisor listens on their ports."""
 
     kind = "Service"
+    way = ""  # how a user takes another port
 
     def check(self, obj: Object) -> None:
         """Raises ConfigError for a port that is in use or invalid."""
@@ -56,9 +59,9 @@ class Services(Controller):
             if not headless(service) and port in [each["port"] for each in service["spec"]["ports"]]:
                 raise ConfigError(
                     f"Service {name}: port {port} on 127.0.0.1 serves {service['metadata']['name']} of this home: take "
-                    "another port (--set serve.port=...), or stop all models with `rekindle down`."
+                    f"another port{self.way}, or stop all deployments with `{program.name} down`."
                 )
-        _free(port, f"Service {name}")
+        _free(port, f"Service {name}", self.way)
 
 
 class Deployments(Controller):
@@ -66,8 +69,8 @@ class Deployments(Controller):
 
     kind = "Deployment"
 
-    def __init__(self, cluster: Cluster) -> None:
-        super().__init__(cluster)
+    def __init__(self, cluster: Cluster, kind: str = "", run: Path | None = None) -> None:
+        super().__init__(cluster, kind, run)
         self.home = cluster.home / "deployments"
 
     def check(self, obj: Object) -> None:
@@ -89,7 +92,7 @@ class Deployments(Controller):
     def apply(self, obj: Object) -> Object:
         """Write the object with the Origin of this process, unless it has one: projects share a supervisor."""
         meta, process = obj.get("metadata") or {}, f"{os.getpid()}/{started(os.getpid())}"
-        origin = json.dumps(asdict(Origin()) | {"process": process})
+        origin = json.dumps(asdict(Origin(path=self.cluster.path)) | {"process": process})
         annotations = {ORIGIN: origin} | (meta.get("annotations") or {})
         return super().apply(obj | {"metadata": meta | {"annotations": annotations}})
 
@@ -100,7 +103,7 @@ class Deployments(Controller):
         while (stored.get("status") or {}).get("observedGeneration") != generation or not self.running():
             self.start()
             if time.monotonic() > until:
-                raise RekindleError(f"The supervisor of the Deployments does not answer: see {self.home}/{LOG}.")
+                raise ArgolocalError(f"The supervisor of the Deployments does not answer: see {self.home}/{LOG}.")
             time.sleep(0.02)
             stored = self.read(name) or stored
         return stored
@@ -176,13 +179,18 @@ class Deployments(Controller):
             self.home.mkdir(parents=True, exist_ok=True)
             with open(self.home / LOG, "ab") as log:
                 child = subprocess.Popen(
-                    python("-m", "argolocal.runner.supervise", "--home", str(self.cluster.home)),
+                    self._supervise(),
                     stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True, cwd="/",
                 )  # fmt: skip
             CHILDREN.append(child)
             record = {"pid": child.pid, "since": started(child.pid) or 0}
             write_atomically(self.home / RECORD, json.dumps(record))
             confirm_recorded(child)
+
+    def _supervise(self) -> list[str]:
+        cluster = type(self.cluster)
+        name = f"{cluster.__module__}:{cluster.__qualname__}"
+        return python("-m", "argolocal.runner.supervise", "--home", str(self.cluster.home), "--cluster", name)
 
     def _record(self) -> dict[str, int] | None:
         try:
@@ -209,12 +217,12 @@ def labels_of(template: Object) -> dict[str, str]:
     return (template.get("metadata") or {}).get("labels") or {}
 
 
-def _free(port: int, where: str) -> None:
+def _free(port: int, where: str, way: str) -> None:
     try:
         socket.create_server(("127.0.0.1", port)).close()
     except (OSError, OverflowError) as error:
         why = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else str(error)
         raise ConfigError(
-            f"{where}: port {port} on 127.0.0.1 cannot be used ({why}): another program has it, or `rekindle` in "
-            "another directory. Stop that one, or take another port: --set serve.port=..."
+            f"{where}: port {port} on 127.0.0.1 cannot be used ({why}): another program has it, or `{program.name}` in "
+            f"another directory. Stop that one, or take another port{way}."
         ) from error

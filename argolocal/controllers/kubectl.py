@@ -14,12 +14,12 @@ from typing import Any
 from argolocal.common.files import write_atomically
 from argolocal.common.identity import random_suffix
 from argolocal.engine.nodes import PodEnded, PodStarted, Start
+from argolocal.errors import ArgolocalError, ConfigError
 from argolocal.language import kubectl_path
 from argolocal.language.selector import SelectorError, selects, verdict
 from argolocal.language.yaml_text import parse_one
 from argolocal.manifest.patch import PATCHES, PatchError
 from argolocal.manifest.read import Identity
-from rekindle.errors import ConfigError, RekindleError
 
 FLAGS_WITH_VALUE = ("-n", "--namespace", "--field-manager", "--grace-period", "--timeout")  # no effect here
 IGNORED_FLAGS = (
@@ -33,6 +33,8 @@ IGNORED_FLAGS = (
     "--server-side",
 )
 EXISTS = 'Error from server (AlreadyExists): error when creating "/tmp/manifest.yaml":'
+CORE = ("ConfigMap", "Secret", "HorizontalPodAutoscaler", "PodDisruptionBudget", "Deployment", "Service")
+PASSIVE = ("HTTPRoute", "PersistentVolumeClaim", "WorkflowTemplate", "ClusterWorkflowTemplate")  # leave nothing
 ACTIONS = ("get", "create", "apply", "patch", "delete", "replace")
 Object = dict[str, Any]
 
@@ -72,7 +74,7 @@ class Resources:
             return [PodStarted(action.id), _failed(action.id, why)]
         try:
             kind, name = self._perform(resource, self.run / "creates" / action.id)
-        except (KubectlError, RekindleError) as error:
+        except (KubectlError, ArgolocalError) as error:
             return [PodStarted(action.id), _failed(action.id, f"no more retries {error}")]
         if not conditions:
             return [PodStarted(action.id), self._done(Waiting(action, kind, name))]
@@ -96,8 +98,9 @@ class Resources:
 
     def clean_up(self) -> None:
         """Removes leftovers of completed jobs of a dead runner."""
-        for folder in (self.cluster.home / "objects").glob("*Job*"):  # without one, the import is wasted
-            self._controller(folder.name).clean_up()
+        folders = {folder.name for folder in (self.cluster.home / "objects").glob("*")}
+        for kind in folders - {*CORE, *PASSIVE}:  # without one, the import is wasted
+            self._controller(kind).clean_up()
 
     def stop(self, grace: float) -> None:
         """Stops the processes of jobs."""
@@ -106,10 +109,7 @@ class Resources:
             controller.stop(grace)
 
     def _controller(self, kind: str) -> Any:
-        if not self.controllers:
-            from argolocal.controllers import controllers
-
-            self.controllers = controllers(self.cluster, self.run)
+        self.controllers = self.controllers or self.cluster.kinds.controllers(self.cluster, self.run)
         controller = self.controllers.get(kind)
         if controller is None:
             raise KubectlError(
@@ -168,8 +168,8 @@ class Resources:
     def _patch(self, controller: Any, name: str, patch: Any, strategy: str, record: Path) -> None:
         """Patch an object once, also if the runner dies: a second time may fail or give another result."""
 
-        def patched(now: Object) -> Object:
-            if strategy == "strategic" and now["kind"].endswith(("Job", "JobSet")):  # a custom resource
+        def changed(now: Object) -> Object:
+            if strategy == "strategic" and now["kind"] not in CORE:  # a custom resource
                 raise KubectlError(
                     "error from server (UnsupportedMediaType): the body of the request was in an unknown format - "
                     "accepted media types include: application/json-patch+json, application/merge-patch+json"
@@ -177,14 +177,14 @@ class Resources:
             if record.exists() and _content(now) == json.loads(record.read_text()):
                 return now
             try:
-                new = _patched(now, patch, strategy)
+                new = patched(now, patch, strategy)
             except PatchError as error:
                 raise KubectlError(f"The request is invalid: the server rejected our request: {error}") from None
             record.parent.mkdir(exist_ok=True)
             write_atomically(record, json.dumps(_content(new)))
             return new
 
-        controller.patch(name, patched)
+        controller.patch(name, changed)
 
     def _object(self, resource: dict[str, Any]) -> Any:
         text = resource["manifest"]
@@ -219,7 +219,7 @@ class Resources:
 
     def _plain(self, word: str) -> str:
         """The kind for kubectl's `pod`, `pods` or `deployments.apps`."""
-        self._controller(next(iter(self.controllers), "PyTorchJob"))
+        self._controller("ConfigMap")
         known = {form: kind for kind in self.controllers for form in (kind.lower(), kind.lower() + "s")}
         return known.get(word.lower().split(".")[0], word)
 
@@ -278,30 +278,6 @@ class Resources:
         return PodEnded(waiting.action.id, "Succeeded", "", outputs)
 
 
-class LocalObjects:
-    """What `rekindle rollback` and `rekindle scale` change on this machine."""
-
-    def __init__(self, cluster: Any) -> None:
-        from argolocal.controllers import controllers
-
-        self.controllers = controllers(cluster, cluster.home)
-
-    def find(self, kind: str, name: str) -> Object | None:
-        """The object, or None."""
-        return self.controllers[kind].get(name)
-
-    def deployments(self, model: str) -> list[Object]:
-        """The Deployments of a model."""
-        controller = self.controllers["Deployment"]
-        objects = [obj for name in controller.names() if (obj := controller.read(name))]
-        return [obj for obj in objects if obj["metadata"].get("labels", {}).get("app.kubernetes.io/name") == model]
-
-    def patch(self, kind: str, name: str, change: Object, dry_run: bool = False) -> None:
-        """Apply a merge patch, which nobody here refuses. Raises Conflict."""
-        if not dry_run:
-            self.controllers[kind].patch(name, lambda now: _patched(now, change, "merge"))
-
-
 def parsed(flags: list[str]) -> tuple[list[str], str]:
     """The words and the selector in the flags. Raises KubectlError for a flag with an effect that is not supported."""
     words, selector = [], ""
@@ -320,7 +296,7 @@ def parsed(flags: list[str]) -> tuple[list[str], str]:
     return words, selector
 
 
-def _patched(obj: Object, patch: Any, strategy: str) -> Object:
+def patched(obj: Object, patch: Any, strategy: str) -> Object:
     """The object with a patch of all but its status. Raises PatchError."""
     status = {"status": obj["status"]} if "status" in obj else {}
     return PATCHES[strategy]({key: value for key, value in obj.items() if key != "status"}, patch) | status
@@ -343,11 +319,10 @@ def _kind(resource: dict[str, Any]) -> str:
     return match[1] if match else ""
 
 
-def check(resource: dict[str, Any], where: str) -> None:
+def check(resource: dict[str, Any], where: str, cluster: Any) -> None:
     """Raises ConfigError for a resource template that is not supported here."""
-    from argolocal.controllers import KINDS
-
-    known = {word: kind for kind in KINDS for word in (kind, kind.lower(), kind.lower() + "s")}
+    kinds = cluster.kinds.types
+    known = {word: kind for kind in kinds for word in (kind, kind.lower(), kind.lower() + "s")}
     try:
         words, selector = parsed(resource.get("flags") or [])
     except KubectlError as error:
@@ -359,7 +334,7 @@ def check(resource: dict[str, Any], where: str) -> None:
     kind, at = _kind(resource) or "".join(words[:1]), "manifest" if _kind(resource) else "flags"
     if kind and "{{" not in kind and not {word.split(".")[0] for word in kind.split(",")} <= known.keys():
         raise ConfigError(
-            f"{where}.{at} is a {kind}, which the local runner does not have: only {', '.join(KINDS)} are."
+            f"{where}.{at} is a {kind}, which the local runner does not have: only {', '.join(kinds)} are."
         )
     if resource.get("action") not in ACTIONS:
         raise ConfigError(f"{where}.action is {resource.get('action')!r}: it must be one of {', '.join(ACTIONS)}.")

@@ -13,9 +13,9 @@ from signal import SIGKILL, SIGTERM
 from typing import Any
 
 from argolocal.common.processes import signal_group
+from argolocal.interfaces import Cluster
 from argolocal.pods import filesystem
 from argolocal.pods.filesystem import SHM
-from argolocal.pods.interfaces import Cluster
 from argolocal.pods.process import ContainerRun, Origin, Process, start_container
 from argolocal.pods.volumes import VolumeDirectory
 
@@ -36,7 +36,7 @@ class Pod:
         directories: Mapping[str, Path] | None = None,
         origin: Origin | None = None,
     ) -> None:
-        self.cluster, self.name, self.spec, self.env, self.origin = cluster, name, spec, env, origin or Origin()
+        self.cluster, self.name, self.spec, self.env, self.origin = cluster, name, spec, env, origin
         self.directories = directories or {}  # volumes that are not the pod's own
         self.root, self.log = folder / "pods" / name, folder / "logs" / f"{name}.log"
         self.ip = cluster.address(name)

@@ -8,6 +8,7 @@ configuration is wrong is not started again until another command applies the ob
 import asyncio
 import hashlib
 import json
+import os
 import sys
 import time
 from dataclasses import dataclass, field
@@ -16,16 +17,15 @@ from typing import Any
 
 from argolocal.controllers.base import Object
 from argolocal.controllers.deployment import ORIGIN, Deployments, labels_of
+from argolocal.controllers.memory import memory_volume
 from argolocal.controllers.pod import Pod
+from argolocal.interfaces import Cluster
 from argolocal.language.gofmt import timestamp
 from argolocal.pods.containers import port_number
-from argolocal.pods.interfaces import Cluster
 from argolocal.pods.process import Origin
 from argolocal.state.journal import RunFiles
-from rekindle.errors import CodeError, ConfigError, DataError
-from rekindle.local.jobs.training_job import memory_volume
 
-FATAL_EXIT_CODES = (CodeError.exit_code, ConfigError.exit_code, DataError.exit_code)
+FATAL_EXIT_CODES = (os.EX_CONFIG, os.EX_DATAERR, os.EX_SOFTWARE)
 MAX_RESTARTS = 4  # of a new version's container before the rollout fails
 FAST_PERIOD = 0.2  # seconds between probes until the first success; the allowed time is the manifest's
 

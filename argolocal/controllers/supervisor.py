@@ -22,8 +22,8 @@ from typing import Any
 from argolocal.controllers.base import Controller, Object
 from argolocal.controllers.deployment import Deployments, headless, selects
 from argolocal.controllers.rollout import Replica, Rollout
+from argolocal.interfaces import Cluster
 from argolocal.pods.containers import port_number
-from argolocal.pods.interfaces import Cluster
 
 INTERVAL = 0.05
 CHUNK = 1 << 16

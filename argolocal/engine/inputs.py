@@ -10,13 +10,13 @@ from typing import Any, cast
 
 from argolocal.engine.nodes import NodeError
 from argolocal.engine.scope import ABSENT, MARK
+from argolocal.errors import ConfigError
 from argolocal.language import gofmt
 from argolocal.language.expr import evaluate
 from argolocal.language.functions import ExprError
 from argolocal.language.substitute import TemplateError, expanded, loaded, replace
 from argolocal.manifest.names import SCHEDULED_TIME
 from argolocal.manifest.types import Task, Template
-from rekindle.errors import ConfigError
 
 ALL_PARAMETERS = re.compile(r"inputs\.parameters(?!\.)")
 LABEL = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?")

@@ -14,11 +14,11 @@ from argolocal.engine import admission, retry
 from argolocal.engine.context import Context
 from argolocal.engine.inputs import Filled
 from argolocal.engine.nodes import NodeError, Options, Start, format_time, record_inputs
+from argolocal.errors import ConfigError
 from argolocal.language.substitute import TemplateError, substitute
 from argolocal.manifest import pod_patch
 from argolocal.manifest.patch import PatchError
 from argolocal.manifest.types import Node, Task, Template
-from rekindle.errors import ConfigError
 
 KINDS = ("container", "script", "resource", "containerSet", "data", "http")
 RESULTS = r"""KIND(?:\.([-\w]+)\.|\[\\?['"]([-\w]+)\\?['"]\]\.)outputs\.result"""

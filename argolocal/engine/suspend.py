@@ -1,4 +1,4 @@
-"""Suspend templates: a node that waits for its duration or for `rekindle resume`.
+"""Suspend templates: a node that waits for its duration or for `argolocal resume`.
 
     suspended(status); resume_values(status, {"approve": "YES"})   # → {node id: {output: value}}
 
@@ -10,12 +10,13 @@ the input of the same name. Source: Argo's operator.go (executeSuspend, addRawOu
 from collections.abc import Mapping
 from typing import Any
 
+from argolocal.common import program
 from argolocal.engine.context import Context
 from argolocal.engine.nodes import NodeError, Options, Resumed, parse_time
+from argolocal.errors import ConfigError, did_you_mean
 from argolocal.language import gofmt
 from argolocal.manifest.kinds import FULFILLED
 from argolocal.manifest.types import Node, Task, Template
-from rekindle.errors import ConfigError, did_you_mean
 
 
 def execute(context: Context, name: str, caller: Task, template: Template, options: Options) -> Node:
@@ -59,7 +60,7 @@ def resume_hint(name: str, node: Node) -> str:
     values = "".join(
         f" -p {parameter['name']}={parameter['valueFrom'].get('default', 'VALUE')}" for parameter in _supplied(node)
     )
-    return f"{node['displayName']} waits: `rekindle resume {name}{values}` in another terminal resumes it"
+    return f"{node['displayName']} waits: `{program.name} resume {name}{values}` in another terminal resumes it"
 
 
 def resume_values(status: Mapping[str, Any], values: Mapping[str, str]) -> dict[str, dict[str, str]]:

@@ -19,8 +19,8 @@ from typing import Any
 import yaml
 from yaml.constructor import ConstructorError
 
+from argolocal.errors import ConfigError
 from argolocal.language.gofmt import anystring
-from rekindle.errors import ConfigError
 
 MAX_CHARACTERS = 10_000_000  # Argo's largest resource definition has 3.2 million
 MAX_DOCUMENTS = 1_000

@@ -8,11 +8,11 @@ The tags of the texts are replaced before. Source: Argo's processPodSpecPatch an
 from collections.abc import Iterable
 from typing import Any
 
+from argolocal.errors import ConfigError
 from argolocal.language.substitute import TAG
 from argolocal.language.yaml_text import parse_one
 from argolocal.manifest.patch import PatchError, strategic
 from argolocal.manifest.schema import walk
-from rekindle.errors import ConfigError
 
 TIMES = ("activeDeadlineSeconds", "terminationGracePeriodSeconds")
 DONE = ("env", "resources")

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from argolocal.errors import ConfigError, did_you_mean
 from argolocal.language.gofmt import timestamp
 from argolocal.language.yaml_text import parse
 from argolocal.manifest import names
@@ -12,7 +13,6 @@ from argolocal.manifest.kinds import WORKFLOW_KINDS
 from argolocal.manifest.resolve import Find, exit_handler, filled, joined, texts
 from argolocal.manifest.schema import TABLES, walk
 from argolocal.manifest.shape import shape_errors, without_nulls
-from rekindle.errors import ConfigError, did_you_mean
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ import copy
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
+from argolocal.errors import ConfigError
 from argolocal.language.gofmt import anystring
 from argolocal.manifest.names import CONFIG_MAP_TYPE
 from argolocal.manifest.patch import merged
@@ -18,7 +19,6 @@ from argolocal.manifest.schema import walk
 from argolocal.manifest.shape import shape_errors, without_nulls
 from argolocal.manifest.tag_scope import supplied
 from argolocal.manifest.types import Find
-from rekindle.errors import ConfigError
 
 OBJECTS = {
     **dict.fromkeys(("configMapKeyRef", "configMapRef", "configMap"), ("ConfigMap", "name")),

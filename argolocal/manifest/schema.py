@@ -13,10 +13,10 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from argolocal.errors import ConfigError, did_you_mean
 from argolocal.language.gofmt import WHOLE, seconds
 from argolocal.language.quantity import quantity
 from argolocal.manifest.kinds import ARTIFACT_GC, DOWNWARD_FIELDS, RETRY_POLICIES
-from rekindle.errors import ConfigError, did_you_mean
 
 FIELDS = """
 Workflow apiVersion kind metadata=ObjectMeta -status spec=Spec

@@ -14,9 +14,9 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
+from argolocal.errors import ArgolocalError, ConfigError, NotFound, StorageError
 from argolocal.manifest.kinds import ARTIFACT_GC
 from argolocal.pods import archives, web
-from rekindle.errors import ConfigError, RekindleError, StorageError
 
 STAGED = "/tmp/argo/outputs/artifacts"  # where Argo's executor stages files to zip
 
@@ -47,8 +47,6 @@ def load(artifact: dict[str, Any], path: Path, store: Any) -> None:
     elif artifact.get("http"):
         _get(artifact, fetched)
     else:
-        from rekindle.storage import NotFound
-
         try:
             store(artifact["s3"]).download(artifact["s3"]["key"], fetched)
         except NotFound as error:
@@ -191,7 +189,7 @@ def collect_garbage(status: dict[str, Any], spec: dict[str, Any], store: Any) ->
                 continue
             try:
                 _delete(artifact["s3"]["key"], store(artifact["s3"]))
-            except (RekindleError, KeyError) as error:
+            except (ArgolocalError, KeyError) as error:
                 others = [
                     condition for condition in status.get("conditions", []) if condition["type"] != "ArtifactGCError"
                 ]

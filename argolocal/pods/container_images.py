@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rekindle.errors import ConfigError
+from argolocal.errors import ConfigError
 
 BASES = {  # images whose programs every machine has → the command of their Dockerfile
     "python": ("python3",),

@@ -9,11 +9,11 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from argolocal.errors import ConfigError
 from argolocal.language.quantity import quantity
 from argolocal.manifest.resolve import bodies
 from argolocal.pods.container_images import BASES, base_name
 from argolocal.pods.kinds import container_set, sidecars
-from rekindle.errors import ConfigError
 
 Container = Mapping[str, Any]
 
@@ -49,13 +49,14 @@ def check_images(template: Mapping[str, Any], where: str, cluster: Any) -> None:
     """Raises ConfigError for an image whose programs this machine lacks: images are not pulled."""
     for path, container in containers_of(template):
         image, words = str(container.get("image")), [*(container.get("command") or []), *(container.get("args") or [])]
-        if "{{" in image or base_name(image) in BASES or words[1:3] == ["-m", "rekindle"] or image in cluster.images:
+        ours = words[1:2] == ["-m"] and {*words[2:3]} <= {*cluster.modules}
+        if "{{" in image or base_name(image) in BASES or ours or image in cluster.images:
             continue
+        known = [*BASES, *(f"those that run python -m {module}" for module in cluster.modules)]
         raise ConfigError(
             f"{where}.{path}.image is {image!r}, and what it holds is not known on this machine: only "
-            f"{', '.join(BASES)} are, and images of this repository (they run python -m rekindle). Use one of "
-            f"these, say what it is here in {cluster.home / 'images.yaml'} ({image}: {{command: [...]}}), "
-            "or submit to a cluster."
+            f"{', '.join(known)} are. Use one of these, say what it is here in {cluster.home / 'images.yaml'} "
+            f"({image}: {{command: [...]}}), or submit to a cluster."
         )
 
 

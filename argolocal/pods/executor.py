@@ -20,10 +20,11 @@ from typing import Any
 from argolocal.common.interrupts import Interrupts
 from argolocal.common.processes import signal_group, started
 from argolocal.engine.nodes import PodEnded, PodStarted, Start
+from argolocal.errors import ArgolocalError, ConfigError
+from argolocal.interfaces import Cluster, Resources
 from argolocal.manifest.volumes import claims
 from argolocal.pods import artifacts, containers, filesystem, volumes
 from argolocal.pods.artifacts import ArtifactError
-from argolocal.pods.interfaces import Cluster, Resources
 from argolocal.pods.kinds import daemon, data, http
 from argolocal.pods.kinds.container_set import EMISSARY, START_ERROR, ContainerSet, main_container
 from argolocal.pods.kinds.sidecars import KILLED, KINDS, Sidecars
@@ -40,7 +41,6 @@ from argolocal.pods.process import (
 )
 from argolocal.pods.volumes import VolumeDirectory
 from argolocal.state.journal import RunFiles
-from rekindle.errors import ConfigError, RekindleError
 
 CANNOT_START = (FileNotFoundError, PermissionError, StartError)
 INIT_FAILED = "Pod failed before main container starts due to PodInitializing: "
@@ -206,7 +206,7 @@ class Executor:
     def _loaded(self, pod: PodRun, work: Future[Any]) -> None:
         try:
             work.result()
-        except (ArtifactError, RekindleError, OSError, ValueError) as error:
+        except (ArtifactError, ArgolocalError, OSError, ValueError) as error:
             self._end(pod, "Error", f"init: Error (exit code 64): {error}", None)
             return
         self._spawn(pod)
@@ -385,7 +385,7 @@ def _ending(work: Future[Any], prefix: str) -> tuple[str, str, Outputs | None]:
     """Return phase, message and outputs of a pod whose results are collected."""
     try:
         return work.result()
-    except (RekindleError, OSError, ValueError) as error:
+    except (ArgolocalError, OSError, ValueError) as error:
         return "Error", f"{prefix}{error}", None
 
 

@@ -24,8 +24,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from rekindle import project
-
 NEWNS, NEWUSER = 0x00020000, 0x10000000
 READ_ONLY, REMOUNT, BIND, REC, PRIVATE = 1, 32, 4096, 16384, 1 << 18
 LOCKED_FLAGS = 2 | 4 | 8  # nosuid, nodev, noexec: a remount must keep them
@@ -34,6 +32,7 @@ MAX_LINKS = 40  # as many as the kernel follows
 MOUNT_SETATTR, RECURSIVE, AT_FDCWD = 442, 0x8000, -100  # since Linux 5.12
 KERNEL = {"dev", "proc", "sys"}
 SYSTEM = KERNEL | {"bin", "sbin", "lib", "lib32", "lib64", "libx32", "usr", "etc", "run", "var", "boot"}
+PACKAGES = Path(__file__).resolve().parents[2]
 SHM = "/dev/shm"
 OCTAL = re.compile(rb"\\([0-7]{3})")  # how mountinfo escapes spaces
 LIBC = ctypes.CDLL(None, use_errno=True)
@@ -234,7 +233,7 @@ class View:
                 (self.root / path.relative_to("/")).mkdir(parents=True, exist_ok=True)
         (self.root / "tmp").chmod(0o1777)
         packages = (Path(folder) for folder in sys.path if folder.endswith("-packages"))
-        needed = {*keep, Path(sys.prefix), Path(sys.base_prefix), project.PACKAGE.parent, *packages}
+        needed = {*keep, Path(sys.prefix), Path(sys.base_prefix), PACKAGES, *packages}
         kept = [path for path in needed if _top(path) in self.private]
         for source, path in [*((source, at) for source, at, _ in self.binds), *((path, str(path)) for path in kept)]:
             if path == SHM:

@@ -24,7 +24,7 @@ from argolocal.common.processes import started
 from argolocal.language.quantity import quantity
 
 TEXT = re.compile(r"\blimits\b[^{}]*\{[^{}]*\}|\blimits:\s*\n(?:\s+\w.*\n?)+")  # in JSON, and in YAML
-PREFIX = "rekindle-"  # then the creator's pid and start time
+PREFIX = "argolocal-"  # then the creator's pid and start time
 OPTIONAL_FILES = {
     "memory.memsw.limit_in_bytes": "",
     "memory.swap.max": "0",

@@ -18,13 +18,13 @@ from typing import Any
 
 from argolocal.engine.nodes import Start
 from argolocal.engine.scope import MARK
+from argolocal.errors import ConfigError
 from argolocal.pods import artifacts, filesystem
 from argolocal.pods.artifacts import ArtifactError
 from argolocal.pods.kinds.container_set import ContainerSet, main_container
 from argolocal.pods.kinds.sidecars import KINDS, Sidecars
 from argolocal.pods.process import Process
 from argolocal.pods.volumes import VolumeDirectory, bind_mounts
-from rekindle.errors import ConfigError
 
 GRACE = 10.0  # seconds between SIGTERM and SIGKILL
 SCRIPT = "/argo/staging/script"

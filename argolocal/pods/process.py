@@ -16,14 +16,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from argolocal.common import program
 from argolocal.common.linux import die_with_parent, stop_ignoring_signals
+from argolocal.errors import ConfigError
+from argolocal.interfaces import Cluster
 from argolocal.pods import filesystem, limits
-from argolocal.pods.interfaces import Cluster
 from argolocal.pods.log_pipe import LogPipe
 from argolocal.pods.volumes import VolumeDirectory, bind_mounts
-from rekindle import project
-from rekindle.errors import ConfigError
-from rekindle.step import MESSAGE
 
 VARIABLE = re.compile(r"\$\$|\$\(([^()]+)\)")
 PYTHON = re.compile(r"python[0-9.]*")
@@ -36,11 +35,11 @@ class StartError(OSError):
 
 @dataclass(frozen=True)
 class Origin:
-    """What a pod has from the command that asked for it: its interpreter, and the folders of its project."""
+    """What a pod has from the command that asked for it: its interpreter, and folders to import from (see Cluster)."""
 
     python: str = sys.executable
     prefix: str = sys.prefix
-    path: str = field(default_factory=lambda: os.environ.get(project.PATH, str(project.REFERENCE)))
+    path: str = ""
 
 
 @dataclass(frozen=True)
@@ -62,11 +61,10 @@ class ContainerRun:
     stdout: Path | None = None
     volumes: Mapping[str, VolumeDirectory] = field(default_factory=dict)
     inside: int | None = None
-    origin: Origin = field(default_factory=Origin)
+    origin: Origin | None = None  # default: that of this process
 
 
 MAX_MESSAGE = 4096  # bytes, as the kubelet reads
-POD = "REKINDLE_POD"  # identifies processes that a pod leaves behind: its root
 FIELDS: dict[str, Callable[[ContainerRun], str]] = {
     "metadata.name": lambda run: run.name,
     "metadata.namespace": lambda run: run.namespace,
@@ -77,12 +75,12 @@ FIELDS: dict[str, Callable[[ContainerRun], str]] = {
 
 
 class TerminationMessage:
-    """What a container tells the kubelet: a file in memory, which it finds by $REKINDLE_TERMINATION_LOG."""
+    """What a container tells the kubelet: a file in memory, which it finds by program.TERMINATION_LOG."""
 
     def __init__(self) -> None:
         self.text = ""
         self.file = os.memfd_create("termination-log")
-        self.variable = {MESSAGE: f"/proc/self/fd/{self.file}"}
+        self.variable = {program.TERMINATION_LOG: f"/proc/self/fd/{self.file}"}
 
     def read(self) -> None:
         """Keep the text and close the file."""
@@ -139,7 +137,7 @@ def start_container(run: ContainerRun, cluster: Cluster) -> Process:
 
     Raises ConfigError for a container that this machine cannot run, StartError, and OSError, ValueError for its limits.
     """
-    container = _container(run)
+    container, origin = _container(run), run.origin or Origin(path=cluster.path)
     environment = container_environment(run, container, cluster)
     image = cluster.image(container["image"])
     command = container.get("command") or image.command
@@ -152,7 +150,7 @@ def start_container(run: ContainerRun, cluster: Cluster) -> Process:
     directory = container.get("workingDir") or image.directory
     _check_nul([("workingDir", directory or ""), *(("an argument", word) for word in arguments), *environment.items()])
     if PYTHON.fullmatch(arguments[0]):
-        arguments[0] = run.origin.python if image.python == sys.executable else image.python
+        arguments[0] = origin.python if image.python == sys.executable else image.python
     run.root.mkdir(parents=True, exist_ok=True)
     run.log.parent.mkdir(parents=True, exist_ok=True)
     view = enter = None
@@ -162,9 +160,9 @@ def start_container(run: ContainerRun, cluster: Cluster) -> Process:
     elif private is not None:
         mounts = container.get("volumeMounts") or []
         binds = bind_mounts(run.volumes, mounts, lambda text: expand_variables(text, environment))
-        workloads = [Path(folder) for folder in environment[project.PATH].split(os.pathsep) if folder]
+        workloads = [Path(folder) for folder in origin.path.split(os.pathsep) if folder]
         view = filesystem.View(run.root, private, binds)
-        enter = view.prepare([*workloads, Path(run.origin.prefix)])
+        enter = view.prepare([*workloads, Path(origin.prefix)])
     with LogPipe(run.log, run.stdout) as log_pipe:
         memory, message = limits.memory_cgroup(container, f"{run.name}.{container['name']}"), TerminationMessage()
         try:
@@ -252,13 +250,14 @@ def _container(run: ContainerRun) -> Mapping[str, Any]:
 
 def container_environment(run: ContainerRun, container: Mapping[str, Any], cluster: Cluster) -> dict[str, str]:
     """PATH, HOME, LANG, then the manifest's variables in the kubelet's order: envFrom, env, and `extra_env` last."""
+    origin = run.origin or Origin(path=cluster.path)
     variables = {
-        "PATH": f"{Path(run.origin.python).parent}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+        "PATH": f"{Path(origin.python).parent}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
         "HOME": os.environ.get("HOME", "/"),
         "LANG": "C.UTF-8",
         "PYTHONUNBUFFERED": "1",
-        project.PATH: run.origin.path,
     } | dict(cluster.service_variables())
+    variables |= {program.variable("PATH"): origin.path} if origin.path else {}
     variables |= cluster.image(container["image"]).env
     _names(run, container)
     for source in container.get("envFrom") or []:
@@ -270,7 +269,7 @@ def container_environment(run: ContainerRun, container: Mapping[str, Any], clust
         value = _value(run, variable, cluster)
         if value is not None:
             variables[variable["name"]] = expand_variables(value, variables)
-    return variables | dict(run.extra_env) | {POD: str(run.root)}
+    return variables | dict(run.extra_env) | {program.POD: str(run.root)}
 
 
 def _names(run: ContainerRun, container: Mapping[str, Any]) -> None:

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from argolocal.errors import ConfigError
 from argolocal.manifest.volumes import GC, Volume, mounts
-from rekindle.errors import ConfigError
 
 FieldValue = Callable[[str, str], str]  # (fieldPath, name of the variable or file) → value
 KINDS = ("emptyDir", "configMap", "secret", "projected", "downwardAPI", "persistentVolumeClaim")

@@ -1,92 +1,104 @@
 """This machine as the cluster that a manifest runs on: its ConfigMaps, Secrets, images, addresses and object store.
 
-    cluster = LocalCluster(Path(".rekindle")); cluster.prefetch(); cluster.configmap("rekindle")["S3_ENDPOINT_URL"]
+    cluster = LocalCluster(Path(".argolocal")); cluster.configmap("settings")["REGION"]
 
-All state is below the home directory: `objects/<Kind>/<name>.json`, `services/`, `deployments/`, `s3/`, `mlflow.db`;
-`images.yaml` there may say what images are on this machine: `alpine/git:v2: {command: [git], env: {A: b}}`.
+All state is below the home directory: `objects/<Kind>/<name>.json`, `deployments/`, `store/<bucket>/`; `images.yaml`
+there may say what images are on this machine: `alpine/git:v2: {command: [git], env: {A: b}}`.
 """
 
 import base64
 import fcntl
 import hashlib
 import json
+import os
 import re
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from functools import cached_property
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from argolocal.common import homes
+from argolocal.common import homes, program
 from argolocal.common.files import write_atomically
 from argolocal.common.processes import serves
+from argolocal.errors import ConfigError
 from argolocal.pods.container_images import BASES, Image, base_name
 from argolocal.state.journal import WRONG_SHAPE, Busy, RunFiles
-from rekindle.errors import ConfigError
-from rekindle.local.services.services import BUCKET, Services
+from argolocal.store import FolderStore, ObjectStore
 
 if TYPE_CHECKING:
-    from rekindle.storage import Store
+    from argolocal.controllers.kinds import Kinds
 
 STORABLE = ("WorkflowTemplate", "ClusterWorkflowTemplate", "ConfigMap", "Secret", "PersistentVolumeClaim")
-# exist without being stored; what serves has the same keys of the store here, where every process is its user's
-BUILT_IN = {("ConfigMap", "rekindle"), *(("Secret", f"rekindle-{name}") for name in ("s3", "serving", "notify"))}
 NAME = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?")
 MAX_ADDRESSES = 1000  # remembered; the oldest ones are reused
 
 
 class LocalCluster:
-    """The cluster whose state is in `home` (default: the home of commands). `images` says what an image is here
-    (default: those of images.yaml)."""
+    """The cluster whose state is in `home` (default: the home of commands).
 
-    def __init__(self, home: Path | None = None, images: Mapping[str, Image] | None = None) -> None:
+    `images` says what an image is here (default: images.yaml), `kinds` what can be applied, and `store` gives the
+    object store of an artifact, from the `s3` of its manifest (default: a folder of the home for each bucket).
+    """
+
+    bucket = "argolocal"  # of artifacts that name none
+    modules: tuple[str, ...] = ()  # `python -m MODULE` may run here, whatever the image is called
+
+    def __init__(
+        self,
+        home: Path | None = None,
+        images: Mapping[str, Image] | None = None,
+        kinds: "Kinds | None" = None,
+        store: Callable[[Mapping[str, Any]], ObjectStore] | None = None,
+    ) -> None:
         self.home = (home or homes.current()).resolve()
         self.images = Image.table(self.home / "images.yaml") if images is None else images
-        self.services = Services(self.home)
-        self._store: Store | None = None
+        self._kinds, self._stores = kinds, store
         self._polled_at = 0.0
 
-    def prefetch(self) -> None:
-        """Start the services, and deployments that died, in the background. Returns at once."""
-        self.services.start()
-        self.revive()
+    @property
+    def path(self) -> str:
+        """Folders that pods see where they are, and import from, separated as in PYTHONPATH."""
+        return os.environ.get(program.variable("PATH"), "")
 
-    def ready(self, timeout: float = 60) -> None:
-        """Wait until the services answer. Raises StorageError or TrackingError."""
-        self.services.ready(timeout)
+    @cached_property
+    def kinds(self) -> "Kinds":
+        """What can be applied: imported when something is."""
+        from argolocal.controllers.kinds import Kinds
+
+        return self._kinds or Kinds()
 
     def poll(self) -> None:
-        """Restart services and deployments that died, at most once a second. Raises StorageError or TrackingError."""
+        """Restart what died, at most once a second."""
         if time.monotonic() - self._polled_at > 1:
             self._polled_at = time.monotonic()
-            self.services.keep()
-            if (self.home / "objects/Deployment").exists():  # else its import, of 30 ms, is wasted
-                self.revive()
+            self.keep_running()
+
+    def keep_running(self) -> None:
+        """Restart what died."""
+        if (self.home / "objects/Deployment").exists():  # else its import, of 30 ms, is wasted
+            self.revive()
+
+    def built_in(self) -> Mapping[tuple[str, str], Callable[[], Mapping[str, str]]]:
+        """The data of ConfigMaps and Secrets that exist without being stored, by kind and name."""
+        return {}
 
     def configmap(self, name: str) -> dict[str, str]:
-        """The data of a ConfigMap; `rekindle` has the addresses of the services. Raises KeyError if there is none.
-
-        binaryData is only used for volumes, as by the kubelet.
-        """
+        """The data of a ConfigMap; binaryData is only used for volumes, as by the kubelet. Raises KeyError if none."""
         binary = (self.find("ConfigMap", name) or {}).get("binaryData") or {}
         data = _texts(self.files("ConfigMap", name), name)
         return {key: value for key, value in data.items() if key not in binary}
 
     def secret(self, name: str) -> dict[str, str]:
-        """The data of a Secret; `rekindle-s3` has those of the object store and of MLflow. Raises KeyError if none."""
+        """The data of a Secret. Raises KeyError if there is none."""
         return _texts(self.files("Secret", name), name)
 
     def files(self, kind: str, name: str) -> dict[str, bytes] | None:
         """The files of a volume with a ConfigMap or Secret; None if there is no such object."""
-        built_in = {
-            ("ConfigMap", "rekindle"): self.services.environment,
-            ("Secret", "rekindle-s3"): lambda: self.services.credentials() | self.services.login(),
-            ("Secret", "rekindle-serving"): self.services.credentials,
-            ("Secret", "rekindle-notify"): lambda: self._webhook() | self.services.login(),
-        }
         files, obj = {}, self.find(kind, name)
-        if read := built_in.get((kind, name)):
+        if read := self.built_in().get((kind, name)):
             files = {key: value.encode() for key, value in read().items()}
         elif obj is None:
             return None
@@ -94,45 +106,17 @@ class LocalCluster:
         files |= {key: base64.b64decode(value) for key, value in ((obj or {}).get(data) or {}).items()}
         return files | {key: value.encode() for key, value in ((obj or {}).get(plain) or {}).items()}
 
-    def _webhook(self) -> dict[str, str]:
-        """Where notifications go: $NOTIFY_URL, else the file `notify-url` of the home directory."""
-        file = self.home / "notify-url"
-        url = self.services.environ.get("NOTIFY_URL") or (file.read_text().strip() if file.exists() else "")
-        return {"NOTIFY_URL": url} if url else {}
-
     def image(self, image: str) -> Image:
         """What an image stands for on this machine."""
         return self.images.get(image) or Image(args=BASES.get(base_name(image), ()))
 
-    def store(self, s3: Mapping[str, Any] | None = None) -> "Store":
-        """The object store of the pods, or the one that an artifact names. Raises ConfigError, KeyError."""
-        if s3 and (s3.get("bucket") or s3.get("endpoint")):
-            from rekindle.storage import Store
-
-            keys = self.services.credentials()
-            url = s3.get("endpoint") and f"{'http' if s3.get('insecure') else 'https'}://{s3['endpoint']}"
-            references = [
-                (s3.get("accessKeySecret"), "AWS_ACCESS_KEY_ID"),
-                (s3.get("secretKeySecret"), "AWS_SECRET_ACCESS_KEY"),
-            ]
-            access, secret = (self._key(ref) if ref else keys.get(name) for ref, name in references)
-            return Store(s3.get("bucket") or BUCKET, url or self.services.url("s3"), access, secret)
-        if not self._store:
-            from rekindle.storage import Store
-
-            url, keys = self.services.url("s3"), self.services.credentials()  # an artifact needs no MLflow
-            access, secret = keys.get("AWS_ACCESS_KEY_ID"), keys.get("AWS_SECRET_ACCESS_KEY")
-            self._store = Store(self.services.environ.get("S3_BUCKET", BUCKET), url, access, secret)
-        return self._store
-
-    def _key(self, reference: Mapping[str, str]) -> str:
-        try:
-            return self.secret(reference["name"])[reference["key"]]
-        except KeyError:
-            raise ConfigError(
-                f"there is no Secret {reference.get('name')!r} with {reference.get('key')!r} here: put it into the "
-                "file of the Workflow, separated by ---."
-            ) from None
+    def store(self, s3: Mapping[str, Any] | None = None) -> ObjectStore:
+        """The object store of an artifact, or that of artifacts that name none. Raises ConfigError, KeyError."""
+        if self._stores:
+            return self._stores(s3 or {})
+        folder = self.home / "store"
+        (folder / self.bucket).mkdir(parents=True, exist_ok=True)
+        return FolderStore(folder, (s3 or {}).get("bucket") or self.bucket)
 
     def address(self, pod: str) -> str:
         """A pod's loopback address: stable for its name, and unique to it."""
@@ -177,30 +161,24 @@ class LocalCluster:
         return Deployments(self).revive()
 
     def down(self) -> list[str]:
-        """Stop the deployments, then the services, and wait. Returns what was stopped. Raises Busy during a run."""
+        """Stop the deployments and wait. Returns what was stopped. Raises Busy during a run."""
         from argolocal.controllers.deployment import Deployments
-        from rekindle.local.jobs.training_job import sweep_shared_memory
+        from argolocal.controllers.memory import sweep_shared_memory
 
         if running := [run.name for run in RunFiles.all(self.home) if run.runner()]:
             raise Busy(
-                f"{', '.join(running)}: still running, and needs what `rekindle down` stops. Wait for the end, or "
-                f"`rekindle stop {running[0]}` first."
+                f"{', '.join(running)}: still running, and needs what `{program.name} down` stops. Wait "
+                f"for the end, or `{program.name} stop {running[0]}` first."
             )
         sweep_shared_memory()
-        return [f"deployment {name}" for name in Deployments(self).down()] + self.services.down()
+        return [f"deployment {name}" for name in Deployments(self).down()]
 
     def overview(self) -> list[dict[str, Any]]:
-        """Services and deployments: kind, name, address, whether it runs. Deployments that died are started again."""
+        """The deployments: kind, name, address, whether it runs. Those that died are started again."""
         from argolocal.controllers.deployment import Deployments
-        from rekindle.local.services.services import SERVICES
 
         self.revive()
-        records = [record for name in SERVICES if (record := self.services.find(name))]
-        services = [
-            {"kind": "service", "name": record.name, "address": record.url, "running": record.alive}
-            for record in records
-        ]
-        return services + Deployments(self).overview()
+        return Deployments(self).overview()
 
     def find(self, kind: str, name: str) -> dict[str, Any] | None:
         """A stored object, or None."""
@@ -209,9 +187,10 @@ class LocalCluster:
 
     def has(self, kind: str, name: str, key: str | None = None) -> bool:
         """Whether the object exists and, if `key` is given, has that key."""
-        obj = {} if (kind, name) in BUILT_IN else self.find(kind, name)
+        built_in = (kind, name) in self.built_in()
+        obj = {} if built_in else self.find(kind, name)
         keys = {data_key for part in ("data", "binaryData", "stringData") for data_key in (obj or {}).get(part) or {}}
-        return obj is not None and (key is None or key in keys or (kind, name) in BUILT_IN)
+        return obj is not None and (key is None or key in keys or built_in)
 
     def keep(self, objects: Iterable[Mapping[str, Any]]) -> None:
         """Store the objects that accompany a Workflow in its file, as `kubectl apply` would. Raises ConfigError."""

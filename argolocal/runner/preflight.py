@@ -12,6 +12,7 @@ from typing import Any
 from argolocal.controllers import kubectl
 from argolocal.engine import leaf_templates, suspend
 from argolocal.engine.retry import with_defaults
+from argolocal.errors import ConfigError, did_you_mean
 from argolocal.language import expr, gofmt, json_path
 from argolocal.language.functions import BUILTINS, PREDICATES, ExprError
 from argolocal.language.sprig import ARGO, SPRIG
@@ -22,7 +23,6 @@ from argolocal.manifest.resolve import bodies, holders, needed
 from argolocal.manifest.schema import walk
 from argolocal.pods import artifacts, containers, filesystem, limits, pod_run, volumes
 from argolocal.pods.kinds import container_set, daemon, sidecars
-from rekindle.errors import ConfigError, did_you_mean
 
 PODS = {*leaf_templates.KINDS} - {"http"}
 
@@ -99,7 +99,7 @@ def _template(template: dict[str, Any], where: str, cluster: Any) -> None:
             "Put it with the other templates."
         )
     if "resource" in template:
-        kubectl.check(template["resource"], f"{where}.resource")
+        kubectl.check(template["resource"], f"{where}.resource", cluster)
         kubectl.check_outputs(template, where)
     containers.check(template, where, cluster)
     containers.check_images(template, where, cluster)

@@ -1,8 +1,8 @@
 """Runs a manifest on this machine: clocks, processes and the disk around the pure scheduler.
 
     status = execute(manifest, parameters, LocalCluster(), on_change=print)     # → Argo's WorkflowStatus
-    status = resume("demo-4k2xp", LocalCluster()); stop("demo-4k2xp")
-    release_suspended("demo-4k2xp", {"approve": "YES"})
+    status = resume("demo-4k2xp", LocalCluster()); stop("demo-4k2xp", LocalCluster())
+    release_suspended("demo-4k2xp", {"approve": "YES"}, home)
 
 Everything is written to the run's journal before it takes effect, so `resume` works even after `kill -9` of this
 process: completed steps are kept, running ones are killed and start over. KeyboardInterrupt stops all pods in order and
@@ -21,30 +21,29 @@ from pathlib import Path
 from typing import Any
 
 from argolocal import validate
-from argolocal.common import homes
+from argolocal.common import program
 from argolocal.common.files import write_atomically
 from argolocal.common.identity import random_suffix
 from argolocal.common.interrupts import Interrupts
 from argolocal.common.processes import alive, signal_group, started
 from argolocal.controllers.kubectl import Resources
+from argolocal.controllers.memory import sweep_shared_memory
 from argolocal.engine import suspend
 from argolocal.engine.inputs import labelled
 from argolocal.engine.nodes import Kill, Resumed, Start, format_time
 from argolocal.engine.scheduler import Scheduler
+from argolocal.errors import ArgolocalError, ConfigError
+from argolocal.interfaces import Cluster
 from argolocal.manifest import read as manifests
 from argolocal.manifest.kinds import COMPLETED, FAILED
 from argolocal.manifest.resolve import resolved
 from argolocal.manifest.volumes import claims
 from argolocal.pods import artifacts, volumes
 from argolocal.pods.executor import Executor
-from argolocal.pods.interfaces import Cluster
-from argolocal.pods.process import POD
 from argolocal.runner import preflight
 from argolocal.runner.retry_workflow import reset
 from argolocal.state.journal import FULL, Busy, DiskFull, RunFiles, Status, reset_interrupted, write_error
 from argolocal.state.locks import SharedLocks
-from rekindle.errors import ConfigError, RekindleError
-from rekindle.local.jobs.training_job import sweep_shared_memory
 
 GRACE = 1.0  # seconds between SIGTERM and SIGKILL when the run is stopped
 OnChange = Callable[[Status], None]
@@ -52,8 +51,8 @@ OnChange = Callable[[Status], None]
 
 def execute(
     manifest: Mapping[str, Any],
-    parameters: Mapping[str, str] | None = None,
-    cluster: Cluster | None = None,
+    parameters: Mapping[str, str] | None,
+    cluster: Cluster,
     on_change: OnChange | None = None,
     note: Callable[[str], None] | None = None,
 ) -> Status:
@@ -61,20 +60,20 @@ def execute(
     return LocalRun.new(manifest, parameters, cluster, note).run(on_change)
 
 
-def resume(name: str, cluster: Cluster | None = None, on_change: OnChange | None = None) -> Status:
+def resume(name: str, cluster: Cluster, on_change: OnChange | None = None) -> Status:
     """Resumes a run that was stopped, failed, or lost its runner. Raises ConfigError, Busy."""
     return LocalRun.old(name, cluster).run(on_change)
 
 
-def stop(name: str, home: Path | None = None, cluster: Cluster | None = None) -> str:
+def stop(name: str, cluster: Cluster) -> str:
     """Stops a run as `argo stop` does: terminates its pods, then runs the exit handlers. Returns the name at the end.
 
     If the runner is dead, this process takes its place. Raises ConfigError for a completed run.
     """
-    files = RunFiles(home or homes.current(), name)
+    files = RunFiles(cluster.home, name)
     files.workflow()
     if (phase := files.load()[0]["phase"]) in COMPLETED and not files.runner():
-        raise ConfigError(f"{name} is over ({phase}): nothing is left to stop. `rekindle down` ends what serves.")
+        raise ConfigError(f"{name} is over ({phase}): nothing is left to stop. `{program.name} down` ends what serves.")
     (files.root / "stop").touch()
     try:
         while pid := files.runner():
@@ -83,7 +82,7 @@ def stop(name: str, home: Path | None = None, cluster: Cluster | None = None) ->
             while files.runner() == pid and time.monotonic() < until:
                 time.sleep(0.05)
         if files.load()[0]["phase"] not in COMPLETED:
-            run = LocalRun.old(name, cluster or _cluster(home))
+            run = LocalRun.old(name, cluster)
             run.shutdown = "Stop"
             run.run()
     finally:
@@ -91,12 +90,12 @@ def stop(name: str, home: Path | None = None, cluster: Cluster | None = None) ->
     return name
 
 
-def release_suspended(name: str, values: Mapping[str, str], home: Path | None = None) -> bool:
+def release_suspended(name: str, values: Mapping[str, str], home: Path) -> bool:
     """Resumes the suspended steps of a running workflow, with `values` as their outputs. False if no process runs it.
 
     The request stays on disk until the runner has journaled it. Raises ConfigError, or Busy if no step is suspended.
     """
-    files = RunFiles(home or homes.current(), name)
+    files = RunFiles(home, name)
     workflow, runs = files.workflow(), files.runner() is not None
     nodes = suspend.resume_values(files.load()[0], values) if runs or values else {}
     if runs and not nodes and not workflow["spec"].get("suspend"):
@@ -125,12 +124,11 @@ class LocalRun:
     def new(
         cls,
         manifest: Mapping[str, Any],
-        parameters: Mapping[str, str] | None = None,
-        cluster: Cluster | None = None,
+        parameters: Mapping[str, str] | None,
+        cluster: Cluster,
         note: Callable[[str], None] | None = None,
     ) -> "LocalRun":
         """A run that is validated and on disk, but not started. Raises ConfigError."""
-        cluster = cluster or _cluster()
         identity = manifests.Identity(time.time(), str(uuid.uuid4()), random_suffix())
         workflow = manifests.workflow(manifest, parameters, cluster.find, identity=identity)
         for line in preflight.check(workflow, cluster, manifest):
@@ -146,9 +144,8 @@ class LocalRun:
         return cls(files, workflow, {"phase": "", "nodes": {}}, cluster)
 
     @classmethod
-    def old(cls, name: str, cluster: Cluster | None = None) -> "LocalRun":
+    def old(cls, name: str, cluster: Cluster) -> "LocalRun":
         """A run from disk; processes left over from its last runner are killed. Raises ConfigError, Busy."""
-        cluster = cluster or _cluster()
         files = RunFiles(cluster.home, name)
         workflow, status, pods = files.open()
         try:
@@ -198,7 +195,7 @@ class LocalRun:
                     executor.halt(GRACE)
                     if isinstance(error, OSError) and error.errno in FULL:
                         raise write_error(error, self.files.root) from error
-                    if isinstance(error, RekindleError):  # such as a service that ended
+                    if isinstance(error, ArgolocalError):  # such as a service that ended
                         self.files.check_space()
                     raise
                 finally:
@@ -272,12 +269,6 @@ def _create(home: Path, workflow: dict[str, Any], scheduled: bool) -> RunFiles:
             workflow["metadata"]["name"] = f"{name}-{int(second) + 1}"
 
 
-def _cluster(home: Path | None = None) -> Cluster:
-    from argolocal.runner.cluster import LocalCluster
-
-    return LocalCluster(home)
-
-
 def _kill_left_over(files: RunFiles, pods: Mapping[str, list[int]]) -> None:
     """Kills processes that pods left: of their sessions, with a pod's root as `/`, or with its environment."""
     sessions, folder = {pid: since for pid, since in pods.values()}, f"{files.pods}/"
@@ -290,7 +281,7 @@ def _kill_left_over(files: RunFiles, pods: Mapping[str, list[int]]) -> None:
     until = time.monotonic() + 5
     while any(since and alive(pid, since) for pid, since in survivors.items()):
         if time.monotonic() > until:
-            raise RekindleError(
+            raise ArgolocalError(
                 f"processes {sorted(survivors)} that {files.name} left behind do not exit: they must first."
             )
         time.sleep(0.01)
@@ -301,7 +292,7 @@ def _is_left_over(pid: int, sessions: Mapping[int, int], folder: str) -> bool:
         if os.readlink(f"/proc/{pid}/root").startswith(folder):
             return True
     with contextlib.suppress(OSError):
-        if f"\0{POD}={folder}".encode() in b"\0" + Path(f"/proc/{pid}/environ").read_bytes():
+        if f"\0{program.POD}={folder}".encode() in b"\0" + Path(f"/proc/{pid}/environ").read_bytes():
             return True
     try:
         since = sessions.get(os.getsid(pid))

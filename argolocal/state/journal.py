@@ -1,4 +1,4 @@
-"""A run on disk: .rekindle/runs/NAME/{manifest.yaml, journal.jsonl, lock, stop, asked, creates/, logs/, pods/POD/}.
+"""A run on disk: .argolocal/runs/NAME/{manifest.yaml, journal.jsonl, lock, stop, asked, creates/, logs/, pods/POD/}.
 
 The journal holds one JSON object a line: what changed in the workflow's status (`status`, `nodes` by id, the new
 `children` of nodes that only gained some) and which process runs which pod (`pods`: id → [pid, start time], null once
@@ -16,10 +16,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Self
 
-from argolocal.common import homes
+from argolocal.common import homes, program
 from argolocal.common.files import write_atomically
+from argolocal.errors import ArgolocalError, ConfigError, did_you_mean
 from argolocal.manifest.kinds import FULFILLED
-from rekindle.errors import ConfigError, RekindleError, did_you_mean
 
 Status = dict[str, Any]
 FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -30,11 +30,11 @@ MIN_FREE_BYTES = 1 << 20
 LOCK_RELEASE = 2.0  # seconds until the lock of a dead runner is free
 
 
-class DiskFull(RekindleError):
+class DiskFull(ArgolocalError):
     """No space is left for the state of a run."""
 
 
-class Busy(RekindleError):
+class Busy(ArgolocalError):
     """Another process runs this run."""
 
 
@@ -58,8 +58,8 @@ class RunFiles:
         """Makes the directory and takes its lock. Raises ConfigError if there is such a run already."""
         if (self.root / "manifest.yaml").exists():
             raise ConfigError(
-                f'there is a run "{self.name}" already: names are unique. Go on with it (rekindle resume {self.name}), '
-                f"remove {self.root}, or use metadata.generateName."
+                f'there is a run "{self.name}" already: names are unique. Go on with it '
+                f"({program.name} resume {self.name}), remove {self.root}, or use metadata.generateName."
             )
         try:
             homes.make(self.home)
@@ -105,7 +105,7 @@ class RunFiles:
                 raise
             runs = self.home / "runs"
             names = {folder.name for folder in runs.iterdir()} if runs.is_dir() else set()
-            hint = f"{did_you_mean(self.name, names)} `rekindle status` has all."
+            hint = f"{did_you_mean(self.name, names)} `{program.name} status` has all."
             raise ConfigError(f'there is no run "{self.name[:100]}" in {runs}.{hint}') from None
 
     def load(self) -> tuple[Status, dict[str, list[int]]]:
@@ -154,7 +154,7 @@ class RunFiles:
             os.close(self.owner)
             raise Busy(
                 f'run "{self.name}" is being run by process {pid}: only one may. Follow it with '
-                f"`rekindle logs -f {self.name}`, or stop it with `rekindle stop {self.name}`."
+                f"`{program.name} logs -f {self.name}`, or stop it with `{program.name} stop {self.name}`."
             )
         os.ftruncate(self.owner, 0)
         os.pwrite(self.owner, f"{os.getpid()}\n".encode(), 0)
@@ -230,11 +230,11 @@ def _line(entry: dict[str, Any]) -> str:
     return json.dumps(entry, separators=(",", ":")) + "\n"
 
 
-def write_error(error: OSError, root: Path) -> RekindleError:
+def write_error(error: OSError, root: Path) -> ArgolocalError:
     """Why the state of a run in `root` cannot be written, and what to do."""
     if error.errno in FULL:
         way = (
-            f"then `rekindle resume {root.name}`, which deletes what failed steps left in pods/ if it must"
+            f"then `{program.name} resume {root.name}`, which deletes what failed steps left in pods/ if it must"
             if (root / "manifest.yaml").exists()
             else "then start it again"
         )
@@ -242,7 +242,7 @@ def write_error(error: OSError, root: Path) -> RekindleError:
             f"no space is left for the state of the run in {root} ({error.strerror}): the run stopped where it was. "
             f"Free some space, {way}."
         )
-    return RekindleError(f"{root} cannot be written ({error.strerror}): the state of a run is kept there.")
+    return ArgolocalError(f"{root} cannot be written ({error.strerror}): the state of a run is kept there.")
 
 
 def read(home: Path, name: str) -> Status:

@@ -1,7 +1,6 @@
 """Checks a manifest before anything runs: what Argo refuses, and what it accepts but should not.
 
-    rekindle lint configs/demo.yaml
-    rekindle lint --manifest workflow.yaml --manifest templates/ -o json
+    argolocal lint workflow.yaml templates/ -o json
 
 Hera silently compiles an unknown entrypoint, a misspelt argument or a tag without a value, and Argo runs some of
 these. Needs no cluster, network or Hera. The rules: workflow.py (workflow and templates), arguments.py, graph.py
@@ -13,12 +12,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from argolocal.errors import ConfigError
 from argolocal.manifest import shape
 from argolocal.manifest.resolve import Find, among
 from argolocal.validate import objects
 from argolocal.validate.findings import Finding, Findings
 from argolocal.validate.workflow import WorkflowRules
-from rekindle.errors import ConfigError
 
 __all__ = ["Finding", "check", "lint", "lint_all"]
 

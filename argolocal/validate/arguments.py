@@ -6,12 +6,12 @@ Source: Argo's validateArguments and ProcessArgs.
 from collections import Counter
 from collections.abc import Iterable
 
+from argolocal.errors import did_you_mean
 from argolocal.language.gofmt import WHOLE, anystring
 from argolocal.manifest import tag_scope
 from argolocal.manifest.tag_scope import PARAMETER, Data, names
 from argolocal.validate import tag_rules
 from argolocal.validate.findings import Findings
-from rekindle.errors import did_you_mean
 
 KINDS = ("parameters", "artifacts")
 LOCATIONS = ("s3", "gcs", "http", "git", "raw", "hdfs", "oss", "azure", "artifactory", "plugin")

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from rekindle.errors import did_you_mean
+from argolocal.errors import did_you_mean
 
 HINTS = 50
 SHOWN = 6  # most names listed in a hint

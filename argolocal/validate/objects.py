@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from argolocal.errors import ConfigError
 from argolocal.language import selector
 from argolocal.manifest.names import PYTORCH_REPLICAS, REPLICA_TYPE
 from argolocal.manifest.shape import CONTAINER, ITEMS, POD, shape_errors, without_nulls
@@ -16,7 +17,6 @@ from argolocal.manifest.tag_scope import Data
 from argolocal.validate import pods
 from argolocal.validate.findings import Findings
 from argolocal.validate.tag_rules import TAG, UNKNOWN, closed
-from rekindle.errors import ConfigError
 
 ACTIONS = ("get", "create", "apply", "delete", "replace", "patch")
 NAME = re.compile(r"\{\{\s*workflow\.name\s*\}\}")

@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
+from argolocal.errors import ConfigError
 from argolocal.manifest import cron as crontab
 from argolocal.manifest import resolve, shape, tag_scope
 from argolocal.manifest.kinds import TEMPLATE_TYPES
@@ -15,7 +16,6 @@ from argolocal.manifest.tag_scope import Items, Names, Nodes, Scope, names
 from argolocal.validate import arguments, graph, metrics, objects, pods, tag_rules
 from argolocal.validate.exported import Exported
 from argolocal.validate.findings import Findings
-from rekindle.errors import ConfigError
 
 Manifest = Mapping[str, Any]
 

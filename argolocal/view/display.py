@@ -1,9 +1,9 @@
 """Shows a run in progress: a live tree on a terminal, timestamped lines elsewhere.
 
-    with display.show(name, LogProgress(name, logs).of, manifest, sys.stdout) as shown:
+    with display.show(name, LogErrors(name, logs).of, manifest, sys.stdout) as shown:
         execute(manifest, ..., on_change=shown)
 
-Both read only the workflow's status (plain data) and the progress that training logs. Only the tree imports rich.
+Both read only the workflow's status (plain data) and what `progress` reads of a step. Only the tree imports rich.
 """
 
 import json
@@ -16,7 +16,7 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Protocol, TextIO
 
-from argolocal.common.wording import PROGRESS, visible
+from argolocal.common.wording import visible
 from argolocal.view.summary import (
     FAILED,
     FINISHED,
@@ -212,35 +212,20 @@ def cause_of(row: Step, progress: ProgressOf) -> str:
     return " ".join((error or row.message).split())[:MAX_CAUSE]
 
 
-def progress_in(log: str) -> str:
-    """`step 120/600  loss 0.0213  10 234 samples/s  12 s left` from the newest such line of a log, or ""."""
-    matches = PROGRESS.findall(log)
-    if not matches:
-        return ""
-    step, total, loss, rate, eta, validation = matches[-1]
-    left = duration(float(eta)).replace(".0 s", " s")
-    losses = f"loss {loss}  validation {validation}" if validation else f"loss {loss}"
-    return visible(f"step {step}/{total}  {losses}  {float(rate):,.0f} samples/s  {left} left".replace(",", " "))
-
-
 def task_of(row: Step) -> str:
     """The task that a step or one of its attempts belongs to: `train` of `ship.train(0)`."""
     return row.name.rpartition(".")[2].partition("(")[0]
 
 
-class LogProgress:
-    """Reads progress and errors from the logs of a step's workers (`WORKFLOW-STEP-worker*.log`)."""
+class LogErrors:
+    """Reads the errors of failed jobs from the logs of their pods (`WORKFLOW-STEP-*.log`)."""
 
     def __init__(self, name: str, logs: Path) -> None:
         self.name, self.logs = name, logs
 
     def of(self, row: Step) -> str:
-        if row.phase in FAILED:
-            log = with_first_error(list(self.logs.glob(f"{self.name}-{task_of(row)}-*.log")))
-            return last_error(end_of(log, 65536)) if log else ""
-        logs = self.logs.glob(f"{self.name}-{row.label}-worker*.log")
-        newest_first = sorted(logs, key=lambda path: path.stat().st_mtime, reverse=True)
-        return next(filter(None, (progress_in(end_of(path, 4096)) for path in newest_first)), "")
+        log = with_first_error([*self.logs.glob(f"{self.name}-{task_of(row)}-*.log")]) if row.phase in FAILED else None
+        return last_error(end_of(log, 65536)) if log else ""
 
 
 def log_line(label: str, text: str, as_json: bool) -> str:

@@ -1,30 +1,23 @@
-"""Runs, deployments and services on this machine: the tables of `rekindle status`, and the logs of a run.
+"""Runs and deployments on this machine: the tables of `argolocal status`, and the logs of a run.
 
-A run is a directory in .rekindle/runs (argolocal/state/journal.py); these functions only read it.
+A run is a directory in .argolocal/runs (argolocal/state/journal.py); these functions only read it.
 """
 
 import json
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
+from argolocal.common import program
 from argolocal.common.wording import visible
+from argolocal.errors import ConfigError
 from argolocal.runner.cluster import LocalCluster
 from argolocal.state.journal import RunFiles
 from argolocal.view import display
-from argolocal.view.summary import (
-    FINISHED,
-    Status,
-    as_json,
-    check_step,
-    duration,
-    parameters,
-    steps,
-    timestamp,
-    warnings,
-)
-from rekindle.errors import ConfigError
+from argolocal.view.summary import FINISHED, Status, check_step, duration, steps, timestamp, warnings
+
+Row = Callable[[str, Status, str, str | None], dict[str, str]]
 
 
 def names(home: Path) -> list[str]:
@@ -39,7 +32,9 @@ def newest(home: Path, phases: Collection[str] = ()) -> str:
         if not phases or status["phase"] in phases:
             return name
     what = f"run that is {' or '.join(phases).lower()}" if phases else "run"
-    raise ConfigError(f"there is no {what} in {home}: `rekindle status` lists all, `rekindle run CONFIG` starts one.")
+    raise ConfigError(
+        f"there is no {what} in {home}: `{program.name} status` lists all, `{program.name} run` starts one."
+    )
 
 
 def state(home: Path, name: str) -> dict[str, Any]:
@@ -52,17 +47,12 @@ def state(home: Path, name: str) -> dict[str, Any]:
     return status
 
 
-def everything(home: Path, as_json: bool) -> str:
-    """Runs, deployments and services."""
-    runs = [run_row(name, status, status["phase"], status.get("startedAt")) for name, status in _known(home)]
-    tables = {"runs": runs, "serving": LocalCluster(home).overview()}
-    return show_tables(tables, as_json, f"no runs in {home} yet: `rekindle run configs/demo.yaml` starts one")
-
-
-def run(home: Path, name: str, json_output: bool) -> str:
-    """The steps of one run."""
-    status = state(home, name)
-    return json.dumps(as_json(name, status), indent=2) if json_output else steps_table(name, status)
+def everything(cluster: LocalCluster, as_json: bool, row: Row | None = None) -> str:
+    """Runs, and what serves. `row` makes the row of a run (default: run_row)."""
+    make, known = row or run_row, _known(cluster.home)
+    runs = [make(name, status, status["phase"], status.get("startedAt")) for name, status in known]
+    tables = {"runs": runs, "serving": cluster.overview()}
+    return show_tables(tables, as_json, f"no runs in {cluster.home} yet: `{program.name} run` starts one")
 
 
 def steps_table(name: str, status: Status) -> str:
@@ -104,7 +94,6 @@ def run_row(name: str, status: Status, phase: str, created: str | None) -> dict[
     return {
         "run": name,
         "phase": phase,
-        "verdict": parameters(status).get("verdict", ""),
         "age": duration(time.time() - timestamp(created)) if created else "",
         "took": duration(timestamp(ended) - timestamp(began)) if began and ended else "",
     }

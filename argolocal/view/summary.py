@@ -5,7 +5,6 @@ retried node `NAME(N)`; so names encode the tree.
 """
 
 import json
-import math
 import re
 import time
 from collections.abc import Iterable, Mapping
@@ -16,20 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from argolocal.common.wording import minutes, visible
-from rekindle.errors import ConfigError, did_you_mean
+from argolocal.errors import ConfigError, did_you_mean
 
 Status = Mapping[str, Any]
 
 FAILED = ("Failed", "Error")
 FINISHED = ("Succeeded", "Failed", "Error", "Skipped", "Omitted", "Cached")
 KNOWN = re.compile(r"when ''([^' ]+)' == ''' evaluated false")  # Argo's message of a task that need not run
-NOT_RELEASED = 3
-VERDICTS = {
-    "release": "released",
-    "keep": "not released",
-    "same": "nothing to release: this model is already serving",
-    "taken back": "its canary did worse, and what served before serves on",
-}
 ERROR = re.compile(r"^(error: |Traceback)", re.MULTILINE)  # in the log of a step
 GROUPS = ("DAG", "Steps", "StepGroup", "TaskGroup")
 
@@ -156,37 +148,20 @@ def last_attempt(status: Status, step: Step) -> Mapping[str, Any]:
 
 
 def as_json(name: str, status: Status, **facts: Any) -> dict[str, Any]:
-    """The object that `-o json` prints. `facts` adds or overrides keys (manifest_sha256, endpoint, status, ...)."""
-    outputs = parameters(status)
+    """The object that `-o json` prints. `facts` adds or overrides keys before `steps`."""
     result: dict[str, Any] = {"workflow": name, "phase": status.get("phase")}
     if status.get("message"):
         result["message"] = status["message"]
-    result |= {"manifest_sha256": None, "model_sha256": outputs.get("model_sha256"), "verdict": outputs.get("verdict")}
-    result |= {"reason": outputs.get("reason"), "metrics": metrics(outputs), "verdicts": verdicts(status)}
-    result |= {"endpoint": None, "run_id": outputs.get("run_id")}
+    result |= facts
     result["steps"] = [
         {key: getattr(row, key) for key in ("name", "phase", "started", "finished", "seconds", "message")}
         for row in leaves(steps(name, status))
     ]
-    result["warnings"] = warnings((status.get("nodes") or {}).values())
-    return result | facts
+    return result | {"warnings": warnings((status.get("nodes") or {}).values())}
 
 
-def parameters(status: Status) -> dict[str, str]:
-    """The global outputs of the workflow (globalName), by name; what a canary found replaces the gate's verdict."""
-    outputs = _outputs(status)
-    for node in list((status.get("nodes") or {}).values()):
-        for p in (node.get("outputs") or {}).get("parameters") or []:
-            verdict, _, reason = str(p.get("value", "")).partition(": ")
-            if p["name"] == "run_id" and p.get("value"):
-                outputs.setdefault("run_id", p["value"])  # of the last step, where no other made it
-            if p["name"] == "canary" and verdict == "taken back":
-                outputs |= {"verdict": verdict, "reason": reason}
-    return outputs
-
-
-def _outputs(node: Mapping[str, Any]) -> dict[str, str]:
-    """The output parameters of a node, or of the whole workflow, by name."""
+def outputs(node: Mapping[str, Any]) -> dict[str, str]:
+    """The output parameters of a node, or of the whole workflow (those with a globalName), by name."""
     return {p["name"]: p.get("value", "") for p in (node.get("outputs") or {}).get("parameters") or []}
 
 
@@ -200,27 +175,6 @@ def warnings(nodes: Iterable[Mapping[str, Any]]) -> list[str]:
                     found = json.loads(p.get("value") or "")
                     texts += map(str, found) if isinstance(found, list) else []
     return list(dict.fromkeys(texts))
-
-
-def verdicts(status: Status) -> list[dict[str, Any]]:
-    """Return the task, verdict, reason and metrics of each evaluation of the run."""
-    found = []
-    for node in list((status.get("nodes") or {}).values()):
-        outputs = _outputs(node)
-        if node.get("type") == "Pod" and outputs.get("verdict") in VERDICTS and "metrics" in outputs:
-            task = node["displayName"].partition("(")[0]
-            facts = {"verdict": outputs["verdict"], "reason": outputs.get("reason"), "metrics": metrics(outputs)}
-            found.append({"task": task, **facts})
-    return sorted(found, key=lambda verdict: verdict["task"])
-
-
-def metrics(outputs: Mapping[str, str]) -> dict[str, float | None]:
-    """The metrics of the candidate by name, None for what is not a number; empty if nothing was judged."""
-    try:
-        values = json.loads(outputs.get("metrics") or "{}")
-    except ValueError:
-        return {}
-    return {name: value if math.isfinite(value) else None for name, value in values.items()}
 
 
 def log_of(name: str, status: Status, step: Step | None, logs: Path, deployments: Path) -> Path | None:
@@ -257,51 +211,16 @@ def log_tail(text: str, lines: int) -> list[str]:
     return nonempty[-lines:] if last is None else nonempty[last : last + lines]
 
 
-def success(status: Status, facts: Mapping[str, str | None], ours: bool) -> str:
-    """The outcome, one line per fact. `facts` (endpoint, where to look, ...) precede the duration.
-
-    Only if `ours`, the outputs are a verdict and metrics.
-    """
-    outputs = parameters(status) if ours else {}
-    took = timestamp(status["finishedAt"]) - timestamp(status["startedAt"])
-    figures = [f"{name} {value:.4g}" for name, value in metrics(outputs).items() if value is not None]
-    lines = {
-        "verdict": _verdict(status, outputs.get("verdict", "")),
-        "reason": outputs.get("reason"),
-        "metrics": "  ".join(figures),
-        **facts,
-        "took": duration(took),
-    }
-    several = verdicts(status) if ours and not outputs.get("verdict") else []
-    judged = [f"{verdict['task']}: {verdict['verdict']}. {verdict['reason']}" for verdict in several]
-    rows = [("judged", text) for text in judged] + [(name, text) for name, text in lines.items() if text]
-    rows += [("warning", text) for text in warnings((status.get("nodes") or {}).values()) if ours]
-    return "\n" + "".join(f"{name:9} {visible(text)}\n" for name, text in rows)
+def success(status: Status, facts: Mapping[str, str | None]) -> str:
+    """The outcome, one line per fact; then the duration, and the warnings."""
+    took = duration(timestamp(status["finishedAt"]) - timestamp(status["startedAt"]))
+    warned = [("warning", text) for text in warnings((status.get("nodes") or {}).values())]
+    return lines_of([*facts.items(), ("took", took), *warned])
 
 
-def _verdict(status: Status, verdict: str) -> str:
-    """What became of the model: a verdict alone releases nothing."""
-    released = releases(status)
-    if not verdict:
-        return f"released: {', '.join(sorted(released))}" if released else ""
-    if verdict == "release" and not released:
-        return "release: it may be released; this pipeline has not done so"
-    return f"{verdict}: {VERDICTS[verdict]}" if verdict in VERDICTS else ""
-
-
-def releases(status: Status) -> list[str]:
-    """The steps that registered a version, each with it: `release 3`."""
-    return [
-        f"{node['displayName'].partition('(')[0]} {version}"
-        for node in (status.get("nodes") or {}).values()
-        if node.get("phase") == "Succeeded" and node.get("type") == "Pod" and (version := _released(node))
-    ]
-
-
-def _released(node: Mapping[str, Any]) -> str:
-    """The version that a step registered, if it is one that does."""
-    outputs = _outputs(node)
-    return outputs.get("version", "") if {"model_uri", "content"} <= outputs.keys() else ""
+def lines_of(facts: Iterable[tuple[str, str | None]]) -> str:
+    """One line per fact that there is."""
+    return "\n" + "".join(f"{name:9} {visible(text)}\n" for name, text in facts if text)
 
 
 def failure(name: str, status: Status, log: str, place: str | None, resume: str, why: str = "") -> str:
@@ -329,19 +248,6 @@ def last_error(log: str) -> str:
     """The last error that a step of ours wrote in its log: of a job, more than its failed condition says."""
     errors = [line.removeprefix("error: ") for line in log.splitlines() if line.startswith("error: ")]
     return errors[-1] if errors else ""
-
-
-def exit_code(status: Status, ours: bool) -> int:
-    """The exit code of a completed run; 2 if a step of `ours` rejected its config."""
-    if status.get("phase") != "Succeeded":
-        codes = {(node.get("outputs") or {}).get("exitCode") for node in (status.get("nodes") or {}).values()}
-        return 2 if ours and str(ConfigError.exit_code) in codes else 1
-    if not ours:
-        return 0
-    if one := parameters(status).get("verdict"):
-        return NOT_RELEASED if one in ("keep", "taken back") else 0
-    several = {verdict["verdict"] for verdict in verdicts(status)}
-    return NOT_RELEASED if "keep" in several and "same" not in several and not releases(status) else 0
 
 
 def _parent(name: str, nodes: Mapping[str, Any]) -> str | None:

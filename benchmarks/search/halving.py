@@ -16,9 +16,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from argolocal.runner.cluster import LocalCluster
 from benchmarks.bars import Bar, bar, parser, report
 from benchmarks.handbook import REKINDLE, pipeline
+from rekindle.local.cluster import LocalCluster
 from rekindle.search.config import Sweep
 from rekindle.search.rounds import Trial
 from rekindle.search.study import Study

@@ -52,8 +52,7 @@ def run(
       rekindle run configs/demo.yaml --set train.workers=3
       rekindle run --manifest workflow.yaml -p message=hello -o json
     """
-    from argolocal.view import foreground
-    from rekindle.view import reuse
+    from rekindle.view import foreground, reuse
 
     def begin(valid_config: Any) -> None:
         check_source(valid_config)
@@ -95,7 +94,7 @@ def resume(name: str | None, parameters: tuple[str, ...], cluster: "Cluster | No
         result = {"workflow": name, "namespace": cluster.namespace, "phase": "Running"}
         print_result(as_json, result, f"{name} {outcome}")
         return 0
-    from argolocal.view import foreground
+    from rekindle.view import foreground
 
     with run_output(as_json):
         return foreground.resume(home(), name, pairs_of(parameters), as_json=as_json, ask=not yes)
@@ -128,7 +127,7 @@ def status(name: str | None, watch: bool, cluster: "Cluster | None", as_json: bo
         raise click.UsageError(
             "--watch needs --cluster: a local run is shown in its own terminal; `rekindle logs -f` follows it."
         )
-    from argolocal.view import runs as overview
+    from rekindle.view import overview
 
     click.echo(overview.run(home(), name, as_json) if name else overview.everything(home(), as_json))
     return 0
@@ -212,8 +211,9 @@ def stop(name: str | None, cluster: "Cluster | None", as_json: bool) -> None:
         return print_result(as_json, result, f"stopping {name}; its exit steps still run")
     from argolocal.runner.run import stop
     from argolocal.view import runs as overview
+    from rekindle.local.cluster import LocalCluster
 
-    name = stop(name or overview.newest(home(), ("Running",)), home())
+    name = stop(name or overview.newest(home(), ("Running",)), LocalCluster(home()))
     print_result(as_json, {"workflow": name, "phase": "Failed"}, f"stopped {name}")
 
 

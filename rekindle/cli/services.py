@@ -46,7 +46,7 @@ def down(as_json: bool) -> None:
     Example:
       rekindle down
     """
-    from argolocal.runner.cluster import LocalCluster
+    from rekindle.local.cluster import LocalCluster
 
     stopped = LocalCluster(home()).down()
     if stopped or as_json:
@@ -164,8 +164,8 @@ def ui(name: str | None, browser: bool) -> None:
       rekindle ui
       rekindle ui demo-4k2xp --open
     """
-    from argolocal.runner.cluster import LocalCluster
     from rekindle import tracking
+    from rekindle.local.cluster import LocalCluster
 
     services, real = LocalCluster(home()).services, os.environ.get("MLFLOW_TRACKING_URI")
     os.environ.update(services.login(), MLFLOW_TRACKING_URI=services.url("mlflow"))
@@ -187,8 +187,8 @@ def env(as_json: bool) -> None:
       eval "$(rekindle env)" && jupyter lab
       rekindle env -o json
     """
-    from argolocal.runner.cluster import LocalCluster
     from rekindle import project
+    from rekindle.local.cluster import LocalCluster
 
     cluster = LocalCluster(home())
     variables = cluster.configmap("rekindle") | cluster.secret("rekindle-s3")

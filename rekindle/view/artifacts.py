@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from argolocal.runner.cluster import LocalCluster
 from argolocal.state.journal import RunFiles
 from argolocal.view import runs as overview
 from argolocal.view.summary import FINISHED
 from rekindle.cache.plan import taken
 from rekindle.errors import ConfigError, did_you_mean
+from rekindle.local.cluster import LocalCluster
 from rekindle.storage import NotFound
 
 

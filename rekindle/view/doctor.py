@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from argolocal.common import homes
-from argolocal.runner.cluster import LocalCluster
 from rekindle.errors import Check, ConfigError, RekindleError, without_user
+from rekindle.local.cluster import LocalCluster
 from rekindle.local.services.services import REAL, SERVICES, answers
 
 if TYPE_CHECKING:

@@ -26,9 +26,9 @@ def explain(home: Path, name: str | None, as_json: bool) -> str:
 
     Raises ConfigError if there is no such run or it trains nothing, StorageError if the object store is unavailable.
     """
-    from argolocal.runner.cluster import LocalCluster
     from argolocal.state.journal import RunFiles
     from argolocal.view import runs as overview
+    from rekindle.local.cluster import LocalCluster
 
     name = name or overview.newest(home)
     phase = overview.state(home, name)["phase"]

@@ -18,7 +18,7 @@ def looked_up(home: Path, manifest: Mapping[str, Any], parameters: dict[str, str
     """`parameters` of a run on this machine, with what is known of its tasks."""
     if not _asks(manifest, parameters):
         return parameters
-    from argolocal.runner.cluster import LocalCluster
+    from rekindle.local.cluster import LocalCluster
 
     cluster = LocalCluster(home)
     return _with_known(manifest, parameters, reuse, cluster.store(), lambda name: cluster.store({"bucket": name}))
@@ -79,7 +79,7 @@ def _with_known(
 
 
 def _store(home: Path) -> "Store":
-    from argolocal.runner.cluster import LocalCluster
+    from rekindle.local.cluster import LocalCluster
 
     return LocalCluster(home).store()
 

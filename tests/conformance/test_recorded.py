@@ -6,9 +6,9 @@ import pytest
 
 from argolocal.manifest.read import documents, split
 from argolocal.pods import filesystem, limits
-from argolocal.runner.cluster import LocalCluster
 from argolocal.runner.run import execute
 from rekindle.errors import ConfigError
+from rekindle.local.cluster import LocalCluster
 from rekindle.local.services.services import BUCKET
 from rekindle.storage import Store
 from tests.conformance import recorded

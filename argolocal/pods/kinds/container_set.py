@@ -13,12 +13,12 @@ from dataclasses import replace
 from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
+from argolocal.errors import ConfigError
+from argolocal.interfaces import Cluster
 from argolocal.language import gofmt
 from argolocal.pods import filesystem
-from argolocal.pods.interfaces import Cluster
 from argolocal.pods.kinds.sidecars import KINDS, Sidecars
 from argolocal.pods.process import ContainerRun, Process, StartError, start_container, unknown_program
-from rekindle.errors import ConfigError
 
 EMISSARY = 64  # exit code of a container whose command could not run
 START_ERROR = 128  # exit code of a container that no runtime can start

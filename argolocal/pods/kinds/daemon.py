@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from argolocal.common.processes import signal_group
+from argolocal.errors import ConfigError
+from argolocal.interfaces import Cluster
 from argolocal.pods import web
 from argolocal.pods.containers import port_number
-from argolocal.pods.interfaces import Cluster
 from argolocal.pods.process import ContainerRun, start_container
-from rekindle.errors import ConfigError
 
 KINDS = ("exec", "httpGet", "tcpSocket")
 

@@ -9,9 +9,9 @@ import posixpath
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from argolocal.errors import ConfigError, StorageError
 from argolocal.language import gofmt
 from argolocal.language.expr import ExprError, evaluate
-from rekindle.errors import ConfigError, StorageError
 
 Answer = tuple[str, str, dict[str, Any] | None]  # phase, message, outputs
 

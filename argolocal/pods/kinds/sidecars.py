@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from argolocal.common.processes import signal_group
+from argolocal.errors import ConfigError
+from argolocal.interfaces import Cluster
 from argolocal.pods import artifacts, filesystem
-from argolocal.pods.interfaces import Cluster
 from argolocal.pods.process import ContainerRun, Process, start_container
 from argolocal.pods.volumes import VolumeDirectory
-from rekindle.errors import ConfigError
 
 KILLED = (0, 137, 143)  # exit codes of a sidecar after SIGTERM or SIGKILL
 KINDS = ("initContainers", "sidecars")

@@ -69,9 +69,8 @@ def sweep(
         return 0
     if cluster:
         raise click.UsageError("a search on a cluster is a run: `rekindle submit CONFIG`, then --of RUN --cluster.")
-    from argolocal.view import foreground
     from argolocal.view import runs as overview
-    from rekindle.view import reuse
+    from rekindle.view import foreground, reuse
 
     with run_output(as_json):
         workflow, _ = manifest_of(config, sets, None, check_search)

@@ -10,16 +10,15 @@ import re
 import time
 from collections import Counter
 from collections.abc import Mapping
-from pathlib import Path
 from shutil import rmtree
 from typing import Any
 
 from argolocal.controllers.base import Controller, Object, sole_container
+from argolocal.controllers.memory import shared_memory
 from argolocal.controllers.pod import Pod
 from argolocal.language.gofmt import timestamp
-from argolocal.pods.interfaces import Cluster
 from rekindle.errors import ConfigError
-from rekindle.local.jobs.training_job import SUCCEEDED, Job, TrainingJobs, condition, finished, shared_memory
+from rekindle.local.jobs.training_job import SUCCEEDED, Job, TrainingJobs, condition, finished
 
 ACTIONS = ("FailJobSet", "RestartJobSet", "RestartJobSetAndIgnoreMaxRestarts", "RestartJobAndIgnoreMaxRestarts")
 LABEL = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
@@ -29,8 +28,7 @@ Index = tuple[str, str, int]  # of a pod: its ReplicatedJob, its Job, its comple
 class JobSets(TrainingJobs):
     """The controller of JobSets. `Job.failed` counts the failed pods of each Job that its policy counts."""
 
-    def __init__(self, cluster: Cluster, run: Path) -> None:
-        super().__init__(cluster, run, "JobSet")
+    kind = "JobSet"
 
     def check(self, obj: Object) -> None:
         """Raises ConfigError for what JobSet's webhook or the API server refuses, or what does not run here."""
@@ -245,9 +243,13 @@ class TrainJobs(Controller):
 
     kind = "TrainJob"
 
-    def __init__(self, cluster: Cluster, sets: JobSets) -> None:
-        super().__init__(cluster)
-        self.sets, self.runtimes = sets, Controller(cluster, "TrainingRuntime")
+    @property
+    def sets(self) -> Controller:
+        return self.others["JobSet"]
+
+    @property
+    def runtimes(self) -> Controller:
+        return self.others["TrainingRuntime"]
 
     def check(self, obj: Object) -> None:
         """Raises ConfigError for a TrainJob whose runtime is not here, or that changes."""

@@ -7,23 +7,19 @@ files.
 """
 
 import fcntl
-import hashlib
-import json
 import os
 import re
 import time
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from shutil import rmtree
 
-from argolocal.common.files import is_own, make_own
 from argolocal.controllers.base import Controller, Object, sole_container
+from argolocal.controllers.memory import memory_volume, shared_memory
 from argolocal.controllers.pod import Pod, end_all
+from argolocal.interfaces import Cluster
 from argolocal.language.gofmt import timestamp
 from argolocal.manifest.names import JOB_NAME, REPLICA_TYPE
-from argolocal.pods.interfaces import Cluster
-from argolocal.state.journal import RunFiles
 from argolocal.validate.objects import JOBS
 from rekindle.errors import ConfigError
 from rekindle.local.jobs import mpi
@@ -41,9 +37,6 @@ RETRYABLE = 128  # with restartPolicy ExitCode, codes from here on start the pod
 SUCCEEDED = "rekindle/succeeded-pods"  # annotation: succeeded pods are remembered like pod objects
 RESTART_POLICIES = ("Always", "OnFailure", "Never", "ExitCode")
 CLEAN_POD_POLICIES = ("None", "Running", "All")
-SHARED = Path("/dev/shm")
-OWNER = "run"  # file with the path of the run that a memory volume belongs to
-ABANDONED = 3600.0  # seconds after which nobody resumes the run
 
 
 @dataclass
@@ -57,11 +50,10 @@ class Job:
 
 
 class TrainingJobs(Controller):
-    """The controller of one kind. `run` is the folder for the pods' logs and directories."""
+    """The controller of one kind."""
 
-    def __init__(self, cluster: Cluster, run: Path, kind: str) -> None:
-        super().__init__(cluster, kind)
-        self.run = run
+    def __init__(self, cluster: Cluster, kind: str = "", run: Path | None = None) -> None:
+        super().__init__(cluster, kind, run)
         self.jobs: dict[str, Job] = {}
 
     def check(self, obj: Object) -> None:
@@ -292,43 +284,6 @@ class TrainingJobs(Controller):
             return now and now | {"status": status}
 
         self.change(obj["metadata"]["name"], with_status)
-
-
-def shared_memory(run: Path, job: str) -> Path:
-    """The directory for memory volumes of a job's pods: it outlives their processes, but not the job.
-
-    Its name depends on the workflow's uid, so that no other user can know it and make it before us.
-    """
-    with suppress(FileNotFoundError):
-        job += json.loads((run / "manifest.yaml").read_text())["metadata"].get("uid", "")
-    key = f"{run.resolve()}/{job}"
-    return SHARED / f"rekindle-job-{hashlib.sha256(key.encode()).hexdigest()[:12]}"
-
-
-def memory_volume(run: Path, job: str, spec: Object) -> dict[str, str]:
-    """Where the memory volume of a pod is, if it has one; the pods of a job share it."""
-    if not any((volume.get("emptyDir") or {}).get("medium") == "Memory" for volume in spec.get("volumes") or []):
-        return {}
-    memory = shared_memory(run, job)
-    make_own(memory)
-    (memory / OWNER).write_text(str(run.resolve()))
-    return {"REKINDLE_SHM": str(memory)}
-
-
-def sweep_shared_memory() -> None:
-    """Removes what interrupted runs left, an hour after its last use, or at once if the run itself was removed.
-
-    A run that is resumed later goes on from its checkpoints in the object store.
-    """
-    for memory in SHARED.glob("rekindle-job-*"):
-        with suppress(OSError):  # removed meanwhile
-            if not is_own(memory):  # what another user put there may be a pipe, whose reader waits for ever
-                continue
-            run = Path((memory / OWNER).read_text())
-            used = max(file.stat().st_mtime for file in memory.iterdir())
-            abandoned = time.time() - used > ABANDONED and not RunFiles(run.parents[1], run.name).runner()
-            if abandoned or not run.exists():
-                rmtree(memory, ignore_errors=True)
 
 
 def _clean_policy(spec: Object) -> str:

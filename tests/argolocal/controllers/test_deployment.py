@@ -16,13 +16,12 @@ from typing import Any
 
 import pytest
 
-from argolocal.controllers import controllers
 from argolocal.controllers.base import Controller
 from argolocal.controllers.deployment import Deployments
 from argolocal.language.selector import verdict
-from argolocal.runner.cluster import LocalCluster
 from argolocal.state.journal import RunFiles
 from rekindle.errors import ConfigError
+from rekindle.local.cluster import LocalCluster
 from tests.waiting import until
 
 SUCCESS = "status.availableReplicas > 0,!status.unavailableReplicas"
@@ -67,7 +66,7 @@ def cluster(tmp_path: Path) -> Iterator[LocalCluster]:
 
 @pytest.fixture
 def kinds(cluster: LocalCluster) -> dict[str, Controller]:
-    return controllers(cluster, cluster.home / "run")
+    return cluster.kinds.controllers(cluster, cluster.home / "run")
 
 
 def release(number: str, slow: float = 0) -> dict:
@@ -330,7 +329,7 @@ def test_a_command_killed_as_it_writes_down_a_supervisor_leaves_none_behind(
     command = """
 import json, os, signal, sys
 from pathlib import Path
-from argolocal.runner.cluster import LocalCluster
+from rekindle.local.cluster import LocalCluster
 from argolocal.controllers.deployment import Deployments
 def die(event, args):
     if event == "os.rename" and str(args[1]).endswith("supervisor.json"):

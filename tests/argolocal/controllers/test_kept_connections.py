@@ -15,9 +15,8 @@ import httpx
 import psutil
 import pytest
 
-from argolocal.controllers import controllers
-from argolocal.controllers.kubectl import LocalObjects
-from argolocal.runner.cluster import LocalCluster
+from rekindle.local.cluster import LocalCluster
+from rekindle.local.objects import LocalObjects
 from rekindle.storage import Store
 from tests.rekindle.serving import running
 from tests.waiting import until
@@ -47,7 +46,7 @@ class Releases:
 
     def __init__(self, cluster: LocalCluster, port: int, env: dict[str, str], grace_s: float = GRACE_S) -> None:
         self.cluster, self.port = cluster, port
-        self.kinds, self.objects = controllers(cluster, cluster.home / "run"), LocalObjects(cluster)
+        self.kinds, self.objects = cluster.kinds.controllers(cluster, cluster.home / "run"), LocalObjects(cluster)
         for version in ("1", "2"):
             running.release(Store.from_env(), prefix(version), version=version)
             self.kinds["Deployment"].apply(deployment(version, env, grace_s))

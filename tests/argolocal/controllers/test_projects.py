@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import yaml
 
-from argolocal.controllers.kubectl import LocalObjects
-from argolocal.runner.cluster import LocalCluster
+from rekindle.local.cluster import LocalCluster
+from rekindle.local.objects import LocalObjects
 from tests.argolocal.controllers.test_deployment import FAILURE, SUCCESS, rolled_out
 from tests.waiting import until
 

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from argolocal.manifest.read import documents, split, workflow
-from argolocal.runner.cluster import LocalCluster
 from argolocal.runner.preflight import check
 from argolocal.runner.run import execute
 from rekindle.errors import ConfigError
+from rekindle.local.cluster import LocalCluster
 
 FILE = """
 apiVersion: argoproj.io/v1alpha1

@@ -13,10 +13,10 @@ import pytest
 
 from argolocal.pods import artifacts, filesystem
 from argolocal.pods.artifacts import ArtifactError
-from argolocal.runner.cluster import LocalCluster
 from argolocal.runner.run import execute
 from argolocal.state.journal import RunFiles
 from rekindle.errors import ConfigError
+from rekindle.local.cluster import LocalCluster
 from rekindle.storage import Store
 
 needs_namespaces = pytest.mark.skipif(not filesystem.available(), reason="needs mount namespaces")

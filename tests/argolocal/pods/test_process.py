@@ -18,9 +18,9 @@ from argolocal.common.processes import started
 from argolocal.controllers.base import Controller
 from argolocal.manifest.pod_patch import patched
 from argolocal.pods import filesystem
-from argolocal.runner.cluster import LocalCluster
 from argolocal.runner.run import execute
 from rekindle import project
+from rekindle.local.cluster import LocalCluster
 
 needs_namespaces = pytest.mark.skipif(not filesystem.available(), reason="needs mount namespaces")
 
@@ -72,7 +72,7 @@ def test_a_container_that_cannot_start_ends_its_node_and_not_the_runner(
 
 
 def test_what_a_container_tells_the_kubelet_is_in_the_message_of_its_failure(tmp_path: Path) -> None:
-    tell = "printf 'out of %s' space > $REKINDLE_TERMINATION_LOG; exit 3"
+    tell = "printf 'out of %s' space > $ARGOLOCAL_TERMINATION_LOG; exit 3"
     assert ran({"container": shell(tell)}, tmp_path)["message"] == "main: Error (exit code 3): out of space"
 
 

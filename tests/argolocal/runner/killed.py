@@ -26,14 +26,15 @@ from typing import Any
 import yaml
 
 from argolocal.controllers.deployment import Deployments
+from argolocal.controllers.memory import shared_memory
 from argolocal.engine import suspend
 from argolocal.engine.nodes import FAILED, FULFILLED
 from argolocal.manifest.names import CONFIG_MAP_TYPE
-from argolocal.runner.cluster import LocalCluster
 from argolocal.runner.run import release_suspended
 from argolocal.state.journal import Busy, RunFiles
 from rekindle.errors import ConfigError
-from rekindle.local.jobs.training_job import SUCCEEDED, shared_memory
+from rekindle.local.cluster import LocalCluster
+from rekindle.local.jobs.training_job import SUCCEEDED
 from rekindle.local.services.services import BUCKET
 from rekindle.storage import Store
 from tests.waiting import until
@@ -58,8 +59,7 @@ RUNNER = """
 import json, os, signal, sys, threading
 from pathlib import Path
 from argolocal import validate as lint
-from argolocal.runner.cluster import LocalCluster
-from argolocal.controllers import controllers
+from rekindle.local.cluster import LocalCluster
 from argolocal.runner.run import execute, release_suspended, resume
 import boto3
 home, what, last = Path(sys.argv[1]), sys.argv[2], json.loads(sys.argv[3])

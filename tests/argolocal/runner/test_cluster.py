@@ -9,9 +9,9 @@ import pytest
 
 from argolocal.controllers.base import LAST_APPLIED, Controller
 from argolocal.pods.container_images import Image
-from argolocal.runner.cluster import LocalCluster
 from argolocal.runner.run import execute
 from rekindle.errors import ConfigError
+from rekindle.local.cluster import LocalCluster
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ def test_every_pod_has_its_own_address_and_keeps_it(cluster: LocalCluster) -> No
 
 def test_two_processes_never_give_one_address_to_two_pods(cluster: LocalCluster) -> None:
     program = (
-        "import sys; from pathlib import Path; from argolocal.runner.cluster import LocalCluster\n"
+        "import sys; from pathlib import Path; from rekindle.local.cluster import LocalCluster\n"
         "print(*[LocalCluster(Path(sys.argv[1])).address(f'{sys.argv[2]}-{i}') for i in range(50)])"
     )
     command = [sys.executable, "-c", program, str(cluster.home)]

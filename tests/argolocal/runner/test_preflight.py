@@ -8,9 +8,9 @@ import pytest
 
 from argolocal.manifest.read import documents, workflow
 from argolocal.manifest.schema import TABLES
-from argolocal.runner.cluster import LocalCluster
 from argolocal.runner.preflight import check
 from rekindle.errors import ConfigError
+from rekindle.local.cluster import LocalCluster
 
 GOOD = """
 apiVersion: argoproj.io/v1alpha1

@@ -17,14 +17,15 @@ from typing import Any
 import pytest
 
 from argolocal.common.processes import alive
+from argolocal.common.program import POD
 from argolocal.controllers.base import Controller
 from argolocal.pods import executor, filesystem
-from argolocal.pods.process import POD, start_container
+from argolocal.pods.process import start_container
 from argolocal.runner import run as local_run
-from argolocal.runner.cluster import LocalCluster
 from argolocal.runner.run import LocalRun, execute, resume, stop
 from argolocal.state import journal as state
 from rekindle.errors import ConfigError
+from rekindle.local.cluster import LocalCluster
 from tests.waiting import until
 
 PYTHON = {"image": "python:3.11", "command": ["python"]}
@@ -100,7 +101,7 @@ RUNNER = """
 import json, sys
 from collections import Counter
 from pathlib import Path
-from argolocal.runner.cluster import LocalCluster
+from rekindle.local.cluster import LocalCluster
 from argolocal.runner.run import execute, resume
 cluster = LocalCluster(Path(sys.argv[1]))
 what = sys.argv[2]
@@ -228,7 +229,7 @@ def test_stop_kills_pods_before_their_grace_is_over_and_still_runs_the_exit_hand
     manifest.write_text(json.dumps(workflow(templates, onExit="bye")))
     process = runner(cluster, manifest)
     until("its first process", lambda: left_over(cluster))
-    stop("w", cluster.home)
+    stop("w", cluster)
     assert process.wait(60) == 0
     status = state.read(cluster.home, "w")
     assert (status["phase"], status["message"], mark.read_text()) == (
@@ -238,7 +239,7 @@ def test_stop_kills_pods_before_their_grace_is_over_and_still_runs_the_exit_hand
     )
     nothing_left(cluster)
     with pytest.raises(ConfigError, match="is over"):
-        stop("w", cluster.home)
+        stop("w", cluster)
 
 
 def test_a_stop_that_comes_while_a_pod_is_being_started_does_not_leave_it_behind(

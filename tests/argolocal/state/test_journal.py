@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from argolocal.common.files import write_atomically
-from argolocal.runner.cluster import LocalCluster
 from argolocal.runner.run import execute, resume, stop
 from argolocal.state.journal import RunFiles, reset_interrupted
 from argolocal.view import runs as overview
 from rekindle.errors import ConfigError
+from rekindle.local.cluster import LocalCluster
 
 STEPS = [[{"name": "a", "template": "one"}], [{"name": "b", "template": "one"}]]
 ONE = {"name": "one", "container": {"image": "alpine", "command": ["true"]}}
@@ -62,11 +62,13 @@ def test_a_file_edited_by_hand_is_named_and_neither_run_nor_hides_the_other_runs
     name, edit, reason = SPOILED[what]
     path = files.root / name
     path.write_text(edit(path.read_text()))
-    for command in (resume, lambda *_: stop("w", files.home), lambda *_: overview.state(files.home, "w")):
+    for command in (resume, stop, lambda *_: overview.state(files.home, "w")):
         with pytest.raises(ConfigError, match=f"(?s){re.escape(str(path))}.*{reason}.*Put it back"):
             command("w", LocalCluster(files.home))
     assert files.runner() is None
-    phases = {run["run"]: run["phase"] for run in json.loads(overview.everything(files.home, True))["runs"]}
+    phases = {
+        run["run"]: run["phase"] for run in json.loads(overview.everything(LocalCluster(files.home), True))["runs"]
+    }
     assert phases == {"w": "Unreadable", "other": "Succeeded"}
     assert overview.newest(files.home, ("Succeeded",)) == "other"
 

@@ -10,9 +10,8 @@ import pytest
 
 from argolocal.view import display
 from argolocal.view import runs as overview
-from argolocal.view.summary import as_json, duration, exit_code, failed_step, failure, leaves, steps, success
+from argolocal.view.summary import as_json, duration, failed_step, failure, leaves, steps, success
 from tests.effort import calls
-from tests.waiting import until
 
 WORKFLOW = "demo-4k2xp"
 
@@ -120,7 +119,7 @@ def test_what_looks_wrong_in_the_data_is_said_while_it_runs_at_its_end_and_by_st
     lines(status(ROOT))
     lines(run)
     run |= {"startedAt": at(0), "finishedAt": at(9)}
-    for said in (out.getvalue(), success(run, {}, ours=True), overview.steps_table(WORKFLOW, run)):
+    for said in (out.getvalue(), success(run, {}), overview.steps_table(WORKFLOW, run)):
         assert said.count(texts[0]) == 1 and said.count("amount has one value.") == 1
         assert "warning" in said and "\x1b" not in said
     assert as_json(WORKFLOW, run)["warnings"] == texts
@@ -131,52 +130,6 @@ def test_what_looks_wrong_in_the_data_is_said_while_it_runs_at_its_end_and_by_st
 def test_an_output_that_only_happens_to_be_called_warnings_breaks_no_display(value: str):
     told: dict[str, Any] = {"outputs": {"parameters": [{"name": "warnings", "value": value}]}}
     assert as_json(WORKFLOW, status(ROOT, node(".other", **told)))["warnings"] == []
-
-
-def test_json_holds_one_entry_a_step_and_the_outputs_of_the_workflow():
-    outputs = {
-        "verdict": "release",
-        "metrics": '{"ap": 0.71, "auc": NaN}',
-        "reason": "why",
-        "model_sha256": "ab",
-        "run_id": "r1",
-    }
-    done = status(ROOT, node(".prepare", end=2.5), phase="Succeeded", outputs=outputs)
-    told = as_json(WORKFLOW, done, endpoint="http://x")
-    assert (told["metrics"], told["reason"]) == ({"ap": 0.71, "auc": None}, "why")
-    assert (told["workflow"], told["phase"], told["verdict"]) == (WORKFLOW, "Succeeded", "release")
-    assert (told["model_sha256"], told["run_id"], told["endpoint"]) == ("ab", "r1", "http://x")
-    (step,) = told["steps"]
-    assert set(step) == {"name", "phase", "started", "finished", "seconds", "message"}
-    assert (step["name"], step["seconds"]) == ("prepare", 2.5)
-
-
-@pytest.mark.parametrize(
-    ("verdicts", "more", "code", "words"),
-    [
-        (("keep", "keep"), {}, 3, "judged    judge-1: keep. chance\n"),
-        (("keep", "release"), {}, 3, "judged    judge-0: keep. chance\n"),
-        (("keep", "release"), {"content": "ab"}, 0, "verdict   released: ship 4\n"),
-        (("keep", "same"), {}, 0, "judged    judge-1: same. chance\n"),
-    ],
-)
-def test_a_step_that_reads_the_champion_is_no_release(
-    verdicts: tuple[str, ...], more: dict[str, str], code: int, words: str
-):
-    """`ship` is a release if it tells its content, as steps.release does; steps.champion gives the rest, too."""
-
-    def said(**outputs: str) -> Any:
-        return {"outputs": {"parameters": [{"name": name, "value": value} for name, value in outputs.items()]}}
-
-    judges = [
-        node(f".judge-{n}", displayName=f"judge-{n}", **said(verdict=verdict, reason="chance", metrics="{}"))
-        for n, verdict in enumerate(verdicts)
-    ]
-    ship = node(".ship", displayName="ship", **said(model_uri="releases/x/", version="4", **more))
-    ended = {**status(ROOT, *judges, ship, phase="Succeeded"), "startedAt": at(0), "finishedAt": at(9)}
-    assert exit_code(ended, ours=True) == code
-    text = success(ended, {}, ours=True)
-    assert words in text and ("released: ship" in text) == bool(more)
 
 
 def test_a_failure_names_step_cause_log_and_the_command_that_resumes_in_15_lines():
@@ -223,7 +176,7 @@ def test_a_failed_attempt_is_told_while_the_next_one_waits(tmp_path: Path):
     (tmp_path / f"{WORKFLOW}-train-master-0.log").write_text(
         "generation 1: a\nerror: KeyError: 3 (own.py:7, in loss)\n"
     )
-    out, progress = io.StringIO(), display.LogProgress(WORKFLOW, tmp_path).of
+    out, progress = io.StringIO(), display.LogErrors(WORKFLOW, tmp_path).of
     with display.show(WORKFLOW, progress, {}, out) as shown:
         shown(status(ROOT, node(".train", "Retry", "Running", end=None)))
         shown(status(ROOT, node(".train", "Retry", "Running", end=None), attempt))
@@ -254,18 +207,6 @@ def test_a_step_that_cannot_start_says_why_once():
     assert [line[9:] for line in out.getvalue().splitlines()[1:]] == [
         "a is waiting: ErrImagePull: no such image", "a is waiting: ImagePullBackOff",
     ]  # fmt: skip
-
-
-def test_training_progress_reaches_the_reader(tmp_path: Path):
-    (tmp_path / "logs").mkdir()
-    log = tmp_path / "logs" / f"{WORKFLOW}-train-worker-0.log"
-    log.write_text("progress step=1/600 loss=0.9 samples_per_s=1 eta_s=1\n"
-                   "progress step=120/600 loss=0.02130 samples_per_s=10234 eta_s=12\n")  # fmt: skip
-    out = io.StringIO()
-    with display.show(WORKFLOW, display.LogProgress(WORKFLOW, tmp_path / "logs").of, {}, out) as shown:
-        shown(status(ROOT, node(".train", phase="Running", end=None)))
-        until("the progress line", lambda: "loss" in out.getvalue())
-    assert "train step 120/600  loss 0.02130  10 234 samples/s  12 s left" in out.getvalue()
 
 
 def test_the_tree_draws_every_phase_that_argo_knows():
@@ -316,9 +257,7 @@ def test_what_a_pod_prints_cannot_steer_the_terminal(tmp_path: Path, as_json: bo
 def test_what_a_pod_says_at_its_end_cannot_steer_the_terminal():
     failed = node(".a", phase="Failed", message=f"Error: {HOSTILE}")
     lines, log = io.StringIO(), f"error: {HOSTILE}\n"
-    shown = display.Lines(
-        WORKFLOW, lambda row: display.progress_in("progress step=1/2 loss=\x1b[2J samples_per_s=1 eta_s=1"), lines
-    )
+    shown = display.Lines(WORKFLOW, lambda row: "step 1/2 loss \x1b[2J", lines)
     running = status(ROOT, node(".b", phase="Running", end=None), failed)
     shown(running)
     shown.tick()

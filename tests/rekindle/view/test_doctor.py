@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from argolocal.common.processes import started
-from argolocal.runner.cluster import LocalCluster
+from rekindle.local.cluster import LocalCluster
 from rekindle.view import doctor
 
 pytestmark = pytest.mark.usefixtures("plain_environment")

@@ -97,7 +97,7 @@ def test_a_training_on_a_cluster_is_explained_by_a_pod_that_reaches_its_store(
 
 
 def test_an_unknown_run_is_an_error_with_the_way_out(tmp_path: Path, s3: Store) -> None:
-    with pytest.raises(ConfigError, match="rekindle run CONFIG"):
+    with pytest.raises(ConfigError, match="`rekindle run` starts one"):
         explain(tmp_path, None, as_json=False)
     trained(tmp_path, s3, "fresh", [])
     with pytest.raises(ConfigError, match='Did you mean "fresh"'):

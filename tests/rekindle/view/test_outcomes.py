@@ -14,9 +14,9 @@ import pytest
 from argolocal.engine.nodes import PodEnded, Start
 from argolocal.engine.scheduler import Scheduler
 from argolocal.manifest import read as manifests
-from argolocal.runner.cluster import LocalCluster
 from argolocal.state.locks import SharedLocks
 from rekindle.config import load_config
+from rekindle.local.cluster import LocalCluster
 from rekindle.render import render_manifest
 
 GOLDEN = Path(__file__).parents[2] / "golden"

@@ -11,12 +11,11 @@ from typing import Any
 import pytest
 
 from argolocal.common import homes
-from argolocal.controllers import controllers
 from argolocal.controllers.base import Controller
-from argolocal.controllers.kubectl import LocalObjects
-from argolocal.runner.cluster import LocalCluster
 from rekindle import tracking
 from rekindle.errors import ConfigError, RekindleError
+from rekindle.local.cluster import LocalCluster
+from rekindle.local.objects import LocalObjects
 from rekindle.serving import promotion
 from rekindle.serving.promotion import ChampionChanged
 from rekindle.serving.rollback import roll_back
@@ -87,7 +86,7 @@ def model(tmp_path: Path, s3: Store, s3_environment: dict[str, str], mlflow_serv
     homes.make(cluster.home)
     with shell(tmp_path, **s3_environment, MLFLOW_TRACKING_URI=mlflow_server) as typed:
         port = int(typed.environ["REKINDLE_SERVE__PORT"])
-        yield Model(name, s3, cluster, controllers(cluster, cluster.home / "run"), typed, port)
+        yield Model(name, s3, cluster, cluster.kinds.controllers(cluster, cluster.home / "run"), typed, port)
 
 
 def test_going_back_by_hand_is_told_with_both_versions(model: Model) -> None:

@@ -11,9 +11,9 @@ import pytest
 
 from argolocal.pods import filesystem
 from argolocal.pods.kinds import data, http
-from argolocal.runner.cluster import LocalCluster
 from argolocal.runner.run import execute
 from rekindle.errors import ConfigError
+from rekindle.local.cluster import LocalCluster
 from rekindle.local.services.services import BUCKET
 
 

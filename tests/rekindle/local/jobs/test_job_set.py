@@ -10,14 +10,13 @@ from typing import Any
 
 import pytest
 
-from argolocal.controllers import controllers
 from argolocal.controllers.base import Controller
-from argolocal.runner.cluster import LocalCluster
 from rekindle import project
 from rekindle.blocks.jobs.backends import BACKENDS
 from rekindle.blocks.settings import ClusterConfig
 from rekindle.demo.recording import DemoCluster
 from rekindle.errors import ConfigError
+from rekindle.local.cluster import LocalCluster
 from rekindle.local.jobs.job_set import JobSets
 from rekindle.local.jobs.training_job import TrainingJobs, condition
 from rekindle.storage import Store
@@ -31,7 +30,7 @@ Every = dict[str, Controller]
 
 @pytest.fixture
 def every(tmp_path: Path) -> Iterator[Every]:
-    kinds = controllers(LocalCluster(tmp_path), tmp_path / "run")
+    kinds = (cluster := LocalCluster(tmp_path)).kinds.controllers(cluster, tmp_path / "run")
     yield kinds
     for controller in set(kinds.values()):
         controller.stop(0)
@@ -186,7 +185,7 @@ def trained(backend: str, folder: Path, s3: Store) -> str:
     made, config = BACKENDS[backend], ClusterConfig.model_validate({"backend": backend})
     train = TrainConfig.model_validate({"workers": 2, "virtual_workers": 7})
     argv = flags(backend, workers=2, max_workers=2, steps=400, hot_seconds=0.001)
-    kinds = controllers(DemoCluster(folder), folder / "run")
+    kinds = (cluster := DemoCluster(folder)).kinds.controllers(cluster, folder / "run")
     kinds["Secret"].apply({"metadata": {"name": "js"}, "stringData": {"secret": SECRET}})
     if made.runtime:
         kinds["TrainingRuntime"].apply(made.runtime("js", train, config, argv))

@@ -14,18 +14,16 @@ from typing import Any
 
 import pytest
 
-from argolocal.controllers import controllers
 from argolocal.controllers.kubectl import Resources
+from argolocal.controllers.memory import shared_memory, sweep_shared_memory
 from argolocal.language.selector import verdict
-from argolocal.runner.cluster import LocalCluster
 from argolocal.state.journal import RunFiles
 from rekindle.errors import ConfigError
+from rekindle.local.cluster import LocalCluster
 from rekindle.local.jobs.frameworks import operator_environment
 from rekindle.local.jobs.training_job import (
     TrainingJobs,
     condition,
-    shared_memory,
-    sweep_shared_memory,
 )
 from tests.waiting import until
 
@@ -34,7 +32,7 @@ SLEEP = "import time; time.sleep(60)"
 
 @pytest.fixture
 def jobs(tmp_path: Path) -> Iterator[TrainingJobs]:
-    controller = controllers(LocalCluster(tmp_path), tmp_path / "run")["PyTorchJob"]
+    controller = (cluster := LocalCluster(tmp_path)).kinds.controllers(cluster, tmp_path / "run")["PyTorchJob"]
     assert isinstance(controller, TrainingJobs)
     yield controller
     controller.stop(0)
@@ -252,13 +250,13 @@ def test_a_job_goes_on_after_its_runner_was_killed(tmp_path: Path) -> None:
     obj = job(master=replica("print('up', flush=True); " + SLEEP))
     runner = (
         "import json, sys, time; from pathlib import Path\n"
-        "from argolocal.runner.cluster import LocalCluster; from argolocal.controllers import controllers\n"
-        "jobs = controllers(LocalCluster(Path(sys.argv[1])), Path(sys.argv[1]) / 'run')['PyTorchJob']\n"
+        "from rekindle.local.cluster import LocalCluster; from rekindle.local.jobs.training_job import TrainingJobs\n"
+        "jobs = TrainingJobs(LocalCluster(Path(sys.argv[1])), 'PyTorchJob', Path(sys.argv[1]) / 'run')\n"
         "jobs.apply(json.loads(sys.argv[2]))\n"
         "while True: jobs.poll(); time.sleep(0.02)"
     )
     first = subprocess.Popen([sys.executable, "-c", runner, tmp_path, json.dumps(obj)])
-    jobs = TrainingJobs(LocalCluster(tmp_path), tmp_path / "run", "PyTorchJob")
+    jobs = TrainingJobs(LocalCluster(tmp_path), "PyTorchJob", tmp_path / "run")
     path = tmp_path / "run/logs/job-master-0.log"
     up = lambda: path.exists() and "up" in path.read_text() and has("Running")((jobs.get("job") or {})["status"])  # noqa: E731
     until("the job to run", up)
@@ -312,7 +310,9 @@ def test_memory_that_an_interrupted_run_left_is_swept_by_the_next_command(jobs: 
     def left(name: str, hours: float) -> Path:
         """The memory of a run that was interrupted."""
         (tmp_path / "runs" / name).mkdir(parents=True)  # without it, any command on this machine sweeps
-        controller = controllers(LocalCluster(tmp_path), tmp_path / "runs" / name)["PyTorchJob"]
+        controller = (cluster := LocalCluster(tmp_path)).kinds.controllers(cluster, tmp_path / "runs" / name)[
+            "PyTorchJob"
+        ]
         volume = {"name": "memory", "emptyDir": {"medium": "Memory"}}
         controller.apply(job(name, worker=replica(SLEEP, volumes=[volume])))
         controller.poll()

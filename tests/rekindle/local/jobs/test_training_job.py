@@ -11,15 +11,14 @@ import psutil
 import pytest
 from hera.workflows import DAG, Resource, Task, Workflow
 
-from argolocal.controllers import JOBS, controllers
 from argolocal.language.selector import verdict
-from argolocal.runner.cluster import LocalCluster
 from argolocal.validate import lint
 from rekindle.blocks.container import retries
 from rekindle.blocks.jobs.kubeflow import FAILURE
 from rekindle.blocks.jobs.kubeflow import FRAMEWORKS as BLOCKS
 from rekindle.blocks.resource import apply
 from rekindle.errors import ConfigError
+from rekindle.local.cluster import LocalCluster
 from rekindle.local.jobs.frameworks import FRAMEWORKS, operator_environment
 from rekindle.local.jobs.training_job import TrainingJobs, finished
 from tests.commands import shell
@@ -89,7 +88,7 @@ raise SystemExit(max(process.returncode for process in started))
 @pytest.fixture
 def run(tmp_path: Path) -> Iterator[Callable[..., tuple[TrainingJobs, dict[str, Any]]]]:
     """Apply a job, and poll until its status holds: its controller and its status."""
-    made = controllers(LocalCluster(tmp_path), tmp_path / "run")
+    made = (cluster := LocalCluster(tmp_path)).kinds.controllers(cluster, tmp_path / "run")
 
     def run(obj: dict[str, Any], holds: Callable[[dict], Any] = finished, seconds: float = 60) -> Any:
         jobs, name = made[obj["kind"]], obj["metadata"]["name"]
@@ -137,7 +136,7 @@ def shape(status: dict[str, Any]) -> list[tuple[str, str, str]]:
 
 
 def test_every_kind_that_the_blocks_make_runs_here() -> None:
-    assert set(JOBS) == {kind for kind, one in BLOCKS.items() if not one.refused} | {"PyTorchJob"}
+    assert set(FRAMEWORKS) == {kind for kind, one in BLOCKS.items() if not one.refused} | {"PyTorchJob"}
 
 
 @pytest.mark.parametrize("kind", WHERE)
@@ -175,7 +174,7 @@ def test_what_mpirun_started_ends_with_its_worker(run: Any) -> None:
     assert judged("MPIJob", status) is None, "the Launcher is started again by its kubelet"
 
 
-@pytest.mark.parametrize("kind", sorted(set(JOBS) - {"PyTorchJob"}))
+@pytest.mark.parametrize("kind", sorted(set(FRAMEWORKS) - {"PyTorchJob"}))
 def test_a_job_that_fails_says_why(run: Any, kind: str) -> None:
     failing = "import sys; sys.exit('no such column')"
     obj = job(kind, failing, policy="Never")
@@ -214,7 +213,7 @@ def test_a_workflow_with_a_job_of_every_other_kind_lints_and_runs(tmp_path: Path
         success = BLOCKS[kind].success
         return apply(kind.lower(), obj, success=success, failure=FAILURE, owned=True, retry=retries(1))
 
-    others = [kind for kind in JOBS if kind != "PyTorchJob"]  # which every whole run has
+    others = [kind for kind in FRAMEWORKS if kind != "PyTorchJob"]  # which every whole run has
 
     with Workflow(name="kinds", entrypoint="main") as workflow:
         templates = [applied(kind) for kind in others]

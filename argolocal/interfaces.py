@@ -1,10 +1,11 @@
 """What pods need from the other parts of the local runner, which hand it in."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 from argolocal.engine.nodes import PodEnded, PodStarted, Start
+from argolocal.store import ObjectStore
 
 
 class Cluster(Protocol):
@@ -12,6 +13,15 @@ class Cluster(Protocol):
 
     @property
     def home(self) -> Path: ...
+
+    @property
+    def path(self) -> str: ...
+
+    @property
+    def kinds(self) -> Any: ...
+
+    @property
+    def modules(self) -> Sequence[str]: ...
 
     def poll(self) -> None: ...
 
@@ -30,7 +40,7 @@ class Cluster(Protocol):
 
     def service_variables(self) -> Mapping[str, str]: ...
 
-    def store(self, s3: Mapping[str, Any] | None = None) -> Any: ...
+    def store(self, s3: Mapping[str, Any] | None = None) -> ObjectStore: ...
 
     def address(self, pod: str) -> str: ...
 
