@@ -1,10 +1,9 @@
-"""What pods need from the other parts of the local runner, which hand it in."""
+"""What pods and controllers need from the other parts of the local runner, which hand it in."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from argolocal.engine.nodes import PodEnded, PodStarted, Start
 from argolocal.store import ObjectStore
 
 
@@ -43,20 +42,3 @@ class Cluster(Protocol):
     def store(self, s3: Mapping[str, Any] | None = None) -> ObjectStore: ...
 
     def address(self, pod: str) -> str: ...
-
-
-class Resources(Protocol):
-    """Runs resource templates."""
-
-    @property
-    def busy(self) -> bool: ...
-
-    def start(self, action: Start) -> list[PodStarted | PodEnded]: ...
-
-    def poll(self) -> list[PodStarted | PodEnded]: ...
-
-    def overdue(self, now: float) -> list[str]: ...
-
-    def forget(self, id: str) -> None: ...
-
-    def stop(self, grace: float) -> None: ...

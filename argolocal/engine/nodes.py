@@ -11,7 +11,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import lru_cache
-from typing import Any
+from typing import Any, Protocol
 
 from argolocal.manifest.kinds import FAILED, FULFILLED
 from argolocal.manifest.types import Node, Task, Template
@@ -80,6 +80,23 @@ class PodEnded:
     phase: str
     message: str = ""
     outputs: dict[str, Any] | None = None
+
+
+class Resources(Protocol):
+    """Runs resource templates."""
+
+    @property
+    def busy(self) -> bool: ...
+
+    def start(self, action: Start) -> list[PodStarted | PodEnded]: ...
+
+    def poll(self) -> list[PodStarted | PodEnded]: ...
+
+    def overdue(self, now: float) -> list[str]: ...
+
+    def forget(self, id: str) -> None: ...
+
+    def stop(self, grace: float) -> None: ...
 
 
 @dataclass(frozen=True)

@@ -3,11 +3,12 @@
 import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from argolocal.errors import ConfigError, did_you_mean
 from argolocal.language.gofmt import timestamp
-from argolocal.language.yaml_text import parse
+from argolocal.language.yaml_text import parse, read_text
 from argolocal.manifest import names
 from argolocal.manifest.kinds import WORKFLOW_KINDS
 from argolocal.manifest.resolve import Find, exit_handler, filled, joined, texts
@@ -56,6 +57,36 @@ def split(objects: list[dict[str, Any]]) -> tuple[dict[str, Any], list[dict[str,
         f"{kind} {metadata.get('name') if isinstance(metadata, dict) else ''}".strip() for kind, metadata in named
     ]
     raise ConfigError(f"it holds {len(objects)} objects ({', '.join(titles)}): it must hold one Argo Workflow to run.")
+
+
+def files_of(path: Path) -> list[Path]:
+    """The file itself, or the manifests in a folder (at least one). Raises ConfigError."""
+    if not path.is_dir():
+        return [path]
+    if files := sorted(file for file in path.iterdir() if file.suffix in (".yaml", ".yml", ".json")):
+        return files
+    raise ConfigError(f"{path} has no file that ends with .yaml, .yml or .json: give a folder of manifests.")
+
+
+def objects_of(file: Path) -> list[dict[str, Any]]:
+    """The objects in a YAML or JSON file (at least one). Raises ConfigError."""
+    try:
+        if objects := documents(read_text(file)):
+            return objects
+        raise ConfigError("it contains no object: give a YAML or JSON manifest.")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{file} cannot be read ({error}): give a YAML or JSON manifest.") from error
+    except ConfigError as error:
+        raise ConfigError(f"{file}: {error}") from error
+
+
+def read_files(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """The object to run, and the other objects, of a file or a folder of manifests. Raises ConfigError."""
+    objects = [manifest for file in files_of(path) for manifest in objects_of(file)]
+    try:
+        return split(objects)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from error
 
 
 def workflow(

@@ -19,9 +19,9 @@ from typing import Any
 
 from argolocal.common.interrupts import Interrupts
 from argolocal.common.processes import signal_group, started
-from argolocal.engine.nodes import PodEnded, PodStarted, Start
+from argolocal.engine.nodes import PodEnded, PodStarted, Resources, Start
 from argolocal.errors import ArgolocalError, ConfigError
-from argolocal.interfaces import Cluster, Resources
+from argolocal.interfaces import Cluster
 from argolocal.manifest.volumes import claims
 from argolocal.pods import artifacts, containers, filesystem, volumes
 from argolocal.pods.artifacts import ArtifactError

@@ -14,7 +14,7 @@ from argolocal.common.wording import visible
 from argolocal.errors import ConfigError
 from argolocal.runner.cluster import LocalCluster
 from argolocal.state.journal import RunFiles
-from argolocal.view import display
+from argolocal.view import display, summary
 from argolocal.view.summary import FINISHED, Status, check_step, duration, steps, timestamp, warnings
 
 Row = Callable[[str, Status, str, str | None], dict[str, str]]
@@ -53,6 +53,12 @@ def everything(cluster: LocalCluster, as_json: bool, row: Row | None = None) -> 
     runs = [make(name, status, status["phase"], status.get("startedAt")) for name, status in known]
     tables = {"runs": runs, "serving": cluster.overview()}
     return show_tables(tables, as_json, f"no runs in {cluster.home} yet: `{program.name} run` starts one")
+
+
+def run(home: Path, name: str, as_json: bool) -> str:
+    """The steps of one run."""
+    status = state(home, name)
+    return json.dumps(summary.as_json(name, status), indent=2) if as_json else steps_table(name, status)
 
 
 def steps_table(name: str, status: Status) -> str:

@@ -177,14 +177,19 @@ def warnings(nodes: Iterable[Mapping[str, Any]]) -> list[str]:
     return list(dict.fromkeys(texts))
 
 
+def pod_of(name: str, node: Mapping[str, Any]) -> str:
+    """The name of a node's pod."""
+    root = node.get("name") == name
+    return name if root else f"{name}-{node.get('templateName', '')}-{node.get('id', '').rpartition('-')[2]}"
+
+
 def log_of(name: str, status: Status, step: Step | None, logs: Path, deployments: Path) -> Path | None:
     """The log that explains the outcome of a step: of its pod, or of a pod of the job or deployment it applied."""
     if step is None:
         return None
     node = last_attempt(status, step)
-    pod = f"{name}-{node.get('templateName', '')}-{node.get('id', '').rpartition('-')[2]}"
-    if (logs / f"{pod}.log").exists():
-        return logs / f"{pod}.log"
+    if (log := logs / f"{pod_of(name, node)}.log").exists():
+        return log
     paths = list(logs.glob(f"{name}-{step.label}-*.log"))
     if node.get("templateName") == "deployment":
         paths = sorted(deployments.glob("*/logs/*.log"), key=lambda path: path.stat().st_mtime)[-1:]

@@ -8,18 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from argolocal.cli.options import Name, output_option, pairs_of
+from argolocal.cli.output import errors_as_json, print_result
 from rekindle.cli.group import command
-from rekindle.cli.inputs import config_of, manifest_of, pairs_of
-from rekindle.cli.options import (
-    Name,
-    Target,
-    cluster_options,
-    configured,
-    manifest_options,
-    no_cache_option,
-    output_option,
-)
-from rekindle.cli.output import errors_as_json, print_manifest, print_result
+from rekindle.cli.inputs import config_of, manifest_of
+from rekindle.cli.options import Target, cluster_options, configured, manifest_options, no_cache_option
+from rekindle.cli.output import print_manifest
 from rekindle.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -6,20 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from argolocal.cli.options import Name, output_option, pairs_of, parameters_option
+from argolocal.cli.output import print_result, run_output
 from argolocal.common import homes
 from argolocal.common.homes import current as home
 from rekindle.cli.group import command
-from rekindle.cli.inputs import check_source, manifest_of, pairs_of
-from rekindle.cli.options import (
-    Name,
-    cluster_flag,
-    configured,
-    manifest_options,
-    no_cache_option,
-    output_option,
-    parameters_option,
-)
-from rekindle.cli.output import print_result, run_output
+from rekindle.cli.inputs import check_source, manifest_of
+from rekindle.cli.options import cluster_flag, configured, manifest_options, no_cache_option
 
 if TYPE_CHECKING:
     from rekindle.cluster.api import Cluster

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING
 
 import click
 
+from argolocal.cli.options import File, Name, output_option
+from argolocal.cli.output import print_result
 from argolocal.common import homes
 from argolocal.common.homes import current as home
 from rekindle.cli.group import command, commands
-from rekindle.cli.options import File, Name, cluster_flag, output_option
-from rekindle.cli.output import print_result
+from rekindle.cli.options import cluster_flag
 
 if TYPE_CHECKING:
     from rekindle.cluster.api import Cluster

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from argolocal.cli.options import Name, output_option
+from argolocal.cli.output import run_output
 from argolocal.common.homes import current as home
 from rekindle.cli.group import command
 from rekindle.cli.inputs import check_source, manifest_of
-from rekindle.cli.options import Name, cluster_flag, configured, no_cache_option, output_option
-from rekindle.cli.output import run_output
+from rekindle.cli.options import cluster_flag, configured, no_cache_option
 from rekindle.errors import ConfigError
 
 if TYPE_CHECKING:

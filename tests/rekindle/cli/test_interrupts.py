@@ -27,8 +27,8 @@ from rekindle.__main__ import main
 atexit.register(lambda: print("left:", Countdown.left, file=sys.stderr))
 main()
 """
-# imports: `rekindle`, `importlib` and `rekindle.__main__` come before any of our code runs
-FIRST, STEP, MOST = 4, 45, 20_000
+# imports: `rekindle`, what its name needs of argolocal, and `rekindle.__main__` come before any of our code runs
+FIRST, STEP, MOST = 8, 45, 20_000
 IGNORING = ["bash", "-c", 'trap "" HUP INT QUIT; exec "$@"', "bash"]  # as a script starts `... &` under nohup
 
 

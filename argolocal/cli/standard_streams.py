@@ -10,10 +10,10 @@ import os
 import sys
 from typing import Any, TextIO
 
-from rekindle.errors import RekindleError
+from argolocal.errors import ArgolocalError
 
 
-class Unwritable(RekindleError):
+class Unwritable(ArgolocalError):
     """stdout cannot be written."""
 
 
