@@ -1,34 +1,34 @@
-"""Manifests that a real Argo ran: every node must be named, end and say what it did there."""
+"""Manifests that a real Argo ran: every node must be named, end and say what it did there, by argolocal alone."""
 
-from pathlib import Path
+from collections.abc import Iterator
 
 import pytest
 
-from argolocal.manifest.read import documents, split
 from argolocal.pods import filesystem, limits
-from argolocal.runner.run import execute
-from rekindle.errors import ConfigError
-from rekindle.local.cluster import LocalCluster
-from rekindle.local.services.services import BUCKET
-from rekindle.storage import Store
 from tests.conformance import recorded
-from tests.conformance.outcome import differences, in_store, of_status, refused
+from tests.conformance.alone import FORBIDDEN, Alone
+from tests.conformance.outcome import differences
 
 NEEDS = {"out-of-memory": limits.available}
+HERE = "argolocal"  # the bucket of argolocal; those of the manifests are Rekindle's
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Alone]:
+    with Alone(tmp_path_factory.mktemp("alone")) as alone:
+        yield alone
 
 
 @pytest.mark.skipif(not filesystem.available(), reason="needs mount namespaces")
 @pytest.mark.parametrize("recording", recorded.read(), ids=lambda recording: recording.name)
-def test_a_manifest_ends_here_as_it_ended_on_argo(recording: recorded.Recording, tmp_path: Path, s3: Store) -> None:
+def test_a_manifest_ends_here_as_it_ended_on_argo(recording: recorded.Recording, alone: Alone) -> None:
     if not NEEDS.get(recording.name, lambda: True)():
         pytest.skip("needs cgroups")
-    text = recording.manifest.replace(f"bucket: {BUCKET}", f"bucket: {s3.bucket}")
-    main, beside = split(documents(text))
-    cluster = LocalCluster(tmp_path / ".rekindle")
-    cluster.keep(beside)
-    if refused(recording.outcome):  # by Argo's own check
-        with pytest.raises(ConfigError):
-            execute(main, {}, cluster)
-        return
-    mine = of_status(recording.name, execute(main, {}, cluster), in_store(s3))
+    mine = alone.run(recording.manifest.replace("bucket: rekindle", f"bucket: {HERE}"), recording.name)
     assert not differences(mine, recording.outcome)
+
+
+@pytest.mark.parametrize("module", FORBIDDEN)
+def test_what_only_a_training_needs_cannot_be_imported_there(module: str, alone: Alone) -> None:
+    with pytest.raises(AssertionError, match=f"{module} is imported by what needs none of it"):
+        alone.run("", module)
