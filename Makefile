@@ -45,7 +45,7 @@ check: install
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/pyright
-	@$(BIN)/bandit --quiet --configfile pyproject.toml --recursive rekindle pipelines steps template
+	@$(BIN)/bandit --quiet --configfile pyproject.toml --recursive argolocal rekindle pipelines steps template
 
 # checkov has 70 dependencies: uv gives it an environment of its own
 scan: install

@@ -20,8 +20,8 @@ from tempfile import TemporaryDirectory
 from threading import Thread
 from typing import Any
 
+from argolocal.view.summary import timestamp
 from benchmarks.bars import bar, parser, report
-from rekindle.view.summary import timestamp
 from tests.cluster.place import made
 from tests.cluster.run import DEMO, Place, Run, local
 

@@ -18,9 +18,9 @@ from unittest.mock import patch
 from hera.workflows import DAG, Container, Parameter, Resource, Task, Workflow
 from hera.workflows import models as m
 
+from argolocal.validate import lint
 from benchmarks.bars import bar, parser, report
 from rekindle import blocks, project
-from rekindle.argo.validate import lint
 from rekindle.config import Config, load_config
 from rekindle.render import manifest_sha256, ordered, render_manifest, to_yaml
 

@@ -103,8 +103,8 @@ def measure(env: dict[str, str], size: int, settings: dict[str, Any], **turns: A
 
 def member(text: str) -> None:
     """One process: trains, and prints its figures."""
+    from argolocal.common.linux import die_with_parent
     from benchmarks.workloads import mlp
-    from rekindle.common.linux import die_with_parent
     from rekindle.training.spec import TrainingSpec
     from rekindle.training.worker import work
 

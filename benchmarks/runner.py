@@ -88,9 +88,9 @@ def processes(count: int) -> float:
 
 def transitions(spec: dict[str, Any], count: int) -> float:
     """Node phases per second of the state machine alone, for `count` pods at parallelism 2."""
-    from rekindle.argo.manifest.read import workflow
-    from rekindle.local.engine.nodes import PodEnded, PodStarted, Start
-    from rekindle.local.engine.scheduler import Scheduler
+    from argolocal.engine.nodes import PodEnded, PodStarted, Start
+    from argolocal.engine.scheduler import Scheduler
+    from argolocal.manifest.read import workflow
 
     manifest = {"kind": "Workflow", "metadata": {"name": "w"}, "spec": {**spec, "parallelism": 2}}
     scheduler, events, began = Scheduler(workflow(manifest)), [], time.process_time()

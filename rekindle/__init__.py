@@ -5,6 +5,8 @@ The names below are the public API (docs/api.md). `import rekindle` loads none o
 
 from importlib import import_module
 
+from argolocal.common import program
+
 NAMES = {  # module → its public names; __init__.pyi says the same to type checkers
     "step": ("Artifact", "StepInputs", "StepOutputs", "Reuse"),
     "workload": ("Workload", "DataConfig", "Prepared", "Refreshed", "record_dataset", "Dataset", "Predictor"),
@@ -17,6 +19,7 @@ NAMES = {  # module → its public names; __init__.pyi says the same to type che
     "errors": ("RekindleError", "ConfigError", "DataError", "StorageError", "TrackingError", "Conflict"),
 }
 MODULES = {name: f"rekindle.{module}" for module, names in NAMES.items() for name in names}
+program.use("rekindle")
 __all__ = list(MODULES)  # pyright: ignore[reportUnsupportedDunderAll]
 
 

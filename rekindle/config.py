@@ -16,9 +16,9 @@ from typing import Any, get_args
 
 from pydantic import BaseModel, Field, ValidationError, create_model, field_validator
 
+from argolocal.language.yaml_text import parse, read_text
+from argolocal.manifest import cron as crontab
 from rekindle import project
-from rekindle.argo.language.yaml_text import parse, read_text
-from rekindle.argo.manifest import cron as crontab
 from rekindle.blocks.settings import DEFAULTS, ClusterConfig
 from rekindle.common import variables
 from rekindle.errors import ConfigError, did_you_mean, rule

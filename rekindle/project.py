@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 PATH = "REKINDLE_PATH"  # environment: the project's folder and others to import from, separated as in PYTHONPATH
 PACKAGE = Path(__file__).resolve().parent
+ENGINE = (PACKAGE, PACKAGE.with_name("argolocal"))
 BUNDLED = PACKAGE / "reference"  # exists in a wheel; in a clone the reference project lies beside the package
 REFERENCE = BUNDLED if BUNDLED.is_dir() else PACKAGE.parent
 SHARED = ("steps", "pipelines")  # a project's own stand in front of the reference project's
@@ -159,14 +160,15 @@ def _own_frames(error: BaseException) -> list["FrameSummary"]:
     own = [
         frame
         for frame in frames
-        if frame.filename.startswith(f"{PACKAGE}/") or not frame.filename.startswith(("<", *LIBRARIES))
+        if any(map(Path(frame.filename).is_relative_to, ENGINE)) or not frame.filename.startswith(("<", *LIBRARIES))
     ]
     return own or frames
 
 
 def _is_engine(file: str) -> bool:
     """True if a file is of the engine, and not of the reference project that a wheel holds."""
-    return Path(file).is_relative_to(PACKAGE) and not Path(file).is_relative_to(BUNDLED)
+    path = Path(file)
+    return any(map(path.is_relative_to, ENGINE)) and not path.is_relative_to(BUNDLED)
 
 
 def _complete(package: str) -> None:

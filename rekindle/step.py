@@ -26,11 +26,11 @@ from typing import Annotated, Any, Protocol, cast
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic.fields import FieldInfo
 
+from argolocal.common import program
 from rekindle import project
 from rekindle.errors import ConfigError, RekindleError, did_you_mean, rule
 
 SCALARS = (str, int, float, bool, Path)
-MESSAGE = "REKINDLE_TERMINATION_LOG"  # environment: the file below, on a machine without a kubelet
 TERMINATION_LOG = Path("/dev/termination-log")  # the kubelet shows it as the container's message
 
 
@@ -235,7 +235,7 @@ def fail(error: RekindleError) -> int:
     with suppress(OSError):  # a full disk must not change the exit code
         sys.stderr.write(f"error: {error}\n")
     with suppress(OSError):
-        log = Path(os.environ.get(MESSAGE, TERMINATION_LOG))
+        log = Path(os.environ.get(program.TERMINATION_LOG, TERMINATION_LOG))
         if log.exists() and os.access(log, os.W_OK):
             log.write_text(str(error)[:4096])
     return error.exit_code

@@ -25,7 +25,7 @@ from botocore.parsers import ResponseParserError
 from botocore.session import get_session
 from urllib3.exceptions import HTTPError
 
-from rekindle.errors import ConfigError, Conflict, StorageError, say, without_user
+from rekindle.errors import ConfigError, Conflict, NotFound, StorageError, say, without_user
 
 THREADS = 8  # parallel transfers; more gains nothing against one endpoint
 LOADER = create_loader()  # keeps the parsed descriptions of S3: 0.1 s of each client otherwise
@@ -41,10 +41,6 @@ class Entry:
     size: int
     etag: str
     modified: float  # Unix seconds, by the store's clock
-
-
-class NotFound(StorageError):
-    """There is no such object."""
 
 
 class Store:

@@ -11,7 +11,7 @@ from typing import Any, get_args
 from hera.workflows import models
 from pydantic import BaseModel
 
-from rekindle.argo.manifest.schema import TABLES, WHY
+from argolocal.manifest.schema import TABLES, WHY
 
 PARTS = {"Supplied": "arguments", "InputArtifact": "inputs", "OutputArtifact": "outputs"}
 ONLY = {("Supplied", "fromExpression"): "of hooks: steps and tasks need from, or a location"}

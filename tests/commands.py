@@ -15,6 +15,7 @@ BIN = Path(sys.executable).parent
 DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md")), ROOT / "template/README.md"]
 # commands that only read: test_blocks.py runs them wherever they stand
 READS = tuple(f"rekindle {name}" for name in ("config", "render", "lint", "platform render", "step"))
+READS += ("argolocal lint",)
 README, SERVING = ROOT / "README.md", ROOT / "docs/serving.md"
 RECIPES = {  # what `make` runs; the tests cannot run themselves
     "make run": "rekindle run configs/demo.yaml",
@@ -86,7 +87,9 @@ def shell(folder: Path, **settings: str) -> Iterator["Shell"]:
     """A shell in `folder` with the repository's commands; at the end, what it started is stopped."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = str(free.getsockname()[1])
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("S3_", "AWS_", "MLFLOW_", "REKINDLE_"))}
+    kept = {
+        k: v for k, v in os.environ.items() if not k.startswith(("S3_", "AWS_", "MLFLOW_", "REKINDLE_", "ARGOLOCAL_"))
+    }
     if "MLFLOW_TRACKING_URI" in settings and "MLFLOW_TRACKING_TOKEN" in os.environ:  # of the fixture mlflow_server
         kept["MLFLOW_TRACKING_TOKEN"] = os.environ["MLFLOW_TRACKING_TOKEN"]
     path = f"{BIN}:{os.environ['PATH']}"

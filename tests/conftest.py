@@ -52,7 +52,7 @@ LONG = (  # files, in this order: started last, one of them would run alone at t
     *PIECES,
     "tests/rekindle/view/test_foreground.py",
     "tests/rekindle/cli/test_stranger.py",
-    "tests/rekindle/local/test_run.py",
+    "tests/argolocal/runner/test_run.py",
 )
 
 

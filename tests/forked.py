@@ -19,8 +19,8 @@ from typing import Any, Self
 # what nearly every command imports
 HEAVY = (
     *("boto3", "hera.workflows", "kubernetes.client", "requests"),
-    *("rekindle.argo.validate", "rekindle.blocks", "rekindle.cluster.workflows", "rekindle.config", "rekindle.render"),
-    *("rekindle.history.backfill", "rekindle.history.trials", "rekindle.view.changes", "rekindle.view.foreground"),
+    *("argolocal.validate", "rekindle.blocks", "rekindle.cluster.workflows", "rekindle.config", "rekindle.render"),
+    *("rekindle.history.backfill", "rekindle.history.trials", "rekindle.view.changes", "argolocal.view.foreground"),
     *("rekindle.view.cluster_logs", "rekindle.view.cluster_overview", "rekindle.view.explain", "rekindle.view.reuse"),
 )
 

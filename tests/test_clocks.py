@@ -43,8 +43,8 @@ EXCEPTIONS = {  # file → what it calls, and why
         {"monotonic", "sleep"},
         "a clock of the test's own; what the manager measures is at most what passes",
     ),
-    "rekindle/local/controllers/test_kept_connections.py": ({"sleep"}, "clients that are silent for a while"),
-    "rekindle/local/kills.py": (
+    "argolocal/controllers/test_kept_connections.py": ({"sleep"}, "clients that are silent for a while"),
+    "argolocal/runner/kills.py": (
         {"monotonic", "sleep"},
         f"{FAULTS}, as shares of an undisturbed run; its server is slow",
     ),

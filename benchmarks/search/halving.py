@@ -18,7 +18,7 @@ from typing import Any
 
 from benchmarks.bars import Bar, bar, parser, report
 from benchmarks.handbook import REKINDLE, pipeline
-from rekindle.local.emulator import LocalCluster
+from rekindle.local.cluster import LocalCluster
 from rekindle.search.config import Sweep
 from rekindle.search.rounds import Trial
 from rekindle.search.study import Study

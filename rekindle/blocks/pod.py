@@ -6,7 +6,7 @@ Addresses and credentials come from a ConfigMap and a Secret of the namespace, n
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from rekindle.argo.names import WORKFLOW
+from argolocal.manifest.names import WORKFLOW
 
 if TYPE_CHECKING:
     from rekindle.blocks.settings import PodConfig

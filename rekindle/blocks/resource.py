@@ -1,6 +1,6 @@
 """Resource templates: apply a Kubernetes object and wait for its status, or delete one.
 
-A condition is a label selector over paths of the object's JSON (grammar: rekindle/argo/manifest/selector.py);
+A condition is a label selector over paths of the object's JSON (grammar: argolocal/language/selector.py);
 commas mean AND in `success` and OR in `failure`, and failure is looked at first.
 """
 

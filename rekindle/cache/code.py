@@ -94,5 +94,5 @@ def _names(tree: ast.AST) -> Iterator[str]:
         elif isinstance(node, ast.ImportFrom) and node.module:
             yield node.module
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.startswith("rekindle."):
-            yield node.value  # a module that is loaded by its name
+        elif isinstance(node, ast.Constant) and str(node.value).startswith(("argolocal.", "rekindle.")):
+            yield str(node.value)  # a module that is loaded by its name

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from rekindle.argo.language.substitute import TemplateError, substitute
-from rekindle.argo.manifest.read import documents
+from argolocal.language.substitute import TemplateError, substitute
+from argolocal.manifest.read import documents
 from rekindle.cache import code, entries
 from rekindle.cache.key import Bucket, Unknown, facts, key
 from rekindle.cache.shelf import Shelf

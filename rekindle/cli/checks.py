@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 import click
 
+from argolocal.cli.options import File, output_option
+from argolocal.common import homes
 from rekindle.cli.group import command
-from rekindle.cli.inputs import check_source, config_of, files_of, manifest_of, objects_of
-from rekindle.cli.options import File, Target, cluster_options, configured, output_option
+from rekindle.cli.inputs import check_source, config_of, manifest_of
+from rekindle.cli.options import Target, cluster_options, configured
 from rekindle.cli.output import print_checks, print_manifest
-from rekindle.common import homes
-from rekindle.common.wording import shorten
 
 if TYPE_CHECKING:
     from rekindle.render import Kind
@@ -75,23 +75,15 @@ def lint(configs: tuple[Path, ...], sets: tuple[str, ...], manifests: tuple[Path
       rekindle lint configs/demo.yaml
       rekindle lint --manifest workflow.yaml --manifest templates/ -o json
     """
-    from dataclasses import asdict
-
-    from rekindle.argo import validate
+    from argolocal.cli import print_findings
+    from argolocal.manifest.read import files_of, objects_of
 
     if not configs and not manifests:
         raise click.UsageError("give a config file, such as configs/demo.yaml, or --manifest FILE.")
     objects = [(str(file), manifest_of(file, sets, None, check_source)[0]) for file in configs]
     files = [file for path in manifests for file in files_of(path)]
     objects += [(str(file), manifest) for file in files for manifest in objects_of(file)]
-    findings = validate.lint_all(objects)
-    if as_json:
-        click.echo(json.dumps([asdict(finding) for finding in findings], indent=2))
-    for finding in findings if not as_json else []:
-        click.echo(f"{'error' if finding.fatal else 'warning'}: {shorten(str(finding))}", err=True)
-    if not (findings or as_json):
-        click.echo("no problems found")
-    return 1 if any(finding.fatal for finding in findings) else 0
+    return print_findings(objects, as_json)
 
 
 @command

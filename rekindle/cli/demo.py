@@ -2,10 +2,10 @@
 
 import click
 
+from argolocal.cli.options import output_option
+from argolocal.cli.output import run_output
+from argolocal.common.homes import current as home
 from rekindle.cli.group import commands
-from rekindle.cli.options import output_option
-from rekindle.cli.output import run_output
-from rekindle.common.homes import current as home
 
 
 @commands.group

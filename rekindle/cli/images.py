@@ -4,9 +4,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from argolocal.cli.options import output_option
+from argolocal.cli.output import print_result
 from rekindle.cli.group import commands
-from rekindle.cli.options import output_option
-from rekindle.cli.output import print_result
 
 if TYPE_CHECKING:
     from rekindle.cluster.images import Name

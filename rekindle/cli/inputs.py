@@ -1,12 +1,10 @@
-"""Reads what a command line names: a config, manifests, NAME=VALUE pairs."""
+"""Reads what a command line names: a config, or manifests."""
 
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import click
-
-from rekindle.errors import ConfigError
 
 
 def config_of(file: Path | None, sets: tuple[str, ...]) -> Any:
@@ -31,7 +29,9 @@ def manifest_of(
     if manifest and (config or sets):
         raise click.UsageError("give a config or --manifest FILE, not both (--set changes a config, -p a manifest).")
     if manifest:
-        return _read(manifest)
+        from argolocal.manifest.read import read_files
+
+        return read_files(manifest)
     loaded = config_of(config, sets)
     on_valid_config(loaded.config)
     from rekindle.render import render_manifest
@@ -42,47 +42,3 @@ def manifest_of(
 def check_source(config: Any) -> None:
     """Raises ConfigError if the data is a path that this machine, or its pods, do not have."""
     config.data.check_source()
-
-
-def files_of(path: Path) -> list[Path]:
-    """The file itself, or the manifests in a folder (at least one). Raises ConfigError."""
-    if not path.is_dir():
-        return [path]
-    if files := sorted(file for file in path.iterdir() if file.suffix in (".yaml", ".yml", ".json")):
-        return files
-    raise ConfigError(f"{path} has no file that ends with .yaml, .yml or .json: give a folder of manifests.")
-
-
-def objects_of(file: Path) -> list[dict[str, Any]]:
-    """The objects in a YAML or JSON file (at least one). Raises ConfigError."""
-    from rekindle.argo.language.yaml_text import read_text
-    from rekindle.argo.manifest.read import documents
-
-    try:
-        if objects := documents(read_text(file)):
-            return objects
-        raise ConfigError("it contains no object: give a YAML or JSON manifest.")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{file} cannot be read ({error}): give a YAML or JSON manifest.") from error
-    except ConfigError as error:
-        raise ConfigError(f"{file}: {error}") from error
-
-
-def _read(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    from rekindle.argo.manifest.read import split
-
-    objects = [manifest for file in files_of(path) for manifest in objects_of(file)]
-    try:
-        return split(objects)
-    except ConfigError as error:
-        raise ConfigError(f"{path}: {error}") from error
-
-
-def pairs_of(items: tuple[str, ...]) -> dict[str, str]:
-    pairs = {}
-    for item in items:
-        name, equals, value = item.partition("=")
-        if not equals or not name:
-            raise click.UsageError(f"-p {item}: it must be NAME=VALUE.")
-        pairs[name] = value
-    return pairs

@@ -8,18 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from argolocal.cli.options import Name, output_option, pairs_of
+from argolocal.cli.output import errors_as_json, print_result
 from rekindle.cli.group import command
-from rekindle.cli.inputs import config_of, manifest_of, pairs_of
-from rekindle.cli.options import (
-    Name,
-    Target,
-    cluster_options,
-    configured,
-    manifest_options,
-    no_cache_option,
-    output_option,
-)
-from rekindle.cli.output import errors_as_json, print_manifest, print_result
+from rekindle.cli.inputs import config_of, manifest_of
+from rekindle.cli.options import Target, cluster_options, configured, manifest_options, no_cache_option
+from rekindle.cli.output import print_manifest
 from rekindle.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -93,7 +87,7 @@ def submit(
 
 def _warn(manifest: dict[str, Any], file: Path | None, other_objects: Sequence[dict[str, Any]] = ()) -> None:
     """Print the warnings of `lint`. Raises ConfigError for its errors."""
-    from rekindle.argo import validate
+    from argolocal import validate
 
     for finding in validate.check(manifest, str(file), other_objects):
         click.echo(f"warning: {finding}", err=True)
@@ -219,7 +213,7 @@ def delete(name: str, target: Target, as_json: bool, yes: bool) -> None:
     Example:
       rekindle delete demo-4k2xp --namespace models
     """
-    from rekindle.argo.kinds import COMPLETED
+    from argolocal.manifest.kinds import COMPLETED
     from rekindle.cluster import workflows
 
     cluster = target.connect()

@@ -2,32 +2,14 @@
 
 from dataclasses import dataclass
 from functools import wraps
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from argolocal.cli.options import File, parameters_option
+
 if TYPE_CHECKING:
     from rekindle.cluster.api import Cluster
-
-
-class Name(click.ParamType):
-    """A non-empty name: with RUN unset, `rekindle stop "$RUN"` must not stop the newest run."""
-
-    name = "text"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        return value or self.fail("it is empty: give a name, or omit it.", param, ctx)
-
-
-class File(click.Path):
-    """A non-empty path: an empty one would be the current folder."""
-
-    def __init__(self) -> None:
-        super().__init__(path_type=Path)
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        return super().convert(value or self.fail("it is empty: give a file or folder.", param, ctx), param, ctx)
 
 
 @dataclass(frozen=True)
@@ -61,17 +43,6 @@ def no_cache_option(function: Any) -> Any:
     """Add --no-cache."""
     note = "Compute everything, also what an earlier run has left."
     return click.option("--no-cache", is_flag=True, help=note)(function)
-
-
-def parameters_option(note: str) -> Any:
-    return click.option("-p", "--parameter", "parameters", multiple=True, metavar="NAME=VALUE", help=note)
-
-
-def output_option(*formats: str) -> Any:
-    """Add --output, which the command receives as `as_json`."""
-    note = "json: one object on stdout, everything else on stderr." if "text" in formats else None
-    return click.option("-o", "--output", "as_json", type=click.Choice(formats), default=formats[0], show_default=True,
-                        help=note, callback=lambda ctx, param, value: value == "json")  # fmt: skip
 
 
 def cluster_options(function: Any) -> Any:

@@ -6,9 +6,10 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
+from argolocal.cli.options import output_option
 from rekindle.cli.group import commands
 from rekindle.cli.inputs import config_of
-from rekindle.cli.options import Target, cluster_options, configured, output_option
+from rekindle.cli.options import Target, cluster_options, configured
 from rekindle.cli.output import print_checks
 
 
@@ -54,8 +55,8 @@ def render(operator: bool, namespace: str | None, images: tuple[str, ...], **giv
       rekindle platform render -n models --endpoint https://s3.example.com --mlflow https://mlflow.example.com
       rekindle platform render --operator -n kubeflow | kubectl apply --server-side --field-manager=rekindle -f -
     """
+    from argolocal.cli.options import pairs_of
     from rekindle.blocks.pod import SERVING_SECRET
-    from rekindle.cli.inputs import pairs_of
     from rekindle.cluster import platform as objects
 
     if operator:

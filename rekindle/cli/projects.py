@@ -7,8 +7,8 @@ from pathlib import Path
 
 import click
 
+from argolocal.cli.options import File
 from rekindle.cli.group import command, commands
-from rekindle.cli.options import File
 
 
 @commands.command(context_settings={"allow_interspersed_args": False})

@@ -6,20 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from argolocal.cli.options import Name, output_option, pairs_of, parameters_option
+from argolocal.cli.output import print_result, run_output
+from argolocal.common import homes
+from argolocal.common.homes import current as home
 from rekindle.cli.group import command
-from rekindle.cli.inputs import check_source, manifest_of, pairs_of
-from rekindle.cli.options import (
-    Name,
-    cluster_flag,
-    configured,
-    manifest_options,
-    no_cache_option,
-    output_option,
-    parameters_option,
-)
-from rekindle.cli.output import print_result, run_output
-from rekindle.common import homes
-from rekindle.common.homes import current as home
+from rekindle.cli.inputs import check_source, manifest_of
+from rekindle.cli.options import cluster_flag, configured, manifest_options, no_cache_option
 
 if TYPE_CHECKING:
     from rekindle.cluster.api import Cluster
@@ -149,10 +142,10 @@ def logs(name: str | None, step: str, follow: bool, cluster: "Cluster | None", a
       rekindle logs -f
       rekindle logs demo-4k2xp train -f --cluster
     """
-    from rekindle.view.summary import check_step
+    from argolocal.view.summary import check_step
 
     if cluster:
-        from rekindle.argo.kinds import COMPLETED
+        from argolocal.manifest.kinds import COMPLETED
         from rekindle.cluster import workflows
         from rekindle.view.cluster_logs import Logs
 
@@ -165,7 +158,7 @@ def logs(name: str | None, step: str, follow: bool, cluster: "Cluster | None", a
         elif not reader.print(workflow):
             click.echo(NO_PODS.format(name), err=True)
         return
-    from rekindle.view import overview
+    from argolocal.view import runs as overview
 
     overview.logs(home(), name, step, follow, sys.stdout, as_json)
 
@@ -209,10 +202,11 @@ def stop(name: str | None, cluster: "Cluster | None", as_json: bool) -> None:
         workflows.stop(cluster, _required(name, "stop"))
         result = {"workflow": name, "namespace": cluster.namespace, "phase": "Stopping"}
         return print_result(as_json, result, f"stopping {name}; its exit steps still run")
-    from rekindle.local.run import stop
-    from rekindle.view import overview
+    from argolocal.runner.run import stop
+    from argolocal.view import runs as overview
+    from rekindle.local.cluster import LocalCluster
 
-    name = stop(name or overview.newest(home(), ("Running",)), home())
+    name = stop(name or overview.newest(home(), ("Running",)), LocalCluster(home()))
     print_result(as_json, {"workflow": name, "phase": "Failed"}, f"stopped {name}")
 
 

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING
 
 import click
 
+from argolocal.cli.options import File, Name, output_option
+from argolocal.cli.output import print_result
+from argolocal.common import homes
+from argolocal.common.homes import current as home
 from rekindle.cli.group import command, commands
-from rekindle.cli.options import File, Name, cluster_flag, output_option
-from rekindle.cli.output import print_result
-from rekindle.common import homes
-from rekindle.common.homes import current as home
+from rekindle.cli.options import cluster_flag
 
 if TYPE_CHECKING:
     from rekindle.cluster.api import Cluster
@@ -30,7 +31,7 @@ def trust(folder: Path, as_json: bool) -> None:
     Example:
       rekindle trust .rekindle
     """
-    from rekindle.local.emulator import trust
+    from argolocal.runner.cluster import trust
 
     trust(folder)
     print_result(as_json, {"trusted": str(folder.resolve())}, f"{folder.resolve()} is used from now on")
@@ -46,7 +47,7 @@ def down(as_json: bool) -> None:
     Example:
       rekindle down
     """
-    from rekindle.local.emulator import LocalCluster
+    from rekindle.local.cluster import LocalCluster
 
     stopped = LocalCluster(home()).down()
     if stopped or as_json:
@@ -67,7 +68,8 @@ def prune(keep_runs: int, as_json: bool, yes: bool) -> None:
       rekindle prune --keep-runs 3
       rekindle prune --keep-runs 3 --yes
     """
-    from rekindle.view import artifacts, overview
+    from argolocal.view import runs as overview
+    from rekindle.view import artifacts
 
     rows = artifacts.superseded(home(), keep_runs)
     for row in rows if yes else []:
@@ -96,7 +98,8 @@ def list_entries(as_json: bool) -> None:
     Example:
       rekindle cache ls
     """
-    from rekindle.view import overview, reuse
+    from argolocal.view import runs as overview
+    from rekindle.view import reuse
 
     click.echo(overview.show_tables({"entries": reuse.entries(home())}, as_json, "nothing is known yet"))
 
@@ -114,7 +117,8 @@ def prune_entries(keep: int, days: float, as_json: bool, yes: bool) -> None:
     Example:
       rekindle cache prune --days 30 --yes
     """
-    from rekindle.view import overview, reuse
+    from argolocal.view import runs as overview
+    from rekindle.view import reuse
 
     rows = reuse.forget(home(), keep, days, yes)
     done = f"forgot {len(rows)}" if yes else f"{overview.table(rows)}\n\n--yes forgets {len(rows)}" if rows else ""
@@ -162,7 +166,7 @@ def ui(name: str | None, browser: bool) -> None:
       rekindle ui demo-4k2xp --open
     """
     from rekindle import tracking
-    from rekindle.local.emulator import LocalCluster
+    from rekindle.local.cluster import LocalCluster
 
     services, real = LocalCluster(home()).services, os.environ.get("MLFLOW_TRACKING_URI")
     os.environ.update(services.login(), MLFLOW_TRACKING_URI=services.url("mlflow"))
@@ -185,7 +189,7 @@ def env(as_json: bool) -> None:
       rekindle env -o json
     """
     from rekindle import project
-    from rekindle.local.emulator import LocalCluster
+    from rekindle.local.cluster import LocalCluster
 
     cluster = LocalCluster(home())
     variables = cluster.configmap("rekindle") | cluster.secret("rekindle-s3")
@@ -231,8 +235,8 @@ def get(name: str, artifact: str | None, target: Path | None, as_json: bool) -> 
       rekindle get demo-4k2xp evaluate/report --to report-of-monday
       rekindle get demo-4k2xp prepare/dataset/rejects.parquet
     """
+    from argolocal.view.runs import show_tables
     from rekindle.view import artifacts
-    from rekindle.view.overview import show_tables
 
     if not artifact:
         click.echo(show_tables({"artifacts": artifacts.artifacts(home(), name)}, as_json, ""))

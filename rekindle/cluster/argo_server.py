@@ -9,7 +9,7 @@ It reads ARGO_TOKEN, ARGO_SECURE and ARGO_INSECURE_SKIP_VERIFY as the `argo` com
 import os
 from typing import Any
 
-from rekindle.argo.names import COMPLETED
+from argolocal.manifest.names import COMPLETED
 from rekindle.cluster.api import Object
 from rekindle.cluster.workflows import arguments, same_manifest
 from rekindle.errors import ConfigError, RekindleError, without_user

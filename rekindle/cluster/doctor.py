@@ -11,8 +11,8 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from rekindle.argo.language.yaml_text import parse_one
-from rekindle.argo.names import DEFAULT_ARTIFACT_REPOSITORY
+from argolocal.language.yaml_text import parse_one
+from argolocal.manifest.names import DEFAULT_ARTIFACT_REPOSITORY
 from rekindle.blocks import pod as pods
 from rekindle.blocks.jobs.backends import BACKENDS
 from rekindle.blocks.jobs.pytorch_job import pytorch_job

@@ -16,7 +16,7 @@ from typing import Any
 import yaml
 from kubernetes import client, config
 
-from rekindle.argo.language.yaml_text import parse_one, read_text
+from argolocal.language.yaml_text import parse_one, read_text
 from rekindle.errors import ConfigError, did_you_mean
 
 IN_POD = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")

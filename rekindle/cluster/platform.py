@@ -14,8 +14,8 @@ from urllib.parse import urlsplit
 
 import yaml
 
+from argolocal.language.yaml_text import parse, read_text
 from rekindle import project
-from rekindle.argo.language.yaml_text import parse, read_text
 from rekindle.blocks.pod import SECRET, Manifest
 from rekindle.errors import ConfigError, did_you_mean
 from rekindle.render import ordered, to_yaml

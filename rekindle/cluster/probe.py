@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
-from rekindle.argo.names import WORKFLOW
+from argolocal.manifest.names import WORKFLOW
 from rekindle.blocks import pod as pods
 from rekindle.blocks.settings import DEFAULTS, ClusterConfig, PodConfig
 from rekindle.cluster.api import PODS, Cluster, Object

@@ -17,14 +17,14 @@ import zlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from rekindle.argo import names
-from rekindle.argo.kinds import COMPLETED, FAILED
-from rekindle.argo.language.gofmt import timestamp
-from rekindle.argo.manifest import read as manifests
-from rekindle.argo.manifest.retry_workflow import reset
+from argolocal.common.identity import random_suffix
+from argolocal.language.gofmt import timestamp
+from argolocal.manifest import names
+from argolocal.manifest import read as manifests
+from argolocal.manifest.kinds import COMPLETED, FAILED
+from argolocal.runner.retry_workflow import reset
 from rekindle.cluster.api import CRONS, PODS, TEMPLATES, WORKFLOWS, Cluster, Object, Resource
 from rekindle.cluster.errors import ApiError
-from rekindle.common.identity import random_suffix
 from rekindle.errors import ConfigError, RekindleError, did_you_mean
 from rekindle.provenance import PROVENANCE
 from rekindle.render import manifest_sha256, ordered

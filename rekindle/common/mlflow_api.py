@@ -6,7 +6,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, NoReturn
 from urllib.parse import urlsplit
 
-from rekindle.common.wording import visible
+from argolocal.common.wording import visible
 from rekindle.errors import TrackingError, innermost, without_user
 
 if TYPE_CHECKING:

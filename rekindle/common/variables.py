@@ -7,7 +7,7 @@ from rekindle.errors import ConfigError
 PREFIX = "REKINDLE_"
 PROCESS = (  # of a process; they set no key of a config
     *("CACHE", "DEADLINE", "ENDPOINT", "GRACE", "HOME", "IMAGE"),
-    *("METRICS", "NOTICE", "PATH", "POD", "SECRET", "SHM"),
+    *("METRICS", "NOTICE", "PATH", "SECRET", "SHM"),
 )
 
 

@@ -25,12 +25,12 @@ from typing import Any
 
 import yaml
 
+from argolocal.common import homes
+from argolocal.common.interrupts import StopSignals
 from rekindle import project
-from rekindle.common import homes
 from rekindle.demo.recording import COORDINATOR, DemoCluster, Training
 from rekindle.demo.screen import AttackRecord, Recording, Run, View, on_screen
 from rekindle.keys import DATASET, cached_key, reuse
-from rekindle.local.interrupts import StopSignals
 
 RESUME_AFTER = 3.0  # seconds until a stopped process gets SIGCONT
 UNDISTURBED, DISTURBED = "undisturbed", "under attack"

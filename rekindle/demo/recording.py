@@ -18,13 +18,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
-from rekindle.common.wording import PROGRESS
+from argolocal.common.processes import started
+from argolocal.controllers.base import Controller
+from argolocal.controllers.memory import shared_memory
+from argolocal.controllers.pod import Pod
+from rekindle.common.progress import PROGRESS
 from rekindle.errors import RekindleError
-from rekindle.local.controllers.base import Controller
-from rekindle.local.controllers.pod import Pod
-from rekindle.local.controllers.training_job import TrainingJobs, condition, finished, shared_memory
-from rekindle.local.emulator import LocalCluster
-from rekindle.local.processes import started
+from rekindle.local.cluster import LocalCluster
+from rekindle.local.jobs.training_job import TrainingJobs, condition, finished
 from rekindle.local.services.services import BUCKET, REGION
 from rekindle.training.checkpoint import snapshot_file
 from rekindle.training.membership.protocol import PORT
@@ -60,7 +61,7 @@ class Training:
 
     def __init__(self, cluster: DemoCluster, folder: Path, job: dict[str, Any]) -> None:
         self.cluster, self.job, self.name = cluster, job, str(job["metadata"]["name"])
-        self.controller, self.secret = TrainingJobs(cluster, folder, "PyTorchJob"), Controller(cluster, "Secret")
+        self.controller, self.secret = TrainingJobs(cluster, "PyTorchJob", folder), Controller(cluster, "Secret")
         (container,) = job["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]["containers"]
         flags = [flag for flag in container["args"] if flag.startswith("--")]
         self.inputs = TrainingSpec.from_flags(flags)

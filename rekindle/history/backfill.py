@@ -12,14 +12,14 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rekindle.argo.kinds import COMPLETED
-from rekindle.common import homes
-from rekindle.common.files import write_atomically
-from rekindle.common.interpreter import python
+from argolocal.common import homes
+from argolocal.common.files import write_atomically
+from argolocal.common.interpreter import python
+from argolocal.manifest.kinds import COMPLETED
+from argolocal.state import journal
+from argolocal.state.journal import RunFiles
 from rekindle.errors import ConfigError
 from rekindle.history.weeks import Week
-from rekindle.local import journal
-from rekindle.local.journal import RunFiles
 
 if TYPE_CHECKING:
     from rekindle.cluster.api import Cluster

@@ -22,8 +22,8 @@ Trials = dict[str, Any]
 
 def here(home: Path, name: str) -> Trials:
     """Of a run on this machine. Raises ConfigError if it is no search."""
-    from rekindle.local.emulator import LocalCluster
-    from rekindle.local.journal import RunFiles
+    from argolocal.state.journal import RunFiles
+    from rekindle.local.cluster import LocalCluster
 
     return _of(LocalCluster(home).store(), name, _section(name, RunFiles(home, name).workflow()["spec"]))
 

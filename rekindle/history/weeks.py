@@ -5,11 +5,12 @@ from dataclasses import dataclass
 from datetime import date, datetime
 from typing import TYPE_CHECKING, Any
 
-from rekindle.argo.language.gofmt import timestamp
-from rekindle.argo.manifest import cron
+from argolocal.language.gofmt import timestamp
+from argolocal.manifest import cron
+from argolocal.view.summary import Status
 from rekindle.errors import ConfigError
 from rekindle.provenance import BACKFILL, SCHEDULED
-from rekindle.view import summary
+from rekindle.view import outcome
 
 if TYPE_CHECKING:
     from rekindle.config import Config
@@ -29,15 +30,15 @@ class Week:
     def parameters(self) -> dict[str, str]:
         return {SCHEDULED: timestamp(self.time.timestamp()), BACKFILL: "true"}
 
-    def row(self, status: summary.Status) -> dict[str, Any]:
+    def row(self, status: Status) -> dict[str, Any]:
         """What the run came to: the same for the same manifest, data and champion, however often it was killed."""
-        outputs = summary.parameters(status)
+        outputs = outcome.parameters(status)
         row = {
             "scheduled": self.parameters[SCHEDULED],
             "workflow": self.name,
             "phase": status.get("phase") or "Pending",
         }
-        row |= {"gate": _judged(status), "reason": outputs.get("reason"), "metrics": summary.metrics(outputs)}
+        row |= {"gate": _judged(status), "reason": outputs.get("reason"), "metrics": outcome.metrics(outputs)}
         return row | {"model_sha256": outputs.get("model_sha256")}
 
 
@@ -74,7 +75,7 @@ def table(rows: list[dict[str, Any]]) -> Iterator[str]:
         yield f"{head}{figures}  {(row['model_sha256'] or '')[:12]}".rstrip()
 
 
-def _judged(status: summary.Status) -> str | None:
+def _judged(status: Status) -> str | None:
     """What the gate said; None where nothing was judged, or several models were."""
     nodes = (status.get("nodes") or {}).values()
     outputs = [output for node in nodes for output in (node.get("outputs") or {}).get("parameters") or []]

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from itertools import groupby
 from statistics import median
 
-from rekindle.common.wording import minutes
+from argolocal.common.wording import minutes
 from rekindle.ledger.events import Event
 from rekindle.ledger.report import LOST, TRAINED, WAITED, Incident, Summary, percent, short_name
 

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
-from rekindle.common.wording import visible
+from argolocal.common.wording import visible
 from rekindle.errors import innermost, say, without_user
 from rekindle.monitoring.config import SECRET, URL, Event, NotifyConfig
 

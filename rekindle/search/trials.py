@@ -12,8 +12,8 @@ import traceback
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from argolocal.common.linux import die_with_parent
 from rekindle import tracking
-from rekindle.common.linux import die_with_parent
 from rekindle.errors import ConfigError, DataError, RekindleError, TrackingError, say
 from rekindle.search.rounds import Trial
 from rekindle.search.study import Study

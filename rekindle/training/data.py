@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from rekindle.common.files import make_own
+from argolocal.common.files import make_own
 from rekindle.errors import ConfigError, DataError, RekindleError
 from rekindle.storage import NotFound, Store
 from rekindle.training.checkpoint.snapshot_file import ROOM

@@ -5,7 +5,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from rekindle.common.wording import progress
+from rekindle.common.progress import progress
 from rekindle.errors import TrackingError, say
 
 POINTS = 500  # per curve at most; each is the mean over equally many steps

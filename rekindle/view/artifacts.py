@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from argolocal.state.journal import RunFiles
+from argolocal.view import runs as overview
+from argolocal.view.summary import FINISHED
 from rekindle.cache.plan import taken
 from rekindle.errors import ConfigError, did_you_mean
-from rekindle.local.emulator import LocalCluster
-from rekindle.local.journal import RunFiles
+from rekindle.local.cluster import LocalCluster
 from rekindle.storage import NotFound
-from rekindle.view import overview
-from rekindle.view.summary import FINISHED
 
 
 def artifacts(home: Path, run: str) -> list[dict[str, Any]]:

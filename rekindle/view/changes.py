@@ -41,9 +41,9 @@ def scale(home: Path, cluster: Cluster | None, run: str, task: str, workers: int
     """Have `workers` train in the training `task` of a run. Raises ConfigError if it cannot have them."""
     if cluster:
         return scale_workers(ClusterObjects(cluster), run, task, workers)
-    from rekindle.local.controllers.kubectl import LocalObjects
-    from rekindle.local.emulator import LocalCluster
-    from rekindle.view import overview
+    from argolocal.view import runs as overview
+    from rekindle.local.cluster import LocalCluster
+    from rekindle.local.objects import LocalObjects
 
     if (phase := overview.state(home, run)["phase"]) != "Running":
         raise ConfigError(f"run {run} is {phase}, and only one that trains can be scaled: `rekindle resume {run}`.")
@@ -66,8 +66,8 @@ def _tell(model: str, result: dict[str, str]) -> None:
 def _objects(home: Path, cluster: Cluster | None) -> Any:
     if cluster:
         return ClusterObjects(cluster)
-    from rekindle.local.controllers.kubectl import LocalObjects
-    from rekindle.local.emulator import LocalCluster
+    from rekindle.local.cluster import LocalCluster
+    from rekindle.local.objects import LocalObjects
 
     local = LocalCluster(home)
     os.environ.update(local.configmap("rekindle") | local.secret("rekindle-s3") | local.secret(SECRET))

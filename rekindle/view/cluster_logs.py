@@ -18,14 +18,15 @@ from contextlib import suppress
 from itertools import chain
 from typing import Any, TextIO
 
-from rekindle.argo.kinds import COMPLETED
-from rekindle.argo.names import NODE_NAME, REPLICA_TYPE, WORKFLOW
+from argolocal.common.wording import visible
+from argolocal.manifest.kinds import COMPLETED
+from argolocal.manifest.names import NODE_NAME, REPLICA_TYPE, WORKFLOW
+from argolocal.view.display import is_terminal, log_line, task_of
+from argolocal.view.summary import ERROR, FAILED, Step, last_error
 from rekindle.cluster import queue, remote
 from rekindle.cluster.api import PODS, WORKFLOWS, Cluster, Object
 from rekindle.cluster.errors import ApiError
-from rekindle.common.wording import visible
-from rekindle.view.display import is_terminal, log_line, progress_in, task_of
-from rekindle.view.summary import ERROR, FAILED, Step, last_error
+from rekindle.view.progress import progress_in
 
 ARGO_CONTAINERS = ("init", "wait", "supervisor")
 EXECUTOR = re.compile(rb" argo=true( |$)|^Error: exit status \d+$")  # lines that the executor adds to the log of a step

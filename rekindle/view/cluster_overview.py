@@ -4,14 +4,15 @@ import json
 import time
 from typing import Any
 
-from rekindle.argo.kinds import COMPLETED
-from rekindle.argo.names import PHASE
+from argolocal.manifest.kinds import COMPLETED
+from argolocal.manifest.names import PHASE
+from argolocal.view.runs import show_tables, steps_table
+from argolocal.view.summary import duration, timestamp
 from rekindle.cluster import queue
 from rekindle.cluster.api import CRONS, WORKFLOWS, Cluster, Object
 from rekindle.cluster.workflows import is_offloaded, read
-from rekindle.view import overview
 from rekindle.view.cluster_watch import as_object
-from rekindle.view.summary import duration, timestamp
+from rekindle.view.overview import run_row
 
 
 def everything(cluster: Cluster, as_json: bool) -> str:
@@ -21,7 +22,7 @@ def everything(cluster: Cluster, as_json: bool) -> str:
     runs = [_run(workflow) for workflow in workflows]
     schedules = [_cron(cron) for cron in cluster.list_objects(CRONS)]
     empty = f"no runs in namespace {cluster.namespace} yet: `rekindle submit CONFIG` starts one"
-    return overview.show_tables({"runs": runs, "schedules": schedules}, as_json, empty)
+    return show_tables({"runs": runs, "schedules": schedules}, as_json, empty)
 
 
 def run(cluster: Cluster, name: str, as_json: bool) -> str:
@@ -32,13 +33,13 @@ def run(cluster: Cluster, name: str, as_json: bool) -> str:
     status = workflow.get("status") or {}
     note = f"\n\nits steps are stored in Argo's database: `argo get {name}`" if is_offloaded(workflow) else ""
     held = queue.waiting(cluster, name) if status.get("phase") not in COMPLETED else []
-    return "\n".join([overview.steps_table(name, status) + note, *held])
+    return "\n".join([steps_table(name, status) + note, *held])
 
 
 def _run(workflow: Object) -> dict[str, str]:
     metadata, status = workflow["metadata"], workflow.get("status") or {}
     phase = status.get("phase") or (metadata.get("labels") or {}).get(PHASE) or "Pending"
-    return overview.run_row(metadata["name"], status, phase, metadata["creationTimestamp"])
+    return run_row(metadata["name"], status, phase, metadata["creationTimestamp"])
 
 
 def _cron(cron: Object) -> dict[str, Any]:

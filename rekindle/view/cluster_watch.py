@@ -11,12 +11,13 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from rekindle.argo.kinds import COMPLETED
+from argolocal.manifest.kinds import COMPLETED
+from argolocal.view import display, summary
 from rekindle.cluster.api import SERVICES, WORKFLOWS, Cluster, Object
 from rekindle.cluster.errors import ApiError
 from rekindle.cluster.workflows import SHA256, decompress_nodes, is_offloaded, read
 from rekindle.errors import RekindleError
-from rekindle.view import cluster_logs, display, summary
+from rekindle.view import cluster_logs, outcome
 
 PART_OF, NAME = "app.kubernetes.io/part-of", "app.kubernetes.io/name"
 
@@ -67,12 +68,12 @@ def print_outcome(cluster: Cluster, workflow: Object, as_json: bool) -> int:
     metadata, status = workflow["metadata"], workflow["status"]
     labels = metadata.get("labels") or {}
     ours = labels.get(PART_OF) == "rekindle"
-    code = summary.exit_code(status, ours)
+    code = outcome.exit_code(status, ours)
     endpoint = _endpoint(cluster, labels.get(NAME))
     if as_json:
         print(json.dumps(as_object(workflow) | {"endpoint": endpoint}), flush=True)
-    if code in (0, summary.NOT_RELEASED):
-        (sys.stderr if as_json else sys.stdout).write(summary.success(status, _facts(cluster, labels, endpoint), ours))
+    if code in (0, outcome.NOT_RELEASED):
+        (sys.stderr if as_json else sys.stdout).write(outcome.success(status, _facts(cluster, labels, endpoint), ours))
     else:
         sys.stderr.write("\n" + _failure(cluster, workflow) + "\n")
     return code
@@ -83,7 +84,7 @@ def as_object(workflow: Mapping[str, Any]) -> dict[str, Any]:
     metadata = workflow["metadata"]
     sha256 = (metadata.get("annotations") or {}).get(SHA256)
     facts = {"manifest_sha256": sha256, "namespace": metadata["namespace"]}
-    return summary.as_json(metadata["name"], workflow.get("status") or {"phase": "Pending"}, **facts)
+    return outcome.as_json(metadata["name"], workflow.get("status") or {"phase": "Pending"}, **facts)
 
 
 def _endpoint(cluster: Cluster, name: str | None) -> str | None:

@@ -19,9 +19,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rekindle.common import homes
+from argolocal.common import homes
 from rekindle.errors import Check, ConfigError, RekindleError, without_user
-from rekindle.local.emulator import LocalCluster
+from rekindle.local.cluster import LocalCluster
 from rekindle.local.services.services import REAL, SERVICES, answers
 
 if TYPE_CHECKING:
@@ -163,7 +163,7 @@ def _bind(name: str, address: str, remedy: str) -> Check:
 
 
 def namespaces(_: Path) -> Check:
-    from rekindle.local.pods import filesystem
+    from argolocal.pods import filesystem
 
     remedy = (
         "Pods share this machine's files; manifests with literal paths are refused. See sysctl user.max_user_namespaces"

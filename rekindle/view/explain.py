@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rekindle.common.wording import visible
+from argolocal.common.wording import visible
 from rekindle.errors import ConfigError
 from rekindle.keys import LEDGER, key
 
@@ -26,9 +26,9 @@ def explain(home: Path, name: str | None, as_json: bool) -> str:
 
     Raises ConfigError if there is no such run or it trains nothing, StorageError if the object store is unavailable.
     """
-    from rekindle.local.emulator import LocalCluster
-    from rekindle.local.journal import RunFiles
-    from rekindle.view import overview
+    from argolocal.state.journal import RunFiles
+    from argolocal.view import runs as overview
+    from rekindle.local.cluster import LocalCluster
 
     name = name or overview.newest(home)
     phase = overview.state(home, name)["phase"]

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rekindle.argo.manifest.shape import shape_errors
+from argolocal.manifest.shape import shape_errors
 from rekindle.errors import RekindleError, say
 from rekindle.keys import CACHED
 
@@ -18,7 +18,7 @@ def looked_up(home: Path, manifest: Mapping[str, Any], parameters: dict[str, str
     """`parameters` of a run on this machine, with what is known of its tasks."""
     if not _asks(manifest, parameters):
         return parameters
-    from rekindle.local.emulator import LocalCluster
+    from rekindle.local.cluster import LocalCluster
 
     cluster = LocalCluster(home)
     return _with_known(manifest, parameters, reuse, cluster.store(), lambda name: cluster.store({"bucket": name}))
@@ -79,13 +79,13 @@ def _with_known(
 
 
 def _store(home: Path) -> "Store":
-    from rekindle.local.emulator import LocalCluster
+    from rekindle.local.cluster import LocalCluster
 
     return LocalCluster(home).store()
 
 
 def _row(entry: Any) -> dict[str, Any]:
-    from rekindle.view.summary import duration
+    from argolocal.view.summary import duration
 
     size = sum(artifact["bytes"] for artifact in entry.artifacts.values())
     return {

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import yaml
 
-from rekindle.argo.manifest.selector import verdict
+from argolocal.language.selector import verdict
 from tests.cluster.kube import Kube
 from tests.kinds import FAIL, PASS, Kind, kinds
 from tests.waiting import until

@@ -5,7 +5,7 @@ import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from tests.rekindle.argo.validate.test_lint import OBJECTS, WRONG_OBJECTS
+from tests.argolocal.validate.test_lint import OBJECTS, WRONG_OBJECTS
 
 # worse than refused: taken, and then no pod of it can be made, or the operator or torchrun crashes on it
 TAKEN = {"no container", "no image", "restart", "job name", "rdzvConf", "standalone"}

@@ -20,8 +20,8 @@ from urllib.parse import urlsplit
 
 import yaml
 
-from rekindle.argo.manifest.read import documents, split
-from rekindle.local.container_images import BASES
+from argolocal.manifest.read import documents, split
+from argolocal.pods.container_images import BASES
 from rekindle.local.services.services import BUCKET
 from rekindle.storage import Store
 from tests.conformance.outcome import OVER, REFUSED, STUCK, Outcome, in_store, of_status

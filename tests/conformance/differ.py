@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from rekindle.argo.manifest.read import documents
+from argolocal.manifest.read import documents
 from tests.conformance import recorded
 from tests.conformance.argo import Argo
 from tests.conformance.here import Here

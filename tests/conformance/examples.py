@@ -21,7 +21,7 @@ from typing import Any
 
 import yaml
 
-from rekindle.argo.manifest.read import documents
+from argolocal.manifest.read import documents
 from rekindle.errors import ConfigError
 from tests.conformance.argo import STANDS_FOR, Argo
 from tests.conformance.differ import Compared, on_argo

@@ -13,9 +13,11 @@ import re
 import tarfile
 import zipfile
 from collections.abc import Callable, Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
-from rekindle.storage import Store
+from argolocal.store import ObjectStore
 
 Outcome = dict[str, Any]
 Contents = Callable[[str], dict[str, str]]
@@ -78,7 +80,7 @@ def _node(node: dict[str, Any], name: str, names: dict[str, str], contents: Cont
     return summary
 
 
-def in_store(store: Store) -> Contents:
+def in_store(store: ObjectStore) -> Contents:
     """Artifacts in a bucket: what an archive holds, a file, or all below a key."""
 
     def contents(key: str) -> dict[str, str]:
@@ -86,10 +88,16 @@ def in_store(store: Store) -> Contents:
             f"{entry.key.removeprefix(key)}{path}": text
             for entry in store.list(key)
             if entry.key == key or entry.key.removeprefix(key).startswith("/") or key.endswith("/")
-            for path, text in _files(store.get(entry.key)).items()
+            for path, text in _files(_read(store, entry.key)).items()
         }
 
     return contents
+
+
+def _read(store: ObjectStore, key: str) -> bytes:
+    with TemporaryDirectory() as folder:
+        store.download(key, Path(folder, "object"))
+        return Path(folder, "object").read_bytes()
 
 
 def _files(data: bytes) -> dict[str, str]:

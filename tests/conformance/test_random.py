@@ -10,12 +10,12 @@ import pytest
 import yaml
 from hypothesis import HealthCheck, given, settings
 
-from rekindle.argo.manifest.read import split
+from argolocal.engine.nodes import FULFILLED
+from argolocal.manifest.read import split
+from argolocal.pods import filesystem
+from argolocal.runner.run import execute
 from rekindle.errors import ConfigError
-from rekindle.local.emulator import LocalCluster
-from rekindle.local.engine.nodes import FULFILLED
-from rekindle.local.pods import filesystem
-from rekindle.local.run import execute
+from rekindle.local.cluster import LocalCluster
 from rekindle.storage import Store
 from tests.conformance.argo import STANDS_FOR, Argo
 from tests.conformance.differ import Plain, compare, written

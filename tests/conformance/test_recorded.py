@@ -1,21 +1,17 @@
-"""Manifests that a real Argo ran: every node must be named, end and say what it did there."""
+"""Manifests that a real Argo ran: every node must be named, end and say what it did there, by argolocal alone."""
 
-from pathlib import Path
+from collections.abc import Iterator
 
 import pytest
 from _pytest.mark.structures import ParameterSet
 
-from rekindle.argo.manifest.read import documents, split
-from rekindle.errors import ConfigError
-from rekindle.local.emulator import LocalCluster
-from rekindle.local.pods import filesystem, limits
-from rekindle.local.run import execute
-from rekindle.local.services.services import BUCKET
-from rekindle.storage import Store
+from argolocal.pods import filesystem, limits
 from tests.conformance import recorded
-from tests.conformance.outcome import differences, in_store, of_status, refused
+from tests.conformance.alone import FORBIDDEN, Alone
+from tests.conformance.outcome import differences
 
 NEEDS = {"out-of-memory": limits.available}
+HERE = "argolocal"  # the bucket of argolocal; those of the manifests are Rekindle's
 SLOW = {  # their manifests wait for 5 seconds and more
     *("panic-beside-a-pod", "trap-exit-after-deadline", "trap-failfast", "trap-template-failfast"),
     *("random-3-029", "random-13-025", "random-21-122", "random-22-067", "random-27-067"),
@@ -27,18 +23,22 @@ def parameters() -> list[ParameterSet]:
     return [pytest.param(it, id=it.name, marks=waits.get(it.name, ())) for it in recorded.read()]
 
 
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Alone]:
+    with Alone(tmp_path_factory.mktemp("alone")) as alone:
+        yield alone
+
+
 @pytest.mark.skipif(not filesystem.available(), reason="needs mount namespaces")
 @pytest.mark.parametrize("recording", parameters())
-def test_a_manifest_ends_here_as_it_ended_on_argo(recording: recorded.Recording, tmp_path: Path, s3: Store) -> None:
+def test_a_manifest_ends_here_as_it_ended_on_argo(recording: recorded.Recording, alone: Alone) -> None:
     if not NEEDS.get(recording.name, lambda: True)():
         pytest.skip("needs cgroups")
-    text = recording.manifest.replace(f"bucket: {BUCKET}", f"bucket: {s3.bucket}")
-    main, beside = split(documents(text))
-    cluster = LocalCluster(tmp_path / ".rekindle")
-    cluster.keep(beside)
-    if refused(recording.outcome):  # by Argo's own check
-        with pytest.raises(ConfigError):
-            execute(main, {}, cluster)
-        return
-    mine = of_status(recording.name, execute(main, {}, cluster), in_store(s3))
+    mine = alone.run(recording.manifest.replace("bucket: rekindle", f"bucket: {HERE}"), recording.name)
     assert not differences(mine, recording.outcome)
+
+
+@pytest.mark.parametrize("module", FORBIDDEN)
+def test_what_only_a_training_needs_cannot_be_imported_there(module: str, alone: Alone) -> None:
+    with pytest.raises(AssertionError, match=f"{module} is imported by what needs none of it"):
+        alone.run("", module)

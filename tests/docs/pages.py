@@ -90,7 +90,8 @@ def _entry(name: str, value: Any) -> str:
 def signature(name: str, value: Any) -> str:
     """`name(a, b=1)` of a function or a class that is called; a class to inherit from has its bases."""
     if inspect.isclass(value) and ("__init__" not in vars(value) or getattr(value, "_is_protocol", False)):
-        return f"class {name}({', '.join(base.__name__ for base in value.__bases__)})"
+        known = {getattr(rekindle, public): public for public in vars(rekindle)["NAMES"]["errors"]}  # some are aliases
+        return f"class {name}({', '.join(known.get(base, base.__name__) for base in value.__bases__)})"
     shown, star = [], False
     for parameter in inspect.signature(value).parameters.values():
         if parameter.name == "self":

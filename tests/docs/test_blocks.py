@@ -21,16 +21,18 @@ import click
 import pytest
 import yaml
 
+from argolocal import cli as argolocal_cli
+from argolocal.pods.container_images import Image
+from argolocal.validate import lint
 from rekindle import blocks as rekindle_blocks
 from rekindle import project
-from rekindle.argo.validate import lint
-from rekindle.cli import commands as cli
+from rekindle.cli import commands
 from rekindle.config import Config, load_config
-from rekindle.local.container_images import Image
 from rekindle.step import flag, load
 from tests.commands import DOCUMENTS, READS, ROOT, Block, blocks, write_files
 from tests.docs.pages import API, COMMANDS
 
+GROUPS = {"rekindle": commands, "argolocal": argolocal_cli.commands}
 BLOCKS = [block for document in DOCUMENTS for block in blocks(document)]
 NEEDS = {  # what a command needs that a test has not, so it is only parsed; tests/cluster runs those of a cluster
     "a cluster": {
@@ -109,10 +111,10 @@ def _command(block: Block, words: list[str]) -> None:
         words = words[1:]
     program, *arguments = words
     name = program
-    if program == "rekindle":
-        name, context = _parsed(block, arguments)
+    if program in GROUPS:
+        name, context = _parsed(block, program, arguments)
         if context and name.startswith(READS):
-            _run(block, arguments)
+            _run(block, program, arguments)
         at_cluster = {"--cluster", "-n", "--namespace"} & {*arguments}
         if name.startswith(READS) or block.language == "console" or at_cluster:
             return
@@ -125,10 +127,9 @@ def _command(block: Block, words: list[str]) -> None:
     assert any(name in names for names in NEEDS.values()), f"{block}: nothing checks `{' '.join(words)}`: see NEEDS"
 
 
-def _parsed(block: Block, arguments: list[str]) -> tuple[str, click.Context | None]:
+def _parsed(block: Block, name: str, arguments: list[str]) -> tuple[str, click.Context | None]:
     """The command's name with that of its group; its context, None if it only shows its help."""
-    group: Any = cli
-    name = "rekindle"
+    group: Any = GROUPS[name]
     while isinstance(group, click.Group):
         assert arguments and arguments[0] in group.commands, f"{block}: {name} has no command {arguments[:1]}"
         name, group, arguments = f"{name} {arguments[0]}", group.commands[arguments[0]], arguments[1:]
@@ -140,10 +141,10 @@ def _parsed(block: Block, arguments: list[str]) -> tuple[str, click.Context | No
         pytest.fail(f"{block}: {name}: {error.format_message()}")
 
 
-def _run(block: Block, arguments: list[str]) -> None:
+def _run(block: Block, program: str, arguments: list[str]) -> None:
     """Run a command of ours in this process."""
     try:
-        code = cli.main(arguments, standalone_mode=False)
+        code = GROUPS[program].main(arguments, standalone_mode=False)
     except SystemExit as error:
         code = error.code
     assert code in (None, 0), f"{block}: {' '.join(arguments)} ended with {code}"
@@ -195,12 +196,17 @@ def _imports(tree: ast.AST) -> set[str]:
 def _check_calls(block: Block, tree: ast.AST) -> None:
     """Names imported from Rekindle and Hera exist, and take the arguments that they are given: in functions, too."""
     known: dict[str, Any] = {
+        "argolocal": importlib.import_module("argolocal"),
         "rekindle": importlib.import_module("rekindle"),
         "blocks": rekindle_blocks,
         "Config": Config,
     }
     for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] in ("rekindle", "hera"):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] in (
+            "argolocal",
+            "rekindle",
+            "hera",
+        ):
             for alias in node.names:
                 module = importlib.import_module(node.module or "")
                 assert hasattr(module, alias.name), f"{block}: {node.module} has no {alias.name}"
@@ -209,7 +215,7 @@ def _check_calls(block: Block, tree: ast.AST) -> None:
         if (
             isinstance(node, ast.Attribute)
             and isinstance(node.value, ast.Name)
-            and node.value.id in ("rekindle", "blocks")
+            and node.value.id in ("argolocal", "rekindle", "blocks")
         ):
             assert hasattr(known[node.value.id], node.attr), f"{block}: {ast.unparse(node)} is not there"
         if isinstance(node, ast.Call) and (function := _resolved(node.func, known)) and not inspect.isclass(function):
@@ -281,6 +287,6 @@ def test_every_page_can_be_reached_from_the_readme() -> None:
 
 
 def test_folders_that_contributors_are_sent_to_are_there() -> None:
-    folders = "rekindle|steps|pipelines|images|tests|docs"
+    folders = "argolocal|rekindle|steps|pipelines|images|tests|docs"
     for path in re.findall(rf"`((?:{folders})/[^`]*)`", (ROOT / "CONTRIBUTING.md").read_text()):
         assert (ROOT / path.replace("STEP", "prepare")).exists(), path

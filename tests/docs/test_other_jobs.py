@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from argolocal.validate import lint
 from rekindle import blocks as rekindle_blocks
-from rekindle.argo.validate import lint
 from rekindle.config import load_config
 from tests.commands import ROOT, blocks, write_files
 

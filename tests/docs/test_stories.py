@@ -15,8 +15,9 @@ from tests.docs.pictures import OVERVIEW, overview
 
 TRACKING, SURVIVING = ROOT / "docs/tracking.md", ROOT / "docs/surviving.md"
 MODEL, PIPELINE = ROOT / "docs/your-own-model.md", ROOT / "docs/your-own-pipeline.md"
+ARGOLOCAL = ROOT / "docs/argolocal.md"
 CACHE, TIME, SHARED = (ROOT / f"docs/{name}.md" for name in ("cache", "time", "shared-clusters"))
-TYPED = {README, TRACKING, CACHE, TIME, SHARED, SURVIVING, MODEL, PIPELINE}
+TYPED = {ARGOLOCAL, README, TRACKING, CACHE, TIME, SHARED, SURVIVING, MODEL, PIPELINE}
 WORLD = "simulate://7?cards=150&terminals=300&days=70"
 
 
@@ -32,6 +33,15 @@ def test_make_does_what_the_readme_says() -> None:
         assert recipe in command
         assert f"`{target}`" in README.read_text() or target in commands(README)
     assert "make test" in (ROOT / ".ci/run").read_text()
+
+
+def test_who_never_trains_gets_what_the_page_of_argolocal_says(tmp_path: Path) -> None:
+    write_files(ARGOLOCAL, tmp_path)
+    with shell(tmp_path) as typed:
+        said = {command: typed(command) for command in typed_by_hand(ARGOLOCAL)}
+        assert {done.returncode for done in said.values()} == {0}, said
+    assert "hello reader" in said["argolocal logs"].stdout
+    assert not (tmp_path / ".rekindle").exists()
 
 
 @pytest.mark.slow

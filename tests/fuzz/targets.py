@@ -22,21 +22,21 @@ from urllib.parse import parse_qsl, quote, unquote_to_bytes, urlsplit
 import yaml
 from pydantic import BaseModel, Field
 
-from rekindle.argo.manifest.read import documents
-from rekindle.argo.validate import lint
+from argolocal.manifest.read import documents
+from argolocal.pods.archives import ArchiveError, is_tarball, unpack_tar, unpack_zip
+from argolocal.validate import lint
 from rekindle.errors import ConfigError, DataError
-from rekindle.local.pods.archives import ArchiveError, is_tarball, unpack_tar, unpack_zip
 from rekindle.local.services.connections import find_fault
 from rekindle.local.services.login import Login
 from rekindle.local.services.s3 import Handler
 from rekindle.local.services.s3_files import BLOCK, Files
 from rekindle.local.services.signatures import Signature, signing_key
 from rekindle.serving.validation import parse
+from tests.argolocal.runner.test_mutated import EVERYTHING
 from tests.fuzz.mutation import changed, mutated
 from tests.fuzz.text import expressions, yaml_texts
 from tests.fuzz.training import checkpoints, coordinator_lines, snapshots
 from tests.fuzz.web import web_answers
-from tests.rekindle.local.test_mutated import EVERYTHING
 
 Case = Callable[[random.Random], None]
 

@@ -7,12 +7,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from rekindle.argo.language import expr
-from rekindle.argo.language.functions import ExprError
-from rekindle.argo.language.govaluate import WhenError, should_execute
-from rekindle.argo.language.yaml_text import parse
-from rekindle.argo.manifest.read import documents
-from rekindle.argo.validate import lint
+from argolocal.language import expr
+from argolocal.language.functions import ExprError
+from argolocal.language.govaluate import WhenError, should_execute
+from argolocal.language.yaml_text import parse
+from argolocal.manifest.read import documents
+from argolocal.validate import lint
 from rekindle.errors import ConfigError
 from tests.fuzz.mutation import mutated
 

@@ -10,9 +10,9 @@ from pathlib import Path
 from unittest.mock import patch
 from urllib.parse import urlsplit
 
-from rekindle.local.pods import artifacts
-from rekindle.local.pods.artifacts import ArtifactError
-from rekindle.local.pods.kinds import http
+from argolocal.pods import artifacts
+from argolocal.pods.artifacts import ArtifactError
+from argolocal.pods.kinds import http
 from tests.fuzz.mutation import mutated
 
 Case = Callable[[random.Random], None]

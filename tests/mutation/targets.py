@@ -46,7 +46,7 @@ TARGETS = {
         ),
     ),
     "scheduler": Target(
-        ("rekindle/local/engine/scheduler.py",),
-        ("tests/rekindle/local/engine", "tests/rekindle/local/test_locks.py"),
+        ("argolocal/engine/scheduler.py",),
+        ("tests/argolocal/engine", "tests/argolocal/state/test_locks.py"),
     ),
 }

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from rekindle.argo import validate
+from argolocal import validate
 from rekindle.config import load_config
 from rekindle.render import Kind, render_manifest
 

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from hera.workflows import models as m
 
-from rekindle.argo.language.expr import truth
-from rekindle.argo.language.substitute import expanded, substitute
-from rekindle.argo.validate import lint
+from argolocal.language.expr import truth
+from argolocal.language.substitute import expanded, substitute
+from argolocal.validate import lint
 from rekindle.config import Config, load_config
 from rekindle.errors import ConfigError
 from rekindle.render import render_manifest

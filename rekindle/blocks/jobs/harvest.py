@@ -6,7 +6,7 @@ less. They join the job's coordinator as any worker does, so the result does not
 Source: Kubernetes apps/v1 DeploymentSpec; Kueue 0.19, plain pods of a Deployment.
 """
 
-from rekindle.argo.names import JOB_NAME, REPLICA_TYPE
+from argolocal.manifest.names import JOB_NAME, REPLICA_TYPE
 from rekindle.blocks.jobs import gang
 from rekindle.blocks.jobs.members import labels, share, worker
 from rekindle.blocks.pod import OF_WORKFLOW, Manifest

@@ -5,7 +5,7 @@ coordinator(name, cluster, flags, "pytorch")     a PodSpec
 worker(name, train, cluster, flags, "pytorch", host)
 """
 
-from rekindle.argo.names import JOB_NAME, REPLICA_TYPE
+from argolocal.manifest.names import JOB_NAME, REPLICA_TYPE
 from rekindle.blocks import volume
 from rekindle.blocks.pod import MOUNTS, OF_WORKFLOW, POD_IP, Manifest, container, image_digest, pod_spec
 from rekindle.blocks.pod import metadata as pod_metadata

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING
 
 import click
 
+from argolocal.cli.options import output_option
+from argolocal.cli.output import errors_as_json
+from argolocal.common import homes
 from rekindle.cli.group import command
 from rekindle.cli.inputs import check_source, config_of
-from rekindle.cli.options import cluster_flag, configured, output_option
-from rekindle.cli.output import errors_as_json
-from rekindle.common import homes
+from rekindle.cli.options import cluster_flag, configured
 
 if TYPE_CHECKING:
     from rekindle.cluster.api import Cluster

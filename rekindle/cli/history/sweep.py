@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from argolocal.cli.options import Name, output_option
+from argolocal.cli.output import run_output
+from argolocal.common.homes import current as home
 from rekindle.cli.group import command
 from rekindle.cli.inputs import check_source, manifest_of
-from rekindle.cli.options import Name, cluster_flag, configured, no_cache_option, output_option
-from rekindle.cli.output import run_output
-from rekindle.common.homes import current as home
+from rekindle.cli.options import cluster_flag, configured, no_cache_option
 from rekindle.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -69,7 +70,8 @@ def sweep(
         return 0
     if cluster:
         raise click.UsageError("a search on a cluster is a run: `rekindle submit CONFIG`, then --of RUN --cluster.")
-    from rekindle.view import foreground, overview, reuse
+    from argolocal.view import runs as overview
+    from rekindle.view import foreground, reuse
 
     with run_output(as_json):
         workflow, _ = manifest_of(config, sets, None, check_search)

@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rekindle.local.processes import end_unless_recorded
+from argolocal.common.processes import end_unless_recorded
 from rekindle.local.services.connections import Connections
 from rekindle.local.services.login import Login
 

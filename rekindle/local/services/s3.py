@@ -28,7 +28,7 @@ from typing import Any
 from urllib.parse import quote, unquote
 from xml.etree import ElementTree  # nosec B405  # see below
 
-from rekindle.local.processes import end_unless_recorded
+from argolocal.common.processes import end_unless_recorded
 from rekindle.local.services.connections import Connections
 from rekindle.local.services.s3_files import BLOCK, CHECKSUMS, Files, Hash, S3Error, blocks, read_meta
 from rekindle.local.services.s3_request import Request, xml

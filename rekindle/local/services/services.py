@@ -22,11 +22,11 @@ from html import escape
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from rekindle.common import homes
-from rekindle.common.files import write_atomically, write_once
-from rekindle.common.interpreter import python
+from argolocal.common import homes
+from argolocal.common.files import write_atomically, write_once
+from argolocal.common.interpreter import python
+from argolocal.common.processes import alive, confirm_recorded, end_group, started
 from rekindle.errors import RekindleError, StorageError, TrackingError, say, without_user
-from rekindle.local.processes import alive, confirm_recorded, end_group, started
 
 BUCKET = "rekindle"
 REGION = "us-east-1"

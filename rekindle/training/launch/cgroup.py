@@ -3,7 +3,7 @@
 from contextlib import suppress
 from pathlib import Path
 
-from rekindle.common.linux import CGROUP_EVENTS, CGROUP_LIMIT, oom_kills
+from argolocal.common.linux import CGROUP_EVENTS, CGROUP_LIMIT, oom_kills
 
 MOUNT = Path("/sys/fs/cgroup")
 

@@ -21,7 +21,7 @@ import traceback
 from contextlib import suppress
 from typing import TYPE_CHECKING, NoReturn
 
-from rekindle.common.linux import die_with_parent
+from argolocal.common.linux import die_with_parent
 from rekindle.errors import CodeError, GivenUp, RekindleError, StorageError, TrackingError
 from rekindle.training.launch import signals
 

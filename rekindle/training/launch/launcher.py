@@ -33,7 +33,7 @@ from enum import Enum, auto
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rekindle.common import linux
+from argolocal.common import linux
 from rekindle.errors import CodeError, ConfigError, RekindleError, say
 from rekindle.training.checkpoint import snapshot_file
 from rekindle.training.launch import notice, signals

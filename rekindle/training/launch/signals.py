@@ -14,7 +14,7 @@ import threading
 import time
 from contextlib import suppress
 
-from rekindle.common.linux import die_with_parent
+from argolocal.common.linux import die_with_parent
 from rekindle.errors import ConfigError, say
 
 GRACE = "REKINDLE_GRACE"  # environment: seconds between a SIGTERM and the SIGKILL that follows it

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from rekindle.argo.manifest.selector import verdict
+from argolocal.language.selector import verdict
 from rekindle.blocks.jobs import search
 from tests.kinds import kinds
 from tests.rekindle.blocks.schema import SCHEMAS

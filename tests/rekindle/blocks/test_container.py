@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from rekindle.argo.language.substitute import substitute
+from argolocal.language.substitute import substitute
 from rekindle.blocks.container import command
 from rekindle.blocks.resource import render
 from rekindle.blocks.settings import ClusterConfig

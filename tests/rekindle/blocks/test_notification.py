@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import yaml
 
-from rekindle.argo.validate import lint
-from rekindle.common import homes
+from argolocal.common import homes
+from argolocal.validate import lint
 from rekindle.config import load_config
 from rekindle.errors import ConfigError
 from rekindle.render import render_manifest

@@ -10,9 +10,9 @@ import pytest
 from hera.workflows import Artifact, Container, Steps, Task, Workflow, WorkflowsService, script
 from hera.workflows import models as m
 
+from argolocal.validate import lint
 from pipelines import training
 from rekindle import blocks
-from rekindle.argo.validate import lint
 from rekindle.config import Config, load_config
 from rekindle.keys import cached_key
 from rekindle.render import render_manifest

@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from rekindle.argo.validate import check
+from argolocal.validate import check
 from rekindle.cache import entries, plan
 from rekindle.cache.entries import Entry
 from rekindle.config import load_config

@@ -10,7 +10,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from rekindle.local.processes import started
+from argolocal.common.processes import started
 
 # a library's name, the standard library's, or one that Python looks for by itself
 MODULES = (

@@ -18,13 +18,13 @@ import pytest
 
 from rekindle.cli import commands
 from rekindle.local.services.services import Services
+from tests.argolocal.controllers.test_projects import free_port
 from tests.commands import BIN, ROOT, Shell
 from tests.forked import Prompt
 from tests.rekindle.cli.own import make
 from tests.rekindle.cli.test_stranger import leaves
 from tests.rekindle.cluster.server import ApiServer
 from tests.rekindle.cluster.sound import SoundCluster
-from tests.rekindle.local.controllers.test_projects import free_port
 from tests.waiting import until
 
 ARGO = "/apis/argoproj.io/v1alpha1/namespaces/models"

@@ -15,9 +15,9 @@ import pytest
 
 from rekindle.cli import commands
 from rekindle.local.services.services import answers
+from tests.argolocal.controllers.test_projects import free_port, serving
 from tests.rekindle.cli.stranger import OWN, Folder
 from tests.rekindle.cli.test_cli import REKINDLE, workflow, written
-from tests.rekindle.local.controllers.test_projects import free_port, serving
 from tests.waiting import until
 
 REFUSED = "was not made here by a command of yours"

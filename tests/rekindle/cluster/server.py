@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Self
 from urllib.parse import parse_qs, urlsplit
 
-from rekindle.argo.manifest.patch import merge
+from argolocal.manifest.patch import merge
 
 Object = dict[str, Any]
 NAMED = re.compile(r"(/apis?/.*?/namespaces/[^/]+/[^/]+)/([^/]+)$")

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from rekindle.argo import names
-from rekindle.argo.names import NODE_ID, WORKFLOW
+from argolocal.manifest import names
+from argolocal.manifest.names import NODE_ID, WORKFLOW
 from rekindle.cluster import workflows
 from rekindle.cluster.api import WORKFLOWS, Cluster
 from rekindle.cluster.workflows import SHA256

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from rekindle.argo.manifest import cron
+from argolocal.manifest import cron
 from rekindle.config import load_config
 from rekindle.errors import ConfigError
 from rekindle.history.weeks import table, weeks

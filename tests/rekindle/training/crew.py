@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-from rekindle.common.linux import die_with_parent
+from argolocal.common.linux import die_with_parent
 from rekindle.storage import Store
 from rekindle.training.membership.handshake import VARIABLE
 from tests.rekindle.training import toy

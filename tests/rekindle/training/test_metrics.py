@@ -2,7 +2,7 @@ import re
 
 import pytest
 
-from rekindle.common.wording import PROGRESS
+from rekindle.common.progress import PROGRESS
 from rekindle.training.metrics import Metrics
 
 LINE = re.compile(r"progress step=\d+/\d+ loss=\d+\.\d{5} samples_per_s=\d+ eta_s=\d+")

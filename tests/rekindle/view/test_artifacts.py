@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from argolocal.state.journal import Busy, RunFiles
 from rekindle.keys import CHECKPOINTS, key
-from rekindle.local.journal import Busy, RunFiles
 from rekindle.storage import Store
 from rekindle.view.artifacts import remove, superseded
 

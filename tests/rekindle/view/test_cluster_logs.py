@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from rekindle.argo.names import NODE_NAME, WORKFLOW
+from argolocal.manifest.names import NODE_NAME, WORKFLOW
+from argolocal.view.display import cause_of
+from argolocal.view.summary import Step
 from rekindle.cli import commands
 from rekindle.cluster.api import Cluster
 from rekindle.cluster.errors import ApiError
 from rekindle.storage import Store
 from rekindle.view.cluster_logs import Logs, TrainingProgress, archived, tail
-from rekindle.view.display import cause_of
-from rekindle.view.summary import Step
 from tests.rekindle.cluster.server import ApiServer, status
 from tests.rekindle.cluster.test_api import WORKFLOWS_AT, workflow
 from tests.rekindle.view.test_explain import Kubelet

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from rekindle.local.emulator import LocalCluster
-from rekindle.local.processes import started
+from argolocal.common.processes import started
+from rekindle.local.cluster import LocalCluster
 from rekindle.view import doctor
 
 pytestmark = pytest.mark.usefixtures("plain_environment")

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
+from argolocal.state.journal import RunFiles
 from rekindle.cluster.api import Cluster
 from rekindle.config import load_config
 from rekindle.errors import ConfigError, RekindleError
 from rekindle.keys import CHECKPOINTS, LEDGER, key
 from rekindle.ledger.events import Ledger
-from rekindle.local.journal import RunFiles
 from rekindle.render import render_manifest
 from rekindle.storage import Store
 from rekindle.view.explain import LEDGERS, explain, explain_on_cluster
@@ -97,7 +97,7 @@ def test_a_training_on_a_cluster_is_explained_by_a_pod_that_reaches_its_store(
 
 
 def test_an_unknown_run_is_an_error_with_the_way_out(tmp_path: Path, s3: Store) -> None:
-    with pytest.raises(ConfigError, match="rekindle run CONFIG"):
+    with pytest.raises(ConfigError, match="`rekindle run` starts one"):
         explain(tmp_path, None, as_json=False)
     trained(tmp_path, s3, "fresh", [])
     with pytest.raises(ConfigError, match='Did you mean "fresh"'):

@@ -15,8 +15,8 @@ from typing import Any
 import psutil
 import pytest
 
+from tests.argolocal.controllers.test_projects import free_port
 from tests.rekindle.cli.test_cli import REKINDLE, rekindle, started, workflow, written
-from tests.rekindle.local.controllers.test_projects import free_port
 from tests.waiting import until
 
 

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from rekindle.argo.manifest import read as manifests
+from argolocal.engine.nodes import PodEnded, Start
+from argolocal.engine.scheduler import Scheduler
+from argolocal.manifest import read as manifests
+from argolocal.state.locks import SharedLocks
 from rekindle.config import load_config
-from rekindle.local.emulator import LocalCluster
-from rekindle.local.engine.nodes import PodEnded, Start
-from rekindle.local.engine.scheduler import Scheduler
-from rekindle.local.locks import SharedLocks
+from rekindle.local.cluster import LocalCluster
 from rekindle.render import render_manifest
 
 GOLDEN = Path(__file__).parents[2] / "golden"

@@ -11,21 +11,20 @@ from typing import Any
 
 import pytest
 
+from argolocal.common import homes
+from argolocal.controllers.base import Controller
 from rekindle import tracking
-from rekindle.common import homes
 from rekindle.errors import ConfigError, RekindleError
-from rekindle.local.controllers import controllers
-from rekindle.local.controllers.base import Controller
-from rekindle.local.controllers.kubectl import LocalObjects
-from rekindle.local.emulator import LocalCluster
+from rekindle.local.cluster import LocalCluster
+from rekindle.local.objects import LocalObjects
 from rekindle.serving import promotion
 from rekindle.serving.promotion import ChampionChanged
 from rekindle.serving.rollback import roll_back
 from rekindle.storage import Store
+from tests.argolocal.controllers.test_deployment import address, answering, load, release, rolled_out, wait
+from tests.argolocal.controllers.test_projects import free_port
 from tests.proxy import Proxy
 from tests.rekindle.cli.test_cli import rekindle
-from tests.rekindle.local.controllers.test_deployment import address, answering, load, release, rolled_out, wait
-from tests.rekindle.local.controllers.test_projects import free_port
 from tests.rekindle.monitoring.hook import hook
 from tests.waiting import until
 
@@ -91,7 +90,7 @@ def model(tmp_path: Path, s3: Store, mlflow_server: str, monkeypatch: pytest.Mon
     monkeypatch.setattr(promotion, "PATIENCE", 0.2)
     name, cluster = f"cards-{uuid.uuid4().hex[:6]}", LocalCluster(tmp_path / ".rekindle")
     homes.make(cluster.home)
-    yield Model(name, s3, cluster, controllers(cluster, cluster.home / "run"), free_port())
+    yield Model(name, s3, cluster, cluster.kinds.controllers(cluster, cluster.home / "run"), free_port())
     cluster.down()
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rekindle.argo.manifest.selector import verdict
+from argolocal.language.selector import verdict
 from rekindle.blocks.jobs.backends import BACKENDS
 from rekindle.blocks.settings import ClusterConfig
 from rekindle.config import load_config

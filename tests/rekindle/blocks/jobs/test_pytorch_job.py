@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rekindle.argo.manifest.selector import verdict
+from argolocal.language.selector import verdict
 from rekindle.blocks.jobs.kubeflow import FAILURE
 from rekindle.blocks.jobs.members import run_secret
 from rekindle.blocks.jobs.pytorch_job import SUCCESS, pytorch_job

@@ -8,7 +8,7 @@ import pytest
 import yaml
 from hera.workflows import models as m
 
-from rekindle.argo.manifest.selector import verdict
+from argolocal.language.selector import verdict
 from rekindle.blocks.serving.autoscaler import autoscaler
 from rekindle.blocks.serving.deployment import FAILURE, SUCCESS, deployment
 from rekindle.blocks.serving.disruption_budget import disruption_budget

@@ -18,8 +18,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from argolocal.common.processes import started
 from rekindle.errors import StorageError, TrackingError
-from rekindle.local.processes import started
 from rekindle.local.services.services import Record, Services, answers
 from rekindle.storage import Store
 from tests.waiting import until

@@ -22,8 +22,7 @@ from random import Random
 from typing import Any, Self
 
 from rekindle import tracking
-from rekindle.local.controllers import controllers
-from rekindle.local.emulator import LocalCluster
+from rekindle.local.cluster import LocalCluster
 from rekindle.local.services.services import Services
 from rekindle.storage import Store
 from tests.commands import Shell, shell
@@ -51,7 +50,7 @@ class Place:
         }
         self.settings |= {name: proxy.url for name, proxy in self.proxies.items()}
         self.cluster = LocalCluster(folder / ".rekindle")
-        self.kinds = controllers(self.cluster, self.cluster.home / "run")
+        self.kinds = self.cluster.kinds.controllers(self.cluster, self.cluster.home / "run")
         self.changes = 0  # of an undisturbed release
 
     def __enter__(self) -> Self:

@@ -160,9 +160,9 @@ def test_a_coordinator_ends_with_its_verdict_though_the_object_store_does_not_an
         environment = crew.environment | crew.meeting | {"S3_ENDPOINT_URL": endpoint}
         log = crew.logs / "impatient.log"
         argv = ["coordinator", *flags("hanging", workers=1)]
-        coordinator = Member(crew.context.Process(target=_impatient, args=(argv, environment, str(log))), log)
-        coordinator.process.start()
-        crew.members.append(coordinator)
+        process = crew.context.Process(target=_impatient, args=(argv, environment, str(log)))
+        process.start()
+        crew.members.append(coordinator := Member(process, log))
         crew.until(lambda: _listens(crew))
         silent.accept()
         with client.connect((crew.meeting["MASTER_ADDR"], int(crew.meeting["MASTER_PORT"]))) as worker:

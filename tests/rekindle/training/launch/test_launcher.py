@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from rekindle.local.processes import started
+from argolocal.common.processes import started
 from rekindle.storage import Store
 from rekindle.training.launch.launcher import BUGS, Budget, ExitKind
 from tests.rekindle.training.crew import Crew, Member, flags

@@ -1,0 +1,54 @@
+"""`argolocal` and `python -m argolocal`."""
+
+import os
+import sys
+
+if __name__ == "__main__" and not sys.flags.safe_path:
+    del sys.path[0]  # the working directory, where `python -m` looks first: its files must not shadow a library
+
+from collections.abc import Callable
+
+STOPPED = (129, 130, 143)  # by SIGHUP, Ctrl-C, SIGTERM
+
+
+def main() -> None:
+    """Run a command of argolocal."""
+    exit_with(_load)
+
+
+def _load() -> Callable[[], int | None]:
+    from argolocal import cli
+
+    return cli.main
+
+
+def exit_with(load: Callable[[], Callable[[], int | None]]) -> None:
+    """Exit with the code of the command that `load` imports: 130 after Ctrl-C, at any moment without a traceback."""
+    code: int | None = 130
+    try:
+        import signal
+
+        # what is started in the background inherits SIGINT ignored, and so would its children
+        signal.signal(signal.SIGINT, _exit_at_once)
+        run = load()
+        try:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            code = run()
+        finally:
+            signal.signal(signal.SIGINT, _exit_at_once)
+    except KeyboardInterrupt:
+        pass
+    if code in STOPPED:  # everything is stopped and printed; interpreter shutdown would take another half second
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)
+
+
+def _exit_at_once(*_: object) -> None:
+    """End this process while Python imports or exits: an exception would be a traceback there, or be lost."""
+    os._exit(130)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,146 @@
+"""Workflows from Python, such as from the tests of one's own pipelines.
+
+outcome = run(workflow, {"message": "hello"})      # a Hera workflow, a dict or a YAML file
+assert outcome.phase == "Succeeded", outcome
+assert outcome.nodes["print"].outputs == {"result": "hello"}
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Protocol, runtime_checkable
+
+from argolocal.controllers.kinds import Kinds
+from argolocal.manifest.read import objects_of, split
+from argolocal.pods.artifacts import load
+from argolocal.pods.container_images import Image
+from argolocal.runner.cluster import LocalCluster
+from argolocal.runner.run import LocalRun
+from argolocal.store import ObjectStore
+from argolocal.validate import Finding, lint_all
+from argolocal.view import summary
+
+Manifest = Mapping[str, Any]
+
+
+@runtime_checkable
+class Hera(Protocol):
+    """A workflow as Hera has it."""
+
+    def to_dict(self) -> Any: ...
+
+
+Workflow = Hera | Manifest | str | Path
+
+
+@dataclass(frozen=True)
+class Node:
+    """A step of a run. `outputs` are its parameters and `result`, `artifacts` say where its artifacts are."""
+
+    name: str
+    phase: str
+    message: str
+    outputs: Mapping[str, str]
+    artifacts: Mapping[str, Mapping[str, Any]]
+    exit_code: int | None
+    _log: Path = field(repr=False)
+
+    @property
+    def log(self) -> str:
+        """What its main container printed."""
+        return self._log.read_text(errors="replace") if self._log.exists() else ""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a run. Its files stay as long as this object, or as the `home` that was given."""
+
+    name: str
+    status: Mapping[str, Any]  # Argo's WorkflowStatus
+    home: Path
+    store: ObjectStore = field(repr=False)
+    _folder: "TemporaryDirectory[str] | None" = field(default=None, repr=False)
+
+    @property
+    def phase(self) -> str:
+        """Succeeded, Failed or Error."""
+        return self.status["phase"]
+
+    @property
+    def message(self) -> str:
+        """Why it did not succeed."""
+        return self.status.get("message") or ""
+
+    @cached_property
+    def nodes(self) -> dict[str, Node]:
+        """The steps by name: `ship.release` is the step `release` of the template that the task `ship` calls."""
+        return {row.name: self._node(row.node) for row in summary.steps(self.name, self.status) if row.node}
+
+    @cached_property
+    def outputs(self) -> dict[str, str]:
+        """The output parameters of the entrypoint, and those with a globalName."""
+        entry = next((node for node in self.status["nodes"].values() if node["name"] == self.name), {})
+        return summary.outputs(entry) | summary.outputs(self.status)
+
+    def artifact(self, node: str, name: str, to: Path) -> Path:
+        """Put an artifact of a node at the path `to`, as the next step would get it. Raises KeyError, StorageError."""
+        load(dict(self.nodes[node].artifacts[name]), to, lambda s3: self.store)
+        return to
+
+    def _node(self, node: Mapping[str, Any]) -> Node:
+        found = node.get("outputs") or {}
+        result = {"result": found["result"]} if "result" in found else {}
+        code = found.get("exitCode")
+        work = summary.last_attempt(self.status, summary.Step("", "", 0, "", "", node=node))
+        return Node(
+            name=node["name"].removeprefix(f"{self.name}."),
+            phase=node["phase"],
+            message=node.get("message") or "",
+            outputs=summary.outputs(node) | result,
+            artifacts={each["name"]: each for each in found.get("artifacts") or []},
+            exit_code=None if code is None else int(code),
+            _log=self.home / "runs" / self.name / "logs" / f"{summary.pod_of(self.name, work)}.log",
+        )
+
+    def __str__(self) -> str:
+        """In a few lines: the step that failed, and why."""
+        step = summary.failed_step(summary.steps(self.name, self.status))
+        log = self.nodes[step.name].log if step else ""
+        return summary.failure(self.name, self.status, log, None, "")
+
+
+def run(
+    workflow: Workflow,
+    parameters: Mapping[str, str] | None = None,
+    *,
+    objects: Iterable[Manifest] = (),
+    images: Mapping[str, Image] | None = None,
+    kinds: Kinds | None = None,
+    store: Callable[[Manifest], ObjectStore] | None = None,
+    home: Path | None = None,
+) -> Outcome:
+    """Run a workflow on this machine to its end. Raises ConfigError if it cannot run, before anything starts.
+
+    `objects` are what it refers to (WorkflowTemplates, ConfigMaps, Secrets), besides those in its file; the others are
+    as of LocalCluster. Without a `home`, that is a folder which goes with the outcome.
+    """
+    folder = None if home else TemporaryDirectory(prefix="argolocal-")
+    cluster = LocalCluster(home or Path(folder.name) / "home" if folder else home, images, kinds, store)
+    manifest, others = split(_objects(workflow))
+    cluster.keep([*objects, *others])
+    local = LocalRun.new(manifest, parameters, cluster)
+    status = local.run()
+    return Outcome(local.name, status, cluster.home, cluster.store(), folder)
+
+
+def lint(workflow: Workflow, objects: Iterable[Manifest] = ()) -> list[Finding]:
+    """What Argo would reject (`fatal`), or wrongly accept, of a workflow and the `objects` that it refers to."""
+    return lint_all([("", manifest) for manifest in (*_objects(workflow), *objects)])
+
+
+def _objects(workflow: Workflow) -> list[dict[str, Any]]:
+    if isinstance(workflow, str | Path):
+        return objects_of(Path(workflow))
+    return [dict(workflow.to_dict() if isinstance(workflow, Hera) else workflow)]

@@ -1,0 +1,195 @@
+"""The command `argolocal`: parses arguments, calls one function, prints its result.
+
+argolocal --help
+"""
+
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+
+from argolocal.cli import entry
+from argolocal.cli.group import CONTEXT, Commands
+from argolocal.cli.options import File, Name, output_option, pairs_of, parameters_option
+from argolocal.cli.output import print_result, run_output
+from argolocal.common.homes import current as home
+from argolocal.common.wording import shorten
+
+ask_option = click.option("--yes", is_flag=True, help="Do not ask: the first Ctrl-C stops the run.")
+
+
+def main() -> int:
+    """Run a command; returns its exit code."""
+    return entry.exit_code(lambda: commands.main(standalone_mode=False))
+
+
+@click.group(cls=Commands, context_settings=CONTEXT)
+@click.version_option(package_name="rekindle", message="argolocal %(version)s", help="Show the version.")
+def commands() -> None:
+    """Run, lint and test Argo Workflows on this machine, without a cluster.
+
+    \b
+    Example:
+      argolocal run workflow.yaml -p message=hello
+    """
+
+
+@commands.command
+@click.argument("manifest", metavar="FILE", type=File())
+@parameters_option("A workflow parameter.")
+@output_option("text", "json")
+@ask_option
+def run(manifest: Path, parameters: tuple[str, ...], as_json: bool, yes: bool) -> int:
+    """Run a Workflow, WorkflowTemplate or CronWorkflow (YAML or JSON).
+
+    FILE may hold what it refers to, too, and may be a folder. What cannot run here as on Argo is refused by name. Exit
+    codes: 0 succeeded, 1 failed, 2 bad usage or manifest, 130 stopped by Ctrl-C.
+
+    Example:
+      argolocal run workflow.yaml -p message=hello -o json
+    """
+    from argolocal.manifest.read import read_files
+    from argolocal.runner.cluster import LocalCluster
+    from argolocal.view.foreground import Foreground, begun
+
+    with run_output(as_json):
+        workflow, others = read_files(manifest)
+        local = begun(LocalCluster(home()), workflow, pairs_of(parameters), others)
+        return Foreground(local).run(as_json=as_json, ask=not yes)
+
+
+@commands.command
+@click.argument("manifests", metavar="FILE...", nargs=-1, required=True, type=File())
+@output_option("text", "json")
+def lint(manifests: tuple[Path, ...], as_json: bool) -> int:
+    """Find what Argo would reject, or wrongly accept, in files or folders of manifests.
+
+    References to WorkflowTemplates among them are checked, too. Exit codes: 0 everything can run (there may be
+    warnings), 1 something cannot, 2 bad usage.
+
+    Example:
+      argolocal lint workflow.yaml templates/
+    """
+    from argolocal.manifest.read import files_of, objects_of
+
+    files = [file for path in manifests for file in files_of(path)]
+    return print_findings([(str(file), manifest) for file in files for manifest in objects_of(file)], as_json)
+
+
+def print_findings(objects: list[tuple[str, dict]], as_json: bool) -> int:
+    """Print what `lint` finds; returns the exit code."""
+    from argolocal import validate
+
+    findings = validate.lint_all(objects)
+    if as_json:
+        click.echo(json.dumps([asdict(finding) for finding in findings], indent=2))
+    for finding in findings if not as_json else []:
+        click.echo(f"{'error' if finding.fatal else 'warning'}: {shorten(str(finding))}", err=True)
+    if not (findings or as_json):
+        click.echo("no problems found")
+    return 1 if any(finding.fatal for finding in findings) else 0
+
+
+@commands.command
+@click.argument("name", required=False, type=Name())
+@parameters_option("A value for a suspended step.")
+@output_option("text", "json")
+@ask_option
+def resume(name: str | None, parameters: tuple[str, ...], as_json: bool, yes: bool) -> int:
+    """Resume a run that failed, was stopped or was killed, or the suspended steps of a running one.
+
+    Steps that succeeded are not repeated. NAME defaults to the newest run that did not succeed.
+
+    Example:
+      argolocal resume
+      argolocal resume approval-7xk2p -p approve=YES
+    """
+    from argolocal.runner.cluster import LocalCluster
+    from argolocal.view.foreground import Foreground, resumed
+
+    with run_output(as_json):
+        local = resumed(LocalCluster(home()), name, pairs_of(parameters), as_json)
+        return Foreground(local).run(as_json=as_json, ask=not yes) if local else 0
+
+
+@commands.command
+@click.argument("name", required=False, type=Name())
+@output_option("text", "json")
+def stop(name: str | None, as_json: bool) -> None:
+    """Stop a run gracefully; its exit handlers still run. NAME defaults to the newest running run.
+
+    Example:
+      argolocal stop
+    """
+    from argolocal.runner import run
+    from argolocal.runner.cluster import LocalCluster
+    from argolocal.view import runs
+
+    name = run.stop(name or runs.newest(home(), ("Running",)), LocalCluster(home()))
+    print_result(as_json, {"workflow": name, "phase": "Failed"}, f"stopped {name}")
+
+
+@commands.command
+@click.argument("name", required=False, type=Name())
+@output_option("text", "json")
+def status(name: str | None, as_json: bool) -> None:
+    """List the runs, or the steps of run NAME.
+
+    Example:
+      argolocal status hello-4k2xp
+    """
+    from argolocal.runner.cluster import LocalCluster
+    from argolocal.view import runs
+
+    click.echo(runs.run(home(), name, as_json) if name else runs.everything(LocalCluster(home()), as_json))
+
+
+@commands.command
+@click.argument("name", required=False, type=Name())
+@click.argument("step", default="")
+@click.option("-f", "--follow", is_flag=True, help="Follow the logs until the run completes.")
+@output_option("text", "json")
+def logs(name: str | None, step: str, follow: bool, as_json: bool) -> None:
+    """Print the logs of a run (default: the newest), or of the steps whose names contain STEP.
+
+    Example:
+      argolocal logs -f
+    """
+    from argolocal.view import runs
+
+    runs.logs(home(), name, step, follow, sys.stdout, as_json)
+
+
+@commands.command
+@output_option("text", "json")
+def down(as_json: bool) -> None:
+    """Stop the Deployments that runs have applied. Runs, their logs and artifacts stay.
+
+    Example:
+      argolocal down
+    """
+    from argolocal.runner.cluster import LocalCluster
+
+    stopped = LocalCluster(home()).down()
+    if stopped or as_json:
+        print_result(as_json, {"stopped": stopped}, "\n".join(f"stopped {name}" for name in stopped))
+
+
+@commands.command
+@click.argument("folder", metavar="HOME", type=File())
+@output_option("text", "json")
+def trust(folder: Path, as_json: bool) -> None:
+    """Use a home (.argolocal, or ARGOLOCAL_HOME) that no command of yours made here.
+
+    It says what is started on this machine: one that came with a folder from elsewhere is not used, nor is your own
+    after you moved or copied it. Trust only what you know.
+
+    Example:
+      argolocal trust .argolocal
+    """
+    from argolocal.runner import cluster
+
+    cluster.trust(folder)
+    print_result(as_json, {"trusted": str(folder.resolve())}, f"{folder.resolve()} is used from now on")

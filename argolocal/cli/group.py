@@ -1,0 +1,42 @@
+"""A group of commands that lists them by section."""
+
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import click
+
+from argolocal.errors import did_you_mean
+
+CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 110}  # inherited by all commands
+
+
+class Commands(click.Group):
+    """Lists commands by section and suggests a name for a mistyped one.
+
+    The lines of the `Example:` block in the docstring of a command stay as they are.
+    """
+
+    group_class = type
+
+    def __init__(self, *args: Any, sections: Mapping[str, Sequence[str]] | None = None, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.sections = sections
+
+    def add_command(self, cmd: click.Command, name: str | None = None) -> None:
+        cmd.help = inspect.cleandoc(cmd.help or "").replace("\nExample:", "\n\b\nExample:")
+        super().add_command(cmd, name)
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self.commands)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        width = max(map(len, self.commands))
+        for title, names in (self.sections or {"Commands": [*self.commands]}).items():
+            with formatter.section(title):
+                formatter.write_dl([(f"{name:{width}}", self.commands[name].get_short_help_str(80)) for name in names])
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
+        if args and not args[0].startswith("-") and args[0] not in self.commands:
+            ctx.fail(f'"{args[0]}" is not a command.{did_you_mean(args[0], set(self.commands))}')
+        return super().resolve_command(ctx, args)

@@ -1,0 +1,47 @@
+"""Options and arguments that several commands share."""
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+
+class Name(click.ParamType):
+    """A non-empty name: with RUN unset, `argolocal stop "$RUN"` must not stop the newest run."""
+
+    name = "text"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return value or self.fail("it is empty: give a name, or omit it.", param, ctx)
+
+
+class File(click.Path):
+    """A non-empty path: an empty one would be the current folder."""
+
+    def __init__(self) -> None:
+        super().__init__(path_type=Path)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return super().convert(value or self.fail("it is empty: give a file or folder.", param, ctx), param, ctx)
+
+
+def parameters_option(note: str) -> Any:
+    return click.option("-p", "--parameter", "parameters", multiple=True, metavar="NAME=VALUE", help=note)
+
+
+def output_option(*formats: str) -> Any:
+    """Add --output, which the command receives as `as_json`."""
+    note = "json: one object on stdout, everything else on stderr." if "text" in formats else None
+    return click.option("-o", "--output", "as_json", type=click.Choice(formats), default=formats[0], show_default=True,
+                        help=note, callback=lambda ctx, param, value: value == "json")  # fmt: skip
+
+
+def pairs_of(items: tuple[str, ...]) -> dict[str, str]:
+    """The values of `--parameter` by name."""
+    pairs = {}
+    for item in items:
+        name, equals, value = item.partition("=")
+        if not equals or not name:
+            raise click.UsageError(f"-p {item}: it must be NAME=VALUE.")
+        pairs[name] = value
+    return pairs

@@ -1,0 +1,76 @@
+"""Makes stdin, stdout and stderr usable even if the caller closed them, and handles errors in writing to them.
+
+prepare()                   # before anything else
+ignore_stdout_errors()      # a run continues when its display cannot be written
+"""
+
+import errno
+import io
+import os
+import sys
+from typing import Any, TextIO
+
+from argolocal.errors import ArgolocalError
+
+
+class Unwritable(ArgolocalError):
+    """stdout cannot be written."""
+
+
+class Descriptor(io.FileIO):
+    """A file descriptor that fails at most once: later writes go to /dev/null, also those at interpreter exit."""
+
+    def __init__(self, number: int, ignore_errors: bool) -> None:
+        super().__init__(number, "wb", closefd=False)
+        self.ignore_errors = ignore_errors
+
+    def write(self, data: Any, /) -> int:
+        try:
+            return super().write(data)
+        except OSError as error:
+            _open_devnull(self.fileno())
+            if self.ignore_errors:
+                return memoryview(data).nbytes
+            if error.errno == errno.EPIPE:  # a reader that needs no more, such as `head`, is no error
+                raise
+            raise Unwritable(
+                f"stdout cannot be written ({error.strerror}): redirect it to a file or terminal that can be written."
+            ) from error
+
+
+def prepare() -> None:
+    """Reopen closed descriptors, so that no other file becomes stdout, and escape what stdout cannot encode."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            _open_devnull(number)
+    sys.stdin = sys.stdin or open(0, closefd=False)  # noqa: SIM115
+    sys.stdout = _stream(1, sys.stdout, ignore_errors=False)
+    sys.stderr = _stream(2, sys.stderr, ignore_errors=True)
+
+
+def ignore_stdout_errors() -> None:
+    """Ignore errors of stdout from now on."""
+    raw = getattr(getattr(sys.stdout, "buffer", None), "raw", None)
+    if isinstance(raw, Descriptor):
+        raw.ignore_errors = True
+
+
+def _stream(number: int, before: TextIO | None, ignore_errors: bool) -> TextIO:
+    options: dict[str, Any] = {"line_buffering": number == 2}
+    if isinstance(before, io.TextIOWrapper):
+        options = {
+            "encoding": before.encoding,
+            "line_buffering": before.line_buffering,
+            "write_through": before.write_through,
+        }
+    return io.TextIOWrapper(io.BufferedWriter(Descriptor(number, ignore_errors)), errors="backslashreplace", **options)
+
+
+def _open_devnull(number: int) -> None:
+    devnull = os.open(os.devnull, os.O_RDWR)
+    if devnull != number:
+        os.dup2(devnull, number)
+        os.close(devnull)
+    os.set_inheritable(number, True)

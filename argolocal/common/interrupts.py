@@ -1,0 +1,134 @@
+"""Signals that stop a run: Ctrl-C (SIGINT), SIGTERM and SIGHUP, handled in one place and handed down to what waits.
+
+with StopSignals(stop_file, ask=True, exit_after=3.0) as signals:     # a command in the foreground
+    local.run(on_change, signals)                                     # raises KeyboardInterrupt; signals.caught: 2
+
+with Interrupts() as signals, signals.deferred():                     # a library: earlier handlers decide
+    with signals.allowed():
+        selector.select()
+"""
+
+import math
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any, Self
+
+PATIENCE = 0.5  # seconds after which a second signal acts at once; `timeout` sends two within microseconds
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Interrupts:
+    """Installs handlers while entered, in the main thread only. A SIGHUP ignored because of `nohup` stays ignored.
+
+    Each signal goes to the handler that was installed before; without one it raises KeyboardInterrupt.
+    """
+
+    def __init__(self) -> None:
+        self.previous: dict[int, Any] = {}
+        self.pending: list[tuple[int, FrameType | None]] = []
+        self.pending_since = 0.0
+        self.deferring = False
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():
+            self.previous = {number: signal.getsignal(number) for number in SIGNALS}
+            if self.previous[signal.SIGHUP] == signal.SIG_IGN:
+                del self.previous[signal.SIGHUP]
+            for number in self.previous:
+                signal.signal(number, self._on_signal)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self.previous.items():
+            signal.signal(number, handler)
+
+    @contextmanager
+    def deferred(self) -> Iterator[None]:
+        """Signals wait for `allowed`: anywhere else a process that was just started would be lost.
+
+        If `allowed` is not reached, a second signal acts at once.
+        """
+        self.deferring = True
+        try:
+            yield
+        finally:
+            self.deferring = False
+            self.pending.clear()
+
+    @contextmanager
+    def allowed(self) -> Iterator[None]:
+        """Signals act here, those that came before first. May raise KeyboardInterrupt."""
+        deferring, self.deferring = self.deferring, False
+        try:
+            self._deliver()
+            yield
+        finally:
+            self.deferring = deferring
+
+    def receive(self, number: int, frame: FrameType | None) -> None:
+        """Acts on a signal."""
+        handler: Callable[[int, FrameType | None], Any] | int | None = self.previous[number]
+        if callable(handler):
+            handler(number, frame)
+        elif handler != signal.SIG_IGN:
+            raise KeyboardInterrupt
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self.pending_since = self.pending_since if self.pending else time.monotonic()
+        self.pending.append((number, frame))
+        if not self.deferring or time.monotonic() - self.pending_since > PATIENCE:
+            self._deliver()
+
+    def _deliver(self) -> None:
+        while self.pending:
+            self.receive(*self.pending.pop(0))
+
+
+class StopSignals(Interrupts):
+    """The first signal raises KeyboardInterrupt, further ones are ignored; `caught` is its number.
+
+    `ask`: the first Ctrl-C on a terminal asks before it stops the run. `stop_file` exists while `argolocal stop` asks
+    the runner to stop the workflow, which is no signal of the user's. `exit_after`: seconds after which a further
+    signal exits at once; `argolocal resume` then cleans up.
+    """
+
+    def __init__(self, stop_file: Path | None = None, ask: bool = False, exit_after: float = math.inf) -> None:
+        super().__init__()
+        self.stop_file, self.exit_after = stop_file, exit_after
+        self.ask = ask and sys.stdin is not None and sys.stdin.isatty()
+        self.say: Callable[[str], None] = lambda line: print(f"note: {line}", file=sys.stderr, flush=True)
+        self.caught: int | None = None
+        self.caught_at = 0.0
+
+    def receive(self, number: int, frame: FrameType | None) -> None:
+        if self.caught:
+            if time.monotonic() - self.caught_at > self.exit_after:
+                os._exit(128 + number)
+            return
+        if self.stop_file and self.stop_file.exists():
+            raise KeyboardInterrupt
+        if number == signal.SIGINT and self.ask:
+            self.ask = False
+            self.say("Stop this run? y or Ctrl-C again stops it, anything else continues.")
+            threading.Thread(target=self._read_answer, daemon=True).start()
+            return
+        self.caught, self.caught_at = number, time.monotonic()
+        raise KeyboardInterrupt
+
+    def _read_answer(self) -> None:
+        try:  # not sys.stdin.readline(): its lock, held by a waiting thread, is fatal when the interpreter exits
+            answer = os.read(sys.stdin.fileno(), 100)
+        except OSError:  # the terminal is closed
+            return
+        if answer.strip().lower().startswith(b"y"):
+            os.kill(os.getpid(), signal.SIGINT)
+        else:
+            self.ask = True
+            self.say("Continuing.")

@@ -1,0 +1,176 @@
+"""Objects of a cluster as files: `objects/<Kind>/<name>.json`, applied as kubectl applies them.
+
+`Controller` stores objects of any kind, which is all that ConfigMaps, PodDisruptionBudgets and the like need; the other
+controllers extend it. A change reads and renames the file under a lock: supervisors write its status.
+"""
+
+import copy
+import fcntl
+import json
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from argolocal.common import homes
+from argolocal.errors import ConfigError, Conflict
+from argolocal.interfaces import Cluster
+from argolocal.language.gofmt import timestamp
+
+Object = dict[str, Any]
+LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
+
+
+class Controller:
+    """Stores the objects of one kind; the base of all controllers."""
+
+    kind = ""
+
+    def __init__(self, cluster: Cluster, kind: str = "", run: Path | None = None) -> None:
+        """`run` is the folder for the logs and directories of pods."""
+        self.cluster, self.run = cluster, run or cluster.home
+        self.others: Mapping[str, Controller] = {}  # by kind: those of the same run
+        self.kind = kind or self.kind
+        self.folder = cluster.home / "objects" / self.kind
+
+    def check(self, obj: Object) -> None:
+        """Raises ConfigError for an object that the API server would refuse or that this machine does not support."""
+        if not (obj.get("metadata") or {}).get("name"):
+            raise ConfigError(f"a {self.kind} has no metadata.name. Give it one.")
+
+    def apply(self, obj: Object) -> Object:
+        """Create or update the object as `kubectl apply` does: fields that `obj` never set stay.
+
+        Raises ConfigError, and Conflict if `obj` names another resourceVersion than the current one.
+        """
+        self.check(obj)
+        applied = _without_last_applied(obj)
+
+        def merged(now: Object | None) -> Object:
+            last = json.loads(now["metadata"]["annotations"].get(LAST_APPLIED, "{}")) if now else {}
+            new = merge(last, applied, now or {})
+            annotations = {**(new["metadata"].get("annotations") or {}), LAST_APPLIED: json.dumps(applied)}
+            return new | {"metadata": new["metadata"] | {"annotations": annotations}}
+
+        return self._write(obj["metadata"]["name"], merged)
+
+    def patch(self, name: str, how: Callable[[Object], Object]) -> Object:
+        """Replace an existing object by `how(object)`, as `kubectl patch` does: what was applied last stays known.
+
+        Raises ConfigError, and Conflict if `how` sets another resourceVersion than the current one.
+        """
+
+        def patched(now: Object | None) -> Object:
+            new = how(now or {})
+            self.check(new)
+            return new
+
+        return self._write(name, patched)
+
+    def _write(self, name: str, how: Callable[[Object | None], Object]) -> Object:
+        def numbered(now: Object | None) -> Object:
+            new = how(copy.deepcopy(now))
+            meta = {"namespace": "default", "uid": str(uuid.uuid4()), "creationTimestamp": timestamp(time.time())}
+            meta |= {"annotations": {}} | new["metadata"]
+            current = now["metadata"] if now else {"resourceVersion": "0", "generation": 0}
+            if now and meta.get("resourceVersion") not in (None, "", current["resourceVersion"]):
+                raise Conflict(
+                    f'Operation cannot be fulfilled on {self.kind.lower()}s "{name}": the object has been modified; '
+                    "please apply your changes to the latest version and try again"
+                )
+            changed = not now or now.get("spec") != new.get("spec")
+            meta |= {"resourceVersion": current["resourceVersion"], "generation": current["generation"] + changed}
+            return new | {"metadata": meta}
+
+        stored = self.change(name, numbered)
+        assert stored
+        return self.written(stored)
+
+    def written(self, stored: Object) -> Object:
+        """Act on an object that was applied or patched; gives it as it is then."""
+        return stored
+
+    def get(self, name: str) -> Object | None:
+        """The object, or None."""
+        return self.read(name)
+
+    def read(self, name: str) -> Object | None:
+        """The object on disk, or None."""
+        try:
+            return json.loads(self._path(name).read_text())
+        except FileNotFoundError:
+            return None
+
+    def names(self) -> list[str]:
+        return sorted(path.stem for path in self.folder.glob("*.json"))
+
+    def delete(self, name: str) -> bool:
+        """Delete the object; False if there was none."""
+        with self._locked():
+            there = self._path(name).exists()
+            self._path(name).unlink(missing_ok=True)
+        return there
+
+    def change(self, name: str, how: Callable[[Object | None], Object | None]) -> Object | None:
+        """Replace the object by `how(object)`; None keeps it. Returns the new object."""
+        with self._locked():
+            now = self.read(name)
+            new = how(copy.deepcopy(now))
+            if new is None or new == now:
+                return now
+            new["metadata"]["resourceVersion"] = str(int(new["metadata"]["resourceVersion"]) + 1)
+            draft = self._path(name).with_suffix(".new")
+            draft.touch(0o600)  # it may be a Secret
+            draft.write_text(json.dumps(new, indent=1))
+            draft.replace(self._path(name))
+            return new
+
+    def poll(self) -> None:
+        """Called every 0.1 s during a run."""
+
+    def clean_up(self) -> None:
+        """Remove leftovers of completed objects of this run."""
+
+    def stop(self, grace: float) -> None:
+        """Stop the processes that this process runs for the objects; the objects stay."""
+
+    def _path(self, name: str) -> Path:
+        return self.folder / f"{name}.json"
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        homes.make(self.cluster.home)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with open(self.folder / ".lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
+
+def _without_last_applied(obj: Object) -> Object:
+    """The object without the annotation that holds it, which would hold itself."""
+    meta = obj["metadata"]
+    kept = {key: value for key, value in (meta.get("annotations") or {}).items() if key != LAST_APPLIED}
+    return obj | {"metadata": meta | {"annotations": kept}} if meta.get("annotations") else obj
+
+
+def merge(last: Any, new: Any, now: Any) -> Any:
+    """kubectl's three-way merge of the last applied, the new and the current object."""
+    if not (isinstance(new, dict) and isinstance(now, dict)):
+        return copy.deepcopy(new)
+    last = last if isinstance(last, dict) else {}
+    kept = {key: value for key, value in now.items() if key not in last or key in new}
+    return kept | {key: merge(last.get(key), value, now.get(key)) for key, value in new.items()}
+
+
+def sole_container(spec: Object, where: str, name: str | None = None) -> Object:
+    """The only container of a pod spec. Raises ConfigError for pods that cannot run as one process."""
+    containers = spec.get("containers") or []
+    if len(containers) != 1 or spec.get("initContainers"):
+        raise ConfigError(f"{where} has {len(containers)} containers or init containers: here a pod is one container.")
+    if name and containers[0].get("name") != name:
+        raise ConfigError(f'{where}: its container is called "{containers[0].get("name")}", it must be "{name}".')
+    if not containers[0].get("image"):
+        raise ConfigError(f"{where}: its container has no image. Set one.")
+    return containers[0]

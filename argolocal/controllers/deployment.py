@@ -1,0 +1,228 @@
+"""Deployments and their Services: pods that outlive the run that applied them.
+
+A change writes the object and ensures that the supervisor runs, a separate process (supervisor.py), recorded in
+`deployments/supervisor.json`; the next command restarts one that died, but not one that `down` stopped. Differences
+from Kubernetes: no autoscaler changes `replicas`, a rollout fails before its progressDeadlineSeconds if its pod exits
+four times in a row, or once because of its data or configuration, and Services listen on 127.0.0.1, headless ones on
+an address of their own.
+"""
+
+import json
+import os
+import socket
+import subprocess
+import time
+from dataclasses import asdict
+from pathlib import Path
+from shutil import rmtree
+from typing import Any
+
+from argolocal.common import program
+from argolocal.common.files import write_atomically
+from argolocal.common.interpreter import python
+from argolocal.common.processes import alive, confirm_recorded, end_group, started
+from argolocal.controllers.base import Controller, Object, sole_container
+from argolocal.errors import ArgolocalError, ConfigError
+from argolocal.interfaces import Cluster
+from argolocal.language.gofmt import timestamp
+from argolocal.pods.process import Origin
+
+PROBES = ("startupProbe", "readinessProbe", "livenessProbe")
+RECORD, LOG = "supervisor.json", "supervisor.log"  # below `home`
+OBSERVED = 10.0  # seconds until the supervisor must have observed a change
+ORIGIN = "argolocal/origin"  # annotation: the Origin of the pods as JSON, and the process that applied the object
+
+
+class Services(Controller):
+    """Services: the supervisor listens on their ports."""
+
+    kind = "Service"
+    way = ""  # how a user takes another port
+
+    def check(self, obj: Object) -> None:
+        """Raises ConfigError for a port that is in use or invalid."""
+        super().check(obj)
+        name, ports = obj["metadata"]["name"], (obj.get("spec") or {}).get("ports") or []
+        if not ports or not (obj["spec"].get("selector")):
+            raise ConfigError(f"Service {name} needs a selector and ports.")
+        if wrong := [port for port in ports if not isinstance(port.get("port"), int)]:
+            raise ConfigError(f"Service {name}: port is {wrong[0].get('port')!r}: it must be a number.")
+        before = self.read(name)
+        ours = [port["port"] for port in before["spec"]["ports"]] if before else []
+        for port in [port["port"] for port in ports if not headless(obj)]:
+            if port not in ours or not Deployments(self.cluster).running():  # else our supervisor listens there
+                self._check_port(port, name)
+
+    def _check_port(self, port: int, name: str) -> None:
+        services = [service for other in self.names() if other != name and (service := self.read(other))]
+        for service in services if Deployments(self.cluster).running() else []:
+            if not headless(service) and port in [each["port"] for each in service["spec"]["ports"]]:
+                raise ConfigError(
+                    f"Service {name}: port {port} on 127.0.0.1 serves {service['metadata']['name']} of this home: take "
+                    f"another port{self.way}, or stop all deployments with `{program.name} down`."
+                )
+        _free(port, f"Service {name}", self.way)
+
+
+class Deployments(Controller):
+    """The controller in all processes but the supervisor."""
+
+    kind = "Deployment"
+
+    def __init__(self, cluster: Cluster, kind: str = "", run: Path | None = None) -> None:
+        super().__init__(cluster, kind, run)
+        self.home = cluster.home / "deployments"
+
+    def check(self, obj: Object) -> None:
+        """Raises ConfigError for an object that the API server would refuse or that is not supported here."""
+        super().check(obj)
+        where, spec = f"Deployment {obj['metadata']['name']}", obj.get("spec") or {}
+        template = spec.get("template") or {}
+        container = sole_container(template.get("spec") or {}, where)
+        labels = labels_of(template)
+        selector = (spec.get("selector") or {}).get("matchLabels") or {}
+        if not selector or not selector.items() <= labels.items():
+            raise ConfigError(f"{where}: spec.selector.matchLabels must be some of the labels of its template.")
+        if (spec.get("strategy") or {}).get("type", "RollingUpdate") != "RollingUpdate":
+            raise ConfigError(f"{where}: strategy.type must be RollingUpdate here.")
+        for probe in PROBES:
+            if probe in container and "httpGet" not in container[probe]:
+                raise ConfigError(f"{where}: {probe} must be an httpGet here.")
+
+    def apply(self, obj: Object) -> Object:
+        """Write the object with the Origin of this process, unless it has one: projects share a supervisor."""
+        meta, process = obj.get("metadata") or {}, f"{os.getpid()}/{started(os.getpid())}"
+        origin = json.dumps(asdict(Origin(path=self.cluster.path)) | {"process": process})
+        annotations = {ORIGIN: origin} | (meta.get("annotations") or {})
+        return super().apply(obj | {"metadata": meta | {"annotations": annotations}})
+
+    def written(self, stored: Object) -> Object:
+        """Returns once the supervisor has observed the change, so that the status belongs to the written object."""
+        name, generation = stored["metadata"]["name"], stored["metadata"]["generation"]
+        until = time.monotonic() + OBSERVED
+        while (stored.get("status") or {}).get("observedGeneration") != generation or not self.running():
+            self.start()
+            if time.monotonic() > until:
+                raise ArgolocalError(f"The supervisor of the Deployments does not answer: see {self.home}/{LOG}.")
+            time.sleep(0.02)
+            stored = self.read(name) or stored
+        return stored
+
+    def get(self, name: str) -> Object | None:
+        self.revive()
+        return self.read(name)
+
+    def delete(self, name: str) -> bool:
+        """Returns when the pods have ended."""
+        if not self.running():
+            return self.remove(name)
+        stamp = {"deletionTimestamp": timestamp(time.time())}
+        there = self.change(name, lambda obj: obj and obj | {"metadata": obj["metadata"] | stamp})
+        while self.read(name) and self.running():
+            time.sleep(0.02)
+        self.remove(name)
+        return bool(there)
+
+    def remove(self, name: str) -> bool:
+        """Forget a Deployment whose pods have ended; the logs stay for diagnosis."""
+        rmtree(self.home / name / "pods", ignore_errors=True)
+        return super().delete(name)
+
+    def running(self) -> bool:
+        """Whether the supervisor is alive."""
+        record = self._record()
+        return bool(record and alive(record["pid"], record["since"]))
+
+    def revive(self) -> bool:
+        """Restart the supervisor if it died without having been stopped; whether it had."""
+        dead = bool(self._record() and not self.running() and self.names())
+        if dead:
+            self.start()
+        return dead
+
+    def down(self) -> list[str]:
+        """Stop the supervisor and all pods, and wait; gives the Deployments that ran. The objects stay."""
+        record = self._record()
+        (self.home / RECORD).unlink(missing_ok=True)
+        if not record or not alive(record["pid"], record["since"]):
+            return []
+        objects = [obj for name in self.names() if (obj := self.read(name)) and obj["spec"].get("replicas", 1)]
+        graces = [obj["spec"]["template"]["spec"].get("terminationGracePeriodSeconds", 30) for obj in objects]
+        end_group(record["pid"], record["since"], max(graces, default=0) + 5)
+        for child in CHILDREN:
+            child.poll()
+        return [obj["metadata"]["name"] for obj in objects]
+
+    def overview(self) -> list[dict[str, Any]]:
+        """One entry per Deployment: kind, name, address, whether it runs, how many pods are ready."""
+        stored = [json.loads(path.read_text()) for path in (self.cluster.home / "objects/Service").glob("*.json")]
+        services = [service for service in stored if not headless(service)]
+        entries, running = [], self.running()
+        for name in self.names():
+            obj = self.read(name)
+            if obj is None:
+                continue
+            ports = [
+                service["spec"]["ports"][0]["port"] for service in services if selects(service, obj["spec"]["template"])
+            ]
+            address = f"http://127.0.0.1:{ports[0]}" if ports else ""
+            ready = (obj.get("status") or {}).get("readyReplicas", 0) if running else 0
+            entry = {"kind": "deployment", "name": name, "address": address, "running": running, "ready": ready}
+            entries.append(entry)
+        return entries
+
+    def start(self) -> None:
+        """Ensure that the supervisor runs, even a stopped one. Returns at once."""
+        with self._locked():
+            if self.running():
+                return
+            self.home.mkdir(parents=True, exist_ok=True)
+            with open(self.home / LOG, "ab") as log:
+                child = subprocess.Popen(
+                    self._supervise(),
+                    stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True, cwd="/",
+                )  # fmt: skip
+            CHILDREN.append(child)
+            record = {"pid": child.pid, "since": started(child.pid) or 0}
+            write_atomically(self.home / RECORD, json.dumps(record))
+            confirm_recorded(child)
+
+    def _supervise(self) -> list[str]:
+        cluster = type(self.cluster)
+        name = f"{cluster.__module__}:{cluster.__qualname__}"
+        return python("-m", "argolocal.runner.supervise", "--home", str(self.cluster.home), "--cluster", name)
+
+    def _record(self) -> dict[str, int] | None:
+        try:
+            return json.loads((self.home / RECORD).read_text())
+        except FileNotFoundError:
+            return None
+
+
+CHILDREN: list[subprocess.Popen] = []  # supervisors started by this process, which they outlive
+
+
+def selects(service: Object, template: Object) -> bool:
+    """Whether a Service selects the pods of a template."""
+    return service["spec"]["selector"].items() <= labels_of(template).items()
+
+
+def headless(service: Object) -> bool:
+    """Whether a Service has no virtual address, so that its name leads to the pods themselves."""
+    return service["spec"].get("clusterIP") == "None"
+
+
+def labels_of(template: Object) -> dict[str, str]:
+    """The labels of a template's pods."""
+    return (template.get("metadata") or {}).get("labels") or {}
+
+
+def _free(port: int, where: str, way: str) -> None:
+    try:
+        socket.create_server(("127.0.0.1", port)).close()
+    except (OSError, OverflowError) as error:
+        why = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else str(error)
+        raise ConfigError(
+            f"{where}: port {port} on 127.0.0.1 cannot be used ({why}): another program has it, or `{program.name}` in "
+            f"another directory. Stop that one, or take another port{way}."
+        ) from error

@@ -1,0 +1,34 @@
+"""The kinds of objects that can be applied on this machine, and the controller of each.
+
+kinds = Kinds(); kinds.register(SparkApplications)     # a Controller whose `kind` is SparkApplication
+cluster = LocalCluster(home, kinds=kinds)
+"""
+
+from pathlib import Path
+
+from argolocal.controllers.base import Controller
+from argolocal.controllers.deployment import Deployments, Services
+from argolocal.interfaces import Cluster
+
+STORED = ("ConfigMap", "Secret", "HorizontalPodAutoscaler", "PodDisruptionBudget", "HTTPRoute")  # nothing acts on them
+
+
+class Kinds:
+    """Kubernetes' own kinds, and those that are registered."""
+
+    def __init__(self) -> None:
+        self.types: dict[str, type[Controller]] = {}
+        self.register(Deployments)
+        self.register(Services)
+        self.register(Controller, *STORED)
+
+    def register(self, controller: type[Controller], *kinds: str) -> None:
+        """Let `controller` act on objects of `kinds` (default: its own); it replaces the one that a kind had."""
+        self.types |= dict.fromkeys(kinds or (controller.kind,), controller)
+
+    def controllers(self, cluster: Cluster, run: Path) -> dict[str, Controller]:
+        """A controller for each kind; the logs and directories of their pods go below `run`."""
+        made = {kind: controller(cluster, kind=kind, run=run) for kind, controller in self.types.items()}
+        for controller in made.values():
+            controller.others = made
+        return made

@@ -1,0 +1,360 @@
+"""Resource templates: an action of kubectl on the local controllers, then a wait for its conditions.
+
+A failureCondition, a deleted object or an error of kubectl fails the node ("main: ... exit code 64").
+
+Source: Argo's executor/resource.go and cmd/argoexec/commands/resource.go.
+"""
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from argolocal.common.files import write_atomically
+from argolocal.common.identity import random_suffix
+from argolocal.engine.nodes import PodEnded, PodStarted, Start
+from argolocal.errors import ArgolocalError, ConfigError
+from argolocal.language import kubectl_path
+from argolocal.language.selector import SelectorError, selects, verdict
+from argolocal.language.yaml_text import parse_one
+from argolocal.manifest.patch import PATCHES, PatchError
+from argolocal.manifest.read import Identity
+
+FLAGS_WITH_VALUE = ("-n", "--namespace", "--field-manager", "--grace-period", "--timeout")  # no effect here
+IGNORED_FLAGS = (
+    "--validate",
+    "--cascade",
+    "--wait",
+    "--force",
+    "--now",
+    "--ignore-not-found",
+    "--overwrite",
+    "--server-side",
+)
+EXISTS = 'Error from server (AlreadyExists): error when creating "/tmp/manifest.yaml":'
+CORE = ("ConfigMap", "Secret", "HorizontalPodAutoscaler", "PodDisruptionBudget", "Deployment", "Service")
+PASSIVE = ("HTTPRoute", "PersistentVolumeClaim", "WorkflowTemplate", "ClusterWorkflowTemplate")  # leave nothing
+ACTIONS = ("get", "create", "apply", "patch", "delete", "replace")
+Object = dict[str, Any]
+
+
+class KubectlError(Exception):
+    """An error message of kubectl."""
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """A node whose object is watched until a condition holds."""
+
+    action: Start
+    kind: str
+    name: str
+
+
+class Resources:
+    """The resource templates of one run. Its controllers are created on first use."""
+
+    def __init__(self, cluster: Any, workflow: dict[str, Any], run: Path) -> None:
+        self.cluster, self.workflow, self.run = cluster, workflow, run
+        self.controllers: dict[str, Any] = {}
+        self.waiting: dict[str, Waiting] = {}
+
+    @property
+    def busy(self) -> bool:
+        """Whether `poll` must be called every 0.1 s."""
+        return bool(self.controllers)
+
+    def start(self, action: Start) -> list[PodStarted | PodEnded]:
+        """Performs the action; a node with conditions completes later."""
+        resource = action.template["resource"]
+        conditions = resource.get("successCondition") or resource.get("failureCondition")
+        if resource["action"] == "delete" and (conditions or (action.template.get("outputs") or {}).get("parameters")):
+            why = "successCondition, failureCondition and outputs are not supported for delete action"
+            return [PodStarted(action.id), _failed(action.id, why)]
+        try:
+            kind, name = self._perform(resource, self.run / "creates" / action.id)
+        except (KubectlError, ArgolocalError) as error:
+            return [PodStarted(action.id), _failed(action.id, f"no more retries {error}")]
+        if not conditions:
+            return [PodStarted(action.id), self._done(Waiting(action, kind, name))]
+        self.waiting[action.id] = Waiting(action, kind, name)
+        return [PodStarted(action.id), *self._check_conditions(self.waiting[action.id])]
+
+    def poll(self) -> list[PodStarted | PodEnded]:
+        """Polls the controllers, then checks the conditions."""
+        for controller in set(self.controllers.values()):
+            controller.poll()
+        return [event for waiting in list(self.waiting.values()) for event in self._check_conditions(waiting)]
+
+    def overdue(self, now: float) -> list[str]:
+        return [
+            id for id, waiting in self.waiting.items() if waiting.action.deadline and now >= waiting.action.deadline
+        ]
+
+    def forget(self, id: str) -> None:
+        """Stops watching; the object stays, as on a cluster."""
+        self.waiting.pop(id, None)
+
+    def clean_up(self) -> None:
+        """Removes leftovers of completed jobs of a dead runner."""
+        folders = {folder.name for folder in (self.cluster.home / "objects").glob("*")}
+        for kind in folders - {*CORE, *PASSIVE}:  # without one, the import is wasted
+            self._controller(kind).clean_up()
+
+    def stop(self, grace: float) -> None:
+        """Stops the processes of jobs."""
+        self.waiting.clear()
+        for controller in set(self.controllers.values()):
+            controller.stop(grace)
+
+    def _controller(self, kind: str) -> Any:
+        self.controllers = self.controllers or self.cluster.kinds.controllers(self.cluster, self.run)
+        controller = self.controllers.get(kind)
+        if controller is None:
+            raise KubectlError(
+                f'no matches for kind "{kind}": here only {", ".join(sorted(self.controllers))} are known'
+            )
+        return controller
+
+    def _perform(self, resource: dict[str, Any], record: Path) -> tuple[str, str]:
+        """Performs the action; returns kind and name of the object.
+
+        `creates`: the file with what a dead runner began: the name of what it created, or what a patch came to.
+        Raises KubectlError, ConfigError.
+        """
+        action, flags = resource["action"], resource.get("flags") or []
+        strategy = (resource.get("mergeStrategy") or "strategic") if action == "patch" else ""
+        obj = self._object(resource) if resource.get("manifest") else {}
+        words, selector = parsed(flags)
+        if action == "delete" and selector and not obj and len(words) == 1:
+            return self._delete_selected(words[0], selector)
+        if action == "delete" and not obj and len(words) == 2:
+            return self._delete_named(words[0].split(","), words[1])
+        if strategy != "json" and not isinstance(obj, dict):
+            raise KubectlError("the manifest holds no object")
+        if not obj or (strategy and flags and (strategy == "json" or not obj.get("kind"))):
+            kind, name = self._flags(flags)
+        else:
+            meta = obj.get("metadata") or {}
+            if action == "create" and not meta.get("name") and meta.get("generateName"):
+                generated = Identity(suffix=random_suffix()).name(str(meta["generateName"]))
+                name = record.read_text() if record.exists() else generated
+                obj["metadata"] = {**meta, "name": name}
+            kind, name = obj.get("kind", ""), (obj.get("metadata") or {}).get("name", "")
+        if not kind or not name:
+            raise KubectlError("Kind and name are both required but at least one of them is missing from the manifest")
+        controller = self._controller(kind)
+        now = controller.get(name)
+        missing = f'Error from server (NotFound): {kind.lower()}s "{name}" not found'
+        if action == "delete":
+            if now is not None:
+                controller.delete(name)
+        elif action == "create" and now is not None and not record.exists():
+            raise KubectlError(f'{EXISTS} {kind.lower()}s "{name}" already exists')
+        elif action == "get" and now is None and "--ignore-not-found" in " ".join(flags).split():
+            return kind, ""
+        elif action in ("get", "patch", "replace") and now is None:
+            raise KubectlError(missing)
+        elif action == "patch":
+            self._patch(controller, name, obj, strategy, record)
+        elif action != "get":
+            if action == "create":
+                record.parent.mkdir(exist_ok=True)
+                write_atomically(record, name)
+            controller.apply(obj)
+        return kind, name
+
+    def _patch(self, controller: Any, name: str, patch: Any, strategy: str, record: Path) -> None:
+        """Patch an object once, also if the runner dies: a second time may fail or give another result."""
+
+        def changed(now: Object) -> Object:
+            if strategy == "strategic" and now["kind"] not in CORE:  # a custom resource
+                raise KubectlError(
+                    "error from server (UnsupportedMediaType): the body of the request was in an unknown format - "
+                    "accepted media types include: application/json-patch+json, application/merge-patch+json"
+                )
+            if record.exists() and _content(now) == json.loads(record.read_text()):
+                return now
+            try:
+                new = patched(now, patch, strategy)
+            except PatchError as error:
+                raise KubectlError(f"The request is invalid: the server rejected our request: {error}") from None
+            record.parent.mkdir(exist_ok=True)
+            write_atomically(record, json.dumps(_content(new)))
+            return new
+
+        controller.patch(name, changed)
+
+    def _object(self, resource: dict[str, Any]) -> Any:
+        text = resource["manifest"]
+        try:
+            if resource["action"] == "patch" and text.lstrip()[:1] == "{":
+                json.loads(text)  # kubectl parses such a patch as JSON
+        except json.JSONDecodeError as error:
+            raise KubectlError(f"Error from server (BadRequest): error decoding patch: {error}") from None
+        except (ValueError, RecursionError):
+            pass  # parse_one says which bound it exceeds
+        try:
+            obj = parse_one(text, "the manifest")
+        except ConfigError as error:
+            raise KubectlError(str(error)) from None
+        if isinstance(obj, dict) and resource.get("setOwnerReference"):
+            meta = self.workflow["metadata"]
+            owner = {
+                "apiVersion": self.workflow["apiVersion"],
+                "kind": "Workflow",
+                "name": meta["name"],
+                "uid": meta["uid"],
+            }
+            references = obj.setdefault("metadata", {}).setdefault("ownerReferences", [])
+            references.append(owner | {"controller": True, "blockOwnerDeletion": True})
+        return obj
+
+    def _flags(self, flags: list[str]) -> tuple[str, str]:
+        words, _ = parsed(flags)
+        if len(words) != 2:
+            raise KubectlError(f"flags {flags} must name a kind and an object")
+        return self._plain(words[0]), words[1]
+
+    def _plain(self, word: str) -> str:
+        """The kind for kubectl's `pod`, `pods` or `deployments.apps`."""
+        self._controller("ConfigMap")
+        known = {form: kind for kind in self.controllers for form in (kind.lower(), kind.lower() + "s")}
+        return known.get(word.lower().split(".")[0], word)
+
+    def _delete_named(self, kinds: list[str], name: str) -> tuple[str, str]:
+        """Delete the objects of these kinds that have the name; missing ones are no error."""
+        for kind in map(self._plain, kinds):
+            controller = self._controller(kind)
+            if controller.get(name) is not None:
+                controller.delete(name)
+        return self._plain(kinds[0]), name
+
+    def _delete_selected(self, word: str, selector: str) -> tuple[str, str]:
+        kind = self._plain(word)
+        controller = self._controller(kind)
+        try:
+            for name in controller.names():
+                if selects(selector, ((controller.read(name) or {}).get("metadata") or {}).get("labels") or {}):
+                    controller.delete(name)
+        except SelectorError as error:
+            raise KubectlError(f"error: unable to parse requirement: {error}") from None
+        return kind, ""
+
+    def _check_conditions(self, waiting: Waiting) -> list[PodStarted | PodEnded]:
+        resource, id = waiting.action.template["resource"], waiting.action.id
+        obj = self._controller(waiting.kind).get(waiting.name)
+        if obj is None:
+            self.forget(id)
+            gone = "The resource has been deleted while its status was still being checked. Will not be retried"
+            return [_failed(id, gone)]
+        try:
+            succeeded, why = verdict(
+                obj, resource.get("successCondition") or "", resource.get("failureCondition") or ""
+            )
+        except SelectorError as error:
+            succeeded, why = False, f"condition failed to parse: {error}"
+        if succeeded is None:
+            return []
+        self.forget(id)
+        return [self._done(waiting) if succeeded else _failed(id, why)]
+
+    def _done(self, waiting: Waiting) -> PodEnded:
+        outputs: dict[str, Any] = {"exitCode": "0"}
+        obj = self._controller(waiting.kind).get(waiting.name) or {}
+        for parameter in (waiting.action.template.get("outputs") or {}).get("parameters") or []:
+            value, path = parameter.get("value"), (parameter.get("valueFrom") or {}).get("jsonPath")
+            if not waiting.name:  # not found, and to be ignored
+                value = parameter["valueFrom"].get("default", "")
+            elif path:
+                try:
+                    value = kubectl_path.printed(obj, path)
+                except kubectl_path.KubectlPathError as error:
+                    return _failed(
+                        waiting.action.id, f'error executing jsonpath "{path}": Error executing template: {error}'
+                    )
+            outputs.setdefault("parameters", []).append({**parameter, "value": value})
+        return PodEnded(waiting.action.id, "Succeeded", "", outputs)
+
+
+def parsed(flags: list[str]) -> tuple[list[str], str]:
+    """The words and the selector in the flags. Raises KubectlError for a flag with an effect that is not supported."""
+    words, selector = [], ""
+    given = iter([word for flag in flags for word in flag.split()])
+    for word in given:
+        flag, equals, value = word.partition("=")
+        if not word.startswith("-"):
+            words += [part for part in word.split("/") if part]
+        elif flag in ("-l", "--selector"):
+            selector = value if equals else next(given, "")
+        elif flag in FLAGS_WITH_VALUE:
+            value = value if equals else next(given, "")
+        elif flag not in IGNORED_FLAGS:
+            known = ", ".join(("--selector", *FLAGS_WITH_VALUE, *IGNORED_FLAGS))
+            raise KubectlError(f"the flag {flag} is not known here: only {known} are")
+    return words, selector
+
+
+def patched(obj: Object, patch: Any, strategy: str) -> Object:
+    """The object with a patch of all but its status. Raises PatchError."""
+    status = {"status": obj["status"]} if "status" in obj else {}
+    return PATCHES[strategy]({key: value for key, value in obj.items() if key != "status"}, patch) | status
+
+
+def _content(obj: Object) -> Object:
+    """What a patch decides of an object, without what the server counts."""
+    counted = ("resourceVersion", "generation")
+    meta = {key: value for key, value in obj["metadata"].items() if key not in counted}
+    return {key: value for key, value in obj.items() if key != "status"} | {"metadata": meta}
+
+
+def _failed(id: str, why: str) -> PodEnded:
+    return PodEnded(id, "Failed", f"main: Error (exit code 64): {why}", {"exitCode": "64"})
+
+
+def _kind(resource: dict[str, Any]) -> str:
+    """The kind in a manifest, from its text."""
+    match = re.search(r"^\s{0,3}[\"']?kind[\"']?:\s*[\"']?([A-Za-z]+)", resource.get("manifest") or "", re.M)
+    return match[1] if match else ""
+
+
+def check(resource: dict[str, Any], where: str, cluster: Any) -> None:
+    """Raises ConfigError for a resource template that is not supported here."""
+    kinds = cluster.kinds.types
+    known = {word: kind for kind in kinds for word in (kind, kind.lower(), kind.lower() + "s")}
+    try:
+        words, selector = parsed(resource.get("flags") or [])
+    except KubectlError as error:
+        raise ConfigError(f"{where}.flags: {error}.") from None
+    if selector and (resource.get("action") != "delete" or resource.get("manifest")):
+        raise ConfigError(
+            f"{where}.flags has a selector: here only delete without a manifest takes one. Name the object."
+        )
+    kind, at = _kind(resource) or "".join(words[:1]), "manifest" if _kind(resource) else "flags"
+    if kind and "{{" not in kind and not {word.split(".")[0] for word in kind.split(",")} <= known.keys():
+        raise ConfigError(
+            f"{where}.{at} is a {kind}, which the local runner does not have: only {', '.join(kinds)} are."
+        )
+    if resource.get("action") not in ACTIONS:
+        raise ConfigError(f"{where}.action is {resource.get('action')!r}: it must be one of {', '.join(ACTIONS)}.")
+    if (strategy := resource.get("mergeStrategy") or "strategic") not in PATCHES:
+        raise ConfigError(f"{where}.mergeStrategy is {strategy!r}: it must be one of {', '.join(PATCHES)}.")
+    if resource.get("failureCondition") and not resource.get("successCondition"):
+        raise ConfigError(
+            f"{where}.failureCondition without successCondition: Argo takes it for success at the first look. Set both."
+        )
+
+
+def check_outputs(template: dict[str, Any], where: str) -> None:
+    """Raises ConfigError for an output whose JSONPath kubectl refuses."""
+    for index, parameter in enumerate((template.get("outputs") or {}).get("parameters") or []):
+        if not (source := parameter.get("valueFrom")):
+            continue
+        path, place = source.get("jsonPath"), f"{where}.outputs.parameters[{index}].valueFrom.jsonPath"
+        if not path:
+            raise ConfigError(f"{place} is missing: give it, like {{.status.phase}}.")
+        try:
+            kubectl_path.parse("" if "{{" in path else path)
+        except kubectl_path.KubectlPathError as error:
+            raise ConfigError(f"{place} is {path!r}: {error}. Write it like {{.status.phase}}.") from None

@@ -1,0 +1,298 @@
+"""The pods of one Deployment: their probes, their rolling update, and what its status says of it.
+
+A new version's pod gets connections only when it is ready; then the old one gets SIGTERM and finishes its connections.
+A Deployment that a workflow owns has pods only while the workflow runs. A pod whose exit code says that its data or
+configuration is wrong is not started again until another command applies the object.
+"""
+
+import asyncio
+import hashlib
+import json
+import os
+import sys
+import time
+from dataclasses import dataclass, field
+from shutil import rmtree
+from typing import Any
+
+from argolocal.controllers.base import Object
+from argolocal.controllers.deployment import ORIGIN, Deployments, labels_of
+from argolocal.controllers.memory import memory_volume
+from argolocal.controllers.pod import Pod
+from argolocal.interfaces import Cluster
+from argolocal.language.gofmt import timestamp
+from argolocal.pods.containers import port_number
+from argolocal.pods.process import Origin
+from argolocal.state.journal import RunFiles
+
+FATAL_EXIT_CODES = (os.EX_CONFIG, os.EX_DATAERR, os.EX_SOFTWARE)
+MAX_RESTARTS = 4  # of a new version's container before the rollout fails
+FAST_PERIOD = 0.1  # seconds between probes until the first success; the allowed time is the manifest's
+
+
+@dataclass(eq=False)
+class Replica:
+    """A pod of the Deployment and the state of its probes."""
+
+    pod: Pod
+    version: str
+    labels: dict[str, str]
+    ready: bool = False
+    probes: asyncio.Task | None = None
+    connections: int = 0  # open connections
+
+
+@dataclass
+class Probe:
+    """One probe of a container. Source: Kubernetes v1 Probe."""
+
+    path: str
+    port: int
+    period: float
+    timeout: float
+    failures: int
+    delay: float
+
+    async def passes(self, host: str) -> bool:
+        """Whether the response is 2xx or 3xx."""
+        try:
+            async with asyncio.timeout(self.timeout):
+                reader, writer = await asyncio.open_connection(host, self.port)
+                try:
+                    writer.write(f"GET {self.path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
+                    status = (await reader.readline()).split()
+                finally:
+                    writer.close()
+        except (OSError, TimeoutError):
+            return False
+        return len(status) > 1 and 200 <= int(status[1]) < 400
+
+
+@dataclass
+class Progress:
+    """The progress of a rollout."""
+
+    version: str = ""
+    origin: str = ""  # the annotation ORIGIN
+    counts: tuple = ()
+    since: float = field(default_factory=time.monotonic)
+    failed: str = ""
+
+
+class Rollout:
+    """Brings the pods of one Deployment to what its object says; no method blocks."""
+
+    def __init__(self, cluster: Cluster, deployments: Deployments, name: str) -> None:
+        self.cluster, self.deployments, self.name = cluster, deployments, name
+        self.replicas: list[Replica] = []
+        self.terminating: list[Replica] = []
+        self.progress = Progress()
+        self.serial = 0
+
+    @property
+    def busy(self) -> bool:
+        """Whether something is about to change."""
+        return bool(self.terminating) or not all(replica.ready for replica in self.replicas)
+
+    def end(self) -> bool:
+        """Terminate all pods; whether all have ended."""
+        for replica in self.replicas:
+            self._terminate(replica)
+        self.reap()
+        return not self.terminating
+
+    def reconcile(self, obj: Object) -> None:
+        template = obj["spec"]["template"]
+        version = hashlib.sha256(json.dumps(template, sort_keys=True).encode()).hexdigest()[:10]
+        origin = (obj["metadata"].get("annotations") or {}).get(ORIGIN, "{}")
+        run = owner(obj, self.cluster)
+        desired = 0 if run and not run.runner() else obj["spec"].get("replicas", 1)
+        again = self.progress.failed and (not desired or origin != self.progress.origin)  # another command tries again
+        if again or version != self.progress.version:
+            self.progress = Progress(version, origin)
+        for replica in [replica for replica in self.replicas if again and not replica.ready]:
+            self._terminate(replica)
+        self.reap()
+        new = [replica for replica in self.replicas if replica.version == version]
+        old = [replica for replica in self.replicas if replica.version != version]
+        if len(new) < desired and len(self.replicas) <= desired:  # maxSurge 1, maxUnavailable 0
+            self._add(template, version, run, json.loads(origin))
+        surplus = len(self.replicas) - desired
+        ready = sum(replica.ready for replica in self.replicas)
+        for replica in sorted(old, key=lambda replica: replica.ready) if old else new[desired:]:
+            # a ready old pod is kept until enough others are ready
+            if surplus > 0 and (ready - replica.ready >= desired or (not replica.ready and len(new) >= desired)):
+                ready -= replica.ready
+                surplus -= 1
+                self._terminate(replica)
+
+    def _add(self, template: Object, version: str, run: RunFiles | None, origin: dict[str, str]) -> None:
+        name, spec = f"{self.name}-{version}-{self.serial}", template["spec"]
+        self.serial += 1
+        env = memory_volume(run.root, self.name, spec) if run else {}
+        for variable in spec["containers"][0].get("env") or [] if run else []:
+            if variable["name"] == "MASTER_ADDR":  # a pod of the job has its name's address, however long its DNS name
+                env["MASTER_ADDR"] = self.cluster.address(variable["value"].partition(".")[0])
+        known = {key: value for key, value in origin.items() if key != "process"}
+        pod = Pod(self.cluster, name, spec, self.deployments.home / self.name, env, origin=Origin(**known))
+        self.replicas.append(Replica(pod, version, labels_of(template)))
+
+    def _terminate(self, replica: Replica) -> None:
+        """No new connections; SIGTERM with terminationGracePeriodSeconds."""
+        self._stop_probes(replica)
+        self.replicas = [other for other in self.replicas if other is not replica]
+        replica.pod.end()
+        self.terminating.append(replica)
+
+    def reap(self) -> None:
+        for replica in self.terminating:
+            if replica.pod.poll() is not None or not replica.pod.running:
+                rmtree(replica.pod.root, ignore_errors=True)
+        self.terminating = [replica for replica in self.terminating if replica.pod.running]
+        for replica in self.replicas:
+            code = replica.pod.poll()
+            if code is not None:
+                self._stop_probes(replica)
+                fatal = code in FATAL_EXIT_CODES
+                replica.pod.give_up(code) if fatal else replica.pod.restart(code)
+                hopeless = fatal or replica.pod.recent_restarts >= MAX_RESTARTS
+                if replica.version == self.progress.version and hopeless:
+                    why = (
+                        f"{replica.pod.name} ended with code {code} ({replica.pod.log}): {replica.pod.last_log_line()}"
+                    )
+                    self.progress.failed = self.progress.failed or why
+            if replica.pod.running and not replica.probes:
+                replica.probes = asyncio.create_task(self._watch(replica))
+
+    def _stop_probes(self, replica: Replica) -> None:
+        replica.ready = False
+        if replica.probes:
+            replica.probes.cancel()
+            replica.probes = None
+
+    async def _watch(self, replica: Replica) -> None:
+        """The probes of one container: start-up first, then readiness and liveness concurrently."""
+        container, ip = replica.pod.spec["containers"][0], replica.pod.ip
+        startup, readiness, liveness = (
+            probe_of(container, f"{kind}Probe") for kind in ("startup", "readiness", "liveness")
+        )
+        if startup:
+            until = time.monotonic() + startup.delay + startup.period * startup.failures
+            await asyncio.sleep(startup.delay)
+            while not await startup.passes(ip):
+                if time.monotonic() > until:
+                    print(f"{replica.pod.name}: the start-up probe failed", file=sys.stderr, flush=True)
+                    replica.pod.terminate()
+                    return
+                await asyncio.sleep(min(FAST_PERIOD, startup.period))
+        replica.ready = not readiness
+
+        def ready(passed: bool) -> None:
+            replica.ready = passed
+
+        def alive(passed: bool) -> None:
+            if not passed:
+                print(f"{replica.pod.name}: the liveness probe failed", file=sys.stderr, flush=True)
+                replica.pod.terminate()
+
+        watched = [(readiness, ready), (liveness, alive)]
+        await asyncio.gather(*(self._repeat(probe, ip, report) for probe, report in watched if probe))
+
+    async def _repeat(self, probe: Probe, ip: str, report: Any) -> None:
+        await asyncio.sleep(probe.delay)
+        failed, passed = 0, False
+        while True:
+            if await probe.passes(ip):
+                failed, passed = 0, True
+                report(True)
+            else:
+                failed += 1
+                if failed >= probe.failures:
+                    report(False)
+            await asyncio.sleep(probe.period if passed else min(FAST_PERIOD, probe.period))
+
+    def update_status(self, obj: Object) -> None:
+        """Write the status if it changed. Source: Kubernetes deployment controller (sync.go, progress.go)."""
+        desired = obj["spec"].get("replicas", 1)
+        new = [replica for replica in self.replicas if replica.version == self.progress.version]
+        ready = sum(replica.ready for replica in self.replicas)
+        counts = {
+            "replicas": len(self.replicas),
+            "updatedReplicas": len(new),
+            "readyReplicas": ready,
+            "availableReplicas": ready,
+            "unavailableReplicas": max(len(self.replicas), desired) - ready,
+        }
+        if self.progress.counts != tuple(counts.values()):
+            self.progress.counts, self.progress.since = tuple(counts.values()), time.monotonic()
+        complete = len(new) == desired == len(self.replicas) and ready >= desired
+        limit = obj["spec"].get("progressDeadlineSeconds", 600)
+        if not complete and not self.progress.failed and time.monotonic() - self.progress.since > limit:
+            last = next((replica.pod.last_log_line() for replica in new if not replica.ready), "")
+            self.progress.failed = f"no progress in {limit} s. The log ends: {last}"
+        conditions = [available(ready >= desired), progressing(complete, self.progress)]
+        nonzero = {key: value for key, value in counts.items() if value}
+        before = obj.get("status") or {}
+        stamped = _stamped(conditions, before)
+        status = {"observedGeneration": obj["metadata"]["generation"], **nonzero, "conditions": stamped}
+        if status != before:
+            self.deployments.change(self.name, lambda now: now and now | {"status": status})
+
+
+def owner(obj: Object, cluster: Cluster) -> RunFiles | None:
+    """The run whose workflow owns the Deployment, if one does: while nobody runs it, no pods do."""
+    references = obj["metadata"].get("ownerReferences") or []
+    return next((RunFiles(cluster.home, item["name"]) for item in references if item["kind"] == "Workflow"), None)
+
+
+def available(enough: bool) -> Object:
+    """The condition Available."""
+    has, which = ("has", "Available") if enough else ("does not have", "Unavailable")
+    message = f"Deployment {has} minimum availability."
+    return {"type": "Available", "status": str(enough), "reason": f"MinimumReplicas{which}", "message": message}
+
+
+def progressing(complete: bool, progress: Progress) -> Object:
+    """The condition Progressing."""
+    version = progress.version
+    if complete:
+        reason, message = "NewReplicaSetAvailable", f'ReplicaSet "{version}" has successfully progressed.'
+    elif progress.failed:
+        reason, message = (
+            "ProgressDeadlineExceeded",
+            f'ReplicaSet "{version}" has timed out progressing: {progress.failed}',
+        )
+    else:
+        reason, message = "ReplicaSetUpdated", f'ReplicaSet "{version}" is progressing.'
+    failed = reason == "ProgressDeadlineExceeded"
+    return {"type": "Progressing", "status": str(not failed), "reason": reason, "message": message}
+
+
+def _stamped(conditions: list[Object], before: Object) -> list[Object]:
+    """The conditions, with the previous times where nothing changed."""
+    previous = {condition["type"]: condition for condition in before.get("conditions") or []}
+    stamped = []
+    for condition in conditions:
+        old, now = previous.get(condition["type"], {}), timestamp(time.time())
+        same, flipped = condition.items() <= old.items(), old.get("status") != condition["status"]
+        times = {
+            "lastUpdateTime": old["lastUpdateTime"] if same else now,
+            "lastTransitionTime": now if flipped else old["lastTransitionTime"],
+        }
+        stamped.append(condition | times)
+    return stamped
+
+
+def probe_of(container: Object, kind: str) -> Probe | None:
+    """A container's probe, with Kubernetes' defaults, or None."""
+    if not (probe := container.get(kind)):
+        return None
+    http = probe["httpGet"]
+    return Probe(
+        path=http.get("path", "/"),
+        port=port_number(container, http["port"]),
+        period=probe.get("periodSeconds", 10),
+        timeout=probe.get("timeoutSeconds", 1),
+        failures=probe.get("failureThreshold", 3),
+        delay=probe.get("initialDelaySeconds", 0),
+    )

@@ -1,0 +1,178 @@
+"""Admission of nodes: parallelism limits, locks and memoized outputs.
+
+A node waiting for a lock is Pending and names the lock; a node with a cache hit succeeds without running.
+Source: Argo's operator.go (operate, executeTemplate, markNodeWaitingForLock, initializeCacheHitNode).
+"""
+
+import contextlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from argolocal.engine.context import Context
+from argolocal.engine.nodes import NodeError, Options, Parallel, parse_time
+from argolocal.language import gofmt
+from argolocal.manifest.kinds import FULFILLED, NODE_TYPES
+from argolocal.manifest.types import Node, Task, Template
+
+POLL = 0.2  # seconds between attempts to acquire a lock that another run may hold
+
+
+def admitted(context: Context) -> bool:
+    """Whether the workflow holds its locks or is completed."""
+    synchronization = context.spec.get("synchronization")
+    if not synchronization or context.done:
+        return True
+    if context.shutdown and not context.table.nodes:
+        context.finish("Failed", f"Stopped with strategy '{context.shutdown}'")
+        return True
+    try:
+        _, message = context.locks.acquire(context.name + "/", _locks(context, synchronization))
+    except NodeError as error:
+        context.finish("Failed", f"Failed to acquire the synchronization lock. {error}")
+        return True
+    context.status |= {"phase": "Pending" if message else "Running", "message": message}
+    if message:
+        context.wake_at(context.table.now + POLL)
+    return not message
+
+
+def synchronize_and_memoize(
+    context: Context, name: str, caller: Task, template: Template, options: Options
+) -> Node | None:
+    """The node if it exists, waits for a lock or has memoized outputs; else None. Raises NodeError."""
+    node = context.table.get(name)
+    retried = context.strategy(template) is not None
+    type = "Retry" if retried else next((type for kind, type in NODE_TYPES.items() if kind in template), "Pod")
+    lock, memo = template.get("synchronization"), template.get("memoize")
+    if lock:
+        locks = _locks(context, lock)
+        waiting, message = context.locks.acquire(context.table.id(name), locks)
+        if waiting:
+            node = context.table.get_or_create(name, type, "Pending", caller, template, options)
+            node["synchronizationStatus"] = {"waiting": waiting}
+            context.table.active.discard(node["id"])
+            if not context.locks.holds_all_slots(waiting, dict(locks)[waiting]):
+                context.wake_at(context.table.now + POLL)
+            elif template.get("timeout"):
+                context.wake_at(timeout_at(node, template))
+            else:
+                context.blocked_reason = message  # unless another node of this run completes
+            return context.table.mark(name, node["phase"], message)
+        context.lock_holders.add(context.table.id(name))
+        if node and node.pop("synchronizationStatus", None):
+            context.table.mark(name, node["phase"], "")
+    if memo and (not node or (lock and node["phase"] == "Pending" and node["id"] not in context.started)):
+        status = memoization_status(memo, hit=False)
+        try:
+            status["hit"], outputs = context.locks.load(
+                status["cacheName"], status["key"], memo.get("maxAge"), context.table.now
+            )
+        except NodeError:
+            context.release_deferred.add(context.table.id(name))
+            raise
+        node = context.table.get_or_create(name, type, "Pending", caller, template, options)
+        node["memoizationStatus"] = status
+        if status["hit"]:
+            node |= {"outputs": outputs} if outputs is not None else {}
+            return context.table.mark(name, "Succeeded")
+    return node
+
+
+def timeout_at(node: Node, template: Template) -> float:
+    """When a node of a template with a `timeout` times out (unix seconds). Raises ValueError."""
+    return parse_time(node["startedAt"]) + gofmt.seconds(template["timeout"])
+
+
+def release(context: Context) -> None:
+    """Releases the locks of completed nodes."""
+    for id in context.lock_holders - context.release_deferred:
+        if not (node := context.table.nodes.get(id)) or node["phase"] not in FULFILLED:
+            continue
+        context.lock_holders.discard(id)
+        context.locks.release(id)
+
+
+def memoization_status(memo: dict[str, Any], hit: bool) -> dict[str, Any]:
+    """`memoizationStatus` of a node."""
+    return {"hit": hit, "key": memo["key"], "cacheName": memo["cache"]["configMap"]["name"]}
+
+
+def save_outputs(context: Context, node: Node) -> None:
+    """Caches the outputs of a memoized node. Raises NodeError."""
+    memo = node["memoizationStatus"]
+    context.locks.save(memo["cacheName"], memo["key"], node["id"], node.get("outputs"), context.table.now)
+
+
+def try_save_outputs(context: Context, node: Node) -> None:
+    """`save_outputs` for a DAG or steps template, which in Argo succeeds even if caching fails."""
+    if node.get("memoizationStatus"):
+        with contextlib.suppress(NodeError):
+            save_outputs(context, node)
+
+
+def check_parallelism(context: Context, template: Template, node: Node | None, boundary: str) -> None:
+    """Raises Parallel if parallelism or failFast forbid running the node."""
+    if node and context.table.orphaned:
+        return
+    if at_parallelism_limit(context):
+        raise Parallel
+    if node and ("dag" in template or "steps" in template):
+        _enforce(context, node, template, lambda id: _active_pods(context, id))
+    if boundary and (not node or node["phase"] not in ("Pending", "Running")):
+        parent = context.table.nodes[boundary]
+        _enforce(context, parent, context.filled(parent["name"]) or {}, lambda id: context.table.tally[id, "active"])
+
+
+def at_parallelism_limit(context: Context) -> bool:
+    limit = context.spec.get("parallelism")
+    return limit is not None and len(context.table.active) >= int(limit)
+
+
+def _active_pods(context: Context, boundary: str) -> int:
+    return sum(context.table.nodes[id].get("boundaryID") == boundary for id in context.table.active)
+
+
+def _enforce(context: Context, parent: Node, template: Template, count: Callable[[str], int]) -> None:
+    """Argo limits a DAG or steps node by its active pods, and its children by all active siblings."""
+    boundary, limit = parent["id"], template.get("parallelism")
+    if template.get("failFast") is True and context.table.tally[boundary, "failed"]:
+        if not _active_pods(context, boundary):
+            message = "template has failed or errored children and failFast enabled"
+            groups = [
+                n for n in context.table.nodes.values() if n.get("boundaryID") == boundary and n["type"] == "StepGroup"
+            ]
+            if groups:
+                context.table.mark(groups[-1]["name"], "Failed", message)
+            context.table.mark(parent["name"], "Failed", message)
+        raise Parallel
+    if limit is not None and count(boundary) >= int(limit):
+        raise Parallel
+
+
+def _locks(context: Context, synchronization: dict[str, Any]) -> list[tuple[str, int]]:
+    return locks_of(synchronization, context.workflow["metadata"]["namespace"], context.locks.configmap)
+
+
+def locks_of(
+    synchronization: dict[str, Any], namespace: str, configmap: Callable[[str], Mapping[str, str]]
+) -> list[tuple[str, int]]:
+    """Name and limit of each lock, semaphores first. Raises NodeError."""
+    locks: list[tuple[str, int]] = []
+    for semaphore in synchronization.get("semaphores") or []:
+        reference = semaphore.get("configMapKeyRef") or {}
+        map, key = reference.get("name", ""), reference.get("key", "")
+        name = f"{semaphore.get('namespace') or namespace}/ConfigMap/{map}/{key}"
+        try:
+            limit, reason = int(configmap(map)[key]), "it is 0"
+        except KeyError:
+            limit, reason = 0, f"the ConfigMap {map} has no {key}"
+        except ValueError as error:
+            limit, reason = 0, str(error)
+        if not limit:
+            raise NodeError(f"failed to initialize semaphore {name} with limit: {reason}")
+        locks.append((name, limit))
+    for mutex in synchronization.get("mutexes") or []:
+        locks.append((f"{mutex.get('namespace') or namespace}/Mutex/{mutex.get('name', '')}", 1))
+    if len(set(locks)) < len(locks):
+        raise NodeError("requested configuration is invalid: duplicate synchronization item found")
+    return locks

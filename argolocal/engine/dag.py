@@ -1,0 +1,381 @@
+"""DAG templates: which task may run, its scope, and the DAG's phase (assessDAGPhase).
+
+A bare `A` in `depends` means `(A.Succeeded || A.Skipped || A.Daemoned)`: an omitted task does not satisfy it. The phase
+of a DAG is that of its targets (the leaves), where an omitted task has the phase of its parents. Source: Argo's
+dag.go and common/ancestry.go.
+"""
+
+import json
+import re
+from typing import Any
+
+from argolocal.engine import admission, hooks
+from argolocal.engine import scope as scopes
+from argolocal.engine.context import Context
+from argolocal.engine.nodes import NodeError, Options, Parallel, TimedOut, fulfilled
+from argolocal.engine.order import HELD, Order, State, dependencies, with_ancestors
+from argolocal.language.expr import truth
+from argolocal.language.functions import ExprError
+from argolocal.language.govaluate import WhenError, should_execute
+from argolocal.language.substitute import STEPS, Missing, TemplateError, substitute
+from argolocal.manifest.kinds import COMPLETED, FAILED, FULFILLED
+from argolocal.manifest.loops import expand, loops
+from argolocal.manifest.types import Node, Task, Template
+
+WORDS = re.compile(r"[-a-zA-Z0-9_]+")
+RESULTS = {"Succeeded": "Succeeded", "Failed": "Failed", "Errored": "Error", "Skipped": "Skipped", "Omitted": "Omitted"}
+
+
+class Dag:
+    """One DAG template at one node."""
+
+    def __init__(self, context: Context, name: str, template: Template, options: Options) -> None:
+        self.context, self.name, self.template, self.on_exit = context, name, template, options.on_exit
+        self.table, self.inputs = context.table, context.inputs
+        self.boundary = context.table.ids[name]
+        self.tasks = {task["name"]: task for task in template["dag"]["tasks"]}
+        self.needs, self.logic = {}, {}
+        for task in self.tasks.values():
+            self.needs[task["name"]], self.logic[task["name"]] = dependencies(task, self.tasks)
+        needed = {name for names in self.needs.values() for name in names}
+        target = template["dag"].get("target")
+        self.targets = target.split(" ") if target else sorted(set(self.tasks) - needed)
+        if unknown := [target for target in self.targets if target not in self.tasks]:
+            raise NodeError(f"target {unknown[0]} does not exist")
+        self.looped = {name for name, task in self.tasks.items() if loops(task)}
+        self.visible: dict[str, list[str]] = {}  # task → ancestors it may reference
+        eager = self.looped | {name for name, task in self.tasks.items() if task.get("when")}
+        self.order = Order(self.targets, self.needs, eager)
+
+    def node(self, task: str) -> Node | None:
+        return self.table.get(f"{self.name}.{task}")
+
+    def options(self) -> Options:
+        return Options(self.boundary, self.on_exit, "tasks")
+
+    def scope(self, task: str) -> scopes.Scope:
+        """The scope of `task`: all its ancestors. Raises ValueError if a loop's result is not JSON."""
+        scope = scopes.of_template(self.context.status, self.template)
+        if task not in self.visible:
+            self.visible[task] = self._visible_ancestors(task)
+        for name in self.visible[task]:
+            node = self.node(name)
+            if node is None:
+                raise ValueError(f"Ancestor task node {name} not found")
+            if node["type"] == "TaskGroup":
+                scopes.check_named(self.tasks[name])
+            self.add(scope, name, node)
+        return scope
+
+    def _visible_ancestors(self, task: str) -> list[str]:
+        text = json.dumps(self.tasks[task])
+        visible = self.looped | self.tasks.keys() & set(WORDS.findall(text))
+        if "{{=" in text or "xpression" in text:  # may reference a task without its name
+            visible = self.tasks.keys()
+        visible = visible - {task}
+        if not visible <= set(self.needs[task]):
+            visible = visible & set(with_ancestors([task], self.needs))
+        return sorted(visible)
+
+    def add(self, scope: scopes.Scope, name: str, node: Node) -> None:
+        if node["type"] == "TaskGroup":
+            children = (self.table.nodes[id] for id in node.get("children", []) if id in self.table.nodes)
+            scopes.aggregate(scope, "tasks", name, [n for n in children if n["name"].startswith(node["name"] + "(")])
+        scopes.add_node(self.table, scope, "tasks", name, node)
+        scopes.add_skipped(scope, "tasks", name, node, self.inputs.template(self.tasks[name]), artifacts=False)
+
+    def visit(self, name: str) -> State:
+        """Advances a task. Returns whether its dependents may start and whether it completed.
+
+        Raises NodeError if a target cannot read a loop's outputs or its hook fails: the whole DAG is in error.
+        """
+        state, task = self._visit(name), self.tasks[name]
+        if name in self.targets and (self.looped or task.get("hooks")) and (node := self.node(name)):
+            try:
+                hooks.during(
+                    self.context, task, node, self.scope(name), self.options()
+                )  # once more: it may have completed in `_visit`
+            except (NodeError, ValueError) as error:
+                self.table.mark(self.name, "Error", str(error))
+                raise NodeError(str(error)) from None
+        return state
+
+    def _visit(self, name: str) -> State:
+        node, task = self.node(name), self.tasks[name]
+        hooked = bool(task.get("hooks") or task.get("onExit"))
+        if node and hooked and node["phase"] in FULFILLED and self._no_longer_visited(name):
+            return True, True
+        if node and hooked and node["phase"] != "Pending":
+            try:
+                if not hooks.during(self.context, task, node, self.scope(name), self.options()):
+                    return False, False
+            except (NodeError, ValueError) as error:
+                self.table.mark(node["name"], "Error", str(error))
+        if node and node["phase"] in FULFILLED:
+            self.context.release_deferred.discard(node["id"])
+            completed = not hooked or self._exit_hook_completed(name, node)  # first: may complete the node's hooks
+            return self.table.hooks_completed(node), completed
+        if not (node and node["type"] == "Pod" and node["id"] in self.context.started):
+            if not node and self.logic[name] and not self._may_start(name, task):
+                node = self.node(name)
+                return node is not None, node is not None
+            if self._run(name, task):
+                return (False, False) if self.table.orphaned else HELD
+            node = self.node(name)
+        passed = bool(node and fulfilled(node) and self.table.hooks_completed(node))
+        return passed, bool(node and node["phase"] in FULFILLED and not hooked)
+
+    def _no_longer_visited(self, name: str) -> bool:
+        """Whether Argo no longer visits a task: it visits only ancestors of unfinished tasks."""
+        after = (self.node(dependent) for dependent in self.order.after[name])
+        return name not in self.targets and all(node and node["phase"] in FULFILLED for node in after)
+
+    def _may_start(self, name: str, task: Task) -> bool:
+        full = f"{self.name}.{name}"
+        try:
+            satisfied = self.depends(name)
+        except ExprError as error:
+            self.table.create(full, "Skipped", "Error", task, self.options(), f"unable to evaluate expression: {error}")
+            self.connect(name, full)
+            return False
+        if satisfied is False:
+            self.table.create(full, "Skipped", "Omitted", task, self.options(), "omitted: depends condition not met")
+            self.connect(name, full)
+        return bool(satisfied)
+
+    def depends(self, name: str) -> bool | None:
+        """Whether `name` should run; None while undecided. Raises ExprError."""
+        scope: dict[str, Any] = {}
+        for need in self.needs[name]:
+            node = self.node(need)
+            if not node or not fulfilled(node) or not self.table.hooks_completed(node):
+                return None
+            results: dict[str, bool] = {result: node["phase"] == phase for result, phase in RESULTS.items()}
+            below = node.get("children", []) if node["type"] == "TaskGroup" else []
+            phases = [self.table.nodes[id]["phase"] if id in self.table.nodes else "" for id in below]
+            results |= {"Daemoned": bool(node.get("daemoned")), "AnySucceeded": "Succeeded" in phases}
+            results |= {"AllFailed": bool(phases) and all(phase == "Failed" for phase in phases)}
+            scope[f"t{len(scope)}"] = results
+        return truth(self.logic[name], scope)
+
+    def connect(self, task: str, name: str, group: str | None = None) -> None:
+        """Makes node `name` a child of the nodes that `task` depends on."""
+        if group:
+            self.table.child(group, name)
+        elif not self.needs[task]:
+            self.table.child(self.name, name)
+        else:
+            for need in self.needs[task]:
+                for id in self.table.outbound(self.table.ids[f"{self.name}.{need}"]):
+                    if id not in self.table.nodes:  # an exit hook that could not start
+                        return
+                    self.table.child(self.table.nodes[id]["name"], name)
+
+    def _run(self, name: str, task: Task) -> bool:
+        """Runs a task; returns whether a limit blocks all new tasks."""
+        full = f"{self.name}.{name}"
+        expansion = self.context.expansion(full)
+        expanded = expansion.members
+        if expanded is None:
+            try:
+                scope = self.scope(name)
+                try:
+                    resolved = resolve_references(self.context, task, scope)
+                except Missing as error:
+                    self.context.blocked_reason = str(error)
+                    return False
+                expanded = expand(resolved, scope.parameters(self.inputs.globals))
+            except (TemplateError, WhenError, ValueError) as error:
+                self.table.error(full, task, self.options(), str(error))
+                self.connect(name, full)
+                return False
+            expansion.members = expanded
+        group = self.node(name) if loops(task) else None
+        group = group if group and group["type"] == "TaskGroup" else None
+        if loops(task) and not expanded:
+            self.table.create(full, "Skipped", "Skipped", task, self.options(), "Skipped, empty params")
+            self.connect(name, full)
+            return False
+        if loops(task) and not group:
+            group = self.table.create(full, "TaskGroup", "Running", task, self.options())
+            self.connect(name, full)
+        pending = expanded if expansion.pending is None else expansion.pending
+        unfinished, state = [], None
+        for index, member in enumerate(pending):
+            state = self._run_member(name, task, member, full if group else None)
+            if state is None and not self.table.orphaned:  # the rest wait for a later pass
+                unfinished += pending[index:]
+                break
+            unfinished += [] if state else [member]
+        expansion.pending = unfinished
+        if group and not unfinished:
+            self.table.mark(full, _loop_phase([node for member in expanded if (node := self.node(member["name"]))]))
+        return state is None and not group and not self.node(name)
+
+    def _run_member(self, name: str, task: Task, member: Task, group: str | None) -> bool | None:
+        """Runs one expanded task. Returns whether it and its exit hook completed; None where Argo ends the pass.
+
+        It is connected before it starts, as in Argo: a task that cannot start leaves a child id without a node.
+        """
+        full, options = f"{self.name}.{member['name']}", self.options()
+        node = self.node(member["name"])
+        if node and node["type"] == "Pod" and node["phase"] not in FULFILLED and node["id"] in self.context.started:
+            return fulfilled(node)
+        if not node:
+            self.connect(name, full, group)
+            try:
+                runs, reason = should_execute(member.get("when", "")), f"when '{member.get('when')}' evaluated false"
+            except WhenError as error:
+                self.table.create(full, "Skipped", "Error", task, options, str(error))
+                return True
+            if not runs:
+                self.table.create(full, "Skipped", "Skipped", task, options, reason)
+                return True
+        try:
+            result = self.context.execute(full, member, member.get("arguments") or {}, options)
+        except Parallel:
+            return False if node else None
+        except TimedOut:
+            return None
+        except NodeError as error:
+            self.table.mark(full, "Error", f"task '{full}' errored: {error}")
+            return None
+        if result is None:
+            return None
+        if result["phase"] in COMPLETED and (task.get("hooks") or task.get("onExit")):
+            return self._exit_hook_completed(name, result) or None
+        result = self.node(member["name"]) or result
+        return result["phase"] in FULFILLED if result["type"] == "Retry" and not group else fulfilled(result)
+
+    def _exit_hook_completed(self, name: str, node: Node) -> bool:
+        """Whether the exit hook of a completed task completed; a hook that cannot run never does."""
+        try:
+            return hooks.after(self.context, self.tasks[name], node, self.scope(name), self.options())
+        except (NodeError, ValueError):
+            return False
+
+    def assess_phase(self) -> str:
+        """The phase of the DAG, from its targets."""
+        live = (self.node(self.order.names[index]) for index in self.order.live)
+        if any(node and not fulfilled(node) and not self._group_phase(node) for node in live):
+            return "Running"
+        targets = {self.table.id(f"{self.name}.{name}"): "" for name in self.targets}
+        queue = [(id, "Succeeded") for id in self.table.nodes[self.boundary].get("children", [])]
+        seen = set(queue)
+        for id, branch in queue:
+            node = self.table.nodes.get(id)
+            if node is None:
+                return "Running"
+            if not fulfilled(node):
+                if not (phase := self._group_phase(node)):
+                    return "Running"
+                self.table.mark(node["name"], phase)
+            if node["phase"] in COMPLETED:
+                branch = node["phase"]
+            if id in targets and targets[id] not in FAILED:
+                targets[id] = branch
+            for below in self._next_nodes(node):
+                if (below, branch) not in seen:
+                    seen.add((below, branch))
+                    queue.append((below, branch))
+        result, fast = "Succeeded", self.template["dag"].get("failFast") is not False
+        for name in self.targets:
+            branch = targets[self.table.id(f"{self.name}.{name}")]
+            if not branch:
+                result = "Running"
+                if not fast:
+                    break
+            elif branch in FAILED:
+                continue_on = self.tasks[name].get("continueOn") or {}
+                if continue_on.get("failed" if branch == "Failed" else "error"):
+                    continue
+                result = branch
+                if fast:
+                    break
+        return result
+
+    def _group_phase(self, node: Node) -> str:
+        """The phase of a loop with no running items, else ""; items that have not started never will."""
+        items = node.get("children", []) if node["type"] == "TaskGroup" else []
+        nodes = (self.table.nodes.get(id) for id in reversed(items))
+        if not items or any(not item or not fulfilled(item) for item in nodes):
+            return ""
+        return _loop_phase([self.table.nodes[id] for id in items])
+
+    def _next_nodes(self, node: Node) -> list[str]:
+        if node["type"] != "Retry":
+            return node.get("children", [])
+        below: list[str] = []
+        for child in (self.table.nodes[id] for id in reversed(node.get("children", [])) if id in self.table.nodes):
+            below += [child["id"]] if child.get("nodeFlag", {}).get("hooked") else child.get("children", [])
+        return below
+
+
+def _loop_phase(nodes: list[Node]) -> str:
+    """The phase of a loop with these items."""
+    failed = [node["phase"] for node in nodes if node["phase"] in FAILED]
+    return failed[-1] if failed else "Succeeded"
+
+
+def resolve_references(context: Context, task: Task, scope: scopes.Scope, unable: str = "") -> Task:
+    """A task or step with all tags replaced except loop items (`unable`: see `artifact_of`).
+
+    Raises TemplateError, WhenError.
+    """
+    values = scope.parameters(context.inputs.globals)
+    body: Any = {key: value for key, value in task.items() if key != "hooks"}
+    hooks: Any = {"hooks": task["hooks"]} if "hooks" in task else {}
+    if task.get("when"):
+        when = substitute(task["when"], values, STEPS)
+        try:
+            if not should_execute(when):
+                return body | hooks | {"when": when}
+        except WhenError:
+            if not loops(task):
+                raise
+    body["arguments"] = scopes.absent_arguments(scope, body.get("arguments") or {})
+    body = substitute(body, values, STEPS)
+    files = [scopes.artifact_of(scope, artifact, unable) for artifact in body["arguments"].get("artifacts") or []]
+    if files:
+        body["arguments"] = {**body["arguments"], "artifacts": [artifact for artifact in files if artifact]}
+    return body | hooks
+
+
+def execute(context: Context, name: str, caller: Task, template: Template, options: Options) -> Node:
+    """Advances a DAG node."""
+    node = context.table.get_or_create(name, "DAG", "Running", caller, template, options)
+    expansion = context.expansion(name)
+    dag: Dag = expansion.dag or Dag(context, name, template, options)
+    expansion.dag = dag
+    dag.order.walk(dag.visit, lambda task: dag.connect(task, f"{name}.{task}"))
+    if node["phase"] in FULFILLED:
+        return node
+    stopped = context.shutdown and not options.on_exit
+    if stopped and all(
+        context.table.hooks_completed(target_node) for target in dag.targets if (target_node := dag.node(target))
+    ):
+        phase = "Failed"
+    else:
+        phase = dag.assess_phase()
+    if phase == "Running":
+        return node
+    if phase == "Succeeded":
+        try:
+            scope = scopes.of_template(context.status, template)
+            for task in dag.tasks:
+                if task_node := dag.node(task):
+                    dag.add(scope, task, task_node)
+                    context.inputs.export(task_node.get("outputs") or {})
+            outputs = scopes.outputs_of(template, scope)
+        except (TemplateError, ValueError) as error:
+            raise NodeError(str(error)) from None
+        if outputs:
+            node["outputs"] = outputs  # exported only by an enclosing DAG, as its task's outputs
+        admission.try_save_outputs(context, node)
+    node["outboundNodes"] = [  # a DAG whose outputs fail to resolve gets none
+        out
+        for target in dag.targets
+        if (target_node := dag.node(target))
+        for out in context.table.outbound(target_node["id"])
+    ]
+    return context.table.mark(name, phase)

@@ -1,0 +1,148 @@
+"""Lifecycle hooks: templates that run during or after the workflow, a task or a step.
+
+`exit` (or `onExit`) runs once its node is completed; any other runs once, when its expression is first true, while its
+node runs or afterwards. Dependents of the node wait for its hooks. Source: Argo's exit_handler.go and hooks.go.
+"""
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from argolocal.engine.context import Context
+from argolocal.engine.nodes import NodeError, Options, Parallel, fulfilled
+from argolocal.engine.scope import UNRESOLVED, Scope, absent_arguments, add_outputs, artifact_of
+from argolocal.language.expr import truth
+from argolocal.language.functions import ExprError
+from argolocal.language.gofmt import structs
+from argolocal.language.substitute import TemplateError, expanded, substitute
+from argolocal.manifest.kinds import COMPLETED, FAILED
+from argolocal.manifest.types import Node, Task
+
+EXIT = "exit"
+
+
+def of_workflow(context: Context) -> bool:
+    """Runs the workflow's hooks except exit; true when all started hooks completed."""
+    done = True
+    try:
+        for name, hook in _conditional(context.spec, context.name):
+            if truth(hook["expression"], expanded(context.inputs.globals)) or context.table.get(name):
+                node = context.execute(name, hook, hook.get("arguments") or {}, Options(flag={"hooked": True}))
+                context.table.child(context.name, name)
+                done &= bool(node and fulfilled(node))
+    except Parallel:  # Argo treats its own limit as an error here
+        context.table.mark(context.name, "Error", "Max parallelism reached")
+        return True
+    except (NodeError, ExprError) as error:
+        context.table.mark(context.name, "Error", str(error))
+        return True
+    return done
+
+
+def of_exit(context: Context, caller: Task) -> Task | None:
+    """The exit hook of the workflow, a step or a task: `onExit` first; arguments default to the workflow's."""
+    if caller.get("onExit"):
+        return {"template": caller["onExit"], "arguments": context.inputs.arguments()}
+    hook = (caller.get("hooks") or {}).get(EXIT)
+    if not hook or any((hook.get("arguments") or {}).values()):
+        return hook
+    return {**hook, "arguments": context.inputs.arguments()}
+
+
+def failures(context: Context) -> str:
+    """`workflow.failures` of the exit handler: a JSON list."""
+    failed = [
+        {
+            "displayName": node["displayName"],
+            "message": node.get("message", ""),
+            "templateName": (template := (node.get("templateRef") or {}).get("template") or node["templateName"]),
+            "phase": node["phase"],
+            "podName": context.table.pod_name(node["name"], template),
+            "finishedAt": re.sub(r"\.\d+", "", node.get("finishedAt") or "") or None,  # Argo keeps whole seconds
+        }
+        for node in context.table.nodes.values()
+        if node["phase"] in FAILED
+    ]
+    return json.dumps(structs(failed, failed[0]) if failed else "null", ensure_ascii=False)  # quoted as by Go
+
+
+def during(context: Context, caller: Task, node: Node, scope: Scope, options: Options) -> bool:
+    """Runs the hooks of a step or task except exit; true when all started hooks completed. Raises NodeError."""
+    done, values = True, Scope(scope)
+    values[f"{options.kind}.{caller['name']}.status"] = node["phase"]
+    for name, hook in _conditional(caller, node["name"]):
+        try:
+            if not context.table.get(name) and not truth(
+                hook["expression"], expanded(values.parameters(context.inputs.globals))
+            ):
+                continue
+            outputs = context.table.last_attempt(node).get("outputs")
+            arguments = hook.get("arguments") or {}
+            if outputs is not None:
+                arguments = _resolved(context, arguments, values, options.kind, caller["name"], outputs)
+            hook_node = context.execute(name, hook, arguments, Options(options.boundary, flag={"hooked": True}))
+        except Parallel as error:
+            raise NodeError("Max parallelism reached") from error  # as in of_workflow
+        except ExprError as error:
+            raise NodeError(str(error)) from None
+        context.table.child(node["name"], name)
+        done &= bool(hook_node and fulfilled(hook_node))
+    return done
+
+
+def after(context: Context, caller: Task, node: Node, scope: Scope, options: Options) -> bool:
+    """Runs the exit hook of a completed step or task; true if there is none or it completed.
+
+    Raises NodeError if it cannot run now: an error for a step group, ignored by a DAG.
+    """
+    hook = of_exit(context, caller)
+    if not hook or node["phase"] not in COMPLETED or not context.may_run(True):
+        return True
+    values = Scope(scope)
+    values[f"{options.kind}.{caller['name']}.status"] = node["phase"]
+    try:
+        if hook.get("expression") and not truth(
+            hook["expression"], expanded(values.parameters(context.inputs.globals))
+        ):
+            return True
+    except ExprError as error:
+        raise NodeError(str(error)) from None
+    outputs = context.table.last_attempt(node).get("outputs") or {}
+    arguments = _resolved(context, hook.get("arguments") or {}, values, options.kind, caller["name"], outputs)
+    name = f"{node['name']}.onExit"
+    options = Options(options.boundary, True, "steps", flag={"hooked": True})
+    try:
+        done = context.execute(name, hook, arguments, options)
+    except Parallel as error:
+        raise NodeError("Max parallelism reached") from error
+    finally:
+        context.table.child(node["name"], name)  # even if it cannot start
+    return bool(done and fulfilled(done))
+
+
+def _conditional(caller: Task, name: str) -> Iterator[tuple[str, Task]]:
+    """The hooks of a workflow, step or task except exit, with the names of their nodes. Raises NodeError."""
+    for key, hook in (caller.get("hooks") or {}).items():
+        if key == EXIT:
+            continue
+        node = f"{name}.hooks.{key}"
+        if not hook.get("expression"):
+            raise NodeError(f"Expression required for hook {node}")
+        yield node, hook
+
+
+def _resolved(
+    context: Context, arguments: dict[str, Any], scope: Scope, kind: str, name: str, outputs: dict[str, Any]
+) -> dict[str, Any]:
+    """The arguments of a hook, which can reference its own node's outputs. Raises NodeError."""
+    if not arguments:
+        return arguments
+    add_outputs(scope, f"{kind}.{name}", outputs, missing="")
+    try:
+        arguments = absent_arguments(scope, arguments)
+        arguments = substitute(arguments, scope.parameters(context.inputs.globals))
+        files = [artifact_of(scope, artifact, UNRESOLVED) for artifact in arguments.get("artifacts") or []]
+    except TemplateError as error:
+        raise NodeError(str(error)) from None
+    return {**arguments, "artifacts": [artifact for artifact in files if artifact]}

@@ -1,0 +1,197 @@
+"""Values substituted into templates: workflow.* globals, inputs, and outputs with a globalName.
+
+Source: Argo's setGlobalParameters (operator.go), ProcessArgs and SubstituteParams (common/util.go).
+"""
+
+import json
+import re
+from datetime import datetime
+from typing import Any, cast
+
+from argolocal.engine.nodes import NodeError
+from argolocal.engine.scope import ABSENT, MARK
+from argolocal.errors import ConfigError
+from argolocal.language import gofmt
+from argolocal.language.expr import evaluate
+from argolocal.language.functions import ExprError
+from argolocal.language.substitute import TemplateError, expanded, loaded, replace
+from argolocal.manifest.names import SCHEDULED_TIME
+from argolocal.manifest.types import Task, Template
+
+ALL_PARAMETERS = re.compile(r"inputs\.parameters(?!\.)")
+LABEL = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?")
+STRFTIME = "BbmAadHIMSYypZzL"
+
+
+class Filled(dict[str, Any]):
+    """A template in which every tag is substituted."""
+
+
+PARAMETER = ("name", "default", "value", "valueFrom", "globalName", "enum", "description")  # as Go declares it
+
+
+class Inputs:
+    """The templates of one workflow and the values of their tags. `globals`: tag workflow.* → value."""
+
+    def __init__(self, workflow: dict[str, Any], status: dict[str, Any]) -> None:
+        self.workflow, self.spec, self.status = workflow, workflow["spec"], status
+        self.templates = {template["name"]: template for template in self.spec.get("templates") or []}
+        self.templates |= workflow.get("storedTemplates") or {}
+        self.globals = self._globals()
+
+    def arguments(self) -> dict[str, Any]:
+        """The workflow's arguments, with their resolved values."""
+        arguments = self.spec.get("arguments") or {}
+        values = [
+            {"name": parameter["name"], "value": self.globals[f"workflow.parameters.{parameter['name']}"]}
+            for parameter in arguments.get("parameters") or []
+        ]
+        return {**arguments, "parameters": values}
+
+    def _globals(self) -> dict[str, str]:
+        meta, spec = self.workflow["metadata"], self.spec
+        created = datetime.fromisoformat(meta["creationTimestamp"])
+        parameters = (spec.get("arguments") or {}).get("parameters") or []
+        values = {
+            "name": meta["name"],
+            "namespace": meta.get("namespace", "default"),
+            "uid": meta.get("uid", ""),
+            "mainEntrypoint": spec.get("entrypoint", ""),
+            "serviceAccountName": spec.get("serviceAccountName", ""),
+            "creationTimestamp": meta["creationTimestamp"],
+            "creationTimestamp.s": str(int(created.timestamp())),
+            "creationTimestamp.RFC3339": meta["creationTimestamp"],
+            "status": self.status["phase"],  # empty before the first pass
+            "duration": "0.000000",
+        }
+        values |= {f"creationTimestamp.{c}": created.strftime(f"%{c}" if c != "L" else "000") for c in STRFTIME}
+        values |= {"scheduledTime": time} if (time := (meta.get("annotations") or {}).get(SCHEDULED_TIME)) else {}
+        values |= {"priority": str(spec["priority"])} if spec.get("priority") is not None else {}
+        values |= {
+            f"parameters.{parameter['name']}": parameter["value"] for parameter in parameters if "value" in parameter
+        }
+        values |= dict.fromkeys(("parameters", "parameters.json"), gofmt.structs(parameters, PARAMETER))
+        for key in ("labels", "annotations"):
+            values |= dict.fromkeys((key, f"{key}.json"), gofmt.dumps(value := meta.get(key) or {}))
+            values |= {f"{key}.{name}": text for name, text in value.items()}
+        outputs = (self.status.get("outputs") or {}).get("parameters") or []
+        values |= {f"outputs.parameters.{parameter['name']}": parameter["value"] for parameter in outputs}
+        return {f"workflow.{key}": value for key, value in values.items()}
+
+    def export(self, outputs: dict[str, Any]) -> None:
+        """Adds outputs with a globalName to the workflow's outputs and globals."""
+        for kind in ("parameters", "artifacts"):
+            for output in outputs.get(kind) or []:
+                name = output.get("globalName")
+                if not name or (kind == "parameters" and "value" not in output):
+                    continue
+                kept = self.status.setdefault("outputs", {}).setdefault(kind, [])
+                entry = {
+                    **{k: v for k, v in output.items() if k not in ("globalName", "valueFrom", "path")},
+                    "name": name,
+                }
+                kept[:] = [old for old in kept if old["name"] != name] + [entry]
+                if kind == "parameters":
+                    self.globals[f"workflow.outputs.parameters.{name}"] = output["value"]
+
+    def template(self, caller: Task) -> Template:
+        """The template that a step, task or hook calls. Raises NodeError."""
+        if caller.get("inline"):
+            return {"name": "", **caller["inline"]}
+        template = self.templates.get(caller.get("template", ""))
+        if not template:
+            raise NodeError(f"template {caller.get('template')} not template in workflow template")
+        return template
+
+    def process_args(self, template: Template, args: dict[str, Any], local: dict[str, str]) -> Template:
+        """The template with its inputs bound and its tags substituted (Argo's ProcessArgs). Raises NodeError."""
+        given = {parameter["name"]: parameter for parameter in args.get("parameters") or []}
+        files = {artifact["name"]: artifact for artifact in args.get("artifacts") or []}
+        inputs = template.get("inputs") or {}
+        parameters = [
+            self._input(parameter, given.get(parameter["name"])) for parameter in inputs.get("parameters") or []
+        ]
+        artifacts = [_artifact(artifact, files.get(artifact["name"])) for artifact in inputs.get("artifacts") or []]
+        filled: Template = {**template, "inputs": {"parameters": parameters, "artifacts": artifacts}}
+        return self.substitute_params(filled, local)
+
+    def _input(self, parameter: dict[str, Any], given: dict[str, Any] | None) -> dict[str, Any]:
+        value = parameter.get("value", parameter.get("default"))
+        if given is not None:
+            if given.get("value") == ABSENT:
+                if value is None:
+                    raise NodeError(
+                        f"inputs.parameters.{parameter['name']}: argument references an absent optional "
+                        "(skipped/omitted node output with no default)"
+                    )
+            else:
+                value = given.get("value")
+        if value is None:
+            raise NodeError(f"inputs.parameters.{parameter['name']} was not supplied")
+        return {**{k: v for k, v in parameter.items() if k != "valueFrom"}, "value": value}
+
+    def substitute_params(self, template: Template, local: dict[str, str]) -> Template:
+        """Substitutes globals and locals, then inputs, whose values may contain tags. Raises NodeError."""
+        scope: dict[str, str | None] = {**self.globals, **local}
+        given, outputs = template["inputs"], template.get("outputs") or {}
+        try:
+            text = replace(json.dumps(template), scope)
+            if "{{" in repr((given, outputs)):
+                new = loaded(text)
+                given, outputs = new["inputs"], new.get("outputs") or {}
+            scope |= {f"inputs.parameters.{parameter['name']}": parameter["value"] for parameter in given["parameters"]}
+            if ALL_PARAMETERS.search(text):
+                scope["inputs.parameters"] = gofmt.structs(given["parameters"], PARAMETER)
+            for way, files in (("inputs", given["artifacts"]), ("outputs", outputs.get("artifacts") or [])):
+                scope |= {
+                    f"{way}.artifacts.{artifact['name']}.path": MARK + artifact["path"]
+                    for artifact in files
+                    if artifact.get("path")
+                }
+            for parameter in outputs.get("parameters") or []:
+                if path := (parameter.get("valueFrom") or {}).get("path"):
+                    scope[f"outputs.parameters.{parameter['name']}.path"] = MARK + path
+            text = replace(text, scope)
+            return loaded(text) if "{{" in text else cast(Template, Filled(loaded(text)))
+        except TemplateError as error:
+            raise NodeError(str(error)) from None
+
+
+def labelled(workflow: dict[str, Any]) -> dict[str, Any]:
+    """The workflow with the labels of `workflowMetadata.labelsFrom`. Raises ConfigError.
+
+    Source: Argo's updateWorkflowMetadata.
+    """
+    metadata, given = workflow["metadata"], workflow["spec"].get("workflowMetadata") or {}
+    if not given.get("labelsFrom"):
+        return workflow
+    env, labels = expanded(Inputs(workflow, {"phase": "", "nodes": {}}).globals), dict(metadata["labels"])
+    for name, source in given["labelsFrom"].items():
+        where = f"spec.workflowMetadata.labelsFrom.{name}.expression"
+        try:
+            value = evaluate(source["expression"], env)
+        except ExprError as error:
+            raise ConfigError(f"{where} cannot be evaluated: {error}.") from None
+        if not isinstance(value, str) or not LABEL.fullmatch(value):
+            rule = "it must be a text of at most 63 letters, digits, -, _ and ., with no sign at its ends"
+            raise ConfigError(f"{where} gives {value!r}: {rule}.")
+        labels[name] = value
+    return {**workflow, "metadata": {**metadata, "labels": labels}}
+
+
+def _artifact(artifact: dict[str, Any], given: dict[str, Any] | None) -> dict[str, Any]:
+    has_default = has_location(artifact)
+    if not artifact.get("optional") and not has_default:
+        if given is None:
+            raise NodeError(f"inputs.artifacts.{artifact['name']} was not supplied")
+        if not has_location(given):
+            raise NodeError(f"inputs.artifacts.{artifact['name']} missing location information")
+    if given is None:
+        return artifact
+    # all other fields, even archive and optional, come from the argument, as in Argo
+    return {**given} | {key: artifact[key] for key in ("name", "path", "mode", "recurseMode") if key in artifact}
+
+
+def has_location(artifact: dict[str, Any]) -> bool:
+    """Whether an artifact names a storage location."""
+    return any(artifact.get(kind) for kind in ("s3", "raw", "http"))

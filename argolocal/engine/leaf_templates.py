@@ -1,0 +1,103 @@
+"""Leaf templates: those that run as a pod or an HTTP request.
+
+    node = execute(context, name, caller, template, options)     # adds a Start to context.actions
+
+Source: Argo's operator.go (executeContainer, executeScript), workflowpod.go.
+"""
+
+import json
+import re
+from dataclasses import replace
+from typing import Any, cast
+
+from argolocal.engine import admission, retry
+from argolocal.engine.context import Context
+from argolocal.engine.inputs import Filled
+from argolocal.engine.nodes import NodeError, Options, Start, format_time, record_inputs
+from argolocal.errors import ConfigError
+from argolocal.language.substitute import TemplateError, substitute
+from argolocal.manifest import pod_patch
+from argolocal.manifest.patch import PatchError
+from argolocal.manifest.types import Node, Task, Template
+
+KINDS = ("container", "script", "resource", "containerSet", "data", "http")
+RESULTS = r"""KIND(?:\.([-\w]+)\.|\[\\?['"]([-\w]+)\\?['"]\]\.)outputs\.result"""
+
+
+def execute(context: Context, name: str, caller: Task, template: Template, options: Options) -> Node:
+    """Requests the start of a node's pod, once. Raises NodeError."""
+    node = context.table.get(name)
+    if not node:
+        node = context.table.create(name, "HTTP" if "http" in template else "Pod", "Pending", caller, options)
+        record_inputs(node, template)
+        if memo := template.get("memoize"):
+            node["memoizationStatus"] = admission.memoization_status(memo, hit=False)
+    if node["id"] in context.started:
+        return node
+    exiting = options.on_exit or context.on_exit(node)
+    if not context.may_run(exiting):
+        return context.table.mark(name, "Failed", f"workflow shutdown with strategy: {context.shutdown}")
+    if context.deadline and context.table.now >= context.deadline and not exiting:
+        return context.table.mark(name, "Failed", "Step exceeded its deadline")
+    pod = context.table.pod_name(name, template["name"])
+    scope = {
+        f"inputs.parameters.{parameter['name']}": parameter["value"] for parameter in template["inputs"]["parameters"]
+    }
+    try:
+        known = {**context.inputs.globals, **scope, "pod.name": pod}
+        final: Any = template if isinstance(cast(Any, template), Filled) else substitute(template, known)
+        patches = substitute(context.spec.get("podSpecPatch"), known), final.get("podSpecPatch")
+        final = pod_patch.patched(final, patches)
+    except TemplateError as error:
+        raise NodeError(str(error)) from None
+    except (PatchError, ConfigError) as error:
+        raise NodeError(f"Error applying PodSpecPatch: {error}") from None
+    limits = [options.deadline] if options.deadline else []
+    try:
+        if (seconds := final.get("activeDeadlineSeconds")) is not None:
+            limits.append(context.table.now + retry.parse_int(seconds))
+        if template.get("timeout"):
+            limits.append(admission.timeout_at(node, template))
+    except ValueError as error:
+        raise NodeError(str(error)) from None
+    context.started.add(node["id"])
+    if node["type"] == "Pod":
+        context.table.active.add(node["id"])
+    context.table.orphaned.discard(node["id"])
+    containers = _container_nodes(context, node, template, caller, options) if "containerSet" in template else {}
+    deadline, capture = min(limits, default=None), _captures_result(context, name, options.boundary)
+    context.actions.append(Start(node["id"], pod, final, capture, deadline, containers))
+    return node
+
+
+def _captures_result(context: Context, name: str, boundary: str) -> bool:
+    """Whether the parent's template references this step's outputs.result."""
+    if not boundary:
+        return False
+    above = context.table.nodes[boundary]
+    parent = context.filled(above["name"]) or context.inputs.templates.get(context.caller(above)["template"], {})
+    kind = "tasks" if "dag" in parent else "steps"
+    expansion = context.expansion(above["name"])
+    if expansion.results_read is None:
+        references = re.findall(RESULTS.replace("KIND", kind), json.dumps(parent))
+        expansion.results_read = {plain or quoted for plain, quoted in references}
+    return re.sub(r"(\([^()]*\)|\[[^\[\]]*\])+$", "", name).rpartition(".")[2] in expansion.results_read
+
+
+def _container_nodes(
+    context: Context, node: Node, template: Template, caller: Task, options: Options
+) -> dict[str, str]:
+    """Creates the containers' nodes, or resets them after a runner crash. Returns {container: node id}."""
+    names = {
+        container["name"]: f"{node['name']}.{container['name']}" for container in template["containerSet"]["containers"]
+    }
+    for name in names.values():
+        if container_node := context.table.get(name):
+            container_node |= {"startedAt": format_time(context.table.now), "finishedAt": None}
+            context.table.mark(name, "Pending", "")
+        else:
+            context.table.create(name, "Container", "Pending", caller, replace(options, boundary=node["id"]))
+    for container in template["containerSet"]["containers"]:
+        for above in [names[need] for need in container.get("dependencies") or []] or [node["name"]]:
+            context.table.child(above, names[container["name"]])
+    return {name: context.table.ids[full] for name, full in names.items()}

@@ -1,0 +1,317 @@
+"""The nodes of a workflow, stored as in `status.nodes`: names, ids, phases, messages and edges.
+
+Node names are Argo's: the entrypoint has the workflow's name, a DAG task PARENT.TASK, a step PARENT[GROUP].STEP, a
+loop's NAME(INDEX:ITEM), an attempt NAME(N), a hook NAME.onExit. Source: Argo's operator.go (initializeNode,
+markNodePhase, getOutboundNodes) and util/pod_name.go.
+"""
+
+import os
+import re
+from collections import Counter
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import lru_cache
+from typing import Any, Protocol
+
+from argolocal.manifest.kinds import FAILED, FULFILLED
+from argolocal.manifest.types import Node, Task, Template
+
+MAX_NODES = 50_000  # per run: several times what fits into an Argo status; creating them takes about 10 s
+LEAF_TYPES = ("Pod", "Container", "Skipped", "Suspend", "HTTP")
+
+
+def fulfilled(node: Node) -> bool:
+    """Whether dependents may start: the node completed, or is a running daemon."""
+    return node["phase"] in FULFILLED or bool(node.get("daemoned") and node["phase"] != "Pending")
+
+
+class NodeError(Exception):
+    """The node failed; the message is Argo's."""
+
+
+class Parallel(Exception):
+    """A parallelism limit is reached; retry later."""
+
+
+class Crashed(Exception):
+    """Argo's controller fails the workflow here: it looks up a child that could not start.
+
+    Also raised for more nodes than an Argo status can hold.
+    """
+
+
+class TimedOut(NodeError):
+    """The node's `timeout` passed before it could run."""
+
+
+@dataclass(frozen=True)
+class Start:
+    """Run this node's pod. `deadline`: kill it then (unix seconds)."""
+
+    id: str
+    pod: str
+    template: Any
+    capture: bool = False  # stdout is an output
+    deadline: float | None = None
+    containers: dict[str, str] = field(default_factory=dict)  # of a containerSet, with their nodes' ids
+
+
+@dataclass(frozen=True)
+class Kill:
+    """Kill the pod; its node is already completed."""
+
+    id: str
+
+
+@dataclass(frozen=True)
+class PodStarted:
+    """The pod's process started."""
+
+    id: str
+    ip: str = ""
+    host: str = os.uname().nodename
+
+
+@dataclass(frozen=True)
+class PodEnded:
+    """The pod completed and its outputs are collected."""
+
+    id: str
+    phase: str
+    message: str = ""
+    outputs: dict[str, Any] | None = None
+
+
+class Resources(Protocol):
+    """Runs resource templates."""
+
+    @property
+    def busy(self) -> bool: ...
+
+    def start(self, action: Start) -> list[PodStarted | PodEnded]: ...
+
+    def poll(self) -> list[PodStarted | PodEnded]: ...
+
+    def overdue(self, now: float) -> list[str]: ...
+
+    def forget(self, id: str) -> None: ...
+
+    def stop(self, grace: float) -> None: ...
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """A suspended node was resumed, with values for its outputs."""
+
+    id: str
+    values: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Options:
+    """The context in which a template is executed (Argo's executeTemplateOpts)."""
+
+    boundary: str = ""
+    on_exit: bool = False
+    kind: str = "steps"  # prefix of the siblings' tags: tasks or steps
+    deadline: float | None = None
+    flag: dict[str, bool] = field(default_factory=dict)
+
+
+@lru_cache(65536)
+def fnv32a(name: str) -> int:
+    """32-bit FNV-1a hash, as in node ids and pod names."""
+    value = 0x811C9DC5
+    for byte in name.encode():
+        value = ((value ^ byte) * 0x01000193) & 0xFFFFFFFF
+    return value
+
+
+def format_time(now: float) -> str:
+    """Unix seconds → RFC 3339 (Argo keeps whole seconds; here milliseconds, for durations of local steps)."""
+    return datetime.fromtimestamp(now, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+@lru_cache(4096)
+def parse_time(text: str) -> float:
+    """RFC 3339 → unix seconds."""
+    return datetime.fromisoformat(text).timestamp()
+
+
+class NodeTable:
+    """The nodes of one workflow. `changed` and `added` collect what changed since the last `drain_changes`."""
+
+    def __init__(self, name: str, status: dict[str, Any]) -> None:
+        self.name = name
+        self.status: dict[str, Any] = status
+        self.nodes: dict[str, Node] = status["nodes"]
+        self.ids = {node["name"]: id for id, node in self.nodes.items()}
+        self.active = {
+            id
+            for id, node in self.nodes.items()
+            if node["type"] == "Pod" and node["phase"] not in FULFILLED and "synchronizationStatus" not in node
+        }
+        self.orphaned = set(self.active)  # pods of a dead runner not restarted yet: they start regardless of limits
+        self.restored = frozenset(self.active)  # pods that were active when this process loaded the status
+        self.changed: dict[str, None] = {}
+        self.linked = {(node["name"], id) for node in self.nodes.values() for id in node.get("children", [])}
+        self.added: dict[str, list[str]] = {}  # new children of nodes
+        self.tally: Counter[tuple[str, str]] = Counter()  # (boundary id, state of the child) → children
+        for node in self.nodes.values():
+            self._count(node, 1)
+        self.now, self.requeue = 0.0, False  # requeue: a node was fulfilled, so walk the templates again
+
+    def drain_changes(self) -> dict[str, Any]:
+        """What changed since the last call: whole nodes, and new children of otherwise unchanged ones."""
+        changed, self.changed, added, self.added = self.changed, {}, self.added, {}
+        nodes = {id: self.nodes[id] for id in changed}
+        return {"nodes": nodes, "children": {id: new for id, new in added.items() if id not in changed}}
+
+    def id(self, name: str) -> str:
+        return name if name == self.name else f"{self.name}-{fnv32a(name)}"
+
+    def pod_name(self, name: str, template: str) -> str:
+        prefix = f"{self.name}-{template}" if template else self.name
+        return self.name if name == self.name else f"{prefix[:242]}-{fnv32a(name)}"
+
+    def get(self, name: str) -> Node | None:
+        id = self.ids.get(name)
+        return self.nodes[id] if id is not None else None
+
+    def create(self, name: str, type: str, phase: str, caller: Task, options: Options, message: str = "") -> Node:
+        """A new node, started now, and finished too if `phase` is fulfilled. Raises Crashed at MAX_NODES."""
+        if len(self.nodes) >= MAX_NODES:
+            way = "do templates call themselves more than once? Give them a `when` that ends it, or use several runs"
+            raise Crashed(f"{name} would be node {MAX_NODES + 1} of the run: at most {MAX_NODES} are possible ({way})")
+        boundary = self.nodes.get(options.boundary)
+        relative = name[len(boundary["name"]) :] if boundary else name
+        node: Any = {
+            "id": self.id(name),
+            "name": name,
+            "displayName": re.sub(r"^(\[\d+\])?\.|^\.", "", relative) if boundary else name,
+            "type": type,
+            **_template_fields(caller, f"local/{self.name}"),
+            "phase": phase,
+            "startedAt": format_time(self.now),
+            "finishedAt": format_time(self.now) if phase in FULFILLED else None,
+        }
+        node |= {"boundaryID": options.boundary} if options.boundary else {}
+        node |= {"message": message} if message else {}
+        node |= {"nodeFlag": dict(options.flag)} if options.flag else {}
+        self.nodes[node["id"]] = node
+        self._count(node, 1)
+        self.ids[name] = node["id"]
+        self.changed[node["id"]] = None
+        self.requeue |= phase in FULFILLED
+        if type == "Pod":
+            self.active.add(node["id"])
+        return node
+
+    def get_or_create(
+        self, name: str, type: str, phase: str, caller: Task, template: Template, options: Options
+    ) -> Node:
+        """The node, created with the template's inputs if absent."""
+        node = self.get(name)
+        if not node:
+            node = self.create(name, type, phase, caller, options)
+            record_inputs(node, template)
+        return node
+
+    def mark(self, name: str, phase: str, message: str | None = None) -> Node:
+        """Sets phase and message, and `finishedAt` if the phase is fulfilled."""
+        node = self.nodes[self.ids[name]]
+        if node["phase"] != phase or (message is not None and message != node.get("message", "")):
+            self.changed[node["id"]] = None
+        self.requeue |= phase in FULFILLED and node["phase"] not in FULFILLED
+        self._count(node, -1)
+        node["phase"] = phase
+        self._count(node, 1)
+        if message is not None:
+            node["message"] = message
+            if not message:
+                del node["message"]
+        if phase in FULFILLED:
+            node["finishedAt"] = node.get("finishedAt") or format_time(self.now)
+            self.active.discard(node["id"])
+            self.orphaned.discard(node["id"])
+        return node
+
+    def error(self, name: str, caller: Task, options: Options, message: str) -> Node:
+        """Marks the node Error, creating it if absent."""
+        if self.get(name):
+            return self.mark(name, "Error", message)
+        return self.create(name, "Skipped", "Error", caller, options, message)
+
+    def child(self, parent: str, name: str) -> None:
+        node = self.nodes[self.ids[parent]]
+        children = node.setdefault("children", [])
+        id = self.ids.get(name) or self.id(name)
+        if (parent, id) not in self.linked:
+            self.linked.add((parent, id))
+            children.append(id)
+            self.added.setdefault(node["id"], []).append(id)
+
+    def outbound(self, id: str) -> list[str]:
+        """The outbound nodes of node `id`: the parents of the nodes that follow it. Raises Crashed."""
+        if id not in self.nodes:
+            raise Crashed("was unable to obtain node")
+        node = self.nodes[id]
+        below = node.get("children", [])
+        named = node.get("templateName") or node.get("templateRef")  # Argo cannot look up an inline template
+        inside = below and named and self.nodes.get(below[0], {}).get("type") == "Container"
+        group = node["type"] in ("Container", "TaskGroup") or (node["type"] == "Pod" and inside)
+        cached = node["type"] in ("Steps", "DAG") and node.get("memoizationStatus", {}).get("hit")
+        if cached or (node["type"] in LEAF_TYPES and not group) or (group and not below):
+            return [id]
+        if group:
+            return [out for child in below for out in self._outbound_of(node, child)]
+        if node["type"] == "Retry" and below:
+            return below[-1:]
+        return [out for child in node.get("outboundNodes", []) for out in self.outbound(child)]
+
+    def _outbound_of(self, group: Node, child: str) -> list[str]:
+        if child not in self.nodes:
+            raise Crashed("was unable to obtain child node for child")
+        if group["type"] == "Container" and self.nodes[child].get("boundaryID") != group.get("boundaryID"):
+            return [group["id"]]
+        return self.outbound(child)
+
+    def attempts(self, node: Node) -> list[Node]:
+        """The attempts of a Retry node, without its hooks; attempts of a retried hook are flagged as both.
+
+        Raises Crashed.
+        """
+        for index, id in enumerate(node.get("children", [])):
+            if id not in self.nodes:
+                raise Crashed(f'could not find node named "{id}", index {index} in Children of node {node["name"]}')
+        children = (self.nodes[id] for id in node.get("children", []))
+        return [child for child in children if child.get("nodeFlag", {}).get("retried")]
+
+    def last_attempt(self, node: Node) -> Node:
+        """A Retry node's last attempt; any other node itself."""
+        attempts = self.attempts(node) if node["type"] == "Retry" else []
+        return attempts[-1] if attempts else node
+
+    def hooks_completed(self, node: Node) -> bool:
+        children = (self.nodes[id] for id in node.get("children", []) if id in self.nodes)
+        return all(child["phase"] in FULFILLED for child in children if child.get("nodeFlag", {}).get("hooked"))
+
+    def _count(self, node: Node, change: int) -> None:
+        if node["type"] in ("Pod", "Steps", "DAG") and (boundary := node.get("boundaryID")):
+            state = "failed" if node["phase"] in FAILED else "completed" if node["phase"] in FULFILLED else "active"
+            self.tally[boundary, state] += change
+
+
+def _template_fields(caller: Task, local: str) -> dict[str, Any]:
+    """The fields of a node that name its template; `templateRef` for templates of other objects."""
+    if reference := caller.get("templateRef"):
+        return {"templateRef": reference, "templateScope": local}
+    scope, _, name = caller.get("template", "").rpartition("/")
+    return {"templateName": name, "templateScope": scope or local}
+
+
+def record_inputs(node: Node, template: Template) -> None:
+    """Records the template's inputs on the node."""
+    kept = {kind: values for kind, values in template["inputs"].items() if values}
+    if kept:
+        node["inputs"] = kept

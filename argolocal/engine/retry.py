@@ -1,0 +1,208 @@
+"""Retry nodes: their attempts, and the decision after each failed attempt; template defaults.
+
+    node = execute(context, name, caller, template, strategy, options)
+
+Order as in Argo: shutdown and deadline, maxDuration, backoff, policy, limit, expression; so a failure that the
+policy does not retry still waits for one backoff, and without a limit there is no backoff.
+Source: Argo's operator.go executeTemplate, processNodeRetries, mergedTemplateDefaultsInto.
+"""
+
+import re
+from dataclasses import dataclass, replace
+from typing import Any
+
+from argolocal.engine import admission
+from argolocal.engine.context import Context
+from argolocal.engine.nodes import NodeError, Options, Parallel, parse_time, record_inputs
+from argolocal.language import gofmt
+from argolocal.language.expr import truth
+from argolocal.language.functions import ExprError
+from argolocal.language.substitute import expanded
+from argolocal.manifest.kinds import FULFILLED, RETRIED_PHASES, TEMPLATE_TYPES
+from argolocal.manifest.patch import merged
+from argolocal.manifest.types import Node, Task, Template
+
+TRANSIENT = ("i/o timeout", "connection refused", "connection reset", "TLS handshake timeout", "EOF", "transient")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Completed in `phase`, or another attempt: not before `wait`, killed at `deadline` (unix seconds)."""
+
+    phase: str = ""
+    message: str = ""
+    wait: float | None = None
+    deadline: float | None = None
+
+
+def execute(
+    context: Context,
+    name: str,
+    caller: Task,
+    template: Template,
+    strategy: dict[str, Any],
+    options: Options,
+) -> Node | None:
+    """Brings a Retry node as far as it can go. Raises Parallel, NodeError."""
+    table = context.table
+    parent = table.get(name)
+    if not parent:
+        parent = table.create(name, "Retry", "Running", caller, options)
+        record_inputs(parent, template)
+    options = replace(options, flag={**options.flag, "retried": True})
+    child = None
+    for _ in range(2):  # once more when an attempt ends at once
+        attempts = table.attempts(parent)
+        if child:
+            try:
+                admission.check_parallelism(context, template, parent, options.boundary)
+            except Parallel:
+                table.mark(child["name"], "Error", "Max parallelism reached")
+                raise
+        if attempts and attempts[-1]["phase"] in FULFILLED:
+            deadline = _next_attempt(context, parent, attempts, strategy)
+            if deadline is None:
+                return parent
+            options = replace(options, deadline=deadline or options.deadline)
+            number = len(attempts)
+        else:
+            number = max(len(attempts) - 1, 0)
+        attempt = attempts[number]["name"] if number < len(attempts) else f"{name}({number})"
+        if not context.filled(attempt):
+            local = {"retries": str(number), "pod.name": table.pod_name(attempt, template["name"])}
+            local |= last_retry_variables(attempts[number - 1] if number else None)
+            try:
+                context.expansion(attempt).template = context.inputs.substitute_params(template, local)
+            except NodeError as error:
+                table.error(attempt, caller, options, str(error))
+                table.child(name, attempt)
+                raise
+        child = _execute_attempt(context, parent, attempt, caller, policy(strategy), options)
+        if not child or child["phase"] not in FULFILLED:
+            return parent
+    return parent
+
+
+def _next_attempt(context: Context, parent: Node, attempts: list[Node], strategy: dict[str, Any]) -> float | None:
+    """The deadline of the attempt that follows the last one (0: none); None if none follows, or not yet.
+
+    Raises NodeError.
+    """
+    try:
+        outcome = decide(context, parent, attempts, strategy)
+    except (ExprError, ValueError) as error:
+        context.table.mark(parent["name"], "Error", str(error))
+        raise NodeError(str(error)) from None
+    if outcome.phase:
+        if attempts[-1].get("outputs") is not None:
+            parent["outputs"] = attempts[-1]["outputs"]
+        context.table.mark(parent["name"], outcome.phase, outcome.message or None)
+        return None
+    context.table.mark(parent["name"], parent["phase"], outcome.message)
+    if outcome.wait:
+        context.wake_at(outcome.wait)
+        return None
+    return outcome.deadline or 0.0
+
+
+def _execute_attempt(
+    context: Context, parent: Node, attempt: str, caller: Task, retry_policy: str, options: Options
+) -> Node | None:
+    """Runs one attempt below its Retry node. Raises Parallel, NodeError."""
+    table = context.table
+    try:
+        child = context.execute(attempt, caller, {}, options, retried=True)
+    except NodeError:
+        if retry_policy == "OnFailure":  # the error is the caller's
+            table.child(parent["name"], attempt)
+            raise
+        child = table.get(attempt)
+    if child:
+        table.child(parent["name"], attempt)
+    if child and child.get("daemoned") and not parent.get("daemoned"):
+        parent["daemoned"] = table.requeue = True
+        context.daemons[parent["id"]] = None
+        table.changed[parent["id"]] = None
+    return child
+
+
+def decide(context: Context, parent: Node, attempts: list[Node], strategy: dict[str, Any]) -> Outcome:
+    """What follows a completed attempt. Raises ExprError, ValueError (the caller marks the node Error)."""
+    last, now = attempts[-1], context.table.now
+    if last["phase"] not in ("Failed", "Error"):
+        return Outcome("Succeeded")
+    if context.shutdown:
+        return Outcome(last["phase"], f"Stopped with strategy '{context.shutdown}'")
+    if context.deadline and now >= context.deadline:
+        return Outcome(last["phase"], "retry exceeded workflow deadline")
+    limit = parse_int(strategy["limit"]) if strategy.get("limit") is not None else None
+    backoff, end = strategy.get("backoff") or {}, None
+    if backoff:
+        if backoff.get("maxDuration"):
+            end = parse_time(attempts[0]["startedAt"]) + gofmt.seconds(str(backoff["maxDuration"]))
+            if now > end:
+                return Outcome(last["phase"], "Max duration limit exceeded")
+        wait = backoff_duration(backoff, len(attempts))
+        until = parse_time(last["finishedAt"]) + wait
+        if end and until > end:
+            return Outcome(last["phase"], "Backoff would exceed max duration limit")
+        if now < until and limit is not None and len(attempts) <= limit:
+            return Outcome(message=f"Backoff for {gofmt.humane(wait)}", wait=until)
+    if (kind := policy(strategy)) == "OnTransientError":
+        retryable = any(word in last.get("message", "") for word in TRANSIENT)
+    else:
+        retryable = last["phase"] in RETRIED_PHASES[kind]
+    if not retryable:
+        return Outcome(last["phase"], last.get("message", ""))
+    if limit is not None and len(attempts) > limit:
+        return Outcome(last["phase"], "No more retries left")
+    if strategy.get("expression"):
+        scope = last_retry_variables(last, missing="-1") | {"retries": str(len(attempts) - 1)}
+        if not truth(strategy["expression"], expanded(scope)):
+            return Outcome(last["phase"], "retryStrategy.expression evaluated to false")
+    return Outcome(deadline=end)
+
+
+def policy(strategy: dict[str, Any]) -> str:
+    """The retry policy, with Argo's default."""
+    return strategy.get("retryPolicy") or ("Always" if strategy.get("expression") else "OnFailure")
+
+
+def backoff_duration(backoff: dict[str, Any], attempts: int) -> float:
+    """duration × factor^(attempts-1), at most cap; in seconds."""
+    if not backoff.get("duration"):
+        raise ValueError("no base duration specified for retryStrategy")
+    wait = gofmt.seconds(str(backoff["duration"]))
+    factor = parse_int(backoff.get("factor") or 0)
+    if factor > 0:
+        wait = min(wait * float(factor) ** (attempts - 1), 2**63 / 1e9)
+    return min(wait, gofmt.seconds(str(backoff["cap"]))) if backoff.get("cap") else wait
+
+
+def parse_int(value: Any) -> int:
+    """An integer of the manifest. Raises ValueError with Argo's message."""
+    if not re.fullmatch(r"[+-]?[0-9]+", str(value)):
+        raise ValueError(f"value '{value}' cannot be resolved to an int")
+    return int(value)
+
+
+def last_retry_variables(last: Node | None, missing: str = "0") -> dict[str, str]:
+    """lastRetry.* for the next attempt; all strings, and zero or empty for the first attempt."""
+    if last is None:
+        return {"lastRetry.exitCode": "0", "lastRetry.duration": "0", "lastRetry.status": "", "lastRetry.message": ""}
+    ends = [parse_time(last[key][:19] + "Z") for key in ("startedAt", "finishedAt") if last.get(key)]  # whole seconds
+    return {
+        "lastRetry.exitCode": (last.get("outputs") or {}).get("exitCode", missing),
+        "lastRetry.duration": gofmt.general(ends[-1] - ends[0]),
+        "lastRetry.status": last["phase"],
+        "lastRetry.message": last.get("message", ""),
+    }
+
+
+def with_defaults(template: Any, defaults: dict[str, Any] | None) -> Any:
+    """The template merged over `templateDefaults`, without defaults for other template types."""
+    if not defaults:
+        return template
+    kinds = {kind for kind in TEMPLATE_TYPES if kind in template}
+    applicable = {key: value for key, value in defaults.items() if key not in TEMPLATE_TYPES or key in kinds}
+    return merged(applicable, template)

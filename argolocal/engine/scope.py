@@ -1,0 +1,239 @@
+"""The tags available to a step or task: inputs of its template, workflow outputs, preceding steps or ancestor tasks.
+
+A value is a string, None (the output of a skipped step that has no default), or an artifact (a dict).
+Source: Argo's scope.go, and buildLocalScope and processAggregateNodeOutputs of operator.go.
+"""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from argolocal.engine.nodes import NodeTable
+from argolocal.language import gofmt
+from argolocal.language.expr import evaluate
+from argolocal.language.functions import ExprError
+from argolocal.language.substitute import TemplateError, expanded, substitute
+from argolocal.manifest.types import Node, Template
+
+UNRESOLVED = "unable to resolve references: "  # Argo's error prefix for arguments of steps and hooks
+ABSENT = "__argo__internal__absent-optional"
+MARK = "\ue000"  # prefix of paths substituted for a placeholder: the executor relocates them
+
+
+class Scope(dict[str, Any]):
+    """Tag → value."""
+
+    def parameters(self, globals: Mapping[str, str] | None = None) -> "Texts":
+        """The string and absent values, with `globals` as fallback."""
+        return Texts(self, globals or {})
+
+
+class Texts(Mapping[str, str | None]):
+    """A view, not a copy: of a thousand tags a step uses one or two."""
+
+    def __init__(self, scope: Scope, globals: Mapping[str, str]) -> None:
+        self.scope, self.globals = scope, globals
+
+    def __getitem__(self, name: str) -> str | None:
+        value = self.scope.get(name, self)
+        return value if value is None or isinstance(value, str) else self.globals[name]
+
+    def __iter__(self) -> Iterator[str]:
+        kept = (name for name, value in self.scope.items() if value is None or isinstance(value, str))
+        return iter(dict.fromkeys((*self.globals, *kept)))
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
+def of_template(status: Mapping[str, Any], template: Template) -> Scope:
+    """The inputs of a template and the workflow outputs exported so far."""
+    scope = Scope(
+        {f"inputs.parameters.{parameter['name']}": parameter["value"] for parameter in template["inputs"]["parameters"]}
+    )
+    scope |= {f"inputs.artifacts.{artifact['name']}": artifact for artifact in template["inputs"]["artifacts"]}
+    outputs = status.get("outputs") or {}
+    scope |= {
+        f"workflow.outputs.parameters.{parameter['name']}": parameter["value"]
+        for parameter in outputs.get("parameters") or []
+    }
+    scope |= {f"workflow.outputs.artifacts.{artifact['name']}": artifact for artifact in outputs.get("artifacts") or []}
+    return scope
+
+
+def add_node(table: NodeTable, scope: Scope, kind: str, name: str, node: Node) -> None:
+    """`tasks.NAME.*` of one node; for a Retry node, of its last attempt."""
+    node = table.last_attempt(node)
+    prefix = f"{kind}.{name}"
+    scope[f"{prefix}.id"] = node["id"]
+    scope[f"{prefix}.status"] = node["phase"]
+    for key in ("startedAt", "finishedAt"):
+        if node.get(key):
+            scope[f"{prefix}.{key}"] = node[key][:19] + "Z"
+    for key, tag in (("podIP", "ip"), ("hostNodeName", "hostNodeName")):
+        if node.get(key):
+            scope[f"{prefix}.{tag}"] = node[key]
+    outputs = node.get("outputs") or {}
+    for key, tag in (("result", "outputs.result"), ("exitCode", "exitCode")):
+        if outputs.get(key) is not None:
+            scope[f"{prefix}.{tag}"] = outputs[key]
+    add_outputs(scope, prefix, outputs)
+
+
+def check_named(caller: Mapping[str, Any]) -> None:
+    """Argo looks up the template of a completed loop by name; an inline one has none. Raises ValueError."""
+    if caller.get("inline"):
+        raise ValueError("failed to get a template")
+
+
+def add_outputs(scope: Scope, prefix: str, outputs: Mapping[str, Any], missing: str | None = None) -> None:
+    """`tasks.NAME.outputs.parameters.*` and artifacts: all that a hook can read of its own node (exit_handler.go)."""
+    for parameter in outputs.get("parameters") or []:
+        if (value := parameter.get("value", missing)) is not None:
+            scope[f"{prefix}.outputs.parameters.{parameter['name']}"] = value
+    for artifact in outputs.get("artifacts") or []:
+        scope[f"{prefix}.outputs.artifacts.{artifact['name']}"] = artifact
+
+
+def add_skipped(scope: Scope, kind: str, name: str, node: Node, template: Template, artifacts: bool) -> None:
+    """The declared outputs of a node that never ran: their defaults, or None."""
+    if node.get("outputs") is not None or node["phase"] not in ("Skipped", "Omitted"):
+        return
+    outputs = template.get("outputs") or {}
+    for parameter in outputs.get("parameters") or []:
+        tag = f"{kind}.{name}.outputs.parameters.{parameter['name']}"
+        scope[tag] = (parameter.get("valueFrom") or {}).get("default")
+    for artifact in (outputs.get("artifacts") or []) if artifacts else ():
+        scope[f"{kind}.{name}.outputs.artifacts.{artifact['name']}"] = {}
+
+
+def aggregate(scope: Scope, kind: str, name: str, nodes: Iterable[Node]) -> None:
+    """The outputs of a loop as JSON lists, in the order of its items. Raises ValueError if a result is not JSON."""
+    plain = (node for node in nodes if not node.get("nodeFlag"))
+    ordered = sorted(plain, key=lambda node: int(node["name"].rpartition("(")[2].partition(":")[0]))
+    if not ordered:
+        return
+    rows, columns, results = [], {}, []
+    for node in ordered:
+        outputs = node.get("outputs")
+        if not outputs or node["phase"] != "Succeeded":
+            continue
+        row = {parameter["name"]: parameter.get("value", "") for parameter in outputs.get("parameters") or []}
+        if row:
+            rows.append(row)
+        for key, value in row.items():
+            columns.setdefault(key, []).append(value)
+        if outputs.get("result") is not None:
+            results.append(gofmt.compact(outputs["result"]))
+    prefix = f"{kind}.{name}.outputs"
+    scope[f"{prefix}.result"] = f"[{','.join(results)}]"
+    scope[f"{prefix}.parameters"] = gofmt.dumps(rows)
+    for key, values in columns.items():
+        scope[f"{prefix}.parameters.{key}"] = gofmt.dumps(_structured(values))
+
+
+def _structured(values: list[str]) -> list[Any]:
+    """The parsed values if all are JSON lists or maps, else the strings unchanged."""
+    try:
+        parsed = [gofmt.parsed(value, whole=float) for value in values]
+    except ValueError:
+        return values
+    return parsed if all(isinstance(value, (list, dict)) for value in parsed) else values
+
+
+def absent_arguments(scope: Scope, arguments: dict[str, Any]) -> dict[str, Any]:
+    """Marks arguments that consist of one tag without a value as absent, so that the input's default applies."""
+
+    def marked(parameter: dict[str, Any]) -> dict[str, Any]:
+        value = parameter.get("value")
+        if isinstance(value, str) and value.startswith("{{") and value.endswith("}}"):
+            tag = value[2:-2].strip()
+            if tag in scope and scope[tag] is None:
+                return {**parameter, "value": ABSENT}
+        return parameter
+
+    if not arguments.get("parameters"):
+        return arguments
+    return {**arguments, "parameters": [marked(parameter) for parameter in arguments["parameters"]]}
+
+
+def artifact_of(scope: Scope, artifact: dict[str, Any], unable: str = "") -> dict[str, Any] | None:
+    """The artifact referenced by `from` or `fromExpression`; None if optional and absent.
+
+    Raises TemplateError, whose message starts with the prefix `unable`.
+    """
+    source, expression = artifact.get("from") or "", artifact.get("fromExpression")
+    if not source and not expression:
+        return artifact
+    try:
+        if expression:
+            resolved = evaluate(expression, expanded(scope))
+        else:
+            tag = source.removeprefix("{{").removesuffix("}}").strip()
+            if tag.startswith("="):
+                resolved = evaluate(tag[1:], expanded(scope))
+            elif tag in scope:
+                resolved = scope[tag]
+            else:
+                raise TemplateError(f'Unable to resolve: "{tag}"')
+    except (ExprError, TemplateError) as error:
+        if artifact.get("optional"):
+            return None
+        raise TemplateError(f"{unable}{error}") from None
+    if not isinstance(resolved, dict):
+        raise TemplateError(f"Variable {{{{{source or expression}}}}} is not an artifact")
+    resolved = {**resolved, "name": artifact["name"]}
+    if artifact.get("subPath") and resolved.get("s3"):
+        sub = substitute(artifact["subPath"], scope.parameters())
+        resolved["s3"] = {**resolved["s3"], "key": f"{resolved['s3']['key'].rstrip('/')}/{sub}"}
+    return resolved
+
+
+def outputs_of(template: Template, scope: Scope) -> dict[str, Any] | None:
+    """The outputs of a DAG or steps template. Raises TemplateError."""
+    declared = template.get("outputs") or {}
+    outputs: dict[str, Any] = {}
+    for parameter in declared.get("parameters") or []:
+        value = _value(parameter, scope)
+        outputs.setdefault("parameters", []).append(
+            {**{k: v for k, v in parameter.items() if k != "valueFrom"}, "value": value}
+        )
+    for artifact in declared.get("artifacts") or []:
+        resolved = artifact_of(scope, artifact, "unable to resolve outputs from scope: ")
+        if resolved and (artifact.get("from") or artifact.get("fromExpression")):
+            kept = {"globalName": artifact["globalName"]} if artifact.get("globalName") else {}
+            resolved = {key: value for key, value in resolved.items() if key != "globalName"}
+            outputs.setdefault("artifacts", []).append(resolved | kept)
+    return outputs or None
+
+
+def _value(parameter: dict[str, Any], scope: Scope) -> str:
+    if "valueFrom" not in parameter:
+        raise TemplateError("output parameters must have a valueFrom specified")
+    source = parameter["valueFrom"] or {}
+    default, value = source.get("default"), None
+    try:
+        if source.get("expression"):
+            value = evaluate(source["expression"], expanded(scope))
+            if value is None:
+                raise TemplateError(f"failed to evaluate expression {json.dumps(source['expression'])}")
+        else:
+            tag = source.get("parameter", "").removeprefix("{{").removesuffix("}}").strip()
+            if tag.startswith("="):
+                value = evaluate(tag[1:], expanded(scope))
+            elif tag not in scope:
+                raise TemplateError(f'Unable to resolve: "{tag}"')
+            else:
+                value = scope[tag]
+    except (ExprError, TemplateError) as error:
+        if default is None:
+            raise TemplateError(str(error)) from None
+        return default
+    if value is not None:
+        return gofmt.verb(value)
+    if default is None:
+        raise TemplateError(
+            f'output parameter "{parameter["name"]}": "{source.get("parameter", "")}" is an absent optional '
+            "(skipped/omitted node output with no default)"
+        )
+    return default

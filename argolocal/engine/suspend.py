@@ -1,0 +1,122 @@
+"""Suspend templates: a node that waits for its duration or for `argolocal resume`.
+
+    suspended(status); resume_values(status, {"approve": "YES"})   # → {node id: {output: value}}
+
+Values fill the outputs with `valueFrom: {supplied: {}}`; a missing one defaults to the output's default or to that of
+the input of the same name. Source: Argo's operator.go (executeSuspend, addRawOutputFields), workflow/util/util.go
+(ResumeWorkflow, updateSuspendedNode); v4.1.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from argolocal.common import program
+from argolocal.engine.context import Context
+from argolocal.engine.nodes import NodeError, Options, Resumed, parse_time
+from argolocal.errors import ConfigError, did_you_mean
+from argolocal.language import gofmt
+from argolocal.manifest.kinds import FULFILLED
+from argolocal.manifest.types import Node, Task, Template
+
+
+def execute(context: Context, name: str, caller: Task, template: Template, options: Options) -> Node:
+    """Advances a suspend node. Raises NodeError."""
+    node = context.table.get_or_create(name, "Suspend", "Running", caller, template, options)
+    if node["phase"] == "Pending":  # it waited for a lock
+        context.table.mark(name, "Running")
+    if "outputs" not in node and (expected := _expected(template)):
+        node["outputs"] = {"parameters": expected}
+    if duration := (template["suspend"] or {}).get("duration"):
+        until = parse_time(node["startedAt"]) + gofmt.seconds(str(duration))
+        if context.table.now >= until:
+            return _complete(context, node)
+        context.wake_at(until)
+    return node
+
+
+def resume(context: Context, event: Resumed) -> None:
+    """Resumes a node that is still suspended."""
+    node = context.table.nodes.get(event.id)
+    if not node or node["phase"] in FULFILLED:
+        return
+    for parameter in (node.get("outputs") or {}).get("parameters") or []:
+        if parameter["name"] in event.values:
+            parameter["value"] = event.values[parameter["name"]]
+            parameter.pop("valueFrom", None)
+            context.inputs.export({"parameters": [parameter]})
+    try:
+        _complete(context, node)
+    except NodeError as error:
+        context.table.mark(node["name"], "Error", str(error))
+
+
+def suspended(status: Mapping[str, Any]) -> list[Node]:
+    """The suspended nodes."""
+    return [n for n in status.get("nodes", {}).values() if n["type"] == "Suspend" and n["phase"] == "Running"]
+
+
+def resume_hint(name: str, node: Node) -> str:
+    """How to resume a suspended node of run `name`."""
+    values = "".join(
+        f" -p {parameter['name']}={parameter['valueFrom'].get('default', 'VALUE')}" for parameter in _supplied(node)
+    )
+    return f"{node['displayName']} waits: `{program.name} resume {name}{values}` in another terminal resumes it"
+
+
+def resume_values(status: Mapping[str, Any], values: Mapping[str, str]) -> dict[str, dict[str, str]]:
+    """{node id: {output: value}} of the suspended nodes. Raises ConfigError for unknown and for missing values."""
+    nodes = suspended(status)
+    expected = {parameter["name"]: parameter["valueFrom"] for node in nodes for parameter in _supplied(node)}
+    for name in values:
+        if name not in expected:
+            known = f"It waits for {', '.join(expected)}." if expected else "It waits for no value."
+            raise ConfigError(f"no step waits for the value of {name!r}.{did_you_mean(name, set(expected))} {known}")
+    missing = [name for name, source in expected.items() if name not in values and source.get("default") is None]
+    if missing:
+        raise ConfigError(f"a step waits for the value of {missing[0]!r}: give it, as with -p {missing[0]}=VALUE.")
+    return {
+        node["id"]: {
+            parameter["name"]: values[parameter["name"]] for parameter in _supplied(node) if parameter["name"] in values
+        }
+        for node in nodes
+    }
+
+
+def _expected(template: Mapping[str, Any]) -> list[dict[str, Any]]:
+    defaults = {
+        parameter["name"]: parameter["default"]
+        for parameter in template["inputs"]["parameters"]
+        if "default" in parameter
+    }
+    expected: list[dict[str, Any]] = []
+    for parameter in (template.get("outputs") or {}).get("parameters") or []:
+        source = dict(parameter["valueFrom"])
+        if source.get("default") is None and parameter["name"] in defaults:
+            source["default"] = defaults[parameter["name"]]
+        expected.append({**parameter, "valueFrom": source})
+    return expected
+
+
+def _supplied(node: Node) -> list[dict[str, Any]]:
+    return [parameter for parameter in (node.get("outputs") or {}).get("parameters") or [] if "valueFrom" in parameter]
+
+
+def _complete(context: Context, node: Node) -> Node:
+    for parameter in _supplied(node):
+        source = parameter.pop("valueFrom")
+        if source.get("default") is None:
+            parameter["valueFrom"] = source
+            raise NodeError(
+                f"raw output parameter '{parameter['name']}' has not been set and does not have a default value"
+            )
+        parameter["value"] = source["default"]
+    return context.table.mark(node["name"], "Succeeded")
+
+
+def check(template: Mapping[str, Any], where: str) -> None:
+    """Raises ConfigError for a supplied output outside a suspend template, or another kind of output in one."""
+    for index, parameter in enumerate((template.get("outputs") or {}).get("parameters") or []):
+        supplied = (parameter.get("valueFrom") or {}).get("supplied") is not None
+        if supplied != ("suspend" in template):
+            rule = "is only for suspend templates" if supplied else "is missing: a suspended step has no other outputs"
+            raise ConfigError(f"{where}.outputs.parameters[{index}].valueFrom.supplied {rule}.")

@@ -1,0 +1,337 @@
+"""What expressions can call: expr-lang's builtins and predicates; sprig.py has what Argo adds.
+
+Anything else is refused by name before a run starts (subset.py). Source: expr-lang/expr v1.17 builtin, vm.
+"""
+
+import base64
+import math
+import re
+import threading
+from collections.abc import Callable, Mapping
+from functools import cmp_to_key
+from typing import Any, TypeGuard
+
+from argolocal.language import json_path
+from argolocal.language.gofmt import Keyed, Nil, dumps, int64, parsed, verb
+
+Numeric = int | float
+BUDGET = 1_000_000  # elements and bytes that one evaluation may make; as in expr-lang
+
+
+class ExprError(Exception):
+    """The expression cannot be parsed or evaluated."""
+
+
+class _Memory(threading.local):
+    left = BUDGET
+
+
+MEMORY = _Memory()
+
+
+def grow(size: int) -> None:
+    """Reserve `size` of this evaluation's memory budget. Raises ExprError if it is exceeded."""
+    MEMORY.left -= size
+    if MEMORY.left <= 0:
+        raise ExprError("memory budget exceeded")
+
+
+def series(start: int, stop: int, step: int = 1) -> list[int]:
+    """The numbers from `start` until before `stop`. Raises ExprError."""
+    numbers = range(start, stop, step) if step else range(0)
+    if numbers:
+        grow((numbers[-1] - numbers[0]) // step + 1)
+    return list(numbers)
+
+
+def remainder(left: int, right: int) -> int:
+    """With the sign of `left`. Raises ZeroDivisionError."""
+    return abs(left) % abs(right) * (1 if left >= 0 else -1)
+
+
+def upper(text: str) -> str:
+    """Per code point, as in Go: ß stays."""
+    return "".join(new if len(new := char.upper()) == 1 else char for char in text)
+
+
+def lower(text: str) -> str:
+    """Per code point, as in Go: İ becomes i."""
+    return "".join(char.lower()[0] for char in text)
+
+
+def nil(value: Any) -> bool:
+    return value is None or isinstance(value, Nil)
+
+
+def boolean(value: Any) -> bool:
+    """Raises ExprError unless it is a bool."""
+    if not isinstance(value, bool):
+        raise ExprError(f"expected a bool but found {value!r}")
+    return value
+
+
+def listed(value: Any) -> list[Any]:
+    """Raises ExprError unless it is a list."""
+    if not isinstance(value, list):
+        raise ExprError(f"expected a list but found {value!r}")
+    return value
+
+
+def indexed(value: Any) -> Any:
+    """What an index refers to: for a string its bytes, as numbers."""
+    return value.encode() if isinstance(value, str) else value
+
+
+def is_number(value: Any) -> TypeGuard[Numeric]:
+    """Whether it is a number in Go (a bool is not)."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def equal(left: Any, right: Any) -> bool:
+    """expr's ==: numbers by value, everything else by type and value."""
+    if nil(left) and nil(right):
+        return True
+    if is_number(left) and is_number(right):
+        return left == right
+    if isinstance(left, list) and isinstance(right, list):
+        return len(left) == len(right) and all(map(equal, left, right))
+    return type(left) is type(right) and left == right
+
+
+def compare(left: Any, right: Any) -> int:
+    """-1, 0 or 1 for two numbers or two strings. Raises ExprError."""
+    if (is_number(left) and is_number(right)) or (isinstance(left, str) and isinstance(right, str)):
+        return (left > right) - (left < right)  # pyright: ignore[reportOperatorIssue]
+    raise ExprError(f"cannot compare {left!r} and {right!r}")
+
+
+def to_int(value: Any) -> int:
+    if is_number(value):
+        return int64(value)
+    if isinstance(value, str) and re.fullmatch(r"[+-]?\d+", value) and int64(int(value)) == int(value):
+        return int(value)
+    raise ExprError(f"invalid argument for int: {verb(value)!r}")
+
+
+def to_float(value: Any) -> float:
+    if is_number(value):
+        return float(value)
+    try:
+        if isinstance(value, str) and value == value.strip():
+            return float(value)
+    except ValueError:
+        pass  # raised below, with the value
+    raise ExprError(f"invalid argument for float: {verb(value)!r}")
+
+
+def jsonpath(text: str, path: str) -> Any:
+    """What `path` selects of JSON (json_path.py). Raises ExprError."""
+    try:
+        return json_path.found(_loads(text), path)
+    except ValueError as error:
+        raise ExprError(str(error)) from None
+
+
+def _loads(text: str) -> Any:
+    return parsed(text, whole=float)  # what Go reads without knowing its type has no whole numbers
+
+
+def cut(text: str, start: int | None, end: int | None) -> str:
+    """Of the bytes of `text`, as Go counts."""
+    return text.encode()[start:end].decode(errors="replace")
+
+
+def split(text: str, separator: str, most: int = -1) -> list[str]:
+    """Go's SplitN: into `most` parts at most, into all if that is negative; by "" into letters."""
+    if most == 0:
+        return Nil()
+    if separator:
+        return text.split(separator, max(most - 1, -1))
+    return list(text) if most < 0 else [part for part in (*text[: most - 1], text[most - 1 :]) if part]
+
+
+def _split_after(text: str, separator: str, most: int = -1) -> list[str]:
+    parts = split(text, separator, most)
+    return [*(part + separator for part in parts[:-1]), parts[-1]] if parts else parts
+
+
+def concat(*values: Any) -> list[Any]:
+    return [element for part in values for element in listed(part)] or Nil()
+
+
+def _get(values: Any, key: Any) -> Any:
+    if isinstance(values, Mapping):
+        return values.get(key)
+    within = indexed(values)
+    return within[key] if -len(within) <= key < len(within) else None
+
+
+def _take(values: Any, count: int) -> list[Any]:
+    if count < 0:
+        raise ExprError("slice index out of bounds")
+    return listed(values)[:count]
+
+
+def _repeat(text: str, times: int) -> str:
+    if times < 0:
+        raise ExprError(f"expected positive integer, got {times}")
+    grow(len(text.encode()) * times)
+    return text * times
+
+
+def _position(text: str, at: int) -> int:
+    return len(text[:at].encode()) if at > 0 else at
+
+
+def _unbase64(text: str) -> str:
+    text = re.sub(r"[\r\n]", "", text)
+    good = re.match(r"(?:[\w+/]{4})*(?:[\w+/]{2}==|[\w+/]{3}=)?", text, re.A)
+    if good and good.end() == len(text) and "_" not in text:
+        return base64.b64decode(text).decode(errors="replace")
+    quantum = good.end() if good else 0
+    illegal = re.search(r"[^A-Za-z0-9+/=]", text[quantum:])
+    raise ExprError(f"illegal base64 data at input byte {quantum + (illegal.start() if illegal else 0)}")
+
+
+def _sorted(values: list[Any], order: str = "asc") -> list[Any]:
+    return sorted(values, key=cmp_to_key(compare), reverse=_descends(order))
+
+
+def _descends(order: str) -> bool:
+    if order not in ("asc", "desc"):
+        raise ExprError(f"invalid order {order}, expected asc or desc")
+    return order == "desc"
+
+
+def _flat(values: list[Any]) -> list[Any]:
+    return [inner for value in values for inner in (_flat(value) if isinstance(value, list) else [value])]
+
+
+def _unique(values: list[Any]) -> list[Any]:
+    return [value for i, value in enumerate(values) if not any(equal(value, before) for before in values[:i])]
+
+
+def _numbers(*values: Any) -> list[Numeric]:
+    flat = _flat(list(values))
+    if not all(map(is_number, flat)):
+        raise ExprError(f"expected numbers, not {flat!r}")
+    return flat
+
+
+def _median(*values: Any) -> float:
+    ordered, half = sorted(_numbers(*values)), len(_flat(list(values))) // 2
+    return (ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2) if ordered else 0.0
+
+
+def _length(value: Any) -> int:
+    if not isinstance(value, (str, list, Mapping)):
+        raise ExprError(f"invalid argument for len: {value!r}")
+    return len(value)
+
+
+def _round(value: Numeric) -> float:
+    return float(math.floor(abs(value) + 0.5)) * (1 if value >= 0 else -1)
+
+
+TYPES = {
+    str: "string",
+    bool: "bool",
+    int: "int",
+    float: "float",
+    list: "array",
+    Nil: "array",
+    dict: "map",
+    Keyed: "map",
+    type(None): "nil",
+}
+BUILTINS: dict[str, Callable[..., Any]] = {
+    "len": _length,
+    "type": lambda v: TYPES.get(type(v), "unknown"),
+    "abs": abs,
+    "ceil": lambda v: float(math.ceil(v)),
+    "floor": lambda v: float(math.floor(v)),
+    "round": _round,
+    "int": to_int,
+    "float": to_float,
+    "string": verb,
+    "trim": lambda s, cut=None: s.strip(cut),
+    "trimPrefix": lambda s, cut=" ": s.removeprefix(cut),
+    "trimSuffix": lambda s, cut=" ": s.removesuffix(cut),
+    "upper": upper,
+    "lower": lower,
+    "split": split,
+    "splitAfter": _split_after,
+    "replace": lambda s, old, new, n=-1: s.replace(old, new, n),
+    "repeat": _repeat,
+    "join": lambda values, sep="": sep.join(values),
+    "indexOf": lambda s, part: _position(s, s.find(part)),
+    "lastIndexOf": lambda s, part: _position(s, s.rfind(part)),
+    "hasPrefix": str.startswith,
+    "hasSuffix": str.endswith,
+    "max": lambda *v: max(_numbers(*v)),
+    "min": lambda *v: min(_numbers(*v)),
+    "mean": lambda *v: sum(_numbers(*v)) / max(1, len(_numbers(*v))),
+    "median": _median,
+    "toJSON": lambda v: dumps(v, ""),
+    "fromJSON": _loads,
+    "toBase64": lambda s: base64.b64encode(s.encode()).decode(),
+    "fromBase64": _unbase64,
+    "first": lambda v: indexed(v)[0] if v else None,
+    "last": lambda v: indexed(v)[-1] if v else None,
+    "get": _get,
+    "take": _take,
+    "keys": lambda v: sorted(v),
+    "values": lambda v: [v[key] for key in sorted(v)],
+    "toPairs": lambda v: [[key, v[key]] for key in sorted(v)],
+    "fromPairs": lambda pairs: Keyed("interface {}", pairs),
+    "reverse": lambda v: listed(v)[::-1],
+    "uniq": _unique,
+    "concat": lambda first, *v: concat(first, *v),
+    "flatten": _flat,
+    "sort": _sorted,
+}
+
+
+def _find(elements: list[Any], test: Callable[[Any, int], Any], last: bool = False) -> tuple[int | None, Any]:
+    order = range(len(elements) - 1, -1, -1) if last else range(len(elements))
+    return next(((i, elements[i]) for i in order if boolean(test(elements[i], i))), (None, None))
+
+
+def _group(elements: list[Any], test: Callable[[Any, int], Any]) -> dict[str, list[Any]]:
+    groups = Keyed("[]interface {}")
+    for i, element in enumerate(elements):
+        groups.setdefault(test(element, i), []).append(element)
+    return groups
+
+
+def _reduce(elements: list[Any], test: Callable[..., Any], *start: Any) -> Any:
+    rest = list(enumerate(elements))
+    accumulator = start[0] if start else rest.pop(0)[1]
+    for i, element in rest:
+        accumulator = test(element, i, accumulator)
+    return accumulator
+
+
+def _sort_by(elements: list[Any], test: Callable[[Any, int], Any], order: str = "asc") -> list[Any]:
+    keyed = [(test(element, i), element) for i, element in enumerate(elements)]
+    descends = _descends(order)
+    return [value for _, value in sorted(keyed, key=cmp_to_key(lambda a, b: compare(a[0], b[0])), reverse=descends)]
+
+
+PREDICATES: dict[str, Callable[..., Any]] = {
+    "all": lambda e, t: all(boolean(t(x, i)) for i, x in enumerate(e)),
+    "any": lambda e, t: any(boolean(t(x, i)) for i, x in enumerate(e)),
+    "none": lambda e, t: not any(boolean(t(x, i)) for i, x in enumerate(e)),
+    "one": lambda e, t: sum(boolean(t(x, i)) for i, x in enumerate(e)) == 1,
+    "filter": lambda e, t: [x for i, x in enumerate(e) if boolean(t(x, i))],
+    "map": lambda e, t: [t(x, i) for i, x in enumerate(e)],
+    "count": lambda e, t: sum(boolean(t(x, i)) for i, x in enumerate(e)),
+    "sum": lambda e, t: sum(_numbers(*(t(x, i) for i, x in enumerate(e)))),
+    "find": lambda e, t: _find(e, t)[1],
+    "findIndex": lambda e, t: _find(e, t)[0],
+    "findLast": lambda e, t: _find(e, t, True)[1],
+    "findLastIndex": lambda e, t: _find(e, t, True)[0],
+    "groupBy": _group,
+    "sortBy": _sort_by,
+    "reduce": _reduce,
+}

@@ -1,0 +1,275 @@
+r"""kubectl's `-o jsonpath=`: a template in which each {...} is replaced by its results.
+
+    printed({"data": {"a.b": "1"}}, "{.data.a\.b}/{.kind}")     # 1/
+
+What is not there prints nothing. Values of a map come in its order here, and in none on a cluster.
+Source: k8s.io/client-go/util/jsonpath, as kubectl get has it (allow-missing-template-keys).
+"""
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from argolocal.language import gofmt
+
+FIELD = r"(?:\\.|[^\\\s.,\[\]$@{}])*"
+QUOTED = r"'(?:\\.|[^'\\\n])*'|\"(?:\\.|[^\"\\\n])*\""
+TOKEN = re.compile(
+    rf"(?P<skip>[ @$])|\[\?\((?P<filter>(?:[^)'\"\n]|{QUOTED})*)\)\]|\[(?P<array>[^\]\n]*)\]|(?P<text>{QUOTED})"
+    rf"|(?P<recursive>\.\.)|\.(?P<field>{FIELD})|(?P<number>[+-]?[\d.]+)|(?P<word>\w[^\s.,\[\]$@{{}}]*)"
+)
+COMPARISON = re.compile(r"([^!<>=]+)([!<>=]+)(.+)", re.DOTALL)
+SLICE = re.compile(r"(-?\d*)(:-?\d*)?(:-?\d*)?")
+KEY = re.compile(r"'([^']*)'")
+ESCAPED = re.compile(r"\\(x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|.)")
+Node = tuple[str, Any]  # its kind, what it needs
+NOTHING = object()
+
+
+class KubectlPathError(ValueError):
+    """The path is invalid or does not match the object; the message is kubectl's."""
+
+
+def printed(value: Any, template: str) -> str:
+    """What kubectl prints of `value`. Raises KubectlPathError."""
+    return "".join(_printed(value, parse(template)))
+
+
+def parse(template: str) -> list[Node]:
+    """The parts of a template. Raises KubectlPathError."""
+    open_ranges: list[list[Node]] = [[]]
+    at = 0
+    while at < len(template):
+        start = template.find("{", at)
+        start = len(template) if start < 0 else start
+        if start > at:
+            open_ranges[-1].append(("plain", template[at:start]))
+        if start == len(template):
+            break
+        nodes, at = _action(template, start + 1)
+        if nodes[:1] == [("word", "range")]:
+            body: list[Node] = []
+            open_ranges[-1].append(("range", (nodes[1:], body)))
+            open_ranges.append(body)
+        elif nodes == [("word", "end")]:
+            open_ranges.pop()
+            if not open_ranges:
+                raise KubectlPathError("not in range, nothing to end")
+        else:
+            open_ranges[-1].append(("action", nodes))
+    while len(open_ranges) > 1:  # without {end}: the rest is printed of each, and once more
+        rest = open_ranges.pop()
+        open_ranges[-1] += rest
+    for kind, nodes in (part for level in _levels(open_ranges[0]) for part in level):
+        for inner, word in nodes if kind == "action" else nodes[0] if kind == "range" else ():
+            if inner == "word":
+                raise KubectlPathError(f"unrecognized identifier {word}")
+    return open_ranges[0]
+
+
+def _levels(parts: list[Node]) -> Iterator[list[Node]]:
+    yield parts
+    for kind, inner in parts:
+        if kind == "range":
+            yield from _levels(inner[1])
+
+
+def _action(text: str, at: int) -> tuple[list[Node], int]:
+    """The nodes up to the closing }, and the position after it."""
+    nodes: list[Node] = []
+    while text[at : at + 1] != "}":
+        if at >= len(text) or text[at] in "\r\n":
+            raise KubectlPathError("unclosed action")
+        token = TOKEN.match(text, at)
+        if not token:
+            raise KubectlPathError(f"unrecognized character in action: U+{ord(text[at]):04X} '{text[at]}'")
+        at = token.end()
+        nodes += NODES[str(token.lastgroup)](token[str(token.lastgroup)])
+        if nodes[-2:] == [("recursive", None)] * 2:
+            raise KubectlPathError("invalid multiple recursive descent")
+        if token.lastgroup == "recursive" and (field := re.compile(rf"(?=\w){FIELD}").match(text, at)):
+            nodes += _field(field[0])
+            at = field.end()
+    return nodes, at + 1
+
+
+def _inner(text: str) -> list[Node]:
+    nodes, end = _action(text + "}", 0)
+    if end != len(text) + 1:
+        raise KubectlPathError(f"unexpected }} in {text!r}")
+    return nodes
+
+
+def _field(text: str) -> list[Node]:
+    return [("all", None)] if text == "*" else [("field", text.replace("\\", ""))]
+
+
+def _number(text: str) -> list[Node]:
+    try:
+        return [("constant", int(text) if re.fullmatch(r"[+-]?\d+", text) else float(text))]
+    except ValueError:
+        raise KubectlPathError(f"cannot parse number {text}") from None
+
+
+def _word(text: str) -> list[Node]:
+    return [("constant", text == "true")] if text in ("true", "false") else [("word", text)]
+
+
+def _text(text: str) -> list[Node]:
+    escapes = gofmt.UNQUOTED | {text[0]: text[0]}
+
+    def char(match: re.Match[str]) -> str:
+        return chr(int(match[1][1:], 16)) if match[1][1:] else escapes[match[1]]
+
+    try:
+        return [("quoted", ESCAPED.sub(char, text[1:-1]))]
+    except KeyError:
+        raise KubectlPathError(f"unquote string {text} error invalid syntax") from None
+
+
+def _filter(text: str) -> list[Node]:
+    comparison = COMPARISON.fullmatch(text)
+    if not comparison:
+        return [("filter", (_inner(text), "exists", []))]
+    if comparison[2] not in gofmt.COMPARE:
+        raise KubectlPathError(f"unrecognized filter operator {comparison[2]}")
+    return [("filter", (_inner(comparison[1]), comparison[2], _inner(comparison[3])))]
+
+
+def _array(text: str) -> list[Node]:
+    if "," in text:
+        return [("union", [_array(part.strip(" ")) for part in text.split(",")])]
+    if key := KEY.fullmatch(text):
+        return _inner(f".{key[1]}")
+    if not (parts := SLICE.fullmatch(":" if text == "*" else text)):
+        raise KubectlPathError(f"invalid array index {text}")
+    try:
+        start, end, step = (int(part.strip(":")) if part and part.strip(":") else None for part in parts.groups())
+    except ValueError:
+        raise KubectlPathError(f"array index {text} is not a number") from None
+    single = parts[2] is None
+    return [("array", (start, (start or 0) + 1 if single else end, step, single))]
+
+
+NODES: dict[str, Any] = {
+    "skip": lambda _: [],
+    "recursive": lambda _: [("recursive", None)],
+    "field": _field,
+    "number": _number,
+    "word": _word,
+    "text": _text,
+    "filter": _filter,
+    "array": _array,
+}
+
+
+def _printed(value: Any, parts: list[Node]) -> Iterator[str]:
+    for kind, inner in parts:
+        if kind == "plain":
+            yield inner
+        elif kind == "action":
+            yield " ".join(_shown(result) for result in _walked([value], inner))
+        else:
+            nodes, body = inner
+            items = _walked([value], nodes)
+            for item in items:
+                yield from _printed(item, body)
+            if not items:
+                list(_printed(NOTHING, body))  # what fits nothing is an error all the same
+
+
+def _walked(values: list[Any], nodes: list[Node]) -> list[Any]:
+    for kind, inner in nodes:
+        values = _step(values, kind, inner)
+    return values
+
+
+def _step(values: list[Any], kind: str, inner: Any) -> list[Any]:
+    if kind == "quoted":
+        return [inner]
+    if kind == "constant":
+        return [inner for _ in values]
+    if kind == "union":
+        return [item for nodes in inner for item in _walked(values, nodes)]
+    if kind == "field":
+        return [item[inner] for item in values if isinstance(item, dict) and inner in item]
+    if kind == "filter":
+        return [item for value in values for item in _chosen(value, *inner)]
+    known = [item for item in values if item is not None]
+    if kind == "all":
+        return [item for value in known for item in _children(value)]
+    if kind == "recursive":
+        return [item for value in known for item in _descendants(value)]
+    return [item for value in known for item in _slice(value, *inner)]
+
+
+def _children(value: Any) -> list[Any]:
+    if isinstance(value, (dict, list)):
+        return [*(value.values() if isinstance(value, dict) else value)]
+    return [*value.encode()] if isinstance(value, str) else []
+
+
+def _descendants(value: Any) -> list[Any]:
+    children = _children(value)
+    below = [node for child in children if child is not None for node in _descendants(child)]
+    return [value, *below] if children else []
+
+
+def _slice(value: Any, start: int | None, end: int | None, step: int | None, single: bool) -> list[Any]:
+    if not isinstance(value, list):
+        raise KubectlPathError(f"{_type(value)} is not array or slice")
+    size, first = len(value), start or 0
+    first += size if first < 0 else 0
+    last = size if end is None else end
+    last += size if last < 0 or (last == 0 and single) else 0
+    if first == last:
+        return []
+    if not 0 <= first < size:
+        raise KubectlPathError(f"array index out of bounds: index {first}, length {size}")
+    if not 0 <= last <= size:
+        raise KubectlPathError(f"array index out of bounds: index {last - 1}, length {size}")
+    if first > last:
+        raise KubectlPathError(f"starting index {first} is greater than ending index {last}")
+    if step is not None and step <= 0:
+        raise KubectlPathError("step must be > 0")
+    return value[first:last:step]
+
+
+def _chosen(value: Any, left: list[Node], sign: str, right: list[Node]) -> Iterator[Any]:
+    if not isinstance(value, list):
+        raise KubectlPathError(f"{gofmt.verb(value)} is not array or slice and cannot be filtered")
+    for element in value:
+        if sign == "exists":
+            try:
+                operands = _walked([element], left)
+            except KubectlPathError:
+                continue
+            if operands:
+                yield element
+            continue
+        sides = [_walked([element], left)]
+        sides += [_walked([element], right)] if sides[0] else []
+        if any(len(side) > 1 for side in sides):
+            raise KubectlPathError("can only compare one element at a time")
+        if all(sides) and _holds(sides[0][0], sign, sides[1][0]):
+            yield element
+
+
+def _holds(left: Any, sign: str, right: Any) -> bool:
+    kinds = {type(left), type(right)}
+    if kinds - {bool, int, float, str} or (kinds == {bool} and sign[0] in "<>"):
+        raise KubectlPathError("invalid type for comparison")
+    if len(kinds) > 1:
+        raise KubectlPathError("incompatible types for comparison")
+    return gofmt.COMPARE[sign](left, right)
+
+
+def _type(value: Any) -> str:
+    names = {dict: "map[string]interface {}", str: "string", bool: "bool", int: "int64", float: "float64"}
+    return names.get(type(value), "nothing")
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, (dict, list)):
+        return gofmt.dumps(value)
+    return "null" if value is None else gofmt.verb(value)

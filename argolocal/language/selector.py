@@ -1,0 +1,152 @@
+"""The conditions of resource templates: a Kubernetes label selector whose keys are gjson paths.
+
+    selector := requirement ("," requirement)*
+    requirement := key | "!" key | key (= | == | !=) value | key (> | <) integer
+                 | key (in | notin) "(" value ("," value)* ")"
+
+A key is a path like `status.conditions.1.type` (letters, digits and `._-` only: no quotes, `#(...)`, `[0]`). Of a
+success condition all requirements must hold; of a failure condition any, and failure is looked at first. A missing
+path satisfies `!=`, `notin` and `!key`.
+Source: k8s.io/apimachinery/pkg/labels, Argo's executor/resource.go matchConditions.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from argolocal.language.gofmt import dumps, general
+
+TOKEN = re.compile(r"\s*(!=|==|=|>|<|!|,|\(|\)|[^\s=!<>,()]+)")
+KEY = re.compile(r"([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
+VALUE = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?")
+MISSING = object()
+
+
+class SelectorError(ValueError):
+    """The condition is not a label selector."""
+
+
+@dataclass(frozen=True)
+class Requirement:
+    """One requirement; `operator` as Kubernetes names it, plus "=" for "equals"."""
+
+    key: str
+    operator: str
+    values: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        if self.operator in ("exists", "!"):
+            return ("!" if self.operator == "!" else "") + self.key
+        if self.operator in ("in", "notin"):
+            return f"{self.key} {self.operator} ({','.join(sorted(self.values))})"
+        return f"{self.key}{self.operator}{self.values[0]}"
+
+    def matches(self, document: Any) -> bool:
+        """Whether `document` (plain data) satisfies this requirement."""
+        value = lookup(document, self.key)
+        if self.operator in ("exists", "!"):
+            return (value is not MISSING) == (self.operator == "exists")
+        if value is MISSING:
+            return self.operator in ("!=", "notin")
+        text = _text(value)
+        if self.operator in (">", "<"):
+            if not re.fullmatch(r"[+-]?\d+", text):
+                return False
+            return int(text) > int(self.values[0]) if self.operator == ">" else int(text) < int(self.values[0])
+        return (text in self.values) == (self.operator in ("=", "==", "in"))
+
+
+def parse(condition: str) -> list[Requirement]:
+    """The requirements, in the order of their keys as Kubernetes sorts them. Raises SelectorError."""
+    tokens, at = [], 0
+    while condition[at:].strip():
+        match = TOKEN.match(condition, at)
+        assert match
+        tokens.append(match[1])
+        at = match.end()
+    requirements: list[Requirement] = []
+    while tokens:
+        requirements.append(_requirement(tokens))
+        if tokens and tokens.pop(0) != ",":
+            raise SelectorError("expected ',' or end of the condition after a requirement")
+    return sorted(requirements, key=lambda requirement: requirement.key)
+
+
+def _requirement(tokens: list[str]) -> Requirement:
+    negated = tokens[0] == "!"
+    if negated:
+        tokens.pop(0)
+    key = tokens.pop(0) if tokens else ""
+    if not KEY.fullmatch(key):
+        raise SelectorError(f'"{key}" is not a key: only letters, digits, ".", "_" and "-" are allowed')
+    if negated or not tokens or tokens[0] == ",":
+        return Requirement(key, "!" if negated else "exists")
+    operator = tokens.pop(0)
+    if operator in ("in", "notin"):
+        return Requirement(key, operator, tuple(_values(tokens)))
+    if operator not in ("=", "==", "!=", ">", "<"):
+        raise SelectorError(f'"{operator}" is not an operator: use =, ==, !=, in, notin, > or <')
+    value = tokens.pop(0) if tokens and tokens[0] != "," else ""
+    if not VALUE.fullmatch(value) or (operator in "<>" and not re.fullmatch(r"-?\d+", value)):
+        raise SelectorError(f'"{value}" is not a value for "{operator}"')
+    return Requirement(key, operator, (value,))
+
+
+def _values(tokens: list[str]) -> list[str]:
+    if not tokens or tokens.pop(0) != "(":
+        raise SelectorError('"in" and "notin" need their values in parentheses')
+    values, last = [], ","
+    while tokens and (token := tokens.pop(0)) != ")":
+        if token != ",":
+            values.append(token)
+        elif last == ",":
+            values.append("")
+        last = token
+    else:
+        if last == "(":
+            raise SelectorError("the list of values has no end")
+    return values
+
+
+def lookup(document: Any, path: str) -> Any:
+    """The value at a gjson path of names and indexes ("#" is a list's length), or MISSING."""
+    for part in path.split("."):
+        if isinstance(document, Mapping) and part in document:
+            document = document[part]
+        elif isinstance(document, list) and part.isdigit() and int(part) < len(document):
+            document = document[int(part)]
+        elif isinstance(document, list) and part == "#":
+            document = len(document)
+        else:
+            return MISSING
+    return document
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, (str, bool)):
+        return value if isinstance(value, str) else str(value).lower()
+    if isinstance(value, (int, float)):
+        return str(value) if isinstance(value, int) else general(value, 1e-6, 1e21)
+    return dumps(value)
+
+
+def selects(selector: str, labels: Mapping[str, str]) -> bool:
+    """Whether `selector` matches these labels, as kubectl's --selector does. Raises SelectorError."""
+    return all(
+        replace(requirement, key="label").matches(
+            {"label": labels[requirement.key]} if requirement.key in labels else {}
+        )
+        for requirement in parse(selector)
+    )
+
+
+def verdict(document: Any, success: str, failure: str) -> tuple[bool | None, str]:
+    """(True, "") fulfilled, (False, why) failed, (None, "") keep waiting. Raises SelectorError."""
+    for requirement in parse(failure):
+        if requirement.matches(document):
+            said = f"{{{requirement.key} {requirement.operator} [{' '.join(requirement.values)}]}}"  # Go's %s of it
+            return False, f"failure condition '{said}' evaluated true"
+    return (True, "") if all(requirement.matches(document) for requirement in parse(success)) else (None, "")

@@ -1,0 +1,317 @@
+"""The syntax of expr-lang 1.17, as far as `{{=...}}`, `depends`, and retry and hook expressions use it.
+
+    expression := binary ( "?" expression ":" expression )? | "let" name "=" expression ";" expression
+    binary     := unary ( operator unary )*       operators, loosest first: |  or ||  and &&  == != < > <= >= in matches
+                  contains startsWith endsWith (and "not in" ...)  ..  + -  * / %  ** ^  ??
+    unary      := ( not ! - + ) unary | postfix     postfix := primary ( .name ?.name [index] [from:to] (arguments) )*
+    primary    := number | 'text' | "text" | `text` | true | false | nil | name | [list] | {map} | (...) | # | .name
+A predicate is `{# > 2}` or a bare expression with `#`. Functions: see functions.py.
+Source: expr-lang/expr v1.17 (parser/parser.go, parser/operator), Argo's util/expr.
+"""
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from typing import Any
+
+from argolocal.language.functions import PREDICATES, ExprError
+from argolocal.language.gofmt import UNQUOTED
+
+TOKEN = re.compile(
+    r"""(?:\s|//[^\n]*|/\*.*?\*/)+|(?P<number>0[xX][0-9a-fA-F_]+|0[bB][01_]+|0[oO][0-7_]+|(?:\d[\d_]*)?\.\d[\d_]*(?:[eE][+-]?\d+)?|\d[\d_]*(?:[eE][+-]?\d+)?)
+    |(?P<text>'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*"|`[^`]*`)|(?P<name>[A-Za-z_$][\w$]*)
+    |(?P<symbol>\?\?|\?\.|\*\*|\.\.|==|!=|<=|>=|&&|\|\||[-+*/%^<>!?:.,()\[\]{}|\#=;])""",
+    re.X | re.S,
+)
+BINARY = (
+    {"|": 0, "||": 10, "or": 10, "&&": 15, "and": 15, "..": 25, "+": 30, "-": 30, "*": 60, "/": 60, "%": 60}
+    | dict.fromkeys(("==", "!=", "<", ">", "<=", ">=", "in", "matches", "contains", "startsWith", "endsWith"), 20)
+    | {"**": 100, "^": 100, "??": 500}
+)
+MAX_DIGITS = 400  # of a number: a float has at most 309 before its point
+ORDERED = ("<", ">", "<=", ">=")  # a < b < c is a < b && b < c
+NEGATABLE = ("in", "matches", "contains", "startsWith", "endsWith")
+UNARY = {"not": 50, "!": 50, "-": 90, "+": 90}
+ESCAPES = UNQUOTED | {"'": "'", '"': '"'}
+Node = tuple[Any, ...]
+
+
+@contextmanager
+def _bounded(source: str) -> Iterator[None]:
+    """Raise ExprError for an expression that is nested too deep to be read."""
+    try:
+        yield
+    except RecursionError:
+        raise ExprError(f"hundreds of levels in one another: {source[:60]!r}...") from None
+
+
+@lru_cache(4096)
+def parse(source: str) -> Node:
+    """The syntax tree. Raises ExprError."""
+    tokens, at = [], 0
+    while at < len(source):
+        match = TOKEN.match(source, at)
+        if not match:
+            raise ExprError(f"unexpected character {source[at]!r} in {source!r}")
+        at, kind = match.end(), match.lastgroup
+        tokens += [(kind, match[kind])] if kind else []
+    parser = _Parser(tokens, source)
+    with _bounded(source):
+        tree = parser.expression(0)
+    if parser.at < len(tokens):
+        raise ExprError(f"unexpected token {parser.value!r} in {source!r}")
+    return tree
+
+
+class _Parser:
+    def __init__(self, tokens: list[tuple[str, str]], source: str) -> None:
+        self.tokens, self.source, self.at, self.depth = tokens, source, 0, 0
+
+    @property
+    def kind(self) -> str:
+        return self.tokens[self.at][0] if self.at < len(self.tokens) else "end"
+
+    @property
+    def value(self) -> str:
+        return self.tokens[self.at][1] if self.at < len(self.tokens) else "the end"
+
+    def accept(self, *symbols: str) -> str | None:
+        if self.kind in ("symbol", "name") and self.value in symbols:
+            self.at += 1
+            return self.tokens[self.at - 1][1]
+        return None
+
+    def expect(self, symbol: str) -> None:
+        if not self.accept(symbol):
+            raise ExprError(f"expected {symbol!r} but found {self.value!r} in {self.source!r}")
+
+    def name(self) -> str:
+        if self.kind != "name":
+            raise ExprError(f"expected a name but found {self.value!r} in {self.source!r}")
+        self.at += 1
+        return self.tokens[self.at - 1][1]
+
+    def expression(self, floor: int) -> Node:
+        if floor == 0 and self.accept("let"):
+            name = self.name()
+            self.expect("=")
+            value = self.expression(0)
+            self.expect(";")
+            return "let", name, value, self.expression(0)
+        left, before = self.unary(), ""
+        while self.kind in ("symbol", "name"):
+            start = self.at
+            negated = bool(self.accept("not"))
+            operator = self.value
+            level = BINARY.get(operator, -1)
+            if level < floor or self.kind not in ("symbol", "name") or (negated and operator not in NEGATABLE):
+                self.at = start
+                break
+            self.at += 1
+            if before == "??" and operator != "??":
+                raise ExprError(f"?? and {operator} cannot be mixed without parentheses in {self.source!r}")
+            if operator == "|":
+                left = self.call(self.name(), [left])
+            elif operator in ORDERED:
+                left = self.ordered(left, operator, level + 1)
+            else:
+                right = self.expression(level if operator in ("**", "^") else level + 1)
+                left = ("binary", operator, left, right)
+            left = ("unary", "not", left) if negated else left
+            before = operator
+        return self.conditional(left) if floor == 0 else left
+
+    def ordered(self, left: Node, operator: str, floor: int) -> Node:
+        right = self.expression(floor)
+        node: Node = ("binary", operator, left, right)
+        while following := self.accept(*ORDERED):
+            left, right = right, self.expression(floor)
+            node = ("binary", "&&", node, ("binary", following, left, right))
+        return node
+
+    def conditional(self, test: Node) -> Node:
+        while self.accept("?"):
+            if self.accept(":"):  # a ?: b
+                test = ("if", test, test, self.expression(0))
+                continue
+            yes = self.expression(0)
+            self.expect(":")
+            test = ("if", test, yes, self.expression(0))
+        return test
+
+    def unary(self) -> Node:
+        if self.kind in ("symbol", "name") and self.value in UNARY:
+            operator = self.value
+            self.at += 1
+            return "unary", operator, self.expression(UNARY[operator])
+        return self.postfix(self.primary())
+
+    def primary(self) -> Node:
+        kind, value = self.kind, self.value
+        self.at += 1
+        if kind == "number":
+            return "const", _number(value)
+        if kind == "text":
+            return "const", _unquoted(value)
+        if kind == "name":
+            if value in ("true", "false", "nil"):
+                return "const", {"true": True, "false": False, "nil": None}[value]
+            return self.call(value, []) if self.value == "(" and self.kind == "symbol" else ("name", value)
+        if value == "(":
+            inner = self.expression(0)
+            self.expect(")")
+            return inner
+        if value == "[":
+            return "list", *self.items("]")
+        if value == "{":
+            return "map", *self.pairs()
+        if self.depth and value == "#":
+            return "pointer", self.name() if self.kind == "name" and self.value in ("acc", "index") else ""
+        if self.depth and value == ".":
+            return "member", ("pointer", ""), ("const", self.name()), False
+        raise ExprError(f"unexpected token {value!r} in {self.source!r}")
+
+    def postfix(self, node: Node) -> Node:
+        while symbol := self.accept(".", "?.", "["):
+            optional = symbol == "?."
+            if symbol == "[" or (optional and self.accept("[")):
+                node = self.index(node, optional)
+            else:
+                node = ("member", node, ("const", self.name()), optional)
+            if self.value == "(" and self.kind == "symbol":
+                self.at += 1
+                node = ("method", node, self.items(")"))
+        return node
+
+    def index(self, node: Node, optional: bool) -> Node:
+        start = None if self.value == ":" else self.expression(0)
+        if not self.accept(":"):
+            self.expect("]")
+            assert start
+            return "member", node, start, optional
+        end = None if self.value == "]" else self.expression(0)
+        self.expect("]")
+        return "slice", node, start, end
+
+    def items(self, end: str) -> list[Node]:
+        nodes: list[Node] = []
+        while not self.accept(end):
+            if nodes:
+                self.expect(",")
+                if self.accept(end):
+                    break
+            nodes.append(self.expression(0))
+        return nodes
+
+    def pairs(self) -> list[tuple[Node, Node]]:
+        entries: list[tuple[Node, Node]] = []
+        while not self.accept("}"):
+            if entries:
+                self.expect(",")
+            key = ("const", self.name()) if self.kind == "name" else self.primary()
+            self.expect(":")
+            entries.append((key, self.expression(0)))
+        return entries
+
+    def call(self, name: str, first: list[Node]) -> Node:
+        if self.kind == "symbol":
+            self.expect("(")
+        if name not in PREDICATES:
+            return "call", name, [*first, *self.items(")")]
+        arguments = list(first)
+        while not self.accept(")"):
+            if len(arguments) > len(first):
+                self.expect(",")
+            if not arguments or (name == "reduce" and len(arguments) == 2):
+                arguments.append(self.expression(0))
+                continue
+            self.depth += 1
+            braced = self.accept("{")
+            arguments.append(self.expression(0))
+            if braced:
+                self.expect("}")
+            self.depth -= 1
+        return "predicate", name, arguments
+
+
+def _number(text: str) -> int | float:
+    text = text.replace("_", "").lower()
+    if len(text) > MAX_DIGITS:
+        raise ExprError(f"the number {text[:20]}... has {len(text):,} digits: at most {MAX_DIGITS}")
+    if text.startswith(("0x", "0b", "0o")):
+        return int(text, 0)
+    return float(text) if any(char in text for char in ".e") else int(text)
+
+
+def _unquoted(text: str) -> str:
+    if text[0] == "`":
+        return text[1:-1]
+
+    def escape(match: re.Match[str]) -> str:
+        code = match[1]
+        if len(code) > 1:
+            return chr(int(code, 8) if code.isdecimal() else int(code[1:], 16))
+        if code not in ESCAPES:
+            raise ExprError(f"invalid char escape \\{code} in {text}: a backslash of the text itself is two")
+        return ESCAPES[code]
+
+    codes = r"\\(x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|[0-3][0-7]{2}|.)"
+    return re.sub(codes, escape, text[1:-1], flags=re.S)
+
+
+@lru_cache(4096)
+def identifiers(source: str) -> tuple[str, ...]:
+    """The dotted names that `source` reads without a guard (`??`, `?.`). Raises ExprError."""
+    names: dict[str, None] = {}
+    with _bounded(source):
+        _collect(parse(source), names, False)
+    return tuple(names)
+
+
+def calls(source: str) -> list[tuple[str, list[Any]]]:
+    """The functions that `source` calls, as written (`len`, `sprig.upper`), and their arguments: None where not
+    constant."""
+    results: list[tuple[str, list[Any]]] = []
+
+    def visit(node: Any) -> None:
+        if isinstance(node, tuple) and node and node[0] in ("call", "predicate"):
+            results.append((node[1], [_constant(child) for child in node[2]]))
+        elif isinstance(node, tuple) and node and node[0] == "method":
+            results.append((_path(node[1]) or "", []))
+        if isinstance(node, (tuple, list)):
+            for child in node:
+                visit(child)
+
+    with _bounded(source):
+        visit(parse(source))
+    return results
+
+
+def _constant(node: Any) -> Any:
+    return node[1] if isinstance(node, tuple) and node[0] == "const" else None
+
+
+def _path(node: Node) -> str | None:
+    if node[0] == "name":
+        return node[1]
+    if node[0] == "member" and not node[3] and node[2][0] == "const" and isinstance(node[2][1], str):
+        base = _path(node[1])
+        return f"{base}.{node[2][1]}" if base else None
+    return None
+
+
+def _collect(node: Any, names: dict[str, None], guarded: bool) -> None:
+    if not isinstance(node, (tuple, list)):
+        return
+    kind = node[0] if isinstance(node, tuple) and node and isinstance(node[0], str) else ""
+    if kind == "const":
+        return
+    if kind == "binary":
+        _collect(node[2], names, guarded or node[1] == "??")
+        _collect(node[3], names, guarded)
+        return
+    for child in node:  # what is within comes first, as of it Argo says that it is missing
+        _collect(child, names, guarded or (kind == "member" and node[3]))
+    if isinstance(node, tuple) and (kind == "name" or (kind == "member" and not guarded and _path(node))):
+        names[_path(node) or ""] = None

@@ -1,0 +1,304 @@
+"""Parses YAML and JSON that a stranger may have written: what is too much is refused before anything is built of it.
+
+    documents = parse(path.read_text(), str(path))
+
+YAML is read as Kubernetes' Go library reads it, where that differs from PyYAML: `y` and `n` are booleans, keys are
+texts, 1e3 is a number, and dates and 1:30 are texts. JSON is parsed as JSON, as kubectl does: its escapes are not
+always valid YAML. The bounds hold for the events of a text, whose cost grows with its length alone, and count what an
+alias or a merge stands for each time. Sources: goyaml's decode.go; libyaml's scanner.c.
+"""
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+from yaml.constructor import ConstructorError
+
+from argolocal.errors import ConfigError
+from argolocal.language.gofmt import anystring
+
+MAX_CHARACTERS = 10_000_000  # Argo's largest resource definition has 3.2 million
+MAX_DOCUMENTS = 1_000
+MAX_VALUES = 200_000  # that definition has 123,000, 37 levels deep
+MAX_DEPTH = 100
+MAX_DIGITS = 100  # of a number, with its sign, point and exponent
+MAX_KEY_LENGTH = 1_024  # YAML's own limit of a key without "? "
+MAX_DIRECTIVES = 10  # libyaml compares each with all before it
+
+Base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+PREFIX = "tag:yaml.org,2002:"
+INTEGER = re.compile(r"[-+]?(0b[01_]+|0x[0-9a-fA-F_]+|0o?[0-7_]*|[1-9][0-9_]*)$")
+FLOAT = re.compile(r"[-+]?(\.\d+|\d+(\.\d*)?)([eE][-+]?\d+)?$|[-+]?\.(inf|Inf|INF)$|\.(nan|NaN|NAN)$")
+BASE_60 = re.compile(r"[-+]?\.?[0-9][0-9_:.]*$")  # a number to other readers of YAML 1.1, such as Kubernetes' client
+FIRST_OF_NUMBERS = list("-+0123456789.")
+TOKEN = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|[-+.\w]+|[][{}:]', re.DOTALL)  # of JSON
+DIRECTIVE = re.compile("^%|[\r\n\x85\u2028\u2029]%")
+TWICE = 'the key "{}" is there twice: remove one'
+
+
+class Loader(Base):
+    """YAML 1.1 as goyaml reads it, with the tags that JSON has a type for."""
+
+    yaml_implicit_resolvers = {  # noqa: RUF012
+        first: [
+            (tag, pattern)
+            for tag, pattern in resolvers
+            if tag.removeprefix(PREFIX) not in ("timestamp", "value", "int", "float")
+        ]
+        for first, resolvers in Base.yaml_implicit_resolvers.items()
+    }
+    yaml_constructors = {  # noqa: RUF012
+        tag: Base.yaml_constructors[tag] for tag in (f"{PREFIX}null", f"{PREFIX}str", f"{PREFIX}seq", None)
+    }
+
+
+def _mapping(loader: Any, node: Any) -> dict[str, Any]:
+    if not isinstance(node, yaml.MappingNode):
+        raise ConstructorError(None, None, "a mapping has another form", node.start_mark)
+    loader.flatten_mapping(node)
+    return {
+        key
+        if isinstance(key := loader.construct_object(name, deep=True), str)
+        else anystring(key): loader.construct_object(value, deep=True)
+        for name, value in node.value
+    }
+
+
+def _number(loader: Any, node: Any) -> Any:
+    construct = loader.construct_yaml_int if node.tag.endswith("int") else loader.construct_yaml_float
+    try:
+        return construct(node)
+    except (ValueError, LookupError):
+        raise ConstructorError(None, None, "a number is expected", node.start_mark) from None
+
+
+def _boolean(loader: Any, node: Any) -> bool:
+    return loader.construct_scalar(node).lower() in ("y", "yes", "true", "on")
+
+
+Loader.add_constructor(f"{PREFIX}map", _mapping)
+Loader.add_constructor(f"{PREFIX}int", _number)
+Loader.add_constructor(f"{PREFIX}float", _number)
+Loader.add_constructor(f"{PREFIX}bool", _boolean)
+Loader.add_implicit_resolver(f"{PREFIX}bool", re.compile(r"[yYnN]$"), list("yYnN"))
+Loader.add_implicit_resolver(f"{PREFIX}int", INTEGER, FIRST_OF_NUMBERS)
+Loader.add_implicit_resolver(f"{PREFIX}float", FLOAT, FIRST_OF_NUMBERS)
+
+
+def read_text(file: Path) -> str:
+    """Return the text of a file, cut where `parse` refuses it. Raises OSError, UnicodeDecodeError."""
+    with file.open() as opened:
+        return opened.read(MAX_CHARACTERS + 1)
+
+
+def parse(text: str, source: str = "the manifest") -> list[Any]:
+    """Return the documents of a YAML or JSON text that are not empty. Raises ConfigError, of one line."""
+    try:
+        return [document for document in _read(text) if document is not None]
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{source} is not YAML: {_describe(error)}") from None
+    except _TooMuch as error:
+        raise ConfigError(f"{source} is refused: {error}") from None
+    except ValueError as error:
+        raise ConfigError(f"{source} is not YAML: {error}") from None
+
+
+def parse_one(text: str, source: str) -> Any:
+    """Return the only document of a text, None if there is none. Raises ConfigError."""
+    documents = parse(text, source)
+    if len(documents) > 1:
+        raise ConfigError(f"{source} has {len(documents)} documents: it must have one.")
+    return documents[0] if documents else None
+
+
+def _read(text: str) -> list[Any]:
+    if len(text) > MAX_CHARACTERS:
+        raise _TooMuch(f"it has more than {MAX_CHARACTERS:,} characters: split it.")
+    if text.lstrip().startswith("{"):
+        try:
+            document = json.loads(text, object_pairs_hook=_unique, parse_constant=_no_json)
+        except json.JSONDecodeError:
+            pass  # YAML may begin so, too
+        except (ValueError, RecursionError):
+            _check_json(text)
+            raise
+        else:
+            _check_json(text)
+            json.dumps(document, ensure_ascii=False).encode()  # raises ValueError for half a character
+            return [document]
+    if (directives := len(DIRECTIVE.findall(text))) > MAX_DIRECTIVES:
+        raise _TooMuch(f"it has {directives:,} lines that begin with %, and at most {MAX_DIRECTIVES} are read.")
+    bounds = _Bounds()
+    for event in yaml.parse(text, Base):
+        bounds.add(event)
+    return list(yaml.load_all(text, Loader))
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    mapping = dict(pairs)
+    if len(mapping) < len(pairs):
+        twice = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
+        raise ValueError(TWICE.format(twice))
+    return mapping
+
+
+def _no_json(word: str) -> Any:
+    raise json.JSONDecodeError("no number of JSON", word, 0)
+
+
+def _describe(error: yaml.YAMLError) -> str:
+    """Return what is wrong, and where, in one line."""
+    problem, mark = str(error), None
+    if isinstance(error, yaml.MarkedYAMLError):
+        problem = ", ".join(filter(None, (error.context, error.problem)))
+        mark = error.problem_mark or error.context_mark
+    problem = " ".join(problem.split())[:300]
+    return f"{problem} ({_place(mark)})" if mark else problem
+
+
+def _place(mark: Any) -> str:
+    return f"line {mark.line + 1}, column {mark.column + 1}"
+
+
+class _TooMuch(Exception):
+    """A bound that a text exceeds."""
+
+
+@dataclass
+class _Open:
+    """A list or mapping whose end is not read yet."""
+
+    is_mapping: bool
+    anchor: str | None = None
+    values: int = 0  # in the text before it, with aliases
+    characters: int = 0
+    children: int = 0
+    keys: set[str] = field(default_factory=set)
+
+
+class _Bounds:
+    """Counts the values of a text before they are built."""
+
+    def __init__(self) -> None:
+        self.documents = self.values = self.characters = 0
+        self.open: list[_Open] = []
+        self.anchors: dict[str, tuple[int, int, str | None]] = {}  # values, characters, and the text of a scalar
+
+    def add(self, event: Any) -> None:
+        """Count one event. Raises _TooMuch, and ConstructorError for what Go does not read."""
+        match event:
+            case yaml.DocumentStartEvent():
+                self.documents += 1
+                self.anchors.clear()
+                if self.documents > MAX_DOCUMENTS:
+                    self._refuse(event, f"it has more than {MAX_DOCUMENTS:,} documents: split it")
+            case yaml.ScalarEvent():
+                self._add_scalar(event)
+            case yaml.AliasEvent():
+                self._add_alias(event)
+            case yaml.CollectionStartEvent():
+                self._key(event, None)
+                self._count(event, 1, 0)
+                here = self.values, self.characters
+                self.open.append(_Open(isinstance(event, yaml.MappingStartEvent), event.anchor, *here))
+                if len(self.open) > MAX_DEPTH:
+                    self._refuse(event, f"its lists and mappings are more than {MAX_DEPTH} levels deep: flatten them")
+            case yaml.CollectionEndEvent() if self.open:
+                ended = self.open.pop()
+                if ended.anchor:
+                    size = self.values - ended.values + 1, self.characters - ended.characters
+                    self.anchors[ended.anchor] = *size, None
+
+    def _add_scalar(self, event: Any) -> None:
+        text, length = event.value, len(event.value)
+        if length > MAX_DIGITS and _is_number(event):
+            self._refuse(event, f"a number has {length:,} characters, and at most {MAX_DIGITS} are read: quote a text")
+        self._key(event, text)
+        self._count(event, 1, length)
+        if event.anchor:
+            self.anchors[event.anchor] = 1, length, text
+
+    def _add_alias(self, event: Any) -> None:
+        if any(collection.anchor == event.anchor for collection in self.open):
+            raise ConstructorError(None, None, f"*{event.anchor} contains itself", event.start_mark)
+        values, characters, text = self.anchors.get(event.anchor, (1, 0, ""))
+        self._key(event, text)
+        self._count(event, values, characters)
+
+    def _key(self, event: Any, text: str | None) -> None:
+        """Check the next value if it is a key: it must be a scalar, short, and not be there yet."""
+        if not self.open:
+            return
+        above = self.open[-1]
+        above.children += 1
+        if not above.is_mapping or above.children % 2 == 0:
+            return
+        if text is None:
+            raise ConstructorError(None, None, "a key is a list or a mapping: it must be a text", event.start_mark)
+        if len(text) > MAX_KEY_LENGTH:
+            self._refuse(event, f"a key has {len(text):,} characters, and at most {MAX_KEY_LENGTH:,} are read")
+        if text in above.keys and text != "<<":
+            raise ConstructorError(None, None, TWICE.format(text), event.start_mark)
+        above.keys.add(text)
+
+    def _count(self, event: Any, values: int, characters: int) -> None:
+        self.values += values
+        self.characters += characters
+        for total, most, what in (
+            (self.values, MAX_VALUES, "values"),
+            (self.characters, MAX_CHARACTERS, "characters"),
+        ):
+            if total > most:
+                self._refuse(event, f"it has more than {most:,} {what} with all its aliases: use fewer of them")
+
+    def _refuse(self, event: Any, problem: str) -> None:
+        raise _TooMuch(f"{problem} ({_place(event.start_mark)}).")
+
+
+def _is_number(event: Any) -> bool:
+    """True if a scalar is read as a number: by its tag, or because it looks like one."""
+    if event.tag:
+        return event.tag in (f"{PREFIX}int", f"{PREFIX}float")
+    return event.implicit[0] and any(form.match(event.value) for form in (INTEGER, FLOAT, BASE_60))
+
+
+def _check_json(text: str) -> None:
+    """Apply the bounds to a JSON text by its tokens."""
+    bounds, mark = _Bounds(), _Mark(text)
+    for event in _events(text, mark):
+        bounds.add(event)
+
+
+@dataclass
+class _Mark:
+    """A position in a JSON text; where it is in lines is computed only for a message."""
+
+    text: str
+    at: int = 0
+
+    @property
+    def line(self) -> int:
+        return self.text.count("\n", 0, self.at)
+
+    @property
+    def column(self) -> int:
+        return self.at - self.text.rfind("\n", 0, self.at) - 1
+
+
+def _events(text: str, mark: _Mark) -> Iterator[Any]:
+    """Yield the events of a JSON text, up to its first error."""
+    for token in TOKEN.finditer(text):
+        mark.at, word = token.start(), token[0]
+        if word in "[{":
+            start = yaml.MappingStartEvent if word == "{" else yaml.SequenceStartEvent
+            yield start(None, None, True, mark)
+        elif word in "]}":
+            yield yaml.MappingEndEvent()
+        elif word != ":":
+            is_plain = word[0] != '"'
+            yield yaml.ScalarEvent(None, None, (is_plain, True), word if is_plain else word[1:-1], mark)

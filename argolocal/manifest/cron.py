@@ -1,0 +1,108 @@
+"""Schedules of CronWorkflows: whether Argo can parse them.
+
+Source: robfig/cron v3 parser.go, ParseStandard, which Argo 4.1 calls (workflow/validate, workflow/cron).
+"""
+
+import re
+from collections.abc import Iterator
+from datetime import UTC, date, datetime, time, timedelta
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError, available_timezones
+
+from argolocal.errors import did_you_mean
+from argolocal.language.gofmt import seconds
+
+FIELDS = (("minute", 0, 59), ("hour", 0, 23), ("day of the month", 1, 31), ("month", 1, 12), ("day of the week", 0, 6))
+MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
+DAYS = ("sun", "mon", "tue", "wed", "thu", "fri", "sat")
+NAMED = {
+    "month": dict(zip(MONTHS, range(1, 13), strict=True)),
+    "day of the week": dict(zip(DAYS, range(7), strict=True)),
+}
+DESCRIPTORS = ("@yearly", "@annually", "@monthly", "@weekly", "@daily", "@midnight", "@hourly")
+NUMBER = re.compile(r"\+?[0-9]{1,9}")
+
+
+def schedule_error(schedule: str) -> str:
+    """Why Argo refuses a schedule, or ""."""
+    zone, _, rest = schedule.partition(" ")
+    if zone.startswith(("TZ=", "CRON_TZ=")):
+        if why := timezone_error(zone.partition("=")[2]):
+            return f'the time zone "{zone.partition("=")[2]}": {why}'
+        schedule = rest.strip()
+    if schedule.startswith("@every "):
+        return "" if _duration(schedule.removeprefix("@every ")) else f'"{schedule}" must be such as @every 1h30m'
+    if schedule.startswith("@"):
+        known = (*DESCRIPTORS, "@every 1h30m")
+        return "" if schedule in DESCRIPTORS else f'"{schedule}" must be one of {", ".join(known)}'
+    fields = schedule.split()
+    if len(fields) != len(FIELDS):
+        names = ", ".join(name for name, _, _ in FIELDS)
+        return f"it must have five fields ({names}), as in 0 3 * * 1, not {len(fields)}"
+    for value, (name, low, high) in zip(fields, FIELDS, strict=True):
+        if not all(_range(part, name, low, high) for part in value.split(",") if part):
+            return f'the {name} is "{value}": it must be * or {low}-{high}, with lists, ranges and /steps'
+    return ""
+
+
+def timezone_error(name: str) -> str:
+    """Why the time zone is invalid, or "" (also on a machine without a time zone database)."""
+    try:
+        ZoneInfo(name or "UTC")
+    except (ZoneInfoNotFoundError, ValueError, OSError):
+        known = available_timezones()
+        if known and name != "Local":
+            return f"it must be an IANA time zone, such as Europe/Paris.{did_you_mean(name, known)}"
+    return ""
+
+
+def times(schedule: str, timezone: str, first: date, last: date) -> Iterator[datetime]:
+    """When a schedule of five fields runs on the days from `first` to `last` of its time zone, in UTC."""
+    sets = [_numbers(value, *field) for value, field in zip(schedule.split(), FIELDS, strict=True)]
+    minutes, hours, days, months, weekdays = sets
+    free = [value.startswith(("*", "?")) for value in (schedule.split()[2], schedule.split()[4])]
+    day = first
+    while day <= last:
+        matches = (day.day in days, day.isoweekday() % 7 in weekdays)
+        if day.month in months and (all(matches) if any(free) else any(matches)):  # as cron has it
+            for hour in sorted(hours):
+                for minute in sorted(minutes):
+                    yield datetime.combine(day, time(hour, minute), ZoneInfo(timezone)).astimezone(UTC)
+        day += timedelta(days=1)
+
+
+def _numbers(field: str, name: str, low: int, high: int) -> set[int]:
+    known: set[int] = set()
+    for part in filter(None, field.split(",")):
+        span, _, step = part.partition("/")
+        begin, _, end = span.partition("-")
+        start = low if begin in ("*", "?") else _number(begin, name)
+        stop = high if begin in ("*", "?") or (step and not end) else _number(end or begin, name)
+        assert start is not None and stop is not None, "the schedule was checked"
+        known |= set(range(start, stop + 1, int(step or 1)))
+    return known
+
+
+def _duration(text: str) -> bool:
+    try:
+        seconds(text)
+    except ValueError:
+        return False
+    return text == "0" or (text[-1:].isalpha() and text == text.strip())  # seconds() takes more than Go does
+
+
+def _range(part: str, name: str, low: int, high: int) -> bool:
+    """Whether a part is a number, a range or *, with an optional step."""
+    span, slash, step = part.partition("/")
+    first, dash, last = span.partition("-")
+    if slash and (not NUMBER.fullmatch(step) or int(step) == 0):
+        return False
+    if first in ("*", "?"):  # what follows a dash is not read
+        return True
+    start = _number(first, name)
+    end = _number(last, name) if dash else high if slash else start
+    return start is not None and end is not None and low <= start <= end <= high
+
+
+def _number(text: str, name: str) -> int | None:
+    known = NAMED.get(name, {}).get(text.lower())
+    return int(text) if known is None and NUMBER.fullmatch(text) else known

@@ -1,0 +1,313 @@
+"""The Argo API that the local runner supports, as a table: other fields and wrong types are refused by name.
+
+    ignored = list(walk(workflow, "Workflow", ""))     # raises ConfigError: the field, its path, and what to do
+
+One line of FIELDS is one object: `field` is supported, `field*` is required, `-field` has
+no effect on one machine (ignored with one notice), `!field` is refused for the reason in WHY; `field=Object`,
+`field=[Object]` and `field={Object}` (any keys) refer to that object, `field=type` has this type, else it is a
+text.
+The types are those of Argo 4.1's Go structs: a text may hold tags, a number may not.
+"""
+
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from argolocal.errors import ConfigError, did_you_mean
+from argolocal.language.gofmt import WHOLE, seconds
+from argolocal.language.quantity import quantity
+from argolocal.manifest.kinds import ARTIFACT_GC, DOWNWARD_FIELDS, RETRY_POLICIES
+
+FIELDS = """
+Workflow apiVersion kind metadata=ObjectMeta -status spec=Spec
+WorkflowTemplate apiVersion kind metadata=ObjectMeta -status spec=Spec
+CronWorkflow apiVersion kind metadata=ObjectMeta -status spec*=CronSpec
+ObjectMeta name generateName namespace labels=map annotations=map ownerReferences=list finalizers=texts
+  managedFields=list uid resourceVersion generation=int64 selfLink creationTimestamp deletionTimestamp
+  deletionGracePeriodSeconds=int64
+CronSpec workflowSpec*=Spec workflowMetadata=ObjectMeta -schedules*=texts -timezone=text
+  -concurrencyPolicy=concurrency -suspend=bool -startingDeadlineSeconds=seconds -successfulJobsHistoryLimit=int32
+  -failedJobsHistoryLimit=int32 -stopStrategy=Stop -when=text !schedule
+Stop expression*
+Spec entrypoint onExit parallelism=atleast1 suspend=bool activeDeadlineSeconds=seconds priority=int32
+  serviceAccountName arguments=Arguments templates=[Template] hooks={Hook} retryStrategy=Retry
+  templateDefaults=Template workflowMetadata=Metadata volumes=[Volume] volumeClaimTemplates=[Claim]
+  volumeClaimGC=ClaimGC synchronization=Locks workflowTemplateRef=Reference podSpecPatch=text -nodeSelector=map
+  -tolerations=list -affinity -schedulerName=text -hostAliases=list -securityContext -executor
+  -automountServiceAccountToken=bool -imagePullSecrets=list -podPriorityClassName=text -ttlStrategy -podGC
+  -podDisruptionBudget -dnsPolicy=text -dnsConfig -hostNetwork=bool archiveLogs=bool artifactGC=WorkflowGC
+  -artifactRepositoryRef -podMetadata -podResources -metrics
+Metadata labels=map annotations=map labelsFrom={LabelFrom}
+LabelFrom expression*
+WorkflowGC strategy=gc -forceFinalizerRemoval=bool -podMetadata -podSpecPatch=text -serviceAccountName=text
+ArtifactGC strategy=gc -podMetadata -serviceAccountName=text
+Location archiveLogs=bool s3=S3
+Arguments parameters=[Argument] artifacts=[Supplied]
+Argument name* value=any enum=anys description=any valueFrom=Given
+Given configMapKeyRef=Key default=any
+Supplied name* from fromExpression subPath optional=bool artifactGC=ArtifactGC -deleted=bool s3=S3 raw=Raw http=Http
+  archive=Archive !git !gcs !oss !azure !hdfs !artifactory !plugin
+Template name parallelism=atleast1 failFast=bool activeDeadlineSeconds=deadline timeout=timeout inputs=Inputs
+  outputs=Outputs container=Container script=Container resource=Resource dag=Dag steps=[[Step]] suspend=Suspend
+  retryStrategy=Retry volumes=[Volume] synchronization=Locks memoize=Memoize daemon=bool initContainers=[Beside]
+  sidecars=[Beside] podSpecPatch=text -nodeSelector=map -tolerations=list -affinity -schedulerName=text
+  -priorityClassName=text -hostAliases=list -securityContext -serviceAccountName=text -metadata -executor
+  -automountServiceAccountToken=bool archiveLocation=Location -metrics -annotations=map -podResources
+  containerSet=ContainerSet data=Data http=Request !plugin
+Inputs parameters=[Input] artifacts=[InputArtifact]
+Input name* value=any default=any enum=anys description=any valueFrom=Given
+InputArtifact name* path optional=bool mode=mode recurseMode=bool subPath artifactGC=ArtifactGC -deleted=bool s3=S3
+  raw=Raw http=Http archive=Archive !git !gcs !oss !azure !hdfs !artifactory !plugin
+S3 key bucket endpoint insecure=bool accessKeySecret=Key secretKeySecret=Key -region=text
+Http url* headers=[Header] !auth
+Header name* value*
+Raw data*
+Archive none=Empty tar=Tar zip=Empty
+Empty
+Tar compressionLevel=int32
+Outputs result exitCode parameters=[Output] artifacts=[OutputArtifact]
+Output name* value=any globalName description=any valueFrom=ValueFrom
+ValueFrom path default=any parameter expression jsonPath supplied=Empty !jqFilter
+OutputArtifact name* path optional=bool from fromExpression subPath globalName mode=mode artifactGC=ArtifactGC
+  -deleted=bool s3=S3 archive=Archive !git !gcs !oss !azure !hdfs !artifactory !plugin
+Container name image command=texts args=texts source workingDir env=[Env] envFrom=[EnvFrom] volumeMounts=[Mount]
+  !lifecycle -imagePullPolicy=text resources=Resources -securityContext -terminationMessagePath=text
+  -terminationMessagePolicy=text -ports=list -livenessProbe readinessProbe=Probe -startupProbe -tty=bool -stdin=bool
+Probe exec=Exec httpGet=HttpGet tcpSocket=Tcp initialDelaySeconds=int32 periodSeconds=int32 timeoutSeconds=int32
+  successThreshold=int32 -failureThreshold=int32 -terminationGracePeriodSeconds=int64 !grpc
+Exec command*=texts
+HttpGet port*=port path host scheme httpHeaders=[Header]
+Tcp port*=port host
+ContainerSet containers*=[Member] volumeMounts=[Mount] retryStrategy=Tries
+Tries retries*=intstr duration=duration
+Member name* image command=texts args=texts workingDir env=[Env] envFrom=[EnvFrom] volumeMounts=[Mount]
+  dependencies=texts !lifecycle -imagePullPolicy=text resources=Resources -securityContext -ports=list -livenessProbe
+  -readinessProbe -startupProbe -tty=bool -stdin=bool -terminationMessagePath=text -terminationMessagePolicy=text
+Request url* method headers=[RequestHeader] body bodyFrom=BodyFrom successCondition timeoutSeconds=int64
+  insecureSkipVerify=bool
+RequestHeader name* value valueFrom=HeaderFrom
+HeaderFrom secretKeyRef*=Key
+BodyFrom bytes
+Data source*=DataSource transformation=[Transformation]
+DataSource artifactPaths*=ArtifactPaths
+ArtifactPaths name s3*=S3 -artifactGC -deleted=bool
+Transformation expression
+Beside name* image command=texts args=texts workingDir env=[Env] envFrom=[EnvFrom] volumeMounts=[Mount]
+  mirrorVolumeMounts=bool -imagePullPolicy=text resources=Resources -securityContext -ports=list -livenessProbe
+  -readinessProbe -startupProbe -tty=bool -stdin=bool
+PodPatch containers=[Patched] initContainers=[Patched] activeDeadlineSeconds=int64 terminationGracePeriodSeconds=int64
+  -nodeSelector=map -tolerations=list -affinity -priorityClassName=text -securityContext -schedulerName=text -resources
+  -serviceAccountName=text -automountServiceAccountToken=bool -imagePullSecrets=list -runtimeClassName=text
+  -topologySpreadConstraints=list -preemptionPolicy=text -dnsPolicy=text -dnsConfig -hostNetwork=bool -hostAliases=list
+Patched name* env=[Env] resources=Resources -securityContext -imagePullPolicy=text -ports=list -livenessProbe
+  -startupProbe -terminationMessagePath=text -terminationMessagePolicy=text -tty=bool -stdin=bool
+Resources limits=quantities -requests=quantities -claims=list
+Env name* value valueFrom=EnvSource
+EnvSource configMapKeyRef=Key secretKeyRef=Key fieldRef=FieldRef
+EnvFrom configMapRef=Ref secretRef=Ref prefix
+Ref name* optional=bool
+Mount name* mountPath* readOnly=bool subPath subPathExpr -mountPropagation=text
+Volume name* emptyDir=EmptyDir configMap=MapVolume secret=SecretVolume projected=Projected downwardAPI=Facts
+  persistentVolumeClaim=ClaimRef !hostPath !ephemeral !csi !nfs
+EmptyDir -medium=text -sizeLimit
+MapVolume name* items=[File] defaultMode=mode optional=bool
+SecretVolume secretName* items=[File] defaultMode=mode optional=bool
+MapPart name* items=[File] optional=bool
+File key* path* mode=mode
+Projected sources=[Projection] defaultMode=mode
+Projection configMap=MapPart secret=MapPart downwardAPI=Facts !serviceAccountToken
+Facts items=[Fact] defaultMode=mode
+Fact path* fieldRef*=FieldRef mode=mode
+FieldRef fieldPath*=fact -apiVersion=text
+ClaimRef claimName* readOnly=bool
+Claim metadata*=ClaimName -apiVersion=text -kind=text -spec -status
+ClaimName name* -labels=map -annotations=map -creationTimestamp
+ClaimGC strategy
+Resource action manifest successCondition failureCondition flags=texts mergeStrategy setOwnerReference=bool
+  !manifestFrom
+Suspend duration=duration
+Dag target failFast=bool tasks*=[Task]
+Task name* template when withItems=list withParam continueOn=Survived onExit depends dependencies=texts
+  arguments=Arguments hooks={Hook} withSequence=Sequence templateRef=Reference inline=Template
+Step name* template when withItems=list withParam continueOn=Survived onExit arguments=Arguments hooks={Hook}
+  withSequence=Sequence templateRef=Reference inline=Template
+Survived error=bool failed=bool
+Sequence start=intstr end=intstr count=intstr format
+Hook template expression arguments=Arguments templateRef=Reference
+Reference name* template clusterScope=bool
+Locks semaphores=[Semaphore] mutexes=[Mutex] !semaphore !mutex
+Semaphore configMapKeyRef*=Key namespace !database
+Key name* key optional=bool
+Mutex name*=filled namespace !database
+Memoize key* maxAge=duration cache*=Cache
+Cache configMap*=Key
+Retry limit=intstr retryPolicy=policy expression backoff=Backoff -affinity
+Backoff duration=duration factor=intstr cap=duration maxDuration=duration
+"""
+TABLES: dict[str, dict[str, str]] = {}  # for each object and field: an object, a type, "-" or "!"
+TYPES: dict[str, dict[str, str]] = {}  # of what is no object
+REQUIRED: dict[str, list[str]] = {}
+for line in FIELDS.replace("\n  ", " ").strip().splitlines():
+    words = line.split()
+    pairs = [word.partition("=") for word in words[1:]]
+    flags = {name.strip("-!*"): name[0] if name[0] in "-!" else type or "text" for name, _, type in pairs}
+    TABLES[words[0]] = flags
+    TYPES[words[0]] = {name.strip("-!*"): type or flags[name.strip("-!*")] for name, _, type in pairs}
+    REQUIRED[words[0]] = [name.strip("-*") for name, _, _ in pairs if name.endswith("*")]
+WHY = (
+    {
+        "plugin": "Argo's plugins do not run here",
+        "auth": "give the header",
+        "grpc": "use exec or tcpSocket",
+        "mutex": "Argo 4 has dropped it. Write mutexes: [...]",
+        "semaphore": "Argo 4 has dropped it. Write semaphores: [...]",
+        "schedule": "Argo 4 has dropped it. Write schedules: [...]",
+        "database": "locks lie in this machine's files. Use a mutex, or a semaphore with a configMapKeyRef",
+        "jqFilter": "use jsonPath",
+        "lifecycle": "a pod here has one process and no hooks",
+        "hostPath": "a pod here sees nothing of the machine that is not in its volumes. Use a claim",
+        "manifestFrom": "put the manifest into the template",
+        "serviceAccountToken": "there are no service accounts here",
+    }
+    | dict.fromkeys(("git", "gcs", "oss", "azure", "hdfs", "artifactory"), "artifacts are s3, http or raw here")
+    | dict.fromkeys(("ephemeral", "csi", "nfs"), "use volumeClaimTemplates")
+)
+Rule = Callable[[Any], str]  # what a value must be, in words, if it is not
+LONGEST = 2**63 // 10**9  # seconds of Go's time.Duration
+INT32, INT64 = (-(2**31), 2**31 - 1), (-(2**63), 2**63 - 1)
+QUOTE = "Quote it (unquoted, YAML reads y as true and 1 as a number)"
+
+
+def _is(kind: Any, words: str) -> Rule:
+    return lambda value: "" if isinstance(value, kind) else f"it must be {words}"
+
+
+def _each(rule: Rule, words: str) -> Rule:
+    return lambda value: (
+        "" if isinstance(value, list) and not any(map(rule, value)) else f"it must be a list of {words}"
+    )
+
+
+def _map(value: Any) -> str:
+    other = [key for key, item in value.items() if not isinstance(item, str)] if isinstance(value, dict) else [""]
+    return f"it must be a mapping of texts{f', but {other[0]} is none' * bool(other[0])}. {QUOTE}" if other else ""
+
+
+def _number(lowest: int, highest: int, text: bool = False) -> Rule:
+    """A whole number; with `text` also an IntOrString of Kubernetes, which may hold tags."""
+    bounds = {INT32: "", INT64: ""}.get((lowest, highest), f" from {lowest} to {highest}")
+
+    def rule(value: Any) -> str:
+        if text and isinstance(value, str):
+            if "{{" in value:
+                return ""
+            value = int(value) if re.fullmatch(r"[+-]?[0-9]{1,20}", value) else value
+        number = isinstance(value, int | float) and not isinstance(value, bool) and not value % 1
+        return "" if number and lowest <= value <= highest else f"it must be a whole number{bounds}"
+
+    return rule
+
+
+def _duration(value: Any) -> str:
+    if not isinstance(value, str):
+        return f"it must be a text like 1m30s. {QUOTE}"
+    try:
+        if value and "{{" not in value and not -LONGEST <= seconds(value) <= LONGEST:
+            return f"it must be a duration of at most {LONGEST} seconds"
+    except ValueError as error:
+        return f"{error}. Write it like 1m30s"
+    return ""
+
+
+def _timeout(value: Any) -> str:
+    if (problem := _duration(value)) or not WHOLE.fullmatch(value):
+        return problem
+    return "give a unit, as in 30s"
+
+
+def _quantities(value: Any) -> str:
+    if not isinstance(value, dict):
+        return "it must be a mapping"
+    for name, text in value.items():
+        try:
+            number = quantity(text)
+        except ValueError as error:
+            return f"{error}: {name} must be like 2 or 512Mi, without tags (podSpecPatch may have them)"
+        if number < 0:
+            return f"{name} must not be negative"
+    return ""
+
+
+def _choice(*known: str) -> Rule:
+    words = f"it must be one of {', '.join(filter(None, known))}"
+    return lambda value: "" if isinstance(value, str) and value in known else words
+
+
+_text = _is(str, f"a text. {QUOTE}")
+_any = _is(str | int | float, f"a text. {QUOTE}")  # of a parameter: Argo makes a text of numbers and true or false
+RULES: dict[str, Rule] = {
+    "text": _text,
+    "filled": lambda value: _text(value) or ("" if value else "it must not be empty"),
+    "texts": _each(_text, f"texts. {QUOTE}"),
+    "any": _any,
+    "anys": _each(_any, "texts"),
+    "bool": _is(bool, "true or false"),
+    "list": _is(list, "a list"),
+    "map": _map,
+    "int32": _number(*INT32),
+    "int64": _number(*INT64),
+    "atleast1": _number(1, INT64[1]),
+    "seconds": _number(0, LONGEST),
+    "mode": _number(0, 0o777),
+    "intstr": _number(*INT32, text=True),
+    "deadline": _number(0, INT32[1], text=True),
+    "port": _is(int | str, "a number or a name"),
+    "duration": _duration,
+    "timeout": _timeout,
+    "quantities": _quantities,
+    "policy": _choice(*RETRY_POLICIES),
+    "gc": _choice(*ARTIFACT_GC),
+    "concurrency": _choice("Allow", "Forbid", "Replace", ""),
+    "fact": _choice(*DOWNWARD_FIELDS),
+}
+
+
+def walk(value: Any, table: str, path: str) -> Iterator[str]:
+    """Yield every ignored field. Raises ConfigError for a field that is unsupported, of a wrong type, or missing."""
+    if table.startswith("["):
+        if not isinstance(value, list):
+            raise ConfigError(f"{path} is {value!r:.200}: it must be a list.")
+        for index, item in enumerate(value):
+            yield from walk(_there(item, f"{path}[{index}]"), table[1:-1], f"{path}[{index}]")
+        return
+    if table.startswith("{") and isinstance(value, dict):
+        for key, item in value.items():
+            yield from walk(_there(item, f"{path}.{key}"), table[1:-1], f"{path}.{key}")
+        return
+    if not isinstance(value, dict | None):
+        raise ConfigError(f"{path} is {value!r:.200}: it must be an object.")
+    table = table.strip("{}")
+    for key, item in (value or {}).items():
+        where = f"{path}.{key}" if path else key
+        place = where if path else f"{key} of the {table}"
+        rule, type = TABLES[table].get(key), TYPES[table].get(key, "")
+        if rule is None:
+            hint = did_you_mean(key, set(TABLES[table])) or " Remove it, or submit to a cluster."
+            raise ConfigError(f"{place} is not supported by the local runner.{hint}")
+        if rule == "!" and item:
+            raise ConfigError(f"{where} is not supported by the local runner: {WHY[key]}.")
+        if type.strip("[]{}") in TABLES:
+            yield from walk(item, type, where)
+        elif item is not None and type in RULES and (wanted := RULES[type](item)):
+            raise ConfigError(f"{place} is {item!r:.200}: {wanted}.")
+        if rule == "-":
+            yield key
+    for key in REQUIRED[table]:
+        if (value or {}).get(key) is None:
+            raise ConfigError(f"{path}.{key} is missing: give it.".removeprefix("."))
+
+
+def _there(value: Any, path: str) -> Any:
+    if value is None:
+        raise ConfigError(f"{path} is empty: it must hold something.")
+    return value

@@ -1,0 +1,255 @@
+"""Artifacts between a pod's directory and the S3 store, with Argo's keys and archives.
+
+An artifact without `archive` is unpacked if it is a gzipped tar; a single entry gets the artifact's path.
+
+Source: Argo's executor.go (loadArtifact, unpack, saveArtifact).
+"""
+
+import contextlib
+import gzip
+import os
+import shutil
+import tarfile
+import zipfile
+from pathlib import Path
+from typing import Any
+
+from argolocal.errors import ArgolocalError, ConfigError, NotFound, StorageError
+from argolocal.manifest.kinds import ARTIFACT_GC
+from argolocal.pods import archives, web
+
+STAGED = "/tmp/argo/outputs/artifacts"  # where Argo's executor stages files to zip
+
+
+class Tar(tarfile.TarFile):
+    """Writes hard links as full files, as Go does."""
+
+    def gettarinfo(self, *args: Any, **kwargs: Any) -> tarfile.TarInfo:
+        self.inodes.clear()  # pyright: ignore
+        return super().gettarinfo(*args, **kwargs)
+
+
+class ArtifactError(Exception):
+    """An artifact that cannot be loaded or saved, with Argo's message."""
+
+
+def load(artifact: dict[str, Any], path: Path, store: Any) -> None:
+    """Loads an input artifact to `path`. Raises ArtifactError, StorageError."""
+    if not any(artifact.get(kind) for kind in ("s3", "raw", "http")):  # of a skipped step
+        if artifact.get("optional"):
+            return
+        raise ArtifactError(f"required artifact '{artifact['name']}' not supplied")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fetched = path.with_name(path.name + ".tmp")
+    if artifact.get("raw"):
+        fetched.write_text(artifact["raw"]["data"])
+        fetched.chmod(0o666)  # Argo's executor has no umask
+    elif artifact.get("http"):
+        _get(artifact, fetched)
+    else:
+        try:
+            store(artifact["s3"]).download(artifact["s3"]["key"], fetched)
+        except NotFound as error:
+            if artifact.get("optional"):
+                path.mkdir(exist_ok=True)  # where the kubelet would have mounted it
+                return
+            raise ArtifactError(f"artifact {artifact['name']} failed to load: {error}") from None
+        except StorageError as error:
+            raise ArtifactError(f"artifact {artifact['name']} failed to load: {error}") from None
+    archive = artifact.get("archive") or {}
+    try:
+        if "zip" in archive:
+            archives.unpack_zip(fetched, path)
+        elif "none" not in archive and ("tar" in archive or archives.is_tarball(fetched)):
+            archives.unpack_tar(fetched, path)
+        else:
+            fetched.replace(path)
+    except archives.ArchiveError as error:
+        raise ArtifactError(str(error)) from error
+    if artifact.get("mode") is not None:
+        for entry in [path, *(path.rglob("*") if artifact.get("recurseMode") else ())]:
+            if not entry.is_symlink():
+                entry.chmod(int(artifact["mode"]))
+
+
+def _get(artifact: dict[str, Any], into: Path) -> None:
+    http = artifact["http"]
+    headers = [(header["name"], header["value"]) for header in http.get("headers") or []]
+    headers = [header for header in headers if header[0].lower() != "host"]  # as Go, of which Argo asks the same
+    failed = f"artifact {artifact['name']} failed to load"
+    try:
+        with web.request(http["url"], headers=headers, timeout=60) as answer:
+            if not 200 <= answer.status < 300:
+                raise ArtifactError(f"{failed}: {web.visible(http['url'])}: {answer.status} {answer.reason}")
+            with into.open("wb") as file:
+                web.copy(answer, file, int(archives.SHARE * shutil.disk_usage(into.parent).free))
+    except (web.WebError, OSError) as error:  # OSError: of the file
+        raise ArtifactError(f"{failed}: {error}") from None
+
+
+def save(
+    artifact: dict[str, Any],
+    link: Path,
+    path: Path,
+    into: Path,
+    pod: str,
+    workflow: str,
+    store: Any,
+    location: dict[str, Any] | None = None,
+) -> dict[str, Any] | None:
+    """Uploads an output artifact; returns it with its key, or None if it is optional and absent. Raises ArtifactError.
+
+    `link`: the path in the template, which may be a link to the file at `path`. `into`: where archives are built.
+    `location`: the S3 part of the template's archiveLocation, for artifacts without their own.
+    """
+    archive = artifact.get("archive") or {}
+    if missing := _missing_path(artifact, link, path):
+        if artifact.get("optional"):
+            return None
+        raise ArtifactError(f"{missing}: no such file or directory")
+    if not (path.is_file() or path.is_dir()):
+        raise ArtifactError(f"{artifact['path']} is not a regular file or directory")
+    name, packed = link.name, path
+    if "zip" in archive:
+        name, packed = f"{artifact['name']}.zip", into / f".{artifact['name']}.zip"
+        _zip(path, packed, artifact["name"])
+    elif "none" not in archive:
+        name, packed = f"{artifact['name']}.tgz", into / f".{artifact['name']}.tgz"
+        level = _level(archive)
+        with gzip.GzipFile(packed, "wb", level, mtime=0) as zipped, Tar.open(fileobj=zipped, mode="w") as tar:
+            tar.add(link if path.is_dir() else path, arcname=link.name)
+    own, base = artifact.get("s3") or {}, _base(location, f"{workflow}/{pod}")
+    where = {**base, "key": f"{base['key']}/{name}"} | own
+    if own.get("endpoint") and own.get("bucket"):
+        where = {**own, "key": where["key"]}
+    key = where["key"]
+    try:
+        store(where).upload(packed, key, links=False)
+    except StorageError as error:
+        raise ArtifactError(f"artifact {artifact['name']} failed to save: {error}") from None
+    finally:
+        if packed != path:
+            packed.unlink()
+    return {**artifact, "s3": where}
+
+
+def _level(archive: dict[str, Any]) -> int:
+    """Argo uses the level only for files in volumes, where `check` has validated it."""
+    level = (archive.get("tar") or {}).get("compressionLevel")
+    return level if isinstance(level, int) and level in range(10) else 6
+
+
+def _missing_path(artifact: dict[str, Any], link: Path, path: Path) -> str:
+    """The path that Argo does not find, or ""; it looks for a file to zip by the artifact's name."""
+    archive = artifact.get("archive") or {}
+    if not path.exists():
+        return f"open /var/run/argo/outputs/artifacts{artifact['path']}.tgz"
+    if "none" in archive and path.is_dir() and link.is_symlink():
+        return f"open {STAGED}/{link.name}"
+    lost = "zip" in archive and path.is_file() and link.name != artifact["name"]
+    return f"stat {STAGED}/{artifact['name']}" if lost else ""
+
+
+def _base(location: dict[str, Any] | None, prefix: str) -> dict[str, Any]:
+    """The location of artifacts without their own: a complete archiveLocation, or the default repository."""
+    whole = location and all(location.get(part) for part in ("endpoint", "bucket", "key"))
+    return dict(location) if location and whole else {"key": prefix}
+
+
+def save_log(container: str, log: Path, template: dict[str, Any], prefix: str, store: Any) -> dict[str, Any]:
+    """Uploads a container's log; returns it as an artifact. Raises StorageError."""
+    base = _base(template["archiveLocation"].get("s3"), prefix)
+    where = {**base, "key": f"{base['key']}/{container}.log"}
+    store(where).upload(log, where["key"])
+    return {"name": f"{container}-logs", "s3": where}
+
+
+def _zip(path: Path, into: Path, name: str) -> None:
+    """Zips a directory under the artifact's name, without empty directories, or a file under Argo's staging path."""
+    with zipfile.ZipFile(into, "w", zipfile.ZIP_DEFLATED) as archive:
+        if path.is_file():
+            entry = zipfile.ZipInfo.from_file(path)
+            entry.filename = f"{STAGED}/{name}"
+            with archive.open(entry, "w") as target, path.open("rb") as file:
+                shutil.copyfileobj(file, target)
+        for file in sorted(entry for entry in path.rglob("*") if entry.is_file()):
+            archive.write(file, Path(name) / file.relative_to(path))
+
+
+def collect_garbage(status: dict[str, Any], spec: dict[str, Any], store: Any) -> list[str]:
+    """Deletes the output artifacts with the strategy OnWorkflowCompletion; returns the ids of the changed nodes.
+
+    A failure becomes a condition of the status. Workflows are never deleted here, so OnWorkflowDeletion does nothing.
+    Source: Argo's artifact_gc.go and the S3 driver, for which a key with a trailing / is a directory.
+    """
+    changed = []
+    for id, node in status["nodes"].items():
+        for artifact in ((node.get("outputs") or {}).get("artifacts") or []) if node["type"] == "Pod" else ():
+            if artifact.get("deleted") or strategy(artifact, spec) != ARTIFACT_GC[0] or not artifact.get("s3"):
+                continue
+            try:
+                _delete(artifact["s3"]["key"], store(artifact["s3"]))
+            except (ArgolocalError, KeyError) as error:
+                others = [
+                    condition for condition in status.get("conditions", []) if condition["type"] != "ArtifactGCError"
+                ]
+                failed = {"type": "ArtifactGCError", "status": "True", "message": str(error)}
+                status["conditions"] = [*others, failed]
+            else:
+                artifact["deleted"] = True
+                changed.append(id)
+    return changed
+
+
+def _delete(key: str, store: Any) -> None:
+    store.delete([entry.key for entry in store.list(key)] if key.endswith("/") else [key])
+
+
+def strategy(artifact: dict[str, Any], spec: dict[str, Any]) -> str:
+    """When an artifact is deleted: its own strategy, else the workflow's."""
+    strategies = ((owner.get("artifactGC") or {}).get("strategy") for owner in (artifact, spec))
+    return next(filter(None, strategies), "Never")
+
+
+def check(template: dict[str, Any], where: str) -> None:
+    """Raises ConfigError for a pod's artifact without a path, any other with one, and an invalid gzip level."""
+    leaf = not template.keys() & {"dag", "steps", "suspend"}
+    files = {way: (template.get(way) or {}).get("artifacts") or [] for way in ("inputs", "outputs")}
+    mounts = (template.get("container") or template.get("script") or {}).get("volumeMounts") or []
+    own = [*(entry.get("mountPath") for entry in mounts), *(entry.get("path") for entry in files["inputs"])]
+    numbered = [(f"{way}.artifacts[{index}]", artifact) for way in files for index, artifact in enumerate(files[way])]
+    for which, artifact in numbered:
+        path, place = artifact.get("path"), f"{where}.{which}"
+        if leaf and not path:
+            raise ConfigError(f"{place}.path is missing: give it.")
+        if path and not leaf:
+            raise ConfigError(f"{place}.path is {path!r}, but only pods have files. Remove it.")
+        level = ((artifact.get("archive") or {}).get("tar") or {}).get("compressionLevel")
+        staged = which.startswith("outputs") and any(at and Path(path).is_relative_to(at) for at in own)
+        if staged and level is not None and level not in range(-2, 10):
+            raise ConfigError(f"{place}.archive.tar.compressionLevel is {level!r}: it must be from -2 to 9.")
+
+
+def _owner(path: Path) -> int | None:
+    with contextlib.suppress(FileNotFoundError):
+        return path.stat().st_uid
+    return None
+
+
+def remove_directory(root: Path) -> None:
+    """Removes a pod's directory. Another thread may do so at the same time."""
+    ours = os.getuid() in (0, _owner(root))
+
+    def failed(_function: Any, _path: str, error: Any) -> None:
+        if ours and not isinstance(error[1], FileNotFoundError):
+            raise error[1]
+
+    try:
+        shutil.rmtree(root, onerror=failed)
+    except PermissionError:  # read-only directories, such as Go's module cache
+        os.chmod(root, 0o700)
+        for folder, names, _ in os.walk(root):
+            for path in (os.path.join(folder, name) for name in names):
+                if not os.path.islink(path):
+                    os.chmod(path, 0o700)
+        shutil.rmtree(root, onerror=failed)

@@ -1,0 +1,55 @@
+"""Container images on this machine: images are not pulled; each stands for a command and an environment."""
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from argolocal.errors import ConfigError
+
+BASES = {  # images whose programs every machine has → the command of their Dockerfile
+    "python": ("python3",),
+    "alpine": ("/bin/sh",),
+    "busybox": ("sh",),
+    "debian": ("bash",),
+    "ubuntu": ("/bin/bash",),
+    "bash": ("bash",),
+}
+
+
+@dataclass(frozen=True)
+class Image:
+    """What an image is on this machine: the interpreter that `python` means, and the variables that the image sets.
+
+    `command` and `args` are its ENTRYPOINT and CMD, used where a container sets none; `directory` is its WORKDIR.
+    """
+
+    python: str = sys.executable
+    env: Mapping[str, str] = field(default_factory=dict)
+    command: Sequence[str] = ()
+    args: Sequence[str] = ()
+    directory: str | None = None
+
+    @classmethod
+    def table(cls, file: Path) -> "dict[str, Image]":
+        """The images of a YAML file: name → fields. Raises ConfigError."""
+        if not file.exists():
+            return {}
+        from argolocal.language.yaml_text import parse_one, read_text
+
+        types = {"python": str, "env": dict, "command": list, "args": list, "directory": str}
+        try:
+            images = parse_one(read_text(file), str(file)) or {}
+            for name, fields in images.items():
+                for key, value in fields.items():
+                    if not isinstance(value, types.get(key, ())):
+                        rule = f"a {types[key].__name__}" if key in types else f"one of {', '.join(types)}"
+                        raise ConfigError(f"{file}: {name}.{key} is {value!r}: it must be {rule}.")
+        except AttributeError as error:
+            raise ConfigError(f"{file} must map images to what they are here: {error}") from None
+        return {name: cls(**fields) for name, fields in images.items()}
+
+
+def base_name(image: str) -> str:
+    """An image's name without registry, tag and digest."""
+    return image.split("@")[0].rpartition("/")[2].partition(":")[0]

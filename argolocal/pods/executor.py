@@ -1,0 +1,397 @@
+"""Pods of one run: load inputs, watch processes, collect outputs, in one event loop without polling.
+
+    executor.start(action); events = executor.wait(timeout); executor.kill(id); executor.halt(grace)
+
+Transfers and templates without a process (http, data) run in threads.
+"""
+
+import os
+import selectors
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from argolocal.common.interrupts import Interrupts
+from argolocal.common.processes import signal_group, started
+from argolocal.engine.nodes import PodEnded, PodStarted, Resources, Start
+from argolocal.errors import ArgolocalError, ConfigError
+from argolocal.interfaces import Cluster
+from argolocal.manifest.volumes import claims
+from argolocal.pods import artifacts, containers, filesystem, volumes
+from argolocal.pods.artifacts import ArtifactError
+from argolocal.pods.kinds import daemon, data, http
+from argolocal.pods.kinds.container_set import EMISSARY, START_ERROR, ContainerSet, main_container
+from argolocal.pods.kinds.sidecars import KILLED, KINDS, Sidecars
+from argolocal.pods.pod_run import GRACE, SCRIPT, Outputs, PodRun, paths, resolve_paths
+from argolocal.pods.process import (
+    ContainerRun,
+    Process,
+    StartError,
+    container_environment,
+    expand_variables,
+    field_value,
+    start_container,
+    unknown_program,
+)
+from argolocal.pods.volumes import VolumeDirectory
+from argolocal.state.journal import RunFiles
+
+CANNOT_START = (FileNotFoundError, PermissionError, StartError)
+INIT_FAILED = "Pod failed before main container starts due to PodInitializing: "
+DEADLINE_EXCEEDED = "Pod was active on the node longer than the specified deadline"
+
+
+class Executor:
+    """All pods of one run. Processes are started from the thread that created it, and die with that thread."""
+
+    def __init__(
+        self, files: RunFiles, workflow: dict[str, Any], cluster: Cluster, interrupts: Interrupts, resources: Resources
+    ) -> None:
+        self.files, self.workflow, self.cluster, self.interrupts = files, workflow, cluster, interrupts
+        self.resources = resources
+        self.name: str = workflow["metadata"]["name"]
+        self.running: dict[str, PodRun] = {}
+        self.events: list[PodStarted | PodEnded] = []
+        self.selector = selectors.DefaultSelector()
+        self.wakeup = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self.selector.register(self.wakeup, selectors.EVENT_READ, None)
+        self.store_lock, self.threads = threading.Lock(), list[threading.Thread]()
+
+    def start(self, action: Start) -> None:
+        """Runs the pod of a node."""
+        if "resource" in action.template:
+            self.events += self.resources.start(action)
+            return
+        root = self.files.pods / action.pod
+        self.running[action.id] = pod = PodRun(action, root, self.files.logs / f"{action.pod}.log")
+        if request := action.template.get("http"):
+            self._run_in_thread(pod, lambda: http.send(request, self.cluster.secret), self._answered)
+            return
+        if source := action.template.get("data"):
+            self.events.append(PodStarted(action.id))
+            self._run_in_thread(pod, lambda: data.transform(source, self._store), self._answered)
+            return
+        pod.clean_up()
+        root.mkdir(parents=True)
+        inputs = [artifact for artifact in action.template["inputs"]["artifacts"] if artifact.get("path")]
+        main, run = {"name": "main", **main_container(action.template)}, self._run(pod)
+        try:
+            pod.volumes = self._volumes(pod)
+            if "image" in main:
+                pod.directory = main.get("workingDir") or self.cluster.image(main["image"]).directory or "/"
+                pod.expand = lambda text: expand_variables(text, container_environment(run, main, self.cluster))
+            load = [partial(artifacts.load, artifact, pod.host(artifact["path"]), self._store) for artifact in inputs]
+        except (ConfigError, OSError) as error:
+            self._end(pod, "Error", str(error), None)
+            return
+        if load:
+            self._run_in_thread(pod, lambda: [download() for download in load], self._loaded)
+        else:
+            self._spawn(pod)
+
+    def wait(self, timeout: float | None) -> list[PodStarted | PodEnded]:
+        """The next events; empty after `timeout` seconds."""
+        limits = [self.deadline - time.time()] if self.deadline is not None else []
+        limits += [timeout] if timeout is not None else []
+        limits.append(0.1 if self.resources.busy else 1.0)
+        with self.interrupts.allowed():
+            ready = self.selector.select(0 if self.events else max(0.0, min(limits)))
+        for key, _ in ready:
+            if key.data is None:
+                os.eventfd_read(self.wakeup)
+            else:
+                self._exited(self.running[key.data[0]], key.data[1])
+        for pod in list(self.running.values()):
+            if pod.work and pod.work[0].done():
+                (work, callback), pod.work = pod.work, None
+                callback(pod, work)
+        self._enforce()
+        self.cluster.poll()  # a service that died mid-run
+        self.events += self.resources.poll()
+        events, self.events = self.events, []
+        return events
+
+    def kill(self, id: str, why: str = "", grace: float | None = None) -> None:
+        """Terminates a pod: SIGTERM, then SIGKILL after `grace` seconds (default: the pod's own)."""
+        self.resources.forget(id)
+        pod = self.running.get(id)
+        if not pod or pod.killed is not None:
+            return
+        own = pod.template.get("terminationGracePeriodSeconds")
+        pod.killed, pod.kill_at = why, time.time() + (grace if grace is not None else GRACE if own is None else own)
+        for process in pod.processes:
+            signal_group(process.pid, signal.SIGTERM)
+        if pod.template.keys() & {"http", "data"}:
+            self._end(pod, "Failed", why, None)
+        elif pod.group and not pod.group.completed:
+            pod.group.kill()
+            self._advance(pod)
+
+    def halt(self, grace: float) -> None:
+        """Terminates all pods and waits; nothing is recorded, so the run can be resumed."""
+        for id in list(self.running):
+            self.kill(id, "", grace)
+        self.resources.stop(grace)
+        until = time.monotonic() + grace
+        for pod in self.running.values():
+            if pod.sidecars:
+                pod.sidecars.stop(grace)
+            if pod.process:
+                try:
+                    pod.process.wait(max(0.0, until - time.monotonic()))
+                except subprocess.TimeoutExpired:
+                    signal_group(pod.process.pid, signal.SIGKILL)
+                    pod.process.wait()
+                signal_group(pod.process.pid, signal.SIGKILL)  # processes left in its group
+            for name in list(pod.descriptors):
+                self._unwatch(pod, name)
+            artifacts.remove_directory(pod.shared)
+        self.running.clear()
+
+    def close(self) -> None:
+        """Closes descriptors, except for the eventfd that a thread may still write to."""
+        self.selector.close()
+        if not any(thread.is_alive() for thread in self.threads):
+            os.close(self.wakeup)
+
+    @property
+    def deadline(self) -> float | None:
+        """When `wait` must enforce the next deadline or retry."""
+        times = [when for pod in self.running.values() for when in (pod.kill_at or pod.action.deadline,) if when]
+        times += [pod.group.next_retry for pod in self.running.values() if pod.group and pod.group.next_retry]
+        return min(times, default=None)
+
+    def _enforce(self) -> None:
+        now = time.time()
+        for pod in list(self.running.values()):
+            if pod.kill_at and now >= pod.kill_at:
+                pod.kill_at = now + 1
+                for process in pod.processes:
+                    signal_group(process.pid, signal.SIGKILL)
+            elif pod.killed is None and pod.action.deadline and now >= pod.action.deadline:
+                self.kill(pod.action.id, DEADLINE_EXCEEDED)
+            elif pod.group and pod.group.next_retry and now >= pod.group.next_retry:
+                self._advance(pod)
+        for id in self.resources.overdue(now):
+            self.events.append(PodEnded(id, "Failed", DEADLINE_EXCEEDED))
+            self.resources.forget(id)
+
+    # ---- one pod -----------------------------------------------------------------------------------------------------
+
+    def _run_in_thread(
+        self, pod: PodRun, work: Callable[[], Any], callback: Callable[[PodRun, Future[Any]], None]
+    ) -> None:
+        """Runs slow `work` in a daemon thread, which does not delay Ctrl-C; then `callback` in the loop."""
+        done = Future[Any]()
+        pod.work = done, callback
+
+        def run() -> None:
+            _complete(done, work)
+            os.eventfd_write(self.wakeup, 1)
+
+        self.threads = [thread for thread in self.threads if thread.is_alive()]
+        self.threads.append(threading.Thread(target=run, daemon=True))
+        self.threads[-1].start()
+
+    def _store(self, s3: dict[str, Any]) -> Any:
+        with self.store_lock:  # the first call imports boto3 and may start the service
+            return self.cluster.store(s3)
+
+    def _loaded(self, pod: PodRun, work: Future[Any]) -> None:
+        try:
+            work.result()
+        except (ArtifactError, ArgolocalError, OSError, ValueError) as error:
+            self._end(pod, "Error", f"init: Error (exit code 64): {error}", None)
+            return
+        self._spawn(pod)
+
+    def _collected(self, pod: PodRun, work: Future[Any]) -> None:
+        self._end(pod, *_ending(work, "wait: Error (exit code 64): "))
+
+    def _answered(self, pod: PodRun, work: Future[Any]) -> None:
+        self._end(pod, *_ending(work, ""))
+
+    def _probed(self, pod: PodRun, work: Future[Any]) -> None:
+        if work.result():
+            self.events.append(PodStarted(pod.action.id, ContainerRun.ip))
+
+    def _spawn(self, pod: PodRun) -> None:
+        if pod.killed is not None:
+            self._end(pod, "Failed", pod.killed, None)
+            return
+        try:
+            run = self._prepare(pod)
+        except (ConfigError, OSError, ValueError) as error:
+            self._end(pod, "Error", str(error), None)
+            return
+        if pod.group:
+            self.events += [PodStarted(id, run.ip) for id in (pod.action.id, *pod.action.containers.values())]
+            self._advance(pod)
+            return
+        try:
+            pod.process = pod.sidecars.next_init() if pod.sidecars else None
+            if not pod.process:
+                if pod.sidecars:
+                    pod.sidecars.start_sidecars()
+                pod.process = start_container(run, self.cluster)
+        except (*CANNOT_START, ConfigError, OSError, ValueError, subprocess.SubprocessError) as error:
+            self._unstarted(pod, error)
+            return
+        self._watch(pod, pod.process)
+        if pod.sidecars and pod.sidecars.name:
+            return
+        container = run.spec["containers"][0]
+        if pod.template.get("daemon") and container.get("readinessProbe"):
+            runs, run = lambda: bool(pod.descriptors), replace(run, inside=pod.process.pid)
+            self._run_in_thread(pod, lambda: daemon.ready(container, run, self.cluster, runs), self._probed)
+        else:
+            self.events.append(PodStarted(pod.action.id, run.ip))
+
+    def _prepare(self, pod: PodRun) -> ContainerRun:
+        """Prepares a pod's files, and its container to run. Raises ConfigError, OSError, ValueError."""
+        containers.check_images(pod.template, pod.action.pod, self.cluster)  # its tag may come from a parameter
+        template = resolve_paths(pod.template, pod.root if pod.private is None else None)
+        container = {"name": "main", **main_container(template)}
+        if source := container.pop("source", ""):
+            script = filesystem.path_in_root(pod.root, SCRIPT)
+            script.parent.mkdir(parents=True, exist_ok=True)
+            script.write_text(source)
+            script.chmod(0o755)
+            path = str(script) if pod.private is None else SCRIPT
+            container["args"] = [*(container.get("args") or []), path]
+        for path in paths(template) if pod.private is None else ():
+            pod.host(path).parent.mkdir(parents=True, exist_ok=True)
+        run = replace(
+            self._run(pod),
+            spec={"containers": [container]},
+            private=pod.private,
+            stdout=pod.root / ".stdout" if pod.action.capture else None,
+            volumes=pod.volumes,
+        )
+        if "containerSet" in template:
+            pod.sidecars = ContainerSet(template, run, self.cluster)
+        elif any(template.get(kind) for kind in KINDS) and not pod.sidecars:
+            pod.sidecars = Sidecars(template, run, self.cluster)
+        return run
+
+    def _unstarted(self, pod: PodRun, error: Exception) -> None:
+        """Ends a pod with a container that cannot start; Argo's executor reports all but init containers."""
+        init = pod.sidecars.name if pod.sidecars else ""
+        if pod.sidecars:
+            pod.sidecars.stop(0)
+        if not isinstance(error, CANNOT_START):
+            self._end(pod, "Error", str(error), None)
+            return
+        why = str(error) if isinstance(error, StartError) else unknown_program(error)
+        with pod.log.open("a") as log:
+            log.write(f"{why}\n")
+        code = START_ERROR if init or isinstance(error, StartError) else EMISSARY
+        reason = "StartError" if code == START_ERROR else "Error"
+        outputs = None if init else {"exitCode": str(code)}
+        self._end(pod, "Failed", f"{init or 'main'}: {reason} (exit code {code}): {why}", outputs)
+
+    def _advance(self, pod: PodRun) -> None:
+        """Starts the containers of a set that are ready, and reports those that ended."""
+        group = pod.group
+        assert group
+        try:
+            for name, process in group.start_ready(time.time()):
+                self._watch(pod, process, name)
+        except (ConfigError, OSError, ValueError, subprocess.SubprocessError) as error:
+            group.stop(0)
+            for name in list(pod.descriptors):
+                self._unwatch(pod, name)
+            self._end(pod, "Error", str(error), None)
+            return
+        for name, phase, message in group.events:
+            self.events.append(PodEnded(pod.action.containers[name], phase, message))
+        group.events.clear()
+        if group.completed:
+            pod.kill_at = None
+            self._run_in_thread(pod, lambda: pod.collected(self.name, self._store), self._collected)
+
+    def _run(self, pod: PodRun) -> ContainerRun:
+        return ContainerRun(pod.action.pod, {}, pod.root, pod.log, namespace=self.workflow["metadata"]["namespace"])
+
+    def _volumes(self, pod: PodRun) -> dict[str, VolumeDirectory]:
+        run = self._run(pod)
+        artifacts.remove_directory(pod.shared)
+        run_claims = [volume["persistentVolumeClaim"]["claimName"] for volume in claims(self.workflow)]
+        specs = pod.template.get("volumes") or []
+        return volumes.create(
+            specs, pod.shared, self.cluster, lambda path, name: field_value(run, path, name), run_claims
+        )
+
+    def _watch(self, pod: PodRun, process: Process, name: str = "main") -> None:
+        pod.descriptors[name] = os.pidfd_open(process.pid)
+        self.selector.register(pod.descriptors[name], selectors.EVENT_READ, (pod.action.id, name))
+        self.files.append({"pods": {self._key(pod, name): [process.pid, started(process.pid) or 0]}})
+
+    def _unwatch(self, pod: PodRun, name: str) -> None:
+        self.selector.unregister(descriptor := pod.descriptors.pop(name))
+        os.close(descriptor)
+
+    def _key(self, pod: PodRun, name: str) -> str:
+        return pod.action.id if name == "main" else f"{pod.action.id} {name}"
+
+    def _exited(self, pod: PodRun, name: str) -> None:
+        process = pod.group.running[name] if pod.group else pod.process
+        assert process
+        process.wait()
+        signal_group(process.pid, signal.SIGKILL)  # a container ends with its first process
+        self._unwatch(pod, name)
+        if process.log_pipe.error:
+            raise process.log_pipe.error
+        if pod.group:
+            pod.group.exited(name, time.time())
+            self._advance(pod)
+            return
+        pod.kill_at = None
+        if pod.sidecars and (name := pod.sidecars.name):
+            pod.process = None
+            if process.code and pod.killed is None:
+                pod.sidecars.stop(0)
+                ignored = process.code in KILLED  # Argo treats it as terminated on request
+                ends = ("Error", INIT_FAILED) if ignored else ("Failed", f"{name}: {process.failure}")
+                self._end(pod, *ends, None)
+            else:
+                self._spawn(pod)
+            return
+        collect = lambda: pod.collected(self.name, self._store)  # noqa: E731
+        if pod.sidecars or pod.logs or (pod.template.get("outputs") or {}).get("artifacts"):
+            self._run_in_thread(pod, collect, self._collected)
+        else:
+            self._collected(pod, _complete(Future[Any](), collect))
+
+    def _end(self, pod: PodRun, phase: str, message: str, outputs: Outputs | None) -> None:
+        self.running.pop(pod.action.id)
+        keys = [self._key(pod, name) for name in pod.action.containers or ("main",)]
+        self.files.append({"pods": dict.fromkeys(keys)})
+        artifacts.remove_directory(pod.shared)  # files of Secrets must not stay
+        if phase == "Succeeded":
+            artifacts.remove_directory(pod.root)
+        elif pod.killed is None:
+            self.files.check_space()
+        self.events.append(PodEnded(pod.action.id, phase, message, outputs))
+
+
+def _ending(work: Future[Any], prefix: str) -> tuple[str, str, Outputs | None]:
+    """Return phase, message and outputs of a pod whose results are collected."""
+    try:
+        return work.result()
+    except (ArgolocalError, OSError, ValueError) as error:
+        return "Error", f"{prefix}{error}", None
+
+
+def _complete(done: Future[Any], work: Callable[[], Any]) -> Future[Any]:
+    try:
+        done.set_result(work())
+    except BaseException as error:  # the loop raises it
+        done.set_exception(error)
+    return done

@@ -1,0 +1,182 @@
+"""containerSet templates: the containers of one pod as processes, started in the order of their dependencies.
+
+    group = ContainerSet(template, run, cluster)
+    for name, process in group.start_ready(now): ...    # then group.exited(name, now), until group.completed
+
+Each has its own root and shares the volumes; the outputs are those of the container `main`. `retries` is the total
+number of attempts, as in Argo. Source: Argo's container_set_template.go, operator.go (assessNodeStatus,
+inferFailedReason), cmd/argoexec/commands/emissary.go; v4.1.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from graphlib import CycleError, TopologicalSorter
+from typing import Any
+
+from argolocal.errors import ConfigError
+from argolocal.interfaces import Cluster
+from argolocal.language import gofmt
+from argolocal.pods import filesystem
+from argolocal.pods.kinds.sidecars import KINDS, Sidecars
+from argolocal.pods.process import ContainerRun, Process, StartError, start_container, unknown_program
+
+EMISSARY = 64  # exit code of a container whose command could not run
+START_ERROR = 128  # exit code of a container that no runtime can start
+KILLED = 143
+RESERVED = ("wait", "supervisor")
+
+
+def members(template: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The containers, each with the shared volume mounts."""
+    group = template["containerSet"]
+    shared = group.get("volumeMounts") or []
+    return [
+        {**container, "volumeMounts": [*(container.get("volumeMounts") or []), *shared]}
+        for container in group["containers"]
+    ]
+
+
+def main_container(template: dict[str, Any]) -> dict[str, Any]:
+    """The container whose outputs are collected; {} if there is none."""
+    if "containerSet" in template:
+        return next((container for container in members(template) if container["name"] == "main"), {})
+    return template.get("container") or template.get("script") or {}
+
+
+class ContainerSet(Sidecars):
+    """The containers of one pod."""
+
+    def __init__(self, template: dict[str, Any], run: ContainerRun, cluster: Cluster) -> None:
+        super().__init__({}, run, cluster)
+        self.main, self.inline = main_container(template), not template.get("name")
+        self.containers = {container["name"]: container for container in members(template)}
+        self.sidecar_specs = [container for container in self.containers.values() if container["name"] != "main"]
+        strategy = template["containerSet"].get("retryStrategy") or {}
+        self.retry_delay = gofmt.seconds(strategy["duration"]) if strategy.get("duration") else 0.0
+        self.attempts_left = dict.fromkeys(self.containers, int(strategy.get("retries", 1)))
+        self.retry_at: dict[str, float] = {}  # when failed containers are retried
+        self.codes: dict[str, int] = {}  # exit codes of completed containers
+        self.visible_codes: dict[str, int] = {}  # the exit codes as their dependents see them
+        self.errors: dict[str, str] = {}
+        self.reasons: dict[str, str] = {}
+        self.view: filesystem.View | None = None  # of the container `main`
+        self.events: list[tuple[str, str, str]] = []  # name, phase and message of newly completed containers
+
+    @property
+    def completed(self) -> bool:
+        return len(self.codes) == len(self.containers)
+
+    @property
+    def next_retry(self) -> float | None:
+        return min(self.retry_at.values(), default=None)
+
+    def start_ready(self, now: float) -> Iterator[tuple[str, Process]]:
+        """Starts the containers that are ready. Raises ConfigError, OSError."""
+        again = True
+        while again:
+            again = False
+            for name in self._pending():
+                if self.retry_at.get(name, 0) > now or not self._dependencies_succeeded(name):
+                    again |= name in self.codes
+                    continue
+                self.retry_at.pop(name, None)
+                self.attempts_left[name] -= 1
+                if self.attempts_left[name] < 0:  # retries: 0
+                    self._end(name, 0)
+                    again = True
+                    continue
+                try:
+                    process = self._run(name)
+                except StartError as error:
+                    self._end(name, START_ERROR, str(error))
+                    again = True
+                    continue
+                except (FileNotFoundError, PermissionError) as error:
+                    needs = self.containers[name].get("dependencies")
+                    why = unknown_program(error)
+                    # Argo loses the exit code of a container with dependencies
+                    self._end(name, EMISSARY, why, 0 if needs else EMISSARY)
+                    again = True
+                    continue
+                self.running[name] = process
+                yield name, process
+
+    def exited(self, name: str, now: float) -> None:
+        """The process of `name` has exited: retry the container, or complete it."""
+        process = self.running.pop(name)
+        if process.code and self.attempts_left[name] > 0:
+            self.retry_at[name] = now + self.retry_delay
+        else:
+            self.reasons[name] = process.reason
+            self._end(name, process.code)
+
+    def kill(self) -> None:
+        """Completes containers that have not started; cancels retries."""
+        self.retry_at.clear()
+        self.attempts_left = dict.fromkeys(self.attempts_left, 0)
+        for name in self._pending():
+            self._end(name, KILLED)
+
+    def failure(self) -> str:
+        """Argo's message for the first failed container by name, or ""; `main` comes first in inline templates."""
+        failed = sorted(
+            (name for name, code in self.codes.items() if code), key=lambda name: (self.inline and name != "main", name)
+        )
+        return self._message(failed[0]).removesuffix(": ") if failed else ""
+
+    def _pending(self) -> list[str]:
+        return [name for name in self.containers if name not in self.codes and name not in self.running]
+
+    def _dependencies_succeeded(self, name: str) -> bool:
+        for need in self.containers[name].get("dependencies") or []:
+            if need not in self.visible_codes:
+                return False
+            if code := self.visible_codes[need]:
+                self._end(name, EMISSARY, f'dependency "{need}" exited with non-zero code: {code}', code)
+                return False
+        return True
+
+    def _run(self, name: str) -> Process:
+        if name == "main":
+            process = start_container(replace(self.run, spec={"containers": [self.main]}), self.cluster)
+            self.view = process.view
+            return process
+        return self._start(self.containers[name])
+
+    def _end(self, name: str, code: int, why: str = "", seen: int | None = None) -> None:
+        self.codes[name], self.visible_codes[name] = code, code if seen is None else seen
+        self.errors[name] = why
+        phase = {0: "Succeeded", EMISSARY: "Error"}.get(code, "Failed")
+        self.events.append((name, phase, self._message(name) if code else ""))
+
+    def _message(self, name: str) -> str:
+        return f"{name}: {self.reasons.get(name, 'Error')} (exit code {self.codes[name]}): {self.errors[name]}"
+
+
+def check(template: dict[str, Any], where: str) -> None:
+    """Raises ConfigError for sets that Argo refuses or that this system does not support."""
+    group, where = template["containerSet"], f"{where}.containerSet"
+    needs = {container["name"]: container.get("dependencies") or [] for container in group["containers"]}
+    if not needs or len(needs) != len(group["containers"]):
+        raise ConfigError(f"{where}.containers must be at least one, each with a name of its own.")
+    for index, container in enumerate(group["containers"]):
+        if container["name"] in RESERVED or container["name"].startswith("artifact-plugin-"):
+            name = f"{where}.containers[{index}].name is {container['name']!r}"
+            raise ConfigError(f"{name}, as Argo calls a container of its own. Give it another.")
+        if unknown := next((need for need in needs[container["name"]] if need not in needs), None):
+            raise ConfigError(f"{where}.containers[{index}].dependencies names {unknown!r}, which is not in the set.")
+    try:
+        TopologicalSorter(needs).prepare()
+    except CycleError as error:
+        raise ConfigError(f"{where}.containers wait for each other: {' → '.join(error.args[1])}.") from None
+    files = [(template.get("inputs") or {}).get("artifacts"), *(template.get("outputs") or {}).values()]
+    if any(files) and "main" not in needs:
+        raise ConfigError(f'{where}.containers must have one named "main": input artifacts and outputs are its own.')
+    if (retries := (group.get("retryStrategy") or {}).get("retries")) is not None and str(retries) == "0":
+        raise ConfigError(f"{where}.retryStrategy.retries is 0: Argo would run no container at all. 1 is one try.")
+    if template.get("daemon"):
+        raise ConfigError(f"{where} as a daemon is not supported by the local runner: make its server a template.")
+    if beside := [kind for kind in KINDS if template.get(kind)]:
+        raise ConfigError(f"{where} beside {beside[0]} is not supported by the local runner: put them into the set.")
+    if not filesystem.available():
+        raise ConfigError(f"{where} needs private mount namespaces, which this system does not give.")

@@ -1,0 +1,47 @@
+"""data templates: the keys of a bucket, transformed by expressions; the result is JSON.
+
+    phase, message, outputs = transform(template["data"], store)
+
+Source: Argo's workflow/data, workflow/artifacts/s3 (ListObjects) and cmd/argoexec data; v4.1.
+"""
+
+import posixpath
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from argolocal.errors import ConfigError, StorageError
+from argolocal.language import gofmt
+from argolocal.language.expr import ExprError, evaluate
+
+Answer = tuple[str, str, dict[str, Any] | None]  # phase, message, outputs
+
+
+def transform(data: Mapping[str, Any], store: Callable[[dict[str, Any]], Any]) -> Answer:
+    """Lists the keys and applies the transformations. A missing bucket is a failure like any other."""
+    try:
+        result = _keys(data["source"]["artifactPaths"]["s3"], store)
+    except (StorageError, ConfigError) as error:
+        return _failed(f"unable to process data source: unable to source artifact paths: {error}")
+    for index, step in enumerate(data.get("transformation") or []):
+        try:
+            result = evaluate(step["expression"], {"data": result}) if step.get("expression") else result
+        except ExprError as error:
+            return _failed(f"unable to process data transformation: error processing data step {index}: {error}")
+    return "Succeeded", "", {"result": gofmt.dumps(result), "exitCode": "0"}
+
+
+def _keys(s3: dict[str, Any], store: Callable[[dict[str, Any]], Any]) -> list[str]:
+    """All keys below a key. Raises StorageError, also if there are none."""
+    if not s3.get("bucket"):  # the one bucket where Argo does not fill in the artifact repository's
+        raise StorageError("Bucket name cannot be empty")
+    key, bucket = s3.get("key") or "", store(s3)
+    prefix = f"{posixpath.normpath(key)}/" if key else ""
+    keys = [entry.key for entry in bucket.list(prefix) if not entry.key.endswith("/")]
+    if not keys and not next(iter(bucket.list(key)), None):
+        raise StorageError(f"no key found of name {key}")
+    return keys
+
+
+def _failed(why: str) -> Answer:
+    message = f"main: Error (exit code 64): unable to process data template: {why}"
+    return "Failed", message, {"exitCode": "64"}

@@ -1,0 +1,90 @@
+"""http templates: one request, whose response decides the phase of the node.
+
+    phase, message, outputs = send(template["http"], cluster.secret)
+
+The response body is `outputs.result`. Source: Argo's workflow/executor/agent.go (executeHTTPTemplate), v4.1.
+"""
+
+import base64
+import errno
+import io
+import os
+import urllib.parse
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from argolocal.language.expr import ExprError, truth
+from argolocal.pods import web
+
+MAX_BODY_SIZE = 10_000_000  # bytes; a cluster keeps less than two million of a whole workflow
+Answer = tuple[str, str, dict[str, Any] | None]  # phase, message, outputs
+FALSE = "successCondition '{}' evaluated false"
+Secret = Callable[[str], Mapping[str, str]]
+
+
+def send(http: Mapping[str, Any], secret: Secret) -> Answer:
+    """Sends the request and checks the response. Without `timeoutSeconds` there is no timeout, as in Argo."""
+    try:
+        headers = [(header["name"], _value(header, secret)) for header in http.get("headers") or []]
+        status, body, response_headers = _send(http, headers)
+    except KeyError as error:
+        return "Failed", f"secrets {error} not found", None
+    except (web.WebError, ValueError) as error:  # ValueError: bodyFrom is not base64
+        failed = error if isinstance(error, web.WebError) else web.WebError(web.visible(http["url"]), error)
+        method = (http.get("method") or "GET").capitalize()
+        return "Failed", f'{method} "{failed.url}": {_go_error(failed)}', None
+    outputs = {"result": body}
+    condition = http.get("successCondition")
+    if not condition:
+        succeeded = 200 <= status < 300
+        return (
+            ("Succeeded", "", outputs)
+            if succeeded
+            else ("Failed", f"received non-2xx response code: {status}", outputs)
+        )
+    request = {key: http.get(key, "") for key in ("method", "url", "body")} | {"headers": _canonical(headers)}
+    response = {"statusCode": status, "body": body, "headers": _canonical(response_headers)}
+    try:
+        succeeded = truth(condition, {"request": request, "response": response})
+    except ExprError as error:
+        return "Failed", str(error), None
+    return ("Succeeded", "", outputs) if succeeded else ("Failed", FALSE.format(condition), outputs)
+
+
+def _send(http: Mapping[str, Any], headers: list[tuple[str, str]]) -> tuple[int, str, list[tuple[str, str]]]:
+    source = (http.get("bodyFrom") or {}).get("bytes")
+    body = base64.b64decode(source) if source else (http.get("body") or "").encode() or None
+    timeout = http.get("timeoutSeconds")
+    with web.request(
+        http["url"],
+        http.get("method") or "GET",
+        headers,
+        body,
+        timeout and float(timeout),
+        verify=not http.get("insecureSkipVerify"),
+    ) as response:
+        web.copy(response, text := io.BytesIO(), MAX_BODY_SIZE)
+        return response.status, text.getvalue().decode(errors="replace"), response.getheaders()
+
+
+def _go_error(failed: web.WebError) -> str:
+    """Return Go's message for a failed connection: retry policies match it."""
+    error = failed.cause
+    if not isinstance(error, OSError) or error.errno not in (errno.ECONNREFUSED, errno.EHOSTUNREACH, errno.ENETUNREACH):
+        return str(error)
+    parts = urllib.parse.urlsplit(failed.url)
+    port = parts.port or {"https": 443}.get(parts.scheme, 80)
+    return f"dial tcp {parts.hostname}:{port}: connect: {os.strerror(error.errno).lower()}"
+
+
+def _value(header: Mapping[str, Any], secret: Secret) -> str:
+    reference = (header.get("valueFrom") or {}).get("secretKeyRef")
+    return secret(reference["name"])[reference["key"]] if reference else header.get("value") or ""
+
+
+def _canonical(headers: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
+    """As Go's http.Header: `Content-Type` → all its values."""
+    canonical: dict[str, list[str]] = {}
+    for name, value in headers:
+        canonical.setdefault("-".join(part.capitalize() for part in name.split("-")), []).append(value)
+    return canonical

@@ -1,0 +1,115 @@
+"""initContainers, which run one after the other before the main container, and sidecars, which run beside it.
+
+    sidecars = Sidecars(template, run, cluster)
+    process = sidecars.next_init(); sidecars.start_sidecars(); failure = sidecars.stop(grace)
+
+Each has its own root; they share the volumes.
+"""
+
+import contextlib
+import signal
+import subprocess
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from argolocal.common.processes import signal_group
+from argolocal.errors import ConfigError
+from argolocal.interfaces import Cluster
+from argolocal.pods import artifacts, filesystem
+from argolocal.pods.process import ContainerRun, Process, start_container
+from argolocal.pods.volumes import VolumeDirectory
+
+KILLED = (0, 137, 143)  # exit codes of a sidecar after SIGTERM or SIGKILL
+KINDS = ("initContainers", "sidecars")
+
+
+class Sidecars:
+    """The init containers and sidecars of one pod."""
+
+    def __init__(self, template: dict[str, Any], run: ContainerRun, cluster: Cluster) -> None:
+        self.run, self.cluster = run, cluster
+        self.main = template.get("container") or template.get("script") or {}
+        self.inputs = [
+            artifact["path"]
+            for artifact in (template.get("inputs") or {}).get("artifacts") or []
+            if artifact.get("path")
+        ]
+        self.init_specs = list(template.get("initContainers") or [])
+        self.sidecar_specs = list(template.get("sidecars") or [])
+        self.running: dict[str, Process] = {}
+        self.name = ""  # the running init container
+        self.log_error: OSError | None = None  # why a sidecar's log is incomplete
+
+    def next_init(self) -> Process | None:
+        """Starts the next init container, if any. Raises ConfigError, OSError."""
+        if not self.init_specs:
+            self.name = ""
+            return None
+        container = self.init_specs.pop(0)
+        self.name = container["name"]
+        return self._start(container)
+
+    def start_sidecars(self) -> None:
+        """Raises ConfigError, OSError."""
+        for container in self.sidecar_specs:
+            self.running[container["name"]] = self._start(container)
+
+    def stop(self, grace: float) -> str:
+        """Terminates the sidecars and waits. Returns Argo's message if one had failed by itself, else ""."""
+        running = dict(self.running)  # the collecting thread and a stopping run may both do this
+        for process in running.values():
+            signal_group(process.pid, signal.SIGTERM)
+        until = time.monotonic() + grace
+        for process in running.values():
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.0, until - time.monotonic()))
+            signal_group(process.pid, signal.SIGKILL)
+            process.wait()
+        self.running.clear()
+        self.log_error = next(
+            (process.log_pipe.error for process in running.values() if process.log_pipe.error), self.log_error
+        )
+        for container in (*self.sidecar_specs, *self.init_specs):
+            artifacts.remove_directory(self._root(container))
+        failed = ((name, process) for name, process in running.items() if process.code not in KILLED)
+        return next((f"{name}: {process.failure}" for name, process in failed), "")
+
+    def _root(self, container: dict[str, Any]) -> Path:
+        return self.run.root.with_name(f"{self.run.root.name}.{container['name']}")
+
+    def _start(self, container: dict[str, Any]) -> Process:
+        mirrored, inputs = self._mirrored() if container.get("mirrorVolumeMounts") else ([], {})
+        own = [*(container.get("volumeMounts") or []), *mirrored]
+        spec = {"containers": [{**container, "name": "main", "volumeMounts": own}]}
+        root, log = self._root(container), self.run.log.with_name(f"{self.run.name}.{container['name']}.log")
+        return start_container(
+            replace(
+                self.run,
+                spec=spec,
+                root=root,
+                log=log,
+                private=(),
+                stdout=None,
+                volumes={**self.run.volumes, **inputs},
+            ),
+            self.cluster,
+        )
+
+    def _mirrored(self) -> tuple[list[dict[str, Any]], dict[str, VolumeDirectory]]:
+        """The mounts of the main container: its volumes, and its input artifacts, each a mount in Argo."""
+        mounts = [*(self.main.get("volumeMounts") or [])]
+        outside = [
+            path for path in self.inputs if not any(Path(path).is_relative_to(mount["mountPath"]) for mount in mounts)
+        ]
+        places = {path: filesystem.path_in_root(self.run.root, path) for path in outside}
+        made = {f"input-artifacts{path}": VolumeDirectory(place) for path, place in places.items() if place.exists()}
+        return [*mounts, *({"name": name, "mountPath": name.removeprefix("input-artifacts")} for name in made)], made
+
+
+def check(template: dict[str, Any], where: str) -> None:
+    """Raises ConfigError if pods of several containers are not supported on this system."""
+    kinds = [kind for kind in KINDS if template.get(kind)]
+    if kinds and not filesystem.available():
+        raise ConfigError(f"{where}.{kinds[0]} needs a private mount namespace, which this system does not give.")

@@ -1,0 +1,168 @@
+"""Memory limits of containers, where this system lets a process make cgroups next to or below its own.
+
+    memory = memory_cgroup(container, "pod.main")     # None: no limit, or cgroups are not available
+    memory.enter()                              # in the container's process, before exec
+    memory.close()                              # after it exited; memory.exceeded: it was OOM-killed
+
+Source: the kernel's admin-guide/cgroup-v1/memory.rst and cgroup-v2.rst. In version 2 a cgroup with processes cannot
+have children that limit memory, so the new one is a sibling of the runner's, below a user's systemd app.slice.
+"""
+
+import contextlib
+import os
+import re
+import signal
+import time
+import uuid
+from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from argolocal.common.linux import CGROUP_EVENTS, CGROUP_LIMIT, oom_kills
+from argolocal.common.processes import started
+from argolocal.language.quantity import quantity
+
+TEXT = re.compile(r"\blimits\b[^{}]*\{[^{}]*\}|\blimits:\s*\n(?:\s+\w.*\n?)+")  # in JSON, and in YAML
+PREFIX = "argolocal-"  # then the creator's pid and start time
+OPTIONAL_FILES = {
+    "memory.memsw.limit_in_bytes": "",
+    "memory.swap.max": "0",
+    "memory.oom.group": "1",
+}  # where the kernel has it
+PAUSES = [0.001 * 2**number for number in range(8)]  # seconds to wait for killed processes
+
+
+class Memory:
+    """One cgroup; `exceeded` is valid after `close`. Raises OSError."""
+
+    def __init__(self, folder: Path, version: int, limit: int) -> None:
+        self.folder, self.version, self.exceeded = folder, version, False
+        folder.mkdir()
+        try:
+            _write(folder / CGROUP_LIMIT[version], str(limit))
+            for file, value in OPTIONAL_FILES.items():
+                if (folder / file).exists():
+                    _write(folder / file, value or str(limit))
+        except OSError:
+            folder.rmdir()
+            raise
+
+    def enter(self) -> None:
+        """Moves this process into the cgroup."""
+        _write(self.folder / "cgroup.procs", "0")
+
+    def close(self) -> None:
+        """Reads the OOM counter, kills the remaining processes, and removes the cgroup."""
+        for pause in PAUSES:
+            try:
+                events = (self.folder / CGROUP_EVENTS[self.version]).read_text()
+                self.exceeded |= oom_kills(events) > 0
+                self.folder.rmdir()
+            except FileNotFoundError:  # removed
+                return
+            except OSError:
+                with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                    for pid in (self.folder / "cgroup.procs").read_text().split():
+                        os.kill(int(pid), signal.SIGKILL)
+                time.sleep(pause)
+
+
+def _write(path: Path, text: str) -> None:
+    descriptor = os.open(path, os.O_WRONLY)  # without O_CREAT
+    try:
+        os.write(descriptor, text.encode())
+    finally:
+        os.close(descriptor)
+
+
+def memory_cgroup(container: Mapping[str, Any], name: str) -> Memory | None:
+    """A cgroup for one container, or None. Raises OSError, and ValueError for an invalid quantity."""
+    limits = (container.get("resources") or {}).get("limits") or {}
+    limit = int(quantity(limits.get("memory") or 0))
+    if not limit or not (parent := _cgroup_parent()):
+        return None
+    folder, version = parent
+    return Memory(folder / f"{_prefix()}-{name[:150]}-{uuid.uuid4().hex[:8]}", version, limit)
+
+
+def _prefix() -> str:
+    return f"{PREFIX}{os.getpid()}-{started(os.getpid())}"
+
+
+def limit_names(value: Any) -> Iterator[str]:
+    """The names of all limits in a spec, including those in patches, which are text."""
+    if isinstance(value, str):
+        yield from re.findall(r"\bmemory\b", "".join(TEXT.findall(value)))
+    for key, part in value.items() if isinstance(value, Mapping) else ():
+        if key == "limits" and isinstance(part, Mapping):
+            yield from part
+        yield from limit_names(part)
+    for part in value if isinstance(value, list) else ():
+        yield from limit_names(part)
+
+
+def available() -> bool:
+    """Whether memory can be limited here."""
+    return _cgroup_parent() is not None
+
+
+@cache
+def _cgroup_parent() -> tuple[Path, int] | None:
+    """The folder in which cgroups can be made, and their version; tried once, by a child that enters one."""
+    for folder, version in _candidates():
+        _sweep(folder)
+        with contextlib.suppress(OSError):
+            memory = Memory(folder / f"{_prefix()}-{uuid.uuid4().hex}", version, 1 << 30)
+            entered = _can_enter(memory)
+            memory.close()
+            if entered:
+                return folder, version
+    return None
+
+
+def _sweep(folder: Path) -> None:
+    """Removes cgroups left by dead runners."""
+    for cgroup in folder.glob(f"{PREFIX}*-*-*"):
+        pid, since = cgroup.name.removeprefix(PREFIX).split("-")[:2]
+        if str(started(int(pid))) != since:
+            with contextlib.suppress(OSError):  # still in use
+                cgroup.rmdir()
+
+
+def _candidates() -> Iterator[tuple[Path, int]]:
+    """The runner's cgroup and its parent, if they can limit memory."""
+    try:
+        mounts = [line.split(" - ", 1) for line in Path("/proc/self/mountinfo").read_text().splitlines()]
+        groups = [line.split(":", 2) for line in Path("/proc/self/cgroup").read_text().splitlines()]
+    except OSError:
+        return
+    for _, controllers, path in groups:
+        version = 1 if controllers else 2
+        if version == 1 and "memory" not in controllers.split(","):
+            continue
+        for where, what in mounts:
+            type, *_, options = what.split(" ")
+            if type != ("cgroup", "cgroup2")[version - 1] or (version == 1 and "memory" not in options.split(",")):
+                continue
+            root, point = where.split(" ")[3:5]
+            own = Path(point, os.path.relpath(path, root))
+            for folder in (own, own.parent):
+                if (folder / CGROUP_LIMIT[1]).exists() if version == 1 else "memory" in _delegated_controllers(folder):
+                    yield folder, version
+
+
+def _delegated_controllers(folder: Path) -> list[str]:
+    control = folder / "cgroup.subtree_control"
+    return control.read_text().split() if control.exists() else []
+
+
+def _can_enter(memory: Memory) -> bool:
+    child = os.fork()
+    if child == 0:
+        try:
+            memory.enter()
+            os._exit(0)
+        except BaseException:
+            os._exit(1)
+    return os.waitpid(child, 0)[1] == 0

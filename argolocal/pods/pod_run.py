@@ -1,0 +1,240 @@
+"""One running pod: where its files are on this machine, and its outputs.
+
+    pod = PodRun(action, root, log); pod.host("/tmp/out.txt"); phase, message, outputs = pod.collected(name, store)
+
+A pod's files are below its own root, which it sees as `/` (filesystem.py). Without mount namespaces, paths that the
+manifest takes from `{{inputs|outputs...path}}` are replaced in its text. As in Argo, a failed main container takes
+precedence over missing outputs, and outputs are collected even then.
+"""
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from argolocal.engine.nodes import Start
+from argolocal.engine.scope import MARK
+from argolocal.errors import ConfigError
+from argolocal.pods import artifacts, filesystem
+from argolocal.pods.artifacts import ArtifactError
+from argolocal.pods.kinds.container_set import ContainerSet, main_container
+from argolocal.pods.kinds.sidecars import KINDS, Sidecars
+from argolocal.pods.process import Process
+from argolocal.pods.volumes import VolumeDirectory, bind_mounts
+
+GRACE = 10.0  # seconds between SIGTERM and SIGKILL
+SCRIPT = "/argo/staging/script"
+RESULT = 256 << 10  # the last bytes of stdout, which become outputs.result
+Outputs = dict[str, Any]
+Store = Callable[[dict[str, Any]], Any]
+
+
+@dataclass
+class PodRun:
+    """One pod. `work`: what runs in a thread, and the callback for the event loop."""
+
+    action: Start
+    root: Path
+    log: Path
+    process: Process | None = None
+    descriptors: dict[str, int] = field(default_factory=dict)  # pidfds of its processes, by container
+    work: tuple[Future[Any], Callable[["PodRun", Future[Any]], None]] | None = None
+    sidecars: Sidecars | None = None
+    volumes: dict[str, VolumeDirectory] = field(default_factory=dict)
+    directory: str = "/"  # working directory of the main container; relative output paths start here
+    expand: Callable[[str], str] = str  # expands that container's variables in a text
+    killed: str | None = None
+    kill_at: float | None = None
+
+    @cached_property
+    def private(self) -> tuple[str, ...] | None:
+        """The pod's own files; None without mount namespaces, where all paths come from placeholders."""
+        if not filesystem.available():
+            return None
+        declared = [os.path.join(self.directory, path) for path in paths(self.template)]
+        return (*declared, *((SCRIPT,) if "script" in self.template else ()))
+
+    @property
+    def template(self) -> dict[str, Any]:
+        return self.action.template
+
+    @property
+    def group(self) -> ContainerSet | None:
+        return self.sidecars if isinstance(self.sidecars, ContainerSet) else None
+
+    @property
+    def processes(self) -> list[Process]:
+        """The processes to signal when the pod is killed: not its sidecars, which end last."""
+        return [*self.group.running.values()] if self.group else [self.process] if self.process else []
+
+    @property
+    def shared(self) -> Path:
+        """The directory of its volumes."""
+        return self.root.with_name(f"{self.root.name}.volumes")
+
+    @property
+    def logs(self) -> dict[str, Path]:
+        """The logs of its containers that are saved as artifacts."""
+        if not (self.template.get("archiveLocation") or {}).get("archiveLogs"):
+            return {}
+        paths = {container["name"]: self._log(container) for container in self._members()} | {"main": self.log}
+        return {name: path for name, path in paths.items() if path.exists()}
+
+    def _members(self) -> list[dict[str, Any]]:
+        return (self.template.get("containerSet") or {}).get("containers") or []
+
+    def _log(self, container: dict[str, Any]) -> Path:
+        return self.log.with_name(f"{self.log.stem}.{container['name']}.log")
+
+    def clean_up(self) -> None:
+        """Removes files and logs of an earlier attempt whose runner died."""
+        for container in [
+            *self._members(),
+            *(container for kind in KINDS for container in self.template.get(kind) or []),
+        ]:
+            self._log(container).unlink(missing_ok=True)
+        self.log.unlink(missing_ok=True)
+        artifacts.remove_directory(self.root)
+
+    @property
+    def view(self) -> filesystem.View | None:
+        """The file system tree of the main container."""
+        if self.private is None:
+            return None
+        begun = self.group.view if self.group else self.process.view if self.process else None
+        mounts = main_container(self.template).get("volumeMounts") or []
+        return begun or filesystem.View(self.root, self.private, bind_mounts(self.volumes, mounts, self.expand))
+
+    def host(self, path: str, link: bool = False) -> Path:
+        """The file on this machine that the main container knows as `path`; `link`: do not follow its last part.
+
+        Raises OSError, and ConfigError for a volume that cannot be mounted.
+        """
+        path = os.path.join(self.directory, path)
+        if not (view := self.view):
+            return filesystem.path_in_root(self.root, path)
+        parent, _, name = os.path.normpath(path).rpartition("/")
+        at = (
+            filesystem.resolve_links(parent, view.host_path) / name
+            if link
+            else filesystem.resolve_links(path, view.host_path)
+        )
+        return view.host_path(at, must_exist=True)
+
+    def collected(self, workflow: str, store: Store) -> tuple[str, str, Outputs]:
+        """Phase, message and outputs of a pod whose processes have exited."""
+        beside = self.sidecars.stop(GRACE) if self.sidecars else ""
+        if self.sidecars and self.sidecars.log_error:
+            raise self.sidecars.log_error
+        if self.group:
+            code, failure = self.group.codes.get("main"), self.group.failure()
+        else:
+            assert self.process
+            code = self.process.code
+            failure = f"main: {self.process.failure}" if code else ""
+        outputs: Outputs = {} if code is None else {"exitCode": str(code)}
+        errors: list[str] = []
+        if self.action.capture and code is not None:
+            outputs |= _result(self.root / ".stdout")
+        declared = self.template.get("outputs") or {}
+        for parameter in declared.get("parameters") or []:
+            value = self._parameter(parameter)
+            if value is None:
+                missing = (parameter.get("valueFrom") or {}).get("path", "").lstrip("/")
+                errors.append(f"open /var/run/argo/outputs/parameters/{missing}: no such file or directory")
+            outputs.setdefault("parameters", []).append(parameter if value is None else {**parameter, "value": value})
+        failed: list[str] = []
+        for artifact in declared.get("artifacts") or []:
+            try:
+                place = (self.template.get("archiveLocation") or {}).get("s3")
+                link, file = self.host(artifact["path"], link=True), self.host(artifact["path"])
+                if saved := artifacts.save(artifact, link, file, self.root, self.action.pod, workflow, store, place):
+                    outputs.setdefault("artifacts", []).append(saved)
+            except (ArtifactError, OSError) as error:
+                failed.append(str(error))
+        for name, log in self.logs.items():
+            outputs.setdefault("artifacts", []).append(
+                artifacts.save_log(name, log, self.template, f"{workflow}/{self.action.pod}", store)
+            )
+        if failed:
+            errors.append("".join(f"{failure}; " for failure in failed))
+        if self.killed:
+            return "Failed", self.killed, outputs
+        if failure:
+            return "Failed", failure, outputs
+        if errors:
+            return "Error", f"wait: Error (exit code 64): {errors[0]}", outputs
+        if beside:
+            return "Failed", beside, outputs
+        return "Succeeded", "", outputs
+
+    def _parameter(self, parameter: dict[str, Any]) -> str | None:
+        source = parameter.get("valueFrom") or {}
+        if "path" not in source:
+            return parameter.get("value", source.get("default"))
+        try:
+            file = self.host(source["path"])
+            if not file.is_file():  # reading a pipe would block
+                raise FileNotFoundError(file)
+            text = file.read_bytes().decode(errors="replace")
+        except OSError:
+            text = source.get("default")
+        return text.removesuffix("\n") if text is not None else None
+
+
+def _mounts(template: dict[str, Any]) -> list[str]:
+    """The paths of volume mounts."""
+    return [mount["mountPath"] for mount in main_container(template).get("volumeMounts") or []]
+
+
+def paths(template: dict[str, Any]) -> Iterator[str]:
+    """The paths that a template declares."""
+    yield from (artifact["path"] for artifact in template["inputs"]["artifacts"] if artifact.get("path"))
+    outputs = template.get("outputs") or {}
+    yield from (artifact["path"] for artifact in outputs.get("artifacts") or [] if artifact.get("path"))
+    for parameter in outputs.get("parameters") or []:
+        if path := (parameter.get("valueFrom") or {}).get("path"):
+            yield path
+
+
+def resolve_paths(template: dict[str, Any], root: Path | None) -> dict[str, Any]:
+    """The template with its marked paths moved below `root`, or only unmarked."""
+    text = json.dumps(template, ensure_ascii=False)
+    if MARK not in text:
+        return template
+    return json.loads(text.replace(MARK, json.dumps(str(root))[1:-1] if root else ""))
+
+
+def _result(stdout: Path) -> Outputs:
+    """The stdout as outputs.result; empty for a container that never started."""
+    if not stdout.exists():
+        return {}
+    with open(stdout, "rb") as out:
+        out.seek(max(0, os.fstat(out.fileno()).st_size - RESULT - 1))
+        text = out.read().removesuffix(b"\n")
+    return {"result": text[-RESULT:].decode(errors="replace")}
+
+
+def check(template: dict[str, Any]) -> None:
+    """Raises ConfigError if a template (as written) names paths that cannot be private to its pods here."""
+    where, text = f'template "{template.get("name")}"', json.dumps(main_container(template))
+    literal = _mounts(template)
+    declared = [*literal]
+    for way in ("inputs", "outputs"):
+        for kind in ("artifacts", "parameters"):
+            for entry in (template.get(way) or {}).get(kind) or []:
+                if path := entry.get("path") or (entry.get("valueFrom") or {}).get("path"):
+                    declared.append(path)
+                    if path in text or f"{way}.{kind}.{entry['name']}.path" not in text:
+                        literal.append(path)
+    if bad := filesystem.unsupported_path(declared):
+        raise ConfigError(f"{where}: the path {bad} lies in a directory of the system: use one below /tmp.")
+    if literal and not filesystem.available():
+        raise ConfigError(
+            f"{where} spells out the path {literal[0]}, and this system gives no private mount namespace, so pods "
+            "would share it. Write {{outputs.parameters.NAME.path}} (or ...artifacts.NAME.path) instead of the path."
+        )

@@ -1,0 +1,327 @@
+"""A container as a process of this machine, with its manifest's environment, in its own session; dies with its parent.
+
+    process = start_container(ContainerRun(name, spec=pod_spec, root=..., log=...), cluster)
+
+Used for container and script templates, and by the controllers for the pods of jobs and deployments. `root` is the
+pod's own directory; `private` are the paths that are private to it, besides its volumes (see filesystem.py).
+"""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from argolocal.common import program
+from argolocal.common.linux import die_with_parent, stop_ignoring_signals
+from argolocal.errors import ConfigError
+from argolocal.interfaces import Cluster
+from argolocal.pods import filesystem, limits
+from argolocal.pods.log_pipe import LogPipe
+from argolocal.pods.volumes import VolumeDirectory, bind_mounts
+
+VARIABLE = re.compile(r"\$\$|\$\(([^()]+)\)")
+PYTHON = re.compile(r"python[0-9.]*")
+ENVIRONMENT_NAME = re.compile(r"[ -<>-~]+")  # printable ASCII except =, as in Kubernetes since 1.32
+
+
+class StartError(OSError):
+    """A container that no runtime can start; the kubelet reports exit code 128."""
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What a pod has from the command that asked for it: its interpreter, and folders to import from (see Cluster)."""
+
+    python: str = sys.executable
+    prefix: str = sys.prefix
+    path: str = ""
+
+
+@dataclass(frozen=True)
+class ContainerRun:
+    """One container to run. `extra_env` overrides; `stdout`: a file for stdout alone, besides the log.
+
+    `volumes`: the directories that it may mount. `inside`: a process whose file system tree it shares.
+    """
+
+    name: str
+    spec: Mapping[str, Any]
+    root: Path
+    log: Path
+    container: str = "main"
+    ip: str = "127.0.0.1"
+    namespace: str = "default"
+    extra_env: Mapping[str, str] = field(default_factory=dict)
+    private: tuple[str, ...] | None = None
+    stdout: Path | None = None
+    volumes: Mapping[str, VolumeDirectory] = field(default_factory=dict)
+    inside: int | None = None
+    origin: Origin | None = None  # default: that of this process
+
+
+MAX_MESSAGE = 4096  # bytes, as the kubelet reads
+FIELDS: dict[str, Callable[[ContainerRun], str]] = {
+    "metadata.name": lambda run: run.name,
+    "metadata.namespace": lambda run: run.namespace,
+    "status.podIP": lambda run: run.ip,
+    "status.hostIP": lambda run: "127.0.0.1",
+    "spec.nodeName": lambda run: os.uname().nodename,
+}
+
+
+class TerminationMessage:
+    """What a container tells the kubelet: a file in memory, which it finds by program.TERMINATION_LOG."""
+
+    def __init__(self) -> None:
+        self.text = ""
+        self.file = os.memfd_create("termination-log")
+        self.variable = {program.TERMINATION_LOG: f"/proc/self/fd/{self.file}"}
+
+    def read(self) -> None:
+        """Keep the text and close the file."""
+        if self.file >= 0:
+            self.text = os.pread(self.file, MAX_MESSAGE, 0).decode(errors="replace")
+            os.close(self.file)
+            self.file = -1
+
+
+class Process(subprocess.Popen[bytes]):
+    """A container's first process, its environment, log pipe, memory limit and file system view."""
+
+    environment: Mapping[str, str]
+    log_pipe: LogPipe
+    message: TerminationMessage
+    memory: limits.Memory | None = None
+    view: filesystem.View | None = None
+
+    def wait(self, timeout: float | None = None) -> int:
+        code = super().wait(timeout)
+        self._over()
+        return code
+
+    def poll(self) -> int | None:
+        code = super().poll()
+        if code is not None:
+            self._over()
+        return code
+
+    def _over(self) -> None:
+        self.log_pipe.finish()
+        self.message.read()
+        if self.memory:
+            self.memory.close()
+
+    @property
+    def code(self) -> int:
+        """As a container has it: 128 more than the signal that ended it."""
+        return self.returncode if self.returncode >= 0 else 128 - self.returncode
+
+    @property
+    def reason(self) -> str:
+        """Kubernetes' reason for its failure."""
+        return "OOMKilled" if self.memory and self.memory.exceeded else "Error"
+
+    @property
+    def failure(self) -> str:
+        """Argo's message for its failure: it ends with what the container has told the kubelet."""
+        return f"{self.reason} (exit code {self.code})" + (f": {self.message.text}" if self.message.text else "")
+
+
+def start_container(run: ContainerRun, cluster: Cluster) -> Process:
+    """Starts the process and returns at once.
+
+    Raises ConfigError for a container that this machine cannot run, StartError, and OSError, ValueError for its limits.
+    """
+    container, origin = _container(run), run.origin or Origin(path=cluster.path)
+    environment = container_environment(run, container, cluster)
+    image = cluster.image(container["image"])
+    command = container.get("command") or image.command
+    args = container.get("args") or ([] if container.get("command") else image.args)
+    if not (command or args):
+        raise ConfigError(
+            f"{run.name}: container {container['name']} has no command, and its image's own is not known. Set it."
+        )
+    arguments = [expand_variables(str(word), environment) for word in [*command, *args]]
+    directory = container.get("workingDir") or image.directory
+    _check_nul([("workingDir", directory or ""), *(("an argument", word) for word in arguments), *environment.items()])
+    if PYTHON.fullmatch(arguments[0]):
+        arguments[0] = origin.python if image.python == sys.executable else image.python
+    run.root.mkdir(parents=True, exist_ok=True)
+    run.log.parent.mkdir(parents=True, exist_ok=True)
+    view = enter = None
+    private = _private(run, directory) if directory else run.private
+    if private is not None and run.inside:
+        enter = filesystem.enter_process_root(run.inside)
+    elif private is not None:
+        mounts = container.get("volumeMounts") or []
+        binds = bind_mounts(run.volumes, mounts, lambda text: expand_variables(text, environment))
+        workloads = [Path(folder) for folder in origin.path.split(os.pathsep) if folder]
+        view = filesystem.View(run.root, private, binds)
+        enter = view.prepare([*workloads, Path(origin.prefix)])
+    with LogPipe(run.log, run.stdout) as log_pipe:
+        memory, message = limits.memory_cgroup(container, f"{run.name}.{container['name']}"), TerminationMessage()
+        try:
+            environment |= message.variable
+            process = Process(
+                arguments,
+                env=environment,
+                pass_fds=[message.file],
+                cwd=None if enter else directory or str(run.root),
+                stdin=subprocess.DEVNULL,
+                stdout=log_pipe.out,
+                stderr=log_pipe.err,
+                start_new_session=True,
+                preexec_fn=_Child(os.getpid(), memory, enter, directory),
+            )
+        except BaseException:
+            message.read()
+            if memory:
+                memory.close()
+            raise
+        finally:
+            if view:
+                view.child_started()
+    process.environment, process.log_pipe, process.message = environment, log_pipe, message
+    process.memory, process.view = memory, view
+    return process
+
+
+def _check_nul(texts: list[tuple[str, str]]) -> None:
+    """Raise StartError for the first of (name, text) that no system call takes."""
+    for name, text in texts:
+        if "\0" in text:
+            raise StartError(f"{name} contains a NUL byte: {text!r}")
+
+
+def _private(run: ContainerRun, directory: str) -> tuple[str, ...] | None:
+    """The private paths, plus a working directory that this machine lacks: container runtimes create it.
+
+    Raises StartError, and ConfigError if pods cannot have private directories.
+    """
+    if not directory.startswith("/"):
+        raise StartError(f"the working directory {directory!r} is not an absolute path")
+    if max(map(len, os.fsencode(directory).split(b"/"))) > 255 or len(directory) > 4000:
+        raise StartError(f"mkdir {directory}: file name too long")
+    if os.path.exists(directory):
+        return run.private
+    if filesystem.unsupported_path([directory]) or not filesystem.available():
+        raise ConfigError(f"{run.name}: the working directory {directory} is not on this machine, and cannot be made.")
+    return (*(run.private or ()), directory)
+
+
+def unknown_program(error: OSError) -> str:
+    """The message of Argo's executor (Go's exec.LookPath) for a missing command."""
+    name, why = str(error.filename), "permission denied"
+    if isinstance(error, FileNotFoundError):
+        why = f"stat {name}: no such file or directory" if "/" in name else "executable file not found in $PATH"
+    return f'failed to find name in PATH: exec: "{name}": {why}'
+
+
+class _Child:
+    """Runs in the new process, before exec."""
+
+    def __init__(self, parent: int, memory: limits.Memory | None, enter: Any, directory: str | None) -> None:
+        self.parent, self.memory, self.enter, self.directory = parent, memory, enter, directory
+
+    def __call__(self) -> None:
+        die_with_parent(self.parent)
+        signal.pthread_sigmask(signal.SIG_SETMASK, set())
+        stop_ignoring_signals()
+        if self.memory:
+            self.memory.enter()
+        if self.enter:
+            self.enter()
+            if self.directory:
+                os.makedirs(self.directory, exist_ok=True)  # a private directory: see _private
+                os.chdir(self.directory)
+
+
+def _container(run: ContainerRun) -> Mapping[str, Any]:
+    for container in run.spec.get("containers") or []:
+        if container.get("name") == run.container:
+            return container
+    raise ConfigError(f'{run.name} has no container "{run.container}".')
+
+
+def container_environment(run: ContainerRun, container: Mapping[str, Any], cluster: Cluster) -> dict[str, str]:
+    """PATH, HOME, LANG, then the manifest's variables in the kubelet's order: envFrom, env, and `extra_env` last."""
+    origin = run.origin or Origin(path=cluster.path)
+    variables = {
+        "PATH": f"{Path(origin.python).parent}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+        "HOME": os.environ.get("HOME", "/"),
+        "LANG": "C.UTF-8",
+        "PYTHONUNBUFFERED": "1",
+    } | dict(cluster.service_variables())
+    variables |= {program.variable("PATH"): origin.path} if origin.path else {}
+    variables |= cluster.image(container["image"]).env
+    _names(run, container)
+    for source in container.get("envFrom") or []:
+        for kind, read in (("configMapRef", cluster.configmap), ("secretRef", cluster.secret)):
+            if kind in source:
+                values = _read(run, read, source[kind])
+                variables |= {source.get("prefix", "") + key: value for key, value in values.items()}
+    for variable in container.get("env") or []:
+        value = _value(run, variable, cluster)
+        if value is not None:
+            variables[variable["name"]] = expand_variables(value, variables)
+    return variables | dict(run.extra_env) | {program.POD: str(run.root)}
+
+
+def _names(run: ContainerRun, container: Mapping[str, Any]) -> None:
+    """Raises ConfigError for a name that the API server refuses."""
+    prefixes = [source.get("prefix") or "x" for source in container.get("envFrom") or []]
+    names_by_field = {"env": [variable["name"] for variable in container.get("env") or []], "envFrom": prefixes}
+    for key, names in names_by_field.items():
+        for index, name in enumerate(names):
+            if not ENVIRONMENT_NAME.fullmatch(name):
+                where = f'Pod "{run.name}" is invalid: {container["name"]}.{key}[{index}]'
+                raise ConfigError(f"{where} names {name!r}: it must be of printable ASCII characters other than '='")
+
+
+def _read(run: ContainerRun, read: Any, reference: Mapping[str, Any]) -> Mapping[str, str]:
+    try:
+        return read(reference["name"])
+    except KeyError:
+        if reference.get("optional"):
+            return {}
+        raise ConfigError(
+            f"{run.name} needs the ConfigMap or Secret {reference['name']!r}, which is not here."
+        ) from None
+
+
+def _value(run: ContainerRun, variable: Mapping[str, Any], cluster: Cluster) -> str | None:
+    source = variable.get("valueFrom")
+    if not source:
+        return str(variable.get("value") or "")
+    for kind, read in (("configMapKeyRef", cluster.configmap), ("secretKeyRef", cluster.secret)):
+        if reference := source.get(kind):
+            values = _read(run, read, reference)
+            if reference["key"] in values:
+                return values[reference["key"]]
+            if reference.get("optional"):
+                return None
+            raise ConfigError(
+                f"{run.name}: {reference['name']} has no key {reference['key']!r} (for {variable['name']})."
+            )
+    return field_value(run, (source.get("fieldRef") or {}).get("fieldPath", ""), variable["name"])
+
+
+def field_value(run: ContainerRun, path: str, name: str) -> str:
+    """The value of a fieldRef to `path` for the variable `name`. Raises ConfigError."""
+    if path not in FIELDS:
+        raise ConfigError(f"{run.name}: the value of {name} cannot be had here: only {', '.join(FIELDS)} can.")
+    return FIELDS[path](run)
+
+
+def expand_variables(text: str, environment: Mapping[str, str]) -> str:
+    """`$(NAME)` replaced where NAME is known; `$$` is one `$` (kubelet's rule)."""
+
+    def substitute(match: re.Match[str]) -> str:
+        return "$" if match[1] is None else environment.get(match[1], match[0])
+
+    return VARIABLE.sub(substitute, text)

@@ -1,0 +1,242 @@
+"""This machine as the cluster that a manifest runs on: its ConfigMaps, Secrets, images, addresses and object store.
+
+    cluster = LocalCluster(Path(".argolocal")); cluster.configmap("settings")["REGION"]
+
+All state is below the home directory: `objects/<Kind>/<name>.json`, `deployments/`, `store/<bucket>/`; `images.yaml`
+there may say what images are on this machine: `alpine/git:v2: {command: [git], env: {A: b}}`.
+"""
+
+import base64
+import fcntl
+import hashlib
+import json
+import os
+import re
+import time
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from functools import cached_property
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from argolocal.common import homes, program
+from argolocal.common.files import write_atomically
+from argolocal.common.processes import serves
+from argolocal.errors import ConfigError
+from argolocal.pods.container_images import BASES, Image, base_name
+from argolocal.state.journal import WRONG_SHAPE, Busy, RunFiles
+from argolocal.store import FolderStore, ObjectStore
+
+if TYPE_CHECKING:
+    from argolocal.controllers.kinds import Kinds
+
+STORABLE = ("WorkflowTemplate", "ClusterWorkflowTemplate", "ConfigMap", "Secret", "PersistentVolumeClaim")
+NAME = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?")
+MAX_ADDRESSES = 1000  # remembered; the oldest ones are reused
+
+
+class LocalCluster:
+    """The cluster whose state is in `home` (default: the home of commands).
+
+    `images` says what an image is here (default: images.yaml), `kinds` what can be applied, and `store` gives the
+    object store of an artifact, from the `s3` of its manifest (default: a folder of the home for each bucket).
+    """
+
+    bucket = "argolocal"  # of artifacts that name none
+    modules: tuple[str, ...] = ()  # `python -m MODULE` may run here, whatever the image is called
+
+    def __init__(
+        self,
+        home: Path | None = None,
+        images: Mapping[str, Image] | None = None,
+        kinds: "Kinds | None" = None,
+        store: Callable[[Mapping[str, Any]], ObjectStore] | None = None,
+    ) -> None:
+        self.home = (home or homes.current()).resolve()
+        self.images = Image.table(self.home / "images.yaml") if images is None else images
+        self._kinds, self._stores = kinds, store
+        self._polled_at = 0.0
+
+    @property
+    def path(self) -> str:
+        """Folders that pods see where they are, and import from, separated as in PYTHONPATH."""
+        return os.environ.get(program.variable("PATH"), "")
+
+    @cached_property
+    def kinds(self) -> "Kinds":
+        """What can be applied: imported when something is."""
+        from argolocal.controllers.kinds import Kinds
+
+        return self._kinds or Kinds()
+
+    def poll(self) -> None:
+        """Restart what died, at most once a second."""
+        if time.monotonic() - self._polled_at > 1:
+            self._polled_at = time.monotonic()
+            self.keep_running()
+
+    def keep_running(self) -> None:
+        """Restart what died."""
+        if (self.home / "objects/Deployment").exists():  # else its import, of 30 ms, is wasted
+            self.revive()
+
+    def built_in(self) -> Mapping[tuple[str, str], Callable[[], Mapping[str, str]]]:
+        """The data of ConfigMaps and Secrets that exist without being stored, by kind and name."""
+        return {}
+
+    def configmap(self, name: str) -> dict[str, str]:
+        """The data of a ConfigMap; binaryData is only used for volumes, as by the kubelet. Raises KeyError if none."""
+        binary = (self.find("ConfigMap", name) or {}).get("binaryData") or {}
+        data = _texts(self.files("ConfigMap", name), name)
+        return {key: value for key, value in data.items() if key not in binary}
+
+    def secret(self, name: str) -> dict[str, str]:
+        """The data of a Secret. Raises KeyError if there is none."""
+        return _texts(self.files("Secret", name), name)
+
+    def files(self, kind: str, name: str) -> dict[str, bytes] | None:
+        """The files of a volume with a ConfigMap or Secret; None if there is no such object."""
+        files, obj = {}, self.find(kind, name)
+        if read := self.built_in().get((kind, name)):
+            files = {key: value.encode() for key, value in read().items()}
+        elif obj is None:
+            return None
+        data, plain = ("data", "stringData") if kind == "Secret" else ("binaryData", "data")
+        files |= {key: base64.b64decode(value) for key, value in ((obj or {}).get(data) or {}).items()}
+        return files | {key: value.encode() for key, value in ((obj or {}).get(plain) or {}).items()}
+
+    def image(self, image: str) -> Image:
+        """What an image stands for on this machine."""
+        return self.images.get(image) or Image(args=BASES.get(base_name(image), ()))
+
+    def store(self, s3: Mapping[str, Any] | None = None) -> ObjectStore:
+        """The object store of an artifact, or that of artifacts that name none. Raises ConfigError, KeyError."""
+        if self._stores:
+            return self._stores(s3 or {})
+        folder = self.home / "store"
+        (folder / self.bucket).mkdir(parents=True, exist_ok=True)
+        return FolderStore(folder, (s3 or {}).get("bucket") or self.bucket)
+
+    def address(self, pod: str) -> str:
+        """A pod's loopback address: stable for its name, and unique to it."""
+        homes.make(self.home)
+        path = self.home / "addresses.json"
+        with open(path.with_suffix(".lock"), "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            taken: dict[str, str] = json.loads(path.read_text()) if path.exists() else {}
+            tries = (hashlib.sha256(f"{self.home}/{pod}/{attempt}".encode()).digest() for attempt in count())
+            candidates = (f"127.{1 + a % 254}.{b}.{1 + c % 254}" for a, b, c, *_ in tries)
+            address = next(candidate for candidate in candidates if taken.setdefault(candidate, pod) == pod)
+            write_atomically(path, json.dumps(dict(list(taken.items())[-MAX_ADDRESSES:])))
+        return address
+
+    def service_variables(self) -> dict[str, str]:
+        """The variables that a kubelet sets in every pod for each Service, here for headless ones as well, instead of
+        a DNS record; HOST is where the supervisor listens, and ENDPOINTS where the pods do."""
+        variables = {}
+        for path in sorted((self.home / "objects/Service").glob("*.json")):
+            service = json.loads(path.read_text())
+            known = service["metadata"]["name"]
+            name, port = known.upper().replace("-", "_"), str(service["spec"]["ports"][0]["port"])
+            host = self.address(f"service/{known}") if service["spec"].get("clusterIP") == "None" else "127.0.0.1"
+            variables |= {f"{name}_SERVICE_HOST": host, f"{name}_SERVICE_PORT": port}
+            if service["spec"].get("clusterIP") == "None":
+                variables[f"{name}_SERVICE_ENDPOINTS"] = ",".join(self._endpoints(service["spec"]["selector"]))
+        return variables
+
+    def _endpoints(self, selector: Mapping[str, str]) -> list[str]:
+        """The addresses of the pods of Deployments that a Service selects."""
+        addresses = []
+        for path in sorted((self.home / "objects/Deployment").glob("*.json")):
+            labels = json.loads(path.read_text())["spec"]["template"]["metadata"]["labels"]
+            pods = (self.home / "deployments" / path.stem / "pods").glob("*")
+            addresses += [self.address(pod.name) for pod in pods if selector.items() <= labels.items()]
+        return addresses
+
+    def revive(self) -> bool:
+        """Restart the supervisor of the Deployments if it died; whether it had."""
+        from argolocal.controllers.deployment import Deployments
+
+        return Deployments(self).revive()
+
+    def down(self) -> list[str]:
+        """Stop the deployments and wait. Returns what was stopped. Raises Busy during a run."""
+        from argolocal.controllers.deployment import Deployments
+        from argolocal.controllers.memory import sweep_shared_memory
+
+        if running := [run.name for run in RunFiles.all(self.home) if run.runner()]:
+            raise Busy(
+                f"{', '.join(running)}: still running, and needs what `{program.name} down` stops. Wait "
+                f"for the end, or `{program.name} stop {running[0]}` first."
+            )
+        sweep_shared_memory()
+        return [f"deployment {name}" for name in Deployments(self).down()]
+
+    def overview(self) -> list[dict[str, Any]]:
+        """The deployments: kind, name, address, whether it runs. Those that died are started again."""
+        from argolocal.controllers.deployment import Deployments
+
+        self.revive()
+        return Deployments(self).overview()
+
+    def find(self, kind: str, name: str) -> dict[str, Any] | None:
+        """A stored object, or None."""
+        path = self.home / "objects" / kind / f"{name}.json"
+        return json.loads(path.read_text()) if path.exists() else None
+
+    def has(self, kind: str, name: str, key: str | None = None) -> bool:
+        """Whether the object exists and, if `key` is given, has that key."""
+        built_in = (kind, name) in self.built_in()
+        obj = {} if built_in else self.find(kind, name)
+        keys = {data_key for part in ("data", "binaryData", "stringData") for data_key in (obj or {}).get(part) or {}}
+        return obj is not None and (key is None or key in keys or built_in)
+
+    def keep(self, objects: Iterable[Mapping[str, Any]]) -> None:
+        """Store the objects that accompany a Workflow in its file, as `kubectl apply` would. Raises ConfigError."""
+        for obj in objects:
+            kind, name = obj.get("kind"), (obj.get("metadata") or {}).get("name")
+            if kind not in STORABLE or not isinstance(name, str) or not NAME.fullmatch(name):
+                raise ConfigError(
+                    f"{kind} {name!r} beside the Workflow: it must be a {', '.join(STORABLE)} with a name."
+                )
+            _check(obj, f"{kind} {name}")
+            path = self.home / "objects" / str(kind) / f"{name}.json"
+            homes.make(self.home)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(path, json.dumps(obj), 0o600)
+
+
+def trust(home: Path) -> None:
+    """Use a home that this user did not make there, such as a copy; what its original started is not the copy's.
+
+    Raises ConfigError for one that does not exist, or belongs to another user.
+    """
+    if not home.is_dir():
+        raise ConfigError(f"{home} is not a directory: give the home that you moved or copied.")
+    homes.trust(home)
+    for file in (*home.glob("services/*.json"), home / "deployments/supervisor.json"):
+        with suppress(OSError, ValueError, *WRONG_SHAPE):  # not the record of a process
+            if not serves(json.loads(file.read_text())["pid"], home.resolve()):
+                file.unlink()
+
+
+def _texts(data: Mapping[str, bytes] | None, name: str) -> dict[str, str]:
+    if data is None:
+        raise KeyError(name)
+    return {key: value.decode(errors="surrogateescape") for key, value in data.items()}
+
+
+def _check(obj: Mapping[str, Any], where: str) -> None:
+    """Raises ConfigError for data that the API server refuses."""
+    kind = obj.get("kind")
+    for key in ("data", "binaryData", "stringData") if kind in ("ConfigMap", "Secret") else ():
+        encoded = key == "binaryData" or (key == "data" and kind == "Secret")
+        for name, value in (obj.get(key) or {}).items():
+            if not isinstance(value, str):
+                raise ConfigError(f"{where}.{key}.{name} is no text: quote it.")
+            try:
+                base64.b64decode(value if encoded else "", validate=True)
+            except ValueError:
+                way = "Encode it, or write it as it is below stringData (of a ConfigMap: data)."
+                raise ConfigError(f"{where}.{key}.{name} is not base64. {way}") from None

@@ -1,0 +1,301 @@
+"""Runs a manifest on this machine: clocks, processes and the disk around the pure scheduler.
+
+    status = execute(manifest, parameters, LocalCluster(), on_change=print)     # → Argo's WorkflowStatus
+    status = resume("demo-4k2xp", LocalCluster()); stop("demo-4k2xp", LocalCluster())
+    release_suspended("demo-4k2xp", {"approve": "YES"}, home)
+
+Everything is written to the run's journal before it takes effect, so `resume` works even after `kill -9` of this
+process: completed steps are kept, running ones are killed and start over. KeyboardInterrupt stops all pods in order and
+leaves a run that can be resumed.
+"""
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from argolocal import validate
+from argolocal.common import program
+from argolocal.common.files import write_atomically
+from argolocal.common.identity import random_suffix
+from argolocal.common.interrupts import Interrupts
+from argolocal.common.processes import alive, signal_group, started
+from argolocal.controllers.kubectl import Resources
+from argolocal.controllers.memory import sweep_shared_memory
+from argolocal.engine import suspend
+from argolocal.engine.inputs import labelled
+from argolocal.engine.nodes import Kill, Resumed, Start, format_time
+from argolocal.engine.scheduler import Scheduler
+from argolocal.errors import ArgolocalError, ConfigError
+from argolocal.interfaces import Cluster
+from argolocal.manifest import read as manifests
+from argolocal.manifest.kinds import COMPLETED, FAILED
+from argolocal.manifest.resolve import resolved
+from argolocal.manifest.volumes import claims
+from argolocal.pods import artifacts, volumes
+from argolocal.pods.executor import Executor
+from argolocal.runner import preflight
+from argolocal.runner.retry_workflow import reset
+from argolocal.state.journal import FULL, Busy, DiskFull, RunFiles, Status, reset_interrupted, write_error
+from argolocal.state.locks import SharedLocks
+
+GRACE = 1.0  # seconds between SIGTERM and SIGKILL when the run is stopped
+OnChange = Callable[[Status], None]
+
+
+def execute(
+    manifest: Mapping[str, Any],
+    parameters: Mapping[str, str] | None,
+    cluster: Cluster,
+    on_change: OnChange | None = None,
+    note: Callable[[str], None] | None = None,
+) -> Status:
+    """Runs a Workflow, WorkflowTemplate or CronWorkflow to completion. Raises ConfigError before anything starts."""
+    return LocalRun.new(manifest, parameters, cluster, note).run(on_change)
+
+
+def resume(name: str, cluster: Cluster, on_change: OnChange | None = None) -> Status:
+    """Resumes a run that was stopped, failed, or lost its runner. Raises ConfigError, Busy."""
+    return LocalRun.old(name, cluster).run(on_change)
+
+
+def stop(name: str, cluster: Cluster) -> str:
+    """Stops a run as `argo stop` does: terminates its pods, then runs the exit handlers. Returns the name at the end.
+
+    If the runner is dead, this process takes its place. Raises ConfigError for a completed run.
+    """
+    files = RunFiles(cluster.home, name)
+    files.workflow()
+    if (phase := files.load()[0]["phase"]) in COMPLETED and not files.runner():
+        raise ConfigError(f"{name} is over ({phase}): nothing is left to stop. `{program.name} down` ends what serves.")
+    (files.root / "stop").touch()
+    try:
+        while pid := files.runner():
+            os.kill(pid, signal.SIGTERM)
+            until = time.monotonic() + 600
+            while files.runner() == pid and time.monotonic() < until:
+                time.sleep(0.05)
+        if files.load()[0]["phase"] not in COMPLETED:
+            run = LocalRun.old(name, cluster)
+            run.shutdown = "Stop"
+            run.run()
+    finally:
+        (files.root / "stop").unlink(missing_ok=True)
+    return name
+
+
+def release_suspended(name: str, values: Mapping[str, str], home: Path) -> bool:
+    """Resumes the suspended steps of a running workflow, with `values` as their outputs. False if no process runs it.
+
+    The request stays on disk until the runner has journaled it. Raises ConfigError, or Busy if no step is suspended.
+    """
+    files = RunFiles(home, name)
+    workflow, runs = files.workflow(), files.runner() is not None
+    nodes = suspend.resume_values(files.load()[0], values) if runs or values else {}
+    if runs and not nodes and not workflow["spec"].get("suspend"):
+        files.lock()  # raises Busy
+        files.close()
+    elif runs or values:
+        write_atomically(files.resume_request, json.dumps(nodes))
+        while files.resume_request.exists() and files.runner():
+            time.sleep(0.05)
+        return not files.resume_request.exists()
+    return False
+
+
+class LocalRun:
+    """One run, locked by this process. `name` and `files.root` are known before it runs."""
+
+    def __init__(self, files: RunFiles, workflow: dict[str, Any], status: Status, cluster: Cluster) -> None:
+        self.files, self.workflow, self.cluster = files, workflow, cluster
+        self.name: str = workflow["metadata"]["name"]
+        self.status, self.shutdown = status, ""
+        self.on_change: OnChange | None = None
+        self.head = ""
+        self.resume_request = ""  # the content of the request that is not in the journal yet
+
+    @classmethod
+    def new(
+        cls,
+        manifest: Mapping[str, Any],
+        parameters: Mapping[str, str] | None,
+        cluster: Cluster,
+        note: Callable[[str], None] | None = None,
+    ) -> "LocalRun":
+        """A run that is validated and on disk, but not started. Raises ConfigError."""
+        identity = manifests.Identity(time.time(), str(uuid.uuid4()), random_suffix())
+        workflow = manifests.workflow(manifest, parameters, cluster.find, identity=identity)
+        for line in preflight.check(workflow, cluster, manifest):
+            if note:
+                note(line)
+        validate.check(workflow, find=cluster.find)
+        if manifest["kind"] == "CronWorkflow":  # Argo refuses one whose Workflow could not run
+            validate.check({**manifest, "spec": {**manifest["spec"], "workflowSpec": workflow["spec"]}})
+        workflow = resolved(
+            labelled(workflow), cluster.find, lambda spec, path: preflight.templates(spec, cluster, path)
+        )
+        files = _create(cluster.home, workflow, manifest["kind"] == "CronWorkflow")
+        return cls(files, workflow, {"phase": "", "nodes": {}}, cluster)
+
+    @classmethod
+    def old(cls, name: str, cluster: Cluster) -> "LocalRun":
+        """A run from disk; processes left over from its last runner are killed. Raises ConfigError, Busy."""
+        files = RunFiles(cluster.home, name)
+        workflow, status, pods = files.open()
+        try:
+            _kill_left_over(files, pods)
+            Resources(cluster, workflow, files.root).clean_up()
+            now = format_time(time.time())
+            if status["phase"] in FAILED:
+                status = reset(status) | {"startedAt": now}  # as Argo's FormulateRetryWorkflow has it
+                shutil.rmtree(files.root / "creates", ignore_errors=True)
+            else:
+                status = reset_interrupted(status, now)
+            try:
+                files.snapshot(status)
+            except DiskFull:  # the directories of failed steps may be what fills it
+                artifacts.remove_directory(files.pods)
+                files.snapshot(status)
+        except BaseException:
+            files.close()
+            raise
+        return cls(files, workflow, status, cluster)
+
+    def run(self, on_change: OnChange | None = None, interrupts: Interrupts | None = None) -> Status:
+        """Runs to the end and returns the status. KeyboardInterrupt stops it (see module).
+
+        `interrupts`: the entered handlers of signals (default: its own).
+        """
+        self.on_change = on_change
+        sweep_shared_memory()
+        shutdown = self.shutdown
+        shared = SharedLocks(self.cluster)
+        with contextlib.ExitStack() as stack:
+            interrupts = interrupts or stack.enter_context(Interrupts())
+            stack.enter_context(interrupts.deferred())
+            stack.enter_context(contextlib.closing(self.files))
+            stack.enter_context(contextlib.closing(shared))
+            while True:
+                resources = Resources(self.cluster, self.workflow, self.files.root)
+                executor = Executor(self.files, self.workflow, self.cluster, interrupts, resources)
+                try:
+                    return self._loop(Scheduler(self.workflow, self.status, shutdown, shared), executor)
+                except KeyboardInterrupt:
+                    executor.halt(GRACE)
+                    if shutdown or not (self.files.root / "stop").exists():
+                        raise
+                    shutdown, self.status = "Stop", self.files.load()[0]
+                except BaseException as error:
+                    executor.halt(GRACE)
+                    if isinstance(error, OSError) and error.errno in FULL:
+                        raise write_error(error, self.files.root) from error
+                    if isinstance(error, ArgolocalError):  # such as a service that ended
+                        self.files.check_space()
+                    raise
+                finally:
+                    executor.close()
+                    _kill_left_over(self.files, {})  # processes that left their session, or that were just starting
+
+    def _loop(self, scheduler: Scheduler, executor: Executor) -> Status:
+        self.status = scheduler.status
+        events: list[Any] = []
+        while True:
+            actions = scheduler.advance(time.time(), events)
+            self._record(scheduler)
+            if (
+                self.resume_request and self.files.resume_request.read_text() == self.resume_request
+            ):  # else a newer request replaced it
+                self.files.resume_request.unlink()
+            self.resume_request = ""
+            if scheduler.done:
+                executor.halt(GRACE)
+                self._tidy(scheduler)
+                return scheduler.status
+            for action in actions:
+                if isinstance(action, Kill):
+                    executor.kill(action.id)
+                elif isinstance(action, Start):
+                    executor.start(action)
+            timeout = None if scheduler.wake is None else max(0.0, scheduler.wake - time.time())
+            events = [*executor.wait(timeout), *self._resumed_nodes()]
+
+    def _resumed_nodes(self) -> list[Resumed]:
+        """The request of `release_suspended`."""
+        if not self.files.resume_request.exists():
+            return []
+        self.resume_request = self.files.resume_request.read_text()
+        if self.workflow["spec"].pop("suspend", None):
+            write_atomically(self.files.root / "manifest.yaml", json.dumps(self.workflow, indent=1))
+        return [Resumed(id, values) for id, values in json.loads(self.resume_request).items()]
+
+    def _tidy(self, scheduler: Scheduler) -> None:
+        """Deletes claims and artifacts that do not outlive the workflow; repeated when a completed run is resumed."""
+        for volume in claims(self.workflow):
+            if volume not in scheduler.status.get("persistentVolumeClaims", []):
+                volumes.delete(self.cluster, volume)
+        changed = artifacts.collect_garbage(scheduler.status, self.workflow["spec"], self.cluster.store)
+        scheduler.table.changed |= dict.fromkeys(changed)
+        self._record(scheduler)
+
+    def _record(self, scheduler: Scheduler) -> None:
+        entry = {key: value for key, value in scheduler.table.drain_changes().items() if value}
+        head = json.dumps({key: value for key, value in scheduler.status.items() if key != "nodes"})
+        if head != self.head:
+            self.head = head
+            entry["status"] = json.loads(head)
+        if entry:
+            self.files.append(entry)
+            if self.on_change:
+                self.on_change(scheduler.status)
+
+
+def _create(home: Path, workflow: dict[str, Any], scheduled: bool) -> RunFiles:
+    """Creates the run on disk. That of a CronWorkflow is named after a free second. Raises ConfigError."""
+    while True:
+        files = RunFiles(home, workflow["metadata"]["name"])
+        try:
+            files.create(workflow)
+            return files
+        except (ConfigError, Busy):
+            if not scheduled:
+                raise
+            name, _, second = files.name.rpartition("-")
+            workflow["metadata"]["name"] = f"{name}-{int(second) + 1}"
+
+
+def _kill_left_over(files: RunFiles, pods: Mapping[str, list[int]]) -> None:
+    """Kills processes that pods left: of their sessions, with a pod's root as `/`, or with its environment."""
+    sessions, folder = {pid: since for pid, since in pods.values()}, f"{files.pods}/"
+    pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+    survivors = {pid: started(pid) for pid in pids if pid != os.getpid() and _is_left_over(pid, sessions, folder)}
+    for pid in survivors:
+        signal_group(pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    until = time.monotonic() + 5
+    while any(since and alive(pid, since) for pid, since in survivors.items()):
+        if time.monotonic() > until:
+            raise ArgolocalError(
+                f"processes {sorted(survivors)} that {files.name} left behind do not exit: they must first."
+            )
+        time.sleep(0.01)
+
+
+def _is_left_over(pid: int, sessions: Mapping[int, int], folder: str) -> bool:
+    with contextlib.suppress(OSError):  # gone, or not ours
+        if os.readlink(f"/proc/{pid}/root").startswith(folder):
+            return True
+    with contextlib.suppress(OSError):
+        if f"\0{program.POD}={folder}".encode() in b"\0" + Path(f"/proc/{pid}/environ").read_bytes():
+            return True
+    try:
+        since = sessions.get(os.getsid(pid))
+    except (ProcessLookupError, PermissionError):
+        return False
+    return since is not None and (started(pid) or 0) >= since

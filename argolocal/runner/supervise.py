@@ -1,0 +1,26 @@
+"""The process that supervises the Deployments; `Deployments.apply` starts it, and it outlives the run.
+
+python -m argolocal.runner.supervise --home .argolocal --cluster argolocal.runner.cluster:LocalCluster
+"""
+
+import argparse
+import asyncio
+from importlib import import_module
+from pathlib import Path
+
+from argolocal.common.processes import wait_until_recorded
+from argolocal.controllers.supervisor import Supervisor
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m argolocal.runner.supervise", description=__doc__)
+    parser.add_argument("--home", type=Path, required=True)
+    parser.add_argument("--cluster", required=True, help="MODULE:CLASS of the cluster that applied the objects")
+    args = parser.parse_args()
+    wait_until_recorded()
+    module, _, name = args.cluster.partition(":")
+    asyncio.run(Supervisor(getattr(import_module(module), name)(args.home)).run())
+
+
+if __name__ == "__main__":
+    main()

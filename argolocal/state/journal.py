@@ -1,0 +1,270 @@
+"""A run on disk: .argolocal/runs/NAME/{manifest.yaml, journal.jsonl, lock, stop, asked, creates/, logs/, pods/POD/}.
+
+The journal holds one JSON object a line: what changed in the workflow's status (`status`, `nodes` by id, the new
+`children` of nodes that only gained some) and which process runs which pod (`pods`: id → [pid, start time], null once
+it has exited). Each line is one write, made before anything relies on it; a torn last line is ignored.
+The manifest is the workflow as it runs, in YAML that is JSON.
+"""
+
+import errno
+import fcntl
+import json
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Self
+
+from argolocal.common import homes, program
+from argolocal.common.files import write_atomically
+from argolocal.errors import ArgolocalError, ConfigError, did_you_mean
+from argolocal.manifest.kinds import FULFILLED
+
+Status = dict[str, Any]
+FULL = (errno.ENOSPC, errno.EDQUOT)
+NOT_FOUND = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG)  # there is no such file
+WRONG_SHAPE = (KeyError, TypeError, AttributeError)  # raised by data of another shape
+PHASES = {"Pending", "Running", *FULFILLED}
+MIN_FREE_BYTES = 1 << 20
+LOCK_RELEASE = 2.0  # seconds until the lock of a dead runner is free
+
+
+class DiskFull(ArgolocalError):
+    """No space is left for the state of a run."""
+
+
+class Busy(ArgolocalError):
+    """Another process runs this run."""
+
+
+class RunFiles:
+    """The directory of one run. Only the owner of its lock writes."""
+
+    def __init__(self, home: Path, name: str) -> None:
+        self.home, self.name = home.resolve(), name
+        self.root = self.home / "runs" / name
+        self.logs, self.pods = self.root / "logs", self.root / "pods"
+        self.resume_request = self.root / "asked"  # suspended nodes to resume, and their values
+        self.journal, self.owner = -1, -1
+
+    @classmethod
+    def all(cls, home: Path) -> Iterator[Self]:
+        """The runs of a home."""
+        for path in (home / "runs").glob("*/manifest.yaml"):
+            yield cls(home, path.parent.name)
+
+    def create(self, workflow: dict[str, Any]) -> None:
+        """Makes the directory and takes its lock. Raises ConfigError if there is such a run already."""
+        if (self.root / "manifest.yaml").exists():
+            raise ConfigError(
+                f'there is a run "{self.name}" already: names are unique. Go on with it '
+                f"({program.name} resume {self.name}), remove {self.root}, or use metadata.generateName."
+            )
+        try:
+            homes.make(self.home)
+            self.logs.mkdir(parents=True, exist_ok=True)
+            self.lock()
+            write_atomically(self.root / "manifest.yaml", json.dumps(workflow, indent=1))
+            self._open()
+        except OSError as error:
+            shutil.rmtree(self.root, ignore_errors=True)
+            raise write_error(error, self.root) from error
+
+    def open(self) -> tuple[dict[str, Any], Status, dict[str, list[int]]]:
+        """Takes the lock of an existing run; returns its workflow, its status, and the pods that may still run."""
+        workflow = self.workflow()
+        self.lock()
+        try:
+            return workflow, *self.load()
+        except BaseException:
+            self.close()
+            raise
+
+    def snapshot(self, status: Status) -> None:
+        """Starts a new journal with all of `status` and no pods."""
+        entry = {"status": _head(status), "nodes": status["nodes"]}
+        try:
+            write_atomically(self.root / "journal.jsonl", _line(entry))
+        except OSError as error:
+            raise write_error(error, self.root) from error
+        self._open()
+
+    def workflow(self) -> dict[str, Any]:
+        """The workflow of this run. Raises ConfigError if there is none."""
+        path = self.root / "manifest.yaml"
+        try:
+            workflow = json.loads(path.read_text())
+            if not (workflow["metadata"]["name"] and workflow["spec"]["entrypoint"] and workflow["spec"]["templates"]):
+                raise ValueError("it has no name, entrypoint or templates")
+            return workflow
+        except (ValueError, *WRONG_SHAPE) as error:
+            raise self._corrupt(path, error) from error
+        except OSError as error:
+            if error.errno not in NOT_FOUND:
+                raise
+            runs = self.home / "runs"
+            names = {folder.name for folder in runs.iterdir()} if runs.is_dir() else set()
+            hint = f"{did_you_mean(self.name, names)} `{program.name} status` has all."
+            raise ConfigError(f'there is no run "{self.name[:100]}" in {runs}.{hint}') from None
+
+    def load(self) -> tuple[Status, dict[str, list[int]]]:
+        """The status and the pods that may still run. Raises ConfigError for a corrupt journal."""
+        status: Status = {"phase": "", "nodes": {}}
+        pods: dict[str, list[int]] = {}
+        path = self.root / "journal.jsonl"
+        lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+        for number, line in enumerate(lines, 1):
+            if not line.endswith(b"\n"):
+                break
+            try:
+                entry = json.loads(line)
+                status = {**entry["status"], "nodes": status["nodes"]} if "status" in entry else status
+                status["nodes"] |= entry.get("nodes", {})
+                for id, new in entry.get("children", {}).items():
+                    status["nodes"][id].setdefault("children", []).extend(new)
+                for id, process in entry.get("pods", {}).items():
+                    pods[id] = process
+            except (ValueError, *WRONG_SHAPE) as error:
+                raise self._corrupt(f"{path}, line {number}", error) from error
+        try:
+            _check(status)
+        except (ValueError, *WRONG_SHAPE) as error:
+            raise self._corrupt(path, error) from error
+        return status, {id: process for id, process in pods.items() if process}
+
+    def _corrupt(self, where: Path | str, error: Exception) -> ConfigError:
+        missing = f"{error} is missing" if isinstance(error, KeyError) else "it has another shape"
+        why = missing if isinstance(error, WRONG_SHAPE) else error
+        return ConfigError(
+            f"{where} is not as the runner wrote it ({why}): only the runner may change it. Put it back, or remove "
+            f"{self.root} and start the run again."
+        )
+
+    def lock(self) -> None:
+        """Raises Busy if another process holds the lock. The kernel releases it when the process exits."""
+        self.owner = os.open(self.root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        until = time.monotonic() + LOCK_RELEASE
+        while not _locked(self.owner):
+            pid = os.pread(self.owner, 32, 0).decode().strip()
+            # a pod that a killed runner was just forking holds the lock until its exec
+            if pid.isdigit() and not Path(f"/proc/{pid}").exists() and time.monotonic() < until:
+                time.sleep(0.01)
+                continue
+            os.close(self.owner)
+            raise Busy(
+                f'run "{self.name}" is being run by process {pid}: only one may. Follow it with '
+                f"`{program.name} logs -f {self.name}`, or stop it with `{program.name} stop {self.name}`."
+            )
+        os.ftruncate(self.owner, 0)
+        os.pwrite(self.owner, f"{os.getpid()}\n".encode(), 0)
+
+    def runner(self) -> int | None:
+        """The pid of the process that holds the lock, or None."""
+        try:
+            probe = os.open(self.root / "lock", os.O_RDWR | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return None
+        try:
+            return None if _locked(probe) else int(os.read(probe, 32) or 0) or None
+        finally:
+            os.close(probe)
+
+    def append(self, entry: dict[str, Any]) -> None:
+        """Appends one line to the journal. Raises DiskFull; the journal is then unchanged."""
+        data = _line(entry).encode()
+        size = os.fstat(self.journal).st_size
+        try:
+            written = os.write(self.journal, data)
+            if written < len(data):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError as error:
+            os.ftruncate(self.journal, size)
+            raise write_error(error, self.root) from error
+
+    def check_space(self) -> None:
+        """Raise DiskFull if next to nothing can be written any more: what fails then, fails of it."""
+        disk = os.statvfs(self.root)
+        free = (disk.f_bavail if os.geteuid() else disk.f_bfree) * disk.f_frsize
+        if free < MIN_FREE_BYTES or (disk.f_files and not disk.f_ffree):
+            left = f"{free // 1000} kB are free" if free < MIN_FREE_BYTES else "no more files can be made"
+            raise write_error(OSError(errno.ENOSPC, left), self.root)
+
+    def close(self) -> None:
+        """Closes the journal and releases the lock."""
+        for descriptor in (self.journal, self.owner):
+            if descriptor >= 0:
+                os.close(descriptor)
+        self.journal = self.owner = -1
+
+    def _open(self) -> None:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+        self.journal = os.open(self.root / "journal.jsonl", flags, 0o644)
+
+
+def _check(status: Status) -> None:
+    """Raises ValueError, or one of WRONG_SHAPE, for a status that cannot be resumed."""
+    nodes = status["nodes"]
+    for id, node in nodes.items():
+        if node["id"] != id or node["phase"] not in PHASES or not (node["name"] and node["type"] and node["startedAt"]):
+            raise ValueError(f"node {id} has no name, type or known phase")
+        if node.get("boundaryID", id) not in nodes:
+            raise ValueError(f"there is no node {node['boundaryID']}, to which {id} belongs")
+    if status["phase"] not in PHASES | {""}:
+        raise ValueError(f"the phase {status['phase']!r} is none")
+
+
+def _locked(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
+def _head(status: Status) -> Status:
+    return {key: value for key, value in status.items() if key != "nodes"}
+
+
+def _line(entry: dict[str, Any]) -> str:
+    return json.dumps(entry, separators=(",", ":")) + "\n"
+
+
+def write_error(error: OSError, root: Path) -> ArgolocalError:
+    """Why the state of a run in `root` cannot be written, and what to do."""
+    if error.errno in FULL:
+        way = (
+            f"then `{program.name} resume {root.name}`, which deletes what failed steps left in pods/ if it must"
+            if (root / "manifest.yaml").exists()
+            else "then start it again"
+        )
+        return DiskFull(
+            f"no space is left for the state of the run in {root} ({error.strerror}): the run stopped where it was. "
+            f"Free some space, {way}."
+        )
+    return ArgolocalError(f"{root} cannot be written ({error.strerror}): the state of a run is kept there.")
+
+
+def read(home: Path, name: str) -> Status:
+    """The status of a run, without its lock. Raises ConfigError if there is no such run."""
+    files = RunFiles(home, name)
+    files.workflow()
+    return files.load()[0]
+
+
+def reset_interrupted(status: Status, now: str) -> Status:
+    """The status of a run whose runner died, ready to resume: running nodes start over at `now` (RFC 3339).
+
+    Nodes after a daemon wait for it again: the step group or task group that it completed is running again.
+    """
+    nodes: dict[str, dict[str, Any]] = status["nodes"]
+    for id, node in nodes.items():
+        if node["phase"] in ("Pending", "Running") and node.pop("daemoned", None):
+            node.pop("podIP", None)
+            for group in (parent for parent in nodes.values() if id in parent.get("children", [])):
+                if group["type"] in ("StepGroup", "TaskGroup"):
+                    group |= {"phase": "Running", "finishedAt": None}
+        begins = node["type"] in ("Pod", "HTTP") and node["phase"] in ("Pending", "Running")
+        if begins and "synchronizationStatus" not in node:
+            node |= {"phase": "Pending", "startedAt": now}
+    return status

@@ -1,0 +1,123 @@
+"""State shared by all runs in one home folder: mutexes, semaphores and memoized outputs.
+
+    locks = SharedLocks(cluster); lock, reason = locks.acquire("node", locks_of(...)); locks.release("node")
+
+A slot of a lock is a file locked with flock, so the kernel releases it when the process exits for any reason; waiters
+poll. Memoized outputs are stored in ConfigMaps of the home, as in Argo.
+Source: Argo's workflow/sync and workflow/controller/cache.
+"""
+
+import fcntl
+import hashlib
+import json
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from argolocal.common.files import write_atomically
+from argolocal.engine.nodes import NodeError, format_time, parse_time
+from argolocal.language import gofmt
+from argolocal.manifest.names import CONFIG_MAP_TYPE
+
+KEY = re.compile(r"[a-zA-Z0-9][-a-zA-Z0-9]*")
+CACHE = "Cache"
+Lock = tuple[str, int]
+
+
+class SharedLocks:
+    """The locks held by this process, and the memoization cache of the home."""
+
+    def __init__(self, cluster: Any) -> None:
+        self.configmap, self.home = cluster.configmap, cluster.home
+        self.held: dict[str, dict[str, int]] = {}  # caller → lock → descriptor
+
+    def acquire(self, caller: str, locks: list[Lock]) -> tuple[str, str]:
+        """Acquires all locks or none. Returns the first unavailable lock and Argo's message, or two empty strings."""
+        held = self.held.setdefault(caller, {})
+        before = set(held)
+        for name, limit in locks:
+            if name not in held and not self._take(held, name, limit):
+                for acquired in set(held) - before:
+                    os.close(held.pop(acquired))
+                return name, f"Waiting for {name} lock. Lock status: 0/{limit}"
+        return "", ""
+
+    def holds_all_slots(self, name: str, limit: int) -> bool:
+        """Whether this run holds every slot of a lock."""
+        return sum(name in held for held in self.held.values()) >= limit
+
+    def release(self, caller: str) -> bool:
+        """Releases all locks of `caller`. Returns whether it held any."""
+        descriptors = self.held.pop(caller, {})
+        for descriptor in descriptors.values():
+            os.close(descriptor)
+        return bool(descriptors)
+
+    def close(self) -> None:
+        """Releases all locks of this process."""
+        for caller in list(self.held):
+            self.release(caller)
+
+    def _take(self, held: dict[str, int], name: str, limit: int) -> bool:
+        folder = self.home / "locks" / hashlib.sha256(name.encode()).hexdigest()
+        folder.mkdir(parents=True, exist_ok=True)
+        for slot in range(limit):
+            descriptor = os.open(folder / str(slot), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                os.close(descriptor)
+            else:
+                held[name] = descriptor
+                return True
+        return False
+
+    def load(self, cache: str, key: str, max_age: str | None, now: float) -> tuple[bool, dict[str, Any] | None]:
+        """Whether the cache has an entry for `key`, and its outputs. Raises NodeError."""
+        if not KEY.fullmatch(key):
+            raise NodeError(f"invalid cache key: {key}")
+        try:
+            age = gofmt.duration(max_age) if max_age else None
+        except ValueError as error:
+            raise NodeError(f"invalid maxAge: {error}") from None
+        with self._configmap(cache) as configmap:
+            if not configmap["data"].get(key):
+                return False, None
+            entry = json.loads(configmap["data"][key])
+            entry["lastHitTimestamp"] = format_time(now)
+            configmap["data"][key] = json.dumps(entry)
+        hit = bool(entry["nodeID"]) and (age is None or now - parse_time(entry["creationTimestamp"]) <= age)
+        return hit, entry["outputs"] if hit else None
+
+    def save(self, cache: str, key: str, id: str, outputs: dict[str, Any] | None, now: float) -> None:
+        """Caches the outputs of a succeeded node. Raises NodeError."""
+        time = format_time(now)
+        entry = {"nodeID": id, "outputs": outputs, "creationTimestamp": time, "lastHitTimestamp": time}
+        with self._configmap(cache) as configmap:
+            configmap["data"][key] = json.dumps(entry)
+
+    @contextmanager
+    def _configmap(self, name: str) -> Iterator[dict[str, Any]]:
+        """Opens a cache ConfigMap, creating it if absent, and writes it back if changed. Raises NodeError."""
+        folder = self.home / "objects/ConfigMap"
+        folder.mkdir(parents=True, exist_ok=True)
+        with open(folder / f".{name}.lock", "a") as owner:
+            fcntl.flock(owner, fcntl.LOCK_EX)
+            path = folder / f"{name}.json"
+            labels = {CONFIG_MAP_TYPE: CACHE}
+            fresh = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name, "labels": labels}}
+            before = path.read_text() if path.exists() else json.dumps(fresh)
+            configmap = json.loads(before)
+            label = (configmap["metadata"].get("labels") or {}).get(CONFIG_MAP_TYPE)
+            if label is None:
+                raise NodeError(f"memoization configmap doesn't have {CONFIG_MAP_TYPE} label, refusing to use it")
+            if label != CACHE:
+                raise NodeError(
+                    f"memoization configmap doesn't have label {CONFIG_MAP_TYPE} = {CACHE}, refusing to use it"
+                )
+            configmap["data"] = configmap.get("data") or {}
+            yield configmap
+            if configmap["data"] and (after := json.dumps(configmap, indent=1)) != before:
+                write_atomically(path, after)

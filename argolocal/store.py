@@ -1,0 +1,144 @@
+"""The object store that artifacts are kept in: what a store must do, and one in a folder, for those without S3.
+
+store = FolderStore(Path(".argolocal/store"), "argolocal"); store.upload(Path("report.csv"), "run/report.csv")
+"""
+
+import os
+import shutil
+import threading
+import uuid
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+from urllib.parse import unquote
+
+from argolocal.errors import ConfigError, NotFound, StorageError
+
+SPECIAL = {"": "%2F", ".": "%2E", "..": "%2E%2E"}  # parts of a key that are no names of files
+ITSELF = "%"  # in a folder: the object whose key is the folder's
+
+
+class Listed(Protocol):
+    """One object in a listing."""
+
+    @property
+    def key(self) -> str: ...
+
+    @property
+    def size(self) -> int: ...
+
+
+class ObjectStore(Protocol):
+    """Objects of one bucket by key. Failures are StorageError, or ConfigError if trying again cannot help."""
+
+    def upload(self, path: Path, key: str, links: bool = True) -> None:
+        """A file to `key`, or every file of a directory below the prefix `key` (`links`: follow symbolic links)."""
+        ...
+
+    def download(self, key: str, path: Path) -> None:
+        """The object `key` to a file, or everything below the prefix `key` to a directory. Raises NotFound."""
+        ...
+
+    def list(self, prefix: str) -> Iterator[Listed]:
+        """Every object whose key starts with `prefix`, in key order."""
+        ...
+
+    def delete(self, keys: Sequence[str]) -> None:
+        """Delete objects; missing ones are no error."""
+        ...
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One object in a listing."""
+
+    key: str
+    size: int
+
+
+class FolderStore:
+    """A bucket as a folder: the object a/b is the file a/b, and a/b/% where a/b/c exists, too."""
+
+    def __init__(self, root: Path, bucket: str) -> None:
+        self.root, self.bucket = root / bucket, bucket
+        self.lock = threading.Lock()
+
+    def upload(self, path: Path, key: str, links: bool = True) -> None:
+        if path.is_file():
+            self._write(path, key)
+            return
+        for file in sorted(path.rglob("*")):
+            if file.is_file() and (links or not file.is_symlink()):
+                self._write(file, f"{key.rstrip('/')}/{file.relative_to(path)}")
+
+    def download(self, key: str, path: Path) -> None:
+        if (file := self._file(key)).is_file() and not key.endswith("/"):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(file, path)
+            return
+        prefix, root = f"{key.rstrip('/')}/", path.resolve()
+        found = list(self.list(prefix))
+        if not found:
+            raise NotFound(f"{self.uri(key)} does not exist: neither an object nor a prefix of that name is there.")
+        for entry in found:
+            target = path / entry.key.removeprefix(prefix)
+            if not target.resolve().is_relative_to(root):
+                raise StorageError(f"{self.uri(entry.key)} would land outside {path}: its key is not a safe path.")
+            target.parent.mkdir(parents=True, exist_ok=True)
+            if not entry.key.endswith("/"):
+                shutil.copyfile(self._file(entry.key), target)
+
+    def list(self, prefix: str) -> Iterator[Entry]:
+        folder, _, _ = prefix.rpartition("/")
+        files = (self._folder(folder) if folder else self._bucket()).rglob("*")
+        entries = (Entry(self._key(file), file.stat().st_size) for file in files if file.is_file())
+        found = (entry for entry in entries if entry.key.startswith(prefix))
+        yield from sorted(found, key=lambda entry: entry.key.encode())
+
+    def delete(self, keys: Sequence[str]) -> None:
+        for key in keys:
+            self._file(key).unlink(missing_ok=True)
+
+    def uri(self, key: str) -> str:
+        """s3://bucket/key"""
+        return f"s3://{self.bucket}/{key}"
+
+    def _bucket(self) -> Path:
+        if not self.root.is_dir():
+            raise ConfigError(f'there is no bucket "{self.bucket}" here: correct the name, or make {self.root}.')
+        return self.root
+
+    def _folder(self, key: str) -> Path:
+        parts = (SPECIAL.get(part) or part.replace("%", "%25").replace("\0", "%00") for part in key.split("/"))
+        return self._bucket().joinpath(*parts)
+
+    def _file(self, key: str) -> Path:
+        path = self._folder(key)
+        return path / ITSELF if path.is_dir() else path
+
+    def _key(self, file: Path) -> str:
+        names = [name for name in file.relative_to(self.root).parts if name != ITSELF]
+        return "/".join("" if name == SPECIAL[""] else unquote(name) for name in names)
+
+    def _write(self, source: Path, key: str) -> None:
+        """Copy a file to an object, which readers see whole or not at all."""
+        draft = self._bucket().with_name(f".{uuid.uuid4().hex}")
+        try:
+            shutil.copyfile(source, draft)
+            with self.lock:
+                for parent in reversed(self._folder(key).relative_to(self.root).parents[:-1]):
+                    self._make_folder(self.root / parent)
+                os.replace(draft, self._file(key))
+        except OSError as error:
+            raise StorageError(f"{self.uri(key)} cannot be written: {error.strerror} ({error.filename}).") from error
+        finally:
+            draft.unlink(missing_ok=True)
+
+    def _make_folder(self, path: Path) -> None:
+        if path.is_file():  # an object of that key
+            moved = path.with_name(f"%{uuid.uuid4().hex}")
+            path.rename(moved)
+            path.mkdir()
+            moved.rename(path / ITSELF)
+        path.mkdir(exist_ok=True)

@@ -1,0 +1,25 @@
+"""Prometheus metrics of a template: names, help and values that Argo requires.
+
+Source: workflow/metrics/util.go.
+"""
+
+import re
+
+from argolocal.manifest.tag_scope import Data
+from argolocal.validate.findings import Findings
+
+NAME = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
+KINDS = ("gauge", "counter", "histogram")
+
+
+def check(findings: Findings, path: str, metrics: Data) -> None:
+    for number, metric in enumerate(metrics.get("prometheus") or []):
+        where = f"{path}.prometheus[{metric.get('name', number)}]"
+        for name in [metric.get("name", ""), *(label.get("key", "") for label in metric.get("labels") or [])]:
+            if "{{" not in str(name) and not NAME.fullmatch(str(name)):
+                findings.add(where, "metric", f'"{name}" must be letters, digits and _, beginning with no digit.')
+        if not metric.get("help"):
+            findings.add(f"{where}.help", "metric", "it is missing: say what is counted.")
+        for kind in KINDS:
+            if kind in metric and not metric[kind].get("value"):
+                findings.add(f"{where}.{kind}.value", "metric", "it is missing: give one.")

@@ -1,0 +1,347 @@
+"""Rules for objects that resource templates apply: what the API server, a webhook or an operator refuses or misreads.
+
+Tags are substituted first: `{{workflow.name}}` by a name of the final length, any other by UNKNOWN.
+"""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from argolocal.errors import ConfigError
+from argolocal.language import selector
+from argolocal.manifest.names import PYTORCH_REPLICAS, REPLICA_TYPE
+from argolocal.manifest.shape import CONTAINER, ITEMS, POD, shape_errors, without_nulls
+from argolocal.manifest.tag_scope import Data
+from argolocal.validate import pods
+from argolocal.validate.findings import Findings
+from argolocal.validate.tag_rules import TAG, UNKNOWN, closed
+
+ACTIONS = ("get", "create", "apply", "delete", "replace", "patch")
+NAME = re.compile(r"\{\{\s*workflow\.name\s*\}\}")
+JSON = re.compile(rf'"(?:\\.|[^"\\])*"|{UNKNOWN}')
+DNS_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?")
+DNS_LABEL = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
+LABEL = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?")
+RESTARTS = ("Always", "OnFailure", "Never", "ExitCode")
+
+
+@dataclass(frozen=True)
+class Job:
+    """Rules of a job of Kubeflow's training operator 1.9, from its webhook and reconciler."""
+
+    replicas: str
+    container: str  # required container name ("": any)
+    types: tuple[str, ...]
+    single: tuple[str, ...] = ()  # roles with exactly one replica, which the webhook requires to be explicit
+    needed: tuple[str, ...] = ()
+
+
+JOBS = {
+    "PyTorchJob": Job("pytorchReplicaSpecs", "pytorch", PYTORCH_REPLICAS, single=("Master",)),
+    "TFJob": Job("tfReplicaSpecs", "tensorflow", ("Chief", "Master", "Worker", "PS", "Evaluator")),
+    "XGBoostJob": Job("xgbReplicaSpecs", "xgboost", ("Master", "Worker"), single=("Master",), needed=("Master",)),
+    "PaddleJob": Job("paddleReplicaSpecs", "paddle", ("Master", "Worker")),
+    "JAXJob": Job("jaxReplicaSpecs", "jax", ("Worker",), needed=("Worker",)),
+    "MPIJob": Job("mpiReplicaSpecs", "", ("Launcher", "Worker"), single=("Launcher",), needed=("Launcher",)),
+}
+GONE = {"MXJob": "the training operator dropped it in 1.9, as Apache MXNet is retired: train with a PyTorchJob"}
+TEMPLATES: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("Deployment", "StatefulSet", "DaemonSet", "ReplicaSet", "Job"), ("spec", "template", "spec")),
+    "CronJob": ("spec", "jobTemplate", "spec", "template", "spec"),
+    "Pod": ("spec",),
+}
+SERVERS = ("Deployment", "StatefulSet")
+ROLES = ("predictor", "transformer", "explainer")  # of an InferenceService: PodSpecs
+RUNTIMES = ("TrainingRuntime", "ClusterTrainingRuntime")
+SELECTING = (*SERVERS, "DaemonSet", "ReplicaSet")
+NEEDED: dict[str, tuple[str, ...]] = {  # required fields of the spec
+    **dict.fromkeys(SELECTING, ("selector", "template")),
+    "Job": ("template",),
+    "CronJob": ("schedule", "jobTemplate"),
+    "HorizontalPodAutoscaler": ("scaleTargetRef", "maxReplicas"),
+}
+# maximum length, pattern and reason
+LETTERS = "begin with a letter and have at most {} lower-case letters, digits and dashes"
+NAMES: dict[str, tuple[int, re.Pattern[str], str]] = {
+    **dict.fromkeys(JOBS, (53, DNS_LABEL, "its pods are called NAME-worker-99")),
+    **dict.fromkeys(("JobSet", "TrainJob"), (63, DNS_LABEL, "a Service is called so")),
+    "Service": (63, DNS_LABEL, "it is a DNS label"),
+    "Job": (63, DNS_NAME, "it is a label of its pods"),
+    "CronJob": (52, DNS_NAME, "its jobs are called NAME-MINUTES"),
+}
+
+
+def resource(findings: Findings, path: str, resource: Data, workflow_name: str) -> None:
+    """Rules of a resource template; `workflow_name` has the length of the final name."""
+    action = str(resource.get("action"))
+    if action not in ACTIONS:
+        findings.add(f"{path}.action", "resource", f'"{action}" is no action.{findings.hint(action, ACTIONS)}')
+    _conditions(findings, path, resource)
+    if action == "patch" and resource.get("mergeStrategy") == "json":
+        return  # a list of operations is no object
+    if resource.get("manifest"):
+        for applied in _read(findings, f"{path}.manifest", NAME.sub(workflow_name, str(resource["manifest"]))):
+            if action in ("create", "apply", "replace"):
+                check(findings, f"{path}.manifest", applied)
+    elif not resource.get("manifestFrom") and not resource.get("flags"):
+        findings.add(f"{path}.manifest", "resource", "it is missing: give a manifest, or flags.")
+
+
+def check(findings: Findings, path: str, thing: Data) -> None:
+    """The rules of one Kubernetes object, at `path` ("" if it is a file of its own)."""
+    kind, at = str(thing.get("kind")), f"{path}." if path else ""
+    if kind in GONE:
+        findings.add(f"{at}kind", "kind", f"{GONE[kind]}.")
+        return
+    if problems := list(shape_errors(thing, _shape(kind), path or "manifest")):
+        for where, _, why in (problem.partition(" ") for problem in problems if repr(UNKNOWN) not in problem):
+            findings.add(where, "shape", f"{why}.")
+        return
+    _metadata(findings, at, kind, thing.get("metadata") or {})
+    for field in NEEDED.get(kind, ()):
+        if not (thing.get("spec") or {}).get(field):
+            findings.add(f"{at}spec.{field}", "shape", f"it is missing: a {kind} needs it.")
+    if kind in SELECTING:
+        _selector(findings, f"{at}spec", thing.get("spec") or {})
+    if kind in JOBS:
+        _job(findings, f"{at}spec", kind, thing.get("spec") or {})
+    if kind in OF_KIND:
+        OF_KIND[kind](findings, f"{at}spec", thing.get("spec") or {})
+    if kind in TEMPLATES:
+        spec = _at(thing, TEMPLATES[kind])
+        where = at + ".".join(TEMPLATES[kind])
+        pods.check(findings, where, spec, pods.named(where, spec))
+        labels = (_at(thing, TEMPLATES[kind][:-1]).get("metadata") or {}).get("labels") or {}
+        if kind in SERVERS and REPLICA_TYPE not in labels:  # a worker beside a training job answers nobody
+            pods.probes(findings, pods.named(where, spec, "containers"))
+        if kind in ("Job", "CronJob"):
+            _plain_job(findings, where.removesuffix(".template.spec"), _at(thing, TEMPLATES[kind][:-2]), spec)
+
+
+def _inference(findings: Findings, path: str, spec: Data) -> None:
+    """Its roles are PodSpecs. Source: KServe v1beta1, PredictorSpec and TransformerSpec."""
+    for role in filter(spec.__contains__, ROLES):
+        where, pod = f"{path}.{role}", spec[role]
+        # a model without an image of its own is served by the container of a runtime, which is not here
+        model = [(f"{where}.model", pod["model"])] if (pod.get("model") or {}).get("image") else []
+        pods.check(findings, where, pod, [*pods.named(where, pod), *model])
+        pods.probes(findings, [*pods.named(where, pod, "containers"), *model])
+
+
+def _runtime(findings: Findings, path: str, spec: Data, whole: bool = True) -> None:
+    """Source: Kubeflow Trainer v2, TrainingRuntimeSpec: a JobSet."""
+    _job_set(findings, f"{path}.template.spec", _at(spec, ("template", "spec")), whole)
+
+
+def _job_set(findings: Findings, path: str, spec: Data, whole: bool = True) -> None:
+    """Source: JobSet 0.12, JobSetSpec; its webhook does not look at the pods."""
+    for number, job in enumerate(spec.get("replicatedJobs") or []):
+        where = f"{path}.replicatedJobs[{job.get('name', number)}].template.spec.template.spec"
+        pod = _at(job, ("template", "spec", "template", "spec"))
+        pods.check(findings, where, pod, pods.named(where, pod), whole)
+
+
+def _train_job(findings: Findings, path: str, spec: Data) -> None:
+    """The overrides of its runtime. Source: Kubeflow Trainer, TrainJobSpec; overrides until 2.2, patches since."""
+    trainer = spec.get("trainer") or {}
+    pods.check(findings, path, {}, [(f"{path}.trainer", trainer)], whole=False)
+    if "resourcesPerNode" in trainer:
+        pods.resources(findings, f"{path}.trainer.resourcesPerNode", trainer["resourcesPerNode"])
+    for number, override in enumerate(spec.get("podTemplateOverrides") or []):
+        where, pod = f"{path}.podTemplateOverrides[{number}].spec", override.get("spec") or {}
+        pods.check(findings, where, pod, pods.named(where, pod), whole=False)
+    for number, override in enumerate(spec.get("runtimePatches") or []):
+        _runtime(
+            findings,
+            f"{path}.runtimePatches[{number}].trainingRuntimeSpec",
+            override.get("trainingRuntimeSpec") or {},
+            False,
+        )
+
+
+OF_KIND = {
+    "InferenceService": _inference,
+    "JobSet": _job_set,
+    "TrainJob": _train_job,
+    **dict.fromkeys(RUNTIMES, _runtime),
+}
+
+
+def _conditions(findings: Findings, path: str, resource: Data) -> None:
+    success, failure = resource.get("successCondition"), resource.get("failureCondition")
+    if failure and not success:
+        why = "without a successCondition it succeeds at the first look: give one."
+        findings.add(f"{path}.failureCondition", "condition", why)
+    if resource.get("action") == "delete" and (success or failure):
+        findings.add(path, "condition", "a delete has nothing to wait for: take its conditions out.")
+    for field, condition in (("successCondition", success), ("failureCondition", failure)):
+        try:
+            selector.parse(TAG.sub("x", str(condition or "")))
+        except selector.SelectorError as error:
+            findings.add(f"{path}.{field}", "condition", f'"{condition}" is no label selector: {error}.')
+
+
+def _read(findings: Findings, path: str, text: str) -> Sequence[Data]:
+    """The objects in a manifest's text. JSON is parsed as JSON, which is faster; a bare tag in it is a number."""
+    filled = TAG.sub(UNKNOWN, text)
+    if filled.lstrip().startswith("{"):
+        try:
+            value = json.loads(JSON.sub(lambda m: f'"{UNKNOWN}"' if m[0] == UNKNOWN else m[0], filled))
+            return [without_nulls(value)]
+        except (ValueError, RecursionError):
+            pass  # YAML that begins with a brace, or too much of something
+    from argolocal.manifest.read import documents
+
+    try:
+        return [without_nulls(document) for document in documents(filled)]
+    except ConfigError as error:
+        if not closed(Findings(), path, TAG.sub("", text)):
+            findings.warn(path, "resource", f"{error}")
+        return []
+
+
+def _shape(kind: str) -> dict[str, Any]:
+    template = {"metadata": {"labels": {}}, "spec": POD}
+    runtime = {"template": {"spec": {"replicatedJobs": [{"template": {"spec": {"template": template}}}]}}}
+    spec: dict[str, Any] = {}
+    if kind in JOBS:
+        replicas = {JOBS[kind].replicas: {"": {"template": template}}}
+        spec = {**replicas, "runPolicy": {}, "elasticPolicy": {"rdzvConf": ITEMS}}
+    elif kind == "Pod":
+        spec = POD
+    elif kind == "CronJob":
+        spec = {"jobTemplate": {"spec": {"template": template}}}
+    elif kind in TEMPLATES:
+        spec = {"template": template, "selector": {"matchLabels": {}}}
+    elif kind == "InferenceService":
+        spec = {role: {**POD, "model": CONTAINER} for role in ROLES}
+    elif kind == "JobSet":
+        spec = runtime["template"]["spec"]
+    elif kind in RUNTIMES:
+        spec = runtime
+    elif kind == "TrainJob":
+        trainer = {**CONTAINER, "resourcesPerNode": {"requests": {}, "limits": {}}}
+        spec = {"trainer": trainer, "podTemplateOverrides": [{"spec": POD}]}
+        spec["runtimePatches"] = [{"trainingRuntimeSpec": runtime}]
+    return {"metadata": {"labels": {}, "annotations": {}}, **({"spec": spec} if spec or kind in NEEDED else {})}
+
+
+def _at(value: Any, path: Sequence[str]) -> Data:
+    for key in path:
+        value = value.get(key) or {}
+    return value
+
+
+def _metadata(findings: Findings, at: str, kind: str, metadata: Data) -> None:
+    name = str(metadata.get("name") or "")
+    most, pattern, why = NAMES.get(kind, (253, DNS_NAME, ""))
+    if not name and not metadata.get("generateName") and (at or kind in {*NAMES, *TEMPLATES}):
+        findings.add(f"{at}metadata.name", "name", "it is missing: give a name.")
+    elif name and (not pattern.fullmatch(name.replace(UNKNOWN, "x")) or len(name) > most):
+        rule = LETTERS.format(most) if pattern is DNS_LABEL else LETTERS.format(most).partition(" and ")[2]
+        because = f", as {why}" if why else ""
+        shown = name.replace(UNKNOWN, "…")
+        findings.add(
+            f"{at}metadata.name",
+            "name",
+            f'the name will be "{shown}" ({len(name)} characters): it must {rule}{because}.',
+        )
+    labels(findings, f"{at}metadata.labels", metadata.get("labels") or {})
+
+
+def labels(findings: Findings, path: str, labels: Data) -> None:
+    for key, value in labels.items():
+        if not isinstance(value, str) or not LABEL.fullmatch(TAG.sub("x", value.replace(UNKNOWN, "x"))):
+            rule = "a text of at most 63 letters, digits, dashes, dots and underscores"
+            findings.add(f"{path}.{key}", "name", f'"{value}" must be {rule}.')
+
+
+def _selector(findings: Findings, path: str, spec: Data) -> None:
+    """The selector must match the pod template's labels. A tag matches anything."""
+    carried = _at(spec, ("template", "metadata", "labels"))
+    for key, value in _at(spec, ("selector", "matchLabels")).items():
+        if UNKNOWN not in f"{key}{value}{''.join(map(str, carried.items()))}" and carried.get(key) != value:
+            why = (
+                f"the pods have {'no such label' if key not in carried else repr(carried[key])}: let the two be equal."
+            )
+            findings.add(f"{path}.selector.matchLabels.{key}", "name", f'it is "{value}", and {why}')
+
+
+def _job(findings: Findings, path: str, kind: str, spec: Data) -> None:
+    job = JOBS[kind]
+    replicas: Mapping[str, Any] = spec.get(job.replicas) or {}
+    where = f"{path}.{job.replicas}"
+    for name in job.needed or (() if replicas else job.types[-1:]):
+        if name not in replicas:
+            findings.add(where, "job", f"a {kind} has no {name}: give it one.")
+    if {"Chief", "Master"} <= replicas.keys():
+        findings.add(where, "job", "Chief and Master are two names of one role: keep one of them.")
+    for name, replica in replicas.items():
+        if name not in job.types:
+            why = f'"{name}" is no replica type of a {kind}: only {", ".join(job.types)} are.'
+            findings.add(f"{where}.{name}", "job", why + findings.near(name, job.types))
+        number = replica.get("replicas", 1 if kind == "MPIJob" else "missing")
+        if name in job.single and number not in (1, UNKNOWN):
+            why = f"it is {number}: it must be there and be 1, or the job is refused."
+            findings.add(f"{where}.{name}.replicas", "job", why)
+        if kind == "PyTorchJob" and replica.get("replicas", 1) in (0, "0"):
+            findings.add(
+                f"{where}.{name}.replicas", "job", "it is 0: it must be at least 1, or the webhook refuses the job."
+            )
+        if (restart := replica.get("restartPolicy", UNKNOWN)) not in (*RESTARTS, UNKNOWN):
+            findings.add(f"{where}.{name}.restartPolicy", "job", f'"{restart}" must be {", ".join(RESTARTS)}.')
+        _replica(findings, f"{where}.{name}.template.spec", job.container, _at(replica, ("template", "spec")))
+    policy = spec.get("runPolicy") or {}
+    if "activeDeadlineSeconds" not in policy:
+        why = "nothing ends a job that hangs: give a number of seconds."
+        findings.warn(f"{path}.runPolicy.activeDeadlineSeconds", "deadline", why)
+    if policy.get("cleanPodPolicy", spec.get("cleanPodPolicy", "None")) == "None":
+        why = "pods that still run when the job is over stay, with their nodes: set Running."
+        findings.warn(f"{path}.runPolicy.cleanPodPolicy", "job", why)
+    if kind == "PyTorchJob" and "elasticPolicy" in spec:
+        _elastic(findings, path, spec, replicas)
+
+
+def _replica(findings: Findings, path: str, wanted: str, pod: Data) -> None:
+    containers = pod.get("containers") or []
+    if not containers:
+        findings.add(f"{path}.containers", "job", "it is empty: a replica needs a container.")
+    elif wanted and not any(container.get("name") in (wanted, UNKNOWN) for container in containers):
+        findings.add(
+            f"{path}.containers", "job", f'one container must be called "{wanted}": the operator looks for it.'
+        )
+    for where, container in pods.named(path, pod, "containers"):
+        if not container.get("image"):
+            findings.add(f"{where}.image", "job", "it is missing: give the container an image.")
+    pods.check(findings, path, pod, pods.named(path, pod))
+
+
+def _elastic(findings: Findings, path: str, spec: Data, replicas: Data) -> None:
+    elastic, where = spec["elasticPolicy"], f"{path}.elasticPolicy"
+    if "Worker" not in replicas:
+        findings.add(where, "job", "an elastic job needs a Worker: add it to pytorchReplicaSpecs.")
+    if elastic.get("rdzvConf") == []:
+        findings.add(f"{where}.rdzvConf", "job", "an empty list crashes the operator: take rdzvConf out.")
+    if elastic.get("standalone"):
+        findings.add(f"{where}.standalone", "job", "torchrun cannot read what the operator makes of it: take it out.")
+    if "nProcPerNode" in elastic and "nprocPerNode" in spec:
+        findings.add(f"{where}.nProcPerNode", "job", "spec.nprocPerNode is there as well: keep that one only.")
+    least, most = elastic.get("minReplicas"), elastic.get("maxReplicas")
+    workers = (replicas.get("Worker") or {}).get("replicas")
+    numbers = [number for number in (least, workers, most) if isinstance(number, int)]
+    if numbers != sorted(numbers):
+        why = f"minReplicas ({least}) ≤ Worker.replicas ({workers}) ≤ maxReplicas ({most}) must hold: change one."
+        findings.warn(where, "job", why)
+
+
+def _plain_job(findings: Findings, path: str, spec: Data, pod: Data) -> None:
+    if (restart := pod.get("restartPolicy", "Always")) not in ("OnFailure", "Never", UNKNOWN):
+        why = f'it is "{restart}": the pods of a Job must say OnFailure or Never.'
+        findings.add(f"{path}.template.spec.restartPolicy", "job", why)
+    if "podFailurePolicy" in spec and restart not in ("Never", UNKNOWN):
+        findings.add(f"{path}.podFailurePolicy", "job", "it needs restartPolicy: Never.")
+    if "activeDeadlineSeconds" not in spec:
+        why = "nothing ends a job that hangs: give a number of seconds."
+        findings.warn(f"{path}.activeDeadlineSeconds", "deadline", why)

@@ -1,0 +1,254 @@
+"""Shows a run in progress: a live tree on a terminal, timestamped lines elsewhere.
+
+    with display.show(name, LogErrors(name, logs).of, manifest, sys.stdout) as shown:
+        execute(manifest, ..., on_change=shown)
+
+Both read only the workflow's status (plain data) and what `progress` reads of a step. Only the tree imports rich.
+"""
+
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any, Protocol, TextIO
+
+from argolocal.common.wording import visible
+from argolocal.view.summary import (
+    FAILED,
+    FINISHED,
+    Status,
+    Step,
+    duration,
+    end_of,
+    last_error,
+    leaves,
+    planned,
+    steps,
+    warnings,
+    with_first_error,
+)
+
+MARKS = {
+    "Succeeded": ("✔", "green"),
+    "Failed": ("✘", "red"),
+    "Error": ("✘", "red"),
+    "Running": ("▶", "cyan"),
+    "Pending": ("·", "dim"),
+    "Waiting": ("·", "dim"),
+    "Cached": ("≡", "green"),
+    "Skipped": ("–", "dim"),
+    "Omitted": ("–", "dim"),
+}
+MANY, REST = 200, 30  # with more steps than MANY, at most 1/REST of the time is spent on looking at them
+NOT_RUN = ("Skipped", "Omitted")  # not a failure
+STARTING = ("PodInitializing", "ContainerCreating")  # normal reasons for a pending pod
+JOB_FAILED = "failure condition"  # in Argo's message for a step whose job failed: the job's logs say why
+MAX_CAUSE = 400  # characters
+ProgressOf = Callable[[Step], str]  # the progress of a running step, the error in the logs of a failed job, or ""
+
+
+class Shown(Protocol):
+    """Receives every new status; `tick` is called a few times per second; `say` prints a separate line."""
+
+    def __call__(self, status: Status) -> None: ...
+
+    def tick(self) -> None: ...
+
+    def say(self, line: str) -> None: ...
+
+
+@contextmanager
+def show(name: str, progress: ProgressOf, manifest: Mapping[str, Any], out: TextIO) -> Iterator[Shown]:
+    """The display that fits `out`."""
+    shown: Shown = Tree(name, progress, manifest, out) if is_terminal(out) else Lines(name, progress, out)
+    stop = threading.Event()
+
+    def ticking() -> None:
+        while not stop.wait(0.25):
+            shown.tick()
+
+    ticker = threading.Thread(target=ticking, name="display", daemon=True)
+    ticker.start()
+    try:
+        with shown.live if isinstance(shown, Tree) else nullcontext():
+            yield shown
+    finally:
+        stop.set()
+        ticker.join()
+        if isinstance(shown, Lines) and shown.changed:
+            shown.look()
+
+
+def is_terminal(out: TextIO) -> bool:
+    """Whether `out` can show a live tree."""
+    return out.isatty() and os.environ.get("TERM") != "dumb"
+
+
+class Lines:
+    """Prints a line for each change of a step, and one every five seconds of training.
+
+    Runs with many steps are examined less often: examining every change would take longer than the steps.
+    """
+
+    def __init__(self, name: str, progress: ProgressOf, out: TextIO) -> None:
+        self.name, self.progress, self.out = name, progress, out
+        self.seen: dict[str, str] = {}
+        self.reported: set[tuple[str, str]] = set()
+        self.status: Status = {}
+        self.due, self.changed = 0.0, False
+        self.running: list[Step] = []
+        self.last_progress = ("", 0.0)
+        self.lock = threading.RLock()  # the ticker, the runner and signal handlers print
+
+    def __call__(self, status: Status) -> None:
+        if not self.status:
+            before = [row for row in steps(self.name, status) if row.phase in FINISHED and row.phase != "Cached"]
+            self.seen = {row.name: row.phase for row in before}
+            self.say(f"{self.name} running" + (f"; {len(leaves(before))} steps had completed before" if before else ""))
+        self.status, self.changed = status, True
+        if time.monotonic() >= self.due:
+            self.look()
+
+    def look(self) -> None:
+        """Print what has changed."""
+        with self.lock:
+            began, self.changed = time.monotonic(), False
+            rows = steps(self.name, self.status)
+            self.running = [row for row in rows if row.phase == "Running"]
+            for row in rows:
+                if row.phase == "Pending":
+                    self._report_waiting(row)
+                elif row.phase != self.seen.get(row.name):
+                    self.seen[row.name] = row.phase
+                    took = f" in {duration(row.seconds)}" if row.phase in FINISHED and row.seconds else ""
+                    cause = cause_of(row, self.progress) if row.phase in (*FAILED, "Cached") else ""
+                    self.say(f"{row.name} {row.phase.lower()}{took}" + (f": {cause}" if cause else ""))
+                    if not row.label.startswith("("):  # an attempt, of which the step itself says it
+                        for text in warnings([row.node or {}]):
+                            self.say(f"{row.name} warning: {text}")
+            self.due = began + REST * (time.monotonic() - began) if len(rows) > MANY else 0.0
+
+    def _report_waiting(self, row: Step) -> None:
+        """Print each reason once: an image that cannot be pulled, no node with capacity."""
+        reason = row.message.partition(":")[0]
+        if reason and reason not in STARTING and (row.name, reason) not in self.reported:
+            self.reported.add((row.name, reason))
+            self.say(f"{row.name} is waiting: {' '.join(row.message.split())[:200]}")
+
+    def tick(self) -> None:
+        if self.changed and time.monotonic() >= self.due:
+            self.look()
+        text, at = self.last_progress
+        if time.monotonic() - at < 5:
+            return
+        for row in self.running:
+            now = self.progress(row)
+            if now and now != text:
+                self.last_progress = (now, time.monotonic())
+                self.say(f"{row.name} {now}")
+
+    def say(self, line: str) -> None:
+        with self.lock:
+            self.out.write(f"{time.strftime('%H:%M:%S')} {visible(line)}\n")
+            self.out.flush()
+
+
+class Tree:
+    """Shows the steps as a tree that redraws in place."""
+
+    def __init__(self, name: str, progress: ProgressOf, manifest: Mapping[str, Any], out: TextIO) -> None:
+        from rich.console import Console
+        from rich.live import Live
+
+        self.name, self.progress, self.plan = name, progress, planned(manifest)
+        self.status: Status = {}
+        self.causes: dict[str, str] = {}  # by name of a failed step
+        self.began = time.time()
+        self.console = Console(file=out, highlight=False)
+        self.live = Live(get_renderable=self.drawn, console=self.console, refresh_per_second=4)
+
+    def __call__(self, status: Status) -> None:
+        self.status = status
+
+    def tick(self) -> None:
+        """Do nothing: Live redraws by itself."""
+
+    def say(self, line: str) -> None:
+        self.console.print(visible(line), markup=False)
+
+    def drawn(self) -> Any:
+        """The current tree. Columns: mark and step, duration, training progress or message."""
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table.grid(padding=(0, 2))
+        took = duration(time.time() - self.began)
+        table.add_row(Text(self.name, "bold"), Text(took, "dim"), Text(self.status.get("phase") or "Pending", "dim"))
+        for row in steps(self.name, self.status, self.plan):
+            mark, style = MARKS[row.phase]
+            note = Text(self.progress(row) if row.phase == "Running" else visible(self._cause(row)))
+            step = Text(f"{'  ' * (row.depth + 1)}{mark} {row.label}", style)
+            if row.phase in NOT_RUN:
+                table.add_row(step, "", Text(row.phase.lower(), "dim"))
+            else:
+                table.add_row(step, Text(duration(row.seconds), "dim"), note)
+        return table
+
+    def _cause(self, row: Step) -> str:
+        if row.phase not in FAILED:
+            return " ".join((row.message or " ".join(warnings([row.node or {}]))).split())[:100]
+        if row.name not in self.causes:
+            self.causes[row.name] = cause_of(row, self.progress)
+        return self.causes[row.name]
+
+
+def cause_of(row: Step, progress: ProgressOf) -> str:
+    """Why a step failed, on one line: the error of its job, or its message."""
+    error = progress(row) if JOB_FAILED in row.message else ""
+    return " ".join((error or row.message).split())[:MAX_CAUSE]
+
+
+def task_of(row: Step) -> str:
+    """The task that a step or one of its attempts belongs to: `train` of `ship.train(0)`."""
+    return row.name.rpartition(".")[2].partition("(")[0]
+
+
+class LogErrors:
+    """Reads the errors of failed jobs from the logs of their pods (`WORKFLOW-STEP-*.log`)."""
+
+    def __init__(self, name: str, logs: Path) -> None:
+        self.name, self.logs = name, logs
+
+    def of(self, row: Step) -> str:
+        log = with_first_error([*self.logs.glob(f"{self.name}-{task_of(row)}-*.log")]) if row.phase in FAILED else None
+        return last_error(end_of(log, 65536)) if log else ""
+
+
+def log_line(label: str, text: str, as_json: bool) -> str:
+    """A line of a log with its step, as text or as a JSON object."""
+    return visible(json.dumps({"step": label, "line": text}, ensure_ascii=False) if as_json else f"{label} | {text}")
+
+
+def follow(logs: Path, stem: str, finished: Any, out: TextIO = sys.stdout, as_json: bool = False) -> None:
+    """Copy logs whose names contain `stem` to `out`, each line with its pod, until `finished()` and all are read."""
+    offsets: dict[Path, int] = {}
+    while True:
+        completed = finished()
+        matching = [path for path in logs.glob("*.log") if stem in path.stem]
+        for path in sorted(matching, key=lambda path: path.stat().st_mtime):
+            with path.open("rb") as file:
+                file.seek(offsets.get(path, 0))
+                # an incomplete line waits for its end, unless no writer is left
+                for line in file:
+                    if not line.endswith(b"\n") and not completed:
+                        break
+                    offsets[path] = offsets.get(path, 0) + len(line)
+                    out.write(log_line(path.stem, line.decode(errors="replace").rstrip(), as_json) + "\n")
+        out.flush()
+        if completed:
+            return
+        time.sleep(0.2)

@@ -1,0 +1,126 @@
+"""Runs and deployments on this machine: the tables of `argolocal status`, and the logs of a run.
+
+A run is a directory in .argolocal/runs (argolocal/state/journal.py); these functions only read it.
+"""
+
+import json
+import time
+from collections.abc import Callable, Collection, Iterator
+from pathlib import Path
+from typing import Any, TextIO
+
+from argolocal.common import program
+from argolocal.common.wording import visible
+from argolocal.errors import ConfigError
+from argolocal.runner.cluster import LocalCluster
+from argolocal.state.journal import RunFiles
+from argolocal.view import display, summary
+from argolocal.view.summary import FINISHED, Status, check_step, duration, steps, timestamp, warnings
+
+Row = Callable[[str, Status, str, str | None], dict[str, str]]
+
+
+def names(home: Path) -> list[str]:
+    """The runs of this home, newest first."""
+    runs = [path.parent for path in (home / "runs").glob("*/manifest.yaml")]
+    return [path.name for path in sorted(runs, key=lambda path: (path / "manifest.yaml").stat().st_mtime, reverse=True)]
+
+
+def newest(home: Path, phases: Collection[str] = ()) -> str:
+    """The newest run, if given in one of `phases`. Raises ConfigError if there is none."""
+    for name, status in _known(home):
+        if not phases or status["phase"] in phases:
+            return name
+    what = f"run that is {' or '.join(phases).lower()}" if phases else "run"
+    raise ConfigError(
+        f"there is no {what} in {home}: `{program.name} status` lists all, `{program.name} run` starts one."
+    )
+
+
+def state(home: Path, name: str) -> dict[str, Any]:
+    """The status of a run; `Interrupted` if its runner has exited. Raises ConfigError if there is none."""
+    files = RunFiles(home, name)
+    files.workflow()
+    status, _ = files.load()
+    if status.get("phase") not in FINISHED:
+        status["phase"] = "Running" if files.runner() else "Interrupted"
+    return status
+
+
+def everything(cluster: LocalCluster, as_json: bool, row: Row | None = None) -> str:
+    """Runs, and what serves. `row` makes the row of a run (default: run_row)."""
+    make, known = row or run_row, _known(cluster.home)
+    runs = [make(name, status, status["phase"], status.get("startedAt")) for name, status in known]
+    tables = {"runs": runs, "serving": cluster.overview()}
+    return show_tables(tables, as_json, f"no runs in {cluster.home} yet: `{program.name} run` starts one")
+
+
+def run(home: Path, name: str, as_json: bool) -> str:
+    """The steps of one run."""
+    status = state(home, name)
+    return json.dumps(summary.as_json(name, status), indent=2) if as_json else steps_table(name, status)
+
+
+def steps_table(name: str, status: Status) -> str:
+    """The steps of a run, each with its phase and duration."""
+    rows = [
+        {
+            "step": "  " * row.depth + row.label,
+            "phase": row.phase,
+            "took": duration(row.seconds),
+            "message": " ".join(row.message.split())[:80],
+        }
+        for row in steps(name, status)
+    ]
+    head = f"{name}: {status.get('phase') or 'Pending'} {visible(status.get('message') or '')}"
+    warned = [f"\nwarning: {visible(text)}" for text in warnings((status.get("nodes") or {}).values())]
+    return head.rstrip() + "\n\n" + table(rows) + "".join(warned)
+
+
+def logs(home: Path, name: str | None, step: str, follow: bool, out: TextIO, as_json: bool) -> None:
+    """Copy the logs of a run to `out`; with `follow`, until its runner exits."""
+    files = RunFiles(home, name := name or newest(home))
+    manifest = files.workflow()
+    check_step(name, step, manifest, [path.stem for path in files.logs.glob("*.log")])
+    display.follow(files.logs, step, lambda: not follow or files.runner() is None, out, as_json)
+
+
+def _known(home: Path) -> Iterator[tuple[str, Status]]:
+    """The runs, newest first; one with unreadable files does not hide the others."""
+    for name in names(home):
+        try:
+            yield name, state(home, name)
+        except ConfigError:
+            yield name, {"phase": "Unreadable"}
+
+
+def run_row(name: str, status: Status, phase: str, created: str | None) -> dict[str, str]:
+    """The row of a run in the table of runs."""
+    began, ended = status.get("startedAt"), status.get("finishedAt")
+    return {
+        "run": name,
+        "phase": phase,
+        "age": duration(time.time() - timestamp(created)) if created else "",
+        "took": duration(timestamp(ended) - timestamp(began)) if began and ended else "",
+    }
+
+
+def show_tables(tables: dict[str, list[dict[str, Any]]], as_json: bool, empty: str) -> str:
+    """The tables as text, or as one JSON object; `empty` is the text if all are empty."""
+    if as_json:
+        return json.dumps(tables, indent=2)
+    return "\n\n".join(table(rows) for rows in tables.values() if rows) or empty
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """Columns under their headers, as `kubectl get` prints them."""
+    columns = list(dict.fromkeys(column for row in rows for column in row))
+    lines = [[name.upper() for name in columns], *[[_cell(row.get(name, "")) for name in columns] for row in rows]]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return "\n".join(
+        "  ".join(f"{text:{width}}" for text, width in zip(line, widths, strict=True)).rstrip() for line in lines
+    )
+
+
+def _cell(value: Any) -> str:
+    return ("yes" if value else "no") if isinstance(value, bool) else visible(str(value))

@@ -1,0 +1,115 @@
+"""This machine as the cluster of a training: with the embedded services, and the controllers of training jobs.
+
+    cluster = LocalCluster(Path(".rekindle")); cluster.prefetch(); cluster.configmap("rekindle")["S3_ENDPOINT_URL"]
+
+Below the home are also `services/`, `s3/` and `mlflow.db`.
+"""
+
+import os
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from argolocal.pods.container_images import Image
+from argolocal.runner import cluster
+from rekindle import project
+from rekindle.errors import ConfigError
+from rekindle.local.services.services import BUCKET, SERVICES, Services
+
+if TYPE_CHECKING:
+    from argolocal.controllers.kinds import Kinds
+    from rekindle.storage import Store
+
+
+class LocalCluster(cluster.LocalCluster):
+    """The cluster whose state is in `home` (default: the home of commands). `images` says what an image is here
+    (default: those of images.yaml)."""
+
+    bucket, modules = BUCKET, ("rekindle",)
+
+    def __init__(self, home: Path | None = None, images: Mapping[str, Image] | None = None) -> None:
+        super().__init__(home, images)
+        self.services = Services(self.home)
+        self._store: Store | None = None
+
+    @property
+    def path(self) -> str:
+        return os.environ.get(project.PATH, str(project.REFERENCE))
+
+    @cached_property
+    def kinds(self) -> "Kinds":
+        from rekindle.local.jobs.kinds import kinds
+
+        return kinds()
+
+    def prefetch(self) -> None:
+        """Start the services, and deployments that died, in the background. Returns at once."""
+        self.services.start()
+        self.revive()
+
+    def ready(self, timeout: float = 60) -> None:
+        """Wait until the services answer. Raises StorageError or TrackingError."""
+        self.services.ready(timeout)
+
+    def keep_running(self) -> None:
+        """Restart services and deployments that died. Raises StorageError or TrackingError."""
+        self.services.keep()
+        super().keep_running()
+
+    def built_in(self) -> Mapping[tuple[str, str], Callable[[], Mapping[str, str]]]:
+        """`rekindle` has the addresses of the services; what serves has the same keys of the store here, where every
+        process is its user's."""
+        services = self.services
+        return {
+            ("ConfigMap", "rekindle"): services.environment,
+            ("Secret", "rekindle-s3"): lambda: services.credentials() | services.login(),
+            ("Secret", "rekindle-serving"): services.credentials,
+            ("Secret", "rekindle-notify"): lambda: self._webhook() | services.login(),
+        }
+
+    def _webhook(self) -> dict[str, str]:
+        """Where notifications go: $NOTIFY_URL, else the file `notify-url` of the home directory."""
+        file = self.home / "notify-url"
+        url = self.services.environ.get("NOTIFY_URL") or (file.read_text().strip() if file.exists() else "")
+        return {"NOTIFY_URL": url} if url else {}
+
+    def store(self, s3: Mapping[str, Any] | None = None) -> "Store":
+        """The object store of the pods, or the one that an artifact names. Raises ConfigError, KeyError."""
+        from rekindle.storage import Store
+
+        keys = self.services.credentials()  # an artifact needs no MLflow
+        if s3 and (s3.get("bucket") or s3.get("endpoint")):
+            url = s3.get("endpoint") and f"{'http' if s3.get('insecure') else 'https'}://{s3['endpoint']}"
+            references = [
+                (s3.get("accessKeySecret"), "AWS_ACCESS_KEY_ID"),
+                (s3.get("secretKeySecret"), "AWS_SECRET_ACCESS_KEY"),
+            ]
+            access, secret = (self._key(ref) if ref else keys.get(name) for ref, name in references)
+            return Store(s3.get("bucket") or BUCKET, url or self.services.url("s3"), access, secret)
+        if not self._store:
+            access, secret = keys.get("AWS_ACCESS_KEY_ID"), keys.get("AWS_SECRET_ACCESS_KEY")
+            self._store = Store(self.services.environ.get("S3_BUCKET", BUCKET), self.services.url("s3"), access, secret)
+        return self._store
+
+    def _key(self, reference: Mapping[str, str]) -> str:
+        try:
+            return self.secret(reference["name"])[reference["key"]]
+        except KeyError:
+            raise ConfigError(
+                f"there is no Secret {reference.get('name')!r} with {reference.get('key')!r} here: put it into the "
+                "file of the Workflow, separated by ---."
+            ) from None
+
+    def down(self) -> list[str]:
+        """Stop the deployments, then the services, and wait. Returns what was stopped. Raises Busy during a run."""
+        return super().down() + self.services.down()
+
+    def overview(self) -> list[dict[str, Any]]:
+        """Services and deployments: kind, name, address, whether it runs. Deployments that died are started again."""
+        records = [record for name in SERVICES if (record := self.services.find(name))]
+        services = [
+            {"kind": "service", "name": record.name, "address": record.url, "running": record.alive}
+            for record in records
+        ]
+        return services + super().overview()

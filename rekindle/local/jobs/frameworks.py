@@ -1,0 +1,201 @@
+"""What the training operator does differently for each kind of its jobs: who ends one, and what its pods are told.
+
+Source: Kubeflow training operator 1.9: KIND_types.go, and pytorch/envvar.go, elastic.go, tensorflow/tensorflow.go,
+xgboost/xgboost.go, paddlepaddle/envvar.go, jax/envvar.go, mpi/mpijob_controller.go.
+"""
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from argolocal.manifest.names import PYTORCH_PORT, PYTORCH_PORT_NAME
+from argolocal.validate.objects import JOBS
+
+Object = dict[str, Any]
+Address = Callable[[str], str]  # of a pod
+MPI = "/etc/mpi"  # where the files of an MPIJob are in its Launcher
+
+
+@dataclass(frozen=True)
+class Framework:
+    """One kind of job. `environment` gives what is set in the pod of a role and index."""
+
+    port: tuple[str, int]  # name and default
+    restart: str  # default restartPolicy
+    environment: Callable[[Object, str, int, Address], dict[str, str]]
+    leaders: tuple[str, ...] = ()  # the job ends as the first of these that it has; without one, as its workers
+
+
+def replicas_of(obj: Object) -> Object:
+    """A job's replica specs by role."""
+    return obj["spec"].get(JOBS[obj["kind"]].replicas) or {}
+
+
+def count(obj: Object, role: str) -> int:
+    """How many pods a role has."""
+    return replicas_of(obj)[role].get("replicas", 0 if (obj["kind"], role) == ("MPIJob", "Worker") else 1)
+
+
+def pod_name(obj: Object, role: str, index: int = 0) -> str:
+    """The name of a pod."""
+    name = f"{obj['metadata']['name']}-{role.lower()}"
+    return name if role == "Launcher" else f"{name}-{index}"
+
+
+def pods_of(obj: Object) -> dict[str, tuple[str, int]]:
+    """Pod name → (role, index)."""
+    every = [(role, index) for role in replicas_of(obj) for index in range(count(obj, role))]
+    return {pod_name(obj, role, index): (role, index) for role, index in every}
+
+
+def leader(obj: Object) -> str:
+    """The role that a job ends as."""
+    return next((role for role in FRAMEWORKS[obj["kind"]].leaders if role in replicas_of(obj)), "Worker")
+
+
+def complete(obj: Object, done: set[str]) -> bool:
+    """Whether a job has succeeded as soon as the pods `done` have."""
+    role, spec = leader(obj), obj["spec"]
+    pods = [pod for pod, (of, _) in pods_of(obj).items() if of == role]
+    succeeded = [pod for pod in pods if pod in done]
+    if role == "Worker" and obj["kind"] == "TFJob" and spec.get("successPolicy") != "AllWorkers":
+        return pods[:1] == succeeded[:1] and bool(pods)
+    if role == "Worker" and obj["kind"] == "PyTorchJob" and spec.get("elasticPolicy") is not None:
+        return bool(succeeded)
+    return len(succeeded) == len(pods) > 0
+
+
+def goes_on(obj: Object, role: str, policy: str) -> bool:
+    """Whether a job goes on without a pod that failed for good."""
+    dynamic = obj["kind"] == "TFJob" and bool(obj["spec"].get("enableDynamicWorker")) and policy == "Never"
+    return role == "Worker" and (dynamic or (obj["kind"] == "MPIJob" and policy == "ExitCode"))
+
+
+def operator_environment(obj: Object, role: str, index: int, address: Address) -> dict[str, str]:
+    """The operator's variables for one replica."""
+    return FRAMEWORKS[obj["kind"]].environment(obj, role, index, address)
+
+
+def port_of(obj: Object, role: str) -> int:
+    """The container port with the operator's name for it, or the operator's default."""
+    name, default = FRAMEWORKS[obj["kind"]].port
+    ports = replicas_of(obj)[role]["template"]["spec"]["containers"][0].get("ports") or []
+    return next((port["containerPort"] for port in ports if port.get("name") == name), default)
+
+
+def _total(obj: Object) -> int:
+    return sum(count(obj, role) for role in replicas_of(obj))
+
+
+def _rank(role: str, index: int) -> int:
+    return 0 if role == "Master" else index + 1
+
+
+def _pytorch(obj: Object, role: str, index: int, address: Address) -> dict[str, str]:
+    name, spec = obj["metadata"]["name"], obj["spec"]
+    replicas, elastic = replicas_of(obj), spec.get("elasticPolicy")
+    nproc = str(spec.get("nprocPerNode", "auto"))
+    env = {"PYTHONUNBUFFERED": "1"}
+    if "Master" in replicas:
+        host, port, rank = address(pod_name(obj, "Master")), str(port_of(obj, "Master")), str(_rank(role, index))
+        env |= {"MASTER_PORT": port, "PET_MASTER_PORT": port, "MASTER_ADDR": host, "PET_MASTER_ADDR": host}
+        size = _total(obj) * (int(nproc) if nproc.isdigit() else 1)
+        env |= {"WORLD_SIZE": str(size), "RANK": rank, "PET_NODE_RANK": rank}
+    if elastic is None:
+        return env | {"PET_NPROC_PER_NODE": nproc, "PET_NNODES": str(_total(obj))}
+    workers = count(obj, "Worker")
+    least, most = elastic.get("minReplicas"), elastic.get("maxReplicas")
+    least, most = least or most or workers, most or least or workers
+    host = elastic.get("rdzvHost", pod_name(obj, "Worker"))
+    host = address(host) if re.fullmatch(rf"{name}-(master|worker)-\d+", host) else host
+    env |= {
+        "PET_RDZV_ENDPOINT": f"{host}:{elastic.get('rdzvPort', port_of(obj, 'Worker'))}",
+        "PET_RDZV_BACKEND": elastic.get("rdzvBackend", "c10d"),
+        "PET_NNODES": f"{least}:{most}",
+        "PET_NPROC_PER_NODE": str(elastic.get("nProcPerNode", nproc)),
+    }
+    if "maxRestarts" in elastic:
+        env["PET_MAX_RESTARTS"] = str(elastic["maxRestarts"])
+    if "rdzvId" in elastic:
+        env["PET_RDZV_ID"] = elastic["rdzvId"]
+    if "rdzvConf" in elastic:
+        env["PET_RDZV_CONF"] = ",".join(f"{entry['key']}={entry['value']}" for entry in elastic["rdzvConf"])
+    return env
+
+
+def _tensorflow(obj: Object, role: str, index: int, address: Address) -> dict[str, str]:
+    if _total(obj) == 1:
+        return {}
+    hosts = {
+        kind.lower(): [f"{address(pod_name(obj, kind, i))}:{port_of(obj, kind)}" for i in range(count(obj, kind))]
+        for kind in sorted(replicas_of(obj))
+    }
+    own, task = role.lower(), {"type": role.lower(), "index": index}
+    if obj["spec"].get("enableDynamicWorker"):  # it knows itself and the parameter servers
+        servers = hosts.get("ps", []) if own == "worker" else hosts["ps"][index : index + 1] if own == "ps" else []
+        cluster = {"worker": {str(index): hosts[own][index]} if own == "worker" else {}, "ps": servers}
+        return {"TF_CONFIG": json.dumps({"cluster": cluster, "task": task})}
+    return {"TF_CONFIG": json.dumps({"cluster": hosts, "task": task, "environment": "cloud"})}
+
+
+def _xgboost(obj: Object, role: str, index: int, address: Address) -> dict[str, str]:
+    env = {
+        "MASTER_PORT": str(port_of(obj, "Master")),
+        "MASTER_ADDR": address(pod_name(obj, "Master")),
+        "WORLD_SIZE": str(_total(obj)),
+        "RANK": str(_rank(role, index)),
+        "PYTHONUNBUFFERED": "1",
+    }
+    if _total(obj) > 1:
+        workers = [address(pod_name(obj, "Worker", i)) for i in range(count(obj, "Worker"))]
+        env |= {"WORKER_PORT": str(port_of(obj, "Worker")), "WORKER_ADDRS": ",".join(workers)}
+    return env
+
+
+def _paddle(obj: Object, role: str, index: int, address: Address) -> dict[str, str]:
+    servers = "Master" in replicas_of(obj)
+    first = "Master" if servers else "Worker"
+    host = address(pod_name(obj, first))
+    env = {"PYTHONUNBUFFERED": "1", "PADDLE_JOB_ID": obj["metadata"]["name"], "PADDLE_NNODES": str(_total(obj))}
+    env["PADDLE_MASTER"] = f"{host}:{port_of(obj, first)}"
+    if (role, index) == (first, 0):
+        env["POD_IP_DUMMY"] = host
+    if servers:
+        env["PADDLE_SERVER_NUM" if role == "Master" else "PADDLE_TRAINER_NUM"] = "1"
+    return env
+
+
+def _jax(obj: Object, role: str, index: int, address: Address) -> dict[str, str]:
+    return {
+        "PYTHONUNBUFFERED": "1",
+        "COORDINATOR_PORT": str(port_of(obj, "Worker")),
+        "COORDINATOR_ADDRESS": address(pod_name(obj, "Worker")),
+        "NUM_PROCESSES": str(_total(obj)),
+        "PROCESS_ID": str(index),
+    }
+
+
+def _mpi(obj: Object, role: str, index: int, address: Address) -> dict[str, str]:
+    if role == "Worker":
+        return {}
+    agent = f"{MPI}/kubexec.sh"
+    container = replicas_of(obj)[role]["template"]["spec"]["containers"][0]
+    limits = (container.get("resources") or {}).get("limits") or {}
+    env = {"OMPI_MCA_plm_rsh_agent": agent, "OMPI_MCA_orte_default_hostfile": f"{MPI}/hostfile"}
+    if not any(name.endswith("/gpu") for name in limits):
+        env |= {"NVIDIA_VISIBLE_DEVICES": "", "NVIDIA_DRIVER_CAPABILITIES": ""}
+    own = {variable["name"] for variable in container.get("env") or []}
+    intel = {"I_MPI_HYDRA_BOOTSTRAP": "rsh", "I_MPI_HYDRA_BOOTSTRAP_EXEC": agent}
+    return env | {name: value for name, value in intel.items() if name not in own}
+
+
+FRAMEWORKS = {
+    "PyTorchJob": Framework((PYTORCH_PORT_NAME, PYTORCH_PORT), "OnFailure", _pytorch, ("Master",)),
+    "TFJob": Framework(("tfjob-port", 2222), "Never", _tensorflow, ("Chief", "Master")),
+    "XGBoostJob": Framework(("xgboostjob-port", 9999), "Never", _xgboost, ("Master",)),
+    "PaddleJob": Framework(("master", 36543), "OnFailure", _paddle, ("Master",)),
+    "JAXJob": Framework(("jaxjob-port", 6666), "Never", _jax),
+    "MPIJob": Framework(("", 0), "Never", _mpi, ("Launcher",)),
+}

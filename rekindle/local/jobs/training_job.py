@@ -1,0 +1,338 @@
+"""Jobs of Kubeflow: replicas as child processes, with the environment, restarts and status of the training operator.
+
+Source: Kubeflow training operator 1.9 (common/job.go, common/pod.go, util/status.go, and of each kind
+KIND_controller.go and KIND_webhook.go). Differences: loopback addresses instead of DNS names, a shorter back-off before
+restarts (pod.py), and failure messages that quote the pod's log. What `mpirun` starts in a Worker sees the Launcher's
+files.
+"""
+
+import fcntl
+import os
+import re
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from shutil import rmtree
+
+from argolocal.controllers.base import Controller, Object, sole_container
+from argolocal.controllers.memory import memory_volume, shared_memory
+from argolocal.controllers.pod import Pod, end_all
+from argolocal.interfaces import Cluster
+from argolocal.language.gofmt import timestamp
+from argolocal.manifest.names import JOB_NAME, REPLICA_TYPE
+from argolocal.validate.objects import JOBS
+from rekindle.errors import ConfigError
+from rekindle.local.jobs import mpi
+from rekindle.local.jobs.frameworks import (
+    FRAMEWORKS,
+    complete,
+    goes_on,
+    leader,
+    operator_environment,
+    pods_of,
+    replicas_of,
+)
+
+RETRYABLE = 128  # with restartPolicy ExitCode, codes from here on start the pod again
+SUCCEEDED = "rekindle/succeeded-pods"  # annotation: succeeded pods are remembered like pod objects
+RESTART_POLICIES = ("Always", "OnFailure", "Never", "ExitCode")
+CLEAN_POD_POLICIES = ("None", "Running", "All")
+
+
+@dataclass
+class Job:
+    """The state of a job while this process runs it."""
+
+    lock: int  # held by the process that runs the pods
+    pods: dict[str, Pod] = field(default_factory=dict)
+    terminating: list[Pod] = field(default_factory=list)  # deleted, but not yet exited
+    failed: dict[str, int] = field(default_factory=dict)  # exit codes of pods that are Failed
+
+
+class TrainingJobs(Controller):
+    """The controller of one kind."""
+
+    def __init__(self, cluster: Cluster, kind: str = "", run: Path | None = None) -> None:
+        super().__init__(cluster, kind, run)
+        self.jobs: dict[str, Job] = {}
+
+    def check(self, obj: Object) -> None:
+        """Raises ConfigError for a job that the operator's webhook refuses or that makes the operator fail."""
+        super().check(obj)
+        name, spec, rules = obj["metadata"]["name"], obj.get("spec") or {}, JOBS[self.kind]
+        where, field = f"{self.kind} {name}", rules.replicas
+        if obj.get("apiVersion", "kubeflow.org/v1") != "kubeflow.org/v1":
+            raise ConfigError(f"{where}: its apiVersion is {obj['apiVersion']}, here only kubeflow.org/v1 runs.")
+        if not re.fullmatch(r"[a-z]([-a-z0-9]*[a-z0-9])?", name) or len(name) > 53:
+            raise ConfigError(
+                f"{where}: a name is lower-case letters, digits and -, begins with a letter, has at most 53."
+            )
+        replicas = spec.get(field) or {}
+        if not replicas or set(replicas) - set(rules.types):
+            raise ConfigError(f"{where}: {field} has {sorted(replicas)}, and may have {', '.join(rules.types)}.")
+        if missing := [role for role in rules.needed if role not in replicas]:
+            raise ConfigError(f"{where}: {field} has no {missing[0]}. Give it one.")
+        if {"Chief", "Master"} <= set(replicas):
+            raise ConfigError(f"{where}: Chief and Master are two names of one role. Keep one of them.")
+        for role in [role for role in rules.single if role in replicas]:
+            if replicas[role].get("replicas", 1 if self.kind == "MPIJob" else None) != 1:
+                raise ConfigError(f"{where}: {role}.replicas must be written, as 1.")
+        least = 1 if self.kind == "PyTorchJob" else 0
+        for role, replica in replicas.items():
+            if replica.get("replicas", 1) < least or replica.get("restartPolicy", "Never") not in RESTART_POLICIES:
+                raise ConfigError(
+                    f"{where}: {role} needs replicas >= {least} and a restartPolicy of {', '.join(RESTART_POLICIES)}."
+                )
+            pod = (replica.get("template") or {}).get("spec") or {}
+            sole_container(pod, f"{where}: {role}", rules.container or None)
+        if _clean_policy(spec) not in CLEAN_POD_POLICIES:
+            raise ConfigError(f"{where}: runPolicy.cleanPodPolicy must be one of {', '.join(CLEAN_POD_POLICIES)}.")
+        if (elastic := spec.get("elasticPolicy")) is not None and self.kind == "PyTorchJob":
+            _check_elastic(where, spec, elastic)
+
+    def written(self, stored: Object) -> Object:
+        self._adopt(stored)
+        return stored
+
+    def get(self, name: str) -> Object | None:
+        obj = self.read(name)
+        if obj:
+            self._adopt(obj)
+        return obj
+
+    def delete(self, name: str) -> bool:
+        if job := self.jobs.pop(name, None):
+            end_all([*job.pods.values(), *job.terminating], float("inf"))
+            os.close(job.lock)
+        rmtree(shared_memory(self.run, name), ignore_errors=True)
+        return super().delete(name)
+
+    def poll(self) -> None:
+        self.cluster.poll()  # the pods always need the store
+        for name, job in list(self.jobs.items()):
+            obj = self.read(name)
+            if obj is None:  # deleted by another command
+                self.delete(name)
+            else:
+                self._reconcile(obj, job)
+
+    def stop(self, grace: float) -> None:
+        jobs = list(self.jobs.values())
+        end_all([pod for job in jobs for pod in [*job.pods.values(), *job.terminating]], grace)
+        for job in jobs:
+            os.close(job.lock)
+        self.jobs.clear()
+
+    def clean_up(self) -> None:
+        """Removes leftovers of completed jobs of this run."""
+        for name in self.names():
+            obj = self.read(name) or {}
+            if finished(status := obj.get("status") or {}):
+                self._clean(obj, status)
+
+    def _clean(self, obj: Object, status: Object) -> None:
+        rmtree(shared_memory(self.run, obj["metadata"]["name"]), ignore_errors=True)
+        rmtree(self._files(obj), ignore_errors=True)
+        if condition(status, "Succeeded"):  # a failed job's directories stay for diagnosis
+            for pod in pods_of(obj):
+                rmtree(self.run / "pods" / pod, ignore_errors=True)
+
+    def _adopt(self, obj: Object) -> None:
+        """Take over an unfinished job that no process runs; its pods are lost, as with a lost cluster node."""
+        name = obj["metadata"]["name"]
+        if name in self.jobs or finished(obj.get("status") or {}):
+            return
+        self.folder.mkdir(parents=True, exist_ok=True)
+        lock = os.open(self.folder / f".{name}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(lock)
+            return
+        self.jobs[name] = Job(lock)
+        if condition(obj.get("status") or {}, "Running"):
+            status = obj["status"]
+            set_condition(
+                status, self.kind, "Restarting", f"{self.kind} {name} is restarting because its node was lost."
+            )
+            self._save(obj, status)
+
+    def _reconcile(self, obj: Object, job: Job) -> None:
+        name, spec, status = obj["metadata"]["name"], obj["spec"], obj.get("status") or {}
+        policy = spec.get("runPolicy") or {}
+        job.terminating = [pod for pod in job.terminating if pod.poll() is None and pod.running]
+        set_condition(status, self.kind, "Created", f"{self.kind} {name} is created.")
+        done = set(filter(None, obj["metadata"]["annotations"].get(SUCCEEDED, "").split(",")))
+        if not finished(status):
+            if policy.get("suspend"):
+                self._remove(job, list(job.pods))
+                set_condition(status, self.kind, "Suspended", f"{self.kind} {name} is suspended.")
+                status.pop("startTime", None)
+            else:
+                suspended = condition(status, "Suspended")
+                if suspended and suspended["status"] == "True":
+                    set_condition(status, self.kind, "Suspended", f"{self.kind} {name} is resumed.", "Resumed", "False")
+                status.setdefault("startTime", timestamp(time.time()))
+                self._sync_pods(obj, job, done)
+                self._reap(obj, job, status, done)
+                if reason := past_limit(policy, status, job):
+                    status.setdefault("completionTime", timestamp(time.time()))
+                    set_condition(status, self.kind, "Failed", f"{self.kind} {name} has failed because it {reason}.")
+            self._update_counts(obj, job, status, done)
+        if finished(status):
+            self._finish(_clean_policy(spec), job, status)
+        self._save(obj, status, ",".join(sorted(done)))
+        if finished(status) and not job.pods and not job.terminating:
+            os.close(self.jobs.pop(name).lock)
+            self._clean(obj, status)
+
+    def _sync_pods(self, obj: Object, job: Job, done: set[str]) -> None:
+        """Create missing pods, delete surplus ones."""
+        desired, terminating = pods_of(obj), {pod.name for pod in job.terminating}
+        for pod, (rtype, index) in desired.items():
+            waits = rtype == "Launcher" and not mpi.ready(obj, job.pods)
+            if not waits and pod not in {*job.pods, *done, *job.failed, *terminating}:
+                job.pods[pod] = self._pod(obj, pod, rtype, index)
+        self._remove(job, [pod for pod in job.pods if pod not in desired])
+        if self.kind == "MPIJob":
+            mpi.record(self._files(obj), job.pods)
+
+    def _pod(self, obj: Object, name: str, rtype: str, index: int) -> Pod:
+        spec = replicas_of(obj)[rtype]["template"]["spec"]
+        environment = operator_environment(obj, rtype, index, self.cluster.address) | self._memory(obj, spec)
+        directories = {}
+        if rtype == "Launcher":
+            mpi.write(obj, self._files(obj))
+            spec, environment, directories = mpi.mounted(spec, environment, self._files(obj))
+        return Pod(self.cluster, name, spec, self.run, environment, directories)
+
+    def _memory(self, obj: Object, spec: Object) -> dict[str, str]:
+        return memory_volume(self.run, obj["metadata"]["name"], spec)
+
+    def _files(self, obj: Object) -> Path:
+        return self.run / "mpi" / obj["metadata"]["name"]
+
+    def _reap(self, obj: Object, job: Job, status: Object, done: set[str]) -> None:
+        """Poll the pods; those that exited succeed, fail, restart in place or are recreated, by restartPolicy."""
+        name = obj["metadata"]["name"]
+        for pod in list(job.pods.values()):
+            code = pod.poll()
+            if code is None:
+                continue
+            rtype = pods_of(obj)[pod.name][0]
+            policy = replicas_of(obj)[rtype].get("restartPolicy", FRAMEWORKS[self.kind].restart)
+            if policy == "Always" or (code and policy == "OnFailure"):
+                pod.restart(code)
+            elif code == 0:
+                done.add(pod.name)
+                del job.pods[pod.name]
+            elif policy == "ExitCode" and code >= RETRYABLE and self.kind != "MPIJob":
+                pod.restart(code, recreate=True)
+                why = f"{self.kind} {name} is restarting because 1 {rtype} replica(s) failed."
+                set_condition(status, self.kind, "Restarting", why)
+            else:
+                job.failed[pod.name] = code
+                del job.pods[pod.name]
+                if goes_on(obj, rtype, policy):
+                    continue
+                if policy == "Never" or self.kind == "MPIJob":  # forgotten for a permanent code with ExitCode
+                    status.setdefault("completionTime", timestamp(time.time()))
+                why = f"{rtype} replica(s) failed: {pod.name} ended with code {code} ({pod.log}): {pod.last_log_line()}"
+                set_condition(status, self.kind, "Failed", f"{self.kind} {name} is failed because 1 {why}")
+
+    def _update_counts(self, obj: Object, job: Job, status: Object, done: set[str]) -> None:
+        """Update replicaStatuses and the conditions that follow from them."""
+        name, roles = obj["metadata"]["name"], {pod: role for pod, (role, _) in pods_of(obj).items()}
+        status["replicaStatuses"] = {}
+        for rtype in sorted(replicas_of(obj)):
+            counts = {
+                # a pod between two runs of its container is in phase Running
+                "active": sum(roles.get(pod) == rtype for pod in job.pods),
+                "succeeded": sum(roles.get(pod) == rtype for pod in done),
+                "failed": sum(roles.get(pod) == rtype for pod in job.failed),
+            }
+            selector = f"{JOB_NAME}={name},{REPLICA_TYPE}={rtype.lower()}"
+            status["replicaStatuses"][rtype] = {k: v for k, v in counts.items() if v} | {"selector": selector}
+        if finished(status):
+            return
+        if complete(obj, done):
+            status.setdefault("completionTime", timestamp(time.time()))
+            set_condition(status, self.kind, "Succeeded", f"{self.kind} {name} is successfully completed.")
+        elif any(pod.running for key, pod in job.pods.items() if roles.get(key) == leader(obj)):
+            set_condition(status, self.kind, "Running", f"{self.kind} {name} is running.")
+
+    def _finish(self, clean: str, job: Job, status: Object) -> None:
+        if clean in ("Running", "All"):
+            self._remove(job, list(job.pods))
+        else:  # no pod is deleted or restarted
+            job.pods = {key: pod for key, pod in job.pods.items() if pod.running and pod.poll() is None}
+        if condition(status, "Succeeded"):
+            for counts in status["replicaStatuses"].values():
+                if total := counts.pop("active", 0) + counts.get("succeeded", 0):
+                    counts["succeeded"] = total
+
+    def _remove(self, job: Job, names: list[str]) -> None:
+        for name in names:
+            pod = job.pods.pop(name)
+            pod.end()
+            job.terminating.append(pod)
+
+    def _save(self, obj: Object, status: Object, done: str = "") -> None:
+        def with_status(now: Object | None) -> Object | None:
+            if now and done:
+                now["metadata"]["annotations"][SUCCEEDED] = done
+            return now and now | {"status": status}
+
+        self.change(obj["metadata"]["name"], with_status)
+
+
+def _clean_policy(spec: Object) -> str:
+    return (spec.get("runPolicy") or {}).get("cleanPodPolicy") or spec.get("cleanPodPolicy") or "None"
+
+
+def _check_elastic(where: str, spec: Object, elastic: Object) -> None:
+    if "Worker" not in spec["pytorchReplicaSpecs"]:
+        raise ConfigError(f"{where}: elasticPolicy needs a Worker.")
+    if "standalone" in elastic or elastic.get("rdzvConf") == []:
+        raise ConfigError(
+            f"{where}: elasticPolicy.standalone and an empty rdzvConf break the operator. Leave them out."
+        )
+    if "nProcPerNode" in elastic and "nprocPerNode" in spec:
+        raise ConfigError(f"{where}: elasticPolicy.nProcPerNode and nprocPerNode exclude each other. Keep the latter.")
+
+
+def past_limit(policy: Object, status: Object, job: Job) -> str:
+    """Why a job must fail now, or "". Only in-place restarts count, as in the operator."""
+    counted = [pod.restarts for pod in job.pods.values() if pod.running]
+    if policy.get("backoffLimit") is not None and sum(counted) >= max(1, policy["backoffLimit"]):
+        return "has reached the specified backoff limit"
+    started = time.mktime(time.strptime(status["startTime"], "%Y-%m-%dT%H:%M:%SZ")) - time.timezone
+    if policy.get("activeDeadlineSeconds") is not None and time.time() - started >= policy["activeDeadlineSeconds"]:
+        return "was active longer than specified deadline"
+    return ""
+
+
+def condition(status: Object, kind: str) -> Object | None:
+    """The condition of a type, or None."""
+    return next((entry for entry in status.get("conditions") or [] if entry["type"] == kind), None)
+
+
+def finished(status: Object) -> bool:
+    return any(condition(status, kind) for kind in ("Succeeded", "Completed", "Failed"))
+
+
+def set_condition(
+    status: Object, job_kind: str, kind: str, message: str, reason: str = "", value: str = "True"
+) -> None:
+    """Append a condition as the operator does: Failed is final, Running and Restarting replace each other."""
+    reason = f"{job_kind}{reason or kind}"
+    now = condition(status, kind)
+    if condition(status, "Failed") or (now and (now["status"], now["reason"]) == (value, reason)):
+        return
+    opposite = {"Running": "Restarting", "Restarting": "Running"}.get(kind)
+    kept = [entry for entry in status.get("conditions") or [] if entry["type"] not in (kind, opposite)]
+    if kind in ("Succeeded", "Failed", "Suspended"):
+        kept = [entry | {"status": "False"} if entry["type"] == "Running" else entry for entry in kept]
+    stamp = timestamp(time.time())
+    times = {"lastUpdateTime": stamp, "lastTransitionTime": stamp}
+    status["conditions"] = [*kept, {"type": kind, "status": value, "reason": reason, "message": message, **times}]

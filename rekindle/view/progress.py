@@ -1,0 +1,28 @@
+"""The progress of a training, from the logs of its workers."""
+
+from argolocal.common.wording import visible
+from argolocal.view.display import LogErrors
+from argolocal.view.summary import FAILED, Step, duration, end_of
+from rekindle.common.progress import PROGRESS
+
+
+def progress_in(log: str) -> str:
+    """`step 120/600  loss 0.0213  10 234 samples/s  12 s left` from the newest such line of a log, or ""."""
+    matches = PROGRESS.findall(log)
+    if not matches:
+        return ""
+    step, total, loss, rate, eta, validation = matches[-1]
+    left = duration(float(eta)).replace(".0 s", " s")
+    losses = f"loss {loss}  validation {validation}" if validation else f"loss {loss}"
+    return visible(f"step {step}/{total}  {losses}  {float(rate):,.0f} samples/s  {left} left".replace(",", " "))
+
+
+class LogProgress(LogErrors):
+    """Reads progress and errors from the logs of a step's workers (`WORKFLOW-STEP-worker*.log`)."""
+
+    def of(self, row: Step) -> str:
+        if row.phase in FAILED:
+            return super().of(row)
+        logs = self.logs.glob(f"{self.name}-{row.label}-worker*.log")
+        newest_first = sorted(logs, key=lambda path: path.stat().st_mtime, reverse=True)
+        return next(filter(None, (progress_in(end_of(path, 4096)) for path in newest_first)), "")

@@ -1,0 +1,458 @@
+"""Deployments as real processes: rolling updates, probes, drain, supervisors that die, ports that are taken."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from argolocal.controllers.base import Controller
+from argolocal.controllers.deployment import Deployments
+from argolocal.language.selector import verdict
+from argolocal.state.journal import RunFiles
+from rekindle.errors import ConfigError
+from rekindle.local.cluster import LocalCluster
+from tests.waiting import until
+
+SUCCESS = "status.availableReplicas > 0,!status.unavailableReplicas"
+FAILURE = ",".join(f"status.conditions.{index}.reason == ProgressDeadlineExceeded" for index in range(3))
+SERVER = """
+import http.server, os, pathlib, signal, sys, threading, time
+version, slow = sys.argv[1], float(sys.argv[2])
+time.sleep(slow)
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        if self.path == "/health" and pathlib.Path("/tmp/sick").exists():
+            return self.send_error(503)
+        if self.path == "/slow":
+            time.sleep(1.0)
+        body = (version + " " + str(os.getpid())).encode()
+        self.send_response(200); self.send_header("Content-Length", str(len(body))); self.end_headers()
+        self.wfile.write(body)
+    def log_message(self, *args): pass
+server = http.server.ThreadingHTTPServer((os.environ["POD_IP"], 8080), Handler)
+server.daemon_threads = False
+signal.signal(signal.SIGTERM, lambda *_: threading.Thread(target=server.shutdown).start())
+print("serving", version, flush=True)
+server.serve_forever(0.05)  # how soon it sees that it shall end
+server.server_close()   # waits for the requests that are being answered
+print("drained", version, flush=True)
+"""
+
+
+@pytest.fixture
+def port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return free.getsockname()[1]
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[LocalCluster]:
+    cluster = LocalCluster(tmp_path)
+    yield cluster
+    cluster.down()
+    assert not subprocess.run(["pgrep", "-f", str(tmp_path)], capture_output=True).stdout, "down left something"
+
+
+@pytest.fixture
+def kinds(cluster: LocalCluster) -> dict[str, Controller]:
+    return cluster.kinds.controllers(cluster, cluster.home / "run")
+
+
+def release(number: str, slow: float = 0) -> dict:
+    """A Deployment of its own for each release of a model, as `deploy` makes it."""
+    obj = deployment(number, slow=slow)
+    labels = {"app": "fraud", "app.kubernetes.io/name": "fraud", "app.kubernetes.io/instance": f"fraud-{number}"}
+    obj["metadata"] |= {"name": f"fraud-{number}", "labels": labels, "annotations": {"rekindle.dev/version": number}}
+    obj["spec"]["selector"]["matchLabels"] = obj["spec"]["template"]["metadata"]["labels"] = labels
+    return obj
+
+
+def address(number: str, port: int, **spec: Any) -> dict:
+    obj = service(port)
+    obj["spec"] |= {"selector": {"app.kubernetes.io/instance": f"fraud-{number}"}, **spec}
+    return obj
+
+
+def deployment(version: str, program: str = SERVER, slow: float = 0, replicas: int = 1, **spec: Any) -> dict:
+    health = {"httpGet": {"path": "/health", "port": "http"}, "timeoutSeconds": 1}
+    container = {
+        "name": "serve", "image": "any", "command": ["python", "-c", program, version, str(slow)],
+        "ports": [{"name": "http", "containerPort": 8080}],
+        "env": [{"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}],
+        "startupProbe": {**health, "periodSeconds": 1, "failureThreshold": 20},
+        "readinessProbe": {**health, "periodSeconds": 0.1, "failureThreshold": 2},
+        "livenessProbe": {**health, "periodSeconds": 0.2, "failureThreshold": 5},
+    }  # fmt: skip
+    template = {"metadata": {"labels": {"app": "fraud"}}, "spec": {"containers": [container]}}
+    template["spec"]["terminationGracePeriodSeconds"] = 5
+    spec = {"selector": {"matchLabels": {"app": "fraud"}}, "replicas": replicas, "template": template, **spec}
+    return {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "fraud"}, "spec": spec}
+
+
+def service(port: int, name: str = "fraud") -> dict:
+    spec = {"selector": {"app": "fraud"}, "ports": [{"name": "http", "port": port, "targetPort": "http"}]}
+    return {"apiVersion": "v1", "kind": "Service", "metadata": {"name": name}, "spec": spec}
+
+
+def get(port: int, path: str = "/") -> str:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=10) as answer:
+        return answer.read().decode()
+
+
+def wait(kinds: dict[str, Controller], holds: Callable[[dict], Any], seconds: float = 60, name: str = "fraud") -> dict:
+    seen: list[dict] = []
+
+    def look() -> bool:
+        seen[:] = [kinds["Deployment"].get(name) or {}]
+        return bool(holds(seen[0]))
+
+    until("the Deployment to hold", look, seconds, evidence=lambda: json.dumps(seen[0].get("status"), indent=1))
+    return seen[0]
+
+
+def rolled_out(obj: dict) -> bool | None:
+    return verdict(obj, SUCCESS, FAILURE)[0]
+
+
+def answering(port: int, version: str) -> bool:
+    try:
+        return get(port).startswith(version)
+    except OSError:
+        return False
+
+
+def test_an_update_loses_no_request_and_the_old_version_drains(
+    kinds: dict[str, Controller], cluster: LocalCluster, port: int
+) -> None:
+    kinds["Deployment"].apply(deployment("one"))
+    kinds["Service"].apply(service(port))
+    obj = wait(kinds, rolled_out)
+    assert [condition["reason"] for condition in obj["status"]["conditions"]] == [
+        "MinimumReplicasAvailable",
+        "NewReplicaSetAvailable",
+    ]
+    until("version one to answer", lambda: answering(port, "one"))
+    seen, failed, stop, slow = [], [], threading.Event(), []
+
+    def ask() -> None:
+        while not stop.is_set():
+            try:
+                seen.append(get(port).split()[0])
+            except OSError as error:
+                failed.append(error)
+
+    asking = threading.Thread(target=ask, daemon=True)
+    waiting = threading.Thread(target=lambda: slow.append(get(port, "/slow")))
+    asking.start()
+    obj = kinds["Deployment"].apply(deployment("two", slow=0.5))
+    assert obj["status"]["observedGeneration"] == 2
+    assert rolled_out(obj) is None, "right after apply it is not what served before that counts"
+    waiting.start()
+    wait(kinds, rolled_out)
+    since = len(seen) + 1  # the one that is being answered now
+    waiting.join()
+    until("more answers", lambda: len(seen) > since + 20 or failed)
+    stop.set()
+    asking.join()
+    assert not failed
+    assert (seen[0], set(seen[since:])) == ("one", {"two"})
+    assert slow[0].startswith("one"), "the answer came from the version that had the connection"
+    logs = cluster.home / "deployments/fraud/logs"
+    wait(kinds, lambda _: "drained one" in "".join(path.read_text() for path in logs.iterdir()))
+
+
+class Answers(list[str]):
+    """The versions that answered, or what went wrong; `latest`: by client."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.latest: dict[int, str] = {}
+
+
+@contextmanager
+def load(port: int) -> Iterator[Answers]:
+    """Clients that ask all the time."""
+    seen, stop = Answers(), threading.Event()
+
+    def ask() -> None:
+        while not stop.is_set():
+            try:
+                answer = get(port).split()[0]
+            except OSError as error:
+                answer = str(error)
+            seen.append(answer)
+            seen.latest[threading.get_ident()] = answer
+
+    clients = [threading.Thread(target=ask, daemon=True) for _ in range(4)]
+    for client in clients:
+        client.start()
+    yield seen
+    stop.set()
+    for client in clients:
+        client.join()
+
+
+def test_a_switch_to_another_deployment_and_back_loses_no_request(
+    kinds: dict[str, Controller], cluster: LocalCluster, port: int
+) -> None:
+    kinds["Deployment"].apply(release("1"))
+    kinds["Service"].apply(address("1", port))
+    wait(kinds, lambda _: answering(port, "1"))
+    with load(port) as seen:
+        kinds["Deployment"].apply(release("2"))
+        own = address("2", 8080, clusterIP="None") | {"metadata": {"name": "fraud-2"}}
+        kinds["Service"].apply(own)
+        host = cluster.service_variables()["FRAUD_2_SERVICE_HOST"]
+        wait(kinds, rolled_out, name="fraud-2")
+        with urllib.request.urlopen(f"http://{host}:8080/", timeout=10) as answer:
+            assert answer.read().startswith(b"2"), "it is verified at an address of its own"
+        assert set(seen) == {"1"}, "and no client has reached it"
+        kinds["Service"].apply(address("2", port))
+        wait(kinds, lambda _: set(seen.latest.values()) == {"2"})  # whoever had asked before has been answered
+        kinds["Service"].apply(address("1", port))
+        wait(kinds, lambda _: set(seen.latest.values()) == {"1"})
+    assert set(seen) == {"1", "2"}
+
+
+def route(*backends: dict[str, Any], **rule: Any) -> dict:
+    """An HTTPRoute of the model's Service."""
+    spec = {"parentRefs": [{"name": "edge"}], "rules": [{"backendRefs": list(backends), **rule}]}
+    return {
+        "apiVersion": "gateway.networking.k8s.io/v1",
+        "kind": "HTTPRoute",
+        "metadata": {"name": "fraud"},
+        "spec": spec,
+    }
+
+
+def test_a_canary_gets_its_share_exactly_or_a_copy_and_then_answers_nobody(
+    kinds: dict[str, Controller], cluster: LocalCluster, port: int
+) -> None:
+    counting = SERVER.replace("def do_GET(self):", "def do_GET(self):\n        print('asked', self.path, flush=True)")
+    for number in ("1", "2"):
+        obj = release(number)
+        obj["spec"]["template"]["spec"]["containers"][0]["command"][2] = counting
+        kinds["Deployment"].apply(obj)
+        own = address(number, 8080, clusterIP="None") | {"metadata": {"name": f"fraud-{number}"}}
+        kinds["Service"].apply(own)
+    kinds["Service"].apply(address("1", port))
+    for number in ("1", "2"):
+        wait(kinds, rolled_out, name=f"fraud-{number}")
+    wait(kinds, lambda _: answering(port, "1"))
+    pods = cluster.service_variables()["FRAUD_2_SERVICE_ENDPOINTS"].split(",")
+    with urllib.request.urlopen(f"http://{pods[0]}:8080/", timeout=10) as answer:
+        assert len(pods) == 1 and answer.read().startswith(b"2"), "its pods are found one by one"
+    there, other = {"name": "fraud", "port": port}, {"name": "fraud-2", "port": 8080}
+    kinds["HTTPRoute"].apply(route(there | {"weight": 75}, other | {"weight": 25}))
+    wait(kinds, lambda _: get(port).startswith("2"))
+    assert [get(port)[0] for _ in range(40)].count("2") == 10
+    mirror = {"type": "RequestMirror", "requestMirror": {"backendRef": other}}
+    kinds["HTTPRoute"].apply(route(there, filters=[mirror]))
+    logs = cluster.home / "deployments/fraud-2/logs"
+
+    def copied() -> bool:
+        return "asked /copy" in "".join(path.read_text() for path in logs.iterdir())
+
+    wait(kinds, lambda _: {get(port)[0] for _ in range(20)} == {"1"})  # the weights are gone
+    wait(kinds, lambda _: get(port, "/copy").startswith("1") and copied())
+    assert {get(port)[0] for _ in range(20)} == {"1"}
+    kinds["Deployment"].delete("fraud-2")
+    assert {get(port)[0] for _ in range(20)} == {"1"}, "a mirror that is gone costs nobody an answer"
+
+
+def test_a_port_of_another_model_of_this_home_is_said_to_be_that_models(
+    kinds: dict[str, Controller], port: int
+) -> None:
+    kinds["Deployment"].apply(deployment("one"))
+    kinds["Service"].apply(service(port))
+    other = service(port)
+    other["metadata"] = {"name": "digits"}
+    with pytest.raises(ConfigError, match=f"Service digits: port {port} on 127.0.0.1 serves fraud of this home"):
+        kinds["Service"].apply(other)
+
+
+def test_a_version_that_cannot_start_never_serves(kinds: dict[str, Controller], port: int) -> None:
+    kinds["Deployment"].apply(deployment("one"))
+    kinds["Service"].apply(service(port))
+    wait(kinds, rolled_out)
+    kinds["Deployment"].apply(deployment("two", program="import sys; sys.exit('the model is gone')"))
+    obj = wait(kinds, lambda obj: rolled_out(obj) is False)
+    failed = next(condition for condition in obj["status"]["conditions"] if condition["type"] == "Progressing")
+    assert failed["message"].endswith("the model is gone")
+    assert (obj["status"]["readyReplicas"], obj["status"]["unavailableReplicas"]) == (1, 1)
+    assert answering(port, "one")
+    kinds["Deployment"].apply(deployment("one"))
+    wait(kinds, rolled_out)
+    assert answering(port, "one")
+
+
+def test_no_progress_within_the_deadline_is_a_failure(kinds: dict[str, Controller]) -> None:
+    kinds["Deployment"].apply(deployment("one", slow=60, progressDeadlineSeconds=1))
+    wait(kinds, lambda obj: rolled_out(obj) is False)
+
+
+def test_pods_that_die_or_hang_are_started_again(
+    kinds: dict[str, Controller], cluster: LocalCluster, port: int
+) -> None:
+    kinds["Service"].apply(service(port))
+    kinds["Deployment"].apply(deployment("one", replicas=2))
+    wait(kinds, lambda obj: obj["status"].get("readyReplicas") == 2)
+    first = int(get(port).split()[1])
+    os.kill(first, signal.SIGKILL)
+    wait(kinds, lambda obj: obj["status"].get("readyReplicas") == 1)
+    wait(kinds, lambda obj: obj["status"].get("readyReplicas") == 2)
+    pods = cluster.home / "deployments/fraud/pods"
+    sick = next(pods.iterdir()) / "tmp/sick"
+    sick.touch()
+    wait(kinds, lambda obj: obj["status"].get("readyReplicas") == 1)
+    assert answering(port, "one"), "one that is not ready gets no connection"
+    log = cluster.home / "deployments/supervisor.log"
+    until("its liveness probe to fail", lambda: "liveness probe failed" in log.read_text())
+    sick.unlink()
+    wait(kinds, lambda obj: obj["status"].get("readyReplicas") == 2)
+
+
+def test_a_command_killed_as_it_writes_down_a_supervisor_leaves_none_behind(
+    kinds: dict[str, Controller], cluster: LocalCluster
+) -> None:
+    command = """
+import json, os, signal, sys
+from pathlib import Path
+from rekindle.local.cluster import LocalCluster
+from argolocal.controllers.deployment import Deployments
+def die(event, args):
+    if event == "os.rename" and str(args[1]).endswith("supervisor.json"):
+        os.kill(os.getpid(), signal.SIGKILL)
+sys.addaudithook(die)
+Deployments(LocalCluster(Path(sys.argv[1]))).apply(json.loads(sys.argv[2]))
+"""
+    arguments = [sys.executable, "-c", command, str(cluster.home), json.dumps(deployment("one"))]
+    assert subprocess.run(arguments).returncode == -signal.SIGKILL
+    kinds["Deployment"].apply(deployment("one"))
+    wait(kinds, rolled_out)
+    assert cluster.down() == ["deployment fraud"]
+    supervisors = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline")]
+    assert not [command for command in supervisors if str(cluster.home).encode() in command]
+
+
+def test_a_killed_supervisor_takes_its_pods_along_and_is_revived(
+    kinds: dict[str, Controller], cluster: LocalCluster, port: int
+) -> None:
+    kinds["Deployment"].apply(deployment("one"))
+    kinds["Service"].apply(service(port))
+    wait(kinds, rolled_out)
+    until("version one to answer", lambda: answering(port, "one"))
+    pod = int(get(port).split()[1])
+    record = json.loads((cluster.home / "deployments/supervisor.json").read_text())
+    os.kill(record["pid"], signal.SIGKILL)
+    until("its pod to end", lambda: not Path(f"/proc/{pod}").exists())
+    assert not Deployments(cluster).running()
+    shown = {"kind": "deployment", "name": "fraud", "address": f"http://127.0.0.1:{port}", "running": True}
+    wait(kinds, lambda _: shown | {"ready": 1} in cluster.overview())
+    wait(kinds, lambda _: answering(port, "one"))
+    assert not cluster.revive()
+    record = json.loads((cluster.home / "deployments/supervisor.json").read_text())
+    os.kill(record["pid"], signal.SIGKILL)
+    until("nobody to answer", lambda: not answering(port, "one"))
+
+    def revived() -> bool:
+        cluster.poll()  # as a run does while it waits, for example in its verify
+        return answering(port, "one")
+
+    until("version one to answer again", revived)
+    assert cluster.service_variables() == {"FRAUD_SERVICE_HOST": "127.0.0.1", "FRAUD_SERVICE_PORT": str(port)}
+
+
+def test_down_ends_everything_and_nothing_revives_it(
+    kinds: dict[str, Controller], cluster: LocalCluster, port: int
+) -> None:
+    kinds["Deployment"].apply(deployment("one"))
+    kinds["Service"].apply(service(port))
+    wait(kinds, rolled_out)
+    assert cluster.down() == ["deployment fraud"]
+    assert not cluster.revive()
+    assert not answering(port, "one")
+    kinds["Deployment"].apply(deployment("one"))
+    wait(kinds, lambda _: answering(port, "one"))
+    cluster.down()
+    Deployments(cluster).start()  # as the next run of its pipeline does
+    wait(kinds, lambda _: answering(port, "one"))
+
+
+def test_a_deleted_deployment_is_gone(kinds: dict[str, Controller], port: int) -> None:
+    kinds["Deployment"].apply(deployment("one"))
+    kinds["Service"].apply(service(port))
+    wait(kinds, rolled_out)
+    assert kinds["Deployment"].delete("fraud")
+    assert kinds["Deployment"].get("fraud") is None
+    assert not answering(port, "one")
+
+
+def test_a_taken_port_is_named_with_the_way_out(kinds: dict[str, Controller], port: int) -> None:
+    with (
+        socket.create_server(("127.0.0.1", port)),
+        pytest.raises(ConfigError, match=r"port \d+ .*--set serve.port=") as error,
+    ):
+        kinds["Service"].check(service(port))
+    assert str(port) in str(error.value)
+    kinds["Deployment"].apply(deployment("one"))
+    kinds["Service"].apply(service(port))
+    wait(kinds, lambda _: answering(port, "one"))
+    kinds["Service"].apply(service(port))  # ours already: no conflict with ourselves
+
+
+def test_what_cannot_be_had_here_is_refused_by_name(cluster: LocalCluster) -> None:
+    wrong = deployment("one", strategy={"type": "Recreate"})
+    with pytest.raises(ConfigError, match="strategy"):
+        Deployments(cluster).apply(wrong)
+    wrong = deployment("one")
+    wrong["spec"]["template"]["spec"]["containers"][0]["livenessProbe"] = {"exec": {"command": ["true"]}}
+    with pytest.raises(ConfigError, match="livenessProbe"):
+        Deployments(cluster).apply(wrong)
+    wrong = deployment("one", selector={"matchLabels": {"app": "other"}})
+    with pytest.raises(ConfigError, match="matchLabels"):
+        Deployments(cluster).apply(wrong)
+
+
+def test_a_deployment_of_a_workflow_has_pods_only_while_the_workflow_runs(tmp_path: Path) -> None:
+    cluster = LocalCluster(tmp_path)
+    (tmp_path / "runs/demo-1").mkdir(parents=True)
+    runner = RunFiles(tmp_path, "demo-1")
+    runner.lock()
+    env = [{"name": "MASTER_ADDR", "value": "demo-1-train-lead-0-0.demo-1-train"}]
+    program = "import os, time; print(os.environ['MASTER_ADDR'], flush=True); time.sleep(99)"
+    container = {"name": "worker", "image": "i", "command": [sys.executable, "-c", program], "env": env}
+    obj = {
+        "kind": "Deployment",
+        "metadata": {"name": "demo-1-train", "ownerReferences": [{"kind": "Workflow", "name": "demo-1"}]},
+        "spec": {
+            "replicas": 1,
+            "selector": {"matchLabels": {"a": "b"}},
+            "template": {"metadata": {"labels": {"a": "b"}}, "spec": {"containers": [container]}},
+        },
+    }
+    kinds: dict[str, Controller] = {"Deployment": (deployments := Deployments(cluster))}
+    try:
+        deployments.apply(obj)
+        address = cluster.address("demo-1-train-lead-0-0")
+        logs = tmp_path / "deployments/demo-1-train/logs"
+        wait(kinds, lambda _: [log.read_text().strip() for log in logs.glob("*")] == [address], name="demo-1-train")
+        runner.close()
+        wait(kinds, lambda obj: not obj["status"].get("replicas"), name="demo-1-train")
+        runner.lock()
+        wait(kinds, lambda obj: obj["status"].get("replicas"), name="demo-1-train")
+    finally:
+        runner.close()
+        deployments.delete("demo-1-train")
+        deployments.down()

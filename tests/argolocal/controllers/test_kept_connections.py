@@ -1,0 +1,239 @@
+"""Clients that keep their connections, through switches between real model servers behind the local Service."""
+
+import asyncio
+import json
+import random
+import select
+import socket
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from threading import Event, Thread
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from rekindle.local.cluster import LocalCluster
+from rekindle.local.objects import LocalObjects
+from rekindle.storage import Store
+from tests.rekindle.serving import running
+from tests.waiting import until
+
+DRAIN_S, GRACE_S = 0.5, 2.0
+SERVE = ["python", "-m", "rekindle", "step", "steps.serve", "--host=$(POD_IP)", "--port=8080"]
+SERVE += [f"--drain-seconds={DRAIN_S}"]
+BODY = b'{"instances": [{"id": "a"}]}'
+REQUEST = f"POST {running.PREDICT} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(BODY)}\r\n\r\n".encode() + BODY
+
+
+@pytest.fixture
+def port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return free.getsockname()[1]
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[LocalCluster]:
+    cluster = LocalCluster(tmp_path)
+    yield cluster
+    cluster.down()
+
+
+class Releases:
+    """Deployments of versions 1 and 2 of a model, each with a server that is ready, and the Service of version 1."""
+
+    def __init__(self, cluster: LocalCluster, port: int, env: dict[str, str], grace_s: float = GRACE_S) -> None:
+        self.cluster, self.port = cluster, port
+        self.kinds, self.objects = cluster.kinds.controllers(cluster, cluster.home / "run"), LocalObjects(cluster)
+        for version in ("1", "2"):
+            running.release(Store.from_env(), prefix(version), version=version)
+            self.kinds["Deployment"].apply(deployment(version, env, grace_s))
+        for version in ("1", "2"):
+            self.await_replicas(version, 1)
+        self.kinds["Service"].apply(service("1", port))
+        until("version 1 to answer", lambda: self.answering() == "1")
+
+    def switch(self, version: str) -> None:
+        """Give new clients to this version."""
+        self.kinds["Service"].apply(service(version, self.port))
+        until("the version to answer", lambda: self.answering() == version)
+
+    def answering(self) -> str:
+        """Version that a new client reaches, if any."""
+        try:
+            return httpx.get(f"http://127.0.0.1:{self.port}{running.MODEL}").json()["version"]
+        except httpx.TransportError:
+            return ""
+
+    def scale(self, version: str, count: int) -> None:
+        self.objects.patch("Deployment", f"echo-{version}", {"spec": {"replicas": count}})
+
+    def await_replicas(self, version: str, count: int) -> None:
+        """Wait until so many pods are ready, and all others have ended."""
+        pods = self.cluster.home / "deployments" / f"echo-{version}" / "pods"
+
+        def status() -> dict[str, Any]:
+            return (self.kinds["Deployment"].read(f"echo-{version}") or {}).get("status", {})
+
+        until("all pods to be ready", lambda: status().get("readyReplicas", 0) == status().get("replicas", 0) == count)
+        until("other pods to be gone", lambda: len(list(pods.iterdir())) <= count)
+
+    def supervisor(self) -> psutil.Process:
+        record = json.loads((self.cluster.home / "deployments/supervisor.json").read_text())
+        return psutil.Process(record["pid"])
+
+
+@pytest.fixture
+def env(s3_environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    for name, value in s3_environment.items():
+        monkeypatch.setenv(name, value)
+    return s3_environment
+
+
+def prefix(version: str) -> str:
+    return f"releases/echo/kept-{version}/"
+
+
+def deployment(version: str, env: dict[str, str], grace_s: float) -> dict[str, Any]:
+    probe = {"httpGet": {"path": "/health/ready", "port": "http"}, "periodSeconds": 0.1, "failureThreshold": 300}
+    variables = {**env, "PYTHONPATH": str(Path(running.__file__).parent)}
+    container = {
+        "name": "serve",
+        "image": "any",
+        "command": [*SERVE, f"--grace-seconds={grace_s}", f"--model={prefix(version)}"],
+        "ports": [{"name": "http", "containerPort": 8080}],
+        "env": [
+            {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
+            *({"name": name, "value": value} for name, value in variables.items()),
+        ],
+        "startupProbe": probe,
+        "readinessProbe": probe | {"failureThreshold": 2},
+    }
+    labels = {"version": version}
+    pod = {"containers": [container], "terminationGracePeriodSeconds": int(grace_s + DRAIN_S) + 5}
+    template = {"metadata": {"labels": labels}, "spec": pod}
+    spec = {"selector": {"matchLabels": labels}, "replicas": 1, "template": template}
+    metadata = {"name": f"echo-{version}", "labels": labels}
+    return {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": metadata, "spec": spec}
+
+
+def service(version: str, port: int) -> dict[str, Any]:
+    spec = {"selector": {"version": version}, "ports": [{"name": "http", "port": port, "targetPort": "http"}]}
+    return {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "echo"}, "spec": spec}
+
+
+def ended(writer: asyncio.StreamWriter) -> bool:
+    """True if the other end has closed the connection: a client looks at this before it uses one again."""
+    poll = select.poll()
+    poll.register(writer.get_extra_info("socket").fileno(), select.POLLRDHUP)
+    return writer.is_closing() or bool(poll.poll(0))
+
+
+class Clients:
+    """Clients that keep a connection, are silent for up to longer than a server takes to end, and ask again."""
+
+    def __init__(self, port: int) -> None:
+        self.port, self.over = port, Event()
+        self.answers: Counter[str] = Counter()  # by version, or by what went wrong
+        self.thread = Thread(target=lambda: asyncio.run(self.run()))
+
+    def __enter__(self) -> "Clients":
+        self.thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.over.set()
+        self.thread.join()
+
+    async def run(self) -> None:
+        await asyncio.gather(*(self.client(random.Random(number)) for number in range(100)))
+
+    async def client(self, draw: random.Random) -> None:
+        while not self.over.is_set():
+            try:
+                reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+                while not ended(writer) and not self.over.is_set():
+                    writer.write(REQUEST)
+                    head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
+                    await reader.readexactly(int(head.partition("content-length: ")[2].partition("\r")[0]))
+                    self.answers[head.partition("model-version: ")[2].partition("\r")[0]] += 1
+                    if "connection: close" in head:
+                        break
+                    await asyncio.sleep(draw.uniform(0, 2 * (DRAIN_S + GRACE_S)))
+                writer.close()
+            except (OSError, asyncio.IncompleteReadError) as error:
+                self.answers[repr(error)] += 1
+
+
+def connect(port: int) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", port), timeout=60)
+
+
+def ask(client: socket.socket) -> str:
+    """Head of the answer to one request."""
+    client.sendall(REQUEST)
+    return receive(client)
+
+
+def receive(client: socket.socket) -> str:
+    """Head of the answer that comes; its body ends with the model's bracket."""
+    received = b""
+    while not received.endswith(b"}]}"):
+        data = client.recv(1000)
+        assert data, f"closed after {received!r}"
+        received += data
+    return received.decode().lower()
+
+
+@pytest.mark.slow
+def test_a_switch_loses_no_request_of_a_client_that_keeps_its_connection(
+    cluster: LocalCluster, port: int, env: dict[str, str]
+) -> None:
+    releases = Releases(cluster, port, env)
+    with Clients(port) as clients:
+        for new, old in [("2", "1"), ("1", "2")]:
+            releases.switch(new)
+            releases.scale(old, 0)
+            releases.await_replicas(old, 0)
+            releases.scale(old, 1)
+            releases.await_replicas(old, 1)
+    assert clients.answers.keys() == {"1", "2"}
+
+
+def test_a_request_that_meets_the_end_of_its_server_is_answered_by_the_next_one(
+    cluster: LocalCluster, port: int, env: dict[str, str]
+) -> None:
+    releases = Releases(cluster, port, env, grace_s=1)
+    with connect(port) as client:
+        assert "model-version: 1" in ask(client)
+        releases.switch("2")
+        supervisor = releases.supervisor()
+        (server,) = [child for child in supervisor.children() if prefix("1") in str(child.cmdline())]
+        releases.scale("1", 0)
+        until("the server to stop listening", lambda: not listens(server))
+        supervisor.suspend()  # so the request below lies in the Service when the server ends
+        try:
+            client.sendall(REQUEST)
+            until("the server to end", lambda: server.status() == psutil.STATUS_ZOMBIE)
+        finally:
+            supervisor.resume()
+        assert "model-version: 2" in receive(client)
+
+
+def listens(server: psutil.Process) -> bool:
+    return any(connection.status == psutil.CONN_LISTEN for connection in server.net_connections())
+
+
+def test_down_does_not_wait_for_clients_that_keep_their_connections(
+    cluster: LocalCluster, port: int, env: dict[str, str]
+) -> None:
+    Releases(cluster, port, env, grace_s=600)
+    with connect(port) as client, connect(port) as silent:
+        assert "model-version: 1" in ask(client)
+        down = Thread(target=cluster.down, daemon=True)
+        down.start()
+        down.join(60)
+        assert not down.is_alive()
+        assert (client.recv(1), silent.recv(1)) == (b"", b"")

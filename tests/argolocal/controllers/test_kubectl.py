@@ -1,0 +1,329 @@
+"""Resource templates on the local controllers: what kubectl would do, and when the step is over."""
+
+import base64
+import json
+import re
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from argolocal.controllers.base import LAST_APPLIED, Controller
+from argolocal.controllers.kubectl import Resources, check_outputs
+from argolocal.engine.nodes import PodEnded, Start
+from argolocal.manifest.patch import PATCHES, PatchError, merge
+from argolocal.runner.run import LocalRun, execute, resume
+from argolocal.state.journal import DiskFull
+from rekindle.blocks.jobs.members import run_secret
+from rekindle.blocks.resource import render
+from rekindle.errors import ConfigError, Conflict
+from rekindle.local.cluster import LocalCluster
+from rekindle.local.objects import LocalObjects
+from tests.waiting import until
+
+
+def workflow(*resources: dict[str, Any], outputs: dict[str, Any] | None = None) -> dict[str, Any]:
+    names = [f"r{i}" for i in range(len(resources))]
+    templates: list[dict[str, Any]] = [{"name": n, "resource": r} for n, r in zip(names, resources, strict=True)]
+    templates[-1] |= {"outputs": outputs} if outputs else {}
+    steps = [[{"name": name, "template": name}] for name in names]
+    spec = {"entrypoint": "main", "templates": [{"name": "main", "steps": steps}, *templates]}
+    return {"apiVersion": "argoproj.io/v1alpha1", "kind": "Workflow", "metadata": {"generateName": "w-"}, "spec": spec}
+
+
+def configmap(**data: str) -> str:
+    return json.dumps({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "c"}, "data": data})
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> LocalCluster:
+    return LocalCluster(tmp_path / ".rekindle")
+
+
+def message(status: dict[str, Any]) -> str:
+    return next(
+        node["message"] for node in status["nodes"].values() if node["type"] == "Pod" and node["phase"] == "Failed"
+    )
+
+
+def test_what_a_dead_runner_had_patched_is_not_patched_again(cluster: LocalCluster, tmp_path: Path) -> None:
+    execute(workflow({"action": "create", "manifest": configmap(a="1")}), {}, cluster)
+    move = json.dumps([{"op": "move", "from": "/data/a", "path": "/data/b"}])
+    patch = {"action": "patch", "mergeStrategy": "json", "flags": ["configmap/c"], "manifest": move}
+    for _ in range(2):  # the second runner does not know how far the first one came
+        _, ended = Resources(cluster, {}, tmp_path).start(Start("w-1", "w-1", {"resource": patch}))
+        assert isinstance(ended, PodEnded) and ended.phase == "Succeeded", ended
+        assert cluster.configmap("c") == {"b": "1"}
+
+
+def test_an_object_does_not_grow_however_often_it_is_patched(cluster: LocalCluster) -> None:
+    execute(workflow({"action": "apply", "manifest": configmap(a="1", b="1")}), {}, cluster)
+    stored, objects, sizes = cluster.home / "objects/ConfigMap/c.json", LocalObjects(cluster), list[int]()
+    for number in range(20):
+        objects.patch("ConfigMap", "c", {"data": {"a": str(number % 2)}})
+        execute(workflow({"action": "patch", "manifest": configmap(a=str(number % 2))}), {}, cluster)
+        sizes.append(len(stored.read_bytes()))
+    assert max(sizes) - min(sizes) <= 2, sizes  # the digits of its versions
+    last = json.loads(json.loads(stored.read_text())["metadata"]["annotations"][LAST_APPLIED])
+    assert last == json.loads(configmap(a="1", b="1")), "a patch is no apply"
+    whole = json.loads(stored.read_text())
+    for _ in range(20):  # as `kubectl get -o yaml | kubectl apply -f -`
+        Controller(cluster, "ConfigMap").apply(json.loads(stored.read_text()))
+    assert len(stored.read_bytes()) < 3 * len(json.dumps(whole))
+    execute(workflow({"action": "apply", "manifest": configmap(a="2")}), {}, cluster)
+    assert cluster.configmap("c") == {"a": "2"}, "what was applied, and is no more, goes"
+
+
+def test_a_change_of_another_version_than_the_present_one_is_a_conflict(cluster: LocalCluster) -> None:
+    get = {"action": "get", "flags": ["configmap", "c", "--ignore-not-found"]}
+    outputs = {"parameters": [{"name": "version", "valueFrom": {"jsonPath": "{.metadata.resourceVersion}"}}]}
+
+    def version() -> str:
+        status = execute(workflow(get, outputs=outputs), {}, cluster)
+        return next(node for node in status["nodes"].values() if node["type"] == "Pod")["outputs"]["parameters"][0][
+            "value"
+        ]
+
+    def applied(version: str, **data: str) -> dict[str, Any]:
+        obj = json.loads(configmap(**data))
+        obj["metadata"]["resourceVersion"] = version
+        return execute(workflow({"action": "apply", "manifest": json.dumps(obj)}), {}, cluster)
+
+    assert version() == ""
+    assert applied("", a="1")["phase"] == "Succeeded"
+    read = version()
+    LocalObjects(cluster).patch("ConfigMap", "c", {"data": {"a": "2"}})
+    assert "the object has been modified" in message(applied(read, a="3"))
+    with pytest.raises(Conflict, match="the object has been modified"):
+        LocalObjects(cluster).patch("ConfigMap", "c", {"metadata": {"resourceVersion": read}, "data": {"a": "3"}})
+    assert cluster.configmap("c") == {"a": "2"} and applied(version(), a="3")["phase"] == "Succeeded"
+    assert cluster.configmap("c") == {"a": "3"}
+
+
+def test_a_disk_that_is_full_for_an_object_is_said_and_the_run_can_go_on(cluster: LocalCluster) -> None:
+    draft = cluster.home / "objects/ConfigMap/c.new"
+    draft.parent.mkdir(parents=True)
+    draft.symlink_to("/dev/full")
+    run = LocalRun.new(workflow({"action": "create", "manifest": configmap(a="1")}), {}, cluster)
+    with pytest.raises(DiskFull, match=f"Free some space, then `rekindle resume {run.name}`"):
+        run.run()
+    draft.unlink()
+    assert resume(run.name, cluster)["phase"] == "Succeeded"
+
+
+def test_the_secret_of_a_training_is_made_anew_for_each_run_and_lies_nowhere_but_in_its_file(
+    cluster: LocalCluster,
+) -> None:
+    template = {
+        "action": "apply",
+        "flags": ["--server-side"],
+        "manifest": render(run_secret("{{workflow.name}}-train")),
+    }
+    values = set[str]()
+    for _ in range(2):
+        run = LocalRun.new(workflow(template), {}, cluster)
+        assert run.run()["phase"] == "Succeeded"
+        name = f"{run.name}-train"
+        values.add(value := cluster.secret(name)["secret"])
+        assert re.fullmatch("[A-Za-z0-9]{43}", value)
+        encoded = base64.b64encode(value.encode())
+        files = [path for path in cluster.home.rglob("*") if path.is_file()]
+        holders = [path for path in files if value.encode() in (data := path.read_bytes()) or encoded in data]
+        assert holders == [cluster.home / f"objects/Secret/{name}.json"]
+        assert holders[0].stat().st_mode & 0o777 == 0o600
+    assert len(values) == 2
+
+
+def test_apply_patch_get_and_delete(cluster: LocalCluster) -> None:
+    patch = {"action": "patch", "mergeStrategy": "merge", "manifest": configmap(b="2")}
+    outputs = {"parameters": [{"name": "b", "valueFrom": {"jsonPath": "{.data.b}"}}]}
+    get = {"action": "get", "manifest": configmap()}
+    status = execute(
+        workflow({"action": "create", "manifest": configmap(a="1")}, patch, get, outputs=outputs), {}, cluster
+    )
+    assert status["phase"] == "Succeeded", status
+    assert cluster.configmap("c") == {"a": "1", "b": "2"}
+    node = next(node for node in status["nodes"].values() if node["displayName"] == "r2")
+    assert node["outputs"]["parameters"][0]["value"] == "2"
+    status = execute(
+        workflow({"action": "delete", "flags": ["configmap", "c"]}, {"action": "delete", "flags": ["configmap/c"]}),
+        {},
+        cluster,
+    )
+    assert status["phase"] == "Succeeded", status  # what is not there is deleted already
+    assert Controller(cluster, "ConfigMap").get("c") is None
+
+
+def printed(cluster: LocalCluster, *paths: str, **source: str) -> dict[str, Any]:
+    names = [{"name": f"p{i}", "valueFrom": {"jsonPath": path, **source}} for i, path in enumerate(paths)]
+    create = {"action": "apply", "manifest": configmap(**{"x": "1", "y.z": "2"})}
+    status = execute(workflow(create, outputs={"parameters": names}), {}, cluster)
+    return next(node for node in status["nodes"].values() if node["displayName"] == "r0")
+
+
+def test_outputs_are_the_text_that_kubectl_prints(cluster: LocalCluster) -> None:
+    node = printed(
+        cluster, "{.kind}/{.data.x}", r"{.data.y\.z}", "{range .data.*}{@},{end}", "{.data.none}", default="d"
+    )
+    assert [parameter["value"] for parameter in node["outputs"]["parameters"]] == ["ConfigMap/1", "2", "1,2,", ""]
+    node = printed(cluster, "{.kind[0]}")
+    assert (node["phase"], node["message"].split(": ")[-1]) == ("Failed", "string is not array or slice")
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ({"jsonPath": "{.data.x"}, "jsonPath is '{.data.x': unclosed action"),
+        ({"jsonPath": "{end}"}, "not in range, nothing to end"),
+        ({"jsonPath": "{.a[?(@.b=='c' && @.d)]}"}, "unrecognized character in action"),
+        ({"default": "x"}, "valueFrom.jsonPath is missing"),
+    ],
+)
+def test_a_path_that_kubectl_cannot_read_is_refused_before_the_run(source: dict[str, str], said: str) -> None:
+    check_outputs({"outputs": {"parameters": [{"name": "a", "valueFrom": {"jsonPath": "{.x[{{item}}]}"}}]}}, "t")
+    with pytest.raises(ConfigError) as raised:
+        check_outputs({"outputs": {"parameters": [{"name": "a", "valueFrom": source}]}}, "t")
+    assert said in str(raised.value) and str(raised.value).startswith("t.outputs.parameters[0].valueFrom.jsonPath")
+
+
+def test_a_delete_with_outputs_fails_and_deletes_nothing(cluster: LocalCluster) -> None:
+    printed(cluster, "{.kind}")
+    outputs = {"parameters": [{"name": "a", "valueFrom": {"jsonPath": "{.kind}"}}]}
+    status = execute(workflow({"action": "delete", "flags": ["configmap/c"]}, outputs=outputs), {}, cluster)
+    assert "are not supported for delete action" in message(status)
+    assert Controller(cluster, "ConfigMap").get("c")
+
+
+def test_what_kubectl_refuses_fails_the_step(cluster: LocalCluster) -> None:
+    create = {"action": "create", "manifest": configmap()}
+    assert "already exists" in message(execute(workflow(create, create), {}, cluster))
+    assert "not found" in message(
+        execute(workflow({"action": "get", "manifest": configmap().replace('"c"', '"d"')}), {}, cluster)
+    )
+    assert 'no matches for kind "Gadget"' in message(
+        execute(workflow({"action": "apply", "manifest": "{kind: Gadget, metadata: {name: g}}"}), {}, cluster)
+    )
+
+
+def test_a_step_is_over_when_its_condition_holds_and_fails_when_the_object_vanishes(cluster: LocalCluster) -> None:
+    wait = {"action": "apply", "manifest": configmap(a="1"), "successCondition": "data.ready == yes"}
+    objects = Controller(cluster, "ConfigMap")
+
+    def later(act: Any) -> None:
+        until("the step to apply its object", lambda: objects.get("c"))
+        act()
+
+    ready = {"data": {"ready": "yes"}}
+    threading.Thread(target=later, args=[lambda: objects.change("c", lambda obj: {**(obj or {}), **ready})]).start()
+    assert execute(workflow(wait), {}, cluster)["phase"] == "Succeeded"
+    objects.delete("c")
+    threading.Thread(target=later, args=[lambda: objects.delete("c")]).start()
+    assert "has been deleted" in message(execute(workflow(wait), {}, cluster))
+
+
+def test_the_owner_of_an_object_is_its_workflow(cluster: LocalCluster) -> None:
+    execute(workflow({"action": "apply", "manifest": configmap(), "setOwnerReference": True}), {}, cluster)
+    obj = Controller(cluster, "ConfigMap").get("c")
+    assert obj
+    assert [owner["kind"] for owner in obj["metadata"]["ownerReferences"]] == ["Workflow"]
+
+
+def test_a_merge_drops_what_is_null_and_replaces_lists() -> None:
+    assert merge({"a": {"b": 1, "c": 2}, "d": 3}, {"a": {"b": None, "e": [1]}}) == {"a": {"c": 2, "e": [1]}, "d": 3}
+
+
+def test_a_patch_by_operations_reaches_the_object_that_the_flags_name(cluster: LocalCluster) -> None:
+    create = {"action": "create", "manifest": configmap(a="1", b="2")}
+    operations = [{"op": "add", "path": "/data/x~1y", "value": "3"}, {"op": "remove", "path": "/data/a"}]
+    patch = {
+        "action": "patch",
+        "mergeStrategy": "json",
+        "flags": ["configmap", "c"],
+        "manifest": json.dumps(operations),
+    }
+    change = json.dumps({"data": {"b": None}})
+    named = {"action": "patch", "mergeStrategy": "merge", "flags": ["configmap/c"], "manifest": change}
+    status = execute(workflow(create, patch, named), {}, cluster)
+    assert status["phase"] == "Succeeded", status
+    assert cluster.configmap("c") == {"x/y": "3"}
+    operations[1]["path"] = "/data/none"
+    status = execute(workflow({**patch, "manifest": json.dumps(operations)}), {}, cluster)
+    assert "missing path: /data/none" in message(status)
+    assert cluster.configmap("c") == {"x/y": "3"}
+
+
+def test_a_patch_of_operations_is_that_of_rfc_6902() -> None:
+    base = {"a": [1, 2], "b": {"c": 1}}
+    for operation, expected in (
+        ({"op": "add", "path": "/a/-", "value": 3}, {"a": [1, 2, 3], "b": {"c": 1}}),
+        ({"op": "add", "path": "/a/0", "value": 0}, {"a": [0, 1, 2], "b": {"c": 1}}),
+        ({"op": "remove", "path": "/a/0"}, {"a": [2], "b": {"c": 1}}),
+        ({"op": "replace", "path": "/b", "value": None}, {"a": [1, 2], "b": None}),
+        ({"op": "move", "from": "/b/c", "path": "/d"}, {"a": [1, 2], "b": {}, "d": 1}),
+        ({"op": "copy", "from": "/a", "path": "/b/a"}, {"a": [1, 2], "b": {"c": 1, "a": [1, 2]}}),
+        ({"op": "test", "path": "/b/c", "value": 1}, base),
+        ({"op": "replace", "path": "", "value": 5}, 5),
+    ):
+        assert PATCHES["json"](base, [operation]) == expected, operation
+        assert base == {"a": [1, 2], "b": {"c": 1}}
+    for operation in (
+        {"op": "test", "path": "/b/c", "value": 2},
+        {"op": "remove", "path": "/a/5"},
+        {"op": "replace", "path": "/none", "value": 1},
+        {"op": "add", "path": "/none/x", "value": 1},
+        {"op": "add", "path": "no", "value": 1},
+        {"op": "add", "path": "/x"},
+        {"op": "frob", "path": "/a"},
+    ):
+        with pytest.raises(PatchError):
+            PATCHES["json"](base, [operation])
+
+
+def test_a_strategic_patch_changes_the_container_that_it_names_and_no_other() -> None:
+    container = {"name": "a", "image": "1", "args": ["x"], "env": [{"name": "E", "value": "1"}]}
+    base = {"spec": {"containers": [container, {"name": "b", "image": "1"}], "x": 1}}
+    change = {"name": "a", "args": ["y"], "env": [{"name": "F", "value": "2"}]}
+    patched = PATCHES["strategic"](base, {"spec": {"containers": [change], "x": None}})
+    env = [{"name": "F", "value": "2"}, {"name": "E", "value": "1"}]  # in the order of apimachinery's own
+    changed = {"name": "a", "image": "1", "args": ["y"], "env": env}
+    assert patched == {"spec": {"containers": [changed, {"name": "b", "image": "1"}]}}
+
+
+@pytest.mark.parametrize(
+    "resource",
+    [
+        {"action": "patch", "mergeStrategy": "json", "flags": ["pod", "x"], "manifest": "[]"},
+        {"action": "get", "flags": ["pods/x"]},
+        {"action": "create", "manifest": "kind: Job"},
+    ],
+)
+def test_a_kind_that_is_not_here_is_refused_before_the_run(cluster: LocalCluster, resource: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=r"spec\.templates\[1\]\.resource\.(flags|manifest) is a (pods?|Job),"):
+        execute(workflow(resource), {}, cluster)
+
+
+def test_a_delete_by_labels_deletes_what_has_them_and_nothing_else(cluster: LocalCluster) -> None:
+    for name, labels in {"a": {"app.kubernetes.io/x": "1"}, "b": {"app.kubernetes.io/x": "2"}, "c": {}}.items():
+        Controller(cluster, "ConfigMap").apply({"kind": "ConfigMap", "metadata": {"name": name, "labels": labels}})
+    delete = {"action": "delete", "flags": ["configmap", "--selector", "app.kubernetes.io/x=1", "-n", "default"]}
+    assert execute(workflow(delete), {}, cluster)["phase"] == "Succeeded"
+    assert Controller(cluster, "ConfigMap").names() == ["b", "c"]
+    delete = {"action": "delete", "flags": ["configmaps", "--selector=app.kubernetes.io/x"]}
+    assert execute(workflow(delete), {}, cluster)["phase"] == "Succeeded"
+    assert Controller(cluster, "ConfigMap").names() == ["c"]
+
+
+@pytest.mark.parametrize(
+    ("resource", "said"),
+    [
+        ({"action": "delete", "flags": ["configmap", "--all"]}, "flag --all is not known here"),
+        ({"action": "create", "manifest": configmap(), "flags": ["--dry-run=server"]}, "flag --dry-run"),
+        ({"action": "get", "flags": ["configmap", "-l", "a=b"]}, "has a selector: here only delete"),
+    ],
+)
+def test_a_flag_that_would_change_what_is_done_is_refused(
+    cluster: LocalCluster, resource: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(ConfigError, match=r"resource\.flags.*" + said):
+        execute(workflow(resource), {}, cluster)

@@ -1,0 +1,154 @@
+"""Projects that share a home: each Deployment runs the code of its own, and one that is wrong says so at once."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from rekindle.local.cluster import LocalCluster
+from rekindle.local.objects import LocalObjects
+from tests.argolocal.controllers.test_deployment import FAILURE, SUCCESS, rolled_out
+from tests.waiting import until
+
+SERVER = """
+import http.server, os, pathlib, sys
+from rekindle.errors import {error}
+from rekindle.step import StepInputs, StepOutputs
+
+FOLDER = pathlib.Path(__file__).parents[1]
+
+class Inputs(StepInputs): pass
+class Outputs(StepOutputs): pass
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        body = f"{{FOLDER.name}} {{sys.executable}}".encode()
+        self.send_response(200); self.send_header("Content-Length", str(len(body))); self.end_headers()
+        self.wfile.write(body)
+
+def run(inputs):
+    print("a server starts", flush=True)
+    if (FOLDER / "wrong").exists():
+        raise {error}("the data of the world are wrong: remove the file.")
+    http.server.ThreadingHTTPServer((os.environ["POD_IP"], 8080), Handler).serve_forever()
+"""
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> Iterator[dict[str, str]]:
+    home = tmp_path / "home"
+    yield {**os.environ, "REKINDLE_HOME": str(home)}
+    LocalCluster(home).down()
+
+
+def project(folder: Path, error: str = "ConfigError") -> Path:
+    (folder / "steps").mkdir(parents=True)
+    (folder / "steps/server.py").write_text(SERVER.format(error=error))
+    (folder / "pyproject.toml").write_text("[tool.rekindle]\n")
+    return folder
+
+
+def another_python(folder: Path) -> str:
+    """A virtual environment with all packages of this one."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
+    packages = next(path for path in sys.path if path.endswith("-packages"))
+    (place,) = folder.glob("lib/*/site-packages")
+    (place / "all.pth").write_text(f"import site; site.addsitedir({packages!r})\n")
+    return str(folder / "bin/python")
+
+
+def serving(name: str, port: int, *command: str) -> dict[str, Any]:
+    """A workflow that deploys `command` (default: the step steps.server of the project in which it is run)."""
+    labels = {"app": name}
+    probe = {"httpGet": {"path": "/", "port": 8080}, "periodSeconds": 1, "failureThreshold": 60}
+    container = {
+        "name": "serve", "image": "any", "command": [*command] or ["python", "-m", "rekindle", "step", "steps.server"],
+        "env": [{"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}],
+        "startupProbe": probe,
+    }  # fmt: skip
+    spec = {
+        "replicas": 1,
+        "selector": {"matchLabels": labels},
+        "template": {"metadata": {"labels": labels}, "spec": {"containers": [container]}},
+    }
+    deployment = {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": name}, "spec": spec}
+    ports = [{"port": port, "targetPort": 8080}]
+    service = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": name}}
+    service["spec"] = {"selector": labels, "ports": ports}
+    conditions = {"successCondition": SUCCESS, "failureCondition": FAILURE}
+    templates = [
+        {"name": kind, "resource": {"action": "apply", "manifest": yaml.safe_dump(obj), **more},
+         "retryStrategy": {"limit": 2, "retryPolicy": "Always", "backoff": {"duration": "500ms"}}}
+        for kind, obj, more in (("service", service, {}), ("deployment", deployment, conditions))
+    ]  # fmt: skip
+    tasks = [{"name": "service", "template": "service"}, {"name": "deployment", "template": "deployment"}]
+    main = {"name": "main", "dag": {"tasks": tasks}}
+    metadata = {"name": f"serve-{name}"}
+    body = {"entrypoint": "main", "templates": [main, *templates]}
+    return {"apiVersion": "argoproj.io/v1alpha1", "kind": "Workflow", "metadata": metadata, "spec": body}
+
+
+def command(*arguments: str, folder: Path, environment: dict[str, str], python: str = sys.executable) -> Any:
+    line = [python, "-P", "-m", "rekindle", *arguments]
+    return subprocess.run(line, cwd=folder, env=environment, capture_output=True, text=True, timeout=150)
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return free.getsockname()[1]
+
+
+def test_a_release_that_failed_starts_again_when_a_rollback_has_scaled_it_down_and_up(
+    tmp_path: Path, environment: dict[str, str]
+):
+    folder, port = project(tmp_path / "wind"), free_port()
+    (folder / "w.yaml").write_text(json.dumps(serving("wind", port)))
+    (folder / "wrong").touch()
+    assert command("run", "--manifest", "w.yaml", folder=folder, environment=environment).returncode == 1
+    objects = LocalObjects(LocalCluster(tmp_path / "home"))
+    objects.patch("Deployment", "wind", {"spec": {"replicas": 0}})
+    (folder / "wrong").unlink()
+    objects.patch("Deployment", "wind", {"spec": {"replicas": 1}})
+    assert "ProgressDeadlineExceeded" not in json.dumps(objects.find("Deployment", "wind"))
+    until("it serves", lambda: rolled_out(objects.find("Deployment", "wind") or {}))
+
+
+def test_two_projects_in_one_home_each_serve_their_own_code_with_their_own_python(
+    tmp_path: Path, environment: dict[str, str]
+):
+    pythons = {"wind": sys.executable, "power": another_python(tmp_path / "venv")}
+    for name, python in pythons.items():
+        folder, port = project(tmp_path / name), free_port()
+        (folder / "w.yaml").write_text(json.dumps(serving(name, port)))
+        done = command("run", "--manifest", "w.yaml", folder=folder, environment=environment, python=python)
+        assert done.returncode == 0, done.stdout + done.stderr
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=10) as answer:
+            assert answer.read().decode() == f"{name} {python}"
+
+
+@pytest.mark.parametrize(("error", "code"), [("ConfigError", 78), ("CodeError", 70), ("DataError", 65)])
+def test_a_server_that_no_retry_can_cure_starts_once_and_again_when_it_is_resumed(
+    tmp_path: Path, environment: dict[str, str], error: str, code: int
+):
+    folder, port = project(tmp_path / "wind", error), free_port()
+    (folder / "w.yaml").write_text(json.dumps(serving("wind", port)))
+    (folder / "wrong").touch()
+    done = command("run", "--manifest", "w.yaml", folder=folder, environment=environment)
+    assert done.returncode == 1
+    assert "cause   the data of the world are wrong: remove the file." in done.stderr
+    (log,) = (tmp_path / "home/deployments/wind/logs").glob("*.log")
+    assert log.read_text().count("a server starts") == 1
+    assert f"ended with code {code}, which a restart cannot change" in log.read_text()
+    (folder / "wrong").unlink()
+    done = command("resume", folder=folder, environment=environment)
+    assert done.returncode == 0, done.stdout + done.stderr
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=10) as answer:
+        assert answer.read().decode().startswith("wind ")

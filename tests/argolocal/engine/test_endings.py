@@ -1,0 +1,198 @@
+"""How nodes and workflows end: by a shutdown, a deadline, a pod's containers or daemon; and what a pod is given."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from argolocal.engine.nodes import Kill, PodEnded, PodStarted, Start
+from argolocal.engine.scheduler import Scheduler
+from argolocal.state.journal import reset_interrupted
+from tests.argolocal.runner.played import dag, leaf, parameters, phase, play, scheduler, steps
+
+
+def ids(actions: list[Any], kind: type = Start) -> list[str]:
+    return [action.id for action in actions if isinstance(action, kind)]
+
+
+def test_a_daemon_that_ends_by_itself_has_failed_and_is_not_killed_again() -> None:
+    s = scheduler(
+        steps([{"name": "server", "template": "daemon"}], [{"name": "client"}]), leaf("daemon", daemon=True), leaf()
+    )
+    (server,) = ids(s.advance(1000.0))
+    (client,) = ids(s.advance(1001.0, [PodStarted(server, "10.0.0.1")]))
+    assert (s.nodes[server]["daemoned"], s.nodes[server]["podIP"]) == (True, "10.0.0.1")
+    s.advance(1002.0, [PodEnded(server, "Succeeded")])
+    assert s.nodes[server]["phase"] == "Failed" and "daemoned" not in s.nodes[server]
+    assert s.advance(1003.0, [PodStarted(client), PodEnded(client, "Succeeded")]) == []
+    assert s.status["phase"] == "Succeeded"
+
+
+def test_a_daemon_is_killed_when_the_steps_that_it_serves_are_over() -> None:
+    s = scheduler(
+        steps([{"name": "server", "template": "daemon"}], [{"name": "client"}]), leaf("daemon", daemon=True), leaf()
+    )
+    (server,) = ids(s.advance(1000.0))
+    (client,) = ids(s.advance(1001.0, [PodStarted(server)]))
+    assert ids(s.advance(1002.0, [PodStarted(client), PodEnded(client, "Succeeded")]), Kill) == [server]
+    assert (s.nodes[server]["phase"], s.status["phase"]) == ("Succeeded", "Succeeded")
+
+
+def test_the_containers_of_a_pod_that_failed_have_failed_with_it() -> None:
+    container = {"image": "x", "command": ["c"]}
+    group = [{"name": "a", **container}, {"name": "b", "dependencies": ["a"], **container}]
+    s = scheduler({"name": "main", "containerSet": {"containers": group}})
+    (pod,) = ids(s.advance(1000.0))
+    s.advance(1001.0, [PodStarted(pod), PodEnded(pod, "Failed", "it broke")])
+    ended = {name: s.nodes[s.table.id(f"w.{name}")] for name in "ab"}
+    assert {node["phase"] for node in ended.values()} == {"Failed"}
+    assert {node["message"] for node in ended.values()} == {"Pod Failed whilst container running"}
+    assert (s.nodes[pod]["message"], s.status["phase"]) == ("it broke", "Failed")
+
+
+def test_an_exit_handler_goes_on_after_the_deadline() -> None:
+    s = scheduler(leaf("main"), leaf("bye"), onExit="bye", activeDeadlineSeconds=10)
+    (pod,) = ids(s.advance(1000.0))
+    assert ids(s.advance(1009.9, [PodStarted(pod)])) == [] and s.nodes[pod]["phase"] == "Running"
+    (bye,) = ids(actions := s.advance(1010.0))
+    assert ids(actions, Kill) == [pod]
+    assert s.advance(1011.0, [PodStarted(bye)]) == [] and s.nodes[bye]["phase"] == "Running"
+
+
+@pytest.mark.parametrize(("shutdown", "handled"), [("Stop", True), ("Terminate", False)])
+def test_a_workflow_that_is_stopped_runs_its_exit_handler_and_one_that_is_terminated_does_not(
+    shutdown: str, handled: bool
+) -> None:
+    before = scheduler(
+        steps([{"name": "a"}, {"name": "pause", "template": "wait"}], [{"name": "b"}]),
+        leaf(),
+        {"name": "wait", "suspend": {}},
+        leaf("bye"),
+        onExit="bye",
+    )
+    (pod,) = ids(before.advance(1000.0))
+    before.advance(1001.0, [PodStarted(pod)])
+    s = Scheduler(before.context.workflow, before.status, shutdown)
+    actions = s.advance(1002.0)
+    assert ids(actions, Kill) == [pod, s.table.id("w[0].pause")]
+    assert s.nodes[pod]["message"] == f"workflow shutdown with strategy:  {shutdown}"
+    assert s.nodes[s.table.id("w[0].pause")]["message"] == f"Stopped with strategy '{shutdown}'"
+    assert phase(s, "onExit") == ("Pending" if handled else "")
+    if handled:
+        (bye,) = ids(actions)
+        s.advance(1003.0, [PodStarted(bye), PodEnded(bye, "Succeeded")])
+    assert (s.status["phase"], s.status["message"]) == ("Failed", f"Stopped with strategy '{shutdown}'")
+
+
+def test_the_failure_of_an_exit_handler_is_that_of_the_workflow_and_its_error_too() -> None:
+    s = scheduler(leaf("main"), leaf("bye"), onExit="bye")
+    (pod,) = ids(s.advance(1000.0))
+    (bye,) = ids(s.advance(1001.0, [PodStarted(pod), PodEnded(pod, "Succeeded")]))
+    assert s.status["phase"] == "Running"
+    s.advance(1002.0, [PodStarted(bye), PodEnded(bye, "Failed", "it broke")])
+    assert (s.status["phase"], s.status["message"]) == ("Failed", "it broke")
+    s = scheduler(leaf("main"), leaf("bye", inputs={"parameters": [{"name": "x"}]}), onExit="bye")
+    play(s)
+    assert s.status["phase"] == "Error" and s.status["message"].startswith("error in exit template execution : ")
+
+
+def test_a_template_that_cannot_be_entered_ends_the_workflow_with_its_error() -> None:
+    given = leaf("main", inputs={"parameters": [{"name": "x"}]})
+    s = scheduler(given)
+    play(s)
+    assert s.status["phase"] == "Error" and s.nodes["w"]["phase"] == "Error"
+    assert s.status["message"].startswith("error in entry template execution: ")
+
+
+def test_a_task_whose_template_cannot_be_entered_is_the_one_in_error() -> None:
+    given = leaf("given", inputs={"parameters": [{"name": "x"}]})
+    s = scheduler(dag({"name": "a"}, {"name": "b", "template": "given"}), leaf(), given)
+    assert play(s) == ["a"]
+    assert (phase(s, "b"), s.status["phase"]) == ("Error", "Error")
+
+
+def test_a_pod_is_given_its_name_its_volumes_and_the_archive_of_its_logs() -> None:
+    template = leaf("main")
+    template["container"] |= {
+        "args": ["{{pod.name}} {{node.name}}"],
+        "volumeMounts": [{"name": "v", "mountPath": "/v"}, {"name": "claim", "mountPath": "/c"}],
+    }
+    claim = {"metadata": {"name": "claim"}, "spec": {}}
+    volume = {"name": "v", "emptyDir": {}}
+    s = scheduler(template, volumes=[volume], volumeClaimTemplates=[claim], archiveLogs=True)
+    (pod,) = s.advance(1000.0)
+    assert isinstance(pod, Start) and pod.template["container"]["args"] == [f"{pod.pod} w"]
+    made = {"name": "claim", "persistentVolumeClaim": {"claimName": "w-claim"}}
+    assert pod.template["volumes"] == [volume, made] and s.status["persistentVolumeClaims"] == [made]
+    assert pod.template["archiveLocation"] == {"archiveLogs": True}
+    s.advance(1001.0, [PodStarted(pod.id), PodEnded(pod.id, "Succeeded")])
+    assert "persistentVolumeClaims" not in s.status
+    (plain,) = scheduler(leaf("main")).advance(1000.0)
+    assert isinstance(plain, Start) and not {"volumes", "archiveLocation"} & plain.template.keys()
+
+
+def test_the_exit_handler_knows_how_the_workflow_ended_and_how_long_it_took() -> None:
+    bye = leaf("bye")
+    bye["container"] |= {"args": ["{{workflow.status}} {{workflow.duration}} {{workflow.failures}}"]}
+    s = scheduler(leaf("main"), bye, onExit="bye")
+    (pod,) = ids(s.advance(1000.0))
+    (handler,) = s.advance(1002.5, [PodStarted(pod), PodEnded(pod, "Failed", "it broke")])
+    assert isinstance(handler, Start)
+    status, duration, failures = handler.template["container"]["args"][0].split(" ", 2)
+    assert (status, duration) == ("Failed", "2.500000") and "it broke" in failures
+
+
+def test_a_pod_that_does_not_start_in_time_has_failed_though_it_is_tried_once_more() -> None:
+    s = scheduler(leaf("main", timeout="10s"))
+    (pod,) = ids(s.advance(1000.0))
+    s.advance(1001.0, [PodStarted(pod)])
+    s.advance(1020.0)
+    assert s.nodes[pod]["phase"] == "Running", "the runner ends it, not the state machine"
+    before = scheduler(leaf("main", timeout="10s"))
+    before.advance(1000.0)
+    for now, expected in ((1009.9, "Pending"), (1010.0, "Failed")):
+        s = Scheduler(before.context.workflow, reset_interrupted(before.status, before.nodes["w"]["startedAt"]))
+        s.advance(now)
+        assert s.nodes["w"]["phase"] == expected
+
+
+def test_an_output_that_was_kept_is_taken_without_a_pod(tmp_path: Path) -> None:
+    memo = {"key": "k", "cache": {"configMap": {"name": "kept"}}}
+    template = leaf("main", memoize=memo, outputs={"parameters": [{"name": "p", "valueFrom": {"path": "/p"}}]})
+    given: dict[str, Any] = {"w": {"parameters": [{"name": "p", "value": "1"}]}}
+    assert play(scheduler(template, home=tmp_path), outputs=given) == ["w"]
+    s = scheduler(template, home=tmp_path)
+    assert play(s) == []
+    assert s.nodes["w"]["memoizationStatus"]["hit"] and s.nodes["w"]["outputs"]["parameters"][0]["value"] == "1"
+
+
+def test_an_event_of_a_node_that_is_over_changes_nothing() -> None:
+    s = scheduler(leaf("main"))
+    (pod,) = ids(s.advance(1000.0))
+    s.advance(1001.0, [PodStarted(pod, host="here"), PodEnded(pod, "Succeeded", "", {"exitCode": "0"})])
+    assert (s.nodes[pod]["hostNodeName"], s.status["phase"]) == ("here", "Succeeded")
+    s.advance(1002.0, [PodEnded(pod, "Failed", "late", {"exitCode": "1"})])
+    assert (s.nodes[pod]["phase"], s.nodes[pod]["outputs"]) == ("Succeeded", {"exitCode": "0"})
+
+
+def test_a_workflow_that_is_suspended_starts_nothing() -> None:
+    s = scheduler(leaf("main"), suspend=True)
+    assert s.advance(1000.0) == [] and s.status["phase"] == "Running" and not s.nodes
+    s = Scheduler(s.context.workflow, s.status, "Stop")
+    s.advance(1001.0)
+    assert s.status["phase"] == "Failed"
+
+
+def test_a_skipped_entry_is_a_workflow_that_succeeded() -> None:
+    s = scheduler(steps([{"name": "a", "when": "false"}]), leaf())
+    assert play(s) == [] and s.status["phase"] == "Succeeded"
+    s = scheduler(dag({"name": "a", "arguments": parameters()}), {"name": "one"})
+    play(s)
+    assert s.status["phase"] == "Error" and "Template 'one' missing specification" in str(s.nodes)
+
+
+def test_what_a_template_keeps_and_locks_may_be_named_after_its_pod(tmp_path: Path) -> None:
+    memo = {"key": "{{pod.name}}", "cache": {"configMap": {"name": "kept"}}}
+    s = scheduler(leaf("main", memoize=memo, synchronization={"mutexes": [{"name": "{{pod.name}}"}]}), home=tmp_path)
+    (pod,) = s.advance(1000.0)
+    assert isinstance(pod, Start) and s.nodes["w"]["memoizationStatus"]["key"] == pod.pod == "w"

@@ -1,0 +1,56 @@
+"""Hooks: what would run twice, too early, or not at all."""
+
+from typing import Any
+
+from argolocal.engine.nodes import PodEnded, PodStarted, Start
+from tests.argolocal.runner.played import dag, leaf, parameters, phase, play, scheduler, steps
+
+
+def hook(expression: str, template: str = "note", **more: Any) -> dict[str, Any]:
+    return {"template": template, "expression": expression, **more}
+
+
+def test_a_hook_runs_once_when_its_expression_is_first_true_and_the_workflow_waits_for_it() -> None:
+    s = scheduler(
+        dag({"name": "a"}),
+        leaf(),
+        leaf("note"),
+        hooks={"running": hook("workflow.status == 'Running'"), "never": hook("1 == 2")},
+    )
+    assert play(s) == ["a", "hooks.running"]
+    assert s.nodes[s.table.id("w.hooks.running")]["nodeFlag"] == {"hooked": True}
+    assert (s.status["phase"], s.table.id("w.hooks.running") in s.nodes["w"]["children"]) == ("Succeeded", True)
+
+
+def test_a_task_hook_runs_beside_its_task_and_what_depends_on_the_task_waits_for_it() -> None:
+    hooks = {"running": hook("tasks.a.status == 'Running'"), "failed": hook("tasks.a.status == 'Failed'")}
+    s = scheduler(dag({"name": "a", "hooks": hooks}, {"name": "b", "depends": "a.Failed"}), leaf(), leaf("note"))
+    (first,) = [action for action in s.advance(1) if isinstance(action, Start)]
+    (beside,) = [action for action in s.advance(2, [PodStarted(first.id)]) if isinstance(action, Start)]
+    assert s.nodes[beside.id]["name"] == "w.a.hooks.running"
+    (failed,) = [action for action in s.advance(3, [PodEnded(first.id, "Failed")]) if isinstance(action, Start)]
+    assert s.nodes[failed.id]["name"] == "w.a.hooks.failed"
+    assert phase(s, "b") == ""
+    actions = s.advance(4, [PodEnded(beside.id, "Succeeded"), PodEnded(failed.id, "Failed")])
+    assert [s.nodes[action.id]["name"] for action in actions] == ["w.b"]
+
+
+def test_a_failed_hook_does_not_fail_its_step() -> None:
+    hooks = {"done": hook("steps.a.status == 'Succeeded'")}
+    s = scheduler(steps([{"name": "a", "hooks": hooks}], [{"name": "b"}]), leaf(), leaf("note"))
+    assert play(s, {"w[0].a.hooks.done": "Failed"}) == ["w[0].a", "w[0].a.hooks.done", "w[1].b"]
+
+
+def test_a_hook_sees_the_outputs_of_its_own_node() -> None:
+    arguments = parameters(x="{{steps.a.outputs.parameters.y}}")
+    note = leaf("note", inputs={"parameters": [{"name": "x"}]})
+    hooks = {"done": hook("steps.a.status == 'Succeeded'", arguments=arguments)}
+    s = scheduler(steps([{"name": "a", "hooks": hooks}]), leaf(), note)
+    play(s, outputs={"w[0].a": {"parameters": [{"name": "y", "value": "42"}]}})
+    assert s.nodes[s.table.id("w[0].a.hooks.done")]["inputs"]["parameters"] == [{"name": "x", "value": "42"}]
+
+
+def test_a_hook_that_cannot_be_evaluated_is_said_where_it_stands() -> None:
+    s = scheduler(leaf("main"), leaf("note"), hooks={"h": hook("no.such > 1")})
+    play(s)
+    assert (s.status["phase"], "no" in s.status["message"]) == ("Error", True)

@@ -1,0 +1,120 @@
+"""What a step is told of its workflow: its time, its phase, its parameters as Go writes them, what others gave."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from argolocal.manifest.read import Identity, workflow
+from argolocal.runner.run import execute
+from rekindle.local.cluster import LocalCluster
+from tests.argolocal.runner.played import dag, leaf, parameters, play, scheduler, steps
+
+TELL = """cat <<END
+{{workflow.duration}} {{workflow.status}}
+{{workflow.scheduledTime}}
+{{workflow.parameters}}
+{{inputs.parameters}}
+{{workflow.annotations.why}}
+END
+sleep 0.2"""
+
+
+def told(home: Path, manifest: dict[str, Any]) -> list[list[str]]:
+    """The lines of each step, in order of their names."""
+    status = execute(manifest, {}, LocalCluster(home))
+    assert status["phase"] == "Succeeded", status
+    return [log.read_text().splitlines() for log in sorted(home.glob("runs/*/logs/*.log"))]
+
+
+def flow(**spec: Any) -> dict[str, Any]:
+    inputs = {"parameters": [{"value": 1, "enum": [1, True], "description": "no more", "name": "p", "default": "d"}]}
+    tell = {"name": "tell", "inputs": inputs, "script": {"image": "busybox", "command": ["sh"], "source": TELL}}
+    parameters = [{"value": 1.50, "name": "b", "enum": [1.5, 2]}, {"name": "a", "value": "<é>"}]
+    return {"arguments": {"parameters": parameters}, "templates": [tell], **spec}
+
+
+def test_what_an_exit_handler_is_told_is_of_that_moment(tmp_path: Path) -> None:
+    meta = {"name": "w", "annotations": {"workflows.argoproj.io/scheduled-time": "2026-04-29T00:00:00Z", "why": "b"}}
+    spec = flow(entrypoint="tell", onExit="tell")
+    last, first = told(tmp_path, {"kind": "Workflow", "metadata": meta, "spec": spec})
+    assert first[:2] == ["0.000000 ", "2026-04-29T00:00:00Z"]  # a workflow has no phase yet when its first steps begin
+    seconds, phase = last[0].split()
+    assert float(seconds) >= 0.2 and phase == "Succeeded"
+    assert first[2:] == last[2:] == [
+        '[{"name":"b","value":"1.5","enum":["1.5","2"]},{"name":"a","value":"\\u003cé\\u003e"}]',
+        '[{"name":"p","default":"d","value":"1","enum":["1","true"],"description":"no more"}]',
+        "b",
+    ]  # fmt: skip
+
+
+def test_a_cron_workflow_says_when_it_was_due() -> None:
+    spec = {
+        "schedules": ["@daily"],
+        "workflowSpec": flow(entrypoint="tell"),
+        "workflowMetadata": {"labels": {"a": "b"}},
+    }
+    cron = {"kind": "CronWorkflow", "metadata": {"name": "c"}, "spec": spec}
+    meta = workflow(cron, identity=Identity(created=1e9))["metadata"]
+    assert meta["annotations"]["workflows.argoproj.io/scheduled-time"] == "2001-09-09T01:46:40Z"
+    assert meta["labels"] == {"workflows.argoproj.io/cron-workflow": "c", "a": "b"}
+
+
+def test_failures_are_told_in_the_words_of_argo(tmp_path: Path) -> None:
+    fail = {"name": "fail", "container": {"image": "busybox", "command": ["sh", "-c", "exit 3"]}}
+    tell = {"name": "tell", "container": {"image": "busybox", "command": ["echo", "{{workflow.failures}}"]}}
+    pass_ = {"name": "pass", "container": {"image": "busybox", "command": ["true"]}}
+    for entry, name in (("fail", "bad"), ("pass", "good")):
+        spec = {"entrypoint": entry, "onExit": "tell", "templates": [fail, pass_, tell]}
+        execute({"kind": "Workflow", "metadata": {"name": name}, "spec": spec}, {}, LocalCluster(tmp_path))
+    (bad,) = tmp_path.glob("runs/bad/logs/bad-tell-*.log")
+    (good,) = tmp_path.glob("runs/good/logs/good-tell-*.log")
+    text = json.loads(bad.read_text())
+    assert list(json.loads(text)[0]) == ["displayName", "message", "templateName", "phase", "podName", "finishedAt"]
+    assert "." not in json.loads(text)[0]["finishedAt"]
+    assert json.loads(good.read_text()) == "null"
+
+
+def test_results_that_a_loop_gathers_are_spelt_as_they_were() -> None:
+    one, given = leaf("one", inputs={"parameters": [{"name": "x"}]}), parameters(x="{{item}}")
+    results = ['{"b": 1, "a": 1.0}', " 1.50 ", "1e3", '"\\u00fc<"', "null", '{"a":1,"a":2}', "[1 , 1.0]"]
+    tasks = (
+        {"name": "a", "withItems": [0, 1, 2, 3, 4, 5, 6], "arguments": given},
+        {"name": "b", "depends": "a", "arguments": parameters(x="{{tasks.a.outputs.result}}")},
+        {"name": "c", "depends": "a", "withParam": "{{tasks.a.outputs.result}}", "arguments": given},
+    )
+    s = scheduler(dag(*tasks), one)
+    ran = play(s, outputs={f"a({i}:{i})": {"result": result} for i, result in enumerate(results)})
+    expected = '[{"b":1,"a":1.0},1.50,1e3,"\\u00fc\\u003c",null,{"a":1,"a":2},[1,1.0]]'
+    assert s.table.get("w.b")["inputs"]["parameters"][0]["value"] == expected  # type: ignore[index]
+    names = [name for name in ran if name.startswith("c(")]
+    assert names == ["c(0:a:1.0,b:1)", "c(1:1.50)", "c(2:1e3)", "c(3:\\u00fc<)", "c(4:[])", "c(5:a:2)", "c(6:[1 1.0])"]
+    items = [s.table.get(f"w.{name}")["inputs"]["parameters"][0]["value"] for name in names]  # type: ignore[index]
+    assert items == ['{"a":1.0,"b":1}', "1.50", "1e3", "ü<", "null", '{"a":2}', "[1,1.0]"]
+
+
+def test_lists_that_a_loop_gathers_hold_the_numbers_of_go() -> None:
+    show = {"name": "b", "depends": "a", "arguments": parameters(x="{{tasks.a.outputs.parameters.p}}")}
+    s = scheduler(dag({"name": "a", "withItems": [0]}, show), leaf("one", inputs=parameters(x="")))
+    play(s, outputs={"a(0:0)": {"parameters": [{"name": "p", "value": "[1.0, 12345678901234567890]"}]}})
+    assert s.table.get("w.b")["inputs"]["parameters"][0]["value"] == "[[1,12345678901234567000]]"  # type: ignore[index]
+
+
+@pytest.mark.parametrize(("above", "known"), [("dag", ["g", "own"]), ("steps", ["g"])])
+def test_a_dags_own_output_with_a_global_name_is_the_workflows_only_below_another_dag(
+    above: str, known: list[str]
+) -> None:
+    output = {"name": "q", "valueFrom": {"parameter": "{{tasks.a.outputs.parameters.p}}"}, "globalName": "own"}
+    inner = {**dag({"name": "a"}), "name": "inner", "outputs": {"parameters": [output]}}
+    call = {"name": "c", "template": "inner"}
+    s = scheduler(dag(call) if above == "dag" else steps([call]), inner, leaf())
+    name = "c.a" if above == "dag" else "w[0].c.a"
+    play(s, outputs={name: {"parameters": [{"name": "p", "value": "P", "globalName": "g"}]}})
+    assert [each["name"] for each in s.status["outputs"]["parameters"]] == known
+
+
+def test_an_output_of_a_dag_that_says_nothing_of_its_source_ends_in_the_words_of_argo() -> None:
+    s = scheduler({**dag({"name": "a"}), "outputs": {"parameters": [{"name": "p", "value": "v"}]}}, leaf())
+    play(s)
+    assert s.table.get("w")["message"] == "output parameters must have a valueFrom specified"  # type: ignore[index]

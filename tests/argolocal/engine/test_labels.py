@@ -1,0 +1,44 @@
+"""Labels from expressions: runs are found by what they were started with."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from argolocal.runner.run import execute
+from argolocal.state.journal import RunFiles
+from rekindle.errors import ConfigError
+from rekindle.local.cluster import LocalCluster
+
+
+def ran(home: Path, labels: dict[str, str], value: str = "bar") -> dict[str, Any]:
+    container = {"image": "busybox", "command": ["sh", "-c"], "args": ["echo '{{workflow.labels.foo}}'"]}
+    spec = {
+        "entrypoint": "main",
+        "arguments": {"parameters": [{"name": "foo", "value": value}]},
+        "workflowMetadata": {"labelsFrom": {name: {"expression": text} for name, text in labels.items()}},
+        "templates": [{"name": "main", "container": container}],
+    }
+    manifest = {"kind": "Workflow", "metadata": {"name": "w", "labels": {"old": "kept"}}, "spec": spec}
+    return execute(manifest, {"foo": value}, LocalCluster(home))
+
+
+def test_a_label_is_what_its_expression_gives_and_is_known_in_the_run(tmp_path: Path) -> None:
+    status = ran(tmp_path, {"foo": "workflow.parameters.foo + '-' + workflow.labels.old"})
+    assert status["phase"] == "Succeeded"
+    assert RunFiles(tmp_path, "w").workflow()["metadata"]["labels"] == {"old": "kept", "foo": "bar-kept"}
+    assert (tmp_path / "runs/w/logs/w.log").read_text() == "bar-kept\n"
+
+
+@pytest.mark.parametrize(
+    ("expression", "message"),
+    [
+        ("workflow.parameters.none.x", "cannot be evaluated"),
+        ("1 + 1", "gives 2: it must be a text"),
+        ("'-' + workflow.parameters.foo", "gives '-bar': it must be a text of at most 63"),
+    ],
+)
+def test_a_label_that_cannot_be_is_refused_with_its_path(tmp_path: Path, expression: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=r"spec\.workflowMetadata\.labelsFrom\.foo\.expression " + message):
+        ran(tmp_path, {"foo": expression})
+    assert not (tmp_path / "runs").exists()

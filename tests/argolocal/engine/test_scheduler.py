@@ -1,0 +1,397 @@
+"""The state machine alone: what ends a workflow wrongly when it is misread, without a process or a clock."""
+
+import json
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from argolocal.engine import nodes
+from argolocal.engine.nodes import Kill, PodEnded, PodStarted, Start, fnv32a, format_time
+from argolocal.engine.scheduler import Scheduler
+from argolocal.state.journal import reset_interrupted
+from tests.argolocal.runner.played import dag, leaf, parameters, phase, play, scheduler, steps
+from tests.effort import calls
+
+
+def test_an_omitted_task_lets_nothing_pass_but_a_skipped_one_does() -> None:
+    s = scheduler(
+        dag(
+            {"name": "a", "when": "false"},
+            {"name": "b", "depends": "a"},
+            {"name": "c", "depends": "a.Succeeded"},
+            {"name": "d", "depends": "c"},
+        ),
+        leaf(),
+    )
+    assert play(s) == ["b"]
+    assert [phase(s, name) for name in "abcd"] == ["Skipped", "Succeeded", "Omitted", "Omitted"]
+    assert s.status["phase"] == "Succeeded"
+
+
+def test_a_leaf_that_cleans_up_after_a_failure_makes_the_dag_succeed() -> None:
+    s = scheduler(dag({"name": "train"}, {"name": "cleanup", "depends": "train.Failed"}), leaf())
+    play(s, {"train": "Failed"})
+    assert s.status["phase"] == "Succeeded"
+
+
+def test_an_omitted_leaf_below_a_failed_task_makes_the_dag_fail() -> None:
+    s = scheduler(dag({"name": "train"}, {"name": "deploy", "depends": "train"}), leaf())
+    play(s, {"train": "Failed"})
+    assert (s.status["phase"], phase(s, "deploy")) == ("Failed", "Omitted")
+
+
+def test_a_dag_target_decides_even_when_a_leaf_below_it_succeeds() -> None:
+    tasks = ({"name": "verify"}, {"name": "restore", "depends": "verify.Failed"})
+    s = scheduler(dag(*tasks, target="verify restore"), leaf())
+    play(s, {"verify": "Failed"})
+    assert (s.status["phase"], phase(s, "restore")) == ("Failed", "Succeeded")
+
+
+def test_steps_turn_an_error_into_a_failure_and_a_dag_keeps_it() -> None:
+    s = scheduler(steps([{"name": "a"}]), leaf())
+    play(s, {"w[0].a": "Error"})
+    assert s.status["phase"] == "Failed"
+    s = scheduler(dag({"name": "a"}), leaf())
+    play(s, {"a": "Error"})
+    assert s.status["phase"] == "Error"
+
+
+def test_a_limit_of_two_retries_is_three_runs_and_no_limit_is_for_ever() -> None:
+    s = scheduler(leaf("main", retryStrategy={"limit": "2"}))
+    assert len(play(s, {f"w({i})": "Failed" for i in range(9)})) == 3
+    assert (s.status["phase"], s.status["message"]) == ("Failed", "No more retries left")
+    s = scheduler(leaf("main", retryStrategy={}))
+    assert len(play(s, {f"w({i})": "Failed" for i in range(50)})) == 51
+    assert s.status["phase"] == "Succeeded"
+
+
+def test_a_failure_that_is_not_retried_waits_out_one_backoff_all_the_same() -> None:
+    backoff = {"duration": "10m"}
+    s = scheduler(leaf("main", retryStrategy={"limit": 3, "retryPolicy": "OnError", "backoff": backoff}))
+    assert play(s, {"w(0)": "Failed"}) == ["w(0)"]
+    assert s.table.now >= 1601
+    s = scheduler(leaf("main", retryStrategy={"retryPolicy": "OnError", "backoff": backoff}))  # no limit: no backoff
+    play(s, {"w(0)": "Failed"})
+    assert s.table.now < 1010
+
+
+def test_an_expression_decides_over_retries_and_means_always() -> None:
+    strategy = {"limit": 5, "expression": "asInt(lastRetry.exitCode) != 1 or lastRetry.status == 'Error'"}
+    s = scheduler(leaf("main", retryStrategy=strategy))
+    assert play(s, {"w(0)": "Error", "w(1)": "Failed"}) == ["w(0)", "w(1)"]
+    assert s.status["message"] == "retryStrategy.expression evaluated to false"
+
+
+def test_each_attempt_knows_its_number_and_the_last_one() -> None:
+    template = leaf("main", retryStrategy={"limit": 2})
+    template["container"]["args"] = ["{{retries}} {{lastRetry.exitCode}} {{pod.name}}"]
+    s = scheduler(template)
+    seen, events = [], []
+    for now in range(1000, 1010):
+        for action in s.advance(float(now), events):
+            assert isinstance(action, Start)
+            seen.append(action.template["container"]["args"][0].rpartition("-")[0])
+            events = [PodEnded(action.id, "Failed", "", {"exitCode": "4"})]
+        if s.done:
+            break
+    assert seen == ["0 0 w-main", "1 4 w-main", "2 4 w-main"]
+
+
+@pytest.mark.parametrize("items", ["[]", " null "])
+def test_an_empty_loop_is_skipped_and_its_successor_runs(items: str) -> None:
+    s = scheduler(dag({"name": "a", "withParam": items}, {"name": "b", "depends": "a"}), leaf())
+    assert play(s) == ["b"]
+    assert s.table.get("w.a")["message"] == "Skipped, empty params"  # type: ignore[index]
+
+
+def test_a_loop_gathers_what_its_items_gave() -> None:
+    one = leaf("one", inputs={"parameters": [{"name": "x"}]})
+    tasks = (
+        {"name": "a", "withItems": [1, "b", {"k": "v"}], "arguments": parameters(x="{{item}}")},
+        {
+            "name": "b",
+            "depends": "a",
+            "arguments": parameters(x="{{tasks.a.outputs.parameters.p}} {{tasks.a.outputs.result}}"),
+        },
+    )
+    s = scheduler(dag(*tasks), one)
+    names = ["a(0:1)", "a(1:b)", "a(2:k:v)"]
+    outputs = {
+        name: {"result": str(i), "parameters": [{"name": "p", "value": f"p{i}"}]} for i, name in enumerate(names)
+    }
+    assert play(s, outputs=outputs) == [*names, "b"]
+    assert s.table.get("w.b")["inputs"]["parameters"][0]["value"] == '["p0","p1","p2"] [0,1,2]'  # type: ignore[index]
+
+
+def test_what_a_skipped_step_would_have_given_is_its_default_or_the_inputs() -> None:
+    outputs = {
+        "parameters": [
+            {"name": "p", "valueFrom": {"path": "/p"}},
+            {"name": "q", "valueFrom": {"path": "/q", "default": "Q"}},
+        ]
+    }
+    made, used = (
+        leaf("made", outputs=outputs),
+        leaf("one", inputs={"parameters": [{"name": "x", "default": "X"}, {"name": "y"}]}),
+    )
+    arguments = parameters(x="{{tasks.a.outputs.parameters.p}}", y="{{tasks.a.outputs.parameters.q}}")
+    s = scheduler(
+        dag({"name": "a", "template": "made", "when": "false"}, {"name": "b", "depends": "a", "arguments": arguments}),
+        made,
+        used,
+    )
+    play(s)
+    assert [each["value"] for each in s.table.get("w.b")["inputs"]["parameters"]] == ["X", "Q"]  # type: ignore[index]
+
+
+def test_a_false_condition_needs_nothing_else_to_be_known() -> None:
+    argument = parameters(x="{{tasks.a.outputs.result}}")
+    s = scheduler(dag({"name": "a"}, {"name": "b", "depends": "a", "when": "1 == 2", "arguments": argument}), leaf())
+    play(s)
+    assert phase(s, "b") == "Skipped"
+
+
+def test_what_argo_would_wait_for_for_ever_ends_with_the_reason() -> None:
+    s = scheduler(
+        dag({"name": "a"}, {"name": "b", "depends": "a", "arguments": parameters(x="{{tasks.a.outputs.result}}")}),
+        leaf(),
+    )
+    play(s)
+    assert s.status["phase"] == "Error"
+    assert "failed to resolve {{tasks.a.outputs.result}}" in s.status["message"]
+
+
+def test_parallelism_is_never_exceeded() -> None:
+    s = scheduler(dag({"name": "a", "withItems": list(range(20))}), leaf(), parallelism=3)
+    running: set[str] = set()
+    events: list[Any] = []
+    most = 0
+    for now in range(1000, 1100):
+        running |= {action.id for action in s.advance(float(now), events)}
+        most = max(most, len(running))
+        if s.done:
+            break
+        events = [PodEnded(running.pop(), "Succeeded", "", {})]
+    assert (s.status["phase"], most) == ("Succeeded", 3)
+
+
+def test_fail_fast_of_the_template_starts_nothing_more_but_that_of_the_dag_does() -> None:
+    tasks = ({"name": "a"}, {"name": "b", "depends": "a || a.Failed"}, {"name": "c"})
+    s = scheduler({**dag(*tasks), "failFast": True}, leaf())
+    assert play(s, {"a": "Failed"}) == ["a", "c"]
+    assert s.status["message"] == "template has failed or errored children and failFast enabled"
+    s = scheduler(dag(*tasks, failFast=True), leaf())
+    assert play(s, {"a": "Failed"}) == ["a", "c", "b"]
+
+
+def test_an_exit_handler_runs_after_a_failure_and_its_own_failure_fails_the_workflow() -> None:
+    s = scheduler(leaf("main"), leaf("bye"), onExit="bye")
+    assert play(s, {"w": "Failed"}) == ["w", "onExit"]
+    assert s.status["phase"] == "Failed"
+    s = scheduler(leaf("main"), leaf("bye"), onExit="bye")
+    play(s, {"onExit": "Failed"})
+    assert s.status["phase"] == "Failed"
+
+
+def test_the_hook_of_a_task_delays_what_depends_on_it_and_cannot_fail_it() -> None:
+    hook = {"exit": {"template": "bye", "arguments": parameters(x="{{tasks.a.outputs.parameters.p}}")}}
+    s = scheduler(
+        dag({"name": "a", "hooks": hook}, {"name": "b", "depends": "a"}),
+        leaf(),
+        leaf("bye", inputs={"parameters": [{"name": "x"}]}),
+    )
+    ran = play(s, {"a.onExit": "Failed"}, {"a": {"parameters": [{"name": "p", "value": "P"}]}})
+    assert (ran, s.status["phase"]) == (["a", "a.onExit", "b"], "Succeeded")
+    assert s.table.get("w.a.onExit")["inputs"]["parameters"][0]["value"] == "P"  # type: ignore[index]
+
+
+def test_outputs_with_a_global_name_are_the_workflows() -> None:
+    s = scheduler(
+        dag({"name": "a"}),
+        leaf(),
+        leaf("bye", inputs={"parameters": [{"name": "x", "value": "{{workflow.outputs.parameters.g}}"}]}),
+        onExit="bye",
+    )
+    play(s, outputs={"a": {"parameters": [{"name": "p", "value": "P", "globalName": "g"}]}})
+    assert s.status["outputs"] == {"parameters": [{"name": "g", "value": "P"}]}
+    assert s.table.get("w.onExit")["inputs"]["parameters"][0]["value"] == "P"  # type: ignore[index]
+
+
+def test_a_deadline_ends_what_runs_and_not_the_exit_handler() -> None:
+    s = scheduler(leaf("main"), leaf("bye"), onExit="bye", activeDeadlineSeconds=10)
+    pod = s.advance(1000.0)[0]
+    assert s.wake == 1010.0
+    actions = s.advance(1010.0, [PodStarted(pod.id)])
+    assert [type(action) for action in actions] == [Kill, Start]
+    assert s.nodes["w"]["message"] == "Step exceeded its deadline"
+    s.advance(1020.0, [PodEnded(actions[1].id, "Succeeded", "", {})])
+    assert (s.status["phase"], s.table.get("w.onExit")["phase"]) == ("Failed", "Succeeded")  # type: ignore[index]
+
+
+def test_a_suspended_step_waits_for_its_duration() -> None:
+    s = scheduler({"name": "main", "suspend": {"duration": "5m"}})
+    assert s.advance(1000.0) == []
+    assert s.wake == 1300.0
+    s.advance(1300.0)
+    assert s.status["phase"] == "Succeeded"
+
+
+def test_defaults_of_templates_lie_below_what_a_template_says() -> None:
+    defaults = {
+        "retryStrategy": {"limit": 1},
+        "container": {"env": [{"name": "A", "value": "0"}, {"name": "B", "value": "0"}]},
+    }
+    template = leaf("main")
+    template["container"]["env"] = [{"name": "A", "value": "1"}]
+    s = scheduler(template, templateDefaults=defaults)
+    action = s.advance(1000.0)[0]
+    assert isinstance(action, Start)
+    assert {each["name"]: each["value"] for each in action.template["container"]["env"]} == {"A": "1", "B": "0"}
+    assert s.nodes["w"]["type"] == "Retry"
+
+
+def test_a_status_from_disk_goes_on_where_it_was() -> None:
+    tasks = ({"name": "a"}, {"name": "b", "depends": "a"}, {"name": "c", "depends": "b"})
+    s = scheduler(dag(*tasks), leaf())
+    first = s.advance(1000.0)[0]
+    s.advance(1001.0, [PodEnded(first.id, "Succeeded", "", {})])
+    again = Scheduler(s.context.workflow, s.status)
+    assert play(again) == ["b", "c"]
+
+
+def test_ids_and_pod_names_are_argos() -> None:
+    s = scheduler(dag({"name": "a"}), leaf())
+    pod = s.advance(1000.0)[0]
+    assert isinstance(pod, Start)
+    assert (pod.id, pod.pod) == (f"w-{fnv32a('w.a')}", f"w-one-{fnv32a('w.a')}")
+    assert fnv32a("wf-0008[0].t2") == 911381529  # seen on a cluster
+
+
+@pytest.mark.parametrize("shape", ["loop", "wide", "chain", "steps"])
+def test_a_node_of_a_thousand_costs_no_more_than_one_of_a_hundred(shape: str) -> None:
+    def effort(count: int) -> float:
+        names = [f"t{i}" for i in range(count)]
+        before = {name: {"depends": last} for last, name in pairwise(names)} if shape == "chain" else {}
+        tasks = [{"name": "t", "withItems": names}] if shape in ("loop", "steps") else [{"name": n} for n in names]
+        main = steps(tasks) if shape == "steps" else dag(*({**task, **before.get(task["name"], {})} for task in tasks))
+        started: list[Any] = []
+        total = calls(lambda: started.extend(play(scheduler(main, leaf(), parallelism=2))))
+        assert len(started) == count
+        return total / count
+
+    assert effort(1000) < 1.5 * effort(100)
+
+
+def test_a_wide_loop_does_not_write_its_children_again_with_each_of_them() -> None:
+    s = scheduler(dag({"name": "t", "withItems": list(range(500))}), leaf(), parallelism=2)
+    written, events = 0, []
+    for _ in range(501):
+        starts = [action for action in s.advance(1, events) if isinstance(action, Start)]
+        written += len(json.dumps(s.table.drain_changes()))
+        events = [event for start in starts for event in (PodStarted(start.id), PodEnded(start.id, "Succeeded"))]
+    assert s.done and written < 3 * len(json.dumps(s.nodes))
+
+
+def test_a_limit_on_nested_dags_does_not_hold_up_what_is_inside_them() -> None:
+    inner = {"name": "inner", "parallelism": 1, "dag": {"tasks": [{"name": n, "template": "one"} for n in "xy"]}}
+    outer = {"name": "outer", "parallelism": 1, "dag": {"tasks": [{"name": n, "template": "inner"} for n in "ab"]}}
+    s = scheduler({"name": "main", "steps": [[{"name": "s", "template": "outer"}]]}, outer, inner, leaf())
+    assert len(play(s)) == 4
+    assert s.status["phase"] == "Succeeded"
+
+
+def test_the_duration_of_an_attempt_is_in_whole_seconds_as_expressions_expect() -> None:
+    strategy = {"limit": "2", "expression": "asInt(lastRetry.duration) < 5"}
+    s = scheduler(leaf("main", retryStrategy=strategy))
+    (first,) = s.advance(10.9)
+    (again,) = s.advance(11.2, [PodStarted(first.id), PodEnded(first.id, "Failed")])
+    assert isinstance(again, Start)
+
+
+def test_a_template_that_calls_itself_for_ever_ends_in_an_error_as_on_argo() -> None:
+    s = scheduler(steps([{"name": "again", "template": "main"}]))
+    play(s)
+    deepest = [node for node in s.nodes.values() if node["phase"] == "Error"]
+    assert len(deepest) == 1 and "Maximum recursion depth exceeded" in deepest[0]["message"]
+    assert (s.status["phase"], len(s.nodes)) == ("Failed", 2 * 99 + 1)
+    s = scheduler(dag({"name": "again", "template": "main"}))
+    play(s)
+    assert s.status["phase"] == "Error"
+
+
+def test_templates_that_call_themselves_twice_end_in_an_error_and_not_never(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nodes, "MAX_NODES", 1000)
+    again = {"template": "twice"}
+    twice = {"name": "twice", "dag": {"tasks": [{"name": "a", **again}, {"name": "b", **again}]}}
+    s = scheduler(dag({"name": "pod"}, {"name": "tree", "depends": "pod", **again}), leaf(), twice)
+    assert play(s) == ["pod"]
+    assert (s.status["phase"], len(s.nodes)) == ("Error", 1000)
+    assert "at most 1000" in s.status["message"]
+
+
+def test_pods_of_a_dead_runner_are_started_again_although_they_reach_the_limit() -> None:
+    tasks = dag({"name": "a"}, {"name": "b"}, {"name": "c"})
+    before = scheduler(tasks, leaf(), parallelism=2)
+    events = [PodStarted(action.id) for action in before.advance(1000.0, [])]
+    before.advance(1001.0, events)
+    s = Scheduler(before.context.workflow, reset_interrupted(before.status, format_time(1002.0)))
+    assert play(s) == ["a", "b", "c"]
+    assert s.status["phase"] == "Succeeded"
+
+
+def test_a_daemon_that_died_with_its_runner_is_there_before_its_clients_begin_again() -> None:
+    before = scheduler(
+        steps([{"name": "server", "template": "daemon"}], [{"name": "client"}]), leaf("daemon", daemon=True), leaf()
+    )
+    (server,) = before.advance(1000.0, [])
+    (client,) = before.advance(1001.0, [PodStarted(server.id, "127.0.0.1")])
+    s = Scheduler(before.context.workflow, reset_interrupted(before.status, format_time(1002.0)))
+    assert [action.id for action in s.advance(1003.0, [])] == [server.id]
+    assert [action.id for action in s.advance(1004.0, [PodStarted(server.id, "127.0.0.1")])] == [client.id]
+
+
+def test_a_pod_that_a_dead_runner_left_runs_again_though_all_above_it_is_over() -> None:
+    group = [{"name": "a", "template": "given", "arguments": parameters(x="y")}, {"name": "b", "template": "inline"}]
+    gives = {"parameters": [{"name": "r", "valueFrom": {"parameter": "{{steps.a.outputs.result}}"}}]}
+    given = leaf("given", inputs={"parameters": [{"name": "x"}]}, retryStrategy={"limit": "1"})
+    given["container"] = {**given["container"], "args": ["{{inputs.parameters.x}} {{retries}}"]}
+    inline = {"name": "b", "template": "", "inline": {"container": leaf()["container"]}}
+    before = scheduler({**steps([group[0], inline]), "outputs": gives}, given)
+    pods = before.advance(1000.0, [])
+    before.advance(1001.0, [PodStarted(pod.id) for pod in pods])
+    status = reset_interrupted(before.status, format_time(1002.0))
+    for name in ("w", "w[0]"):  # as after the time limit of another step
+        status["nodes"][before.table.id(name)] |= {"phase": "Failed", "finishedAt": format_time(1001.0)}
+    s = Scheduler(before.context.workflow, status)
+    (first,) = (action for action in s.advance(1002.0, []) if s.nodes[action.id]["name"] == "w[0].a(0)")
+    assert isinstance(first, Start)
+    assert (first.template["container"]["args"], first.capture) == (["y 0"], True)
+    assert s.nodes[s.table.id("w[0].b")]["message"] == "its runner died"  # nobody knows an inline template again
+    s.advance(1003.0, [PodStarted(first.id), PodEnded(first.id, "Succeeded", "", {"result": "1"})])
+    assert (s.status["phase"], s.nodes[first.id]["phase"]) == ("Failed", "Succeeded")
+
+
+def test_an_error_waits_for_the_pods_that_run_also_for_those_that_a_dead_runner_left() -> None:
+    tasks = [{"name": "slow"}, {"name": "quick"}, {"name": "bad", "template": "bad"}]
+    bad = leaf("bad", retryStrategy={"limit": "1", "expression": "nothing.here > 1"})
+    before = scheduler(steps(tasks), leaf(), bad)
+    slow, quick, wrong = before.advance(1000.0, [])
+    before.advance(1001.0, [PodStarted(each.id) for each in (slow, quick, wrong)])
+    before.advance(1002.0, [PodEnded(quick.id, "Succeeded", ""), PodEnded(wrong.id, "Failed", "")])
+    assert before.status["phase"] == "Running"
+    s = Scheduler(before.context.workflow, reset_interrupted(before.status, format_time(1003.0)))
+    assert [action.id for action in s.advance(1003.0, [])] == [slow.id] and s.status["phase"] == "Running"
+    s.advance(1004.0, [PodStarted(slow.id), PodEnded(slow.id, "Succeeded", "")])
+    assert (s.status["phase"], s.nodes[slow.id]["phase"]) == ("Failed", "Succeeded")
+
+
+def test_what_is_lost_behind_what_a_limit_holds_up_is_started_again() -> None:
+    before = scheduler(dag({"name": "a"}, {"name": "b", "depends": "a"}, {"name": "c"}), leaf(), parallelism=2)
+    a, c = before.advance(1000.0, [])
+    before.advance(1001.0, [PodStarted(a.id), PodStarted(c.id)])
+    status = reset_interrupted(before.status, format_time(1002.0))
+    status["nodes"][a.id] |= {"phase": "Succeeded", "finishedAt": format_time(1001.0)}
+    s = Scheduler({**before.context.workflow, "spec": {**before.context.workflow["spec"], "parallelism": 1}}, status)
+    assert play(s) == ["c", "b"]
+    assert s.status["phase"] == "Succeeded"

@@ -1,0 +1,188 @@
+"""Steps that wait for somebody: an approval that is lost, given twice, or given by a crash."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from argolocal.engine import suspend
+from argolocal.engine.nodes import Resumed, Start
+from argolocal.engine.scheduler import Scheduler
+from argolocal.runner.run import release_suspended
+from argolocal.state.journal import Busy, RunFiles
+from rekindle.errors import ConfigError
+from tests.argolocal.runner.played import leaf, scheduler, steps
+from tests.waiting import until
+
+REKINDLE = [sys.executable, "-c", "from rekindle.__main__ import main; main()"]
+
+
+def approval(default: str | None = None, **output: Any) -> dict[str, Any]:
+    source = {"supplied": {}} | ({"default": default} if default is not None else {})
+    return {
+        "name": "one",
+        "suspend": {},
+        "outputs": {"parameters": [{"name": "go", "valueFrom": source, **output}]},
+    }
+
+
+def told(template: dict[str, Any]) -> Scheduler:
+    """A workflow that has come to its approval; `after` is told the answer."""
+    after = {"name": "after", "template": "after", "arguments": {"parameters": [ANSWER]}}
+    echo = leaf("after", inputs={"parameters": [{"name": "x"}]})
+    s = scheduler(steps([{"name": "ask"}], [after]), template, echo)
+    assert s.advance(1000.0) == []
+    return s
+
+
+ANSWER = {"name": "x", "value": "{{steps.ask.outputs.parameters.go}}"}
+
+
+def test_a_step_without_duration_waits_until_it_is_let_go_and_gives_on_what_was_said() -> None:
+    s = told(approval())
+    s.advance(9e9)
+    (node,) = suspend.suspended(s.status)
+    (after,) = s.advance(9e9, [Resumed(node["id"], {"go": "YES"})])
+    assert isinstance(after, Start) and s.nodes[after.id]["inputs"]["parameters"][0]["value"] == "YES"
+    assert node["outputs"] == {"parameters": [{"name": "go", "value": "YES"}]}
+    assert (node["type"], node["phase"], node.get("message")) == ("Suspend", "Succeeded", None)
+
+
+def test_who_says_nothing_says_the_default_of_the_output_or_of_the_input_of_that_name() -> None:
+    of_input = approval() | {"inputs": {"parameters": [{"name": "go", "default": "NO"}]}}
+    for template in (approval("NO"), of_input):
+        s = told(template)
+        (node,) = suspend.suspended(s.status)
+        asked = suspend.resume_values(s.status, {})
+        (after,) = s.advance(1001.0, [Resumed(id, values) for id, values in asked.items()])
+        assert isinstance(after, Start) and s.nodes[after.id]["inputs"]["parameters"][0]["value"] == "NO"
+        assert "resume w -p go=NO" in suspend.resume_hint("w", {**node, "outputs": {"parameters": [OPEN]}})
+
+
+OPEN = {"name": "go", "valueFrom": {"supplied": {}, "default": "NO"}}
+
+
+def test_a_value_that_is_missing_or_that_nobody_waits_for_lets_nothing_go_on() -> None:
+    s = told(approval())
+    with pytest.raises(ConfigError, match=r"waits for the value of 'go': give it, as with -p go=VALUE"):
+        suspend.resume_values(s.status, {})
+    with pytest.raises(ConfigError, match=r"no step waits for the value of 'goo'. Did you mean \"go\""):
+        suspend.resume_values(s.status, {"goo": "x"})
+
+
+def test_a_step_whose_time_is_over_without_a_value_is_in_error_as_on_argo() -> None:
+    s = told(approval() | {"suspend": {"duration": "5s"}})
+    s.advance(1005.0)
+    ask = next(node for node in s.nodes.values() if node["type"] == "Suspend")
+    message = "raw output parameter 'go' has not been set and does not have a default value"
+    assert (ask["phase"], ask["message"], s.status["phase"]) == ("Error", message, "Failed")
+
+
+def test_a_value_with_a_global_name_is_the_workflows() -> None:
+    s = told(approval(globalName="answer"))
+    (node,) = suspend.suspended(s.status)
+    s.advance(1001.0, [Resumed(node["id"], {"go": "YES"})])
+    assert s.status["outputs"]["parameters"] == [{"name": "answer", "value": "YES"}]
+
+
+def test_an_answer_given_twice_is_given_once() -> None:
+    s = told(approval())
+    (node,) = suspend.suspended(s.status)
+    s.advance(1001.0, [Resumed(node["id"], {"go": "YES"}), Resumed(node["id"], {"go": "NO"})])
+    assert s.advance(1002.0, [Resumed(node["id"], {"go": "NO"}), Resumed("gone", {})]) == []
+    assert node["outputs"]["parameters"][0]["value"] == "YES"
+
+
+def test_a_workflow_that_begins_suspended_starts_nothing() -> None:
+    s = scheduler(leaf("main"), suspend=True)
+    assert s.advance(1000.0) == []
+    assert (s.status["phase"], s.nodes) == ("Running", {})
+    s.context.spec.pop("suspend")
+    assert len(s.advance(1001.0)) == 1
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Callable[..., subprocess.Popen[str]]:
+    """`rekindle ARGUMENTS` in a directory of its own, its stdin no terminal."""
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
+
+    def started(*arguments: str) -> subprocess.Popen[str]:
+        pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        return subprocess.Popen([*REKINDLE, *arguments], cwd=tmp_path, env=environment, text=True, **pipes)  # type: ignore[call-overload]
+
+    return started
+
+
+def waits(process: subprocess.Popen[str]) -> str:
+    """What a run says of what it waits for."""
+    assert process.stdout
+    return next(line for line in process.stdout if " waits: " in line or "is suspended: " in line)
+
+
+def manifest(path: Path, **spec: Any) -> str:
+    ask = {"name": "ask", "template": "one"}
+    say = {"name": "say", "template": "say", "arguments": {"parameters": [ANSWER]}}
+    echo = {"image": "busybox", "command": ["echo"], "args": ["said {{inputs.parameters.x}}"]}
+    templates = [{"name": "main", "steps": [[ask], [say]]}, approval()]
+    templates.append({"name": "say", "inputs": {"parameters": [{"name": "x"}]}, "container": echo})
+    spec = {"entrypoint": "main", "templates": templates, **spec}
+    (path / "w.json").write_text(json.dumps({"kind": "Workflow", "metadata": {"name": "w"}, "spec": spec}))
+    return "w.json"
+
+
+def test_a_runner_killed_while_it_waits_still_waits_and_hears_the_answer_of_another_terminal(
+    tmp_path: Path, run: Callable[..., subprocess.Popen[str]]
+) -> None:
+    first = run("run", "--manifest", manifest(tmp_path))
+    assert "`rekindle resume w -p go=VALUE`" in waits(first)
+    first.send_signal(signal.SIGKILL)
+    first.wait()
+    second = run("resume", "w")
+    waits(second)
+    switches = psutil.Process(second.pid).num_ctx_switches
+    before = switches().voluntary
+    until("the runner to look again and again", lambda: second.poll() is None and switches().voluntary > before + 3)
+    said, _ = run("resume", "w", "-p", "go=YES").communicate(timeout=60)
+    assert said == "w resumed\n"
+    assert second.wait(60) == 0, second.stdout and second.stdout.read()
+    assert "said YES" in "".join(log.read_text() for log in (tmp_path / ".rekindle/runs/w/logs").glob("*.log"))
+
+
+def test_an_answer_that_a_dying_runner_did_not_hear_is_heard_by_the_next(
+    tmp_path: Path, run: Callable[..., subprocess.Popen[str]]
+) -> None:
+    first = run("run", "--manifest", manifest(tmp_path))
+    waits(first)
+    first.send_signal(signal.SIGKILL)
+    first.wait()
+    assert not release_suspended("w", {"go": "later"}, tmp_path / ".rekindle")
+    second = run("resume", "w", "-o", "json")
+    out, _ = second.communicate(timeout=60)
+    assert second.returncode == 0, out
+    told = json.loads(next(line for line in out.splitlines() if line.startswith("{")))
+    assert told["status"]["nodes"]["w"]["phase"] == "Succeeded"
+    assert not RunFiles(tmp_path / ".rekindle", "w").resume_request.exists()
+
+
+def test_a_suspended_workflow_goes_on_when_told_and_one_that_waits_for_nobody_is_busy(
+    tmp_path: Path, run: Callable[..., subprocess.Popen[str]]
+) -> None:
+    sleep = {"image": "busybox", "command": ["sleep"], "args": ["30"]}
+    only = [{"name": "main", "container": sleep}]
+    first = run("run", "--manifest", manifest(tmp_path, suspend=True, templates=only))
+    waits(first)
+    home = tmp_path / ".rekindle"
+    until("the run to begin", lambda: RunFiles(home, "w").load()[0]["phase"])
+    assert release_suspended("w", {}, home)
+    until("its first node", lambda: RunFiles(home, "w").load()[0]["nodes"])
+    with pytest.raises(Busy, match="only one may"):
+        release_suspended("w", {}, home)
+    first.send_signal(signal.SIGTERM)
+    first.wait(60)

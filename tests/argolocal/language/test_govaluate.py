@@ -1,0 +1,95 @@
+"""`when` has traps that let a model be released, or not, for the wrong reason: each is one line here."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from argolocal.language.govaluate import WhenError, should_execute
+
+HINT = ' (hint: try wrapping the affected expression in quotes ("))'
+
+
+@pytest.mark.parametrize(
+    ("when", "runs"),
+    [
+        ("", True),
+        ("1 == 1", True),
+        ("true", True),
+        ("True == true", False),  # Python prints True, a word and no bool
+        ("'10' > '9'", False),  # texts compare letter by letter
+        ("10 > 9", True),
+        ("prod == prod", True),  # bare words are texts
+        ("a != b && !(1 > 2)", True),
+        ("7 in (1, 5)", False),
+        ("b in (a, b)", True),
+        ("dev =~ '^d'", True),
+        ("dev !~ '^d'", False),
+        ("2 * 3 + 1 == 7", True),
+        ("10 - 3 - 2 == 5", True),
+        ("false && foo", False),  # the right side is not looked at
+        ("0x1F == 31", True),
+        ("[a b] == 'a b'", True),
+        ("'2020-01-01' < '2020-01-02'", True),
+        ("true ? 1 == 1 : 1 == 2", True),
+        ("-1 < 0", True),
+    ],
+)
+def test_a_condition_means_what_argo_takes_it_to_mean(when: str, runs: bool) -> None:
+    assert should_execute(when) is runs
+
+
+@pytest.mark.parametrize(
+    ("when", "message"),
+    [
+        ("foo", "Expected boolean evaluation for 'foo'. Got foo"),
+        ("1 + 1", "Expected boolean evaluation for '1 + 1'. Got 2"),
+        (
+            "dev-1 == dev-1",
+            "Failed to evaluate 'when' expresion 'dev-1 == dev-1': Value 'dev' cannot be used with the modifier '-', "
+            "it is not a number",
+        ),
+        ("{{item}} != 2", "Invalid 'when' expression '{{item}} != 2': Invalid token: '{{'" + HINT),
+        ("1 ==-1", "Invalid 'when' expression '1 ==-1': Invalid token: '==-'" + HINT),
+        (
+            "1e-3 < 1",
+            "Invalid 'when' expression '1e-3 < 1': Cannot transition token types from NUMERIC [1] to VARIABLE [e]",
+        ),
+        (
+            " == a",
+            "Invalid 'when' expression ' == a': Cannot transition token types from UNKNOWN [<nil>] to COMPARATOR [==]",
+        ),
+        ("s3://x == y", "Invalid 'when' expression 's3://x == y': Invalid token: '://'" + HINT),
+        (
+            "NaN > 0.5",
+            "Failed to evaluate 'when' expresion 'NaN > 0.5': Value 'NaN' cannot be used with the comparator '>', "
+            "it is not a number",
+        ),
+        ("v1.2 == v1.2", "Failed to evaluate 'when' expresion 'v1.2 == v1.2': No parameter 'v1' found."),
+        ("(1 == 1", "Invalid 'when' expression '(1 == 1': Unbalanced parenthesis"),
+    ],
+)
+def test_what_argo_refuses_is_refused_in_its_words(when: str, message: str) -> None:
+    with pytest.raises(WhenError) as error:
+        should_execute(when)
+    assert str(error.value) == message
+
+
+@given(st.floats(allow_nan=False, allow_infinity=False, min_value=-1e9, max_value=1e9), st.integers(-1000, 1000))
+def test_fixed_point_numbers_compare_as_numbers(left: float, right: int) -> None:
+    text = f"{left:.6f}"
+    assert should_execute(f"{text} < {right}") is (float(text) < right)
+
+
+@given(st.text(alphabet="abc-1 .{}()[]<>=!&|'\"~,?:", max_size=20))
+def test_no_text_crashes_it(when: str) -> None:
+    try:
+        assert should_execute(when) in (True, False)
+    except WhenError:
+        return
+
+
+@given(
+    st.text(alphabet=st.characters(blacklist_characters="'\"\\", blacklist_categories=("Cs",)), min_size=1, max_size=20)
+)
+def test_a_quoted_text_equals_itself(text: str) -> None:
+    assert should_execute(f"'{text}' == '{text}'")

@@ -1,0 +1,92 @@
+"""What Argo's library (evilmonkeyinc/jsonpath v0.8.1) gave for each path; what is not understood is refused."""
+
+from typing import Any
+
+import pytest
+
+from argolocal.language.json_path import PathError, found
+from argolocal.runner.run import execute
+from rekindle.errors import ConfigError
+from rekindle.local.cluster import LocalCluster
+
+DATA: dict[str, Any] = {
+    "people": [
+        {"name": "Ann", "age": 43, "tags": ["a", "b"]},
+        {"name": "Mo", "age": 42},
+        {"name": "Jai", "age": 44, "x": None},
+    ],
+    "z": {"b": 1, "a": [1, 2, 3], "length": 7},
+    "s": "é",
+    "odd key": 3,
+    "a-b": 4,
+    "none": None,
+    "e": [],
+}
+MISSING = object()
+GIVEN = [
+    ("$.z.b", 1),
+    ("$['odd key']", 3),
+    ("$.a-b", 4),
+    ("$.z.a[-1]", 3),
+    ("$.z.a[5]", MISSING),
+    ("$.z[0]", MISSING),
+    ("$.people.name", MISSING),
+    ("$.none", None),
+    ("$.none.x", MISSING),
+    ("$.missing", MISSING),
+    ("$.people.length", 3),
+    ("$.z.length", 7),
+    ("$.s.length", 2),
+    ("$.z.*", [[1, 2, 3], 1, 7]),
+    ("$.z.a[*]", [1, 2, 3]),
+    ("$.s[*]", MISSING),
+    ("$.e[*]", []),
+    ("$.people[*].name", ["Ann", "Mo", "Jai"]),
+    ("$.people[*].tags[0]", ["a"]),
+    ("$.people[*].x", []),
+    ("$.people[*].missing", []),
+    ("$.people[*].*", [[43, "Ann", ["a", "b"]], [42, "Mo"], [44, "Jai", None]]),
+    ("$.people[0:1].name", ["Ann"]),
+    ("$.z.a[1:]", [2, 3]),
+    ("$.z.a[-2:]", [2, 3]),
+    ("$.z.a[::-1]", [3, 2, 1]),
+    ("$.z.a[2:0:-1]", []),
+    ("$.z.a[1:][0]", 2),
+    ("$.z[0:1]", MISSING),
+    ("$.people[?(@.age>42 && @.age<44)].name", ["Ann"]),
+    ('$.people[?(@.name=="Ann")][0].age', 43),
+    ("$.people[?(@.tags)].name", ["Ann"]),
+    ("$.people[?(@.x)]", []),
+    ("$.people[?(@.x==null)].name", ["Jai"]),
+    ("$.people[?(@.x!=null)].name", []),
+    ("$.people[?(@.age && @.name=='Mo')]", []),
+    ("$.people[?(@.name > 'B')]", []),
+    ("$.people[?(@['age']!=43)].name", ["Mo", "Jai"]),
+    ("$.z.a[?(@>1)]", [2, 3]),
+    ("$.z[?(@==7)]", [7]),
+    ("$.people[?(@.age=='42')]", []),
+    ("$.people[?(@.name=='Mo' || @.age >= 44)].age", [42, 44]),
+]
+
+
+@pytest.mark.parametrize(("path", "value"), GIVEN, ids=[path for path, _ in GIVEN])
+def test_a_path_selects_here_what_it_selects_on_argo(path: str, value: Any) -> None:
+    if value is MISSING:
+        with pytest.raises(PathError):
+            found(DATA, path)
+    else:
+        assert found(DATA, path) == value
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["z", "$z", "$.", "$..name", "$.z[0,1]", "$.z[(@.length-1)]", "$[?(@.n + 1 == 2)]", "$[?(!@.n)]",
+     "$[?(@.a =~ /x/)]", "$[?(@.pinned)]", "$[?(@.a in [1])]", "$[?()]", "$[?(@.a ==)]", "$[?(@.a == 1 &&)]"],
+)  # fmt: skip
+def test_a_path_that_is_not_understood_is_refused_before_anything_starts(path: str, tmp_path: Any) -> None:
+    with pytest.raises(ValueError, match="not understood"):
+        found(DATA, path)
+    echo = {"image": "busybox", "command": ["echo", f'{{{{=jsonpath(workflow.name, "{path}")}}}}']}
+    spec = {"entrypoint": "main", "templates": [{"name": "main", "container": echo}]}
+    with pytest.raises(ConfigError, match=r"templates\[0\]\.container\.command\[1\].*not understood"):
+        execute({"kind": "Workflow", "metadata": {"name": "w"}, "spec": spec}, {}, LocalCluster(tmp_path))

@@ -1,0 +1,359 @@
+"""Tags, expressions, conditions and Go's numbers: what goes wrong here goes wrong silently, in somebody's model."""
+
+import json
+import math
+from datetime import UTC, datetime
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from argolocal.language import gofmt, selector
+from argolocal.language.expr import calls, evaluate, identifiers
+from argolocal.language.functions import ExprError
+from argolocal.language.sprig import ARGO
+from argolocal.language.substitute import ALL, STEPS, Missing, TemplateError, substitute
+
+SCOPE = {
+    "workflow.name": "w",
+    "workflow.parameters.num": "7",
+    "workflow.parameters.min-auc": "0.9",
+    "workflow.parameters": "[...]",
+    "tasks.eval.outputs.parameters.auc": "0.91",
+    "tasks.skipped.outputs.parameters.p": None,
+    "item": "x",
+}
+
+
+@pytest.mark.parametrize(
+    ("text", "result"),
+    [
+        ("{{workflow.name}}-{{ workflow.name }}", "w-w"),
+        ("{{unknown}} {{=unknown.thing}}", "{{unknown}} {{=unknown.thing}}"),  # left as it is, without a word
+        ("{{inputs.parameters.{{item}}}}", "{{inputs.parameters.x}}"),  # the next pass resolves it
+        ("{{=asInt(workflow.parameters.num) + 1}}", "8"),
+        ("{{=workflow.parameters.num + '1'}}", "71"),
+        ("{{=workflow.parameters.num == 7}}", "false"),  # parameters are texts
+        (
+            "{{=asFloat(tasks.eval.outputs.parameters.auc) >= asFloat(workflow.parameters['min-auc'])}}",
+            "true",
+        ),
+        ("{{=[1, 2.0, 'a']}}", '[1,2,"a"]'),
+        ("{{=asInt('0.91')}}", "{{=asInt('0.91')}}"),  # an error in a template stays as text
+        ("{{=tasks.skipped.outputs.parameters.p ?? 'none'}}", "none"),
+        ("{{=workflow.parameters['nope'] ?? 'none'}}", "none"),
+        ("{{=5 % 0}} {{=sprig.div(1, 0)}}", "{{=5 % 0}} {{=sprig.div(1, 0)}}"),
+        ("{{=9**9**9**9}}", "{{=9**9**9**9}}"),
+        ("{{='a' matches '['}}", "{{='a' matches '['}}"),
+        ("{{=retries}}", "{{=retries}}"),  # known later
+        ("{{=1 < 2 && 'a' != 'b'}}", "true"),
+        ("{{=toJson({'b': 1, 'a': '<'})}}", '{"a":"\\u003c","b":1}'),
+    ],
+)
+def test_tags_in_a_template(text: str, result: str) -> None:
+    assert substitute({"k": [text]}, SCOPE) == {"k": [result]}
+
+
+@pytest.mark.parametrize(
+    ("text", "strict", "error"),
+    [
+        ("{{tasks.eval.outputs.result}}", STEPS, Missing),
+        ("{{=tasks.eval.outputs.result}}", STEPS, Missing),
+        ("{{=asInt('0.91')}}", STEPS, TemplateError),
+        ("{{=item.n}}", ALL, Missing),
+        ("{{tasks.skipped.outputs.parameters.p}}", None, TemplateError),
+        ("an unclosed {{ tag", None, TemplateError),
+    ],
+)
+def test_tags_that_are_errors(text: str, strict: object, error: type[Exception]) -> None:
+    with pytest.raises(error):
+        substitute({"k": text}, SCOPE, strict)  # type: ignore[arg-type]
+
+
+@given(st.text(alphabet=st.characters(blacklist_categories=("Cs", "Cc")), max_size=50))
+def test_a_value_arrives_as_it_was_whatever_it_holds(value: str) -> None:
+    assert substitute({"a": "<{{v}}>"}, {"v": value}) == {"a": f"<{value}>"}
+
+
+@given(st.recursive(st.none() | st.booleans() | st.integers() | st.text(max_size=5), lambda s: st.lists(s, max_size=4)))
+def test_what_has_no_tag_is_not_touched(value: object) -> None:
+    text = json.dumps(value)
+    if "{{" not in text:
+        assert substitute(value, SCOPE) == value
+
+
+@pytest.mark.parametrize(
+    ("source", "value"),
+    [
+        ("1 + 2 * 3", 7),
+        ("2 ** 3 ** 2", 512.0),
+        ("7 / 2", 3.5),
+        ("7 % 4", 3),
+        ("-7 % 4", -3),
+        ("1 == 1.0", True),
+        ("'a' in ['a']", True),
+        ("'b' not in ['a']", True),
+        ("'k' in {k: 1}", True),
+        ("'hello' matches '^he' and 'hello' endsWith 'lo'", True),
+        ("1 < 2 ? 'yes' : 'no'", "yes"),
+        ("[1, 2, 3][-1]", 3),
+        ("[1, 2, 3][1:]", [2, 3]),
+        ("'hello'[1:3]", "el"),
+        ("filter(1..5, {# % 2 == 0})", [2, 4]),
+        ("map([{a: 1}, {a: 2}], .a)", [1, 2]),
+        ("reduce(1..4, #acc + #)", 10),
+        ("count([1, 2, 3], # > 1)", 2),
+        ("[3, 1, 2] | sort() | first()", 1),
+        ("let x = 2; x * x", 4),
+        ("not (true and false)", True),
+        ("nil ?? 'x'", "x"),
+        ("{a: {b: 1}}?.a?.b", 1),
+        ("{a: nil}.a?.b", None),
+        ("asInt('12') + asFloat('0.5')", 12.5),
+        ("int('5') | string()", "5"),
+        ('jsonpath(\'{"a": [{"b": 1}, {"b": 2}]}\', \'$.a[*].b\')', [1, 2]),
+        ("sprig.trunc(2, 'abc') + sprig.upper('x')", "abX"),
+        ("sprig.default('d', '')", "d"),
+        ('len("héé")', 3),
+        ("fromJSON('{\"a\": 1}').a", 1.0),
+        ("1_000 + 0x10", 1016),
+        ("any([1, 2], # == 2) && none([1], # == 2)", True),
+        ("split('a,b', ',') | join('-')", "a-b"),
+    ],
+)
+def test_expressions(source: str, value: object) -> None:
+    value = evaluate(source, ARGO)
+    assert (type(value), value) == (type(value), value)
+
+
+@pytest.mark.parametrize(
+    ("source", "result"),  # as expr-lang 1.17.8 gives them
+    [
+        ("1e6 * 2 == 2000000", "true"),
+        ("string(1234567.5)", '"1.2345675e+06"'),
+        ("string(fromJSON('{\"n\": 1000000}').n)", '"1e+06"'),
+        ("string(jsonpath('{\"a\": {\"b\": 2000000}}', '$.a'))", '"map[b:2e+06]"'),
+        ("'n=' + string(asFloat('2500000'))", '"n=2.5e+06"'),
+        ("string(0.00001)", '"1e-05"'),
+        ("3 * 0.00001", "0.000030000000000000004"),
+        ("0.0000001", "1e-7"),
+        ("123456789012345678901234.0", "1.2345678901234569e+23"),
+        ("1e20", "100000000000000000000"),
+        (
+            "toJSON({'a': [0.00001, '<'], 'b': {}})",
+            '"{\\n  \\"a\\": [\\n    0.00001,\\n    \\"\\\\u003c\\"\\n  ],\\n  \\"b\\": {}\\n}"',
+        ),
+        ("fromJSON('[1, 2]')[fromJSON('1')]", "2"),
+        ("[1, 2, 3][fromJSON('1'):]", "[2,3]"),
+        ("findIndex([1, 2, 3], # == 9)", "null"),
+        ("{}.absent contains 'a' || {}.absent matches 'a'", "false"),
+        ("7 / 0 > 1", "true"),
+        ("9223372036854775807 + 1", "-9223372036854775808"),
+        ("[1, 2, 3] | filter(# > 1)", "[2,3]"),
+        ("[1, 2, 3] | map(# * 2) | reduce(#acc + #, 10)", "22"),
+        ("7 /* whole */ + 1 // comment", "8"),
+        ("'http://x' + '/*y*/'", '"http://x/*y*/"'),
+        ("'éa'[2:]", '"a"'),
+        ("indexOf('éa', 'a')", "2"),
+        ("'abc'[-2:9]", '"bc"'),
+        ("'\\x41\\u00e9\\101\\\\'", '"AéA\\\\"'),
+        ("len(1..999999)", "999999"),
+        ("map(sortBy([{n: 1}, {n: 3}, {n: 2}], .n, 'desc'), .n)", "[3,2,1]"),
+        ("sortBy([3, 1, 2], #, 'asc')", "[1,2,3]"),
+        ("p.text[0]", "195"),  # a byte
+        ("p.text[-1]", "97"),
+        ("[first(p.text), last(p.text), get(p.text, 2), get(p.text, 9)]", "[195,97,97,null]"),
+        ("splitAfter('a,b,c', ',', 2)", '["a,","b,c"]'),
+        ("splitAfter('a,b,', ',')", '["a,","b,",""]'),
+        ("split('abc', '', 2)", '["a","bc"]'),
+        ("[split('a', ',', 0), concat([], []), sprig.rest([])]", "[null,null,null]"),
+        ("len(sprig.rest([])) == 0 && sprig.rest([]) == nil", "true"),
+        ("sprig.rest([]) ?? type(sprig.rest([]))", '"array"'),
+        ("concat([1], ['a'])", '[1,"a"]'),
+        ("any([true, 1], #)", "true"),
+        ("asInt(1e30)", "-9223372036854775808"),
+        ("string(9**9**9**9)", '"+Inf"'),
+        ("[string((-9)**9999), string(0 ** -1), string((-8) ** 0.5)]", '["-Inf","+Inf","NaN"]'),
+        ("len(repeat('ab', 499999))", "999998"),
+    ],
+)
+def test_what_an_expression_gives_is_written_as_go_writes_it(source: str, result: str) -> None:
+    assert gofmt.dumps(evaluate(source, {**ARGO, "p": {"text": "éa"}})) == result
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "reverse('abc')",
+        "take([1], -1)",
+        "take('abc', 1)",
+        "concat([1], 'a')",
+        "concat()",
+        "count(1..3)",
+        "filter([{a: 1}], .b)",
+        "sortBy([1], #, 'up')",
+        "sort([1], 'up')",
+        "'abc'[3]",
+        "asInt('9223372036854775808')",
+        "1 + 'a'",
+        "unknown",
+        "nil.a",
+        "1 +",
+        "'a' < 1",
+        "true + 1",
+        "(1",
+        "asInt('x')",
+        "1 ? 2 : 3",
+        "1 == true",
+        "{a: nil}.a.b ?? 1",
+        "5 % 0",
+        "5.5 % 2",
+        "'a' matches '\\d'",  # in expr-lang's texts a backslash is two
+        'fromJSON(\'{"a": NaN, "b": 1}\').b',
+        "fromBase64('YWI')",
+        "len(1..100000000)",
+        "len(repeat('ab', 500000))",
+        "count(1..1000, count(1..1000, # > 1) > 0)",  # all that one evaluation makes counts
+        "len(map(1..600000, #)) + len(1..300000)",
+    ],
+)
+def test_expressions_that_are_errors(source: str) -> None:
+    with pytest.raises(ExprError):
+        evaluate(source, ARGO)
+
+
+def test_a_number_that_is_too_big_is_said_in_the_words_of_go() -> None:
+    with pytest.raises(TemplateError, match=r"json: unsupported value: \+Inf$"):
+        substitute({"k": "{{=9**9**9**9}}"}, SCOPE, STEPS)
+
+
+def test_the_names_an_expression_needs_are_those_that_nothing_guards() -> None:
+    assert "tasks.a.outputs" in identifiers("tasks.a.outputs + 'x'")
+    assert "tasks.a.b" not in identifiers("tasks.a.b ?? 'x'")
+    assert calls("sprig.upper(x) + foo(len(y), 'z')") == [("sprig.upper", []), ("foo", [None, "z"]), ("len", [None])]
+
+
+@given(st.integers(-(10**9), 10**9), st.integers(-(10**9), 10**9))
+def test_arithmetic_agrees_with_python(left: int, right: int) -> None:
+    assert evaluate(f"{left} + {right} - ({left})", {}) == right
+    assert evaluate(f"{left} < {right} || {left} >= {right}", {}) is True
+
+
+@given(st.text(alphabet="ab01.+-*/%()[]{}#'\"?:|&<>=! ,", max_size=25))
+def test_no_expression_crashes_it(source: str) -> None:
+    try:
+        evaluate(source, {"a": 1, "b": "x"})
+    except ExprError:
+        return
+
+
+JOB = {
+    "status": {
+        "conditions": [{"type": "Created"}, {"type": "Running"}, {"type": "Failed"}],
+        "replicaStatuses": {"Worker": {"succeeded": 2, "failed": 0}},
+        "nothing": None,
+        "share": 0.75,
+    }
+}
+
+
+@pytest.mark.parametrize(
+    ("success", "failure", "verdict"),
+    [
+        ("status.replicaStatuses.Worker.succeeded > 1", "", True),
+        ("status.replicaStatuses.Worker.succeeded > 2", "", None),
+        ("status.replicaStatuses.Worker.succeeded = 2,status.conditions.0.type in (Created)", "", True),  # AND
+        ("status.nope", "status.conditions.1.type == Failed,status.conditions.2.type == Failed", False),  # OR
+        ("status.replicaStatuses.Worker.succeeded = 2", "status.conditions.2.type = Failed", False),  # failure first
+        ("status.nope != x", "", True),  # a missing path differs from everything
+        ("status.nope notin (a,b)", "", True),
+        ("!status.nope", "", True),
+        ("status.nothing", "", True),  # null exists
+        ("status.share > 0", "", None),  # only whole numbers compare
+        ("status.conditions.5.type", "", None),
+    ],
+)
+def test_conditions_of_resources(success: str, failure: str, verdict: bool | None) -> None:
+    assert selector.verdict(JOB, success, failure)[0] is verdict
+
+
+@pytest.mark.parametrize(
+    "bad", ["a || b", "status.conditions.#(type==x) = y", "status[0] = a", "a > 0.5", "a = 'x'", "a in x", "=b"]
+)
+def test_conditions_that_are_no_label_selectors_are_refused(bad: str) -> None:
+    with pytest.raises(selector.SelectorError):
+        selector.parse(bad)
+
+
+@given(st.floats(allow_nan=False, allow_infinity=False))
+def test_a_float_in_a_manifest_survives_its_text(value: float) -> None:
+    text = gofmt.anystring(value)
+    assert "e" not in text
+    assert math.isclose(float(text), value, rel_tol=1e-15)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(1e-5, "0.00001"), (1.0, "1"), (True, "true"), (2.50, "2.5"), (7, "7"), ("01", "01")]
+)
+def test_parameter_values_are_written_as_argo_writes_them(value: object, text: str) -> None:
+    assert gofmt.anystring(value) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("30", 30), ("1m30s", 90), ("1.5h", 5400), ("100ms", 0.1), ("-2s", -2), ("0", 0)]
+)
+def test_durations(text: str, seconds: float) -> None:
+    assert gofmt.seconds(text) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize("text", ["", "5 m", "1d", "s", "1m30", "abc"])
+def test_durations_that_go_does_not_read(text: str) -> None:
+    with pytest.raises(ValueError, match="unable to parse"):
+        gofmt.seconds(text)
+
+
+@pytest.mark.parametrize(
+    ("form", "number", "name"),  # as Go 1.24 gives them
+    [
+        ("h-%v", 5, "h-5"),
+        ("host-%04X.x", 254, "host-00FE.x"),
+        ("task", 5, "task%!(EXTRA int=5)"),
+        ("%d%%", 5, "5%"),
+        ("%d-%d", 5, "5-%!d(MISSING)"),
+        ("%-5d|", 5, "5    |"),
+        ("%-05d|", 5, "5    |"),
+        ("%+d", 5, "+5"),
+        ("%06d", -255, "-00255"),
+        ("%08X", -255, "-00000FF"),
+        ("%b", -255, "-11111111"),
+        ("%o", -255, "-377"),
+        ("%1000000000d", 5, "%!(NOVERB)%!(EXTRA int=5)"),  # not a gigabyte
+        ("a%d%99999999dz", 5, "a5%!(NOVERB)"),
+        ("%-010000010d", 5, "%!(NOVERB)%!(EXTRA int=5)"),
+    ],
+)
+def test_the_names_of_a_sequence_are_formatted_as_go_does(form: str, number: int, name: str) -> None:
+    assert gofmt.sprintf(form, number) == name
+
+
+@pytest.mark.parametrize("form", ["%s", "%.3d", "%", "%[1]d"])
+def test_a_format_that_is_not_known_is_no_name(form: str) -> None:
+    with pytest.raises(ValueError, match="is not known here; use one of %d %v"):
+        gofmt.sprintf(form, 1)
+
+
+@pytest.mark.parametrize(
+    ("layout", "text"),
+    [
+        ("2006-01-02T15:04:05Z07:00", "2009-03-07T14:05:09Z"),
+        ("Mon Jan _2 3:04:05.000 PM 2006 -0700", "Sat Mar  7 2:05:09.012 PM 2009 +0000"),
+        ("Monday, January 2, 06 (002) 1/4/5 03pm", "Saturday, March 7, 09 (066) 3/5/9 02pm"),
+    ],
+)
+def test_a_time_is_written_in_the_layout_of_go(layout: str, text: str) -> None:
+    assert gofmt.date(layout, datetime(2009, 3, 7, 14, 5, 9, 12345, UTC)) == text
+
+
+def test_a_date_of_sprig_is_that_of_a_number_and_now_for_any_text() -> None:
+    assert evaluate("sprig.date('2006', 86400 * 365)", ARGO) == "1971"
+    assert evaluate("sprig.date('2006', '1999-01-01T00:00:00Z')", ARGO) == str(datetime.now().year)

@@ -1,0 +1,54 @@
+"""Patterns of expressions: Go's, in Go's time, or somebody's file names are cut up in another way here than there."""
+
+import pytest
+
+from argolocal.language.expr import evaluate
+from argolocal.language.functions import ExprError
+from argolocal.language.gofmt import dumps
+from argolocal.language.govaluate import should_execute
+from argolocal.language.sprig import ARGO
+
+
+@pytest.mark.parametrize(
+    ("source", "result"),  # as expr-lang 1.17.8 and sprig 3.3.0 give them
+    [
+        ("'é1' matches '^\\\\pL\\\\d$'", "true"),
+        ("'a\\n' matches 'a$'", "false"),
+        ("sprig.regexMatch('(', 'a')", "false"),
+        ("sprig.regexReplaceAll('(a+)b', 'xaab', 'Z$1W')", '"xZ"'),  # the group "1W"
+        ("sprig.regexReplaceAll('(a+)b', 'xaab', '${1}W')", '"xaaW"'),
+        ("sprig.regexReplaceAll('(?P<n>a+)b', 'xaab', '[$n]$$ $ ${n')", '"x[aa]$ $ ${n"'),
+        ("sprig.regexReplaceAll('a*', 'baac', 'x')", '"xbxcx"'),
+        ("sprig.regexReplaceAllLiteral('a', 'ba', '$1')", '"b$1"'),
+        ("sprig.regexFind('a+', 'xaay')", '"aa"'),
+        ("sprig.regexFind('z', 'xaay')", '""'),
+        ("sprig.regexFindAll('a*', 'baac', -1)", '["","aa",""]'),
+        ("sprig.regexFindAll('a', 'aaa', 2)", '["a","a"]'),
+        ("sprig.regexSplit('a', 'aba', -1)", '["","b",""]'),
+        ("sprig.regexSplit('a+', 'baabac', 2)", '["b","bac"]'),
+        ("sprig.regexSplit('', 'abc', -1)", '["a","b","c"]'),
+        ("sprig.regexQuoteMeta('a.b-c[é]')", '"a\\\\.b-c\\\\[é\\\\]"'),
+    ],
+)
+def test_what_a_pattern_finds_is_what_go_finds(source: str, result: str) -> None:
+    assert dumps(evaluate(source, ARGO)) == result
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "'abc' matches '['",
+        "'ab' matches '(?=a)b'",  # RE2 has no look-around
+        "'ab' matches '(a)\\\\1'",
+        "sprig.regexReplaceAll('(', 'a', 'b')",
+    ],
+)
+def test_a_pattern_that_go_refuses_is_an_error_of_the_expression(source: str) -> None:
+    with pytest.raises(ExprError, match="error parsing regexp"):
+        evaluate(source, ARGO)
+
+
+@pytest.mark.timeout(10)
+def test_no_pattern_holds_a_run_up_for_ever() -> None:
+    assert evaluate(f"'{'a' * 99}!' matches '^(a+)+$'", ARGO) is False
+    assert should_execute(f"'{'a' * 99}!' !~ '^(a+)+$'")

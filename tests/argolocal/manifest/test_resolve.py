@@ -1,0 +1,276 @@
+"""Templates that lie in other objects: a manifest that runs on a cluster must run here, from the same file."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from argolocal.manifest.read import documents, split, workflow
+from argolocal.runner.preflight import check
+from argolocal.runner.run import execute
+from rekindle.errors import ConfigError
+from rekindle.local.cluster import LocalCluster
+
+FILE = """
+apiVersion: argoproj.io/v1alpha1
+kind: WorkflowTemplate
+metadata: {name: tools}
+spec:
+  templates:
+  - name: twice
+    inputs: {parameters: [{name: x}]}
+    steps:
+    - - {name: once, template: say, arguments: {parameters: [{name: x, value: "{{inputs.parameters.x}}!"}]}}
+  - name: say
+    inputs: {parameters: [{name: x}]}
+    script: {image: busybox, command: [sh], source: "echo {{inputs.parameters.x}} $WHO > {{outputs.parameters.y.path}}",
+             envFrom: [{configMapRef: {name: settings}}]}
+    outputs: {parameters: [{name: "y", valueFrom: {path: /tmp/y}}]}
+---
+apiVersion: v1
+kind: ConfigMap
+metadata: {name: settings}
+data: {WHO: me}
+---
+apiVersion: argoproj.io/v1alpha1
+kind: Workflow
+metadata: {name: w}
+spec:
+  entrypoint: main
+  templates:
+  - name: say
+    container: {image: busybox, command: ["false"]}
+  - name: main
+    dag:
+      tasks:
+      - {name: a, templateRef: {name: tools, template: twice},
+         arguments: {parameters: [{name: x, value: hello}]}}
+      - {name: b, depends: a, inline: {container: {image: busybox, command: ["true"]}}}
+"""
+
+
+def kept(text: str, home: Path) -> tuple[dict[str, Any], LocalCluster]:
+    """The object to run, and where those beside it are."""
+    main, beside = split(documents(text))
+    cluster = LocalCluster(home)
+    cluster.keep(beside)
+    return main, cluster
+
+
+def test_a_template_of_another_object_calls_its_own_neighbours_and_not_the_workflows(tmp_path: Path) -> None:
+    main, cluster = kept(FILE, tmp_path)
+    status = execute(main, {}, cluster)
+    assert status["phase"] == "Succeeded", status
+    nodes = {node["name"]: node for node in status["nodes"].values()}
+    assert nodes["w.a[0].once"]["outputs"]["parameters"][0]["value"] == "hello! me"
+    assert nodes["w.a"]["templateRef"] == {"name": "tools", "template": "twice"}
+    assert nodes["w.a[0].once"]["templateScope"] == "namespaced/tools"
+
+
+def test_a_number_in_a_template_of_another_object_is_the_text_that_argo_sees(tmp_path: Path) -> None:
+    main, cluster = kept(
+        FILE.replace("{parameters: [{name: x}]}", "{parameters: [{name: x, default: 1.50}]}"), tmp_path
+    )
+    main["spec"]["templates"][1]["dag"]["tasks"][0].pop("arguments")
+    status = execute(main, {}, cluster)
+    assert status["phase"] == "Succeeded", status
+    nodes = {node["name"]: node for node in status["nodes"].values()}
+    assert nodes["w.a[0].once"]["outputs"]["parameters"][0]["value"] == "1.5! me"
+
+
+def test_what_a_template_of_another_object_gives_and_needs_is_known_before_the_run(tmp_path: Path) -> None:
+    text = FILE.replace('{name: "y", ', '{name: "y", globalName: all, ')
+    text = text.replace('command: ["true"]', 'command: [test, "{{workflow.outputs.parameters.all}}", "=", "hello! me"]')
+    main, cluster = kept(text, tmp_path)
+    assert execute(main, {}, cluster)["phase"] == "Succeeded"
+    del main["spec"]["templates"][1]["dag"]["tasks"][0]["arguments"]
+    with pytest.raises(ConfigError, match=r'template twice of tools needs the input "x"'):
+        execute({**main, "metadata": {"name": "other"}}, {}, cluster)
+
+
+@pytest.mark.parametrize(
+    ("field", "wrong", "said"),
+    [
+        ("say, arguments: {parameters: [{name: x", "say, arguments: {parameters: [{name: z", 'needs the input "x"'),
+        ("say, arguments: {parameters: [", "say, arguments: {parameters: [{name: x, value: z}, ", "there once"),
+        ('"{{inputs.parameters.x}}!"', '"{{inputs.parameters.y}}!"', "gives a value to inputs.parameters.y"),
+        ('"{{inputs.parameters.x}}!"', '"{{workflow.parameters.y}}!"', "gives a value to workflow.parameters.y"),
+        ("template: say, arguments", "template: sya, arguments", '"sya" is no template of tools'),
+    ],
+)
+def test_a_mistake_within_a_template_of_another_object_is_found_before_the_run(
+    tmp_path: Path, field: str, wrong: str, said: str
+) -> None:
+    """If it is called: what else lies there is nobody's, as to Argo."""
+    text = FILE.replace(field, wrong, 1)
+    assert text != FILE
+    main, cluster = kept(text, tmp_path)
+    with pytest.raises(ConfigError, match=rf"spec.templateRef\[tools\].templates\[twice\].*{re.escape(said)}"):
+        execute(main, {}, cluster)
+    main["spec"]["templates"][1]["dag"]["tasks"][0]["templateRef"]["template"] = "say"
+    assert execute(main, {}, cluster)["phase"] == "Succeeded"
+
+
+def test_an_inline_template_of_another_object_sees_no_inputs_around_it_as_on_argo(tmp_path: Path) -> None:
+    """Argo takes it from where it is stored; that of the workflow itself is filled in with its task."""
+    cluster = LocalCluster(tmp_path)
+    inline = "inline: {container: {image: busybox, command: [echo, '{{inputs.parameters.x}}']}}}"
+    main, beside = split(documents(re.sub(r'template: say, arguments: .*}}!"}\]}}', inline, FILE)))
+    cluster.keep(beside)
+    with pytest.raises(ConfigError, match=r"templates\[twice\].*inline.*gives a value to inputs.parameters.x"):
+        execute(main, {}, cluster)
+    main["spec"]["templates"].append({**beside[0]["spec"]["templates"][0], "name": "own"})
+    task = main["spec"]["templates"][1]["dag"]["tasks"][0]
+    del task["templateRef"]
+    task["template"] = "own"
+    assert execute(main, {}, cluster)["phase"] == "Succeeded"
+
+
+def test_templates_of_objects_may_call_each_other_in_a_circle(tmp_path: Path) -> None:
+    def call(other: str, x: str) -> dict[str, Any]:
+        given = {"parameters": [{"name": "x", "value": x}]}
+        return {"name": "next", "templateRef": {"name": other, "template": "t"}, "arguments": given}
+
+    def stored(name: str, other: str) -> dict[str, Any]:
+        step = call(other, "{{=asInt(inputs.parameters.x) - 1}}") | {"when": "{{inputs.parameters.x}} > 0"}
+        template = {"name": "t", "inputs": {"parameters": [{"name": "x"}]}, "steps": [[step]]}
+        return {"kind": "WorkflowTemplate", "metadata": {"name": name}, "spec": {"templates": [template]}}
+
+    cluster = LocalCluster(tmp_path)
+    cluster.keep([stored("a", "b"), stored("b", "a")])
+    spec = {"entrypoint": "main", "templates": [{"name": "main", "steps": [[call("a", "2")]]}]}
+    status = execute({"kind": "Workflow", "metadata": {"name": "w"}, "spec": spec}, {}, cluster)
+    assert status["phase"] == "Succeeded", status
+    nodes = {node["name"]: node for node in status["nodes"].values() if node["name"].endswith("next")}
+    assert [nodes[name]["phase"] for name in sorted(nodes)] == ["Succeeded", "Succeeded", "Succeeded", "Skipped"]
+
+
+REFERRED = """
+kind: WorkflowTemplate
+metadata: {name: t}
+spec:
+  entrypoint: main
+  arguments: {parameters: [{name: x, value: "1"}, {name: z, value: "3"}]}
+  templates: [{name: main, container: {image: busybox, command: ["true"]}}]
+---
+kind: Workflow
+metadata: {name: w}
+spec: {workflowTemplateRef: {name: t}, arguments: {parameters: [{name: z, value: "4"}]}}
+"""
+
+
+def test_a_workflow_over_a_template_keeps_its_own_values_and_takes_the_rest(tmp_path: Path) -> None:
+    main, cluster = kept(REFERRED, tmp_path)
+    spec = workflow(main, {"x": "2"}, cluster.find)["spec"]
+    assert {each["name"]: each["value"] for each in spec["arguments"]["parameters"]} == {"x": "2", "z": "4"}
+    assert (spec["entrypoint"], len(spec["templates"])) == ("main", 1)
+
+
+def test_an_exit_handler_gets_no_arguments_of_a_template_as_on_argo(tmp_path: Path) -> None:
+    cluster = LocalCluster(tmp_path)
+    text = REFERRED.replace("entrypoint: main", "entrypoint: main\n  onExit: bye")
+    text = text.replace("templates: [", "templates: [{name: bye, inputs: {parameters: [{name: x}]}, suspend: {}}, ")
+    main, beside = split(documents(text))
+    cluster.keep(beside)
+    for each in (main, beside[0]):  # which may be run by itself
+        with pytest.raises(ConfigError, match=r"exit handler bye needs the input 'x'.*-p x=VALUE"):
+            workflow(each, {}, cluster.find)
+        assert workflow(each, {"x": "2"}, cluster.find)
+
+
+@pytest.mark.parametrize(
+    ("reference", "said"),
+    [
+        ("{name: nowhere, template: x}", r"spec\.templates\[1\]\.dag\.tasks\[0\]\.templateRef: .*'nowhere'.*same file"),
+        ("{name: tools, template: sya}", r'"sya" is no template of tools. Did you mean "say"'),
+        ("{name: '{{workflow.name}}', template: say}", r"before the run"),
+    ],
+)
+def test_a_reference_that_leads_nowhere_is_refused_with_its_path(tmp_path: Path, reference: str, said: str) -> None:
+    main, cluster = kept(FILE.replace("{name: tools, template: twice}", reference), tmp_path)
+    with pytest.raises(ConfigError, match=said):
+        execute(main, {}, cluster)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_template_that_is_referred_to_is_checked_like_the_workflow_itself(tmp_path: Path) -> None:
+    main, cluster = kept(FILE.replace("envFrom", "lifecycle"), tmp_path)
+    with pytest.raises(ConfigError, match=r"templates\[1\]\.script\.lifecycle"):
+        execute(main, {}, cluster)
+
+
+def test_a_file_with_two_workflows_is_refused_with_their_names() -> None:
+    with pytest.raises(ConfigError, match=r"2 objects \(Workflow a, Workflow b\)"):
+        split([{"kind": "Workflow", "metadata": {"name": name}} for name in "ab"])
+
+
+def test_a_parameter_from_a_configmap_has_its_value_and_a_missing_one_is_refused(tmp_path: Path) -> None:
+    cluster, label = LocalCluster(tmp_path), {"workflows.argoproj.io/configmap-type": "Parameter"}
+    cluster.keep([{"kind": "ConfigMap", "metadata": {"name": "m", "labels": label}, "data": {"k": "hello"}}])
+    parameter = {"name": "x", "valueFrom": {"configMapKeyRef": {"name": "m", "key": "k"}}}
+    spec = {"entrypoint": "main", "templates": [], "arguments": {"parameters": [parameter]}}
+    manifest = {"kind": "Workflow", "metadata": {"name": "w"}, "spec": spec}
+    assert workflow(manifest, {}, cluster.find)["spec"]["arguments"]["parameters"][0]["value"] == "hello"
+    assert workflow(manifest, {"x": "mine"}, cluster.find)["spec"]["arguments"]["parameters"][0]["value"] == "mine"
+    with pytest.raises(ConfigError, match=r"spec\.arguments\.parameters\[0\]\.valueFrom: there is no ConfigMap 'm'"):
+        workflow(manifest, {})
+
+
+def test_a_run_of_a_template_has_its_name_as_a_label_and_none_of_its_own() -> None:
+    metadata = {"name": "t", "namespace": "n", "labels": {"a": "b"}, "annotations": {"c": "d"}}
+    spec = {"entrypoint": "main", "templates": [], "workflowMetadata": {"labels": {"e": "f"}}}
+    meta = workflow({"kind": "WorkflowTemplate", "metadata": metadata, "spec": spec})["metadata"]
+    assert meta["labels"] == {"workflows.argoproj.io/workflow-template": "t", "e": "f"}
+    assert (meta["annotations"], meta["namespace"]) == ({}, "n")
+
+
+@pytest.mark.parametrize(
+    ("cluster_scope", "label"), [(False, "workflow-template"), (True, "cluster-workflow-template")]
+)
+def test_a_workflow_over_a_template_has_its_name_as_a_label_too(cluster_scope: bool, label: str) -> None:
+    reference = {"name": "t", "clusterScope": cluster_scope}
+    manifest = {"kind": "Workflow", "metadata": {"name": "w", "labels": {"a": "b"}}}
+    found = workflow({**manifest, "spec": {"workflowTemplateRef": reference}}, {}, lambda kind, name: {"spec": {}})
+    assert found["metadata"]["labels"] == {"a": "b", f"workflows.argoproj.io/{label}": "t"}
+
+
+def test_a_value_outside_its_enum_is_refused() -> None:
+    parameter = {"name": "x", "value": "c", "enum": ["a", "b"]}
+    spec = {"entrypoint": "main", "templates": [], "arguments": {"parameters": [parameter]}}
+    with pytest.raises(ConfigError, match="x is 'c': it must be one of a, b"):
+        workflow({"kind": "Workflow", "metadata": {"name": "w"}, "spec": spec})
+
+
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        (
+            {"env": [{"name": "A", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}]},
+            r"env\[0\]\.valueFrom\.secr",
+        ),
+        ({"env": [{"name": "A", "valueFrom": {"configMapKeyRef": {"name": "c", "key": "none"}}}]}, "'c' with 'none'"),
+        (
+            {"envFrom": [{"secretRef": {"name": "s"}}]},
+            r"container\.envFrom\[0\]\.secretRef: there is no Secret 's' here",
+        ),
+        ({"envFrom": [{"configMapRef": {"name": "c"}}, {"secretRef": {"name": "s", "optional": True}}]}, ""),
+        ({"envFrom": [{"secretRef": {"name": "rekindle-s3"}}]}, ""),
+    ],
+)
+def test_objects_that_pods_would_wait_for_are_missed_before_the_run(
+    tmp_path: Path, template: dict[str, Any], message: str
+) -> None:
+    cluster = LocalCluster(tmp_path)
+    cluster.keep([{"kind": "ConfigMap", "metadata": {"name": "c"}, "data": {"k": "v"}}])
+    main = {"name": "main", "container": {"image": "busybox", "command": ["true"], **template}}
+    manifest = workflow(
+        {"kind": "Workflow", "metadata": {"name": "w"}, "spec": {"entrypoint": "main", "templates": [main]}}
+    )
+    if message:
+        with pytest.raises(ConfigError, match=message):
+            check(manifest, cluster)
+        manifest["spec"]["templates"].append(
+            {"name": "maker", "resource": {"action": "create", "manifest": "kind: Secret"}}
+        )
+    assert check(manifest, cluster) == []

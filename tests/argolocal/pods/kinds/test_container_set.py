@@ -1,0 +1,159 @@
+"""Containers of one pod: those that run before what they need is there, and what the pod says of those that failed."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from argolocal.engine.nodes import PodEnded, PodStarted, Start
+from argolocal.pods import filesystem
+from argolocal.runner.run import execute
+from rekindle.errors import ConfigError
+from rekindle.local.cluster import LocalCluster
+from tests.argolocal.runner.played import scheduler, steps
+
+needs_namespaces = pytest.mark.skipif(not filesystem.available(), reason="needs mount namespaces")
+WORK = {"volumeMounts": [{"name": "work", "mountPath": "/work"}]}
+OUT = {"parameters": [{"name": "out", "valueFrom": {"path": "/work/out"}}]}
+
+
+def shell(name: str, source: str, *needs: str, **more: Any) -> dict[str, Any]:
+    needed = {"dependencies": list(needs)} if needs else {}
+    return {"name": name, "image": "busybox", "command": ["sh", "-c"], "args": [source], **needed, **more}
+
+
+def ran(home: Path, *containers: dict[str, Any], outputs: dict[str, Any] | None = None, **group: Any) -> dict[str, Any]:
+    template = {"name": "set", "containerSet": {"containers": [*containers], **WORK, **group}, "outputs": outputs or {}}
+    main = {"name": "main", "steps": [[{"name": "set", "template": "set"}]]}
+    spec = {"entrypoint": "main", "templates": [main, template], "volumes": [{"name": "work", "emptyDir": {}}]}
+    return execute({"kind": "Workflow", "metadata": {"name": "w"}, "spec": spec}, {}, LocalCluster(home))
+
+
+def ends(status: dict[str, Any]) -> dict[str, tuple[str, str]]:
+    """Phase and message of the pod and its containers, by the last part of their names."""
+    nodes = [node for node in status["nodes"].values() if node["type"] in ("Pod", "Container")]
+    return {node["name"].rpartition(".")[2]: (node["phase"], node.get("message", "")) for node in nodes}
+
+
+@needs_namespaces
+def test_containers_run_after_what_they_need_and_share_only_their_volumes(tmp_path: Path) -> None:
+    first = shell("first", "sleep 0.2; echo one > /work/x; echo own > /tmp/x")
+    beside = shell("beside", "echo two > /work/y")
+    main = shell(
+        "main", "cat /work/x /work/y > /work/out; cat /tmp/x >> /work/out 2>/dev/null; true", "first", "beside"
+    )
+    status = ran(tmp_path, main, first, beside, outputs=OUT)
+    assert status["phase"] == "Succeeded", status
+    pod = next(node for node in status["nodes"].values() if node["type"] == "Pod")
+    assert pod["outputs"]["parameters"][0]["value"] == "one\ntwo"
+    assert pod["outputs"]["exitCode"] == "0"
+    assert ends(status) == {name: ("Succeeded", "") for name in ("set", "main", "first", "beside")}
+
+
+def test_the_table_has_the_containers_below_their_pod_and_the_next_step_below_the_last_of_them() -> None:
+    containers = [{"name": "a"}, {"name": "b", "dependencies": ["a"]}, {"name": "c", "dependencies": ["a"]}]
+    template = {"name": "one", "containerSet": {"containers": containers}}
+    s = scheduler(steps([{"name": "x"}], [{"name": "y"}]), template)
+    (pod,) = s.advance(1)
+    assert isinstance(pod, Start)
+    a, b, c = (s.nodes[pod.containers[name]] for name in "abc")
+    assert [node["name"] for node in (a, b, c)] == ["w[0].x.a", "w[0].x.b", "w[0].x.c"]
+    assert {(n["type"], n["phase"], n["boundaryID"], n["templateName"]) for n in (a, b, c)} == {
+        ("Container", "Pending", pod.id, "one")
+    }
+    assert (a["displayName"], s.nodes[pod.id]["children"], a["children"]) == ("a", [a["id"]], [b["id"], c["id"]])
+    s.advance(2, [PodStarted(pod.id), *(PodStarted(id) for id in pod.containers.values())])
+    assert a["phase"] == "Running"
+    s.advance(3, [*(PodEnded(id, "Succeeded") for id in pod.containers.values()), PodEnded(pod.id, "Succeeded")])
+    group = s.nodes[s.table.ids["w[1]"]]["id"]
+    assert b["children"] == c["children"] == [group]
+
+
+def test_the_containers_of_a_pod_that_never_ran_have_failed_with_it() -> None:
+    containers = [{"name": "a"}, {"name": "b", "dependencies": ["a"]}]
+    s = scheduler({"name": "main", "containerSet": {"containers": containers}})
+    (pod,) = s.advance(1)
+    s.advance(2, [PodEnded(pod.id, "Error", "init: Error (exit code 64): no such key")])
+    nodes = [(node["phase"], node["message"]) for node in s.nodes.values() if node["type"] == "Container"]
+    assert nodes == [("Failed", "Pod Failed whilst container running")] * 2
+
+
+@needs_namespaces
+def test_those_that_need_a_failed_one_do_not_run_and_the_pod_names_the_first_that_failed(tmp_path: Path) -> None:
+    chain = shell("a", "exit 3"), shell("b", "touch /work/b", "a"), shell("c", "touch /work/c", "b")
+    main = shell("main", "sleep 0.3; ls /work/b /work/c 2>/dev/null | wc -l > /work/out")
+    status = ran(tmp_path, *chain, main, outputs=OUT)
+    assert ends(status) == {
+        "set": ("Failed", "a: Error (exit code 3)"),
+        "a": ("Failed", "a: Error (exit code 3): "),
+        "b": ("Error", 'b: Error (exit code 64): dependency "a" exited with non-zero code: 3'),
+        "c": ("Error", 'c: Error (exit code 64): dependency "b" exited with non-zero code: 3'),
+        "main": ("Succeeded", ""),
+    }
+    pod = next(node for node in status["nodes"].values() if node["type"] == "Pod")
+    assert pod["outputs"]["parameters"][0]["value"] == "0", "outputs are collected even then"
+
+
+@needs_namespaces
+def test_a_container_runs_as_often_as_retries_says_with_a_pause_between(tmp_path: Path) -> None:
+    main = shell("main", "echo . >> /work/out; [ $(wc -l < /work/out) = 3 ]")
+    status = ran(tmp_path, main, outputs=OUT, retryStrategy={"retries": 3, "duration": "100ms"})
+    assert status["phase"] == "Succeeded", status
+    status = ran(tmp_path / "b", main, outputs=OUT, retryStrategy={"retries": "2"})
+    assert status["phase"] == "Failed"
+    pod = next(node for node in status["nodes"].values() if node["type"] == "Pod")
+    assert (pod["message"], pod["outputs"]["parameters"][0]["value"]) == ("main: Error (exit code 1)", ".\n.")
+
+
+@needs_namespaces
+def test_a_set_whose_time_is_over_ends_with_all_its_containers(tmp_path: Path) -> None:
+    spec = {
+        "entrypoint": "main",
+        "templates": [
+            {
+                "name": "main",
+                "activeDeadlineSeconds": 1,
+                "containerSet": {"containers": [shell("a", "exec sleep 600"), shell("b", "true", "a")]},
+            }
+        ],
+    }
+    status = execute({"kind": "Workflow", "metadata": {"name": "w"}, "spec": spec}, {}, LocalCluster(tmp_path))
+    assert status["message"] == "Pod was active on the node longer than the specified deadline"
+    nodes = {n["displayName"]: (n["phase"], n["message"]) for n in status["nodes"].values() if n["type"] == "Container"}
+    assert nodes == {name: ("Failed", f"{name}: Error (exit code 143): ") for name in "ab"}
+
+
+@needs_namespaces
+def test_what_main_says_is_the_result(tmp_path: Path) -> None:
+    template = {"name": "set", "containerSet": {"containers": [shell("main", "echo hello"), shell("b", "echo other")]}}
+    use = {"name": "use", "inputs": {"parameters": [{"name": "x"}]}, "container": shell("c", "true")}
+    given = {"parameters": [{"name": "x", "value": "{{steps.a.outputs.result}}"}]}
+    main = {"name": "main", "steps": [[{"name": "a", "template": "set"}], [{"name": "b", "template": "use"}]]}
+    main["steps"][1][0]["arguments"] = given
+    spec = {"entrypoint": "main", "templates": [main, template, use]}
+    status = execute({"kind": "Workflow", "metadata": {"name": "w"}, "spec": spec}, {}, LocalCluster(tmp_path))
+    assert [n["inputs"]["parameters"][0]["value"] for n in status["nodes"].values() if "inputs" in n] == ["hello"]
+
+
+@needs_namespaces
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"containers": []}, r"containers must be at least one"),
+        ({"containers": [shell("a", ""), shell("a", "")]}, r"each with a name of its own"),
+        ({"containers": [shell("a", "", "z")]}, r"containers\[0\]\.dependencies names 'z'"),
+        ({"containers": [shell("a", "", "b"), shell("b", "", "a")]}, r"containers wait for each other: "),
+        ({"containers": [shell("a", "")], "retryStrategy": {"retries": 0}}, r"retries is 0"),
+        ({"containers": [shell("a", "")], "retryStrategy": {"retries": 1, "duration": "x"}}, r"duration is 'x'"),
+        ({"containers": [{**shell("a", ""), "image": "nginx"}]}, r"containers\[0\]\.image is 'nginx'"),
+    ],
+)
+def test_a_set_that_cannot_run_is_refused_by_name(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        ran(tmp_path, **change)
+
+
+@needs_namespaces
+def test_a_set_with_outputs_needs_a_main(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r'must have one named "main"'):
+        ran(tmp_path, shell("a", "true"), outputs=OUT)

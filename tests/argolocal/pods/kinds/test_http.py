@@ -1,0 +1,221 @@
+"""http and data templates, and probes: answers that are lost, and servers that are used before they answer."""
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from argolocal.pods import filesystem
+from argolocal.pods.kinds import data, http
+from argolocal.runner.run import execute
+from rekindle.errors import ConfigError
+from rekindle.local.cluster import LocalCluster
+from rekindle.local.services.services import BUCKET
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Tells what it was asked; /404 and /slow are what they say."""
+
+    def _answer(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0)).decode()
+        told = {"method": self.command, "body": body, "token": self.headers.get("X-Token")}
+        self.send_response(404 if self.path == "/404" else 200)
+        self.send_header("x-kind", "a test")
+        self.end_headers()
+        self.wfile.write(json.dumps(told).encode())
+
+    do_GET = do_POST = do_PUT = _answer
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Nothing."""
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+
+
+def secret(name: str) -> dict[str, str]:
+    return {"mine": {"token": "s3cr3t"}}[name]
+
+
+def test_a_request_has_its_method_body_and_headers_also_from_a_secret(url: str) -> None:
+    header = {"name": "X-Token", "valueFrom": {"secretKeyRef": {"name": "mine", "key": "token"}}}
+    phase, _, outputs = http.send({"url": url, "method": "POST", "body": "hi", "headers": [header]}, secret)
+    assert outputs and phase == "Succeeded"
+    assert json.loads(outputs["result"]) == {"method": "POST", "body": "hi", "token": "s3cr3t"}
+    _, _, outputs = http.send({"url": url, "method": "PUT", "bodyFrom": {"bytes": "aGk="}}, secret)
+    assert outputs and json.loads(outputs["result"])["body"] == "hi"
+
+
+@pytest.mark.parametrize(
+    ("path", "condition", "phase", "message"),
+    [
+        ("/", "", "Succeeded", ""),
+        ("/404", "", "Failed", "received non-2xx response code: 404"),
+        ("/404", "response.statusCode == 404", "Succeeded", ""),
+        ("/", 'response.body contains "GET"', "Succeeded", ""),
+        ("/", 'response.headers["X-Kind"][0] == "a test"', "Succeeded", ""),
+        ("/", 'request.method == "GET"', "Failed", "successCondition 'request.method == \"GET\"' evaluated false"),
+        ("/", "response.body", "Failed", "unable to cast expression result"),
+    ],
+)
+def test_what_an_answer_makes_of_the_node(url: str, path: str, condition: str, phase: str, message: str) -> None:
+    request = {"url": url + path} | ({"successCondition": condition} if condition else {})
+    actual_phase, said, _ = http.send(request, secret)
+    assert (actual_phase, said[: len(message)]) == (phase, message)
+
+
+def test_a_server_that_is_not_there_and_a_secret_that_is_not_there_fail_the_node() -> None:
+    phase, message, _ = http.send({"url": "http://127.0.0.1:9/x"}, secret)
+    assert phase == "Failed"
+    assert message == 'Get "http://127.0.0.1:9/x": dial tcp 127.0.0.1:9: connect: connection refused'
+    header = {"name": "a", "valueFrom": {"secretKeyRef": {"name": "none", "key": "b"}}}
+    assert http.send({"url": "http://127.0.0.1:9", "headers": [header]}, secret)[:2] == (
+        "Failed",
+        "secrets 'none' not found",
+    )
+
+
+def ran(home: Path, *templates: dict[str, Any], **more: Any) -> dict[str, Any]:
+    spec = {"entrypoint": "main", "templates": [*templates], **more}
+    return execute({"kind": "Workflow", "metadata": {"name": "w"}, "spec": spec}, {}, LocalCluster(home))
+
+
+def test_the_body_of_an_answer_is_the_result_of_its_step(url: str, tmp_path: Path) -> None:
+    given = {"parameters": [{"name": "x", "value": "{{steps.ask.outputs.result}}"}]}
+    ask = {"name": "ask", "inputs": {"parameters": [{"name": "b", "value": "hi"}]}}
+    ask["http"] = {"url": url, "method": "POST", "body": "{{inputs.parameters.b}}"}
+    use = {"name": "use", "inputs": {"parameters": [{"name": "x"}]}, "suspend": {"duration": "0s"}}
+    steps = [[{"name": "ask", "template": "ask"}], [{"name": "use", "template": "use", "arguments": given}]]
+    status = ran(tmp_path, {"name": "main", "steps": steps}, ask, use)
+    node = next(node for node in status["nodes"].values() if node["type"] == "HTTP")
+    assert (status["phase"], node["phase"]) == ("Succeeded", "Succeeded")
+    told = [n["inputs"]["parameters"][0]["value"] for n in status["nodes"].values() if n["type"] == "Suspend"]
+    assert json.loads(told[0])["body"] == "hi"
+
+
+def test_a_request_that_fails_is_tried_again_and_then_fails_the_run(tmp_path: Path) -> None:
+    http = {"url": "http://127.0.0.1:9", "timeoutSeconds": 1}
+    status = ran(tmp_path, {"name": "main", "http": http, "retryStrategy": {"limit": 1}})
+    assert (status["phase"], status["message"]) == ("Failed", "No more retries left")
+    assert [n["phase"] for n in status["nodes"].values() if n["type"] == "HTTP"] == ["Failed", "Failed"]
+
+
+class Bucket:
+    """Keys of one bucket."""
+
+    keys = ("logs/a/main.log", "logs/b/main.log", "logs/b/other.txt", "logs/dir/")
+
+    def list(self, prefix: str) -> Iterator[Any]:
+        return (type("Entry", (), {"key": key}) for key in self.keys if key.startswith(prefix))
+
+
+def test_data_lists_keys_and_puts_them_through_its_expressions() -> None:
+    source = {"artifactPaths": {"name": "x", "s3": {"bucket": "b", "key": "logs/"}}}
+    steps = [{"expression": "filter(data, {# endsWith 'main.log'})"}, {"expression": "map(data, {# + '!'})"}]
+    phase, _, outputs = data.transform({"source": source, "transformation": steps}, lambda s3: Bucket())
+    assert outputs == {"result": '["logs/a/main.log!","logs/b/main.log!"]', "exitCode": "0"} and phase == "Succeeded"
+    phase, message, _ = data.transform(
+        {"source": source, "transformation": [{"expression": "nope(data)"}]}, lambda s3: Bucket()
+    )
+    assert phase == "Failed" and "error processing data step 0" in message
+    source = {"artifactPaths": {"name": "x", "s3": {"bucket": "b", "key": "none"}}}
+    assert "no key found of name none" in data.transform({"source": source}, lambda s3: Bucket())[1]
+    source = {"artifactPaths": {"name": "x", "s3": {"key": "none"}}}  # elsewhere that is the default bucket
+    assert "Bucket name cannot be empty" in data.transform({"source": source}, lambda s3: Bucket())[1]
+
+
+def test_the_files_of_a_bucket_are_the_items_of_a_loop(tmp_path: Path) -> None:
+    source = {"artifactPaths": {"name": "logs", "s3": {"bucket": BUCKET, "key": "in"}}}
+    listing = {"name": "list", "data": {"source": source, "transformation": [{"expression": "data"}]}}
+    made = {"name": "x", "path": "/tmp/x", "archive": {"none": {}}, "s3": {"key": "in/one.log"}}
+    make = {"image": "busybox", "command": ["sh", "-c", "echo one > /tmp/x"]}
+    use = {"name": "use", "template": "use", "withParam": "{{steps.list.outputs.result}}"}
+    steps = [[{"name": "make", "template": "make"}], [{"name": "list", "template": "list"}], [use]]
+    cluster = LocalCluster(tmp_path)
+    try:
+        templates = (
+            {"name": "make", "container": make, "outputs": {"artifacts": [made]}},
+            {"name": "use", "suspend": ZERO},
+        )
+        status = ran(tmp_path, {"name": "main", "steps": steps}, listing, *templates)
+    finally:
+        cluster.down()
+    assert status["phase"] == "Succeeded", status
+    assert [n["displayName"] for n in status["nodes"].values() if n["type"] == "Suspend"] == ["use(0:in/one.log)"]
+
+
+def test_a_listing_of_no_bucket_is_a_failure_that_can_be_answered(tmp_path: Path) -> None:
+    cluster, source = LocalCluster(tmp_path), {"artifactPaths": {"name": "x", "s3": {"bucket": "nobodys", "key": "in"}}}
+    try:
+        status = ran(tmp_path, {"name": "main", "data": {"source": source, "transformation": [{"expression": "data"}]}})
+    finally:
+        cluster.down()
+    assert (status["phase"], status["nodes"]["w"]["outputs"]) == ("Failed", {"exitCode": "64"})
+    assert "unable to source artifact paths: there is no bucket" in status["message"]
+
+
+ZERO = {"duration": "0s"}
+SERVER = """
+import http.server, sys
+http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), http.server.SimpleHTTPRequestHandler).serve_forever()
+"""
+
+
+def daemon(port: int, probe: dict[str, Any]) -> dict[str, Any]:
+    container = {"image": "python", "command": ["python", "-c", SERVER, str(port)], "readinessProbe": probe}
+    return {"name": "db", "daemon": True, "container": container | {"ports": [{"name": "web", "containerPort": port}]}}
+
+
+@pytest.fixture
+def port() -> int:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        return server.server_port
+
+
+@pytest.mark.parametrize("kind", ["httpGet", "tcpSocket", "exec"])
+def test_what_needs_a_daemon_begins_when_its_probe_passes(tmp_path: Path, port: int, kind: str) -> None:
+    asks = f"import urllib.request as r; r.urlopen('http://127.0.0.1:{port}/')"
+    probe = {
+        "httpGet": {"httpGet": {"port": "web", "path": "/"}},
+        "tcpSocket": {"tcpSocket": {"port": port}},
+        "exec": {"exec": {"command": ["python", "-c", asks]}, "timeoutSeconds": 20},
+    }[kind]
+    use = {"name": "use", "container": {"image": "python", "command": ["python", "-c", asks]}}
+    steps = [[{"name": "db", "template": "db"}], [{"name": "use", "template": "use"}]]
+    status = ran(tmp_path, {"name": "main", "steps": steps}, daemon(port, probe), use)
+    assert status["phase"] == "Succeeded", status
+
+
+@pytest.mark.skipif(not filesystem.available(), reason="needs mount namespaces")
+def test_a_probe_sees_the_files_of_its_daemon_and_says_nothing_in_its_log(tmp_path: Path) -> None:
+    probe = {"exec": {"command": ["sh", "-c", "echo asked; cat /serving"]}}
+    container = {"image": "busybox", "command": ["sh", "-c", "sleep 0.2; echo up > /serving; sleep 60"]}
+    db = {"name": "db", "daemon": True, "container": container | {"readinessProbe": probe}}
+    status = ran(tmp_path, {"name": "main", "steps": [[{"name": "db", "template": "db"}]]}, db, activeDeadlineSeconds=9)
+    assert status["phase"] == "Succeeded", status
+    assert [log.read_text() for log in tmp_path.glob("runs/*/logs/*")] == [""]
+
+
+def test_a_daemon_that_ends_before_it_is_ready_has_failed_and_nothing_waits_for_it(tmp_path: Path, port: int) -> None:
+    db = daemon(port, {"tcpSocket": {"port": port}})
+    db["container"] |= {"command": ["python", "-c", "raise SystemExit(3)"]}
+    status = ran(tmp_path, {"name": "main", "steps": [[{"name": "db", "template": "db"}]]}, db)
+    node = next(node for node in status["nodes"].values() if node["type"] == "Pod")
+    assert (status["phase"], node["phase"], node["message"]) == ("Failed", "Failed", "main: Error (exit code 3)")
+
+
+def test_a_probe_that_cannot_be_tried_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"readinessProbe has 0 of exec, httpGet, tcpSocket"):
+        ran(tmp_path, daemon(1, {"periodSeconds": 1}))
+    with pytest.raises(ConfigError, match=r"tcpSocket\.port must be a number or the name of one of its ports"):
+        ran(tmp_path, daemon(1, {"tcpSocket": {"port": "db"}}))

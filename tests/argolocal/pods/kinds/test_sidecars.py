@@ -1,0 +1,162 @@
+"""Containers beside the main one, and daemons: what would be missing when a step starts, or run on when it is over."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from argolocal.engine.nodes import Kill, PodEnded, PodStarted, Start, format_time
+from argolocal.engine.scheduler import Scheduler
+from argolocal.pods import filesystem
+from argolocal.runner.run import execute
+from argolocal.state.journal import reset_interrupted
+from rekindle.local.cluster import LocalCluster
+from tests.argolocal.runner.played import dag, leaf, parameters, phase, scheduler, steps
+
+needs_namespaces = pytest.mark.skipif(not filesystem.available(), reason="needs mount namespaces")
+
+
+def shell(source: str, **more: Any) -> dict[str, Any]:
+    return {"image": "busybox", "command": ["sh", "-c"], "args": [source], **more}
+
+
+def ran(template: dict[str, Any], home: Path) -> dict[str, Any]:
+    spec = {"entrypoint": "main", "templates": [{"name": "main", **template}]}
+    return execute({"kind": "Workflow", "metadata": {"name": "w"}, "spec": spec}, {}, LocalCluster(home))
+
+
+MOUNT = {"volumeMounts": [{"name": "work", "mountPath": "/work"}]}
+VOLUMES = {"volumes": [{"name": "work", "emptyDir": {}}]}
+
+
+@needs_namespaces
+def test_init_containers_run_in_order_before_main_and_share_only_their_volumes(tmp_path: Path) -> None:
+    first = {"name": "first", **shell("echo one > /work/x; echo hidden > /tmp/x", **MOUNT)}
+    second = {"name": "second", "mirrorVolumeMounts": True, **shell("cat /work/x > /work/y; echo two >> /work/y")}
+    main = shell("cat /work/y > /tmp/out; ls /tmp/x >> /tmp/out 2>/dev/null; true", **MOUNT)
+    out = {"parameters": [{"name": "out", "valueFrom": {"path": "/tmp/out"}}]}
+    status = ran({"initContainers": [first, second], "container": main, "outputs": out, **VOLUMES}, tmp_path)
+    assert status["phase"] == "Succeeded", status
+    assert status["nodes"]["w"]["outputs"]["parameters"][0]["value"] == "one\ntwo"
+
+
+@needs_namespaces
+def test_what_mirrors_the_mounts_of_main_reads_its_input_artifacts(tmp_path: Path) -> None:
+    files = {"in": "/in/data.txt", "vol": "/work/sub/v.txt", "odd": "/opt/x"}
+    raw = [{"name": name, "path": path, "raw": {"data": name}} for name, path in files.items()]
+    read = f"cat {' '.join(files.values())} > /work/$0 && echo -n + >> /in/data.txt"
+    init = {"name": "first", "mirrorVolumeMounts": True, **shell(read), "args": [read, "init"]}
+    side = {"name": "side", "mirrorVolumeMounts": True, **shell(read), "args": [f"{read}; sleep 600", "side"]}
+    main = shell("until [ -s /work/side ]; do sleep 0.02; done; cat /work/init /work/side > /work/out", **MOUNT)
+    status = ran(
+        {
+            "inputs": {"artifacts": raw},
+            "initContainers": [init],
+            "sidecars": [side],
+            "container": main,
+            "outputs": {"parameters": [{"name": "out", "valueFrom": {"path": "/work/out"}}]},
+            **VOLUMES,
+        },
+        tmp_path,
+    )
+    assert status["phase"] == "Succeeded", status
+    assert status["nodes"]["w"]["outputs"]["parameters"][0]["value"] == "involoddin+volodd"
+
+
+@needs_namespaces
+def test_an_artifact_of_main_is_not_seen_by_what_mirrors_nothing(tmp_path: Path) -> None:
+    raw = {"name": "in", "path": "/in/data.txt", "raw": {"data": "x"}}
+    init = {"name": "first", **shell("[ ! -e /in/data.txt ]")}
+    status = ran({"inputs": {"artifacts": [raw]}, "initContainers": [init], "container": shell("true")}, tmp_path)
+    assert status["phase"] == "Succeeded", status
+
+
+@needs_namespaces
+def test_main_does_not_run_after_an_init_container_that_failed(tmp_path: Path) -> None:
+    init = {"name": "check", **shell("exit 3")}
+    status = ran({"initContainers": [init], "container": shell("touch /tmp/ran")}, tmp_path)
+    assert (status["phase"], status["message"]) == ("Failed", "check: Error (exit code 3)")
+
+
+@needs_namespaces
+def test_a_sidecar_runs_beside_main_and_ends_with_it(tmp_path: Path) -> None:
+    side = {"name": "side", **shell("echo up > /work/up; sleep 600", **MOUNT)}
+    main = shell("until [ -s /work/up ]; do sleep 0.02; done", **MOUNT)
+    status = ran({"sidecars": [side], "container": main, **VOLUMES}, tmp_path)
+    assert status["phase"] == "Succeeded", status
+
+
+@needs_namespaces
+def test_a_sidecar_that_failed_by_itself_fails_the_pod(tmp_path: Path) -> None:
+    side = {"name": "side", **shell("echo > /work/up; exit 7", **MOUNT)}
+    main = shell("until [ -e /work/up ]; do sleep 0.02; done; sleep 0.3", **MOUNT)
+    status = ran({"sidecars": [side], "container": main, **VOLUMES}, tmp_path)
+    assert (status["phase"], status["message"]) == ("Failed", "side: Error (exit code 7)")
+
+
+def test_steps_go_on_beside_a_daemon_know_its_address_and_end_it_when_they_are_over() -> None:
+    use = leaf("use", inputs={"parameters": [{"name": "x"}]})
+    arguments = parameters(x="{{steps.db.ip}}")
+    s = scheduler(
+        steps([{"name": "db"}], [{"name": "use", "template": "use", "arguments": arguments}]), leaf(daemon=True), use
+    )
+    (db,) = [action for action in s.advance(1) if isinstance(action, Start)]
+    (user,) = [action for action in s.advance(2, [PodStarted(db.id, "127.0.0.1")]) if isinstance(action, Start)]
+    assert s.nodes[user.id]["inputs"]["parameters"][0]["value"] == "127.0.0.1"
+    assert s.advance(3, [PodEnded(user.id, "Succeeded")]) == [Kill(db.id)]
+    assert (s.status["phase"], s.nodes[db.id]["phase"]) == ("Succeeded", "Succeeded")
+
+
+def test_a_daemon_that_ends_before_its_steps_has_failed() -> None:
+    s = scheduler(
+        dag({"name": "db"}, {"name": "use", "depends": "db", "template": "use"}), leaf(daemon=True), leaf("use")
+    )
+    (db,) = [action for action in s.advance(1) if isinstance(action, Start)]
+    s.advance(2, [PodStarted(db.id)])
+    s.advance(3, [PodEnded(db.id, "Succeeded")])
+    assert phase(s, "db") == "Failed"
+
+
+def test_a_daemon_that_died_is_tried_again_beside_those_that_use_it_and_ends_with_them() -> None:
+    tasks = {"name": "db"}, {"name": "use", "depends": "db", "template": "use"}
+    s = scheduler(dag(*tasks), leaf(daemon=True, retryStrategy={"limit": 1}), leaf("use"))
+    (first,) = s.advance(1)
+    (use,) = s.advance(2, [PodStarted(first.id)])
+    assert s.nodes[use.id]["name"] == "w.use" and s.nodes[s.table.ids["w.db"]]["daemoned"]
+    (second,) = s.advance(3, [PodEnded(first.id, "Failed")])
+    assert isinstance(second, Start) and s.nodes[second.id]["name"] == "w.db(1)"
+    assert s.advance(4, [PodStarted(second.id), PodStarted(use.id)]) == []
+    assert s.advance(5, [PodEnded(use.id, "Succeeded")]) == [Kill(second.id)]
+    assert s.status["phase"] == "Succeeded"
+    assert [phase(s, name) for name in ("db", "db(0)", "db(1)")] == ["Succeeded", "Failed", "Succeeded"]
+
+
+def test_a_daemon_with_retries_whose_runner_died_is_waited_for_again() -> None:
+    s = scheduler(steps([{"name": "db"}], [{"name": "use", "template": "use"}]), DAEMON, leaf("use"))
+    (db,) = s.advance(1)
+    assert len(s.advance(2, [PodStarted(db.id)])) == 1
+    again = Scheduler(
+        s.context.workflow, reset_interrupted({**s.status, "nodes": json.loads(json.dumps(s.nodes))}, format_time(3))
+    )
+    started = [again.nodes[action.id]["name"] for action in again.advance(3)]
+    assert started == ["w[0].db(0)"]
+    (use,) = again.advance(4, [PodStarted(db.id)])
+    assert again.nodes[use.id]["name"] == "w[1].use"
+
+
+DAEMON = leaf(daemon=True, retryStrategy={"limit": 1})
+
+
+@needs_namespaces
+def test_a_daemon_of_a_run_is_a_process_that_ends_with_the_run(tmp_path: Path) -> None:
+    spec = {
+        "entrypoint": "main",
+        "templates": [
+            {"name": "db", "daemon": True, "container": shell("sleep 600")},
+            {"name": "use", "container": shell("true")},
+            {"name": "main", "steps": [[{"name": "a", "template": "db"}], [{"name": "b", "template": "use"}]]},
+        ],
+    }
+    status = execute({"kind": "Workflow", "metadata": {"name": "w"}, "spec": spec}, {}, LocalCluster(tmp_path))
+    assert status["phase"] == "Succeeded", status

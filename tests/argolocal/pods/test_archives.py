@@ -1,0 +1,321 @@
+"""Archives made to do harm: whatever they say, nothing outside of their folder is written, read or changed."""
+
+import gzip
+import io
+import os
+import random
+import stat
+import struct
+import subprocess
+import tarfile
+import tracemalloc
+import zipfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from argolocal.pods.archives import ArchiveError, is_tarball, unpack_tar, unpack_zip
+from argolocal.pods.artifacts import remove_directory
+
+NAMES = [
+    *(
+        "a/b",
+        "a/b/c",
+        "l",
+        "l/x",
+        "l/l",
+        "m/b/x",
+        "m",
+        "m/x",
+        "./a/c",
+        "a//b",
+        "a",
+        "a/../m",
+        ".",
+        "",
+        "/",
+        "//a",
+        "..",
+    ),
+    *(
+        "../outside",
+        "a/../../outside",
+        "l/../../outside",
+        "/tmp/absolute",
+        "x" * 300,
+        "a/" * 300 + "x",
+        "a\nb",
+        "\x1b[2J",
+    ),
+]
+TARGETS = [
+    *(".", "..", "a", "a/b", "l", "m", "l/..", "l/../..", "m/../../outside", "../outside", "../in/a", "../../x", ""),
+    *("/etc/passwd", "/", "a/../..", "l/l/l/../../..", "x" * 300, "a/" * 2000, "../" * 1300 + "etc/passwd"),
+]
+TYPES = [
+    *(tarfile.REGTYPE, tarfile.DIRTYPE, tarfile.SYMTYPE, tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.CHRTYPE),
+    *(tarfile.BLKTYPE, tarfile.FIFOTYPE, tarfile.CONTTYPE, tarfile.AREGTYPE, tarfile.GNUTYPE_SPARSE, b"Z"),
+]  # fmt: skip
+
+
+def member(name: str, kind: bytes = tarfile.REGTYPE, target: str = "", **more: Any) -> tarfile.TarInfo:
+    info = tarfile.TarInfo(name)
+    info.type, info.linkname = kind, target
+    for field, value in more.items():
+        setattr(info, field, value)
+    return info
+
+
+FORMATS: Any = [tarfile.PAX_FORMAT, tarfile.GNU_FORMAT]
+
+
+def packed(path: Path, members: Iterable[tarfile.TarInfo]) -> Path:
+    with gzip.open(path, "wb", 1) as file:
+        for info in members:
+            form = random.Random(info.name).choice(FORMATS)
+            file.write(info.tobuf(form, errors="surrogateescape"))
+            if info.isreg() and 0 < info.size < 1 << 20:
+                file.write(b"x" * info.size + b"\0" * (-info.size % 512))
+        file.write(bytes(1024))
+    return path
+
+
+def hostile(chance: random.Random) -> list[tarfile.TarInfo]:
+    return [
+        member(
+            chance.choice(NAMES[:10] if chance.random() < 0.9 else NAMES),
+            chance.choice(TYPES),
+            chance.choice(TARGETS[:12] if chance.random() < 0.8 else TARGETS),
+            mode=chance.choice([0o644, 0o7777, 0o000, 0o4755]),
+            size=0 if chance.random() < 0.6 else chance.choice([5, 700, 700, 700, 1 << 60]),
+            mtime=chance.choice([0, 1e9, 1e9, 1e9, 1e23]),
+        )
+        for _ in range(chance.randrange(1, 7))
+    ]
+
+
+def around(path: Path) -> list[tuple[Any, ...]]:
+    """What may not change: names, modes, contents, times."""
+    files = [path, *(file for file in sorted(path.rglob("*")) if "in" not in file.relative_to(path).parts)]
+    return [
+        (
+            file,
+            file.lstat().st_mode,
+            file.lstat().st_nlink if file.is_file() else 0,
+            file.is_file() and file.read_text(),
+        )
+        for file in files
+    ]
+
+
+def assert_harmless(root: Path) -> None:
+    for folder, directories, files in os.walk(root):
+        for name in [*directories, *files]:
+            path = Path(folder, name)
+            mode = path.lstat().st_mode
+            assert stat.S_ISREG(mode) or stat.S_ISDIR(mode) or stat.S_ISLNK(mode), path
+            assert stat.S_ISLNK(mode) or not mode & 0o7000, path
+            assert stat.S_ISDIR(mode) or path.lstat().st_nlink == 1, path
+            assert Path(os.path.realpath(path)).is_relative_to(root), (path, os.readlink(path))
+
+
+def test_a_thousand_hostile_archives_touch_nothing_outside(tmp_path: Path) -> None:
+    chance, loaded = random.Random(18), 0
+    (tmp_path / "place").mkdir()
+    (tmp_path / "place/outside").write_text("precious")
+    (tmp_path / "x").write_text("precious")
+    before = around(tmp_path)
+    for number in range(1000):
+        members = hostile(chance)
+        archive = packed(tmp_path / "place/in.tmp", members)
+        place = tmp_path / "place/in"
+        try:
+            unpack_tar(archive, place)
+        except ArchiveError:
+            assert not os.path.lexists(place), "nothing half-unpacked is left"
+        else:
+            loaded += 1
+            assert_harmless(place)
+            remove_directory(place) if place.is_dir() else place.unlink()
+        archive.unlink(missing_ok=True)
+        assert around(tmp_path) == before, (number, [(info.name, info.type, info.linkname) for info in members])
+    assert loaded > 50, "the harmless among them are unpacked"
+
+
+@pytest.mark.parametrize(
+    "members",
+    [
+        [
+            member("d/e", tarfile.DIRTYPE),
+            member("d/e/l", tarfile.SYMTYPE, "../.."),
+            member("m", tarfile.SYMTYPE, "d/e/l/.."),
+        ],
+        [member("a/real", size=1), member("a/out", tarfile.SYMTYPE, "../outside")],
+        [member("l", tarfile.SYMTYPE, "d"), member("d", tarfile.DIRTYPE), member("l/x", size=3)],
+        [member("l", tarfile.SYMTYPE, "d"), member("d", tarfile.DIRTYPE), member("l/up", tarfile.SYMTYPE, "..")],
+        [member("only", tarfile.SYMTYPE, "outside")],
+    ],
+    ids=["resolved from elsewhere", "beside the moved entry", "written through", "linked through", "a link alone"],
+)
+def test_a_link_that_leads_out_or_is_written_through_is_refused(tmp_path: Path, members: list[tarfile.TarInfo]) -> None:
+    (tmp_path / "outside").write_text("precious")
+    with pytest.raises(ArchiveError):
+        unpack_tar(packed(tmp_path / "in.tmp", members), tmp_path / "in")
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["in.tmp", "outside"]
+
+
+def test_links_that_stay_inside_work(tmp_path: Path) -> None:
+    members = [
+        member("tree/up", tarfile.SYMTYPE, "deep/down/../../file"),
+        member("tree/deep/down", tarfile.DIRTYPE),
+        member("tree/deep/back", tarfile.SYMTYPE, "../up"),
+        member("tree/file", size=2),
+    ]
+    unpack_tar(packed(tmp_path / "in.tmp", members), tmp_path / "in")
+    assert (tmp_path / "in/up").read_text() == (tmp_path / "in/deep/back").read_text() == "xx"
+
+
+def test_a_bomb_is_refused_before_it_fills_the_disk(tmp_path: Path) -> None:
+    many = packed(tmp_path / "many", (member(f"d{number}", tarfile.DIRTYPE) for number in range(2000)))
+    with pytest.raises(ArchiveError, match="in has more than 1000 entries: pack fewer, larger files"):
+        unpack_tar(many, tmp_path / "in", most_entries=1000)
+    deep = packed(tmp_path / "deep", [member("/".join(f"{number}" * 150), size=1) for number in range(10)])
+    with pytest.raises(ArchiveError, match="in has more than 1000 entries"):
+        unpack_tar(deep, tmp_path / "in", most_entries=1000)
+    large = packed(tmp_path / "large", [member("zeros", size=1 << 50)])
+    with pytest.raises(ArchiveError, match=r"in unpacks to more than .* GB, 90% of the free disk space: free some"):
+        unpack_tar(large, tmp_path / "in")
+    hole = member("hole", tarfile.GNUTYPE_SPARSE, size=1 << 50)
+    with pytest.raises(ArchiveError):
+        unpack_tar(packed(tmp_path / "hole", [hole]), tmp_path / "in")
+    with zipfile.ZipFile(tmp_path / "zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("zeros", bytes(10 << 20))
+    with pytest.raises(ArchiveError, match="in unpacks to more than"):
+        unpack_zip(tmp_path / "zip", tmp_path / "in", share=1e-9)
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["deep", "hole", "large", "many", "zip"]
+
+
+def test_an_archive_that_its_own_library_fails_at_is_refused_like_any_other(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "in.tmp", "w") as archive:
+        archive.writestr(zipfile.ZipInfo("x"), b"")
+    data = (tmp_path / "in.tmp").read_bytes()
+    for content in (data.replace(b"x", b"\0"), data[:30], b"PK\5\6" + b"\xff" * 18):  # the first: an empty name
+        (tmp_path / "in.tmp").write_bytes(content)
+        with pytest.raises(ArchiveError, match="in cannot be unpacked"):
+            unpack_zip(tmp_path / "in.tmp", tmp_path / "in")
+
+
+def test_a_header_without_end_takes_neither_memory_nor_time(tmp_path: Path) -> None:
+    endless = packed(tmp_path / "endless", [member("name", tarfile.GNUTYPE_LONGNAME, size=1 << 33)])
+    with pytest.raises(ArchiveError, match="a header of more than"):
+        unpack_tar(endless, tmp_path / "in")
+    back = member("back", size=-1024)
+    with gzip.open(tmp_path / "back", "wb") as file:  # tarfile would read this header for ever
+        file.write(member("first").tobuf() + back.tobuf(tarfile.GNU_FORMAT) + bytes(1024))
+    with pytest.raises(ArchiveError):
+        unpack_tar(tmp_path / "back", tmp_path / "in")
+
+
+def sparse(parts: list[tuple[int, int]], size: int, stored: int) -> tarfile.TarInfo:
+    """A file of `size` bytes of which `stored` are in the archive, for the given offsets and sizes."""
+    listed = ",".join(f"{offset},{length}" for offset, length in parts)
+    headers = {"GNU.sparse.major": "0", "GNU.sparse.minor": "1", "GNU.sparse.name": "a", "GNU.sparse.map": listed}
+    return member("a", size=stored, pax_headers={**headers, "GNU.sparse.size": str(size)})
+
+
+def packed_sparse(path: Path, info: tarfile.TarInfo) -> Path:
+    content = b"".join(bytes([65 + number % 26]) * 512 for number in range(-(-info.size // 512)))
+    path.write_bytes(gzip.compress(info.tobuf(tarfile.PAX_FORMAT) + content + bytes(1024)))
+    return path
+
+
+@pytest.mark.parametrize(
+    "parts, said",
+    [
+        ([(number % 2 * (1 << 20) + number // 2 * 512, 512) for number in range(1000)], "overlap or are not in order"),
+        ([(0, 512), (0, 512)], "overlap or are not in order"),
+        ([(0, 512), (1 << 21, 512)], "overlap or are not in order"),
+        ([(0, 512), (512, 1 << 20)], "parts of 1049088 bytes, but 1024 are there"),
+    ],
+    ids=["jumps", "overlap", "outside", "more than there is"],
+)
+def test_a_sparse_file_whose_map_jumps_is_refused_as_go_does(tmp_path: Path, parts: Any, said: str) -> None:
+    archive = packed_sparse(tmp_path / "in.tmp", sparse(parts, 1 << 21, 512 * min(len(parts), 1000)))
+    with pytest.raises(ArchiveError, match=said):
+        unpack_tar(archive, tmp_path / "in")
+    assert not (tmp_path / "in").exists()
+
+
+def test_a_sparse_file_comes_back_whole_and_its_holes_take_no_space(tmp_path: Path) -> None:
+    archive = packed_sparse(tmp_path / "in.tmp", sparse([(512, 512), (1 << 29, 512), (1 << 30, 0)], 1 << 30, 1024))
+    unpack_tar(archive, tmp_path / "in")
+    content = (tmp_path / "in").open("rb")
+    assert content.read(1024) == bytes(512) + b"A" * 512
+    content.seek(1 << 29)
+    assert content.read(1024) == b"B" * 512 + bytes(512)
+    assert (tmp_path / "in").stat().st_size == 1 << 30 and (tmp_path / "in").stat().st_blocks * 512 < 1 << 20
+
+
+def test_what_gnu_tar_packs_sparse_is_unpacked(tmp_path: Path) -> None:
+    with (tmp_path / "file").open("wb") as file:
+        for number in range(50):
+            file.seek(number * 65536)
+            file.write(b"%d" % number)
+    content = (tmp_path / "file").read_bytes()
+    for form in ("gnu", "pax"):
+        pack = ["tar", "--sparse", f"--format={form}", "-czf", "in.tmp", "file"]
+        subprocess.run(pack, cwd=tmp_path, check=True)
+        unpack_tar(tmp_path / "in.tmp", tmp_path / form)
+        assert (tmp_path / form).read_bytes() == content
+
+
+def test_gzip_members_that_hold_nothing_are_not_read_to_the_end(tmp_path: Path) -> None:
+    (tmp_path / "in.tmp").write_bytes(gzip.compress(b"") * 1_000_000)
+    assert not is_tarball(tmp_path / "in.tmp")
+    with pytest.raises(ArchiveError, match="gzip members have fewer than 1024 bytes each"):
+        unpack_tar(tmp_path / "in.tmp", tmp_path / "in")
+    whole = io.BytesIO()
+    with tarfile.open(fileobj=whole, mode="w") as tar:
+        tar.addfile(member("a", size=20 << 20), io.BytesIO(bytes(20 << 20)))
+    blocks = [whole.getvalue()[at : at + 1024] for at in range(0, len(whole.getvalue()), 1024)]
+    (tmp_path / "in.tmp").write_bytes(b"".join(gzip.compress(block, 1) + b"\0" * 3 for block in blocks))
+    assert is_tarball(tmp_path / "in.tmp")
+    unpack_tar(tmp_path / "in.tmp", tmp_path / "in")
+    assert (tmp_path / "in").stat().st_size == 20 << 20
+
+
+def test_the_entries_of_a_zip_are_counted_before_they_are_read(tmp_path: Path) -> None:
+    count = 300_000
+    entry = b"PK\1\2" + bytes(24) + struct.pack("<3H", 1, 0, 0) + bytes(12) + b"a"
+    end = b"PK\5\6" + struct.pack("<4H2IH", 0, 0, 0xFFFF, 0xFFFF, len(entry) * count, 0, 0)
+    (tmp_path / "in.tmp").write_bytes(entry * count + end)
+    tracemalloc.start()
+    with pytest.raises(ArchiveError, match="it has more than 1000 entries"):
+        unpack_zip(tmp_path / "in.tmp", tmp_path / "in", most_entries=1000)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 4 * len(entry) * count, "an object for each entry takes eight times as much as its bytes"
+
+
+def test_zip_entries_that_share_their_bytes_are_refused(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "in.tmp", "w", zipfile.ZIP_DEFLATED) as archive:
+        for name in "ab":
+            archive.writestr(name, bytes(1 << 20))
+        archive.filelist[1].header_offset = 0
+        archive.filelist[1].filename = archive.filelist[1].orig_filename = "a"
+    with pytest.raises(ArchiveError, match="a begins within the entry before it"):
+        unpack_zip(tmp_path / "in.tmp", tmp_path / "in")
+
+
+def test_a_zip_has_the_bounds_of_a_tarball(tmp_path: Path) -> None:
+    for name, said in (
+        ("/".join("d" * 1900), "more than 200 directories"),
+        ("/".join("d" * 150), "more than 100 entr"),
+    ):
+        with zipfile.ZipFile(tmp_path / "in.tmp", "w") as archive:
+            archive.writestr(name, b"x")
+        with pytest.raises(ArchiveError, match=said):
+            unpack_zip(tmp_path / "in.tmp", tmp_path / "in", most_entries=100)
+        assert [file.name for file in tmp_path.iterdir()] == ["in.tmp"]

@@ -1,0 +1,350 @@
+"""Artifacts: a model or a dataset must arrive as it was, under the key that Argo would use."""
+
+import os
+import tarfile
+import tempfile
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from argolocal.pods import artifacts, filesystem
+from argolocal.pods.artifacts import ArtifactError
+from argolocal.runner.run import execute
+from argolocal.state.journal import RunFiles
+from rekindle.errors import ConfigError
+from rekindle.local.cluster import LocalCluster
+from rekindle.storage import Store
+
+needs_namespaces = pytest.mark.skipif(not filesystem.available(), reason="needs mount namespaces")
+
+
+def sent(store: Store, path: Path, **artifact: Any) -> dict[str, Any]:
+    saved = artifacts.save(
+        {"name": "a", "path": f"/tmp/{path.name}", **artifact}, path, path, path.parent, "pod", "w", lambda _: store
+    )
+    assert saved
+    return saved
+
+
+def test_a_file_and_a_directory_come_back_as_they_were(s3: Store, tmp_path: Path) -> None:
+    tree = tmp_path / "tree"
+    (tree / "deep").mkdir(parents=True)
+    (tree / "deep/x").write_text("x")
+    (tree / "y").write_text("y")
+    for archive in (
+        {},
+        {"archive": {"none": {}}},
+        {"archive": {"tar": {"compressionLevel": 0}}},
+        {"archive": {"zip": {}}},
+    ):
+        for source in (tree, tree / "y")[: 1 if "zip" in str(archive) else 2]:
+            saved = sent(s3, source, **archive, s3={"key": f"keys/{len(str(archive))}/{source.name}"})
+            target = tmp_path / f"in-{len(str(archive))}-{source.name}"
+            artifacts.load(saved, target, lambda _: s3)
+            if source.is_file():
+                assert target.read_text() == "y"
+            else:
+                assert sorted(str(file.relative_to(target)) for file in target.rglob("*")) == ["deep", "deep/x", "y"]
+
+
+def test_keys_are_those_of_the_default_repository(s3: Store, tmp_path: Path) -> None:
+    (tmp_path / "model.bin").write_text("m")
+    assert sent(s3, tmp_path / "model.bin")["s3"]["key"] == "w/pod/a.tgz"
+    assert sent(s3, tmp_path / "model.bin", archive={"none": {}})["s3"]["key"] == "w/pod/model.bin"
+    (tmp_path / "a").write_text("x")
+    assert sent(s3, tmp_path / "a", archive={"zip": {}})["s3"]["key"] == "w/pod/a.zip"
+    with pytest.raises(artifacts.ArtifactError, match="stat /tmp/argo/outputs/artifacts/a"):  # as on Argo
+        sent(s3, tmp_path / "model.bin", archive={"zip": {}})
+
+
+def test_a_tarball_is_unpacked_unless_the_artifact_says_none(s3: Store, tmp_path: Path) -> None:
+    (tmp_path / "weights").write_text("w")
+    with tarfile.open(tmp_path / "model.tar.gz", "w:gz") as tar:
+        tar.add(tmp_path / "weights", "weights")
+    s3.upload(tmp_path / "model.tar.gz", "model.tar.gz")
+    artifacts.load({"name": "a", "s3": {"key": "model.tar.gz"}}, tmp_path / "one", lambda _: s3)
+    assert (tmp_path / "one").read_text() == "w"  # one entry only: it takes the artifact's name
+    kept = {"name": "a", "s3": {"key": "model.tar.gz"}, "archive": {"none": {}}}
+    artifacts.load(kept, tmp_path / "two", lambda _: s3)
+    assert (tmp_path / "two").read_bytes() == (tmp_path / "model.tar.gz").read_bytes()
+
+
+def test_a_tree_comes_back_with_its_modes_and_both_names_of_a_file(s3: Store, tmp_path: Path) -> None:
+    tree = tmp_path / "tree"
+    tree.mkdir()
+    (tree / "run").write_text("x")
+    (tree / "run").chmod(0o777)
+    (tree / "again").hardlink_to(tree / "run")
+    (tree / "link").symlink_to("run")
+    artifacts.load(sent(s3, tree), tmp_path / "in", lambda _: s3)
+    files = {file.name: (file.read_text(), file.stat().st_mode & 0o777) for file in (tmp_path / "in").iterdir()}
+    assert files == dict.fromkeys(("run", "again", "link"), ("x", 0o777))
+    assert (tmp_path / "in/link").is_symlink() and (tmp_path / "in/again").stat().st_nlink == 1
+    artifacts.load(sent(s3, tree, archive={"none": {}}), tmp_path / "plain", lambda _: s3)
+    assert sorted(file.name for file in (tmp_path / "plain").iterdir()) == ["again", "run"]  # as on Argo
+
+
+@pytest.mark.parametrize("target", ["/etc/hosts", "../../out"])
+def test_a_link_out_of_an_artifact_is_refused(s3: Store, tmp_path: Path, target: str) -> None:
+    (tmp_path / "tree").mkdir()
+    (tmp_path / "tree/link").symlink_to(target)
+    with pytest.raises(ArtifactError, match=f"illegal symlink target: tree/link -> {target}"):
+        artifacts.load(sent(s3, tmp_path / "tree"), tmp_path / "in", lambda _: s3)
+
+
+def test_a_link_to_a_directory_is_saved_as_argo_saves_it(s3: Store, tmp_path: Path) -> None:
+    (tmp_path / "tree").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "tree")
+    named = {"name": "a", "path": "/tmp/link"}
+    with pytest.raises(ArtifactError, match="open /tmp/argo/outputs/artifacts/link: no such file"):
+        bare = {**named, "archive": {"none": {}}}
+        artifacts.save(bare, tmp_path / "link", tmp_path / "tree", tmp_path, "pod", "w", lambda _: s3)
+    saved = artifacts.save(named, tmp_path / "link", tmp_path / "tree", tmp_path, "pod", "w", lambda _: s3)
+    with pytest.raises(ArtifactError, match="illegal symlink target: link -> /"):  # nothing but the link is there
+        artifacts.load(saved or {}, tmp_path / "in", lambda _: s3)
+
+
+def test_what_is_missing_is_an_error_unless_it_is_optional(s3: Store, tmp_path: Path) -> None:
+    with pytest.raises(ArtifactError, match="failed to load"):
+        artifacts.load({"name": "a", "s3": {"key": "nope"}}, tmp_path / "in", lambda _: s3)
+    artifacts.load({"name": "a", "s3": {"key": "nope"}, "optional": True}, tmp_path / "in", lambda _: s3)
+    absent = {"name": "a", "path": "/tmp/a"}, tmp_path / "a", tmp_path / "a", tmp_path, "pod", "w", lambda _: s3
+    with pytest.raises(ArtifactError, match="no such file"):
+        artifacts.save(*absent)
+    assert artifacts.save({**absent[0], "optional": True}, *absent[1:]) is None
+
+
+def test_nothing_is_packed_beside_the_output(s3: Store, tmp_path: Path) -> None:
+    place = Path("/proc/version")  # where nobody can make a file
+    artifact = {"name": "a", "path": str(place)}
+    assert artifacts.save(artifact, place, place, tmp_path, "pod", "w", lambda _: s3)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_directories_that_a_pod_made_read_only_can_be_removed() -> None:
+    root = Path(tempfile.mkdtemp(dir="/tmp"))
+    (root / "go/mod").mkdir(parents=True)
+    (root / "go/mod/x").write_text("")
+    (root / "go/outside").symlink_to("/usr")
+    for path in (root / "go/mod", root / "go"):
+        path.chmod(0o555)
+    if not os.getuid():  # to root they are not
+        for path in (root, *root.rglob("*")):
+            os.chown(path, 65534, 65534, follow_symlinks=False)
+    child = os.fork()
+    if not child:
+        try:
+            if not os.getuid():
+                os.setuid(65534)
+            artifacts.remove_directory(root)
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    assert list(root.rglob("*")) == []
+    if root.exists():  # in a directory that is somebody else's
+        root.rmdir()
+
+
+def test_a_tarball_cannot_write_outside_its_place(s3: Store, tmp_path: Path) -> None:
+    (tmp_path / "evil").write_text("e")
+    with tarfile.open(tmp_path / "evil.tgz", "w:gz") as tar:
+        tar.add(tmp_path / "evil", "../escaped")
+    s3.upload(tmp_path / "evil.tgz", "evil.tgz")
+    with pytest.raises(ArtifactError):
+        artifacts.load({"name": "a", "s3": {"key": "evil.tgz"}}, tmp_path / "deep/in", lambda _: s3)
+    assert not (tmp_path / "escaped").exists()
+
+
+def test_raw_data_needs_no_store(tmp_path: Path) -> None:
+    artifacts.load({"name": "a", "raw": {"data": "hello"}, "mode": 0o400}, tmp_path / "in", lambda: None)
+    assert ((tmp_path / "in").read_text(), (tmp_path / "in").stat().st_mode & 0o777) == ("hello", 0o400)
+
+
+def test_an_artifact_of_a_web_address_arrives_and_a_missing_one_is_said(tmp_path: Path) -> None:
+    class Page(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            expected = self.path == "/x" and self.headers["Token"] == "t"
+            self.send_response(200 if expected else 404)
+            self.end_headers()
+            self.wfile.write(b"hello" if expected else b"")
+
+    server = HTTPServer(("127.0.0.1", 0), Page)
+    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+    http = {"url": f"http://127.0.0.1:{server.server_port}/x", "headers": [{"name": "Token", "value": "t"}]}
+    artifacts.load({"name": "a", "http": http}, tmp_path / "in", lambda _: None)
+    assert (tmp_path / "in").read_text() == "hello"
+    with pytest.raises(ArtifactError, match="404"):
+        artifacts.load({"name": "a", "http": {"url": http["url"]}}, tmp_path / "no", lambda _: None)
+    server.shutdown()
+
+
+def test_a_web_address_that_is_or_leads_to_a_local_file_is_refused(tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("precious")
+
+    class Redirection(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(302)
+            self.send_header("Location", secret.as_uri())
+            self.end_headers()
+
+    server = HTTPServer(("127.0.0.1", 0), Redirection)
+    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+    for url in (secret.as_uri(), f"file:{secret}", "data:,x", f"http://127.0.0.1:{server.server_port}/"):
+        with pytest.raises(ArtifactError, match="failed to load"):
+            artifacts.load({"name": "a", "http": {"url": url}}, tmp_path / "in", lambda _: None)
+        assert not (tmp_path / "in").exists()
+    server.shutdown()
+
+
+def test_an_artifact_may_name_its_own_bucket_and_the_secrets_to_it(tmp_path: Path) -> None:
+    cluster = LocalCluster(tmp_path)
+    key = {"name": "mine", "key": "access"}
+    s3 = {"bucket": "other", "endpoint": "s3.example:9000", "insecure": True, "accessKeySecret": key, "key": "k"}
+    with pytest.raises(ConfigError, match="no Secret 'mine'"):
+        cluster.store(s3)
+    cluster.keep([{"kind": "Secret", "metadata": {"name": "mine"}, "stringData": {"access": "me"}}])
+    store = cluster.store(s3)
+    assert (store.bucket, store.endpoint) == ("other", "http://s3.example:9000")
+
+
+def made(
+    home: Path, *artifacts_: dict[str, Any], script: str = "echo hi; echo 1 > /tmp/a", **spec: Any
+) -> dict[str, Any]:
+    container = {"image": "busybox", "command": ["sh", "-c"], "args": [script]}
+    more = spec.pop("template", {})
+    template = {"name": "main", "container": container, "outputs": {"artifacts": [*artifacts_]}, **more}
+    return execute(
+        {
+            "kind": "Workflow",
+            "metadata": {"name": home.name},
+            "spec": {"entrypoint": "main", "templates": [template], **spec},
+        },
+        {},
+        LocalCluster(home),
+    )
+
+
+def kept(status: dict[str, Any], home: Path) -> list[dict[str, Any]]:
+    return status["nodes"][home.name]["outputs"]["artifacts"]
+
+
+@needs_namespaces
+def test_what_is_to_go_with_the_completion_goes_and_nothing_else(s3: Store, tmp_path: Path) -> None:
+    """One strategy for all, and each may have its own; one machine deletes no workflow, so that strategy keeps."""
+    home, when = tmp_path / "gc-w", "OnWorkflowCompletion"
+    wanted = {"gone": {}, "never": {"strategy": "Never"}, "later": {"strategy": "OnWorkflowDeletion"}}
+    outputs = [{"name": name, "path": "/tmp/a", "artifactGC": gc} for name, gc in wanted.items()]
+    status = made(home, *outputs, artifactGC={"strategy": when})
+    assert [(artifact["name"], artifact.get("deleted")) for artifact in kept(status, home)] == [
+        ("gone", True),
+        ("never", None),
+        ("later", None),
+    ]
+    assert [s3.head(artifact["s3"]["key"]) is None for artifact in kept(status, home)] == [True, False, False]
+    assert RunFiles(home, home.name).load()[0]["nodes"][home.name]["outputs"] == status["nodes"][home.name]["outputs"]
+
+
+@needs_namespaces
+def test_a_failed_run_deletes_what_it_made_and_one_without_a_strategy_nothing(s3: Store, tmp_path: Path) -> None:
+    output = {"name": "a", "path": "/tmp/a"}
+    failing = "echo 1 > /tmp/a; exit 1"
+    status = made(tmp_path / "gc-f", output, script=failing, artifactGC={"strategy": "OnWorkflowCompletion"})
+    assert status["phase"] == "Failed"
+    assert s3.head(kept(status, tmp_path / "gc-f")[0]["s3"]["key"]) is None
+    status = made(tmp_path / "gc-n", output)
+    assert s3.head(kept(status, tmp_path / "gc-n")[0]["s3"]["key"])
+
+
+def test_what_cannot_be_deleted_is_a_condition_and_stays_told(tmp_path: Path) -> None:
+    artifact = {"name": "a", "s3": {"key": "k"}, "artifactGC": {"strategy": "OnWorkflowCompletion"}}
+    status: dict[str, Any] = {"nodes": {"w": {"type": "Pod", "outputs": {"artifacts": [artifact]}}}}
+    secret = {"name": "none", "key": "k"}
+    artifact["s3"] |= {"bucket": "b", "endpoint": "127.0.0.1:1", "accessKeySecret": secret}
+    assert artifacts.collect_garbage(status, {}, LocalCluster(tmp_path).store) == []
+    assert [condition["type"] for condition in status["conditions"]] == ["ArtifactGCError"]
+    assert "deleted" not in artifact
+
+
+def test_a_strategy_that_is_none_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"spec\.artifactGC\.strategy is 'Always'.*OnWorkflowCompletion"):
+        made(tmp_path, artifactGC={"strategy": "Always"})
+
+
+def test_a_directory_that_a_run_and_its_thread_remove_at_once_is_gone(tmp_path: Path) -> None:
+    for number in range(2000):
+        (tmp_path / "root" / f"{number}").mkdir(parents=True)
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(artifacts.remove_directory, [tmp_path / "root"] * 4))
+    assert not (tmp_path / "root").exists()
+
+
+@pytest.mark.parametrize(
+    ("spec", "own", "saved"),
+    [
+        ({"archiveLogs": True}, {}, True),
+        ({"archiveLogs": True}, {"archiveLogs": False}, False),
+        ({}, {"archiveLogs": True}, True),
+        ({}, {}, False),
+    ],
+)
+def test_logs_are_artifacts_if_they_are_wanted(
+    s3: Store, tmp_path: Path, spec: dict[str, Any], own: dict[str, Any], saved: bool
+) -> None:
+    home = tmp_path / f"logs-{saved}{len(spec)}".lower()
+    template = {"archiveLocation": own} if own else {}
+    status = made(home, script="echo hi; echo oops >&2; exit 3", template=template, **spec)
+    assert status["message"] == "main: Error (exit code 3)"
+    key = f"{home.name}/{home.name}/main.log"
+    logs = status["nodes"][home.name]["outputs"].get("artifacts", [])
+    assert logs == ([{"name": "main-logs", "s3": {"key": key}}] if saved else [])
+    if saved:
+        assert s3.get(key) == b"hi\noops\n"
+
+
+def test_an_artifact_goes_where_the_archive_location_says(s3: Store, tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("1")
+    asked: list[dict[str, Any]] = []
+    location = {"endpoint": "x:1", "bucket": "b", "key": "base"}
+    for artifact, expected in (
+        ({"archive": {"none": {}}}, {**location, "key": "base/a"}),
+        ({"s3": {"key": "own"}}, {**location, "key": "own"}),
+        ({"s3": {"key": "own", "bucket": "c", "endpoint": "y"}}, {"key": "own", "bucket": "c", "endpoint": "y"}),
+    ):
+        store = lambda where: asked.append(where) or s3  # noqa: E731
+        given = {"name": "a", "path": "/tmp/a", **artifact}
+        saved = artifacts.save(given, tmp_path / "a", tmp_path / "a", tmp_path, "pod", "w", store, location)
+        assert saved
+        assert (saved["s3"], asked.pop()) == (expected, expected)
+
+
+@pytest.mark.parametrize(
+    ("template", "said"),
+    [
+        ({"container": {}, "outputs": {"artifacts": [{"name": "a"}]}}, r"t\.outputs\.artifacts\[0\]\.path is missing"),
+        ({"data": {}, "inputs": {"artifacts": [{"name": "a"}]}}, r"t\.inputs\.artifacts\[0\]\.path is missing"),
+        ({"dag": {}, "inputs": {"artifacts": [{"name": "a", "path": "/x"}]}}, "only pods have files"),
+        (
+            {
+                "container": {"volumeMounts": [{"name": "v", "mountPath": "/v"}]},
+                "outputs": {"artifacts": [{"name": "a", "path": "/v/a", "archive": {"tar": {"compressionLevel": 77}}}]},
+            },
+            r"compressionLevel is 77: it must be from -2 to 9",
+        ),
+    ],
+)
+def test_an_artifact_that_could_not_be_saved_is_refused_before_the_run(template: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        artifacts.check(template, "t")
+
+
+def test_a_level_that_argo_takes_no_notice_of_packs_all_the_same(s3: Store, tmp_path: Path) -> None:
+    (tmp_path / "x").write_text("x")
+    archive = {"tar": {"compressionLevel": 77}}
+    artifacts.check({"container": {}, "outputs": {"artifacts": [{"name": "a", "path": "/x", "archive": archive}]}}, "t")
+    artifacts.load(sent(s3, tmp_path / "x", archive=archive), tmp_path / "y", lambda _: s3)
+    assert (tmp_path / "y").read_text() == "x"

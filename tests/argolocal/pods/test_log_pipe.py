@@ -1,0 +1,161 @@
+"""What containers say: a line that does not reach the log, or the result, is a cause that nobody finds."""
+
+import errno
+import json
+import os
+import shlex
+import subprocess
+import sys
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+
+from argolocal.engine.nodes import Start
+from argolocal.pods import filesystem
+from argolocal.pods.kinds.sidecars import Sidecars
+from argolocal.pods.log_pipe import LogPipe
+from argolocal.pods.pod_run import PodRun
+from argolocal.pods.process import ContainerRun, start_container
+from argolocal.runner.run import execute
+from rekindle.local.cluster import LocalCluster
+from tests.waiting import until
+
+
+def said(source: str, log: Path, copy: Path | None = None, folder: Path | None = None) -> LogPipe:
+    """When the process is over."""
+    with LogPipe(log, copy) as log_pipe:
+        process = subprocess.Popen(["sh", "-c", source], stdout=log_pipe.out, stderr=log_pipe.err, cwd=folder)
+    process.wait()
+    log_pipe.finish()
+    return log_pipe
+
+
+@pytest.mark.parametrize("name", ["stdout", "stderr", "fd/1", "fd/2"])
+def test_what_was_said_stays_when_somebody_opens_it_anew(tmp_path: Path, name: str) -> None:
+    said(f"echo one; echo two | tee /dev/{name}; echo three > /dev/{name}; echo four", log := tmp_path / "log")
+    assert sorted(log.read_text().split()) == ["four", "one", "three", "two", "two"]
+
+
+def test_a_result_is_all_that_stdout_said(tmp_path: Path) -> None:
+    source = "echo one; echo two > /dev/stdout; echo no >&2; echo three | tee /dev/stderr"
+    script = {"image": "busybox", "command": ["sh"], "source": source}
+    say = {"name": "say", "template": "say"}
+    use = {
+        "name": "use",
+        "template": "use",
+        "arguments": {"parameters": [{"name": "x", "value": "{{steps.say.outputs.result}}"}]},
+    }
+    templates = [
+        {"name": "main", "steps": [[say], [use]]},
+        {"name": "say", "script": script},
+        {"name": "use", "inputs": {"parameters": [{"name": "x"}]}, "suspend": {"duration": "0"}},
+    ]
+    manifest = {"kind": "Workflow", "metadata": {"name": "w"}, "spec": {"entrypoint": "main", "templates": templates}}
+    nodes = {node["name"]: node for node in execute(manifest, {}, LocalCluster(tmp_path))["nodes"].values()}
+    assert nodes["w[0].say"]["outputs"]["result"] == "one\ntwo\nthree"
+    (log,) = (tmp_path / "runs/w/logs").iterdir()
+    assert sorted(log.read_text().split()) == ["no", "one", "three", "three", "two"]
+
+
+def test_nothing_is_lost_of_much_that_was_said_just_before_the_end(tmp_path: Path) -> None:
+    log, copy = tmp_path / "log", tmp_path / "copy"
+    code = "import os; [os.write(n, bytes([48 + n]) * 65536) for _ in range(64) for n in (1, 2)]"
+    source = shlex.join([sys.executable, "-c", code])
+    for _ in range(5):
+        said(source, log, copy)
+    assert (log.stat().st_size, copy.stat().st_size) == (5 << 23, 5 << 22)
+    assert log.read_bytes().count(b"2") == 5 << 22 and set(copy.read_bytes()) == {ord("1")}
+
+
+def test_what_a_container_left_behind_holds_nobody_up(tmp_path: Path) -> None:
+    said(
+        "echo begun; setsid sh -c 'echo $$ > silent; exec sleep 1000' & setsid sh -c 'echo $$ > loud; exec yes' & "
+        "until [ -s silent ] && [ -s loud ]; do sleep 0.01; done",
+        log := tmp_path / "log",
+        folder=tmp_path,
+    )
+    size = log.stat().st_size
+    assert log.read_bytes().startswith(b"begun\n")
+    silent, loud = (psutil.Process(int((tmp_path / name).read_text())) for name in ("silent", "loud"))
+    assert silent.is_running()
+    silent.kill()
+    until("the end of what goes on to say something", lambda: not loud.is_running())
+    assert log.stat().st_size == size
+
+
+def test_a_log_that_cannot_be_written_is_told_and_stops_no_container(tmp_path: Path) -> None:
+    pipe = said(f"head -c 1000000 /dev/zero && touch {tmp_path}/done", Path("/dev/full"))
+    assert pipe.error and pipe.error.errno == errno.ENOSPC and (tmp_path / "done").exists()
+
+
+def test_more_pods_at_once_than_a_shell_lets_one_have_files(tmp_path: Path) -> None:
+    one = {"name": "one", "container": {"image": "busybox", "command": ["sleep", "1"]}}
+    main = {"name": "main", "steps": [[{"name": "each", "template": "one", "withSequence": {"count": "60"}}]]}
+    spec = {"entrypoint": "main", "templates": [main, one]}
+    (tmp_path / "w.json").write_text(json.dumps({"kind": "Workflow", "metadata": {"name": "w"}, "spec": spec}))
+    run = f"ulimit -S -n 128; {shlex.quote(str(Path(sys.executable).with_name('rekindle')))} run --manifest w.json"
+    environment = {**os.environ, "REKINDLE_HOME": str(tmp_path / "home")}
+    done = subprocess.run(["bash", "-c", run], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+def test_whoever_asks_for_the_end_has_all_that_was_said(tmp_path: Path) -> None:
+    """A thread that collects, and the main one that is interrupted, end the same sidecar."""
+    for number in range(20):
+        with LogPipe(log := tmp_path / str(number)) as log_pipe:
+            process = subprocess.Popen(["head", "-c", "60000", "/dev/zero"], stdout=log_pipe.out, stderr=log_pipe.err)
+        process.wait()
+        sizes: list[int] = []
+
+        def ended(log_pipe: LogPipe = log_pipe, log: Path = log, sizes: list[int] = sizes) -> None:
+            log_pipe.finish()
+            sizes.append(log.stat().st_size)
+
+        threads = [threading.Thread(target=ended) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert sizes == [60000] * 4
+
+
+@pytest.mark.skipif(not filesystem.available(), reason="needs mount namespaces")
+def test_a_sidecar_whose_log_cannot_be_written_is_told(tmp_path: Path) -> None:
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs/w.beside.log").symlink_to("/dev/full")
+    beside = {"name": "beside", "image": "busybox", "command": ["sh", "-c"], "args": ["echo hi; exec sleep 9"]}
+    template = {"name": "main", "container": {"image": "busybox", "command": ["true"]}, "sidecars": [beside]}
+    start = Start("w", "w", {**template, "inputs": {"parameters": [], "artifacts": []}}, False)
+    pod = PodRun(start, tmp_path / "w", tmp_path / "logs/w.log")
+    run, cluster = ContainerRun("w", {"containers": [template["container"]]}, pod.root, pod.log), LocalCluster(tmp_path)
+    pod.sidecars = Sidecars(template, run, cluster)
+    pod.sidecars.start_sidecars()
+    pod.process = start_container(
+        replace(run, spec={"containers": [{"name": "main", **template["container"]}]}), cluster
+    )
+    pod.process.wait()
+    log_pipe = pod.sidecars.running["beside"].log_pipe
+    until("the sidecar's log to fail", lambda: log_pipe.error)
+    with pytest.raises(OSError, match="No space left"):
+        pod.collected("w", cluster.store)
+
+
+@pytest.mark.skipif(os.getuid() != 0 or not filesystem.available(), reason="needs root")
+def test_a_run_whose_log_fills_the_disk_ends_with_that_and_can_go_on(tmp_path: Path) -> None:
+    container = {"image": "busybox", "command": ["sh", "-c"], "args": ["head -c 9000000 /dev/zero; test ! -e /tmp/x"]}
+    templates = [{"name": "main", "container": container}]
+    manifest = {"kind": "Workflow", "metadata": {"name": "w"}, "spec": {"entrypoint": "main", "templates": templates}}
+    (tmp_path / "w.json").write_text(json.dumps(manifest))
+    (tmp_path / "home").mkdir()
+    rekindle = Path(sys.executable).with_name("rekindle")
+    script = f"""mount -t tmpfs -o size=4m x home && {rekindle} run --manifest w.json; echo ended $?
+                 mount -o remount,size=64m home && {rekindle} resume w; echo ended $?"""
+    environment = {**os.environ, "REKINDLE_HOME": str(tmp_path / "home")}
+    done = subprocess.run(
+        ["unshare", "-m", "sh", "-c", script], cwd=tmp_path, env=environment, capture_output=True, text=True
+    )
+    assert [line for line in done.stdout.splitlines() if line.startswith("ended")] == ["ended 1", "ended 0"], done
+    assert "No space left on device" in done.stderr and "Traceback" not in done.stderr

@@ -1,0 +1,393 @@
+"""One container as a process: what it would lack, or what would end the runner with it."""
+
+import ast
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+import uuid
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from argolocal.common.processes import started
+from argolocal.controllers.base import Controller
+from argolocal.manifest.pod_patch import patched
+from argolocal.pods import filesystem
+from argolocal.runner.run import execute
+from rekindle import project
+from rekindle.local.cluster import LocalCluster
+
+needs_namespaces = pytest.mark.skipif(not filesystem.available(), reason="needs mount namespaces")
+
+
+def ran(template: dict[str, Any], home: Path, **spec: Any) -> dict[str, Any]:
+    spec = {"entrypoint": "main", "templates": [{"name": "main", **template}], **spec}
+    return execute({"kind": "Workflow", "metadata": {"name": "w"}, "spec": spec}, {}, LocalCluster(home))
+
+
+def shell(source: str, **more: Any) -> dict[str, Any]:
+    return {"image": "busybox", "command": ["sh", "-c"], "args": [source], **more}
+
+
+def said(home: Path) -> str:
+    return (home / "runs/w/logs/w.log").read_text()
+
+
+def test_variables_of_a_configmap_are_its_texts_without_its_binary_data(tmp_path: Path) -> None:
+    objects = Controller(LocalCluster(tmp_path), "ConfigMap")
+    objects.apply({"kind": "ConfigMap", "metadata": {"name": "c"}, "data": {"A": "1"}, "binaryData": {"B": "AAE="}})
+    source = {"envFrom": [{"configMapRef": {"name": "c"}}]}
+    assert ran({"container": shell("echo $A-${B-none}", **source)}, tmp_path)["phase"] == "Succeeded"
+    assert said(tmp_path) == "1-none\n"
+
+
+@pytest.mark.parametrize(
+    ("container", "phase", "message"),
+    [
+        ({"env": [{"name": "A=B", "value": "1"}]}, "Error", "main.env[0] names 'A=B'"),
+        ({"env": [{"name": "A", "value": "1"}, {"name": "", "value": "1"}]}, "Error", "main.env[1] names ''"),
+        ({"env": [{"name": "A", "value": "x\0"}]}, "Failed", "StartError (exit code 128): A contains a NUL byte"),
+        ({"args": ["a\0b"]}, "Failed", "main: StartError (exit code 128): an argument contains a NUL byte"),
+        ({"workingDir": "/new/" + "x" * 300}, "Failed", "main: StartError (exit code 128): mkdir /new/xxx"),
+        ({"workingDir": "/tmp/\0"}, "Failed", "main: StartError (exit code 128): workingDir contains a NUL byte"),
+        (
+            {"workingDir": "here"},
+            "Failed",
+            "StartError (exit code 128): the working directory 'here' is not an absolute",
+        ),
+        ({"workingDir": "/proc/new"}, "Error", "the working directory /proc/new is not on this machine"),
+        ({"command": ["nowhere"]}, "Failed", "main: Error (exit code 64): failed to find name in PATH"),
+    ],
+)
+def test_a_container_that_cannot_start_ends_its_node_and_not_the_runner(
+    tmp_path: Path, container: dict[str, Any], phase: str, message: str
+) -> None:
+    status = ran({"container": shell("true", **container)}, tmp_path)
+    assert (status["phase"], message in status["message"]) == (phase, True), status["message"]
+
+
+def test_what_a_container_tells_the_kubelet_is_in_the_message_of_its_failure(tmp_path: Path) -> None:
+    tell = "printf 'out of %s' space > $ARGOLOCAL_TERMINATION_LOG; exit 3"
+    assert ran({"container": shell(tell)}, tmp_path)["message"] == "main: Error (exit code 3): out of space"
+
+
+@needs_namespaces
+@pytest.mark.parametrize(
+    ("init", "message"),
+    [
+        ({"env": [{"name": "A", "value": "\0"}]}, "StartError (exit code 128): A contains a NUL byte: '\\x00'"),
+        ({"command": ["nowhere"]}, "StartError (exit code 128)"),
+    ],
+)
+def test_an_init_container_that_cannot_start_is_named_and_leaves_no_process(
+    tmp_path: Path, init: dict[str, Any], message: str
+) -> None:
+    status = ran({"initContainers": [{"name": "first", **shell("true", **init)}], "container": shell("true")}, tmp_path)
+    assert status["phase"] == "Failed" and status["message"].startswith(f"first: {message}"), status["message"]
+
+
+@needs_namespaces
+def test_a_script_runs_after_its_init_containers(tmp_path: Path) -> None:
+    script = {"image": "busybox", "command": ["sh"], "source": "echo done"}
+    status = ran({"initContainers": [{"name": "first", **shell("true")}], "script": script}, tmp_path)
+    assert (status["phase"], said(tmp_path)) == ("Succeeded", "done\n")
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [{"limit": "{{inputs.parameters.x}}"}, {"backoff": {"duration": "1s", "factor": "{{inputs.parameters.x}}"}}],
+)
+def test_a_number_of_retries_that_is_none_once_it_is_known_ends_the_node(
+    tmp_path: Path, strategy: dict[str, Any]
+) -> None:
+    inputs = {"parameters": [{"name": "x", "value": ".inf"}]}
+    status = ran({"inputs": inputs, "retryStrategy": strategy, "container": shell("exit 1")}, tmp_path)
+    assert (status["phase"], status["message"].split(": ")[1]) == ("Error", "value '.inf' cannot be resolved to an int")
+
+
+@needs_namespaces
+@pytest.mark.parametrize("directory", ["/nowhere/new", "/usr/src/app/deep", "/tmp/rekindle-new", "/opt/new"])
+def test_a_working_directory_that_is_not_there_is_made_for_the_pod_alone(tmp_path: Path, directory: str) -> None:
+    container = shell("pwd; echo x > file; cat file {{outputs.parameters.p.path}}", workingDir=directory)
+    container["args"][0] = "echo out > {{outputs.parameters.p.path}}; " + container["args"][0]
+    outputs = {"parameters": [{"name": "p", "valueFrom": {"path": "/tmp/p"}}]}
+    status = ran({"container": container, "outputs": outputs}, tmp_path)
+    assert (status["phase"], said(tmp_path)) == ("Succeeded", f"{directory}\nx\nout\n"), status
+    assert status["nodes"]["w"]["outputs"]["parameters"][0]["value"] == "out"
+    assert not Path(directory).exists()
+
+
+@needs_namespaces
+@pytest.mark.parametrize("paths", [[], ["/tmp/p"], ["/usr/p"], ["/p"]])
+def test_what_a_pod_deletes_of_the_machine_is_still_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, paths: list[str]
+) -> None:
+    beside, code = Path.cwd() / f".marker-{uuid.uuid4()}", tmp_path / "workloads"
+    code.mkdir()
+    (code / "mine.py").write_text("")
+    beside.write_text("")
+    monkeypatch.setenv("REKINDLE_PATH", str(code))  # below /tmp, as is the home: seen in spite of the pod's own /tmp
+    file = shlex.quote(str(beside))
+    source = f"ls {file} {code}; rm -rf {file} {code}; rm -rf /tmp/*; ls {file}; find /tmp -path '*/etc/passwd'"
+    outputs = {"parameters": [{"name": "p", "valueFrom": {"path": path, "default": ""}} for path in paths]}
+    try:
+        assert ran({"container": shell(source), "outputs": outputs}, tmp_path)["phase"] == "Succeeded"
+        assert beside.exists() and (code / "mine.py").exists()
+    finally:
+        beside.unlink()
+    seen = said(tmp_path)
+    assert f"{beside}\n" in seen and "mine.py\n" in seen
+    assert "/etc/passwd" not in seen, "the pod's own root must not lead back to the machine"
+
+
+@needs_namespaces
+@pytest.mark.parametrize("link", ["/tmp/secret", "secret", "../tmp/secret", "/tmp/on/secret"])
+def test_a_link_to_an_output_is_followed_within_the_pod(tmp_path: Path, link: str) -> None:
+    source = f"echo mine > /tmp/secret; ln -s /tmp /tmp/on; ln -s {link} /tmp/p"
+    outputs = {"parameters": [{"name": "p", "valueFrom": {"path": "/tmp/p"}}]}
+    status = ran({"container": shell(source), "outputs": outputs}, tmp_path)
+    assert status["nodes"]["w"]["outputs"]["parameters"][0]["value"] == "mine", status
+
+
+def value(status: dict[str, Any]) -> str:
+    return status["nodes"]["w"]["outputs"]["parameters"][0]["value"]
+
+
+OUT = {"parameters": [{"name": "p", "valueFrom": {"path": "/tmp/p"}}]}
+
+
+@needs_namespaces
+@pytest.mark.parametrize("place", ["", "/v", "/mnt/v"])
+def test_an_output_behind_a_link_is_what_the_pod_wrote_there_or_an_error_but_never_the_machines(
+    tmp_path: Path, place: str
+) -> None:
+    mounts = {"volumeMounts": [{"name": "v", "mountPath": place}]} if place else {}
+    mine = Path.cwd() / f".marker-{uuid.uuid4()}"
+    mine.write_text("the machine's")
+    try:
+        file = shlex.quote(str(mine))
+        source = f"echo the pod\\'s > {file}; ln -s {file} /tmp/p"
+        template = {"container": shell(source, **mounts), "outputs": OUT, "volumes": [{"name": "v", "emptyDir": {}}]}
+        status = ran(template, tmp_path)
+    finally:
+        mine.unlink()
+    known = filesystem._root_overlay_supported() and not mine.is_relative_to(
+        "/tmp"
+    )  # where a clone is seen beside the pod's own files
+    assert value(status) == "the pod's" if known else "no such file" in status["message"]
+
+
+@needs_namespaces
+@pytest.mark.parametrize("where", ["input", "mount"])
+def test_a_link_that_a_pod_left_in_a_volume_leads_the_runner_nowhere(tmp_path: Path, where: str) -> None:
+    machines = Path(tempfile.mkdtemp(dir=Path.cwd(), prefix=".marker-"))
+    (tmp_path / "claims/c").mkdir(parents=True)
+    (tmp_path / "claims/c/link").symlink_to(machines)
+    Controller(LocalCluster(tmp_path), "PersistentVolumeClaim").apply(
+        {"kind": "PersistentVolumeClaim", "metadata": {"name": "c"}, "spec": {}}
+    )
+    artifact = {"name": "a", "path": "/v/link/x", "raw": {"data": "1"}} if where == "input" else None
+    below = [{"name": "e", "mountPath": "/v/link/x"}] if where == "mount" else []
+    template = {
+        "inputs": {"artifacts": [artifact] if artifact else []},
+        "container": shell("true", volumeMounts=[{"name": "v", "mountPath": "/v"}, *below]),
+        "volumes": [{"name": "v", "persistentVolumeClaim": {"claimName": "c"}}, {"name": "e", "emptyDir": {}}],
+    }
+    phase = ran(template, tmp_path)["phase"]
+    assert phase == "Error" or (where == "input" and str(machines).startswith("/tmp"))  # which is its own
+    machines.rmdir()  # nothing was made in it
+
+
+@needs_namespaces
+@pytest.mark.parametrize(
+    ("source", "path", "found"),
+    [
+        ("mkdir -p /usr/local/rekindle-x; echo 1 > /usr/local/rekindle-x/f", "/usr/local/rekindle-x/f", "1"),
+        ("ls -d /var/cache /var/tmp > /var/tmp/x", "/var/tmp/x", "/var/cache\n/var/tmp"),
+        ("stat -c %a /tmp > /tmp/x", "/tmp/x", "1777"),
+        ("mkdir -p /tmp/x/y; echo 1 > /tmp/x/y/f; chmod 555 /tmp/x/y", "/tmp/x/y/f", "1"),
+    ],
+)
+def test_declared_files_are_found_where_a_container_would_write_them(
+    tmp_path: Path, source: str, path: str, found: str
+) -> None:
+    outputs = {"parameters": [{"name": "p", "valueFrom": {"path": path}}]}
+    assert value(ran({"container": shell(source), "outputs": outputs}, tmp_path)) == found
+    assert not Path(path).exists() or path == "/tmp/x"
+
+
+@needs_namespaces
+@pytest.mark.parametrize("directory", ["/work", "/tmp", "/usr/share", ""])
+def test_the_path_of_an_output_may_be_relative_to_the_working_directory(tmp_path: Path, directory: str) -> None:
+    given = {"workingDir": directory} if directory else {}
+    outputs = {"parameters": [{"name": "p", "valueFrom": {"path": "a/x"}}]}
+    status = ran({"container": shell("mkdir a; echo 1 > a/x", **given), "outputs": outputs}, tmp_path)
+    assert (value(status), Path(directory or "/", "a").exists()) == ("1", False)
+
+
+@needs_namespaces
+def test_an_output_in_a_part_of_a_volume_that_a_variable_names_is_found(tmp_path: Path) -> None:
+    mount = {"name": "v", "mountPath": "/v", "subPathExpr": "$(A)/b"}
+    container = shell("echo 1 > /v/p", volumeMounts=[mount], env=[{"name": "A", "value": "a"}])
+    outputs = {"parameters": [{"name": "p", "valueFrom": {"path": "/v/p"}}]}
+    template = {"container": container, "outputs": outputs, "volumes": [{"name": "v", "emptyDir": {}}]}
+    assert value(ran(template, tmp_path)) == "1"
+
+
+@needs_namespaces
+def test_an_input_in_a_part_of_a_volume_that_a_variable_names_is_found(tmp_path: Path) -> None:
+    mount = {"name": "v", "mountPath": "/v", "subPathExpr": "$(A)/b"}
+    container = shell("cp /v/in /tmp/p", volumeMounts=[mount], env=[{"name": "A", "value": "a"}])
+    inputs = {"artifacts": [{"name": "in", "path": "/v/in", "raw": {"data": "1"}}]}
+    template = {"container": container, "inputs": inputs, "outputs": OUT, "volumes": [{"name": "v", "emptyDir": {}}]}
+    assert value(ran(template, tmp_path)) == "1"
+
+
+@needs_namespaces
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root")
+def test_what_is_mounted_in_a_directory_of_workloads_is_seen(tmp_path: Path) -> None:
+    kept = Path(tempfile.mkdtemp(dir="/tmp"))
+    (kept / "m").mkdir()
+    manifest = {"kind": "Workflow", "metadata": {"name": "w"}, "spec": {"entrypoint": "main", "templates": [
+        {"name": "main", "container": shell(f"test $(cat {kept}/m/x) = 1")}]}}  # fmt: skip
+    (tmp_path / "w.json").write_text(json.dumps(manifest))
+    run = f"{shlex.quote(str(Path(sys.executable).with_name('rekindle')))} run --manifest w.json"
+    script = f"mount -t tmpfs x {kept}/m && echo 1 > {kept}/m/x && {run}"
+    environment = {**os.environ, "REKINDLE_HOME": str(tmp_path / "home"), "REKINDLE_PATH": str(kept)}
+    done = subprocess.run(["unshare", "-m", "sh", "-c", script], cwd=tmp_path, env=environment, capture_output=True)
+    shutil.rmtree(kept)
+    assert done.returncode == 0, done.stderr
+
+
+@needs_namespaces
+def test_what_a_try_left_in_place_of_tmp_changes_nothing_of_the_machine(tmp_path: Path) -> None:
+    machines = Path(tempfile.mkdtemp(dir=Path.cwd(), prefix=".marker-"))
+    before = machines.stat().st_mode
+    root = tmp_path / "root"
+    root.mkdir()
+    (root / "tmp").symlink_to(machines)
+    filesystem.View(root, []).prepare([])
+    after = machines.stat().st_mode
+    machines.rmdir()
+    assert (before, (root / "tmp").is_symlink()) == (after, False)
+
+
+@needs_namespaces
+def test_a_home_may_have_any_name(tmp_path: Path) -> None:
+    status = ran({"container": shell("echo 1 > /tmp/p"), "outputs": OUT}, tmp_path / "a,b\\c:d e")
+    assert value(status) == "1"
+
+
+@needs_namespaces
+def test_the_runners_directory_does_not_cover_the_pods_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir("/tmp")
+    status = ran({"container": shell("ls /tmp > /tmp/p; echo end >> /tmp/p"), "outputs": OUT}, tmp_path)
+    assert "pytest" not in value(status) and value(status).endswith("end")
+
+
+@needs_namespaces
+@pytest.mark.parametrize("source", ["mkfifo /tmp/p", "ln -s /dev/zero /tmp/p", "ln -s p /tmp/p", "mkdir /tmp/p"])
+def test_an_output_that_is_no_file_is_an_error_and_no_hang(tmp_path: Path, source: str) -> None:
+    outputs = {"parameters": [{"name": "p", "valueFrom": {"path": "/tmp/p"}}]}
+    status = ran({"container": shell(source), "outputs": outputs}, tmp_path)
+    assert (status["phase"], "outputs/parameters/tmp/p: no such file" in status["message"]) == ("Error", True), status
+
+
+def test_an_output_loses_one_line_end_and_nothing_else(tmp_path: Path) -> None:
+    outputs = {"parameters": [{"name": "p", "valueFrom": {"path": "/tmp/p"}}]}
+    source = r"printf 'a\r\n\r\n' > {{outputs.parameters.p.path}}"
+    status = ran({"container": shell(source), "outputs": outputs}, tmp_path)
+    assert status["nodes"]["w"]["outputs"]["parameters"][0]["value"] == "a\r\n\r", status
+
+
+def test_what_a_step_leaves_behind_in_a_session_of_its_own_ends_with_the_run(tmp_path: Path) -> None:
+    source = "setsid sleep 1000 > /dev/null 2>&1 & echo $!; sleep 0.3"
+    assert ran({"container": shell(source)}, tmp_path)["phase"] == "Succeeded"
+    assert started(int(said(tmp_path))) is None
+
+
+@needs_namespaces
+def test_a_working_directory_in_a_volume_is_made_there(tmp_path: Path) -> None:
+    mount = {"volumeMounts": [{"name": "v", "mountPath": "/v"}], "workingDir": "/v/new"}
+    outputs = {"parameters": [{"name": "p", "valueFrom": {"path": "/v/new/p"}}]}
+    volumes = [{"name": "v", "emptyDir": {}}]
+    status = ran({"container": shell("echo x > p", **mount), "outputs": outputs, "volumes": volumes}, tmp_path)
+    assert status["nodes"]["w"]["outputs"]["parameters"][0]["value"] == "x", status
+
+
+def test_patches_of_the_pod_change_its_variables_that_of_the_template_last(tmp_path: Path) -> None:
+    patch = (
+        "containers: [{name: main, resources: {}, env: [{name: %s, value: '%s'}, {name: B, value: '{{pod.name}}'}]}]"
+    )
+    template = {"podSpecPatch": patch % ("A", "$(C)2"), "container": shell("echo $A $B $C $D")}
+    template["container"]["env"] = [{"name": "C", "value": "c"}, {"name": "A", "value": "0"}]
+    workflow = {"podSpecPatch": patch % ("D", "{{workflow.parameters.x}}"), "arguments": {"parameters": [PARAMETER]}}
+    assert ran(template, tmp_path, **workflow)["phase"] == "Succeeded"
+    assert said(tmp_path) == "c2 w c d\n"
+
+
+PARAMETER = {"name": "x", "value": "d"}
+
+
+@pytest.mark.parametrize(
+    ("patch", "message"),
+    [
+        ("activeDeadlineSeconds: 1", "Pod was active on the node longer than the specified deadline"),
+        ("{activeDeadlineSeconds: 1, terminationGracePeriodSeconds: 0}", "Pod was active on the node longer"),
+        (
+            "containers: [{name: other, env: []}]",
+            "Error applying PodSpecPatch: Pod is invalid: spec.containers: other",
+        ),
+        ("activeDeadlineSeconds: {{workflow.parameters.x}}", "activeDeadlineSeconds is 'd'"),
+    ],
+)
+def test_a_patch_of_the_pod_ends_it_in_time(tmp_path: Path, patch: str, message: str) -> None:
+    source = "trap '' TERM; sleep 1000 & wait; wait" if "Grace" in patch else "sleep 1000"
+    template = {"podSpecPatch": patch, "container": shell(source)}
+    grace = "terminationGracePeriodSeconds: 1000"  # unless the patch of the template says another
+    status = ran(template, tmp_path, podSpecPatch=grace, arguments={"parameters": [PARAMETER]})
+    assert message in status["message"], status["message"]
+
+
+def test_a_patch_of_all_pods_spares_those_without_a_container_of_ours() -> None:
+    patch = (
+        '{"containers": [{"name": "main", "env": [{"name": "A", "value": "1"}]}, {"name": "wait", "resources": {}}]}'
+    )
+    assert patched({"resource": {"action": "get"}}, [patch, None]) == {"resource": {"action": "get"}}
+    group = {"containerSet": {"containers": [{"name": "main"}, {"name": "b"}]}, "sidecars": [{"name": "s"}]}
+    changed = patched(group, [patch, "initContainers: []", "containers: [{name: s, env: [{name: B, value: b}]}]"])
+    assert changed["containerSet"]["containers"] == [
+        {"name": "main", "env": [{"name": "A", "value": "1"}]},
+        {"name": "b"},
+    ]
+    assert changed["sidecars"] == [{"name": "s", "env": [{"name": "B", "value": "b"}]}]
+
+
+@pytest.mark.parametrize("field", ["activeDeadlineSeconds", "timeout"])
+def test_a_limit_of_time_that_is_none_once_it_is_known_ends_the_node(tmp_path: Path, field: str) -> None:
+    inputs = {"parameters": [{"name": "x", "value": "abc"}]}
+    status = ran({"inputs": inputs, field: "{{inputs.parameters.x}}", "container": shell("true")}, tmp_path)
+    assert status["phase"] == "Error" and "abc" in status["message"], status["message"]
+
+
+def test_a_pod_imports_from_the_project_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "project"
+    for name in ("steps/greet.py", "pipelines/nightly.py"):
+        (folder / name).parent.mkdir(parents=True)
+        (folder / name).write_text("def main(): ...\n")
+    monkeypatch.setenv(project.PATH, str(folder))
+    source = "import sys; from rekindle import project; step = project.load('steps.greet', 'step', ['main']);"
+    source += (
+        "nightly = project.load('pipelines.nightly', 'pipeline', ['main']); print(step.__file__, nightly.__file__);"
+    )
+    source += "print([folder for folder in sys.path if folder.startswith(sys.argv[1])])"
+    container = {"image": "python", "command": ["python", "-c", source, str(project.REFERENCE)], "workingDir": "/"}
+    assert ran({"container": container}, tmp_path)["phase"] == "Succeeded"
+    files, path = said(tmp_path).splitlines()
+    assert files == f"{folder}/steps/greet.py {folder}/pipelines/nightly.py"
+    assert str(project.REFERENCE) not in [entry.rstrip("/") for entry in ast.literal_eval(path)]

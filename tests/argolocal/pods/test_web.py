@@ -1,0 +1,193 @@
+"""Requests whose redirections lead elsewhere: secrets stay with the host that they are for, and no file is read."""
+
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from argolocal.pods import artifacts, web
+from argolocal.pods.artifacts import ArtifactError
+from argolocal.pods.kinds import http
+
+LOGIN = {"Authorization": "Bearer s3cr3t", "Cookie": "a=s3cr3t", "Proxy-Authorization": "s3cr3t", "X-Mine": "kept"}
+
+
+class Proxy:
+    """All hosts of the web: answers by address, and remembers what it was asked."""
+
+    def __init__(self) -> None:
+        self.answers: dict[str, tuple[int, str]] = {}  # address → status, location
+        self.requests: list[tuple[str, str, dict[str, str], str]] = []
+        proxy = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def answer(self) -> None:
+                body = self.rfile.read(int(self.headers.get("Content-Length") or 0)).decode()
+                url = self.path if "://" in self.path else f"http://{self.headers['Host']}{self.path}"
+                proxy.requests.append((self.command, url, {**self.headers}, body))
+                status, location = proxy.answers.get(url, (200, ""))
+                self.send_response(status)
+                if location:
+                    self.send_header("Location", location)
+                self.end_headers()
+                self.wfile.write(b"" if self.command == "HEAD" else b"hello")
+
+            do_GET = do_POST = do_PUT = do_HEAD = answer
+
+            def log_message(self, format: str, *args: Any) -> None:
+                """Nothing."""
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_port}"
+        threading.Thread(target=self.server.serve_forever, args=(0.02,), daemon=True).start()
+
+
+@pytest.fixture
+def proxy(monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
+    proxy = Proxy()
+    monkeypatch.delenv("no_proxy", raising=False)
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    monkeypatch.setenv("http_proxy", proxy.url)
+    yield proxy
+    proxy.server.shutdown()
+    proxy.server.server_close()
+
+
+@pytest.mark.parametrize(
+    "location, stays",
+    [
+        ("http://example.com/b", True),
+        ("/b", True),
+        ("http://example.com:8080/b", True),
+        ("http://sub.example.com/b", True),
+        ("http://evil.example/b", False),
+        ("http://notexample.com/b", False),
+        ("http://example.com.evil.example/b", False),
+        ("//com/b", False),
+        ("http://example.com@evil.example/b", False),
+    ],
+)
+def test_a_secret_stays_with_its_host_when_an_answer_redirects(proxy: Proxy, location: str, stays: bool):
+    proxy.answers["http://example.com/a"] = (302, location)
+    with web.request("http://example.com/a", headers=LOGIN.items()) as answer:
+        assert answer.read() == b"hello"
+    _, first = (headers for _, _, headers, _ in proxy.requests)
+    assert first["X-Mine"] == "kept" and first["Host"] == urlsplit(proxy.requests[1][1]).netloc
+    assert ("s3cr3t" in "".join(first.values())) == stays
+    assert stays == all(first.get(name.capitalize()) == value for name, value in list(LOGIN.items())[:2])
+
+
+def test_a_secret_that_was_dropped_does_not_come_back(proxy: Proxy):
+    proxy.answers |= {"http://a.example/": (307, "http://b.example/"), "http://b.example/": (307, "http://a.example/b")}
+    web.request("http://a.example/", headers=LOGIN.items()).close()
+    assert [("Authorization" in headers) for _, _, headers, _ in proxy.requests] == [True, False, False]
+
+
+def test_the_password_of_an_address_is_sent_to_its_host_only(proxy: Proxy):
+    proxy.answers["http://a.example/"] = (302, "http://b.example/")
+    web.request("http://me:s3cr3t@a.example/").close()
+    assert [headers.get("Authorization") for _, _, headers, _ in proxy.requests] == ["Basic bWU6czNjcjN0", None]
+    assert proxy.requests[1][2]["Referer"] == "http://a.example/"
+    proxy.answers["http://b.example/"] = (302, "file:///etc/passwd")
+    for url in ("http://me:s3cr3t@a.example/", "ftp://me:s3cr3t@a.example/"):
+        with pytest.raises(web.WebError, match="unsupported protocol scheme") as caught:
+            web.request(url)
+        assert "s3cr3t" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "method, status, after, body",
+    [
+        *(("POST", status, "GET", "") for status in (301, 302, 303)),
+        *(("PUT", status, "PUT", "hi") for status in (307, 308)),
+        *(("HEAD", status, "HEAD", "") for status in (302, 307)),
+    ],
+)
+def test_a_redirection_changes_the_method_as_go_does(proxy: Proxy, method: str, status: int, after: str, body: str):
+    proxy.answers["http://a.example/"] = (status, "/b")
+    sent = None if method == "HEAD" else b"hi"
+    web.request("http://a.example/", method, [("Content-Type", "text/plain")], sent).close()
+    second = proxy.requests[1]
+    assert (second[0], second[3]) == (after, body)
+    assert ("Content-Type" in second[2]) == (status >= 307)
+
+
+def test_redirections_end_and_one_without_an_address_is_the_answer(proxy: Proxy):
+    proxy.answers["http://a.example/"] = (302, "/")
+    with pytest.raises(web.WebError, match=r"http://a\.example/: stopped after 10 redirects"):
+        web.request("http://a.example/")
+    assert len(proxy.requests) == 11
+    proxy.answers["http://a.example/"] = (302, "")
+    assert web.request("http://a.example/").status == 302
+    proxy.answers["http://a.example/"] = (302, "http://[")
+    with pytest.raises(web.WebError, match="failed to parse Location header"):
+        web.request("http://a.example/")
+
+
+@pytest.mark.parametrize("scheme", ["file", "ftp", "data", "FILE", "gopher", ""])
+def test_neither_an_artifact_nor_a_template_reads_a_file(
+    tmp_path: Path, proxy: Proxy, scheme: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("ftp_proxy", proxy.url)
+    monkeypatch.setenv("file_proxy", proxy.url)
+    (tmp_path / "secret").write_text("precious")
+    url = f"{scheme}://{tmp_path}/secret"
+    proxy.answers["http://a.example/"] = (302, url)
+    for address in (url, "http://a.example/") if scheme else (url,):
+        phase, message, outputs = http.send({"url": address}, lambda name: {})
+        assert (phase, outputs) == ("Failed", None)
+        assert message.lower() == f'get "{url}": unsupported protocol scheme "{scheme}"'.lower()
+        with pytest.raises(
+            ArtifactError, match=f'artifact a failed to load: .*unsupported protocol scheme "{scheme.lower()}"'
+        ):
+            artifacts.load({"name": "a", "http": {"url": address}}, tmp_path / "in", lambda _: None)
+    assert {path for _, path, _, _ in proxy.requests} <= {"http://a.example/"} and not (tmp_path / "in").exists()
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"garbage\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\n" + b"a: b\r\n" * 200 + b"\r\n",
+        b"",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nx",
+    ],
+)
+@pytest.mark.parametrize(
+    "url", ["http://me:s3cr3t@a.example/x", "http://a.example:x/", "http://[/", "http:///x", "http://a.example/\x01"]
+)
+def test_an_answer_or_an_address_that_is_none_fails_its_node_alone(
+    tmp_path: Path, answer: bytes, url: str, monkeypatch: pytest.MonkeyPatch
+):
+    class Handler(BaseHTTPRequestHandler):
+        def handle(self) -> None:
+            self.rfile.readline()
+            self.wfile.write(answer)
+
+        def log_message(self, format: str, *args: Any) -> None:
+            """Nothing."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+        monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{server.server_port}")
+        phase, message, _ = http.send({"url": url}, lambda name: {})
+        assert phase == "Failed" and message.startswith('Get "http:') and "s3cr3t" not in message
+        with pytest.raises(ArtifactError, match="artifact a failed to load: http:"):
+            artifacts.load({"name": "a", "http": {"url": url}}, tmp_path / "in", lambda _: None)
+        server.shutdown()
+
+
+def test_a_probe_does_not_leave_its_host_but_follows_within_it(proxy: Proxy):
+    proxy.answers |= {"http://a.example/": (302, "/b"), "http://a.example/b": (302, "http://b.example/")}
+    assert web.request("http://a.example/", headers=LOGIN.items(), leave_host=False).status == 302
+    assert [path for _, path, _, _ in proxy.requests] == ["http://a.example/", "http://a.example/b"]
+
+
+def test_an_answer_of_any_size_fails_its_node_alone(proxy: Proxy, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(http, "MAX_BODY_SIZE", 4)
+    phase, message, _ = http.send({"url": "http://me:s3cr3t@a.example/"}, lambda name: {})
+    assert phase == "Failed" and message.startswith('Get "http://a.example/": the response has more than')

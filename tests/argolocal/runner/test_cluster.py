@@ -1,0 +1,116 @@
+"""This machine as a cluster: what pods get from it."""
+
+import base64
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from argolocal.controllers.base import LAST_APPLIED, Controller
+from argolocal.pods.container_images import Image
+from argolocal.runner.run import execute
+from rekindle.errors import ConfigError
+from rekindle.local.cluster import LocalCluster
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LocalCluster:
+    """With services that are said to be elsewhere, so that none is started."""
+    monkeypatch.setenv("S3_ENDPOINT_URL", "test://s3")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "test://mlflow")
+    monkeypatch.setenv("S3_BUCKET", "bucket")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY", raising=False)
+    return LocalCluster(tmp_path, {"other": Image("/other/python")})
+
+
+def configmap(name: str, **data: str) -> dict:
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}, "data": data}
+
+
+def test_pods_get_addresses_credentials_and_objects_by_name(cluster: LocalCluster) -> None:
+    assert cluster.configmap("rekindle")["S3_ENDPOINT_URL"] == "test://s3"
+    assert cluster.secret("rekindle-s3") == {"AWS_ACCESS_KEY_ID": "key"}
+    Controller(cluster, "ConfigMap").apply(configmap("mine", a="1"))
+    Controller(cluster, "ConfigMap").apply(configmap("rekindle", EXTRA="2"))
+    coded = base64.b64encode("päss".encode()).decode()
+    secret = {"kind": "Secret", "metadata": {"name": "s"}, "data": {"x": coded}, "stringData": {"y": "plain"}}
+    Controller(cluster, "Secret").apply(secret)
+    assert cluster.configmap("mine") == {"a": "1"}
+    assert cluster.configmap("rekindle")["EXTRA"] == "2"
+    assert cluster.secret("s") == {"x": "päss", "y": "plain"}
+    with pytest.raises(KeyError):
+        cluster.configmap("none")
+    assert (cluster.image("any").python, cluster.image("other").python) == (sys.executable, "/other/python")
+
+
+def test_every_pod_has_its_own_address_and_keeps_it(cluster: LocalCluster) -> None:
+    pods = [f"pod-{index}" for index in range(300)]
+    addresses = {pod: cluster.address(pod) for pod in pods}
+    assert len(set(addresses.values())) == len(pods)
+    assert {pod: LocalCluster(cluster.home).address(pod) for pod in pods} == addresses
+    assert all(address.startswith("127.") and not address.startswith("127.0.") for address in addresses.values())
+
+
+def test_two_processes_never_give_one_address_to_two_pods(cluster: LocalCluster) -> None:
+    program = (
+        "import sys; from pathlib import Path; from rekindle.local.cluster import LocalCluster\n"
+        "print(*[LocalCluster(Path(sys.argv[1])).address(f'{sys.argv[2]}-{i}') for i in range(50)])"
+    )
+    command = [sys.executable, "-c", program, str(cluster.home)]
+    racers = [subprocess.Popen([*command, str(n)], stdout=subprocess.PIPE, text=True) for n in range(2)]
+    given = [address for racer in racers for address in racer.communicate()[0].split()]
+    assert len(given) == len(set(given)) == 100
+
+
+def test_apply_merges_as_kubectl_does(cluster: LocalCluster) -> None:
+    kind = Controller(cluster, "HorizontalPodAutoscaler")
+
+    def hpa(**spec: object) -> dict:
+        return {"kind": "HorizontalPodAutoscaler", "metadata": {"name": "a", "labels": {"x": "1"}}, "spec": spec}
+
+    first = kind.apply(hpa(minReplicas=1, maxReplicas=3, gone=True))
+    assert (first["metadata"]["generation"], first["metadata"]["namespace"]) == (1, "default")
+    assert kind.apply(hpa(minReplicas=1, maxReplicas=3, gone=True)) == first, "applied again, nothing changes"
+    kind.change("a", lambda now: now and now | {"status": {"s": 1}, "spec": now["spec"] | {"others": 7}})
+    second = kind.apply(hpa(minReplicas=2, maxReplicas=3))
+    assert second["spec"] == {"minReplicas": 2, "maxReplicas": 3, "others": 7}
+    assert second["status"] == {"s": 1}
+    assert second["metadata"]["generation"] == 2
+    assert second["metadata"]["uid"] == first["metadata"]["uid"]
+    assert int(second["metadata"]["resourceVersion"]) > int(first["metadata"]["resourceVersion"])
+    assert LAST_APPLIED in second["metadata"]["annotations"]
+    assert kind.delete("a")
+    assert kind.get("a") is None
+    assert not kind.delete("a")
+    with pytest.raises(ConfigError, match=r"metadata\.name"):
+        kind.apply({"spec": {}})
+
+
+def test_what_images_are_here_is_read_from_the_home(tmp_path: Path) -> None:
+    table = tmp_path / "images.yaml"
+    table.write_text("tool:v1: {command: [sh, -c], args: ['echo own'], env: {A: b}, directory: /usr}")
+    image = LocalCluster(tmp_path).image("tool:v1")
+    assert (image.command, image.args, image.env, image.directory) == (["sh", "-c"], ["echo own"], {"A": "b"}, "/usr")
+    for text, said in (
+        ("tool: {comand: [sh]}", r"tool\.comand"),
+        ("tool: {command: sh}", "a list"),
+        ("[", "is not YAML"),
+        ("x: 1", "map"),
+    ):
+        table.write_text(text)
+        with pytest.raises(ConfigError, match=said):
+            LocalCluster(tmp_path)
+
+
+def test_a_container_without_a_command_runs_what_its_image_runs(tmp_path: Path) -> None:
+    (tmp_path / "images.yaml").write_text("tool: {command: [sh, -c, 'echo $A $0'], args: [own], env: {A: b}}")
+    cases = ("tool", None, "b own\n"), ("tool", ["given"], "b given\n")
+    cases += ("busybox:1", ["echo", "x"], "x\n"), ("busybox:1", None, ""), ("docker.io/python:3", None, "")
+    for index, (image, args, said) in enumerate(cases):
+        container = {"image": image, **({"args": args} if args else {})}
+        spec = {"entrypoint": "main", "templates": [{"name": "main", "container": container}]}
+        manifest = {"kind": "Workflow", "metadata": {"name": f"w{index}"}, "spec": spec}
+        assert execute(manifest, {}, LocalCluster(tmp_path))["phase"] == "Succeeded"
+        assert (tmp_path / f"runs/w{index}/logs/w{index}.log").read_text() == said

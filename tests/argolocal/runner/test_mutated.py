@@ -1,0 +1,289 @@
+"""Broken manifests: a typing error must be one clear sentence before anything runs, never a traceback or a hang."""
+
+import copy
+import json
+import math
+import re
+import signal
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from argolocal.engine.nodes import PodEnded, PodStarted, Start
+from argolocal.engine.scheduler import Scheduler
+from argolocal.manifest.read import documents
+from argolocal.runner.run import LocalRun
+from argolocal.state.locks import SharedLocks
+from rekindle.cli.inputs import manifest_of
+from rekindle.errors import ConfigError
+from rekindle.local.cluster import LocalCluster
+from tests.conformance import recorded
+
+EVERYTHING = """
+kind: Workflow
+metadata: {name: w}
+spec:
+  entrypoint: main
+  onExit: say
+  arguments: {parameters: [{name: x, value: "1", enum: ["1", "2"]}]}
+  hooks: {running: {expression: workflow.status == "Running", template: say}}
+  synchronization: {mutexes: [{name: m}]}
+  templateDefaults: {timeout: 1m}
+  templates:
+  - name: main
+    parallelism: 2
+    steps:
+    - - {name: a, template: say, arguments: {parameters: [{name: x, value: "{{workflow.parameters.x}}"}]},
+         when: "1 == 1"}
+      - {name: b, template: tasks, continueOn: {failed: true}}
+    - - {name: c, template: say, withSequence: {count: "2"}, hooks: {exit: {template: say}}}
+  - name: tasks
+    dag:
+      failFast: false
+      tasks:
+      - {name: d, template: say, withItems: [1, {k: v}, [2]]}
+      - {name: e, depends: d.Succeeded || d.Failed, inline: {suspend: {duration: 1s}}}
+  - name: say
+    inputs: {parameters: [{name: x, default: "0"}], artifacts: [{name: f, path: /tmp/f, raw: {data: text}}]}
+    retryStrategy: {limit: 2, backoff: {duration: 1s, factor: 2, cap: 1m}, expression: "asInt(lastRetry.exitCode) > 0"}
+    memoize: {key: "k-{{inputs.parameters.x}}", maxAge: 1h, cache: {configMap: {name: kept}}}
+    volumes: [{name: work, emptyDir: {}}]
+    initContainers: [{name: i, image: busybox, command: ["true"]}]
+    container: {image: busybox, command: [sh, -c], args: ["echo {{=asInt(inputs.parameters.x) + 1}}"],
+      env: [{name: A, value: b}], volumeMounts: [{name: work, mountPath: /work}]}
+    outputs: {parameters: [{name: out, valueFrom: {path: /tmp/y, default: "2"}}], artifacts: [{name: g, path: /tmp/g}]}
+"""
+DEEP: list[Any] = []
+for _ in range(250):  # PyYAML takes three frames for each to write it
+    DEEP = [DEEP]
+VALUES: list[Any] = [
+    *(None, 7, -1, 0.5, True, 10**30, -(2**63), 1e308, math.nan, math.inf, [], {}, [None], [[]], DEEP),
+    *(
+        "",
+        "x",
+        " ",
+        "{{",
+        "{{=",
+        "{{=1/0}}",
+        "{{inputs.parameters.no}}",
+        "{{item}}",
+        "{{tasks.a.outputs.result}}",
+        "main",
+    ),
+    *(
+        "1x",
+        "9999999999h",
+        "-1s",
+        "1e400",
+        "2024-01-01",
+        "../../x",
+        "/",
+        "a/b",
+        "\U0001f600",
+        "\u202e",
+        "\x00",
+        "a" * 300,
+    ),
+    *(
+        ["x"],
+        {"x": 1},
+        [{"name": None}],
+        {"name": ["x"]},
+        {"": ""},
+        [{"name": "x"}, {"name": "x"}],
+        "[1, 2",
+        '{"a": 1}',
+    ),
+]
+KEYS = [
+    "nme",
+    "template",
+    "steps",
+    "dag",
+    "withItems",
+    "withParam",
+    "when",
+    "depends",
+    "inline",
+    "templateRef",
+    "suspend",
+]
+KEYS += ["", "\u00e9", "a b", "x" * 300, "resource", "hooks", "retryStrategy", "value", "valueFrom", "synchronization"]
+
+
+def bomb(levels: int) -> bytes:
+    """A list of 9 times the list before, and so on."""
+    anchors = (b"&a%d [%s]" % (i, b",".join([b"*a%d" % (i - 1) if i else b"x"] * 9)) for i in range(levels))
+    return b"[" + b",".join(anchors) + b"]"
+
+
+TEXTS: list[tuple[Callable[[bytes], bytes], str]] = [  # with words of the refusal; "": it runs
+    (lambda data: data[: len(data) // 2], "did not find expected ',' or '}'"),
+    (lambda data: data.replace(b"name", b"\xff\xfe", 1), "cannot be read"),
+    (lambda data: data.replace(b"  ", b"\t", 1), "cannot start any token"),
+    (lambda data: b"\xef\xbb\xbf" + data, ""),
+    (lambda data: data + b"\x00", "control characters are not allowed"),
+    (lambda data: data + b"\n---\n" + data, "it holds 2 objects"),
+    (lambda data: data + b"\nkind: Workflow\nspec: {}\n", 'the key "kind" is there twice'),
+    (lambda data: data.replace(b"[1, {k: v}, [2]]", bomb(9), 1), "more than 200,000 values"),
+    (lambda data: data.replace(b"spec:", b"spec:\n  podGC: " + bomb(6), 1), "more than 200,000 values"),
+    (
+        lambda data: data.replace(b"spec:", b"spec:\n  podGC: " + b"[" * 3000 + b"]" * 3000, 1),
+        "more than 100 levels deep",
+    ),
+    (
+        lambda data: data.replace(b"spec:", b"spec:\n  podGC: " + b"{a: " * 300 + b"}" * 300, 1),
+        "more than 100 levels deep",
+    ),
+    (
+        lambda data: data.replace(b"spec:", b"spec:\n  podGC: .nan\n  priority: " + b"9" * 5000, 1),
+        "a number has 5,000 characters",
+    ),
+    (lambda data: data.replace(b"spec:", b"spec: &s\n  hooks: *s", 1), "*s contains itself"),
+    (lambda data: data.replace(b"spec:", b"spec:\n  <<: *nobody", 1), "found undefined alias"),
+    (
+        lambda data: data.replace(b"spec:", b"spec:\n  x: !!python/object/apply:os.getcwd []", 1),
+        "could not determine a constructor for the tag",
+    ),
+    (lambda data: data.replace(b"spec:", b"spec:\n  onExit: " + b"[" * 5000, 1), "more than 100 levels deep"),
+    (lambda data: data + b"# " + b"x" * (3 << 20), ""),
+    (lambda data: data.replace(b"spec:", b"spec:\n  podGC: " + b"x" * (3 << 20), 1), "spec.podGC is str ('xxx"),
+    (lambda data: b"", "it contains no object"),
+    (lambda data: b"- 1", "each document must be a mapping"),
+    (lambda data: b"kind: Workflow", "spec.entrypoint: it is missing"),
+    (lambda data: b"\x89PNG\r\n\x1a\n" + data, "cannot be read"),
+]
+REFUSAL = re.compile(
+    r"(the manifest cannot run:\n)?"
+    r"(\S+/w\.yaml(:| cannot be read)|(kind|apiVersion|metadata|spec)[^\s:]*:? |.* of the \w+ )"
+)
+INTERNAL = re.compile(
+    r"Traceback|object has no attribute|object is not|<class|unhashable|NoneType"
+)  # Python's own words
+HANGS = 20  # seconds of CPU that reading and playing may take
+
+
+def places(value: Any) -> list[tuple[Any, Any]]:
+    """Every (container, key) below `value`."""
+    keys = list(value) if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else []
+    return [place for key in keys for place in ((value, key), *places(value[key]))]
+
+
+@st.composite
+def mutated(draw: st.DrawFn) -> bytes:
+    """A manifest of which a few places are spoiled, and sometimes its text, too."""
+    manifest = copy.deepcopy(draw(st.sampled_from(BASES)))
+    for _ in range(draw(st.integers(0, 3))):
+        where, key = draw(st.sampled_from(places(manifest)))
+        how = draw(st.sampled_from(["remove", "rename", "copy", "repeat", "set", "set", "splice"]))
+        if how == "remove":
+            del where[key]
+        elif how == "rename" and isinstance(where, dict):
+            where[draw(st.sampled_from([f"{key}s", str(key)[:-1], *KEYS]))] = where.pop(key)
+        elif how == "copy":
+            other, name = draw(st.sampled_from(places(manifest)))
+            where[key] = copy.deepcopy(other[name])
+        elif how == "repeat" and isinstance(where, list):
+            where.append(copy.deepcopy(where[key]))
+        elif how == "splice" and isinstance(where[key], str):
+            at = draw(st.integers(0, len(where[key])))
+            where[key] = (
+                where[key][:at]
+                + draw(st.sampled_from(["{{", "}}", "{{=", "'", '"', "&&", "\n", "-", "$("]))
+                + where[key][at:]
+            )
+        else:
+            where[key] = copy.deepcopy(draw(st.sampled_from(VALUES)))
+        if not places(manifest):
+            break
+    as_json = draw(st.booleans())
+    data = (
+        json.dumps(manifest) if as_json else yaml.dump(manifest, Dumper=yaml.CSafeDumper, allow_unicode=True)
+    ).encode()
+    return draw(st.sampled_from(TEXTS))[0](data) if draw(st.integers(0, 4)) == 0 else data
+
+
+def play(scheduler: Scheduler) -> None:
+    now, events = 1000.0, []
+    for _ in range(300):
+        starts = [action for action in scheduler.advance(now, events) if isinstance(action, Start)]
+        if scheduler.done:
+            return
+        now = max(now + 1, scheduler.wake or 0.0)
+        phases = ["Succeeded", "Failed", "Error"]
+        events = [
+            e
+            for i, s in enumerate(starts)
+            for e in (PodStarted(s.id), PodEnded(s.id, phases[i % 3], "", {"exitCode": "1"}))
+        ]
+    # one that retries for ever, or waits for a lock of its own, does so on Argo as well
+
+
+def refusal(data: bytes, home: Path) -> str:
+    """What `rekindle run --manifest` says before anything starts; nothing where it would run, which is then played."""
+    file, cluster = home / "w.yaml", LocalCluster(home / "home")
+    file.write_bytes(data)
+    shared = SharedLocks(cluster)
+    try:
+        manifest, beside = manifest_of(None, (), file)
+        cluster.keep(beside)
+        run = LocalRun.new(manifest, {}, cluster)
+        run.files.close()
+        assert run.files.root.parent == cluster.home / "runs"
+        play(Scheduler(run.workflow, locks=shared))
+    except ConfigError as error:
+        return str(error)
+    finally:
+        shared.close()
+    return ""
+
+
+def judge(data: bytes) -> str:
+    """Return the refusal, which must begin with the place that it is about; "" if the manifest runs."""
+
+    def late(*_: Any) -> None:
+        raise AssertionError("it hangs")
+
+    before = signal.signal(signal.SIGVTALRM, late)
+    signal.setitimer(signal.ITIMER_VIRTUAL, HANGS)
+    try:
+        with tempfile.TemporaryDirectory() as home:
+            said = refusal(data, Path(home))
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, before)
+    assert not said or (REFUSAL.match(said) and not INTERNAL.search(said) and len(said) < 4000), said
+    return said
+
+
+BASES = [documents(EVERYTHING)[0], *(documents(recording.manifest)[0] for recording in recorded.read())]
+QUICK = settings(deadline=None, max_examples=200, derandomize=True, database=None)
+SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
+SOAK = settings(deadline=None, max_examples=5000, database=None, suppress_health_check=SLOW)
+
+
+@QUICK
+@given(mutated())
+def test_a_broken_manifest_is_refused_in_a_sentence_or_runs(data: bytes) -> None:
+    judge(data)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@SOAK
+@given(mutated())
+def test_five_thousand_broken_manifests(data: bytes) -> None:
+    judge(data)
+
+
+@pytest.mark.parametrize("number", range(len(TEXTS)))
+def test_a_broken_file_is_refused_in_a_sentence_or_runs(number: int) -> None:
+    spoil, words = TEXTS[number]
+    said = judge(spoil(EVERYTHING.encode()))
+    assert words in said and bool(words) == bool(said), said

@@ -1,0 +1,382 @@
+"""What the local runner does not do must be said before anything starts, with its place."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from argolocal.manifest.read import documents, workflow
+from argolocal.manifest.schema import TABLES
+from argolocal.runner.preflight import check
+from rekindle.errors import ConfigError
+from rekindle.local.cluster import LocalCluster
+
+GOOD = """
+apiVersion: argoproj.io/v1alpha1
+kind: Workflow
+metadata: {name: w}
+spec:
+  entrypoint: main
+  templates:
+  - name: main
+    container: {image: "python:3.11", command: [python, -c, "1"]}
+"""
+
+
+def checked(path: str = "", value: Any = None) -> list[str]:
+    """GOOD with one value set, such as `spec.templates.0.daemon`."""
+    manifest = documents(GOOD)[0]
+    *way, last = path.split(".") if path else ["", ""]
+    place: Any = manifest
+    for step in way if path else ():
+        place = place[int(step)] if isinstance(place, list) else place.setdefault(step, {})
+    if path:
+        place[last] = value
+    return check(workflow(manifest), LocalCluster(Path("nowhere")))
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "said"),
+    [
+        ("spec.templates.0.plugin", {"x": {}}, r"spec\.templates\[0\]\.plugin is not supported"),
+        ("spec.templates.0.sidecars", [{"name": "s"}], r"sidecars\[0\]\.image is missing"),
+        ("spec.templates.0.containr", {}, r'spec\.templates\[0\]\.containr.*Did you mean "container"'),
+        ("spec.activeDeadlineSeconds", "soon", r"spec\.activeDeadlineSeconds is 'soon'.*whole number"),
+        ("spec.templates.0.container.command", "sh", r"command is .*'sh'.*list"),
+        ("spec.templates.0.container.args", [1], r"args is \[1\].*Quote it"),
+        ("spec", [], r"spec is list .*must be a mapping"),
+        ("spec.templates.0.resource", "x", r"resource is str .*must be a mapping"),
+        ("spec.entrypont", "main", r'spec\.entrypont.*Did you mean "entrypoint"'),
+        ("spec.workflowTemplateRef", {"name": "x"}, r"beside workflowTemplateRef.*Take one"),
+        ("spec.synchronization", {"mutex": {"name": "m"}}, r"synchronization\.mutex .*Write mutexes"),
+        ("spec.templates.0.container.image", "pytorch/pytorch:2.0", r"pytorch/pytorch:2\.0.*python, alpine"),
+        ("spec.templates.0.container", {"image": "nginx"}, r"container\.command is missing"),
+        (
+            "spec.templates.0.podSpecPatch",
+            '{"containers": [{"name": "main", "image": "{{inputs.parameters.x}}"}]}',
+            r"spec\.templates\[0\]\.podSpecPatch\.containers\[0\]\.image is not supported",
+        ),
+        ("spec.templates.0.container.lifecycle", {"preStop": {}}, r"container\.lifecycle"),
+        ("spec.templates.0.suspend", {}, r"has 2 types"),
+        (
+            "spec.templates.0.container.env",
+            [{"name": "A", "value": "x", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}],
+            r"container\.env\[0\] has both a value and valueFrom",
+        ),
+        (
+            "spec.templates.0.container.resources",
+            {"requests": {"memory": "1Gi"}, "limits": {"memory": "512Mi"}},
+            r"container\.resources\.requests\.memory is 1Gi: .*limits\.memory \(512Mi\)",
+        ),
+        (
+            "spec.templates.0.sidecars",
+            [
+                {
+                    "name": "s",
+                    "image": "bash",
+                    "command": ["true"],
+                    "resources": {"requests": {"cpu": 1}, "limits": {"cpu": "900m"}},
+                }
+            ],
+            r"sidecars\[0\]\.resources\.requests\.cpu is 1",
+        ),
+        (
+            "spec.templates.0.container.volumeMounts",
+            [{"name": "a", "mountPath": "/a"}, {"name": "b", "mountPath": "/b"}, {"name": "b", "mountPath": "/a"}],
+            r"volumeMounts\[2\]\.mountPath is '/a', as that of .*volumeMounts\[0\]",
+        ),
+        ("spec.templates.0.activeDeadlineSeconds", 0, r"templates\[0\]\.activeDeadlineSeconds is 0.*at least 1"),
+        ("spec.templateDefaults", {"activeDeadlineSeconds": "0"}, r"templates\[0\]\.activeDeadlineSeconds is 0"),
+        (
+            "spec.templates",
+            [{"name": "main", "containerSet": {"containers": [{"name": "wait", "image": "bash", "command": ["a"]}]}}],
+            r"containerSet\.containers\[0\]\.name is 'wait'",
+        ),
+        (
+            "spec.templates",
+            [{"name": "main", "steps": [[{"name": "a", "inline": {"container": {}, "daemon": True}}]]}],
+            r"templates\[0\]\.steps\[0\]\[0\]\.inline\.daemon .*Put it with the other templates",
+        ),
+        ("spec.templates.0.timeout", "5 minutes", r"timeout is '5 minutes'.*1m30s"),
+        ("spec.templates.0.retryStrategy", {"backoff": {"duration": "1d"}}, r"retryStrategy\.backoff\.duration"),
+        ("spec.templates.0.retryStrategy", {"expression": "now() > 1"}, r"calls now\(\)"),
+        ("spec.templates.0.container.args", ["{{=sprig.uper('x')}}"], r'sprig\.uper.*Did you mean "upper"'),
+        ("spec.templates.0.outputs", {"parameters": [{"name": "p", "valueFrom": {"path": "/sys/x"}}]}, r"/sys/x.*/tmp"),
+        (
+            "spec.templates.0.outputs",
+            {"parameters": [{"name": True, "valueFrom": {"path": "/tmp/x"}}]},
+            r"name is True.*Quote",
+        ),
+        (
+            "spec.templates.0.inputs",
+            {"artifacts": [{"name": "a", "path": "/tmp/a", "s3": {"key": "k", "roleARN": "b"}}]},
+            r"s3\.roleARN",
+        ),
+        (
+            "spec.templates.0.podSpecPatch",
+            '{"containers": [{"name": "main", "image": "x"}]}',
+            r"spec\.templates\[0\]\.podSpecPatch\.containers\[0\]\.image is not supported",
+        ),
+        ("spec.templates", {}, r"spec\.templates is .* must be a list"),
+    ],
+)
+def test_what_cannot_run_here_is_named_with_its_path(path: str, value: Any, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        checked(path, value)
+
+
+def stepped(**fields: Any) -> list[Any]:
+    return [{"name": "main", "steps": [[{"name": "a", "template": "t", **fields}]]}]
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "said"),
+    [
+        ("spec.templates", stepped(withItems=3), r"steps\[0\]\[0\]\.withItems is 3: it must be a list"),
+        ("spec.templates", stepped(withItems="abc"), r"withItems is 'abc': it must be a list"),
+        ("spec.templates", stepped(withItems={"a": 1}), r"withItems is \{'a': 1\}: it must be a list"),
+        ("spec.templates", stepped(hooks={"exit": None}), r"hooks\.exit is empty"),
+        ("spec.templates", stepped(continueOn={"failed": "x"}), r"continueOn\.failed is 'x'.*true or false"),
+        ("spec.templates", stepped(withSequence={"count": [1]}), r"withSequence\.count is \[1\].*whole number"),
+        ("spec.templates", stepped(withSequence={"count": 1.5}), r"withSequence\.count is 1\.5.*whole number"),
+        ("spec.templates", stepped(withSequence={"start": "1"}), r"\[0\]\.withSequence must have .* count or an end"),
+        ("spec.templates", stepped(withSequence={"count": 1, "end": 2}), r"\[0\]\.withSequence must have either"),
+        ("spec.templates", stepped(hooks={"h": {"template": "t", "expression": "1 +"}}), r"h\.expression is '1 \+'"),
+        ("spec.templates", stepped(withSequence={"count": 2, "format": 5}), r"withSequence\.format is 5: .*text"),
+        ("spec.templates", stepped(arguments={"parameters": [{"name": "x", "value": [1]}]}), r"\.value is \[1\]"),
+        ("spec.workflowMetadata", {"labels": ["a"]}, r"workflowMetadata\.labels is \['a'\].*mapping of texts"),
+        ("spec.workflowMetadata", {"labels": {"a": "1", "b": 2}}, r"mapping of texts, but b is none"),
+        ("spec.workflowMetadata", {"annotations": "x"}, r"workflowMetadata\.annotations is 'x'.*mapping of texts"),
+        ("spec.arguments", {"parameters": [{"name": "p", "value": "1", "enum": "1"}]}, r"enum is '1'.*list"),
+        ("spec.arguments", {"parameters": [{"name": "p", "value": {"a": 1}}]}, r"\[0\]\.value is .*text"),
+        ("spec.priority", "x", r"spec\.priority is 'x': it must be a whole number"),
+        ("spec.suspend", "x", r"spec\.suspend is 'x': it must be true or false"),
+        ("spec.activeDeadlineSeconds", "5", r"is '5': it must be a whole number from 0"),
+        ("spec.activeDeadlineSeconds", 10**30, "it must be a whole number from 0 to 9223372036"),
+        ("spec.templates.0.activeDeadlineSeconds", "soon", r"activeDeadlineSeconds is 'soon'.*whole number"),
+        ("spec.templates.0.daemon", "x", r"templates\[0\]\.daemon is 'x': it must be true or false"),
+        ("spec.templates.0.timeout", 5, r"timeout is 5: it must be a text"),
+        ("spec.templates.0.timeout", "30", r"timeout is '30'.*give a unit"),
+        ("spec.templates", [{"name": "main", "steps": []}], r"templates\[0\]\.steps is empty"),
+        ("spec.templates", stepped(withSequence={"count": 2, "format": "%s"}), r"withSequence\.format: "),
+        ("spec.templates.0.timeout", "9999999999h", r"timeout is '9999999999h'.*at most"),
+        ("spec.templates.0.retryStrategy", {"limit": 2.5}, r"retryStrategy\.limit is 2\.5.*whole number"),
+        ("spec.templates.0.retryStrategy", {"limit": float("inf")}, r"retryStrategy\.limit is inf"),
+        ("spec.templates.0.retryStrategy", {"limit": "x"}, r"retryStrategy\.limit is 'x'"),
+        ("spec.templates.0.retryStrategy", {"limit": {}}, r"retryStrategy\.limit is \{\}"),
+        ("spec.templates.0.retryStrategy", {"retryPolicy": "Sometimes"}, r"is 'Sometimes'.*Always, OnError"),
+        ("spec.templates.0.retryStrategy", {"backoff": {"factor": 1.5}}, r"backoff\.factor is 1\.5"),
+        ("spec.templates.0.container.env", [{"name": "A", "value": [1]}], r"env\[0\]\.value is \[1\]: .*text"),
+        ("spec.templates.0.container.env", [{"name": "A", "valueFrom": {"configMapKeyRef": "x"}}], "must be an object"),
+        ("spec.templates.0.container.envFrom", [{"configMapRef": "x"}], r"envFrom\[0\]\.configMapRef is 'x'"),
+        ("spec.templates.0.inputs", {"artifacts": [{"name": "a", "path": "/x", "mode": 99999}]}, "from 0 to 511"),
+        ("spec.templates.0.sidecars", [{"name": "main", "image": "bash", "command": ["true"]}], "of its own"),
+        ("spec.templates.0.initContainers", [{"name": "wait", "image": "bash", "command": ["true"]}], "of its own"),
+        (
+            "spec.templates.0.sidecars",
+            [{"name": "a", "image": "bash", "command": ["true"]}] * 2,
+            r"sidecars\[1\]\.name",
+        ),
+        (
+            "spec.templates.0.synchronization",
+            {"mutexes": [{"name": ""}]},
+            r"mutexes\[0\]\.name is '': it must not be empty",
+        ),
+    ],
+)
+def test_a_value_of_a_wrong_type_is_named_before_anything_runs(path: str, value: Any, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        checked(path, value)
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("spec.activeDeadlineSeconds", 60.0),
+        ("spec.templates.0.activeDeadlineSeconds", "{{inputs.parameters.s}}"),
+        ("spec.templates.0.retryStrategy", {"limit": "2", "backoff": {"duration": "10", "factor": "2"}}),
+        ("spec.templates.0.retryStrategy", {"limit": "{{=1 + 1}}", "backoff": {"duration": "{{workflow.name}}"}}),
+        ("spec.templates.0.retryStrategy", {"limit": -1}),
+        ("spec.arguments", {"parameters": [{"name": "p", "value": 1.5, "enum": [1.5, True, "x"]}]}),
+    ],
+)
+def test_what_argo_takes_for_a_number_or_a_text_is_taken_for_it(path: str, value: Any) -> None:
+    assert checked(path, value) == []
+
+
+IN = [{"name": "a", "path": "/in/x", "raw": {"data": "1"}}]
+
+
+@pytest.mark.parametrize(
+    ("mounts", "files", "said"),
+    [
+        (
+            [],
+            [*IN, {"name": "b", "path": "/in//x", "raw": {"data": "2"}}],
+            r"artifacts\[1\]\.path .*inputs\.artifacts\[0\]",
+        ),
+        (
+            [{"name": "v", "mountPath": "/in/x"}],
+            IN,
+            r"artifacts\[0\]\.path is '/in/x', where container\.volumeMounts\[0\]",
+        ),
+        ([{"name": "v", "mountPath": "/in"}], IN, ""),
+    ],
+)
+def test_an_input_that_would_hide_another_is_refused(mounts: list[Any], files: list[Any], said: str) -> None:
+    manifest = documents(GOOD)[0]
+    manifest["spec"]["volumes"] = [{"name": "v", "emptyDir": {}}]
+    (template,) = manifest["spec"]["templates"]
+    template["inputs"] = {"artifacts": files}
+    template["container"]["volumeMounts"] = mounts
+    if not said:
+        assert check(workflow(manifest), LocalCluster(Path("nowhere"))) == []
+        return
+    with pytest.raises(ConfigError, match=said):
+        check(workflow(manifest), LocalCluster(Path("nowhere")))
+
+
+CRON = {"schedules": ["@daily"], "workflowSpec": documents(GOOD)[0]["spec"]}
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"bogusField": 3}, r"spec\.bogusField is not supported"),
+        ({"startingDeadlineSeconds": "nonsense"}, r"spec\.startingDeadlineSeconds is 'nonsense'.*whole number"),
+        ({"schedule": "@daily"}, r"spec\.schedule is not supported .*Write schedules"),
+        ({"schedules": "@daily"}, r"spec\.schedules is '@daily': it must be a list"),
+        ({"concurrencyPolicy": "Sometimes"}, r"spec\.concurrencyPolicy is 'Sometimes'.*Forbid"),
+        ({"workflowMetadata": {"labels": ["a"]}}, r"spec\.workflowMetadata\.labels is \['a'\]"),
+    ],
+)
+def test_what_a_cron_workflow_gets_wrong_is_named_though_it_runs_at_once(fields: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        workflow({"kind": "CronWorkflow", "metadata": {"name": "c"}, "spec": CRON | fields})
+
+
+def test_the_schedule_of_a_workflow_that_runs_at_once_is_said_to_be_ignored() -> None:
+    manifest = {"kind": "CronWorkflow", "metadata": {"name": "c"}, "spec": CRON | {"timezone": "UTC"}}
+    assert "schedules, timezone" in check(workflow(manifest), LocalCluster(Path("nowhere")), manifest)[0]
+
+
+def test_an_image_that_all_templates_share_is_the_image_of_each() -> None:
+    manifest = documents(GOOD)[0]
+    manifest["spec"]["templateDefaults"] = {"container": {"image": "alpine", "command": ["sh", "-c"]}}
+    manifest["spec"]["templates"][0]["container"] = {"args": ["echo hi"]}
+    assert check(workflow(manifest), LocalCluster(Path("nowhere"))) == []
+
+
+def test_what_does_not_matter_here_is_ignored_and_said_once() -> None:
+    assert checked() == []
+    notes = checked("spec.templates.0.nodeSelector", {"gpu": "yes"})
+    assert len(notes) == 1
+    assert "nodeSelector" in notes[0]
+
+
+def test_a_patch_of_resources_may_be_one_whose_numbers_come_later() -> None:
+    patch = '{"containers": [{"name": "main", "resources": {"limits": {{inputs.parameters.r}}}}]}'
+    assert not any("podSpecPatch" in note for note in checked("spec.templates.0.podSpecPatch", patch))
+
+
+@pytest.mark.parametrize("command", [["python", "-m", "rekindle", "step", "steps.train"], ["python"]])
+def test_an_image_of_this_repository_is_known_by_what_it_runs(command: list[str]) -> None:
+    manifest = documents(GOOD)[0]
+    container = {"image": "registry.example/mine@sha256:0", "command": command[:1], "args": command[1:]}
+    manifest["spec"]["templates"][0]["container"] = container
+    if command[1:]:
+        assert check(workflow(manifest), LocalCluster(Path("nowhere"))) == []
+    else:
+        with pytest.raises(ConfigError, match=r"registry\.example/mine"):
+            check(workflow(manifest), LocalCluster(Path("nowhere")))
+
+
+def test_a_resource_that_argo_would_take_for_done_at_once_is_refused() -> None:
+    with pytest.raises(ConfigError, match="success at the first look"):
+        manifest = documents(GOOD)[0]
+        resource = {"action": "apply", "manifest": "kind: Service", "failureCondition": "status.failed > 0"}
+        manifest["spec"]["templates"][0] = {"name": "main", "resource": resource}
+        check(workflow(manifest), LocalCluster(Path("nowhere")))
+
+
+def test_yaml_is_read_as_kubernetes_reads_it() -> None:
+    text = "{n: 1, a: y, b: 007, c: 1e3, d: 2020-01-01, e: 1:30, f: 'y', g: ~, h: 0x10, i: -1.5}"
+    expected = {
+        "false": 1,
+        "a": True,
+        "b": 7,
+        "c": 1000.0,
+        "d": "2020-01-01",
+        "e": "1:30",
+        "f": "y",
+        "g": None,
+        "h": 16,
+    }
+    assert documents(text)[0] == expected | {"i": -1.5}
+
+
+def test_json_is_read_as_json_where_yaml_would_not_take_it() -> None:
+    named = {"name": "\U0001f600 / \u00e9", "n": [1, 1.5, 1e3, -0.0, None, True]}
+    assert documents(json.dumps(named)) == documents(f"# YAML\n{json.dumps(named, ensure_ascii=False)}") == [named]
+    assert documents('{"kind": "List", "items": [{"a": 1}, {"b": "\\/"}]}') == [{"a": 1}, {"b": "/"}]
+    assert documents("{a: 1}\n---\nb: 2") == [{"a": 1}, {"b": 2}]
+    for text, said in {'{"a": 1, "a": 2}': '"a" is there twice', '{"a": "\\ud83d"}': "surrogates"}.items():
+        with pytest.raises(ConfigError, match=said):
+            documents(text)
+
+
+def test_a_cron_workflow_and_a_template_run_as_their_spec() -> None:
+    spec = documents(GOOD)[0]["spec"]
+    cron = workflow(
+        {"kind": "CronWorkflow", "metadata": {"name": "c"}, "spec": {"schedules": ["@daily"], "workflowSpec": spec}}
+    )
+    assert cron["spec"] == spec
+    assert cron["metadata"]["name"].startswith("c-")
+    template = workflow({"kind": "WorkflowTemplate", "metadata": {"name": "t"}, "spec": spec})
+    assert template["metadata"]["name"].startswith("t-")
+
+
+def test_a_parameter_that_the_workflow_lacks_is_an_error_with_the_nearest() -> None:
+    manifest = documents(GOOD)[0]
+    manifest["spec"]["arguments"] = {"parameters": [{"name": "epochs", "value": 3}]}
+    assert workflow(manifest, {"epochs": "4"})["spec"]["arguments"]["parameters"] == [{"name": "epochs", "value": "4"}]
+    with pytest.raises(ConfigError, match='Did you mean "epochs"'):
+        workflow(manifest, {"epoch": "4"})
+
+
+def test_the_page_of_all_fields_is_what_the_code_does() -> None:
+    from tests.argo_fields import page
+
+    kept = Path(__file__).parents[3] / "docs/argo-fields.md"
+    assert kept.read_text() == page(), "python -m tests.argo_fields > docs/argo-fields.md"
+
+
+def test_no_field_of_the_table_is_misspelt() -> None:
+    from tests.argo_fields import described
+
+    dropped = {"Locks": {"mutex", "semaphore"}}  # Argo 4 has them no more, and says nothing
+    dropped |= {"CronSpec": {"schedule"}}
+    dropped |= {key: {"podResources"} for key in ("Spec", "Template")}  # Argo 4.1 has it, Hera's models not yet
+    for table, fields in described().items():
+        assert set(TABLES[table]) - set(fields) - dropped.get(table, set()) == set(), table
+
+
+def test_a_lock_in_a_database_is_refused_for_what_it_is_and_not_for_what_it_lacks() -> None:
+    with pytest.raises(ConfigError, match=r"semaphores\[0\]\.database is not supported"):
+        checked("spec.synchronization", {"semaphores": [{"database": {"key": "x"}}]})
+
+
+@pytest.mark.parametrize("kind", ["resource", "container", "script", "dag", "steps", "suspend", "data", "http"])
+def test_a_template_whose_body_is_null_does_nothing_and_is_refused(kind: str) -> None:
+    manifest = documents(GOOD)[0]
+    manifest["spec"]["templates"][0] = {"name": "main", kind: None}
+    with pytest.raises(ConfigError, match=r"has 0 types|is missing|must be"):
+        check(workflow(manifest), LocalCluster(Path("nowhere")))
+
+
+def test_an_item_that_is_null_is_an_item() -> None:
+    manifest = documents(GOOD)[0]
+    task = {"name": "t", "template": "main", "withItems": [None, {"a": None}]}
+    manifest["spec"]["templates"].append({"name": "loop", "dag": {"tasks": [task]}})
+    assert workflow(manifest)["spec"]["templates"][-1]["dag"]["tasks"][0]["withItems"] == [None, {"a": None}]

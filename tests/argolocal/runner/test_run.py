@@ -1,0 +1,489 @@
+"""What a user would lose if a run did not survive its runner, or its pods did not stay among themselves."""
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from argolocal.common.processes import alive
+from argolocal.common.program import POD
+from argolocal.controllers.base import Controller
+from argolocal.pods import executor, filesystem
+from argolocal.pods.process import start_container
+from argolocal.runner import run as local_run
+from argolocal.runner.run import LocalRun, execute, resume, stop
+from argolocal.state import journal as state
+from rekindle.errors import ConfigError
+from rekindle.local.cluster import LocalCluster
+from tests.waiting import until
+
+PYTHON = {"image": "python:3.11", "command": ["python"]}
+CLAIM = {"kind": "PersistentVolumeClaim", "metadata": {"name": "shared"}, "spec": {}}
+
+
+def workflow(templates: list[dict[str, Any]], name: str = "w", **spec: Any) -> dict[str, Any]:
+    volumes = [{"name": "shared", "persistentVolumeClaim": {"claimName": "shared"}}]
+    spec = {"entrypoint": "main", "templates": templates, "volumes": volumes, **spec}
+    return {"apiVersion": "argoproj.io/v1alpha1", "kind": "Workflow", "metadata": {"name": name}, "spec": spec}
+
+
+def sh(name: str, command: str, **template: Any) -> dict[str, Any]:
+    """One that names /shared sees the claim there: see `shared`."""
+    mounts = [{"name": "shared", "mountPath": "/shared"}] if "/shared" in command else []
+    if mounts and not filesystem.available():
+        pytest.skip("needs mount namespaces")
+    container = {"image": "alpine", "command": ["sh", "-c"], "args": [command], "volumeMounts": mounts}
+    return {"name": name, "container": container, **template}
+
+
+def dag(*tasks: dict[str, Any], **template: Any) -> dict[str, Any]:
+    return {"name": "main", "dag": {"tasks": list(tasks)}, **template}
+
+
+def made(home: Path) -> LocalCluster:
+    cluster = LocalCluster(home)
+    Controller(cluster, "PersistentVolumeClaim").apply(CLAIM)
+    return cluster
+
+
+def shared(cluster: LocalCluster, name: str) -> Path:
+    """Where a file is that pods know as /shared/NAME."""
+    (folder := cluster.home / "claims/shared").mkdir(parents=True, exist_ok=True)
+    return folder / name
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> LocalCluster:
+    return made(tmp_path / ".rekindle")
+
+
+def phases(status: dict[str, Any]) -> dict[str, str]:
+    return {node["name"]: node["phase"] for node in status["nodes"].values()}
+
+
+def outcome(status: dict[str, Any]) -> Any:
+    """All of a status that does not depend on the clock."""
+    clock = ("startedAt", "finishedAt")
+    nodes = [{key: value for key, value in node.items() if key not in clock} for node in status["nodes"].values()]
+    return status["phase"], status.get("outputs"), sorted(nodes, key=lambda node: node["name"])
+
+
+def chain(name: str, seconds: float = 0.15) -> dict[str, Any]:
+    """Four steps that pass a number on and leave a line each time one ran to its end."""
+    x = "{{inputs.parameters.x}}"
+    body = f"sleep {seconds}; echo $(( {x} + 1 )) > {{{{outputs.parameters.out.path}}}}; echo {x} >> /shared/done"
+    parameters = {"parameters": [{"name": "x"}]}
+    out = {
+        "parameters": [{"name": "out", "valueFrom": {"path": "/tmp/out"}, "globalName": "last-{{inputs.parameters.x}}"}]
+    }
+    tasks = [{"name": "s0", "template": "add", "arguments": {"parameters": [{"name": "x", "value": "0"}]}}]
+    for i in range(1, 4):
+        value = f"{{{{tasks.s{i - 1}.outputs.parameters.out}}}}"
+        arguments = {"parameters": [{"name": "x", "value": value}]}
+        tasks.append({"name": f"s{i}", "template": "add", "depends": f"s{i - 1}", "arguments": arguments})
+    return workflow(
+        [dag(*tasks), sh("add", body, inputs=parameters, outputs=out), sh("bye", "true")], name, onExit="bye"
+    )
+
+
+RUNNER = """
+import json, sys
+from collections import Counter
+from pathlib import Path
+from rekindle.local.cluster import LocalCluster
+from argolocal.runner.run import execute, resume
+cluster = LocalCluster(Path(sys.argv[1]))
+what = sys.argv[2]
+status = execute(json.loads(Path(what).read_text()), {}, cluster) if what.endswith(".json") else resume(what, cluster)
+print(status["phase"])
+"""
+
+
+def runner(cluster: LocalCluster, what: str | Path) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", RUNNER, str(cluster.home), str(what)],
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def left_over(cluster: LocalCluster) -> list[str]:
+    """Processes of pods of this cluster's runs."""
+    processes = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if f"{POD}={cluster.home / 'runs'}".encode() in (process / "environ").read_bytes():
+                processes.append((process / "cmdline").read_text())
+        except OSError:
+            continue
+    return processes
+
+
+def nothing_left(cluster: LocalCluster) -> None:
+    """What was killed may need a moment to vanish."""
+    until("every process of the run to end", lambda: left_over(cluster) == [])
+
+
+def kill_at(process: subprocess.Popen[str], journal: Path, size: float) -> None:
+    """Kill a runner when its journal has come to that size, unless it is over before."""
+    until("its moment", lambda: journal.stat().st_size >= size or process.poll() is not None, pause=0.001)
+    process.kill()
+    process.wait()
+
+
+@pytest.mark.parametrize("attempts", [4, pytest.param(40, marks=pytest.mark.slow)])
+def test_killing_the_runner_at_any_moment_loses_nothing_and_repeats_no_finished_step(
+    tmp_path: Path, attempts: int
+) -> None:
+    moments = random.Random(7)
+    expected, written = None, 0
+    for attempt in range(attempts):
+        home = made(tmp_path / f"{attempt}")
+        mark, journal = shared(home, "done"), home.home / "runs/w/journal.jsonl"
+        manifest = tmp_path / "w.json"
+        manifest.write_text(json.dumps(chain("w")))
+        if attempt == 0:
+            expected = outcome(execute(chain("w"), {}, home))
+            assert mark.read_text().split() == ["0", "1", "2", "3"]
+            written = journal.stat().st_size
+            continue
+        process = runner(home, manifest)
+        until("the run to begin", journal.exists)
+        done: dict[str, int] = {}  # how often a step had run when it was first seen to be over
+        for _ in range(2):  # and once more, while it resumes
+            kill_at(process, journal, journal.stat().st_size + moments.uniform(0, written))
+            ran = Counter(mark.read_text().split() if mark.exists() else ())
+            over = [name[-1] for name, phase in phases(state.read(home.home, "w")).items() if phase == "Succeeded"]
+            done = {step: ran[step] for step in over if step.isdigit()} | done
+            process = runner(home, "w")
+        process.kill()
+        process.wait()
+        assert outcome(resume("w", home)) == expected
+        assert all(mark.read_text().split().count(step) == ran for step, ran in done.items())
+        nothing_left(home)
+
+
+def test_a_dead_runner_leaves_no_process_once_its_run_is_resumed(cluster: LocalCluster, tmp_path: Path) -> None:
+    manifest = tmp_path / "w.json"
+    grandchild = workflow([sh("main", "echo try; if [ -e /shared/go ]; then exit 0; fi; sleep 987 & sleep 986; true")])
+    manifest.write_text(json.dumps(grandchild))
+    process = runner(cluster, manifest)
+    until("its grandchild", lambda: any("987" in command for command in left_over(cluster)))
+    process.kill()
+    process.wait()
+    shared(cluster, "go").touch()
+    assert resume("w", cluster)["phase"] == "Succeeded"
+    nothing_left(cluster)
+    assert (cluster.home / "runs/w/logs/w.log").read_text() == "try\n"  # of the pod that counts
+
+
+def test_a_runner_killed_while_it_starts_a_pod_does_not_keep_the_run_from_going_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = state.RunFiles(tmp_path, "w")
+    files.root.mkdir(parents=True)
+    asked = os.memfd_create("asked")
+    holder = os.fork()
+    if not holder:
+        files.lock()
+        if not os.fork():  # between fork and exec: it has the lock of its parent, who is dead
+            until("somebody to ask for the lock", lambda: os.fstat(asked).st_size)
+        os._exit(0)
+    os.waitpid(holder, 0)
+    pread = os.pread
+    monkeypatch.setattr(os, "pread", lambda *arguments: (os.write(asked, b"x"), pread(*arguments))[1])
+    files.lock()
+    assert os.fstat(asked).st_size, "the lock was free"
+    files.close()
+
+
+def test_a_second_runner_of_the_same_run_is_refused(cluster: LocalCluster, tmp_path: Path) -> None:
+    manifest = tmp_path / "w.json"
+    manifest.write_text(json.dumps(workflow([sh("main", "sleep 30")])))
+    process = runner(cluster, manifest)
+    until("its first process", lambda: left_over(cluster))
+    with pytest.raises(state.Busy, match=str(process.pid)):
+        LocalRun.old("w", cluster)
+    process.terminate()
+    process.wait(2)
+
+
+def test_stop_kills_pods_before_their_grace_is_over_and_still_runs_the_exit_handler(
+    cluster: LocalCluster, tmp_path: Path
+) -> None:
+    manifest = tmp_path / "w.json"
+    mark = shared(cluster, "exit")
+    templates = [
+        sh("main", "trap '' TERM; sleep 1000 & wait; sleep 1000", podSpecPatch="terminationGracePeriodSeconds: 1000"),
+        sh("bye", "echo {{workflow.status}} > /shared/exit"),
+    ]
+    manifest.write_text(json.dumps(workflow(templates, onExit="bye")))
+    process = runner(cluster, manifest)
+    until("its first process", lambda: left_over(cluster))
+    stop("w", cluster)
+    assert process.wait(60) == 0
+    status = state.read(cluster.home, "w")
+    assert (status["phase"], status["message"], mark.read_text()) == (
+        "Failed",
+        "Stopped with strategy 'Stop'",
+        "Failed\n",
+    )
+    nothing_left(cluster)
+    with pytest.raises(ConfigError, match="is over"):
+        stop("w", cluster)
+
+
+def test_a_stop_that_comes_while_a_pod_is_being_started_does_not_leave_it_behind(
+    cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = start_container
+
+    def start(*arguments: Any) -> Any:
+        process = real(*arguments)
+        os.kill(os.getpid(), signal.SIGTERM)  # before anybody could note the process
+        return process
+
+    monkeypatch.setattr(executor, "start_container", start)
+    with pytest.raises(KeyboardInterrupt):
+        execute(workflow([sh("main", "trap '' TERM; sleep 60 & wait")]), {}, cluster)
+    nothing_left(cluster)
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_ctrl_c_ends_everything_in_order_and_the_run_can_go_on(cluster: LocalCluster, tmp_path: Path) -> None:
+    gate, command = shared(cluster, "gate"), "test -e /shared/gate || sleep 1000"
+    run = LocalRun.new(workflow([dag({"name": "a", "template": "one"}), sh("one", command)]), {}, cluster)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background ignores it
+
+    def interrupt() -> None:
+        until("its first process", lambda: left_over(cluster))
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=interrupt, daemon=True).start()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            run.run()
+    finally:
+        signal.signal(signal.SIGINT, before)
+    nothing_left(cluster)
+    gate.touch()
+    assert resume("w", cluster)["phase"] == "Succeeded"
+
+
+def test_a_failed_run_goes_on_from_what_failed(cluster: LocalCluster, tmp_path: Path) -> None:
+    mark, gate = shared(cluster, "good"), shared(cluster, "gate")
+    tasks = [
+        {"name": "good", "template": "good"},
+        {"name": "bad", "template": "bad", "depends": "good"},
+        {"name": "after", "template": "good", "depends": "bad"},
+    ]
+    steps = {"good": "echo x >> /shared/good", "bad": "test -e /shared/gate", "bye": "true"}
+    templates = [dag(*tasks), *(sh(name, command) for name, command in steps.items())]
+    status = execute(workflow(templates, onExit="bye"), {}, cluster)
+    assert (status["phase"], phases(status)["w.after"]) == ("Failed", "Omitted")
+    gate.touch()
+    status = resume("w", cluster)
+    assert status["phase"] == "Succeeded"
+    assert set(phases(status).values()) == {"Succeeded"}
+    assert mark.read_text() == "x\nx\n"  # good ran once, after once
+
+
+def test_a_full_disk_is_said_and_the_run_can_go_on(cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = LocalRun.new(workflow([sh("main", "true")]), {}, cluster)
+    journal = os.open("/dev/full", os.O_WRONLY)
+    os.dup2(journal, run.files.journal)
+    monkeypatch.setattr(os, "ftruncate", lambda descriptor, size: None)  # /dev/full is no file
+    with pytest.raises(state.DiskFull, match="Free some space"):
+        run.run()
+    monkeypatch.undo()
+    assert resume("w", cluster)["phase"] == "Succeeded"
+
+
+def test_a_torn_line_of_the_journal_is_as_if_never_written(cluster: LocalCluster) -> None:
+    execute(workflow([sh("main", "true")]), {}, cluster)
+    journal = cluster.home / "runs/w/journal.jsonl"
+    journal.write_bytes(journal.read_bytes().rstrip(b"\n")[:-20])
+    assert resume("w", cluster)["phase"] == "Succeeded"
+
+
+def test_a_pod_sees_only_the_environment_of_its_manifest(
+    cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SECRET_OF_THE_USER", "1")
+    objects = cluster.home / "objects/ConfigMap"
+    objects.mkdir(parents=True)
+    (objects / "settings.json").write_text(json.dumps({"data": {"COLOUR": "red", "SIZE": "7"}}))
+    script = {
+        **PYTHON,
+        "source": "import json, os; print(json.dumps(dict(os.environ)))",
+        "envFrom": [{"configMapRef": {"name": "settings"}}, {"secretRef": {"name": "none", "optional": True}}],
+        "env": [
+            {"name": "BOTH", "value": "$(COLOUR)-$(SIZE)-$(NOPE)-$$(SIZE)"},
+            {"name": "NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
+            {"name": "IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
+        ],
+    }
+    use = {
+        "name": "use",
+        "template": "use",
+        "depends": "a",
+        "arguments": {"parameters": [{"name": "x", "value": "{{tasks.a.outputs.result}}"}]},
+    }
+    templates = [
+        dag({"name": "a", "template": "env"}, use),
+        {"name": "env", "script": script},
+        sh("use", "true", inputs={"parameters": [{"name": "x"}]}),
+    ]
+    status = execute(workflow(templates), {}, cluster)
+    node = next(node for node in status["nodes"].values() if node["name"] == "w.a")
+    variables = json.loads(node["outputs"]["result"])
+    assert variables["BOTH"] == "red-7-$(NOPE)-$(SIZE)"
+    assert (variables["NAME"], variables["IP"]) == (f"w-env-{node['id'].split('-')[-1]}", "127.0.0.1")
+    assert "SECRET_OF_THE_USER" not in variables
+
+
+@pytest.mark.skipif(not filesystem.available(), reason="needs mount namespaces")
+def test_pods_that_spell_out_the_same_path_do_not_see_each_other(cluster: LocalCluster) -> None:
+    out = {
+        "parameters": [
+            {"name": "p", "valueFrom": {"path": "/tmp/out.txt"}},
+            {"name": "q", "valueFrom": {"path": "/data/q"}},
+        ]
+    }
+    body = (
+        "test ! -e /tmp/out.txt && echo {{inputs.parameters.x}} > /tmp/out.txt && sleep 0.3 && cp /tmp/out.txt /data/q"
+    )
+    tasks = [
+        {
+            "name": "t",
+            "template": "one",
+            "withItems": ["a", "b"],
+            "arguments": {"parameters": [{"name": "x", "value": "{{item}}"}]},
+        }
+    ]
+    status = execute(
+        workflow([dag(*tasks), sh("one", body, inputs={"parameters": [{"name": "x"}]}, outputs=out)]), {}, cluster
+    )
+    assert status["phase"] == "Succeeded", status
+    logs = {
+        n["displayName"]: [p["value"] for p in n["outputs"]["parameters"]]
+        for n in status["nodes"].values()
+        if n["type"] == "Pod"
+    }
+    assert logs == {"t(0:a)": ["a", "a"], "t(1:b)": ["b", "b"]}
+    assert not Path("/tmp/out.txt").exists()
+
+
+def test_time_limits_end_a_pod_and_the_workflow(cluster: LocalCluster) -> None:
+    tasks = [{"name": "slow", "template": "slow"}]
+    status = execute(workflow([dag(*tasks), sh("slow", "sleep 60", activeDeadlineSeconds=1)], "a"), {}, cluster)
+    node = status["nodes"][
+        "a-" + next(iter(status["nodes"][i]["id"].split("-")[-1] for i in status["nodes"] if i != "a"))
+    ]
+    assert (node["phase"], node["message"]) == (
+        "Failed",
+        "Pod was active on the node longer than the specified deadline",
+    )
+    templates = [dag(*tasks), sh("slow", "sleep 60"), sh("bye", "true")]
+    status = execute(workflow(templates, "b", activeDeadlineSeconds=1, onExit="bye"), {}, cluster)
+    assert status["phase"] == "Failed"
+    assert phases(status)["b.onExit"] == "Succeeded"
+    assert "Step exceeded its deadline" in [node.get("message") for node in status["nodes"].values()]
+
+
+def test_a_backoff_is_waited_for(cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    waited, clock, wait = list[float](), time.time, executor.Executor.wait
+
+    def wait_at_once(self: executor.Executor, timeout: float | None) -> Any:
+        waited.append(timeout or 0.0)
+        return wait(self, 0.0 if timeout else timeout)
+
+    monkeypatch.setattr(executor.Executor, "wait", wait_at_once)
+    as_if = SimpleNamespace(time=lambda: clock() + sum(waited), monotonic=time.monotonic)
+    monkeypatch.setattr(local_run, "time", as_if)
+    retry = {"limit": 2, "backoff": {"duration": "10m", "factor": 2}}
+    status = execute(
+        workflow([sh("main", "echo x >> /shared/n; test $(wc -l < /shared/n) = 3", retryStrategy=retry)]),
+        {},
+        cluster,
+    )
+    assert (status["phase"], round(sum(waited) / 60)) == ("Succeeded", 10 + 20)
+    assert [node["phase"] for node in status["nodes"].values()] == ["Succeeded", "Failed", "Failed", "Succeeded"]
+
+
+def test_a_missing_program_fails_its_step_with_the_reason(cluster: LocalCluster) -> None:
+    missing = {"name": "main", "container": {"image": "alpine", "command": ["no-such-program"]}}
+    status = execute(workflow([missing]), {}, cluster)
+    assert status["phase"] == "Failed"
+    assert 'exec: "no-such-program"' in status["message"]
+
+
+def test_nothing_starts_when_the_manifest_is_wrong(cluster: LocalCluster) -> None:
+    with pytest.raises(ConfigError, match="sidecars"):
+        execute(workflow([sh("main", "true", sidecars=[{"name": "s", "image": "nginx"}])]), {}, cluster)
+    assert not (cluster.home / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"schedules": ["99 99 * * *"]}, r'spec\.schedules: "99 99 \* \* \*" is no schedule: the minute'),
+        ({"timezone": "Mars/Olympus"}, r'spec\.timezone: "Mars/Olympus" is no time zone'),
+        ({"schedules": []}, r"spec\.schedules: it is missing"),
+    ],
+)
+def test_a_cron_workflow_that_a_cluster_refuses_does_not_run_here_either(
+    cluster: LocalCluster, fields: dict[str, Any], said: str
+) -> None:
+    spec = {"schedules": ["@daily"], "workflowSpec": workflow([sh("main", "true")])["spec"]}
+    cron = {"kind": "CronWorkflow", "metadata": {"name": "c"}, "spec": spec}
+    assert execute(cron, {}, cluster)["phase"] == "Succeeded"
+    shutil.rmtree(cluster.home / "runs")
+    with pytest.raises(ConfigError, match=said):
+        execute({**cron, "spec": spec | fields}, {}, cluster)
+    assert not (cluster.home / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    "beside",
+    [False, pytest.param(True, marks=pytest.mark.skipif(not filesystem.available(), reason="needs mount namespaces"))],
+)
+def test_an_image_that_a_parameter_names_must_be_known_as_its_step_starts(cluster: LocalCluster, beside: bool) -> None:
+    container = {"image": "{{inputs.parameters.i}}", "command": ["sh", "-c", "true"]}
+    body = {"sidecars": [{**container, "name": "s"}], "container": {**container, "image": "bash"}}
+    template = {
+        "name": "t",
+        "inputs": {"parameters": [{"name": "i"}]},
+        **(body if beside else {"container": container}),
+    }
+    given = {"parameters": [{"name": "i", "value": "{{workflow.parameters.i}}"}]}
+    manifest = workflow([dag({"name": "a", "template": "t", "arguments": given}), template])
+    manifest["spec"]["arguments"] = {"parameters": [{"name": "i", "value": "alpine"}]}
+    assert execute(manifest, {}, cluster)["phase"] == "Succeeded"
+    status = execute({**manifest, "metadata": {"name": "other"}}, {"i": "nginx"}, cluster)
+    ((phase, why),) = [(n["phase"], n["message"]) for n in status["nodes"].values() if n["displayName"] == "a"]
+    assert (status["phase"], phase) == ("Error", "Error")
+    assert f"{'sidecars[0]' if beside else 'container'}.image is 'nginx', and what it holds is not known" in why
+
+
+def test_a_run_holds_no_process_and_no_descriptor_afterwards(cluster: LocalCluster) -> None:
+    execute(workflow([sh("main", "true")], "first"), {}, cluster)
+    before = len(os.listdir("/proc/self/fd"))
+    execute(workflow([dag(*({"name": f"t{i}", "template": "one"} for i in range(20))), sh("one", "true")]), {}, cluster)
+    assert len(os.listdir("/proc/self/fd")) == before
+    pods = [
+        json.loads(line).get("pods", {}) for line in (cluster.home / "runs/w/journal.jsonl").read_text().splitlines()
+    ]
+    assert not any(alive(*process) for entry in pods for process in entry.values() if process)

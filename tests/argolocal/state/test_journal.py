@@ -1,0 +1,100 @@
+"""What a user would lose if the files of a run were not what its runner wrote."""
+
+import json
+import re
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from argolocal.common.files import write_atomically
+from argolocal.runner.run import execute, resume, stop
+from argolocal.state.journal import RunFiles, reset_interrupted
+from argolocal.view import runs as overview
+from rekindle.errors import ConfigError
+from rekindle.local.cluster import LocalCluster
+
+STEPS = [[{"name": "a", "template": "one"}], [{"name": "b", "template": "one"}]]
+ONE = {"name": "one", "container": {"image": "alpine", "command": ["true"]}}
+WORKFLOW = {"entrypoint": "main", "templates": [{"name": "main", "steps": STEPS}, ONE]}
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> RunFiles:
+    """Those of a run that is over."""
+    cluster = LocalCluster(tmp_path)
+    for name in ("w", "other"):
+        execute({"kind": "Workflow", "metadata": {"name": name}, "spec": WORKFLOW}, {}, cluster)
+    return RunFiles(tmp_path, "w")
+
+
+def line(number: int, text: str) -> Callable[[str], str]:
+    return lambda journal: "".join(
+        text + "\n" if index == number else entry for index, entry in enumerate(journal.splitlines(True))
+    )
+
+
+def node(**fields: Any) -> str:
+    whole = {"id": "w", "name": "w", "type": "Steps", "phase": "Running", "startedAt": "2026-01-01T00:00:00Z"}
+    return json.dumps({"nodes": {"w": {key: value for key, value in (whole | fields).items() if value is not None}}})
+
+
+SPOILED: dict[str, tuple[str, Callable[[str], str], str]] = {
+    "no JSON": ("journal.jsonl", line(1, "hello"), "line 2 .*Expecting value"),
+    "a list": ("journal.jsonl", line(1, "[1]"), "line 2 .*shape"),
+    "nodes that are none": ("journal.jsonl", line(1, '{"nodes": [1]}'), "line 2 .*shape"),
+    "a child of nobody": ("journal.jsonl", line(1, '{"children": {"x": ["y"]}}'), "line 2 .*x"),
+    "a node that is none": ("journal.jsonl", lambda text: text + '{"nodes": {"w": 1}}\n', "shape"),
+    "a node without name": ("journal.jsonl", lambda text: text + node(name=None) + "\n", "'name' is missing"),
+    "a node of a phase that is none": ("journal.jsonl", lambda text: text + node(phase="Done") + "\n", "phase"),
+    "a node of nobody": ("journal.jsonl", lambda text: text + node(boundaryID="x") + "\n", "node x"),
+    "a phase that is none": ("journal.jsonl", lambda text: text + '{"status": {"phase": "Done"}}\n', "'Done'"),
+    "half a manifest": ("manifest.yaml", lambda text: text[:300], "Unterminated"),
+    "a manifest that is none": ("manifest.yaml", lambda _: "[1]", "shape"),
+    "no entrypoint": ("manifest.yaml", lambda text: text.replace('"entrypoint"', '"entry"'), "'entrypoint' is missing"),
+}
+
+
+@pytest.mark.parametrize("what", SPOILED)
+def test_a_file_edited_by_hand_is_named_and_neither_run_nor_hides_the_other_runs(what: str, files: RunFiles) -> None:
+    name, edit, reason = SPOILED[what]
+    path = files.root / name
+    path.write_text(edit(path.read_text()))
+    for command in (resume, stop, lambda *_: overview.state(files.home, "w")):
+        with pytest.raises(ConfigError, match=f"(?s){re.escape(str(path))}.*{reason}.*Put it back"):
+            command("w", LocalCluster(files.home))
+    assert files.runner() is None
+    phases = {
+        run["run"]: run["phase"] for run in json.loads(overview.everything(LocalCluster(files.home), True))["runs"]
+    }
+    assert phases == {"w": "Unreadable", "other": "Succeeded"}
+    assert overview.newest(files.home, ("Succeeded",)) == "other"
+
+
+def test_a_journal_that_is_lost_is_a_run_that_begins_anew(files: RunFiles) -> None:
+    (files.root / "journal.jsonl").unlink()
+    assert resume("w", LocalCluster(files.home))["phase"] == "Succeeded"
+
+
+def test_a_file_that_two_write_at_once_is_that_of_one(tmp_path: Path) -> None:
+    texts = [letter * 100_000 for letter in "abcd"]
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda number: write_atomically(tmp_path / "f", texts[number % 4]), range(400)))
+    assert (tmp_path / "f").read_text() in texts
+    assert [path.name for path in tmp_path.iterdir()] == ["f"]
+
+
+def test_a_file_that_cannot_be_written_leaves_the_one_before_and_no_other(tmp_path: Path) -> None:
+    write_atomically(tmp_path / "f", "before")
+    with pytest.raises(UnicodeEncodeError):
+        write_atomically(tmp_path / "f", "\ud800")
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("f", "before")]
+
+
+def test_what_ran_when_its_runner_died_has_all_its_time_again() -> None:
+    old = {"name": "w", "startedAt": "2026-01-01T00:00:00Z"}
+    nodes = {kind: {**old, "id": kind, "type": kind, "phase": "Pending"} for kind in ("Pod", "HTTP", "Suspend")}
+    after = reset_interrupted({"phase": "Running", "nodes": nodes}, "2026-01-02T00:00:00Z")["nodes"]
+    assert [kind for kind in after if after[kind]["startedAt"] != old["startedAt"]] == ["Pod", "HTTP"]

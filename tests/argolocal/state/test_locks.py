@@ -1,0 +1,155 @@
+"""Locks between runs and nodes, and outputs kept: what runs at once that must not, or again that need not."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from argolocal.engine.nodes import PodEnded, PodStarted, Start
+from argolocal.engine.scheduler import Scheduler
+from tests.argolocal.runner.played import dag, leaf, parameters, phase, play, scheduler, steps
+
+MUTEX = {"mutexes": [{"name": "m"}]}
+
+
+def starts(s: Scheduler, now: float, *ended: str) -> list[str]:
+    """The pods that start once those named `ended` are over."""
+    events = [
+        event for id in ended for event in (PodStarted(s.table.id(id)), PodEnded(s.table.id(id), "Succeeded", "", {}))
+    ]
+    return [s.nodes[action.id]["name"] for action in s.advance(now, events) if isinstance(action, Start)]
+
+
+def test_two_nodes_with_one_mutex_never_run_at_once_and_say_what_they_wait_for(tmp_path: Path) -> None:
+    s = scheduler(dag({"name": "a"}, {"name": "b"}), leaf(synchronization=MUTEX), home=tmp_path)
+    assert starts(s, 1) == ["w.a"]
+    waiting = s.nodes[s.table.id("w.b")]
+    assert (waiting["phase"], waiting["message"]) == ("Pending", "Waiting for default/Mutex/m lock. Lock status: 0/1")
+    assert waiting["synchronizationStatus"] == {"waiting": "default/Mutex/m"}
+    assert starts(s, 2, "w.a") == ["w.b"]
+    assert "message" not in waiting
+    starts(s, 3, "w.b")
+    assert s.status["phase"] == "Succeeded"
+
+
+def test_a_workflow_waits_for_the_mutex_that_another_run_holds_and_gets_it_when_that_one_dies(tmp_path: Path) -> None:
+    first = scheduler(leaf("main"), home=tmp_path, name="one", synchronization=MUTEX)
+    second = scheduler(leaf("main"), home=tmp_path, name="two", synchronization=MUTEX)
+    assert starts(first, 1) == ["one"]
+    assert starts(second, 1) == []
+    assert (second.status["phase"], second.wake) == ("Pending", pytest.approx(1.2))
+    first.context.locks.close()
+    assert starts(second, 2) == ["two"]
+
+
+def test_a_semaphore_lets_as_many_run_as_its_configmap_says(tmp_path: Path) -> None:
+    folder = tmp_path / "objects/ConfigMap"
+    folder.mkdir(parents=True)
+    (folder / "limits.json").write_text(json.dumps({"data": {"gpus": "2"}}))
+    semaphore = {"semaphores": [{"configMapKeyRef": {"name": "limits", "key": "gpus"}}]}
+    s = scheduler(dag({"name": "t", "withItems": [1, 2, 3]}), leaf(synchronization=semaphore), home=tmp_path)
+    assert starts(s, 1) == ["w.t(0:1)", "w.t(1:2)"]
+    assert (
+        s.nodes[s.table.id("w.t(2:3)")]["message"] == "Waiting for default/ConfigMap/limits/gpus lock. Lock status: 0/2"
+    )
+    assert starts(s, 2, "w.t(1:2)") == ["w.t(2:3)"]
+
+
+def test_a_semaphore_without_its_configmap_is_an_error_and_no_wait_for_ever(tmp_path: Path) -> None:
+    semaphore = {"semaphores": [{"configMapKeyRef": {"name": "limits", "key": "gpus"}}]}
+    s = scheduler(dag({"name": "t"}), leaf(synchronization=semaphore), home=tmp_path)
+    play(s)
+    assert (s.status["phase"], "limits" in s.nodes[s.table.id("w.t")]["message"]) == ("Error", True)
+
+
+@pytest.mark.parametrize(("limit", "said"), [({}, "for ever"), ({"timeout": "9s"}, "timeout")])
+def test_who_waits_for_his_own_lock_hears_of_it_or_of_his_time_limit(
+    limit: dict[str, str], said: str, tmp_path: Path
+) -> None:
+    outer = {**dag({"name": "t"}), "synchronization": MUTEX}
+    s = scheduler(outer, leaf(synchronization=MUTEX, **limit), home=tmp_path)
+    play(s)
+    assert said in s.status["message"] + s.nodes[s.table.id("w.t")].get("message", "")
+    assert bool(limit) == (s.table.now >= 1009)
+
+
+def test_who_waits_for_his_own_lock_until_a_deadline_hears_of_it_before(tmp_path: Path) -> None:
+    outer = {**dag({"name": "t"}), "synchronization": MUTEX}
+    s = scheduler(outer, leaf(synchronization=MUTEX), home=tmp_path, activeDeadlineSeconds=60)
+    play(s)
+    assert (s.status["phase"], s.table.now) == ("Error", 1000.0)
+    assert s.status["message"].endswith("lock. Lock status: 0/1: Argo would wait for it until the deadline")
+
+
+def test_a_lock_that_this_run_holds_only_a_part_of_is_asked_for_again(tmp_path: Path) -> None:
+    first = scheduler(leaf("main", synchronization=MUTEX), home=tmp_path, name="other")
+    starts(first, 1)
+    s = scheduler(dag({"name": "t"}), leaf(synchronization=MUTEX), home=tmp_path)
+    assert starts(s, 1) == [] and s.wake == pytest.approx(1.2)
+    first.context.locks.close()
+    assert starts(s, 2) == ["w.t"]
+
+
+def test_a_lock_is_held_over_all_attempts_and_over_a_whole_dag(tmp_path: Path) -> None:
+    inner = {"name": "inner", "steps": [[{"name": "x", "template": "one"}]], "synchronization": MUTEX}
+    tasks = ({"name": "a", "template": "inner"}, {"name": "b", "template": "again"})
+    s = scheduler(
+        dag(*tasks), inner, leaf(), leaf("again", synchronization=MUTEX, retryStrategy={"limit": "1"}), home=tmp_path
+    )
+    assert starts(s, 1) == ["w.a[0].x"]
+    assert s.nodes[s.table.id("w.b")]["type"] == "Retry"
+    assert starts(s, 2, "w.a[0].x") == ["w.b(0)"]
+
+
+MEMO: dict[str, Any] = {"key": "k-{{inputs.parameters.x}}", "cache": {"configMap": {"name": "kept"}}}
+INPUT = {"inputs": {"parameters": [{"name": "x"}]}}
+OUT = {"parameters": [{"name": "y", "value": "42"}]}
+
+
+def memoized(home: Path, x: str, **memo: Any) -> Scheduler:
+    work = leaf("one", memoize={**MEMO, **memo}, **INPUT)
+    use = leaf("use", **INPUT)
+    y = parameters(x="{{steps.a.outputs.parameters.y}}")
+    main = steps([{"name": "a", "arguments": parameters(x=x)}], [{"name": "b", "template": "use", "arguments": y}])
+    return scheduler(main, work, use, home=home)
+
+
+def test_what_was_computed_once_is_not_computed_again_and_its_outputs_are_used(tmp_path: Path) -> None:
+    assert play(memoized(tmp_path, "1"), outputs={"w[0].a": OUT}) == ["w[0].a", "w[1].b"]
+    again = memoized(tmp_path, "1")
+    assert play(again) == ["w[1].b"]
+    node = again.nodes[again.table.id("w[0].a")]
+    assert node["memoizationStatus"] == {"hit": True, "key": "k-1", "cacheName": "kept"}
+    assert again.nodes[again.table.id("w[1].b")]["inputs"]["parameters"][0]["value"] == "42"
+    assert play(memoized(tmp_path, "2"), outputs={"w[0].a": OUT}) == ["w[0].a", "w[1].b"]
+
+
+def test_a_failure_is_not_kept(tmp_path: Path) -> None:
+    play(memoized(tmp_path, "1"), {"w[0].a": "Failed"})
+    assert play(memoized(tmp_path, "1"), outputs={"w[0].a": OUT}) == ["w[0].a", "w[1].b"]
+
+
+def test_what_is_older_than_its_max_age_is_computed_again(tmp_path: Path) -> None:
+    play(memoized(tmp_path, "1", maxAge="10s"), outputs={"w[0].a": OUT})
+    kept = tmp_path / "objects/ConfigMap/kept.json"
+    assert play(memoized(tmp_path, "1", maxAge="10s")) == ["w[1].b"]
+    kept.write_text(kept.read_text().replace("1970-01-01T00:16", "1970-01-01T00:06"))
+    assert play(memoized(tmp_path, "1", maxAge="10s"), outputs={"w[0].a": OUT}) == ["w[0].a", "w[1].b"]
+
+
+def test_a_key_that_argo_would_not_take_is_an_error_before_the_node_runs(tmp_path: Path) -> None:
+    s = memoized(tmp_path, "a.b")
+    assert play(s) == []
+    assert phase(s, "x") == ""
+    assert s.nodes[s.table.id("w[0].a")]["message"] == "invalid cache key: k-a.b"
+
+
+def test_a_configmap_that_is_no_cache_is_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "objects/ConfigMap/kept.json"
+    path.parent.mkdir(parents=True)
+    path.write_text(text := json.dumps({"metadata": {"name": "kept"}, "data": {"k-1": "mine"}}))
+    s = memoized(tmp_path, "1")
+    play(s)
+    assert "configmap-type label" in s.nodes[s.table.id("w[0].a")]["message"]
+    assert path.read_text() == text

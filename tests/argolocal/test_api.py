@@ -1,0 +1,149 @@
+"""Workflows as the tests of somebody's own pipelines run them: after Hera's own examples, and with a kind of theirs."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hera.workflows import DAG, Artifact, Parameter, Resource, Steps, Workflow, script
+from hera.workflows.models import ValueFrom
+
+import argolocal
+
+HELLO: dict = {
+    "apiVersion": "argoproj.io/v1alpha1",
+    "kind": "Workflow",
+    "metadata": {"generateName": "hello-"},
+    "spec": {
+        "entrypoint": "print",
+        "arguments": {"parameters": [{"name": "word", "value": "hello"}]},
+        "templates": [
+            {"name": "print", "container": {"image": "busybox", "command": ["echo", "{{workflow.parameters.word}}"]}}
+        ],
+    },
+}
+
+
+@script(image="python:3")
+def flip() -> None:
+    import random
+
+    print("heads" if random.random() < 0.5 else "tails")
+
+
+@script(image="python:3")
+def say(message: str) -> None:
+    print(message)
+
+
+@script(image="python:3", outputs=Artifact(name="letter", path="/tmp/letter.txt"))
+def write() -> None:
+    with open("/tmp/letter.txt", "w") as letter:
+        letter.write("dear reader")
+
+
+@script(image="python:3", inputs=Artifact(name="letter", path="/tmp/mail/letter.txt"))
+def read() -> None:
+    print(open("/tmp/mail/letter.txt").read())  # noqa: SIM115
+
+
+def test_a_coin_that_is_flipped_takes_one_of_two_ways() -> None:
+    with Workflow(generate_name="coin-flip-", entrypoint="main") as workflow, Steps(name="main") as steps:
+        coin = flip(name="flip")
+        with steps.parallel():
+            say(name="heads", arguments={"message": "it was heads"}, when=f"{coin.result} == heads")
+            say(name="tails", arguments={"message": "it was tails"}, when=f"{coin.result} == tails")
+    outcome = argolocal.run(workflow)
+    side = outcome.nodes["flip"].outputs["result"]
+    other = {"heads": "tails", "tails": "heads"}[side]
+    assert outcome.phase == "Succeeded", outcome
+    assert (outcome.nodes[side].log, outcome.nodes[other].phase) == (f"it was {side}\n", "Skipped")
+
+
+def test_a_diamond_passes_its_parameter_to_every_corner() -> None:
+    word = [Parameter(name="word", value="hello")]
+    with Workflow(generate_name="diamond-", entrypoint="main", arguments=word) as workflow, DAG(name="main"):
+        corners = (
+            {"name": name, "arguments": {"message": f"{{{{workflow.parameters.word}}}} {name}"}} for name in "ABCD"
+        )
+        a, b, c, d = (say(**corner) for corner in corners)
+        a >> [b, c] >> d  # type: ignore[operator]
+    assert not [finding for finding in argolocal.lint(workflow) if finding.fatal]
+    outcome = argolocal.run(workflow, {"word": "goodbye"})
+    assert outcome.phase == "Succeeded", outcome
+    assert {name: node.log for name, node in outcome.nodes.items()} == {name: f"goodbye {name}\n" for name in "ABCD"}
+
+
+def test_an_artifact_travels_from_step_to_step(tmp_path: Path) -> None:
+    with Workflow(generate_name="letters-", entrypoint="main") as workflow, Steps(name="main"):
+        letter = write(name="write")
+        read(name="read", arguments=[letter.get_artifact("letter")])
+    outcome = argolocal.run(workflow)
+    assert outcome.phase == "Succeeded", outcome
+    assert outcome.nodes["read"].log == "dear reader\n"
+    assert outcome.artifact("write", "letter", tmp_path / "letter").read_text() == "dear reader"
+
+
+def test_a_kind_of_ones_own_is_applied_and_waited_for() -> None:
+    class Counters(argolocal.Controller):
+        kind = "Counter"
+
+        def poll(self) -> None:
+            for name in self.names():
+                self.change(name, lambda now: now and now | {"status": {"count": now["spec"]["to"]}})
+
+    kinds = argolocal.Kinds()
+    kinds.register(Counters)
+    counter = "apiVersion: example.com/v1\nkind: Counter\nmetadata: {name: sheep}\nspec: {to: 3}"
+    count = Parameter(name="count", value_from=ValueFrom(json_path="{.status.count}"))
+    with Workflow(generate_name="count-", entrypoint="main") as workflow:
+        Resource(name="main", action="create", manifest=counter, success_condition="status.count > 2", outputs=count)
+    assert argolocal.run(workflow, kinds=kinds).outputs == {"count": "3"}
+    with pytest.raises(argolocal.ConfigError, match="Counter, which the local runner does not have"):
+        argolocal.run(workflow)
+
+
+def test_a_failure_says_which_step_failed_and_why() -> None:
+    template = {"name": "print", "script": {"image": "busybox", "command": ["sh"], "source": "echo no ink; exit 3"}}
+    outcome = argolocal.run({**HELLO, "spec": {**HELLO["spec"], "templates": [template]}})
+    (node,) = outcome.nodes.values()
+    assert (outcome.phase, node.exit_code, node.log) == ("Failed", 3, "no ink\n")
+    assert "exit code 3" in str(outcome) and "no ink" in str(outcome)
+
+
+def test_a_file_is_run_with_the_objects_beside_it_and_leaves_nothing(tmp_path: Path) -> None:
+    file = tmp_path / "workflow.yaml"
+    file.write_text("""
+kind: Workflow
+metadata: {generateName: greet-}
+spec:
+  entrypoint: greet
+  templates:
+    - name: greet
+      container:
+        image: busybox
+        command: [sh, -c, 'echo $GREETING']
+        env: [{name: GREETING, valueFrom: {configMapKeyRef: {name: words, key: greeting}}}]
+---
+{apiVersion: v1, kind: ConfigMap, metadata: {name: words}, data: {greeting: hej}}
+""")
+    outcome = argolocal.run(file)
+    (node,) = outcome.nodes.values()
+    home = outcome.home
+    assert (outcome.phase, node.log, home.exists()) == ("Succeeded", "hej\n", True)
+    del outcome
+    assert not home.exists() and [*tmp_path.iterdir()] == [file]
+
+
+def test_a_mistake_is_found_without_a_run() -> None:
+    wrong = {**HELLO, "spec": {**HELLO["spec"], "entrypoint": "prnt"}}
+    (finding,) = (finding for finding in argolocal.lint(wrong) if finding.fatal)
+    assert 'Did you mean "print"?' in str(finding)
+    with pytest.raises(argolocal.ConfigError, match="prnt"):
+        argolocal.run(wrong)
+
+
+def test_an_import_of_argolocal_loads_nothing_else() -> None:
+    program = "import argolocal, sys; print(*sorted(name for name in sys.modules if name.startswith('argolocal')))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "argolocal\n"

@@ -1,0 +1,59 @@
+"""A bucket as a folder: every key of S3 is possible, and no key leads out of the folder."""
+
+from pathlib import Path
+
+import pytest
+
+from argolocal.errors import ConfigError, NotFound, StorageError
+from argolocal.store import FolderStore
+
+KEYS = ["a", "a/b", "a/b/c", "a//b", "a/", "a/./b", "../up", "/root", "%", "a/%", "a/%2F", "ä ö/%25", "a/b%00", "a\0b"]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> FolderStore:
+    (tmp_path / "store/runs").mkdir(parents=True)
+    return FolderStore(tmp_path / "store", "runs")
+
+
+def put(store: FolderStore, key: str) -> None:
+    file = store.root.parent.with_name("file")
+    file.write_text(f"text of {key!r}")
+    store.upload(file, key)
+
+
+@pytest.mark.parametrize("keys", [KEYS, KEYS[::-1]], ids=["", "backwards"])
+def test_every_key_is_an_object_of_its_own(store: FolderStore, keys: list[str], tmp_path: Path) -> None:
+    for key in keys:
+        put(store, key)
+    assert [entry.key for entry in store.list("")] == sorted(keys, key=str.encode)
+    assert [entry.key for entry in store.list("a/b")] == ["a/b", "a/b%00", "a/b/c"]
+    for key in keys:
+        if not key.endswith("/"):  # S3 takes that for a folder
+            store.download(key, tmp_path / "got")
+            assert (tmp_path / "got").read_text() == f"text of {key!r}"
+    assert {path.name for path in tmp_path.iterdir()} == {"store", "file", "got"}
+    store.delete([*keys, "never"])
+    assert [*store.list("")] == []
+
+
+def test_a_folder_comes_back_as_it_was_and_links_only_if_they_are_wanted(store: FolderStore, tmp_path: Path) -> None:
+    (tmp_path / "in/deep").mkdir(parents=True)
+    (tmp_path / "in/deep/file").write_text("x")
+    (tmp_path / "in/link").symlink_to("deep/file")
+    store.upload(tmp_path / "in", "with")
+    store.upload(tmp_path / "in", "without", links=False)
+    store.download("with", tmp_path / "with")
+    store.download("without", tmp_path / "without")
+    assert (tmp_path / "with/link").read_text() == (tmp_path / "without/deep/file").read_text() == "x"
+    assert not (tmp_path / "without/link").exists()
+
+
+def test_what_is_not_there_and_what_would_land_elsewhere_is_said(store: FolderStore, tmp_path: Path) -> None:
+    with pytest.raises(NotFound, match="s3://runs/none does not exist"):
+        store.download("none", tmp_path / "got")
+    put(store, "a/../../../evil")
+    with pytest.raises(StorageError, match="not a safe path"):
+        store.download("a", tmp_path / "got")
+    with pytest.raises(ConfigError, match='no bucket "other" here'):
+        list(FolderStore(tmp_path / "store", "other").list(""))

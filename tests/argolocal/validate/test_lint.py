@@ -1,0 +1,1009 @@
+"""What is found before anything runs: each mistake alone, in a manifest that is right without it."""
+
+# ruff: noqa: E501 (a table)
+
+import copy
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from argolocal.validate import check, lint, lint_all
+from rekindle.errors import ConfigError
+from tests.effort import calls
+from tests.kinds import kinds
+
+GOLDEN = Path(__file__).parents[2] / "golden"
+
+PINNED = "python@sha256:" + "0" * 64
+RIGHT = yaml.safe_load(
+    """
+apiVersion: argoproj.io/v1alpha1
+kind: Workflow
+metadata: {generateName: sample-, annotations: {team: fraud}}
+spec:
+  entrypoint: main
+  onExit: finish
+  activeDeadlineSeconds: 3600
+  securityContext: {runAsNonRoot: true, seccompProfile: {type: RuntimeDefault}}
+  templateDefaults:
+    activeDeadlineSeconds: 600
+    container: &safe
+      resources: {requests: {cpu: 50m}, limits: {memory: 64Mi}}
+      securityContext: {allowPrivilegeEscalation: false, capabilities: {drop: [ALL]}}
+    script: *safe
+  arguments: {parameters: [{name: rows, value: 5}, {name: unused, value: x}]}
+  templates:
+  - name: main
+    inputs: {parameters: [{name: rows}]}
+    outputs: {parameters: [{name: all, valueFrom: {parameter: "{{tasks.score.outputs.parameters.auc}}"}}]}
+    dag:
+      target: ship loop
+      tasks:
+      - {name: make, template: make, arguments: {parameters: [{name: rows, value: "{{inputs.parameters.rows}}"}]}}
+      - name: score
+        template: score
+        depends: make.Succeeded && !make.Skipped
+        arguments:
+          parameters: [{name: of, value: "{{tasks.make.outputs.result}} {{workflow.annotations.team}}"}]
+          artifacts: [{name: data, from: "{{tasks.make.outputs.artifacts.data}}"}]
+        hooks: {exit: {template: finish, arguments: {parameters: [{name: note, value: "{{tasks.score.status}}"}]}}}
+      - name: ship
+        template: stages
+        depends: score
+        when: "{{=asFloat(tasks.score.outputs.parameters.auc) > 0.5 && (workflow.parameters['nope'] ?? '') == ''}}"
+      - {name: loop, template: finish, depends: make || score.Failed, withItems: [1, 2],
+         arguments: {parameters: [{name: note, value: "{{item}} {{=item + 1}} {{=sprig.upper(workflow.name)}}"}]}}
+      - {name: away, templateRef: {name: other, template: t}, depends: make}
+      - {name: after, template: finish, depends: away,
+         arguments: {parameters: [{name: note, value: "{{tasks.away.outputs.parameters.what}}"}]}}
+  - name: make
+    inputs: {parameters: [{name: rows}]}
+    outputs: {artifacts: [{name: data, path: /tmp/data}]}
+    retryStrategy: {limit: 2}
+    script:
+      image: python
+      command: [python]
+      source: |
+        print("{{inputs.parameters.rows}} {{retries}} {{pod.name}} {{workflow.creationTimestamp.Y}}")
+        open("{{outputs.artifacts.data.path}}", "w").write(f"{ {'a': 1} }" + "{{custom.tag}}")
+  - name: score
+    inputs: {parameters: [{name: of}, {name: cut, default: "1"}], artifacts: [{name: data, path: /tmp/data}]}
+    outputs: {parameters: [{name: auc, globalName: auc, valueFrom: {path: /tmp/auc}}]}
+    container: {image: python, args: ["{{inputs.artifacts.data.path}}", "{{outputs.parameters.auc.path}}"]}
+  - name: stages
+    steps:
+    - - {name: one, template: finish}
+      - {name: two, template: apply, when: "{{workflow.parameters.rows}} > 3"}
+    - - {name: three, template: finish, arguments: {parameters: [{name: note, value: "{{steps.one.exitCode}}"}]}}
+  - name: apply
+    resource:
+      action: apply
+      successCondition: status.replicaStatuses.Master.succeeded > 0
+      failureCondition: status.conditions.1.type == Failed,status.conditions.2.type == Failed
+      manifest: |
+        kind: PyTorchJob
+        metadata: {name: "{{workflow.name}}-train"}
+        spec:
+          runPolicy: {activeDeadlineSeconds: 3600, cleanPodPolicy: Running}
+          elasticPolicy: {minReplicas: 1, maxReplicas: {{workflow.parameters.rows}}}
+          pytorchReplicaSpecs:
+            Master: {replicas: 1, template: {spec: &pod {
+              securityContext: {runAsNonRoot: true, seccompProfile: {type: RuntimeDefault}}, containers: [{
+                name: pytorch, image: python, args: ["$(POD_IP)", "{{workflow.name}}"],
+                resources: {requests: {cpu: 1, memory: 1Gi}, limits: {memory: 1Gi}},
+                securityContext: {allowPrivilegeEscalation: false, capabilities: {drop: [ALL]}}}]}}}
+            Worker: {replicas: {{workflow.parameters.rows}}, template: {spec: *pod}}
+  - name: finish
+    inputs: {parameters: [{name: note, default: ""}]}
+    container: {image: python, args: ["{{workflow.status}} {{workflow.outputs.parameters.auc}} {{inputs.parameters}}"]}
+""".replace("image: python", f"image: {PINNED}")
+)
+
+
+def template(manifest: Any, name: str) -> Any:
+    return next(t for t in manifest["spec"]["templates"] if t["name"] == name)
+
+
+def task(manifest: Any, name: str) -> Any:
+    return next(t for t in template(manifest, "main")["dag"]["tasks"] if t["name"] == name)
+
+
+def step(manifest: Any, name: str) -> Any:
+    return next(s for group in template(manifest, "stages")["steps"] for s in group if s["name"] == name)
+
+
+def late(manifest: Any, text: str, **spec: Any) -> None:
+    """What runs as the workflow is over says `text`."""
+    body = {"container": {**template(manifest, "finish")["container"], "args": [text]}}
+    del manifest["spec"]["onExit"]
+    manifest["spec"] |= {"hooks": {"exit": {"template": "late"}}, **spec}
+    manifest["spec"]["templates"].append({"name": "late", **body})
+
+
+def arguments(**values: str) -> Any:
+    return {"parameters": [{"name": name, "value": value} for name, value in values.items()]}
+
+
+def cron(name: str) -> Any:
+    spec = {"schedules": ["0 3 * * *"], "workflowSpec": copy.deepcopy(RIGHT["spec"])}
+    return {"kind": "CronWorkflow", "metadata": {"name": name}, "spec": spec}
+
+
+def test_a_right_manifest_has_no_findings() -> None:
+    assert lint(RIGHT) == []
+    assert lint(RIGHT | {"kind": "WorkflowTemplate", "metadata": {"name": "sample"}}) == []
+    assert lint(cron("sample")) == []
+
+
+def gives(manifest: Any, **output: Any) -> None:
+    template(manifest, "score")["outputs"]["parameters"][0] = {"name": "auc", **output}
+
+
+def artifact(manifest: Any, **source: Any) -> None:
+    task(manifest, "score")["arguments"]["artifacts"] = [{"name": "data", **source}]
+
+
+def metric(manifest: Any, **fields: Any) -> None:
+    template(manifest, "score")["metrics"] = {"prometheus": [fields]}
+
+
+def only_late(manifest: Any) -> Any:
+    """A template that gives `late` to everything after it."""
+    outputs = {"parameters": [{"name": "p", "globalName": "late", "valueFrom": {"path": "/tmp/p"}}]}
+    return {"outputs": outputs, "container": template(manifest, "score")["container"] | {"args": []}}
+
+
+def exported(manifest: Any, by: str, to: str) -> None:
+    """Of the steps one gives what another reads."""
+    manifest["spec"]["templates"].append({"name": "gives", **only_late(manifest)})
+    step(manifest, by)["template"] = "gives"
+    step(manifest, to)["arguments"] = arguments(note="{{workflow.outputs.parameters.late}}")
+
+
+MISTAKES: dict[str, tuple[Callable[[Any], Any], str, str]] = {
+    "output from nowhere": (lambda w: gives(w), "output", r"outputs\.parameters\[auc\].*from nowhere.*of path"),
+    "output with a default only": (lambda w: gives(w, valueFrom={"default": "1"}), "output", "from nowhere"),
+    "output from two places": (
+        lambda w: gives(w, value="1", valueFrom={"path": "/a", "expression": "1"}), "output", "value and path and expr"),
+    "output with a value and a default": (lambda w: gives(w, value="1", valueFrom={"default": "2"}), "output", "it is from"),
+    "output of another kind": (
+        lambda w: gives(w, valueFrom={"expression": "1"}), "output", r"valueFrom\.expression: .* give path"),
+    "output of steps": (
+        lambda w: template(w, "main")["outputs"]["parameters"][0].update(valueFrom={"path": "/a"}),
+        "output", r"valueFrom\.path: .* give parameter or expression"),
+    "global name": (lambda w: gives(w, globalName="a b", valueFrom={"path": "/a"}), "name", 'globalName: "a b" must'),
+    "entrypoint": (lambda w: w["spec"].update(entrypoint="mian"), "template", 'entrypoint.*Did you mean "main"'),
+    "no entrypoint": (lambda w: w["spec"].pop("entrypoint"), "entrypoint", "missing"),
+    "exit handler": (lambda w: w["spec"].update(onExit="finnish"), "template", 'onExit.*Did you mean "finish"'),
+    "template": (lambda w: task(w, "make").update(template="mke"), "template", r'tasks\[make\].*Did you mean "make"'),
+    "no template": (lambda w: task(w, "make").pop("template"), "template", "names no template"),
+    "step's template": (lambda w: step(w, "one").update(template="finsh"), "template", r"steps\[0\]\[one\]"),
+    "hook's template": (
+        lambda w: task(w, "score")["hooks"]["exit"].update(template="finis"), "template", r"hooks\[exit\].*finish"),
+    "hook": (
+        lambda w: task(w, "score")["hooks"].update(running={"template": "finish"}), "hook", r"hooks\[running\]\.expression"),
+    "workflow's hook": (
+        lambda w: w["spec"].update(hooks={"h": {"template": "finish"}}), "hook", r"spec\.hooks\[h\].*no expression"),
+    "own outputs": (lambda w: step(w, "three").update(hooks={"some": {
+        "template": "finish", "expression": "true", "arguments": arguments(note="{{steps.three.outputs.result}}")}}),
+        "tag", r"three\]\.hooks.*steps\.three\.outputs\.result"),
+    "pod of a step": (lambda w: step(w, "three").update(arguments=arguments(note="{{pod.name}}")), "tag", "by its name"),
+    "argument": (
+        lambda w: step(w, "three").update(arguments=arguments(noet="1")), "argument", 'no input "noet".*mean "note"'),
+    "input": (lambda w: task(w, "make").pop("arguments"), "input", 'make needs the input "rows"'),
+    "entrypoint's input": (lambda w: w["spec"]["arguments"]["parameters"].pop(0), "input", 'main needs the input "rows"'),
+    "artifact": (lambda w: task(w, "score")["arguments"].pop("artifacts"), "input", 'score needs the input "data"'),
+    "depends": (lambda w: task(w, "ship").update(depends="scor"), "depends", 'no task of this DAG. Did you mean "score"'),
+    "result": (lambda w: task(w, "ship").update(depends="score.Suceeded"), "depends", 'mean "Succeeded"'),
+    "result of a loop": (
+        lambda w: task(w, "ship").update(depends="score.AllFailed"), "depends", "does not loop.*score.Failed"),
+    "syntax": (lambda w: task(w, "ship").update(depends="(score && "), "depends", "cannot be read"),
+    "cycle": (lambda w: task(w, "make").update(depends="ship"), "depends", "make → ship → score → make is a cycle"),
+    "no value": (lambda w: step(w, "three").update(arguments={"parameters": [{"name": "note"}]}), "argument", "no value"),
+    "continue": (lambda w: task(w, "make").update(continueOn={"failed": True}), "depends", r"make\]\.continueOn.*Succeeded"),
+    "own name": (
+        lambda w: task(w, "loop").update(arguments=arguments(note="{{tasks.name}}")), "tag", "use it in the template"),
+    "key of an item": (
+        lambda w: task(w, "loop").update(withItems=["x"], arguments=arguments(note="{{item.k}}")), "tag", "item.k"),
+    "two kinds": (lambda w: task(w, "after").update(dependencies=["away"]), "depends", "both"),
+    "target": (lambda w: template(w, "main")["dag"].update(target="shop"), "depends", 'mean "ship"'),
+    "sibling": (
+        lambda w: task(w, "loop").update(arguments=arguments(note="{{tasks.after.status}}")), "tag", "tasks.after.status"),
+    "later step": (
+        lambda w: step(w, "one").update(arguments=arguments(note="{{steps.three.status}}")), "tag", "steps.three.status"),
+    "same group": (
+        lambda w: step(w, "two").update(when="{{steps.one.exitCode}} == 0"), "tag", "steps.one.exitCode"),
+    "output": (
+        lambda w: task(w, "ship").update(when="{{=tasks.score.outputs.parameters.acu == '1'}}"), "tag", 'mean ".*auc"'),
+    "workflow parameter": (
+        lambda w: step(w, "two").update(when="{{workflow.parameters.row}} > 3"), "tag", 'mean "workflow.parameters.rows"'),
+    "input tag": (
+        lambda w: template(w, "score")["container"].update(args=["{{inputs.parameters.cutt}}"]), "tag", 'parameters.cut"'),
+    "task in a container": (
+        lambda w: template(w, "score")["container"].update(args=["{{tasks.make.status}}"]), "tag", "tasks.make.status"),
+    "item": (lambda w: step(w, "one").update(arguments=arguments(note="{{item}}")), "tag", "item"),
+    "global output": (
+        lambda w: template(w, "finish")["container"].update(args=["{{workflow.outputs.parameters.acu}}"]), "tag", "auc"),
+    "priority": (
+        lambda w: step(w, "three").update(arguments=arguments(note="{{workflow.priority}}")), "tag", r"workflow\.priority"),
+    "failures": (
+        lambda w: step(w, "three").update(arguments=arguments(note="{{workflow.failures}}")), "tag", r"workflow\.failures"),
+    "failures in an exit hook": (lambda w: late(w, "{{workflow.failures}}"), "tag", r"late\].*workflow\.failures"),
+    "step without a value's source": (
+        lambda w: step(w, "three").update(arguments={"parameters": [{"name": "note", "valueFrom": {"default": "x"}}]}),
+        "argument", r"three\]\.arguments\.parameters\[note\]\.valueFrom.*must have a configMapKeyRef"),
+    "value and a default": (
+        lambda w: task(w, "loop")["arguments"]["parameters"][0].update(valueFrom={"default": "x"}),
+        "argument", r"loop\]\.arguments\.parameters\[note\]\.valueFrom"),
+    "workflow's parameter from a default": (
+        lambda w: w["spec"]["arguments"]["parameters"].append({"name": "p", "valueFrom": {"default": "x"}}),
+        "argument", r"spec\.arguments\.parameters\[p\]\.valueFrom"),
+    "not of the enum": (
+        lambda w: step(w, "three")["arguments"]["parameters"][0].update(value=1, enum=[2, "3"]),
+        "argument", r'three\].*"1" is none of its enum: it must be 2 or 3'),
+    "parameter twice": (
+        lambda w: w["spec"]["arguments"]["parameters"].append({"name": "rows", "value": "6"}),
+        "name", r'spec\.arguments\.parameters: "rows" must be .* there once'),
+    "argument twice": (
+        lambda w: task(w, "loop")["arguments"]["parameters"].append({"name": "note", "value": "6"}), "name", r"loop\].*once"),
+    "artifact by expression": (
+        lambda w: artifact(w, fromExpression="tasks.make.outputs.artifacts.data"), "argument", "fromExpression alone"),
+    "artifact from two": (
+        lambda w: artifact(w, fromExpression="x", **{"from": "{{tasks.make.outputs.artifacts.data}}"}),
+        "argument", r"score\]\.arguments\.artifacts\[data\]: it has both"),
+    "artifact from nowhere": (lambda w: artifact(w, optional=True), "argument", "it comes from nowhere.*optional or not"),
+    "artifact without a key": (lambda w: artifact(w, s3={"bucket": "b"}), "argument", "it comes from nowhere"),
+    "workflow's artifact": (
+        lambda w: w["spec"]["arguments"].update(artifacts=[{"name": "x"}]), "argument", r"spec\.arguments\.artifacts\[x\]"),
+    "inline input": (
+        lambda w: step(w, "one").update(template="", inline={
+            "inputs": {"parameters": [{"name": "x"}]}, "suspend": {}}), "input", 'the inline template needs the input "x"'),
+    "parallel leaf": (lambda w: template(w, "make").update(parallelism=2), "template", r"make\]\.parallelism.*dag or steps"),
+    "suspend's timeout": (
+        lambda w: w["spec"]["templates"].append({"name": "s", "suspend": {}, "timeout": "5s"}), "template", r"s\]\.timeout.*a pod"),
+    "two loops": (lambda w: task(w, "loop").update(withParam="[1]"), "loop", r"loop\]: it has withItems and withParam"),
+    "loop and a sequence": (
+        lambda w: task(w, "loop").update(withSequence={"count": 1}), "loop", "withItems and withSequence"),
+    "no tasks": (lambda w: w["spec"]["templates"].append({"name": "d", "dag": {"tasks": []}}), "template", "must have a task"),
+    "podGC": (lambda w: w["spec"].update(podGC={"strategy": "OnPodSucess"}), "shape", 'podGC.strategy.*mean "OnPodSuccess"'),
+    "metric": (lambda w: metric(w, name="a-b", help="h"), "metric", r"metrics\.prometheus\[a-b\].*letters"),
+    "metric's label": (
+        lambda w: metric(w, name="a", help="h", labels=[{"key": "1", "value": ""}]), "metric", r'prometheus\[a\]: "1" must'),
+    "metric's help": (lambda w: metric(w, name="a"), "metric", r"prometheus\[a\]\.help: it is missing"),
+    "metric's value": (lambda w: metric(w, name="a", help="h", gauge={"realtime": True}), "metric", r"a\]\.gauge\.value"),
+    "global of a later step": (
+        lambda w: exported(w, "two", "one"), "tag", r"steps\[0\]\[one\].*nothing before this gives a value to .*\.late"),
+    "global of the entrypoint": (
+        lambda w: template(w, "main")["outputs"]["parameters"][0].update(globalName="all") or
+        container(w).update(args=["{{workflow.outputs.parameters.all}}"]), "tag", r"score\].*parameters\.all"),
+    "global of a hook's template": (
+        lambda w: w["spec"]["templates"].append({"name": "hooked", **only_late(w)}) or
+        step(w, "one").update(hooks={"exit": {"template": "hooked"}}) or
+        template(w, "finish")["container"].update(args=["{{workflow.outputs.parameters.late}}"]), "tag", r"finish\].*late"),
+    "unclosed": (lambda w: template(w, "make")["script"].update(source="f'{{x'"), "tag", "without }}"),
+    "failure only": (lambda w: template(w, "apply")["resource"].pop("successCondition"), "condition", "first look"),
+    "condition": (
+        lambda w: template(w, "apply")["resource"].update(successCondition="status.conditions.#(type==x).status == True"),
+        "condition", "no label selector"),
+    "or": (lambda w: template(w, "apply")["resource"].update(successCondition="a == b || c == d"), "condition", "selector"),
+    "action": (lambda w: template(w, "apply")["resource"].update(action="aply"), "resource", 'mean "apply"'),
+    "delete waits": (lambda w: template(w, "apply")["resource"].update(action="delete"), "condition", "nothing to wait"),
+    "no manifest": (lambda w: template(w, "apply")["resource"].pop("manifest"), "resource", "give a manifest"),
+    "job name": (lambda w: w["metadata"].update(generateName="a" * 45 + "-"), "name", "57 characters"),
+    "job letter": (lambda w: w["metadata"].update(generateName="1-"), "name", "begin with a letter"),
+    "workflow name": (lambda w: w["metadata"].update(name="Sample_1"), "name", "lower-case"),
+    "timeout": (
+        lambda w: template(w, "score").update(timeout="{{inputs.parameters.of}}") or task(w, "score")["arguments"].update(
+        arguments(of="30")), "argument", r"tasks\[score\].arguments: the timeout of score is .30. by it: give a unit"),
+    "timeout by an argument's tag": (
+        lambda w: template(w, "make").update(timeout="{{inputs.parameters.rows}}") or task(w, "make").update(
+        arguments=arguments(rows="{{workflow.parameters.rows}}")), "argument", 'the timeout of make is "5" by it'),
+    "timeout of all": (
+        lambda w: template(w, "make").update(timeout="{{workflow.parameters.rows}}"), "argument",
+        'the timeout of make is "5" by it'),
+    "template beside": (
+        lambda w: task(w, "away").update(template="make"), "template", "beside its templateRef: take one of them out"),
+    "hook's template beside": (
+        lambda w: task(w, "score")["hooks"]["exit"].update(templateRef={"name": "other", "template": "t"}), "template",
+        "beside its templateRef"),
+    "no name": (lambda w: w.update(metadata={}), "name", "missing"),
+    "long name": (lambda w: w["metadata"].update(name="a" * 64), "name", "at most 63"),
+    "kind": (lambda w: w.update(kind="Workfow"), "kind", 'mean "Workflow"'),
+    "twice": (lambda w: w["spec"]["templates"].append({"name": "make", "suspend": {}}), "name", "2 times"),
+    "task twice": (lambda w: template(w, "main")["dag"]["tasks"].append(task(w, "make")), "name", "2 times"),
+    "two types": (lambda w: template(w, "score").update(suspend={}), "template", "container and suspend"),
+    "no type": (lambda w: template(w, "score").pop("container"), "template", "does nothing"),
+    "parameter name": (
+        lambda w: template(w, "finish")["inputs"]["parameters"].append({"name": "a.b", "default": ""}), "name", "a.b"),
+    "memoize": (lambda w: template(w, "score").update(memoize={"key": "a/{{inputs.parameters.of}}"}), "name", "memoize"),
+    "shape": (lambda w: w["spec"].update(templates={"main": {}}), "shape", "must be a list"),
+    "a loop's shape": (lambda w: task(w, "loop").update(withItems=True), "shape", "withItems: is True: it must be a list"),
+    "steps' shape": (lambda w: template(w, "stages").update(steps=[{"name": "a", "template": "make"}]), "shape", "a list"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_found_before_anything_runs(mistake: str) -> None:
+    change, rule, message = MISTAKES[mistake]
+    manifest = copy.deepcopy(RIGHT)
+    change(manifest)
+    found = lint(manifest)
+    assert [f for f in found if f.rule == rule and f.fatal and re.search(message, str(f))], found
+    with pytest.raises(ConfigError, match="cannot run"):
+        check(manifest)
+
+
+def container(manifest: Any) -> Any:
+    return template(manifest, "score")["container"]
+
+
+WARNINGS: dict[str, tuple[Callable[[Any], Any], str, str]] = {
+    "when": (
+        lambda w: task(w, "ship").update(when="{{tasks.score.outputs.parameters.auc}} > 0.5"), "when", "asFloat"),
+    "when by the workflow": (
+        lambda w: task(w, "ship").update(when="{{workflow.outputs.parameters.auc}} > 0.5"), "when", "asFloat"),
+    "retry by default": (
+        lambda w: w["spec"]["templateDefaults"].update(retryStrategy={}), "retry", r"spec\.templateDefaults\.retryStrategy"),
+    "retry": (lambda w: template(w, "make").update(retryStrategy={}), "retry", r"templates\[make\].*for ever"),
+    "retry of all": (lambda w: w["spec"].update(retryStrategy={}), "retry", "spec.retryStrategy"),
+    "superfluous": (lambda w: step(w, "one").update(arguments=arguments(superfluous="1")), "argument", "Take it out"),
+    "unreadable": (lambda w: task(w, "ship").update(when="{{=asFloat(}}"), "tag", "cannot be read"),
+    "deadline": (lambda w: w["spec"].pop("activeDeadlineSeconds"), "deadline", "a workflow that hangs"),
+    "no tag": (lambda w: container(w).update(image="python"), "image", "no tag.*pin it by digest"),
+    "latest": (lambda w: container(w).update(image="host:5000/python:latest"), "image", "pushed last"),
+    "tag": (lambda w: container(w).update(image="host:5000/python:3.11"), "image", 'the tag "3.11"'),
+    "short digest": (lambda w: container(w).update(image="python@sha256:12"), "image", "64 hexadecimal"),
+    "resources": (lambda w: container(w).update(resources={"requests": {"cpu": 1}}), "resources", "no requests.memory, no limits"),
+    "security": (lambda w: container(w).update(securityContext={"privileged": True}), "security", "drop.*privileged: false"),
+    "root": (
+        lambda w: template(w, "score").update(securityContext={**w["spec"]["securityContext"], "runAsUser": 0}),
+        "security", "a runAsUser that is not 0"),
+    "host": (lambda w: template(w, "score").update(hostNetwork=True), "security", "hostNetwork.*refuses"),
+    "host path": (
+        lambda w: template(w, "score").update(volumes=[{"name": "a", "hostPath": {"path": "/"}}]), "security", "hostPath"),
+    "sidecar": (
+        lambda w: template(w, "score").update(sidecars=[{**w["spec"]["templateDefaults"]["container"], "name": "s", "image": "nginx:1"}]),
+        "image", r"sidecars\[s\]"),
+    "secret": (lambda w: container(w).update(env=[{"name": "DB_PASSWORD", "value": "x"}]), "secret", "secretKeyRef"),
+    "shell": (lambda w: container(w).update(args=["--day=$(date +%F)"]), "shell", r"\$\(date \+%F\).*sh -c"),
+    **{
+        f"secret {name}": (
+            lambda w, name=name: container(w).update(env=[{"name": name, "value": "x1"}]), "secret", rf"env\[{name}\]")
+        for name in ("DB_PASS", "DJANGO_SECRET_KEY", "password", "HF_TOKEN", "DB_PWD", "token")
+    },
+    "secret address": (
+        lambda w: container(w).update(env=[{"name": "DB", "value": "postgresql://u:pw@h/db"}]), "secret", r"env\[DB\]"),
+    **{
+        f"secret {args[0][:6]}{len(args)}": (
+            lambda w, args=args: container(w).update(args=list(args)), "secret", rf"score\].container.args: {what} shows")
+        for args, what in {
+            ("--password=x",): "--password", ("--db-password", "x1"): "--db-password", ("redis://:pw@h:6379/0",): "redis://",
+            ("psql --api-key x1",): "--api-key"}.items()
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("mistake", WARNINGS)
+def test_what_argo_runs_but_seldom_as_meant_is_said_and_runs(mistake: str) -> None:
+    change, rule, message = WARNINGS[mistake]
+    manifest = copy.deepcopy(RIGHT)
+    change(manifest)
+    (found,) = lint(manifest)
+    assert found.rule == rule and not found.fatal and re.search(message, str(found)), found
+    check(manifest)
+
+
+def test_a_generated_name_that_kubernetes_cuts_short_is_said() -> None:
+    manifest = copy.deepcopy(RIGHT)
+    manifest["metadata"]["generateName"] = "a" * 59
+    template(manifest, "apply")["resource"]["manifest"] = "kind: ConfigMap\nmetadata: {name: a}"
+    assert [(f.rule, f.fatal) for f in lint(manifest)] == [("name", False)]
+
+
+def test_a_template_may_leave_its_inputs_and_a_tag_its_name_to_whoever_uses_it() -> None:
+    manifest = RIGHT | {
+        "kind": "WorkflowTemplate",
+        "metadata": {"name": "sample"},
+        "spec": copy.deepcopy(RIGHT["spec"]),
+    }
+    manifest["spec"]["arguments"]["parameters"].pop(0)
+    template(manifest, "main")["dag"]["target"] = "{{inputs.parameters.rows}}"
+    template(manifest, "score")["outputs"]["parameters"][0]["globalName"] = "{{inputs.parameters.cut}}-auc"
+    assert [f for f in lint(manifest) if f.fatal] == []
+
+
+@pytest.mark.parametrize(
+    ("text", "spec"),
+    [
+        ("{{workflow.failures}}", {"onExit": "late", "hooks": {}}),
+        ("{{=toJson(workflow.failures)}}", {}),  # Argo's check reads no expressions
+        ("{{workflow.priority}}", {"priority": 0}),
+    ],
+)
+def test_what_has_a_value_in_time_is_no_finding(text: str, spec: dict[str, Any]) -> None:
+    manifest = copy.deepcopy(RIGHT)
+    late(manifest, text, **spec)
+    assert not [each for each in lint(manifest) if each.fatal]
+
+
+def test_a_global_output_is_known_to_later_steps_and_all_of_a_dag() -> None:
+    manifest = copy.deepcopy(RIGHT)
+    exported(manifest, "one", "three")
+    task(manifest, "make")["arguments"]["parameters"][0]["value"] = "{{workflow.outputs.parameters.auc}}"
+    assert lint(manifest) == []
+    step(manifest, "two")["arguments"] = arguments()
+    step(manifest, "one")["hooks"] = {
+        "exit": {"template": "finish", "arguments": arguments(note="{{workflow.outputs.parameters.late}}")}
+    }
+    assert lint(manifest) == []
+    step(manifest, "two").update(when="{{=workflow.outputs.parameters.auc == '1'}}")
+    assert lint(manifest) == []
+
+
+def test_what_a_shell_or_kubernetes_reads_is_no_finding() -> None:
+    manifest = copy.deepcopy(RIGHT)
+    container(manifest).update(command=["/bin/sh", "-c"], args=["echo $(date)"])
+    assert lint(manifest) == []
+    for command in (
+        "/usr/bin/env bash -c",
+        "tini -- sh -c",
+        "timeout 60 bash -c",
+        "busybox sh -c",
+        "bash -euc",
+        "dash",
+    ):
+        container(manifest).update(command=command.split())
+        assert lint(manifest) == [], command
+    container(manifest).update(command=["/usr/bin/env"], args=["bash", "-ec", "echo $(date)"])
+    assert lint(manifest) == []
+    own = {"command": ["a"], "args": ["$(POD_IP) $(day) $$(date)"], "env": [{"name": "day", "value": "1"}]}
+    container(manifest).update(own)
+    assert lint(manifest) == []
+
+
+@pytest.mark.parametrize(
+    "name", ["PAD_TOKEN", "MAX_NEW_TOKEN", "eos_token", "COMPASS", "PWD", "TOKEN_FILE", "MAX_NEW_TOKENS"]
+)
+def test_what_only_sounds_like_a_secret_is_no_finding(name: str) -> None:
+    manifest = copy.deepcopy(RIGHT)
+    container(manifest).update(env=[{"name": name, "value": "5"}], args=[f"--{name.lower().replace('_', '-')}=5"])
+    assert lint(manifest) == []
+
+
+def test_a_secret_that_comes_from_elsewhere_is_no_finding() -> None:
+    manifest = copy.deepcopy(RIGHT)
+    passed = [
+        "--password=$(DB_PASSWORD)",
+        "--token",
+        "{{inputs.parameters.of}}",
+        "postgres://u:$(PW)@h",
+        "--password",
+        "--x",
+    ]
+    container(manifest).update(
+        args=[*passed, "http://h:80/a@b", "--user=u@h"], env=[{"name": "URL", "value": "s3://a/b@c"}]
+    )
+    assert lint(manifest) == []
+
+
+def test_a_wrong_name_that_is_near_to_none_is_told_what_there_is() -> None:
+    manifest = copy.deepcopy(RIGHT)
+    manifest["spec"]["entrypoint"] = "qqqq"
+    task(manifest, "ship").update(depends="zzzz")
+    found = {f.rule: f.message for f in lint(manifest)}
+    assert found["template"] == '"qqqq" is no template. There is apply, finish, main, make, score, stages.'
+    assert found["depends"] == '"zzzz" is no task of this DAG. There is after, away, loop, make, score, ship.'
+    task(manifest, "ship").update(depends=" && ".join(f"zzzz{n}" for n in range(60)))
+    assert all("There is" in f.message or "Name one" in f.message for f in lint(manifest) if f.rule == "depends")
+    manifest["spec"]["templates"] = []
+    assert "There is none: add it" in next(f.message for f in lint(manifest) if f.rule == "template")
+
+
+def test_a_step_without_a_deadline_is_named_once_each() -> None:
+    manifest = copy.deepcopy(RIGHT)
+    del manifest["spec"]["templateDefaults"]["activeDeadlineSeconds"]
+    template(manifest, "make")["timeout"] = "30s"
+    assert [(f.rule, f.path.partition(".active")[0]) for f in lint(manifest)] == [
+        ("deadline", "spec.templates[score]"),
+        ("deadline", "spec.templates[finish]"),
+    ]
+
+
+def test_an_image_that_many_run_is_one_finding() -> None:
+    manifest = yaml.safe_load(yaml.safe_dump(RIGHT).replace(PINNED, "python:3.11"))
+    (found,) = lint(manifest)
+    assert "5 containers run it" in found.message
+
+
+def test_a_cron_name_leaves_room_for_its_workflows() -> None:
+    assert "at most 52" in str(lint(cron("a" * 53))[0])
+    assert [f.rule for f in lint(cron("a" * 40))] == ["name"]  # its training jobs are called NAME-UNIXTIME-train
+
+
+def test_a_cron_that_never_fires_or_takes_its_arguments_for_a_shell_is_found() -> None:
+    manifest = cron("sample")
+    manifest["spec"]["schedules"] = []
+    manifest["spec"]["workflowSpec"]["arguments"]["parameters"][1]["value"] = "$(date +%F)"
+    found = {f.rule: str(f) for f in lint(manifest)}
+    assert "never runs" in found["cron"] and "arguments.parameters[unused]" in found["shell"]
+    manifest["spec"] |= {"schedule": "0 3 * * *"}
+    assert "gone in Argo 4" in str(lint(manifest)[0])
+
+
+def test_a_schedule_that_is_none_is_found_and_its_tasks_arguments_are_not_for_a_shell() -> None:
+    manifest = cron("sample")
+    manifest["spec"] |= {"schedules": ["@daily", "every day"], "timezone": "Mars/Base"}
+    told = {f.path: str(f) for f in lint(manifest) if f.rule == "cron" and f.fatal}
+    assert told.keys() == {"spec.schedules", "spec.timezone"} and "five fields" in told["spec.schedules"]
+    manifest["spec"] |= {"schedules": ["TZ=Europe/Paris 0 3 * * MON-FRI", "@every 1h"], "timezone": "Europe/Paris"}
+    spec = {"spec": manifest["spec"]["workflowSpec"]}
+    day = arguments(note="$(date +%F)")
+    step(spec, "one").update(arguments=day)
+    task(spec, "loop").update(arguments=day)
+    assert [(f.rule, f.path.partition("templates")[2]) for f in lint(manifest)] == [
+        ("shell", "[main].dag.tasks[loop].arguments.parameters[note]"),
+        ("shell", "[stages].steps[0][one].arguments.parameters[note]"),
+    ]
+    template(spec, "finish")["container"].update(command=["sh", "-c"])  # which a shell reads
+    assert lint(manifest) == []
+
+
+# objects
+
+
+def replicas(**types: Any) -> Any:
+    image = {"image": PINNED, **RIGHT["spec"]["templateDefaults"]["container"]}
+    pod = {"securityContext": RIGHT["spec"]["securityContext"], "containers": [image]}
+    return {name: {"replicas": number, "template": {"spec": copy.deepcopy(pod)}} for name, number in types.items()}
+
+
+def job(kind: str, key: str, container: str, **types: int) -> Any:
+    made = replicas(**types)
+    for each in made.values():
+        each["template"]["spec"]["containers"][0]["name"] = container
+    policy = {"activeDeadlineSeconds": 60, "cleanPodPolicy": "Running"}
+    spec = {"runPolicy": policy, key: made}
+    return {"apiVersion": "kubeflow.org/v1", "kind": kind, "metadata": {"name": "job"}, "spec": spec}
+
+
+def plain(kind: str, *path: str, **spec: Any) -> Any:
+    pod = job("PyTorchJob", "pytorchReplicaSpecs", "main", Worker=1)["spec"]["pytorchReplicaSpecs"]["Worker"][
+        "template"
+    ]
+    pod["spec"]["restartPolicy"] = "Never"
+    spec |= {"template": pod}
+    for key in path:
+        spec = {key: {"spec": spec}}
+    return {"apiVersion": "batch/v1", "kind": kind, "metadata": {"name": "plain"}, "spec": spec}
+
+
+def scheduled(job: Any) -> Any:
+    job["spec"]["schedule"] = "0 3 * * *"
+    return job
+
+
+def serving(deployment: Any) -> Any:
+    deployment["spec"]["template"]["metadata"] = {"labels": {"app": "plain"}}
+    deployment["spec"]["template"]["spec"].pop("restartPolicy")
+    return deployment | {"apiVersion": "apps/v1"}
+
+
+OBJECTS = {
+    "PyTorchJob": lambda: (
+        job("PyTorchJob", "pytorchReplicaSpecs", "pytorch", Master=1, Worker=2)
+        | {"metadata": {"name": "job", "labels": {"team": "fraud"}}}
+    ),
+    "TFJob": lambda: job("TFJob", "tfReplicaSpecs", "tensorflow", Chief=1, PS=1, Worker=2, Evaluator=1),
+    "XGBoostJob": lambda: job("XGBoostJob", "xgbReplicaSpecs", "xgboost", Master=1, Worker=2),
+    "PaddleJob": lambda: job("PaddleJob", "paddleReplicaSpecs", "paddle", Worker=2),
+    "JAXJob": lambda: job("JAXJob", "jaxReplicaSpecs", "jax", Worker=2),
+    "MPIJob": lambda: job("MPIJob", "mpiReplicaSpecs", "any", Launcher=1, Worker=2),
+    "Job": lambda: plain("Job", activeDeadlineSeconds=60),
+    "CronJob": lambda: scheduled(plain("CronJob", "jobTemplate", activeDeadlineSeconds=60)),
+    "Deployment": lambda: serving(plain("Deployment", selector={"matchLabels": {"app": "plain"}})),
+    "HorizontalPodAutoscaler": lambda: {
+        "apiVersion": "autoscaling/v2",
+        "kind": "HorizontalPodAutoscaler",
+        "metadata": {"name": "plain"},
+        "spec": {"maxReplicas": 2, "scaleTargetRef": {"apiVersion": "apps/v1", "kind": "Deployment", "name": "plain"}},
+    },
+}
+
+
+def trainer(kind: str, **spec: Any) -> Any:
+    return {"apiVersion": "trainer.kubeflow.org/v1alpha1", "kind": kind, "metadata": {"name": "t"}, "spec": spec}
+
+
+def jobset() -> Any:
+    node = plain("Job")["spec"]["template"]
+    jobs = [{"name": "node", "template": {"spec": {"template": node}}}]
+    return {"template": {"spec": {"replicatedJobs": jobs}}}
+
+
+def served(**more: Any) -> Any:
+    made = plain("Job")["spec"]["template"]["spec"]
+    made["containers"][0].update(readinessProbe={}, livenessProbe={})
+    spec = {"predictor": made, **more}
+    return {
+        "apiVersion": "serving.kserve.io/v1beta1",
+        "kind": "InferenceService",
+        "metadata": {"name": "s"},
+        "spec": spec,
+    }
+
+
+# kinds whose servers are not in the cluster of the tests
+OTHERS = {
+    "InferenceService": served,
+    "TrainingRuntime": lambda: trainer("TrainingRuntime", **jobset()),
+    "ClusterTrainingRuntime": lambda: trainer("ClusterTrainingRuntime", **jobset()),
+    "TrainJob": lambda: trainer("TrainJob", trainer={"image": PINNED, "args": ["x"]}, runtimeRef={"name": "t"}),
+}
+
+
+def role(thing: Any) -> Any:
+    return thing["spec"]["predictor"]["containers"][0]
+
+
+def node(thing: Any) -> Any:
+    return thing["template"]["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]["containers"][0]
+
+
+HOST = {"volumes": [{"name": "a", "hostPath": {"path": "/"}}]}
+OTHER_WARNINGS: dict[str, tuple[str, Callable[[Any], Any], str, str]] = {
+    "image": ("InferenceService", lambda j: role(j).update(image="a:latest"), "image", "spec.predictor.containers[main].image"),
+    "resources": ("InferenceService", lambda j: role(j).pop("resources"), "resources", "spec.predictor.containers[main].resources"),
+    "security": (
+        "InferenceService", lambda j: role(j).pop("securityContext"), "security", "spec.predictor.containers[main].securityContext"),
+    "probes": ("InferenceService", lambda j: role(j).pop("readinessProbe"), "probe", "spec.predictor.containers[main]"),
+    "transformer": (
+        "InferenceService", lambda j: j["spec"].update(transformer={**j["spec"]["predictor"], **HOST}), "security",
+        "spec.transformer.volumes[a]"),
+    "model": (
+        "InferenceService", lambda j: j["spec"].update(predictor={"model": {**role(j), "image": "a:1"}, "securityContext":
+        j["spec"]["predictor"]["securityContext"]}), "image", "spec.predictor.model.image"),
+    "runtime's image": (
+        "TrainingRuntime", lambda j: node(j["spec"]).update(image="a:1"), "image",
+        "spec.template.spec.replicatedJobs[node].template.spec.template.spec.containers[main].image"),
+    "runtime's resources": (
+        "ClusterTrainingRuntime", lambda j: node(j["spec"]).pop("resources"), "resources",
+        "spec.template.spec.replicatedJobs[node].template.spec.template.spec.containers[main].resources"),
+    "trainer's image": ("TrainJob", lambda j: j["spec"]["trainer"].update(image="a"), "image", "spec.trainer.image"),
+    "trainer's resources": (
+        "TrainJob", lambda j: j["spec"]["trainer"].update(resourcesPerNode={"requests": {"cpu": 1}}), "resources",
+        "spec.trainer.resourcesPerNode"),
+    "trainer's secret": (
+        "TrainJob", lambda j: j["spec"]["trainer"].update(env=[{"name": "HF_TOKEN", "value": "x"}]), "secret",
+        "spec.trainer.env[HF_TOKEN]"),
+    "override": (
+        "TrainJob", lambda j: j["spec"].update(podTemplateOverrides=[{"spec": HOST}]), "security",
+        "spec.podTemplateOverrides[0].spec.volumes[a]"),
+    "patch": (
+        "TrainJob", lambda j: j["spec"].update(runtimePatches=[{"trainingRuntimeSpec": jobset()}]) or node(
+            j["spec"]["runtimePatches"][0]["trainingRuntimeSpec"]).update(image="a:1"), "image",
+        "spec.runtimePatches[0].trainingRuntimeSpec.template.spec.replicatedJobs[node].template.spec.template.spec"
+        ".containers[main].image"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("mistake", OTHER_WARNINGS)
+def test_pods_of_servers_and_runtimes_are_looked_at_as_any(mistake: str) -> None:
+    kind, change, rule, path = OTHER_WARNINGS[mistake]
+    thing = OTHERS[kind]()
+    assert lint(thing) == []
+    change(thing)
+    assert [(f.rule, f.path, f.fatal) for f in lint(thing)] == [(rule, path, False)]
+
+
+def test_what_the_blocks_make_has_no_findings() -> None:
+    for kind, one in kinds(image=PINNED).items():
+        assert [str(f) for f in lint(one.manifest)] == [], kind
+
+
+def pod(thing: Any) -> Any:
+    spec = thing["spec"]
+    for key in ("pytorchReplicaSpecs", "Worker", "jobTemplate", "spec", "template", "spec"):
+        spec = spec.get(key, spec)
+    return spec
+
+
+def worker(thing: Any) -> Any:
+    return next(each for key, each in thing["spec"].items() if key.endswith("ReplicaSpecs"))["Worker"]
+
+
+def elastic(thing: Any, **policy: Any) -> None:
+    thing["spec"]["elasticPolicy"] = {"minReplicas": 1, "maxReplicas": 4, **policy}
+
+
+WRONG_OBJECTS: dict[str, tuple[str, Callable[[Any], Any], str, str]] = {
+    "gone": ("PyTorchJob", lambda j: j.update(kind="MXJob"), "kind", "MXNet is retired"),
+    "container": ("PyTorchJob", lambda j: pod(j)["containers"][0].update(name="torch"), "job", 'called "pytorch"'),
+    "tf container": ("TFJob", lambda j: worker(j)["template"]["spec"]["containers"][0].pop("name"), "job", '"tensorflow"'),
+    "no container": ("MPIJob", lambda j: worker(j)["template"].pop("spec"), "job", "needs a container"),
+    "no image": ("MPIJob", lambda j: worker(j)["template"]["spec"]["containers"][0].pop("image"), "job", "an image"),
+    "two masters": (
+        "PyTorchJob", lambda j: j["spec"]["pytorchReplicaSpecs"]["Master"].update(replicas=2), "job", "Master.replicas: it is 2"),
+    "unsaid": ("PyTorchJob", lambda j: j["spec"]["pytorchReplicaSpecs"]["Master"].pop("replicas"), "job", "is missing"),
+    "type": ("PyTorchJob", lambda j: j["spec"]["pytorchReplicaSpecs"].update(worker=worker(j)), "job", 'mean "Worker"'),
+    "no replicas": ("PyTorchJob", lambda j: j["spec"].pop("pytorchReplicaSpecs"), "job", "has no Worker"),
+    "no master": ("XGBoostJob", lambda j: j["spec"]["xgbReplicaSpecs"].pop("Master"), "job", "has no Master"),
+    "no workers": ("PyTorchJob", lambda j: worker(j).update(replicas=0), "job", "at least 1"),
+    "chief and master": (
+        "TFJob", lambda j: j["spec"]["tfReplicaSpecs"].update(Master=worker(j)), "job", "two names of one role"),
+    "restart": ("JAXJob", lambda j: worker(j).update(restartPolicy="Sometimes"), "job", "must be Always, OnFailure"),
+    "rdzvConf": ("PyTorchJob", lambda j: elastic(j, rdzvConf=[]), "job", "crashes the operator"),
+    "standalone": ("PyTorchJob", lambda j: elastic(j, standalone=True), "job", "torchrun cannot read"),
+    "processes": (
+        "PyTorchJob", lambda j: elastic(j, nProcPerNode=2) or j["spec"].update(nprocPerNode="2"), "job", "keep that one"),
+    "elastic master": (
+        "PyTorchJob", lambda j: elastic(j) or j["spec"]["pytorchReplicaSpecs"].pop("Worker"), "job", "needs a Worker"),
+    "job name": ("TFJob", lambda j: j["metadata"].update(name="a" * 54), "name", "at most 53"),
+    "job letter": ("TFJob", lambda j: j["metadata"].update(name="1a"), "name", "begin with a letter"),
+    "no name": ("Deployment", lambda j: j["metadata"].clear(), "name", "give a name"),
+    "cron name": ("CronJob", lambda j: j["metadata"].update(name="a" * 53), "name", "at most 52"),
+    "label": ("Job", lambda j: j["metadata"].update(labels={"a": "b" * 64}), "name", "63 letters"),
+    "label's type": ("Job", lambda j: j["metadata"].update(labels={"a": 1}), "name", "a text"),
+    "container name": ("Job", lambda j: pod(j)["containers"][0].update(name="a_b"), "name", "dashes"),
+    "port name": (
+        "Deployment", lambda j: pod(j)["containers"][0].update(ports=[{"name": "a" * 16}]), "name", "at most 15"),
+    "job restarts": ("Job", lambda j: pod(j).pop("restartPolicy"), "job", "OnFailure or Never"),
+    "failure policy": (
+        "Job", lambda j: j["spec"].update(podFailurePolicy={}) or pod(j).update(restartPolicy="OnFailure"), "job", "Never"),
+    "shape": ("CronJob", lambda j: pod(j).update(containers={}), "shape", "must be a list"),
+    "no schedule": ("CronJob", lambda j: j["spec"].pop("schedule"), "shape", "schedule: it is missing"),
+    "no selector": ("Deployment", lambda j: j["spec"].pop("selector"), "shape", "selector: it is missing"),
+    "other pods": (
+        "Deployment", lambda j: j["spec"]["selector"].update(matchLabels={"app": "other"}), "name", "the pods have 'plain'"),
+    "no such pods": (
+        "Deployment", lambda j: j["spec"]["template"].update(metadata={}), "name", "the pods have no such label"),
+    "no target": ("HorizontalPodAutoscaler", lambda j: j["spec"].pop("scaleTargetRef"), "shape", "scaleTargetRef"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", OBJECTS)
+def test_a_right_object_has_no_findings(kind: str) -> None:
+    probes = {"readinessProbe": {}, "livenessProbe": {}}
+    right = OBJECTS[kind]()
+    if kind == "Deployment":
+        assert [(f.rule, f.fatal) for f in lint(right)] == [("probe", False)]
+        pod(right)["containers"][0].update(probes)
+    assert lint(right) == []
+
+
+@pytest.mark.parametrize("mistake", WRONG_OBJECTS)
+def test_an_object_that_a_cluster_refuses_is_found_before_it_is_applied(mistake: str) -> None:
+    kind, change, rule, message = WRONG_OBJECTS[mistake]
+    wrong = OBJECTS[kind]()
+    change(wrong)
+    found = lint(wrong)
+    assert [f for f in found if f.rule == rule and f.fatal and re.search(message, str(f))], found
+    manifest = copy.deepcopy(RIGHT)
+    template(manifest, "apply")["resource"]["manifest"] = json.dumps(wrong)
+    inside = [str(f) for f in lint(manifest) if f.fatal]
+    assert inside and all(each.startswith("spec.templates[apply].resource.manifest") for each in inside)
+
+
+OBJECT_WARNINGS: dict[str, tuple[str, Callable[[Any], Any], str]] = {
+    "no deadline": ("PyTorchJob", lambda j: j["spec"]["runPolicy"].pop("activeDeadlineSeconds"), "deadline"),
+    "no job deadline": ("CronJob", lambda j: j["spec"]["jobTemplate"]["spec"].pop("activeDeadlineSeconds"), "deadline"),
+    "pods stay": ("TFJob", lambda j: j["spec"]["runPolicy"].pop("cleanPodPolicy"), "job"),
+    "bounds": ("PyTorchJob", lambda j: elastic(j, minReplicas=3), "job"),
+    "image": ("JAXJob", lambda j: worker(j)["template"]["spec"]["containers"][0].update(image="jax"), "image"),
+    "args": ("CronJob", lambda j: pod(j)["containers"][0].update(args=["--day", "$(date +%F)"]), "shell"),
+    "security": ("Job", lambda j: pod(j).pop("securityContext"), "security"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("mistake", OBJECT_WARNINGS)
+def test_an_object_that_seldom_does_what_is_meant_is_said(mistake: str) -> None:
+    kind, change, rule = OBJECT_WARNINGS[mistake]
+    wrong = OBJECTS[kind]()
+    change(wrong)
+    assert [(f.rule, f.fatal) for f in lint(wrong)] == [(rule, False)]
+
+
+def test_what_a_tag_will_give_is_not_guessed() -> None:
+    manifest = copy.deepcopy(RIGHT)
+    applied = OBJECTS["PyTorchJob"]()
+    tag = "{{inputs.parameters.x}}"
+    applied["metadata"]["name"] = tag
+    applied["spec"]["pytorchReplicaSpecs"]["Master"]["replicas"] = f"#{tag}#"
+    worker(applied)["template"]["spec"]["containers"][0].update(
+        image=tag, args=[f"a: {tag}, b", '{{=inputs.parameters.x + "}"}}']
+    )
+    applied["spec"]["runPolicy"] = f"#{tag}#"
+    text = json.dumps(applied, indent=1).replace('"#', "").replace('#"', "").replace('\\"', '"')
+    template(manifest, "apply")["inputs"] = {"parameters": [{"name": "x", "default": "1"}]}
+    for written in (
+        text,
+        yaml.safe_dump(applied).replace("'#", "").replace("#'", "").replace("'{{", "{{").replace("}}'", "}}"),
+    ):
+        template(manifest, "apply")["resource"]["manifest"] = written
+        assert lint(manifest) == []
+
+
+def test_a_manifest_that_is_not_yaml_is_said() -> None:
+    manifest = copy.deepcopy(RIGHT)
+    template(manifest, "apply")["resource"]["manifest"] = "kind: [PyTorchJob"
+    assert [(f.rule, f.fatal) for f in lint(manifest)] == [("resource", False)]
+
+
+# the command
+
+REKINDLE = str(Path(sys.executable).with_name("rekindle"))
+
+
+def command(tmp_path: Path, *args: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([REKINDLE, "lint", *args], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+
+
+def test_the_command_names_the_file_of_each_finding_and_fails_for_what_cannot_run(tmp_path: Path) -> None:
+    wrong = copy.deepcopy(RIGHT)
+    wrong["spec"]["entrypoint"] = "mian"
+    (tmp_path / "both.yaml").write_text(yaml.safe_dump_all([RIGHT, wrong]))
+    (tmp_path / "job.json").write_text(json.dumps(plain("Job")))
+    done = command(tmp_path, "--manifest", "both.yaml", "--manifest", "job.json", "-o", "json")
+    assert done.returncode == 1 and done.stderr == ""
+    assert json.loads(done.stdout) == [
+        {
+            "file": "both.yaml",
+            "path": "spec.entrypoint",
+            "rule": "template",
+            "message": '"mian" is no template. Did you mean "main"?',
+            "fatal": True,
+        },
+        {
+            "file": "job.json",
+            "path": "spec.activeDeadlineSeconds",
+            "rule": "deadline",
+            "message": "nothing ends a job that hangs: give a number of seconds.",
+            "fatal": False,
+        },
+    ]
+    plainly = command(tmp_path, "--manifest", "job.json")
+    assert plainly.returncode == 0
+    assert plainly.stderr.startswith("warning: job.json: spec.activeDeadlineSeconds: nothing ends a job")
+
+
+def test_the_command_takes_configs_and_tells_bad_usage_from_a_bad_manifest(tmp_path: Path) -> None:
+    config = str(GOLDEN / "config.yaml")
+    done = command(tmp_path, config, config)
+    assert (done.returncode, done.stdout) == (0, "no problems found\n")
+    (tmp_path / "empty.yaml").write_text("# nothing\n")
+    for args in ([], ["--manifest", "away.yaml"], ["--manifest", "empty.yaml"], [config, "--set", "train.wokers=3"]):
+        assert command(tmp_path, *args).returncode == 2
+
+
+def test_templates_of_other_files_are_looked_into_where_they_are_used(tmp_path: Path) -> None:
+    """In a List, a folder, or a file of their own; what is wrong with them is told once, and where."""
+    api = {"apiVersion": "argoproj.io/v1alpha1"}
+    shared: Any = api | {
+        "kind": "WorkflowTemplate",
+        "metadata": {"name": "shared"},
+        "spec": copy.deepcopy(RIGHT["spec"]),
+    }
+    shared["spec"].pop("arguments")
+    (tmp_path / "templates").mkdir()
+    (tmp_path / "templates/shared.json").write_text(json.dumps(api | {"kind": "List", "items": [shared]}))
+    whole = api | {"kind": "Workflow", "metadata": {"name": "whole"}}
+    whole |= {"spec": {"workflowTemplateRef": {"name": "shared"}}}
+    part = copy.deepcopy(RIGHT)
+    for name, called in {"one": "finish", "two": "finsh"}.items():
+        step(part, name).update(templateRef={"name": "shared", "template": called}, arguments=arguments(noet="1"))
+        step(part, name).pop("template")
+    step(part, "three").update(arguments=arguments(note="{{steps.one.outputs.parameters.auc}}"))
+    (tmp_path / "flows.yaml").write_text(yaml.safe_dump_all([whole, part]))
+    alone = command(tmp_path, "--manifest", "flows.yaml", "-o", "json")
+    assert (alone.returncode, json.loads(alone.stdout)) == (0, [])
+    done = command(tmp_path, "--manifest", "flows.yaml", "--manifest", "templates", "-o", "json")
+    found = [(each["file"], each["path"], each["message"]) for each in json.loads(done.stdout) if each["fatal"]]
+    here, base = "flows.yaml", "spec.workflowTemplateRef[shared].templates"
+    for path in ("[apply].resource.manifest", "[stages].steps[0][two].when"):
+        assert [m for f, p, m in found if (f, p) == (here, base + path) and "workflow.parameters.rows" in m], found
+    at = "spec.templates[stages].steps"
+    tag = "steps.one.outputs.parameters.auc"
+    assert [(p.removeprefix(at), m.partition(" Did")[0]) for _, p, m in found if p.startswith(at)] == [
+        ("[0][one].arguments", 'template finish of shared has no input "noet".'),
+        ("[0][two]", '"finsh" is no template of shared.'),
+        ("[1][three].arguments.parameters[note].value", f"{{{{{tag}}}}}: nothing gives a value to {tag} here."),
+    ]
+    assert {f for f, _, _ in found} == {here} and done.returncode == 1
+
+
+def test_a_mistake_in_a_template_is_told_once_however_many_use_it() -> None:
+    api = {"apiVersion": "argoproj.io/v1alpha1"}
+    spec = {"activeDeadlineSeconds": 60, "entrypoint": "main"}
+    body = {
+        "name": "part",
+        "container": {"image": PINNED, "command": ["{{inputs.parameters.x}}", "{{workflow.parameters.x}}"]},
+    }
+    objects: list[Any] = [
+        api | {"kind": "WorkflowTemplate", "metadata": {"name": "t"}, "spec": spec | {"templates": [body]}}
+    ]
+    for name, brought in (("a", arguments(x="1")), ("b", {})):
+        call = {"name": "go", "templateRef": {"name": "t", "template": "part"}}
+        own = spec | {"templates": [{"name": "main", "steps": [[call]]}], "arguments": brought}
+        objects.append(api | {"kind": "Workflow", "metadata": {"name": name}, "spec": own})
+    found = [
+        (f.file, f.path, f.message.partition(":")[0])
+        for f in lint_all([(each["metadata"]["name"], each) for each in objects])
+        if f.rule == "tag" and f.fatal
+    ]
+    at = ".templates[part].container.command"
+    assert found == [
+        ("t", f"spec{at}[0]", "{{inputs.parameters.x}}"),
+        ("b", f"spec.templateRef[t]{at}[1]", "{{workflow.parameters.x}}"),
+    ]
+
+
+# speed and robustness
+
+
+def pipeline(tasks: int) -> Any:
+    """A chain of `tasks`, each of which reads its predecessor and the first."""
+    manifest = copy.deepcopy(RIGHT)
+    template(manifest, "main")["dag"] = {"tasks": [{"name": "t0", "template": "finish"}, *(
+        {"name": f"t{n}", "template": "finish", "depends": f"t{n - 1}",
+         "arguments": arguments(note=f"{{{{tasks.t{n - 1}.outputs.result}}}} {{{{=tasks.t0.status}}}}")}
+        for n in range(1, tasks)
+    )]}  # fmt: skip
+    template(manifest, "main")["outputs"] = {}
+    template(manifest, "finish")["container"]["args"] = ["{{workflow.status}}"]
+    return manifest
+
+
+def test_a_pipeline_of_two_thousand_tasks_takes_four_times_as_long_as_one_of_five_hundred() -> None:
+    small, large = pipeline(500), pipeline(2000)
+    assert lint(small) == lint(large) == []
+    assert calls(lambda: lint(large)) < 4.5 * calls(lambda: lint(small))
+
+
+EMPTY = (st.builds(list), st.builds(dict), st.builds(lambda: [None]))
+ANY = st.one_of(st.none(), st.booleans(), st.integers(), st.text(max_size=5), *EMPTY)
+
+
+def mutated(data: st.DataObject, holder: Any) -> None:
+    """Any part of `holder` replaced by anything else."""
+    while True:
+        keys = list(holder) if isinstance(holder, dict) else list(range(len(holder)))
+        key = data.draw(st.sampled_from(keys))
+        deeper = isinstance(holder[key], dict | list) and holder[key] and data.draw(st.booleans())
+        if not deeper:
+            holder[key] = data.draw(ANY)
+            return
+        holder = holder[key]
+
+
+@settings(max_examples=300, suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@given(st.data())
+def test_no_manifest_is_a_crash(data: st.DataObject) -> None:
+    """Any part replaced by anything else gives findings, or none, but no traceback."""
+    manifest = copy.deepcopy(RIGHT)
+    for _ in range(data.draw(st.integers(1, 3))):
+        mutated(data, manifest)
+    for finding in lint(manifest):
+        assert str(finding)
+
+
+@settings(max_examples=300, suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@given(st.data(), st.sampled_from(sorted({**OBJECTS, **OTHERS})))
+def test_no_object_is_a_crash(data: st.DataObject, kind: str) -> None:
+    thing = {**OBJECTS, **OTHERS}[kind]()
+    thing["spec"].setdefault("elasticPolicy", {"minReplicas": 1, "rdzvConf": [{"key": "a", "value": "b"}]})
+    for _ in range(data.draw(st.integers(1, 3))):
+        mutated(data, thing)
+    manifest = copy.deepcopy(RIGHT)
+    template(manifest, "apply")["resource"]["manifest"] = data.draw(st.sampled_from([json.dumps, yaml.safe_dump]))(
+        thing
+    )
+    for finding in [*lint(thing), *lint(manifest)]:
+        assert str(finding)

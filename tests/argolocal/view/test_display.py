@@ -1,0 +1,271 @@
+"""What a user sees while a run runs, and after it failed. The status is Argo's, as plain data."""
+
+import io
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from argolocal.view import display
+from argolocal.view import runs as overview
+from argolocal.view.summary import as_json, duration, failed_step, failure, leaves, steps, success
+from tests.effort import calls
+
+WORKFLOW = "demo-4k2xp"
+
+
+def at(second: float) -> str:
+    return datetime.fromtimestamp(1_700_000_000 + second, UTC).isoformat()
+
+
+def node(name: str, kind: str = "Pod", phase: str = "Succeeded", start: float = 0, end: float | None = 1, **more: Any):
+    times = {"startedAt": at(start), "finishedAt": None if end is None else at(end)}
+    return {"name": WORKFLOW + name, "type": kind, "phase": phase, **times, **more}
+
+
+def status(*nodes: dict, phase: str = "Running", outputs: dict | None = None) -> dict:
+    parameters = [{"name": k, "value": v} for k, v in (outputs or {}).items()]
+    return {"phase": phase, "nodes": {n["name"]: n for n in nodes}, "outputs": {"parameters": parameters}}
+
+
+ROOT = node("", "DAG", "Running", end=None)
+
+
+def test_the_tree_has_each_step_below_its_parent_whatever_the_order_of_the_nodes():
+    nodes = [
+        node(".ship.release"),
+        ROOT,
+        node(".ship", "DAG"),
+        node(".prepare", "Retry"),
+        node(".prepare(0)"),
+        node(".steps", "Steps"),
+        node(".steps[0]", "StepGroup"),
+        node(".steps[0].first"),
+    ]
+    rows = {row.name: (row.label, row.depth) for row in steps(WORKFLOW, status(*nodes))}
+    assert rows == {
+        "ship": ("ship", 0),
+        "ship.release": ("release", 1),
+        "prepare": ("prepare", 0),
+        "steps": ("steps", 0),
+        "steps.first": ("first", 1),
+    }
+
+
+def test_steps_are_listed_as_they_began_for_argo_s_map_has_no_order():
+    rows = steps(WORKFLOW, status(node(".late", start=9), node(".early", start=2), ROOT))
+    assert [row.name for row in rows] == ["early", "late"]
+
+
+def test_a_second_attempt_is_shown_and_a_step_that_came_good_is_no_culprit():
+    attempts = [node(".train", "Retry"), node(".train(0)", phase="Failed", message="evicted"), node(".train(1)")]
+    rows = steps(WORKFLOW, status(ROOT, *attempts))
+    assert [row.label for row in rows] == ["train", "(0)", "(1)"]
+    assert [row.name for row in leaves(rows)] == ["train"]
+    assert failed_step(rows) is None
+
+
+def test_a_runner_that_could_not_go_on_names_the_step_that_ran():
+    running = [node(".train", "Retry", "Running", end=None), node(".train(0)", phase="Running", end=None)]
+    broken = {**status(ROOT, node(".prepare"), *running, phase="Error"), "message": "No space left on device"}
+    said = failure(WORKFLOW, broken, "", None, "rekindle resume x")
+    assert "step    train" in said and "cause   No space left on device" in said
+
+
+def test_a_runner_that_could_not_go_on_is_the_cause_and_not_the_step_that_made_it_so():
+    failed = node(".fill", phase="Failed", message="main: Error (exit code 1)")
+    said = failure(WORKFLOW, status(ROOT, failed, phase="Error"), "", None, "rekindle resume x", "no space is left")
+    assert "step    fill" in said and "cause   no space is left" in said
+
+
+def test_a_run_of_one_pod_is_not_hidden_by_its_exit_hook():
+    rows = steps(WORKFLOW, status(node("", phase="Failed"), node(".onExit")))
+    assert [row.phase for row in rows] == ["Failed", "Succeeded"]
+
+
+def test_a_step_that_failed_says_why_and_not_why_it_is_not_tried_again():
+    again = "retryStrategy.expression evaluated to false"
+    attempts = [node(".a", "Retry", "Failed", message=again), node(".a(0)", phase="Failed", message="exit code 65")]
+    assert steps(WORKFLOW, status(ROOT, *attempts))[0].message == "exit code 65"
+
+
+def test_a_run_that_was_stopped_has_no_step_that_runs_for_ever():
+    """A real Argo left the counter of attempts Running."""
+    counter = {**node("demo.cleanup", "Retry", "Running"), "finishedAt": None}
+    ended = status(counter, node("demo.cleanup(0)"), phase="Failed")
+    (row,) = steps("demo", ended)
+    assert (row.phase, row.seconds) == ("Succeeded", 1)
+    assert [row.phase for row in steps("demo", {**ended, "phase": "Running"})] == ["Running"]
+
+
+def test_steps_to_come_are_listed_before_they_begin():
+    rows = steps(WORKFLOW, status(ROOT, node(".prepare"), node(".onExit")), ["prepare", "train"])
+    assert [(row.name, row.phase) for row in rows] == [
+        ("prepare", "Succeeded"), ("train", "Waiting"), ("onExit", "Succeeded"),
+    ]  # fmt: skip
+
+
+def test_what_looks_wrong_in_the_data_is_said_while_it_runs_at_its_end_and_by_status():
+    texts = ["the window of 8w has 4,700 rows; in the run for 2024-04-15 it had 5,417.", "\x1b[2Jamount has one value."]
+    parameters = [{"name": "warnings", "value": json.dumps(texts)}, {"name": "rows", "value": "9"}]
+    told: dict[str, Any] = {"outputs": {"parameters": parameters}}
+    run = status(
+        ROOT, node(".prepare", "Retry", **told), node(".prepare(0)", **told), node(".train"), phase="Succeeded"
+    )
+    out = io.StringIO()
+    lines = display.Lines(WORKFLOW, lambda row: "", out)
+    lines(status(ROOT))
+    lines(run)
+    run |= {"startedAt": at(0), "finishedAt": at(9)}
+    for said in (out.getvalue(), success(run, {}), overview.steps_table(WORKFLOW, run)):
+        assert said.count(texts[0]) == 1 and said.count("amount has one value.") == 1
+        assert "warning" in said and "\x1b" not in said
+    assert as_json(WORKFLOW, run)["warnings"] == texts
+    assert as_json(WORKFLOW, status(ROOT, node(".prepare")))["warnings"] == []
+
+
+@pytest.mark.parametrize("value", ["", "{", "7", "{{outputs}}", '{"a": 1}'])
+def test_an_output_that_only_happens_to_be_called_warnings_breaks_no_display(value: str):
+    told: dict[str, Any] = {"outputs": {"parameters": [{"name": "warnings", "value": value}]}}
+    assert as_json(WORKFLOW, status(ROOT, node(".other", **told)))["warnings"] == []
+
+
+def test_a_failure_names_step_cause_log_and_the_command_that_resumes_in_15_lines():
+    log = "".join(f"noise {i}\n" for i in range(100)) + "error: the disk is full\n"
+    failed = [node(".train", "Retry", "Failed", start=1, end=9, message="No more retries left")]
+    failed += [node(".train(0)", phase="Failed", start=1, end=9, message="main: Error (exit code 1)")]
+    failed += [node(".onExit", phase="Failed", start=1, end=5)]
+    text = failure(
+        WORKFLOW, status(ROOT, *failed, phase="Failed"), log, "logs/train.log", f"rekindle resume {WORKFLOW}"
+    )
+    lines = text.splitlines()
+    assert len(lines) <= 15
+    assert lines[-1].endswith(f"rekindle resume {WORKFLOW}")
+    assert [word in text for word in ("step    train", "exit code 1", "logs/train.log", "the disk is full")] == [
+        True
+    ] * 4
+    assert "noise" not in text
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(None, ""), (2.34, "2.3 s"), (65, "1 min 05 s"), (7800, "2 h 10 min")])
+def test_durations_read_as_people_say_them(seconds: float | None, text: str):
+    assert duration(seconds) == text
+
+
+def test_a_pipe_gets_one_plain_line_a_change_and_no_control_codes():
+    out = io.StringIO()
+    with display.show(WORKFLOW, lambda row: "", {}, out) as shown:
+        running = status(ROOT, node(".prepare", phase="Running", end=None))
+        shown(running)
+        shown(running)
+        shown(status(ROOT, node(".prepare", end=2), node(".train", phase="Failed", message="boom")))
+    lines = [line[9:] for line in out.getvalue().splitlines()]
+    assert lines == [
+        f"{WORKFLOW} running",
+        "prepare running",
+        "prepare succeeded in 2.0 s",
+        "train failed in 1.0 s: boom",
+    ]
+    assert "\x1b" not in out.getvalue()
+
+
+def test_a_failed_attempt_is_told_while_the_next_one_waits(tmp_path: Path):
+    attempt = node(".train(0)", phase="Failed", message="failure condition '{status.x == Failed}' evaluated true")
+    (tmp_path / f"{WORKFLOW}-train-master-0.log").write_text(
+        "generation 1: a\nerror: KeyError: 3 (own.py:7, in loss)\n"
+    )
+    out, progress = io.StringIO(), display.LogErrors(WORKFLOW, tmp_path).of
+    with display.show(WORKFLOW, progress, {}, out) as shown:
+        shown(status(ROOT, node(".train", "Retry", "Running", end=None)))
+        shown(status(ROOT, node(".train", "Retry", "Running", end=None), attempt))
+    lines = [line[9:] for line in out.getvalue().splitlines()]
+    assert "train(0) failed in 1.0 s: KeyError: 3 (own.py:7, in loss)" in lines
+
+
+def test_a_message_with_brackets_reaches_the_tree():
+    from rich.console import Console
+
+    tree = display.Tree(WORKFLOW, lambda row: "", {}, io.StringIO())
+    tree(status(ROOT, node(".a", phase="Failed", message="no file [/data/x] of [red]")))
+    out = io.StringIO()
+    Console(file=out, width=100).print(tree.drawn())
+    assert "no file [/data/x] of [red]" in out.getvalue()
+
+
+def test_a_step_that_cannot_start_says_why_once():
+    out = io.StringIO()
+    with display.show(WORKFLOW, lambda row: "", {}, out) as shown:
+        for message in (
+            "PodInitializing",
+            "ErrImagePull: no such image",
+            "ImagePullBackOff",
+            "ErrImagePull: no such image",
+        ):
+            shown(status(ROOT, node(".a", phase="Pending", message=message)))
+    assert [line[9:] for line in out.getvalue().splitlines()[1:]] == [
+        "a is waiting: ErrImagePull: no such image", "a is waiting: ImagePullBackOff",
+    ]  # fmt: skip
+
+
+def test_the_tree_draws_every_phase_that_argo_knows():
+    from rich.console import Console
+
+    phases = ["Pending", "Running", "Succeeded", "Failed", "Error", "Skipped", "Omitted"]
+    tree = display.Tree(WORKFLOW, lambda row: "", {}, io.StringIO())
+    tree(status(ROOT, *[node(f".{phase.lower()}", phase=phase) for phase in phases]))
+    out = io.StringIO()
+    Console(file=out, width=100).print(tree.drawn())
+    assert [phase.lower() in out.getvalue() for phase in phases] == [True] * len(phases)
+    assert "\x1b" not in out.getvalue()
+
+
+def test_a_run_of_a_thousand_steps_is_not_slowed_down_by_being_shown() -> None:
+    out = io.StringIO()
+    shown = display.Lines("w", lambda row: "", out)
+    nodes = {f"w-{i}": {"name": f"w.t{i}", "type": "Pod", "phase": "Running"} for i in range(1000)}
+    once = calls(lambda: shown({"nodes": nodes}))
+
+    def end_one_after_the_other() -> None:
+        for node in nodes.values():
+            node["phase"] = "Succeeded"
+            shown({"nodes": nodes})
+
+    assert calls(end_one_after_the_other) < 100 * once
+    shown.due = 0.0
+    shown.tick()
+    assert out.getvalue().count("succeeded") == 1000
+
+
+HOSTILE = "\x1b[2J\x1b]0;owned\x07a\x1b[31mred\x1b[0m\rspoofed \x9b2J \u202e\x7f"
+HARMLESS = "\\u001b[2J\\u001b]0;owned\\u0007ared\\u000dspoofed \\u009b2J \\u202e\\u007f"
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_what_a_pod_prints_cannot_steer_the_terminal(tmp_path: Path, as_json: bool):
+    (tmp_path / "w-a.log").write_text(f"{HOSTILE}|\n", newline="\n")
+    out = io.StringIO()
+    display.follow(tmp_path, "", lambda: True, out, as_json)
+    assert not set(out.getvalue()[:-1]) & set("\x1b\x07\r\x9b\x7f\u202e")
+    if as_json:  # nothing is lost for a program
+        assert json.loads(out.getvalue())["line"].startswith("\x1b[2J\x1b]0;owned")
+    else:
+        assert out.getvalue() == f"w-a | {HARMLESS}|\n"
+
+
+def test_what_a_pod_says_at_its_end_cannot_steer_the_terminal():
+    failed = node(".a", phase="Failed", message=f"Error: {HOSTILE}")
+    lines, log = io.StringIO(), f"error: {HOSTILE}\n"
+    shown = display.Lines(WORKFLOW, lambda row: "step 1/2 loss \x1b[2J", lines)
+    running = status(ROOT, node(".b", phase="Running", end=None), failed)
+    shown(running)
+    shown.tick()
+    texts = [
+        lines.getvalue(),
+        failure(WORKFLOW, running, log, None, "rekindle resume"),
+        overview.steps_table(WORKFLOW, running),
+    ]
+    for text in texts:
+        assert "u001b[2J" in text
+        assert not set(text) & set("\x1b\x07\r\x9b\x7f\u202e")

@@ -1,0 +1,335 @@
+"""TrainingJobs as real processes: environment, restarts, conditions, clean-up."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from argolocal.controllers.kubectl import Resources
+from argolocal.controllers.memory import shared_memory, sweep_shared_memory
+from argolocal.language.selector import verdict
+from argolocal.state.journal import RunFiles
+from rekindle.errors import ConfigError
+from rekindle.local.cluster import LocalCluster
+from rekindle.local.jobs.frameworks import operator_environment
+from rekindle.local.jobs.training_job import (
+    TrainingJobs,
+    condition,
+)
+from tests.waiting import until
+
+SLEEP = "import time; time.sleep(60)"
+
+
+@pytest.fixture
+def jobs(tmp_path: Path) -> Iterator[TrainingJobs]:
+    controller = (cluster := LocalCluster(tmp_path)).kinds.controllers(cluster, tmp_path / "run")["PyTorchJob"]
+    assert isinstance(controller, TrainingJobs)
+    yield controller
+    controller.stop(0)
+
+
+def replica(program: str, count: int = 1, policy: str = "OnFailure", **spec: Any) -> dict:
+    container = {"name": "pytorch", "image": "any", "command": ["python", "-c", program]}
+    return {"replicas": count, "restartPolicy": policy, "template": {"spec": {"containers": [container], **spec}}}
+
+
+def job(name: str = "job", *, master: dict | None = None, worker: dict | None = None, **spec: Any) -> dict:
+    replicas = {"Master": master, "Worker": worker}
+    spec["pytorchReplicaSpecs"] = {key: value for key, value in replicas.items() if value}
+    return {"apiVersion": "kubeflow.org/v1", "kind": "PyTorchJob", "metadata": {"name": name}, "spec": spec}
+
+
+def wait(jobs: TrainingJobs, holds: Callable[[dict], Any], name: str = "job", seconds: float = 60) -> dict:
+    """Poll until the job's status holds, and return that status."""
+    status: dict = {}
+
+    def look() -> bool:
+        jobs.poll()
+        status.clear()
+        status.update((jobs.get(name) or {}).get("status") or {})
+        return bool(holds(status))
+
+    until("the status to hold", look, seconds, evidence=lambda: json.dumps(status, indent=1))
+    return status
+
+
+def kinds(status: dict) -> list[str]:
+    return [condition["type"] for condition in status.get("conditions") or []]
+
+
+def has(kind: str) -> Callable[[dict], Any]:
+    return lambda status: condition(status, kind)
+
+
+def log(jobs: TrainingJobs, pod: str) -> str:
+    return (jobs.run / "logs" / f"{pod}.log").read_text()
+
+
+def pid(jobs: TrainingJobs, pod: str, name: str = "job") -> int:
+    process = jobs.jobs[name].pods[pod].process
+    assert process
+    return process.pid
+
+
+def gone(number: int) -> bool:
+    return not Path(f"/proc/{number}").exists() or "Z" in Path(f"/proc/{number}/stat").read_text().split()[2]
+
+
+def test_replicas_meet_at_the_masters_address(jobs: TrainingJobs) -> None:
+    master = (
+        "import os, socket; s = socket.create_server((os.environ['MASTER_ADDR'], int(os.environ['MASTER_PORT'])));"
+        "print(sorted(s.accept()[0].recv(9) for _ in range(2)), flush=True)"
+    )
+    worker = (
+        "import os, socket, time\n"
+        "for _ in range(100):\n"
+        "    try: s = socket.create_connection((os.environ['MASTER_ADDR'], int(os.environ['MASTER_PORT']))); break\n"
+        "    except OSError: time.sleep(0.05)\n"
+        "s.send((os.environ['RANK'] + '/' + os.environ['WORLD_SIZE']).encode()); time.sleep(60)"
+    )
+    policy = {"cleanPodPolicy": "Running"}
+    jobs.apply(job(master=replica(master, policy="ExitCode"), worker=replica(worker, 2), runPolicy=policy))
+    wait(jobs, lambda status: status.get("replicaStatuses", {}).get("Worker", {}).get("active") == 2)
+    workers = [pid(jobs, f"job-worker-{index}") for index in range(2)]
+    status = wait(jobs, has("Succeeded"))
+    assert log(jobs, "job-master-0").strip() == "[b'1/3', b'2/3']"
+    assert kinds(status) == ["Created", "Running", "Succeeded"]
+    assert status["conditions"][1]["status"] == "False"
+    assert status["replicaStatuses"]["Master"]["succeeded"] == 1
+    assert status["completionTime"] >= status["startTime"]
+    assert verdict({"status": status}, "status.replicaStatuses.Master.succeeded > 0", "")[0]
+    wait(jobs, lambda _: all(map(gone, workers)), seconds=5)
+
+
+def test_the_environment_is_the_operators() -> None:
+    conf = [{"key": "is_host", "value": "0"}, {"key": "x", "value": "1"}]
+    elastic = {"minReplicas": 1, "maxReplicas": 4, "rdzvBackend": "rekindle", "rdzvId": "a", "maxRestarts": 100,
+               "rdzvHost": "job-master-0", "rdzvConf": conf}  # fmt: skip
+    obj = job(master=replica(""), worker=replica("", 3), elasticPolicy=elastic, nprocPerNode="2")
+    port = {"name": "pytorchjob-port", "containerPort": 4000}
+    obj["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["spec"]["containers"][0]["ports"] = [port]
+    assert operator_environment(obj, "Worker", 1, lambda pod: f"<{pod}>") == {
+        "PYTHONUNBUFFERED": "1", "MASTER_PORT": "4000", "PET_MASTER_PORT": "4000", "MASTER_ADDR": "<job-master-0>",
+        "PET_MASTER_ADDR": "<job-master-0>", "WORLD_SIZE": "8", "RANK": "2", "PET_NODE_RANK": "2",
+        "PET_RDZV_ENDPOINT": "<job-master-0>:23456", "PET_RDZV_BACKEND": "rekindle", "PET_NNODES": "1:4",
+        "PET_NPROC_PER_NODE": "2", "PET_MAX_RESTARTS": "100", "PET_RDZV_ID": "a", "PET_RDZV_CONF": "is_host=0,x=1",
+    }  # fmt: skip
+    plain = {"PYTHONUNBUFFERED": "1", "PET_NPROC_PER_NODE": "auto", "PET_NNODES": "2"}
+    assert operator_environment(job(worker=replica("", 2)), "Worker", 0, str) == plain
+
+
+def test_a_killed_worker_is_started_again_in_place(jobs: TrainingJobs) -> None:
+    jobs.apply(job(master=replica(SLEEP), worker=replica("print('up', flush=True); " + SLEEP, 2)))
+    wait(jobs, lambda _: all("up" in log(jobs, f"job-worker-{index}") for index in range(2)))
+    before, other = pid(jobs, "job-worker-0"), pid(jobs, "job-worker-1")
+    os.kill(before, signal.SIGKILL)
+    status = wait(jobs, lambda _: log(jobs, "job-worker-0").count("up") == 2, seconds=5)
+    assert "ended with code 137, is started again\n" in log(jobs, "job-worker-0")
+    assert (pid(jobs, "job-worker-0") != before, pid(jobs, "job-worker-1")) == (True, other)
+    assert kinds(status) == ["Created", "Running"]
+
+
+def test_exit_codes_below_128_fail_the_job_and_say_why(jobs: TrainingJobs) -> None:
+    failing = "import sys; print('train.workers is 0', file=sys.stderr); sys.exit(78)"
+    policy = {"cleanPodPolicy": "Running"}
+    jobs.apply(job(master=replica(failing, policy="ExitCode"), worker=replica(SLEEP), runPolicy=policy))
+    status = wait(jobs, has("Failed"))
+    assert "job-master-0 ended with code 78" in status["conditions"][-1]["message"]
+    assert status["conditions"][-1]["message"].endswith("train.workers is 0")
+    failure = ",".join(f"status.conditions.{index}.type == Failed" for index in range(1, 5))
+    assert verdict({"status": status}, "status.replicaStatuses.Master.succeeded > 0", failure)[0] is False
+    assert "completionTime" not in status, "as the operator forgets it"
+    wait(jobs, lambda _: not jobs.jobs, seconds=5)
+
+
+def test_exit_codes_from_128_make_the_pod_anew(jobs: TrainingJobs) -> None:
+    tried = Path(tempfile.mkdtemp(dir="/dev/shm"))  # the one place that pods and the machine share
+    program = (
+        f"import pathlib, sys; p, own = pathlib.Path({str(tried)!r}), pathlib.Path('/tmp/own')\n"
+        "assert not own.exists(); own.touch(); again = not p.exists(); again or p.rmdir()\n"
+        "sys.exit(0 if again else 143)"
+    )
+    jobs.apply(job(master=replica(program, policy="ExitCode")))
+    wait(jobs, has("Restarting"))
+    assert kinds(wait(jobs, has("Succeeded")))[-1] == "Succeeded"
+
+
+def test_never_fails_at_the_first_failure_and_always_goes_on(jobs: TrainingJobs) -> None:
+    jobs.apply(job("never", worker=replica("raise SystemExit(3)", policy="Never")))
+    status = wait(jobs, has("Failed"), "never")
+    assert (status["replicaStatuses"]["Worker"]["failed"], "completionTime" in status) == (1, True)
+    jobs.apply(job("always", worker=replica("print('again', flush=True)", policy="Always")))
+    wait(jobs, lambda _: log(jobs, "always-worker-0").count("again") == 2, "always")
+
+
+def test_an_elastic_job_without_a_master_is_over_with_the_first_success(jobs: TrainingJobs) -> None:
+    quick = "import os, time; time.sleep(0 if os.environ['POD'] == 'job-worker-0' else 60)"
+    worker = replica(quick, 2)
+    env = [{"name": "POD", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}]
+    worker["template"]["spec"]["containers"][0]["env"] = env
+    jobs.apply(job(worker=worker, elasticPolicy={"minReplicas": 1}))
+    status = wait(jobs, has("Succeeded"))
+    assert status["replicaStatuses"]["Worker"]["succeeded"] == 2, "the operator counts the active ones, too"
+
+
+def test_limits_end_a_job(jobs: TrainingJobs) -> None:
+    crash = "import time; time.sleep(0.1); raise SystemExit(1)"
+    policy = {"backoffLimit": 2, "cleanPodPolicy": "All"}
+    jobs.apply(job("backoff", worker=replica(crash), runPolicy=policy))
+    jobs.apply(job("deadline", worker=replica(SLEEP), runPolicy={"activeDeadlineSeconds": 1, "cleanPodPolicy": "All"}))
+    assert "specified backoff limit" in wait(jobs, has("Failed"), "backoff")["conditions"][-1]["message"]
+    assert "longer than specified deadline" in wait(jobs, has("Failed"), "deadline")["conditions"][-1]["message"]
+    wait(jobs, lambda _: not jobs.jobs, "deadline")
+
+
+def test_a_suspended_job_has_no_pods_and_goes_on_when_resumed(jobs: TrainingJobs) -> None:
+    obj = job(worker=replica(SLEEP))
+    jobs.apply(obj)
+    wait(jobs, has("Running"))
+    was = pid(jobs, "job-worker-0")
+    obj["spec"]["runPolicy"] = {"suspend": True}
+    jobs.apply(obj)
+    status = wait(jobs, lambda status: condition(status, "Suspended") and gone(was))
+    assert "startTime" not in status
+    obj["spec"]["runPolicy"]["suspend"] = False
+    jobs.apply(obj)
+    wait(jobs, lambda status: status["conditions"][-1]["type"] == "Running" and "startTime" in status)
+
+
+def test_a_deleted_job_gets_time_to_drain_and_leaves_nothing(jobs: TrainingJobs) -> None:
+    polite = (
+        "import os, signal, subprocess, sys, time\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(99)'])\n"
+        "signal.signal(signal.SIGTERM, lambda *_: (print('drained', flush=True), os._exit(143)))\n"
+        "print(child.pid, flush=True); time.sleep(60)"
+    )
+    deaf = (
+        "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); time.sleep(60)"
+    )
+    jobs.apply(job(master=replica(polite), worker=replica(deaf, terminationGracePeriodSeconds=1)))
+    wait(jobs, lambda _: log(jobs, "job-master-0").strip() and "deaf" in log(jobs, "job-worker-0"))
+    pids = [pid(jobs, "job-master-0"), pid(jobs, "job-worker-0"), int(log(jobs, "job-master-0"))]
+    assert jobs.delete("job")
+    assert "drained" in log(jobs, "job-master-0")
+    assert all(map(gone, pids))
+    assert jobs.get("job") is None
+
+
+def test_memory_volumes_outlive_processes_and_go_with_the_job(jobs: TrainingJobs) -> None:
+    program = (
+        "import os, sys; kept = os.environ['REKINDLE_SHM'] + '/kept'; there = os.path.exists(kept); open(kept, 'w');"
+        "sys.exit(0 if there else 1)"
+    )
+    volumes = [{"name": "memory", "emptyDir": {"medium": "Memory"}}]
+    jobs.apply(job(worker=replica(program, volumes=volumes)))
+    wait(jobs, has("Succeeded"))
+    assert not shared_memory(jobs.run, "job").exists()
+    jobs.apply(
+        job(
+            "other",
+            worker=replica(f"open(__import__('os').environ['REKINDLE_SHM'] + '/x', 'w'); {SLEEP}", volumes=volumes),
+        )
+    )
+    wait(jobs, has("Running"), "other")
+    assert shared_memory(jobs.run, "other").exists()
+    jobs.delete("other")
+    assert not shared_memory(jobs.run, "other").exists()
+
+
+def test_a_job_goes_on_after_its_runner_was_killed(tmp_path: Path) -> None:
+    obj = job(master=replica("print('up', flush=True); " + SLEEP))
+    runner = (
+        "import json, sys, time; from pathlib import Path\n"
+        "from rekindle.local.cluster import LocalCluster; from rekindle.local.jobs.training_job import TrainingJobs\n"
+        "jobs = TrainingJobs(LocalCluster(Path(sys.argv[1])), 'PyTorchJob', Path(sys.argv[1]) / 'run')\n"
+        "jobs.apply(json.loads(sys.argv[2]))\n"
+        "while True: jobs.poll(); time.sleep(0.02)"
+    )
+    first = subprocess.Popen([sys.executable, "-c", runner, tmp_path, json.dumps(obj)])
+    jobs = TrainingJobs(LocalCluster(tmp_path), "PyTorchJob", tmp_path / "run")
+    path = tmp_path / "run/logs/job-master-0.log"
+    up = lambda: path.exists() and "up" in path.read_text() and has("Running")((jobs.get("job") or {})["status"])  # noqa: E731
+    until("the job to run", up)
+    assert not jobs.jobs, "another process runs it"
+    first.kill()
+    first.wait()
+    status = wait(jobs, lambda status: kinds(status)[-1:] == ["Restarting"] or len(jobs.jobs))
+    status = wait(jobs, lambda status: log(jobs, "job-master-0").count("up") == 2)
+    assert kinds(status) == ["Created", "Running"]
+    assert jobs.apply(obj)["metadata"]["generation"] == 1, "applied again, it is the same job"
+    jobs.stop(5)
+    assert not subprocess.run(["pgrep", "-f", str(tmp_path)], capture_output=True).stdout
+
+
+def test_what_a_runner_left_that_died_as_its_job_ended_is_removed(jobs: TrainingJobs) -> None:
+    jobs.apply(job(master=replica("")))
+    wait(jobs, lambda status: has("Succeeded")(status) and not jobs.jobs)
+    left = [shared_memory(jobs.run, "job"), jobs.run / "pods/job-master-0"]
+    jobs.apply(job("other", master=replica(SLEEP)))
+    kept = shared_memory(jobs.run, "other")
+    for folder in (*left, kept):
+        folder.mkdir(parents=True)
+    Resources(jobs.cluster, {}, jobs.run).clean_up()
+    assert [folder.exists() for folder in (*left, kept)] == [False, False, True]
+    kept.rmdir()
+
+
+WRONG: dict[str, Callable[[dict, dict], Any]] = {
+    "may have Master, Worker": lambda spec, replicas: replicas.clear(),
+    "must be written, as 1": lambda spec, replicas: replicas["Master"].pop("replicas"),
+    "'PS'": lambda spec, replicas: replicas.update(PS=replica("")),
+    'must be "pytorch"': lambda spec, replicas: replicas["Worker"]["template"]["spec"]["containers"][0].update(
+        name="main"
+    ),
+    "a restartPolicy of": lambda spec, replicas: replicas["Worker"].update(restartPolicy="Sometimes"),
+    "rdzvConf": lambda spec, replicas: spec.update(elasticPolicy={"rdzvConf": []}),
+    "cleanPodPolicy": lambda spec, replicas: spec.update(runPolicy={"cleanPodPolicy": "Everything"}),
+}
+
+
+@pytest.mark.parametrize("message", WRONG)
+def test_what_the_webhook_refuses_is_refused_here(jobs: TrainingJobs, message: str) -> None:
+    obj = job(master=replica(""), worker=replica(""))
+    WRONG[message](obj["spec"], obj["spec"]["pytorchReplicaSpecs"])
+    with pytest.raises(ConfigError, match=message):
+        jobs.apply(obj)
+    assert jobs.get("job") is None
+
+
+def test_memory_that_an_interrupted_run_left_is_swept_by_the_next_command(jobs: TrainingJobs, tmp_path: Path) -> None:
+    def left(name: str, hours: float) -> Path:
+        """The memory of a run that was interrupted."""
+        (tmp_path / "runs" / name).mkdir(parents=True)  # without it, any command on this machine sweeps
+        controller = (cluster := LocalCluster(tmp_path)).kinds.controllers(cluster, tmp_path / "runs" / name)[
+            "PyTorchJob"
+        ]
+        volume = {"name": "memory", "emptyDir": {"medium": "Memory"}}
+        controller.apply(job(name, worker=replica(SLEEP, volumes=[volume])))
+        controller.poll()
+        controller.stop(0)
+        memory = shared_memory(tmp_path / "runs" / name, name)
+        for file in memory.iterdir():
+            os.utime(file, (then := datetime.now(UTC).timestamp() - hours * 3600, then))
+        return memory
+
+    recent, old, removed, running = left("recent", 0.5), left("old", 2), left("removed", 0), left("running", 2)
+    shutil.rmtree(tmp_path / "runs/removed")
+    runner = RunFiles(tmp_path, "running")
+    runner.lock()
+    try:
+        sweep_shared_memory()
+        assert [path.exists() for path in (recent, old, removed, running)] == [True, False, False, True]
+    finally:
+        runner.close()
+        for memory in (recent, running):
+            shutil.rmtree(memory)

@@ -1,0 +1,276 @@
+"""The other kinds of jobs as real processes, which add numbers up by what the operator tells them of each other."""
+
+import json
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from hera.workflows import DAG, Resource, Task, Workflow
+
+from argolocal.language.selector import verdict
+from argolocal.validate import lint
+from rekindle.blocks.container import retries
+from rekindle.blocks.jobs.kubeflow import FAILURE
+from rekindle.blocks.jobs.kubeflow import FRAMEWORKS as BLOCKS
+from rekindle.blocks.resource import apply
+from rekindle.errors import ConfigError
+from rekindle.local.cluster import LocalCluster
+from rekindle.local.jobs.frameworks import FRAMEWORKS, operator_environment
+from rekindle.local.jobs.training_job import TrainingJobs, finished
+from tests.commands import shell
+from tests.kinds import kinds
+from tests.waiting import until
+
+SLEEP = "import time; time.sleep(60)"
+# rank 0 prints the sum of what all of them send; {where} gives rank, size, host and port from the environment
+SUM = """
+import json, os, socket, time
+e = os.environ
+{where}
+if rank == 0:
+    server = socket.create_server((host, int(port)))
+    total = 1
+    for _ in range(int(size) - 1):
+        peer = server.accept()[0]
+        total += int(peer.recv(9))
+        peer.send(b"k")
+    print("sum", total, flush=True)
+else:
+    for _ in range(400):
+        try:
+            s = socket.create_connection((host, int(port)))
+            break
+        except OSError:
+            time.sleep(0.05)
+    s.send(str(rank + 1).encode())
+    s.recv(1)
+"""
+WHERE = {
+    "TFJob": (
+        "c = json.loads(e['TF_CONFIG']); order = c['cluster'].get('chief', []) + c['cluster']['worker']\n"
+        "own = c['cluster'][c['task']['type']][c['task']['index']]; rank, size = order.index(own), len(order)\n"
+        "host, port = order[0].split(':')"
+    ),
+    "XGBoostJob": "rank, size, host, port = int(e['RANK']), e['WORLD_SIZE'], e['MASTER_ADDR'], e['MASTER_PORT']",
+    "PaddleJob": (
+        "size = e['PADDLE_NNODES']; host, port = e['PADDLE_MASTER'].split(':')\nrank = 0 if 'POD_IP_DUMMY' in e else 1"
+    ),
+    "JAXJob": (
+        "rank, size = int(e['PROCESS_ID']), e['NUM_PROCESSES']\n"
+        "host, port = e['COORDINATOR_ADDRESS'], e['COORDINATOR_PORT']"
+    ),
+}
+FIRST = {  # the pod of rank 0, and the sum of all
+    "TFJob": ("chief-0", 6),
+    "XGBoostJob": ("master-0", 6),
+    "PaddleJob": ("master-0", 5),  # which does not number its workers
+    "JAXJob": ("worker-0", 6),
+}
+# starts a process in every slot of the hostfile, as mpirun does, and adds up what they print
+LAUNCH = """
+import os, subprocess
+e = os.environ
+hosts = [line.split() for line in open(e['OMPI_MCA_orte_default_hostfile'])]
+slots = [host for host, slots in hosts for _ in range(int(slots[6:]))]
+agent = e['OMPI_MCA_plm_rsh_agent']
+commands = [[agent, host, f'RANK={{i}} sh -c', {program!r}] for i, host in enumerate(slots)]
+started = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for command in commands]
+outputs = [process.communicate()[0].split() for process in started]
+print(outputs, flush=True)
+raise SystemExit(max(process.returncode for process in started))
+"""
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[Callable[..., tuple[TrainingJobs, dict[str, Any]]]]:
+    """Apply a job, and poll until its status holds: its controller and its status."""
+    made = (cluster := LocalCluster(tmp_path)).kinds.controllers(cluster, tmp_path / "run")
+
+    def run(obj: dict[str, Any], holds: Callable[[dict], Any] = finished, seconds: float = 60) -> Any:
+        jobs, name = made[obj["kind"]], obj["metadata"]["name"]
+        jobs.apply(obj)
+        status: dict[str, Any] = {}
+
+        def look() -> bool:
+            jobs.poll()
+            status.clear()
+            status.update((jobs.get(name) or {}).get("status") or {})
+            return bool(holds(status))
+
+        until("the status to hold", look, seconds, evidence=lambda: json.dumps(status, indent=1))
+        return jobs, status
+
+    yield run
+    for jobs in made.values():
+        jobs.stop(0)
+
+
+def job(kind: str, lead: str, worker: str = "", workers: int = 2, policy: str = "", **spec: Any) -> dict[str, Any]:
+    """The job of the blocks, with these programs; without `worker` that of the lead."""
+    obj = kinds("job", lead, worker or lead)[kind].manifest
+    obj["spec"] |= spec
+    replicas = next(value for key, value in obj["spec"].items() if key.endswith("ReplicaSpecs"))
+    replicas["Worker"]["replicas"] = workers
+    for replica in replicas.values():
+        replica["restartPolicy"] = policy or replica["restartPolicy"]
+        (container,) = replica["template"]["spec"]["containers"]
+        container |= {"envFrom": [], "image": "python:3.11-slim"}
+    return obj
+
+
+def log(jobs: TrainingJobs, pod: str) -> str:
+    return (jobs.run / "logs" / f"{pod}.log").read_text()
+
+
+def judged(kind: str, status: dict[str, Any]) -> bool | None:
+    success = "status.replicaStatuses.Master.succeeded > 0" if kind == "PyTorchJob" else BLOCKS[kind].success
+    return verdict({"status": status}, success, ",".join(FAILURE))[0]
+
+
+def shape(status: dict[str, Any]) -> list[tuple[str, str, str]]:
+    return [(entry["type"], entry["status"], entry["reason"]) for entry in status["conditions"]]
+
+
+def test_every_kind_that_the_blocks_make_runs_here() -> None:
+    assert set(FRAMEWORKS) == {kind for kind, one in BLOCKS.items() if not one.refused} | {"PyTorchJob"}
+
+
+@pytest.mark.parametrize("kind", WHERE)
+def test_the_replicas_find_each_other_by_what_the_operator_tells_them(run: Any, kind: str) -> None:
+    first, total = FIRST[kind]
+    program = SUM.format(where=WHERE[kind])
+    jobs, status = run(job(kind, program, workers=3 if kind == "JAXJob" else 2))
+    assert log(jobs, f"job-{first}").split() == ["sum", str(total)]
+    assert judged(kind, status) is True
+    reasons = [(kind_, f"{kind}{kind_}") for kind_ in ("Created", "Running", "Succeeded")]
+    assert [(type_, reason) for type_, _, reason in shape(status)] == reasons
+    assert shape(status)[1][1] == "False" and status["completionTime"] >= status["startTime"]
+
+
+def test_the_launcher_starts_a_process_in_every_slot_of_its_workers(run: Any) -> None:
+    program = "'echo $RANK $POD_IP'"
+    obj = job("MPIJob", LAUNCH.format(program=program), slotsPerWorker=2)
+    replicas = obj["spec"]["mpiReplicaSpecs"]
+    replicas["Worker"]["template"]["spec"]["containers"][0] |= {"command": ["sh", "-c"], "args": ["sleep 60"]}
+    jobs, status = run(obj)
+    ips = [jobs.cluster.address(f"job-worker-{index}") for index in (0, 0, 1, 1)]
+    assert log(jobs, "job-launcher").strip() == str([[str(rank), ip] for rank, ip in enumerate(ips)])
+    assert judged("MPIJob", status) is True
+
+
+def test_what_mpirun_started_ends_with_its_worker(run: Any) -> None:
+    obj = job("MPIJob", LAUNCH.format(program="'sleep 60'"), workers=1)
+    worker = obj["spec"]["mpiReplicaSpecs"]["Worker"]["template"]["spec"]["containers"][0]
+    worker |= {"command": ["sh", "-c"], "args": ["sleep 60"]}
+    jobs, _ = run(obj, lambda status: status.get("replicaStatuses", {}).get("Launcher", {}).get("active"))
+    launcher = psutil.Process(jobs.jobs["job"].pods["job-launcher"].process.pid)
+    until("what mpirun starts", lambda: any(each.name() == "sleep" for each in launcher.children(recursive=True)))
+    os.killpg(jobs.jobs["job"].pods["job-worker-0"].process.pid, signal.SIGKILL)
+    _, status = run(obj, lambda status: "job-worker-0 has ended" in log(jobs, "job-launcher"))
+    assert judged("MPIJob", status) is None, "the Launcher is started again by its kubelet"
+
+
+@pytest.mark.parametrize("kind", sorted(set(FRAMEWORKS) - {"PyTorchJob"}))
+def test_a_job_that_fails_says_why(run: Any, kind: str) -> None:
+    failing = "import sys; sys.exit('no such column')"
+    obj = job(kind, failing, policy="Never")
+    if kind == "MPIJob":
+        worker = obj["spec"]["mpiReplicaSpecs"]["Worker"]["template"]["spec"]["containers"][0]
+        worker |= {"command": ["sh", "-c"], "args": ["sleep 60"]}
+    _, status = run(obj)
+    assert judged(kind, status) is False and status["completionTime"]
+    assert shape(status)[-1] == ("Failed", "True", f"{kind}Failed")
+    assert status["conditions"][-1]["message"].endswith("no such column")
+
+
+def test_a_tfjob_without_a_chief_ends_as_its_first_worker_or_as_all(run: Any) -> None:
+    program = "import os, json, time; time.sleep(json.loads(os.environ['TF_CONFIG'])['task']['index'] * 60)"
+    obj = job("TFJob", program)
+    del obj["spec"]["tfReplicaSpecs"]["Chief"]
+    _, status = run(obj)
+    assert judged("TFJob", status) is True
+    every = json.loads(json.dumps(obj))
+    every["metadata"]["name"], every["spec"]["successPolicy"] = "every", "AllWorkers"
+    _, status = run(every, lambda status: status.get("replicaStatuses", {}).get("Worker", {}).get("succeeded"))
+    assert not finished(status)
+
+
+def test_dynamic_workers_of_a_tfjob_may_fail(run: Any) -> None:
+    failing = "import json, os\nif json.loads(os.environ['TF_CONFIG'])['task']['index']: raise SystemExit(3)\n"
+    obj = job("TFJob", SLEEP, failing + SLEEP, policy="Never", enableDynamicWorker=True)
+    _, status = run(obj, lambda status: status.get("replicaStatuses", {}).get("Worker", {}).get("failed"))
+    assert judged("TFJob", status) is None and not finished(status)
+
+
+def test_a_workflow_with_a_job_of_every_other_kind_lints_and_runs(tmp_path: Path) -> None:
+    def applied(kind: str) -> Resource:
+        obj = job(kind, SUM.format(where=WHERE[kind]) if kind in WHERE else LAUNCH.format(program="'echo $RANK'"))
+        obj["metadata"]["name"] = kind.lower()
+        success = BLOCKS[kind].success
+        return apply(kind.lower(), obj, success=success, failure=FAILURE, owned=True, retry=retries(1))
+
+    others = [kind for kind in FRAMEWORKS if kind != "PyTorchJob"]  # which every whole run has
+
+    with Workflow(name="kinds", entrypoint="main") as workflow:
+        templates = [applied(kind) for kind in others]
+        with DAG(name="main"):
+            for template in templates:
+                Task(name=f"run-{template.name}", template=template)
+    manifest: Any = workflow.to_dict()
+    assert [str(finding) for finding in lint(manifest) if finding.fatal] == []
+    (tmp_path / "kinds.yaml").write_text(json.dumps(manifest))
+    with shell(tmp_path) as typed:
+        done = typed("rekindle run --manifest kinds.yaml -o json")
+    assert done.returncode == 0, done.stderr
+    phases = {step["name"]: step["phase"] for step in json.loads(done.stdout)["steps"]}
+    assert {phases[f"run-{kind.lower()}"] for kind in others} == {"Succeeded"}
+
+
+def test_the_environment_is_the_operators_for_every_kind() -> None:
+    def env(kind: str, role: str, index: int, **spec: Any) -> dict[str, str]:
+        return operator_environment(job(kind, "", **spec), role, index, lambda pod: f"<{pod}>")
+
+    hosts = {"chief": ["<job-chief-0>:2222"], "worker": ["<job-worker-0>:2222", "<job-worker-1>:2222"]}
+    config = json.loads(env("TFJob", "Worker", 1)["TF_CONFIG"])
+    assert config == {"cluster": hosts, "task": {"type": "worker", "index": 1}, "environment": "cloud"}
+    sparse = json.loads(env("TFJob", "Worker", 1, enableDynamicWorker=True)["TF_CONFIG"])
+    own = {"worker": {"1": "<job-worker-1>:2222"}, "ps": []}
+    assert sparse == {"cluster": own, "task": {"type": "worker", "index": 1}}
+    assert env("XGBoostJob", "Worker", 1) == {
+        "MASTER_PORT": "9999", "MASTER_ADDR": "<job-master-0>", "WORLD_SIZE": "3", "RANK": "2",
+        "PYTHONUNBUFFERED": "1", "WORKER_PORT": "9999", "WORKER_ADDRS": "<job-worker-0>,<job-worker-1>",
+    }  # fmt: skip
+    paddle = {"PYTHONUNBUFFERED": "1", "PADDLE_JOB_ID": "job", "PADDLE_NNODES": "3"}
+    paddle |= {"PADDLE_MASTER": "<job-master-0>:36543"}
+    assert env("PaddleJob", "Worker", 0) == paddle | {"PADDLE_TRAINER_NUM": "1"}
+    first = {"POD_IP_DUMMY": "<job-master-0>", "PADDLE_SERVER_NUM": "1"}
+    assert env("PaddleJob", "Master", 0) == paddle | first
+    assert env("JAXJob", "Worker", 1) == {
+        "PYTHONUNBUFFERED": "1", "COORDINATOR_PORT": "6666", "COORDINATOR_ADDRESS": "<job-worker-0>",
+        "NUM_PROCESSES": "2", "PROCESS_ID": "1",
+    }  # fmt: skip
+    assert env("MPIJob", "Worker", 1) == {}
+    assert env("MPIJob", "Launcher", 0) == {
+        "OMPI_MCA_plm_rsh_agent": "/etc/mpi/kubexec.sh", "OMPI_MCA_orte_default_hostfile": "/etc/mpi/hostfile",
+        "NVIDIA_VISIBLE_DEVICES": "", "NVIDIA_DRIVER_CAPABILITIES": "",
+        "I_MPI_HYDRA_BOOTSTRAP": "rsh", "I_MPI_HYDRA_BOOTSTRAP_EXEC": "/etc/mpi/kubexec.sh",
+    }  # fmt: skip
+
+
+def test_what_the_operator_refuses_is_refused_here(run: Any) -> None:
+    alone, other, v2 = job("XGBoostJob", ""), job("JAXJob", ""), job("MPIJob", "")
+    del alone["spec"]["xgbReplicaSpecs"]["Master"]
+    other["spec"]["jaxReplicaSpecs"]["Worker"]["template"]["spec"]["containers"][0]["name"] = "main"
+    v2["apiVersion"] = "kubeflow.org/v2beta1"
+    for obj, why in ((alone, "has no Master"), (other, 'must be "jax"'), (v2, "only kubeflow.org/v1")):
+        with pytest.raises(ConfigError, match=why):
+            run(obj)
+
+
+def test_the_defaults_are_the_operators() -> None:
+    restarts = {kind: framework.restart for kind, framework in FRAMEWORKS.items()}
+    assert [kind for kind, policy in restarts.items() if policy == "OnFailure"] == ["PyTorchJob", "PaddleJob"]

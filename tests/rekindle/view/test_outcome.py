@@ -1,0 +1,75 @@
+"""What a user is told of the model of a run, and of a training while it runs."""
+
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from argolocal.view import display
+from rekindle.view.outcome import as_json, exit_code, success
+from rekindle.view.progress import LogProgress, progress_in
+from tests.argolocal.view.test_display import ROOT, WORKFLOW, at, node, status
+from tests.waiting import until
+
+
+def test_json_holds_one_entry_a_step_and_the_outputs_of_the_workflow():
+    outputs = {
+        "verdict": "release",
+        "metrics": '{"ap": 0.71, "auc": NaN}',
+        "reason": "why",
+        "model_sha256": "ab",
+        "run_id": "r1",
+    }
+    done = status(ROOT, node(".prepare", end=2.5), phase="Succeeded", outputs=outputs)
+    told = as_json(WORKFLOW, done, endpoint="http://x")
+    assert (told["metrics"], told["reason"]) == ({"ap": 0.71, "auc": None}, "why")
+    assert (told["workflow"], told["phase"], told["verdict"]) == (WORKFLOW, "Succeeded", "release")
+    assert (told["model_sha256"], told["run_id"], told["endpoint"]) == ("ab", "r1", "http://x")
+    (step,) = told["steps"]
+    assert set(step) == {"name", "phase", "started", "finished", "seconds", "message"}
+    assert (step["name"], step["seconds"]) == ("prepare", 2.5)
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "more", "code", "words"),
+    [
+        (("keep", "keep"), {}, 3, "judged    judge-1: keep. chance\n"),
+        (("keep", "release"), {}, 3, "judged    judge-0: keep. chance\n"),
+        (("keep", "release"), {"content": "ab"}, 0, "verdict   released: ship 4\n"),
+        (("keep", "same"), {}, 0, "judged    judge-1: same. chance\n"),
+    ],
+)
+def test_a_step_that_reads_the_champion_is_no_release(
+    verdicts: tuple[str, ...], more: dict[str, str], code: int, words: str
+):
+    """`ship` is a release if it tells its content, as steps.release does; steps.champion gives the rest, too."""
+
+    def said(**outputs: str) -> Any:
+        return {"outputs": {"parameters": [{"name": name, "value": value} for name, value in outputs.items()]}}
+
+    judges = [
+        node(f".judge-{n}", displayName=f"judge-{n}", **said(verdict=verdict, reason="chance", metrics="{}"))
+        for n, verdict in enumerate(verdicts)
+    ]
+    ship = node(".ship", displayName="ship", **said(model_uri="releases/x/", version="4", **more))
+    ended = {**status(ROOT, *judges, ship, phase="Succeeded"), "startedAt": at(0), "finishedAt": at(9)}
+    assert exit_code(ended, ours=True) == code
+    text = success(ended, {}, ours=True)
+    assert words in text and ("released: ship" in text) == bool(more)
+
+
+def test_training_progress_reaches_the_reader(tmp_path: Path):
+    (tmp_path / "logs").mkdir()
+    log = tmp_path / "logs" / f"{WORKFLOW}-train-worker-0.log"
+    log.write_text("progress step=1/600 loss=0.9 samples_per_s=1 eta_s=1\n"
+                   "progress step=120/600 loss=0.02130 samples_per_s=10234 eta_s=12\n")  # fmt: skip
+    out = io.StringIO()
+    with display.show(WORKFLOW, LogProgress(WORKFLOW, tmp_path / "logs").of, {}, out) as shown:
+        shown(status(ROOT, node(".train", phase="Running", end=None)))
+        until("the progress line", lambda: "loss" in out.getvalue())
+    assert "train step 120/600  loss 0.02130  10 234 samples/s  12 s left" in out.getvalue()
+
+
+def test_what_a_worker_prints_as_its_progress_cannot_steer_the_terminal():
+    assert "\x1b" not in progress_in("progress step=1/2 loss=\x1b[2J samples_per_s=1 eta_s=1")
