@@ -167,6 +167,7 @@ def test_keys_that_the_store_refuses_end_a_worker_at_once_and_say_so(crew: Crew)
 def test_what_is_wrong_before_a_worker_knows_its_peers_ends_the_run(crew: Crew) -> None:
     argv = flags("no-device", workers=1, device="cuda")
     coordinator = crew.coordinator(argv)
+    crew.until(lambda: "training waits for workers" in coordinator.said())  # who is not there cannot be told
     worker = crew.worker("w", argv, CUDA_VISIBLE_DEVICES="")
     assert worker.code() == 78
     assert coordinator.code() == 78, coordinator.said()
